@@ -1,0 +1,1 @@
+"""The inference engine: everything between a request and its tokens, and nothing about gRPC or Prometheus."""

@@ -1,0 +1,64 @@
+"""The contract of an attention backend: write this step's keys and values into the pool, attend through the page table.
+
+The runner and the models see nothing of attention but this class. Every registered backend must pass
+`tests/attention/test_conformance.py`.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import ClassVar
+
+import torch
+
+from core.batch.forward_batch import ForwardBatch
+
+
+class AttentionBackend(ABC):
+    """Belongs to one model runner and lives on its forward thread and stream; never shared between engines.
+
+    A step is one `plan(batch)` followed by one `forward` per attention layer. T, H and so on are the batch's: T tokens
+    in one packed row, prefill segments first (`batch.num_extend` of them), then one token for each other row.
+    """
+
+    graph_safe: ClassVar[bool] = False
+    """True promises that for a DECODE batch `plan` and `forward` read only device tensors and shapes, never the host
+    lengths, and never wait for the device. Then both may be captured once and replayed with other contents in the same
+    tensors, padded by row 0 with length 1. False lets the backend loop over `prefix_lens_host` and `extend_lens_host`,
+    which keeps it out of captured graphs."""
+
+    @abstractmethod
+    def plan(self, batch: ForwardBatch) -> None:
+        """Prepare what all layers of this step share: gather indices, masks, split sizes.
+
+        Called after the step's writes to `batch.req_to_token`. May read every field of `batch` (but see `graph_safe`).
+        The backend may keep `batch` until the next call. Forgets the previous step.
+        """
+
+    @abstractmethod
+    def forward(
+        self,
+        layer_id: int,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        *,
+        scale: float,
+        sliding_window: int | None = None,
+        softcap: float | None = None,
+        sinks: torch.Tensor | None = None,
+        chunk_size: int | None = None,
+    ) -> torch.Tensor:
+        """Attention of one layer; returns [T, H, Dv] in q's dtype, contiguous.
+
+        First stores `k` [Hkv, T, D] and `v` [Hkv, T, Dv] in `batch.kv_pool` at `batch.out_cache_loc`; then row i attends
+        causally over `req_to_token[rows[i], :prefix + extend]`, so the step's own keys are read back like all others.
+        `q` is [H, T, D]; H is a multiple of Hkv and query head h reads KV head h // (H / Hkv). Inputs may be strided views.
+
+        scores = q·k · scale, then softcap · tanh(scores / softcap) if given, then what `AttentionSpan(sliding_window,
+        chunk_size)` hides is removed, then a softmax whose denominator also counts exp(sinks[h]) if `sinks` [H] is given.
+
+        A layer may be called twice in a step with the same k and v (layers that share KV): the write is idempotent. What
+        a row gets must not depend on its neighbours beyond float rounding, and a padded row (row 0, length 1, slot 0)
+        must be finite and harm no other.
+        """

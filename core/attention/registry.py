@@ -1,0 +1,37 @@
+"""Attention backends by the name that configuration uses. A new one is a new file and one line here."""
+
+from __future__ import annotations
+
+from importlib import import_module
+
+import torch
+
+from core.attention.base import AttentionBackend
+from core.errors import ConfigError
+
+ATTENTION_BACKENDS: dict[str, str] = {
+    "torch_native": "core.attention.torch_native:TorchNativeAttention",
+}
+"""Name -> `module:class`, imported only when asked for: a backend may need packages that are not installed."""
+
+
+def build_attention(name: str, device: torch.device) -> AttentionBackend:
+    """A new backend; `auto` takes the best one for `device`. ConfigError for an unknown name or a missing package."""
+    chosen = default_attention(device) if name == "auto" else name
+    target = ATTENTION_BACKENDS.get(chosen)
+    if target is None:
+        raise ConfigError(f"attention_backend must be one of auto, {', '.join(ATTENTION_BACKENDS)}; got {name!r}")
+    module, _, attribute = target.partition(":")
+    try:
+        factory = getattr(import_module(module), attribute)
+    except ImportError as error:
+        raise ConfigError(f"attention backend {chosen!r} cannot be imported: {error}") from error
+    backend = factory()
+    assert isinstance(backend, AttentionBackend), backend
+    return backend
+
+
+def default_attention(device: torch.device) -> str:
+    """The name `auto` stands for on `device`."""
+    del device  # One backend so far; the argument is the contract of those to come.
+    return "torch_native"

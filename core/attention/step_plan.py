@@ -1,0 +1,135 @@
+"""What all layers of one step share on the host-planned path: token ranges, KV slots to gather, additive masks.
+
+Built from host lengths once per step and per `AttentionSpan`, so a model that mixes full and windowed layers pays for two
+plans, not for one per layer.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from core.attention.span import AttentionSpan
+from core.batch.forward_batch import ForwardBatch
+from core.batch.sampling_batch import Ints
+
+CHUNK_ROWS = 8
+"""Decode rows per kernel call: enough to spread the call's cost, few enough that padding and workspace stay small."""
+
+
+@dataclass(slots=True)
+class PrefillPiece:
+    """One segment of several tokens: places `start:end` of the packed row, at positions prefix, prefix + 1, …"""
+
+    start: int
+    end: int
+    prefix: int
+    span: AttentionSpan
+    slots: torch.Tensor | None
+    """int32[L]: KV slots of the visible prefix and of the segment itself; None when there is no prefix to read, so that
+    the step's own k and v serve as they are."""
+    mask: torch.Tensor | None
+    """[end - start, L], 0 or -inf; None when plain causality from the first key says it all."""
+
+    def dense_mask(self, like: torch.Tensor) -> torch.Tensor:
+        """The mask written out, for kernels that know no `is_causal`; made once."""
+        if self.mask is None:
+            self.mask = additive_mask(self.span, self.prefix, self.end - self.start, 0, like.dtype, like.device)
+        return self.mask
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeChunk:
+    """Up to `CHUNK_ROWS` single-token rows, every one padded to `length` keys."""
+
+    tokens: torch.Tensor
+    """int64[rows]: their places in the packed row."""
+    rows: int
+    length: int
+    slots: torch.Tensor
+    """int32[rows * length]; beyond a row's own keys slot 0, never a slot of somebody else."""
+    mask: torch.Tensor | None
+    """[rows, 1, 1, length], 0 or -inf; None when no row is padded."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepPlan:
+    """One step as seen through one span. `in_order`: a single chunk that is the whole step, token by token."""
+
+    prefills: list[PrefillPiece]
+    decodes: list[DecodeChunk]
+    in_order: bool
+
+
+def build_step_plan(batch: ForwardBatch, span: AttentionSpan, dtype: torch.dtype) -> StepPlan:
+    """Plan `batch` for layers with `span`; masks come in `dtype`. Prefill segments of one token count as decode rows."""
+    prefix, extend = batch.prefix_lens_host, batch.extend_lens_host
+    starts = np.cumsum(extend) - extend
+    prefills = [
+        _prefill_piece(batch, i, int(starts[i]), int(prefix[i]), int(extend[i]), span, dtype)
+        for i in range(batch.num_extend)
+        if extend[i] > 1
+    ]
+    singles = np.flatnonzero(extend == 1)
+    in_order = len(singles) == len(extend) and len(singles) <= CHUNK_ROWS
+    if not in_order:
+        # Neighbours of equal length share a chunk, so little is padded. Stable, so equal steps make equal plans.
+        singles = singles[np.argsort(prefix[singles], kind="stable")]
+    decodes = [
+        _decode_chunk(batch, singles[i : i + CHUNK_ROWS], starts, span, dtype)
+        for i in range(0, len(singles), CHUNK_ROWS)
+    ]
+    return StepPlan(prefills, decodes, in_order)
+
+
+def additive_mask(
+    span: AttentionSpan, prefix: int, length: int, first_key: int, dtype: torch.dtype, device: torch.device
+) -> torch.Tensor:
+    """[length, prefix + length - first_key]: 0 where query prefix + i may see key first_key + j, else -inf."""
+    queries = torch.arange(prefix, prefix + length, device=device)[:, None]
+    keys = torch.arange(first_key, prefix + length, device=device)[None, :]
+    mask = torch.zeros(length, prefix + length - first_key, dtype=dtype, device=device)
+    return mask.masked_fill_(~span.allows(queries, keys), -torch.inf)
+
+
+def _prefill_piece(
+    batch: ForwardBatch, index: int, start: int, prefix: int, length: int, span: AttentionSpan, dtype: torch.dtype
+) -> PrefillPiece:
+    if prefix == 0:
+        plain = span.is_plain(length)
+        mask = None if plain else additive_mask(span, 0, length, 0, dtype, batch.rows.device)
+        return PrefillPiece(start, start + length, 0, span, None, mask)
+    # Keys older than what the segment's first query sees are never read.
+    first = span.first_key(prefix)
+    table = batch.req_to_token[:, first : prefix + length]
+    slots = table.index_select(0, batch.rows[index : index + 1]).view(-1)
+    mask = additive_mask(span, prefix, length, first, dtype, slots.device)
+    return PrefillPiece(start, start + length, prefix, span, slots, mask)
+
+
+def _decode_chunk(
+    batch: ForwardBatch, members: Ints, starts: Ints, span: AttentionSpan, dtype: torch.dtype
+) -> DecodeChunk:
+    """`members` are indices into the B requests."""
+    device = batch.rows.device
+    queries = batch.prefix_lens_host[members]
+    firsts = np.fromiter((span.first_key(int(q)) for q in queries), np.int64, len(queries))
+    counts = queries + 1 - firsts
+    rows, length = len(members), int(counts.max())
+    request_rows = batch.rows.index_select(0, torch.from_numpy(members).to(device))
+    if firsts.any():
+        # A shorter neighbour of the longest row must not index past the table; what it reads there is dropped below.
+        places = (firsts[:, None] + np.arange(length)).clip(max=batch.req_to_token.shape[1] - 1)
+        slots = batch.req_to_token[request_rows[:, None], torch.from_numpy(places).to(device)]
+    else:
+        slots = batch.req_to_token[:, :length].index_select(0, request_rows)
+    mask = None
+    if int(counts.min()) < length:
+        hidden = torch.from_numpy(np.arange(length) >= counts[:, None]).to(device)
+        slots.masked_fill_(hidden, 0)
+        mask = torch.zeros(rows, 1, 1, length, dtype=dtype, device=device)
+        mask.masked_fill_(hidden[:, None, None, :], -torch.inf)
+    tokens = torch.from_numpy(starts[members]).to(device)
+    return DecodeChunk(tokens, rows, length, slots.view(-1), mask)

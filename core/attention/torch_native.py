@@ -1,0 +1,160 @@
+"""Attention with PyTorch alone: the backend of the CPU, and the reference on every other device.
+
+Measured on CPU against loops, `enable_gqa`, compiled and hand-written kernels: gathering a few rows into a reused
+workspace and folding the query heads of one KV head into the query length beats them all but the last.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch.nn.functional import scaled_dot_product_attention
+
+from core.attention.base import AttentionBackend
+from core.attention.explicit import explicit_attention
+from core.attention.span import AttentionSpan
+from core.attention.step_plan import DecodeChunk, PrefillPiece, StepPlan, build_step_plan
+from core.batch.forward_batch import ForwardBatch
+
+
+class TorchNativeAttention(AttentionBackend):
+    """Loops over prefill segments, and over chunks of decode rows gathered into one padded batch."""
+
+    def __init__(self) -> None:
+        self._batch: ForwardBatch | None = None
+        self._plans: dict[AttentionSpan, StepPlan] = {}
+        self._keys = _Workspace()
+        self._values = _Workspace()
+
+    def plan(self, batch: ForwardBatch) -> None:
+        """Remember the step; indices and masks follow when the first layer asks, one set per span."""
+        assert len(batch.prefix_lens_host) == len(batch.extend_lens_host) == batch.rows.shape[0]
+        assert int(batch.extend_lens_host.sum()) == batch.out_cache_loc.shape[0]
+        self._batch = batch
+        self._plans.clear()
+
+    def forward(
+        self,
+        layer_id: int,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        *,
+        scale: float,
+        sliding_window: int | None = None,
+        softcap: float | None = None,
+        sinks: torch.Tensor | None = None,
+        chunk_size: int | None = None,
+    ) -> torch.Tensor:
+        """See `AttentionBackend.forward`."""
+        batch = self._batch
+        assert batch is not None, "plan() comes first"
+        assert q.shape[1] == k.shape[1] == v.shape[1] == batch.out_cache_loc.shape[0]
+        assert q.shape[0] % k.shape[0] == 0, (q.shape[0], k.shape[0])
+        batch.kv_pool.write(layer_id, batch.out_cache_loc, k.transpose(0, 1), v.transpose(0, 1))
+        plan = self._plan_for(AttentionSpan(sliding_window, chunk_size), batch)
+        call = _LayerCall(layer_id, batch, scale, softcap, sinks)
+        if plan.in_order and plan.decodes:
+            return self._decode(plan.decodes[0], call, q.transpose(0, 1))
+        out = q.new_empty(q.shape[1], q.shape[0], v.shape[2])
+        for piece in plan.prefills:
+            out[piece.start : piece.end] = self._prefill(piece, call, q, k, v)
+        if plan.decodes:
+            by_token = q.transpose(0, 1)
+            for chunk in plan.decodes:
+                out.index_copy_(0, chunk.tokens, self._decode(chunk, call, by_token.index_select(0, chunk.tokens)))
+        return out
+
+    def _plan_for(self, span: AttentionSpan, batch: ForwardBatch) -> StepPlan:
+        found = self._plans.get(span)
+        if found is None:
+            found = self._plans[span] = build_step_plan(batch, span, batch.kv_pool.dtype)
+        return found
+
+    def _prefill(
+        self, piece: PrefillPiece, call: _LayerCall, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
+    ) -> torch.Tensor:
+        """[t, H, Dv] of one segment of t tokens."""
+        queries = q[:, piece.start : piece.end]
+        if piece.slots is None:
+            keys, values = k[:, piece.start : piece.end], v[:, piece.start : piece.end]
+        else:
+            keys, values = (gathered.transpose(0, 1) for gathered in self._gather(call, piece.slots))
+        if not call.explicit:
+            attended = scaled_dot_product_attention(
+                queries[None],
+                keys[None],
+                values[None],
+                attn_mask=piece.mask,
+                is_causal=piece.mask is None,
+                scale=call.scale,
+                enable_gqa=q.shape[0] != k.shape[0],
+            )
+            return attended[0].transpose(0, 1)
+        # One batch entry per KV head, with its query heads beside each other, so that the keys broadcast.
+        folded = queries.unflatten(0, (k.shape[0], -1))
+        sinks = None if call.sinks is None else call.sinks.view(k.shape[0], -1, 1, 1)
+        mask = piece.dense_mask(queries)
+        return call.write_out(folded, keys[:, None], values[:, None], mask, sinks).flatten(0, 1).transpose(0, 1)
+
+    def _decode(self, chunk: DecodeChunk, call: _LayerCall, q: torch.Tensor) -> torch.Tensor:
+        """[b, H, Dv] of b rows with one query each, q [b, H, D]."""
+        gathered = self._gather(call, chunk.slots)
+        keys, values = (slots.view(chunk.rows, chunk.length, *slots.shape[1:]).transpose(1, 2) for slots in gathered)
+        # The query heads of one KV head become its query length: keys are read once for all of them.
+        folded = q.unflatten(1, (keys.shape[1], -1))
+        if call.explicit:
+            sinks = None if call.sinks is None else call.sinks.view(1, keys.shape[1], -1, 1)
+            attended = call.write_out(folded, keys, values, chunk.mask, sinks)
+        else:
+            attended = scaled_dot_product_attention(folded, keys, values, attn_mask=chunk.mask, scale=call.scale)
+        return attended.flatten(1, 2)
+
+    def _gather(self, call: _LayerCall, slots: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keys [L, Hkv, D] and values [L, Hkv, Dv] at `slots`; good until the next call."""
+        pool = call.batch.kv_pool
+        keys = self._keys.take(pool.k(call.layer_id), slots)
+        return keys, self._values.take(pool.v(call.layer_id), slots)
+
+
+class _LayerCall:
+    """What stays the same over all segments of one layer."""
+
+    __slots__ = ("batch", "explicit", "layer_id", "scale", "sinks", "softcap")
+
+    def __init__(
+        self, layer_id: int, batch: ForwardBatch, scale: float, softcap: float | None, sinks: torch.Tensor | None
+    ) -> None:
+        self.layer_id = layer_id
+        self.batch = batch
+        self.scale = scale
+        self.softcap = softcap
+        self.sinks = sinks
+        self.explicit = softcap is not None or sinks is not None
+
+    def write_out(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        mask: torch.Tensor | None,
+        sinks: torch.Tensor | None,
+    ) -> torch.Tensor:
+        return explicit_attention(q, k, v, mask=mask, scale=self.scale, softcap=self.softcap, sinks=sinks)
+
+
+class _Workspace:
+    """A buffer that only grows. A fresh one per layer costs as much as the attention itself, in page faults."""
+
+    def __init__(self) -> None:
+        self._buffer: torch.Tensor | None = None
+
+    def take(self, source: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
+        """source[slots], [n, heads, dim], in reused memory that the next call overwrites."""
+        shape = (slots.shape[0], *source.shape[1:])
+        size = shape[0] * shape[1] * shape[2]
+        buffer = self._buffer
+        if buffer is None or buffer.numel() < size or buffer.dtype != source.dtype or buffer.device != source.device:
+            # Not an inference tensor, whatever the caller's mode: those could not be written outside it later.
+            with torch.inference_mode(False):
+                buffer = self._buffer = torch.empty(size, dtype=source.dtype, device=source.device)
+        return torch.index_select(source, 0, slots, out=buffer[:size].view(shape))

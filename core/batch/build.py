@@ -1,0 +1,98 @@
+"""Turns a planned step into the frozen arrays of a `ScheduleBatch`. Knows lengths and slots, not requests."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from core.batch.forward_mode import ForwardMode
+from core.batch.sampling_batch import Ints, SamplingBatch
+from core.batch.schedule_batch import HistoryWrites, InputStaging, ScheduleBatch, TableWrites
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """A prompt chunk: tokens `ids` (int64[n]) of `row`, the first at position `start`; `final` ends the prompt."""
+
+    row: int
+    start: int
+    ids: Ints
+    final: bool
+
+    @property
+    def length(self) -> int:
+        """Tokens of the chunk."""
+        return len(self.ids)
+
+
+@dataclass(frozen=True, slots=True)
+class StepPlan:
+    """What the planner decided: chunks, decode rows (int64[n]) and their lengths so far (int64[n])."""
+
+    step_id: int
+    segments: list[Segment]
+    decode_rows: Ints
+    decode_lens: Ints
+    table_writes: TableWrites
+    fresh_rows: Ints
+    history_writes: HistoryWrites
+    after_idle: bool
+
+
+def build_batch(
+    plan: StepPlan,
+    generations: Ints,
+    slots: Callable[[Ints, Ints], Ints],
+    sampling: Callable[[Ints, Ints], SamplingBatch],
+    pin: Callable[[list[Ints]], torch.Tensor],
+) -> ScheduleBatch:
+    """Freeze `plan`. `generations` is indexed by row; `slots(rows, positions)` gives KV slots; `sampling(rows, seq_lens)`
+    the options of the rows that sample; `pin` copies prompt ids to where the device can fetch them from.
+    """
+    num_extend, num_decode = len(plan.segments), len(plan.decode_rows)
+    ones = np.ones(num_decode, np.int64)
+    rows = np.concatenate([_ints(s.row for s in plan.segments), plan.decode_rows])
+    prefix_lens = np.concatenate([_ints(s.start for s in plan.segments), plan.decode_lens])
+    extend_lens = np.concatenate([_ints(s.length for s in plan.segments), ones])
+    finals = np.fromiter((s.final for s in plan.segments), np.bool_, num_extend)
+    sample_indices = np.flatnonzero(np.concatenate([finals, ones.astype(np.bool_)]))
+    sample_lens = (prefix_lens + extend_lens)[sample_indices]
+    return ScheduleBatch(
+        step_id=plan.step_id,
+        mode=ForwardMode.of(num_extend, num_decode),
+        rows=rows,
+        generations=generations[rows],
+        prefix_lens=prefix_lens,
+        extend_lens=extend_lens,
+        num_extend=num_extend,
+        out_cache_loc=slots(*_token_places(rows, prefix_lens, extend_lens)),
+        table_writes=plan.table_writes,
+        sample_indices=sample_indices,
+        sampling=sampling(rows[sample_indices], sample_lens),
+        staging=InputStaging(
+            prefill_ids_cpu=pin([s.ids for s in plan.segments]) if plan.segments else None,
+            mix_decode_rows=plan.decode_rows if num_extend and num_decode else None,
+        ),
+        fresh_rows=plan.fresh_rows,
+        history_writes=plan.history_writes,
+        after_idle=plan.after_idle,
+    )
+
+
+def token_positions(prefix_lens: Ints, extend_lens: Ints) -> Ints:
+    """int64[T]: the position of every computed token in its own sequence, in input order."""
+    ends = np.cumsum(extend_lens)
+    total = int(ends[-1]) if len(ends) else 0
+    positions: Ints = np.arange(total) + np.repeat(prefix_lens - (ends - extend_lens), extend_lens)
+    return positions
+
+
+def _token_places(rows: Ints, prefix_lens: Ints, extend_lens: Ints) -> tuple[Ints, Ints]:
+    return np.repeat(rows, extend_lens), token_positions(prefix_lens, extend_lens)
+
+
+def _ints(values: object) -> Ints:
+    return np.fromiter(values, np.int64)  # type: ignore[call-overload,no-any-return]

@@ -1,0 +1,46 @@
+"""What the model and the attention backend see of one step: device tensors, and the host lengths they were made from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from core.batch.forward_mode import ForwardMode
+from core.batch.sampling_batch import Ints
+
+if TYPE_CHECKING:
+    from core.memory.kv_pool import KVPool
+
+
+@dataclass(slots=True)
+class ForwardBatch:
+    """B requests, T tokens packed into one row, S rows whose logits are wanted. Built and used on the forward stream.
+
+    Device tensors are int64 unless said otherwise. A backend that runs under a captured graph may read only the device
+    tensors; the CPU backend loops over the host lengths instead.
+    """
+
+    mode: ForwardMode
+    input_ids: torch.Tensor
+    """[T]."""
+    positions: torch.Tensor
+    """[T]: place of each token in its own sequence."""
+    rows: torch.Tensor
+    """[B]: request-pool rows; padded entries are 0."""
+    seq_lens: torch.Tensor
+    """[B]: lengths after this step; padded entries are 1."""
+    out_cache_loc: torch.Tensor
+    """[T]: KV slots to write."""
+    last_indices: torch.Tensor
+    """[S]: the places in T whose logits are wanted, in batch order."""
+    req_to_token: torch.Tensor
+    """int32[R, max_context_len]: KV slot of every token of every row."""
+    kv_pool: KVPool
+    num_extend: int
+    """The first `num_extend` rows are prefill segments; the rest have exactly one token each."""
+    prefix_lens_host: Ints
+    """[B] on the host."""
+    extend_lens_host: Ints
+    """[B] on the host."""

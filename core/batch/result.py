@@ -1,0 +1,47 @@
+"""What comes back from one step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from core.batch.sampling_batch import Ints
+
+
+@dataclass(frozen=True, slots=True)
+class LogprobResult:
+    """Host log probabilities of the S sampled tokens. `top_ids`/`top_values` are [S, K] with K >= what any row asked for."""
+
+    values: npt.NDArray[np.float32]
+    top_ids: Ints
+    top_values: npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """Sampled tokens of step `step_id` on the host, with the identity (row, generation) each is for.
+
+    `non_finite[i]`: the logits of that row held NaN or +inf, and `tokens[i]` means nothing. `assert_counts` is the
+    cumulative device counter array in the order of `DEVICE_CHECKS`, empty when asserts are off. `error` means the step
+    failed as a whole and no array is valid. `busy` and `idle` are device seconds: of this step, and between the end of
+    the step before it and its start.
+    """
+
+    step_id: int
+    rows: Ints
+    generations: Ints
+    tokens: Ints
+    non_finite: npt.NDArray[np.bool_]
+    logprobs: LogprobResult | None = None
+    assert_counts: Ints = field(default_factory=lambda: np.empty(0, np.int64))
+    busy: float = 0.0
+    idle: float = 0.0
+    error: BaseException | None = None
+
+    @classmethod
+    def failed(cls, step_id: int, error: BaseException) -> StepResult:
+        """The result of a step that raised."""
+        none = np.empty(0, np.int64)
+        return cls(step_id, none, none, none, np.empty(0, np.bool_), error=error)

@@ -1,0 +1,54 @@
+"""Sampling options of one step, as host arrays aligned with the rows that sample in it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+Ints = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingBatch:
+    """S rows sample in this step; every array below has length S unless it says otherwise.
+
+    Nothing here depends on a token that is still on the device, so the arrays can be built while the previous step runs:
+    `uniforms` holds f(seed, output position), known on the host (law 13); penalties read the device-side token history.
+    """
+
+    rows: Ints
+    """Request-pool rows, int64."""
+    temperatures: Floats
+    """0 marks a greedy row."""
+    top_ks: Ints
+    """0 means off."""
+    top_ps: Floats
+    min_ps: Floats
+    uniforms: npt.NDArray[np.float64]
+    """In [0, 1): the one random number of this row and output position."""
+    repetition_penalties: Floats
+    frequency_penalties: Floats
+    presence_penalties: Floats
+    prompt_lens: Ints
+    """Tokens of the original prompt: the border between prompt and output in the token history."""
+    history_lens: Ints
+    """Tokens of prompt and output before the one sampled now, i.e. its absolute position."""
+    bias_rows: Ints
+    """Any length: indices into S of `bias_values` (logit bias, and -inf for stop tokens below min_tokens)."""
+    bias_tokens: Ints
+    bias_values: Floats
+    all_greedy: bool
+    any_top_k: bool
+    any_top_p: bool
+    any_min_p: bool
+    any_penalty: bool
+    logprobs: bool
+    """Whether any row wants the log probability of its sampled token."""
+    top_logprobs: int
+    """The most alternatives that any row wants; 0 for none."""
+
+    def __len__(self) -> int:
+        return len(self.rows)

@@ -1,0 +1,101 @@
+"""One planned step: an immutable snapshot that the scheduler submits and the forward thread executes.
+
+Rows come in a fixed order: prefill segments first, then decode rows ("tails"). All arrays are host memory, pinned when
+the device can copy from it asynchronously. The scheduler keeps no reference that it would mutate later (law 3).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from core.batch.forward_mode import ForwardMode
+from core.batch.sampling_batch import Ints, SamplingBatch
+
+
+@dataclass(slots=True)
+class InputStaging:
+    """Prompt ids on their way to the device; the only part of a batch that the forward thread consumes (law 7).
+
+    `prefill_ids_cpu`: int64[Tp], pinned where possible, the chunks of all prefill segments in batch order, or None when
+    the step has none. `mix_decode_rows`: rows whose newest token must be gathered and appended, or None.
+    """
+
+    prefill_ids_cpu: torch.Tensor | None = None
+    mix_decode_rows: Ints | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TableWrites:
+    """Entries of `req_to_token` that this step must write before it reads: table[rows[i], positions[i]] = slots[i]."""
+
+    rows: Ints
+    positions: Ints
+    slots: Ints
+
+    @classmethod
+    def empty(cls) -> TableWrites:
+        """A step that takes no new page."""
+        none = np.empty(0, np.int64)
+        return cls(none, none, none)
+
+
+@dataclass(frozen=True, slots=True)
+class HistoryWrites:
+    """Token history to seed for rows that newly joined and use penalties: ids[i] are all known tokens of rows[i]."""
+
+    rows: tuple[int, ...] = ()
+    ids: tuple[npt.NDArray[np.int64], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduleBatch:
+    """B requests, T tokens, S sampling rows. `generations[i]` says which owner of `rows[i]` this step works for."""
+
+    step_id: int
+    mode: ForwardMode
+    rows: Ints
+    """int64[B], no duplicates, never row 0."""
+    generations: Ints
+    """int64[B]."""
+    prefix_lens: Ints
+    """int64[B]: tokens whose KV is in the pools before this step."""
+    extend_lens: Ints
+    """int64[B]: tokens computed by this step; 1 for decode rows."""
+    num_extend: int
+    """The first `num_extend` of the B rows are prefill segments, the rest decode rows."""
+    out_cache_loc: Ints
+    """int64[T]: the KV slot of every computed token, in input order."""
+    table_writes: TableWrites
+    sample_indices: Ints
+    """int64[S]: which of the B rows sample (all decode rows, and prefill segments that end their prompt)."""
+    sampling: SamplingBatch
+    staging: InputStaging
+    fresh_rows: Ints
+    """Rows that got a new owner in this step; what the FutureMap holds for them is forgotten first."""
+    history_writes: HistoryWrites = field(default_factory=HistoryWrites)
+    after_idle: bool = False
+    """The device had nothing to do before this step for want of requests, so that gap is nobody's fault."""
+
+    @property
+    def seq_lens(self) -> Ints:
+        """int64[B]: tokens in the pools after this step."""
+        return self.prefix_lens + self.extend_lens
+
+    @property
+    def num_decode(self) -> int:
+        """Decode rows of this step."""
+        return len(self.rows) - self.num_extend
+
+    @property
+    def sample_rows(self) -> Ints:
+        """int64[S]: pool rows that sample."""
+        return self.rows[self.sample_indices]
+
+    @property
+    def sample_generations(self) -> Ints:
+        """int64[S]: the owners those tokens are for."""
+        return self.generations[self.sample_indices]

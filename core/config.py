@@ -1,0 +1,102 @@
+"""One frozen configuration per floor; `EngineConfig` composes them. Validated once, at construction."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+
+from core.errors import ConfigError
+
+DEVICES = ("auto", "cpu", "cuda")
+DTYPES = ("auto", "float32", "bfloat16")
+PREFIX_CACHES = ("radix", "none")
+SCHEDULE_POLICIES = ("fcfs", "lpm", "priority")
+ASSERT_MODES = ("off", "count", "trap")
+
+
+def _one_of(name: str, value: str, allowed: tuple[str, ...]) -> None:
+    if value not in allowed:
+        raise ConfigError(f"{name} must be one of {', '.join(allowed)}; got {value!r}")
+
+
+def _at_least(name: str, value: float | None, low: float) -> None:
+    if value is not None and not value >= low:
+        raise ConfigError(f"{name} must be at least {low:g}; got {value!r}")
+
+
+@dataclass(frozen=True, slots=True)
+class ModelConfig:
+    """Which checkpoint, and how it is held. `context_length=None` takes the checkpoint's own."""
+
+    path: str
+    dtype: str = "auto"
+    context_length: int | None = None
+    served_name: str | None = None
+
+    def __post_init__(self) -> None:
+        _one_of("dtype", self.dtype, DTYPES)
+        _at_least("context_length", self.context_length, 2)
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryConfig:
+    """Pool sizes. `max_total_tokens=None` sizes the KV pool from the memory at hand."""
+
+    page_size: int = 16
+    max_running_requests: int = 256
+    max_total_tokens: int | None = None
+    prefix_cache: str = "radix"
+
+    def __post_init__(self) -> None:
+        _at_least("page_size", self.page_size, 1)
+        _at_least("max_running_requests", self.max_running_requests, 1)
+        _at_least("max_total_tokens", self.max_total_tokens, self.page_size)
+        _one_of("prefix_cache", self.prefix_cache, PREFIX_CACHES)
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerConfig:
+    """How steps are planned. `chunked_prefill_size` bounds the prompt tokens of one step."""
+
+    chunked_prefill_size: int = 512
+    mixed_chunk: bool = True
+    policy: str = "fcfs"
+    max_queued_requests: int = 1024
+    default_queue_timeout: float | None = None
+
+    def __post_init__(self) -> None:
+        _at_least("chunked_prefill_size", self.chunked_prefill_size, 1)
+        _at_least("max_queued_requests", self.max_queued_requests, 1)
+        _one_of("schedule_policy", self.policy, SCHEDULE_POLICIES)
+
+
+@dataclass(frozen=True, slots=True)
+class ExecutorConfig:
+    """Where and how steps run. `cpu_threads=None` leaves one core to the event loop."""
+
+    device: str = "auto"
+    overlap: bool = True
+    assert_mode: str = "count"
+    cpu_threads: int | None = None
+    hang_timeout: float = 300.0
+
+    def __post_init__(self) -> None:
+        _one_of("device", self.device, DEVICES)
+        _one_of("assert_mode", self.assert_mode, ASSERT_MODES)
+        _at_least("cpu_threads", self.cpu_threads, 1)
+
+    def threads(self) -> int:
+        """Threads for math on the CPU: as asked, else every core but one."""
+        return self.cpu_threads or max(1, (os.cpu_count() or 2) - 1)
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """Everything the engine needs. `max_pending_tokens` bounds what one slow reader may leave unread."""
+
+    model: ModelConfig
+    memory: MemoryConfig = field(default_factory=MemoryConfig)
+    scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
+    executor: ExecutorConfig = field(default_factory=ExecutorConfig)
+    seed: int | None = None
+    max_pending_tokens: int = 8192

@@ -1,0 +1,66 @@
+"""Assertions on values that only the device has seen.
+
+COUNT adds violations to a device counter that travels to the host with the step's results; TRAP stops at once
+(`torch._assert_async`, always with a message: without one `torch.compile` drops the assertion silently); OFF exists to
+measure what the others cost. The idea of consuming a value by checking it and writing -1 back is SGLang #26108.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from enum import Enum
+
+import torch
+
+DEVICE_CHECKS: tuple[str, ...] = ("relay_unwritten_read", "relay_seq_len")
+"""Names of the device counters, in the order of the counter tensor."""
+
+
+class AssertMode(Enum):
+    """What a violated device check does."""
+
+    OFF = "off"
+    COUNT = "count"
+    TRAP = "trap"
+
+
+def _consume(buffer: torch.Tensor, rows: torch.Tensor, counter: torch.Tensor) -> torch.Tensor:
+    values = buffer.index_select(0, rows)
+    counter.add_((values < 0).sum())
+    buffer.index_fill_(0, rows, -1)
+    # Padded graph rows all read row 0: it must stay readable however often it is consumed.
+    buffer[0] = 0
+    return values.clamp_min_(0)
+
+
+class DeviceChecks:
+    """Counters int64[len(DEVICE_CHECKS)] on the device, and the checks that feed them. Forward stream only."""
+
+    def __init__(self, mode: AssertMode, device: torch.device) -> None:
+        self.mode = mode
+        self.counters = torch.zeros(len(DEVICE_CHECKS), dtype=torch.int64, device=device)
+        # One fused launch on an accelerator. On the CPU dynamo's guards cost more than the five small kernels do.
+        self._consume: Callable[..., torch.Tensor] = (
+            torch.compile(_consume, dynamic=True) if device.type == "cuda" else _consume
+        )
+
+    def consume(self, buffer: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+        """Read `buffer[rows]` once: values must be >= 0, and are replaced by -1 so that a second read is seen.
+
+        buffer: int64[R]; rows: int64[n]. Row 0 is exempt: it reads 0 and stays 0. In COUNT mode a violating value is
+        returned as 0, which is a legal token id; in TRAP mode it raises (CPU) or poisons the device context (CUDA).
+        """
+        if self.mode is AssertMode.OFF:
+            return buffer.index_select(0, rows)
+        if self.mode is AssertMode.TRAP:
+            values = buffer.index_select(0, rows)
+            torch._assert_async((values >= 0).all(), "relay_unwritten_read: a row was read without a write since its last read")
+        return self._consume(buffer, rows, self.counters[0])
+
+    def expect_equal(self, actual: torch.Tensor, expected: torch.Tensor) -> None:
+        """int64[n] against int64[n]: published sequence lengths must be what the scheduler planned with."""
+        if self.mode is AssertMode.OFF:
+            return
+        if self.mode is AssertMode.TRAP:
+            torch._assert_async((actual == expected).all(), "relay_seq_len: published length differs from the plan")
+        self.counters[1].add_((actual != expected).sum())

@@ -1,0 +1,45 @@
+"""Host arrays on their way to the device: pinned where the device can copy from them asynchronously.
+
+Every upload allocates from PyTorch's caching host allocator, which hands a pinned block out again only after the copies
+that read it have finished; so there is no buffer of ours that could be overwritten under a running copy (bug class D33).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from core.batch.sampling_batch import Ints
+
+
+class Staging:
+    """Makes pinned copies of host arrays and sends them. On the CPU both steps are free: tensors share the arrays."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.pins = device.type == "cuda"
+
+    def pinned(self, ids: Sequence[Ints]) -> torch.Tensor:
+        """int64[sum of lengths]: the arrays one after another, in pinned memory where there is any."""
+        flat = torch.empty(sum(len(part) for part in ids), dtype=torch.int64, pin_memory=self.pins)
+        np.concatenate(ids, out=flat.numpy())
+        return flat
+
+    def upload(self, arrays: Sequence[Ints]) -> list[torch.Tensor]:
+        """Device views of int64 arrays, in order; one transfer for all of them, on the current stream.
+
+        The arrays must not change afterwards: on the CPU the views share their memory.
+        """
+        if not self.pins:
+            return [torch.from_numpy(array) for array in arrays]
+        packed = self.pinned(arrays).to(self.device, non_blocking=True)
+        return list(packed.split([len(array) for array in arrays]))
+
+    def upload_floats(self, arrays: Sequence[np.ndarray]) -> list[torch.Tensor]:
+        """Like `upload` for float arrays, one transfer each; used only by batches that sample at random."""
+        tensors = [torch.from_numpy(array) for array in arrays]
+        if not self.pins:
+            return tensors
+        return [tensor.pin_memory().to(self.device, non_blocking=True) for tensor in tensors]

@@ -1,0 +1,92 @@
+"""Forward and copy streams, and events, with one API on every device.
+
+On the CPU `torch.get_device_module("cpu")` gives null streams and events with the same methods, so the code that needs
+ordering is the same code that runs in tests without an accelerator (law 5).
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from typing import Any, Protocol
+
+import torch
+
+from core.errors import ConfigError
+from core.invariants import check
+
+MAX_STREAM_DRAWS = 64
+"""PyTorch hands streams out of a pool of 32 round robin, so two draws can alias; SGLang redraws as often."""
+
+
+class Event(Protocol):
+    """A point in one stream's order. Recorded once, by its maker (law 5)."""
+
+    def record(self, stream: Any = None) -> None:
+        """Mark the point after everything submitted to `stream` so far."""
+
+    def query(self) -> bool:
+        """Whether the point was passed."""
+
+    def synchronize(self) -> None:
+        """Block the calling thread until the point was passed."""
+
+    def wait(self, stream: Any = None) -> None:
+        """Make `stream` wait for the point; the host does not block."""
+
+
+class DeviceStreams:
+    """The streams of one engine: `forward` runs every write of device state, `copy` brings results to the host.
+
+    On an accelerator the two handles and the default stream are distinct: aliasing would silently serialise the copy
+    behind the next forward and cost the overlap (bug class D34).
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self._module: Any = torch.get_device_module(device)
+        self.forward: Any = self._module.Stream()
+        self.copy: Any = self._draw_distinct()
+
+    def _draw_distinct(self) -> Any:
+        stream = self._module.Stream()
+        if self.device.type == "cpu":
+            return stream
+        taken = {self._handle(self.forward), self._handle(self._module.default_stream())}
+        for _ in range(MAX_STREAM_DRAWS):
+            if self._handle(stream) not in taken:
+                break
+            stream = self._module.Stream()
+        handles = {*taken, self._handle(stream)}
+        check("streams_distinct", len(handles) == 3, device=str(self.device), handles=sorted(handles))
+        return stream
+
+    @staticmethod
+    def _handle(stream: Any) -> int:
+        return int(getattr(stream, "cuda_stream", id(stream)))
+
+    def new_event(self) -> Event:
+        """A fresh event; one per step and purpose, never recorded twice."""
+        event: Event = self._module.Event()
+        return event
+
+    def on_forward(self) -> AbstractContextManager[Any]:
+        """Context in which new work goes to the forward stream."""
+        context: AbstractContextManager[Any] = self._module.stream(self.forward)
+        return context
+
+    def on_copy(self) -> AbstractContextManager[Any]:
+        """Context in which new work goes to the copy stream."""
+        context: AbstractContextManager[Any] = self._module.stream(self.copy)
+        return context
+
+    def synchronize(self) -> None:
+        """Block until the device is idle; for start-up and shutdown only."""
+        self._module.synchronize()
+
+
+def resolve_device(name: str) -> torch.device:
+    """`auto` takes CUDA when PyTorch sees one. Raises ConfigError when CUDA was asked for and is absent."""
+    available = torch.cuda.is_available()
+    if name == "cuda" and not available:
+        raise ConfigError("device is cuda, but PyTorch sees no CUDA device; use --device cpu, or check the driver")
+    return torch.device("cuda" if name == "cuda" or (name == "auto" and available) else "cpu")

@@ -1,0 +1,253 @@
+"""The engine in this process: an asyncio shell around the scheduler and the forward thread."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import logging
+import time
+import uuid
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from core.config import EngineConfig
+from core.engine.door import EngineState
+from core.engine.input_processor import InputProcessor
+from core.engine.output import PendingOutput
+from core.engine.output_processor import OutputProcessor, OutputRecord
+from core.engine.stream import TokenStream
+from core.engine.wakeup import Wakeup
+from core.errors import DeadlinePassed, Draining, DuplicateRequest, EngineDead, Overloaded, SlipstreamError
+from core.executor.interface import Executor
+from core.scheduler.intake import End
+from core.scheduler.scheduler import Emit, Scheduler
+from core.text.detokenizer import IncrementalDetokenizer
+from core.text.stop import StopMatcher
+from core.types.io import FinishReason, GenerateRequest, ModelInfo, Started
+from core.types.request import Req
+from core.types.stats import EngineStats
+
+log = logging.getLogger(__name__)
+
+WATCHDOG_PERIOD = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What `build` puts into an engine. The factories wait for the loop: threads need something to wake."""
+
+    inputs: InputProcessor
+    model_info: ModelInfo
+    new_executor: Callable[[Callable[[], None]], Executor]
+    new_scheduler: Callable[[Executor, Emit], Scheduler]
+
+
+class AsyncEngine:
+    """The `Engine` of `core.engine.door`, in process. Built by `core.engine.build`; `start` before anything else."""
+
+    def __init__(self, config: EngineConfig, parts: Parts) -> None:
+        self._config = config
+        self._parts = parts
+        self._inputs = parts.inputs
+        self._state = EngineState.STARTING
+        self._live: dict[str, TokenStream] = {}
+        self._arriving: set[str] = set()
+        self._tasks: list[asyncio.Task[None]] = []
+        self._progress_at = time.monotonic()
+
+    async def start(self) -> None:
+        """Start the threads and the loop task; READY when it returns."""
+        self._wakeup = Wakeup()
+        self._dead: asyncio.Future[BaseException] = asyncio.get_running_loop().create_future()
+        self._empty = asyncio.Event()
+        self._empty.set()
+        self._executor = self._parts.new_executor(self._wakeup.set_threadsafe)
+        self._scheduler = self._parts.new_scheduler(self._executor, self._emit)
+        self._outputs = OutputProcessor(
+            self._scheduler.intake, self._wakeup.set, self._config.max_pending_tokens, self._stream_closed
+        )
+        self._tasks = [asyncio.create_task(self._run(), name="slipstream-scheduler")]
+        self._tasks.append(asyncio.create_task(self._watch(), name="slipstream-watchdog"))
+        # Weights and modules live as long as the process: keep the collector from walking them in a step.
+        gc.collect()
+        gc.freeze()
+        self._state = EngineState.READY
+
+    @property
+    def state(self) -> EngineState:
+        """Lifecycle state; readable from any thread."""
+        return self._state
+
+    @property
+    def stats(self) -> EngineStats:
+        """The newest snapshot; readable from any thread."""
+        return self._scheduler.stats if self._state is not EngineState.STARTING else EngineStats()
+
+    @property
+    def model_info(self) -> ModelInfo:
+        """Facts of the served model."""
+        return self._parts.model_info
+
+    @property
+    def live_requests(self) -> int:
+        """Streams that the scheduler has not ended yet."""
+        return len(self._live)
+
+    async def generate(self, request: GenerateRequest) -> TokenStream:
+        """See `Engine.generate`."""
+        self._refuse_unless_ready()
+        request_id = request.request_id or uuid.uuid4().hex
+        if request_id in self._live or request_id in self._arriving:
+            raise DuplicateRequest("a live request has this request_id")
+        self._arriving.add(request_id)
+        try:
+            now = time.monotonic()
+            self._refuse_if_late_or_full(request, now)
+            prompt = await self._inputs.prompt_ids(request)
+            reqs = self._inputs.sequences(request, request_id, uuid.uuid4().hex, prompt, now)
+            # Time passed while tokenising: the answers may have changed.
+            self._refuse_unless_ready()
+            self._refuse_if_late_or_full(request, time.monotonic())
+            return self._enter(request, request_id, reqs)
+        finally:
+            self._arriving.discard(request_id)
+
+    def abort(self, request_id: str) -> bool:
+        """End the request as CANCELLED if it is live; whether it was."""
+        stream = self._live.get(request_id)
+        if stream is None:
+            return False
+        self._abort_stream(stream)
+        return True
+
+    async def tokenize(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """See `Engine.tokenize`."""
+        return await self._inputs.tokenize(text, add_special_tokens=add_special_tokens)
+
+    async def detokenize(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        """See `Engine.detokenize`."""
+        return await self._inputs.detokenize(ids, skip_special_tokens)
+
+    async def drain(self, timeout: float) -> int:
+        """Refuse new requests, wait for live ones, end what is left after `timeout` seconds; how many were ended."""
+        if self._state is EngineState.READY:
+            self._state = EngineState.DRAINING
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout):
+                await self._empty.wait()
+        left = list(self._live.values())
+        for stream in left:
+            self._end_stream(stream, error=Draining("the server is shutting down"))
+        if left and self._state is not EngineState.DEAD:
+            await self._empty.wait()
+        return len(left)
+
+    async def stop(self) -> None:
+        """Stop threads and tasks; every stream that is still open ends with Draining. Idempotent."""
+        if self._state in (EngineState.STARTING, EngineState.STOPPED):
+            self._state = EngineState.STOPPED
+            return
+        was_dead, self._state = self._state is EngineState.DEAD, EngineState.STOPPED
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._fail_streams(Draining("the server is shutting down"))
+        self._inputs.close()
+        if not was_dead:
+            # A dead engine's thread may hang for ever; it is a daemon and ends with the process.
+            await asyncio.to_thread(self._executor.stop)
+            self._wakeup.close()
+
+    async def wait_dead(self) -> BaseException:
+        """The cause of death, once there is one."""
+        return await asyncio.shield(self._dead)
+
+    def _refuse_unless_ready(self) -> None:
+        if self._state is EngineState.DEAD:
+            raise EngineDead("the engine failed; this server is going away")
+        if self._state is not EngineState.READY:
+            raise Draining("the server is shutting down")
+
+    def _refuse_if_late_or_full(self, request: GenerateRequest, now: float) -> None:
+        if request.deadline is not None and request.deadline <= now:
+            raise DeadlinePassed("the deadline had passed before the request could be queued")
+        queued = len(self._scheduler.waiting) + len(self._scheduler.intake)
+        if queued + request.sampling.n > self._config.scheduler.max_queued_requests:
+            raise Overloaded("the waiting queue is full", reason="QUEUE_FULL")
+
+    def _enter(self, request: GenerateRequest, request_id: str, reqs: list[Req]) -> TokenStream:
+        outputs = [self._pending_output(request, req) for req in reqs]
+        stream = TokenStream(Started(request_id, reqs[0].prompt_len), outputs, self._abort_stream)
+        stream.reqs = reqs
+        self._live[request_id] = stream
+        self._empty.clear()
+        default_wait = self._config.scheduler.default_queue_timeout
+        for req, output in zip(reqs, outputs, strict=True):
+            req.sink = OutputRecord(stream, output)
+            if req.queue_deadline is None and default_wait is not None:
+                req.queue_deadline = req.arrived_at + default_wait
+            self._scheduler.intake.add(req)
+        self._wakeup.set()
+        return stream
+
+    def _pending_output(self, request: GenerateRequest, req: Req) -> PendingOutput:
+        params = req.params
+        if not (request.want_text or params.stop):
+            return PendingOutput(req.index, None, None)
+        detokenizer = IncrementalDetokenizer(self._inputs.tokenizer, req.prompt.tolist(), params.skip_special_tokens)
+        stops = StopMatcher(params.stop, params.include_stop_in_output) if params.stop else None
+        return PendingOutput(req.index, detokenizer, stops)
+
+    def _emit(self, outputs: object, now: float) -> None:
+        self._outputs.emit(outputs, now)  # type: ignore[arg-type]
+
+    def _abort_stream(self, stream: TokenStream) -> None:
+        self._end_stream(stream, reason=FinishReason.CANCELLED)
+
+    def _end_stream(
+        self, stream: TokenStream, *, reason: FinishReason | None = None, error: SlipstreamError | None = None
+    ) -> None:
+        for req in stream.reqs:
+            if not req.sink.done:
+                self._scheduler.intake.end(End(req, reason=reason, error=error))
+        self._wakeup.set()
+
+    def _stream_closed(self, stream: TokenStream) -> None:
+        del self._live[stream.request_id]
+        if not self._live:
+            self._empty.set()
+
+    async def _run(self) -> None:
+        """The scheduler's loop: one call of `step` per wake-up."""
+        try:
+            while self._state is not EngineState.DEAD:
+                if self._scheduler.step(time.monotonic()):
+                    self._progress_at = time.monotonic()
+                await self._wakeup.wait(self._scheduler.next_expiry())
+        except Exception as error:
+            self._die(error)
+
+    async def _watch(self) -> None:
+        """A step that never comes back is found by its absence."""
+        while self._state is not EngineState.DEAD:
+            await asyncio.sleep(WATCHDOG_PERIOD)
+            quiet = time.monotonic() - self._progress_at
+            if self._executor.in_flight and quiet > self._config.executor.hang_timeout:
+                self._die(TimeoutError(f"no step finished for {quiet:.0f} s"))
+
+    def _die(self, cause: BaseException) -> None:
+        """A step failed or hung: nothing it touched can be trusted, so everything ends and the process should exit."""
+        if self._state in (EngineState.DEAD, EngineState.STOPPED):
+            return
+        log.critical("the engine died: %s: %s", type(cause).__name__, cause, exc_info=cause)
+        self._state = EngineState.DEAD
+        self._fail_streams(EngineDead("the engine failed; this server is going away"))
+        if not self._dead.done():
+            self._dead.set_result(cause)
+
+    def _fail_streams(self, error: SlipstreamError) -> None:
+        for stream in self._live.values():
+            stream.fail(error)
+        self._live.clear()
+        self._empty.set()

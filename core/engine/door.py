@@ -1,0 +1,92 @@
+"""The contract between `service` and the engine: plain data and awaitables, nothing that assumes one process."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from enum import Enum
+from typing import Protocol
+
+from core.types.io import GenerateRequest, ModelInfo, OutputEvent
+from core.types.stats import EngineStats
+
+
+class EngineState(Enum):
+    """STARTING -> READY -> DRAINING -> STOPPED; DEAD can follow any of them and is final."""
+
+    STARTING = "starting"
+    READY = "ready"
+    DRAINING = "draining"
+    STOPPED = "stopped"
+    DEAD = "dead"
+
+
+class OutputStream(Protocol):
+    """The events of one request: `Started`, then deltas, then one `Finished` per output index.
+
+    Iteration ends after the last `Finished`, or raises a `core.errors.SlipstreamError` once. Pending deltas of an index
+    are merged, so a reader that falls behind gets fewer, longer events. `aclose()` aborts what still runs; it is
+    idempotent and must be called (or the stream exhausted) on every path.
+    """
+
+    request_id: str
+
+    def __aiter__(self) -> AsyncIterator[OutputEvent]: ...
+
+    async def __anext__(self) -> OutputEvent: ...
+
+    async def aclose(self) -> None: ...
+
+
+class Engine(Protocol):
+    """What a front end may ask. All methods belong to the event-loop thread except `stats` and `state`."""
+
+    @property
+    def state(self) -> EngineState:
+        """Lifecycle state; readable from any thread."""
+        ...
+
+    @property
+    def stats(self) -> EngineStats:
+        """The newest immutable snapshot; readable from any thread."""
+        ...
+
+    @property
+    def model_info(self) -> ModelInfo:
+        """Facts of the served model; valid once READY."""
+        ...
+
+    @property
+    def live_requests(self) -> int:
+        """Streams opened and not yet ended."""
+        ...
+
+    async def generate(self, request: GenerateRequest) -> OutputStream:
+        """Validate, tokenise, queue; return the stream once the request is admitted to the waiting queue.
+
+        Raises InvalidRequest, DuplicateRequest, Overloaded, DeadlinePassed, Draining or EngineDead before anything reaches a batch.
+        """
+        ...
+
+    def abort(self, request_id: str) -> bool:
+        """End the request as CANCELLED if it is live; whether it was. Idempotent."""
+        ...
+
+    async def tokenize(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """Ids of `text`; runs off the loop. Raises InvalidRequest when it cannot be encoded or is too long."""
+        ...
+
+    async def detokenize(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        """Text of `ids`. Raises InvalidRequest for ids outside the vocabulary."""
+        ...
+
+    async def drain(self, timeout: float) -> int:
+        """Refuse new requests, wait for live ones at most `timeout` seconds, end the rest with Draining; how many were cut."""
+        ...
+
+    async def stop(self) -> None:
+        """Stop the forward thread and end every stream. Idempotent."""
+        ...
+
+    async def wait_dead(self) -> BaseException:
+        """Return the cause once the engine is DEAD; never returns otherwise."""
+        ...

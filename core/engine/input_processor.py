@@ -1,0 +1,125 @@
+"""From a client's request to sequences the scheduler can run: ids, limits, seeds. Every refusal names its field."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+import numpy as np
+
+from core.batch.sampling_batch import Ints
+from core.errors import FieldViolation, InvalidRequest
+from core.memory.request_memory import RequestMemory
+from core.sampling.uniform import derive_seed
+from core.text.tokenizer import Tokenizer
+from core.types.io import GenerateRequest
+from core.types.request import Req
+from core.types.sampling_params import SamplingParams
+
+T = TypeVar("T")
+
+CHARS_PER_TOKEN = 64
+"""No tokenizer packs more characters into one token on average; longer prompts are refused before tokenising."""
+
+
+class InputProcessor:
+    """Tokenises off the loop and checks everything that could reach a batch."""
+
+    def __init__(self, tokenizer: Tokenizer, memory: RequestMemory, vocab_size: int, context_length: int, seed: int | None) -> None:
+        self.tokenizer = tokenizer
+        self._memory = memory
+        self._vocab_size = vocab_size
+        self._context_length = context_length
+        self._random = random.Random(seed)
+        self._pool = ThreadPoolExecutor(2, thread_name_prefix="slipstream-text")
+
+    async def prompt_ids(self, request: GenerateRequest) -> Ints:
+        """int64[n], n >= 1. Raises InvalidRequest naming `text`, `token_ids.ids` or `chat.messages`."""
+        if request.token_ids is not None:
+            field, ids = "token_ids.ids", request.token_ids
+        elif request.chat is not None:
+            field, ids = "chat.messages", await self._off_loop(self._encode_chat, request)
+        else:
+            field, ids = "text", await self.tokenize(request.text or "", field="text")
+        prompt = np.asarray(ids, np.int64)
+        if len(prompt) == 0:
+            raise InvalidRequest.of(field, "must not be empty")
+        bad = np.flatnonzero((prompt < 0) | (prompt >= self._vocab_size))
+        if len(bad):
+            raise InvalidRequest.of(f"{field}[{bad[0]}]", f"must be between 0 and {self._vocab_size - 1}")
+        if len(prompt) >= self._context_length:
+            limit = self._context_length - 1
+            raise InvalidRequest.of(field, f"has {len(prompt)} tokens, but the model takes at most {limit}")
+        return prompt
+
+    async def tokenize(self, text: str, *, add_special_tokens: bool = True, field: str = "text") -> list[int]:
+        """Ids of `text`, made off the loop. Raises InvalidRequest when it is longer than any context could hold."""
+        if len(text) > self._context_length * CHARS_PER_TOKEN:
+            raise InvalidRequest.of(field, f"must have at most {self._context_length * CHARS_PER_TOKEN} characters")
+        return await self._off_loop(self.tokenizer.encode, text, add_special_tokens)
+
+    async def detokenize(self, ids: Sequence[int], skip_special_tokens: bool) -> str:
+        """Text of `ids`, made off the loop. Raises InvalidRequest for ids outside the vocabulary."""
+        for place, token in enumerate(ids):
+            if not 0 <= token < self._vocab_size:
+                raise InvalidRequest.of(f"token_ids[{place}]", f"must be between 0 and {self._vocab_size - 1}")
+        return await self._off_loop(self.tokenizer.decode, list(ids), skip_special_tokens)
+
+    def sequences(self, request: GenerateRequest, request_id: str, group: str, prompt: Ints, now: float) -> list[Req]:
+        """One `Req` per output. Raises InvalidRequest naming every field of `sampling_params` that cannot be served."""
+        params = request.sampling
+        violations = params.violations(self._vocab_size)
+        max_new = self._max_new_tokens(params, len(prompt), violations)
+        if violations:
+            raise InvalidRequest(violations)
+        seed = params.seed if params.seed is not None else self._random.getrandbits(63)
+        salt = self._memory.cache.namespace(request.cache_salt, group if params.n > 1 else None)
+        return [
+            Req(
+                request_id=request_id,
+                index=index,
+                prompt=prompt,
+                params=params,
+                seed=derive_seed(seed, index),
+                max_new_tokens=max_new,
+                salt=salt,
+                priority=request.priority,
+                deadline=request.deadline,
+                queue_deadline=None if request.queue_timeout is None else now + request.queue_timeout,
+                arrived_at=now,
+            )
+            for index in range(params.n)
+        ]
+
+    def close(self) -> None:
+        """End the worker threads without waiting for queued work."""
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+    def _max_new_tokens(self, params: SamplingParams, prompt_len: int, violations: list[FieldViolation]) -> int:
+        """The output's limit. What is asked explicitly must fit; what is left open is cut to what fits."""
+        pool_tokens = self._memory.allocator.num_pages * self._memory.page_size
+        # The last token is sampled but never stored, hence the + 1.
+        room = min(self._context_length - prompt_len, pool_tokens - prompt_len + 1)
+        if room < 1:
+            violations.append(FieldViolation("text", f"the prompt has {prompt_len} tokens, more than the server can hold"))
+            return 1
+        asked = params.max_tokens
+        if asked is None:
+            return room
+        if asked > room:
+            text = f"prompt ({prompt_len}) plus max_tokens ({asked}) exceeds the limit of {prompt_len + room} tokens"
+            violations.append(FieldViolation("sampling_params.max_tokens", text))
+        elif not self._memory.fits_alone(prompt_len + asked - 1):
+            violations.append(FieldViolation("sampling_params.max_tokens", "more than the server can hold"))
+        return asked
+
+    def _encode_chat(self, request: GenerateRequest) -> list[int]:
+        assert request.chat is not None
+        # The template writes the special tokens itself; encoding must not add them a second time.
+        return self.tokenizer.encode(self.tokenizer.render_chat(request.chat), False)
+
+    async def _off_loop(self, function: Callable[..., T], *args: object) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._pool, function, *args)

@@ -1,0 +1,124 @@
+"""Outputs of a step reach their streams here: the only loop over tokens on the event loop."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from core.engine.output import PendingOutput
+from core.engine.stream import TokenStream
+from core.errors import SlowConsumer
+from core.scheduler.intake import End, Intake
+from core.scheduler.outputs import Ended, StepOutputs, StepTokens
+from core.types.io import Finished, FinishReason, Timing, TokenLogprob, Usage
+from core.types.request import Req
+
+
+@dataclass(slots=True)
+class OutputRecord:
+    """What `Req.sink` holds: where the tokens of that request go. `stop_match` is set once a stop string was found."""
+
+    stream: TokenStream
+    output: PendingOutput
+    tokens: int = 0
+    stop_match: str | None = None
+    done: bool = False
+
+
+class OutputProcessor:
+    """Detokenises, finds stop strings, measures what a reader leaves behind; sends endings back through the intake."""
+
+    def __init__(self, intake: Intake, wake: Callable[[], None], max_pending_tokens: int, on_closed: Callable[[TokenStream], None]) -> None:
+        self._intake = intake
+        self._wake = wake
+        self._max_pending = max_pending_tokens
+        self._on_closed = on_closed
+
+    def emit(self, outputs: StepOutputs, now: float) -> None:
+        """Take over one step: tokens first, then terminals (the order that `StepOutputs` promises)."""
+        stopped_by_token = {id(e.req) for e in outputs.ended if isinstance(e.matched_stop, int)}
+        for tokens in outputs.tokens:
+            self._emit_tokens(tokens, stopped_by_token)
+        for ended in outputs.ended:
+            self._emit_end(ended, now)
+
+    def _emit_tokens(self, step: StepTokens, stopped_by_token: set[int]) -> None:
+        for i, req in enumerate(step.reqs):
+            record: OutputRecord = req.sink
+            if record.done:
+                continue
+            token = step.tokens[i]
+            record.tokens += 1
+            matched = record.output.push(
+                token,
+                _logprob(step, i, req) if req.params.logprobs else None,
+                textless=id(req) in stopped_by_token and not req.params.include_stop_in_output,
+                match_stops=record.tokens >= req.params.min_tokens,
+            )
+            if matched is not None:
+                self._stopped_by_text(req, record, matched)
+            elif len(record.output) > self._max_pending:
+                self._too_slow(record)
+            record.stream.notify(record.output)
+
+    def _stopped_by_text(self, req: Req, record: OutputRecord, matched: str) -> None:
+        """Tokens that are already on their way for this request are dropped from here on."""
+        record.done = True
+        record.stop_match = matched
+        self._end(End(req, reason=FinishReason.STOP, matched_stop=matched))
+
+    def _too_slow(self, record: OutputRecord) -> None:
+        error = SlowConsumer(f"more than {self._max_pending} tokens were left unread")
+        for req in record.stream.reqs:
+            req.sink.done = True
+            self._end(End(req, error=error))
+
+    def _end(self, command: End) -> None:
+        self._intake.end(command)
+        self._wake()
+
+    def _emit_end(self, ended: Ended, now: float) -> None:
+        req = ended.req
+        record: OutputRecord = req.sink
+        record.done = True
+        stream = record.stream
+        if ended.error is not None:
+            stream.fail(ended.error)
+            for sibling in stream.reqs:
+                if sibling is not req and not sibling.sink.done:
+                    self._end(End(sibling, reason=FinishReason.CANCELLED))
+        else:
+            reason, matched = self._reason(ended, record)
+            event = Finished(req.index, reason, _usage(req, record), _timing(req, now), matched)
+            record.output.finish(event, stopped_by_text=record.stop_match is not None)
+            stream.notify(record.output)
+        stream.output_ended()
+        if stream.open_outputs == 0:
+            self._on_closed(stream)
+
+    @staticmethod
+    def _reason(ended: Ended, record: OutputRecord) -> tuple[FinishReason, str | int | None]:
+        # The length limit or an abort may win the race to the scheduler; the client has seen the text stop by then.
+        if record.stop_match is not None:
+            return FinishReason.STOP, record.stop_match
+        assert ended.reason is not None, "an ending without error has a reason"
+        return ended.reason, ended.matched_stop
+
+
+def _logprob(step: StepTokens, i: int, req: Req) -> TokenLogprob | None:
+    if step.logprobs is None:
+        return None
+    place, count = step.logprob_rows[i], req.params.top_logprobs
+    ids, values = step.logprobs.top_ids[place, :count], step.logprobs.top_values[place, :count]
+    top = tuple(zip(ids.tolist(), values.tolist(), strict=True))
+    return TokenLogprob(step.tokens[i], float(step.logprobs.values[place]), top)
+
+
+def _usage(req: Req, record: OutputRecord) -> Usage:
+    return Usage(req.prompt_len, req.cached_tokens, record.tokens)
+
+
+def _timing(req: Req, now: float) -> Timing:
+    started = req.scheduled_at if req.scheduled_at is not None else now
+    first = req.first_token_at if req.first_token_at is not None else now
+    return Timing(started - req.arrived_at, first - req.arrived_at, now - req.arrived_at)

@@ -1,0 +1,102 @@
+"""One client's stream: events in order, bounded, ended exactly once."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Callable
+
+from core.engine.output import PendingOutput
+from core.errors import SlipstreamError
+from core.invariants import check
+from core.types.io import OutputEvent, Started
+from core.types.request import Req
+
+
+class TokenStream:
+    """The engine's `OutputStream` (see `core.engine.door`). The output processor writes, one client task reads.
+
+    Its queue is the tokens not read yet, merged per output; the output processor ends a stream whose reader leaves more
+    than the engine's bound, so no reader can hold memory or pages by not reading.
+    """
+
+    def __init__(self, started: Started, outputs: list[PendingOutput], abort: Callable[[TokenStream], None]) -> None:
+        self.request_id = started.request_id
+        self.outputs = outputs
+        self.reqs: list[Req] = []
+        self.open_outputs = len(outputs)
+        self._events: deque[OutputEvent] = deque([started])
+        self._ready: deque[PendingOutput] = deque()
+        self._error: SlipstreamError | None = None
+        self._ended = False
+        self._abort = abort
+        self._waiter: asyncio.Future[None] | None = None
+
+    @property
+    def pending_tokens(self) -> int:
+        """Tokens the client has not taken."""
+        return sum(len(output) for output in self.outputs)
+
+    def notify(self, output: PendingOutput) -> None:
+        """`output` may have something to read."""
+        if output not in self._ready:
+            self._ready.append(output)
+        self._wake()
+
+    def output_ended(self) -> None:
+        """One output got its terminal."""
+        check("terminal_once", self.open_outputs > 0, request_id=self.request_id)
+        self.open_outputs -= 1
+        self._wake()
+
+    def fail(self, error: SlipstreamError) -> None:
+        """End with `error` after what is pending was read; the first error wins."""
+        if self._error is None:
+            self._error = error
+            self._wake()
+
+    def __aiter__(self) -> AsyncIterator[OutputEvent]:
+        return self
+
+    async def __anext__(self) -> OutputEvent:
+        while True:
+            event = self._next_ready()
+            if event is not None:
+                return event
+            if self._ended:
+                raise StopAsyncIteration
+            if self._error is not None:
+                self._ended = True
+                raise self._error
+            if self.open_outputs == 0:
+                self._ended = True
+                raise StopAsyncIteration
+            self._waiter = asyncio.get_running_loop().create_future()
+            try:
+                await self._waiter
+            finally:
+                self._waiter = None
+
+    async def aclose(self) -> None:
+        """Stop reading; whatever still runs is aborted. Idempotent."""
+        self._ended = True
+        self._events.clear()
+        self._ready.clear()
+        if self.open_outputs:
+            self._abort(self)
+
+    def _next_ready(self) -> OutputEvent | None:
+        if self._events:
+            return self._events.popleft()
+        while self._ready:
+            output = self._ready[0]
+            event = output.take()
+            if not output.readable:
+                self._ready.popleft()
+            if event is not None:
+                return event
+        return None
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)

@@ -1,0 +1,114 @@
+"""Typed errors for what can go wrong outside: bad input, full queues, dead engines, unreadable checkpoints.
+
+Broken invariants are not here: those are programmer errors and live in `core.invariants`. Every message in this file may
+reach a client verbatim, so none may carry a path, an address or a class name; startup errors are the exception, because
+only the operator reads them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class FieldViolation:
+    """One bad field of a request. `field` is the protobuf path a client can find, e.g. `sampling_params.top_p`."""
+
+    field: str
+    description: str
+
+
+class SlipstreamError(Exception):
+    """Base of all typed errors. `reason` is the stable UPPER_SNAKE word that clients may switch on."""
+
+    reason = "INTERNAL"
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message)
+        self.message = message
+
+
+class InvalidRequest(SlipstreamError):
+    """The request can never be served as written; `violations` names every bad field at once."""
+
+    reason = "INVALID_REQUEST"
+
+    def __init__(self, violations: list[FieldViolation]) -> None:
+        self.violations = tuple(violations)
+        super().__init__("; ".join(f"{v.field}: {v.description}" for v in violations))
+
+    @classmethod
+    def of(cls, field: str, description: str) -> InvalidRequest:
+        """The common case of a single violation."""
+        return cls([FieldViolation(field, description)])
+
+
+class DuplicateRequest(SlipstreamError):
+    """A live request already has this `request_id`."""
+
+    reason = "DUPLICATE_REQUEST_ID"
+
+
+class Overloaded(SlipstreamError):
+    """A bounded resource (queue, rate, pool) is full now; worth trying again after `retry_after` seconds."""
+
+    reason = "OVERLOADED"
+
+    def __init__(self, message: str, *, reason: str, retry_after: float = 1.0) -> None:
+        super().__init__(message)
+        self.reason = reason
+        self.retry_after = retry_after
+
+
+class QueueTimeout(Overloaded):
+    """The request waited longer than its `queue_timeout` before its first forward step."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, reason="QUEUE_TIMEOUT")
+
+
+class DeadlinePassed(SlipstreamError):
+    """The client's deadline passed, in the queue or while decoding."""
+
+    reason = "DEADLINE_EXCEEDED"
+
+
+class SlowConsumer(SlipstreamError):
+    """The client reads slower than its bounded queue allows; its rows and pages were taken back."""
+
+    reason = "SLOW_CONSUMER"
+
+
+class RequestFailed(SlipstreamError):
+    """This one request cannot go on (non-finite logits, say); its neighbours in the batch are untouched."""
+
+    reason = "REQUEST_FAILED"
+
+
+class EngineDead(SlipstreamError):
+    """The forward pass failed or hung; the process is about to exit and every stream ends with this."""
+
+    reason = "ENGINE_DEAD"
+
+
+class Draining(SlipstreamError):
+    """The server no longer takes new requests, or ended this one at the end of its drain."""
+
+    reason = "DRAINING"
+
+
+class StartupError(SlipstreamError):
+    """The process cannot start. `exit_code` is what it exits with: 2 for configuration and ports, 3 for the model."""
+
+    reason = "STARTUP_FAILED"
+    exit_code = 2
+
+
+class ConfigError(StartupError):
+    """A flag, an environment variable or a configuration file holds a value that cannot work."""
+
+
+class ModelLoadError(StartupError):
+    """The checkpoint cannot be read, or its architecture cannot be served correctly."""
+
+    exit_code = 3

@@ -1,0 +1,1 @@
+"""The forward thread and everything that runs on it."""

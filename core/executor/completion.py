@@ -1,0 +1,78 @@
+"""Turns launched steps into results off the event loop: one wake-up per step, never one per token."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable
+from queue import SimpleQueue
+
+from core.batch.result import StepResult
+from core.executor.step import LaunchedStep
+
+Launched = LaunchedStep | StepResult
+"""A step on the device, or the result of one that failed before it got there."""
+
+
+class Completion:
+    """Waits for each step's `copy_done` in order, appends its result to a deque, and calls `wake` once.
+
+    A step whose copies are done when it arrives (always so on the CPU) is completed by the thread that brought it; only
+    others cost a hand-over to the waiter thread, which exists as soon as one is needed.
+    """
+
+    def __init__(self, wake: Callable[[], None]) -> None:
+        self._wake = wake
+        self._done: deque[StepResult] = deque()
+        self._queue: SimpleQueue[Launched | None] = SimpleQueue()
+        self._thread: threading.Thread | None = None
+        # Written by the bringing thread (+) and the waiter (-): 0 means that the waiter has delivered everything.
+        self._pending = 0
+        self._lock = threading.Lock()
+
+    def bring(self, launched: Launched) -> None:
+        """Take over a step, in submission order. Called by the forward thread only."""
+        with self._lock:
+            direct = self._pending == 0 and (isinstance(launched, StepResult) or launched.copy_done.query())
+            if not direct:
+                self._pending += 1
+        if direct:
+            self._deliver(launched)
+            return
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._wait, name="slipstream-completion", daemon=True)
+            self._thread.start()
+        self._queue.put(launched)
+
+    def take(self) -> list[StepResult]:
+        """Everything delivered so far, oldest first. Called by the loop thread only."""
+        taken: list[StepResult] = []
+        while self._done:
+            taken.append(self._done.popleft())
+        return taken
+
+    def stop(self) -> None:
+        """Deliver what was brought, then end the waiter thread."""
+        if self._thread is not None:
+            self._queue.put(None)
+            self._thread.join()
+            self._thread = None
+
+    def _wait(self) -> None:
+        while (launched := self._queue.get()) is not None:
+            self._deliver(launched)
+            with self._lock:
+                self._pending -= 1
+
+    def _deliver(self, launched: Launched) -> None:
+        self._done.append(_result_of(launched))
+        self._wake()
+
+
+def _result_of(launched: Launched) -> StepResult:
+    if isinstance(launched, StepResult):
+        return launched
+    try:
+        return launched.result()
+    except Exception as error:  # a device fault surfaces at the first wait after it
+        return StepResult.failed(launched.batch.step_id, error)

@@ -1,0 +1,76 @@
+"""The overlap executor: a thread of its own launches steps, so the device never waits for the scheduler."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from queue import SimpleQueue
+
+from core.batch.result import StepResult
+from core.batch.schedule_batch import ScheduleBatch
+from core.executor.completion import Completion
+from core.executor.interface import MAX_DEPTH
+from core.executor.step import StepRunner
+from core.invariants import check
+
+
+class ForwardThread:
+    """Depth two: while one step runs, the next is already here, its decode inputs still to be made by the first (law 10).
+
+    After a step failed, the steps behind it fail unseen: they would read what it did not write.
+    """
+
+    def __init__(self, runner: StepRunner, wake: Callable[[], None]) -> None:
+        self._runner = runner
+        self._completion = Completion(wake)
+        self._inbox: SimpleQueue[ScheduleBatch | None] = SimpleQueue()
+        self._in_flight = 0
+        self._thread = threading.Thread(target=self._run, name="slipstream-forward", daemon=True)
+        self._thread.start()
+        self._stopped = False
+
+    @property
+    def in_flight(self) -> int:
+        """Batches whose results the scheduler does not have yet."""
+        return self._in_flight
+
+    @property
+    def has_room(self) -> bool:
+        """Fewer than two steps in flight."""
+        return self._in_flight < MAX_DEPTH and not self._stopped
+
+    def submit(self, batch: ScheduleBatch) -> None:
+        """Hand a frozen step to the thread; returns at once."""
+        check("executor_depth", self.has_room, in_flight=self._in_flight, stopped=self._stopped)
+        self._in_flight += 1
+        self._inbox.put(batch)
+
+    def completed(self) -> list[StepResult]:
+        """Results since the last call, in submission order."""
+        results = self._completion.take()
+        self._in_flight -= len(results)
+        return results
+
+    def stop(self) -> None:
+        """Run what was submitted, then end both threads."""
+        if not self._stopped:
+            self._stopped = True
+            self._inbox.put(None)
+            self._thread.join()
+            self._completion.stop()
+
+    def _run(self) -> None:
+        failure: Exception | None = None
+        while (batch := self._inbox.get()) is not None:
+            if failure is None:
+                failure = self._launch(batch)
+            else:
+                self._completion.bring(StepResult.failed(batch.step_id, failure))
+
+    def _launch(self, batch: ScheduleBatch) -> Exception | None:
+        try:
+            self._completion.bring(self._runner.launch(batch))
+        except Exception as error:
+            self._completion.bring(StepResult.failed(batch.step_id, error))
+            return error
+        return None

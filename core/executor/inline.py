@@ -1,0 +1,51 @@
+"""The executor without overlap: the same step, run to its end inside `submit` (law 8)."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+
+from core.batch.result import StepResult
+from core.batch.schedule_batch import ScheduleBatch
+from core.executor.step import StepRunner
+from core.invariants import check
+
+
+class InlineExecutor:
+    """Depth one. Blocks its caller for the whole step: for comparison with overlap, and for tests that go step by step."""
+
+    def __init__(self, runner: StepRunner, wake: Callable[[], None]) -> None:
+        self._runner = runner
+        self._wake = wake
+        self._done: deque[StepResult] = deque()
+        self._stopped = False
+
+    @property
+    def in_flight(self) -> int:
+        """1 between `submit` and the next `completed`."""
+        return len(self._done)
+
+    @property
+    def has_room(self) -> bool:
+        """Whether the last result was taken."""
+        return not self._done and not self._stopped
+
+    def submit(self, batch: ScheduleBatch) -> None:
+        """Run the step now; its result waits for `completed`."""
+        check("executor_depth", self.has_room, in_flight=self.in_flight, stopped=self._stopped)
+        try:
+            result = self._runner.launch(batch).result()
+        except Exception as error:
+            result = StepResult.failed(batch.step_id, error)
+        self._done.append(result)
+        self._wake()
+
+    def completed(self) -> list[StepResult]:
+        """The result of the last step, once."""
+        results = list(self._done)
+        self._done.clear()
+        return results
+
+    def stop(self) -> None:
+        """Take no more steps."""
+        self._stopped = True

@@ -1,0 +1,37 @@
+"""What the scheduler sees of execution: submit a frozen batch, collect results in order. Nothing else."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from core.batch.result import StepResult
+from core.batch.schedule_batch import ScheduleBatch
+
+MAX_DEPTH = 2
+"""One step running and one submitted (law 10). Deeper pipelines only make stop conditions later."""
+
+
+class Executor(Protocol):
+    """Runs steps one after another in submission order. All methods belong to the loop thread."""
+
+    @property
+    def in_flight(self) -> int:
+        """Batches submitted whose results `completed` has not returned yet."""
+        ...
+
+    @property
+    def has_room(self) -> bool:
+        """Whether `submit` may be called."""
+        ...
+
+    def submit(self, batch: ScheduleBatch) -> None:
+        """Queue a step. Submitting without room is an invariant violation, not a wait."""
+        ...
+
+    def completed(self) -> list[StepResult]:
+        """Results that arrived since the last call, oldest first; a failed step is a result with `error` set."""
+        ...
+
+    def stop(self) -> None:
+        """Finish what was submitted and end the threads. Idempotent."""
+        ...

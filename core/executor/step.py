@@ -1,0 +1,189 @@
+"""One step on the device, from a frozen batch to results on their way to the host. The same code for every executor."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from core.batch.build import token_positions
+from core.batch.forward_batch import ForwardBatch
+from core.batch.result import LogprobResult, StepResult
+from core.batch.schedule_batch import ScheduleBatch
+from core.device.checks import AssertMode, DeviceChecks
+from core.device.staging import Staging
+from core.device.streams import DeviceStreams, Event
+from core.device.timer import Mark, mark
+from core.memory.kv_pool import KVPool
+from core.memory.req_to_token_pool import ReqToTokenPool
+from core.models.base import Model
+from core.relay.future_map import FutureMap
+from core.relay.payload import RelayPayload
+from core.relay.resolve import InputIds, resolve_forward_inputs
+from core.sampling.penalties import TokenHistory
+from core.sampling.sampler import Sampler, SampleOutput
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceState:
+    """Everything that only the forward thread writes (law 2), and the tools it writes with."""
+
+    pool: ReqToTokenPool
+    kv_pool: KVPool
+    future_map: FutureMap
+    checks: DeviceChecks
+    streams: DeviceStreams
+    staging: Staging
+    model: Model
+    sampler: Sampler
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchedStep:
+    """Work handed to the device. The tensors stay referenced until `copy_done`, because the copy stream reads them."""
+
+    batch: ScheduleBatch
+    host: SampleOutput
+    counts: torch.Tensor
+    copy_done: Event
+    began: Mark
+    ended: Mark
+    previous_end: Mark | None
+    device_refs: tuple[object, ...]
+
+    def result(self) -> StepResult:
+        """Wait for the copies and turn them into the result. Blocks: never called on the event loop of an overlapped engine."""
+        self.copy_done.synchronize()
+        batch, host = self.batch, self.host
+        idle = 0.0
+        if self.previous_end is not None and not batch.after_idle:
+            idle = max(0.0, self.began.seconds_since(self.previous_end))
+        return StepResult(
+            step_id=batch.step_id,
+            rows=batch.sample_rows,
+            generations=batch.sample_generations,
+            tokens=host.tokens.numpy(),
+            non_finite=host.non_finite.numpy(),
+            logprobs=_logprobs(host),
+            assert_counts=self.counts.numpy(),
+            busy=self.ended.seconds_since(self.began),
+            idle=idle,
+        )
+
+
+class StepRunner:
+    """Runs steps in order on one thread (law 2); `launch` returns as soon as the device has the work."""
+
+    def __init__(self, state: DeviceState) -> None:
+        self._state = state
+        self._device = state.streams.device
+        self._history: TokenHistory | None = None
+        self._previous_end: Mark | None = None
+
+    @torch.inference_mode()
+    def launch(self, batch: ScheduleBatch) -> LaunchedStep:
+        """Steps 4 to 7 of DESIGN section 4: table writes, input resolution, forward, sampling, relay, copies."""
+        state = self._state
+        with state.streams.on_forward():
+            forward_batch = self._prepare(batch)
+            began = self._mark()
+            logits = state.model.forward(forward_batch)
+            sampled = state.sampler.sample(logits, batch.sampling, self._history)
+            published = self._relay(batch, forward_batch, sampled)
+            ended = self._mark()
+        previous_end, self._previous_end = self._previous_end, ended
+        host, counts, copy_done = self._copy_out(sampled, published)
+        refs = (sampled, forward_batch, published)
+        return LaunchedStep(batch, host, counts, copy_done, began, ended, previous_end, refs)
+
+    def _mark(self) -> Mark:
+        return mark(self._device)
+
+    def _prepare(self, batch: ScheduleBatch) -> ForwardBatch:
+        """Apply what the scheduler decided to the device state, then gather the inputs: in this order, or rows are stale."""
+        state, writes = self._state, batch.table_writes
+        positions = token_positions(batch.prefix_lens, batch.extend_lens)
+        last_indices = np.cumsum(batch.extend_lens)[batch.sample_indices] - 1
+        rows, lens, slots, places, last, prefix, fresh, *table = state.staging.upload(
+            [
+                batch.rows,
+                batch.seq_lens,
+                batch.out_cache_loc,
+                positions,
+                last_indices,
+                batch.prefix_lens,
+                batch.fresh_rows,
+                writes.rows,
+                writes.positions,
+                writes.slots,
+            ]
+        )
+        if len(writes.rows):
+            state.pool.write(*table)
+        state.future_map.forget(fresh)
+        self._seed_history(batch)
+        ids = resolve_forward_inputs(
+            InputIds(),
+            batch.staging,
+            rows[batch.num_extend :],
+            prefix[batch.num_extend :],
+            state.future_map,
+            len(batch.out_cache_loc),
+        )
+        return ForwardBatch(
+            mode=batch.mode,
+            input_ids=ids,
+            positions=places,
+            rows=rows,
+            seq_lens=lens,
+            out_cache_loc=slots,
+            last_indices=last,
+            req_to_token=state.pool.table,
+            kv_pool=state.kv_pool,
+            num_extend=batch.num_extend,
+            prefix_lens_host=batch.prefix_lens,
+            extend_lens_host=batch.extend_lens,
+        )
+
+    def _seed_history(self, batch: ScheduleBatch) -> None:
+        seeds = batch.history_writes
+        if not seeds.rows:
+            return
+        if self._history is None:
+            # Rows x context entries: taken only once somebody asks for penalties.
+            pool = self._state.pool
+            self._history = TokenHistory(pool.new_row_buffer((pool.max_context_len,), torch.int32))
+        self._history.seed(seeds.rows, seeds.ids)
+
+    def _relay(self, batch: ScheduleBatch, forward_batch: ForwardBatch, sampled: SampleOutput) -> Event:
+        future_map = self._state.future_map
+        published = future_map.publish(forward_batch.rows, forward_batch.seq_lens)
+        assert published is not None, "the planner submits no empty step"
+        if len(batch.sample_indices):
+            rows, lens = self._state.staging.upload([batch.sample_rows, batch.seq_lens[batch.sample_indices]])
+            future_map.stash(rows, RelayPayload(sampled.tokens))
+            if self._history is not None and batch.sampling.any_penalty:
+                self._history.append(rows, lens, sampled.tokens)
+        return published
+
+    def _copy_out(self, sampled: SampleOutput, published: Event) -> tuple[SampleOutput, torch.Tensor, Event]:
+        """Bring tokens, log probabilities and assert counters to the host, off the forward stream."""
+        state = self._state
+        copy_done = state.streams.new_event()
+        with state.streams.on_copy():
+            state.streams.copy.wait_event(published)
+            host = sampled.to_host()
+            counting = state.checks.mode is not AssertMode.OFF
+            counters = state.checks.counters if counting else state.checks.counters[:0]
+            # A copy also on the CPU: the counter itself goes on changing.
+            counts = counters.clone() if self._device.type == "cpu" else counters.to("cpu", non_blocking=True)
+            copy_done.record(state.streams.copy)
+        return host, counts, copy_done
+
+
+def _logprobs(host: SampleOutput) -> LogprobResult | None:
+    if host.logprobs is None:
+        return None
+    assert host.top_ids is not None and host.top_values is not None
+    return LogprobResult(host.logprobs.numpy(), host.top_ids.numpy(), host.top_values.numpy())

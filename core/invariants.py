@@ -1,0 +1,60 @@
+"""Host-side assertions that stay on in production.
+
+A violated invariant is a bug in this repository, never bad input: it raises, the engine counts it in
+`slipstream_assert_failures_total{check=…}`, and what it guards fails as a whole. Names are closed: each one is explained
+in `core/INVARIANTS.md`, and a test keeps the two lists equal. The idea of failing with the facts at hand is
+dask.distributed's `InvalidTaskState`.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+HOST_CHECKS: tuple[str, ...] = (
+    "row_alloc_free_list",
+    "row_double_free",
+    "row_foreign_generation",
+    "row_padding_reserved",
+    "page_double_free",
+    "page_padding_reserved",
+    "page_conservation",
+    "row_conservation",
+    "prefix_lock_balance",
+    "prefix_page_alignment",
+    "relay_rows_unique",
+    "relay_payload_shape",
+    "relay_rows_range",
+    "resolve_length",
+    "executor_depth",
+    "result_order",
+    "request_state",
+    "output_position",
+    "terminal_once",
+    "streams_distinct",
+    "staging_consumed",
+)
+"""Checks that run on the host. Device checks are named in `core.device.checks.DEVICE_CHECKS`."""
+
+FAILURES: Counter[str] = Counter({name: 0 for name in HOST_CHECKS})
+"""Violations per check since the process started; read by the stats snapshot, written only by `check`."""
+
+
+class InvariantViolation(AssertionError):
+    """An invariant of the engine does not hold. Carries its name and the facts that broke it."""
+
+    def __init__(self, name: str, facts: dict[str, Any]) -> None:
+        self.name = name
+        self.facts = facts
+        told = ", ".join(f"{key}={value!r}" for key, value in facts.items())
+        super().__init__(f"invariant {name} does not hold: {told}")
+
+
+def check(name: str, condition: bool, **facts: Any) -> None:
+    """Raise `InvariantViolation(name, facts)` and count it unless `condition` holds.
+
+    Facts are evaluated at every call, so pass values that are at hand, not values that cost work.
+    """
+    if not condition:
+        FAILURES[name] += 1
+        raise InvariantViolation(name, facts)

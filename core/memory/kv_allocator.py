@@ -1,0 +1,72 @@
+"""Which KV pages are free. Host state only; pages are numbers, the tensors behind them are the KV pool's."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from core.batch.sampling_batch import Ints
+from core.invariants import check
+
+
+class PagedKVAllocator:
+    """Hands out pages 1..num_pages of `page_size` tokens; page 0 is padding and never leaves (law 6).
+
+    A freed page may be handed out at once: its old owner's last write and its new owner's first are in one stream
+    order (law 4). `alloc` and `free` are vectorised, because a step may move hundreds of pages.
+    """
+
+    def __init__(self, num_pages: int, page_size: int) -> None:
+        check("page_conservation", num_pages >= 1 and page_size >= 1, num_pages=num_pages, page_size=page_size)
+        self.num_pages = num_pages
+        self.page_size = page_size
+        self._held = np.zeros(num_pages + 1, np.bool_)
+        # Invariant: _stack[:_top] are the free pages, disjoint from the held ones, together exactly 1..num_pages.
+        self._stack: Ints = np.arange(num_pages, 0, -1, dtype=np.int64)
+        self._top = num_pages
+        self._place: Ints = np.zeros(num_pages + 1, np.int64)
+
+    @property
+    def available(self) -> int:
+        """Pages that `alloc` could hand out now."""
+        return self._top
+
+    @property
+    def held(self) -> int:
+        """Pages out of the free list: owned by requests or by the prefix cache."""
+        return self.num_pages - self._top
+
+    def pages_for(self, tokens: int) -> int:
+        """Pages that hold `tokens` tokens. Entry check and admission both use this one formula (bug class D24)."""
+        return -(-tokens // self.page_size)
+
+    def alloc(self, count: int) -> Ints | None:
+        """`count` pages as int64[count], or None when there are fewer; None changes nothing."""
+        if count > self._top:
+            return None
+        self._top -= count
+        pages = self._stack[self._top : self._top + count].copy()
+        check("page_double_free", not self._held[pages].any(), count=count)
+        self._held[pages] = True
+        return pages
+
+    def free(self, pages: Ints) -> None:
+        """Take pages back. A page that is free already, given twice, or out of range is an invariant violation."""
+        if len(pages) == 0:
+            return
+        check("page_padding_reserved", bool((pages > 0).all() and (pages <= self.num_pages).all()), pages=len(pages))
+        check("page_double_free", bool(self._held[pages].all()), pages=len(pages))
+        # A page given twice keeps only its last place: finds duplicates in O(n), without a sort.
+        order = np.arange(len(pages))
+        self._place[pages] = order
+        check("page_double_free", bool((self._place[pages] == order).all()), pages=len(pages))
+        self._held[pages] = False
+        self._stack[self._top : self._top + len(pages)] = pages
+        self._top += len(pages)
+
+    def check_integrity(self) -> None:
+        """Recompute the partition into free and held pages; raises InvariantViolation naming what is off."""
+        free = np.zeros(self.num_pages + 1, np.bool_)
+        free[self._stack[: self._top]] = True
+        check("page_padding_reserved", not free[0] and not self._held[0])
+        check("page_conservation", int(free.sum()) == self._top, free=self._top)
+        check("page_conservation", bool((free ^ self._held)[1:].all()), free=self._top, held=int(self._held.sum()))

@@ -1,0 +1,103 @@
+"""The paged KV cache on the device: per layer one flat array of token slots for K and one for V.
+
+Knows slots, not requests: which slot belongs to which token is written in `req_to_token`. Page 0 is padding, as in
+SGLang's pools and vLLM's null block, so a padded row of a captured graph has somewhere harmless to write.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass(frozen=True, slots=True)
+class KVLayerSpec:
+    """What one attention layer caches per token: `num_kv_heads` keys of `k_dim` and values of `v_dim` elements.
+
+    `layer_id` is the model's own number and may have gaps (layers that share another layer's KV, recurrent layers).
+    """
+
+    layer_id: int
+    num_kv_heads: int
+    k_dim: int
+    v_dim: int
+
+    def __post_init__(self) -> None:
+        assert self.layer_id >= 0, self
+        assert min(self.num_kv_heads, self.k_dim, self.v_dim) >= 1, self
+
+    @property
+    def elements(self) -> int:
+        """Elements of K and V of one token together."""
+        return self.num_kv_heads * (self.k_dim + self.v_dim)
+
+
+class KVPool:
+    """Slots of `num_pages` pages plus padding page 0, for every layer of `layers`. Forward stream only.
+
+    Slot of a token = page * page_size + offset, with page >= 1; slots 0..page_size-1 are the write dump of padded rows.
+    Everything starts at zero, so a slot that nobody wrote reads as finite numbers.
+    """
+
+    def __init__(
+        self, layers: Sequence[KVLayerSpec], num_pages: int, page_size: int, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        assert layers, "a pool needs at least one layer"
+        assert len({spec.layer_id for spec in layers}) == len(layers), "layer ids must differ"
+        assert num_pages >= 1, num_pages
+        assert page_size >= 1, page_size
+        assert dtype.is_floating_point, dtype
+        self.layers = tuple(layers)
+        self.num_pages = num_pages
+        self.page_size = page_size
+        self.dtype = dtype
+        self.device = device
+        self._k = {spec.layer_id: self._slots(spec.num_kv_heads, spec.k_dim) for spec in layers}
+        self._v = {spec.layer_id: self._slots(spec.num_kv_heads, spec.v_dim) for spec in layers}
+
+    @property
+    def num_slots(self) -> int:
+        """Slots per layer, padding page included."""
+        return (self.num_pages + 1) * self.page_size
+
+    @property
+    def bytes_per_token(self) -> int:
+        """Bytes that one token takes in all layers together."""
+        return self.bytes_per_token_for(self.layers, self.dtype)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the whole pool, padding page included."""
+        return self.num_slots * self.bytes_per_token
+
+    @staticmethod
+    def bytes_per_token_for(layers: Iterable[KVLayerSpec], dtype: torch.dtype) -> int:
+        """Bytes per token of a pool not yet built: what sizing by free memory divides by."""
+        return sum(spec.elements for spec in layers) * dtype.itemsize
+
+    def k(self, layer_id: int) -> torch.Tensor:
+        """[num_slots, num_kv_heads, k_dim]: the keys of `layer_id`. KeyError for a layer that caches nothing."""
+        return self._k[layer_id]
+
+    def v(self, layer_id: int) -> torch.Tensor:
+        """[num_slots, num_kv_heads, v_dim]: the values of `layer_id`."""
+        return self._v[layer_id]
+
+    def write(self, layer_id: int, slots: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
+        """Store the keys [T, num_kv_heads, k_dim] and values [T, num_kv_heads, v_dim] of T tokens at `slots`, int64[T].
+
+        Slots may repeat only within the padding page, where it does not matter who wins. k and v may be strided views.
+        """
+        keys, values = self._k[layer_id], self._v[layer_id]
+        assert slots.dtype == torch.int64, slots.dtype
+        assert k.shape[1:] == keys.shape[1:], (layer_id, tuple(k.shape), tuple(keys.shape))
+        assert v.shape[1:] == values.shape[1:], (layer_id, tuple(v.shape), tuple(values.shape))
+        assert k.shape[0] == v.shape[0] == slots.shape[0], (k.shape[0], v.shape[0], slots.shape[0])
+        assert k.dtype == v.dtype == self.dtype, (k.dtype, v.dtype, self.dtype)
+        keys.index_copy_(0, slots, k)
+        values.index_copy_(0, slots, v)
+
+    def _slots(self, heads: int, dim: int) -> torch.Tensor:
+        return torch.zeros(self.num_slots, heads, dim, dtype=self.dtype, device=self.device)

@@ -1,0 +1,52 @@
+"""The table from (request row, position) to KV slot, and the birthplace of every other row-indexed buffer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from core.invariants import check
+from core.memory.rows import RowAllocator
+
+
+class ReqToTokenPool:
+    """`size` request rows plus padding row 0 over a table int32[size + 1, max_context_len].
+
+    Two owners share this object and never each other's part (law 2): `rows` is host state of the scheduler, `table` is
+    device state that only the forward thread writes. Row 0 of the table stays zero for ever, so a padded row reads KV
+    slot 0. From SGLang's ReqToTokenPool; slot 0 as padding is SGLang #24243.
+    """
+
+    def __init__(self, size: int, max_context_len: int, device: torch.device) -> None:
+        self.rows = RowAllocator(size)
+        self.max_context_len = max_context_len
+        self.device = device
+        self.table = self.new_row_buffer((max_context_len,), torch.int32)
+
+    @property
+    def size(self) -> int:
+        """Rows that requests can own."""
+        return self.rows.size
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of the table, padding included: the length of every row-indexed buffer."""
+        return self.rows.size + 1
+
+    def new_row_buffer(self, tail: tuple[int, ...], dtype: torch.dtype, fill: int | float = 0) -> torch.Tensor:
+        """A device tensor [num_rows, *tail] filled with `fill`.
+
+        The only way to make a buffer indexed by request row (law 6): one sized from another pool's capacity reads or
+        writes out of bounds as soon as the two sizes differ, which is how SGLang #24243 got its review finding.
+        """
+        return torch.full((self.num_rows, *tail), fill, dtype=dtype, device=self.device)
+
+    def write(self, rows: torch.Tensor, positions: torch.Tensor, slots: torch.Tensor) -> None:
+        """table[rows[i], positions[i]] = slots[i]; int64[n] each. Forward stream only."""
+        self.table[rows, positions] = slots.to(torch.int32)
+
+    def check_padding(self) -> None:
+        """Row 0 was never written. Reads the device: for tests and idle checks, not for steps."""
+        dirty: Any = int(torch.count_nonzero(self.table[0]).item())
+        check("row_padding_reserved", dirty == 0, dirty_entries=dirty)

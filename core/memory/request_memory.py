@@ -1,0 +1,205 @@
+"""Rows, KV pages and cached prefixes of the running requests, taken and given back together.
+
+The one place where the three meet, so that "both or neither" and "freed once" are properties of one file. Host state
+only; what must change in the device table leaves as `TableWrites` inside the next submitted batch (law 2).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from core.batch.sampling_batch import Ints
+from core.batch.schedule_batch import TableWrites
+from core.invariants import check
+from core.memory.kv_allocator import PagedKVAllocator
+from core.memory.rows import RowAllocator
+from core.prefix.base import PrefixCache
+from core.types.stats import PoolStats
+
+
+@dataclass(frozen=True, slots=True)
+class Admission:
+    """A row with pages for every token of the prompt; the first `cached_tokens` of them are already computed."""
+
+    row: int
+    generation: int
+    cached_tokens: int
+
+
+class RequestMemory:
+    """What each running row holds: `pages[row, :count]`, of which `owned` ones go back to the allocator on release.
+
+    A page of a row is either owned by the row or by the prefix cache, where the row's lock on `node` keeps it. Pages are
+    offered to the cache while a prompt is still being computed: a reader admitted later runs later in the one FIFO, so
+    it finds them written (law 4). That is how requests that arrive together share a prefix.
+    """
+
+    def __init__(self, rows: RowAllocator, allocator: PagedKVAllocator, cache: PrefixCache, max_len: int) -> None:
+        self.rows = rows
+        self.allocator = allocator
+        self.cache = cache
+        self.page_size = allocator.page_size
+        width = allocator.pages_for(max_len)
+        shape = (rows.size + 1, width)
+        self._pages: Ints = np.zeros(shape, np.int64)
+        self._owned = np.zeros(shape, np.bool_)
+        self._count: Ints = np.zeros(rows.size + 1, np.int64)
+        self._cached: Ints = np.zeros(rows.size + 1, np.int64)
+        self._nodes: list[Any] = [None] * (rows.size + 1)
+        self._salts: list[str] = [""] * (rows.size + 1)
+        self._writes: list[tuple[Ints, Ints, Ints]] = []
+
+    @property
+    def obtainable_pages(self) -> int:
+        """Pages that could be handed out now: free ones, and cached ones that nobody uses."""
+        return self.allocator.available + self.cache.evictable_pages
+
+    def fits_alone(self, total_tokens: int) -> bool:
+        """Whether a request of so many tokens could be served by an empty pool: the check at entry."""
+        return self.allocator.pages_for(total_tokens) <= self.allocator.num_pages
+
+    def admit(self, ids: Ints, salt: str, reserve_pages: int) -> Admission | None:
+        """Take a row and pages for all of `ids`, sharing what the cache has; None (and no change) when it does not fit.
+
+        `reserve_pages` must stay obtainable afterwards, for the decode steps of those already running. At least one
+        token is always left to compute, because its logits are what the first output is sampled from.
+        """
+        if not self.rows.available:
+            return None
+        match = self.cache.match(ids, len(ids) - 1, salt)
+        needed = self.allocator.pages_for(len(ids)) - len(match.pages)
+        self.cache.lock(match.node)
+        pages = None
+        if needed + reserve_pages <= self.obtainable_pages:
+            pages = self._alloc(needed)
+        if pages is None:
+            self.allocator.free(self.cache.unlock(match.node))
+            return None
+        taken = self.rows.alloc()
+        assert taken is not None, "rows.available was positive above"
+        row, generation = taken
+        self._fill(row, match.pages, pages, salt)
+        self._nodes[row] = match.node
+        return Admission(row, generation, len(match.pages) * self.page_size)
+
+    def _fill(self, row: int, shared: Ints, private: Ints, salt: str) -> None:
+        count = len(shared) + len(private)
+        self._pages[row, : len(shared)] = shared
+        self._pages[row, len(shared) : count] = private
+        self._owned[row, :count] = False
+        self._owned[row, len(shared) : count] = True
+        self._count[row] = count
+        self._cached[row] = len(shared) * self.page_size
+        self._salts[row] = salt
+        self._note_writes(np.full(count, row), np.arange(count), self._pages[row, :count].copy())
+
+    def _note_writes(self, rows: Ints, page_places: Ints, pages: Ints) -> None:
+        """Queue the table entries of whole pages: page `page_places[i]` of `rows[i]` is now `pages[i]`."""
+        within = np.arange(self.page_size)
+        positions = (page_places[:, None] * self.page_size + within).ravel()
+        slots = (pages[:, None] * self.page_size + within).ravel()
+        self._writes.append((np.repeat(rows, self.page_size), positions, slots))
+
+    def _alloc(self, count: int) -> Ints | None:
+        short = count - self.allocator.available
+        if short > 0:
+            self.allocator.free(self.cache.evict(short))
+        return self.allocator.alloc(count)
+
+    def grow(self, rows: Ints) -> bool:
+        """One more page for each of `rows`; False, and no change but evictions, when there are not enough."""
+        if len(rows) == 0:
+            return True
+        pages = self._alloc(len(rows))
+        if pages is None:
+            return False
+        places = self._count[rows]
+        self._pages[rows, places] = pages
+        self._owned[rows, places] = True
+        self._count[rows] += 1
+        self._note_writes(rows, places, pages)
+        return True
+
+    def needs_page(self, rows: Ints, positions: Ints) -> np.ndarray:
+        """bool[n]: rows whose pages do not reach position `positions[i]` yet."""
+        short: np.ndarray = positions >= self._count[rows] * self.page_size
+        return short
+
+    def slots(self, rows: Ints, positions: Ints) -> Ints:
+        """int64[n]: the KV slot of each (row, position)."""
+        pages = self._pages[rows, positions // self.page_size]
+        slots: Ints = pages * self.page_size + positions % self.page_size
+        return slots
+
+    def take_writes(self) -> TableWrites:
+        """Table entries noted since the last call, in order; they belong into the very next batch."""
+        if not self._writes:
+            return TableWrites.empty()
+        noted, self._writes = self._writes, []
+        rows, positions, slots = (np.concatenate(parts) for parts in zip(*noted, strict=True))
+        return TableWrites(rows, positions, slots)
+
+    def offer(self, row: int, ids: Ints) -> None:
+        """Give the whole pages that hold `ids` to the cache, where later requests find them; the row keeps using them.
+
+        `ids` are known tokens whose KV is written by steps already submitted, or by the one being planned. Where another
+        row put the same tokens first, nothing is given until release: locking its pages beside our own copies would
+        hold the prefix twice, and a request that fits alone would no longer fit.
+        """
+        tokens = len(ids) // self.page_size * self.page_size
+        cached = int(self._cached[row])
+        if tokens <= cached or self.cache.peek(ids, tokens, self._salts[row]) > cached:
+            return
+        count = tokens // self.page_size
+        result = self.cache.insert(ids[:tokens], self._pages[row, :count], self._salts[row], cached)
+        if result.node is None:
+            return
+        check("page_conservation", len(result.duplicate_pages) == 0, duplicates=len(result.duplicate_pages))
+        self.cache.lock(result.node)
+        # The new node ends a longer prefix of the same path, so nothing that the old lock kept is lost in between.
+        self.allocator.free(self.cache.unlock(self._nodes[row]))
+        self._nodes[row] = result.node
+        self._owned[row, :count] = False
+        self._cached[row] = tokens
+
+    def release(self, row: int, generation: int, ids: Ints) -> None:
+        """Give back row and pages; whole pages that hold `ids` stay behind in the cache, which drops its duplicates."""
+        self.rows.free(row, generation)
+        count = len(ids) // self.page_size
+        owned = self._owned[row]
+        if count * self.page_size > self._cached[row]:
+            pages = self._pages[row, :count]
+            result = self.cache.insert(ids[: count * self.page_size], pages, self._salts[row], int(self._cached[row]))
+            if result.node is not None:
+                owned[:count] &= np.isin(pages, result.duplicate_pages)
+        left = self._pages[row][owned]
+        self.allocator.free(self.cache.unlock(self._nodes[row]))
+        self.allocator.free(left)
+        self._nodes[row] = None
+        self._count[row] = 0
+        owned[:] = False
+
+    def owned_pages(self) -> int:
+        """Pages owned by rows, not by the cache."""
+        return int(self._owned.sum())
+
+    def stats(self) -> tuple[PoolStats, ...]:
+        """Occupancy of rows and pages; `used` pages include cached ones that a running request holds locked."""
+        cached = self.cache.evictable_pages
+        return (
+            PoolStats("req", self.rows.size, self.rows.used),
+            PoolStats("kv_page", self.allocator.num_pages, self.allocator.held - cached, cached),
+        )
+
+    def check_integrity(self) -> None:
+        """Every row and page is free, owned once, or cached; raises InvariantViolation naming what is off."""
+        self.rows.check_integrity()
+        self.allocator.check_integrity()
+        self.cache.check_integrity()
+        owned = self._pages[self._owned]
+        check("page_conservation", len(np.unique(owned)) == len(owned), owned=len(owned))
+        held = self.allocator.held
+        check("page_conservation", len(owned) + self.cache.cached_pages == held, owned=len(owned), held=held)

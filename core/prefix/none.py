@@ -1,0 +1,72 @@
+"""The cache that keeps nothing between requests.
+
+The samples of one request (n > 1) still share the pages of their prompt, for that is a matter of memory and not of
+history: within a namespace made by `group_salt` this cache is a radix tree whose pages go the moment nobody locks them.
+"""
+
+from __future__ import annotations
+
+from core.invariants import check
+from core.prefix.base import GROUP_MARK, NO_PAGES, Ids, InsertResult, Pages, PrefixCache, PrefixMatch, group_salt
+from core.prefix.node import PrefixNode
+from core.prefix.radix import RadixCache
+
+
+class NoPrefixCache(PrefixCache):
+    """Matches nothing and adopts nothing, except among the samples of one request."""
+
+    def __init__(self, page_size: int) -> None:
+        self.page_size = page_size
+        self._groups = RadixCache(page_size)
+
+    def namespace(self, salt: str, group_id: str | None) -> str:
+        """The group's own namespace; a client's salt never names one, whatever it holds."""
+        return group_salt(group_id) if group_id is not None else ""
+
+    def match(self, ids: Ids, limit: int, salt: str) -> PrefixMatch:
+        """See the contract; always empty outside groups."""
+        if salt.startswith(GROUP_MARK):
+            return self._groups.match(ids, limit, salt)
+        return PrefixMatch(NO_PAGES, PrefixNode.root(salt))
+
+    def peek(self, ids: Ids, limit: int, salt: str) -> int:
+        """See the contract; always 0 outside groups."""
+        return self._groups.peek(ids, limit, salt) if salt.startswith(GROUP_MARK) else 0
+
+    def lock(self, node: PrefixNode) -> None:
+        """See the contract."""
+        self._groups.lock(node)
+
+    def unlock(self, node: PrefixNode) -> Pages:
+        """See the contract. Everything that nobody locks now goes: also pages that were inserted and never locked."""
+        self._groups.unlock(node)
+        return self._groups.clear()
+
+    def insert(self, ids: Ids, pages: Pages, salt: str, owned_from: int) -> InsertResult:
+        """See the contract. Outside groups nothing is adopted, and every page stays the caller's."""
+        if salt.startswith(GROUP_MARK):
+            return self._groups.insert(ids, pages, salt, owned_from)
+        check("prefix_lock_balance", owned_from == 0, owned_from=owned_from, held_pages=0)
+        return InsertResult(None, 0, NO_PAGES)
+
+    def evict(self, num_pages: int) -> Pages:
+        """See the contract."""
+        return self._groups.evict(num_pages)
+
+    def clear(self) -> Pages:
+        """See the contract."""
+        return self._groups.clear()
+
+    @property
+    def cached_pages(self) -> int:
+        """See the contract."""
+        return self._groups.cached_pages
+
+    @property
+    def locked_pages(self) -> int:
+        """See the contract."""
+        return self._groups.locked_pages
+
+    def check_integrity(self) -> None:
+        """See the contract."""
+        self._groups.check_integrity()

@@ -1,0 +1,261 @@
+"""A compressed radix tree over page-sized chunks of token ids, one root per salt.
+
+Recency is one ordered dict of *all* unlocked nodes, kept so that a parent is always younger than its children: whoever
+uses a prefix touches its nodes from the tail up. The oldest entry is hence always a leaf, eviction just takes it, and a
+parent whose last child went is exactly as old as its own last use. Nothing is ever sorted.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from core.invariants import check
+from core.prefix.audit import audit
+from core.prefix.base import NO_PAGES, Ids, InsertResult, Pages, PrefixCache, PrefixMatch
+from core.prefix.node import PrefixNode
+
+_ID_BYTES = 8
+
+
+def page_key(data: bytes, at: int, page_bytes: int) -> bytes:
+    """What finds a child: its whole first page, so two different pages can never be taken for one another."""
+    return data[at : at + page_bytes]
+
+
+def shared_pages(edge: bytes, data: bytes, at: int, page_bytes: int) -> int:
+    """How many leading pages of `edge` equal those of `data` from byte `at` on."""
+    span = min(len(edge), len(data) - at)
+    if edge[:span] == data[at : at + span]:
+        return span // page_bytes
+    count = span // _ID_BYTES
+    differs = np.frombuffer(edge, np.int64, count) != np.frombuffer(data, np.int64, count, at)
+    return int(differs.argmax()) * _ID_BYTES // page_bytes
+
+
+@dataclass(slots=True)
+class _Reach:
+    """How far a sequence is held: in full by the nodes of `path` (root first), then by `shared` pages of `partial`."""
+
+    path: list[PrefixNode]
+    partial: PrefixNode | None = None
+    shared: int = 0
+    held: int = 0
+    """All pages of it."""
+
+    def pages(self) -> Pages:
+        """Their numbers, in the order of the sequence. To be asked before `partial` is split, which takes them away."""
+        parts = [node.pages for node in self.path]
+        if self.partial is not None:
+            parts.append(self.partial.pages[: self.shared])
+        return np.concatenate(parts)
+
+    def duplicates(self, offered: Pages, owned: int) -> Pages:
+        """Which of the offered pages from `owned` on are held under another number."""
+        if owned == self.held:
+            return NO_PAGES
+        mine = offered[owned : self.held]
+        differs: npt.NDArray[np.bool_] = mine != self.pages()[owned:]
+        return mine[differs]
+
+
+class RadixCache(PrefixCache):
+    """Keeps what it is given until it is evicted.
+
+    Match, insert, lock and unlock cost O(pages of the prompt), evict O(what goes); splitting an edge copies it once.
+    """
+
+    def __init__(self, page_size: int) -> None:
+        self.page_size = page_size
+        self._page_bytes = page_size * _ID_BYTES
+        self._roots: dict[str, PrefixNode] = {}
+        """Invariant: every root here has a child, so tenants that left cost nothing."""
+        self._lru: OrderedDict[PrefixNode, None] = OrderedDict()
+        """Invariant: exactly the unlocked nodes but for roots, oldest first, parents after their children."""
+        self._owned: npt.NDArray[np.bool_] = np.zeros(1024, np.bool_)
+        """By page number: whether some node holds it. Grows with the largest number seen."""
+        self._cached = 0
+        self._locked = 0
+
+    def namespace(self, salt: str, group_id: str | None) -> str:
+        """The salt itself: samples share their prompt as any two requests of a tenant do."""
+        return salt
+
+    def match(self, ids: Ids, limit: int, salt: str) -> PrefixMatch:
+        """See the contract. The returned node ends exactly at the match."""
+        reach = self._reach(self._bytes(ids, limit), salt)
+        pages = reach.pages()
+        node = self._end(reach)
+        self._touch(node)
+        return PrefixMatch(pages, node)
+
+    def peek(self, ids: Ids, limit: int, salt: str) -> int:
+        """See the contract."""
+        return self._reach(self._bytes(ids, limit), salt).held * self.page_size
+
+    def lock(self, node: PrefixNode) -> None:
+        """See the contract. O(nodes of the path)."""
+        check("prefix_lock_balance", not node.dead, held=node.holds)
+        node.holds += 1
+        for each in node.path():
+            each.locks += 1
+            if each.locks == 1 and not each.is_root:
+                del self._lru[each]
+                self._locked += each.pages.size
+
+    def unlock(self, node: PrefixNode) -> Pages:
+        """See the contract; drops nothing."""
+        check("prefix_lock_balance", node.holds > 0, held=node.holds, dead=node.dead)
+        node.holds -= 1
+        for each in node.path():
+            each.locks -= 1
+            if each.locks == 0 and not each.is_root:
+                self._lru[each] = None
+                self._locked -= each.pages.size
+        return NO_PAGES
+
+    def insert(self, ids: Ids, pages: Pages, salt: str, owned_from: int) -> InsertResult:
+        """See the contract."""
+        total = pages.size * self.page_size
+        check("prefix_page_alignment", total <= ids.size, pages=pages.size, tokens=ids.size)
+        aligned = owned_from % self.page_size == 0 and 0 <= owned_from <= total
+        check("prefix_page_alignment", aligned, owned_from=owned_from, offered=total)
+        data, owned = self._bytes(ids, total), owned_from // self.page_size
+        reach = self._reach(data, salt)
+        held = reach.held
+        check("prefix_lock_balance", owned <= held, owned_from=owned_from, held_pages=held)
+        self._take(pages[held:])  # before anything is changed, since it checks
+        duplicates = reach.duplicates(pages, owned)
+        node = self._end(reach)
+        if held < pages.size:
+            node = self._attach(node, data[held * self._page_bytes :], pages[held:].copy())
+        self._touch(node)
+        return InsertResult(node, pages.size - held, duplicates)
+
+    def evict(self, num_pages: int) -> Pages:
+        """See the contract. Trims the last node it takes from, so that exactly what was asked goes."""
+        wanted, freed = min(num_pages, self.evictable_pages), [NO_PAGES]
+        while wanted > 0:
+            node = next(iter(self._lru))
+            if node.pages.size > wanted:
+                # The split leaves the tail in `node`, which goes, so a stale handle to it is seen to be dead.
+                upper = self._split(node, node.pages.size - wanted)
+                self._lru[upper] = None
+                self._lru.move_to_end(upper, last=False)
+            freed.append(node.pages)
+            wanted -= node.pages.size
+            self._drop(node)
+        return np.concatenate(freed)
+
+    def clear(self) -> Pages:
+        """See the contract."""
+        return self.evict(self.evictable_pages)
+
+    @property
+    def cached_pages(self) -> int:
+        """See the contract."""
+        return self._cached
+
+    @property
+    def locked_pages(self) -> int:
+        """See the contract."""
+        return self._locked
+
+    @property
+    def namespaces(self) -> int:
+        """Salts under which anything is cached: what the memory for tenants is bounded by."""
+        return len(self._roots)
+
+    def check_integrity(self) -> None:
+        """See the contract."""
+        counted = audit(self._roots, self._lru, self._page_bytes)
+        check("page_conservation", counted.cached == self._cached, counted=counted.cached, kept=self._cached)
+        check("prefix_lock_balance", counted.locked == self._locked, counted=counted.locked, kept=self._locked)
+        marked = int(np.count_nonzero(self._owned))
+        check("page_conservation", marked == self._cached, marked=marked, cached=self._cached)
+
+    def _bytes(self, ids: Ids, limit: int) -> bytes:
+        """The whole pages within the first `limit` ids, in the form of keys."""
+        usable = max(0, min(limit, ids.size)) // self.page_size * self.page_size
+        return np.ascontiguousarray(ids[:usable], np.int64).tobytes()
+
+    def _reach(self, data: bytes, salt: str) -> _Reach:
+        """Follow `data` as far as it is held. Mutates nothing."""
+        reach = _Reach([self._roots.get(salt) or PrefixNode.root(salt)])
+        at = 0
+        while at < len(data):
+            child = reach.path[-1].children.get(page_key(data, at, self._page_bytes))
+            if child is None:
+                break
+            shared = shared_pages(child.key, data, at, self._page_bytes)
+            reach.held += shared
+            if shared < child.pages.size:
+                reach.partial, reach.shared = child, shared
+                break
+            reach.path.append(child)
+            at += len(child.key)
+        return reach
+
+    def _end(self, reach: _Reach) -> PrefixNode:
+        """The node at which the held prefix ends; made by a split if it ends within an edge, and then to be touched."""
+        return reach.path[-1] if reach.partial is None else self._split(reach.partial, reach.shared)
+
+    def _split(self, node: PrefixNode, keep: int) -> PrefixNode:
+        """Put a new node that takes the first `keep` pages above `node`, which keeps its end, holds, locks and age.
+
+        Every lock on `node` protects the upper part as well. An unlocked upper node is *not* put among the recent ones:
+        the caller knows how old it is.
+        """
+        parent, cut = node.parent, keep * self._page_bytes
+        assert parent is not None, "roots have no edge to split"
+        upper = PrefixNode(parent, node.key[:cut], node.pages[:keep])
+        upper.locks = node.locks
+        parent.children[page_key(upper.key, 0, self._page_bytes)] = upper
+        node.parent, node.key, node.pages = upper, node.key[cut:], node.pages[keep:]
+        upper.children[page_key(node.key, 0, self._page_bytes)] = node
+        return upper
+
+    def _attach(self, parent: PrefixNode, key: bytes, pages: Pages) -> PrefixNode:
+        """A new leaf with pages that were taken."""
+        if parent.is_root:
+            self._roots[parent.salt] = parent
+        node = PrefixNode(parent, key, pages)
+        parent.children[page_key(key, 0, self._page_bytes)] = node
+        return node
+
+    def _drop(self, node: PrefixNode) -> None:
+        """Forget an unlocked leaf, and its root if nothing is left below it."""
+        parent = node.parent
+        assert parent is not None, "roots are never among the recent nodes"
+        check("page_conservation", not node.children, children=len(node.children))
+        del parent.children[page_key(node.key, 0, self._page_bytes)]
+        del self._lru[node]
+        self._owned[node.pages] = False
+        self._cached -= node.pages.size
+        node.parent, node.dead = None, True
+        if parent.is_root and not parent.children:
+            del self._roots[parent.salt]
+
+    def _touch(self, node: PrefixNode) -> None:
+        """Make the unlocked part of the path the youngest, tail first so that parents stay younger."""
+        for each in node.path():
+            if each.locks or each.is_root:
+                break
+            self._lru[each] = None
+            self._lru.move_to_end(each)
+
+    def _take(self, pages: Pages) -> None:
+        """Become the owner of `pages`; a page with two owners would mix two requests' tokens."""
+        if not pages.size:
+            return
+        lowest, highest = int(pages.min()), int(pages.max())
+        check("page_padding_reserved", lowest > 0, lowest=lowest)
+        if highest >= self._owned.size:
+            self._owned = np.append(self._owned, np.zeros(highest + 1, np.bool_))
+        twice = bool(self._owned[pages].any()) or np.unique(pages).size != pages.size
+        check("page_conservation", not twice, offered=pages)
+        self._owned[pages] = True
+        self._cached += pages.size

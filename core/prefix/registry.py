@@ -1,0 +1,24 @@
+"""Prefix caches by the name that `--prefix-cache` takes. A new one is a new file and one line here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from core.errors import ConfigError
+from core.prefix.base import PrefixCache
+from core.prefix.none import NoPrefixCache
+from core.prefix.radix import RadixCache
+
+PREFIX_CACHES: dict[str, Callable[[int], PrefixCache]] = {
+    "radix": RadixCache,
+    "none": NoPrefixCache,
+}
+"""Name -> factory; a factory takes the page size."""
+
+
+def build_prefix_cache(name: str, page_size: int) -> PrefixCache:
+    """A new, empty cache. Raises ConfigError for a name that nobody registered."""
+    factory = PREFIX_CACHES.get(name)
+    if factory is None:
+        raise ConfigError(f"prefix_cache must be one of {', '.join(PREFIX_CACHES)}; got {name!r}")
+    return factory(page_size)

@@ -1,0 +1,102 @@
+"""The FutureMap: values that step N produces on the device and step N+1 needs before the host knows them.
+
+Indexed by request-pool row (SGLang #25862), so there is no ring to wrap and nothing to size: a row is unique among the
+running requests, and its writes and reads are in one stream order. It is always on, overlap or not (law 8).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from core.device.checks import AssertMode, DeviceChecks
+from core.device.streams import DeviceStreams, Event
+from core.invariants import check
+from core.memory.req_to_token_pool import ReqToTokenPool
+from core.relay.payload import NEW_SEQ_LENS, OUTPUT_TOKENS, Column, RelayPayload
+
+
+class FutureMap:
+    """Columns over all rows of `pool`, padding row included. Every method runs on the forward stream (law 2).
+
+    One step calls `gather` (inputs), then `publish` (lengths), then `stash` (tokens and extras), in this order; publish
+    before stash because lengths are all that planning needs and have their own readers (law 9).
+    """
+
+    def __init__(
+        self, pool: ReqToTokenPool, streams: DeviceStreams, checks: DeviceChecks, extras: Sequence[Column] = ()
+    ) -> None:
+        self.num_rows = pool.num_rows
+        self._streams = streams
+        self._checks = checks
+        columns = (OUTPUT_TOKENS, NEW_SEQ_LENS, *extras)
+        self._columns = {column.name: column for column in columns}
+        check("relay_payload_shape", len(self._columns) == len(columns), columns=[c.name for c in columns])
+        self._buffers = {c.name: pool.new_row_buffer(c.tail, c.dtype, c.fill) for c in columns}
+        for buffer in self._buffers.values():
+            buffer[0] = 0
+
+    def buffer(self, name: str) -> torch.Tensor:
+        """The column `name`, [R, *tail]; for tests and for captured graphs that need its address."""
+        return self._buffers[name]
+
+    def publish(self, rows: torch.Tensor, seq_lens: torch.Tensor) -> Event | None:
+        """Write new lengths (any integer dtype) of `rows` and return a fresh event recorded after the write.
+
+        Empty rows return None before any shape is looked at: an idle rank publishes nothing (SGLang #25473).
+        """
+        if rows.numel() == 0:
+            return None
+        self._check_rows(rows)
+        self._buffers[NEW_SEQ_LENS.name].index_copy_(0, rows.view(-1), seq_lens.view(-1).to(torch.int64))
+        event = self._streams.new_event()
+        event.record(self._streams.forward)
+        return event
+
+    def stash(self, rows: torch.Tensor, payload: RelayPayload) -> None:
+        """Write the step's tokens, and every extra that the payload carries, for `rows`."""
+        if rows.numel() == 0:
+            return
+        self._check_rows(rows)
+        self._buffers[OUTPUT_TOKENS.name].index_copy_(0, rows, payload.tokens_flat(rows.numel()))
+        for name, values in payload.extras.items():
+            column = self._columns[name]
+            expected = (rows.numel(), *column.tail)
+            check("relay_payload_shape", tuple(values.shape) == expected, column=name, shape=tuple(values.shape))
+            self._buffers[name].index_copy_(0, rows, values.to(column.dtype))
+
+    def gather(self, rows: torch.Tensor, seq_lens: torch.Tensor | None = None) -> torch.Tensor:
+        """int64[n]: the newest token of each row, consumed by this read.
+
+        `seq_lens` int64[n], when given, are the lengths the plan assumes before this step; a published length that
+        differs means that the row's last step was not the one the scheduler thinks it was.
+        """
+        if rows.numel() == 0:
+            return rows.new_empty(0, dtype=torch.int64)
+        if seq_lens is not None:
+            self._checks.expect_equal(self.seq_lens(rows), seq_lens)
+        return self._checks.consume(self._buffers[OUTPUT_TOKENS.name], rows)
+
+    def seq_lens(self, rows: torch.Tensor) -> torch.Tensor:
+        """int64[n]: published lengths; reading does not consume them."""
+        return self._buffers[NEW_SEQ_LENS.name].index_select(0, rows)
+
+    def extra(self, name: str, rows: torch.Tensor) -> torch.Tensor:
+        """[n, *tail]: the declared extra column `name` of `rows`."""
+        return self._buffers[name].index_select(0, rows)
+
+    def forget(self, rows: torch.Tensor) -> None:
+        """Mark rows as unwritten, so that a read before the next owner's first write is seen."""
+        if rows.numel() == 0:
+            return
+        for name, buffer in self._buffers.items():
+            buffer.index_fill_(0, rows, self._columns[name].fill)
+        self._buffers[OUTPUT_TOKENS.name][0] = 0
+
+    def _check_rows(self, rows: torch.Tensor) -> None:
+        # Duplicate rows make the order of an index_copy undefined; looking costs a sort and, on CUDA, a sync.
+        if self._checks.mode is AssertMode.TRAP and self._streams.device.type == "cpu":
+            real = rows[rows > 0]
+            check("relay_rows_unique", len(torch.unique(real)) == len(real), rows=rows.tolist())
+            check("relay_rows_range", bool(((rows >= 0) & (rows < self.num_rows)).all()), rows=rows.tolist())

@@ -1,0 +1,54 @@
+"""Where the input ids of a step come from: the one resolve path for prompt ids and relayed tokens.
+
+Runs at forward entry on the forward stream. Prompt ids stay on the host until then (SGLang #25945), decode tokens come
+out of the FutureMap, a mixed step takes both.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from core.batch.schedule_batch import InputStaging
+from core.invariants import check
+from core.relay.future_map import FutureMap
+
+
+@dataclass(slots=True)
+class InputIds:
+    """Input ids of one step on the device, int64[T]; `None` means "relay": nobody may read them yet (law 7)."""
+
+    ids: torch.Tensor | None = None
+
+
+def resolve_forward_inputs(
+    inputs: InputIds,
+    staging: InputStaging,
+    decode_rows: torch.Tensor,
+    decode_lens: torch.Tensor | None,
+    future_map: FutureMap,
+    num_tokens: int,
+) -> torch.Tensor:
+    """Fill `inputs.ids` and return it: int64[num_tokens], prefill ids first, then one token per decode row.
+
+    Four cases: prompt ids staged (prefill); staged ids and decode rows (mixed); neither staged nor present (decode:
+    relay); ids already there (nothing to do, so a second call consumes nothing). `decode_rows` int64[n] and
+    `decode_lens` int64[n] are on the device. The staging is cleared only after everything succeeded, so a failed copy
+    leaves it whole.
+    """
+    if inputs.ids is not None:
+        check("staging_consumed", staging.prefill_ids_cpu is None and staging.mix_decode_rows is None)
+        return inputs.ids
+    prompt = staging.prefill_ids_cpu
+    if prompt is None:
+        ids = future_map.gather(decode_rows, decode_lens)
+    else:
+        ids = prompt.to(decode_rows.device, non_blocking=True)
+        if staging.mix_decode_rows is not None:
+            ids = torch.cat([ids, future_map.gather(decode_rows, decode_lens)])
+    check("resolve_length", ids.numel() == num_tokens, got=ids.numel(), expected=num_tokens)
+    staging.prefill_ids_cpu = None
+    staging.mix_decode_rows = None
+    inputs.ids = ids
+    return ids

@@ -1,0 +1,1 @@
+"""From logits to tokens, independent of the batch a row happens to be in."""

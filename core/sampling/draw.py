@@ -1,0 +1,92 @@
+"""One token per row by inverse CDF, in vocabulary order and in exact arithmetic.
+
+Probabilities become whole numbers held in floating point, scaled so that a row's total stays below 2^53. Sums of whole
+numbers do not depend on the order of the additions, so a row's result depends neither on its neighbours, nor on how a
+kernel splits its work, nor on whether the dropped tokens take part as zeros or not at all. That is what makes law 13
+hold bit for bit: a float32 `sum` differs between one row and two when PyTorch splits a single long row over threads.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import torch
+
+BLOCK: Final = 128
+"""Tokens per block of the two-level CDF. `padded` rows are a whole number of blocks long."""
+
+
+def padded(logits: torch.Tensor) -> torch.Tensor:
+    """float32[n, V] -> float32[n, W] with W the next multiple of BLOCK; the new columns are -inf, so weigh nothing."""
+    missing = -logits.shape[1] % BLOCK
+    return torch.nn.functional.pad(logits, (0, missing), value=-torch.inf) if missing else logits
+
+
+def weigh(scaled: torch.Tensor, tops: torch.Tensor) -> torch.Tensor:
+    """float32[n, W] of whole numbers proportional to exp(scaled); each row's exact total is below 2^53.
+
+    scaled: float32[n, W], logits over temperature; tops: float32[n], its row maxima. Never modifies its arguments.
+    """
+    # The CPU's softmax works through one row after another, so it cannot see the neighbours; of the elementwise exp
+    # that is true only as long as the vector library treats the tail of a buffer like its middle.
+    return weigh_by_softmax(scaled) if scaled.device.type == "cpu" else weigh_by_exp(scaled, tops)
+
+
+def weigh_by_softmax(scaled: torch.Tensor) -> torch.Tensor:
+    """Weights out of 2^50, to within the rounding of the softmax (the CPU's way)."""
+    return scaled.softmax(-1).mul_(2.0**50).floor_()
+
+
+def weigh_by_exp(scaled: torch.Tensor, tops: torch.Tensor) -> torch.Tensor:
+    """Weights relative to the most likely token's (other devices' way: elementwise, hence blind to the neighbours)."""
+    bits = 52 - (scaled.shape[1] - 1).bit_length()
+    return scaled.sub(tops[:, None]).exp_().mul_(2.0**bits).floor_()
+
+
+def totals(weights: torch.Tensor) -> torch.Tensor:
+    """Exact float64[n] row sums of float32[n, W] weights."""
+    return _block_sums(weights).sum(-1)
+
+
+def draw(weights: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
+    """Token ids int64[n]: in each row the first id whose cumulative weight exceeds uniform * total.
+
+    weights: float32[n, W] as `weigh` returns them, dropped tokens 0; uniforms: float64[n] in [0, 1). A token of weight
+    0 is never returned. Rows without any weight, or with NaN, give some id within [0, W) that means nothing.
+    """
+    block_cdf = _block_sums(weights).cumsum(-1)
+    target = _targets(block_cdf[:, -1], uniforms)
+    block = _first_above(block_cdf, target)
+    before = block_cdf.gather(1, (block - 1).clamp_min_(0)[:, None])[:, 0] * (block > 0)
+    blocks = weights.view(len(weights), -1, BLOCK)
+    inside = blocks.gather(1, block[:, None, None].expand(-1, 1, BLOCK))[:, 0].double().cumsum(-1)
+    return block * BLOCK + _first_above(inside, target - before)
+
+
+def draw_among(ids: torch.Tensor, weights: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
+    """Exactly what `draw` returns, when all tokens of non-zero weight are among `ids`.
+
+    ids: int64[n, K] without duplicates in a row, in any order; weights: float64[n, K] whole numbers.
+    """
+    ids, order = ids.sort(-1)
+    cdf = weights.gather(1, order).cumsum(-1)
+    place = _first_above(cdf, _targets(cdf[:, -1], uniforms))
+    return ids.gather(1, place[:, None])[:, 0]
+
+
+def _block_sums(weights: torch.Tensor) -> torch.Tensor:
+    """float64[n, W / BLOCK]."""
+    blocks = weights.view(len(weights), -1, BLOCK)
+    # The CPU has no vectorised reduction that widens on the way; widening first is faster by half.
+    return blocks.double().sum(-1) if weights.device.type == "cpu" else blocks.sum(-1, dtype=torch.float64)
+
+
+def _targets(total: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
+    """Whole numbers in [0, total - 1]: u * total may round up to total, beyond which there is no token."""
+    return torch.minimum((uniforms * total).floor_(), total - 1).clamp_min_(0)
+
+
+def _first_above(cdf: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    """First column of ascending float64[n, m] that is above target[n]; the last column where there is none."""
+    found = torch.searchsorted(cdf, target[:, None], right=True)[:, 0]
+    return found.clamp_max_(cdf.shape[1] - 1)

@@ -1,0 +1,47 @@
+"""Log probabilities of the model itself: from the raw logits, before bias, penalties, temperature and filters."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass(frozen=True, slots=True)
+class Logprobs:
+    """S rows on the device."""
+
+    values: torch.Tensor
+    """float32[S]: log probability of each sampled token."""
+    top_ids: torch.Tensor | None
+    """int64[S, K]: the most likely tokens, best first, lower ids first among equals; None when no row wants any."""
+    top_values: torch.Tensor | None
+    """float32[S, K]."""
+
+
+def raw_logprobs(logits: torch.Tensor) -> torch.Tensor:
+    """float32[S, V] over the full vocabulary; a copy, so the sampler may change the logits afterwards."""
+    # On the CPU this is faster than logsumexp and a gather, and it works row by row, so it is blind to the neighbours.
+    return logits.log_softmax(-1)
+
+
+def pick_logprobs(logprobs: torch.Tensor, tokens: torch.Tensor, top: int) -> Logprobs:
+    """What the clients see of float32[S, V] log probabilities: the sampled int64[S] tokens' and the `top` largest."""
+    values = logprobs.gather(1, tokens[:, None])[:, 0]
+    if top == 0:
+        return Logprobs(values, None, None)
+    ids = _leading_ids(logprobs, min(top, logprobs.shape[1]))
+    return Logprobs(values, ids, logprobs.gather(1, ids))
+
+
+def _leading_ids(logprobs: torch.Tensor, count: int) -> torch.Tensor:
+    """int64[S, count]: ids by falling value, then rising id.
+
+    `topk` leaves open which of several equal values it lists, and that can change with its K, hence with what the
+    neighbours ask for; bfloat16 models produce such ties all the time. So value and id are ranked as one number.
+    """
+    bits = (logprobs + 0.0).view(torch.int32)
+    keys = (bits ^ ((bits >> 31) & 0x7FFFFFFF)).long() << 32
+    keys += torch.arange(logprobs.shape[1] - 1, -1, -1, device=logprobs.device)
+    best = keys.topk(count).values
+    return logprobs.shape[1] - 1 - (best & 0xFFFFFFFF)

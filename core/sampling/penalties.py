@@ -1,0 +1,115 @@
+"""Logit bias and the three penalties, from the device's own record of the tokens.
+
+Under overlap the host plans a step before it knows the newest token, so counts kept on the host would be one token
+late. The history is therefore written and read on the forward stream: a step appends what it sampled, the next step
+counts what is there. Only lengths come from the host, and those it knows without knowing tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from core.batch.sampling_batch import Ints, SamplingBatch
+from core.device.staging import Staging
+
+
+class TokenHistory:
+    """Prompt and output ids of every pool row that uses penalties: column p of row r is token p of its sequence.
+
+    Called on the forward stream only (law 2). Columns at and beyond a row's length hold leftovers of earlier owners and
+    are never read; row 0 is padding and takes every write that has no place.
+    """
+
+    def __init__(self, buffer: torch.Tensor) -> None:
+        """`buffer`: int32[R, max_len] on the device, one row per pool row including row 0."""
+        assert buffer.ndim == 2 and buffer.dtype == torch.int32, (buffer.shape, buffer.dtype)
+        self.buffer = buffer
+        self._staging = Staging(buffer.device)
+
+    @property
+    def max_len(self) -> int:
+        """Tokens that a row can hold."""
+        return self.buffer.shape[1]
+
+    def seed(self, rows: Sequence[int], ids: Sequence[Ints]) -> None:
+        """Start `rows[i]` with all its known tokens `ids[i]` (int64), prompt first. One transfer for all rows."""
+        assert len(rows) == len(ids), (len(rows), len(ids))
+        assert all(0 < row < len(self.buffer) for row in rows), rows
+        lens = np.array([len(part) for part in ids], np.int64)
+        assert not (lens > self.max_len).any(), (lens, self.max_len)
+        if not lens.sum():
+            return
+        flat_rows = np.repeat(np.asarray(rows, np.int64), lens)
+        positions = np.concatenate([np.arange(n) for n in lens])
+        row_index, columns, tokens = self._staging.upload([flat_rows, positions, np.concatenate(ids)])
+        self.buffer.index_put_((row_index, columns), tokens.to(torch.int32))
+
+    def append(self, rows: torch.Tensor, positions: torch.Tensor, tokens: torch.Tensor) -> None:
+        """Write `tokens[i]` at `positions[i]` of `rows[i]`; int64[S] each, on the device, without a host sync.
+
+        A position past the end (the discarded extra step of a request that filled its context) lands in row 0.
+        """
+        assert rows.shape == positions.shape == tokens.shape, (rows.shape, positions.shape, tokens.shape)
+        fits = positions < self.max_len
+        self.buffer.index_put_((rows * fits, positions * fits), tokens.to(torch.int32))
+
+
+def apply_bias(logits: torch.Tensor, batch: SamplingBatch) -> None:
+    """Add the batch's bias entries to float32[S, V] logits, in place; -inf forbids a token."""
+    if len(batch.bias_rows) == 0:
+        return
+    staging = Staging(logits.device)
+    rows, tokens = staging.upload([batch.bias_rows, batch.bias_tokens])
+    (values,) = staging.upload_floats([batch.bias_values])
+    # Accumulate: a token can carry a client's bias and the -inf of min_tokens at once.
+    logits.index_put_((rows, tokens), values, accumulate=True)
+
+
+def apply_penalties(logits: torch.Tensor, batch: SamplingBatch, history: TokenHistory) -> None:
+    """Penalise tokens seen so far, in place on float32[S, V] logits; rows without penalties are not touched.
+
+    Repetition as in `transformers` and vLLM: over prompt and output, positive logits divided, negative multiplied.
+    Frequency and presence as in OpenAI's API: over the output only, subtracted count times and once.
+    """
+    places = _penalised(batch)
+    if len(places) == 0:
+        return
+    longest = int(batch.history_lens[places].max())
+    assert longest <= history.max_len, (longest, history.max_len)
+    staging = Staging(logits.device)
+    index, rows, prompt_lens, lens = staging.upload(
+        [places, batch.rows[places], batch.prompt_lens[places], batch.history_lens[places]]
+    )
+    repetition, frequency, presence = (
+        column[:, None]
+        for column in staging.upload_floats(
+            [
+                batch.repetition_penalties[places],
+                batch.frequency_penalties[places],
+                batch.presence_penalties[places],
+            ]
+        )
+    )
+    columns = torch.arange(longest, device=logits.device)
+    valid = columns < lens[:, None]
+    tokens = history.buffer[:, :longest].index_select(0, rows).long()
+    # Leftovers beyond a row's length count for its first token with weight 0, and rewrite that token's own new logit.
+    tokens = torch.where(valid, tokens, tokens[:, :1])
+    counts = torch.zeros(len(places), logits.shape[1], device=logits.device)
+    counts.scatter_add_(1, tokens, (valid & (columns >= prompt_lens[:, None])).float())
+    seen = counts.gather(1, tokens)
+    old = logits.index_select(0, index).gather(1, tokens)
+    new = torch.where(old > 0, old / repetition, old * repetition)
+    new = new - frequency * seen - presence * (seen > 0)
+    logits.index_put_((index[:, None].expand_as(tokens), tokens), new)
+
+
+def _penalised(batch: SamplingBatch) -> Ints:
+    """Places in the batch whose logits a penalty changes."""
+    changed = (
+        (batch.repetition_penalties != 1.0) | (batch.frequency_penalties != 0.0) | (batch.presence_penalties != 0.0)
+    )
+    return np.flatnonzero(changed & (batch.history_lens > 0))

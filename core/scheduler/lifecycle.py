@@ -1,0 +1,91 @@
+"""Every change of a request's state: admitted, retracted, ended. The single path on which rows and pages are released."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from core.batch.sampling_batch import Ints
+from core.memory.request_memory import RequestMemory
+from core.scheduler.outputs import Ended
+from core.scheduler.running import RunningSet
+from core.scheduler.sampling_table import SamplingTable
+from core.scheduler.snapshot import StatsRecorder
+from core.scheduler.waiting_queue import WaitingQueue
+from core.types.request import Req, RequestState
+
+
+class Lifecycle:
+    """Moves requests between the waiting queue, the running set and their end, and keeps memory in step."""
+
+    def __init__(
+        self,
+        waiting: WaitingQueue,
+        running: RunningSet,
+        memory: RequestMemory,
+        sampling: SamplingTable,
+        recorder: StatsRecorder,
+    ) -> None:
+        self.waiting = waiting
+        self.running = running
+        self.memory = memory
+        self.sampling = sampling
+        self._recorder = recorder
+        self._ended: list[Ended] = []
+        self._fresh: list[Req] = []
+
+    def admit(self, req: Req, reserve_pages: int, now: float) -> bool:
+        """Give a waiting request a row and pages for its whole prompt; False, and no change, when it does not fit."""
+        ids = req.known_ids()
+        admission = self.memory.admit(ids, req.salt, reserve_pages)
+        if admission is None:
+            return False
+        self.waiting.took(req)
+        self.running.add(req, admission)
+        self.sampling.fill(req)
+        self._fresh.append(req)
+        if req.scheduled_at is None:
+            req.scheduled_at = now
+            req.cached_tokens = admission.cached_tokens
+            self._recorder.scheduled(req, now)
+        return True
+
+    def retract(self, req: Req) -> None:
+        """Take row and pages from a running request and queue it again; what it produced stays with it.
+
+        A step in flight may still sample for it: that result is stale by generation and is sampled again later, to the
+        same token, because sampling depends on seed and position only (law 13).
+        """
+        self._unseat(req)
+        req.move_to(RequestState.WAITING)
+        req.retractions += 1
+        self._recorder.preemptions += 1
+        self.waiting.push(req)
+
+    def end(self, ended: Ended) -> None:
+        """End a request in any state; one that has ended already is left alone, so late aborts are harmless (D30)."""
+        req = ended.req
+        if req.state is RequestState.FINISHED:
+            return
+        if req.state is RequestState.RUNNING:
+            self._unseat(req)
+        else:
+            self.waiting.remove(req)
+        req.move_to(RequestState.FINISHED)
+        self._ended.append(ended)
+
+    def _unseat(self, req: Req) -> None:
+        row, generation = req.row, req.generation
+        if req in self._fresh:
+            self._fresh.remove(req)
+        written = self.running.remove(req)
+        self.memory.release(row, generation, written)
+
+    def take_ended(self) -> tuple[Ended, ...]:
+        """Terminals since the last call."""
+        ended, self._ended = tuple(self._ended), []
+        return ended
+
+    def take_fresh(self) -> tuple[list[Req], Ints]:
+        """Requests admitted since the last call that still run, and their rows as int64[n]."""
+        fresh, self._fresh = self._fresh, []
+        return fresh, np.fromiter((req.row for req in fresh), np.int64, len(fresh))

@@ -1,0 +1,45 @@
+"""What one step hands to the output processor: new tokens, and requests that ended."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from core.batch.result import LogprobResult
+from core.errors import SlipstreamError
+from core.types.io import FinishReason
+from core.types.request import Req
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """The terminal of one request: a reason, or the error its stream ends with. Exactly one of the two is set."""
+
+    req: Req
+    reason: FinishReason | None = None
+    matched_stop: str | int | None = None
+    error: SlipstreamError | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StepTokens:
+    """New tokens of one step, one per request: `tokens[i]` is output number `positions[i]` of `reqs[i]`.
+
+    `logprob_rows[i]` is the place of that token in `logprobs`, when the step computed any.
+    """
+
+    reqs: list[Req]
+    tokens: list[int]
+    positions: list[int]
+    logprobs: LogprobResult | None = None
+    logprob_rows: list[int] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class StepOutputs:
+    """Tokens first, terminals after: an ended request has all its tokens in `tokens` or in earlier steps."""
+
+    tokens: tuple[StepTokens, ...]
+    ended: tuple[Ended, ...]
+
+    def __bool__(self) -> bool:
+        return bool(self.tokens or self.ended)

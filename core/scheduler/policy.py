@@ -1,0 +1,68 @@
+"""In which order waiting requests are admitted, and which running one gives way when pages run out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Protocol
+
+from core.types.request import Req
+
+LPM_WINDOW = 64
+"""How many of the oldest waiting requests `lpm` compares; bounds the matching work of one admission."""
+LPM_PATIENCE = 32
+"""A request passed over so often goes first: cache hits must not starve the others."""
+
+
+class Policy(Protocol):
+    """`key` orders the queue; `choose` may look further among its first requests."""
+
+    window: int
+    """How many requests from the head of the queue `choose` wants to see."""
+
+    def key(self, req: Req) -> tuple[int, int]:
+        """Smaller is served earlier; unique per request."""
+        ...
+
+    def choose(self, head: Iterable[Req], match_len: Callable[[Req], int]) -> Req:
+        """One of `head`, which is not empty and in key order. `match_len` gives cached prompt tokens."""
+        ...
+
+
+class FirstCome:
+    """First come, first served."""
+
+    window = 1
+
+    def key(self, req: Req) -> tuple[int, int]:
+        """Arrival order; a retracted request keeps its place."""
+        return (0, req.sequence)
+
+    def choose(self, head: Iterable[Req], match_len: Callable[[Req], int]) -> Req:
+        """The head."""
+        return next(iter(head))
+
+
+class Priority(FirstCome):
+    """Lower `priority` values first, arrival order among equals, as in vLLM."""
+
+    def key(self, req: Req) -> tuple[int, int]:
+        """Priority, then arrival."""
+        return (req.priority, req.sequence)
+
+
+class LongestPrefixMatch(FirstCome):
+    """The longest cached prefix first, so that hot prefixes are used before they are evicted (SGLang's `lpm`)."""
+
+    window = LPM_WINDOW
+
+    def choose(self, head: Iterable[Req], match_len: Callable[[Req], int]) -> Req:
+        """The best match among `head`; ties and the impatient go by arrival."""
+        return min(head, key=lambda r: (0, 0, r.sequence) if r.passed_over >= LPM_PATIENCE else (1, -match_len(r), r.sequence))
+
+
+POLICIES: dict[str, Callable[[], Policy]] = {"fcfs": FirstCome, "lpm": LongestPrefixMatch, "priority": Priority}
+
+
+def victim(running: list[Req], policy: Policy) -> Req:
+    """Who gives way: the one the policy would serve last. The first in line is never taken, so somebody always ends."""
+    return max(running, key=policy.key)

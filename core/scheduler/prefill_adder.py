@@ -1,0 +1,81 @@
+"""Fills one step with prompt chunks: first who is already in the middle of a prompt, then who waits."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from core.batch.build import Segment
+from core.batch.sampling_batch import Ints
+from core.scheduler.lifecycle import Lifecycle
+from core.types.request import Req
+
+RESERVE_AFTER_RETRACTION = 0.5
+RESERVE_MIN = 0.05
+RESERVE_DECAY = 0.98
+
+
+class PrefillAdder:
+    """Keeps the share of the remaining output that admission reserves pages for.
+
+    Reserving everything wastes the pool, because most outputs end early; reserving nothing retracts all the time. The
+    share falls with every quiet step and jumps when a retraction shows that it was too low (SGLang's new-token ratio).
+    """
+
+    def __init__(self, lifecycle: Lifecycle) -> None:
+        self._lifecycle = lifecycle
+        self._running = lifecycle.running
+        self._memory = lifecycle.memory
+        self._reserve_share = RESERVE_MIN
+        self._offered: Ints = np.zeros(self._memory.rows.size + 1, np.int64)
+
+    def retracted(self) -> None:
+        """Pages ran out: reserve more from now on."""
+        self._reserve_share = max(RESERVE_AFTER_RETRACTION, self._reserve_share)
+
+    def fill(self, budget: int, now: float) -> list[Segment]:
+        """Chunks of at most `budget` tokens in all, at most one per request."""
+        self._reserve_share = max(RESERVE_MIN, self._reserve_share * RESERVE_DECAY)
+        segments: list[Segment] = []
+        for row in self._running.prefilling().tolist():
+            if budget <= 0:
+                return segments
+            segments.append(self._chunk(row, budget))
+            budget -= segments[-1].length
+        while budget > 0:
+            req = self._lifecycle.waiting.best(self._match_len)
+            if req is None or not self._lifecycle.admit(req, self._reserve_pages(req), now):
+                break
+            self._offered[req.row] = 0
+            segments.append(self._chunk(req.row, budget))
+            budget -= segments[-1].length
+        return segments
+
+    def _match_len(self, req: Req) -> int:
+        ids = req.known_ids()
+        return self._memory.cache.peek(ids, len(ids) - 1, req.salt)
+
+    def _reserve_pages(self, newcomer: Req) -> int:
+        """Pages to leave for the outputs of those who run, and of the newcomer; nothing when it would run alone."""
+        rows = self._running.order
+        if len(rows) == 0:
+            return 0
+        running = self._running
+        remaining = int((running.limit[rows] - running.known[rows]).clip(0).sum())
+        remaining += newcomer.max_new_tokens - len(newcomer.outputs)
+        return math.ceil(remaining * self._reserve_share / self._memory.page_size)
+
+    def _chunk(self, row: int, budget: int) -> Segment:
+        running = self._running
+        start, end = int(running.planned[row]), int(running.prefill_end[row])
+        stop = min(end, start + budget)
+        running.planned[row] = stop
+        self._offer(row, stop, final=stop == end)
+        return Segment(row, start, running.ids(row, stop, start), final=stop == end)
+
+    def _offer(self, row: int, planned: int, *, final: bool) -> None:
+        """Share what is planned so far, at doubling lengths: matching from the root each time stays O(prompt) in all."""
+        if final or planned >= 2 * self._offered[row]:
+            self._memory.offer(row, self._running.ids(row, planned))
+            self._offered[row] = planned

@@ -1,0 +1,78 @@
+"""Results of a finished step become tokens of requests. The only loop over results."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from core.batch.result import StepResult
+from core.batch.sampling_batch import Ints
+from core.errors import RequestFailed
+from core.invariants import check
+from core.scheduler.lifecycle import Lifecycle
+from core.scheduler.outputs import Ended, StepTokens
+from core.scheduler.snapshot import StatsRecorder
+from core.types.io import FinishReason
+from core.types.request import Req
+
+
+class ResultProcessor:
+    """Appends tokens, finds who ends by token or by length, drops what is for a former owner of a row (law 1)."""
+
+    def __init__(self, lifecycle: Lifecycle, recorder: StatsRecorder, vocab_size: int, eos_ids: tuple[int, ...]) -> None:
+        self._lifecycle = lifecycle
+        self._running = lifecycle.running
+        self._memory = lifecycle.memory
+        self._recorder = recorder
+        self._is_eos = np.zeros(vocab_size, np.bool_)
+        self._is_eos[[token for token in eos_ids if token < vocab_size]] = True
+        self._last_step = 0
+
+    def process(self, result: StepResult, now: float) -> StepTokens | None:
+        """Take over the tokens of one step; None when none of them is for a current owner."""
+        check("result_order", result.step_id > self._last_step, step=result.step_id, last=self._last_step)
+        self._last_step = result.step_id
+        current = self._memory.rows.is_current(result.rows, result.generations)
+        self._recorder.step_done(result, stale=len(current) - int(current.sum()))
+        places = np.flatnonzero(current)
+        if result.non_finite.any():
+            places = self._fail_non_finite(result, places)
+        if len(places) == 0:
+            return None
+        return self._append(result, places, now)
+
+    def _fail_non_finite(self, result: StepResult, places: Ints) -> Ints:
+        bad = result.non_finite[places]
+        for row in result.rows[places[bad]].tolist():
+            error = RequestFailed("the model produced non-finite logits for this request")
+            self._lifecycle.end(Ended(self._req(row), error=error))
+        return places[~bad]
+
+    def _append(self, result: StepResult, places: Ints, now: float) -> StepTokens:
+        running = self._running
+        rows, tokens = result.rows[places], result.tokens[places]
+        known = running.known[rows]
+        check("output_position", bool((known >= running.prefill_end[rows]).all()), step=result.step_id)
+        running.tokens[rows, known] = tokens
+        running.known[rows] = known + 1
+        positions = known - running.prompt_lens[rows]
+        reqs = [self._req(row) for row in rows.tolist()]
+        out = StepTokens(reqs, tokens.tolist(), positions.tolist(), result.logprobs, places.tolist())
+        self._recorder.tokens(reqs, positions, now - running.last_token_at[rows], now)
+        running.last_token_at[rows] = now
+        self._end_finished(out, rows, tokens, known + 1 > running.limit[rows])
+        return out
+
+    def _end_finished(self, out: StepTokens, rows: Ints, tokens: Ints, full: np.ndarray) -> None:
+        # Almost nobody ends in a given step: look closely only where some stop token or the length could be the end.
+        maybe = full | self._is_eos[tokens] | self._lifecycle.sampling.has_stop_ids[rows]
+        for i in np.flatnonzero(maybe).tolist():
+            req, token = out.reqs[i], out.tokens[i]
+            if token in req.params.stop_token_ids or (self._is_eos[token] and not req.params.ignore_eos):
+                self._lifecycle.end(Ended(req, FinishReason.STOP, token))
+            elif full[i]:
+                self._lifecycle.end(Ended(req, FinishReason.LENGTH))
+
+    def _req(self, row: int) -> Req:
+        req = self._running.reqs[row]
+        assert req is not None, "a current generation has an owner"
+        return req

@@ -1,0 +1,94 @@
+"""The requests that own a row, as arrays indexed by row, so that a steady decode step costs no Python per request."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from core.batch.sampling_batch import Ints
+from core.invariants import check
+from core.memory.request_memory import Admission
+from core.types.request import Req, RequestState
+
+
+class RunningSet:
+    """Per row: `tokens` known on the host, `known` how many, `planned` how many have KV written by submitted steps.
+
+    Under overlap a step may be planned whose input token is still on the device, so `planned` may pass `known`, by the
+    one token that two steps in flight allow. `prefill_end` is where the first new token is sampled; `limit` is `planned` of the last useful step:
+    prompt + max_new_tokens - 1, because the last token sampled is never fed back.
+    """
+
+    def __init__(self, num_rows: int, max_len: int) -> None:
+        self.reqs: list[Req | None] = [None] * num_rows
+        # int32 halves a table of rows x context; the system maps its pages only when a row first reaches them.
+        self.tokens: npt.NDArray[np.int32] = np.zeros((num_rows, max_len), np.int32)
+        self.known: Ints = np.zeros(num_rows, np.int64)
+        self.planned: Ints = np.zeros(num_rows, np.int64)
+        self.prefill_end: Ints = np.zeros(num_rows, np.int64)
+        self.prompt_lens: Ints = np.zeros(num_rows, np.int64)
+        self.limit: Ints = np.zeros(num_rows, np.int64)
+        self.last_token_at = np.zeros(num_rows, np.float64)
+        self._member = np.zeros(num_rows, np.bool_)
+        self._order: Ints = np.empty(0, np.int64)
+        self._stale_order = False
+
+    def __len__(self) -> int:
+        return int(self._member.sum())
+
+    @property
+    def order(self) -> Ints:
+        """int64[n]: rows from the longest to the shortest time in the set. Do not keep: the next change replaces it."""
+        if self._stale_order:
+            self._order = self._order[self._member[self._order]]
+            self._stale_order = False
+        return self._order
+
+    def add(self, req: Req, admission: Admission) -> None:
+        """Seat `req` in its row; everything it knows becomes the part to prefill, less what the cache already holds."""
+        row, ids = admission.row, req.known_ids()
+        order = self.order
+        check("request_state", not self._member[row], row=row)
+        self.tokens[row, : len(ids)] = ids
+        self.known[row] = self.prefill_end[row] = len(ids)
+        self.planned[row] = admission.cached_tokens
+        self.prompt_lens[row] = req.prompt_len
+        self.limit[row] = req.prompt_len + req.max_new_tokens - 1
+        self.reqs[row] = req
+        self._member[row] = True
+        self._order = np.append(order, row)
+        req.row, req.generation = row, admission.generation
+        req.move_to(RequestState.RUNNING)
+
+    def remove(self, req: Req) -> Ints:
+        """Unseat `req`; returns int64[n], its known tokens whose KV submitted steps have written. Outputs move into it."""
+        row = req.row
+        check("request_state", self.reqs[row] is req, row=row)
+        planned, known = int(self.planned[row]), int(self.known[row])
+        check("request_state", planned <= known + 1, planned=planned, known=known)
+        req.outputs = self.tokens[row, req.prompt_len : known].tolist()
+        written = self.ids(row, min(planned, known))
+        self.reqs[row] = None
+        self._member[row] = False
+        self._stale_order = True
+        req.row, req.generation = 0, -1
+        return written
+
+    def ids(self, row: int, end: int, start: int = 0) -> Ints:
+        """int64[end - start]: a copy of known tokens of `row`."""
+        return self.tokens[row, start:end].astype(np.int64)
+
+    def decoding(self) -> Ints:
+        """int64[n]: rows that can take a decode step: prompt planned to its end, outputs not yet all planned."""
+        rows = self.order
+        planned = self.planned[rows]
+        return rows[(planned >= self.prefill_end[rows]) & (planned < self.limit[rows])]
+
+    def prefilling(self) -> Ints:
+        """int64[n]: rows whose prompt is not planned to its end, oldest first."""
+        rows = self.order
+        return rows[self.planned[rows] < self.prefill_end[rows]]
+
+    def members(self) -> list[Req]:
+        """All running requests, oldest admission first."""
+        return [req for req in map(self.reqs.__getitem__, self.order.tolist()) if req is not None]

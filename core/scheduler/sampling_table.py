@@ -1,0 +1,104 @@
+"""Sampling options by row, so that the options of a whole step are a few array reads."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from core.batch.sampling_batch import Ints, SamplingBatch
+from core.sampling.uniform import uniforms
+from core.types.request import Req
+
+NO_INTS: Ints = np.empty(0, np.int64)
+NO_FLOATS = np.empty(0, np.float32)
+
+
+class SamplingTable:
+    """One column per option, indexed by row. `fill` at admission, `batch` at every step."""
+
+    def __init__(self, num_rows: int, eos_ids: tuple[int, ...]) -> None:
+        self._eos_ids = eos_ids
+        floats = ("temperature", "top_p", "min_p", "repetition_penalty", "frequency_penalty", "presence_penalty")
+        self._floats = {name: np.zeros(num_rows, np.float32) for name in floats}
+        self._top_k: Ints = np.zeros(num_rows, np.int64)
+        self._seed: Ints = np.zeros(num_rows, np.int64)
+        self._prompt_len: Ints = np.zeros(num_rows, np.int64)
+        self._min_tokens: Ints = np.zeros(num_rows, np.int64)
+        self._top_logprobs: Ints = np.zeros(num_rows, np.int64)
+        self._logprobs = np.zeros(num_rows, np.bool_)
+        self._penalised = np.zeros(num_rows, np.bool_)
+        self._biased = np.zeros(num_rows, np.bool_)
+        self.has_stop_ids = np.zeros(num_rows, np.bool_)
+        self._bias: list[tuple[Ints, np.ndarray]] = [(NO_INTS, NO_FLOATS)] * num_rows
+        self._blocked: list[Ints] = [NO_INTS] * num_rows
+
+    def fill(self, req: Req) -> None:
+        """Take over the options of the request that now owns `req.row`."""
+        row, params = req.row, req.params
+        for name, column in self._floats.items():
+            column[row] = getattr(params, name)
+        self._top_k[row] = params.top_k
+        self._seed[row] = req.seed
+        self._prompt_len[row] = req.prompt_len
+        self._min_tokens[row] = params.min_tokens
+        self._logprobs[row] = params.logprobs
+        self._top_logprobs[row] = params.top_logprobs
+        self._penalised[row] = params.penalised
+        self._biased[row] = bool(params.logit_bias)
+        self.has_stop_ids[row] = bool(params.stop_token_ids)
+        tokens = np.fromiter(params.logit_bias.keys(), np.int64, len(params.logit_bias))
+        values = np.fromiter(params.logit_bias.values(), np.float32, len(params.logit_bias))
+        self._bias[row] = (tokens, values)
+        ends = {*params.stop_token_ids, *(() if params.ignore_eos else self._eos_ids)}
+        self._blocked[row] = np.fromiter(sorted(ends), np.int64, len(ends))
+
+    def batch(self, rows: Ints, seq_lens: Ints) -> SamplingBatch:
+        """Options of `rows` int64[S], for the tokens at absolute positions `seq_lens` int64[S]."""
+        columns = {name: column[rows] for name, column in self._floats.items()}
+        top_ks, outputs = self._top_k[rows], seq_lens - self._prompt_len[rows]
+        random = columns["temperature"] > 0
+        all_greedy = not random.any()
+        logprobs = self._logprobs[rows]
+        bias_rows, bias_tokens, bias_values = self._biases(rows, outputs)
+        return SamplingBatch(
+            rows=rows,
+            temperatures=columns["temperature"],
+            top_ks=top_ks,
+            top_ps=columns["top_p"],
+            min_ps=columns["min_p"],
+            uniforms=np.zeros(len(rows)) if all_greedy else uniforms(self._seed[rows], outputs),
+            repetition_penalties=columns["repetition_penalty"],
+            frequency_penalties=columns["frequency_penalty"],
+            presence_penalties=columns["presence_penalty"],
+            prompt_lens=self._prompt_len[rows],
+            history_lens=seq_lens,
+            bias_rows=bias_rows,
+            bias_tokens=bias_tokens,
+            bias_values=bias_values,
+            all_greedy=all_greedy,
+            any_top_k=bool((random & (top_ks > 0)).any()),
+            any_top_p=bool((random & (columns["top_p"] < 1)).any()),
+            any_min_p=bool((random & (columns["min_p"] > 0)).any()),
+            any_penalty=bool(self._penalised[rows].any()),
+            logprobs=bool(logprobs.any()),
+            top_logprobs=int(self._top_logprobs[rows].max(initial=0)),
+        )
+
+    def _biases(self, rows: Ints, outputs: Ints) -> tuple[Ints, Ints, np.ndarray]:
+        """Logit bias, and -inf for what would end an output that is still below its min_tokens."""
+        blocked = outputs < self._min_tokens[rows]
+        places = np.flatnonzero(self._biased[rows] | blocked)
+        if len(places) == 0:
+            return NO_INTS, NO_INTS, NO_FLOATS
+        parts: list[tuple[int, Ints, np.ndarray]] = []
+        for place in places.tolist():
+            row = int(rows[place])
+            parts.append((place, *self._bias[row]))
+            if blocked[place]:
+                ends = self._blocked[row]
+                parts.append((place, ends, np.full(len(ends), -np.inf, np.float32)))
+        counts = [len(tokens) for _, tokens, _ in parts]
+        return (
+            np.repeat(np.asarray([place for place, _, _ in parts], np.int64), counts),
+            np.concatenate([tokens for _, tokens, _ in parts]),
+            np.concatenate([values for _, _, values in parts]),
+        )

@@ -1,0 +1,124 @@
+"""The scheduler: one synchronous, deterministic `step`. Clock, executor and emit come from outside.
+
+asyncio and the forward thread are thin shells around this, which is what makes simulation possible: the production
+object runs under a seed with a fake executor and a fake clock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from core.batch.result import StepResult
+from core.batch.sampling_batch import Ints
+from core.config import SchedulerConfig
+from core.executor.interface import Executor
+from core.memory.request_memory import RequestMemory
+from core.scheduler.intake import End, Intake
+from core.scheduler.lifecycle import Lifecycle
+from core.scheduler.outputs import Ended, StepOutputs, StepTokens
+from core.scheduler.planner import Planner
+from core.scheduler.policy import POLICIES
+from core.scheduler.result_processor import ResultProcessor
+from core.scheduler.running import RunningSet
+from core.scheduler.sampling_table import SamplingTable
+from core.scheduler.snapshot import StatsRecorder
+from core.scheduler.waiting_queue import WaitingQueue
+from core.types.request import Req
+from core.types.stats import EngineStats
+
+Emit = Callable[[StepOutputs, float], None]
+
+
+class Scheduler:
+    """Composes the rooms of this floor; holds no policy of its own.
+
+    `max_len` is the longest sequence; `pin` makes prompt ids fetchable by the device; `emit` gets the outputs of a step
+    after the next one was submitted, so that what clients cost never keeps the device waiting.
+    """
+
+    def __init__(
+        self,
+        config: SchedulerConfig,
+        memory: RequestMemory,
+        executor: Executor,
+        emit: Emit,
+        *,
+        max_len: int,
+        vocab_size: int,
+        eos_ids: tuple[int, ...],
+        pin: Callable[[list[Ints]], torch.Tensor],
+    ) -> None:
+        policy = POLICIES[config.policy]()
+        num_rows = memory.rows.size + 1
+        self.memory = memory
+        self.executor = executor
+        self.intake = Intake()
+        self.waiting = WaitingQueue(policy)
+        self.running = RunningSet(num_rows, max_len)
+        self.recorder = StatsRecorder()
+        sampling = SamplingTable(num_rows, eos_ids)
+        self._lifecycle = Lifecycle(self.waiting, self.running, memory, sampling, self.recorder)
+        self._planner = Planner(config, policy, self._lifecycle, sampling, pin)
+        self._results = ResultProcessor(self._lifecycle, self.recorder, vocab_size, eos_ids)
+        self._emit = emit
+        self._device_idle = True
+        self.stats: EngineStats = self.recorder.publish(memory, 0, 0)
+
+    @property
+    def has_work(self) -> bool:
+        """Whether another call of `step` could do anything without news from outside."""
+        return bool(len(self.running) or len(self.waiting) or len(self.intake) or self.executor.in_flight)
+
+    def step(self, now: float) -> bool:
+        """Take finished results, apply commands, submit what fits, emit; whether anything happened.
+
+        Raises the error of a failed step: nothing of that batch or of any other can be trusted after it.
+        """
+        tokens = tuple(out for result in self.executor.completed() if (out := self._take(result, now)))
+        self.intake.drain(self.waiting.push, self._end)
+        for expired in self.intake.expired(now):
+            self._end(expired)
+        submitted = self._submit(now)
+        ended = self._lifecycle.take_ended()
+        for terminal in ended:
+            self.recorder.ended(terminal.req, _reason(terminal), now)
+        if not (tokens or ended or submitted):
+            return False
+        self.stats = self.recorder.publish(self.memory, len(self.running), len(self.waiting))
+        if tokens or ended:
+            self._emit(StepOutputs(tokens, ended), now)
+        return True
+
+    def next_expiry(self) -> float | None:
+        """When `step` must be called even if nothing else happens."""
+        return self.intake.next_expiry()
+
+    def abandon(self) -> list[Req]:
+        """Every request that has no terminal yet, for an engine that dies; changes nothing."""
+        return [*self.running.members(), *self.waiting.members(), *self.intake.members()]
+
+    def _take(self, result: StepResult, now: float) -> StepTokens | None:
+        if result.error is not None:
+            raise result.error
+        return self._results.process(result, now)
+
+    def _submit(self, now: float) -> bool:
+        submitted = False
+        while self.executor.has_room:
+            batch = self._planner.plan(now, after_idle=self._device_idle)
+            if batch is None:
+                self._device_idle = self._device_idle or self.executor.in_flight == 0
+                break
+            self.executor.submit(batch)
+            self._device_idle = False
+            submitted = True
+        return submitted
+
+    def _end(self, command: End) -> None:
+        self._lifecycle.end(Ended(command.req, command.reason, command.matched_stop, command.error))
+
+
+def _reason(ended: Ended) -> str:
+    return ended.reason.value if ended.reason else (ended.error.reason.lower() if ended.error else "unknown")

@@ -1,0 +1,124 @@
+"""What passes the engine's door, both ways: plain data, so that the door can be a socket one day."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+
+from core.types.sampling_params import SamplingParams
+
+
+class FinishReason(Enum):
+    """Why an output ended. Errors are not finish reasons: they are exceptions from the stream."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    CANCELLED = "cancelled"
+
+
+@dataclass(frozen=True, slots=True)
+class ChatMessage:
+    """One turn of a conversation, rendered by the checkpoint's own chat template."""
+
+    role: str
+    content: str
+
+
+@dataclass(frozen=True, slots=True)
+class GenerateRequest:
+    """One request for one or more outputs. Exactly one of `text`, `token_ids`, `chat` is given.
+
+    `deadline` is a `time.monotonic()` instant or None; `queue_timeout` is in seconds. Lower `priority` values are served
+    first, as in vLLM. `cache_salt` separates the prefix cache of tenants that must not see each other's hits.
+    `want_text=False` skips detokenisation.
+    """
+
+    request_id: str = ""
+    text: str | None = None
+    token_ids: tuple[int, ...] | None = None
+    chat: tuple[ChatMessage, ...] | None = None
+    sampling: SamplingParams = field(default_factory=SamplingParams)
+    want_text: bool = True
+    priority: int = 0
+    queue_timeout: float | None = None
+    deadline: float | None = None
+    cache_salt: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """Natural-log probability of one output token, and the `top` alternatives (id, logprob), best first."""
+
+    token_id: int
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Token counts of one output. `cached_tokens` is the part of the prompt that came from the prefix cache."""
+
+    prompt_tokens: int
+    cached_tokens: int
+    completion_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """Durations in seconds, all monotonic: arrival to first forward, arrival to first token, arrival to the end."""
+
+    queue: float
+    first_token: float
+    total: float
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """First event of every stream: the request was admitted to the queue."""
+
+    request_id: str
+    prompt_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """New output only. `position` is the place of the first of `token_ids` in output `index`.
+
+    Text can lag behind ids: a stop string or a UTF-8 character may still be incomplete.
+    """
+
+    index: int
+    position: int
+    token_ids: tuple[int, ...]
+    text: str = ""
+    logprobs: tuple[TokenLogprob, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """Last event of output `index`; exactly one per index. `matched_stop` is the stop string or stop token id."""
+
+    index: int
+    reason: FinishReason
+    usage: Usage
+    timing: Timing
+    matched_stop: str | int | None = None
+
+
+OutputEvent = Started | Delta | Finished
+
+
+@dataclass(frozen=True, slots=True)
+class ModelInfo:
+    """What a client may want to know of the served model."""
+
+    name: str
+    architecture: str
+    dtype: str
+    vocab_size: int
+    context_length: int
+    max_input_length: int
+    bos_token_id: int | None
+    eos_token_ids: tuple[int, ...]
+    default_sampling: SamplingParams
+    has_chat_template: bool

@@ -1,0 +1,85 @@
+"""One output being generated: what the scheduler knows of it. Owned by the loop thread; the forward thread never sees it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from core.invariants import check
+from core.types.sampling_params import SamplingParams
+
+
+class RequestState(Enum):
+    """WAITING in the queue, RUNNING with a row, FINISHED with its terminal emitted."""
+
+    WAITING = "waiting"
+    RUNNING = "running"
+    FINISHED = "finished"
+
+
+_LEGAL = {
+    (RequestState.WAITING, RequestState.RUNNING),
+    (RequestState.RUNNING, RequestState.WAITING),
+    (RequestState.WAITING, RequestState.FINISHED),
+    (RequestState.RUNNING, RequestState.FINISHED),
+}
+
+
+@dataclass(slots=True, eq=False)
+class Req:
+    """One sequence. A `GenerateRequest` with n outputs becomes n of these, alike but for `index` and `seed`.
+
+    While it runs, the tokens it has live in the scheduler's arrays under `row`; `outputs` is brought up to date when the
+    row is given back (retraction, end). Identity is the object, never the client's id, which may be used again.
+    """
+
+    request_id: str
+    index: int
+    prompt: npt.NDArray[np.int64]
+    params: SamplingParams
+    seed: int
+    max_new_tokens: int
+    """At least 1; already cut to the context and to what the pool can ever hold."""
+    salt: str = ""
+    priority: int = 0
+    deadline: float | None = None
+    queue_deadline: float | None = None
+    arrived_at: float = 0.0
+    sink: Any = None
+    """The output processor's own record; the scheduler passes it through and never looks inside."""
+
+    sequence: int = -1
+    """Arrival number, given by intake; ties in every policy are broken by it."""
+    state: RequestState = RequestState.WAITING
+    row: int = 0
+    """0 while no row is owned."""
+    generation: int = -1
+    outputs: list[int] = field(default_factory=list)
+    cached_tokens: int = 0
+    """Prompt tokens that came from the prefix cache at the first admission."""
+    scheduled_at: float | None = None
+    first_token_at: float | None = None
+    passed_over: int = 0
+    """How often a younger request was admitted before this one."""
+    retractions: int = 0
+
+    @property
+    def prompt_len(self) -> int:
+        """Tokens of the original prompt; outputs recomputed after a retraction do not count."""
+        return len(self.prompt)
+
+    def known_ids(self) -> npt.NDArray[np.int64]:
+        """int64[n]: prompt and outputs so far, i.e. what a (re-)admission must have in the pools. Not while running."""
+        check("request_state", self.row == 0, state=self.state.value, row=self.row)
+        return np.concatenate([self.prompt, np.asarray(self.outputs, np.int64)]) if self.outputs else self.prompt
+
+    def move_to(self, state: RequestState) -> None:
+        """Change state along a legal edge; a second terminal is an invariant violation (law 11)."""
+        if state is RequestState.FINISHED:
+            check("terminal_once", self.state is not RequestState.FINISHED, request_id=self.request_id)
+        check("request_state", (self.state, state) in _LEGAL, source=self.state.value, target=state.value)
+        self.state = state

@@ -1,0 +1,1 @@
+"""The gRPC server, its metrics endpoint, its command line and its benchmarks."""

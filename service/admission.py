@@ -1,0 +1,115 @@
+"""How many calls may be open at once and how often one may start, with a bounded wait before both.
+
+Waiters stand in one FIFO line (an `asyncio.Lock`), so only its head polls the throttler: `asyncio-throttle` alone wakes
+every waiter a hundred times a second and serves them in no order. The line is bounded in length and in time; past
+either bound a call is refused with `Overloaded`, which carries when to come back. Queue depth and page budgets are the
+scheduler's business, not this file's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from asyncio_throttle import Throttler
+
+from core.errors import DeadlinePassed, Overloaded
+
+CONCURRENCY_LIMIT = "CONCURRENCY_LIMIT"
+RATE_LIMIT = "RATE_LIMIT"
+POLL_SECONDS = 0.005
+
+
+class Admission:
+    """Admits at most `max_concurrent` calls at once and `rate_limit` per second (None: any rate).
+
+    A call that cannot start at once waits in line at most `max_wait` seconds, behind at most `max_waiters` others.
+    Event-loop thread only.
+    """
+
+    def __init__(
+        self,
+        max_concurrent: int,
+        rate_limit: float | None = None,
+        max_wait: float = 1.0,
+        max_waiters: int = 256,
+    ) -> None:
+        self._slots = asyncio.Semaphore(max_concurrent)
+        self._throttler = _throttler(rate_limit)
+        self._rate = rate_limit
+        self._max_wait = max_wait
+        self._max_waiters = max_waiters
+        self._line = asyncio.Lock()
+        self._waiting = 0
+        self._open = 0
+
+    @property
+    def open(self) -> int:
+        """Calls admitted and not yet ended."""
+        return self._open
+
+    @property
+    def waiting(self) -> int:
+        """Calls in line, its head included."""
+        return self._waiting
+
+    @asynccontextmanager
+    async def slot(self, deadline: float | None = None) -> AsyncIterator[None]:
+        """Holds a place while the body runs.
+
+        `deadline` is a `time.monotonic()` instant. Raises Overloaded when the line is full or the wait too long, and
+        DeadlinePassed when the deadline comes first.
+        """
+        await self._enter(deadline)
+        self._open += 1
+        try:
+            yield
+        finally:
+            self._open -= 1
+            self._slots.release()
+
+    async def _enter(self, deadline: float | None) -> None:
+        if self._waiting >= self._max_waiters:
+            raise self._refusal()
+        left = math.inf if deadline is None else deadline - time.monotonic()
+        if left <= 0:
+            raise DeadlinePassed("the deadline passed before the request was admitted")
+        self._waiting += 1
+        try:
+            async with asyncio.timeout(min(self._max_wait, left)):
+                await self._pass_line()
+        except TimeoutError:
+            if left <= self._max_wait:
+                raise DeadlinePassed("the deadline passed before the request was admitted") from None
+            raise self._refusal() from None
+        finally:
+            self._waiting -= 1
+
+    async def _pass_line(self) -> None:
+        async with self._line:
+            await self._slots.acquire()
+            if self._throttler is None:
+                return
+            try:
+                await self._throttler.acquire()
+            except BaseException:
+                self._slots.release()
+                raise
+
+    def _refusal(self) -> Overloaded:
+        """Why the line does not move, and when it is worth coming back."""
+        if self._slots.locked() or self._rate is None:
+            return Overloaded("too many requests at once", reason=CONCURRENCY_LIMIT, retry_after=self._max_wait)
+        wait = max(self._waiting, 1) / self._rate
+        return Overloaded("too many requests per second", reason=RATE_LIMIT, retry_after=wait)
+
+
+def _throttler(rate_limit: float | None) -> Throttler | None:
+    """A throttler of the same mean rate; it takes a whole number per period, so fractions go into the period."""
+    if rate_limit is None:
+        return None
+    per_period = max(1, math.floor(rate_limit))
+    return Throttler(rate_limit=per_period, period=per_period / rate_limit, retry_interval=POLL_SECONDS)

@@ -1,0 +1,171 @@
+"""Every setting of the server: one frozen dataclass whose fields are the flags, the environment and the file alike.
+
+A field `drain_grace` is `--drain-grace`, `SLIPSTREAM_DRAIN_GRACE` and the key `drain_grace` (or `drain-grace`) of the
+YAML file. A flag wins over the environment, that over the file, that over the default. How the values are read is in
+`service.settings`; this file says only what there is.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any
+
+from core.config import (
+    ASSERT_MODES,
+    DEVICES,
+    DTYPES,
+    PREFIX_CACHES,
+    SCHEDULE_POLICIES,
+    EngineConfig,
+    ExecutorConfig,
+    MemoryConfig,
+    ModelConfig,
+    SchedulerConfig,
+)
+from core.errors import ConfigError
+from service.settings import setting
+
+LOG_LEVELS = ("debug", "info", "warning", "error")
+MAX_PORT = 65535
+
+
+def _core(floor: type[Any], name: str) -> Any:
+    """The default that a floor of core gives the field, so that no default is written twice."""
+    return next(field.default for field in dataclasses.fields(floor) if field.name == name)
+
+
+@dataclass(frozen=True, slots=True)
+class ServerConfig:
+    """What `slipstream serve` runs with. Raises ConfigError for values that cannot work."""
+
+    model: str | None = setting(
+        None, str, "Model", "Checkpoint directory in Hugging Face format; unset: the bundled model.", metavar="DIR"
+    )
+    served_model_name: str | None = setting(None, str, "Model", "Name that clients see; unset: the directory's name.")
+    dtype: str = setting(_core(ModelConfig, "dtype"), str, "Model", "Type of weights and cache.", choices=DTYPES)
+    context_length: int | None = setting(
+        None, int, "Model", "Most tokens of prompt and output together; unset: the checkpoint's own.", low=2
+    )
+
+    device: str = setting(_core(ExecutorConfig, "device"), str, "Device", "Where the model runs.", choices=DEVICES)
+    overlap: bool = setting(
+        _core(ExecutorConfig, "overlap"), bool, "Device", "Plan step N+1 while the device computes step N."
+    )
+    cpu_threads: int | None = setting(
+        None, int, "Device", "Threads for math on the CPU; unset: all cores but one.", low=1
+    )
+    assert_mode: str = setting(
+        _core(ExecutorConfig, "assert_mode"),
+        str,
+        "Device",
+        "Device-side checks: count violations, trap on the first, or off.",
+        choices=ASSERT_MODES,
+    )
+    hang_timeout: float = setting(
+        _core(ExecutorConfig, "hang_timeout"), float, "Device", "Seconds without a step before the engine is dead.", low=0
+    )
+
+    page_size: int = setting(_core(MemoryConfig, "page_size"), int, "Memory", "Tokens per page of the KV cache.", low=1)
+    max_total_tokens: int | None = setting(
+        None, int, "Memory", "Tokens that the KV cache holds; unset: sized from the memory at hand.", low=1
+    )
+    max_running_requests: int = setting(
+        _core(MemoryConfig, "max_running_requests"), int, "Memory", "Most requests in one batch.", low=1
+    )
+    prefix_cache: str = setting(
+        _core(MemoryConfig, "prefix_cache"), str, "Memory", "Reuse of common prompt prefixes.", choices=PREFIX_CACHES
+    )
+
+    chunked_prefill_size: int = setting(
+        _core(SchedulerConfig, "chunked_prefill_size"), int, "Scheduling", "Most prompt tokens in one step.", low=1
+    )
+    mixed_chunk: bool = setting(
+        _core(SchedulerConfig, "mixed_chunk"), bool, "Scheduling", "Put prompt chunks and decoding into one batch."
+    )
+    schedule_policy: str = setting(
+        _core(SchedulerConfig, "policy"),
+        str,
+        "Scheduling",
+        "Who is admitted first: arrival, longest cached prefix, or lowest priority value.",
+        choices=SCHEDULE_POLICIES,
+    )
+    max_queued_requests: int = setting(
+        _core(SchedulerConfig, "max_queued_requests"), int, "Scheduling", "Most requests waiting for the batch.", low=1
+    )
+    queue_timeout: float | None = setting(
+        None, float, "Scheduling", "Seconds a request may wait if it does not say; unset: no limit.", low=0
+    )
+    seed: int | None = setting(None, int, "Scheduling", "Seed for requests that give none; unset: random.", low=0)
+
+    host: str = setting("127.0.0.1", str, "Network", "Address of the gRPC port.")
+    port: int = setting(50051, int, "Network", "gRPC port; 0 picks a free one.", low=0)
+    metrics_host: str = setting("127.0.0.1", str, "Network", "Address of the metrics port.")
+    metrics_port: int = setting(9464, int, "Network", "HTTP port of /metrics; 0 picks a free one.", low=0)
+    reflection: bool = setting(False, bool, "Network", "Serve gRPC reflection, which shows the API to anyone.")
+    max_concurrent_streams: int = setting(256, int, "Network", "Most calls open on one connection.", low=1)
+    max_receive_bytes: int = setting(4 * 1024 * 1024, int, "Network", "Largest request message in bytes.", low=1024)
+    keepalive_time: float = setting(30.0, float, "Network", "Seconds of silence before a client is pinged.", low=0.1)
+    keepalive_timeout: float = setting(
+        10.0, float, "Network", "Seconds a client has to answer a ping before it counts as gone.", low=0.1
+    )
+
+    max_concurrent_requests: int | None = setting(
+        None, int, "Limits", "Most Generate calls open at once; unset: max-running-requests + max-queued-requests.", low=1
+    )
+    rate_limit: float | None = setting(
+        None, float, "Limits", "Most Generate calls admitted per second; unset: no limit.", low=0.001
+    )
+    admission_wait: float = setting(
+        1.0, float, "Limits", "Seconds a call waits for either of these limits before it is refused.", low=0.001
+    )
+    max_text_calls: int = setting(64, int, "Limits", "Most Tokenize and Detokenize calls at work at once.", low=1)
+    write_timeout: float = setting(
+        10.0, float, "Limits", "Seconds one write may take before a slow client is evicted.", low=0.01
+    )
+    max_pending_tokens: int = setting(
+        _core(EngineConfig, "max_pending_tokens"), int, "Limits", "Most unread tokens of one stream.", low=1
+    )
+    max_request_seconds: float | None = setting(
+        None, float, "Limits", "Longest a Generate call may take, whatever its deadline; unset: no limit.", low=0.001
+    )
+
+    drain_linger: float = setting(
+        5.0, float, "Shutdown", "Seconds after SIGTERM in which new requests are still taken (none after Ctrl-C).", low=0
+    )
+    drain_grace: float = setting(
+        30.0, float, "Shutdown", "Seconds that running streams then have to finish.", low=0
+    )
+    log_level: str = setting("info", str, "Shutdown", "Least severity that is logged.", choices=LOG_LEVELS)
+
+    def __post_init__(self) -> None:
+        if max(self.port, self.metrics_port) > MAX_PORT:
+            raise ConfigError(f"port and metrics_port must be at most {MAX_PORT}")
+        if self.port and self.port == self.metrics_port and self.host == self.metrics_host:
+            raise ConfigError(f"port and metrics_port must differ; both are {self.port}")
+
+    @property
+    def concurrency_limit(self) -> int:
+        """Most Generate calls open at once."""
+        return self.max_concurrent_requests or self.max_running_requests + self.max_queued_requests
+
+    def engine_config(self, model_path: str) -> EngineConfig:
+        """The engine's part, for the checkpoint at `model_path`. Raises ConfigError."""
+        return EngineConfig(
+            model=ModelConfig(model_path, self.dtype, self.context_length, self.served_model_name),
+            memory=MemoryConfig(
+                self.page_size, self.max_running_requests, self.max_total_tokens, self.prefix_cache
+            ),
+            scheduler=SchedulerConfig(
+                self.chunked_prefill_size,
+                self.mixed_chunk,
+                self.schedule_policy,
+                self.max_queued_requests,
+                self.queue_timeout,
+            ),
+            executor=ExecutorConfig(
+                self.device, self.overlap, self.assert_mode, self.cpu_threads, self.hang_timeout
+            ),
+            seed=self.seed,
+            max_pending_tokens=self.max_pending_tokens,
+        )

@@ -1,0 +1,157 @@
+"""What happens around every call, whatever its arity: errors become statuses, handlers are tracked, calls are counted.
+
+grpc.aio tells coroutine handlers from async generators by inspection, so a wrapper must be of the kind it wraps; `wrap`
+does that once and everything else is an async context manager around one call.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
+from typing import Any
+
+import grpc
+import grpc.aio
+
+from service.metrics.rpc import RpcMetrics
+from service.status import status_of, write_status
+
+Context = grpc.aio.ServicerContext[Any, Any]
+Around = Callable[[str, Context], AbstractAsyncContextManager[None]]
+"""Given the full method name and the call's context, what to do around its handler."""
+
+_ARITIES: dict[tuple[bool, bool], tuple[str, Callable[..., grpc.RpcMethodHandler[Any, Any]]]] = {
+    (False, False): ("unary_unary", grpc.unary_unary_rpc_method_handler),
+    (False, True): ("unary_stream", grpc.unary_stream_rpc_method_handler),
+    (True, False): ("stream_unary", grpc.stream_unary_rpc_method_handler),
+    (True, True): ("stream_stream", grpc.stream_stream_rpc_method_handler),
+}
+
+
+class AroundInterceptor(grpc.aio.ServerInterceptor):
+    """Runs every known method inside `around(method, context)`; unknown methods pass through to UNIMPLEMENTED."""
+
+    def __init__(self, around: Around) -> None:
+        self._around = around
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler[Any, Any]]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> grpc.RpcMethodHandler[Any, Any]:
+        """The handler of the call, wrapped."""
+        handler: grpc.RpcMethodHandler[Any, Any] | None = await continuation(handler_call_details)
+        if handler is None:
+            return handler  # type: ignore[return-value]  # grpc answers UNIMPLEMENTED for None
+        return wrap(handler, handler_call_details.method, self._around)
+
+
+def wrap(handler: grpc.RpcMethodHandler[Any, Any], method: str, around: Around) -> grpc.RpcMethodHandler[Any, Any]:
+    """`handler` with `around` around its behaviour, of the same arity and the same kind of coroutine."""
+    attribute, build = _ARITIES[bool(handler.request_streaming), bool(handler.response_streaming)]
+    inner = getattr(handler, attribute)
+
+    async def call(request: Any, context: Context) -> Any:
+        async with around(method, context):
+            return await inner(request, context)
+
+    async def generate(request: Any, context: Context) -> AsyncIterator[Any]:
+        async with around(method, context):
+            async with aclosing(inner(request, context)) as responses:
+                async for response in responses:
+                    yield response
+
+    if inspect.isasyncgenfunction(inner):
+        wrapped: Callable[..., Any] = generate
+    elif inspect.iscoroutinefunction(inner):
+        wrapped = call
+    else:
+        raise TypeError(f"the handler of {method} is neither a coroutine function nor an async generator function")
+    return build(
+        wrapped,
+        request_deserializer=handler.request_deserializer,
+        response_serializer=handler.response_serializer,
+    )
+
+
+@asynccontextmanager
+async def errors_to_statuses(_method: str, context: Context) -> AsyncIterator[None]:
+    """Ends a failed call with the status of its error. Cancellation and grpc's own aborts pass untouched."""
+    try:
+        yield
+    except grpc.aio.AbortError:
+        raise
+    except Exception as error:  # CancelledError is a BaseException and must reach grpc
+        write_status(context, status_of(error))
+
+
+class HandlerTracker:
+    """The set of handlers that have started and not yet returned.
+
+    `server.stop` returns before cancelled handlers have run their `finally` blocks, so shutdown waits for this set.
+    """
+
+    def __init__(self) -> None:
+        self._live: set[asyncio.Task[Any]] = set()
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    def __len__(self) -> int:
+        return len(self._live)
+
+    @asynccontextmanager
+    async def around(self, _method: str, _context: Context) -> AsyncIterator[None]:
+        """Counts one call as live while it runs."""
+        task = asyncio.current_task()
+        assert task is not None, "a handler runs in a task"
+        self._live.add(task)
+        self._idle.clear()
+        try:
+            yield
+        finally:
+            self._live.discard(task)
+            if not self._live:
+                self._idle.set()
+
+    async def wait_idle(self, timeout: float) -> bool:
+        """Whether every handler returned within `timeout` seconds."""
+        try:
+            async with asyncio.timeout(timeout):
+                await self._idle.wait()
+        except TimeoutError:
+            return False
+        return True
+
+
+def count_calls(metrics: RpcMetrics) -> Around:
+    """Counts calls started and handled by method and code; the label sets are closed, as only known methods get here."""
+
+    @asynccontextmanager
+    async def around(method: str, context: Context) -> AsyncIterator[None]:
+        metrics.started(method)
+        try:
+            yield
+        except asyncio.CancelledError:
+            remaining = context.time_remaining()
+            late = remaining is not None and remaining <= 0
+            metrics.handled(method, grpc.StatusCode.DEADLINE_EXCEEDED if late else grpc.StatusCode.CANCELLED)
+            raise
+        except BaseException:
+            metrics.handled(method, _code(context, grpc.StatusCode.UNKNOWN))
+            raise
+        metrics.handled(method, _code(context, grpc.StatusCode.OK))
+
+    return around
+
+
+def _code(context: Context, default: grpc.StatusCode) -> grpc.StatusCode:
+    """The code set on the call; grpc.aio gives an int, or 0 when none was set."""
+    code = context.code()
+    if isinstance(code, grpc.StatusCode):
+        return code
+    return _CODES.get(int(code), default) if code else default
+
+
+_CODES: dict[int, grpc.StatusCode] = {code.value[0]: code for code in grpc.StatusCode}

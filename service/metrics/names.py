@@ -1,0 +1,134 @@
+"""Every metric this server exports: its name, its help text, its labels. One place, so that docs and tests can read it.
+
+Counters are named here without `_total`; the client library adds it. Units are seconds and ratios, never percentages.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+PREFIX = "slipstream_"
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """One metric. `field` names the `EngineStats` attribute it shows, empty if it is derived or kept by the service."""
+
+    name: str
+    kind: Literal["counter", "gauge", "histogram"]
+    help: str
+    labels: tuple[str, ...] = ()
+    field: str = ""
+
+    @property
+    def exported(self) -> str:
+        """The name as scraped."""
+        return self.name + ("_total" if self.kind == "counter" else "")
+
+
+POOL_CAPACITY = Metric("slipstream_pool_capacity", "gauge", "Units in the pool, in rows or pages.", ("pool",))
+POOL_USED = Metric("slipstream_pool_used", "gauge", "Units of the pool held by live requests.", ("pool",))
+POOL_CACHED = Metric(
+    "slipstream_pool_cached", "gauge", "Units of the pool that hold only evictable cached prefixes.", ("pool",)
+)
+ASSERT_FAILURES = Metric(
+    "slipstream_assert_failures",
+    "counter",
+    "Violated invariants, host and device; anything above zero is a bug in this server.",
+    ("check",),
+)
+REQUESTS_FINISHED = Metric(
+    "slipstream_requests_finished", "counter", "Requests that left the engine, by how they ended.", ("reason",)
+)
+KV_CACHE_USAGE = Metric(
+    "slipstream_kv_cache_usage_ratio", "gauge", "Share of the KV pool held by live requests, 0 to 1."
+)
+BUILD_INFO = Metric(
+    "slipstream_build_info", "gauge", "Always 1; the labels say what is running.", ("version", "model", "dtype")
+)
+READY = Metric("slipstream_ready", "gauge", "1 while the server is ready to admit requests, else 0.")
+DRAINING = Metric("slipstream_draining", "gauge", "1 while the server drains before it exits, else 0.")
+
+SNAPSHOT: tuple[Metric, ...] = (
+    Metric("slipstream_requests_running", "gauge", "Requests in the batch.", field="running"),
+    Metric("slipstream_requests_waiting", "gauge", "Requests that wait for a place in the batch.", field="waiting"),
+    Metric("slipstream_prompt_tokens", "counter", "Prompt tokens of admitted requests.", field="prompt_tokens"),
+    Metric("slipstream_cached_tokens", "counter", "Prompt tokens served from the prefix cache.", field="cached_tokens"),
+    Metric("slipstream_generation_tokens", "counter", "Tokens generated.", field="generation_tokens"),
+    Metric(
+        "slipstream_preemptions", "counter", "Requests put back in the queue because pages ran out.", field="preemptions"
+    ),
+    Metric("slipstream_steps", "counter", "Forward steps taken.", field="step"),
+    Metric(
+        "slipstream_stale_results",
+        "counter",
+        "Results dropped because their row had changed owner in the meantime.",
+        field="stale_results",
+    ),
+    Metric(
+        "slipstream_device_idle_ratio",
+        "gauge",
+        "Share of recent time in which the device had nothing to do, 0 to 1.",
+        field="device_idle_ratio",
+    ),
+)
+"""Metrics that are one number of the snapshot."""
+
+HISTOGRAMS: dict[str, Metric] = {
+    metric.field: metric
+    for metric in (
+        Metric(
+            "slipstream_time_to_first_token_seconds",
+            "histogram",
+            "From a request's arrival to its first token.",
+            field="time_to_first_token_seconds",
+        ),
+        Metric(
+            "slipstream_inter_token_latency_seconds",
+            "histogram",
+            "Between two tokens of one output.",
+            field="inter_token_latency_seconds",
+        ),
+        Metric(
+            "slipstream_queue_time_seconds",
+            "histogram",
+            "From a request's arrival to its first forward step.",
+            field="queue_time_seconds",
+        ),
+        Metric(
+            "slipstream_e2e_request_latency_seconds",
+            "histogram",
+            "From a request's arrival to its end.",
+            field="e2e_request_latency_seconds",
+        ),
+    )
+}
+"""Histograms of the snapshot, by their key in `EngineStats.histograms`."""
+
+RPC_STARTED = Metric("slipstream_rpc_started", "counter", "Calls that reached a handler.", ("method",))
+RPC_HANDLED = Metric("slipstream_rpc_handled", "counter", "Calls that ended, by gRPC code.", ("method", "code"))
+REJECTED = Metric(
+    "slipstream_requests_rejected", "counter", "Generate calls refused before their first event.", ("reason",)
+)
+SLOW_CONSUMERS = Metric(
+    "slipstream_slow_consumer_evictions", "counter", "Streams ended because the client did not read fast enough."
+)
+
+ALL: tuple[Metric, ...] = (
+    POOL_CAPACITY,
+    POOL_USED,
+    POOL_CACHED,
+    KV_CACHE_USAGE,
+    *SNAPSHOT,
+    *HISTOGRAMS.values(),
+    REQUESTS_FINISHED,
+    ASSERT_FAILURES,
+    RPC_STARTED,
+    RPC_HANDLED,
+    REJECTED,
+    SLOW_CONSUMERS,
+    READY,
+    DRAINING,
+    BUILD_INFO,
+)

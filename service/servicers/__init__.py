@@ -1,0 +1,1 @@
+"""The gRPC services: one file each."""

@@ -1,0 +1,93 @@
+"""What every test starts from: one thread of math, one printed seed, no network beyond this machine."""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import random
+import socket
+from collections.abc import Iterator
+from typing import Any
+
+# Before anything imports a Hugging Face library, which reads these once.
+os.environ.update(HF_HUB_OFFLINE="1", TRANSFORMERS_OFFLINE="1", HF_HUB_DISABLE_TELEMETRY="1")
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import settings
+
+# Results must not depend on how many cores reduce a sum, and two cores are all that CI has.
+torch.set_num_threads(1)
+
+settings.register_profile("slipstream", deadline=None, print_blob=True)
+settings.load_profile("slipstream")
+
+SEED_ENV = "SLIPSTREAM_TEST_SEED"
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_configure(config: pytest.Config) -> None:
+    """Choose the seed of this run, unless one was asked for, before Hypothesis reads its option."""
+    if config.option.hypothesis_seed is None:
+        config.option.hypothesis_seed = os.environ.get(SEED_ENV) or str(random.SystemRandom().randrange(2**32))
+
+
+def pytest_report_header(config: pytest.Config) -> str:
+    """The line from which a failing run is replayed."""
+    return f"seed: {config.option.hypothesis_seed} (replay with {SEED_ENV}={config.option.hypothesis_seed})"
+
+
+@pytest.fixture(scope="session")
+def seed(pytestconfig: pytest.Config) -> int:
+    """The seed of this run, for tests that make their own generators."""
+    return int(pytestconfig.option.hypothesis_seed)
+
+
+@pytest.fixture(autouse=True)
+def _seeded(seed: int) -> None:
+    """Every test sees the same global randomness, alone or in the suite."""
+    random.seed(seed)
+    np.random.seed(seed)
+    torch.manual_seed(seed)
+
+
+def _is_local(host: Any) -> bool:
+    if host in ("", "localhost", None):
+        return True
+    name = host.decode() if isinstance(host, bytes) else str(host)
+    try:
+        address = ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return address.is_loopback or address.is_unspecified
+
+
+def _refuse(host: Any) -> None:
+    if not _is_local(host):
+        raise ConnectionRefusedError(f"tests may not reach {host!r}: nothing is downloaded")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _no_network() -> Iterator[None]:
+    """Python sockets reach this machine only; names other than localhost are not looked up."""
+    connect, connect_ex, getaddrinfo = socket.socket.connect, socket.socket.connect_ex, socket.getaddrinfo
+
+    def guarded(real: Any) -> Any:
+        def call(self: socket.socket, address: Any) -> Any:
+            if self.family in (socket.AF_INET, socket.AF_INET6):
+                _refuse(address[0])
+            return real(self, address)
+
+        return call
+
+    def look_up(host: Any, *args: Any, **kwargs: Any) -> Any:
+        _refuse(host)
+        return getaddrinfo(host, *args, **kwargs)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(socket.socket, "connect", guarded(connect))
+        patch.setattr(socket.socket, "connect_ex", guarded(connect_ex))
+        patch.setattr(socket, "getaddrinfo", look_up)
+        yield
