@@ -14,7 +14,7 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from asyncio_throttle import Throttler
+from asyncio_throttle.throttler import Throttler
 
 from core.errors import DeadlinePassed, Overloaded
 
@@ -94,7 +94,7 @@ class Admission:
             if self._throttler is None:
                 return
             try:
-                await self._throttler.acquire()
+                await self._throttler.acquire()  # type: ignore[no-untyped-call]
             except BaseException:
                 self._slots.release()
                 raise

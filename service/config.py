@@ -63,7 +63,11 @@ class ServerConfig:
         choices=ASSERT_MODES,
     )
     hang_timeout: float = setting(
-        _core(ExecutorConfig, "hang_timeout"), float, "Device", "Seconds without a step before the engine is dead.", low=0
+        _core(ExecutorConfig, "hang_timeout"),
+        float,
+        "Device",
+        "Seconds without progress before the engine is dead.",
+        low=0,
     )
 
     page_size: int = setting(_core(MemoryConfig, "page_size"), int, "Memory", "Tokens per page of the KV cache.", low=1)
@@ -111,7 +115,11 @@ class ServerConfig:
     )
 
     max_concurrent_requests: int | None = setting(
-        None, int, "Limits", "Most Generate calls open at once; unset: max-running-requests + max-queued-requests.", low=1
+        None,
+        int,
+        "Limits",
+        "Most Generate calls open at once; unset: the batch and the queue together.",
+        low=1,
     )
     rate_limit: float | None = setting(
         None, float, "Limits", "Most Generate calls admitted per second; unset: no limit.", low=0.001
@@ -131,12 +139,14 @@ class ServerConfig:
     )
 
     drain_linger: float = setting(
-        5.0, float, "Shutdown", "Seconds after SIGTERM in which new requests are still taken (none after Ctrl-C).", low=0
+        5.0,
+        float,
+        "Shutdown",
+        "Seconds after SIGTERM in which new requests are still taken (Ctrl-C: none).",
+        low=0,
     )
-    drain_grace: float = setting(
-        30.0, float, "Shutdown", "Seconds that running streams then have to finish.", low=0
-    )
-    log_level: str = setting("info", str, "Shutdown", "Least severity that is logged.", choices=LOG_LEVELS)
+    drain_grace: float = setting(30.0, float, "Shutdown", "Seconds that running streams then have to finish.", low=0)
+    log_level: str = setting("info", str, "Logging", "Least severity that is logged.", choices=LOG_LEVELS)
 
     def __post_init__(self) -> None:
         if max(self.port, self.metrics_port) > MAX_PORT:
@@ -152,19 +162,31 @@ class ServerConfig:
     def engine_config(self, model_path: str) -> EngineConfig:
         """The engine's part, for the checkpoint at `model_path`. Raises ConfigError."""
         return EngineConfig(
-            model=ModelConfig(model_path, self.dtype, self.context_length, self.served_model_name),
+            model=ModelConfig(
+                path=model_path,
+                dtype=self.dtype,
+                context_length=self.context_length,
+                served_name=self.served_model_name,
+            ),
             memory=MemoryConfig(
-                self.page_size, self.max_running_requests, self.max_total_tokens, self.prefix_cache
+                page_size=self.page_size,
+                max_running_requests=self.max_running_requests,
+                max_total_tokens=self.max_total_tokens,
+                prefix_cache=self.prefix_cache,
             ),
             scheduler=SchedulerConfig(
-                self.chunked_prefill_size,
-                self.mixed_chunk,
-                self.schedule_policy,
-                self.max_queued_requests,
-                self.queue_timeout,
+                chunked_prefill_size=self.chunked_prefill_size,
+                mixed_chunk=self.mixed_chunk,
+                policy=self.schedule_policy,
+                max_queued_requests=self.max_queued_requests,
+                default_queue_timeout=self.queue_timeout,
             ),
             executor=ExecutorConfig(
-                self.device, self.overlap, self.assert_mode, self.cpu_threads, self.hang_timeout
+                device=self.device,
+                overlap=self.overlap,
+                assert_mode=self.assert_mode,
+                cpu_threads=self.cpu_threads,
+                hang_timeout=self.hang_timeout,
             ),
             seed=self.seed,
             max_pending_tokens=self.max_pending_tokens,

@@ -93,9 +93,7 @@ def generate_request(message: pb.GenerateRequest, info: ModelInfo, deadline: flo
 
 def sampling_params(message: pb.GenerateRequest, defaults: SamplingParams) -> SamplingParams:
     """`defaults` with every field that the client set, in either spelling; field names are equal on both sides."""
-    given: dict[str, Any] = {
-        field.name: _plain(value) for field, value in message.sampling_params.ListFields()
-    }
+    given: dict[str, Any] = {field.name: _plain(value) for field, value in message.sampling_params.ListFields()}
     options = message.output_options
     if options.HasField("logprobs"):
         given["logprobs"] = options.logprobs
@@ -188,9 +186,7 @@ class ResponseEncoder:
         if isinstance(event, Finished):
             return pb.GenerateResponse(request_id=self.request_id, finished=_finished(event))
         assert isinstance(event, Started)
-        return pb.GenerateResponse(
-            request_id=self.request_id, started=pb.Started(prompt_tokens=event.prompt_tokens)
-        )
+        return pb.GenerateResponse(request_id=self.request_id, started=pb.Started(prompt_tokens=event.prompt_tokens))
 
     def _refill(self, event: Delta) -> pb.GenerateResponse:
         delta = self._delta

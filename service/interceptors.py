@@ -38,14 +38,13 @@ class AroundInterceptor(grpc.aio.ServerInterceptor):
 
     async def intercept_service(
         self,
-        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler[Any, Any]]],
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler[Any, Any] | None]],
         handler_call_details: grpc.HandlerCallDetails,
-    ) -> grpc.RpcMethodHandler[Any, Any]:
+    ) -> grpc.RpcMethodHandler[Any, Any] | None:
         """The handler of the call, wrapped."""
-        handler: grpc.RpcMethodHandler[Any, Any] | None = await continuation(handler_call_details)
-        if handler is None:
-            return handler  # type: ignore[return-value]  # grpc answers UNIMPLEMENTED for None
-        return wrap(handler, handler_call_details.method, self._around)
+        handler = await continuation(handler_call_details)
+        # For None grpc answers UNIMPLEMENTED.
+        return None if handler is None else wrap(handler, handler_call_details.method, self._around)
 
 
 def wrap(handler: grpc.RpcMethodHandler[Any, Any], method: str, around: Around) -> grpc.RpcMethodHandler[Any, Any]:
@@ -126,7 +125,7 @@ class HandlerTracker:
 
 
 def count_calls(metrics: RpcMetrics) -> Around:
-    """Counts calls started and handled by method and code; the label sets are closed, as only known methods get here."""
+    """Counts calls started and handled by method and code; only known methods get here, so label sets are closed."""
 
     @asynccontextmanager
     async def around(method: str, context: Context) -> AsyncIterator[None]:
@@ -147,11 +146,9 @@ def count_calls(metrics: RpcMetrics) -> Around:
 
 
 def _code(context: Context, default: grpc.StatusCode) -> grpc.StatusCode:
-    """The code set on the call; grpc.aio gives an int, or 0 when none was set."""
-    code = context.code()
-    if isinstance(code, grpc.StatusCode):
-        return code
-    return _CODES.get(int(code), default) if code else default
+    """The code set on the call. The annotation says StatusCode; grpc.aio gives an int, 0 when none was set."""
+    code: Any = context.code()
+    return _CODES.get(getattr(code, "value", (code,))[0], default) if code else default
 
 
 _CODES: dict[int, grpc.StatusCode] = {code.value[0]: code for code in grpc.StatusCode}

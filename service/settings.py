@@ -94,16 +94,12 @@ def settings_of(config: type[Any]) -> dict[str, Setting]:
     }
 
 
-def load(
-    config: type[Config], flags: Mapping[str, Any], env: Mapping[str, str], file: str | None = None
-) -> Config:
+def load(config: type[Config], flags: Mapping[str, Any], env: Mapping[str, str], file: str | None = None) -> Config:
     """The configuration: `flags` (None means not given) over `env` over the YAML `file` over defaults."""
     settings = settings_of(config)
     values = _from_file(settings, file) if file else {}
     values |= _from_env(settings, env)
-    values |= {
-        name: settings[name].parse(raw, settings[name].flag) for name, raw in flags.items() if raw is not None
-    }
+    values |= {name: settings[name].parse(raw, settings[name].flag) for name, raw in flags.items() if raw is not None}
     return config(**values)
 
 

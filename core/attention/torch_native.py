@@ -55,6 +55,8 @@ class TorchNativeAttention(AttentionBackend):
         call = _LayerCall(layer_id, batch, scale, softcap, sinks)
         if plan.in_order and plan.decodes:
             return self._decode(plan.decodes[0], call, q.transpose(0, 1))
+        if len(plan.prefills) == 1 and not plan.decodes:
+            return self._prefill(plan.prefills[0], call, q, k, v).contiguous()
         out = q.new_empty(q.shape[1], q.shape[0], v.shape[2])
         for piece in plan.prefills:
             out[piece.start : piece.end] = self._prefill(piece, call, q, k, v)
@@ -154,7 +156,8 @@ class _Workspace:
         size = shape[0] * shape[1] * shape[2]
         buffer = self._buffer
         if buffer is None or buffer.numel() < size or buffer.dtype != source.dtype or buffer.device != source.device:
-            # Not an inference tensor, whatever the caller's mode: those could not be written outside it later.
+            # Half as much again, since every decode step asks for a little more. Not an inference tensor, whatever the
+            # caller's mode: those could not be written outside it later.
             with torch.inference_mode(False):
-                buffer = self._buffer = torch.empty(size, dtype=source.dtype, device=source.device)
+                buffer = self._buffer = torch.empty(size + size // 2, dtype=source.dtype, device=source.device)
         return torch.index_select(source, 0, slots, out=buffer[:size].view(shape))

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 import torch
 
+from core.device.timer import Mark, mark
 from core.errors import ConfigError
 from core.invariants import check
 
@@ -68,6 +69,10 @@ class DeviceStreams:
         """A fresh event; one per step and purpose, never recorded twice."""
         event: Event = self._module.Event()
         return event
+
+    def mark(self) -> Mark:
+        """A point in device time on the current stream, for measuring busy and idle seconds."""
+        return mark(self.device)
 
     def on_forward(self) -> AbstractContextManager[Any]:
         """Context in which new work goes to the forward stream."""

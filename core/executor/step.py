@@ -14,7 +14,7 @@ from core.batch.schedule_batch import ScheduleBatch
 from core.device.checks import AssertMode, DeviceChecks
 from core.device.staging import Staging
 from core.device.streams import DeviceStreams, Event
-from core.device.timer import Mark, mark
+from core.device.timer import Mark
 from core.memory.kv_pool import KVPool
 from core.memory.req_to_token_pool import ReqToTokenPool
 from core.models.base import Model
@@ -87,18 +87,15 @@ class StepRunner:
         state = self._state
         with state.streams.on_forward():
             forward_batch = self._prepare(batch)
-            began = self._mark()
+            began = state.streams.mark()
             logits = state.model.forward(forward_batch)
             sampled = state.sampler.sample(logits, batch.sampling, self._history)
             published = self._relay(batch, forward_batch, sampled)
-            ended = self._mark()
+            ended = state.streams.mark()
         previous_end, self._previous_end = self._previous_end, ended
         host, counts, copy_done = self._copy_out(sampled, published)
         refs = (sampled, forward_batch, published)
         return LaunchedStep(batch, host, counts, copy_done, began, ended, previous_end, refs)
-
-    def _mark(self) -> Mark:
-        return mark(self._device)
 
     def _prepare(self, batch: ScheduleBatch) -> ForwardBatch:
         """Apply what the scheduler decided to the device state, then gather the inputs: in this order, or rows are stale."""
@@ -173,17 +170,30 @@ class StepRunner:
         copy_done = state.streams.new_event()
         with state.streams.on_copy():
             state.streams.copy.wait_event(published)
-            host = sampled.to_host()
+            host = self._to_host(sampled)
             counting = state.checks.mode is not AssertMode.OFF
             counters = state.checks.counters if counting else state.checks.counters[:0]
             # A copy also on the CPU: the counter itself goes on changing.
-            counts = counters.clone() if self._device.type == "cpu" else counters.to("cpu", non_blocking=True)
+            counts = counters.clone() if self._device.type == "cpu" else self._fetch(counters)
             copy_done.record(state.streams.copy)
         return host, counts, copy_done
+
+    def _to_host(self, sampled: SampleOutput) -> SampleOutput:
+        fetched = [None if t is None else self._fetch(t) for t in (sampled.logprobs, sampled.top_ids, sampled.top_values)]
+        return SampleOutput(self._fetch(sampled.tokens), self._fetch(sampled.non_finite), *fetched)
+
+    def _fetch(self, tensor: torch.Tensor) -> torch.Tensor:
+        """A host tensor that holds the values once `copy_done` was passed; pinned, or the copy would block this thread."""
+        if self._device.type == "cpu":
+            return tensor
+        host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+        return host.copy_(tensor, non_blocking=True)
 
 
 def _logprobs(host: SampleOutput) -> LogprobResult | None:
     if host.logprobs is None:
         return None
-    assert host.top_ids is not None and host.top_values is not None
+    if host.top_ids is None or host.top_values is None:
+        nothing = np.empty((len(host.logprobs), 0))
+        return LogprobResult(host.logprobs.numpy(), nothing.astype(np.int64), nothing.astype(np.float32))
     return LogprobResult(host.logprobs.numpy(), host.top_ids.numpy(), host.top_values.numpy())

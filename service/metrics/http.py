@@ -1,6 +1,6 @@
-"""The HTTP server of `/metrics`: its own thread and port, so that neither the event loop nor a scraper stalls the other.
+"""The HTTP server of `/metrics`: its own thread and port, so that the event loop and a scraper never stall each other.
 
-Connections are bounded in number and in time: a scraper that connects and never speaks costs one slot for a few seconds.
+Connections are bounded in number and in time: a scraper that connects and never speaks costs one slot for seconds.
 """
 
 from __future__ import annotations

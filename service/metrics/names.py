@@ -57,7 +57,10 @@ SNAPSHOT: tuple[Metric, ...] = (
     Metric("slipstream_cached_tokens", "counter", "Prompt tokens served from the prefix cache.", field="cached_tokens"),
     Metric("slipstream_generation_tokens", "counter", "Tokens generated.", field="generation_tokens"),
     Metric(
-        "slipstream_preemptions", "counter", "Requests put back in the queue because pages ran out.", field="preemptions"
+        "slipstream_preemptions",
+        "counter",
+        "Requests put back in the queue for want of pages.",
+        field="preemptions",
     ),
     Metric("slipstream_steps", "counter", "Forward steps taken.", field="step"),
     Metric(

@@ -1,9 +1,9 @@
-"""Counters that the service keeps itself: calls, refusals, evictions. Label sets are closed: methods, codes, reasons."""
+"""Counters that the service keeps itself: calls, refusals, evictions. Label sets are closed."""
 
 from __future__ import annotations
 
 import grpc
-from prometheus_client import CollectorRegistry, Counter
+from prometheus_client import CollectorRegistry, Counter, disable_created_metrics
 
 from service.metrics import names
 from service.metrics.names import Metric
@@ -19,13 +19,15 @@ REJECTION_REASONS: tuple[str, ...] = (
     "DRAINING",
     "ENGINE_DEAD",
 )
-"""Present at 0 from the start, so that `increase()` sees the first one; other reasons of core appear when they occur."""
+"""Present at 0 from the start, so that `increase()` sees the first one; others of core appear when they occur."""
 
 
 class RpcMetrics:
     """Counters of the service side, registered in `registry`. Thread-safe."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
+        # Otherwise every counter is doubled by a gauge that holds the time it was created.
+        disable_created_metrics()  # type: ignore[no-untyped-call]
         self._started = _counter(names.RPC_STARTED, registry)
         self._handled = _counter(names.RPC_HANDLED, registry)
         self._rejected = _counter(names.REJECTED, registry)

@@ -1,8 +1,8 @@
 """Generates `service/pb/slipstream/` from `protos/`, or checks that what is committed is what would be generated.
 
-The imports of the generated files are rewritten from `slipstream.v1` to `service.pb.slipstream.v1`, so that no top-level
-package named `slipstream` has to be on the path. The versions of protobuf and grpcio that the generator stamps into the
-files are left out of the comparison: another release of the tools must not fail the check while the content is equal.
+The imports of the generated files are rewritten from `slipstream.v1` to `service.pb.slipstream.v1`, so that no
+top-level package named `slipstream` has to be on the path. The versions of protobuf and grpcio that the generator
+stamps into the files are left out of the comparison: another release of the tools with equal content is no difference.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _STAMPS = re.compile(
 
 def generate(protos: Path = PROTOS) -> dict[str, str]:
     """Text of every generated file, by its path relative to this folder. Needs `grpcio-tools`."""
-    import grpc_tools
+    import grpc_tools  # type: ignore[import-untyped]
     from grpc_tools import protoc
 
     sources = sorted(str(path.relative_to(protos)) for path in protos.rglob("*.proto"))

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import grpc.aio
-from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc  # type: ignore[import-untyped]
 
 from core.errors import Draining, SlowConsumer
 from service.status import UnknownService
@@ -27,7 +27,7 @@ _UNKNOWN = health_pb2.HealthCheckResponse.SERVICE_UNKNOWN
 Context = grpc.aio.ServicerContext[Any, Any]
 
 
-class HealthServicer(health_pb2_grpc.HealthServicer):
+class HealthServicer(health_pb2_grpc.HealthServicer):  # type: ignore[misc]
     """Check, Watch and List of the services given at construction; the set of services never changes."""
 
     def __init__(self, serving: Mapping[str, bool], write_timeout: float) -> None:
@@ -57,22 +57,16 @@ class HealthServicer(health_pb2_grpc.HealthServicer):
             return _UNKNOWN
         return _SERVING if serving else _NOT_SERVING
 
-    async def Check(
-        self, request: health_pb2.HealthCheckRequest, context: Context
-    ) -> health_pb2.HealthCheckResponse:
+    async def Check(self, request: health_pb2.HealthCheckRequest, context: Context) -> health_pb2.HealthCheckResponse:
         """State of one service; NOT_FOUND for an unknown one."""
         if request.service not in self._serving:
             raise UnknownService("unknown service")
         return health_pb2.HealthCheckResponse(status=self._status(request.service))
 
-    async def List(
-        self, request: health_pb2.HealthListRequest, context: Context
-    ) -> health_pb2.HealthListResponse:
+    async def List(self, request: health_pb2.HealthListRequest, context: Context) -> health_pb2.HealthListResponse:
         """States of all services."""
         return health_pb2.HealthListResponse(
-            statuses={
-                name: health_pb2.HealthCheckResponse(status=self._status(name)) for name in self._serving
-            }
+            statuses={name: health_pb2.HealthCheckResponse(status=self._status(name)) for name in self._serving}
         )
 
     async def Watch(self, request: health_pb2.HealthCheckRequest, context: Context) -> None:
@@ -88,9 +82,7 @@ class HealthServicer(health_pb2_grpc.HealthServicer):
             else:
                 await changed.wait()
 
-    async def _write(
-        self, context: Context, status: health_pb2.HealthCheckResponse.ServingStatus
-    ) -> None:
+    async def _write(self, context: Context, status: health_pb2.HealthCheckResponse.ServingStatus) -> None:
         try:
             async with asyncio.timeout(self._write_timeout):
                 await context.write(health_pb2.HealthCheckResponse(status=status))

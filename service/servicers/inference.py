@@ -20,7 +20,8 @@ from service.config import ServerConfig
 from service.engine_slot import EngineSlot
 from service.metrics.collector import kv_usage
 from service.metrics.rpc import RpcMetrics
-from service.pb.slipstream.v1 import inference_pb2 as pb, inference_pb2_grpc
+from service.pb.slipstream.v1 import inference_pb2 as pb
+from service.pb.slipstream.v1 import inference_pb2_grpc
 from service.status import TOKENS_EMITTED_TRAILER
 from service.write_bound import WriteBound
 

@@ -1,8 +1,8 @@
 """A prefix cache as a plain dict: slow, obvious, and the judge of the real ones.
 
-A prefix is the tuple of its pages' words; `pages` maps every held prefix to the number of its last page. Recency is kept
-per page. A use stamps all pages of one path that nobody locks, so equal stamps always lie on one path, and "oldest first,
-deepest first among equals" is the exact order in which a tree of such paths must be evicted.
+A prefix is the tuple of its pages' words; `pages` maps every held prefix to the number of its last page. Recency is
+kept per page. A use stamps all pages of one path that nobody locks, so equal stamps always lie on one path, and "oldest
+first, deepest first among equals" is the exact order in which a tree of such paths must be evicted.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Costs grow with the prompt and nothing else: twice the pages take at most 2.5 times as long.
 
-Each figure is the best of several runs, which is what the code costs when nothing else runs; a quadratic step would show
-as a factor of 4.
+Each figure is the best of several runs, which is what the code costs when nothing else runs; a quadratic step would
+show as a factor of 4.
 """
 
 from __future__ import annotations

@@ -260,3 +260,20 @@ def test_integrity_notices_a_wrong_order_of_age() -> None:
     cache._lru.move_to_end(next(iter(cache._lru)))
     with pytest.raises(InvariantViolation, match="prefix_lock_balance"):
         cache.check_integrity()
+
+
+def test_integrity_notices_a_page_in_two_places() -> None:
+    cache = RadixCache(1)
+    put(cache, "ab", 1)
+    other = put(cache, "cd", 3)
+    other.pages = np.array([3, 1])
+    with pytest.raises(InvariantViolation, match="page_conservation"):
+        cache.check_integrity()
+
+
+def test_integrity_notices_a_recent_node_that_left_the_tree() -> None:
+    cache = RadixCache(1)
+    put(cache, "ab", 1)
+    cache._lru[PrefixNode.root("")] = None
+    with pytest.raises(InvariantViolation, match="prefix_lock_balance"):
+        cache.check_integrity()

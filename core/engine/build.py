@@ -1,0 +1,139 @@
+"""Puts an engine together: the only place that knows all constructors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from core.attention.registry import build_attention
+from core.config import EngineConfig
+from core.device.checks import AssertMode, DeviceChecks
+from core.device.staging import Staging
+from core.device.streams import DeviceStreams, resolve_device
+from core.engine.async_engine import AsyncEngine, Parts
+from core.engine.input_processor import InputProcessor
+from core.executor.forward_thread import ForwardThread
+from core.executor.inline import InlineExecutor
+from core.executor.interface import Executor
+from core.executor.step import DeviceState, StepRunner
+from core.memory.kv_allocator import PagedKVAllocator
+from core.memory.kv_pool import KVPool
+from core.memory.req_to_token_pool import ReqToTokenPool
+from core.memory.request_memory import RequestMemory
+from core.memory.sizing import num_pages
+from core.models.base import Model
+from core.models.loader import load_model
+from core.prefix.registry import build_prefix_cache
+from core.relay.future_map import FutureMap
+from core.sampling.sampler import Sampler
+from core.scheduler.scheduler import Emit, Scheduler
+from core.text.tokenizer import Tokenizer
+from core.types.io import ModelInfo
+from core.types.sampling_params import SamplingParams
+
+Progress = Callable[[str, float], None]
+
+
+def build_engine(config: EngineConfig, progress: Progress | None = None) -> AsyncEngine:
+    """Load the checkpoint and build an engine that is ready for `start`.
+
+    Blocks for as long as the weights take; `progress(stage, fraction)` is called along the way. Raises StartupError.
+    """
+    device = resolve_device(config.executor.device)
+    torch.set_num_threads(config.executor.threads())
+    tokenizer = Tokenizer.load(config.model.path)
+    model = load_model(config.model, device, progress)
+    return assemble(config, model, tokenizer, DeviceStreams(device))
+
+
+def assemble(config: EngineConfig, model: Model, tokenizer: Tokenizer, streams: DeviceStreams) -> AsyncEngine:
+    """An engine around a model that is loaded already; benchmarks and tests bring an emulated one."""
+    pools = _build_pools(config, model, streams)
+    inputs = InputProcessor(tokenizer, pools.memory, model.spec.vocab_size, pools.context_length, config.seed)
+    parts = Parts(
+        inputs=inputs,
+        model_info=_model_info(config, model, tokenizer, pools),
+        new_executor=lambda wake: _build_executor(config, model, streams, pools, wake),
+        new_scheduler=lambda executor, emit: _build_scheduler(config, model, streams, pools, executor, emit),
+    )
+    return AsyncEngine(config, parts)
+
+
+@dataclass(frozen=True, slots=True)
+class Pools:
+    """Host and device sides of the pools, of one size."""
+
+    memory: RequestMemory
+    requests: ReqToTokenPool
+    kv: KVPool
+    context_length: int
+
+
+def _build_pools(config: EngineConfig, model: Model, streams: DeviceStreams) -> Pools:
+    spec, memory = model.spec, config.memory
+    context = min(spec.context_length, config.model.context_length or spec.context_length)
+    per_token = KVPool.bytes_per_token_for(spec.kv_layers, spec.dtype)
+    pages = num_pages(memory, per_token, context, streams.device)
+    allocator = PagedKVAllocator(pages, memory.page_size)
+    # Whole pages are written into the table, so its width is a whole number of pages too.
+    width = allocator.pages_for(context) * memory.page_size
+    requests = ReqToTokenPool(memory.max_running_requests, width, streams.device)
+    cache = build_prefix_cache(memory.prefix_cache, memory.page_size)
+    return Pools(
+        memory=RequestMemory(requests.rows, allocator, cache, context),
+        requests=requests,
+        kv=KVPool(spec.kv_layers, pages, memory.page_size, spec.dtype, streams.device),
+        context_length=context,
+    )
+
+
+def _build_executor(
+    config: EngineConfig, model: Model, streams: DeviceStreams, pools: Pools, wake: Callable[[], None]
+) -> Executor:
+    checks = DeviceChecks(AssertMode(config.executor.assert_mode), streams.device)
+    model.bind(pools.kv, build_attention("auto", streams.device))
+    state = DeviceState(
+        pool=pools.requests,
+        kv_pool=pools.kv,
+        future_map=FutureMap(pools.requests, streams, checks),
+        checks=checks,
+        streams=streams,
+        staging=Staging(streams.device),
+        model=model,
+        sampler=Sampler(model.spec.vocab_size, streams.device),
+    )
+    runner = StepRunner(state)
+    return ForwardThread(runner, wake) if config.executor.overlap else InlineExecutor(runner, wake)
+
+
+def _build_scheduler(
+    config: EngineConfig, model: Model, streams: DeviceStreams, pools: Pools, executor: Executor, emit: Emit
+) -> Scheduler:
+    return Scheduler(
+        config.scheduler,
+        pools.memory,
+        executor,
+        emit,
+        max_len=pools.requests.max_context_len,
+        vocab_size=model.spec.vocab_size,
+        eos_ids=model.spec.eos_token_ids,
+        pin=Staging(streams.device).pinned,
+    )
+
+
+def _model_info(config: EngineConfig, model: Model, tokenizer: Tokenizer, pools: Pools) -> ModelInfo:
+    spec = model.spec
+    return ModelInfo(
+        name=config.model.served_name or spec.name,
+        architecture=spec.architecture,
+        dtype=str(spec.dtype).removeprefix("torch."),
+        vocab_size=spec.vocab_size,
+        context_length=pools.context_length,
+        max_input_length=pools.context_length - 1,
+        bos_token_id=spec.bos_token_id,
+        eos_token_ids=spec.eos_token_ids,
+        default_sampling=SamplingParams(**spec.sampling_defaults),
+        has_chat_template=tokenizer.has_chat_template,
+    )

@@ -1,0 +1,37 @@
+"""How large the KV pool is when nobody says so."""
+
+from __future__ import annotations
+
+import os
+
+import torch
+
+from core.config import MemoryConfig
+from core.errors import ConfigError
+
+CPU_SHARE = 0.25
+CPU_LIMIT = 2 * 2**30
+CUDA_SHARE = 0.85
+"""Share of the memory left after the weights; the rest is for activations, graphs and fragmentation."""
+
+
+def num_pages(config: MemoryConfig, bytes_per_token: int, context_length: int, device: torch.device) -> int:
+    """Pages of the KV pool: as asked, else from the memory at hand, and never more than all rows could fill.
+
+    Raises ConfigError when not even one page fits.
+    """
+    tokens = config.max_total_tokens
+    if tokens is None:
+        tokens = min(_free_bytes(device) // bytes_per_token, config.max_running_requests * context_length)
+    pages = tokens // config.page_size
+    if pages < 1:
+        raise ConfigError(f"max_total_tokens: the memory at hand holds {tokens} tokens, less than one page")
+    return pages
+
+
+def _free_bytes(device: torch.device) -> int:
+    if device.type == "cuda":
+        free, _ = torch.cuda.mem_get_info(device)
+        return int(free * CUDA_SHARE)
+    available = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return min(int(available * CPU_SHARE), CPU_LIMIT)

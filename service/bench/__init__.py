@@ -1,0 +1,19 @@
+"""`slipstream bench`: benchmarks that users can run too. A benchmark is one file and one line in `BENCHMARKS`."""
+
+from __future__ import annotations
+
+import click
+
+from service.lazy_group import LazyGroup
+
+BENCHMARKS: dict[str, tuple[str, str]] = {
+    "overlap": (
+        "service.bench.overlap:overlap",
+        "Idle share of an emulated device, with overlap on and off.",
+    ),
+}
+
+
+@click.group(cls=LazyGroup, table=BENCHMARKS)
+def bench() -> None:
+    """Measure the server on this machine. Each benchmark prints its figures, and one JSON object last with --json."""

@@ -1,0 +1,152 @@
+"""An emulated accelerator: a timeline that steps occupy one after another, asynchronously, without computing anything.
+
+Everything else is the production path: scheduler, forward thread, FutureMap, sampler, completion. `forward` reserves the
+next `step_seconds` of the timeline and returns at once, as a kernel launch does; an event is passed when the timeline
+has reached the point at which it was recorded, and waiting for one sleeps without the GIL. Idle time is therefore what a
+real device would have waited for the host, whatever this machine's cores could compute.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from core.attention.base import AttentionBackend
+from core.batch.forward_batch import ForwardBatch
+from core.device.streams import DeviceStreams, Event
+from core.device.timer import Mark
+from core.memory.kv_pool import KVLayerSpec, KVPool
+from core.models.base import ModelSpec
+
+MULTIPLIER, INCREMENT = 6364136223846793005, 1442695040888963407
+
+
+@dataclass(slots=True)
+class Timeline:
+    """When the emulated device is busy. Written by the forward thread, read by anyone."""
+
+    step_seconds: float
+    busy_until: float = 0.0
+    busy: float = 0.0
+    idle: float = 0.0
+    steps: int = 0
+
+    def occupy(self) -> None:
+        """Queue one step behind what is there; the device idles from its last end to now if it had run dry."""
+        now = time.monotonic()
+        if self.busy_until:
+            self.idle += max(0.0, now - self.busy_until)
+        self.busy_until = max(now, self.busy_until) + self.step_seconds
+        self.busy += self.step_seconds
+        self.steps += 1
+
+    def reset(self) -> None:
+        """Forget the warm-up; the device stays as busy as it is."""
+        self.busy = self.idle = 0.0
+        self.steps = 0
+
+    @property
+    def idle_share(self) -> float:
+        """Idle seconds over all seconds since the last reset."""
+        return self.idle / max(self.idle + self.busy, 1e-9)
+
+
+class TimelineMark:
+    """The end of what was queued when the mark was made."""
+
+    def __init__(self, timeline: Timeline) -> None:
+        self.at = max(timeline.busy_until, time.monotonic())
+
+    def seconds_since(self, earlier: Mark) -> float:
+        """Seconds of device time."""
+        assert isinstance(earlier, TimelineMark)
+        return self.at - earlier.at
+
+
+class TimelineEvent:
+    """Passed when the timeline reaches the instant of its recording."""
+
+    def __init__(self, timeline: Timeline) -> None:
+        self._timeline = timeline
+        self._at = 0.0
+
+    def record(self, stream: Any = None) -> None:
+        """Take the end of what is queued now."""
+        self._at = self._timeline.busy_until
+
+    def query(self) -> bool:
+        """Whether that end was reached."""
+        return time.monotonic() >= self._at
+
+    def synchronize(self) -> None:
+        """Sleep until it is reached; `time.sleep` releases the GIL."""
+        time.sleep(max(0.0, self._at - time.monotonic()))
+
+    def wait(self, stream: Any = None) -> None:
+        """Streams of the emulation share one timeline, so order is there already."""
+
+
+class EmulatedStreams(DeviceStreams):
+    """CPU streams whose events and marks follow the timeline."""
+
+    def __init__(self, timeline: Timeline) -> None:
+        super().__init__(torch.device("cpu"))
+        self.timeline = timeline
+
+    def new_event(self) -> Event:
+        """An event on the timeline."""
+        return TimelineEvent(self.timeline)
+
+    def mark(self) -> Mark:
+        """A mark on the timeline."""
+        return TimelineMark(self.timeline)
+
+
+class EmulatedModel:
+    """Its next token is a hash of the input token and its position, so a stream that gets a foreign token shows it."""
+
+    def __init__(self, timeline: Timeline, vocab_size: int, context_length: int = 4096) -> None:
+        self.timeline = timeline
+        self.spec = ModelSpec(
+            name="emulated",
+            architecture="Emulated",
+            vocab_size=vocab_size,
+            context_length=context_length,
+            dtype=torch.float32,
+            kv_layers=(KVLayerSpec(0, 1, 1, 1),),
+        )
+
+    def bind(self, kv_pool: KVPool, attention: AttentionBackend) -> None:
+        """Nothing to bind: no KV is read."""
+
+    def forward(self, batch: ForwardBatch) -> torch.Tensor:
+        """float32[S, vocab_size], 1 at the next token and 0 elsewhere."""
+        self.timeline.occupy()
+        tokens = batch.input_ids[batch.last_indices]
+        positions = batch.positions[batch.last_indices]
+        chosen = _mix(tokens, positions) % self.spec.vocab_size
+        logits = torch.zeros(len(chosen), self.spec.vocab_size)
+        return logits.scatter_(1, chosen[:, None], 1.0)
+
+
+def next_token(token: int, position: int, vocab_size: int) -> int:
+    """What `EmulatedModel` answers to `token` at `position`."""
+    return int(_mix(torch.tensor([token]), torch.tensor([position]))[0]) % vocab_size
+
+
+def expected_output(prompt: list[int], count: int, vocab_size: int) -> list[int]:
+    """The whole output a correct engine streams for `prompt`."""
+    output, token = [], prompt[-1]
+    for position in range(len(prompt) - 1, len(prompt) - 1 + count):
+        token = next_token(token, position, vocab_size)
+        output.append(token)
+    return output
+
+
+def _mix(tokens: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+    # int64 wraps around; the sign bit is dropped so that the remainder is a token id.
+    mixed = (tokens * MULTIPLIER + positions * INCREMENT + 1) * MULTIPLIER
+    return (mixed >> 33) & 0x3FFFFFFF

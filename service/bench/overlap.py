@@ -1,0 +1,137 @@
+"""`slipstream bench overlap`: does the device wait for the scheduler, and what does the scheduler cost?"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import sys
+import time
+from dataclasses import asdict, dataclass
+
+import click
+
+from core.config import EngineConfig, ExecutorConfig, MemoryConfig, ModelConfig, SchedulerConfig
+from core.engine.async_engine import AsyncEngine
+from core.engine.build import assemble
+from core.models.bundled import bundled_model_dir
+from core.text.tokenizer import Tokenizer
+from core.types.io import Delta, GenerateRequest
+from core.types.sampling_params import SamplingParams
+from service.bench.emulated import EmulatedModel, EmulatedStreams, Timeline, expected_output
+from service.bench.scheduler_cost import scheduler_cost
+
+PROMPT_TOKENS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class OverlapFigures:
+    """One run. `idle_share` of the device while all requests decode; `step_ms` from one step's start to the next's."""
+
+    idle_share: float
+    step_ms: float
+    steps: int
+    tokens_per_second: float
+    wrong_tokens: int
+
+
+async def measure_overlap(*, overlap: bool, requests: int, step_ms: float, tokens: int) -> OverlapFigures:
+    """Decode `requests` sequences of `tokens` tokens in process on an emulated device; every token is checked."""
+    timeline = Timeline(step_ms / 1000)
+    engine, vocab = _engine(timeline, overlap, requests, tokens)
+    await engine.start()
+    rng = random.Random(0)
+    prompts = [[rng.randrange(vocab) for _ in range(PROMPT_TOKENS)] for _ in range(requests)]
+    everyone = asyncio.Barrier(requests + 1)
+    readers = [asyncio.create_task(_read(engine, prompt, tokens, vocab, everyone)) for prompt in prompts]
+    await everyone.wait()
+    timeline.reset()
+    began = time.monotonic()
+    first_end = await asyncio.wait(readers, return_when=asyncio.FIRST_COMPLETED)
+    elapsed = time.monotonic() - began
+    steps, idle_share = timeline.steps, timeline.idle_share
+    wrong = sum(await asyncio.gather(*first_end[0], *first_end[1]))
+    await engine.stop()
+    return OverlapFigures(
+        idle_share=round(idle_share, 5),
+        step_ms=round(elapsed / steps * 1000, 3),
+        steps=steps,
+        tokens_per_second=round(steps * requests / elapsed, 1),
+        wrong_tokens=wrong,
+    )
+
+
+def _engine(timeline: Timeline, overlap: bool, requests: int, tokens: int) -> tuple[AsyncEngine, int]:
+    tokenizer = Tokenizer.load(str(bundled_model_dir()))
+    context = PROMPT_TOKENS + tokens + 1
+    model = EmulatedModel(timeline, tokenizer.vocab_size, context)
+    config = EngineConfig(
+        model=ModelConfig("emulated"),
+        memory=MemoryConfig(max_running_requests=requests, max_total_tokens=requests * (context + 16)),
+        scheduler=SchedulerConfig(chunked_prefill_size=requests * PROMPT_TOKENS, max_queued_requests=requests),
+        executor=ExecutorConfig(device="cpu", overlap=overlap),
+    )
+    return assemble(config, model, tokenizer, EmulatedStreams(timeline)), tokenizer.vocab_size
+
+
+async def _read(engine: AsyncEngine, prompt: list[int], tokens: int, vocab: int, everyone: asyncio.Barrier) -> int:
+    """Read one stream to its end; how many tokens were not what the device must have produced."""
+    sampling = SamplingParams(temperature=0.0, max_tokens=tokens, ignore_eos=True)
+    request = GenerateRequest(token_ids=tuple(prompt), sampling=sampling, want_text=False)
+    got: list[int] = []
+    async for event in await engine.generate(request):
+        if isinstance(event, Delta):
+            started = bool(got)
+            got.extend(event.token_ids)
+            if not started:
+                await everyone.wait()
+    return sum(a != b for a, b in zip(got, expected_output(prompt, tokens, vocab), strict=True))
+
+
+@click.command()
+@click.option("--step-ms", default=5.0, show_default=True, help="How long one step holds the emulated device.")
+@click.option("--requests", default=256, show_default=True, help="Requests that decode at the same time.")
+@click.option("--steps", default=400, show_default=True, help="Decode steps per round.")
+@click.option(
+    "--rounds", default=3, show_default=True, help="Rounds of each kind, interleaved; the median is reported."
+)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object as the last line.")
+def overlap(step_ms: float, requests: int, steps: int, rounds: int, as_json: bool) -> None:
+    """Idle share of an emulated device, with overlap on and off, and the scheduler's own cost per step.
+
+    The real scheduler, forward thread and relay run against a device that only passes time: a step occupies it for
+    --step-ms. Idle is what a real device would have waited for the host.
+    """
+    sys.setswitchinterval(0.0005)
+    runs: dict[bool, list[OverlapFigures]] = {True: [], False: []}
+    for number in range(rounds):
+        for kind, figures in runs.items():
+            figures.append(asyncio.run(measure_overlap(overlap=kind, requests=requests, step_ms=step_ms, tokens=steps)))
+            name = "on " if kind else "off"
+            click.echo(f"round {number + 1}/{rounds}  overlap {name}  {_line(figures[-1])}", err=True)
+    medians = {kind: sorted(figures, key=lambda f: f.idle_share)[len(figures) // 2] for kind, figures in runs.items()}
+    costs = {running: scheduler_cost(running) for running in (1, 64, 256, 1024)}
+    _report(medians, costs, requests, step_ms)
+    if as_json:
+        click.echo(
+            json.dumps(
+                {
+                    "overlap_on": asdict(medians[True]),
+                    "overlap_off": asdict(medians[False]),
+                    "scheduler_us_per_step": {str(running): round(cost * 1e6, 1) for running, cost in costs.items()},
+                }
+            )
+        )
+
+
+def _line(figures: OverlapFigures) -> str:
+    return f"idle {figures.idle_share:7.2%}  step {figures.step_ms:.2f} ms  {figures.tokens_per_second:,.0f} tokens/s"
+
+
+def _report(medians: dict[bool, OverlapFigures], costs: dict[int, float], requests: int, step_ms: float) -> None:
+    click.echo(f"\n{requests} requests, {step_ms:g} ms steps, medians")
+    click.echo(f"  overlap on   {_line(medians[True])}")
+    click.echo(f"  overlap off  {_line(medians[False])}")
+    click.echo("\nscheduler's own cost of one decode step (plan, submit, take results; no device, no clients)")
+    for running, cost in costs.items():
+        click.echo(f"  {running:5d} running  {cost * 1e6:8.1f} µs  {cost * 1e6 / running:6.2f} µs per request")

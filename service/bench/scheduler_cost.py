@@ -1,0 +1,98 @@
+"""What the scheduler itself costs per step: production scheduler, an executor that answers at once, no clients."""
+
+from __future__ import annotations
+
+import statistics
+import time
+
+import numpy as np
+import torch
+
+from core.batch.result import StepResult
+from core.batch.sampling_batch import Ints
+from core.batch.schedule_batch import ScheduleBatch
+from core.config import SchedulerConfig
+from core.executor.interface import MAX_DEPTH
+from core.memory.kv_allocator import PagedKVAllocator
+from core.memory.request_memory import RequestMemory
+from core.memory.rows import RowAllocator
+from core.prefix.registry import build_prefix_cache
+from core.scheduler.outputs import StepOutputs
+from core.scheduler.scheduler import Scheduler
+from core.types.request import Req
+from core.types.sampling_params import SamplingParams
+
+PAGE_SIZE = 16
+PROMPT = 8
+VOCAB = 32_000
+WARM_UP = 20
+
+
+class InstantExecutor:
+    """Every submitted step is done at once; its tokens are all 1."""
+
+    def __init__(self) -> None:
+        self._done: list[StepResult] = []
+
+    @property
+    def in_flight(self) -> int:
+        """Steps not taken yet."""
+        return len(self._done)
+
+    @property
+    def has_room(self) -> bool:
+        """Depth two, as with a real device."""
+        return len(self._done) < MAX_DEPTH
+
+    def submit(self, batch: ScheduleBatch) -> None:
+        """Answer without looking at the batch's contents."""
+        count = len(batch.sample_indices)
+        tokens, nothing = np.ones(count, np.int64), np.zeros(count, np.bool_)
+        self._done.append(StepResult(batch.step_id, batch.sample_rows, batch.sample_generations, tokens, nothing))
+
+    def completed(self) -> list[StepResult]:
+        """The oldest step, so that one stays in flight as it would under overlap."""
+        return [self._done.pop(0)] if self._done else []
+
+    def stop(self) -> None:
+        """Nothing runs."""
+
+
+def scheduler_cost(running: int, steps: int = 200) -> float:
+    """Median seconds of one `Scheduler.step` in steady decode with `running` requests."""
+    scheduler = _scheduler(running, tokens=WARM_UP + steps + PROMPT)
+    params = SamplingParams(temperature=0.0, ignore_eos=True)
+    for index in range(running):
+        prompt = np.array([index % VOCAB] * PROMPT, np.int64)
+        scheduler.intake.add(Req(str(index), 0, prompt, params, 0, WARM_UP + steps))
+    now, times = 0.0, []
+    for _ in range(WARM_UP + steps - 5):
+        now += 0.005
+        began = time.perf_counter()
+        scheduler.step(now)
+        times.append(time.perf_counter() - began)
+    assert len(scheduler.running) == running, "measured while everybody decodes"
+    return statistics.median(times[WARM_UP:])
+
+
+def _scheduler(running: int, tokens: int) -> Scheduler:
+    allocator = PagedKVAllocator(running * (tokens // PAGE_SIZE + 2), PAGE_SIZE)
+    memory = RequestMemory(RowAllocator(running), allocator, build_prefix_cache("radix", PAGE_SIZE), tokens + PAGE_SIZE)
+    return Scheduler(
+        SchedulerConfig(chunked_prefill_size=running * PROMPT, max_queued_requests=running),
+        memory,
+        InstantExecutor(),
+        _drop,
+        max_len=tokens + PAGE_SIZE,
+        vocab_size=VOCAB,
+        eos_ids=(2,),
+        pin=_pin,
+    )
+
+
+def _drop(outputs: StepOutputs, now: float) -> None:
+    """Clients are another bench's subject."""
+
+
+def _pin(parts: list[Ints]) -> torch.Tensor:
+    return torch.from_numpy(np.concatenate(parts))

@@ -1,0 +1,46 @@
+"""The command `slipstream`; `python -m service` is the same."""
+
+from __future__ import annotations
+
+import sys
+
+import click
+
+from core.errors import StartupError
+from service.lazy_group import LazyGroup
+from service.version import installed_version
+
+COMMANDS: dict[str, tuple[str, str]] = {
+    "serve": ("service.commands.serve:serve", "Serve a checkpoint over gRPC."),
+    "generate": ("service.commands.generate:generate", "Stream a completion to the terminal."),
+    "bench": ("service.bench:bench", "Measure the server on this machine."),
+    "version": ("service.cli:version", "Print the version."),
+}
+
+
+@click.group(cls=LazyGroup, table=COMMANDS, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(installed_version(), prog_name="slipstream")
+def cli() -> None:
+    """Slipstream streams tokens from a language model over gRPC.
+
+    \b
+    Try it, with the model that comes along:
+      slipstream serve                      serve on 127.0.0.1:50051, metrics on 127.0.0.1:9464/metrics
+      slipstream generate "27 + 45 ="       stream one completion to this terminal
+      slipstream serve --model DIR          serve a Hugging Face checkpoint directory
+    """
+
+
+@click.command()
+def version() -> None:
+    """Print the version."""
+    click.echo(installed_version())
+
+
+def main() -> None:
+    """Run the command line; what cannot start ends with one line on stderr and its exit code, without a traceback."""
+    try:
+        cli(prog_name="slipstream")
+    except StartupError as error:
+        print(f"slipstream: {error.message}", file=sys.stderr)
+        sys.exit(error.exit_code)

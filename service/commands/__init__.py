@@ -1,0 +1,1 @@
+"""The subcommands of `slipstream`: one file each, imported when asked for."""

@@ -1,0 +1,116 @@
+"""`slipstream generate`: one completion, streamed to the terminal, from a running server or an engine in this process."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import os
+import sys
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+from pathlib import Path
+from typing import Any
+
+import click
+
+from core.errors import InvalidRequest, SlipstreamError, StartupError
+from service.cli_options import GroupedCommand, setting_options
+from service.config import ServerConfig
+from service.settings import load
+
+ENGINE_GROUPS = ("Model", "Device", "Memory", "Scheduling")
+
+
+@click.command(cls=GroupedCommand)
+@click.argument("text")
+@click.option("--server", metavar="HOST:PORT", help="Ask this server instead of loading a model here.")
+@click.option("--chat", is_flag=True, help="Send the text as a user's message through the chat template.")
+@click.option("--max-tokens", type=int, help="Most tokens to generate.  [default: the model's]")
+@click.option("--temperature", type=float, help="0 is greedy.  [default: the model's]")
+@click.option("--top-p", type=float, help="Nucleus sampling.  [default: the model's]")
+@click.option("--top-k", type=int, help="0 is off.  [default: the model's]")
+@click.option("--sampling-seed", "sampling_seed", type=int, help="Makes sampling reproducible.")
+@click.option("--stop", multiple=True, help="Stop at this string; may be repeated.")
+@setting_options(ENGINE_GROUPS)
+def generate(
+    text: str,
+    server: str | None,
+    chat: bool,
+    stop: tuple[str, ...],
+    sampling_seed: int | None,
+    config_file: str | None,
+    **options: Any,
+) -> None:
+    """Stream a completion of TEXT to the terminal, token by token.
+
+    \b
+    slipstream generate "27 + 45 ="
+    slipstream generate --server 127.0.0.1:50051 --max-tokens 64 "Once upon a time"
+    """
+    sampling = {name: options.pop(name) for name in ("max_tokens", "temperature", "top_p", "top_k")}
+    sampling |= {"seed": sampling_seed, "stop": stop or None}
+    given = {name: value for name, value in sampling.items() if value is not None}
+    if server:
+        pieces = _remote(server, text, chat, given)
+    else:
+        pieces = _local(load(ServerConfig, options, os.environ, config_file), text, chat, given)
+    try:
+        asyncio.run(_print(pieces))
+    except StartupError:
+        raise
+    except SlipstreamError as error:
+        raise click.ClickException(error.message) from None
+    except KeyboardInterrupt:
+        sys.exit(130)
+
+
+async def _print(pieces: AsyncIterator[str]) -> None:
+    async with aclosing(pieces) as stream:  # type: ignore[type-var]
+        async for piece in stream:
+            click.echo(piece, nl=False)
+    click.echo()
+
+
+async def _remote(server: str, text: str, chat: bool, sampling: dict[str, Any]) -> AsyncIterator[str]:
+    """Text pieces from a server."""
+    from service.client import CallFailed, Chunk, SlipstreamClient
+
+    prompt: Any = [{"role": "user", "content": text}] if chat else text
+    async with SlipstreamClient(server) as client:
+        try:
+            async for event in client.generate(prompt, **sampling):
+                if isinstance(event, Chunk):
+                    yield event.text
+        except CallFailed as failure:
+            raise click.ClickException(str(failure)) from None
+
+
+async def _local(config: ServerConfig, text: str, chat: bool, sampling: dict[str, Any]) -> AsyncIterator[str]:
+    """Text pieces from an engine that lives as long as this call."""
+    from core.models.bundled import bundled_model_dir
+    from core.types.io import ChatMessage, Delta, GenerateRequest
+    from service.builder import build_core_engine, in_daemon_thread
+    from service.preflight import check_model
+    from service.progress import TerminalProgress
+
+    path = Path(config.model) if config.model else bundled_model_dir()
+    check_model(path)
+    progress = TerminalProgress()
+    engine = await in_daemon_thread(lambda: build_core_engine(config.engine_config(str(path)), progress))
+    progress.close()
+    await engine.start()
+    try:
+        if chat and not engine.model_info.has_chat_template:
+            raise InvalidRequest.of("chat", "the model has no chat template")
+        request = GenerateRequest(
+            request_id="terminal",
+            text=None if chat else text,
+            chat=(ChatMessage("user", text),) if chat else None,
+            sampling=dataclasses.replace(engine.model_info.default_sampling, **sampling),
+        )
+        async with aclosing(await engine.generate(request)) as stream:
+            async for event in stream:
+                if isinstance(event, Delta):
+                    yield event.text
+    finally:
+        await engine.stop()

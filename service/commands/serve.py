@@ -1,0 +1,77 @@
+"""`slipstream serve`: read the settings, refuse what cannot start, run until told to stop."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import sys
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from service.cli_options import GroupedCommand, setting_options
+from service.config import ServerConfig
+from service.preflight import check_ports
+from service.progress import TerminalProgress
+from service.settings import load
+
+if TYPE_CHECKING:
+    from service.server import Server
+
+SWITCH_INTERVAL_SECONDS = 0.0005
+"""A forward thread busy in Python gives the event loop its turn after this, ten times sooner than by default."""
+
+_EPILOG = """\b
+Every setting can also be given in the environment or in the YAML file; a flag wins over the environment, the
+environment over the file. Ctrl-C or SIGTERM drains: running streams finish, then the process exits with 0. A second
+signal ends it at once. Exit codes: 0 drained, 1 the engine failed, 2 settings or ports, 3 the checkpoint.
+"""
+
+
+@click.command(cls=GroupedCommand, epilog=_EPILOG)
+@setting_options()
+def serve(config_file: str | None, **flags: Any) -> None:
+    """Serve a checkpoint over gRPC, and metrics over HTTP.
+
+    Without --model it serves the bundled model. The API is protos/slipstream/v1/inference.proto; health checks answer
+    on the same port, with liveness as service "" and readiness as "slipstream.v1.InferenceService".
+    """
+    config = load(ServerConfig, flags, os.environ, config_file)
+    # Before grpc is imported: a taken port is then an answer in milliseconds.
+    check_ports(config)
+    logging.basicConfig(
+        stream=sys.stderr, level=config.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s"
+    )
+    sys.setswitchinterval(SWITCH_INTERVAL_SECONDS)
+    code = asyncio.run(_run(config))
+    if code:
+        # A forward thread that hangs, or a half-read checkpoint, must not keep a failed process alive.
+        logging.shutdown()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+async def _run(config: ServerConfig) -> int:
+    from service.builder import build_core_engine
+    from service.lifecycle import run
+    from service.server import Server
+
+    progress = TerminalProgress()
+    server = Server(config, build_core_engine, progress)
+
+    def announce(ready: Server) -> None:
+        progress.close()
+        print(ready_line(ready), flush=True)
+
+    return await run(server, announce)
+
+
+def ready_line(server: Server) -> str:
+    """What is printed once requests can come."""
+    config = server.config
+    return (
+        f"slipstream: serving {server.engine.model_info.name} on {config.host}:{server.port}, "
+        f"metrics on http://{config.metrics_host}:{server.metrics_port}/metrics (Ctrl-C drains)"
+    )

@@ -1,0 +1,37 @@
+"""The gRPC channel arguments of the server, each with the reason it is not the default."""
+
+from __future__ import annotations
+
+from service.config import ServerConfig
+
+MAX_METADATA_BYTES = 4 * 1024
+HARD_MAX_METADATA_BYTES = 8 * 1024
+HANDSHAKE_TIMEOUT_MS = 10_000
+MAX_CONNECTION_IDLE_MS = 5 * 60 * 1000
+
+
+def server_options(config: ServerConfig) -> tuple[tuple[str, int], ...]:
+    """Arguments for `grpc.aio.server`."""
+    return (
+        # Without this, a second server on the port would silently share its connections.
+        ("grpc.so_reuseport", 0),
+        # The default is 2^32: a flood of resets then costs every other client its latency.
+        ("grpc.max_concurrent_streams", config.max_concurrent_streams),
+        # The keepalive timeout alone does nothing in grpcio: only the ping timeout notices a frozen client.
+        ("grpc.keepalive_time_ms", _millis(config.keepalive_time)),
+        ("grpc.keepalive_timeout_ms", _millis(config.keepalive_timeout)),
+        ("grpc.http2.ping_timeout_ms", _millis(config.keepalive_timeout)),
+        ("grpc.http2.max_pings_without_data", 0),
+        ("grpc.keepalive_permit_without_calls", 0),
+        ("grpc.max_connection_idle_ms", MAX_CONNECTION_IDLE_MS),
+        ("grpc.max_receive_message_length", config.max_receive_bytes),
+        # What is sent is bounded by the engine's own limits and by `convert.split`.
+        ("grpc.max_send_message_length", -1),
+        ("grpc.max_metadata_size", MAX_METADATA_BYTES),
+        ("grpc.absolute_max_metadata_size", HARD_MAX_METADATA_BYTES),
+        ("grpc.server_handshake_timeout_ms", HANDSHAKE_TIMEOUT_MS),
+    )
+
+
+def _millis(seconds: float) -> int:
+    return max(1, round(seconds * 1000))

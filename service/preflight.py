@@ -1,0 +1,90 @@
+"""What can be refused in milliseconds, before anything heavy is imported: taken ports and unusable checkpoints.
+
+Every StartupError here is one line for the operator and may name a path. The loader checks again, and more.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+import struct
+from pathlib import Path
+from typing import Any
+
+from core.errors import ModelLoadError, StartupError
+from service.config import ServerConfig
+
+_HEADER_LENGTH = struct.Struct("<Q")
+MAX_HEADER_BYTES = 100 * 1024 * 1024
+
+
+def check_ports(config: ServerConfig) -> None:
+    """Raise StartupError if the gRPC or the metrics port cannot be bound; port 0 always can."""
+    for purpose, host, port in (
+        ("gRPC", config.host, config.port),
+        ("metrics", config.metrics_host, config.metrics_port),
+    ):
+        if port:
+            _probe(purpose, host, port)
+
+
+def _probe(purpose: str, host: str, port: int) -> None:
+    """Bind and let go. Without SO_REUSEPORT, so that a second server on the port is noticed and not shared with."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        with socket.socket(family, kind, protocol) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(address)
+    except OSError as error:
+        reason = (error.strerror or str(error)).lower()
+        raise StartupError(f"cannot listen on {host}:{port} ({purpose}): {reason}") from None
+
+
+def check_model(path: Path) -> None:
+    """Raise ModelLoadError if `path` cannot be a checkpoint: missing files, or weights shorter than they say."""
+    if not path.is_dir():
+        raise ModelLoadError(f"model directory {path} does not exist")
+    if not (path / "config.json").is_file():
+        raise ModelLoadError(f"model directory {path} has no config.json")
+    shards = sorted(path.glob("*.safetensors"))
+    if not shards:
+        raise ModelLoadError(f"model directory {path} has no *.safetensors files; other weight formats are not read")
+    for missing in sorted(_indexed_shards(path) - {shard.name for shard in shards}):
+        raise ModelLoadError(f"model directory {path} lacks {missing}, which its index names")
+    for shard in shards:
+        _check_shard(shard)
+
+
+def _indexed_shards(path: Path) -> set[str]:
+    index = path / "model.safetensors.index.json"
+    if not index.is_file():
+        return set()
+    try:
+        return set(map(str, json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        raise ModelLoadError(f"{index} is not a safetensors index") from None
+
+
+def _check_shard(shard: Path) -> None:
+    """The header must be readable, and the file exactly as long as its tensors need."""
+    try:
+        size = shard.stat().st_size
+        with shard.open("rb") as file:
+            (length,) = _HEADER_LENGTH.unpack(file.read(_HEADER_LENGTH.size))
+            if length > min(MAX_HEADER_BYTES, size):
+                raise ModelLoadError(f"{shard} is truncated: its header is longer than the file")
+            header = json.loads(file.read(length))
+        needed = _HEADER_LENGTH.size + length + _data_bytes(header)
+    except OSError as error:
+        raise ModelLoadError(f"{shard} cannot be read: {error.strerror}") from None
+    except (struct.error, ValueError, KeyError, TypeError, AttributeError):
+        raise ModelLoadError(f"{shard} is not a safetensors file: its header cannot be read") from None
+    if size != needed:
+        kind = "truncated" if size < needed else "longer than its header says"
+        raise ModelLoadError(f"{shard} is {kind}: {size} bytes instead of {needed}")
+
+
+def _data_bytes(header: dict[str, Any]) -> int:
+    return max((int(tensor["data_offsets"][1]) for name, tensor in header.items() if name != "__metadata__"), default=0)

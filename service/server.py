@@ -1,0 +1,165 @@
+"""The server: binds, loads, serves, drains. What makes it do so, signals and deaths, is in `service.lifecycle`."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from pathlib import Path
+
+import grpc
+import grpc.aio
+from grpc_health.v1 import health_pb2, health_pb2_grpc  # type: ignore[import-untyped]
+from grpc_reflection.v1alpha import reflection  # type: ignore[import-untyped]
+from prometheus_client import CollectorRegistry
+
+from core.errors import StartupError
+from core.models.bundled import bundled_model_dir
+from service.admission import Admission
+from service.builder import EngineBuilder, Progress, StartableEngine, in_daemon_thread
+from service.config import ServerConfig
+from service.engine_slot import EngineSlot
+from service.interceptors import AroundInterceptor, HandlerTracker, count_calls, errors_to_statuses
+from service.metrics.collector import EngineCollector, ServerView
+from service.metrics.http import MetricsServer
+from service.metrics.rpc import RpcMetrics
+from service.options import server_options
+from service.pb.slipstream.v1 import inference_pb2, inference_pb2_grpc
+from service.preflight import check_model, check_ports
+from service.servicers.health import LIVENESS, READINESS, HealthServicer
+from service.servicers.inference import InferenceServicer
+from service.version import installed_version
+
+log = logging.getLogger(__name__)
+
+STATUS_FLUSH_SECONDS = 2.0
+"""How long ended streams get to write their last status before the transport is closed."""
+
+STOP_GRACE_SECONDS = 1.0
+ENGINE_STOP_SECONDS = 10.0
+
+
+class Server:
+    """One gRPC server with its engine and its metrics endpoint.
+
+    `listen` binds both ports and answers health checks; `load` makes it ready; `drain` or `close` ends it. It listens
+    before it loads, so that a taken port is noticed at once and liveness is true while weights are read.
+    """
+
+    def __init__(self, config: ServerConfig, build: EngineBuilder, progress: Progress | None = None) -> None:
+        self.config = config
+        self.slot = EngineSlot()
+        self.tracker = HandlerTracker()
+        self.health = HealthServicer({LIVENESS: True, READINESS: False}, config.write_timeout)
+        self.port = 0
+        self.metrics_port = 0
+        self._build = build
+        self._progress = progress
+        self._version = installed_version()
+        self._engine: StartableEngine | None = None
+        self._registry = CollectorRegistry()
+        self._registry.register(EngineCollector(self._view))
+        self._metrics: MetricsServer | None = None
+        self._grpc = self._assemble()
+
+    def _assemble(self) -> grpc.aio.Server:
+        metrics = RpcMetrics(self._registry)
+        # Outermost first: the tracker must outlive the error mapping, and calls are counted by their final code.
+        around = (self.tracker.around, count_calls(metrics), errors_to_statuses)
+        server = grpc.aio.server(
+            interceptors=[AroundInterceptor(each) for each in around], options=server_options(self.config)
+        )
+        admission = Admission(
+            self.config.concurrency_limit, self.config.rate_limit, max_wait=self.config.admission_wait
+        )
+        servicer = InferenceServicer(self.slot, self.config, admission, metrics, self._version)
+        inference_pb2_grpc.add_InferenceServiceServicer_to_server(servicer, server)  # type: ignore[no-untyped-call]
+        health_pb2_grpc.add_HealthServicer_to_server(self.health, server)
+        if self.config.reflection:
+            services = [
+                *(service.full_name for service in inference_pb2.DESCRIPTOR.services_by_name.values()),
+                *(service.full_name for service in health_pb2.DESCRIPTOR.services_by_name.values()),
+                reflection.SERVICE_NAME,
+            ]
+            reflection.enable_server_reflection(services, server)
+        return server
+
+    def _view(self) -> ServerView:
+        engine = self.slot.engine
+        if engine is None:
+            return ServerView(self.slot.stats, self.slot.state, self._version)
+        info = engine.model_info
+        return ServerView(self.slot.stats, self.slot.state, self._version, info.name, info.dtype)
+
+    @property
+    def engine(self) -> StartableEngine:
+        """The engine; only after `load`."""
+        assert self._engine is not None, "loaded"
+        return self._engine
+
+    async def listen(self) -> None:
+        """Check the checkpoint's files and both ports, bind, and answer health checks. Raises StartupError."""
+        check_ports(self.config)
+        check_model(self._model_path())
+        self._metrics = MetricsServer(self.config.metrics_host, self.config.metrics_port, self._registry)
+        self.metrics_port = self._metrics.port
+        host = f"[{self.config.host}]" if ":" in self.config.host else self.config.host
+        try:
+            self.port = self._grpc.add_insecure_port(f"{host}:{self.config.port}")
+        except RuntimeError:
+            self._metrics.close()
+            raise StartupError(f"cannot listen on {host}:{self.config.port} (gRPC)") from None
+        await self._grpc.start()
+
+    def _model_path(self) -> Path:
+        return Path(self.config.model) if self.config.model else bundled_model_dir()
+
+    async def load(self) -> None:
+        """Build and start the engine, then report ready. Raises StartupError."""
+        config = self.config.engine_config(str(self._model_path()))
+        engine = await in_daemon_thread(lambda: self._build(config, self._progress))
+        self._engine = engine
+        await engine.start()
+        self.slot.engine = engine
+        self.health.set(READINESS, True)
+
+    def refuse_readiness(self) -> None:
+        """First step of a drain: tell everyone to send new work elsewhere. Liveness stays true."""
+        self.slot.draining = True
+        self.health.set(READINESS, False)
+
+    async def drain(self, linger: float, grace: float) -> int:
+        """Report not ready, take requests for `linger` seconds more, let streams finish within `grace`, close.
+
+        Returns how many streams were cut. The linger is there because clients learn of the drain only by and by.
+        """
+        self.refuse_readiness()
+        await asyncio.sleep(linger)
+        cut = await self.engine.drain(grace)
+        await self.close()
+        return cut
+
+    async def die(self) -> None:
+        """The engine is dead: say so to health checks and streams, then close."""
+        self.slot.draining = True
+        for service in (LIVENESS, READINESS):
+            self.health.set(service, False)
+        await self.close()
+
+    async def close(self, grace: float = STOP_GRACE_SECONDS) -> None:
+        """End watches, let handlers write their statuses, stop the transport, then the engine. Bounded throughout."""
+        self.health.close()
+        if grace > 0:
+            await self.tracker.wait_idle(STATUS_FLUSH_SECONDS)
+        await self._grpc.stop(grace)
+        # stop() returns before the handlers that it cancelled have run their finally blocks.
+        if not await self.tracker.wait_idle(STATUS_FLUSH_SECONDS):
+            log.warning("%d calls did not end in time", len(self.tracker))
+        if self._engine is not None:
+            try:
+                async with asyncio.timeout(ENGINE_STOP_SECONDS):
+                    await self._engine.stop()
+            except TimeoutError:
+                log.error("the engine did not stop within %g seconds", ENGINE_STOP_SECONDS)
+        if self._metrics is not None:
+            # Joining the thread of the metrics server takes up to its poll interval; the loop has nothing else to do.
+            self._metrics.close()

@@ -1,0 +1,120 @@
+"""Rows, pages and cached prefixes are taken and given back together."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from core.memory.kv_allocator import PagedKVAllocator
+from core.memory.request_memory import Admission, RequestMemory
+from core.memory.rows import RowAllocator
+from core.prefix.registry import build_prefix_cache
+
+PAGE = 4
+
+
+def make(rows: int = 4, pages: int = 12, cache: str = "radix") -> RequestMemory:
+    return RequestMemory(RowAllocator(rows), PagedKVAllocator(pages, PAGE), build_prefix_cache(cache, PAGE), 64)
+
+
+def admit(memory: RequestMemory, ids: np.ndarray, salt: str = "", reserve: int = 0) -> Admission:
+    admission = memory.admit(ids, salt, reserve)
+    assert admission is not None
+    memory.check_integrity()
+    return admission
+
+
+def ids(count: int, start: int = 0) -> np.ndarray:
+    return np.arange(start, start + count, dtype=np.int64)
+
+
+def test_admission_is_both_or_neither() -> None:
+    memory = make(rows=2, pages=4)
+    assert memory.admit(ids(17), "", 0) is None, "five pages do not fit"
+    assert memory.rows.used == 0 and memory.allocator.held == 0
+    admit(memory, ids(9))
+    assert memory.admit(ids(8, 50), "", 0) is None, "one page is left"
+    assert memory.admit(ids(4, 50), "", 1) is None, "the last page is reserved"
+    admit(memory, ids(4, 50))
+    assert memory.rows.available == 0 and memory.allocator.available == 0
+
+
+def test_table_writes_name_every_slot_once() -> None:
+    memory = make()
+    a = admit(memory, ids(6))
+    assert memory.grow(np.array([a.row]))
+    writes = memory.take_writes()
+    assert writes.rows.tolist() == [a.row] * 12 and writes.positions.tolist() == list(range(12))
+    assert (memory.slots(writes.rows, writes.positions) == writes.slots).all()
+    assert len(set(writes.slots.tolist())) == 12 and writes.slots.min() >= PAGE, "page 0 is padding"
+    assert len(memory.take_writes().rows) == 0
+
+
+def test_one_token_is_always_left_to_compute() -> None:
+    memory = make()
+    a = admit(memory, ids(8))
+    memory.release(a.row, a.generation, ids(8))
+    assert admit(memory, ids(8)).cached_tokens == 4
+
+
+def test_offered_pages_are_shared_while_their_owner_runs() -> None:
+    memory = make()
+    a = admit(memory, ids(10))
+    memory.offer(a.row, ids(10))
+    b = admit(memory, np.append(ids(8), [99, 98]))
+    assert b.cached_tokens == 8
+    shared = memory.slots(np.full(8, a.row), ids(8))
+    assert (memory.slots(np.full(8, b.row), ids(8)) == shared).all()
+    memory.release(a.row, a.generation, ids(10))
+    memory.check_integrity()
+    memory.release(b.row, b.generation, np.append(ids(8), [99, 98]))
+    memory.check_integrity()
+    assert [p.used for p in memory.stats()] == [0, 0]
+
+
+def test_a_prefix_computed_twice_is_kept_once_and_never_locked_twice() -> None:
+    memory = make(pages=4)
+    a, b = admit(memory, ids(8)), admit(memory, ids(8))
+    memory.offer(a.row, ids(8))
+    memory.offer(b.row, ids(8))
+    memory.check_integrity()
+    memory.release(a.row, a.generation, ids(8))
+    assert memory.cache.locked_pages == 0, "b has its own copies, so the cached ones can be evicted"
+    memory.release(b.row, b.generation, ids(8))
+    memory.check_integrity()
+    assert memory.cache.cached_pages == 2 and memory.allocator.available == 2
+
+
+def test_cached_pages_are_evicted_for_newcomers() -> None:
+    memory = make(pages=4)
+    a = admit(memory, ids(16))
+    memory.release(a.row, a.generation, ids(16))
+    assert memory.allocator.available == 0 and memory.obtainable_pages == 4
+    b = admit(memory, ids(16, 100))
+    assert b.cached_tokens == 0 and memory.obtainable_pages == 0
+    assert not memory.grow(np.array([b.row]))
+
+
+@pytest.mark.parametrize("cache", ["radix", "none"])
+def test_samples_of_one_request_share_their_prompt(cache: str) -> None:
+    memory = make(cache=cache)
+    salt = memory.cache.namespace("", "group-1")
+    first = admit(memory, ids(9), salt)
+    memory.offer(first.row, ids(9))
+    second = admit(memory, ids(9), salt)
+    assert second.cached_tokens == 8
+    memory.release(first.row, first.generation, ids(9))
+    memory.release(second.row, second.generation, ids(9))
+    memory.check_integrity()
+    assert memory.cache.cached_pages == (2 if cache == "radix" else 0)
+
+
+def test_stats_add_up() -> None:
+    memory = make()
+    a = admit(memory, ids(10))
+    memory.offer(a.row, ids(10))
+    rows, pages = memory.stats()
+    assert (rows.used, rows.free) == (1, 3) and (pages.used, pages.cached, pages.free) == (3, 0, 9)
+    memory.release(a.row, a.generation, ids(10))
+    rows, pages = memory.stats()
+    assert (rows.used, pages.used, pages.cached, pages.free) == (0, 0, 2, 10)
