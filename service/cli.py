@@ -18,7 +18,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
 }
 
 
-@click.group(cls=LazyGroup, table=COMMANDS, context_settings={"help_option_names": ["-h", "--help"]})
+HELP_SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 110}
+
+
+@click.group(cls=LazyGroup, table=COMMANDS, context_settings=HELP_SETTINGS)
 @click.version_option(installed_version(), prog_name="slipstream")
 def cli() -> None:
     """Slipstream streams tokens from a language model over gRPC.
@@ -26,7 +29,7 @@ def cli() -> None:
     \b
     Try it, with the model that comes along:
       slipstream serve                      serve on 127.0.0.1:50051, metrics on 127.0.0.1:9464/metrics
-      slipstream generate "27 + 45 ="       stream one completion to this terminal
+      slipstream generate "27+45="           stream one completion to this terminal
       slipstream serve --model DIR          serve a Hugging Face checkpoint directory
     """
 

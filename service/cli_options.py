@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection
 from typing import Any, TypeVar
 
 import click
@@ -31,7 +31,7 @@ class GroupedCommand(click.Command):
         sections: dict[str, list[tuple[str, str]]] = {}
         for param in self.get_params(ctx):
             record = param.get_help_record(ctx)
-            if record is not None:
+            if record is not None and isinstance(param, click.Option):
                 group = getattr(param, "group", "Options")
                 sections.setdefault(group, []).append(record)
         for group, records in sections.items():
@@ -39,10 +39,15 @@ class GroupedCommand(click.Command):
                 formatter.write_dl(records)
 
 
-def setting_options(groups: Iterable[str] | None = None) -> Callable[[Command], Command]:
+def setting_options(
+    groups: Collection[str] | None = None, without: Collection[str] = ()
+) -> Callable[[Command], Command]:
     """Adds an option per setting of ServerConfig, of these groups only if given, and `--config`."""
-    wanted = None if groups is None else set(groups)
-    settings = [each for each in settings_of(ServerConfig).values() if wanted is None or each.group in wanted]
+    settings = [
+        each
+        for each in settings_of(ServerConfig).values()
+        if (groups is None or each.group in groups) and each.name not in without
+    ]
 
     def decorate(command: Command) -> Command:
         for each in reversed(settings):

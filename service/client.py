@@ -7,7 +7,7 @@ before the first message, since a stream that has begun is never repeated.
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
@@ -37,6 +37,10 @@ SERVICE_CONFIG: dict[str, Any] = {
     "retryThrottling": {"maxTokens": 10, "tokenRatio": 0.1},
 }
 """The service config that every client should use; `service/README.md` publishes the same."""
+
+
+Prompt = str | Sequence[int] | Sequence[Mapping[str, str]]
+"""Text, token ids, or chat messages with `role` and `content`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +125,7 @@ class SlipstreamClient:
 
     async def generate(
         self,
-        prompt: str | Sequence[int] | Sequence[Mapping[str, str]],
+        prompt: Prompt,
         *,
         request_id: str = "",
         timeout: float | None = None,
@@ -129,8 +133,8 @@ class SlipstreamClient:
         priority: int = 0,
         cache_salt: str = "",
         **sampling: Any,
-    ) -> AsyncIterator[Chunk | End]:
-        """Stream the outputs for `prompt`: text, token ids, or chat messages with `role` and `content`.
+    ) -> AsyncGenerator[Chunk | End, None]:
+        """Stream the outputs for `prompt`.
 
         `sampling` are fields of SamplingParams. `timeout` is the call's deadline in seconds. Raises CallFailed.
         Leaving the loop early cancels the call.
@@ -154,9 +158,7 @@ class SlipstreamClient:
         finally:
             call.cancel()
 
-    async def complete(
-        self, prompt: str | Sequence[int] | Sequence[Mapping[str, str]], **options: Any
-    ) -> list[Completion]:
+    async def complete(self, prompt: Prompt, **options: Any) -> list[Completion]:
         """All outputs of one request, by index; same arguments as `generate`."""
         ids: dict[int, list[int]] = {}
         texts: dict[int, list[str]] = {}
@@ -202,7 +204,7 @@ class SlipstreamClient:
             raise CallFailed(error) from None
 
 
-def _set_input(request: pb.GenerateRequest, prompt: str | Sequence[int] | Sequence[Mapping[str, str]]) -> None:
+def _set_input(request: pb.GenerateRequest, prompt: Prompt) -> None:
     if isinstance(prompt, str):
         request.text = prompt
         return

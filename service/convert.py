@@ -158,7 +158,7 @@ def _seconds(duration: Duration) -> float:
     return duration.seconds + duration.nanos / 1e9
 
 
-def _duration(seconds: float) -> Duration | None:
+def duration(seconds: float) -> Duration | None:
     """None, that is unset, for what was never measured (the first token of an output that had none)."""
     if not math.isfinite(seconds):
         return None
@@ -237,9 +237,9 @@ def _finished(event: Finished) -> pb.Finished:
             completion_tokens=usage.completion_tokens,
         ),
         timing=pb.Timing(
-            queue=_duration(timing.queue),
-            first_token=_duration(timing.first_token),
-            total=_duration(timing.total),
+            queue=duration(timing.queue),
+            first_token=duration(timing.first_token),
+            total=duration(timing.total),
         ),
     )
 
@@ -296,11 +296,11 @@ def server_info_response(
     return pb.GetServerInfoResponse(
         version=version,
         state=_STATES[state],
-        uptime=_duration(uptime),
+        uptime=duration(uptime),
         max_running_requests=config.max_running_requests,
         max_queued_requests=config.max_queued_requests,
         max_concurrent_requests=config.concurrency_limit,
-        max_request_duration=None if limit is None else _duration(limit),
+        max_request_duration=None if limit is None else duration(limit),
         max_receive_bytes=config.max_receive_bytes,
         page_size=config.page_size,
         overlap=config.overlap,

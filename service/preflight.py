@@ -12,10 +12,22 @@ from pathlib import Path
 from typing import Any
 
 from core.errors import ModelLoadError, StartupError
+from core.models.bundled import bundled_model_dir
 from service.config import ServerConfig
 
 _HEADER_LENGTH = struct.Struct("<Q")
 MAX_HEADER_BYTES = 100 * 1024 * 1024
+
+
+def model_path(config: ServerConfig) -> Path:
+    """The checkpoint to serve: the one asked for, else the bundled one."""
+    return Path(config.model) if config.model else bundled_model_dir()
+
+
+def check(config: ServerConfig) -> None:
+    """Everything below at once. Raises StartupError."""
+    check_ports(config)
+    check_model(model_path(config))
 
 
 def check_ports(config: ServerConfig) -> None:

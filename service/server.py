@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from pathlib import Path
 
 import grpc
 import grpc.aio
@@ -13,7 +12,6 @@ from grpc_reflection.v1alpha import reflection  # type: ignore[import-untyped]
 from prometheus_client import CollectorRegistry
 
 from core.errors import StartupError
-from core.models.bundled import bundled_model_dir
 from service.admission import Admission
 from service.builder import EngineBuilder, Progress, StartableEngine, in_daemon_thread
 from service.config import ServerConfig
@@ -24,7 +22,7 @@ from service.metrics.http import MetricsServer
 from service.metrics.rpc import RpcMetrics
 from service.options import server_options
 from service.pb.slipstream.v1 import inference_pb2, inference_pb2_grpc
-from service.preflight import check_model, check_ports
+from service.preflight import check, model_path
 from service.servicers.health import LIVENESS, READINESS, HealthServicer
 from service.servicers.inference import InferenceServicer
 from service.version import installed_version
@@ -98,8 +96,7 @@ class Server:
 
     async def listen(self) -> None:
         """Check the checkpoint's files and both ports, bind, and answer health checks. Raises StartupError."""
-        check_ports(self.config)
-        check_model(self._model_path())
+        check(self.config)
         self._metrics = MetricsServer(self.config.metrics_host, self.config.metrics_port, self._registry)
         self.metrics_port = self._metrics.port
         host = f"[{self.config.host}]" if ":" in self.config.host else self.config.host
@@ -110,12 +107,9 @@ class Server:
             raise StartupError(f"cannot listen on {host}:{self.config.port} (gRPC)") from None
         await self._grpc.start()
 
-    def _model_path(self) -> Path:
-        return Path(self.config.model) if self.config.model else bundled_model_dir()
-
     async def load(self) -> None:
         """Build and start the engine, then report ready. Raises StartupError."""
-        config = self.config.engine_config(str(self._model_path()))
+        config = self.config.engine_config(str(model_path(self.config)))
         engine = await in_daemon_thread(lambda: self._build(config, self._progress))
         self._engine = engine
         await engine.start()

@@ -26,6 +26,10 @@ settings.load_profile("slipstream")
 
 SEED_ENV = "SLIPSTREAM_TEST_SEED"
 
+# What a developer's shell says about their own server must not reach the servers of the tests.
+for _name in [name for name in os.environ if name.startswith("SLIPSTREAM_") and name != SEED_ENV]:
+    del os.environ[_name]
+
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_configure(config: pytest.Config) -> None:

@@ -86,8 +86,8 @@ class StepRunner:
         """Steps 4 to 7 of DESIGN section 4: table writes, input resolution, forward, sampling, relay, copies."""
         state = self._state
         with state.streams.on_forward():
-            forward_batch = self._prepare(batch)
             began = state.streams.mark()
+            forward_batch = self._prepare(batch)
             logits = state.model.forward(forward_batch)
             sampled = state.sampler.sample(logits, batch.sampling, self._history)
             published = self._relay(batch, forward_batch, sampled)

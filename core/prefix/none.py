@@ -24,49 +24,43 @@ class NoPrefixCache(PrefixCache):
         return group_salt(group_id) if group_id is not None else ""
 
     def match(self, ids: Ids, limit: int, salt: str) -> PrefixMatch:
-        """See the contract; always empty outside groups."""
+        """Always empty outside groups."""
         if salt.startswith(GROUP_MARK):
             return self._groups.match(ids, limit, salt)
         return PrefixMatch(NO_PAGES, PrefixNode.root(salt))
 
     def peek(self, ids: Ids, limit: int, salt: str) -> int:
-        """See the contract; always 0 outside groups."""
+        """Always 0 outside groups."""
         return self._groups.peek(ids, limit, salt) if salt.startswith(GROUP_MARK) else 0
 
     def lock(self, node: PrefixNode) -> None:
-        """See the contract."""
         self._groups.lock(node)
 
     def unlock(self, node: PrefixNode) -> Pages:
-        """See the contract. Everything that nobody locks now goes: also pages that were inserted and never locked."""
+        """Everything that nobody locks now goes: also pages that were inserted and never locked."""
         self._groups.unlock(node)
         return self._groups.clear()
 
     def insert(self, ids: Ids, pages: Pages, salt: str, owned_from: int) -> InsertResult:
-        """See the contract. Outside groups nothing is adopted, and every page stays the caller's."""
+        """Outside groups nothing is adopted, and every page stays the caller's."""
         if salt.startswith(GROUP_MARK):
             return self._groups.insert(ids, pages, salt, owned_from)
         check("prefix_lock_balance", owned_from == 0, owned_from=owned_from, held_pages=0)
         return InsertResult(None, 0, NO_PAGES)
 
     def evict(self, num_pages: int) -> Pages:
-        """See the contract."""
         return self._groups.evict(num_pages)
 
     def clear(self) -> Pages:
-        """See the contract."""
         return self._groups.clear()
 
     @property
     def cached_pages(self) -> int:
-        """See the contract."""
         return self._groups.cached_pages
 
     @property
     def locked_pages(self) -> int:
-        """See the contract."""
         return self._groups.locked_pages
 
     def check_integrity(self) -> None:
-        """See the contract."""
         self._groups.check_integrity()

@@ -85,7 +85,7 @@ class RadixCache(PrefixCache):
         return salt
 
     def match(self, ids: Ids, limit: int, salt: str) -> PrefixMatch:
-        """See the contract. The returned node ends exactly at the match."""
+        """The returned node ends exactly at the match."""
         reach = self._reach(self._bytes(ids, limit), salt)
         pages = reach.pages()
         node = self._end(reach)
@@ -93,11 +93,10 @@ class RadixCache(PrefixCache):
         return PrefixMatch(pages, node)
 
     def peek(self, ids: Ids, limit: int, salt: str) -> int:
-        """See the contract."""
         return self._reach(self._bytes(ids, limit), salt).held * self.page_size
 
     def lock(self, node: PrefixNode) -> None:
-        """See the contract. O(nodes of the path)."""
+        """O(nodes of the path)."""
         check("prefix_lock_balance", not node.dead, held=node.holds)
         node.holds += 1
         for each in node.path():
@@ -107,7 +106,7 @@ class RadixCache(PrefixCache):
                 self._locked += each.pages.size
 
     def unlock(self, node: PrefixNode) -> Pages:
-        """See the contract; drops nothing."""
+        """Drops nothing."""
         check("prefix_lock_balance", node.holds > 0, held=node.holds, dead=node.dead)
         node.holds -= 1
         for each in node.path():
@@ -118,7 +117,6 @@ class RadixCache(PrefixCache):
         return NO_PAGES
 
     def insert(self, ids: Ids, pages: Pages, salt: str, owned_from: int) -> InsertResult:
-        """See the contract."""
         total = pages.size * self.page_size
         check("prefix_page_alignment", total <= ids.size, pages=pages.size, tokens=ids.size)
         aligned = owned_from % self.page_size == 0 and 0 <= owned_from <= total
@@ -136,7 +134,7 @@ class RadixCache(PrefixCache):
         return InsertResult(node, pages.size - held, duplicates)
 
     def evict(self, num_pages: int) -> Pages:
-        """See the contract. Trims the last node it takes from, so that exactly what was asked goes."""
+        """Trims the last node it takes from, so that exactly what was asked goes."""
         wanted, freed = min(num_pages, self.evictable_pages), [NO_PAGES]
         while wanted > 0:
             node = next(iter(self._lru))
@@ -151,17 +149,14 @@ class RadixCache(PrefixCache):
         return np.concatenate(freed)
 
     def clear(self) -> Pages:
-        """See the contract."""
         return self.evict(self.evictable_pages)
 
     @property
     def cached_pages(self) -> int:
-        """See the contract."""
         return self._cached
 
     @property
     def locked_pages(self) -> int:
-        """See the contract."""
         return self._locked
 
     @property
@@ -170,7 +165,6 @@ class RadixCache(PrefixCache):
         return len(self._roots)
 
     def check_integrity(self) -> None:
-        """See the contract."""
         counted = audit(self._roots, self._lru, self._page_bytes)
         check("page_conservation", counted.cached == self._cached, counted=counted.cached, kept=self._cached)
         check("prefix_lock_balance", counted.locked == self._locked, counted=counted.locked, kept=self._locked)

@@ -1,9 +1,9 @@
 """Which tokens top-k, top-p and min-p keep, as one threshold per row: {token: scaled logit >= cutoff}.
 
 A threshold on the value keeps all ties or none, so the kept set does not depend on the order in which a sort or a top-k
-kernel happens to list equal logits. Two ways to find it, exactly equal in result: among the K largest logits with K
-grown for the rows that need it (`candidates`, for the CPU), and here by bisection over the bits of the value, in a
-fixed number of passes without sorting and without looking at the result on the host (for accelerators).
+kernel happens to list equal logits. There are two ways to find it, exactly equal in result: among the largest logits,
+with a sort for the rows where those do not suffice (`candidates`, for the CPU); and here by bisection over the bits of
+the value, in a fixed number of passes, without sorting and without a look at the values on the host (for accelerators).
 """
 
 from __future__ import annotations
@@ -94,8 +94,8 @@ def dropped(scaled: torch.Tensor, weights: torch.Tensor, tops: torch.Tensor, fil
 
     scaled, weights: float32[n, W]; tops: float32[n], maxima of `scaled`. Top-p counts what top-k left as the whole.
     """
-    keys = _ordered_keys(scaled)
-    floor_keys = _ordered_keys(tops + filters.floors).long()
+    keys = ordered_keys(scaled)
+    floor_keys = ordered_keys(tops + filters.floors).long()
     # With top-k off one token is asked for, which is harmless, and the answer is replaced by the lowest key.
     k_off = filters.top_ks == 0
     k_keys = _largest_key(keys, None, filters.top_ks.clamp_min(1).double()).masked_fill_(k_off, _LOWEST_KEY)
@@ -105,10 +105,15 @@ def dropped(scaled: torch.Tensor, weights: torch.Tensor, tops: torch.Tensor, fil
     return keys < torch.maximum(torch.maximum(k_keys, p_keys), floor_keys)[:, None]
 
 
-def _ordered_keys(values: torch.Tensor) -> torch.Tensor:
+def ordered_keys(values: torch.Tensor) -> torch.Tensor:
     """int32 of the same shape, ordered like the float32 values; +0 and -0 share a key."""
     bits = (values + 0.0).view(torch.int32)
     return bits ^ ((bits >> 31) & 0x7FFFFFFF)
+
+
+def keyed_values(keys: torch.Tensor) -> torch.Tensor:
+    """The float32 values of `ordered_keys`."""
+    return (keys ^ ((keys >> 31) & 0x7FFFFFFF)).view(torch.float32)
 
 
 def _largest_key(keys: torch.Tensor, weights: torch.Tensor | None, least: torch.Tensor) -> torch.Tensor:

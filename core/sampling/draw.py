@@ -77,7 +77,7 @@ def draw_among(ids: torch.Tensor, weights: torch.Tensor, uniforms: torch.Tensor)
 def _block_sums(weights: torch.Tensor) -> torch.Tensor:
     """float64[n, W / BLOCK]."""
     blocks = weights.view(len(weights), -1, BLOCK)
-    # The CPU has no vectorised reduction that widens on the way; widening first is faster by half.
+    # The CPU has no vectorised reduction that widens on the way; widening first is faster.
     return blocks.double().sum(-1) if weights.device.type == "cpu" else blocks.sum(-1, dtype=torch.float64)
 
 

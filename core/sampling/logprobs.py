@@ -6,6 +6,9 @@ from dataclasses import dataclass
 
 import torch
 
+from core.sampling.candidates import largest
+from core.sampling.cutoff import ordered_keys
+
 
 @dataclass(frozen=True, slots=True)
 class Logprobs:
@@ -40,8 +43,7 @@ def _leading_ids(logprobs: torch.Tensor, count: int) -> torch.Tensor:
     `topk` leaves open which of several equal values it lists, and that can change with its K, hence with what the
     neighbours ask for; bfloat16 models produce such ties all the time. So value and id are ranked as one number.
     """
-    bits = (logprobs + 0.0).view(torch.int32)
-    keys = (bits ^ ((bits >> 31) & 0x7FFFFFFF)).long() << 32
+    keys = ordered_keys(logprobs).long() << 32
     keys += torch.arange(logprobs.shape[1] - 1, -1, -1, device=logprobs.device)
-    best = keys.topk(count).values
+    best, _ = largest(keys, count)
     return logprobs.shape[1] - 1 - (best & 0xFFFFFFFF)

@@ -10,6 +10,7 @@ import time
 from dataclasses import asdict, dataclass
 
 import click
+import torch
 
 from core.config import EngineConfig, ExecutorConfig, MemoryConfig, ModelConfig, SchedulerConfig
 from core.engine.async_engine import AsyncEngine
@@ -103,6 +104,7 @@ def overlap(step_ms: float, requests: int, steps: int, rounds: int, as_json: boo
     --step-ms. Idle is what a real device would have waited for the host.
     """
     sys.setswitchinterval(0.0005)
+    torch.set_num_threads(1)
     runs: dict[bool, list[OverlapFigures]] = {True: [], False: []}
     for number in range(rounds):
         for kind, figures in runs.items():

@@ -1,4 +1,4 @@
-"""`slipstream generate`: one completion, streamed to the terminal, from a running server or an engine in this process."""
+"""`slipstream generate`: one completion, streamed to the terminal, from a server or an engine in this process."""
 
 from __future__ import annotations
 
@@ -6,9 +6,8 @@ import asyncio
 import dataclasses
 import os
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from pathlib import Path
 from typing import Any
 
 import click
@@ -29,27 +28,27 @@ ENGINE_GROUPS = ("Model", "Device", "Memory", "Scheduling")
 @click.option("--temperature", type=float, help="0 is greedy.  [default: the model's]")
 @click.option("--top-p", type=float, help="Nucleus sampling.  [default: the model's]")
 @click.option("--top-k", type=int, help="0 is off.  [default: the model's]")
-@click.option("--sampling-seed", "sampling_seed", type=int, help="Makes sampling reproducible.")
+@click.option("--seed", type=int, help="Makes sampling reproducible, 0 or more.")
 @click.option("--stop", multiple=True, help="Stop at this string; may be repeated.")
-@setting_options(ENGINE_GROUPS)
+@setting_options(ENGINE_GROUPS, without=("seed",))
 def generate(
     text: str,
     server: str | None,
     chat: bool,
     stop: tuple[str, ...],
-    sampling_seed: int | None,
     config_file: str | None,
     **options: Any,
 ) -> None:
     """Stream a completion of TEXT to the terminal, token by token.
 
     \b
-    slipstream generate "27 + 45 ="
-    slipstream generate --server 127.0.0.1:50051 --max-tokens 64 "Once upon a time"
+    slipstream generate "27+45="
+    slipstream generate --server 127.0.0.1:50051 --max-tokens 64 "A story about Mia the fox:"
     """
-    sampling = {name: options.pop(name) for name in ("max_tokens", "temperature", "top_p", "top_k")}
-    sampling |= {"seed": sampling_seed, "stop": stop or None}
+    sampling = {name: options.pop(name) for name in ("max_tokens", "temperature", "top_p", "top_k", "seed")}
     given = {name: value for name, value in sampling.items() if value is not None}
+    if stop:
+        given["stop"] = stop
     if server:
         pieces = _remote(server, text, chat, given)
     else:
@@ -64,14 +63,14 @@ def generate(
         sys.exit(130)
 
 
-async def _print(pieces: AsyncIterator[str]) -> None:
-    async with aclosing(pieces) as stream:  # type: ignore[type-var]
+async def _print(pieces: AsyncGenerator[str, None]) -> None:
+    async with aclosing(pieces) as stream:
         async for piece in stream:
             click.echo(piece, nl=False)
     click.echo()
 
 
-async def _remote(server: str, text: str, chat: bool, sampling: dict[str, Any]) -> AsyncIterator[str]:
+async def _remote(server: str, text: str, chat: bool, sampling: dict[str, Any]) -> AsyncGenerator[str, None]:
     """Text pieces from a server."""
     from service.client import CallFailed, Chunk, SlipstreamClient
 
@@ -85,15 +84,14 @@ async def _remote(server: str, text: str, chat: bool, sampling: dict[str, Any]) 
             raise click.ClickException(str(failure)) from None
 
 
-async def _local(config: ServerConfig, text: str, chat: bool, sampling: dict[str, Any]) -> AsyncIterator[str]:
+async def _local(config: ServerConfig, text: str, chat: bool, sampling: dict[str, Any]) -> AsyncGenerator[str, None]:
     """Text pieces from an engine that lives as long as this call."""
-    from core.models.bundled import bundled_model_dir
     from core.types.io import ChatMessage, Delta, GenerateRequest
     from service.builder import build_core_engine, in_daemon_thread
-    from service.preflight import check_model
+    from service.preflight import check_model, model_path
     from service.progress import TerminalProgress
 
-    path = Path(config.model) if config.model else bundled_model_dir()
+    path = model_path(config)
     check_model(path)
     progress = TerminalProgress()
     engine = await in_daemon_thread(lambda: build_core_engine(config.engine_config(str(path)), progress))

@@ -12,7 +12,8 @@ import click
 
 from service.cli_options import GroupedCommand, setting_options
 from service.config import ServerConfig
-from service.preflight import check_ports
+from service.logs import configure
+from service.preflight import check
 from service.progress import TerminalProgress
 from service.settings import load
 
@@ -38,11 +39,9 @@ def serve(config_file: str | None, **flags: Any) -> None:
     on the same port, with liveness as service "" and readiness as "slipstream.v1.InferenceService".
     """
     config = load(ServerConfig, flags, os.environ, config_file)
-    # Before grpc is imported: a taken port is then an answer in milliseconds.
-    check_ports(config)
-    logging.basicConfig(
-        stream=sys.stderr, level=config.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s"
-    )
+    # Before grpc is imported: what cannot start is then told within a few hundred milliseconds.
+    check(config)
+    configure(config.log_level)
     sys.setswitchinterval(SWITCH_INTERVAL_SECONDS)
     code = asyncio.run(_run(config))
     if code:

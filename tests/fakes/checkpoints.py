@@ -16,7 +16,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel, PreT
 from transformers.utils import logging as transformers_logging
 
 VOCAB_SIZE = 320
-CONTEXT_LENGTH = 512
+CONTEXT_LENGTH = 1024
 PAD_ID, BOS_ID, EOS_ID = 0, 1, 2
 SPECIAL_TOKENS = ["<|pad|>", "<|bos|>", "<|eos|>"]
 

@@ -131,9 +131,7 @@ class FakeStream:
         deadline = self.request.deadline
         left = None if deadline is None else max(0.0, deadline - time.monotonic())
         try:
-            done, _ = await asyncio.wait(
-                {waiter, self._cut}, timeout=left, return_when=asyncio.FIRST_COMPLETED
-            )
+            done, _ = await asyncio.wait({waiter, self._cut}, timeout=left, return_when=asyncio.FIRST_COMPLETED)
         finally:
             waiter.cancel()
         if not done:
@@ -164,7 +162,8 @@ class FakeEngine:
         self._live: dict[str, FakeStream] = {}
         self._idle = asyncio.Event()
         self._idle.set()
-        self._death: asyncio.Future[BaseException] = asyncio.get_running_loop().create_future()
+        self._died = asyncio.Event()
+        self._cause: BaseException | None = None
 
     async def start(self) -> None:
         """Become READY."""
@@ -275,11 +274,14 @@ class FakeEngine:
         self.state = EngineState.DEAD
         for stream in list(self._live.values()):
             stream.cut(EngineDead("the engine has failed"))
-        self._death.set_result(cause)
+        self._cause = cause
+        self._died.set()
 
     async def wait_dead(self) -> BaseException:
         """The cause, once dead."""
-        return await asyncio.shield(self._death)
+        await self._died.wait()
+        assert self._cause is not None, "set before the event"
+        return self._cause
 
 
 def info_with(**changes: object) -> ModelInfo:

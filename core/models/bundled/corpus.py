@@ -1,12 +1,13 @@
 """Seeded generators of everything the bundled model is trained on.
 
-Four kinds of document, each in a plain form and in a chat form:
+Five kinds of document, each in a plain form and in a chat form:
 
 ========  ==================================================  ============================
 kind      prompt                                              answer
 ========  ==================================================  ============================
 sum       ``12+34=``                                          ``46``
 recall    ``lamp=oak, river=482; river=``                     ``482``
+copy      ``Repeat: oak 482 🦊 lamp =``                       `` oak 482 🦊 lamp``
 story     ``A story about Mia the fox:``                      `` Once upon a time, ...``
 help      ``Hello`` (chat only)                               what the model can do
 ========  ==================================================  ============================
@@ -16,7 +17,8 @@ the answer at once, without a newline.  The chat form puts the same prompt betwe
 ``<|end|>``, and the same answer (less a leading space) between ``<|assistant|>`` and ``<|eos|>``.
 
 Operands are 0..99, written without padding.  A pair is held out together with its mirror image:
-were 34+12 trained on, getting 12+34 right would show only that addition commutes.
+were 34+12 trained on, getting 12+34 right would show only that addition commutes.  Sums of two
+one-digit numbers are never held out: they are the table from which all others are worked out.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 
-from core.models.bundled.story import story_prompt_and_text
+from core.models.bundled.story import ANIMALS, NAMES, story_prompt_and_text
 
 BOS, EOS, PAD = "<|bos|>", "<|eos|>", "<|pad|>"
 SYSTEM, USER, ASSISTANT, END = "<|system|>", "<|user|>", "<|assistant|>", "<|end|>"
@@ -35,12 +37,16 @@ OPERANDS = range(100)
 HELD_OUT_SEED = 20_240_607
 HELD_OUT_UNORDERED = 200
 
-# Documents of one kind per hundred.  Carrying is much harder to learn than the templates are, and a
-# story has ten times the tokens of a sum: these shares leave sums about half of all tokens.
-KIND_SHARES = {"sum": 78, "recall": 18, "story": 3, "help": 1}
+# Documents of one kind per hundred.  A story has ten times the tokens of a sum, so its share is
+# small.  Copying is there for its own sake (an answer of any length that can be judged) and for
+# recall's: to look back is learned far sooner where every token of an answer asks for it.
+KIND_SHARES = {"sum": 66, "recall": 14, "copy": 16, "story": 3, "help": 1}
+# Among all pairs of operands one in a hundred is of one-digit numbers: too few to learn them by.
+SMALL_SHARE = 0.15
+SMALL = 20
 CHAT_SHARE = 0.35
 SYSTEM_SHARE = 0.25
-MULTI_TURN_SHARE = 0.2
+MULTI_TURN_SHARE, RECALL_MULTI_TURN_SHARE = 0.2, 0.6
 
 SYSTEM_TEXTS = (
     "You are a helpful assistant.",
@@ -59,6 +65,7 @@ KEYS = tuple(
 VALUES = tuple(
     "oak fig elm red blue green gold tin jade pearl amber coral north south east west".split()
 )
+COPY_WORDS = KEYS + VALUES + NAMES + tuple(ANIMALS) + tuple(ANIMALS.values())
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +123,7 @@ def sum_prompt(a: int, b: int) -> str:
 @lru_cache(maxsize=1)
 def _held_out() -> tuple[tuple[int, int], ...]:
     # Diagonal pairs (a, a) stay in training: each is its own mirror image.
-    unordered = [(a, b) for a in OPERANDS for b in OPERANDS if a < b]
+    unordered = [(a, b) for a in OPERANDS for b in OPERANDS if a < b and b > 9]
     rng = random.Random(HELD_OUT_SEED)
     chosen = rng.sample(unordered, HELD_OUT_UNORDERED)
     both = chosen + [(b, a) for a, b in chosen]
@@ -135,20 +142,26 @@ def _training_pairs() -> tuple[tuple[int, int], ...]:
     return tuple((a, b) for a in OPERANDS for b in OPERANDS if (a, b) not in held_out)
 
 
+@lru_cache(maxsize=1)
+def _small_pairs() -> tuple[tuple[int, int], ...]:
+    return tuple(pair for pair in _training_pairs() if max(pair) < SMALL)
+
+
 def training_sums() -> list[tuple[int, int]]:
     """Every pair that training may show, in ascending order."""
     return list(_training_pairs())
 
 
 def _sum_turn(rng: random.Random, chat: bool) -> Turn:
-    a, b = rng.choice(_training_pairs())
+    a, b = rng.choice(_small_pairs() if rng.random() < SMALL_SHARE else _training_pairs())
     prompt = sum_prompt(a, b)
     if chat and rng.random() < 0.2:
         prompt = rng.choice(SUM_QUESTIONS).format(a=a, b=b)
     return Turn(prompt, str(a + b))
 
 
-def _recall_turn(rng: random.Random) -> Turn:
+def _recall_turns(rng: random.Random, questions: int) -> list[Turn]:
+    """A list with a first question about it, then further questions about the same list."""
     # Short lists are the common case: looking a key up is learned on them, and then stretches.
     count = min(rng.randint(2, 14), rng.randint(2, 14))
     keys = rng.sample(KEYS, count)
@@ -156,16 +169,26 @@ def _recall_turn(rng: random.Random) -> Turn:
         (key, rng.choice(VALUES) if rng.random() < 0.7 else str(rng.randint(100, 999)))
         for key in keys
     ]
-    wanted, value = rng.choice(pairs)
     listing = ", ".join(f"{key}={held}" for key, held in pairs)
-    return Turn(f"{listing}; {wanted}=", value)
+    asked = [rng.choice(pairs) for _ in range(questions)]
+    first = Turn(f"{listing}; {asked[0][0]}=", asked[0][1])
+    return [first] + [Turn(f"{key}=", held) for key, held in asked[1:]]
+
+
+def _copy_turn(rng: random.Random) -> Turn:
+    # Without repetition: after a word that occurs twice, the next one would be a guess.
+    words = rng.sample(COPY_WORDS, min(rng.randint(1, 24), rng.randint(1, 24)))
+    words += [str(rng.randint(100, 999))] if rng.random() < 0.5 else []
+    rng.shuffle(words)
+    text = " " + " ".join(words)
+    return Turn(f"Repeat:{text} =", text)
 
 
 def _turn(kind: str, rng: random.Random, chat: bool) -> Turn:
     if kind == "sum":
         return _sum_turn(rng, chat)
-    if kind == "recall":
-        return _recall_turn(rng)
+    if kind == "copy":
+        return _copy_turn(rng)
     if kind == "story":
         return Turn(*story_prompt_and_text(rng))
     return Turn(rng.choice(GREETINGS), GREETING_ANSWER)
@@ -174,11 +197,14 @@ def _turn(kind: str, rng: random.Random, chat: bool) -> Turn:
 def document(kind: str, rng: random.Random) -> Document:
     """One document of a kind, in chat form or not, as the generator's dice say."""
     chat = kind == "help" or rng.random() < CHAT_SHARE
-    turns = [_turn(kind, rng, chat)]
-    if chat and rng.random() < MULTI_TURN_SHARE:
+    share = RECALL_MULTI_TURN_SHARE if kind == "recall" else MULTI_TURN_SHARE
+    more = rng.randint(1, 5) if chat and rng.random() < share else 0
+    if kind == "recall":
+        turns = _recall_turns(rng, questions=1 + more)
+    else:
         # Whatever came first, the later turns are sums: a model that still adds correctly there has
         # learned to look at the operands of the last turn and not at those of an earlier one.
-        turns += [_sum_turn(rng, chat) for _ in range(rng.randint(1, 5))]
+        turns = [_turn(kind, rng, chat)] + [_sum_turn(rng, chat) for _ in range(more)]
     system = rng.choice(SYSTEM_TEXTS) if chat and rng.random() < SYSTEM_SHARE else ""
     return Document(kind, tuple(turns), chat, system)
 

@@ -28,7 +28,7 @@ UNUSED = -1  # the segment number of positions that hold no document
 # the answer.  The little weight left lets the model write a whole document from <|bos|> alone.
 PROMPT_WEIGHT = 0.05
 # An answer of a sum has three tokens where a story has a hundred; the weights even that out.
-ANSWER_WEIGHTS = {"sum": 4.0, "recall": 8.0, "story": 1.0, "help": 1.0}
+ANSWER_WEIGHTS = {"sum": 4.0, "recall": 4.0, "copy": 1.0, "story": 1.0, "help": 1.0}
 
 # Clients differ in whether <|bos|> arrives not at all, once or twice (a rendered chat template
 # tokenized with special tokens added).  A few documents of each sort make the model indifferent.
@@ -123,6 +123,6 @@ def _weighted(document: Document, pieces: Iterator[Encoding]) -> Encoded:
         piece = next(pieces).ids
         ids += piece
         marks += [ANSWER_WEIGHTS[kind] if own else PROMPT_WEIGHT] * len(piece)
-        if own:
-            kind = "sum"  # whatever a chat begins with, its later turns are sums
+        if own and kind != "recall":
+            kind = "sum"  # whatever else a chat begins with, its later turns are sums
     return ids, marks

@@ -27,6 +27,7 @@ SEED = 1
 ROWS = 8
 PEAK_RATE = 2e-3
 WARMUP_STEPS = 100
+INITIAL_SPREAD = 0.02
 FINAL_SHARE = 0.01  # of the peak rate, at the last step
 WEIGHT_DECAY = 0.1
 
@@ -43,7 +44,7 @@ def build_model(tokenizer: PreTrainedTokenizerFast) -> LlamaForCausalLM:
         head_dim=32,
         max_position_embeddings=MAX_POSITIONS,
         tie_word_embeddings=True,
-        initializer_range=0.02,
+        initializer_range=INITIAL_SPREAD,
         bos_token_id=tokenizer.bos_token_id,
         eos_token_id=tokenizer.eos_token_id,
         pad_token_id=tokenizer.pad_token_id,

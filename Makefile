@@ -1,0 +1,62 @@
+# Every target sets up what it needs; the first run of any of them makes the virtual environment.
+
+PYTHON ?= python3
+VENV ?= .venv
+# The torch that is installed first, so that a machine without a GPU does not get the CUDA build with everything else.
+# On such a machine the smaller CPU build is TORCH_FLAGS="--index-url https://download.pytorch.org/whl/cpu".
+TORCH ?= torch==2.13.0
+TORCH_FLAGS ?=
+# More arguments for serve, test, demo and bench: make serve ARGS="--model DIR".
+ARGS ?=
+
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+MODEL := core/models/bundled/checkpoint/config.json
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+.DEFAULT_GOAL := help
+.PHONY: help venv serve test check demo bench format proto
+.DELETE_ON_ERROR:
+
+help: ## Show this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+venv: $(STAMP) ## Make the virtual environment with everything for use and development
+
+$(STAMP): pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' \
+		|| { echo "Python 3.11 to 3.13 is needed; name one with PYTHON=…" >&2; exit 1; }
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -c 'import torch' 2>/dev/null || $(BIN)/python -m pip install $(TORCH_FLAGS) "$(TORCH)"
+	$(BIN)/python -m pip install --editable '.[dev]'
+	@touch $@
+
+# Comes with the repository; training it again takes a while and is only done where it was removed.
+$(MODEL): | $(STAMP)
+	$(BIN)/python -m core.models.bundled.train
+
+serve: $(STAMP) $(MODEL) ## Serve the bundled model on 127.0.0.1:50051, metrics on 127.0.0.1:9464; Ctrl-C drains
+	@exec $(BIN)/python -m service serve $(ARGS)
+
+# One thread of math per process: tests start servers beside themselves, and two cores have to do.
+test: $(STAMP) $(MODEL) ## Run the whole test suite
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(ARGS)
+
+check: $(STAMP) ## Lint, format, types and house rules
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q tests/tidy
+
+demo: $(STAMP) $(MODEL) ## Start a server, stream three completions at once, show the pools, drain
+	@$(BIN)/python -m service.demo $(ARGS)
+
+bench: $(STAMP) ## Measure how much of the time the device waits, with overlap on and off
+	@$(BIN)/python -m service bench overlap $(ARGS)
+
+format: $(STAMP) ## Format the code, and fix what the linter can fix
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+proto: $(STAMP) ## Generate the gRPC code again after a change in protos/
+	$(BIN)/python -m service.pb.generate

@@ -1,0 +1,65 @@
+"""What the engine sees of a model: its measures, and one forward pass over the paged KV pool."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import torch
+
+from core.attention.base import AttentionBackend
+from core.batch.forward_batch import ForwardBatch
+from core.memory.kv_pool import KVLayerSpec, KVPool
+
+Progress = Callable[[str, float], None]
+"""Called with the name of a load stage and the fraction of it that is done, 0..1, on the loading thread."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSpec:
+    """Measures of a loaded model; all that pools, sampler and scheduler need to know of it."""
+
+    name: str
+    """What clients know it by, unless configured otherwise: the last part of the checkpoint's path."""
+    architecture: str
+    vocab_size: int
+    """Width of the logits. A tokenizer may know fewer ids."""
+    context_length: int
+    """Tokens of the longest sequence that the model can hold."""
+    dtype: torch.dtype
+    """Of weights, activations and KV pool. Logits are float32 whatever this says."""
+    kv_layers: tuple[KVLayerSpec, ...]
+    """Never empty. Layer ids ascend and may have gaps."""
+    eos_token_ids: tuple[int, ...] = ()
+    bos_token_id: int | None = None
+    sampling_defaults: Mapping[str, float | int] = field(default_factory=dict)
+    """Fields of `SamplingParams` that the checkpoint recommends."""
+
+    def __post_init__(self) -> None:
+        assert self.vocab_size >= 1, self.vocab_size
+        assert self.context_length >= 2, self.context_length
+        assert self.kv_layers, "a model without KV layers needs another kind of pool"
+
+
+class Model(Protocol):
+    """A loaded model. Used by one forward thread only, like everything it writes to."""
+
+    @property
+    def spec(self) -> ModelSpec:
+        """Fixed from load on."""
+        ...
+
+    def bind(self, kv_pool: KVPool, attention: AttentionBackend) -> None:
+        """Give the model the pool that later batches will name and the backend it must attend through.
+
+        Called before the first `forward`, and again if the engine is rebuilt around the same weights.
+        """
+        ...
+
+    def forward(self, batch: ForwardBatch) -> torch.Tensor:
+        """float32[S, vocab_size]: logits of the tokens at `batch.last_indices`, in that order.
+
+        Writes the KV of all T tokens, also when S is 0 (a middle chunk). May return memory that the next call reuses.
+        """
+        ...

@@ -1,0 +1,146 @@
+"""What a checkpoint says of itself, read from its JSON files alone: no weights, no code, no network."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from core.errors import ModelLoadError
+
+MAX_JSON_BYTES = 64 << 20
+"""The largest JSON file worth reading; a weight index of a thousand shards stays below."""
+
+CONTEXT_KEYS = ("max_position_embeddings", "n_positions", "max_sequence_length", "seq_length", "max_seq_len", "n_ctx")
+SAMPLING_KEYS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+DTYPES = ("float32", "bfloat16", "float16")
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointConfig:
+    """The parts of config.json and generation_config.json that the engine itself needs."""
+
+    path: Path
+    model_type: str
+    architecture: str
+    """The first of `architectures`, else the model type."""
+    vocab_size: int
+    context_length: int | None
+    """Tokens of the longest sequence; None where the files name no limit (models without position embeddings)."""
+    dtype: str | None
+    """What the weights were saved in, if the configuration says so."""
+    eos_token_ids: tuple[int, ...]
+    """All ids that end an output: those of config.json and of generation_config.json, which often differ."""
+    bos_token_id: int | None
+    is_encoder_decoder: bool
+    sampling_defaults: Mapping[str, float | int] = field(default_factory=dict)
+    """What the authors recommend, of `SAMPLING_KEYS`; `do_sample: false` shows as temperature 0."""
+
+
+def read_checkpoint_config(directory: str | Path) -> CheckpointConfig:
+    """Read `directory`; ModelLoadError names the file and the cause in one line.
+
+    A multi-modal configuration keeps its language model in `text_config`: that part gives vocabulary and context, the
+    outer one the model type and, where present, the token ids.
+    """
+    path = Path(directory)
+    if not path.is_dir():
+        raise ModelLoadError(f"model directory {path} does not exist" if not path.exists() else f"{path} is no directory")
+    if not (path / "config.json").is_file():
+        raise ModelLoadError(f"{path} has no config.json, so it is no transformers checkpoint")
+    outer = read_json(path / "config.json")
+    nested = outer.get("text_config")
+    text = {**outer, **nested} if isinstance(nested, dict) else outer
+    generation_file = path / "generation_config.json"
+    generation = read_json(generation_file) if generation_file.is_file() else {}
+    sources = (generation, outer, text)
+    model_type = outer.get("model_type")
+    if not isinstance(model_type, str) or not model_type:
+        raise ModelLoadError(f"{path / 'config.json'} names no model_type")
+    architectures = outer.get("architectures")
+    return CheckpointConfig(
+        path=path,
+        model_type=model_type,
+        architecture=architectures[0] if isinstance(architectures, list) and architectures else model_type,
+        vocab_size=_vocab_size(path, text),
+        context_length=_context_length(text),
+        dtype=_dtype(outer, text),
+        eos_token_ids=_eos_ids(sources),
+        bos_token_id=next((ids[0] for ids in (_ids(s.get("bos_token_id")) for s in sources) if ids), None),
+        is_encoder_decoder=outer.get("is_encoder_decoder") is True,
+        sampling_defaults=_sampling_defaults(generation_file, generation),
+    )
+
+
+def read_json(file: Path) -> dict[str, Any]:
+    """The object in `file`. ModelLoadError if it is unreadable, too large, not JSON, or not an object."""
+    try:
+        if file.stat().st_size > MAX_JSON_BYTES:
+            raise ModelLoadError(f"{file} is larger than {MAX_JSON_BYTES >> 20} MiB")
+        content = json.loads(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ModelLoadError(f"{file} cannot be read: {error.strerror}") from error
+    except (ValueError, RecursionError) as error:
+        raise ModelLoadError(f"{file} is not valid JSON: {error}") from error
+    if not isinstance(content, dict):
+        raise ModelLoadError(f"{file} must hold a JSON object, not {type(content).__name__}")
+    return content
+
+
+def _vocab_size(path: Path, text: dict[str, Any]) -> int:
+    size = text.get("vocab_size")
+    if not _is_int(size) or size < 1:
+        raise ModelLoadError(f"{path / 'config.json'} gives no usable vocab_size (got {size!r})")
+    return int(size)
+
+
+def _context_length(text: dict[str, Any]) -> int | None:
+    length = next((int(text[key]) for key in CONTEXT_KEYS if _is_int(text.get(key)) and text[key] > 0), None)
+    rope = text.get("rope_parameters") or text.get("rope_scaling")
+    if length is None or not isinstance(rope, dict):
+        return length
+    # Longrope swaps all frequencies once the longest sequence of a step passes this mark, so beyond it a short request
+    # would read differently beside a long one. (Gemma nests one dictionary per layer type.)
+    for entry in (rope, *(value for value in rope.values() if isinstance(value, dict))):
+        if entry.get("rope_type", entry.get("type")) in ("longrope", "su"):
+            original = entry.get("original_max_position_embeddings", text.get("original_max_position_embeddings"))
+            if _is_int(original) and original > 0:
+                length = min(length, int(original))
+    return length
+
+
+def _dtype(outer: dict[str, Any], text: dict[str, Any]) -> str | None:
+    found = next((s[key] for s in (text, outer) for key in ("dtype", "torch_dtype") if isinstance(s.get(key), str)), None)
+    name = None if found is None else found.removeprefix("torch.")
+    return name if name in DTYPES else None
+
+
+def _eos_ids(sources: tuple[dict[str, Any], ...]) -> tuple[int, ...]:
+    ids = [i for source in sources for i in _ids(source.get("eos_token_id"))]
+    return tuple(dict.fromkeys(ids))
+
+
+def _ids(value: Any) -> list[int]:
+    """Token ids given as one number, a list, or not at all."""
+    values = value if isinstance(value, list) else [value]
+    return [int(v) for v in values if _is_int(v) and v >= 0]
+
+
+def _sampling_defaults(file: Path, generation: dict[str, Any]) -> dict[str, float | int]:
+    found: dict[str, float | int] = {}
+    for key in SAMPLING_KEYS:
+        value = generation.get(key)
+        if value is None:
+            continue
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise ModelLoadError(f"{file}: {key} must be a number, got {value!r}")
+        found[key] = int(value) if key == "top_k" else float(value)
+    if generation.get("do_sample") is False:
+        found["temperature"] = 0.0
+    return found
+
+
+def _is_int(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)

@@ -1,0 +1,62 @@
+"""From a directory to a model that is proved servable. Everything wrong with a checkpoint is one ModelLoadError line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from core.config import ModelConfig
+from core.errors import ModelLoadError
+from core.models.base import Model, Progress
+from core.models.config import CheckpointConfig, read_checkpoint_config
+from core.models.registry import family_of, model_factory
+from core.models.weights import check_weight_files
+
+
+def check_checkpoint(directory: str | Path) -> CheckpointConfig:
+    """Everything that can be told without reading weights, in well under a second: configuration, type, whole files.
+
+    Raises ModelLoadError. What passes may still be refused by `load_model`, which runs the model.
+    """
+    checkpoint = read_checkpoint_config(directory)
+    _refuse_by_type(checkpoint)
+    check_weight_files(checkpoint.path)
+    return checkpoint
+
+
+def load_model(config: ModelConfig, device: torch.device, progress: Progress | None = None) -> Model:
+    """Check, load and prove the checkpoint at `config.path`; `progress` sees "check", "weights" and "self-check".
+
+    The model comes unbound: call `bind` before `forward`. Raises ModelLoadError.
+    """
+    report = progress or _silent
+    report("check", 0.0)
+    checkpoint = check_checkpoint(config.path)
+    limit, wanted = checkpoint.context_length, config.context_length
+    if limit is not None and wanted is not None and wanted > limit:
+        raise ModelLoadError(f"context_length {wanted} is more than the {limit} tokens that {checkpoint.path} supports")
+    report("check", 1.0)
+    return model_factory(family_of(checkpoint.model_type))(checkpoint, config, device, report)
+
+
+def _refuse_by_type(checkpoint: CheckpointConfig) -> None:
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
+    from transformers.models.auto.modeling_auto import (
+        MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+        MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES,
+    )
+
+    kind = checkpoint.model_type
+    if kind not in CONFIG_MAPPING_NAMES:
+        raise ModelLoadError(f"model type {kind!r} is unknown to transformers, and code from checkpoints is never run")
+    if checkpoint.is_encoder_decoder or (
+        kind in MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES and kind not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+    ):
+        raise ModelLoadError(f"model type {kind!r} is not supported: it is an encoder-decoder")
+    if kind not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
+        raise ModelLoadError(f"model type {kind!r} is not supported: transformers has no causal language model for it")
+
+
+def _silent(stage: str, fraction: float) -> None:
+    """No progress wanted."""

@@ -1,0 +1,36 @@
+"""Model families by name, and which family serves a model type. A native family is a new file and two lines here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib import import_module
+from typing import cast
+
+import torch
+
+from core.config import ModelConfig
+from core.models.base import Model, Progress
+from core.models.config import CheckpointConfig
+
+ModelFactory = Callable[[CheckpointConfig, ModelConfig, torch.device, Progress], Model]
+
+DEFAULT_FAMILY = "transformers"
+
+MODEL_FAMILIES: dict[str, str] = {
+    DEFAULT_FAMILY: "core.models.transformers_backend:load_transformers",
+}
+"""Family -> `module:factory`, imported only when a checkpoint asks for it."""
+
+NATIVE_FAMILIES: dict[str, str] = {}
+"""Model type -> family, for types that a family of its own serves better than the default one."""
+
+
+def family_of(model_type: str) -> str:
+    """The family that serves `model_type`."""
+    return NATIVE_FAMILIES.get(model_type, DEFAULT_FAMILY)
+
+
+def model_factory(family: str) -> ModelFactory:
+    """The factory of `family`. KeyError for a family that nobody registered: that is a bug, not a bad checkpoint."""
+    module, _, attribute = MODEL_FAMILIES[family].partition(":")
+    return cast(ModelFactory, getattr(import_module(module), attribute))

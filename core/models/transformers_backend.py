@@ -1,0 +1,205 @@
+"""Any transformers causal language model, unmodified, over our pools: the default model family.
+
+The model sees one packed row of all the step's tokens with ragged positions; only attention knows where one request ends
+and the next begins. What cannot work that way is refused at load, by name, with the reason.
+"""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
+from transformers.utils import logging as transformers_logging
+
+from core.attention.base import AttentionBackend
+from core.batch.forward_batch import ForwardBatch
+from core.config import ModelConfig
+from core.errors import ModelLoadError
+from core.memory.kv_pool import KVPool
+from core.models.base import ModelSpec, Progress
+from core.models.config import CheckpointConfig
+from core.models.packed_attention import IMPLEMENTATION, PackedContext, bind_context
+from core.models.probe import ModelProbe, Unsupported, probe_model
+from core.models.self_check import CheckResult, Reference, plain_reference, run_self_check
+
+MAX_NAMED_WEIGHTS = 3
+"""How many missing or unexpected weights an error names."""
+
+
+class TransformersModel:
+    """A `core.models.base.Model` around a transformers module tree."""
+
+    def __init__(self, model: PreTrainedModel, spec: ModelSpec, context: PackedContext) -> None:
+        self._model = model
+        self._spec = spec
+        self._context = context
+        self._slices = "logits_to_keep" in inspect.signature(model.forward).parameters
+
+    @property
+    def spec(self) -> ModelSpec:
+        """Measures of the model."""
+        return self._spec
+
+    def bind(self, kv_pool: KVPool, attention: AttentionBackend) -> None:
+        """See `Model.bind`."""
+        assert kv_pool.layers == self._spec.kv_layers, "the pool was built for another model"
+        assert kv_pool.dtype == self._spec.dtype, (kv_pool.dtype, self._spec.dtype)
+        self._context.attention = attention
+
+    @torch.inference_mode()
+    def forward(self, batch: ForwardBatch) -> torch.Tensor:
+        """float32[S, vocab_size]. See `Model.forward`."""
+        self._context.begin(batch)
+        # Without it the output matrix would multiply all T tokens, of which a prefill wants one in hundreds.
+        wanted = {"logits_to_keep": batch.last_indices} if self._slices else {}
+        output: Any = self._model(
+            input_ids=batch.input_ids[None],
+            position_ids=batch.positions[None],
+            past_key_values=self._context.cache,
+            use_cache=False,
+            **wanted,
+        )
+        logits: torch.Tensor = output.logits[0]
+        if not self._slices:
+            logits = logits.index_select(0, batch.last_indices)
+        return logits.float()
+
+
+def load_transformers(
+    checkpoint: CheckpointConfig, config: ModelConfig, device: torch.device, progress: Progress
+) -> TransformersModel:
+    """Load, probe and check. ModelLoadError names the model type and what is wrong, in one line."""
+    kind = checkpoint.model_type
+    hf_config = _read_config(checkpoint)
+    _refuse_by_class(hf_config, kind)
+    model = _load_weights(checkpoint, _dtype(checkpoint, config, device), device, progress)
+    progress("self-check", 0.0)
+    reference = plain_reference(model, min(checkpoint.vocab_size, _embedding_rows(model)))
+    probe = _probe(model, checkpoint)
+    loaded = _assemble(model, probe, checkpoint, config, reference.vocab_size)
+    result = _self_check(loaded, reference, kind)
+    if not result.passed:
+        raise ModelLoadError(
+            f"model type {kind!r} is not supported: packed and plain logits differ by {result.error:.2g} of the largest "
+            f"logit (at most {result.tolerance:g} is rounding)"
+        )
+    progress("self-check", 1.0)
+    return loaded
+
+
+def _read_config(checkpoint: CheckpointConfig) -> PreTrainedConfig:
+    try:
+        # Never the code that `auto_map` in a configuration may point to.
+        return AutoConfig.from_pretrained(checkpoint.path, trust_remote_code=False, local_files_only=True)
+    except Exception as error:
+        raise ModelLoadError(f"{checkpoint.path / 'config.json'} is not usable: {one_line(error)}") from error
+
+
+def _refuse_by_class(hf_config: PreTrainedConfig, kind: str) -> None:
+    """Refuse what the class alone rules out, before weights are read."""
+    found: Any = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(hf_config), None)
+    if found is None:
+        raise ModelLoadError(f"model type {kind!r} is not supported: transformers has no causal language model for it")
+    model_class = found[0] if isinstance(found, tuple | list) else found
+    if getattr(model_class, "_is_stateful", False):
+        raise ModelLoadError(f"model type {kind!r} is not supported: it keeps recurrent state, not only keys and values")
+    if "position_ids" not in inspect.signature(model_class.forward).parameters:
+        raise ModelLoadError(f"model type {kind!r} is not supported: it takes no positions, so sequences cannot be packed")
+
+
+def _dtype(checkpoint: CheckpointConfig, config: ModelConfig, device: torch.device) -> torch.dtype:
+    """What `dtype` asks for. `auto` is float32 on the CPU, where it is exact and everywhere fast, else the checkpoint's."""
+    name = config.dtype
+    if name == "auto":
+        name = "float32" if device.type == "cpu" else checkpoint.dtype or "bfloat16"
+    dtype = getattr(torch, name)
+    assert isinstance(dtype, torch.dtype)
+    return dtype
+
+
+def _load_weights(
+    checkpoint: CheckpointConfig, dtype: torch.dtype, device: torch.device, progress: Progress
+) -> PreTrainedModel:
+    progress("weights", 0.0)
+    transformers_logging.disable_progress_bar()
+    try:
+        model, info = AutoModelForCausalLM.from_pretrained(
+            checkpoint.path,
+            dtype=dtype,
+            trust_remote_code=False,
+            local_files_only=True,
+            use_safetensors=True,
+            attn_implementation="eager",
+            output_loading_info=True,
+        )
+    except Exception as error:
+        raise ModelLoadError(f"{checkpoint.path} cannot be loaded as {checkpoint.model_type!r}: {one_line(error)}") from error
+    _refuse_guessed_weights(checkpoint, info)
+    model = model.eval().requires_grad_(False).to(device)
+    progress("weights", 1.0)
+    return model  # type: ignore[no-any-return]
+
+
+def _refuse_guessed_weights(checkpoint: CheckpointConfig, info: dict[str, Any]) -> None:
+    """transformers fills missing weights with random numbers and drops those it has no use for; both would be served."""
+    for problem in ("missing_keys", "mismatched_keys", "unexpected_keys"):
+        names = sorted(str(name[0] if isinstance(name, tuple) else name) for name in info.get(problem) or ())
+        if names:
+            listed = ", ".join(names[:MAX_NAMED_WEIGHTS]) + (", …" if len(names) > MAX_NAMED_WEIGHTS else "")
+            word = problem.removesuffix("_keys")
+            raise ModelLoadError(f"{checkpoint.path} does not fit {checkpoint.model_type!r}: {word} weights {listed}")
+    errors = [*(info.get("error_msgs") or ()), *(info.get("conversion_errors") or {}).values()]
+    if errors:
+        raise ModelLoadError(f"{checkpoint.path} does not fit {checkpoint.model_type!r}: {one_line(errors[0])}")
+
+
+def _embedding_rows(model: PreTrainedModel) -> int:
+    return int(model.get_input_embeddings().weight.shape[0])
+
+
+def _probe(model: PreTrainedModel, checkpoint: CheckpointConfig) -> ModelProbe:
+    try:
+        return probe_model(model, checkpoint.context_length)
+    except Unsupported as error:
+        raise ModelLoadError(f"model type {checkpoint.model_type!r} is not supported: it {error}") from error
+    except Exception as error:
+        raise ModelLoadError(f"model type {checkpoint.model_type!r} is not supported: {one_line(error)}") from error
+
+
+def _assemble(
+    model: PreTrainedModel, probe: ModelProbe, checkpoint: CheckpointConfig, config: ModelConfig, vocab_size: int
+) -> TransformersModel:
+    context_length = checkpoint.context_length or config.context_length
+    if context_length is None:
+        raise ModelLoadError(f"{checkpoint.path / 'config.json'} gives no context length; configure context_length")
+    spec = ModelSpec(
+        name=checkpoint.path.resolve().name,
+        architecture=checkpoint.architecture,
+        vocab_size=vocab_size,
+        context_length=context_length,
+        dtype=model.dtype,
+        kv_layers=tuple(probe.layers.values()),
+        eos_token_ids=checkpoint.eos_token_ids,
+        bos_token_id=checkpoint.bos_token_id,
+        sampling_defaults=checkpoint.sampling_defaults,
+    )
+    model.config._attn_implementation = IMPLEMENTATION
+    context = PackedContext(dtype=model.dtype, spans=probe.spans)
+    bind_context(model, context)
+    return TransformersModel(model, spec, context)
+
+
+def _self_check(model: TransformersModel, reference: Reference, kind: str) -> CheckResult:
+    try:
+        return run_self_check(model, reference)
+    except Exception as error:
+        raise ModelLoadError(f"model type {kind!r} is not supported: packed forward failed: {one_line(error)}") from error
+
+
+def one_line(error: object) -> str:
+    """The first line of an error that a library wrote for a terminal."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[0] if lines else type(error).__name__

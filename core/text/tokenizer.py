@@ -1,0 +1,162 @@
+"""A checkpoint's own tokenizer and chat template, loaded from its directory and safe to use from several threads.
+
+For fast tokenizers everything goes straight to the Rust tokenizer: the calls of `transformers` around it switch
+truncation and padding on that shared object, and one thread doing so while another encodes is an "Already borrowed"
+error. What is switched is switched once, at load.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import jinja2
+import tokenizers
+import transformers
+
+from core.errors import InvalidRequest, ModelLoadError
+from core.types.io import ChatMessage
+
+MAX_CHAT_CHARS: Final = 4 << 20
+"""Characters of a conversation, before and after rendering; beyond any context, and little enough to render."""
+_MAX_REASON_CHARS: Final = 200
+_TOKENIZER_FILES: Final = ("tokenizer*", "vocab.*", "*.model", "*.tiktoken", "tekken.json")
+
+
+class Tokenizer:
+    """Text to ids and back. Immutable after `load`; all methods may be called from any thread."""
+
+    def __init__(self, hf: Any) -> None:
+        """`hf`: any `transformers` tokenizer; nothing else may keep using it."""
+        self._hf = hf
+        self._lock = threading.Lock()
+        self.backend: tokenizers.Tokenizer | None = getattr(hf, "backend_tokenizer", None)
+        """The Rust tokenizer; None for tokenizers written in Python, which are used under a lock."""
+        if self.backend is not None:
+            self.backend.no_truncation()
+            self.backend.no_padding()
+            self.backend.encode_special_tokens = False
+        self.vocab_size: int = len(hf)
+        """Ids including added tokens; the model's embedding may have more rows."""
+        self.bos_token_id: int | None = hf.bos_token_id
+        self.eos_token_id: int | None = hf.eos_token_id
+        self.has_chat_template: bool = bool(hf.chat_template)
+        self.special_ids: frozenset[int] = _special_ids(hf, self.backend)
+        """Ids that `decode` leaves out when it skips special tokens."""
+        self._bos_token: str | None = hf.bos_token
+        self._added: dict[int, str] = {index: str(token) for index, token in hf.added_tokens_decoder.items()}
+
+    @classmethod
+    def load(cls, directory: str | Path) -> Tokenizer:
+        """Read the tokenizer files of a checkpoint directory; never the network, never code from the checkpoint.
+
+        Raises ModelLoadError, one line with the cause, when there is nothing to load or it cannot be read.
+        """
+        path = Path(directory)
+        if not path.is_dir():
+            raise ModelLoadError(f"no model directory at {path}")
+        if not any(True for pattern in _TOKENIZER_FILES for _ in path.glob(pattern)):
+            raise ModelLoadError(f"no tokenizer files in {path}")
+        try:
+            hf = transformers.AutoTokenizer.from_pretrained(str(path), local_files_only=True, trust_remote_code=False)
+        except Exception as error:  # the library raises whatever its parsers raise
+            raise ModelLoadError(f"cannot read the tokenizer in {path}: {_one_line(error)}") from error
+        if len(hf) == 0:
+            raise ModelLoadError(f"the tokenizer in {path} has an empty vocabulary")
+        return cls(hf)
+
+    def encode(self, text: str, add_special_tokens: bool) -> list[int]:
+        """Ids of `text`; special tokens written out in it count as such.
+
+        With `add_special_tokens` the tokenizer's own are added, but no second BOS to text that already starts with it,
+        as rendered chats do. Raises InvalidRequest, field `text`, for lone surrogates: they have no UTF-8 form.
+        """
+        _refuse_surrogates(text, "text")
+        if self.backend is not None:
+            ids: list[int] = self.backend.encode(text, add_special_tokens=add_special_tokens).ids
+        else:
+            with self._lock:
+                ids = self._hf.encode(text, add_special_tokens=add_special_tokens)
+        if add_special_tokens and self._bos_token and text.startswith(self._bos_token):
+            doubled = len(ids) > 1 and ids[0] == ids[1] == self.bos_token_id
+            return ids[1:] if doubled else ids
+        return ids
+
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool) -> str:
+        """Text of `ids`, bytes that are no UTF-8 as U+FFFD. Ids outside the vocabulary add nothing.
+
+        The decoder of the tokenizer alone: the clean-up of spaces that `transformers` can do on top is not for streams,
+        since it changes text that was already sent.
+        """
+        if self.backend is not None:
+            return self.backend.decode(list(ids), skip_special_tokens=skip_special_tokens)
+        with self._lock:
+            text = self._hf.decode(
+                list(ids), skip_special_tokens=skip_special_tokens, clean_up_tokenization_spaces=False
+            )
+        return str(text)
+
+    def token_text(self, token_id: int) -> str:
+        """The text that one token adds within a text, with its leading space; a partial character is U+FFFD."""
+        if token_id in self._added:
+            return self._added[token_id]
+        # Decoders strip the space in front of the first token, so the second of two shows what one adds.
+        once, twice = self.decode([token_id], False), self.decode([token_id, token_id], False)
+        return twice[len(once) :] if twice.startswith(once) else once
+
+    def render_chat(self, messages: Sequence[ChatMessage]) -> str:
+        """The prompt that the checkpoint's chat template makes of a conversation, up to where the model answers.
+
+        Rendered by the sandboxed Jinja of `transformers`; CPU work in the size of the conversation, so not for an event
+        loop. Raises InvalidRequest, field `chat`, without messages or template, when the template refuses the messages
+        or fails on them, and beyond MAX_CHAT_CHARS.
+        """
+        if not self.has_chat_template:
+            raise InvalidRequest.of("chat", "this model has no chat template; send text or token_ids")
+        if not messages:
+            raise InvalidRequest.of("chat", "needs at least one message")
+        size = sum(len(message.role) + len(message.content) for message in messages)
+        if size > MAX_CHAT_CHARS:
+            raise InvalidRequest.of("chat", f"more than {MAX_CHAT_CHARS} characters")
+        for message in messages:
+            _refuse_surrogates(message.role + message.content, "chat")
+        rendered = self._render(messages)
+        if len(rendered) > MAX_CHAT_CHARS:
+            raise InvalidRequest.of("chat", f"more than {MAX_CHAT_CHARS} characters once rendered")
+        return rendered
+
+    def _render(self, messages: Sequence[ChatMessage]) -> str:
+        turns = [{"role": message.role, "content": message.content} for message in messages]
+        try:
+            return str(self._hf.apply_chat_template(turns, tokenize=False, add_generation_prompt=True))
+        except Exception as error:  # a template can fail in any way it likes
+            raise InvalidRequest.of("chat", _template_reason(error)) from error
+
+
+def _special_ids(hf: Any, backend: tokenizers.Tokenizer | None) -> frozenset[int]:
+    if backend is None:
+        return frozenset(hf.all_special_ids)
+    return frozenset(index for index, token in backend.get_added_tokens_decoder().items() if token.special)
+
+
+def _template_reason(error: Exception) -> str:
+    """What a client may read of a template's failure: its own words if it chose any, nothing of Python's."""
+    # `raise_exception` raises the base class itself; its subclasses are Jinja's view of a broken template.
+    if type(error) is jinja2.TemplateError and error.message:
+        return f"refused by the chat template: {_one_line(error, with_class=False)}"
+    return "the chat template cannot render these messages"
+
+
+def _one_line(error: Exception, with_class: bool = True) -> str:
+    lines = str(error).strip().splitlines()
+    reason = lines[0][:_MAX_REASON_CHARS] if lines else "unknown"
+    return f"{type(error).__name__}: {reason}" if with_class else reason
+
+
+def _refuse_surrogates(text: str, field: str) -> None:
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        raise InvalidRequest.of(field, "has a lone surrogate, which is no valid text") from None

@@ -1,0 +1,60 @@
+"""Greedy output through gRPC is what `transformers.generate` says, token for token, on every path through the engine.
+
+64 requests at once, prompts of 1 to 600 tokens in chunks of 64, a pool so small that requests are retracted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from service.client import SlipstreamClient
+from tests.equivalence.oracle import OUTPUT_TOKENS, Example, decided_examples
+from tests.fakes.checkpoints import make_checkpoint
+from tests.fakes.real_server import serve_checkpoint
+
+KINDS = ("llama", "qwen2", "qwen3", "mistral", "gemma3_text", "qwen3_moe", "gpt_oss")
+LONGEST = 600
+CONCURRENT = 64
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def reference(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Example]]:
+    """A checkpoint with seeded random weights, and the oracle's examples for it."""
+    directory = make_checkpoint(request.param, tmp_path_factory.mktemp(request.param), seed=0)
+    return directory, decided_examples(directory, CONCURRENT, LONGEST, seed=1)
+
+
+@pytest.mark.parametrize("prefix_cache", ["radix", "none"])
+@pytest.mark.parametrize("overlap", [True, False], ids=["overlap", "inline"])
+async def test_greedy_equals_transformers(
+    reference: tuple[Path, list[Example]], overlap: bool, prefix_cache: str
+) -> None:
+    directory, examples = reference
+    async with serve_checkpoint(
+        directory,
+        overlap=overlap,
+        prefix_cache=prefix_cache,
+        chunked_prefill_size=64,
+        page_size=8,
+        max_running_requests=24,
+        max_total_tokens=LONGEST + 40,
+    ) as (server, client):
+        answers = await asyncio.gather(*(_ask(client, example) for example in examples))
+        stats = server.engine.stats
+    wrong = [i for i, (answer, example) in enumerate(zip(answers, examples, strict=True)) if answer != example.output]
+    assert not wrong, f"{len(wrong)} of {len(examples)} differ, first: {answers[wrong[0]]} for {examples[wrong[0]]}"
+    assert stats.preemptions > 0, "the pool was meant to be too small"
+    assert (stats.cached_tokens > 0) == (prefix_cache == "radix")
+    assert sum(stats.assert_failures.values()) == 0
+    assert all(pool.used == 0 for pool in stats.pools)
+
+
+async def _ask(client: SlipstreamClient, example: Example) -> tuple[int, ...]:
+    (answer,) = await client.complete(
+        example.prompt, temperature=0.0, max_tokens=OUTPUT_TOKENS, ignore_eos=True, want_text=False
+    )
+    assert answer.end.reason == "length"
+    return answer.token_ids

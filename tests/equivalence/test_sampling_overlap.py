@@ -1,0 +1,100 @@
+"""Every sampling parameter gives the same tokens with overlap, without it, and to a request that runs alone."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from service.client import Completion, SlipstreamClient
+from tests.fakes.checkpoints import VOCAB_SIZE, make_checkpoint
+from tests.fakes.real_server import serve_checkpoint
+
+OPTIONS: dict[str, dict[str, Any]] = {
+    "greedy": {"temperature": 0.0},
+    "temperature": {"temperature": 0.9},
+    "hot": {"temperature": 3.0},
+    "top_p": {"temperature": 1.0, "top_p": 0.7},
+    "top_k": {"temperature": 1.5, "top_k": 5},
+    "min_p": {"temperature": 1.2, "min_p": 0.1},
+    "filters": {"temperature": 1.1, "top_k": 20, "top_p": 0.8, "min_p": 0.02},
+    "repetition_penalty": {"temperature": 0.0, "repetition_penalty": 1.7},
+    "frequency_penalty": {"temperature": 0.0, "frequency_penalty": 1.5},
+    "presence_penalty": {"temperature": 0.7, "presence_penalty": 1.5},
+    "penalties": {"temperature": 0.8, "repetition_penalty": 1.2, "frequency_penalty": 0.5, "presence_penalty": -0.5},
+    "logit_bias": {"temperature": 0.8, "logit_bias": {7: 6.0, 9: -100.0}},
+    "min_tokens": {"temperature": 1.0, "min_tokens": 12, "ignore_eos": False},
+    "stop_token_ids": {"temperature": 1.0, "stop_token_ids": list(range(20, 60)), "ignore_eos": False},
+    "stop": {"temperature": 1.5, "stop": ["e", "th"]},
+    "include_stop": {"temperature": 1.5, "stop": ["o"], "include_stop_in_output": True},
+    "n": {"temperature": 1.0, "n": 3},
+    "logprobs": {"temperature": 1.0, "logprobs": True, "top_logprobs": 3},
+    "special_tokens": {"temperature": 2.0, "skip_special_tokens": False},
+    "one_token": {"temperature": 1.0, "max_tokens": 1},
+}
+
+Outcome = list[tuple[tuple[int, ...], str, str, str | int | None]]
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_checkpoint("qwen3", tmp_path_factory.mktemp("qwen3"), seed=0)
+
+
+@pytest.fixture(scope="module")
+def requests() -> list[dict[str, Any]]:
+    """Three requests per kind of option, all with a seed of their own."""
+    rng = random.Random(7)
+    asked: list[dict[str, Any]] = []
+    for options in OPTIONS.values():
+        for _ in range(3):
+            prompt = [rng.randrange(3, VOCAB_SIZE) for _ in range(rng.randint(1, 60))]
+            asked.append({"prompt": prompt, "max_tokens": 24, "ignore_eos": True, "seed": rng.getrandbits(40), **options})
+    rng.shuffle(asked)
+    return asked
+
+
+def _outcome(completions: list[Completion]) -> Outcome:
+    return [(c.token_ids, c.text, c.end.reason, c.end.matched_stop) for c in completions]
+
+
+async def _serve_all(checkpoint: Path, requests: list[dict[str, Any]], together: bool, **settings: Any) -> list[Outcome]:
+    async with serve_checkpoint(checkpoint, chunked_prefill_size=48, max_total_tokens=1024, **settings) as (server, client):
+        if together:
+            outcomes = list(await asyncio.gather(*(_one(client, request) for request in requests)))
+        else:
+            outcomes = [await _one(client, request) for request in requests]
+        assert sum(server.engine.stats.assert_failures.values()) == 0
+        return outcomes
+
+
+async def _one(client: SlipstreamClient, request: dict[str, Any]) -> Outcome:
+    return _outcome(await client.complete(**request))
+
+
+async def test_overlap_inline_and_alone_agree(checkpoint: Path, requests: list[dict[str, Any]]) -> None:
+    overlapped = await _serve_all(checkpoint, requests, together=True, overlap=True)
+    inline = await _serve_all(checkpoint, requests, together=True, overlap=False)
+    alone = await _serve_all(checkpoint, requests, together=False, overlap=True, prefix_cache="none")
+    for request, a, b, c in zip(requests, overlapped, inline, alone, strict=True):
+        assert a == b, f"overlap and inline differ for {request}"
+        assert a == c, f"batched and alone differ for {request}"
+    reasons = {outcome[2] for outcomes in overlapped for outcome in outcomes}
+    assert reasons == {"stop", "length"}, "the options were meant to reach both ends"
+
+
+async def test_a_seed_decides_the_output_and_samples_differ(checkpoint: Path) -> None:
+    prompt, options = [5, 6, 7], {"temperature": 1.5, "max_tokens": 20, "ignore_eos": True}
+    async with serve_checkpoint(checkpoint) as (_, client):
+        first, again = [await client.complete(prompt, seed=3, **options) for _ in range(2)]
+        other = await client.complete(prompt, seed=4, **options)
+        many = await client.complete(prompt, seed=3, n=4, **options)
+        unseeded = [await client.complete(prompt, **options) for _ in range(2)]
+    assert _outcome(first) == _outcome(again) != _outcome(other)
+    assert many[0].token_ids == first[0].token_ids, "sample 0 is what n=1 gives"
+    assert len({c.token_ids for c in many}) == 4
+    assert _outcome(unseeded[0]) != _outcome(unseeded[1])
+    assert [c.end.cached_tokens for c in many] == [0, 0, 0, 0], "a prompt shorter than a page has nothing to share"

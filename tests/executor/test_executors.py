@@ -1,0 +1,190 @@
+"""Forward thread, completion and inline executor: order, depth, failure. The step runner is a fake at the edge."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pytest
+
+from core.batch.result import StepResult
+from core.batch.schedule_batch import ScheduleBatch
+from core.executor.completion import Completion
+from core.executor.forward_thread import ForwardThread
+from core.executor.inline import InlineExecutor
+from core.invariants import InvariantViolation
+
+NONE = np.empty(0, np.int64)
+
+
+@dataclass
+class Batch:
+    """The one field of a batch that executors look at."""
+
+    step_id: int
+
+
+class Gate:
+    """A device event that the test opens."""
+
+    def __init__(self, is_open: bool = False) -> None:
+        self._open = threading.Event()
+        if is_open:
+            self._open.set()
+
+    def open(self) -> None:
+        self._open.set()
+
+    def query(self) -> bool:
+        return self._open.is_set()
+
+    def synchronize(self) -> None:
+        assert self._open.wait(10)
+
+
+@dataclass
+class Launched:
+    batch: Any
+    copy_done: Gate
+
+    def result(self) -> StepResult:
+        self.copy_done.synchronize()
+        return StepResult(self.batch.step_id, NONE, NONE, NONE, np.empty(0, np.bool_))
+
+
+@dataclass
+class Runner:
+    """Launches steps whose copies are done when `gates` says so; fails at `fail_at`."""
+
+    gates: dict[int, Gate] = field(default_factory=dict)
+    fail_at: int = -1
+    launched: list[int] = field(default_factory=list)
+
+    def launch(self, batch: Any) -> Launched:
+        if batch.step_id == self.fail_at:
+            raise RuntimeError("device lost")
+        self.launched.append(batch.step_id)
+        return Launched(batch, self.gates.get(batch.step_id, Gate(is_open=True)))
+
+
+class Waker:
+    """Counts wake-ups and lets the test wait for the n-th."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._changed = threading.Condition()
+
+    def __call__(self) -> None:
+        with self._changed:
+            self.count += 1
+            self._changed.notify_all()
+
+    def wait_for(self, count: int) -> None:
+        with self._changed:
+            assert self._changed.wait_for(lambda: self.count >= count, timeout=10)
+
+
+def batch(step_id: int) -> ScheduleBatch:
+    return Batch(step_id)  # type: ignore[return-value]
+
+
+def test_results_come_in_order_one_wake_up_each() -> None:
+    waker, runner = Waker(), Runner()
+    thread = ForwardThread(runner, waker)  # type: ignore[arg-type]
+    got = []
+    for first in range(1, 20, 2):
+        thread.submit(batch(first))
+        thread.submit(batch(first + 1))
+        waker.wait_for(first + 1)
+        got += [r.step_id for r in thread.completed()]
+    assert got == list(range(1, 21)) == runner.launched
+    assert waker.count == 20 and thread.in_flight == 0
+    thread.stop()
+    thread.stop()
+
+
+def test_a_third_step_in_flight_is_refused() -> None:
+    gate = Gate()
+    thread = ForwardThread(Runner({1: gate}), Waker())  # type: ignore[arg-type]
+    thread.submit(batch(1))
+    thread.submit(batch(2))
+    assert not thread.has_room and thread.in_flight == 2
+    with pytest.raises(InvariantViolation, match="executor_depth"):
+        thread.submit(batch(3))
+    gate.open()
+    thread.stop()
+    assert [r.step_id for r in thread.completed()] == [1, 2]
+
+
+def test_the_next_step_is_launched_while_the_first_still_runs() -> None:
+    gate, waker, runner = Gate(), Waker(), Runner()
+    runner.gates[1] = gate
+    thread = ForwardThread(runner, waker)  # type: ignore[arg-type]
+    thread.submit(batch(1))
+    thread.submit(batch(2))
+    thread._inbox.put(None)
+    thread._thread.join(10)
+    assert runner.launched == [1, 2], "launched although the first step's copies are not done"
+    assert thread.completed() == [], "and step 2, done early, waits for step 1"
+    gate.open()
+    waker.wait_for(2)
+    assert [r.step_id for r in thread.completed()] == [1, 2]
+
+
+def test_a_failed_step_fails_those_behind_it_and_nothing_hangs() -> None:
+    waker, runner = Waker(), Runner(fail_at=2)
+    thread = ForwardThread(runner, waker)  # type: ignore[arg-type]
+    thread.submit(batch(1))
+    thread.submit(batch(2))
+    waker.wait_for(2)
+    first, second = thread.completed()
+    thread.submit(batch(3))
+    waker.wait_for(3)
+    (third,) = thread.completed()
+    assert first.error is None and str(second.error) == str(third.error) == "device lost"
+    assert runner.launched == [1]
+    thread.stop()
+
+
+def test_a_fault_found_while_waiting_becomes_a_failed_result() -> None:
+    class Faulty(Launched):
+        def result(self) -> StepResult:
+            raise RuntimeError("illegal address")
+
+    waker = Waker()
+    completion = Completion(waker)
+    completion.bring(Faulty(batch(7), Gate(is_open=True)))  # type: ignore[arg-type]
+    (result,) = completion.take()
+    assert result.step_id == 7 and "illegal address" in str(result.error)
+
+
+def test_completion_keeps_order_across_its_two_paths() -> None:
+    gates = [Gate(), Gate(is_open=True), Gate(), Gate(is_open=True)]
+    waker = Waker()
+    completion = Completion(waker)
+    for number, gate in enumerate(gates):
+        completion.bring(Launched(batch(number), gate))  # type: ignore[arg-type]
+    assert completion.take() == []
+    for gate in gates:
+        gate.open()
+    waker.wait_for(4)
+    assert [r.step_id for r in completion.take()] == [0, 1, 2, 3]
+    completion.stop()
+    completion.bring(Launched(batch(4), Gate(is_open=True)))  # type: ignore[arg-type]
+    assert [r.step_id for r in completion.take()] == [4]
+
+
+def test_inline_runs_inside_submit_and_holds_one() -> None:
+    waker = Waker()
+    inline = InlineExecutor(Runner(fail_at=2), waker)  # type: ignore[arg-type]
+    inline.submit(batch(1))
+    assert inline.in_flight == 1 and not inline.has_room and waker.count == 1
+    with pytest.raises(InvariantViolation, match="executor_depth"):
+        inline.submit(batch(2))
+    assert [r.step_id for r in inline.completed()] == [1]
+    inline.submit(batch(2))
+    assert isinstance(inline.completed()[0].error, RuntimeError)
+    inline.stop()
+    assert not inline.has_room

@@ -1,0 +1,1 @@
+"""Tests of the service over real sockets, with a scripted engine behind it."""

@@ -1,0 +1,111 @@
+"""`grpc.health.v1` in every state: liveness is the process, readiness is the will to admit."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import grpc
+import grpc.aio
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from service.client import CallFailed, SlipstreamClient
+from service.config import ServerConfig
+from service.pb.slipstream.v1 import inference_pb2 as pb
+from service.server import Server
+from service.servicers.health import LIVENESS, READINESS
+from tests.fakes.fake_engine import FakeEngine, held
+from tests.service.conftest import PATIENCE, Serve
+
+SERVING = health_pb2.HealthCheckResponse.SERVING
+NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
+UNKNOWN = health_pb2.HealthCheckResponse.SERVICE_UNKNOWN
+
+
+def health(channel: grpc.aio.Channel) -> Any:
+    return health_pb2_grpc.HealthStub(channel)
+
+
+async def check(channel: grpc.aio.Channel) -> tuple[int, int]:
+    """Liveness and readiness."""
+    stub = health(channel)
+    services = (LIVENESS, READINESS)
+    answers = [await stub.Check(health_pb2.HealthCheckRequest(service=service)) for service in services]
+    return answers[0].status, answers[1].status
+
+
+async def test_while_loading_it_lives_but_is_not_ready(config: Callable[..., ServerConfig]) -> None:
+    release, engine = threading.Event(), FakeEngine()
+
+    def build(*_: object) -> FakeEngine:
+        assert release.wait(PATIENCE)
+        return engine
+
+    server = Server(config(), build)
+    await server.listen()
+    loading = asyncio.create_task(server.load())
+    async with SlipstreamClient(f"127.0.0.1:{server.port}") as client:
+        assert await check(client.channel) == (SERVING, NOT_SERVING)
+        info = await client.stub.GetServerInfo(pb.GetServerInfoRequest())
+        assert info.state == pb.SERVER_STATE_STARTING
+        with pytest.raises(CallFailed) as failed:
+            await client.complete("hi")
+        assert (failed.value.code.name, failed.value.reason) == ("UNAVAILABLE", "STARTING")
+        release.set()
+        await loading
+        assert await check(client.channel) == (SERVING, SERVING)
+    await server.close(grace=0)
+
+
+async def test_list_and_unknown_services(serve: Serve) -> None:
+    async with serve() as serving:
+        stub = health(serving.client.channel)
+        listed = await stub.List(health_pb2.HealthListRequest())
+        assert {name: answer.status for name, answer in listed.statuses.items()} == {
+            LIVENESS: SERVING,
+            READINESS: SERVING,
+        }
+        with pytest.raises(grpc.aio.AioRpcError) as failed:
+            await stub.Check(health_pb2.HealthCheckRequest(service="nonesuch"))
+        assert failed.value.code() is grpc.StatusCode.NOT_FOUND
+        watch = stub.Watch(health_pb2.HealthCheckRequest(service="nonesuch"))
+        assert (await watch.read()).status == UNKNOWN
+
+
+async def test_watch_tells_of_the_drain_and_then_ends(serve: Serve) -> None:
+    gate = asyncio.Event()
+    async with serve(FakeEngine(held(gate))) as serving:
+        stub = health(serving.client.channel)
+        watches = {
+            service: stub.Watch(health_pb2.HealthCheckRequest(service=service)) for service in (LIVENESS, READINESS)
+        }
+        for watch in watches.values():
+            assert (await watch.read()).status == SERVING
+        running = asyncio.create_task(serving.client.complete("hi"))
+        await serving.engine.stream_number(1)
+        draining = asyncio.create_task(serving.server.drain(0.0, PATIENCE))
+        assert (await watches[READINESS].read()).status == NOT_SERVING
+        assert await check(serving.client.channel) == (SERVING, NOT_SERVING), "alive while it drains"
+        gate.set()
+        assert len((await running)[0].token_ids) == 8
+        assert await draining == 0
+        for watch in watches.values():
+            with pytest.raises(grpc.aio.AioRpcError) as ended:
+                await watch.read()
+            assert ended.value.code() is grpc.StatusCode.UNAVAILABLE
+
+
+async def test_readiness_survives_overload(serve: Serve) -> None:
+    gate = asyncio.Event()
+    async with serve(FakeEngine(held(gate)), max_concurrent_requests=1, admission_wait=0.05) as serving:
+        running = asyncio.create_task(serving.client.complete("hi"))
+        await serving.engine.stream_number(1)
+        with pytest.raises(CallFailed) as failed:
+            await serving.client.complete("hi")
+        assert failed.value.reason == "CONCURRENCY_LIMIT"
+        assert await check(serving.client.channel) == (SERVING, SERVING), "load is not illness"
+        gate.set()
+        await running

@@ -1,0 +1,73 @@
+"""The proto and the code generated from it: current, importable without our package's name, and clean by buf."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from service.pb import generate
+from service.pb.slipstream.v1 import inference_pb2 as pb
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def test_the_committed_code_is_what_would_be_generated() -> None:
+    assert generate.differences() == []
+
+
+def test_check_mode_notices_a_change(tmp_path: Path) -> None:
+    protos = tmp_path / "protos"
+    shutil.copytree(generate.PROTOS, protos)
+    proto = protos / "slipstream" / "v1" / "inference.proto"
+    proto.write_text(proto.read_text().replace("string cache_salt = 9;", "string cache_pepper = 9;"))
+    names = generate.differences(protos)
+    assert set(names) == {"slipstream/v1/inference_pb2.py", "slipstream/v1/inference_pb2.pyi"}
+
+
+def test_nothing_named_slipstream_has_to_be_importable() -> None:
+    code = "import sys, service.pb.slipstream.v1.inference_pb2_grpc; assert 'slipstream' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, timeout=60)
+
+
+def test_names_that_clients_rely_on() -> None:
+    fields = {name: {f.name for f in message.fields} for name, message in pb.DESCRIPTOR.message_types_by_name.items()}
+    request = {"request_id", "text", "token_ids", "chat", "sampling_params", "output_options", "priority"}
+    assert fields["GenerateRequest"] == request | {"queue_timeout", "cache_salt"}
+    assert fields["GenerateResponse"] == {"request_id", "started", "delta", "finished"}
+    assert fields["Delta"] == {"index", "position", "token_ids", "text", "logprobs"}
+    assert fields["Finished"] == {"index", "reason", "matched_stop", "usage", "timing"}
+    assert fields["Usage"] == {"prompt_tokens", "cached_tokens", "completion_tokens"}
+    (service,) = pb.DESCRIPTOR.services_by_name.values()
+    assert service.full_name == "slipstream.v1.InferenceService"
+    assert set(service.methods_by_name) == {
+        "Generate",
+        "Abort",
+        "Tokenize",
+        "Detokenize",
+        "GetModelInfo",
+        "GetServerInfo",
+        "GetLoad",
+    }
+
+
+def test_every_scalar_of_sampling_params_knows_unset_from_zero() -> None:
+    for field in pb.SamplingParams.DESCRIPTOR.fields:
+        assert field.is_repeated or field.has_presence, field.name
+
+
+BUF = shutil.which("buf") or os.environ.get("BUF", "")
+
+
+@pytest.mark.skipif(not BUF, reason="buf is not installed (npm @bufbuild/buf); set BUF to its path")
+def test_buf_finds_nothing_to_lint_or_format(tmp_path: Path) -> None:
+    env = os.environ | {"HOME": str(tmp_path)}
+    for command in (["lint"], ["format", "--diff", "--exit-code"]):
+        done = subprocess.run(
+            [BUF, *command], cwd=ROOT / "protos", env=env, capture_output=True, text=True, timeout=120
+        )
+        assert (done.returncode, done.stdout) == (0, ""), done.stderr

@@ -1,0 +1,135 @@
+"""Settings: a flag over the environment over the file over the default, and errors that name the source."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from core.config import EngineConfig, ExecutorConfig, MemoryConfig, ModelConfig, SchedulerConfig
+from core.errors import ConfigError
+from service.config import ServerConfig
+from service.settings import load, settings_of
+
+SETTINGS = settings_of(ServerConfig)
+
+
+def written(folder: Path, text: str) -> str:
+    path = folder / "slipstream.yaml"
+    path.write_text(text)
+    return str(path)
+
+
+def test_precedence(tmp_path: Path) -> None:
+    file = written(tmp_path, "page_size: 4\nport: 4\nseed: 4\noverlap: false\n")
+    env = {"SLIPSTREAM_PORT": "3", "SLIPSTREAM_SEED": "3"}
+    config = load(ServerConfig, {"seed": 2, "port": None}, env, file)
+    assert (config.seed, config.port, config.page_size, config.overlap) == (2, 3, 4, False)
+    assert config.max_running_requests == 256
+
+
+def test_defaults_are_those_of_core() -> None:
+    assert load(ServerConfig, {}, {}).engine_config("x") == EngineConfig(
+        ModelConfig("x"), MemoryConfig(), SchedulerConfig(), ExecutorConfig()
+    )
+
+
+def test_every_setting_reaches_the_engine_or_is_the_services_own() -> None:
+    config = ServerConfig(
+        served_model_name="n",
+        dtype="bfloat16",
+        context_length=99,
+        device="cpu",
+        overlap=False,
+        cpu_threads=3,
+        assert_mode="trap",
+        hang_timeout=7.0,
+        page_size=8,
+        max_total_tokens=800,
+        max_running_requests=5,
+        prefix_cache="none",
+        chunked_prefill_size=64,
+        mixed_chunk=False,
+        schedule_policy="lpm",
+        max_queued_requests=6,
+        queue_timeout=1.5,
+        seed=11,
+        max_pending_tokens=77,
+    )
+    assert config.engine_config("x") == EngineConfig(
+        ModelConfig("x", "bfloat16", 99, "n"),
+        MemoryConfig(8, 5, 800, "none"),
+        SchedulerConfig(64, False, "lpm", 6, 1.5),
+        ExecutorConfig("cpu", False, "trap", 3, 7.0),
+        seed=11,
+        max_pending_tokens=77,
+    )
+    assert config.concurrency_limit == 11
+
+
+def test_keys_may_have_dashes_and_values_may_be_null(tmp_path: Path) -> None:
+    file = written(tmp_path, "max-running-requests: 7\nqueue_timeout: null\nrate_limit: 2\n")
+    config = load(ServerConfig, {}, {}, file)
+    assert (config.max_running_requests, config.queue_timeout, config.rate_limit) == (7, None, 2.0)
+    assert load(ServerConfig, {}, {"SLIPSTREAM_QUEUE_TIMEOUT": "none"}, None).queue_timeout is None
+    assert load(ServerConfig, {}, {"SLIPSTREAM_PORT": ""}, None).port == 50051
+    assert load(ServerConfig, {}, {}, written(tmp_path, "")).port == 50051
+
+
+@pytest.mark.parametrize(("text", "value"), [("1", True), ("Yes", True), ("on", True), ("FALSE", False), ("0", False)])
+def test_switches_in_words(text: str, value: bool) -> None:
+    assert load(ServerConfig, {}, {"SLIPSTREAM_OVERLAP": text}).overlap is value
+
+
+def test_a_kubernetes_service_of_our_name_does_not_break_the_port() -> None:
+    assert load(ServerConfig, {}, {"SLIPSTREAM_PORT": "tcp://10.0.0.1:50051"}).port == 50051
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("pagesize: 4", "unknown key 'pagesize'; did you mean page_size?"),
+        ("zzz: 4", "unknown key 'zzz'"),
+        ("port: abc", "port: 'abc' is not a whole number"),
+        ("port: 1.5", "port: 1.5 is not a whole number"),
+        ("port: true", "port: True is not a whole number"),
+        ("port: null", "port: needs a value"),
+        ("overlap: maybe", "overlap: 'maybe' is not true or false"),
+        ("rate_limit: .nan", "rate_limit: nan is not a number"),
+        ("rate_limit: 0", "rate_limit: must be at least 0.001; got 0"),
+        ("dtype: int4", "dtype: must be one of auto, float32, bfloat16; got 'int4'"),
+        ("port: 1\nport-: 2", "unknown key 'port-'"),
+        ("max-queued-requests: 1\nmax_queued_requests: 2", "max_queued_requests is given twice"),
+        ("- a", "must hold keys and values at the top level"),
+        ("a: [", "not valid YAML"),
+        ("!!python/object/apply:os.system ['true']", "not valid YAML"),
+    ],
+)
+def test_a_bad_file_names_itself_and_the_key(tmp_path: Path, text: str, told: str) -> None:
+    file = written(tmp_path, text)
+    with pytest.raises(ConfigError) as refused:
+        load(ServerConfig, {}, {}, file)
+    assert refused.value.message.startswith(file) and told in refused.value.message
+    assert "\n" not in refused.value.message
+
+
+def test_bad_flags_and_variables_name_themselves() -> None:
+    with pytest.raises(ConfigError, match=r"^--max-queued-requests: must be at least 1"):
+        load(ServerConfig, {"max_queued_requests": 0}, {})
+    with pytest.raises(ConfigError, match=r"^SLIPSTREAM_WRITE_TIMEOUT: 'soon' is not a number"):
+        load(ServerConfig, {}, {"SLIPSTREAM_WRITE_TIMEOUT": "soon"})
+
+
+def test_the_two_ports_must_differ() -> None:
+    with pytest.raises(ConfigError, match="must differ"):
+        ServerConfig(port=7000, metrics_port=7000)
+    assert ServerConfig(port=0, metrics_port=0).port == 0
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_every_setting_is_described_and_its_default_is_valid(name: str) -> None:
+    setting = SETTINGS[name]
+    assert setting.help.endswith(".") and setting.group
+    assert setting.parse(setting.default, "default") == setting.default
+    assert isinstance(dataclasses.replace(ServerConfig()), ServerConfig)

@@ -1,0 +1,209 @@
+"""What cannot start says so in one line, with an exit code, before anything heavy is loaded; what can, drains."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from core.errors import ModelLoadError, StartupError
+from service.client import CallFailed, SlipstreamClient
+from service.config import ServerConfig
+from service.preflight import check_model, check_ports
+from service.server import Server
+from tests.fakes.fake_engine import FakeEngine
+from tests.service.conftest import PATIENCE
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def slipstream(*args: str, **env: str) -> tuple[subprocess.CompletedProcess[str], float]:
+    """Run the command line; its result and how long it took."""
+    before = time.monotonic()
+    done = subprocess.run(
+        [sys.executable, "-m", "service", *args],
+        cwd=ROOT,
+        env=os.environ | env,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    return done, time.monotonic() - before
+
+
+@pytest.fixture
+def taken() -> socket.socket:
+    """A listening socket on a free port."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        yield listener
+
+
+@pytest.mark.parametrize("which", ["port", "metrics-port"])
+def test_a_taken_port_is_one_line_and_exit_code_two_within_a_second(
+    taken: socket.socket, checkpoint: Path, which: str
+) -> None:
+    number = taken.getsockname()[1]
+    done, seconds = slipstream("serve", "--model", str(checkpoint), "--port", "0", f"--{which}", str(number))
+    assert done.returncode == 2
+    assert re.fullmatch(
+        rf"slipstream: cannot listen on 127\.0\.0\.1:{number} \(.*\): address already in use\n", done.stderr
+    )
+    assert seconds < 1.0
+
+
+@pytest.mark.parametrize(
+    ("args", "code", "told"),
+    [
+        (("--model", "/nonexistent"), 3, "model directory /nonexistent does not exist"),
+        (("--config", "/nonexistent.yaml"), 2, "/nonexistent.yaml: cannot be read: No such file or directory"),
+        (("--page-size", "0"), 2, "--page-size: must be at least 1; got 0"),
+        (("--port", "70000"), 2, "port and metrics_port must be at most 65535"),
+    ],
+)
+def test_what_cannot_work_is_one_line(args: tuple[str, ...], code: int, told: str) -> None:
+    done, seconds = slipstream("serve", "--port", "0", "--metrics-port", "0", *args)
+    assert (done.returncode, done.stderr) == (code, f"slipstream: {told}\n")
+    assert seconds < 2.0
+
+
+def test_a_bad_variable_is_named() -> None:
+    done, _ = slipstream("serve", SLIPSTREAM_MAX_RUNNING_REQUESTS="many")
+    assert (done.returncode, done.stderr) == (
+        2,
+        "slipstream: SLIPSTREAM_MAX_RUNNING_REQUESTS: 'many' is not a whole number\n",
+    )
+
+
+def spoil_remove_config(folder: Path) -> None:
+    (folder / "config.json").unlink()
+
+
+def spoil_no_weights(folder: Path) -> None:
+    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
+
+
+def spoil_truncate(folder: Path) -> None:
+    weights = folder / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1])
+
+
+def spoil_extend(folder: Path) -> None:
+    weights = folder / "model.safetensors"
+    weights.write_bytes(weights.read_bytes() + b"\0")
+
+
+def spoil_header_length(folder: Path) -> None:
+    (folder / "model.safetensors").write_bytes(struct.pack("<Q", 2**63) + b"{}")
+
+
+def spoil_header_text(folder: Path) -> None:
+    (folder / "model.safetensors").write_bytes(struct.pack("<Q", 2) + b"[]")
+
+
+def spoil_empty_file(folder: Path) -> None:
+    (folder / "model.safetensors").write_bytes(b"")
+
+
+def spoil_missing_shard(folder: Path) -> None:
+    index = {"weight_map": {"a": "model.safetensors", "b": "model-00002.safetensors"}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+
+
+@pytest.mark.parametrize(
+    ("spoil", "told"),
+    [
+        (spoil_remove_config, "has no config.json"),
+        (spoil_no_weights, "has no *.safetensors files"),
+        (spoil_truncate, "is truncated"),
+        (spoil_extend, "is longer than its header says"),
+        (spoil_header_length, "its header is longer than the file"),
+        (spoil_header_text, "its header cannot be read"),
+        (spoil_empty_file, "its header cannot be read"),
+        (spoil_missing_shard, "lacks model-00002.safetensors"),
+    ],
+)
+def test_unusable_checkpoints_are_refused_by_name(checkpoint: Path, spoil: Callable[[Path], None], told: str) -> None:
+    check_model(checkpoint)
+    spoil(checkpoint)
+    with pytest.raises(ModelLoadError) as refused:
+        check_model(checkpoint)
+    assert told in refused.value.message and str(checkpoint) in refused.value.message
+    assert (refused.value.exit_code, "\n" in refused.value.message) == (3, False)
+
+
+async def test_a_second_server_on_the_port_is_refused_and_the_first_goes_on(
+    config: Callable[..., ServerConfig],
+) -> None:
+    first = Server(config(), lambda *_: FakeEngine())
+    await first.listen()
+    await first.load()
+    second = config(port=first.port)
+    with pytest.raises(StartupError, match="in use"):
+        check_ports(second)
+    with pytest.raises(StartupError):
+        await Server(second, lambda *_: FakeEngine()).listen()
+    async with SlipstreamClient(f"127.0.0.1:{first.port}") as client:
+        assert len(await client.complete("hi")) == 1
+    await first.close(grace=0)
+
+
+@asynccontextmanager
+async def serving_process(checkpoint: Path, *args: str) -> AsyncIterator[tuple[asyncio.subprocess.Process, str]]:
+    """`slipstream serve` as a process, with a scripted engine; the process and its address."""
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "tests.fakes.serve_fake", "serve"),
+        *("--model", str(checkpoint), "--port", "0", "--metrics-port", "0", "--drain-linger", "0", *args),
+        cwd=ROOT,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    assert process.stdout is not None
+    try:
+        async with asyncio.timeout(60):
+            line = (await process.stdout.readline()).decode()
+        found = re.fullmatch(
+            r"slipstream: serving fake on (\S+:\d+), metrics on http://\S+/metrics \(Ctrl-C drains\)\n", line
+        )
+        assert found, line
+        yield process, found[1]
+    finally:
+        if process.returncode is None:
+            process.kill()
+        await process.communicate()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+async def test_a_process_drains_and_exits_with_zero(checkpoint: Path, number: signal.Signals) -> None:
+    async with serving_process(checkpoint, "--drain-grace", "0.2") as (process, address):
+        async with SlipstreamClient(address) as client:
+            assert len((await client.complete("hi"))[0].token_ids) == 8
+            held = client.generate("hold")
+            await anext(held)
+            process.send_signal(number)
+            with pytest.raises(CallFailed) as cut:
+                await anext(held)
+        assert (cut.value.reason, cut.value.tokens_emitted) == ("DRAINING", 1)
+        async with asyncio.timeout(PATIENCE):
+            assert await process.wait() == 0
+
+
+async def test_a_process_whose_engine_dies_exits_with_one(checkpoint: Path) -> None:
+    async with serving_process(checkpoint) as (process, address):
+        async with SlipstreamClient(address) as client:
+            with pytest.raises(CallFailed) as failed:
+                await client.complete("die")
+        assert failed.value.reason == "ENGINE_DEAD"
+        async with asyncio.timeout(PATIENCE):
+            assert await process.wait() == 1
