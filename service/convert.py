@@ -72,8 +72,6 @@ def generate_request(message: pb.GenerateRequest, info: ModelInfo, deadline: flo
     ]
     sampling = sampling_params(message, info.default_sampling)
     want_text = message.output_options.text if message.output_options.HasField("text") else True
-    if sampling.stop and not want_text:
-        violations.append(FieldViolation("output_options.text", "must not be false when stop strings are given"))
     if violations:
         raise InvalidRequest(violations)
     kind = message.WhichOneof("input")
@@ -173,8 +171,10 @@ class ResponseEncoder:
     So a response is valid until the next call, which is enough for a writer that serialises before it awaits.
     """
 
-    def __init__(self, request_id: str) -> None:
+    def __init__(self, request_id: str, want_text: bool = True) -> None:
         self.request_id = request_id
+        # The engine makes text for stop strings even if nobody wants to see it.
+        self._want_text = want_text
         self._message = pb.GenerateResponse(request_id=request_id)
         self._delta = self._message.delta
         self._delta.SetInParent()
@@ -192,7 +192,7 @@ class ResponseEncoder:
         delta = self._delta
         delta.index = event.index
         delta.position = event.position
-        delta.text = event.text
+        delta.text = event.text if self._want_text else ""
         ids = delta.token_ids
         del ids[:]
         ids.extend(event.token_ids)

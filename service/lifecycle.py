@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import logging
 import signal
 from collections.abc import Callable
@@ -58,9 +57,6 @@ async def run(server: Server, announce: Callable[[Server], None]) -> int:
         except BaseException:
             await server.close(grace=0)
             raise
-        # What loading left behind lives as long as the process: the collector need not look at it again.
-        gc.collect()
-        gc.freeze()
         announce(server)
         return await _serve(server, signals)
 

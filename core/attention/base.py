@@ -51,14 +51,15 @@ class AttentionBackend(ABC):
     ) -> torch.Tensor:
         """Attention of one layer; returns [T, H, Dv] in q's dtype, contiguous.
 
-        First stores `k` [Hkv, T, D] and `v` [Hkv, T, Dv] in `batch.kv_pool` at `batch.out_cache_loc`; then row i attends
-        causally over `req_to_token[rows[i], :prefix + extend]`, so the step's own keys are read back like all others.
-        `q` is [H, T, D]; H is a multiple of Hkv and query head h reads KV head h // (H / Hkv). Inputs may be strided views.
+        First stores `k` [Hkv, T, D] and `v` [Hkv, T, Dv] in `batch.kv_pool` at `batch.out_cache_loc`; then row i
+        attends causally over the tokens in `req_to_token[rows[i], :prefix + extend]`, its own of this step included.
+        `q` is [H, T, D]; H is a multiple of Hkv and query head h reads KV head h // (H / Hkv). Inputs may be strided.
 
-        scores = q·k · scale, then softcap · tanh(scores / softcap) if given, then what `AttentionSpan(sliding_window,
-        chunk_size)` hides is removed, then a softmax whose denominator also counts exp(sinks[h]) if `sinks` [H] is given.
+        scores = q·k · scale, then softcap · tanh(scores / softcap) if given; then what `AttentionSpan(sliding_window,
+        chunk_size)` hides is removed; then a softmax whose denominator also counts exp(sinks[h]) if `sinks` [H] is
+        given.
 
-        A layer may be called twice in a step with the same k and v (layers that share KV): the write is idempotent. What
-        a row gets must not depend on its neighbours beyond float rounding, and a padded row (row 0, length 1, slot 0)
-        must be finite and harm no other.
+        A layer may be called twice in a step with the same k and v (layers that share KV): the write is idempotent.
+        What a row gets must not depend on its neighbours beyond float rounding, and a padded row (row 0, length 1,
+        slot 0) must be finite and harm no other. A slot beyond a row's length may hold anything, NaN too.
         """

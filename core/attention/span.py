@@ -9,8 +9,8 @@ import torch
 
 @dataclass(frozen=True, slots=True)
 class AttentionSpan:
-    """Causal visibility. `window` w: the last w keys, the query's own among them (Mistral, Gemma, gpt-oss). `chunk` c: the
-    keys whose position divided by c equals the query's (Llama 4). None means no such limit.
+    """Causal visibility. `window` w: the last w keys, the query's own among them (Mistral, Gemma, gpt-oss). `chunk` c:
+    the keys whose position divided by c equals the query's (Llama 4). None means no such limit.
 
     One definition for every backend, and for the check that a model's own mask says the same.
     """

@@ -1,7 +1,7 @@
 """What all layers of one step share on the host-planned path: token ranges, KV slots to gather, additive masks.
 
-Built from host lengths once per step and per `AttentionSpan`, so a model that mixes full and windowed layers pays for two
-plans, not for one per layer.
+Built from host lengths once per step and per `AttentionSpan`, so a model that mixes full and windowed layers pays for
+two plans, not for one per layer.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class StepPlan:
 
 
 def build_step_plan(batch: ForwardBatch, span: AttentionSpan, dtype: torch.dtype) -> StepPlan:
-    """Plan `batch` for layers with `span`; masks come in `dtype`. Prefill segments of one token count as decode rows."""
+    """Plan `batch` for layers with `span`; masks come in `dtype`. A prefill segment of one token counts as decode."""
     prefix, extend = batch.prefix_lens_host, batch.extend_lens_host
     starts = np.cumsum(extend) - extend
     prefills = [

@@ -47,7 +47,9 @@ def read_checkpoint_config(directory: str | Path) -> CheckpointConfig:
     """
     path = Path(directory)
     if not path.is_dir():
-        raise ModelLoadError(f"model directory {path} does not exist" if not path.exists() else f"{path} is no directory")
+        raise ModelLoadError(
+            f"model directory {path} does not exist" if not path.exists() else f"{path} is no directory"
+        )
     if not (path / "config.json").is_file():
         raise ModelLoadError(f"{path} has no config.json, so it is no transformers checkpoint")
     outer = read_json(path / "config.json")
@@ -90,14 +92,14 @@ def read_json(file: Path) -> dict[str, Any]:
 
 
 def _vocab_size(path: Path, text: dict[str, Any]) -> int:
-    size = text.get("vocab_size")
-    if not _is_int(size) or size < 1:
-        raise ModelLoadError(f"{path / 'config.json'} gives no usable vocab_size (got {size!r})")
-    return int(size)
+    size = _positive(text.get("vocab_size"))
+    if size is None:
+        raise ModelLoadError(f"{path / 'config.json'} gives no usable vocab_size (got {text.get('vocab_size')!r})")
+    return size
 
 
 def _context_length(text: dict[str, Any]) -> int | None:
-    length = next((int(text[key]) for key in CONTEXT_KEYS if _is_int(text.get(key)) and text[key] > 0), None)
+    length = next((n for key in CONTEXT_KEYS if (n := _positive(text.get(key))) is not None), None)
     rope = text.get("rope_parameters") or text.get("rope_scaling")
     if length is None or not isinstance(rope, dict):
         return length
@@ -105,14 +107,16 @@ def _context_length(text: dict[str, Any]) -> int | None:
     # would read differently beside a long one. (Gemma nests one dictionary per layer type.)
     for entry in (rope, *(value for value in rope.values() if isinstance(value, dict))):
         if entry.get("rope_type", entry.get("type")) in ("longrope", "su"):
-            original = entry.get("original_max_position_embeddings", text.get("original_max_position_embeddings"))
-            if _is_int(original) and original > 0:
-                length = min(length, int(original))
+            key = "original_max_position_embeddings"
+            original = _positive(entry.get(key, text.get(key)))
+            length = length if original is None else min(length, original)
     return length
 
 
 def _dtype(outer: dict[str, Any], text: dict[str, Any]) -> str | None:
-    found = next((s[key] for s in (text, outer) for key in ("dtype", "torch_dtype") if isinstance(s.get(key), str)), None)
+    found = next(
+        (s[key] for s in (text, outer) for key in ("dtype", "torch_dtype") if isinstance(s.get(key), str)), None
+    )
     name = None if found is None else found.removeprefix("torch.")
     return name if name in DTYPES else None
 
@@ -140,6 +144,10 @@ def _sampling_defaults(file: Path, generation: dict[str, Any]) -> dict[str, floa
     if generation.get("do_sample") is False:
         found["temperature"] = 0.0
     return found
+
+
+def _positive(value: Any) -> int | None:
+    return value if _is_int(value) and value > 0 else None
 
 
 def _is_int(value: Any) -> bool:

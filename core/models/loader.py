@@ -1,4 +1,4 @@
-"""From a directory to a model that is proved servable. Everything wrong with a checkpoint is one ModelLoadError line."""
+"""From a directory to a model that is proved servable. What is wrong with a checkpoint is told in one line."""
 
 from __future__ import annotations
 
@@ -41,14 +41,14 @@ def load_model(config: ModelConfig, device: torch.device, progress: Progress | N
 
 
 def _refuse_by_type(checkpoint: CheckpointConfig) -> None:
-    from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
+    from transformers import CONFIG_MAPPING
     from transformers.models.auto.modeling_auto import (
         MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
         MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES,
     )
 
     kind = checkpoint.model_type
-    if kind not in CONFIG_MAPPING_NAMES:
+    if kind not in CONFIG_MAPPING:
         raise ModelLoadError(f"model type {kind!r} is unknown to transformers, and code from checkpoints is never run")
     if checkpoint.is_encoder_decoder or (
         kind in MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES and kind not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES

@@ -1,8 +1,9 @@
 """Lets an unmodified transformers model attend through our backend: one attention function, one stand-in for its cache.
 
-transformers calls the registered function with the attention module as first argument; `bind_context` has put this model's
-own `PackedContext` on every module, so two engines in one process share the function and nothing else. No mask function
-is registered under the same name, which tells transformers to build no masks: the backend knows who may see what.
+transformers calls the registered function with the attention module as first argument; `bind_context` has put this
+model's own `PackedContext` on every module, so two engines in one process share the function and nothing else. No mask
+function is registered under the same name, which tells transformers to build no masks: the backend knows who may see
+what.
 """
 
 from __future__ import annotations
@@ -70,8 +71,10 @@ class KVFacade:
         return latest[1]
 
     def get_seq_length(self, layer_idx: int | None = None) -> Any:
-        """0, as positions are given explicitly. For a named layer the past length of every token, int64[T]: Llama 4 adds
-        `arange(T)` to it, to scale queries by position, and so arrives at the right positions in a packed row too."""
+        """0, as positions are given explicitly. For a named layer the past length of every token, int64[T].
+
+        Llama 4 adds `arange(T)` to that, to scale queries by position, and so gets a packed row's positions right.
+        """
         if layer_idx is None or self._positions is None:
             return 0
         return self._positions - torch.arange(self._positions.shape[0], device=self._positions.device)

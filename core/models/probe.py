@@ -1,7 +1,7 @@
 """Finds out what a transformers model caches, and which keys each layer may see, by running eight tokens through it.
 
-The visible keys are read from the rule that the model itself gives to transformers for building masks. A rule can be asked
-about any two positions, so a window of 4096 is found, and proved, without a forward pass of 4096 tokens.
+The visible keys are read from the rule that the model itself gives to transformers for building masks. A rule can be
+asked about any two positions, so a window of 4096 is found, and proved, without a forward pass of 4096 tokens.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def probe_model(model: PreTrainedModel, context_length: int | None) -> ModelProb
 
     Leaves the model's attention implementation as it was, and its modules bound to the probe.
     """
-    device = model.get_input_embeddings().weight.device
+    device = model.device
     probe = ModelProbe(device, context_length or DEFAULT_REACH, tuple(_hints(model)))
     bind_context(model, probe)
     positions = torch.arange(PROBE_TOKENS, device=device)
@@ -93,7 +93,7 @@ def probe_model(model: PreTrainedModel, context_length: int | None) -> ModelProb
 
 @contextmanager
 def attention_implementation(model: PreTrainedModel, name: str) -> Iterator[None]:
-    """Switch how `model` attends, inside the `with` block. Models read the name from their configuration at each call."""
+    """Switch how `model` attends, inside the `with` block; models look the name up in their configuration each time."""
     before = model.config._attn_implementation
     # The setter reaches nested configurations too; `set_attn_implementation` would skip classes that do not declare
     # support, although most of those work, and what does not is caught by the probe or by the self-check.

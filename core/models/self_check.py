@@ -52,7 +52,7 @@ class CheckResult:
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """Two fixed sequences and what the model makes of them plain: `expected` with their context, `alone` without any."""
+    """Two fixed sequences and what the model makes of them plain: `expected` with context, `alone` without any."""
 
     ids: tuple[torch.Tensor, ...]
     """int64[n] each."""
@@ -70,7 +70,7 @@ class Reference:
 def plain_reference(model: PreTrainedModel, vocab_size: int) -> Reference:
     """Run `model` by its own forward, without any cache, over ids from all over the vocabulary."""
     generator = torch.Generator().manual_seed(0)
-    device = model.get_input_embeddings().weight.device
+    device = model.device
     ids = tuple(torch.randint(vocab_size, (length,), generator=generator).to(device) for length in LENGTHS)
 
     def logits(tokens: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:

@@ -1,7 +1,7 @@
 """Any transformers causal language model, unmodified, over our pools: the default model family.
 
-The model sees one packed row of all the step's tokens with ragged positions; only attention knows where one request ends
-and the next begins. What cannot work that way is refused at load, by name, with the reason.
+The model sees one packed row of all the step's tokens with ragged positions; only attention knows where one request
+ends and the next begins. What cannot work that way is refused at load, by name, with the reason.
 """
 
 from __future__ import annotations
@@ -83,8 +83,8 @@ def load_transformers(
     result = _self_check(loaded, reference, kind)
     if not result.passed:
         raise ModelLoadError(
-            f"model type {kind!r} is not supported: packed and plain logits differ by {result.error:.2g} of the largest "
-            f"logit (at most {result.tolerance:g} is rounding)"
+            f"model type {kind!r} is not supported: packed and plain logits differ by {result.error:.2g} of the "
+            f"largest logit (at most {result.tolerance:g} is rounding)"
         )
     progress("self-check", 1.0)
     return loaded
@@ -93,7 +93,10 @@ def load_transformers(
 def _read_config(checkpoint: CheckpointConfig) -> PreTrainedConfig:
     try:
         # Never the code that `auto_map` in a configuration may point to.
-        return AutoConfig.from_pretrained(checkpoint.path, trust_remote_code=False, local_files_only=True)
+        found: PreTrainedConfig = AutoConfig.from_pretrained(
+            checkpoint.path, trust_remote_code=False, local_files_only=True
+        )
+        return found
     except Exception as error:
         raise ModelLoadError(f"{checkpoint.path / 'config.json'} is not usable: {one_line(error)}") from error
 
@@ -105,13 +108,17 @@ def _refuse_by_class(hf_config: PreTrainedConfig, kind: str) -> None:
         raise ModelLoadError(f"model type {kind!r} is not supported: transformers has no causal language model for it")
     model_class = found[0] if isinstance(found, tuple | list) else found
     if getattr(model_class, "_is_stateful", False):
-        raise ModelLoadError(f"model type {kind!r} is not supported: it keeps recurrent state, not only keys and values")
+        raise ModelLoadError(
+            f"model type {kind!r} is not supported: it keeps recurrent state, not only keys and values"
+        )
     if "position_ids" not in inspect.signature(model_class.forward).parameters:
-        raise ModelLoadError(f"model type {kind!r} is not supported: it takes no positions, so sequences cannot be packed")
+        raise ModelLoadError(
+            f"model type {kind!r} is not supported: it takes no positions, so sequences cannot be packed"
+        )
 
 
 def _dtype(checkpoint: CheckpointConfig, config: ModelConfig, device: torch.device) -> torch.dtype:
-    """What `dtype` asks for. `auto` is float32 on the CPU, where it is exact and everywhere fast, else the checkpoint's."""
+    """What `dtype` asks for. `auto` is float32 on the CPU, which computes that everywhere, else the checkpoint's."""
     name = config.dtype
     if name == "auto":
         name = "float32" if device.type == "cpu" else checkpoint.dtype or "bfloat16"
@@ -126,7 +133,7 @@ def _load_weights(
     progress("weights", 0.0)
     transformers_logging.disable_progress_bar()
     try:
-        model, info = AutoModelForCausalLM.from_pretrained(
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
             checkpoint.path,
             dtype=dtype,
             trust_remote_code=False,
@@ -136,15 +143,18 @@ def _load_weights(
             output_loading_info=True,
         )
     except Exception as error:
-        raise ModelLoadError(f"{checkpoint.path} cannot be loaded as {checkpoint.model_type!r}: {one_line(error)}") from error
+        raise ModelLoadError(
+            f"{checkpoint.path} cannot be loaded as {checkpoint.model_type!r}: {one_line(error)}"
+        ) from error
+    model, info = loaded
     _refuse_guessed_weights(checkpoint, info)
-    model = model.eval().requires_grad_(False).to(device)
+    ready: PreTrainedModel = model.eval().requires_grad_(False).to(device)
     progress("weights", 1.0)
-    return model  # type: ignore[no-any-return]
+    return ready
 
 
 def _refuse_guessed_weights(checkpoint: CheckpointConfig, info: dict[str, Any]) -> None:
-    """transformers fills missing weights with random numbers and drops those it has no use for; both would be served."""
+    """transformers fills missing weights with random numbers and drops what it cannot place; both would be served."""
     for problem in ("missing_keys", "mismatched_keys", "unexpected_keys"):
         names = sorted(str(name[0] if isinstance(name, tuple) else name) for name in info.get(problem) or ())
         if names:
@@ -157,7 +167,8 @@ def _refuse_guessed_weights(checkpoint: CheckpointConfig, info: dict[str, Any]) 
 
 
 def _embedding_rows(model: PreTrainedModel) -> int:
-    return int(model.get_input_embeddings().weight.shape[0])
+    table: Any = model.get_input_embeddings()
+    return int(table.weight.shape[0])
 
 
 def _probe(model: PreTrainedModel, checkpoint: CheckpointConfig) -> ModelProbe:
@@ -196,7 +207,9 @@ def _self_check(model: TransformersModel, reference: Reference, kind: str) -> Ch
     try:
         return run_self_check(model, reference)
     except Exception as error:
-        raise ModelLoadError(f"model type {kind!r} is not supported: packed forward failed: {one_line(error)}") from error
+        raise ModelLoadError(
+            f"model type {kind!r} is not supported: packed forward failed: {one_line(error)}"
+        ) from error
 
 
 def one_line(error: object) -> str:

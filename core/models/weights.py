@@ -1,6 +1,6 @@
 """Finds a checkpoint's safetensors shards and proves them whole before anything tries to load them.
 
-A truncated download otherwise surfaces minutes later, inside a library, without the name of the file. Reads headers only.
+A truncated download otherwise surfaces minutes later, inside a library, without the file's name. Reads headers only.
 """
 
 from __future__ import annotations

@@ -53,7 +53,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
                 self._metrics.rejected(error.reason)
                 raise
             held.push_async_callback(stream.aclose)
-            await self._pump(stream, context, asked.sampling.n)
+            await self._pump(stream, context, asked)
 
     async def _open(
         self, request: pb.GenerateRequest, context: Context, held: AsyncExitStack
@@ -63,10 +63,10 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         await held.enter_async_context(self._admission.slot(asked.deadline))
         return asked, await engine.generate(asked)
 
-    async def _pump(self, stream: OutputStream, context: Context, outputs: int) -> None:
+    async def _pump(self, stream: OutputStream, context: Context, asked: GenerateRequest) -> None:
         """Write every event. On failure the trailers say how many tokens went out, the cut-off write included."""
         emitted = finished = 0
-        encoder = convert.ResponseEncoder(stream.request_id)
+        encoder = convert.ResponseEncoder(stream.request_id, asked.want_text)
         try:
             async with WriteBound(self._config.write_timeout) as bound:
                 # Only now that the request is admitted: headers before a refusal would forbid the client to retry.
@@ -80,8 +80,8 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
                         bound.begin()
                         await context.write(encoder.encode(piece))
                         bound.end()
-            if finished != outputs:
-                raise RuntimeError(f"stream ended after {finished} of {outputs} terminals")
+            if finished != asked.sampling.n:
+                raise RuntimeError(f"stream ended after {finished} of {asked.sampling.n} terminals")
         except Exception as error:
             if emitted:
                 context.set_trailing_metadata(((TOKENS_EMITTED_TRAILER, str(emitted)),))

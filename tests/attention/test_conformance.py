@@ -1,9 +1,10 @@
-"""What every attention backend must do, checked against attention in float64. Each registered backend runs all of it."""
+"""What every attention backend must do, checked against attention in float64. Each registered one runs all of it."""
 
 from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from itertools import pairwise
 
 import pytest
 import torch
@@ -99,10 +100,7 @@ def test_chunked_prefill_equals_whole_prefill(backend: AttentionBackend, name: s
     rows = KnownRows(SHAPES[name], num_rows=2, max_len=48, page_size=4, seed=2, device=DEVICE)
     whole = rows.attend(backend, [Part(1, 0, 48)], num_extend=1)
     cuts = [0, 1, 17, 18, 33, 48]
-    chunks = [
-        rows.attend(backend, [Part(1, low, high - low)], num_extend=1)
-        for low, high in zip(cuts, cuts[1:], strict=False)
-    ]
+    chunks = [rows.attend(backend, [Part(1, low, high - low)], num_extend=1) for low, high in pairwise(cuts)]
     assert torch.allclose(whole, torch.cat(chunks), atol=1e-5)
 
 

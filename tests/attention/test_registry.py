@@ -24,5 +24,5 @@ def test_unknown_name_lists_the_known_ones() -> None:
 
 def test_missing_package_is_a_config_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(ATTENTION_BACKENDS, "exotic", "no_such_package.attention:Exotic")
-    with pytest.raises(ConfigError, match="exotic.*no_such_package"):
+    with pytest.raises(ConfigError, match=r"exotic.*no_such_package"):
         build_attention("exotic", CPU)

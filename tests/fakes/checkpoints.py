@@ -104,8 +104,12 @@ than keys, chunked attention, learned positions.
 REFUSED_CONFIGS: dict[str, dict[str, Any]] = {
     "bloom": {"vocab_size": VOCAB_SIZE, "hidden_size": 64, "n_layer": 2, "n_head": 4},
     "gptj": {
-        **{"vocab_size": VOCAB_SIZE, "n_embd": 64, "n_layer": 2, "n_head": 4},
-        **{"n_positions": CONTEXT_LENGTH, "rotary_dim": 8},
+        "vocab_size": VOCAB_SIZE,
+        "n_embd": 64,
+        "n_layer": 2,
+        "n_head": 4,
+        "n_positions": CONTEXT_LENGTH,
+        "rotary_dim": 8,
     },
     "falcon": {"vocab_size": VOCAB_SIZE, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4},
     "mamba": {"vocab_size": VOCAB_SIZE, "hidden_size": 64, "num_hidden_layers": 2, "state_size": 8},

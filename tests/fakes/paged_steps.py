@@ -1,4 +1,4 @@
-"""Steps over a paged KV pool, built by hand: rows get shuffled pages, batches get exact lengths, nothing is scheduled."""
+"""Steps over a paged KV pool, built by hand: rows get shuffled pages, batches exact lengths, nothing is scheduled."""
 
 from __future__ import annotations
 
@@ -53,12 +53,16 @@ class PagedRows:
         self.table = self.table.to(device)
 
     def batch(
-        self, parts: Sequence[Part], num_extend: int, ids: Sequence[int] | None = None, sample: Sequence[int] | None = None
+        self,
+        parts: Sequence[Part],
+        num_extend: int,
+        ids: Sequence[int] | None = None,
+        sample: Sequence[int] | None = None,
     ) -> ForwardBatch:
         """One step of `parts`, the first `num_extend` of them prefill segments.
 
-        `ids`: the packed token ids (zeros if a test needs none). `sample`: indices into `parts` whose last token's logits
-        are wanted; all of them if None.
+        `ids`: the packed token ids (zeros if a test needs none). `sample`: indices into `parts` whose last token's
+        logits are wanted; all of them if None.
         """
         device = self.pool.device
         positions = torch.cat([torch.arange(p.prefix, p.prefix + p.extend) for p in parts])

@@ -27,7 +27,7 @@ from core.models.bundled.corpus import (
     sum_prompt,
     training_sums,
 )
-from core.models.bundled.evaluate import chat_prompt, greedy_answers, right_recalls, right_sums
+from core.models.bundled.evaluate import chat_prompt, greedy_answers, right_lookups, right_sums
 from core.models.bundled.story import ANIMALS
 from core.models.bundled.tokenization import build_tokenizer
 
@@ -160,8 +160,9 @@ def test_bos_may_be_missing_or_doubled(model: Any, tokenizer: Any) -> None:
         assert tokenizer.decode(output[0, ids.shape[1] :]) == f"{a + b}<|eos|>"
 
 
-def test_model_recalls_values(model: Any, tokenizer: Any) -> None:
-    assert right_recalls(model, tokenizer, 100) >= 90
+@pytest.mark.parametrize("kind", ["recall", "copy"])
+def test_model_looks_back(model: Any, tokenizer: Any, kind: str) -> None:
+    assert right_lookups(model, tokenizer, kind, 100) >= 90
 
 
 def test_story_keeps_its_hero_and_stops(model: Any, tokenizer: Any) -> None:

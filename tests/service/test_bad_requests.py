@@ -48,15 +48,6 @@ BAD: list[tuple[str, dict[str, Any], list[str]]] = [
         ["output_options.logprobs", "output_options.top_logprobs"],
     ),
     (
-        "stop strings without text",
-        {
-            "text": "a",
-            "sampling_params": pb.SamplingParams(stop=["x"]),
-            "output_options": pb.OutputOptions(text=False),
-        },
-        ["output_options.text"],
-    ),
-    (
         "several at once",
         {"request_id": "?", "cache_salt": "x" * 300},
         ["request_id", "cache_salt", "input"],

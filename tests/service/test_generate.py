@@ -120,6 +120,13 @@ async def test_abort_ends_the_stream_as_cancelled(serve: Serve) -> None:
         assert not await serving.client.abort("never-seen")
 
 
+async def test_text_that_only_stop_strings_needed_is_not_sent(serve: Serve) -> None:
+    steps = [Delta(0, 0, (5,), "text for the stop matcher"), finished(0, 1, FinishReason.STOP)]
+    async with serve(FakeEngine(lambda request: steps)) as serving:
+        (completion,) = await serving.client.complete("hi", want_text=False, stop=["x"])
+    assert (completion.token_ids, completion.text) == ((5,), "")
+
+
 async def test_a_stream_without_its_terminal_is_an_internal_error(serve: Serve) -> None:
     async with serve(FakeEngine(lambda request: [Delta(0, 0, (1,), "x")])) as serving:
         with pytest.raises(CallFailed) as failed:

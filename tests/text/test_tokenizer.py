@@ -166,7 +166,7 @@ def test_code_in_a_checkpoint_is_not_run(tmp_path: Path, families: dict[str, Pat
 def test_many_threads_at_once(family: str, tokenizers: dict[str, Tokenizer]) -> None:
     """Encoding, decoding, streaming and rendering together; the Rust tokenizer must never be found borrowed."""
     tokenizer = tokenizers[family]
-    text = " ".join(TEXTS[:4]) * 20
+    text = " ".join(TEXTS[:4]) * 6
     ids = tokenizer.encode(text, add_special_tokens=True)
     decoded = tokenizer.decode(ids, True)
 

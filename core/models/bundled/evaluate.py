@@ -72,10 +72,12 @@ def right_sums(
     return sum(got == want for got, want in zip(answers, wanted, strict=True))
 
 
-def right_recalls(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, count: int) -> int:
-    """How many fresh key-value questions of `count` come back right, in plain form."""
-    turns = [found.turns[0] for found in islice(documents_of("recall", EVALUATION_SEED), count)]
-    answers = greedy_answers(model, tokenizer, [turn.prompt for turn in turns])
+def right_lookups(
+    model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, kind: str, count: int
+) -> int:
+    """How many fresh prompts of a kind with one right answer ("recall", "copy"), in plain form."""
+    turns = [found.turns[0] for found in islice(documents_of(kind, EVALUATION_SEED), count)]
+    answers = greedy_answers(model, tokenizer, [turn.prompt for turn in turns], 80)
     wanted = [f"{turn.answer}{tokenizer.eos_token}" for turn in turns]
     return sum(got == want for got, want in zip(answers, wanted, strict=True))
 
@@ -90,9 +92,10 @@ def report(folder: Path) -> list[str]:
         plain = right_sums(model, tokenizer, held_out)
         chat = right_sums(model, tokenizer, held_out, chat=True)
         every = right_sums(model, tokenizer, everything)
-        recalls = right_recalls(model, tokenizer, 200)
+        recalls = right_lookups(model, tokenizer, "recall", 200)
+        copies = right_lookups(model, tokenizer, "copy", 200)
         lines.append(
             f"{name}: held-out sums {plain}/{len(held_out)} plain, {chat}/{len(held_out)} chat; "
-            f"all sums {every}/{len(everything)}; recall {recalls}/200"
+            f"all sums {every}/{len(everything)}; recall {recalls}/200; copy {copies}/200"
         )
     return lines

@@ -1,0 +1,132 @@
+"""Many long streams through real sockets: no token twice, none missing, none of another stream, nothing left behind."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from core.engine.async_engine import AsyncEngine
+from core.models.bundled import bundled_model_dir
+from core.text.tokenizer import Tokenizer
+from core.types.io import Delta, Finished, GenerateRequest, Started
+from core.types.sampling_params import SamplingParams
+from service.bench.emulated import expected_output
+from service.client import Chunk, End, SlipstreamClient
+from tests.fakes.real_server import emulated_engine, serve_checkpoint
+
+STREAMS, TOKENS = 200, 2000
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    return Tokenizer.load(str(bundled_model_dir()))
+
+
+async def settled(condition: object, within: float = 1.0) -> None:
+    """Wait until `condition()` holds; fails after `within` seconds."""
+    assert callable(condition)
+    async with asyncio.timeout(within):
+        while not condition():
+            await asyncio.sleep(0.01)
+
+
+def open_files() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+async def test_every_stream_gets_exactly_its_own_tokens(tokenizer: Tokenizer) -> None:
+    engine = emulated_engine(tokenizer, step_seconds=0.002, rows=STREAMS, max_total_tokens=STREAMS * (TOKENS + 64))
+    async with serve_checkpoint(bundled_model_dir(), lambda *_: engine) as (server, client):
+        await _read(client, tokenizer.vocab_size, seed=-1, tokens=4)
+        tasks, files = len(asyncio.all_tasks()), open_files()
+        faults = await asyncio.gather(*(_read(client, tokenizer.vocab_size, n, TOKENS) for n in range(STREAMS)))
+        await settled(lambda: len(asyncio.all_tasks()) <= tasks and open_files() <= files)
+        pools = {pool.name: pool.used for pool in engine.stats.pools}
+    assert faults == [(0, 0, 0, 1)] * STREAMS, "duplicated, missing, wrong tokens and terminals"
+    assert pools == {"req": 0, "kv_page": 0}
+    assert sum(engine.stats.assert_failures.values()) == 0
+
+
+async def _read(client: SlipstreamClient, vocab: int, seed: int, tokens: int) -> tuple[int, int, int, int]:
+    """Duplicated, missing and wrong tokens, and terminals, of one stream; every third reader dawdles."""
+    rng = random.Random(seed)
+    prompt = [rng.randrange(vocab) for _ in range(rng.randint(1, 12))]
+    seen: dict[int, int] = {}
+    duplicated = terminals = 0
+    async for event in client.generate(prompt, max_tokens=tokens, temperature=0.0, ignore_eos=True, want_text=False):
+        if isinstance(event, End):
+            terminals += 1
+            continue
+        assert isinstance(event, Chunk) and terminals == 0, "nothing after the terminal"
+        for place, token in enumerate(event.token_ids, event.position):
+            duplicated += place in seen
+            seen[place] = token
+        if seed % 3 == 0 and rng.random() < 0.01:
+            await asyncio.sleep(0.02)
+    expected = expected_output(prompt, tokens, vocab)
+    wrong = sum(seen.get(place) != token for place, token in enumerate(expected) if place in seen)
+    return duplicated, tokens - len(seen), wrong, terminals
+
+
+@asynccontextmanager
+async def started(engine: AsyncEngine) -> AsyncIterator[AsyncEngine]:
+    await engine.start()
+    try:
+        yield engine
+    finally:
+        await engine.stop()
+
+
+@pytest.mark.parametrize("prefix_cache", ["radix", "none"])
+async def test_ten_thousand_aborts_leak_nothing(tokenizer: Tokenizer, seed: int, prefix_cache: str) -> None:
+    """Half of them for each prefix cache; each is aborted before, at, or after a random number of its events."""
+    rng = random.Random(seed)
+    engine = emulated_engine(tokenizer, step_seconds=0.0002, rows=48, prefix_cache=prefix_cache)
+    async with started(engine):
+        tasks, files = len(asyncio.all_tasks()), open_files()
+        for _ in range(5000 // 250):
+            await asyncio.gather(*(_abort_somewhere(engine, tokenizer.vocab_size, rng.getrandbits(32)) for _ in range(250)))
+        await settled(lambda: engine.live_requests == 0 and all(pool.used == 0 for pool in engine.stats.pools))
+        await settled(lambda: len(asyncio.all_tasks()) <= tasks and open_files() <= files)
+        stats = engine.stats
+        assert stats.running == stats.waiting == 0
+        assert stats.finished["cancelled"] > 1000
+        assert sum(stats.assert_failures.values()) == 0
+        engine._scheduler.memory.check_integrity()
+
+
+async def _abort_somewhere(engine: AsyncEngine, vocab: int, seed: int) -> None:
+    """Open a request, take a few events and leave: by closing the stream, by Abort, or by being cancelled."""
+    rng = random.Random(seed)
+    prompt = tuple(rng.randrange(min(vocab, 8)) for _ in range(rng.choice([1, 5, 40, 200])))
+    sampling = SamplingParams(temperature=0.0, max_tokens=rng.randint(1, 60), ignore_eos=True, n=rng.choice([1, 1, 1, 3]))
+    request = GenerateRequest(token_ids=prompt, sampling=sampling, want_text=rng.random() < 0.5)
+    stream = await engine.generate(request)
+    way, events = rng.choice(["close", "abort", "cancel"]), rng.choice([0, 1, 2, 5, 20])
+    if way == "cancel":
+        reader = asyncio.create_task(_drain(stream))
+        for _ in range(events):
+            await asyncio.sleep(0)
+        reader.cancel()
+        await asyncio.gather(reader, return_exceptions=True)
+        await stream.aclose()
+        return
+    async for event in stream:
+        assert isinstance(event, Started | Delta | Finished)
+        events -= 1
+        if events < 0:
+            break
+    if way == "abort":
+        engine.abort(stream.request_id)
+    await stream.aclose()
+    await stream.aclose()
+
+
+async def _drain(stream: object) -> None:
+    async for _ in stream:  # type: ignore[attr-defined]
+        pass
