@@ -37,16 +37,20 @@ async def serve_checkpoint(
         await server.close(grace=0)
 
 
-def emulated_engine(
-    tokenizer: Tokenizer, *, step_seconds: float, rows: int = 256, context: int = 4096, overlap: bool = True, **memory: Any
-) -> AsyncEngine:
-    """The production engine over an emulated device whose every token is known (`service.bench.emulated`)."""
-    timeline = Timeline(step_seconds)
-    config = EngineConfig(
+def emulated_config(*, rows: int = 256, overlap: bool = True, **memory: Any) -> EngineConfig:
+    """Roomy limits and trapping checks; `memory` are fields of `MemoryConfig`."""
+    return EngineConfig(
         model=ModelConfig("emulated"),
         memory=MemoryConfig(max_running_requests=rows, **{"max_total_tokens": rows * 64, **memory}),
         scheduler=SchedulerConfig(chunked_prefill_size=1024, max_queued_requests=100_000),
         executor=ExecutorConfig(device="cpu", overlap=overlap, assert_mode="trap"),
     )
+
+
+def emulated_engine(
+    tokenizer: Tokenizer, *, step_seconds: float, rows: int = 256, context: int = 4096, **options: Any
+) -> AsyncEngine:
+    """The production engine over an emulated device whose every token is known (`service.bench.emulated`)."""
+    timeline = Timeline(step_seconds)
     model = EmulatedModel(timeline, tokenizer.vocab_size, context)
-    return assemble(config, model, tokenizer, EmulatedStreams(timeline))
+    return assemble(emulated_config(rows=rows, **options), model, tokenizer, EmulatedStreams(timeline))
