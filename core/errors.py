@@ -1,8 +1,8 @@
 """Typed errors for what can go wrong outside: bad input, full queues, dead engines, unreadable checkpoints.
 
-Broken invariants are not here: those are programmer errors and live in `core.invariants`. Every message in this file may
-reach a client verbatim, so none may carry a path, an address or a class name; startup errors are the exception, because
-only the operator reads them.
+Broken invariants are not here: those are programmer errors and live in `core.invariants`. Every message in this file
+may reach a client verbatim, so none may carry a path, an address or a class name; startup errors are the exception,
+because only the operator reads them.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Host-side assertions that stay on in production.
 
 A violated invariant is a bug in this repository, never bad input: it raises, the engine counts it in
-`slipstream_assert_failures_total{check=…}`, and what it guards fails as a whole. Names are closed: each one is explained
-in `core/INVARIANTS.md`, and a test keeps the two lists equal. The idea of failing with the facts at hand is
+`slipstream_assert_failures_total{check=…}`, and what it guards fails as a whole. Names are closed: each one is
+explained in `core/INVARIANTS.md`, and a test keeps the two lists equal. The idea of failing with the facts at hand is
 dask.distributed's `InvalidTaskState`.
 """
 
@@ -36,7 +36,7 @@ HOST_CHECKS: tuple[str, ...] = (
 )
 """Checks that run on the host. Device checks are named in `core.device.checks.DEVICE_CHECKS`."""
 
-FAILURES: Counter[str] = Counter({name: 0 for name in HOST_CHECKS})
+FAILURES: Counter[str] = Counter(dict.fromkeys(HOST_CHECKS, 0))
 """Violations per check since the process started; read by the stats snapshot, written only by `check`."""
 
 

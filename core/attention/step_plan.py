@@ -13,7 +13,7 @@ import torch
 
 from core.attention.span import AttentionSpan
 from core.batch.forward_batch import ForwardBatch
-from core.batch.sampling_batch import Ints
+from core.types.arrays import Ints
 
 CHUNK_ROWS = 8
 """Decode rows per kernel call: enough to spread the call's cost, few enough that padding and workspace stay small."""

@@ -9,8 +9,10 @@ import numpy as np
 import torch
 
 from core.batch.forward_mode import ForwardMode
-from core.batch.sampling_batch import Ints, SamplingBatch
-from core.batch.schedule_batch import HistoryWrites, InputStaging, ScheduleBatch, TableWrites
+from core.batch.sampling_batch import SamplingBatch
+from core.batch.schedule_batch import HistoryWrites, InputStaging, ScheduleBatch
+from core.memory.req_to_token_pool import TableWrites
+from core.types.arrays import Ints
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,8 +51,8 @@ def build_batch(
     sampling: Callable[[Ints, Ints], SamplingBatch],
     pin: Callable[[list[Ints]], torch.Tensor],
 ) -> ScheduleBatch:
-    """Freeze `plan`. `generations` is indexed by row; `slots(rows, positions)` gives KV slots; `sampling(rows, seq_lens)`
-    the options of the rows that sample; `pin` copies prompt ids to where the device can fetch them from.
+    """Freeze `plan`. `generations` is indexed by row; `slots(rows, positions)` gives KV slots; `sampling(rows,
+    seq_lens)` the options of the rows that sample; `pin` copies prompt ids to where the device can fetch them from.
     """
     num_extend, num_decode = len(plan.segments), len(plan.decode_rows)
     ones = np.ones(num_decode, np.int64)

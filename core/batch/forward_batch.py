@@ -1,4 +1,4 @@
-"""What the model and the attention backend see of one step: device tensors, and the host lengths they were made from."""
+"""What model and attention backend see of one step: device tensors, and the host lengths they were made from."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from core.batch.forward_mode import ForwardMode
-from core.batch.sampling_batch import Ints
+from core.types.arrays import Ints
 
 if TYPE_CHECKING:
     from core.memory.kv_pool import KVPool

@@ -6,7 +6,7 @@ from enum import Enum
 
 
 class ForwardMode(Enum):
-    """EXTEND: prompt chunks only. DECODE: one token per request. MIXED: chunks first, then decode tails. IDLE: no rows."""
+    """EXTEND: prompt chunks. DECODE: one token per request. MIXED: chunks, then decode tails. IDLE: no rows."""
 
     EXTEND = "extend"
     DECODE = "decode"

@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from core.batch.sampling_batch import Ints
+from core.types.arrays import Ints
 
 
 @dataclass(frozen=True, slots=True)
 class LogprobResult:
-    """Host log probabilities of the S sampled tokens. `top_ids`/`top_values` are [S, K] with K >= what any row asked for."""
+    """Host log probabilities of the S sampled tokens; `top_ids` and `top_values` are [S, K], K the most asked for."""
 
     values: npt.NDArray[np.float32]
     top_ids: Ints

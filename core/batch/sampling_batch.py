@@ -7,16 +7,16 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-Ints = npt.NDArray[np.int64]
-Floats = npt.NDArray[np.float32]
+from core.types.arrays import Floats, Ints
 
 
 @dataclass(frozen=True, slots=True)
 class SamplingBatch:
     """S rows sample in this step; every array below has length S unless it says otherwise.
 
-    Nothing here depends on a token that is still on the device, so the arrays can be built while the previous step runs:
-    `uniforms` holds f(seed, output position), known on the host (law 13); penalties read the device-side token history.
+    Nothing here depends on a token that is still on the device, so the arrays can be built while the previous step
+    runs: `uniforms` holds f(seed, output position), known on the host (law 13); penalties read the device-side token
+    history.
     """
 
     rows: Ints

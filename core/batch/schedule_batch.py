@@ -13,7 +13,9 @@ import numpy.typing as npt
 import torch
 
 from core.batch.forward_mode import ForwardMode
-from core.batch.sampling_batch import Ints, SamplingBatch
+from core.batch.sampling_batch import SamplingBatch
+from core.memory.req_to_token_pool import TableWrites
+from core.types.arrays import Ints
 
 
 @dataclass(slots=True)
@@ -26,21 +28,6 @@ class InputStaging:
 
     prefill_ids_cpu: torch.Tensor | None = None
     mix_decode_rows: Ints | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class TableWrites:
-    """Entries of `req_to_token` that this step must write before it reads: table[rows[i], positions[i]] = slots[i]."""
-
-    rows: Ints
-    positions: Ints
-    slots: Ints
-
-    @classmethod
-    def empty(cls) -> TableWrites:
-        """A step that takes no new page."""
-        none = np.empty(0, np.int64)
-        return cls(none, none, none)
 
 
 @dataclass(frozen=True, slots=True)

@@ -54,7 +54,9 @@ class DeviceChecks:
             return buffer.index_select(0, rows)
         if self.mode is AssertMode.TRAP:
             values = buffer.index_select(0, rows)
-            torch._assert_async((values >= 0).all(), "relay_unwritten_read: a row was read without a write since its last read")
+            torch._assert_async(
+                (values >= 0).all(), "relay_unwritten_read: a row was read without a write since its last read"
+            )
         return self._consume(buffer, rows, self.counters[0])
 
     def expect_equal(self, actual: torch.Tensor, expected: torch.Tensor) -> None:

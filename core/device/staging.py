@@ -1,7 +1,8 @@
 """Host arrays on their way to the device: pinned where the device can copy from them asynchronously.
 
-Every upload allocates from PyTorch's caching host allocator, which hands a pinned block out again only after the copies
-that read it have finished; so there is no buffer of ours that could be overwritten under a running copy (bug class D33).
+Every upload allocates from PyTorch's caching host allocator, which hands a pinned block out again only after the
+copies that read it have finished; so there is no buffer of ours that could be overwritten under a running copy (bug
+class D33).
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from core.batch.sampling_batch import Ints
+from core.types.arrays import Ints
 
 
 class Staging:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -134,6 +136,6 @@ def _model_info(config: EngineConfig, model: Model, tokenizer: Tokenizer, pools:
         max_input_length=pools.context_length - 1,
         bos_token_id=spec.bos_token_id,
         eos_token_ids=spec.eos_token_ids,
-        default_sampling=SamplingParams(**spec.sampling_defaults),
+        default_sampling=dataclasses.replace(SamplingParams(), **dict[str, Any](spec.sampling_defaults)),
         has_chat_template=tokenizer.has_chat_template,
     )

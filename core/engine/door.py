@@ -63,7 +63,8 @@ class Engine(Protocol):
     async def generate(self, request: GenerateRequest) -> OutputStream:
         """Validate, tokenise, queue; return the stream once the request is admitted to the waiting queue.
 
-        Raises InvalidRequest, DuplicateRequest, Overloaded, DeadlinePassed, Draining or EngineDead before anything reaches a batch.
+        Raises InvalidRequest, DuplicateRequest, Overloaded, DeadlinePassed, Draining or EngineDead before anything
+        reaches a batch.
         """
         ...
 
@@ -80,7 +81,7 @@ class Engine(Protocol):
         ...
 
     async def drain(self, timeout: float) -> int:
-        """Refuse new requests, wait for live ones at most `timeout` seconds, end the rest with Draining; how many were cut."""
+        """Refuse new requests, give live ones `timeout` seconds, end the rest with Draining; how many were cut."""
         ...
 
     async def stop(self) -> None:

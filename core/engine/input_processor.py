@@ -10,11 +10,11 @@ from typing import TypeVar
 
 import numpy as np
 
-from core.batch.sampling_batch import Ints
 from core.errors import FieldViolation, InvalidRequest
 from core.memory.request_memory import RequestMemory
 from core.sampling.uniform import derive_seed
 from core.text.tokenizer import Tokenizer
+from core.types.arrays import Ints
 from core.types.io import GenerateRequest
 from core.types.request import Req
 from core.types.sampling_params import SamplingParams
@@ -28,7 +28,9 @@ CHARS_PER_TOKEN = 64
 class InputProcessor:
     """Tokenises off the loop and checks everything that could reach a batch."""
 
-    def __init__(self, tokenizer: Tokenizer, memory: RequestMemory, vocab_size: int, context_length: int, seed: int | None) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, memory: RequestMemory, vocab_size: int, context_length: int, seed: int | None
+    ) -> None:
         self.tokenizer = tokenizer
         self._memory = memory
         self._vocab_size = vocab_size
@@ -38,6 +40,7 @@ class InputProcessor:
 
     async def prompt_ids(self, request: GenerateRequest) -> Ints:
         """int64[n], n >= 1. Raises InvalidRequest naming `text`, `token_ids.ids` or `chat.messages`."""
+        ids: Sequence[int]
         if request.token_ids is not None:
             field, ids = "token_ids.ids", request.token_ids
         elif request.chat is not None:
@@ -104,7 +107,9 @@ class InputProcessor:
         # The last token is sampled but never stored, hence the + 1.
         room = min(self._context_length - prompt_len, pool_tokens - prompt_len + 1)
         if room < 1:
-            violations.append(FieldViolation("text", f"the prompt has {prompt_len} tokens, more than the server can hold"))
+            violations.append(
+                FieldViolation("text", f"the prompt has {prompt_len} tokens, more than the server can hold")
+            )
             return 1
         asked = params.max_tokens
         if asked is None:

@@ -28,7 +28,13 @@ class OutputRecord:
 class OutputProcessor:
     """Detokenises, finds stop strings, measures what a reader leaves behind; sends endings back through the intake."""
 
-    def __init__(self, intake: Intake, wake: Callable[[], None], max_pending_tokens: int, on_closed: Callable[[TokenStream], None]) -> None:
+    def __init__(
+        self,
+        intake: Intake,
+        wake: Callable[[], None],
+        max_pending_tokens: int,
+        on_closed: Callable[[TokenStream], None],
+    ) -> None:
         self._intake = intake
         self._wake = wake
         self._max_pending = max_pending_tokens

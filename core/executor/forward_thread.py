@@ -15,7 +15,7 @@ from core.invariants import check
 
 
 class ForwardThread:
-    """Depth two: while one step runs, the next is already here, its decode inputs still to be made by the first (law 10).
+    """Depth two (law 10): while one step runs, the next is already here, its decode inputs still to be made.
 
     After a step failed, the steps behind it fail unseen: they would read what it did not write.
     """

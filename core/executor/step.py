@@ -22,7 +22,7 @@ from core.relay.future_map import FutureMap
 from core.relay.payload import RelayPayload
 from core.relay.resolve import InputIds, resolve_forward_inputs
 from core.sampling.penalties import TokenHistory
-from core.sampling.sampler import Sampler, SampleOutput
+from core.sampling.sampler import SampleOutput, Sampler
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ class LaunchedStep:
     device_refs: tuple[object, ...]
 
     def result(self) -> StepResult:
-        """Wait for the copies and turn them into the result. Blocks: never called on the event loop of an overlapped engine."""
+        """Wait for the copies and turn them into the result. Blocks: an overlapped loop never calls it."""
         self.copy_done.synchronize()
         batch, host = self.batch, self.host
         idle = 0.0
@@ -98,7 +98,7 @@ class StepRunner:
         return LaunchedStep(batch, host, counts, copy_done, began, ended, previous_end, refs)
 
     def _prepare(self, batch: ScheduleBatch) -> ForwardBatch:
-        """Apply what the scheduler decided to the device state, then gather the inputs: in this order, or rows are stale."""
+        """Apply what the scheduler decided to device state, then gather the inputs: the other way rows are stale."""
         state, writes = self._state, batch.table_writes
         positions = token_positions(batch.prefix_lens, batch.extend_lens)
         last_indices = np.cumsum(batch.extend_lens)[batch.sample_indices] - 1
@@ -179,11 +179,12 @@ class StepRunner:
         return host, counts, copy_done
 
     def _to_host(self, sampled: SampleOutput) -> SampleOutput:
-        fetched = [None if t is None else self._fetch(t) for t in (sampled.logprobs, sampled.top_ids, sampled.top_values)]
+        wanted = (sampled.logprobs, sampled.top_ids, sampled.top_values)
+        fetched = [None if tensor is None else self._fetch(tensor) for tensor in wanted]
         return SampleOutput(self._fetch(sampled.tokens), self._fetch(sampled.non_finite), *fetched)
 
     def _fetch(self, tensor: torch.Tensor) -> torch.Tensor:
-        """A host tensor that holds the values once `copy_done` was passed; pinned, or the copy would block this thread."""
+        """A host tensor that holds the values once `copy_done` was passed; pinned, or the copy would block."""
         if self._device.type == "cpu":
             return tensor
         host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from core.batch.sampling_batch import Ints
 from core.invariants import check
+from core.types.arrays import Ints
 
 
 class PagedKVAllocator:

@@ -2,12 +2,30 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 
 from core.invariants import check
 from core.memory.rows import RowAllocator
+from core.types.arrays import Ints
+
+
+@dataclass(frozen=True, slots=True)
+class TableWrites:
+    """Entries of `req_to_token` that this step must write before it reads: table[rows[i], positions[i]] = slots[i]."""
+
+    rows: Ints
+    positions: Ints
+    slots: Ints
+
+    @classmethod
+    def empty(cls) -> TableWrites:
+        """A step that takes no new page."""
+        none = np.empty(0, np.int64)
+        return cls(none, none, none)
 
 
 class ReqToTokenPool:

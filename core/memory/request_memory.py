@@ -11,12 +11,12 @@ from typing import Any
 
 import numpy as np
 
-from core.batch.sampling_batch import Ints
-from core.batch.schedule_batch import TableWrites
 from core.invariants import check
 from core.memory.kv_allocator import PagedKVAllocator
+from core.memory.req_to_token_pool import TableWrites
 from core.memory.rows import RowAllocator
 from core.prefix.base import PrefixCache
+from core.types.arrays import Ints
 from core.types.stats import PoolStats
 
 
@@ -32,9 +32,9 @@ class Admission:
 class RequestMemory:
     """What each running row holds: `pages[row, :count]`, of which `owned` ones go back to the allocator on release.
 
-    A page of a row is either owned by the row or by the prefix cache, where the row's lock on `node` keeps it. Pages are
-    offered to the cache while a prompt is still being computed: a reader admitted later runs later in the one FIFO, so
-    it finds them written (law 4). That is how requests that arrive together share a prefix.
+    A page of a row is either owned by the row or by the prefix cache, where the row's lock on `node` keeps it. Pages
+    are offered to the cache while a prompt is still being computed: a reader admitted later runs later in the one
+    FIFO, so it finds them written (law 4). That is how requests that arrive together share a prefix.
     """
 
     def __init__(self, rows: RowAllocator, allocator: PagedKVAllocator, cache: PrefixCache, max_len: int) -> None:
@@ -145,9 +145,9 @@ class RequestMemory:
     def offer(self, row: int, ids: Ints) -> None:
         """Give the whole pages that hold `ids` to the cache, where later requests find them; the row keeps using them.
 
-        `ids` are known tokens whose KV is written by steps already submitted, or by the one being planned. Where another
-        row put the same tokens first, nothing is given until release: locking its pages beside our own copies would
-        hold the prefix twice, and a request that fits alone would no longer fit.
+        `ids` are known tokens whose KV is written by steps already submitted, or by the one being planned. Where
+        another row put the same tokens first, nothing is given until release: locking its pages beside our own copies
+        would hold the prefix twice, and a request that fits alone would no longer fit.
         """
         tokens = len(ids) // self.page_size * self.page_size
         cached = int(self._cached[row])

@@ -8,6 +8,7 @@ what.
 
 from __future__ import annotations
 
+import inspect
 import weakref
 from dataclasses import dataclass, field
 from typing import Any
@@ -123,6 +124,25 @@ def bind_context(model: torch.nn.Module, context: Any) -> None:
     """Put `context` where the attention function looks for it. The last one bound wins."""
     for module in model.modules():
         setattr(module, CONTEXT, context)
+
+
+class PackedCall:
+    """The one way in which a transformers model is called here, with its signature looked up once."""
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        self._model = model
+        self._keeps = "logits_to_keep" in inspect.signature(model.forward).parameters
+
+    def logits(self, cache: KVFacade, ids: torch.Tensor, positions: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
+        """[S, vocab] at the places `wanted`, int64[S], of the packed tokens `ids` at `positions`, int64[T] each."""
+        # Without it the output matrix would multiply all T tokens, of which a prefill wants one in hundreds. It must be
+        # a tensor: given an int, Gemma 4 drops the other tokens halfway through, and attention would lose count.
+        some = {"logits_to_keep": wanted} if self._keeps else {}
+        output: Any = self._model(
+            input_ids=ids[None], position_ids=positions[None], past_key_values=cache, use_cache=False, **some
+        )
+        logits: torch.Tensor = output.logits[0]
+        return logits if self._keeps else logits.index_select(0, wanted)
 
 
 def packed_attention(

@@ -17,7 +17,7 @@ from transformers.masking_utils import AttentionMaskInterface
 
 from core.attention.span import AttentionSpan
 from core.memory.kv_pool import KVLayerSpec
-from core.models.packed_attention import KVFacade, bind_context
+from core.models.packed_attention import KVFacade, PackedCall, bind_context
 
 IMPLEMENTATION = "slipstream-probe"
 RULE = "slipstream_rule"
@@ -79,12 +79,7 @@ def probe_model(model: PreTrainedModel, context_length: int | None) -> ModelProb
     positions = torch.arange(PROBE_TOKENS, device=device)
     probe.cache.begin(positions)
     with attention_implementation(model, IMPLEMENTATION), torch.inference_mode():
-        model(
-            input_ids=positions[None],
-            position_ids=positions[None],
-            past_key_values=probe.cache,
-            use_cache=False,
-        )
+        PackedCall(model).logits(probe.cache, positions, positions, positions)
     if not probe.layers:
         raise Unsupported("does not route its attention through transformers' attention interface")
     probe.layers = dict(sorted(probe.layers.items()))

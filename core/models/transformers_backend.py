@@ -21,9 +21,9 @@ from core.errors import ModelLoadError
 from core.memory.kv_pool import KVPool
 from core.models.base import ModelSpec, Progress
 from core.models.config import CheckpointConfig
-from core.models.packed_attention import IMPLEMENTATION, PackedContext, bind_context
+from core.models.packed_attention import IMPLEMENTATION, PackedCall, PackedContext, bind_context
 from core.models.probe import ModelProbe, Unsupported, probe_model
-from core.models.self_check import CheckResult, Reference, plain_reference, run_self_check
+from core.models.self_check import CheckResult, plain_reference, run_self_check
 
 MAX_NAMED_WEIGHTS = 3
 """How many missing or unexpected weights an error names."""
@@ -33,10 +33,9 @@ class TransformersModel:
     """A `core.models.base.Model` around a transformers module tree."""
 
     def __init__(self, model: PreTrainedModel, spec: ModelSpec, context: PackedContext) -> None:
-        self._model = model
+        self._call = PackedCall(model)
         self._spec = spec
         self._context = context
-        self._slices = "logits_to_keep" in inspect.signature(model.forward).parameters
 
     @property
     def spec(self) -> ModelSpec:
@@ -53,19 +52,8 @@ class TransformersModel:
     def forward(self, batch: ForwardBatch) -> torch.Tensor:
         """float32[S, vocab_size]. See `Model.forward`."""
         self._context.begin(batch)
-        # Without it the output matrix would multiply all T tokens, of which a prefill wants one in hundreds.
-        wanted = {"logits_to_keep": batch.last_indices} if self._slices else {}
-        output: Any = self._model(
-            input_ids=batch.input_ids[None],
-            position_ids=batch.positions[None],
-            past_key_values=self._context.cache,
-            use_cache=False,
-            **wanted,
-        )
-        logits: torch.Tensor = output.logits[0]
-        if not self._slices:
-            logits = logits.index_select(0, batch.last_indices)
-        return logits.float()
+        cache = self._context.cache
+        return self._call.logits(cache, batch.input_ids, batch.positions, batch.last_indices).float()
 
 
 def load_transformers(
@@ -73,14 +61,17 @@ def load_transformers(
 ) -> TransformersModel:
     """Load, probe and check. ModelLoadError names the model type and what is wrong, in one line."""
     kind = checkpoint.model_type
-    hf_config = _read_config(checkpoint)
-    _refuse_by_class(hf_config, kind)
+    _refuse_by_class(_read_config(checkpoint), kind)
     model = _load_weights(checkpoint, _dtype(checkpoint, config, device), device, progress)
     progress("self-check", 0.0)
-    reference = plain_reference(model, min(checkpoint.vocab_size, _embedding_rows(model)))
-    probe = _probe(model, checkpoint)
-    loaded = _assemble(model, probe, checkpoint, config, reference.vocab_size)
-    result = _self_check(loaded, reference, kind)
+    try:
+        loaded, result = _prove(model, checkpoint, config)
+    except ModelLoadError:
+        raise
+    except Unsupported as error:
+        raise ModelLoadError(f"model type {kind!r} is not supported: it {error}") from error
+    except Exception as error:
+        raise ModelLoadError(f"model type {kind!r} is not supported: {one_line(error)}") from error
     if not result.passed:
         raise ModelLoadError(
             f"model type {kind!r} is not supported: packed and plain logits differ by {result.error:.2g} of the "
@@ -88,6 +79,17 @@ def load_transformers(
         )
     progress("self-check", 1.0)
     return loaded
+
+
+def _prove(
+    model: PreTrainedModel, checkpoint: CheckpointConfig, config: ModelConfig
+) -> tuple[TransformersModel, CheckResult]:
+    """Run `model` plain, probed, and packed. Whatever it raises on the way makes it unsupported."""
+    table: Any = model.get_input_embeddings()
+    reference = plain_reference(model, min(checkpoint.vocab_size, int(table.weight.shape[0])))
+    probe = probe_model(model, checkpoint.context_length)
+    loaded = _assemble(model, probe, checkpoint, config, reference.vocab_size)
+    return loaded, run_self_check(loaded, reference)
 
 
 def _read_config(checkpoint: CheckpointConfig) -> PreTrainedConfig:
@@ -142,13 +144,15 @@ def _load_weights(
             attn_implementation="eager",
             output_loading_info=True,
         )
+        model, info = loaded
+        _refuse_guessed_weights(checkpoint, info)
+        ready: PreTrainedModel = model.eval().requires_grad_(False).to(device)
+    except ModelLoadError:
+        raise
     except Exception as error:
         raise ModelLoadError(
             f"{checkpoint.path} cannot be loaded as {checkpoint.model_type!r}: {one_line(error)}"
         ) from error
-    model, info = loaded
-    _refuse_guessed_weights(checkpoint, info)
-    ready: PreTrainedModel = model.eval().requires_grad_(False).to(device)
     progress("weights", 1.0)
     return ready
 
@@ -164,20 +168,6 @@ def _refuse_guessed_weights(checkpoint: CheckpointConfig, info: dict[str, Any]) 
     errors = [*(info.get("error_msgs") or ()), *(info.get("conversion_errors") or {}).values()]
     if errors:
         raise ModelLoadError(f"{checkpoint.path} does not fit {checkpoint.model_type!r}: {one_line(errors[0])}")
-
-
-def _embedding_rows(model: PreTrainedModel) -> int:
-    table: Any = model.get_input_embeddings()
-    return int(table.weight.shape[0])
-
-
-def _probe(model: PreTrainedModel, checkpoint: CheckpointConfig) -> ModelProbe:
-    try:
-        return probe_model(model, checkpoint.context_length)
-    except Unsupported as error:
-        raise ModelLoadError(f"model type {checkpoint.model_type!r} is not supported: it {error}") from error
-    except Exception as error:
-        raise ModelLoadError(f"model type {checkpoint.model_type!r} is not supported: {one_line(error)}") from error
 
 
 def _assemble(
@@ -201,15 +191,6 @@ def _assemble(
     context = PackedContext(dtype=model.dtype, spans=probe.spans)
     bind_context(model, context)
     return TransformersModel(model, spec, context)
-
-
-def _self_check(model: TransformersModel, reference: Reference, kind: str) -> CheckResult:
-    try:
-        return run_self_check(model, reference)
-    except Exception as error:
-        raise ModelLoadError(
-            f"model type {kind!r} is not supported: packed forward failed: {one_line(error)}"
-        ) from error
 
 
 def one_line(error: object) -> str:

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from core.batch.sampling_batch import Ints
+from core.types.arrays import Ints
 from core.sampling.draw import totals
 
 _LOWEST_KEY = -(2**31)

@@ -12,7 +12,8 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from core.batch.sampling_batch import Ints, SamplingBatch
+from core.batch.sampling_batch import SamplingBatch
+from core.types.arrays import Ints
 from core.device.staging import Staging
 
 

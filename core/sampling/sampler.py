@@ -15,7 +15,8 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from core.batch.sampling_batch import Ints, SamplingBatch
+from core.batch.sampling_batch import SamplingBatch
+from core.types.arrays import Ints
 from core.device.staging import Staging
 from core.sampling.candidates import draw_rows
 from core.sampling.cutoff import DeviceFilters, Filters, SampledRows, dropped

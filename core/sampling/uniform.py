@@ -12,7 +12,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from core.batch.sampling_batch import Ints
+from core.types.arrays import Ints
 
 _GAMMA: Final = np.uint64(0x9E3779B97F4A7C15)
 _INDEX_GAMMA: Final = np.uint64(0xD1342543DE82EF95)

@@ -1,16 +1,16 @@
-"""Every change of a request's state: admitted, retracted, ended. The single path on which rows and pages are released."""
+"""Every change of a request's state: admitted, retracted, ended. The one path on which rows and pages go back."""
 
 from __future__ import annotations
 
 import numpy as np
 
-from core.batch.sampling_batch import Ints
 from core.memory.request_memory import RequestMemory
 from core.scheduler.outputs import Ended
 from core.scheduler.running import RunningSet
 from core.scheduler.sampling_table import SamplingTable
 from core.scheduler.snapshot import StatsRecorder
 from core.scheduler.waiting_queue import WaitingQueue
+from core.types.arrays import Ints
 from core.types.request import Req, RequestState
 
 

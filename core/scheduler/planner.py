@@ -8,7 +8,6 @@ import numpy as np
 import torch
 
 from core.batch.build import Segment, StepPlan, build_batch
-from core.batch.sampling_batch import Ints
 from core.batch.schedule_batch import HistoryWrites, ScheduleBatch
 from core.config import SchedulerConfig
 from core.errors import Overloaded
@@ -17,6 +16,7 @@ from core.scheduler.outputs import Ended
 from core.scheduler.policy import Policy, victim
 from core.scheduler.prefill_adder import PrefillAdder
 from core.scheduler.sampling_table import SamplingTable
+from core.types.arrays import Ints
 
 NO_ROWS: Ints = np.empty(0, np.int64)
 

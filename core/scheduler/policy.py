@@ -57,7 +57,12 @@ class LongestPrefixMatch(FirstCome):
 
     def choose(self, head: Iterable[Req], match_len: Callable[[Req], int]) -> Req:
         """The best match among `head`; ties and the impatient go by arrival."""
-        return min(head, key=lambda r: (0, 0, r.sequence) if r.passed_over >= LPM_PATIENCE else (1, -match_len(r), r.sequence))
+
+        def rank(req: Req) -> tuple[bool, int, int]:
+            patient = req.passed_over < LPM_PATIENCE
+            return patient, -match_len(req) if patient else 0, req.sequence
+
+        return min(head, key=rank)
 
 
 POLICIES: dict[str, Callable[[], Policy]] = {"fcfs": FirstCome, "lpm": LongestPrefixMatch, "priority": Priority}

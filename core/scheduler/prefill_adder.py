@@ -7,8 +7,8 @@ import math
 import numpy as np
 
 from core.batch.build import Segment
-from core.batch.sampling_batch import Ints
 from core.scheduler.lifecycle import Lifecycle
+from core.types.arrays import Ints
 from core.types.request import Req
 
 RESERVE_AFTER_RETRACTION = 0.5
@@ -75,7 +75,7 @@ class PrefillAdder:
         return Segment(row, start, running.ids(row, stop, start), final=stop == end)
 
     def _offer(self, row: int, planned: int, *, final: bool) -> None:
-        """Share what is planned so far, at doubling lengths: matching from the root each time stays O(prompt) in all."""
+        """Share what is planned so far, at doubling lengths: each offer walks from the root, all stay O(prompt)."""
         if final or planned >= 2 * self._offered[row]:
             self._memory.offer(row, self._running.ids(row, planned))
             self._offered[row] = planned

@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 
 from core.batch.result import StepResult
-from core.batch.sampling_batch import Ints
 from core.errors import RequestFailed
 from core.invariants import check
 from core.scheduler.lifecycle import Lifecycle
 from core.scheduler.outputs import Ended, StepTokens
 from core.scheduler.snapshot import StatsRecorder
+from core.types.arrays import Ints
 from core.types.io import FinishReason
 from core.types.request import Req
 
@@ -18,7 +18,9 @@ from core.types.request import Req
 class ResultProcessor:
     """Appends tokens, finds who ends by token or by length, drops what is for a former owner of a row (law 1)."""
 
-    def __init__(self, lifecycle: Lifecycle, recorder: StatsRecorder, vocab_size: int, eos_ids: tuple[int, ...]) -> None:
+    def __init__(
+        self, lifecycle: Lifecycle, recorder: StatsRecorder, vocab_size: int, eos_ids: tuple[int, ...]
+    ) -> None:
         self._lifecycle = lifecycle
         self._running = lifecycle.running
         self._memory = lifecycle.memory

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from core.batch.sampling_batch import Ints
 from core.invariants import check
 from core.memory.request_memory import Admission
+from core.types.arrays import Ints
 from core.types.request import Req, RequestState
 
 
@@ -15,8 +15,8 @@ class RunningSet:
     """Per row: `tokens` known on the host, `known` how many, `planned` how many have KV written by submitted steps.
 
     Under overlap a step may be planned whose input token is still on the device, so `planned` may pass `known`, by the
-    one token that two steps in flight allow. `prefill_end` is where the first new token is sampled; `limit` is `planned` of the last useful step:
-    prompt + max_new_tokens - 1, because the last token sampled is never fed back.
+    one token that two steps in flight allow. `prefill_end` is where the first new token is sampled; `limit` is
+    `planned` of the last useful step: prompt + max_new_tokens - 1, because the last token sampled is never fed back.
     """
 
     def __init__(self, num_rows: int, max_len: int) -> None:
@@ -61,7 +61,7 @@ class RunningSet:
         req.move_to(RequestState.RUNNING)
 
     def remove(self, req: Req) -> Ints:
-        """Unseat `req`; returns int64[n], its known tokens whose KV submitted steps have written. Outputs move into it."""
+        """Unseat `req` and move its outputs into it; returns int64[n], known tokens whose KV steps have written."""
         row = req.row
         check("request_state", self.reqs[row] is req, row=row)
         planned, known = int(self.planned[row]), int(self.known[row])

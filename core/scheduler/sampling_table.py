@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from core.batch.sampling_batch import Ints, SamplingBatch
+from core.batch.sampling_batch import SamplingBatch
 from core.sampling.uniform import uniforms
+from core.types.arrays import Ints
 from core.types.request import Req
 
 NO_INTS: Ints = np.empty(0, np.int64)

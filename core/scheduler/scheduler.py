@@ -11,7 +11,6 @@ from collections.abc import Callable
 import torch
 
 from core.batch.result import StepResult
-from core.batch.sampling_batch import Ints
 from core.config import SchedulerConfig
 from core.executor.interface import Executor
 from core.memory.request_memory import RequestMemory
@@ -25,6 +24,7 @@ from core.scheduler.running import RunningSet
 from core.scheduler.sampling_table import SamplingTable
 from core.scheduler.snapshot import StatsRecorder
 from core.scheduler.waiting_queue import WaitingQueue
+from core.types.arrays import Ints
 from core.types.request import Req
 from core.types.stats import EngineStats
 

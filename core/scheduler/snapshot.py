@@ -15,7 +15,12 @@ from core.types.stats import EngineStats, HistogramStats
 
 # From OpenTelemetry's GenAI conventions, with a finer start: small models and cache hits answer in milliseconds.
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 5.12, 10.24, 20.48, 40.96, 81.92)
-HISTOGRAMS = ("time_to_first_token_seconds", "inter_token_latency_seconds", "queue_time_seconds", "e2e_request_latency_seconds")
+HISTOGRAMS = (
+    "time_to_first_token_seconds",
+    "inter_token_latency_seconds",
+    "queue_time_seconds",
+    "e2e_request_latency_seconds",
+)
 IDLE_WINDOW = 0.98
 """Weight of the past in the idle ratio: about the last 50 steps."""
 

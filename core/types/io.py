@@ -28,8 +28,8 @@ class ChatMessage:
 class GenerateRequest:
     """One request for one or more outputs. Exactly one of `text`, `token_ids`, `chat` is given.
 
-    `deadline` is a `time.monotonic()` instant or None; `queue_timeout` is in seconds. Lower `priority` values are served
-    first, as in vLLM. `cache_salt` separates the prefix cache of tenants that must not see each other's hits.
+    `deadline` is a `time.monotonic()` instant or None; `queue_timeout` is in seconds. Lower `priority` values are
+    served first, as in vLLM. `cache_salt` separates the prefix cache of tenants that must not see each other's hits.
     `want_text=False` skips detokenisation.
     """
 

@@ -1,4 +1,4 @@
-"""One output being generated: what the scheduler knows of it. Owned by the loop thread; the forward thread never sees it."""
+"""One output being generated: what the scheduler knows of it. The loop thread owns it, no other thread sees it."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ _LEGAL = {
 class Req:
     """One sequence. A `GenerateRequest` with n outputs becomes n of these, alike but for `index` and `seed`.
 
-    While it runs, the tokens it has live in the scheduler's arrays under `row`; `outputs` is brought up to date when the
-    row is given back (retraction, end). Identity is the object, never the client's id, which may be used again.
+    While it runs, the tokens it has live in the scheduler's arrays under `row`; `outputs` is brought up to date when
+    the row is given back (retraction, end). Identity is the object, never the client's id, which may be used again.
     """
 
     request_id: str

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True)
 class PoolStats:
-    """Occupancy of one pool in its own unit (rows or pages). `used + cached + free == capacity`, padding not counted."""
+    """Occupancy of one pool in its own unit (rows or pages). `used + cached + free == capacity`, without padding."""
 
     name: str
     capacity: int

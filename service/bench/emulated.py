@@ -1,9 +1,9 @@
 """An emulated accelerator: a timeline that steps occupy one after another, asynchronously, without computing anything.
 
-Everything else is the production path: scheduler, forward thread, FutureMap, sampler, completion. `forward` reserves the
-next `step_seconds` of the timeline and returns at once, as a kernel launch does; an event is passed when the timeline
-has reached the point at which it was recorded, and waiting for one sleeps without the GIL. Idle time is therefore what a
-real device would have waited for the host, whatever this machine's cores could compute.
+Everything else is the production path: scheduler, forward thread, FutureMap, sampler, completion. `forward` reserves
+the next `step_seconds` of the timeline and returns at once, as a kernel launch does; an event is passed when the
+timeline has reached the point at which it was recorded, and waiting for one sleeps without the GIL. Idle time is
+therefore what a real device would have waited for the host, whatever this machine's cores could compute.
 """
 
 from __future__ import annotations

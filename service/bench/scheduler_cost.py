@@ -9,7 +9,6 @@ import numpy as np
 import torch
 
 from core.batch.result import StepResult
-from core.batch.sampling_batch import Ints
 from core.batch.schedule_batch import ScheduleBatch
 from core.config import SchedulerConfig
 from core.executor.interface import MAX_DEPTH
@@ -19,6 +18,7 @@ from core.memory.rows import RowAllocator
 from core.prefix.registry import build_prefix_cache
 from core.scheduler.outputs import StepOutputs
 from core.scheduler.scheduler import Scheduler
+from core.types.arrays import Ints
 from core.types.request import Req
 from core.types.sampling_params import SamplingParams
 

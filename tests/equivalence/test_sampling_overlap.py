@@ -52,7 +52,9 @@ def requests() -> list[dict[str, Any]]:
     for options in OPTIONS.values():
         for _ in range(3):
             prompt = [rng.randrange(3, VOCAB_SIZE) for _ in range(rng.randint(1, 60))]
-            asked.append({"prompt": prompt, "max_tokens": 24, "ignore_eos": True, "seed": rng.getrandbits(40), **options})
+            asked.append(
+                {"prompt": prompt, "max_tokens": 24, "ignore_eos": True, "seed": rng.getrandbits(40), **options}
+            )
     rng.shuffle(asked)
     return asked
 
@@ -61,8 +63,13 @@ def _outcome(completions: list[Completion]) -> Outcome:
     return [(c.token_ids, c.text, c.end.reason, c.end.matched_stop) for c in completions]
 
 
-async def _serve_all(checkpoint: Path, requests: list[dict[str, Any]], together: bool, **settings: Any) -> list[Outcome]:
-    async with serve_checkpoint(checkpoint, chunked_prefill_size=48, max_total_tokens=1024, **settings) as (server, client):
+async def _serve_all(
+    checkpoint: Path, requests: list[dict[str, Any]], together: bool, **settings: Any
+) -> list[Outcome]:
+    async with serve_checkpoint(checkpoint, chunked_prefill_size=48, max_total_tokens=1024, **settings) as (
+        server,
+        client,
+    ):
         if together:
             outcomes = list(await asyncio.gather(*(_one(client, request) for request in requests)))
         else:

@@ -71,6 +71,16 @@ CONFIGS: dict[str, dict[str, Any]] = {
         },
     },
     "gemma2": {**_GQA, "sliding_window": 16, "query_pre_attn_scalar": 16, "attn_logit_softcapping": 5.0},
+    "gemma4_text": {
+        **_GQA,
+        "num_hidden_layers": 4,
+        "layer_types": ["sliding_attention", "full_attention", "sliding_attention", "full_attention"],
+        "sliding_window": 16,
+        "num_kv_shared_layers": 2,
+        "global_head_dim": 16,
+        "hidden_size_per_layer_input": 8,
+        "vocab_size_per_layer_input": VOCAB_SIZE,
+    },
     "deepseek_v3": {
         **{name: value for name, value in _GQA.items() if name != "head_dim"},
         "num_key_value_heads": 4,
@@ -97,8 +107,8 @@ CONFIGS: dict[str, dict[str, Any]] = {
 }
 """Kinds that the engine serves. Windows are short enough to bite in a short test.
 
-The first seven stand for the families people run; the last four have what those lack: capped scores, values narrower
-than keys, chunked attention, learned positions.
+The first seven stand for the families people run; the others have what those lack: capped scores, layers that share
+their KV, values narrower than keys, chunked attention, learned positions.
 """
 
 REFUSED_CONFIGS: dict[str, dict[str, Any]] = {

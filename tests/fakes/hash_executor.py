@@ -14,9 +14,9 @@ import numpy as np
 import torch
 
 from core.batch.result import StepResult
-from core.batch.sampling_batch import Ints
 from core.batch.schedule_batch import ScheduleBatch
 from core.executor.interface import MAX_DEPTH
+from core.types.arrays import Ints
 
 UNWRITTEN = -1
 MIX = 0x9E3779B97F4A7C15

@@ -26,7 +26,13 @@ async def serve_checkpoint(
 
     Math runs on one thread, device checks trap, and the drain does not linger, unless `settings` say otherwise.
     """
-    defaults: dict[str, Any] = {"port": 0, "metrics_port": 0, "drain_linger": 0.0, "cpu_threads": 1, "assert_mode": "trap"}
+    defaults: dict[str, Any] = {
+        "port": 0,
+        "metrics_port": 0,
+        "drain_linger": 0.0,
+        "cpu_threads": 1,
+        "assert_mode": "trap",
+    }
     server = Server(ServerConfig(model=str(directory), **(defaults | settings)), build)
     await server.listen()
     await server.load()

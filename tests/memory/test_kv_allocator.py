@@ -28,7 +28,12 @@ def test_pages_for_rounds_up(tokens: int, pages: int) -> None:
 
 @pytest.mark.parametrize(
     ("pages", "name"),
-    [([1], "page_double_free"), ([0], "page_padding_reserved"), ([6], "page_padding_reserved"), ([5, 5], "page_double_free")],
+    [
+        ([1], "page_double_free"),
+        ([0], "page_padding_reserved"),
+        ([6], "page_padding_reserved"),
+        ([5, 5], "page_double_free"),
+    ],
 )
 def test_wrong_frees_are_named_and_change_nothing(pages: list[int], name: str) -> None:
     allocator = PagedKVAllocator(5, 1)

@@ -17,7 +17,9 @@ from core.relay.payload import Column, RelayPayload
 CPU = torch.device("cpu")
 
 
-def make(mode: AssertMode = AssertMode.TRAP, size: int = 8, extras: tuple[Column, ...] = ()) -> tuple[FutureMap, DeviceChecks]:
+def make(
+    mode: AssertMode = AssertMode.TRAP, size: int = 8, extras: tuple[Column, ...] = ()
+) -> tuple[FutureMap, DeviceChecks]:
     checks = DeviceChecks(mode, CPU)
     return FutureMap(ReqToTokenPool(size, 4, CPU), DeviceStreams(CPU), checks, extras), checks
 
@@ -109,7 +111,10 @@ def test_published_length_must_be_what_the_plan_assumes() -> None:
     future_map.publish(rows(1, 2), torch.tensor([7, 9]))
     future_map.stash(rows(1, 2), RelayPayload(torch.tensor([3, 4])))
     future_map.gather(rows(1, 2), torch.tensor([7, 8]))
-    assert dict(zip(DEVICE_CHECKS, checks.counters.tolist(), strict=True)) == {"relay_unwritten_read": 0, "relay_seq_len": 1}
+    assert dict(zip(DEVICE_CHECKS, checks.counters.tolist(), strict=True)) == {
+        "relay_unwritten_read": 0,
+        "relay_seq_len": 1,
+    }
 
 
 def test_forget_makes_the_next_owners_early_read_visible() -> None:

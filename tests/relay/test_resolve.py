@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from core.batch.schedule_batch import InputStaging
-from core.invariants import InvariantViolation
 from core.device.checks import AssertMode
+from core.invariants import InvariantViolation
 from core.relay.payload import RelayPayload
 from core.relay.resolve import InputIds, resolve_forward_inputs
 from tests.relay.test_future_map import make, rows

@@ -39,7 +39,15 @@ class Harness:
     """A scheduler with `rows` rows and `pages` pages; time is a number of steps."""
 
     def __init__(
-        self, *, rows: int = 8, pages: int = 64, page_size: int = 4, max_len: int = 128, cache: str = "radix", depth: int = 2, **config: object
+        self,
+        *,
+        rows: int = 8,
+        pages: int = 64,
+        page_size: int = 4,
+        max_len: int = 128,
+        cache: str = "radix",
+        depth: int = 2,
+        **config: object,
     ) -> None:
         settings = {"chunked_prefill_size": 16, **config}
         allocator = PagedKVAllocator(pages, page_size)

@@ -26,7 +26,7 @@ PATIENCE = 10.0
 async def until(condition: Callable[[], bool]) -> None:
     """Let the loop run until `condition` holds, which must not need anything but the loop; fails past PATIENCE."""
     async with asyncio.timeout(PATIENCE):
-        while not condition():  # noqa: ASYNC110 - there is no event to wait for, and no time passes
+        while not condition():
             await asyncio.sleep(0)
 
 

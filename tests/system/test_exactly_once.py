@@ -41,7 +41,7 @@ def open_files() -> int:
 
 async def test_every_stream_gets_exactly_its_own_tokens(tokenizer: Tokenizer) -> None:
     engine = emulated_engine(tokenizer, step_seconds=0.002, rows=STREAMS, max_total_tokens=STREAMS * (TOKENS + 64))
-    async with serve_checkpoint(bundled_model_dir(), lambda *_: engine) as (server, client):
+    async with serve_checkpoint(bundled_model_dir(), lambda *_: engine) as (_, client):
         await _read(client, tokenizer.vocab_size, seed=-1, tokens=4)
         tasks, files = len(asyncio.all_tasks()), open_files()
         faults = await asyncio.gather(*(_read(client, tokenizer.vocab_size, n, TOKENS) for n in range(STREAMS)))
@@ -90,7 +90,9 @@ async def test_ten_thousand_aborts_leak_nothing(tokenizer: Tokenizer, seed: int,
     async with started(engine):
         tasks, files = len(asyncio.all_tasks()), open_files()
         for _ in range(5000 // 250):
-            await asyncio.gather(*(_abort_somewhere(engine, tokenizer.vocab_size, rng.getrandbits(32)) for _ in range(250)))
+            await asyncio.gather(
+                *(_abort_somewhere(engine, tokenizer.vocab_size, rng.getrandbits(32)) for _ in range(250))
+            )
         await settled(lambda: engine.live_requests == 0 and all(pool.used == 0 for pool in engine.stats.pools))
         await settled(lambda: len(asyncio.all_tasks()) <= tasks and open_files() <= files)
         stats = engine.stats
@@ -104,7 +106,9 @@ async def _abort_somewhere(engine: AsyncEngine, vocab: int, seed: int) -> None:
     """Open a request, take a few events and leave: by closing the stream, by Abort, or by being cancelled."""
     rng = random.Random(seed)
     prompt = tuple(rng.randrange(min(vocab, 8)) for _ in range(rng.choice([1, 5, 40, 200])))
-    sampling = SamplingParams(temperature=0.0, max_tokens=rng.randint(1, 60), ignore_eos=True, n=rng.choice([1, 1, 1, 3]))
+    sampling = SamplingParams(
+        temperature=0.0, max_tokens=rng.randint(1, 60), ignore_eos=True, n=rng.choice([1, 1, 1, 3])
+    )
     request = GenerateRequest(token_ids=prompt, sampling=sampling, want_text=rng.random() < 0.5)
     stream = await engine.generate(request)
     way, events = rng.choice(["close", "abort", "cancel"]), rng.choice([0, 1, 2, 5, 20])
