@@ -20,7 +20,7 @@ START_SECONDS = 300.0
 STOP_SECONDS = 60.0
 
 _READY = re.compile(r"serving .* on (\S+:\d+), metrics on (http://\S+)")
-_SHOWN = re.compile(r"^slipstream_(pool_|requests_|generation_tokens|steps_total|device_idle|assert_failures)")
+_SHOWN = re.compile(r"^slipstream_(pool_|requests_(running|waiting|finished)|generation_|steps|device_|assert_)")
 
 
 class Screen:
@@ -35,6 +35,8 @@ class Screen:
     def add(self, at: int, text: str) -> None:
         """Show that stream `at` said `text`."""
         text = text.replace("\n", " ")
+        if not text:
+            return
         self._lines[at] += text
         if not self._live:
             print(f"{at + 1} | {text}", flush=True)

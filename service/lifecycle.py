@@ -100,6 +100,6 @@ async def _first_of(*futures: asyncio.Future[Any]) -> None:
 
 
 async def _die(server: Server, cause: BaseException) -> int:
-    log.critical("the engine failed; exiting", exc_info=cause)
+    log.critical("the engine failed (%s); exiting", type(cause).__name__)
     await server.die()
     return EXIT_ENGINE_DEAD

@@ -33,6 +33,7 @@ STATUS_FLUSH_SECONDS = 2.0
 """How long ended streams get to write their last status before the transport is closed."""
 
 STOP_GRACE_SECONDS = 1.0
+DRAIN_MARGIN_SECONDS = 5.0
 ENGINE_STOP_SECONDS = 10.0
 
 
@@ -128,7 +129,13 @@ class Server:
         """
         self.refuse_readiness()
         await asyncio.sleep(linger)
-        cut = await self.engine.drain(grace)
+        cut = 0
+        try:
+            # The engine keeps to its grace unless a step hangs; that must not hold up the exit of the process.
+            async with asyncio.timeout(grace + DRAIN_MARGIN_SECONDS):
+                cut = await self.engine.drain(grace)
+        except TimeoutError:
+            log.error("the engine did not drain in time")
         await self.close()
         return cut
 

@@ -144,6 +144,22 @@ async def test_a_dead_engine_ends_streams_with_a_reason_and_the_process_with_one
         assert await process.code() == 1
 
 
+async def test_an_engine_that_hangs_in_its_drain_does_not_hold_up_the_exit(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def drain(timeout: float) -> int:
+        await asyncio.Event().wait()
+        return 0
+
+    monkeypatch.setattr("service.server.DRAIN_MARGIN_SECONDS", 0.1)
+    engine = FakeEngine()
+    monkeypatch.setattr(engine, "drain", drain)
+    async with start(engine, drain_grace=0.1) as process:
+        send(signal.SIGTERM)
+        assert await process.code() == 0
+        assert engine.stopped == 1
+
+
 async def test_an_engine_that_cannot_be_built_ends_with_its_own_error(config: Callable[..., ServerConfig]) -> None:
     def build(*_: object) -> FakeEngine:
         raise ModelLoadError("weights are bad")

@@ -1,0 +1,106 @@
+"""A client that leaves gives its row and pages back within two steps, whatever its request was doing.
+
+Through real sockets, with a device slow enough (60 ms a step) that steps can be counted against the network.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import pytest
+
+from core.engine.async_engine import AsyncEngine
+from core.text.tokenizer import Tokenizer
+from core.types.stats import EngineStats
+from service.bench.emulated import expected_output
+from service.client import CallFailed, Chunk, SlipstreamClient
+from tests.fakes.checkpoints import make_checkpoint
+from tests.fakes.real_server import emulated_engine, serve_checkpoint
+
+STEP_SECONDS = 0.06
+CHUNK = 1024
+LONG_PROMPT = 3 * CHUNK + 200
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_checkpoint("llama", tmp_path_factory.mktemp("llama"), seed=0)
+
+
+@pytest.fixture
+async def served(checkpoint: Path) -> AsyncIterator[tuple[AsyncEngine, SlipstreamClient]]:
+    """Two rows, so that a third request waits."""
+    tokenizer = Tokenizer.load(checkpoint)
+    engine = emulated_engine(tokenizer, step_seconds=STEP_SECONDS, rows=2, context=8000, max_total_tokens=16_000)
+    async with serve_checkpoint(checkpoint, lambda *_: engine) as (_, client):
+        yield engine, client
+
+
+async def _until(engine: AsyncEngine, condition: Callable[[EngineStats], bool]) -> None:
+    async with asyncio.timeout(20):
+        while not condition(engine.stats):
+            await asyncio.sleep(0.002)
+
+
+async def _read(client: SlipstreamClient, prompt: list[int], tokens: int, timeout: float | None = None) -> list[int]:
+    got: list[int] = []
+    async for event in client.generate(
+        prompt, max_tokens=tokens, temperature=0.0, ignore_eos=True, want_text=False, timeout=timeout
+    ):
+        if isinstance(event, Chunk):
+            got += event.token_ids
+    return got
+
+
+PHASES: dict[str, tuple[list[int], int, int]] = {
+    "first prefill": ([7] * 30, 50, 0),
+    "middle chunk": ([7] * LONG_PROMPT, 50, 2),
+    "decode": ([7] * 30, 50, 6),
+    "last step": ([7] * 30, 8, 7),
+}
+"""Prompt, outputs, and the step of its life in which the client leaves."""
+
+
+@pytest.mark.parametrize("phase", PHASES)
+@pytest.mark.parametrize("way", ["cancel", "deadline"])
+async def test_leaving_gives_everything_back(
+    served: tuple[AsyncEngine, SlipstreamClient], phase: str, way: str
+) -> None:
+    engine, client = served
+    prompt, tokens, step = PHASES[phase]
+    timeout = (step + 0.7) * STEP_SECONDS if way == "deadline" else None
+    call = asyncio.create_task(_read(client, prompt, tokens, timeout))
+    await _until(engine, lambda stats: stats.running == 1)
+    if way == "cancel":
+        await _until(engine, lambda stats: stats.step >= step)
+        call.cancel()
+    with contextlib.suppress(asyncio.CancelledError, CallFailed):
+        await call
+    left_at, left_time = engine.stats.step, time.monotonic()
+    await _until(engine, lambda stats: all(pool.used == 0 for pool in stats.pools))
+    assert engine.stats.step - left_at <= 2
+    assert time.monotonic() - left_time <= 2.5 * STEP_SECONDS
+    assert engine.live_requests == 0
+    assert engine.stats.generation_tokens <= step + 2
+
+
+@pytest.mark.parametrize("way", ["cancel", "deadline"])
+async def test_leaving_the_queue_disturbs_nobody(served: tuple[AsyncEngine, SlipstreamClient], way: str) -> None:
+    engine, client = served
+    running = [asyncio.create_task(_read(client, [n, n + 1], 12)) for n in (3, 5)]
+    await _until(engine, lambda stats: stats.running == 2)
+    queued = asyncio.create_task(_read(client, [9] * 10, 5, 2 * STEP_SECONDS if way == "deadline" else None))
+    await _until(engine, lambda stats: stats.waiting == 1)
+    if way == "cancel":
+        queued.cancel()
+    with contextlib.suppress(asyncio.CancelledError, CallFailed):
+        await queued
+    await _until(engine, lambda stats: stats.waiting == 0)
+    assert engine.live_requests == 2
+    for n, task in zip((3, 5), running, strict=True):
+        assert await task == expected_output([n, n + 1], 12, engine.model_info.vocab_size)
+    assert engine.stats.prompt_tokens == 4, "the queued request never cost a forward row"
