@@ -61,11 +61,12 @@ def read_checkpoint_config(directory: str | Path) -> CheckpointConfig:
     model_type = outer.get("model_type")
     if not isinstance(model_type, str) or not model_type:
         raise ModelLoadError(f"{path / 'config.json'} names no model_type")
-    architectures = outer.get("architectures")
+    named = outer.get("architectures")
+    architecture = named[0] if isinstance(named, list) and named and isinstance(named[0], str) else model_type
     return CheckpointConfig(
         path=path,
         model_type=model_type,
-        architecture=architectures[0] if isinstance(architectures, list) and architectures else model_type,
+        architecture=architecture,
         vocab_size=_vocab_size(path, text),
         context_length=_context_length(text),
         dtype=_dtype(outer, text),

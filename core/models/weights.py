@@ -53,7 +53,7 @@ def check_weight_files(directory: Path) -> WeightFiles:
         found = dict(_tensors(shard))
         absent = expected - found.keys()
         if absent:
-            raise ModelLoadError(f"{shard} lacks tensor {min(absent)}, which {INDEX_FILE} places there")
+            raise ModelLoadError(f"{shard} lacks tensor {min(absent)!r}, which {INDEX_FILE} places there")
         total += sum(found.values())
     return WeightFiles(tuple(shards), total)
 
@@ -116,7 +116,7 @@ def _check_header(file: Path, header: bytes, data_size: int) -> Iterator[tuple[s
     position = 0
     for start, end, name in ranges:
         if start != position:
-            raise ModelLoadError(f"{file} is corrupt: tensor {name} starts at byte {start}, expected {position}")
+            raise ModelLoadError(f"{file} is corrupt: tensor {name!r} starts at byte {start}, expected {position}")
         position = end
         yield name, end - start
     if position > data_size:
@@ -129,12 +129,12 @@ def _range(file: Path, name: str, entry: Any) -> tuple[int, int]:
     """Byte range of one tensor, checked against its shape and dtype."""
     try:
         (start, end), shape, dtype = entry["data_offsets"], entry["shape"], entry["dtype"]
-        whole = all(isinstance(n, int) and n >= 0 for n in (start, end, *shape))
+        whole = isinstance(dtype, str) and all(isinstance(n, int) and n >= 0 for n in (start, end, *shape))
     except (KeyError, TypeError, ValueError):
         whole = False
     if not whole:
-        raise ModelLoadError(f"{file} is corrupt: the header entry of tensor {name} is malformed")
+        raise ModelLoadError(f"{file} is corrupt: the header entry of tensor {name!r} is malformed")
     bits = ITEM_BITS.get(dtype)
     if end < start or (bits is not None and (end - start) * 8 != math.prod(shape) * bits):
-        raise ModelLoadError(f"{file} is corrupt: tensor {name} has {end - start} bytes for {dtype} of shape {shape}")
+        raise ModelLoadError(f"{file} is corrupt: tensor {name!r} has {end - start} bytes for {dtype} of shape {shape}")
     return start, end

@@ -132,18 +132,18 @@ class EmulatedModel:
         return logits.scatter_(1, chosen[:, None], 1.0)
 
 
-def next_token(token: int, position: int, vocab_size: int) -> int:
-    """What `EmulatedModel` answers to `token` at `position`."""
-    return int(_mix(torch.tensor([token]), torch.tensor([position]))[0]) % vocab_size
-
-
 def expected_output(prompt: list[int], count: int, vocab_size: int) -> list[int]:
     """The whole output a correct engine streams for `prompt`."""
     output, token = [], prompt[-1]
     for position in range(len(prompt) - 1, len(prompt) - 1 + count):
-        token = next_token(token, position, vocab_size)
+        token = _mix_one(token, position) % vocab_size
         output.append(token)
     return output
+
+
+def _mix_one(token: int, position: int) -> int:
+    # `_mix` for one pair; of the 64 bits that wrap around there, only bits 33 to 62 are used.
+    return (((token * MULTIPLIER + position * INCREMENT + 1) * MULTIPLIER) >> 33) & 0x3FFFFFFF
 
 
 def _mix(tokens: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:

@@ -44,15 +44,16 @@ async def measure_overlap(*, overlap: bool, requests: int, step_ms: float, token
     rng = random.Random(0)
     prompts = [[rng.randrange(vocab) for _ in range(PROMPT_TOKENS)] for _ in range(requests)]
     everyone = asyncio.Barrier(requests + 1)
-    readers = [asyncio.create_task(_read(engine, prompt, tokens, vocab, everyone)) for prompt in prompts]
+    readers = [asyncio.create_task(_read(engine, prompt, tokens, everyone)) for prompt in prompts]
     await everyone.wait()
     timeline.reset()
     began = time.monotonic()
-    first_end = await asyncio.wait(readers, return_when=asyncio.FIRST_COMPLETED)
+    await asyncio.wait(readers, return_when=asyncio.FIRST_COMPLETED)
     elapsed = time.monotonic() - began
     steps, idle_share = timeline.steps, timeline.idle_share
-    wrong = sum(await asyncio.gather(*first_end[0], *first_end[1]))
+    outputs = await asyncio.gather(*readers)
     await engine.stop()
+    wrong = sum(_wrong(p, output, tokens, vocab) for p, output in zip(prompts, outputs, strict=True))
     return OverlapFigures(
         idle_share=round(idle_share, 5),
         step_ms=round(elapsed / steps * 1000, 3),
@@ -75,8 +76,8 @@ def _engine(timeline: Timeline, overlap: bool, requests: int, tokens: int) -> tu
     return assemble(config, model, tokenizer, EmulatedStreams(timeline)), tokenizer.vocab_size
 
 
-async def _read(engine: AsyncEngine, prompt: list[int], tokens: int, vocab: int, everyone: asyncio.Barrier) -> int:
-    """Read one stream to its end; how many tokens were not what the device must have produced."""
+async def _read(engine: AsyncEngine, prompt: list[int], tokens: int, everyone: asyncio.Barrier) -> list[int]:
+    """Read one stream to its end; meet the others once its first token is there."""
     sampling = SamplingParams(temperature=0.0, max_tokens=tokens, ignore_eos=True)
     request = GenerateRequest(token_ids=tuple(prompt), sampling=sampling, want_text=False)
     got: list[int] = []
@@ -86,7 +87,11 @@ async def _read(engine: AsyncEngine, prompt: list[int], tokens: int, vocab: int,
             got.extend(event.token_ids)
             if not started:
                 await everyone.wait()
-    return sum(a != b for a, b in zip(got, expected_output(prompt, tokens, vocab), strict=True))
+    return got
+
+
+def _wrong(prompt: list[int], output: list[int], tokens: int, vocab: int) -> int:
+    return sum(a != b for a, b in zip(output, expected_output(prompt, tokens, vocab), strict=True))
 
 
 @click.command()

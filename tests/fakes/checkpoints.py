@@ -63,7 +63,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "num_experts_per_tok": 2,
         "rope_parameters": {
             "rope_type": "yarn",
-            "factor": 4.0,
+            "factor": CONTEXT_LENGTH / 128,
             "beta_fast": 32.0,
             "beta_slow": 1.0,
             "original_max_position_embeddings": 128,

@@ -70,7 +70,11 @@ def test_rules_about_content_are_refused() -> None:
         ("mistral", {"sliding_window": None}, [(None, None)] * 2),
         ("gpt_oss", {}, [(16, None), (None, None)]),
         ("llama4_text", {"attention_chunk_size": 200}, [(None, 200), (None, None)]),
-        ("qwen2", {"sliding_window": 20, "use_sliding_window": True, "max_window_layers": 1}, [(None, None), (20, None)]),
+        (
+            "qwen2",
+            {"sliding_window": 20, "use_sliding_window": True, "max_window_layers": 1},
+            [(None, None), (20, None)],
+        ),
         ("qwen2", {"sliding_window": 20, "use_sliding_window": False}, [(None, None)] * 2),
     ],
 )

@@ -47,9 +47,7 @@ def test_refuses_a_model_that_computes_something_else(
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_refuses_when_only_the_prefix_is_lost(
-    checkpoint: Make, monkeypatch: pytest.MonkeyPatch, dtype: str
-) -> None:
+def test_refuses_when_only_the_prefix_is_lost(checkpoint: Make, monkeypatch: pytest.MonkeyPatch, dtype: str) -> None:
     """Whole prefills would look right; only chunks and decode steps read the pool."""
     honest = TorchNativeAttention.plan
 

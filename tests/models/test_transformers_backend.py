@@ -10,7 +10,15 @@ import pytest
 import torch
 
 from core.errors import ModelLoadError
-from tests.fakes.checkpoints import BOS_ID, CONFIGS, CONTEXT_LENGTH, EOS_ID, REFUSED_CONFIGS, VOCAB_SIZE, make_checkpoint
+from tests.fakes.checkpoints import (
+    BOS_ID,
+    CONFIGS,
+    CONTEXT_LENGTH,
+    EOS_ID,
+    REFUSED_CONFIGS,
+    VOCAB_SIZE,
+    make_checkpoint,
+)
 from tests.fakes.paged_steps import Part
 from tests.models.reference import PackedRun, PlainModel, load
 
@@ -131,7 +139,9 @@ def test_spec_says_what_the_checkpoint_says(checkpoint: Make) -> None:
     assert spec.name == checkpoint("gemma3_text").name
     assert (spec.vocab_size, spec.context_length) == (VOCAB_SIZE, CONTEXT_LENGTH)
     assert (spec.eos_token_ids, spec.bos_token_id) == ((EOS_ID,), BOS_ID)
-    assert [(s.layer_id, s.num_kv_heads, s.k_dim, s.v_dim) for s in spec.kv_layers] == [(i, 2, 16, 16) for i in range(4)]
+    assert [(s.layer_id, s.num_kv_heads, s.k_dim, s.v_dim) for s in spec.kv_layers] == [
+        (i, 2, 16, 16) for i in range(4)
+    ]
 
 
 def test_layers_that_share_kv_take_no_pool_of_their_own(checkpoint: Make) -> None:
