@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -27,16 +28,22 @@ def reference(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
     return directory, decided_examples(directory, CONCURRENT, LONGEST, seed=1)
 
 
-@pytest.mark.parametrize("prefix_cache", ["radix", "none"])
-@pytest.mark.parametrize("overlap", [True, False], ids=["overlap", "inline"])
-async def test_greedy_equals_transformers(
-    reference: tuple[Path, list[Example]], overlap: bool, prefix_cache: str
-) -> None:
+PATHS: dict[str, dict[str, Any]] = {
+    "overlap-radix": {"overlap": True, "prefix_cache": "radix"},
+    "overlap-none": {"overlap": True, "prefix_cache": "none"},
+    "inline-radix": {"overlap": False, "prefix_cache": "radix"},
+    "inline-none": {"overlap": False, "prefix_cache": "none"},
+    "separate": {"overlap": True, "prefix_cache": "radix", "mixed_chunk": False},
+}
+"""Settings that must not change a token; `separate` never puts prompt chunks and decodes into one step."""
+
+
+@pytest.mark.parametrize("path", PATHS)
+async def test_greedy_equals_transformers(reference: tuple[Path, list[Example]], path: str) -> None:
     directory, examples = reference
     async with serve_checkpoint(
         directory,
-        overlap=overlap,
-        prefix_cache=prefix_cache,
+        **PATHS[path],
         chunked_prefill_size=64,
         page_size=8,
         max_running_requests=24,
@@ -47,7 +54,7 @@ async def test_greedy_equals_transformers(
     wrong = [i for i, (answer, example) in enumerate(zip(answers, examples, strict=True)) if answer != example.output]
     assert not wrong, f"{len(wrong)} of {len(examples)} differ, first: {answers[wrong[0]]} for {examples[wrong[0]]}"
     assert stats.preemptions > 0, "the pool was meant to be too small"
-    assert (stats.cached_tokens > 0) == (prefix_cache == "radix")
+    assert (stats.cached_tokens > 0) == (PATHS[path]["prefix_cache"] == "radix")
     assert sum(stats.assert_failures.values()) == 0
     assert all(pool.used == 0 for pool in stats.pools)
 

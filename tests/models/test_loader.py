@@ -1,4 +1,4 @@
-"""A bad checkpoint is refused quickly, in one line that names the cause; a good one is loaded without running its code."""
+"""A bad checkpoint is refused quickly, in one line that names the cause; code beside the weights never runs."""
 
 from __future__ import annotations
 

@@ -53,7 +53,8 @@ def test_a_limit_beyond_the_context_is_no_limit() -> None:
 
 
 def test_bidirectional_rules_never_agree() -> None:
-    assert not agrees(masking_utils.bidirectional_mask_function, AttentionSpan(), REACH, CPU)
+    rule: Any = masking_utils.bidirectional_mask_function
+    assert not agrees(rule, AttentionSpan(), REACH, CPU)
 
 
 def test_rules_about_content_are_refused() -> None:

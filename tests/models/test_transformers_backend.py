@@ -1,4 +1,4 @@
-"""Every served kind gives packed, over shuffled pages, in any mix of steps, the logits that transformers gives plain."""
+"""Every served kind gives packed, over shuffled pages, in any mix of steps, the logits transformers gives plain."""
 
 from __future__ import annotations
 

@@ -1,0 +1,90 @@
+"""What a correct engine answers: one request at a time, with no pools, no batches, no pages and no overlap.
+
+The model of the simulation is defined here as well, in three functions that both sides share: `link` is what a KV slot
+holds, `pick` is how a token follows from it, and everything else of this file knows nothing of how the engine works.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from core.types.io import FinishReason
+from core.types.sampling_params import SamplingParams
+
+VOCAB = 509
+EOS = tuple(range(500, VOCAB))
+ROOT = 0x5EED
+"""What stands before the first token."""
+
+MASK = 2**64 - 1
+GAMMA = 0x9E3779B97F4A7C15
+
+Extras = tuple[float | int | tuple[float | int, ...], ...]
+
+
+def link(before: int, token: int, position: int) -> int:
+    """What the KV slot of `token` holds, given what the slot before it holds: a hash of the whole prefix."""
+    return hash((before, token, position))
+
+
+def pick(state: int, extras: Extras, forbidden: frozenset[int] | set[int]) -> int:
+    """The token after a sequence whose last slot holds `state`; `extras` is whatever else a sampler reads."""
+    token = hash((state, *extras)) % VOCAB
+    while token in forbidden:
+        token = (token + 1) % VOCAB
+    return token
+
+
+def uniform(seed: int, position: int) -> float:
+    """The random number of an output position, written from the description of SplitMix64 and not from our sampler."""
+    return (_mix(_mix(seed + GAMMA) + (position + 1) * GAMMA) >> 11) * 2.0**-53
+
+
+def _mix(word: int) -> int:
+    word &= MASK
+    word = (word ^ (word >> 30)) * 0xBF58476D1CE4E5B9 & MASK
+    word = (word ^ (word >> 27)) * 0x94D049BB133111EB & MASK
+    return word ^ (word >> 31)
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """All tokens of a request that nothing disturbs, and how it ends."""
+
+    tokens: tuple[int, ...]
+    reason: FinishReason
+    matched_stop: int | None
+
+
+def answer(prompt: Sequence[int], params: SamplingParams, seed: int, limit: int) -> Answer:
+    """What the request gets: at most `limit` tokens, fewer when one of them stops it."""
+    state, ids = ROOT, list(prompt)
+    for position, token in enumerate(prompt):
+        state = link(state, token, position)
+    stops = {*params.stop_token_ids, *(() if params.ignore_eos else EOS)}
+    out: list[int] = []
+    while len(out) < limit:
+        forbidden = {token for token, bias in params.logit_bias.items() if bias == -math.inf}
+        if len(out) < params.min_tokens:
+            forbidden |= stops
+        token = pick(state, _extras(params, seed, len(out), ids), forbidden)
+        out.append(token)
+        if token in stops:
+            return Answer(tuple(out), FinishReason.STOP, token)
+        state = link(state, token, len(ids))
+        ids.append(token)
+    return Answer(tuple(out), FinishReason.LENGTH, None)
+
+
+def _extras(params: SamplingParams, seed: int, position: int, ids: list[int]) -> Extras:
+    """What the sampler may look at: filters and a random number unless greedy, the history if penalised, the biases."""
+    found: list[float | int | tuple[float | int, ...]] = []
+    if params.temperature > 0:
+        found += [uniform(seed, position), params.temperature, params.top_k, params.top_p, params.min_p]
+    if params.penalised:
+        found += [tuple(ids), params.repetition_penalty, params.frequency_penalty, params.presence_penalty]
+    if params.logit_bias:
+        found.append(tuple(part for item in sorted(params.logit_bias.items()) for part in item))
+    return tuple(found)
