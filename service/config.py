@@ -28,6 +28,7 @@ from service.settings import setting
 
 LOG_LEVELS = ("debug", "info", "warning", "error")
 MAX_PORT = 65535
+BUNDLED_NAME = "slipstream-bundled"
 
 
 def _core(floor: type[Any], name: str) -> Any:
@@ -42,7 +43,7 @@ class ServerConfig:
     model: str | None = setting(
         None, str, "Model", "Checkpoint directory in Hugging Face format; unset: the bundled model.", metavar="DIR"
     )
-    served_model_name: str | None = setting(None, str, "Model", "Name that clients see; unset: the directory's name.")
+    served_model_name: str | None = setting(None, str, "Model", "Name that clients see; unset: the directory's name, or slipstream-bundled.")
     dtype: str = setting(_core(ModelConfig, "dtype"), str, "Model", "Type of weights and cache.", choices=DTYPES)
     context_length: int | None = setting(
         None, int, "Model", "Most tokens of prompt and output together; unset: the checkpoint's own.", low=2
@@ -166,7 +167,7 @@ class ServerConfig:
                 path=model_path,
                 dtype=self.dtype,
                 context_length=self.context_length,
-                served_name=self.served_model_name,
+                served_name=self.served_model_name or (None if self.model else BUNDLED_NAME),
             ),
             memory=MemoryConfig(
                 page_size=self.page_size,

@@ -31,6 +31,7 @@ from core.types.stats import EngineStats
 log = logging.getLogger(__name__)
 
 WATCHDOG_PERIOD = 1.0
+DRAIN_END_SECONDS = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,8 +140,11 @@ class AsyncEngine:
         left = list(self._live.values())
         for stream in left:
             self._end_stream(stream, error=Draining("the server is shutting down"))
-        if left and self._state is not EngineState.DEAD:
-            await self._empty.wait()
+        if left:
+            # One step is enough to end them; behind a hung one they are failed by `stop` or by the watchdog.
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(DRAIN_END_SECONDS):
+                    await self._empty.wait()
         return len(left)
 
     async def stop(self) -> None:

@@ -14,8 +14,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from core.types.arrays import Ints
 from core.sampling.draw import totals
+from core.types.arrays import Ints
 
 _LOWEST_KEY = -(2**31)
 

@@ -13,8 +13,8 @@ import numpy as np
 import torch
 
 from core.batch.sampling_batch import SamplingBatch
-from core.types.arrays import Ints
 from core.device.staging import Staging
+from core.types.arrays import Ints
 
 
 class TokenHistory:

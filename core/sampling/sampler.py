@@ -16,13 +16,13 @@ import numpy as np
 import torch
 
 from core.batch.sampling_batch import SamplingBatch
-from core.types.arrays import Ints
 from core.device.staging import Staging
 from core.sampling.candidates import draw_rows
 from core.sampling.cutoff import DeviceFilters, Filters, SampledRows, dropped
 from core.sampling.draw import draw, padded, weigh
 from core.sampling.logprobs import pick_logprobs, raw_logprobs
 from core.sampling.penalties import TokenHistory, apply_bias, apply_penalties
+from core.types.arrays import Ints
 
 MIN_TEMPERATURE = 1e-6
 """Smaller ones sample as this one does, which is greedy in all but exact ties; the quotient must stay finite."""

@@ -16,6 +16,7 @@ from transformers import (
     TopPLogitsWarper,
 )
 
+from core.sampling.candidates import _cutoffs, descending, largest
 from core.sampling.cutoff import DeviceFilters, Filters, SampledRows, dropped
 from core.sampling.draw import draw, padded, weigh_by_exp, weigh_by_softmax
 from tests.sampling.batches import Row, sample, token_of
@@ -165,6 +166,60 @@ def test_ties_at_the_cutoff_stay_together() -> None:
     for kept in ({"top_k": 2}, {"top_p": 0.1}, {"min_p": 0.9}):
         row = Row(logits, **kept)  # type: ignore[arg-type]
         assert [token_of(row, u) for u in (0.1, 0.3, 0.6, 0.9)] == tied
+
+
+def _both_ways(row: Row, weights: list[float]) -> list[list[int]]:
+    """Kept tokens by candidates, by a sort, and by bisection, of a row whose weights are given."""
+    vocab = row.logits.numel()
+    scaled = padded(row.logits[None])
+    given = torch.zeros_like(scaled)
+    given[0, :vocab] = torch.tensor(weights)
+    rows = SampledRows(scaled, given, scaled.amax(-1), torch.zeros(1, dtype=torch.float64), _filters([row]))
+    by_candidates, done = _cutoffs(rows, *_ranked(largest(scaled, 64), given))
+    assert bool(done.all())
+    by_sort, _ = _cutoffs(rows, *descending(scaled, given))
+    drops = _dropped([row], scaled, given)
+    masks = (scaled >= by_candidates[:, None], scaled >= by_sort[:, None], ~drops)
+    return [torch.nonzero(mask[0, :vocab])[:, 0].tolist() for mask in masks]
+
+
+def _ranked(found: tuple[torch.Tensor, torch.Tensor], weights: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    values, ids = found
+    return values, weights.gather(1, ids).double()
+
+
+@pytest.mark.parametrize(
+    ("top_p", "kept"), [(0.5, [0]), (0.5625, [0, 1]), (0.8125, [0, 1, 2]), (0.75, [0, 1]), (2**-20, [0])]
+)
+def test_nucleus_is_the_smallest_that_reaches_top_p(top_p: float, kept: list[int]) -> None:
+    """Weights 8, 4, 3, 1 of 16: reaching the mass exactly is enough, falling short by one is not."""
+    row = Row(torch.tensor([3.0, 2.0, 1.0, 0.0]), top_p=top_p)
+    assert _both_ways(row, [8, 4, 3, 1]) == [kept] * 3
+    # Just above an exact multiple the next token is needed.
+    above = replace(row, top_p=float(np.nextafter(np.float32(0.75), np.float32(1))))
+    assert _both_ways(above, [8, 4, 3, 1]) == [[0, 1, 2]] * 3
+
+
+def test_neighbouring_floats_are_told_apart_and_zeros_are_not() -> None:
+    below = float(np.nextafter(np.float32(1.0), np.float32(0.0)))
+    assert _both_ways(Row(torch.tensor([below, 1.0, -5.0]), top_k=1), [1, 1, 1]) == [[1]] * 3
+    below = float(np.nextafter(np.float32(-1.0), np.float32(-2.0)))
+    assert _both_ways(Row(torch.tensor([below, -1.0, -5.0]), top_k=1), [1, 1, 1]) == [[1]] * 3
+    assert _both_ways(Row(torch.tensor([0.0, -0.0, -5.0]), top_k=1), [1, 1, 1]) == [[0, 1]] * 3
+
+
+def test_top_p_counts_all_ties_that_top_k_kept() -> None:
+    """Top-k 50 ends among 500 equal logits: 540 tokens stay, and the nucleus is a share of all of those."""
+    logits = torch.full((3000,), -9.0)
+    logits[:40] = torch.linspace(1.5, 1.0, 40)
+    logits[1000:1500] = 0.0
+    row = Row(logits, top_k=50, top_p=0.16)
+    p = logits.double().exp()
+    p[logits < 0] = 0.0
+    ordered = (p / p.sum())[:40].cumsum(-1)
+    last = int((ordered < 0.16).sum())
+    assert 10 < last < 39
+    assert token_of(row, 1 - 2**-53) == last
 
 
 def test_more_ties_than_candidates() -> None:

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from core.sampling.draw import draw, draw_among
 from core.sampling.sampler import SampleOutput, Sampler
 from core.sampling.uniform import uniforms
 from tests.sampling.batches import CPU, Row, batch_of, history_of, sample, token_of
@@ -126,9 +127,10 @@ def test_greedy_is_after_bias_and_penalties() -> None:
 def test_forbidden_tokens_are_never_drawn() -> None:
     """min_tokens puts -inf on the stop tokens; a client's bias on the same token must not lift it."""
     logits = torch.tensor([0.0, 9.0, 0.0, 0.0])
-    row = Row(logits, bias=((1, 50.0), (1, -np.inf)))
-    assert {token_of(row, u) for u in np.linspace(0, 1 - 2**-53, 31)} == {0, 2, 3}
-    assert token_of(replace(row, temperature=0.0)) == 0
+    for bias in (((1, 50.0), (1, -np.inf)), ((1, -np.inf), (1, 50.0))):
+        row = Row(logits, bias=bias)
+        assert {token_of(row, u) for u in np.linspace(0, 1 - 2**-53, 31)} == {0, 2, 3}
+        assert token_of(replace(row, temperature=0.0)) == 0
 
 
 def test_tiny_temperature_is_greedy() -> None:
@@ -143,6 +145,14 @@ def test_largest_uniform_returns_the_last_kept_token() -> None:
     for filters in ({}, {"min_p": 0.5}, {"top_k": 900}, {"top_p": 0.5}):
         assert token_of(Row(logits, **filters), 1 - 2**-53) == 899  # type: ignore[arg-type]
         assert token_of(Row(logits, **filters), 0.0) == 0  # type: ignore[arg-type]
+
+
+def test_uniform_beyond_its_range_still_gives_a_kept_token() -> None:
+    """`draw` must not run off the end of the CDF, even if a uniform of 1 ever came by."""
+    weights = torch.zeros(1, 256)
+    weights[0, [7, 200]] = 3.0
+    assert draw(weights, torch.tensor([1.0], dtype=torch.float64)).tolist() == [200]
+    assert draw_among(torch.tensor([[200, 7]]), torch.tensor([[3.0, 3.0]]).double(), torch.ones(1)).tolist() == [200]
 
 
 @pytest.mark.parametrize("poison", [np.nan, np.inf])

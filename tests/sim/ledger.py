@@ -87,7 +87,7 @@ class Ledger:
         """`step` gathered the newest token of the owner (row, generation)."""
         self.reads += 1
         cell = self._cell(row)
-        if cell.step and cell.generation != generation:
+        if generation <= self._ended.get(row, -1) or (cell.step and cell.generation != generation):
             self._report(Fault.FOREIGN_GENERATION, row, generation, step, cell.step)
         elif not cell.step:
             self._report(Fault.READ_BEFORE_WRITE, row, generation, step, 0)

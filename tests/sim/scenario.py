@@ -1,0 +1,117 @@
+"""Everything that one seed decides before the first step: sizes, settings, which faults happen and how often.
+
+Each seed switches on its own few faults ("swarm testing"): with all of them on all the time, the loud ones would end
+every request before the quiet ones meet it.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+
+from core.config import SchedulerConfig
+
+RATES: dict[str, tuple[float, float]] = {
+    # What happens to clients: probability per step while it is switched on, low and high end.
+    "abort": (0.02, 0.3),
+    "abort_late": (0.01, 0.1),
+    "deadline": (0.05, 0.5),
+    "queue_timeout": (0.05, 0.5),
+    "group": (0.1, 0.6),
+    "duplicate_id": (0.1, 0.5),
+    "slow_reader": (0.1, 0.5),
+    "stop_string": (0.1, 0.5),
+    "options": (0.2, 1.0),
+    "salt": (0.2, 0.7),
+    # What happens to the engine.
+    "clock_jump": (0.005, 0.05),
+    "nan_row": (0.005, 0.05),
+    "drain": (0.003, 0.01),
+    "step_failure": (0.003, 0.006),
+}
+PER_REQUEST = ("deadline", "queue_timeout", "group", "duplicate_id", "slow_reader", "stop_string", "options", "salt")
+"""Of these the rate is per request, not per step."""
+
+SHARE_ON = 0.4
+ONLY_SOMETIMES = {"step_failure": 0.15, "drain": 0.25, "abort": 0.6, "options": 0.6}
+REAL_STEPS = 25
+"""One seed of so many runs the production StepRunner, FutureMap, table and history instead of their twins."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scenario:
+    """What a seed means. Sizes are small on purpose: bugs of reuse and of full pools need little to show."""
+
+    seed: int
+    rows: int
+    pages: int
+    page_size: int
+    context: int
+    cache: str
+    depth: int
+    config: SchedulerConfig
+    symbols: int
+    """Prompts use so many different tokens: 1 makes every prompt a prefix of every longer one."""
+    arrivals: float
+    """Requests per step, on average."""
+    long_outputs: bool
+    speed: float
+    """How likely the device finishes a step between two steps of the scheduler."""
+    retract_every: int
+    """Force a retraction every so many plans; 0 for never."""
+    real_steps: bool
+    faults: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def slots(self) -> int:
+        """Tokens that an empty pool can hold."""
+        return self.pages * self.page_size
+
+    @property
+    def width(self) -> int:
+        """Entries of a table row: whole pages."""
+        return -(-self.context // self.page_size) * self.page_size
+
+    def room(self, prompt_len: int) -> int:
+        """The longest output a prompt may ask for, by the formula of entry: its last token is never stored."""
+        return min(self.context - prompt_len, self.slots - prompt_len + 1)
+
+
+def draw(seed: int) -> Scenario:
+    """The scenario of `seed`: the same on every machine and in every process."""
+    # Not the generator of the run itself, so that a new choice here does not shift every fault of an old seed.
+    rng = random.Random(seed * 2 + 1)
+    page_size = rng.choice((1, 1, 2, 3, 4, 8))
+    slots = rng.choice((1, 4, 8, 12, 16, 24, 32, 48, 64))
+    pages = max(1, slots // page_size)
+    config = SchedulerConfig(
+        chunked_prefill_size=rng.choice((1, 2, 3, 5, 8, 16, 64)),
+        mixed_chunk=rng.random() < 0.7,
+        policy=rng.choice(("fcfs", "fcfs", "lpm", "priority")),
+        max_queued_requests=rng.choice((1, 4, 8, 16)),
+    )
+    return Scenario(
+        seed=seed,
+        rows=rng.choice((1, 1, 2, 3, 4, 6, 8)),
+        pages=pages,
+        page_size=page_size,
+        context=rng.choice((4, 16, 33, 48, 64)),
+        cache=rng.choice(("radix", "radix", "none")),
+        depth=rng.choice((1, 2, 2, 2)),
+        config=config,
+        symbols=rng.choice((1, 2, 2, 3, 4)),
+        arrivals=rng.choice((0.03, 0.08, 0.15, 0.3)),
+        long_outputs=rng.random() < 0.5,
+        speed=rng.choice((1.0, 0.9, 0.6, 0.35)),
+        retract_every=rng.choice((0, 0, 0, 3, 5, 11)),
+        real_steps=seed % REAL_STEPS == 7,
+        faults=_faults(rng),
+    )
+
+
+def _faults(rng: random.Random) -> dict[str, float]:
+    chosen: dict[str, float] = {}
+    for name, (low, high) in RATES.items():
+        if rng.random() < ONLY_SOMETIMES.get(name, SHARE_ON):
+            chosen[name] = low + (high - low) * rng.random()
+    return chosen
