@@ -43,7 +43,9 @@ class ServerConfig:
     model: str | None = setting(
         None, str, "Model", "Checkpoint directory in Hugging Face format; unset: the bundled model.", metavar="DIR"
     )
-    served_model_name: str | None = setting(None, str, "Model", "Name that clients see; unset: the directory's name, or slipstream-bundled.")
+    served_model_name: str | None = setting(
+        None, str, "Model", "Name that clients see; unset: the directory's name, or slipstream-bundled."
+    )
     dtype: str = setting(_core(ModelConfig, "dtype"), str, "Model", "Type of weights and cache.", choices=DTYPES)
     context_length: int | None = setting(
         None, int, "Model", "Most tokens of prompt and output together; unset: the checkpoint's own.", low=2
