@@ -15,7 +15,7 @@ MODEL := core/models/bundled/checkpoint/config.json
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help venv serve test check demo bench format proto
+.PHONY: help venv serve test check mutants demo bench format proto
 .DELETE_ON_ERROR:
 
 help: ## Show this list
@@ -47,6 +47,9 @@ check: $(STAMP) ## Lint, format, types and house rules
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q tests/tidy
+
+mutants: $(STAMP) ## Break the code line by line and see that the named tests notice
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.mutants $(ARGS)
 
 demo: $(STAMP) $(MODEL) ## Start a server, stream three completions at once, show the pools, drain
 	@$(BIN)/python -m service.demo $(ARGS)

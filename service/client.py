@@ -20,6 +20,7 @@ from google.rpc.status_pb2 import Status  # type: ignore[import-untyped]
 from service.pb.slipstream.v1 import inference_pb2 as pb
 from service.pb.slipstream.v1 import inference_pb2_grpc
 from service.status import DETAILS_TRAILER, TOKENS_EMITTED_TRAILER
+from service.tls_credentials import ClientTls
 
 SERVICE_CONFIG: dict[str, Any] = {
     "methodConfig": [
@@ -103,12 +104,25 @@ class CallFailed(Exception):
 
 
 class SlipstreamClient:
-    """A client of one server, `target` being `host:port`. Use it as an async context manager, or `close` it."""
+    """A client of one server, `target` being `host:port`. Use it as an async context manager, or `close` it.
 
-    def __init__(self, target: str, options: Sequence[tuple[str, Any]] = ()) -> None:
-        self.channel = grpc.aio.insecure_channel(
-            target, options=(("grpc.service_config", json.dumps(SERVICE_CONFIG)), *options)
-        )
+    `token` goes with every call; without `tls` anyone on the way can read it.
+    """
+
+    def __init__(
+        self,
+        target: str,
+        options: Sequence[tuple[str, Any]] = (),
+        *,
+        tls: ClientTls | None = None,
+        token: str | None = None,
+    ) -> None:
+        arguments = (("grpc.service_config", json.dumps(SERVICE_CONFIG)), *options)
+        if tls is None:
+            self.channel = grpc.aio.insecure_channel(target, options=arguments)
+        else:
+            self.channel = grpc.aio.secure_channel(target, tls.credentials(), options=arguments)
+        self.metadata: tuple[tuple[str, str], ...] = () if token is None else (("authorization", f"Bearer {token}"),)
         self.stub: Any = inference_pb2_grpc.InferenceServiceStub(self.channel)  # type: ignore[no-untyped-call]
 
     async def __aenter__(self) -> SlipstreamClient:
@@ -147,7 +161,7 @@ class SlipstreamClient:
             cache_salt=cache_salt,
         )
         _set_input(request, prompt)
-        call = self.stub.Generate(request, timeout=timeout)
+        call = self.stub.Generate(request, timeout=timeout, metadata=self.metadata)
         try:
             async for response in call:
                 event = _event(response)
@@ -199,7 +213,7 @@ class SlipstreamClient:
 
     async def _unary(self, method: Any, request: Any) -> Any:
         try:
-            return await method(request)
+            return await method(request, metadata=self.metadata)
         except grpc.aio.AioRpcError as error:
             raise CallFailed(error) from None
 

@@ -117,6 +117,28 @@ class ServerConfig:
         10.0, float, "Network", "Seconds a client has to answer a ping before it counts as gone.", low=0.1
     )
 
+    auth_token_file: str | None = setting(
+        None,
+        str,
+        "Security",
+        "File of bearer tokens, one a line, also as name:token; unset: anyone may call.",
+        metavar="FILE",
+    )
+    auth_recheck_seconds: float = setting(
+        30.0, float, "Security", "Seconds after which a revoked token has ended its streams.", low=0.05
+    )
+    tls_cert: str | None = setting(
+        None, str, "Security", "Certificate chain of the gRPC port in PEM; unset: no TLS.", metavar="FILE"
+    )
+    tls_key: str | None = setting(None, str, "Security", "Its unencrypted private key in PEM.", metavar="FILE")
+    tls_client_ca: str | None = setting(
+        None,
+        str,
+        "Security",
+        "Authorities in PEM, one of which must have signed a client's certificate; unset: clients need none.",
+        metavar="FILE",
+    )
+
     max_concurrent_requests: int | None = setting(
         None,
         int,
@@ -156,6 +178,10 @@ class ServerConfig:
             raise ConfigError(f"port and metrics_port must be at most {MAX_PORT}")
         if self.port and self.port == self.metrics_port and self.host == self.metrics_host:
             raise ConfigError(f"port and metrics_port must differ; both are {self.port}")
+        if (self.tls_cert is None) != (self.tls_key is None):
+            raise ConfigError("tls_cert and tls_key must be given together")
+        if self.tls_client_ca is not None and self.tls_cert is None:
+            raise ConfigError("tls_client_ca needs tls_cert and tls_key")
 
     @property
     def concurrency_limit(self) -> int:

@@ -1,6 +1,7 @@
-"""What can be refused in milliseconds, before anything heavy is imported: taken ports and unusable checkpoints.
+"""What can be refused in milliseconds, before anything heavy is imported: taken ports, unusable files.
 
-Every StartupError here is one line for the operator and may name a path. The loader checks again, and more.
+Files are those of the checkpoint, the tokens and TLS. Every StartupError here is one line for the operator and may name
+a path. The loader checks again, and more.
 """
 
 from __future__ import annotations
@@ -13,7 +14,9 @@ from typing import Any
 
 from core.errors import ModelLoadError, StartupError
 from core.models.bundled import bundled_model_dir
+from service.auth_tokens import token_file
 from service.config import ServerConfig
+from service.tls import tls_files
 
 _HEADER_LENGTH = struct.Struct("<Q")
 MAX_HEADER_BYTES = 100 * 1024 * 1024
@@ -27,6 +30,7 @@ def model_path(config: ServerConfig) -> Path:
 def check(config: ServerConfig) -> None:
     """Everything below at once. Raises StartupError."""
     check_ports(config)
+    check_security(config)
     check_model(model_path(config))
 
 
@@ -52,6 +56,13 @@ def _probe(purpose: str, host: str, port: int) -> None:
     except OSError as error:
         reason = (error.strerror or str(error)).lower()
         raise StartupError(f"cannot listen on {host}:{port} ({purpose}): {reason}") from None
+
+
+def check_security(config: ServerConfig) -> None:
+    """Raise StartupError if the token file or a TLS file cannot be used."""
+    if config.auth_token_file is not None:
+        token_file(config.auth_token_file)
+    tls_files(config)
 
 
 def check_model(path: Path) -> None:

@@ -13,6 +13,8 @@ from prometheus_client import CollectorRegistry
 
 from core.errors import StartupError
 from service.admission import Admission
+from service.auth import AuthInterceptor
+from service.auth_tokens import token_file
 from service.builder import EngineBuilder, Progress, StartableEngine, in_daemon_thread
 from service.config import ServerConfig
 from service.engine_slot import EngineSlot
@@ -25,6 +27,8 @@ from service.pb.slipstream.v1 import inference_pb2, inference_pb2_grpc
 from service.preflight import check, model_path
 from service.servicers.health import LIVENESS, READINESS, HealthServicer
 from service.servicers.inference import InferenceServicer
+from service.tls import tls_files
+from service.tls_credentials import server_credentials
 from service.version import installed_version
 
 log = logging.getLogger(__name__)
@@ -64,9 +68,11 @@ class Server:
         metrics = RpcMetrics(self._registry)
         # Outermost first: the tracker must outlive the error mapping, and calls are counted by their final code.
         around = (self.tracker.around, count_calls(metrics), errors_to_statuses)
-        server = grpc.aio.server(
-            interceptors=[AroundInterceptor(each) for each in around], options=server_options(self.config)
-        )
+        interceptors: list[grpc.aio.ServerInterceptor] = [AroundInterceptor(each) for each in around]
+        if self.config.auth_token_file is not None:
+            tokens = token_file(self.config.auth_token_file)
+            interceptors.append(AuthInterceptor(tokens, self.config.auth_recheck_seconds))
+        server = grpc.aio.server(interceptors=interceptors, options=server_options(self.config))
         admission = Admission(
             self.config.concurrency_limit, self.config.rate_limit, max_wait=self.config.admission_wait
         )
@@ -100,13 +106,23 @@ class Server:
         check(self.config)
         self._metrics = MetricsServer(self.config.metrics_host, self.config.metrics_port, self._registry)
         self.metrics_port = self._metrics.port
-        host = f"[{self.config.host}]" if ":" in self.config.host else self.config.host
         try:
-            self.port = self._grpc.add_insecure_port(f"{host}:{self.config.port}")
-        except RuntimeError:
+            self.port = self._bind()
+        except StartupError:
             self._metrics.close()
-            raise StartupError(f"cannot listen on {host}:{self.config.port} (gRPC)") from None
+            raise
         await self._grpc.start()
+
+    def _bind(self) -> int:
+        """The gRPC port, with TLS if there are files for it. Raises StartupError."""
+        host = f"[{self.config.host}]" if ":" in self.config.host else self.config.host
+        address, tls = f"{host}:{self.config.port}", tls_files(self.config)
+        try:
+            if tls is None:
+                return self._grpc.add_insecure_port(address)
+            return self._grpc.add_secure_port(address, server_credentials(tls))
+        except RuntimeError:
+            raise StartupError(f"cannot listen on {address} (gRPC)") from None
 
     async def load(self) -> None:
         """Build and start the engine, then report ready. Raises StartupError."""

@@ -58,6 +58,18 @@ class UnknownService(SlipstreamError):
     reason = "UNKNOWN_SERVICE"
 
 
+class Unauthenticated(SlipstreamError):
+    """No token, or one that is not listed; which of these is not told."""
+
+    reason = "UNAUTHENTICATED"
+
+
+class TokenRevoked(Unauthenticated):
+    """The token of a live call was taken off the list."""
+
+    reason = "TOKEN_REVOKED"
+
+
 CODES: dict[type[SlipstreamError], grpc.StatusCode] = {
     InvalidRequest: grpc.StatusCode.INVALID_ARGUMENT,
     DuplicateRequest: grpc.StatusCode.ALREADY_EXISTS,
@@ -70,6 +82,7 @@ CODES: dict[type[SlipstreamError], grpc.StatusCode] = {
     Draining: grpc.StatusCode.UNAVAILABLE,
     NotReady: grpc.StatusCode.UNAVAILABLE,
     UnknownService: grpc.StatusCode.NOT_FOUND,
+    Unauthenticated: grpc.StatusCode.UNAUTHENTICATED,
 }
 """StartupError is absent on purpose: its text is for the operator and may hold a path."""
 

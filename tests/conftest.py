@@ -18,6 +18,10 @@ import pytest
 import torch
 from hypothesis import settings
 
+from tests import scorecard as scores
+
+scorecard = scores.scorecard
+
 # Results must not depend on how many cores reduce a sum, and two cores are all that CI has.
 torch.set_num_threads(1)
 
@@ -36,6 +40,14 @@ def pytest_configure(config: pytest.Config) -> None:
     """Choose the seed of this run, unless one was asked for, before Hypothesis reads its option."""
     if config.option.hypothesis_seed is None:
         config.option.hypothesis_seed = os.environ.get(SEED_ENV) or str(random.SystemRandom().randrange(2**32))
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """While the scorecard is made, only tests that record something run."""
+    if os.environ.get(scores.FILE_ENV):
+        kept = scores.only_recording(items)
+        config.hook.pytest_deselected(items=[item for item in items if item not in kept])
+        items[:] = kept
 
 
 def pytest_report_header(config: pytest.Config) -> str:

@@ -43,6 +43,7 @@ def _softmax(scores: torch.Tensor, sinks: torch.Tensor | None) -> torch.Tensor:
     """Softmax over the last dimension with an extra logit in the denominator. Overwrites `scores`."""
     if sinks is None:
         return torch.softmax(scores, dim=-1)
-    peak = torch.maximum(scores.amax(dim=-1, keepdim=True), sinks.float())
+    peak = scores.amax(dim=-1, keepdim=True)
     weights = scores.sub_(peak).exp_()
+    # A sink far above all scores overflows, and an infinite denominator makes the row zero: the right answer.
     return weights.div_(weights.sum(dim=-1, keepdim=True) + (sinks.float() - peak).exp())

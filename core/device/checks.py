@@ -59,6 +59,13 @@ class DeviceChecks:
             )
         return self._consume(buffer, rows, self.counters[0])
 
+    def snapshot(self) -> torch.Tensor:
+        """int64[len(DEVICE_CHECKS)], the counters as they stand here; empty when asserts are off.
+
+        A copy, because the next step counts on while another stream brings this one to the host.
+        """
+        return self.counters[:0] if self.mode is AssertMode.OFF else self.counters.clone()
+
     def expect_equal(self, actual: torch.Tensor, expected: torch.Tensor) -> None:
         """int64[n] against int64[n]: published sequence lengths must be what the scheduler planned with."""
         if self.mode is AssertMode.OFF:

@@ -11,12 +11,16 @@ from typing import Any, Protocol
 
 import torch
 
+from core.device.recorder import RecordedEvent, Recorder, on_lane
 from core.device.timer import Mark, mark
 from core.errors import ConfigError
 from core.invariants import check
 
 MAX_STREAM_DRAWS = 64
 """PyTorch hands streams out of a pool of 32 round robin, so two draws can alias; SGLang redraws as often."""
+
+FORWARD, COPY = "forward stream", "copy stream"
+"""What a recorder knows the two streams by."""
 
 
 class Event(Protocol):
@@ -39,11 +43,13 @@ class DeviceStreams:
     """The streams of one engine: `forward` runs every write of device state, `copy` brings results to the host.
 
     On an accelerator the two handles and the default stream are distinct: aliasing would silently serialise the copy
-    behind the next forward and cost the overlap (bug class D34).
+    behind the next forward and cost the overlap (bug class D34). `recorder`, when there is one, is told what is
+    submitted; whoever writes device state finds it here.
     """
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, recorder: Recorder | None = None) -> None:
         self.device = device
+        self.recorder = recorder
         self._module: Any = torch.get_device_module(device)
         self.forward: Any = self._module.Stream()
         self.copy: Any = self._draw_distinct()
@@ -68,7 +74,9 @@ class DeviceStreams:
     def new_event(self) -> Event:
         """A fresh event; one per step and purpose, never recorded twice."""
         event: Event = self._module.Event()
-        return event
+        if self.recorder is None:
+            return event
+        return RecordedEvent(event, self.recorder, {self.forward: FORWARD, self.copy: COPY})
 
     def mark(self) -> Mark:
         """A point in device time on the current stream, for measuring busy and idle seconds."""
@@ -76,13 +84,25 @@ class DeviceStreams:
 
     def on_forward(self) -> AbstractContextManager[Any]:
         """Context in which new work goes to the forward stream."""
-        context: AbstractContextManager[Any] = self._module.stream(self.forward)
-        return context
+        return self._on(self.forward, FORWARD)
 
     def on_copy(self) -> AbstractContextManager[Any]:
         """Context in which new work goes to the copy stream."""
-        context: AbstractContextManager[Any] = self._module.stream(self.copy)
-        return context
+        return self._on(self.copy, COPY)
+
+    def _on(self, stream: Any, lane: str) -> AbstractContextManager[Any]:
+        context: AbstractContextManager[Any] = self._module.stream(stream)
+        return context if self.recorder is None else on_lane(self.recorder, lane, context)
+
+    def fetch(self, tensor: torch.Tensor) -> torch.Tensor:
+        """A host tensor that holds the values of `tensor` once the current stream got here; pinned, or it would block.
+
+        On the CPU it is the tensor itself, so the values must not be written again.
+        """
+        if self.device.type == "cpu":
+            return tensor
+        host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+        return host.copy_(tensor, non_blocking=True)
 
     def synchronize(self) -> None:
         """Block until the device is idle; for start-up and shutdown only."""

@@ -12,7 +12,7 @@ class Mark(Protocol):
     """A point in device time."""
 
     def seconds_since(self, earlier: Mark) -> float:
-        """Device seconds from `earlier` to here; both points must have been passed."""
+        """Device seconds from `earlier` to here, on one stream; waits until this point was passed."""
         ...
 
 
@@ -38,6 +38,8 @@ class CudaMark:
     def seconds_since(self, earlier: Mark) -> float:
         """Seconds between the two events, as the device measured them."""
         assert isinstance(earlier, CudaMark)
+        # A step's copies can be done while its forward stream still stashes; elapsed_time refuses an event to come.
+        self.event.synchronize()
         return float(earlier.event.elapsed_time(self.event)) / 1000.0
 
 

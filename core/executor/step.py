@@ -11,7 +11,8 @@ from core.batch.build import token_positions
 from core.batch.forward_batch import ForwardBatch
 from core.batch.result import LogprobResult, StepResult
 from core.batch.schedule_batch import ScheduleBatch
-from core.device.checks import AssertMode, DeviceChecks
+from core.device.checks import DeviceChecks
+from core.device.recorder import Recorder
 from core.device.staging import Staging
 from core.device.streams import DeviceStreams, Event
 from core.device.timer import Mark
@@ -23,6 +24,9 @@ from core.relay.payload import RelayPayload
 from core.relay.resolve import InputIds, resolve_forward_inputs
 from core.sampling.penalties import TokenHistory
 from core.sampling.sampler import SampleOutput, Sampler
+
+SAMPLED, RESULTS = "sampled", "results"
+"""What a recorder knows the outputs of a step by, on the device and on the host; their places are step ids."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,11 +55,14 @@ class LaunchedStep:
     ended: Mark
     previous_end: Mark | None
     device_refs: tuple[object, ...]
+    recorder: Recorder | None
 
     def result(self) -> StepResult:
         """Wait for the copies and turn them into the result. Blocks: an overlapped loop never calls it."""
         self.copy_done.synchronize()
         batch, host = self.batch, self.host
+        if self.recorder is not None:
+            self.recorder.read(RESULTS, (batch.step_id,))
         idle = 0.0
         if self.previous_end is not None and not batch.after_idle:
             idle = max(0.0, self.began.seconds_since(self.previous_end))
@@ -77,7 +84,9 @@ class StepRunner:
 
     def __init__(self, state: DeviceState) -> None:
         self._state = state
-        self._device = state.streams.device
+        self._recorder = state.pool.recorder = state.kv_pool.recorder = state.streams.recorder
+        # Pools and weights were filled on the default stream, which no stream of ours waits for.
+        state.streams.synchronize()
         self._history: TokenHistory | None = None
         self._previous_end: Mark | None = None
 
@@ -86,16 +95,21 @@ class StepRunner:
         """Steps 4 to 7 of DESIGN section 4: table writes, input resolution, forward, sampling, relay, copies."""
         state = self._state
         with state.streams.on_forward():
+            if self._recorder is not None:
+                self._recorder.step(batch)
             began = state.streams.mark()
             forward_batch = self._prepare(batch)
             logits = state.model.forward(forward_batch)
             sampled = state.sampler.sample(logits, batch.sampling, self._history)
+            if self._recorder is not None:
+                self._recorder.wrote(SAMPLED, (batch.step_id,))
+            counted = state.checks.snapshot()
             published = self._relay(batch, forward_batch, sampled)
             ended = state.streams.mark()
         previous_end, self._previous_end = self._previous_end, ended
-        host, counts, copy_done = self._copy_out(sampled, published)
-        refs = (sampled, forward_batch, published)
-        return LaunchedStep(batch, host, counts, copy_done, began, ended, previous_end, refs)
+        host, counts, copy_done = self._copy_out(batch.step_id, sampled, counted, published)
+        refs = (sampled, counted, forward_batch, published)
+        return LaunchedStep(batch, host, counts, copy_done, began, ended, previous_end, refs, self._recorder)
 
     def _prepare(self, batch: ScheduleBatch) -> ForwardBatch:
         """Apply what the scheduler decided to device state, then gather the inputs: the other way rows are stale."""
@@ -150,7 +164,8 @@ class StepRunner:
         if self._history is None:
             # Rows x context entries: taken only once somebody asks for penalties.
             pool = self._state.pool
-            self._history = TokenHistory(pool.new_row_buffer((pool.max_context_len,), torch.int32))
+            buffer = pool.new_row_buffer((pool.max_context_len,), torch.int32)
+            self._history = TokenHistory(buffer, self._recorder)
         self._history.seed(seeds.rows, seeds.ids)
 
     def _relay(self, batch: ScheduleBatch, forward_batch: ForwardBatch, sampled: SampleOutput) -> Event:
@@ -164,31 +179,27 @@ class StepRunner:
                 self._history.append(rows, lens, sampled.tokens)
         return published
 
-    def _copy_out(self, sampled: SampleOutput, published: Event) -> tuple[SampleOutput, torch.Tensor, Event]:
+    def _copy_out(
+        self, step_id: int, sampled: SampleOutput, counted: torch.Tensor, published: Event
+    ) -> tuple[SampleOutput, torch.Tensor, Event]:
         """Bring tokens, log probabilities and assert counters to the host, off the forward stream."""
-        state = self._state
-        copy_done = state.streams.new_event()
-        with state.streams.on_copy():
-            state.streams.copy.wait_event(published)
+        streams = self._state.streams
+        copy_done = streams.new_event()
+        with streams.on_copy():
+            published.wait(streams.copy)
+            if self._recorder is not None:
+                self._recorder.read(SAMPLED, (step_id,))
+                self._recorder.wrote(RESULTS, (step_id,))
             host = self._to_host(sampled)
-            counting = state.checks.mode is not AssertMode.OFF
-            counters = state.checks.counters if counting else state.checks.counters[:0]
-            # A copy also on the CPU: the counter itself goes on changing.
-            counts = counters.clone() if self._device.type == "cpu" else self._fetch(counters)
-            copy_done.record(state.streams.copy)
+            counts = streams.fetch(counted)
+            copy_done.record(streams.copy)
         return host, counts, copy_done
 
     def _to_host(self, sampled: SampleOutput) -> SampleOutput:
+        fetch = self._state.streams.fetch
         wanted = (sampled.logprobs, sampled.top_ids, sampled.top_values)
-        fetched = [None if tensor is None else self._fetch(tensor) for tensor in wanted]
-        return SampleOutput(self._fetch(sampled.tokens), self._fetch(sampled.non_finite), *fetched)
-
-    def _fetch(self, tensor: torch.Tensor) -> torch.Tensor:
-        """A host tensor that holds the values once `copy_done` was passed; pinned, or the copy would block."""
-        if self._device.type == "cpu":
-            return tensor
-        host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
-        return host.copy_(tensor, non_blocking=True)
+        fetched = [None if tensor is None else fetch(tensor) for tensor in wanted]
+        return SampleOutput(fetch(sampled.tokens), fetch(sampled.non_finite), *fetched)
 
 
 def _logprobs(host: SampleOutput) -> LogprobResult | None:

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 
 import torch
 
+from core.device.recorder import Recorder
+
 
 @dataclass(frozen=True, slots=True)
 class KVLayerSpec:
@@ -54,6 +56,7 @@ class KVPool:
         self.page_size = page_size
         self.dtype = dtype
         self.device = device
+        self.recorder: Recorder | None = None
         self._k = {spec.layer_id: self._slots(spec.num_kv_heads, spec.k_dim) for spec in layers}
         self._v = {spec.layer_id: self._slots(spec.num_kv_heads, spec.v_dim) for spec in layers}
 
@@ -96,6 +99,8 @@ class KVPool:
         assert v.shape[1:] == values.shape[1:], (layer_id, tuple(v.shape), tuple(values.shape))
         assert k.shape[0] == v.shape[0] == slots.shape[0], (k.shape[0], v.shape[0], slots.shape[0])
         assert k.dtype == v.dtype == self.dtype, (k.dtype, v.dtype, self.dtype)
+        if self.recorder is not None:
+            self.recorder.wrote("kv", slots)
         keys.index_copy_(0, slots, k)
         values.index_copy_(0, slots, v)
 

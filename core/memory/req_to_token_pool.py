@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from core.device.recorder import Recorder
 from core.invariants import check
 from core.memory.rows import RowAllocator
 from core.types.arrays import Ints
@@ -40,6 +41,7 @@ class ReqToTokenPool:
         self.rows = RowAllocator(size)
         self.max_context_len = max_context_len
         self.device = device
+        self.recorder: Recorder | None = None
         self.table = self.new_row_buffer((max_context_len,), torch.int32)
 
     @property
@@ -62,6 +64,8 @@ class ReqToTokenPool:
 
     def write(self, rows: torch.Tensor, positions: torch.Tensor, slots: torch.Tensor) -> None:
         """table[rows[i], positions[i]] = slots[i]; int64[n] each. Forward stream only."""
+        if self.recorder is not None:
+            self.recorder.wrote("req_to_token", rows)
         self.table[rows, positions] = slots.to(torch.int32)
 
     def check_padding(self) -> None:

@@ -29,6 +29,7 @@ class FutureMap:
     ) -> None:
         self.num_rows = pool.num_rows
         self._streams = streams
+        self._recorder = streams.recorder
         self._checks = checks
         columns = (OUTPUT_TOKENS, NEW_SEQ_LENS, *extras)
         self._columns = {column.name: column for column in columns}
@@ -49,6 +50,8 @@ class FutureMap:
         if rows.numel() == 0:
             return None
         self._check_rows(rows)
+        if self._recorder is not None:
+            self._recorder.wrote(NEW_SEQ_LENS.name, rows)
         self._buffers[NEW_SEQ_LENS.name].index_copy_(0, rows.view(-1), seq_lens.view(-1).to(torch.int64))
         event = self._streams.new_event()
         event.record(self._streams.forward)
@@ -59,6 +62,9 @@ class FutureMap:
         if rows.numel() == 0:
             return
         self._check_rows(rows)
+        if self._recorder is not None:
+            for name in (OUTPUT_TOKENS.name, *payload.extras):
+                self._recorder.wrote(name, rows)
         self._buffers[OUTPUT_TOKENS.name].index_copy_(0, rows, payload.tokens_flat(rows.numel()))
         for name, values in payload.extras.items():
             column = self._columns[name]
@@ -74,16 +80,21 @@ class FutureMap:
         """
         if rows.numel() == 0:
             return rows.new_empty(0, dtype=torch.int64)
+        if self._recorder is not None:
+            # The read consumes: it writes -1 back.
+            self._recorder.wrote(OUTPUT_TOKENS.name, rows)
         if seq_lens is not None:
             self._checks.expect_equal(self.seq_lens(rows), seq_lens)
         return self._checks.consume(self._buffers[OUTPUT_TOKENS.name], rows)
 
     def seq_lens(self, rows: torch.Tensor) -> torch.Tensor:
         """int64[n]: published lengths; reading does not consume them."""
-        return self._buffers[NEW_SEQ_LENS.name].index_select(0, rows)
+        return self.extra(NEW_SEQ_LENS.name, rows)
 
     def extra(self, name: str, rows: torch.Tensor) -> torch.Tensor:
-        """[n, *tail]: the declared extra column `name` of `rows`."""
+        """[n, *tail]: the declared column `name` of `rows`."""
+        if self._recorder is not None:
+            self._recorder.read(name, rows)
         return self._buffers[name].index_select(0, rows)
 
     def forget(self, rows: torch.Tensor) -> None:
@@ -91,6 +102,8 @@ class FutureMap:
         if rows.numel() == 0:
             return
         for name, buffer in self._buffers.items():
+            if self._recorder is not None:
+                self._recorder.wrote(name, rows)
             buffer.index_fill_(0, rows, self._columns[name].fill)
         self._buffers[OUTPUT_TOKENS.name][0] = 0
 

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from core.batch.sampling_batch import SamplingBatch
+from core.device.recorder import Recorder
 from core.device.staging import Staging
 from core.types.arrays import Ints
 
@@ -24,10 +25,11 @@ class TokenHistory:
     are never read; row 0 is padding and takes every write that has no place.
     """
 
-    def __init__(self, buffer: torch.Tensor) -> None:
+    def __init__(self, buffer: torch.Tensor, recorder: Recorder | None = None) -> None:
         """`buffer`: int32[R, max_len] on the device, one row per pool row including row 0."""
         assert buffer.ndim == 2 and buffer.dtype == torch.int32, (buffer.shape, buffer.dtype)
         self.buffer = buffer
+        self.recorder = recorder
         self._staging = Staging(buffer.device)
 
     @property
@@ -43,6 +45,8 @@ class TokenHistory:
         assert not (lens > self.max_len).any(), (lens, self.max_len)
         if not lens.sum():
             return
+        if self.recorder is not None:
+            self.recorder.wrote("token_history", rows)
         flat_rows = np.repeat(np.asarray(rows, np.int64), lens)
         positions = np.concatenate([np.arange(n) for n in lens])
         row_index, columns, tokens = self._staging.upload([flat_rows, positions, np.concatenate(ids)])
@@ -54,6 +58,8 @@ class TokenHistory:
         A position past the end (the discarded extra step of a request that filled its context) lands in row 0.
         """
         assert rows.shape == positions.shape == tokens.shape, (rows.shape, positions.shape, tokens.shape)
+        if self.recorder is not None:
+            self.recorder.wrote("token_history", rows)
         fits = positions < self.max_len
         self.buffer.index_put_((rows * fits, positions * fits), tokens.to(torch.int32))
 
@@ -80,6 +86,8 @@ def apply_penalties(logits: torch.Tensor, batch: SamplingBatch, history: TokenHi
         return
     longest = int(batch.history_lens[places].max())
     assert longest <= history.max_len, (longest, history.max_len)
+    if history.recorder is not None:
+        history.recorder.read("token_history", batch.rows[places])
     staging = Staging(logits.device)
     index, rows, prompt_lens, lens = staging.upload(
         [places, batch.rows[places], batch.prompt_lens[places], batch.history_lens[places]]

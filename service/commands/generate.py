@@ -23,6 +23,10 @@ ENGINE_GROUPS = ("Model", "Device", "Memory", "Scheduling")
 @click.command(cls=GroupedCommand)
 @click.argument("text")
 @click.option("--server", metavar="HOST:PORT", help="Ask this server instead of loading a model here.")
+@click.option("--token-file", metavar="FILE", help="With --server: present the first token of this file.")
+@click.option("--tls-ca", metavar="FILE", help="With --server: use TLS, and trust these authorities.")
+@click.option("--tls-cert", metavar="FILE", help="With --tls-ca: the client's own certificate.")
+@click.option("--tls-key", metavar="FILE", help="With --tls-cert: its private key.")
 @click.option("--chat", is_flag=True, help="Send the text as a user's message through the chat template.")
 @click.option("--max-tokens", type=int, help="Most tokens to generate.  [default: the model's]")
 @click.option("--temperature", type=float, help="0 is greedy.  [default: the model's]")
@@ -47,10 +51,11 @@ def generate(
     """
     sampling = {name: options.pop(name) for name in ("max_tokens", "temperature", "top_p", "top_k", "seed")}
     given = {name: value for name, value in sampling.items() if value is not None}
+    access = {name: options.pop(name) for name in ("token_file", "tls_ca", "tls_cert", "tls_key")}
     if stop:
         given["stop"] = stop
     if server:
-        pieces = _remote(server, text, chat, given)
+        pieces = _remote(server, access, text, chat, given)
     else:
         pieces = _local(load(ServerConfig, options, os.environ, config_file), text, chat, given)
     try:
@@ -70,12 +75,19 @@ async def _print(pieces: AsyncGenerator[str, None]) -> None:
     click.echo()
 
 
-async def _remote(server: str, text: str, chat: bool, sampling: dict[str, Any]) -> AsyncGenerator[str, None]:
-    """Text pieces from a server."""
+async def _remote(
+    server: str, access: dict[str, str | None], text: str, chat: bool, sampling: dict[str, Any]
+) -> AsyncGenerator[str, None]:
+    """Text pieces from a server. Raises StartupError for a token or TLS file that cannot be used."""
+    from service.auth_tokens import first_token
     from service.client import CallFailed, Chunk, SlipstreamClient
+    from service.tls_credentials import ClientTls
 
+    files = (access["tls_ca"], access["tls_cert"], access["tls_key"])
+    tls = ClientTls.read(*files) if any(files) else None
+    token = None if access["token_file"] is None else first_token(access["token_file"])
     prompt: Any = [{"role": "user", "content": text}] if chat else text
-    async with SlipstreamClient(server) as client:
+    async with SlipstreamClient(server, tls=tls, token=token) as client:
         try:
             async for event in client.generate(prompt, **sampling):
                 if isinstance(event, Chunk):

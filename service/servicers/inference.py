@@ -82,7 +82,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
                         bound.end()
             if finished != asked.sampling.n:
                 raise RuntimeError(f"stream ended after {finished} of {asked.sampling.n} terminals")
-        except Exception as error:
+        except BaseException as error:  # a revoked token cancels from outside, and its client wants the count too
             if emitted:
                 context.set_trailing_metadata(((TOKENS_EMITTED_TRAILER, str(emitted)),))
             if isinstance(error, SlowConsumer):

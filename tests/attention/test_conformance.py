@@ -168,6 +168,8 @@ def test_works_in_and_out_of_inference_mode(backend: AttentionBackend) -> None:
     rows = KnownRows(Shape(), num_rows=3, max_len=40, page_size=4, seed=8, device=DEVICE)
     with torch.inference_mode():
         check(rows, backend, [Part(1, 20, 1), Part(2, 3, 1)], num_extend=0)
+    # Once with memory left over from inference mode, once with more than was needed there.
+    check(rows, backend, [Part(1, 4, 1), Part(2, 3, 1)], num_extend=0)
     check(rows, backend, [Part(1, 20, 1), Part(2, 3, 1), Part(3, 39, 1)], num_extend=0)
     with torch.inference_mode():
         check(rows, backend, [Part(1, 21, 1), Part(2, 4, 1)], num_extend=0)

@@ -21,3 +21,10 @@ def test_blocks_give_what_one_piece_gives(monkeypatch: pytest.MonkeyPatch, sinks
     whole = run()
     monkeypatch.setattr(explicit, "MAX_SCORES", 500)
     assert torch.allclose(whole, run(), atol=1e-6)
+
+
+def test_a_sink_far_above_all_scores_takes_everything() -> None:
+    q = k = v = torch.ones(1, 1, 2, 4)
+    sinks = torch.tensor([[[[200.0]]]])
+    out = explicit.explicit_attention(q, k, v, mask=None, scale=1.0, softcap=None, sinks=sinks)
+    assert torch.equal(out, torch.zeros_like(out))

@@ -9,7 +9,7 @@ import torch
 from transformers import masking_utils
 
 from core.attention.span import AttentionSpan
-from core.models.probe import Rule, Unsupported, agrees
+from core.models.probe import ModelProbe, Rule, Unsupported, agrees
 from tests.fakes.checkpoints import make_checkpoint
 from tests.models.reference import load
 
@@ -61,6 +61,39 @@ def test_rules_about_content_are_refused() -> None:
     rule = masking_utils.padding_mask_function(torch.ones(1, 8, dtype=torch.bool))
     with pytest.raises(Unsupported, match="more than their positions"):
         agrees(rule, AttentionSpan(), REACH, CPU)
+
+
+def attention_call(
+    probe: ModelProbe, layer: int, *, heads: int = 2, window: int | None = None, rule: Rule | None
+) -> None:
+    key = torch.zeros(1, heads, 8, 4)
+    probe.cache.update(key, key, layer)
+    probe.record(key, key, window, rule)
+
+
+def test_masks_of_a_models_own_making_are_trusted_only_without_windows() -> None:
+    probe = ModelProbe(CPU, REACH, ())
+    attention_call(probe, 0, rule=None)
+    assert probe.spans == {0: AttentionSpan()}
+    with pytest.raises(Unsupported, match="not by way of transformers' masks"):
+        attention_call(probe, 1, window=9, rule=None)
+    with pytest.raises(Unsupported, match="not by way of transformers' masks"):
+        attention_call(ModelProbe(CPU, REACH, (AttentionSpan(chunk=9),)), 0, rule=None)
+
+
+def test_rules_that_are_no_span_are_refused() -> None:
+    probe = ModelProbe(CPU, REACH, (AttentionSpan(window=9),))
+    with pytest.raises(Unsupported, match="neither a window nor a chunk"):
+        attention_call(probe, 0, window=10, rule=windowed(11))
+
+
+@pytest.mark.parametrize("change", [{"heads": 1, "rule": causal}, {"rule": windowed(9), "window": 9}])
+def test_one_layer_cannot_be_two(change: Any) -> None:
+    probe = ModelProbe(CPU, REACH, ())
+    attention_call(probe, 3, rule=causal)
+    attention_call(probe, 3, rule=causal)
+    with pytest.raises(Unsupported, match="layer 3 in two different ways"):
+        attention_call(probe, 3, **change)
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import core.models.packed_attention as packed_attention
+from core.attention.span import AttentionSpan
 from core.attention.torch_native import TorchNativeAttention
 from core.errors import ModelLoadError
 from core.models.self_check import HALF_TOLERANCE, TABLE, TOLERANCE
@@ -72,6 +73,22 @@ def test_an_exception_on_the_way_is_one_line(checkpoint: Make, monkeypatch: pyte
 
 def test_tolerances_grow_with_rounding() -> None:
     assert TOLERANCE[torch.float64] < TOLERANCE[torch.float32] < HALF_TOLERANCE
+
+
+def test_queries_and_keys_rotated_in_float32_reach_the_pool_in_its_dtype() -> None:
+    class Recorder(TorchNativeAttention):
+        def forward(self, layer_id: int, q: Any, k: Any, v: Any, **options: Any) -> torch.Tensor:
+            assert q.dtype == k.dtype == v.dtype == torch.bfloat16
+            assert options["scale"] == 0.5
+            return torch.zeros(q.shape[1], q.shape[0], v.shape[2], dtype=q.dtype)
+
+    context = packed_attention.PackedContext(torch.bfloat16, {0: AttentionSpan()}, Recorder())
+    module = torch.nn.Identity()
+    packed_attention.bind_context(module, context)
+    query, key = torch.ones(1, 2, 3, 4), torch.ones(1, 1, 3, 4)
+    context.cache.update(key, key.bfloat16(), 0)
+    out, weights = packed_attention.packed_attention(module, query, key, key.bfloat16(), None)
+    assert (out.shape, out.dtype, weights) == ((1, 3, 2, 4), torch.bfloat16, None)
 
 
 def test_facade_finds_the_layer_of_shared_and_changed_keys() -> None:

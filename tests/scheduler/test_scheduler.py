@@ -74,7 +74,13 @@ def test_finished_prompt_is_found_again_and_salt_separates() -> None:
     salted = harness.add(prompt, max_tokens=4, salt="tenant-b")
     harness.drain()
     assert (first.cached_tokens, again.cached_tokens, salted.cached_tokens) == (0, 16, 0)
-    for req in (first, again, salted):
+    other = list(range(30, 50))
+    harness.add(other, max_tokens=4, salt="tenant-b")
+    harness.drain()
+    unsalted = harness.add(other, max_tokens=4)
+    harness.drain()
+    assert unsalted.cached_tokens == 0, "what a tenant put there is not found without its salt"
+    for req in (first, again, salted, unsalted):
         harness.expect(req)
 
 
@@ -173,8 +179,9 @@ def test_deadline_and_queue_timeout() -> None:
 
 def test_queue_timeout_does_not_end_a_request_that_was_scheduled() -> None:
     harness = Harness(rows=2, pages=7, max_len=32)
-    reqs = [harness.add(p, max_tokens=16, queue_deadline=40.0) for p in prompts(2, seed=9, low=4, high=6)]
+    reqs = [harness.add(p, max_tokens=16, queue_deadline=5.0) for p in prompts(2, seed=9, low=4, high=6)]
     harness.drain()
+    assert harness.now > 5.0 and harness.scheduler.stats.preemptions > 0
     for req in reqs:
         harness.expect(req)
 
@@ -198,6 +205,14 @@ def test_failed_step_is_raised_to_the_shell() -> None:
     harness.step()
     with pytest.raises(RuntimeError, match="device lost"):
         harness.step()
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_no_step_is_planned_past_the_last_token(depth: int) -> None:
+    harness = Harness(depth=depth)
+    harness.add([1, 2, 3], max_tokens=5)
+    harness.drain()
+    assert [int(batch.seq_lens[0]) for batch in harness.executor.batches] == [3, 4, 5, 6, 7]
 
 
 def test_priority_and_arrival_order() -> None:

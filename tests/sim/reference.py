@@ -6,7 +6,6 @@ holds, `pick` is how a token follows from it, and everything else of this file k
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -20,6 +19,8 @@ ROOT = 0x5EED
 
 MASK = 2**64 - 1
 GAMMA = 0x9E3779B97F4A7C15
+
+NOTHING: frozenset[int] = frozenset()
 
 Extras = tuple[float | int | tuple[float | int, ...], ...]
 
@@ -66,10 +67,7 @@ def answer(prompt: Sequence[int], params: SamplingParams, seed: int, limit: int)
     stops = {*params.stop_token_ids, *(() if params.ignore_eos else EOS)}
     out: list[int] = []
     while len(out) < limit:
-        forbidden = {token for token, bias in params.logit_bias.items() if bias == -math.inf}
-        if len(out) < params.min_tokens:
-            forbidden |= stops
-        token = pick(state, _extras(params, seed, len(out), ids), forbidden)
+        token = pick(state, _extras(params, seed, len(out), ids), stops if len(out) < params.min_tokens else NOTHING)
         out.append(token)
         if token in stops:
             return Answer(tuple(out), FinishReason.STOP, token)

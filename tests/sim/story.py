@@ -9,6 +9,14 @@ TAIL = 60
 """Lines of a failing run that are shown."""
 
 
+class Violation(AssertionError):
+    """An oracle of the simulation saw something that must not be. `oracle` is its short, stable name."""
+
+    def __init__(self, oracle: str, text: str) -> None:
+        self.oracle = oracle
+        super().__init__(f"{oracle}: {text}")
+
+
 class Story:
     """Lines of one run. `digest` sums up every decision, so that two runs can be compared without keeping either."""
 

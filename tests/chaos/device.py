@@ -1,0 +1,107 @@
+"""An emulated device whose next token hangs on everything it reads through the page tables, and that breaks on demand.
+
+It writes each token into the KV pool and hashes what the row's slots hold, so a wrong page, a page that was freed too
+early, or a step that a retraction forgot changes a token that `expected` predicts from the prompt alone.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+
+import torch
+
+from core.batch.forward_batch import ForwardBatch
+from service.bench.emulated import EmulatedModel, Timeline
+
+FAULTS_ENV = "CHAOS_FAULTS"
+MULTIPLIER, INCREMENT = 0x5851F42D4C957F2D, 0x14057B7EF767814F
+MASK = 2**64 - 1
+MAX_CONTEXT = 8192
+"""Content of a slot is token * MAX_CONTEXT + position, which float32 holds exactly for vocabularies below 2048."""
+
+
+@dataclass(frozen=True)
+class Faults:
+    """What the device does wrong, and when. Steps count from 1; 0 means never."""
+
+    step_seconds: float = 0.002
+    context: int = MAX_CONTEXT
+    raise_at: int = 0
+    hang_at: int = 0
+    exit_at: int = 0
+    """The forward thread ends without a word, as if killed."""
+    nan_at_position: int = 0
+    """Logits of the row that reaches this position become NaN."""
+    forget_at_length: int = 0
+    """The relayed token of a row of this length is taken away: a planted violation of `relay_unwritten_read`."""
+
+    def as_env(self) -> dict[str, str]:
+        """The variable from which the server reads them."""
+        return {FAULTS_ENV: json.dumps(asdict(self))}
+
+    @classmethod
+    def from_env(cls, environment: Mapping[str, str] = os.environ) -> Faults:
+        """What `as_env` said; no faults without the variable."""
+        return cls(**json.loads(environment.get(FAULTS_ENV, "{}")))
+
+
+class ChaosModel(EmulatedModel):
+    """Answers from the KV pool, with `faults`."""
+
+    def __init__(self, faults: Faults, vocab_size: int) -> None:
+        super().__init__(Timeline(faults.step_seconds), vocab_size, faults.context)
+        assert vocab_size * MAX_CONTEXT < 2**24, "contents must be exact in float32"
+        self.faults = faults
+        self.step = 0
+
+    def forward(self, batch: ForwardBatch) -> torch.Tensor:
+        self.step += 1
+        self._break()
+        self.timeline.occupy()
+        held = (batch.input_ids * MAX_CONTEXT + batch.positions).to(torch.float32)[:, None, None]
+        batch.kv_pool.write(0, batch.out_cache_loc, held, held)
+        chosen = self._hash(batch) % self.spec.vocab_size
+        logits = torch.zeros(len(chosen), self.spec.vocab_size).scatter_(1, chosen[:, None], 1.0)
+        if self.faults.nan_at_position:
+            logits[batch.positions[batch.last_indices] == self.faults.nan_at_position] = float("nan")
+        return logits
+
+    def _hash(self, batch: ForwardBatch) -> torch.Tensor:
+        """int64[S]: a hash of all that the sampled rows hold, by slot and place."""
+        ends = torch.from_numpy(batch.extend_lens_host).cumsum(0) - 1
+        sampled = torch.isin(ends, batch.last_indices)
+        rows, lens = batch.rows[sampled], batch.seq_lens[sampled]
+        places = torch.arange(int(lens.max()) if len(lens) else 0)
+        slots = batch.req_to_token[rows][:, : len(places)].long()
+        contents = batch.kv_pool.k(0)[slots, 0, 0].long()
+        links = (contents * MULTIPLIER + places * INCREMENT + 1) * MULTIPLIER
+        total = links.masked_fill(places >= lens[:, None], 0).sum(1)
+        return (total * MULTIPLIER >> 33) & 0x3FFFFFFF
+
+    def _break(self) -> None:
+        if self.step == self.faults.raise_at:
+            raise RuntimeError("device-side assert at 0x7f00deadbeef in /secret/kernel.cu")
+        if self.step == self.faults.exit_at:
+            raise SystemExit
+        if self.step == self.faults.hang_at:
+            threading.Event().wait()
+
+
+def expected(prompt: list[int], count: int, vocab_size: int) -> list[int]:
+    """The output a correct server streams for `prompt`."""
+    ids, total = list(prompt), 0
+    for position, token in enumerate(prompt):
+        total += _link(token, position)
+    for _ in range(count):
+        ids.append((((total * MULTIPLIER) & MASK) >> 33 & 0x3FFFFFFF) % vocab_size)
+        total += _link(ids[-1], len(ids) - 1)
+    return ids[len(prompt) :]
+
+
+def _link(token: int, position: int) -> int:
+    content = token * MAX_CONTEXT + position
+    return ((content * MULTIPLIER + position * INCREMENT + 1) * MULTIPLIER) & MASK

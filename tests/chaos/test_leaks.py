@@ -1,0 +1,65 @@
+"""Requests that end in every way at every moment, through the wire: what they held is back, to the last descriptor."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+
+import pytest
+
+from service.client import CallFailed, SlipstreamClient
+from tests.chaos.process import ServerProcess, settled
+from tests.chaos.readers import Manner, ask, read
+from tests.scorecard import Scorecard
+
+AT_ONCE = 100
+WAYS = ("leave", "leave", "abort", "deadline", "refused", "disconnect")
+
+
+@pytest.mark.parametrize(
+    "requests",
+    [1000, pytest.param(10_000, marks=[pytest.mark.soak, pytest.mark.timeout(1200)])],
+)
+async def test_nothing_is_left_after_aborts_everywhere(
+    shared: ServerProcess, requests: int, seed: int, scorecard: Scorecard
+) -> None:
+    rng = random.Random(seed + 2)
+    async with shared.client() as client:
+        vocab = (await client.model_info()).vocab_size
+        await asyncio.gather(*(_end_somehow(shared, client, vocab, rng.getrandbits(32)) for _ in range(AT_ONCE)))
+        baseline, _ = await settled(shared)
+        for _ in range(requests // AT_ONCE):
+            await asyncio.gather(*(_end_somehow(shared, client, vocab, rng.getrandbits(32)) for _ in range(AT_ONCE)))
+        after, seconds = await settled(shared, baseline)
+    scorecard(8, "requests", requests)
+    scorecard(8, "rows, pages in use", f"{after.used['req']}, {after.used['kv_page']}")
+    scorecard(8, "tasks, files, threads over baseline", _over(after, baseline))
+    scorecard(8, "seconds to baseline", seconds)
+    scorecard(8, "RSS over baseline, MB", round((after.rss - baseline.rss) / 1e6, 1))
+    assert seconds <= 1.0
+    assert after.threads <= baseline.threads
+
+
+def _over(after: object, baseline: object) -> str:
+    names = ("tasks", "files", "threads")
+    return ", ".join(str(getattr(after, name) - getattr(baseline, name)) for name in names)
+
+
+async def _end_somehow(server: ServerProcess, client: SlipstreamClient, vocab: int, seed: int) -> None:
+    rng = random.Random(seed)
+    stream = ask(vocab, rng.randint(1, 60), rng, longest=rng.choice((1, 20, 400)))
+    way, events = rng.choice(WAYS), rng.randint(1, 30)
+    if way == "leave":
+        await read(client, stream, Manner(leave_after=events))
+    elif way == "abort":
+        await read(client, stream, Manner(abort_after=events))
+    elif way == "deadline":
+        await read(client, stream, Manner(timeout=rng.uniform(0.001, 0.05)))
+    elif way == "refused":
+        with pytest.raises(CallFailed):
+            await client.complete([vocab], max_tokens=5)
+    elif rng.random() < 0.2:
+        async with server.client() as other:
+            reading = asyncio.create_task(read(other, stream))
+            await other.load()
+        await asyncio.gather(reading, return_exceptions=True)

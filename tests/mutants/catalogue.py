@@ -1,0 +1,24 @@
+"""All mutants, and the sample that the ordinary suite tries. A new law, or a fixed bug, adds one to a list."""
+
+from __future__ import annotations
+
+from tests.mutants.mutant import Mutant
+from tests.mutants.ownership import OWNERSHIP
+from tests.mutants.relaying import RELAYING
+from tests.mutants.scheduling import SCHEDULING
+from tests.mutants.shell import SHELL
+
+MUTANTS: tuple[Mutant, ...] = (*OWNERSHIP, *SCHEDULING, *RELAYING, *SHELL)
+
+SAMPLE: tuple[str, ...] = (
+    "skip-generation-check",
+    "off-by-one-page-need",
+    "recompute-forgets-outputs",
+    "terminal-twice",
+    "read-does-not-consume",
+    "tails-before-chunks",
+    "results-overtake",
+    "run-on-after-a-failure",
+    "prefix-locked-beside-own-copy",
+)
+"""Tried inside the ordinary suite: quick, and one for each kind of breakage."""

@@ -1,0 +1,242 @@
+"""Default deny: every method that is registered, by whomever, needs a listed token; only health does not."""
+
+from __future__ import annotations
+
+import ast
+import asyncio
+import contextlib
+import hmac
+import re
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import grpc
+import grpc.aio
+import pytest
+
+from core.types.io import GenerateRequest
+from service.auth import caller_name
+from service.auth_tokens import parse_tokens
+from service.client import CallFailed, SlipstreamClient
+from service.config import ServerConfig
+from service.server import Server
+from tests.fakes.fake_engine import FakeEngine, count_up, held
+from tests.scorecard import Scorecard
+from tests.security import methods, replies
+from tests.security.conftest import LogLines
+from tests.service.conftest import Serve
+
+GOOD = "alpha-0123456789abcdef"
+OTHER = "omega-fedcba9876543210"
+WRONG = "wrong-0123456789abcdef"
+RECHECK = 0.1
+
+
+def bearer(token: str, scheme: str = "Bearer") -> methods.Metadata:
+    return (("authorization", f"{scheme} {token}"),)
+
+
+REFUSED: dict[str, methods.Metadata] = {
+    "none": (),
+    "wrong": bearer(WRONG),
+    "longer": bearer(GOOD + "x"),
+    "shorter": bearer(GOOD[:-1]),
+    "case": bearer(GOOD.upper()),
+    "empty": bearer(""),
+    "basic": bearer(GOOD, "Basic"),
+    "no scheme": (("authorization", GOOD),),
+    "name and token": bearer(f"alice:{GOOD}"),
+    "name": bearer("alice"),
+    "other header": (("x-api-key", GOOD),),
+    "twice": bearer(GOOD) * 2,
+    "wrong first": bearer(WRONG) + bearer(GOOD),
+    "long": bearer("a" * 2000),
+    "not ascii": (("authorization-bin", b"Bearer " + GOOD.encode()),),  # type: ignore[dict-item]
+}
+
+HEALTH = {f"/grpc.health.v1.Health/{name}" for name in ("Check", "Watch", "List")}
+
+
+@pytest.fixture
+def tokens(tmp_path: Path) -> Path:
+    path = tmp_path / "tokens"
+    path.write_text(f"# who may call\nalice:{GOOD}\n\nbob:{OTHER}\n")
+    return path
+
+
+async def test_every_registered_method_is_refused_without_a_token(
+    config: Callable[..., ServerConfig], tokens: Path, scorecard: Scorecard, logged: LogLines
+) -> None:
+    with methods.registered() as found:
+        server = Server(config(auth_token_file=str(tokens), reflection=True), lambda *_: FakeEngine())
+    await server.listen()
+    await server.load()
+    opened: dict[str, set[str]] = {}
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{server.port}") as channel:
+        for kind, metadata in REFUSED.items():
+            codes = {name: await methods.code_of(channel, name, each, b"", metadata) for name, each in found.items()}
+            opened[kind] = {name for name, code in codes.items() if code is not grpc.StatusCode.UNAUTHENTICATED}
+        for scheme in ("Bearer", "bearer", "BEARER"):
+            for name, each in found.items():
+                code = await methods.code_of(channel, name, each, b"", bearer(GOOD, scheme))
+                assert code is not grpc.StatusCode.UNAUTHENTICATED, name
+        with pytest.raises(grpc.aio.AioRpcError) as unknown:
+            await channel.unary_unary("/slipstream.v1.InferenceService/Nothing")(b"")
+    await server.close(grace=0)
+    assert len(found) == 7 + 3 + 1, sorted(found)
+    assert opened == dict.fromkeys(REFUSED, HEALTH)
+    assert unknown.value.code() is grpc.StatusCode.UNIMPLEMENTED
+    assert not any(secret in logged.text for secret in (GOOD, OTHER, WRONG))
+    scorecard(32, "methods x ways without a token", f"{len(found)} x {len(REFUSED)}")
+    scorecard(32, "open methods", "grpc.health.v1 only")
+
+
+async def test_a_refusal_says_one_closed_thing_and_reads_no_message(serve: Serve, tokens: Path) -> None:
+    async with serve(auth_token_file=str(tokens)) as serving:
+        method = serving.client.channel.unary_unary("/slipstream.v1.InferenceService/Tokenize")
+        texts = set()
+        for metadata in REFUSED.values():
+            with pytest.raises(grpc.aio.AioRpcError) as refused:
+                # No protobuf at all: had it been read, this were INVALID_ARGUMENT.
+                await method(b"\xff\xff\xff", metadata=metadata)
+            failed = replies.read(refused.value, (GOOD, OTHER, WRONG))
+            texts.add((failed.code, failed.message, failed.reason))
+        assert texts == {(grpc.StatusCode.UNAUTHENTICATED, "a valid bearer token is needed", "UNAUTHENTICATED")}
+        assert serving.engine.streams == []
+        page = await serving.metrics()
+    assert f'code="UNAUTHENTICATED",method="slipstream.v1.InferenceService/Tokenize"}} {len(REFUSED)}.0' in page
+    assert not any(secret in page for secret in (GOOD, OTHER, WRONG))
+
+
+def held_names(names: list[str | None], gate: asyncio.Event) -> Callable[[GenerateRequest], Any]:
+    def script(request: GenerateRequest) -> Any:
+        names.append(caller_name.get())
+        return held(gate)(request) if request.text == "hold" else count_up(request)
+
+    return script
+
+
+async def test_a_revoked_token_ends_its_stream_and_no_other(serve: Serve, tokens: Path, scorecard: Scorecard) -> None:
+    names: list[str | None] = []
+    gate = asyncio.Event()
+    engine = FakeEngine(held_names(names, gate))
+    async with serve(engine, auth_token_file=str(tokens), auth_recheck_seconds=RECHECK) as serving:
+        async with (
+            SlipstreamClient(serving.target, token=GOOD) as alice,
+            SlipstreamClient(serving.target, token=OTHER) as bob,
+        ):
+            revoked, kept = alice.generate("hold"), bob.generate("hold")
+            await anext(revoked), await anext(kept)
+            assert names == ["alice", "bob"]
+            replacement = tokens.with_suffix(".new")
+            replacement.write_text(f"bob:{OTHER}\n")
+            replacement.replace(tokens)
+            before = time.monotonic()
+            with pytest.raises(CallFailed) as ended:
+                await anext(revoked)
+            seconds = time.monotonic() - before
+            with pytest.raises(CallFailed) as again:
+                await alice.complete("hi")
+            # Several more looks at the token that is still listed.
+            await asyncio.sleep(3 * RECHECK)
+            gate.set()
+            assert len([event async for event in kept]) == 8
+    assert (ended.value.code, ended.value.reason) == (grpc.StatusCode.UNAUTHENTICATED, "TOKEN_REVOKED")
+    assert ended.value.tokens_emitted == 1
+    assert again.value.code is grpc.StatusCode.UNAUTHENTICATED
+    assert seconds < RECHECK + 1.0
+    scorecard(32, f"revoked stream ended (recheck {RECHECK} s)", f"{seconds:.3f} s")
+
+
+async def test_a_revoked_token_frees_what_a_stalled_write_holds(serve: Serve, tokens: Path) -> None:
+    """The client does not read, so the handler waits in a write when its token goes."""
+
+    async with serve(auth_token_file=str(tokens), auth_recheck_seconds=RECHECK) as serving:
+        async with SlipstreamClient(serving.target, token=GOOD) as client:
+            stream = client.generate("hi", max_tokens=4000, n=64)
+            await anext(stream)
+            tokens.write_text(f"bob:{OTHER}\n")
+            async with asyncio.timeout(10):
+                await (await serving.engine.stream_number(1)).closed.wait()
+            with contextlib.suppress(CallFailed):
+                await stream.aclose()
+
+
+async def test_a_new_token_counts_at_once_and_a_bad_file_changes_nothing(
+    serve: Serve, tokens: Path, logged: LogLines
+) -> None:
+    async with serve(auth_token_file=str(tokens)) as serving:
+        async with SlipstreamClient(serving.target, token=WRONG) as client:
+            with pytest.raises(CallFailed):
+                await client.tokenize("a")
+            # In place, of equal length, and within one tick of most clocks of file systems.
+            tokens.write_text(f"# who may call\nalice:{WRONG}\n\nbob:{OTHER}\n")
+            await client.tokenize("a")
+            for bad in (b"", b"# nobody\n", b"short\n", b"\xff\xfe" * 20, f"{GOOD}\n{GOOD}\n".encode()):
+                tokens.write_bytes(bad)
+                await client.tokenize("a")
+            tokens.unlink()
+            await client.tokenize("a")
+            tokens.mkdir()
+            await client.tokenize("a")
+    assert logged.text.count("going on with the last good one") == 7
+    assert not any(secret in logged.text for secret in (GOOD, OTHER, WRONG))
+
+
+async def test_without_a_token_file_anyone_may_call(serve: Serve) -> None:
+    async with serve() as serving:
+        assert await serving.client.tokenize("a") == [1, 97]
+        async with SlipstreamClient(serving.target, token=WRONG) as client:
+            assert await client.tokenize("a") == [1, 97]
+
+
+SECRET_NAMES = re.compile(r"token(?!s_)|secret|digest|presented|password|credential", re.IGNORECASE)
+BY_VALUE = (ast.Eq, ast.NotEq, ast.In, ast.NotIn)
+
+
+def comparisons_by_value(text: str) -> list[str]:
+    """Comparisons that end at the first difference, of anything that is named like a secret."""
+    found = []
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Compare) and any(isinstance(op, BY_VALUE) for op in node.ops):
+            shown = ast.unparse(node)
+            if SECRET_NAMES.search(shown):
+                found.append(f"line {node.lineno}: {shown}")
+    return found
+
+
+def test_no_token_is_compared_by_value(scorecard: Scorecard) -> None:
+    """Comparison of secrets is `hmac.compare_digest` over digests of one length, of all entries, to the end."""
+    rooms = sorted((Path(__file__).parents[2] / "service").glob("auth*.py"))
+    assert len(rooms) >= 2
+    assert [found for room in rooms for found in comparisons_by_value(room.read_text())] == []
+    text = next(room for room in rooms if room.name == "auth_tokens.py").read_text()
+    loop = next(node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.For) and "compare" in ast.dump(node))
+    assert "hmac.compare_digest" in ast.unparse(loop)
+    assert not any(isinstance(node, ast.Break | ast.Return) for node in ast.walk(loop))
+    scorecard(32, "comparisons of tokens by value", 0)
+
+
+@pytest.mark.parametrize("text", ["token == given", "given in tokens", "a.digest != b", "x = presented_token not in y"])
+def test_the_rule_on_comparisons_can_fail(text: str) -> None:
+    assert comparisons_by_value(text)
+    assert not comparisons_by_value("hmac.compare_digest(token, given)")
+
+
+def test_every_entry_is_compared_however_early_one_matches(monkeypatch: pytest.MonkeyPatch) -> None:
+    book = parse_tokens("\n".join(f"n{i}:{i:032d}" for i in range(50)).encode(), "tokens")
+    compared = []
+    real = hmac.compare_digest
+
+    def spy(a: bytes, b: bytes) -> bool:
+        compared.append((len(a), len(b)))
+        return real(a, b)
+
+    monkeypatch.setattr(hmac, "compare_digest", spy)
+    for place in (0, 25, 49):
+        found = book.find(f"{place:032d}")
+        assert found is not None and found.name == f"n{place}"
+    assert book.find("x") is None
+    assert compared == [(32, 32)] * 50 * 4

@@ -1,0 +1,140 @@
+"""What each client saw, held against what the reference says it must see."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from core.errors import Overloaded, SlipstreamError
+from core.scheduler.intake import End
+from core.scheduler.outputs import Ended, StepOutputs, StepTokens
+from core.types.io import FinishReason
+from core.types.request import Req
+from tests.sim.reference import Answer, answer
+from tests.sim.story import Hits, Story, Violation
+
+
+@dataclass(slots=True, eq=False)
+class Client:
+    """The reader of one output, and `Req.sink` of it."""
+
+    name: str
+    req: Req
+    siblings: list[Client] = field(default_factory=list)
+    tokens: list[int] = field(default_factory=list)
+    ended: Ended | None = None
+    reads: bool = True
+    """A reader that does not read is ended after `patience` tokens, as the output processor does."""
+    stop_after: int = 0
+    """A stop string completes with this many tokens; 0: it has none."""
+    done: bool = False
+    """Its ending is decided on the output side; later tokens are dropped, but must still be right."""
+    forced: int = 0
+    """Retractions of it that the run forced; the others are the scheduler's own."""
+    gave_way: int = 0
+    """Its own retractions so far, the run's progress at the last, and how many in a row came without progress."""
+    retracted_at: int = -1
+    in_vain: int = 0
+    _answer: Answer | None = None
+
+    @property
+    def answer(self) -> Answer:
+        """What it must get; worked out when its first token arrives."""
+        if self._answer is None:
+            req = self.req
+            self._answer = answer(req.prompt.tolist(), req.params, req.seed, req.max_new_tokens)
+        return self._answer
+
+
+class Clients:
+    """Takes what the scheduler emits, as the output processor would, and refuses anything that a client may not see."""
+
+    def __init__(self, end: Callable[[End], None], slow_error: SlipstreamError, patience: int, story: Story, hits: Hits) -> None:
+        self.live: dict[Req, Client] = {}
+        """Without a terminal so far, in order of arrival."""
+        self.gone: list[Client] = []
+        self.progress = 0
+        """Grows with every token and every terminal."""
+        self._end = end
+        self._slow_error = slow_error
+        self._patience = patience
+        self._story, self._hits = story, hits
+
+    def emit(self, outputs: StepOutputs, now: float) -> None:
+        """The scheduler's `Emit`."""
+        for step in outputs.tokens:
+            self._take_tokens(step)
+        for ended in outputs.ended:
+            self._take_end(ended)
+
+    def _take_tokens(self, step: StepTokens) -> None:
+        logprobs = step.logprobs
+        for place, (req, token, position) in enumerate(zip(step.reqs, step.tokens, step.positions, strict=True)):
+            client: Client = req.sink
+            if client.ended is not None:
+                raise Violation("after_terminal", f"{client.name} gets token {token} at {position} after its terminal")
+            if position != len(client.tokens):
+                raise Violation("positions", f"{client.name} gets position {position}, expected {len(client.tokens)}")
+            expected = client.answer.tokens
+            if position >= len(expected) or expected[position] != token:
+                wanted = expected[position] if position < len(expected) else "nothing more"
+                raise Violation("tokens", f"{client.name} gets {token} at {position}, the reference says {wanted}")
+            client.tokens.append(token)
+            if req.params.logprobs:
+                if logprobs is None:
+                    raise Violation("logprobs", f"{client.name} asked for them at {position}")
+                self._check_logprobs(client, token, step, place)
+            self._react(client)
+        self.progress += len(step.tokens)
+
+    def _check_logprobs(self, client: Client, token: int, step: StepTokens, place: int) -> None:
+        assert step.logprobs is not None
+        row, count = step.logprob_rows[place], client.req.params.top_logprobs
+        ids = step.logprobs.top_ids[row, :count].tolist()
+        if step.logprobs.values[row] != token or ids != [token + rank for rank in range(count)]:
+            raise Violation("logprobs", f"{client.name} gets those of {step.logprobs.values[row]:.0f} with token {token}")
+        self._hits("logprobs")
+
+    def _react(self, client: Client) -> None:
+        """What the output processor does with a token: find the stop string, or the reader too slow."""
+        if client.done:
+            return
+        if client.stop_after == len(client.tokens):
+            client.done = True
+            self._hits("stop_string")
+            self._end(End(client.req, reason=FinishReason.STOP, matched_stop="text"))
+        elif not client.reads and len(client.tokens) > self._patience:
+            self._hits("slow_reader")
+            for each in (client, *client.siblings):
+                each.done = True
+                self._end(End(each.req, error=self._slow_error))
+
+    def _take_end(self, ended: Ended) -> None:
+        client: Client = ended.req.sink
+        if client.ended is not None:
+            raise Violation("terminal_once", f"{client.name} ends twice")
+        if (ended.reason is None) == (ended.error is None):
+            raise Violation("terminal_once", f"{client.name} ends with {ended.reason} and {ended.error}")
+        client.ended = ended
+        del self.live[ended.req]
+        self.gone.append(client)
+        self.progress += 1
+        self._check_end(client, ended)
+        if self._story.tracing:
+            why = ended.reason.value if ended.reason else repr(ended.error)
+            self._story.note(f"{client.name} ends: {why}, {len(client.tokens)} tokens")
+        if ended.error is not None:
+            # As the output processor does: the samples of one request fail together.
+            for sibling in client.siblings:
+                if sibling.ended is None and not sibling.done:
+                    self._end(End(sibling.req, reason=FinishReason.CANCELLED))
+
+    def _check_end(self, client: Client, ended: Ended) -> None:
+        if ended.reason is FinishReason.LENGTH or (ended.reason is FinishReason.STOP and ended.matched_stop != "text"):
+            got, answer = tuple(client.tokens), client.answer
+            if (got, ended.reason, ended.matched_stop) != (answer.tokens, answer.reason, answer.matched_stop):
+                text = f"{len(got)} tokens, {ended.reason.value}, {ended.matched_stop}"
+                raise Violation("ending", f"{client.name} ends with {text}; the reference says {answer}")
+            self._hits("ended_by_length" if ended.reason is FinishReason.LENGTH else "stop_token")
+        elif isinstance(ended.error, Overloaded) and ended.error.reason == "POOL_EXHAUSTED":
+            raise Violation("fits_alone", f"{client.name} fits the empty pool and is ended with {ended.error!r}")

@@ -1,0 +1,289 @@
+"""The executor of the simulation: a queue of frozen batches, executed one after another when the run says so.
+
+What changes hands between two submissions travels in the same queue (`Handover`): the device learns that a row or page
+was freed exactly between the steps that were submitted before and after it, however late it executes them. It uses that
+to poison what was freed, never to compute.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections import deque
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from core.batch.result import StepResult
+from core.batch.schedule_batch import ScheduleBatch
+from core.memory.request_memory import RequestMemory
+from core.types.arrays import Ints
+from tests.sim import hash_sampler
+from tests.sim.kv_memory import KVMemory
+from tests.sim.ledger import Ledger
+from tests.sim.relay_twin import RelayTwin
+from tests.sim.story import Hits, Story, Violation
+
+FINGERPRINT_EVERY = 8
+
+
+class DeviceLost(RuntimeError):
+    """The fault that fails a step as a whole."""
+
+
+@dataclass(slots=True)
+class Handover:
+    """Owners (row, generation) and pages that were freed since the submission before."""
+
+    owners: list[tuple[int, int]] = field(default_factory=list)
+    pages: list[int] = field(default_factory=list)
+
+
+class Watch:
+    """Sees rows and pages being freed. Stands on the allocator's instance, and reads the rows' generations."""
+
+    def __init__(self, memory: RequestMemory) -> None:
+        self._rows = memory.rows
+        self._seen = self._rows.generations.tolist()
+        self._pages: list[int] = []
+        free = memory.allocator.free
+
+        def watched(pages: Ints) -> None:
+            free(pages)
+            self._pages += pages.tolist()
+
+        memory.allocator.free = watched  # type: ignore[method-assign]
+
+    def take(self) -> Handover:
+        """What was freed since the last call."""
+        now: list[int] = self._rows.generations.tolist()
+        handover = Handover(pages=self._pages)
+        if now != self._seen:
+            for row, (old, new) in enumerate(zip(self._seen, now, strict=True)):
+                handover.owners += [(row, generation) for generation in range(old, new)]
+            self._seen = now
+        self._pages = []
+        return handover
+
+
+@dataclass(slots=True)
+class Job:
+    """A submitted batch and what was freed before it. `print`: its arrays when it was submitted, in some steps."""
+
+    batch: ScheduleBatch
+    freed: Handover
+    print: tuple[bytes, ...] | None
+
+
+def fingerprint(batch: ScheduleBatch) -> tuple[bytes, ...]:
+    """The arrays of a batch, to see whether anybody changed them after submission (law 3)."""
+    writes = batch.table_writes
+    arrays = (
+        batch.rows, batch.generations, batch.prefix_lens, batch.extend_lens, batch.out_cache_loc, batch.sample_indices,
+        batch.fresh_rows, writes.rows, writes.positions, writes.slots, batch.sampling.uniforms,
+        batch.sampling.history_lens,
+    )  # fmt: skip
+    return tuple(array.tobytes() for array in arrays)
+
+
+class SimExecutor(ABC):
+    """`core.executor.interface.Executor`; `execute_one` and `deliver_one` play the device, each in submission order."""
+
+    def __init__(self, memory: RequestMemory, depth: int, story: Story, hits: Hits) -> None:
+        self.depth = depth
+        self.ledger = Ledger()
+        self.spoil = -1
+        """Which sampling row of the next step that samples gets non-finite logits; -1: none."""
+        self.fail_next = False
+        size = memory.allocator.page_size
+        self.kv = KVMemory((memory.allocator.num_pages + 1) * size, size)
+        self._watch = Watch(memory)
+        self._story, self._hits = story, hits
+        self._submitted: deque[Job] = deque()
+        self._executed: deque[StepResult] = deque()
+        self._delivered: list[StepResult] = []
+        self._failure: Exception | None = None
+        # Tokens of each row whose KV is written; -1 for a row whose owner's first step is still to come.
+        self._lens = [-1] * (memory.rows.size + 1)
+
+    @property
+    def in_flight(self) -> int:
+        """Batches whose results were not taken."""
+        return len(self._submitted) + len(self._executed) + len(self._delivered)
+
+    @property
+    def has_room(self) -> bool:
+        """Fewer than `depth` in flight."""
+        return self.in_flight < self.depth
+
+    @property
+    def queued(self) -> list[ScheduleBatch]:
+        """Batches that the device has not executed."""
+        return [job.batch for job in self._submitted]
+
+    def submit(self, batch: ScheduleBatch) -> None:
+        """Queue a step behind what was freed before it."""
+        if not self.has_room:
+            raise Violation("executor_depth", f"{self.in_flight} steps in flight, depth {self.depth}")
+        freed = self._watch.take()
+        if self._submitted and (freed.owners or freed.pages):
+            self._note_reuse(batch, freed)
+        self._submitted.append(Job(batch, freed, fingerprint(batch) if batch.step_id % FINGERPRINT_EVERY == 0 else None))
+
+    def completed(self) -> list[StepResult]:
+        """Results that were delivered since the last call."""
+        results, self._delivered = self._delivered, []
+        return results
+
+    def stop(self) -> None:
+        """Nothing runs by itself."""
+
+    def execute_one(self) -> bool:
+        """Execute the oldest step; whether there was one."""
+        if not self._submitted:
+            return False
+        job = self._submitted.popleft()
+        if self.fail_next and self._failure is None:
+            self._failure = DeviceLost("the device is lost")
+        if self._failure is not None:
+            # As in the forward thread: what is behind a failed step would read what that did not write.
+            self._executed.append(StepResult.failed(job.batch.step_id, self._failure))
+            return True
+        self._take_back(job.freed)
+        self._check(job)
+        result = self._compute(job.batch)
+        self._lens_after(job.batch)
+        self._story.decided((result.step_id, tuple(result.rows.tolist()), tuple(result.tokens.tolist())))
+        self._executed.append(result)
+        return True
+
+    def deliver_one(self) -> bool:
+        """Let the scheduler see the oldest executed step; whether there was one."""
+        if self._executed:
+            self._delivered.append(self._executed.popleft())
+            return True
+        return False
+
+    def settle(self) -> None:
+        """Everybody has left: apply what was freed since the last submission, and close the books."""
+        self._take_back(self._watch.take())
+        if self.ledger.open_rows():
+            raise Violation("ledger", f"tokens that nobody read or discarded in rows {self.ledger.open_rows()}")
+
+    @abstractmethod
+    def _compute(self, batch: ScheduleBatch) -> StepResult:
+        """Table writes, inputs, forward, sampling, relay."""
+
+    @abstractmethod
+    def _forget_table(self, row: int) -> None:
+        """Poison the table of a row that was freed."""
+
+    def _take_back(self, freed: Handover) -> None:
+        for row, generation in freed.owners:
+            self.ledger.discard(row, generation)
+            self._forget_table(row)
+            self._lens[row] = -1
+        self.kv.poison(freed.pages)
+
+    def _check(self, job: Job) -> None:
+        batch = job.batch
+        if job.print is not None and job.print != fingerprint(batch):
+            raise Violation("frozen_batch", f"step {batch.step_id} changed after it was submitted")
+        rows = batch.rows.tolist()
+        if not rows or min(rows) < 1 or len(set(rows)) != len(rows):
+            raise Violation("batch_rows", f"step {batch.step_id} has rows {rows}")
+        fresh = set(batch.fresh_rows.tolist())
+        for row, start in zip(rows, batch.prefix_lens.tolist(), strict=True):
+            known = self._lens[row]
+            if (known == -1) != (row in fresh) or (known != -1 and known != start):
+                raise Violation("positions", f"step {batch.step_id} row {row} goes on at {start}, the device is at {known}")
+        sampled = batch.seq_lens[batch.sample_indices]
+        if not np.array_equal(batch.sampling.history_lens, sampled):
+            raise Violation("positions", f"step {batch.step_id} samples at {batch.sampling.history_lens}, not {sampled}")
+
+    def _lens_after(self, batch: ScheduleBatch) -> None:
+        for row, length in zip(batch.rows.tolist(), batch.seq_lens.tolist(), strict=True):
+            self._lens[row] = length
+
+    def _note_reuse(self, batch: ScheduleBatch, freed: Handover) -> None:
+        flying = {row for job in self._submitted for row in job.batch.rows.tolist()}
+        if not flying.isdisjoint(batch.fresh_rows.tolist()):
+            self._hits("row_reused_in_flight")
+        size = self.kv.page_size
+        written = {slot // size for job in self._submitted for slot in job.batch.out_cache_loc.tolist()}
+        taken = {slot // size for slot in batch.table_writes.slots.tolist()}
+        if not written.isdisjoint(taken):
+            self._hits("page_reused_in_flight")
+
+    def _spoiled(self, tokens: list[int]) -> np.ndarray:
+        """bool[S] for the next result; a spoiled token is 0, as the real sampler leaves it."""
+        marks = np.zeros(len(tokens), np.bool_)
+        if self.spoil >= 0 and tokens:
+            place, self.spoil = self.spoil % len(tokens), -1
+            marks[place] = True
+            tokens[place] = 0
+        return marks
+
+
+class TwinDevice(SimExecutor):
+    """The production step in plain integers: the same order of the same effects, without tensors."""
+
+    def __init__(self, memory: RequestMemory, width: int, depth: int, story: Story, hits: Hits) -> None:
+        super().__init__(memory, depth, story, hits)
+        rows = memory.rows.size + 1
+        self.relay = RelayTwin(rows)
+        self._blank = [0] * width
+        self._table = [self._blank[:] for _ in range(rows)]
+        self._history: list[list[int]] = [[] for _ in range(rows)]
+
+    def _forget_table(self, row: int) -> None:
+        self._table[row] = self._blank[:]
+        self._history[row] = []
+
+    def _compute(self, batch: ScheduleBatch) -> StepResult:
+        rows, starts = batch.rows.tolist(), batch.prefix_lens.tolist()
+        writes, table = batch.table_writes, self._table
+        for row, position, slot in zip(writes.rows.tolist(), writes.positions.tolist(), writes.slots.tolist(), strict=True):
+            table[row][position] = slot
+        self.relay.forget(batch.fresh_rows.tolist())
+        for row, ids in zip(batch.history_writes.rows, batch.history_writes.ids, strict=True):
+            self._history[row] = ids.tolist()
+        inputs = self._inputs(batch, rows, starts)
+        states = self.kv.run(
+            rows, starts, batch.extend_lens.tolist(), inputs, [table[row] for row in rows], batch.out_cache_loc.tolist()
+        )
+        places = batch.sample_indices.tolist()
+        tokens = hash_sampler.sample([states[i] for i in places], batch.sampling, self._seen)
+        marks = self._spoiled(tokens)
+        self._relay(batch, rows, places, tokens)
+        return StepResult(
+            batch.step_id, batch.sample_rows, batch.sample_generations, np.asarray(tokens, np.int64), marks,
+            hash_sampler.logprobs(tokens, batch.sampling), np.asarray(self.relay.counts, np.int64),
+        )  # fmt: skip
+
+    def _inputs(self, batch: ScheduleBatch, rows: list[int], starts: list[int]) -> list[int]:
+        """The four cases of `core.relay.resolve`, and its clearing of the staging."""
+        staging, tails = batch.staging, rows[batch.num_extend :]
+        prompt: list[int] = []
+        if staging.prefill_ids_cpu is not None:
+            prompt = staging.prefill_ids_cpu.tolist()
+            tails = tails if staging.mix_decode_rows is not None else []
+        for row, generation in zip(tails, batch.generations[batch.num_extend :].tolist(), strict=bool(tails)):
+            self.ledger.read(row, generation, batch.step_id)
+        found = prompt + self.relay.gather(tails, starts[batch.num_extend :] if tails else [])
+        if self.relay.counts != [0, 0]:
+            raise Violation("relay_check", f"unwritten reads and wrong lengths: {self.relay.counts}")
+        staging.prefill_ids_cpu = staging.mix_decode_rows = None
+        return found
+
+    def _relay(self, batch: ScheduleBatch, rows: list[int], places: list[int], tokens: list[int]) -> None:
+        self.relay.publish(rows, batch.seq_lens.tolist())
+        sampling = [rows[i] for i in places]
+        for row, generation in zip(sampling, batch.sample_generations.tolist(), strict=True):
+            self.ledger.write(row, generation, batch.step_id)
+        self.relay.stash(sampling, tokens)
+        if batch.sampling.any_penalty:
+            for row, length, token in zip(sampling, batch.sampling.history_lens.tolist(), tokens, strict=True):
+                self._history[row][length:] = [token]
+
+    def _seen(self, row: int, length: int) -> tuple[int, ...]:
+        return tuple(self._history[row][:length])

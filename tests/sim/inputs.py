@@ -1,0 +1,212 @@
+"""What comes from outside: requests through the production entry checks, aborts, and readers that behave badly."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+import numpy as np
+
+from core.engine.input_processor import InputProcessor
+from core.errors import InvalidRequest
+from core.scheduler.intake import End
+from core.scheduler.scheduler import Scheduler
+from core.types.io import FinishReason, GenerateRequest
+from core.types.request import Req, RequestState
+from core.types.sampling_params import SamplingParams
+from tests.sim.clients import Client, Clients
+from tests.sim.device import SimExecutor
+from tests.sim.reference import VOCAB
+from tests.sim.scenario import Scenario
+from tests.sim.story import Hits, Story, Violation
+
+TICK = 0.01
+"""Seconds between two steps of the scheduler."""
+TOO_BIG = 0.02
+"""Share of requests that ask for more than the server can ever hold."""
+
+
+class Inputs:
+    """Draws what happens to one scheduler before each of its steps."""
+
+    def __init__(
+        self,
+        scenario: Scenario,
+        scheduler: Scheduler,
+        device: SimExecutor,
+        clients: Clients,
+        rng: random.Random,
+        story: Story,
+        hits: Hits,
+    ) -> None:
+        self._scenario, self._rates = scenario, scenario.faults
+        self._scheduler, self._device, self._clients = scheduler, device, clients
+        self._rng, self._story, self._hits = rng, story, hits
+        self._entry = InputProcessor(None, scheduler.memory, VOCAB, scenario.context, scenario.seed)  # type: ignore[arg-type]
+        self._prompts: list[list[int]] = [[0]]
+        self._arrived = 0
+        rates = (("abort", self._abort), ("abort_late", self._abort_late))
+        self._per_step: list[tuple[float, Callable[[], None]]] = [
+            (scenario.faults[name], act) for name, act in rates if name in scenario.faults
+        ]
+
+    def close(self) -> None:
+        """No more requests from this entry."""
+        self._entry.close()
+
+    def before_step(self, now: float) -> None:
+        """Arrivals first, so that an abort can meet a request in the intake."""
+        if self._rng.random() < self._scenario.arrivals:
+            self._arrive(now)
+        for rate, act in self._per_step:
+            if self._rng.random() < rate:
+                act()
+
+    def end_all(self, command: Callable[[Req], End]) -> None:
+        """Queue an ending for everybody who is live."""
+        for req in self._clients.live:
+            self._scheduler.intake.end(command(req))
+
+    def _chance(self, fault: str) -> bool:
+        rate = self._rates.get(fault)
+        return rate is not None and self._rng.random() < rate
+
+    def _arrive(self, now: float) -> None:
+        prompt = self._prompt()
+        room = self._scenario.room(len(prompt))
+        power = 1 if self._scenario.long_outputs else 4
+        asked = 1 + int(self._rng.random() ** power * room)
+        if self._rng.random() < TOO_BIG:
+            asked = room + 1 + int(self._rng.random() * 4)
+        request = self._request(prompt, asked, now)
+        scheduler = self._scheduler
+        # The engine's own bound: a full queue refuses, and what it refuses is not heard of again.
+        if len(scheduler.waiting) + len(scheduler.intake) + request.sampling.n > self._scenario.config.max_queued_requests:
+            self._hits("queue_full")
+            return
+        try:
+            reqs = self._entry.sequences(request, request.request_id, str(self._arrived), np.asarray(prompt), now)
+        except InvalidRequest as error:
+            if asked <= room:
+                raise Violation("entry", f"prompt {len(prompt)} asks {asked} of {room}, refused: {error}") from error
+            self._hits("too_big")
+            return
+        if asked > room:
+            raise Violation("entry", f"prompt {len(prompt)} asks {asked}, more than {room}, and is let in")
+        self._enter(reqs)
+
+    def _enter(self, reqs: list[Req]) -> None:
+        siblings: list[Client] = []
+        reads, stop_after = not self._chance("slow_reader"), 0
+        if self._chance("stop_string"):
+            stop_after = 1 + int(self._rng.random() * 8)
+        for req in reqs:
+            self._arrived += 1
+            client = Client(f"#{self._arrived}", req, siblings, reads=reads, stop_after=stop_after)
+            siblings.append(client)
+            req.sink = client
+            self._clients.live[req] = client
+            self._scheduler.intake.add(req)
+        if len(reqs) > 1:
+            self._hits("group")
+        if self._story.tracing:
+            req, names = reqs[0], ",".join(client.name for client in siblings)
+            options = f"priority {req.priority}, deadline {req.deadline}, queue until {req.queue_deadline}"
+            self._story.note(
+                f"{names} arrive as {req.request_id!r}: prompt {req.prompt.tolist()}, "
+                f"{req.max_new_tokens} tokens, {options}, salt {req.salt!r}, {req.params}"
+            )
+
+    def _prompt(self) -> list[int]:
+        """Few symbols, and often the beginning of an earlier prompt, so that prefixes are shared."""
+        rng, scenario = self._rng, self._scenario
+        longest = min(scenario.context - 1, scenario.slots)
+        length = 1 + int(rng.random() ** 2 * longest)
+        base = self._prompts[int(rng.random() * len(self._prompts))] if rng.random() < 0.5 else []
+        length = min(length, longest)
+        kept = base[: min(len(base), length)]
+        prompt = kept + [int(rng.random() * scenario.symbols) for _ in range(length - len(kept))]
+        if len(self._prompts) < 12:
+            self._prompts.append(prompt)
+        return prompt
+
+    def _request(self, prompt: list[int], asked: int, now: float) -> GenerateRequest:
+        rng = self._rng
+        request_id = str(self._arrived)
+        live = self._clients.live
+        if live and self._chance("duplicate_id"):
+            # Two live requests of one name: refused at the door, and harmless behind it.
+            request_id = next(iter(live)).request_id
+            self._hits("duplicate_id")
+        return GenerateRequest(
+            request_id=request_id,
+            token_ids=(),
+            sampling=self._params(asked, 2 + int(rng.random() * 3) if self._chance("group") else 1),
+            priority=int(rng.random() * 3),
+            deadline=now + rng.random() * 200 * TICK if self._chance("deadline") else None,
+            queue_timeout=rng.random() * 40 * TICK if self._chance("queue_timeout") else None,
+            cache_salt="ab"[int(rng.random() * 2)] if self._chance("salt") else "",
+        )
+
+    def _params(self, asked: int, n: int) -> SamplingParams:
+        rng = self._rng
+        if not self._chance("options"):
+            return SamplingParams(temperature=0.0, max_tokens=asked, ignore_eos=rng.random() < 0.5, n=n)
+        penalised = rng.random() < 0.3
+        logprobs = rng.random() < 0.3
+        return SamplingParams(
+            temperature=(0.0, 0.5, 1.0)[int(rng.random() * 3)],
+            top_p=(1.0, 0.5)[int(rng.random() * 2)],
+            top_k=int(rng.random() * 3) * 4,
+            min_p=(0.0, 0.25)[int(rng.random() * 2)],
+            repetition_penalty=1.5 if penalised else 1.0,
+            presence_penalty=0.25 if penalised and rng.random() < 0.5 else 0.0,
+            max_tokens=asked,
+            min_tokens=int(rng.random() * min(asked, 6)) if rng.random() < 0.4 else 0,
+            stop_token_ids=tuple(rng.sample(range(VOCAB), 24)) if rng.random() < 0.4 else (),
+            ignore_eos=rng.random() < 0.5,
+            seed=int(rng.random() * 2**40) if rng.random() < 0.5 else None,
+            n=n,
+            logit_bias={int(rng.random() * VOCAB): 2.5 for _ in range(3)} if rng.random() < 0.3 else {},
+            logprobs=logprobs,
+            top_logprobs=int(rng.random() * 3) if logprobs else 0,
+        )
+
+    def _abort(self) -> None:
+        """End a whole stream, wherever it is; sometimes twice, and sometimes only one sample of a group."""
+        live = list(self._clients.live)
+        if not live:
+            return
+        # The newest half of the time: it is the one that may still be in the intake.
+        req = live[-1] if self._rng.random() < 0.5 else live[int(self._rng.random() * len(live))]
+        self._count_phase(req)
+        client: Client = req.sink
+        chosen = client.siblings if self._rng.random() < 0.7 else [client]
+        twice = self._rng.random() < 0.2
+        for each in chosen * (1 + twice):
+            self._scheduler.intake.end(End(each.req, reason=FinishReason.CANCELLED))
+        if twice:
+            self._hits("abort_twice")
+        if self._story.tracing:
+            self._story.note(f"abort of {', '.join(each.name for each in chosen)}{' twice' if twice else ''}")
+
+    def _abort_late(self) -> None:
+        """For somebody who has gone, and whose row may be another's by now."""
+        if self._clients.gone:
+            client = self._clients.gone[-1 - int(self._rng.random() * min(8, len(self._clients.gone)))]
+            self._scheduler.intake.end(End(client.req, reason=FinishReason.CANCELLED))
+            self._hits("abort_after_end")
+
+    def _count_phase(self, req: Req) -> None:
+        scheduler = self._scheduler
+        if req.state is RequestState.WAITING:
+            if req not in scheduler.waiting:
+                self._hits("abort_in_intake")
+            else:
+                self._hits("abort_retracted" if req.retractions else "abort_waiting")
+            return
+        running = scheduler.running
+        prefilling = running.planned[req.row] < running.prefill_end[req.row]
+        self._hits("abort_prefilling" if prefilling else "abort_decoding")
+        if any(req.row in batch.rows for batch in self._device.queued):
+            self._hits("abort_in_flight")

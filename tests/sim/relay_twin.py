@@ -1,0 +1,49 @@
+"""The FutureMap in plain integers, for most of the seeds; `test_relay_twin` drives it beside the real one.
+
+The real map costs a dozen small tensor operations per step, which is nothing beside a model and everything beside a
+fake one. A share of the seeds runs the real one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+UNWRITTEN = -1
+
+
+class RelayTwin:
+    """Same methods, same buffers, same counters in COUNT mode; rows and values are lists."""
+
+    def __init__(self, num_rows: int) -> None:
+        self.tokens = [0] + [UNWRITTEN] * (num_rows - 1)
+        self.lens = [0] * num_rows
+        self.counts = [0, 0]
+        """Violations in the order of `DEVICE_CHECKS`: unwritten reads, lengths that differ."""
+
+    def publish(self, rows: Sequence[int], seq_lens: Sequence[int]) -> None:
+        """Write new lengths."""
+        for row, length in zip(rows, seq_lens, strict=True):
+            self.lens[row] = length
+
+    def stash(self, rows: Sequence[int], tokens: Sequence[int]) -> None:
+        """Write new tokens."""
+        for row, token in zip(rows, tokens, strict=True):
+            self.tokens[row] = token
+
+    def gather(self, rows: Sequence[int], seq_lens: Sequence[int]) -> list[int]:
+        """The newest token of each row, consumed by this read; an unwritten one counts, and reads as 0."""
+        self.counts[1] += sum(self.lens[row] != length for row, length in zip(rows, seq_lens, strict=True))
+        found = [self.tokens[row] for row in rows]
+        self.counts[0] += sum(token < 0 for token in found)
+        for row in rows:
+            self.tokens[row] = UNWRITTEN
+        self.tokens[0] = 0
+        return [max(token, 0) for token in found]
+
+    def forget(self, rows: Sequence[int]) -> None:
+        """Mark rows as unwritten."""
+        for row in rows:
+            self.tokens[row] = UNWRITTEN
+            self.lens[row] = 0
+        if rows:
+            self.tokens[0] = 0

@@ -1,0 +1,285 @@
+"""One seed, played: the production scheduler between clients that misbehave and a device that lags, fails and lies."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+
+import torch
+
+from core.batch.schedule_batch import ScheduleBatch
+from core.device.staging import Staging
+from core.errors import DeadlinePassed, Draining, EngineDead, QueueTimeout, RequestFailed, SlowConsumer
+from core.memory.kv_allocator import PagedKVAllocator
+from core.memory.req_to_token_pool import ReqToTokenPool
+from core.memory.request_memory import RequestMemory
+from core.memory.rows import RowAllocator
+from core.prefix.registry import build_prefix_cache
+from core.scheduler.intake import End
+from core.scheduler.outputs import StepOutputs
+from core.scheduler.scheduler import Scheduler
+from core.types.stats import EngineStats
+from tests.sim.clients import Clients
+from tests.sim.device import DeviceLost, SimExecutor, TwinDevice
+from tests.sim.inputs import TICK, Inputs
+from tests.sim.oracles import Oracles
+from tests.sim.real_step import RunnerDevice
+from tests.sim.reference import EOS, VOCAB
+from tests.sim.scenario import Scenario
+from tests.sim.story import Hits, Story, Violation
+
+PATIENCE = 4
+"""Tokens that a reader may leave unread."""
+BURST = 0.15
+"""How often the device gets through one more step than usual."""
+STATS_EVERY = 8
+"""Publish a snapshot after every so many steps only: it would be a sixth of all work, and nothing here reads it."""
+CPU = torch.device("cpu")
+
+
+class Deaf:
+    """A histogram that nobody will look at."""
+
+    def observe(self, values: np.ndarray) -> None:
+        """See `core.scheduler.snapshot.Histogram`."""
+
+
+class World:
+    """Everything of one run. `run` raises what the first oracle has to say."""
+
+    def __init__(self, scenario: Scenario, story: Story, hits: Hits) -> None:
+        self.scenario, self.story, self.hits = scenario, story, hits
+        self.now = 0.0
+        self.ticks = 0
+        self._rng = random.Random(scenario.seed * 2)
+        self._draining = 0
+        self._open = True
+        self._build()
+
+    def run(self, steps: int) -> None:
+        """`steps` steps with input, then as many as it takes to end everybody; nothing may be left behind."""
+        for _ in range(steps):
+            self._tick()
+        self._open = False
+        self._finish()
+        self.inputs.close()
+
+    def _build(self) -> None:
+        """A new engine, as after a restart of the process."""
+        scenario = self.scenario
+        allocator = PagedKVAllocator(scenario.pages, scenario.page_size)
+        cache = build_prefix_cache(scenario.cache, scenario.page_size)
+        self.device: SimExecutor
+        if scenario.real_steps:
+            pool = ReqToTokenPool(scenario.rows, scenario.width, CPU)
+            self.memory = RequestMemory(pool.rows, allocator, cache, scenario.context)
+            self.device = RunnerDevice(self.memory, pool, scenario.depth, self.story, self.hits)
+        else:
+            self.memory = RequestMemory(RowAllocator(scenario.rows), allocator, cache, scenario.context)
+            self.device = TwinDevice(self.memory, scenario.width, scenario.depth, self.story, self.hits)
+        self.scheduler = Scheduler(
+            scenario.config,
+            self.memory,
+            self.device,
+            self._emit,
+            max_len=scenario.width,
+            vocab_size=VOCAB,
+            eos_ids=EOS,
+            pin=Staging(CPU).pinned if scenario.real_steps else cast(Any, np.concatenate),
+        )
+        slow = SlowConsumer("too many tokens were left unread")
+        self.clients = Clients(self.scheduler.intake.end, slow, PATIENCE, self.story, self.hits)
+        self.inputs = Inputs(scenario, self.scheduler, self.device, self.clients, self._rng, self.story, self.hits)
+        self.oracles = Oracles(scenario, self.scheduler, self.device, self.clients)
+        self._hook_planner()
+        if not scenario.real_steps:
+            self._thin_stats()
+
+    def _emit(self, outputs: StepOutputs, now: float) -> None:
+        self.clients.emit(outputs, now)
+
+    def _hook_planner(self) -> None:
+        """Force retractions where the planner itself would retract: after results were taken, before it plans."""
+        planner, plan = self.scheduler._planner, self.scheduler._planner.plan
+        plans = 0
+
+        def hooked(now: float, *, after_idle: bool) -> ScheduleBatch | None:
+            nonlocal plans
+            plans += 1
+            if self.scenario.retract_every and self._open and plans % self.scenario.retract_every == 0:
+                self._force_retraction()
+            batch = plan(now, after_idle=after_idle)
+            self._note_batch(batch)
+            return batch
+
+        planner.plan = hooked  # type: ignore[method-assign]
+
+    def _force_retraction(self) -> None:
+        members = self.scheduler.running.members()
+        if members:
+            req = members[int(self._rng.random() * len(members))]
+            req.sink.forced += 1
+            self.story.note(f"forced retraction of {req.sink.name} from row {req.row}")
+            self.scheduler._lifecycle.retract(req)
+            self.hits("forced_retraction")
+
+    def _note_batch(self, batch: ScheduleBatch | None) -> None:
+        if batch is None:
+            self.hits("empty_plan")
+            return
+        extend = batch.num_extend
+        if extend:
+            fresh = set(batch.fresh_rows.tolist())
+            starts = batch.prefix_lens[:extend].tolist()
+            if any(start and row in fresh for row, start in zip(batch.rows.tolist(), starts, strict=False)):
+                self.hits("prefix_hit")
+            if batch.num_decode:
+                self.hits("mixed_step")
+            if len(batch.sample_indices) < len(batch.rows):
+                self.hits("middle_chunk")
+        self.story.decided((tuple(batch.rows.tolist()), tuple(batch.seq_lens.tolist())))
+        if self.story.tracing:
+            owners = zip(batch.rows.tolist(), batch.generations.tolist(), strict=True)
+            spans = zip(owners, batch.prefix_lens.tolist(), batch.seq_lens.tolist(), strict=True)
+            told = ", ".join(f"{row}.{generation}[{start}:{end}]" for (row, generation), start, end in spans)
+            freed = f", {self.memory.obtainable_pages} pages left"
+            self.story.note(f"plan {batch.step_id} {batch.mode.value}: {told}{freed}")
+
+    def _thin_stats(self) -> None:
+        """The snapshots and histograms of most runs would be a fifth of all work, and nothing reads them."""
+        recorder, publish, calls = self.scheduler.recorder, self.scheduler.recorder.publish, 0
+        recorder.tokens = Counting(recorder).tokens
+
+        def thinned(memory: RequestMemory, running: int, waiting: int) -> EngineStats:
+            nonlocal calls
+            calls += 1
+            return publish(memory, running, waiting) if calls % STATS_EVERY == 0 else self.scheduler.stats
+
+        recorder.publish = thinned  # type: ignore[method-assign]
+
+    def _tick(self) -> None:
+        self.ticks += 1
+        self.story.step += 1
+        self.now += TICK
+        if self._open:
+            self._disturb()
+        try:
+            moved = self.scheduler.step(self.now)
+        except DeviceLost:
+            self._die()
+            return
+        self.oracles.after_step(moved)
+        self._run_device()
+
+    def _disturb(self) -> None:
+        faults, rng = self.scenario.faults, self._rng
+        if self._draining:
+            self._drain_on()
+            return
+        self.inputs.before_step(self.now)
+        for name, act in (
+            ("clock_jump", self._jump),
+            ("nan_row", self._spoil),
+            ("drain", self._drain),
+            ("step_failure", self._fail),
+        ):
+            if name in faults and rng.random() < faults[name]:
+                act()
+
+    def _jump(self) -> None:
+        self.now += self._rng.random() * 100 * TICK
+        self.hits("clock_jump")
+        self.story.note(f"the clock jumps to {self.now:.2f}")
+
+    def _spoil(self) -> None:
+        self.device.spoil = int(self._rng.random() * 8)
+        self.story.note("the next step yields a row of NaN")
+
+    def _fail(self) -> None:
+        self.device.fail_next = True
+        self.story.note("the next step of the device fails")
+
+    def _drain(self) -> None:
+        self._draining = 1 + int(self._rng.random() * 12)
+        self.hits("drain")
+        self.story.note(f"drain: no more requests, {self._draining} steps of grace")
+
+    def _drain_on(self) -> None:
+        """Grace, then everybody ends with Draining; then a new life begins, as if the drain had been called off."""
+        if self._draining > 1:
+            self._draining -= 1
+            return
+        self.inputs.end_all(lambda req: End(req, error=Draining("the server is shutting down")))
+        self.story.note("drain: the grace is over")
+        self._draining = 0
+
+    def _run_device(self) -> None:
+        device, rng, speed = self.device, self._rng, self.scenario.speed if self._open else 1.0
+        rounds = 2 if rng.random() < BURST else 1
+        moved = False
+        for _ in range(rounds):
+            if rng.random() < speed:
+                device.execute_one()
+            if rng.random() < speed:
+                moved = device.deliver_one()
+        if device.in_flight == device.depth and not moved:
+            self.hits("device_lag")
+
+    def _die(self) -> None:
+        """The step failed: everybody who is live is named once for the engine to tell, and a new process starts."""
+        abandoned = self.scheduler.abandon()
+        if len(abandoned) != len(self.clients.live) or set(abandoned) != set(self.clients.live):
+            raise Violation("abandon", f"{len(abandoned)} abandoned, {len(self.clients.live)} live")
+        self.hits("step_failure")
+        self.story.note(f"{EngineDead.reason}: {len(abandoned)} requests end, the engine is built again")
+        self._draining = 0
+        self.inputs.close()
+        self._build()
+
+    def _finish(self) -> None:
+        """Bounded: what is left to compute, several times over."""
+        chunk = self.scenario.config.chunked_prefill_size
+        work = [(req.prompt_len + req.max_new_tokens, req.max_new_tokens) for req in self.clients.live]
+        bound = 60 + sum(3 * (-(-length // chunk) + new) for length, new in work)
+        while self.scheduler.has_work:
+            self._tick()
+            bound -= 1
+            if bound < 0:
+                raise Violation("liveness", f"{len(self.clients.live)} requests do not end")
+        if self.clients.live:
+            raise Violation("liveness", f"{len(self.clients.live)} requests are live and nobody works for them")
+        self.oracles.when_empty()
+        self.device.settle()
+        self._check_totals()
+
+    def _check_totals(self) -> None:
+        """What the counters say is what the clients saw."""
+        scheduler, gone = self.scheduler, self.clients.gone
+        stats = type(scheduler.recorder).publish(scheduler.recorder, self.memory, 0, 0)
+        counted = (stats.generation_tokens, sum(stats.finished.values()), stats.preemptions)
+        seen = (sum(len(c.tokens) for c in gone), len(gone), sum(c.req.retractions for c in gone))
+        if counted != seen:
+            raise Violation("stats", f"tokens, ends and preemptions: counted {counted}, clients saw {seen}")
+        self.hits.counts["stale_result"] += stats.stale_results
+        for client in gone:
+            self._count_end(client.gave_way, client.ended.error if client.ended else None)
+
+    def _count_end(self, gave_way: int, error: Exception | None) -> None:
+        self.hits.counts["retraction"] += gave_way
+        if isinstance(error, QueueTimeout):
+            self.hits("queue_timeout")
+        elif isinstance(error, DeadlinePassed):
+            self.hits("deadline")
+        elif isinstance(error, RequestFailed):
+            self.hits("nan_row")
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How a seed ended. `oracle` names who saw the violation; empty when nobody did."""
+
+    seed: int
+    ticks: int
+    digest: int
+    oracle: str = ""
+    text: str = ""
