@@ -38,12 +38,19 @@ class InputProcessor:
         self._random = random.Random(seed)
         self._pool = ThreadPoolExecutor(2, thread_name_prefix="slipstream-text")
 
+    def refuse_out_of_range(self, params: SamplingParams) -> None:
+        """Raises InvalidRequest naming every field of `sampling_params` that no prompt could make servable."""
+        violations = params.violations(self._vocab_size)
+        if violations:
+            raise InvalidRequest(violations)
+
     async def prompt_ids(self, request: GenerateRequest) -> Ints:
         """int64[n], n >= 1. Raises InvalidRequest naming `text`, `token_ids.ids` or `chat.messages`."""
         ids: Sequence[int]
         if request.token_ids is not None:
             field, ids = "token_ids.ids", request.token_ids
         elif request.chat is not None:
+            self._refuse_long(sum(len(turn.content) for turn in request.chat), "chat.messages")
             field, ids = "chat.messages", await self._off_loop(self._encode_chat, request)
         else:
             field, ids = "text", await self.tokenize(request.text or "", field="text")
@@ -60,8 +67,7 @@ class InputProcessor:
 
     async def tokenize(self, text: str, *, add_special_tokens: bool = True, field: str = "text") -> list[int]:
         """Ids of `text`, made off the loop. Raises InvalidRequest when it is longer than any context could hold."""
-        if len(text) > self._context_length * CHARS_PER_TOKEN:
-            raise InvalidRequest.of(field, f"must have at most {self._context_length * CHARS_PER_TOKEN} characters")
+        self._refuse_long(len(text), field)
         return await self._off_loop(self.tokenizer.encode, text, add_special_tokens)
 
     async def detokenize(self, ids: Sequence[int], skip_special_tokens: bool) -> str:
@@ -124,7 +130,13 @@ class InputProcessor:
     def _encode_chat(self, request: GenerateRequest) -> list[int]:
         assert request.chat is not None
         # The template writes the special tokens itself; encoding must not add them a second time.
-        return self.tokenizer.encode(self.tokenizer.render_chat(request.chat), False)
+        rendered = self.tokenizer.render_chat(request.chat)
+        self._refuse_long(len(rendered), "chat.messages")
+        return self.tokenizer.encode(rendered, False)
+
+    def _refuse_long(self, chars: int, field: str) -> None:
+        if chars > self._context_length * CHARS_PER_TOKEN:
+            raise InvalidRequest.of(field, f"must have at most {self._context_length * CHARS_PER_TOKEN} characters")
 
     async def _off_loop(self, function: Callable[..., T], *args: object) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._pool, function, *args)

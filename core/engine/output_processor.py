@@ -42,13 +42,14 @@ class OutputProcessor:
 
     def emit(self, outputs: StepOutputs, now: float) -> None:
         """Take over one step: tokens first, then terminals (the order that `StepOutputs` promises)."""
-        stopped_by_token = {id(e.req) for e in outputs.ended if isinstance(e.matched_stop, int)}
+        # Two steps may arrive at once, so a request's stop token is told by its place: the last of its outputs.
+        stops = {id(e.req): len(e.req.outputs) - 1 for e in outputs.ended if isinstance(e.matched_stop, int)}
         for tokens in outputs.tokens:
-            self._emit_tokens(tokens, stopped_by_token)
+            self._emit_tokens(tokens, stops)
         for ended in outputs.ended:
             self._emit_end(ended, now)
 
-    def _emit_tokens(self, step: StepTokens, stopped_by_token: set[int]) -> None:
+    def _emit_tokens(self, step: StepTokens, stops: dict[int, int]) -> None:
         for i, req in enumerate(step.reqs):
             record: OutputRecord = req.sink
             if record.done:
@@ -58,7 +59,7 @@ class OutputProcessor:
             matched = record.output.push(
                 token,
                 _logprob(step, i, req) if req.params.logprobs else None,
-                textless=id(req) in stopped_by_token and not req.params.include_stop_in_output,
+                textless=stops.get(id(req)) == step.positions[i] and not req.params.include_stop_in_output,
                 match_stops=record.tokens >= req.params.min_tokens,
             )
             if matched is not None:

@@ -18,6 +18,10 @@ from core.device.staging import Staging
 from core.types.arrays import Ints
 
 
+MIN_REPETITION_PENALTY = 1e-6
+"""Smaller ones act as this one does: as float32 they round to zero, or make a quotient that is not finite."""
+
+
 class TokenHistory:
     """Prompt and output ids of every pool row that uses penalties: column p of row r is token p of its sequence.
 
@@ -96,7 +100,7 @@ def apply_penalties(logits: torch.Tensor, batch: SamplingBatch, history: TokenHi
         column[:, None]
         for column in staging.upload_floats(
             [
-                batch.repetition_penalties[places],
+                np.maximum(batch.repetition_penalties[places], np.float32(MIN_REPETITION_PENALTY)),
                 batch.frequency_penalties[places],
                 batch.presence_penalties[places],
             ]

@@ -62,9 +62,7 @@ KEYS = tuple(
     "lamp river stone cloud door garden clock bridge candle window forest anchor basket mirror "
     "ladder kettle pillow hammer".split()
 )
-VALUES = tuple(
-    "oak fig elm red blue green gold tin jade pearl amber coral north south east west".split()
-)
+VALUES = tuple("oak fig elm red blue green gold tin jade pearl amber coral north south east west".split())
 COPY_WORDS = KEYS + VALUES + NAMES + tuple(ANIMALS) + tuple(ANIMALS.values())
 
 
@@ -165,10 +163,7 @@ def _recall_turns(rng: random.Random, questions: int) -> list[Turn]:
     # Short lists are the common case: looking a key up is learned on them, and then stretches.
     count = min(rng.randint(2, 14), rng.randint(2, 14))
     keys = rng.sample(KEYS, count)
-    pairs = [
-        (key, rng.choice(VALUES) if rng.random() < 0.7 else str(rng.randint(100, 999)))
-        for key in keys
-    ]
+    pairs = [(key, rng.choice(VALUES) if rng.random() < 0.7 else str(rng.randint(100, 999))) for key in keys]
     listing = ", ".join(f"{key}={held}" for key, held in pairs)
     asked = [rng.choice(pairs) for _ in range(questions)]
     first = Turn(f"{listing}; {asked[0][0]}=", asked[0][1])

@@ -72,9 +72,7 @@ def right_sums(
     return sum(got == want for got, want in zip(answers, wanted, strict=True))
 
 
-def right_lookups(
-    model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, kind: str, count: int
-) -> int:
+def right_lookups(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, kind: str, count: int) -> int:
     """How many fresh prompts of a kind with one right answer ("recall", "copy"), in plain form."""
     turns = [found.turns[0] for found in islice(documents_of(kind, EVALUATION_SEED), count)]
     answers = greedy_answers(model, tokenizer, [turn.prompt for turn in turns], 80)

@@ -141,9 +141,7 @@ def parse_arguments() -> argparse.Namespace:
     # One thread: the matrices are small, and two threads that wait for each other on a busy machine
     # are slower than one that waits for nobody.
     parser.add_argument("--threads", type=int, default=1, help="CPU threads (%(default)s)")
-    parser.add_argument(
-        "--out", type=Path, default=bundled_model_dir(), help="folder to write (the bundled one)"
-    )
+    parser.add_argument("--out", type=Path, default=bundled_model_dir(), help="folder to write (the bundled one)")
     return parser.parse_args()
 
 
