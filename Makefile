@@ -15,11 +15,11 @@ MODEL := core/models/bundled/checkpoint/config.json
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help venv serve test check mutants demo bench format proto
+.PHONY: help venv serve test soak scorecard check mutants demo bench format proto
 .DELETE_ON_ERROR:
 
 help: ## Show this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 venv: $(STAMP) ## Make the virtual environment with everything for use and development
 
@@ -41,6 +41,15 @@ serve: $(STAMP) $(MODEL) ## Serve the bundled model on 127.0.0.1:50051, metrics 
 # One thread of math per process: tests start servers beside themselves, and two cores have to do.
 test: $(STAMP) $(MODEL) ## Run the whole test suite
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(ARGS)
+
+soak: $(STAMP) $(MODEL) ## Run the chaos tests at their full size; takes a quarter of an hour
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m soak --timeout 1800 $(ARGS)
+
+# Every test that takes the fixture `scorecard` runs, and no other; what failed has no figure in the table.
+scorecard: $(STAMP) $(MODEL) ## Measure the reliability scorecard again and write tests/SCORECARD.md
+	@mkdir -p build && rm -f build/scorecard.jsonl
+	-SCORECARD_FILE=build/scorecard.jsonl OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q $(ARGS)
+	$(BIN)/python -m tests.scorecard build/scorecard.jsonl
 
 check: $(STAMP) ## Lint, format, types and house rules
 	$(BIN)/ruff check .

@@ -30,6 +30,7 @@ from core.types.io import (
 )
 from core.types.sampling_params import SamplingParams
 from core.types.stats import EngineStats
+from service.bounds import refuse_oversized
 from service.config import ServerConfig
 from service.pb.slipstream.v1 import inference_pb2 as pb
 
@@ -59,11 +60,15 @@ _STATES = {
 }
 
 
-def generate_request(message: pb.GenerateRequest, info: ModelInfo, deadline: float | None) -> GenerateRequest:
+def generate_request(
+    message: pb.GenerateRequest, info: ModelInfo, deadline: float | None, caller: str | None = None
+) -> GenerateRequest:
     """The request as the engine takes it, with an id drawn if the client gave none.
 
-    `deadline` is a `time.monotonic()` instant. Raises InvalidRequest naming every bad field at once.
+    `deadline` is a `time.monotonic()` instant. Callers share no cached prefixes, whatever salts they choose. Raises
+    InvalidRequest naming every bad field at once.
     """
+    refuse_oversized(message, info)
     violations = [
         *_id_violations(message),
         *_input_violations(message, info),
@@ -85,7 +90,8 @@ def generate_request(message: pb.GenerateRequest, info: ModelInfo, deadline: flo
         priority=message.priority,
         queue_timeout=_seconds(message.queue_timeout) if message.HasField("queue_timeout") else None,
         deadline=deadline,
-        cache_salt=message.cache_salt,
+        # Names hold no NUL, so no salt of one caller can look like another's.
+        cache_salt=message.cache_salt if caller is None else f"{caller}\0{message.cache_salt}",
     )
 
 

@@ -16,6 +16,8 @@ from core.errors import InvalidRequest, SlipstreamError, SlowConsumer
 from core.types.io import Delta, Finished, GenerateRequest
 from service import convert
 from service.admission import Admission
+from service.auth import caller_name
+from service.bounds import detokenize_ids
 from service.config import ServerConfig
 from service.engine_slot import EngineSlot
 from service.metrics.collector import kv_usage
@@ -43,6 +45,8 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         self._metrics = metrics
         self._version = version
         self._started_at = time.monotonic()
+        # Who started each live request: only they may abort it.
+        self._callers: dict[str, str | None] = {}
 
     async def Generate(self, request: pb.GenerateRequest, context: Context) -> None:
         """Admit, then stream. Leaving by any path closes the engine's stream, which aborts what still runs."""
@@ -59,9 +63,13 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         self, request: pb.GenerateRequest, context: Context, held: AsyncExitStack
     ) -> tuple[GenerateRequest, OutputStream]:
         engine = self._slot.require()
-        asked = convert.generate_request(request, engine.model_info, self._deadline(context))
+        caller = caller_name.get()
+        asked = convert.generate_request(request, engine.model_info, self._deadline(context), caller)
         await held.enter_async_context(self._admission.slot(asked.deadline))
-        return asked, await engine.generate(asked)
+        stream = await engine.generate(asked)
+        self._callers[stream.request_id] = caller
+        held.callback(self._callers.pop, stream.request_id)
+        return asked, stream
 
     async def _pump(self, stream: OutputStream, context: Context, asked: GenerateRequest) -> None:
         """Write every event. On failure the trailers say how many tokens went out, the cut-off write included."""
@@ -98,7 +106,10 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         """End a live request as cancelled; whether there was one."""
         if not request.request_id:
             raise InvalidRequest.of("request_id", "must not be empty")
-        return pb.AbortResponse(found=self._slot.require().abort(request.request_id))
+        engine = self._slot.require()
+        # Somebody else's request is answered like one that is not there.
+        own = self._callers.get(request.request_id) == caller_name.get()
+        return pb.AbortResponse(found=own and engine.abort(request.request_id))
 
     async def Tokenize(self, request: pb.TokenizeRequest, context: Context) -> pb.TokenizeResponse:
         """Ids of a text."""
@@ -112,7 +123,8 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         skip = request.skip_special_tokens if request.HasField("skip_special_tokens") else True
         engine = self._slot.require()
         async with self._text_admission.slot(self._deadline(context)):
-            return pb.DetokenizeResponse(text=await engine.detokenize(tuple(request.token_ids), skip))
+            ids = detokenize_ids(request, engine.model_info)
+            return pb.DetokenizeResponse(text=await engine.detokenize(ids, skip))
 
     async def GetModelInfo(self, request: pb.GetModelInfoRequest, context: Context) -> pb.GetModelInfoResponse:
         """Facts of the model."""

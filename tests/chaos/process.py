@@ -147,7 +147,9 @@ class Inside:
         return not (self.live or self.running or self.waiting or any(self.used.values()))
 
 
-async def settled(server: ServerProcess, baseline: Inside | None = None, within: float = PATIENCE) -> tuple[Inside, float]:
+async def settled(
+    server: ServerProcess, baseline: Inside | None = None, within: float = PATIENCE
+) -> tuple[Inside, float]:
     """Ask until nothing is held and, if given, tasks and files are back at `baseline`; the seconds that took."""
     before = time.monotonic()
     while True:

@@ -19,14 +19,14 @@ from tests.scorecard import Scorecard
 
 STREAMS, TOKENS = 30, 2000
 HANG_TIMEOUT = 1.0
-FINITE, FORGOTTEN = 300, 500
+NAN_AT, FORGOTTEN = 300, 500
 """The position at which logits turn NaN, and the length at which a row loses its relayed token."""
 
 
 @pytest.fixture(scope="module")
 def flawed() -> Iterator[ServerProcess]:
     """Breaks single rows, and survives it."""
-    faults = Faults(nan_at_position=FINITE, forget_at_length=FORGOTTEN)
+    faults = Faults(nan_at_position=NAN_AT, forget_at_length=FORGOTTEN)
     server = ServerProcess(faults, max_running_requests=64, max_total_tokens=64 * 1024)
     try:
         yield server.wait_ready()
@@ -45,7 +45,7 @@ async def test_non_finite_logits_fail_their_own_request_only(
     rng = random.Random(seed + 5)
     async with flawed.client() as client:
         vocab = (await client.model_info()).vocab_size
-        doomed = [reaching(FINITE, vocab, rng) for _ in range(3)]
+        doomed = [reaching(NAN_AT, vocab, rng) for _ in range(3)]
         others = [ask(vocab, 200, rng) for _ in range(20)]
         await asyncio.gather(*(read(client, stream) for stream in (*doomed, *others)))
         again = await read(client, ask(vocab, 50, rng))
@@ -56,7 +56,7 @@ async def test_non_finite_logits_fail_their_own_request_only(
     assert hit == len(doomed) and equal
     assert verdict([*doomed, again], vocab) == Verdict()
     # The token sampled at the position itself is the first that nobody may see.
-    assert {stream.received for stream in doomed} == {20}
+    assert [stream.received for stream in doomed] == [NAN_AT - len(stream.prompt) + 1 for stream in doomed]
     failed = (await flawed.metrics())['slipstream_requests_finished_total{reason="request_failed"}']
     assert failed == hit
     await settled(flawed)
@@ -107,7 +107,9 @@ async def test_a_broken_device_ends_every_stream_once_and_then_the_process(
     scorecard(row, f"seconds from the last token to every terminal, to the exit (bound {bound:g})", _two(told, gone))
     scorecard(row, "exit code", code)
     assert with_terminal == STREAMS and found == Verdict()
-    assert diary.of("readiness")[0] == "NOT_SERVING"
+    fallen = diary.of("readiness")[:1] == diary.of("liveness")[:1] == ["NOT_SERVING"]
+    scorecard(24, f"engine dead ({way}): both services NOT_SERVING before the end", "yes" if fallen else "no")
+    assert fallen
     assert code == 1 and gone <= bound
     assert "/secret" not in repr([stream.terminals for stream in streams])
 

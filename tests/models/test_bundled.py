@@ -179,11 +179,11 @@ def test_generation_past_the_end_of_a_story_does_not_fail(model: Any, tokenizer:
     output = model.generate(
         inputs["input_ids"],
         attention_mask=inputs["attention_mask"],
-        min_new_tokens=700,
-        max_new_tokens=700,
+        min_new_tokens=400,
+        max_new_tokens=400,
     )
-    # More than twice the length of any training row.
-    assert output.shape[1] == inputs["input_ids"].shape[1] + 700
+    # Well past the length of any training row.
+    assert output.shape[1] == inputs["input_ids"].shape[1] + 400
 
 
 def test_no_file_of_the_checkpoint_is_a_pickle() -> None:

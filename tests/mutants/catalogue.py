@@ -6,9 +6,10 @@ from tests.mutants.mutant import Mutant
 from tests.mutants.ownership import OWNERSHIP
 from tests.mutants.relaying import RELAYING
 from tests.mutants.scheduling import SCHEDULING
+from tests.mutants.serving import SERVING
 from tests.mutants.shell import SHELL
 
-MUTANTS: tuple[Mutant, ...] = (*OWNERSHIP, *SCHEDULING, *RELAYING, *SHELL)
+MUTANTS: tuple[Mutant, ...] = (*OWNERSHIP, *SCHEDULING, *RELAYING, *SHELL, *SERVING)
 
 SAMPLE: tuple[str, ...] = (
     "skip-generation-check",

@@ -113,4 +113,12 @@ SHELL: tuple[Mutant, ...] = (
         "            now = time.time()\n            self._refuse_if_late_or_full(request, now)\n",
         "tests/tidy/test_style.py",
     ),
+    Mutant(
+        "stop-token-told-by-request",
+        "only the stop token itself has no text",
+        "core/engine/output_processor.py",
+        "textless=stops.get(id(req)) == step.positions[i] and",
+        "textless=id(req) in stops and",
+        "tests/engine/test_output_processor.py::test_only_the_stop_token_has_no_text",
+    ),
 )

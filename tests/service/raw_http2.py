@@ -28,9 +28,7 @@ def headers(fields: list[tuple[str, str]]) -> bytes:
     return block
 
 
-def call_frames(
-    stream: int, path: str, authority: str, message: bytes, more: Sequence[tuple[str, str]] = ()
-) -> bytes:
+def call_frames(stream: int, path: str, authority: str, message: bytes, more: Sequence[tuple[str, str]] = ()) -> bytes:
     """A complete request on one stream; `more` are header fields beside the usual ones."""
     block = headers(
         [

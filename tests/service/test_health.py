@@ -18,6 +18,7 @@ from service.pb.slipstream.v1 import inference_pb2 as pb
 from service.server import Server
 from service.servicers.health import LIVENESS, READINESS
 from tests.fakes.fake_engine import FakeEngine, held
+from tests.scorecard import Scorecard
 from tests.service.conftest import PATIENCE, Serve
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
@@ -37,7 +38,9 @@ async def check(channel: grpc.aio.Channel) -> tuple[int, int]:
     return answers[0].status, answers[1].status
 
 
-async def test_while_loading_it_lives_but_is_not_ready(config: Callable[..., ServerConfig]) -> None:
+async def test_while_loading_it_lives_but_is_not_ready(
+    config: Callable[..., ServerConfig], scorecard: Scorecard
+) -> None:
     release, engine = threading.Event(), FakeEngine()
 
     def build(*_: object) -> FakeEngine:
@@ -57,6 +60,7 @@ async def test_while_loading_it_lives_but_is_not_ready(config: Callable[..., Ser
         release.set()
         await loading
         assert await check(client.channel) == (SERVING, SERVING)
+        scorecard(24, "loading, ready: states other than in the table", 0)
     await server.close(grace=0)
 
 
@@ -75,7 +79,7 @@ async def test_list_and_unknown_services(serve: Serve) -> None:
         assert (await watch.read()).status == UNKNOWN
 
 
-async def test_watch_tells_of_the_drain_and_then_ends(serve: Serve) -> None:
+async def test_watch_tells_of_the_drain_and_then_ends(serve: Serve, scorecard: Scorecard) -> None:
     gate = asyncio.Event()
     async with serve(FakeEngine(held(gate))) as serving:
         stub = health(serving.client.channel)
@@ -96,9 +100,10 @@ async def test_watch_tells_of_the_drain_and_then_ends(serve: Serve) -> None:
             with pytest.raises(grpc.aio.AioRpcError) as ended:
                 await watch.read()
             assert CallFailed(ended.value).reason == "DRAINING", "ended by us, not by the transport"
+        scorecard(24, "draining: states other than in the table", 0)
 
 
-async def test_readiness_survives_overload(serve: Serve) -> None:
+async def test_readiness_survives_overload(serve: Serve, scorecard: Scorecard) -> None:
     gate = asyncio.Event()
     async with serve(FakeEngine(held(gate)), max_concurrent_requests=1, admission_wait=0.05) as serving:
         running = asyncio.create_task(serving.client.complete("hi"))
@@ -107,5 +112,6 @@ async def test_readiness_survives_overload(serve: Serve) -> None:
             await serving.client.complete("hi")
         assert failed.value.reason == "CONCURRENCY_LIMIT"
         assert await check(serving.client.channel) == (SERVING, SERVING), "load is not illness"
+        scorecard(24, "full: states other than in the table", 0)
         gate.set()
         await running

@@ -24,6 +24,7 @@ from service.config import ServerConfig
 from service.preflight import check_model, check_ports
 from service.server import Server
 from tests.fakes.fake_engine import FakeEngine
+from tests.scorecard import Scorecard
 from tests.service.conftest import PATIENCE
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -52,12 +53,13 @@ def taken() -> socket.socket:
 
 @pytest.mark.parametrize("which", ["port", "metrics-port"])
 def test_a_taken_port_is_one_line_and_exit_code_two_within_a_second(
-    taken: socket.socket, checkpoint: Path, which: str
+    taken: socket.socket, checkpoint: Path, which: str, scorecard: Scorecard
 ) -> None:
     number = taken.getsockname()[1]
     # The best of three: the figure is the program's, not the machine's other work.
     runs = [slipstream("serve", "--model", str(checkpoint), "--port", "0", f"--{which}", str(number)) for _ in range(3)]
     done, seconds = runs[0][0], min(each for _, each in runs)
+    scorecard(22, f"{which} taken", f"exit {done.returncode} after {seconds:.2f} s")
     assert done.returncode == 2
     assert re.fullmatch(
         rf"slipstream: cannot listen on 127\.0\.0\.1:{number} \(.*\): address already in use\n", done.stderr
@@ -74,8 +76,9 @@ def test_a_taken_port_is_one_line_and_exit_code_two_within_a_second(
         (("--port", "70000"), 2, "port and metrics_port must be at most 65535"),
     ],
 )
-def test_what_cannot_work_is_one_line(args: tuple[str, ...], code: int, told: str) -> None:
+def test_what_cannot_work_is_one_line(args: tuple[str, ...], code: int, told: str, scorecard: Scorecard) -> None:
     done, seconds = slipstream("serve", "--port", "0", "--metrics-port", "0", *args)
+    scorecard(22, args[0], f"exit {done.returncode} after {seconds:.2f} s")
     assert (done.returncode, done.stderr) == (code, f"slipstream: {told}\n")
     assert seconds < 2.0
 
@@ -136,11 +139,14 @@ def spoil_missing_shard(folder: Path) -> None:
         (spoil_missing_shard, "lacks model-00002.safetensors"),
     ],
 )
-def test_unusable_checkpoints_are_refused_by_name(checkpoint: Path, spoil: Callable[[Path], None], told: str) -> None:
+def test_unusable_checkpoints_are_refused_by_name(
+    checkpoint: Path, spoil: Callable[[Path], None], told: str, scorecard: Scorecard
+) -> None:
     check_model(checkpoint)
     spoil(checkpoint)
     with pytest.raises(ModelLoadError) as refused:
         check_model(checkpoint)
+    scorecard(22, told, f"exit {refused.value.exit_code}")
     assert told in refused.value.message and str(checkpoint) in refused.value.message
     assert (refused.value.exit_code, "\n" in refused.value.message) == (3, False)
 

@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from core.errors import Overloaded, SlipstreamError
+from core.errors import DeadlinePassed, Overloaded, QueueTimeout, RequestFailed, SlipstreamError, SlowConsumer
 from core.scheduler.intake import End
 from core.scheduler.outputs import Ended, StepOutputs, StepTokens
 from core.types.io import FinishReason
 from core.types.request import Req
 from tests.sim.reference import Answer, answer
 from tests.sim.story import Hits, Story, Violation
+
+PATIENCE = 4
+"""Tokens that a reader may leave unread."""
 
 
 @dataclass(slots=True, eq=False)
@@ -29,6 +32,10 @@ class Client:
     """A stop string completes with this many tokens; 0: it has none."""
     done: bool = False
     """Its ending is decided on the output side; later tokens are dropped, but must still be right."""
+    ordered: bool = False
+    """Somebody asked for its end through the intake: a client, a reader, a drain."""
+    owner: tuple[int, int] = (0, -1)
+    """The row and generation it runs as, or ran as last."""
     forced: int = 0
     """Retractions of it that the run forced; the others are the scheduler's own."""
     gave_way: int = 0
@@ -49,23 +56,35 @@ class Client:
 class Clients:
     """Takes what the scheduler emits, as the output processor would, and refuses anything that a client may not see."""
 
-    def __init__(self, end: Callable[[End], None], slow_error: SlipstreamError, patience: int, story: Story, hits: Hits) -> None:
+    def __init__(self, end: Callable[[End], None], spoiled: set[tuple[int, int]], story: Story, hits: Hits) -> None:
         self.live: dict[Req, Client] = {}
         """Without a terminal so far, in order of arrival."""
         self.gone: list[Client] = []
         self.progress = 0
         """Grows with every token and every terminal."""
-        self._end = end
-        self._slow_error = slow_error
-        self._patience = patience
+        self._due: list[Client] = []
+        self._intake_end = end
+        self._spoiled = spoiled
         self._story, self._hits = story, hits
+
+    def end(self, command: End) -> None:
+        """Ask the scheduler to end a request; the very next step must do so."""
+        client: Client = command.req.sink
+        client.ordered = True
+        self._due.append(client)
+        self._intake_end(command)
+
+    def take_due(self) -> list[Client]:
+        """Whose end was asked for since the last call."""
+        due, self._due = self._due, []
+        return due
 
     def emit(self, outputs: StepOutputs, now: float) -> None:
         """The scheduler's `Emit`."""
         for step in outputs.tokens:
             self._take_tokens(step)
         for ended in outputs.ended:
-            self._take_end(ended)
+            self._take_end(ended, now)
 
     def _take_tokens(self, step: StepTokens) -> None:
         logprobs = step.logprobs
@@ -92,7 +111,9 @@ class Clients:
         row, count = step.logprob_rows[place], client.req.params.top_logprobs
         ids = step.logprobs.top_ids[row, :count].tolist()
         if step.logprobs.values[row] != token or ids != [token + rank for rank in range(count)]:
-            raise Violation("logprobs", f"{client.name} gets those of {step.logprobs.values[row]:.0f} with token {token}")
+            raise Violation(
+                "logprobs", f"{client.name} gets those of {step.logprobs.values[row]:.0f} with token {token}"
+            )
         self._hits("logprobs")
 
     def _react(self, client: Client) -> None:
@@ -102,14 +123,14 @@ class Clients:
         if client.stop_after == len(client.tokens):
             client.done = True
             self._hits("stop_string")
-            self._end(End(client.req, reason=FinishReason.STOP, matched_stop="text"))
-        elif not client.reads and len(client.tokens) > self._patience:
+            self.end(End(client.req, reason=FinishReason.STOP, matched_stop="text"))
+        elif not client.reads and len(client.tokens) > PATIENCE:
             self._hits("slow_reader")
             for each in (client, *client.siblings):
                 each.done = True
-                self._end(End(each.req, error=self._slow_error))
+                self.end(End(each.req, error=SlowConsumer("too many tokens were left unread")))
 
-    def _take_end(self, ended: Ended) -> None:
+    def _take_end(self, ended: Ended, now: float) -> None:
         client: Client = ended.req.sink
         if client.ended is not None:
             raise Violation("terminal_once", f"{client.name} ends twice")
@@ -119,22 +140,43 @@ class Clients:
         del self.live[ended.req]
         self.gone.append(client)
         self.progress += 1
-        self._check_end(client, ended)
         if self._story.tracing:
             why = ended.reason.value if ended.reason else repr(ended.error)
             self._story.note(f"{client.name} ends: {why}, {len(client.tokens)} tokens")
-        if ended.error is not None:
-            # As the output processor does: the samples of one request fail together.
-            for sibling in client.siblings:
-                if sibling.ended is None and not sibling.done:
-                    self._end(End(sibling.req, reason=FinishReason.CANCELLED))
+        if ended.error is None:
+            self._check_reason(client, ended)
+            return
+        self._check_error(client, ended.error, now)
+        # As the output processor does: the samples of one request fail together.
+        for sibling in client.siblings:
+            if sibling.ended is None and not sibling.done:
+                self.end(End(sibling.req, reason=FinishReason.CANCELLED))
 
-    def _check_end(self, client: Client, ended: Ended) -> None:
-        if ended.reason is FinishReason.LENGTH or (ended.reason is FinishReason.STOP and ended.matched_stop != "text"):
-            got, answer = tuple(client.tokens), client.answer
-            if (got, ended.reason, ended.matched_stop) != (answer.tokens, answer.reason, answer.matched_stop):
-                text = f"{len(got)} tokens, {ended.reason.value}, {ended.matched_stop}"
-                raise Violation("ending", f"{client.name} ends with {text}; the reference says {answer}")
-            self._hits("ended_by_length" if ended.reason is FinishReason.LENGTH else "stop_token")
-        elif isinstance(ended.error, Overloaded) and ended.error.reason == "POOL_EXHAUSTED":
-            raise Violation("fits_alone", f"{client.name} fits the empty pool and is ended with {ended.error!r}")
+    def _check_reason(self, client: Client, ended: Ended) -> None:
+        """The reference says when an output is complete; everything else somebody must have asked for."""
+        if ended.reason is FinishReason.CANCELLED or ended.matched_stop == "text":
+            if not client.ordered:
+                raise Violation("unasked_end", f"{client.name} is ended as {ended.reason}, and nobody asked for it")
+            return
+        got, answer = tuple(client.tokens), client.answer
+        if (got, ended.reason, ended.matched_stop) != (answer.tokens, answer.reason, answer.matched_stop):
+            text = f"{len(got)} tokens, {ended.reason}, {ended.matched_stop}"
+            raise Violation("ending", f"{client.name} ends with {text}; the reference says {answer}")
+        self._hits("ended_by_length" if ended.reason is FinishReason.LENGTH else "stop_token")
+
+    def _check_error(self, client: Client, error: SlipstreamError, now: float) -> None:
+        """Time limits strike when they are due and not before; a pool is never too small for who fits it alone."""
+        req = client.req
+        if isinstance(error, Overloaded) and error.reason == "POOL_EXHAUSTED":
+            raise Violation("fits_alone", f"{client.name} fits the empty pool, and is ended with {error!r}")
+        if isinstance(error, QueueTimeout):
+            right = req.scheduled_at is None and req.queue_deadline is not None and req.queue_deadline <= now
+        elif isinstance(error, DeadlinePassed):
+            right = req.deadline is not None and req.deadline <= now
+        elif isinstance(error, RequestFailed):
+            right = client.owner in self._spoiled
+        else:
+            right = client.ordered
+        if not right:
+            raise Violation("unasked_end", f"{client.name} is ended at {now:.2f} with {error!r}: {req}")
+        self._hits(type(error).__name__)

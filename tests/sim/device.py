@@ -17,10 +17,9 @@ from core.batch.result import StepResult
 from core.batch.schedule_batch import ScheduleBatch
 from core.memory.request_memory import RequestMemory
 from core.types.arrays import Ints
-from tests.sim import hash_sampler
 from tests.sim.kv_memory import KVMemory
 from tests.sim.ledger import Ledger
-from tests.sim.relay_twin import RelayTwin
+from tests.sim.scenario import Scenario
 from tests.sim.story import Hits, Story, Violation
 
 FINGERPRINT_EVERY = 8
@@ -45,11 +44,13 @@ class Watch:
         self._rows = memory.rows
         self._seen = self._rows.generations.tolist()
         self._pages: list[int] = []
+        self.frees = 0
         free = memory.allocator.free
 
         def watched(pages: Ints) -> None:
             free(pages)
             self._pages += pages.tolist()
+            self.frees += 1
 
         memory.allocator.free = watched  # type: ignore[method-assign]
 
@@ -88,11 +89,14 @@ def fingerprint(batch: ScheduleBatch) -> tuple[bytes, ...]:
 class SimExecutor(ABC):
     """`core.executor.interface.Executor`; `execute_one` and `deliver_one` play the device, each in submission order."""
 
-    def __init__(self, memory: RequestMemory, depth: int, story: Story, hits: Hits) -> None:
-        self.depth = depth
+    def __init__(self, memory: RequestMemory, scenario: Scenario, story: Story, hits: Hits) -> None:
+        self.depth = scenario.depth
+        self._budget = scenario.config.chunked_prefill_size
         self.ledger = Ledger()
         self.spoil = -1
         """Which sampling row of the next step that samples gets non-finite logits; -1: none."""
+        self.spoiled: set[tuple[int, int]] = set()
+        """Owners (row, generation) whose logits were spoiled so far."""
         self.fail_next = False
         size = memory.allocator.page_size
         self.kv = KVMemory((memory.allocator.num_pages + 1) * size, size)
@@ -116,6 +120,11 @@ class SimExecutor(ABC):
         return self.in_flight < self.depth
 
     @property
+    def frees(self) -> int:
+        """How often pages were freed."""
+        return self._watch.frees
+
+    @property
     def queued(self) -> list[ScheduleBatch]:
         """Batches that the device has not executed."""
         return [job.batch for job in self._submitted]
@@ -127,7 +136,9 @@ class SimExecutor(ABC):
         freed = self._watch.take()
         if self._submitted and (freed.owners or freed.pages):
             self._note_reuse(batch, freed)
-        self._submitted.append(Job(batch, freed, fingerprint(batch) if batch.step_id % FINGERPRINT_EVERY == 0 else None))
+        self._submitted.append(
+            Job(batch, freed, fingerprint(batch) if batch.step_id % FINGERPRINT_EVERY == 0 else None)
+        )
 
     def completed(self) -> list[StepResult]:
         """Results that were delivered since the last call."""
@@ -192,13 +203,21 @@ class SimExecutor(ABC):
         if not rows or min(rows) < 1 or len(set(rows)) != len(rows):
             raise Violation("batch_rows", f"step {batch.step_id} has rows {rows}")
         fresh = set(batch.fresh_rows.tolist())
+        if not fresh.issubset(rows) or len(fresh) != len(batch.fresh_rows) or int(batch.extend_lens.min()) < 1:
+            raise Violation("batch_rows", f"rows {rows}, fresh {fresh}, {batch.extend_lens} tokens")
+        if batch.num_extend and int(batch.extend_lens[: batch.num_extend].sum()) > self._budget:
+            raise Violation("chunk_budget", f"step {batch.step_id}: {batch.extend_lens[: batch.num_extend]} tokens")
         for row, start in zip(rows, batch.prefix_lens.tolist(), strict=True):
             known = self._lens[row]
             if (known == -1) != (row in fresh) or (known != -1 and known != start):
-                raise Violation("positions", f"step {batch.step_id} row {row} goes on at {start}, the device is at {known}")
+                raise Violation(
+                    "positions", f"step {batch.step_id} row {row} goes on at {start}, the device is at {known}"
+                )
         sampled = batch.seq_lens[batch.sample_indices]
         if not np.array_equal(batch.sampling.history_lens, sampled):
-            raise Violation("positions", f"step {batch.step_id} samples at {batch.sampling.history_lens}, not {sampled}")
+            raise Violation(
+                "positions", f"step {batch.step_id} samples at {batch.sampling.history_lens}, not {sampled}"
+            )
 
     def _lens_after(self, batch: ScheduleBatch) -> None:
         for row, length in zip(batch.rows.tolist(), batch.seq_lens.tolist(), strict=True):
@@ -214,76 +233,12 @@ class SimExecutor(ABC):
         if not written.isdisjoint(taken):
             self._hits("page_reused_in_flight")
 
-    def _spoiled(self, tokens: list[int]) -> np.ndarray:
+    def _spoil(self, batch: ScheduleBatch, tokens: list[int]) -> np.ndarray:
         """bool[S] for the next result; a spoiled token is 0, as the real sampler leaves it."""
         marks = np.zeros(len(tokens), np.bool_)
         if self.spoil >= 0 and tokens:
             place, self.spoil = self.spoil % len(tokens), -1
             marks[place] = True
             tokens[place] = 0
+            self.spoiled.add((int(batch.sample_rows[place]), int(batch.sample_generations[place])))
         return marks
-
-
-class TwinDevice(SimExecutor):
-    """The production step in plain integers: the same order of the same effects, without tensors."""
-
-    def __init__(self, memory: RequestMemory, width: int, depth: int, story: Story, hits: Hits) -> None:
-        super().__init__(memory, depth, story, hits)
-        rows = memory.rows.size + 1
-        self.relay = RelayTwin(rows)
-        self._blank = [0] * width
-        self._table = [self._blank[:] for _ in range(rows)]
-        self._history: list[list[int]] = [[] for _ in range(rows)]
-
-    def _forget_table(self, row: int) -> None:
-        self._table[row] = self._blank[:]
-        self._history[row] = []
-
-    def _compute(self, batch: ScheduleBatch) -> StepResult:
-        rows, starts = batch.rows.tolist(), batch.prefix_lens.tolist()
-        writes, table = batch.table_writes, self._table
-        for row, position, slot in zip(writes.rows.tolist(), writes.positions.tolist(), writes.slots.tolist(), strict=True):
-            table[row][position] = slot
-        self.relay.forget(batch.fresh_rows.tolist())
-        for row, ids in zip(batch.history_writes.rows, batch.history_writes.ids, strict=True):
-            self._history[row] = ids.tolist()
-        inputs = self._inputs(batch, rows, starts)
-        states = self.kv.run(
-            rows, starts, batch.extend_lens.tolist(), inputs, [table[row] for row in rows], batch.out_cache_loc.tolist()
-        )
-        places = batch.sample_indices.tolist()
-        tokens = hash_sampler.sample([states[i] for i in places], batch.sampling, self._seen)
-        marks = self._spoiled(tokens)
-        self._relay(batch, rows, places, tokens)
-        return StepResult(
-            batch.step_id, batch.sample_rows, batch.sample_generations, np.asarray(tokens, np.int64), marks,
-            hash_sampler.logprobs(tokens, batch.sampling), np.asarray(self.relay.counts, np.int64),
-        )  # fmt: skip
-
-    def _inputs(self, batch: ScheduleBatch, rows: list[int], starts: list[int]) -> list[int]:
-        """The four cases of `core.relay.resolve`, and its clearing of the staging."""
-        staging, tails = batch.staging, rows[batch.num_extend :]
-        prompt: list[int] = []
-        if staging.prefill_ids_cpu is not None:
-            prompt = staging.prefill_ids_cpu.tolist()
-            tails = tails if staging.mix_decode_rows is not None else []
-        for row, generation in zip(tails, batch.generations[batch.num_extend :].tolist(), strict=bool(tails)):
-            self.ledger.read(row, generation, batch.step_id)
-        found = prompt + self.relay.gather(tails, starts[batch.num_extend :] if tails else [])
-        if self.relay.counts != [0, 0]:
-            raise Violation("relay_check", f"unwritten reads and wrong lengths: {self.relay.counts}")
-        staging.prefill_ids_cpu = staging.mix_decode_rows = None
-        return found
-
-    def _relay(self, batch: ScheduleBatch, rows: list[int], places: list[int], tokens: list[int]) -> None:
-        self.relay.publish(rows, batch.seq_lens.tolist())
-        sampling = [rows[i] for i in places]
-        for row, generation in zip(sampling, batch.sample_generations.tolist(), strict=True):
-            self.ledger.write(row, generation, batch.step_id)
-        self.relay.stash(sampling, tokens)
-        if batch.sampling.any_penalty:
-            for row, length, token in zip(sampling, batch.sampling.history_lens.tolist(), tokens, strict=True):
-                self._history[row][length:] = [token]
-
-    def _seen(self, row: int, length: int) -> tuple[int, ...]:
-        return tuple(self._history[row][:length])

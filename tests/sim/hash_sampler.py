@@ -24,10 +24,7 @@ def sample(states: list[int], batch: SamplingBatch, history: History) -> list[in
     if batch.all_greedy and not batch.any_penalty and not len(batch.bias_rows):
         return [pick(state, (), NOTHING) for state in states]
     biases, forbidden = _biases(batch)
-    return [
-        pick(state, _extras(batch, i, history, biases[i]), forbidden[i])
-        for i, state in enumerate(states)
-    ]
+    return [pick(state, _extras(batch, i, history, biases[i]), forbidden[i]) for i, state in enumerate(states)]
 
 
 def logprobs(tokens: list[int], batch: SamplingBatch) -> LogprobResult | None:
@@ -36,7 +33,9 @@ def logprobs(tokens: list[int], batch: SamplingBatch) -> LogprobResult | None:
         return None
     chosen = np.asarray(tokens, np.int64)
     ranks = np.arange(batch.top_logprobs)
-    return LogprobResult(chosen.astype(np.float32), chosen[:, None] + ranks, (chosen[:, None] - ranks).astype(np.float32))
+    return LogprobResult(
+        chosen.astype(np.float32), chosen[:, None] + ranks, (chosen[:, None] - ranks).astype(np.float32)
+    )
 
 
 def _biases(batch: SamplingBatch) -> tuple[list[list[tuple[int, float]]], list[set[int]]]:

@@ -64,8 +64,8 @@ class Inputs:
 
     def end_all(self, command: Callable[[Req], End]) -> None:
         """Queue an ending for everybody who is live."""
-        for req in self._clients.live:
-            self._scheduler.intake.end(command(req))
+        for req in list(self._clients.live):
+            self._clients.end(command(req))
 
     def _chance(self, fault: str) -> bool:
         rate = self._rates.get(fault)
@@ -81,7 +81,10 @@ class Inputs:
         request = self._request(prompt, asked, now)
         scheduler = self._scheduler
         # The engine's own bound: a full queue refuses, and what it refuses is not heard of again.
-        if len(scheduler.waiting) + len(scheduler.intake) + request.sampling.n > self._scenario.config.max_queued_requests:
+        if (
+            len(scheduler.waiting) + len(scheduler.intake) + request.sampling.n
+            > self._scenario.config.max_queued_requests
+        ):
             self._hits("queue_full")
             return
         try:
@@ -184,7 +187,7 @@ class Inputs:
         chosen = client.siblings if self._rng.random() < 0.7 else [client]
         twice = self._rng.random() < 0.2
         for each in chosen * (1 + twice):
-            self._scheduler.intake.end(End(each.req, reason=FinishReason.CANCELLED))
+            self._clients.end(End(each.req, reason=FinishReason.CANCELLED))
         if twice:
             self._hits("abort_twice")
         if self._story.tracing:
@@ -194,7 +197,7 @@ class Inputs:
         """For somebody who has gone, and whose row may be another's by now."""
         if self._clients.gone:
             client = self._clients.gone[-1 - int(self._rng.random() * min(8, len(self._clients.gone)))]
-            self._scheduler.intake.end(End(client.req, reason=FinishReason.CANCELLED))
+            self._clients.end(End(client.req, reason=FinishReason.CANCELLED))
             self._hits("abort_after_end")
 
     def _count_phase(self, req: Req) -> None:

@@ -58,7 +58,9 @@ class KVMemory:
 
     def _write(self, row: int, start: int, ids: list[int], table: Table, out: list[int]) -> None:
         if table[start : start + len(ids)] != out:
-            raise Violation("page_table", f"row {row} from {start}: table {table[start : start + len(ids)]}, plan {out}")
+            raise Violation(
+                "page_table", f"row {row} from {start}: table {table[start : start + len(ids)]}, plan {out}"
+            )
         held, before = self._held, self._before
         state = held[table[start - 1]] if start else ROOT
         for position, (token, slot) in enumerate(zip(ids, out, strict=True), start):
@@ -77,5 +79,8 @@ class KVMemory:
         for position, (slot, before) in enumerate(zip(slots, befores, strict=True)):
             expected = values[position - 1] if position else ROOT
             if before != expected:
-                page, what = slot // self.page_size, "nobody wrote it" if before == NEVER else "written for another prefix"
+                page, what = (
+                    slot // self.page_size,
+                    "nobody wrote it" if before == NEVER else "written for another prefix",
+                )
                 raise Violation("kv_read", f"row {row} position {position} reads slot {slot} of page {page}: {what}")

@@ -29,23 +29,39 @@ class Oracles:
     """Looks at one scheduler, its memory, its device and its clients."""
 
     def __init__(self, scenario: Scenario, scheduler: Scheduler, device: SimExecutor, clients: Clients) -> None:
-        self._scenario = scenario
         self._scheduler = scheduler
         self._memory = scheduler.memory
         self._device = device
         self._clients = clients
+        self._queue_bound = scenario.config.max_queued_requests + scenario.rows
         self._looks = 0
         self._preemptions = 0
+        self.forced = False
+        """The run took a row from somebody between two plans of this step: the queue may be out of order."""
+        self._seats: dict[Req, int] = {}
+        # lpm may take others first, and bounds how often.
+        self._fair = scenario.config.policy != "lpm"
 
-    def after_step(self, moved: bool) -> None:
-        """Everything cheap; every sixteenth time everything."""
+    def after_step(self, due: list[Client], now: float) -> None:
+        """Everything cheap; every sixteenth time everything. `due`: whose end was asked for before the step."""
         check_pages(self._memory)
-        self._check_states()
-        self._check_bounds()
-        self._check_progress(moved)
+        seats = self._check_states()
+        self._check_ends(due, now)
+        self._check_order(seats)
+        if self._device.in_flight > self._device.depth:
+            raise Violation("executor_depth", f"{self._device.in_flight} steps in flight")
         self._looks += 1
         if self._looks % THOROUGH_EVERY == 0:
             check_thoroughly(self._memory)
+            check_tenants(self._memory, seats)
+
+    def after_idle_step(self) -> None:
+        """The step had nothing to take and planned nothing, and nothing is in flight: then nobody may be waiting."""
+        scheduler = self._scheduler
+        if len(scheduler.waiting) or len(scheduler.running):
+            raise Violation(
+                "wedged", f"{len(scheduler.waiting)} wait, {len(scheduler.running)} run, nothing is planned"
+            )
 
     def when_empty(self) -> None:
         """Nobody is left: every row and page is free or cached, and nothing is locked."""
@@ -59,28 +75,39 @@ class Oracles:
         if any(used.values()):
             raise Violation("leak", f"everybody left, but the pools say {used}")
 
-    def _check_states(self) -> None:
-        """Each live request is in exactly one place, and knows it; a row has one owner, and no two requests a row."""
-        scheduler, live = self._scheduler, self._clients.live
-        waiting, rows = scheduler.waiting, self._memory.rows
-        seats = [req for req in scheduler.running.reqs if req is not None]
-        places = len(waiting) + len(seats) + len(scheduler.intake.members())
-        if places != len(live) or len(scheduler.running) != len(seats) or rows.used != len(seats):
-            text = f"{len(live)} live: {len(waiting)} wait, {len(seats)} run ({rows.used} rows held), {places} in all"
+    def _check_states(self) -> list[Req]:
+        """Each live request is in exactly one place, and knows it; a row has one owner, and no two requests a row.
+
+        Returns those who run.
+        """
+        scheduler, live, rows = self._scheduler, self._clients.live, self._memory.rows
+        running, waiting, intake = scheduler.running, scheduler.waiting, scheduler.intake
+        seats = [req for req in running.reqs if req is not None]
+        queued = len(waiting) + (len(intake.members()) if len(intake) else 0)
+        # A retracted request goes back into the queue whether it is full or not.
+        if queued > self._queue_bound:
+            raise Violation("queue_bound", f"{queued} wait, at most {self._queue_bound} may")
+        if (
+            queued + len(seats) != len(live)
+            or rows.used != len(seats)
+            or running._member.tolist().count(True) != rows.used
+        ):
+            text = f"{len(live)} live: {queued} wait, {len(seats)} run ({rows.used} rows held)"
             raise Violation("one_place", text)
-        generations = rows.generations.tolist()
-        known, planned = scheduler.running.known.tolist(), scheduler.running.planned.tolist()
-        ends, counts = scheduler.running.prefill_end.tolist(), self._memory._count.tolist()
+        generations, counts = rows.generations.tolist(), self._memory._count.tolist()
+        known, planned, ends = running.known.tolist(), running.planned.tolist(), running.prefill_end.tolist()
         for req in seats:
             row = req.row
             if req not in live or req.state is not RequestState.RUNNING or req in waiting:
                 raise Violation("one_place", f"row {row} is taken by a request that is {req.state.value}")
-            if scheduler.running.reqs[row] is not req or generations[row] != req.generation or row < 1:
+            if running.reqs[row] is not req or generations[row] != req.generation or row < 1:
                 raise Violation("one_owner", f"request of row {row} generation {req.generation}: not the owner")
+            req.sink.owner = (row, req.generation)
             self._check_lengths(req, known[row], planned[row], ends[row], counts[row])
-        for req in live:
-            if (req.state is RequestState.RUNNING) != (req.row > 0) or req.state is RequestState.FINISHED:
-                raise Violation("one_place", f"live request is {req.state.value} with row {req.row}")
+        seated = sum(req.row > 0 and req.state is RequestState.RUNNING for req in live)
+        if seated != len(seats):
+            raise Violation("one_place", f"{seated} of the live requests think that they run, {len(seats)} do")
+        return seats
 
     def _check_lengths(self, req: Req, known: int, planned: int, end: int, pages: int) -> None:
         """KV length == prompt + emitted, as the plan claims, and the pages that it takes are there."""
@@ -93,29 +120,37 @@ class Oracles:
             text = f"{planned} planned, {known} known, prompt until {end}, {pages} pages, at most {last}"
             raise Violation("kv_length", f"{client.name}: {text}")
 
-    def _check_bounds(self) -> None:
-        """Queues and depth."""
-        scheduler = self._scheduler
-        if self._device.in_flight > self._device.depth:
-            raise Violation("executor_depth", f"{self._device.in_flight} steps in flight")
-        # A retracted request goes back into the queue whether it is full or not.
-        bound = self._scenario.config.max_queued_requests + self._memory.rows.size
-        if len(scheduler.waiting) + len(scheduler.intake.members()) > bound:
-            raise Violation("queue_bound", f"{len(scheduler.waiting)} wait, at most {bound} may")
+    def _check_ends(self, due: list[Client], now: float) -> None:
+        """Who was to be ended has ended, and nobody outlives a limit of time."""
+        for client in due:
+            if client.ended is None:
+                raise Violation("end_obeyed", f"{client.name} was to be ended before this step, and lives")
+        for req in self._clients.live:
+            late = req.deadline is not None and req.deadline <= now
+            stuck = req.scheduled_at is None and req.queue_deadline is not None and req.queue_deadline <= now
+            if late or stuck:
+                raise Violation("end_obeyed", f"{req.sink.name} lives at {now:.2f}: {req}")
 
-    def _check_progress(self, moved: bool) -> None:
-        """The scheduler never sits still before a queue, and gives nobody's pages away in vain for ever."""
-        scheduler = self._scheduler
-        if not moved and len(scheduler.waiting) and not self._device.in_flight:
-            raise Violation("wedged", f"{len(scheduler.waiting)} wait, {len(scheduler.running)} run, nothing is planned")
-        if scheduler.recorder.preemptions == self._preemptions:
+    def _check_order(self, seats: list[Req]) -> None:
+        """Who came in this step was the first in line, and who gave way was the last."""
+        waiting, key = self._scheduler.waiting, self._scheduler.waiting.policy.key
+        before, self._seats = self._seats, {req: req.generation for req in seats}
+        stayed = [req for req in seats if before.get(req) == req.generation]
+        forced, self.forced = self.forced, False
+        if len(stayed) < len(seats) and len(waiting) and self._fair and not forced:
+            first = min(map(key, waiting.members()))
+            if any(key(req) > first for req in seats if before.get(req) != req.generation):
+                raise Violation("order", "a request was admitted before one that the policy puts in front of it")
+        if self._scheduler.recorder.preemptions == self._preemptions:
             return
-        self._preemptions = scheduler.recorder.preemptions
+        self._preemptions = self._scheduler.recorder.preemptions
         for req, client in self._clients.live.items():
             own = req.retractions - client.forced
             if own > client.gave_way:
-                self._check_preempted(client)
                 client.gave_way = own
+                self._check_preempted(client)
+                if any(key(other) > key(req) for other in stayed):
+                    raise Violation("order", f"{client.name} gave way to one that the policy puts behind it")
 
     def _check_preempted(self, client: Client) -> None:
         progress = self._clients.progress
@@ -128,16 +163,11 @@ class Oracles:
 def check_pages(memory: RequestMemory) -> None:
     """Each page is free, or owned by one row, or owned by the cache: exactly one of the three."""
     allocator = memory.allocator
-    pages = allocator.num_pages + 1
-    free = np.bincount(allocator._stack[: allocator._top], minlength=pages)
-    owned = np.bincount(memory._pages[memory._owned], minlength=pages)
-    cached = _tree(memory.cache)._owned[:pages]
-    owners = free + owned
-    owners[: len(cached)] += cached
-    owners[0] += 1
-    if (owners != 1).any() or free[0]:
-        off = {page: (int(free[page]), int(owned[page])) for page in np.flatnonzero(owners != 1).tolist()}
-        raise Violation("page_owner", f"pages with no owner or several: {off} (times free, times owned by a row)")
+    free = allocator._stack[: allocator._top].tolist()
+    owned = memory._pages[memory._owned].tolist()
+    cached = np.flatnonzero(_tree(memory.cache)._owned).tolist()
+    if sorted(free + owned + cached) != list(range(1, allocator.num_pages + 1)):
+        raise Violation("page_owner", f"free {free}, owned by rows {owned}, cached {cached}, of {allocator.num_pages}")
 
 
 def check_thoroughly(memory: RequestMemory) -> None:
@@ -147,10 +177,20 @@ def check_thoroughly(memory: RequestMemory) -> None:
     holds = {id(node): node.holds for root in _tree(memory.cache)._roots.values() for node in root.below()}
     for node in holds:
         if holds[node] != holders.pop(node, 0):
-            raise Violation("lock_holders", f"a cached prefix has {holds[node]} locks, which is not the rows that hold it")
+            raise Violation(
+                "lock_holders", f"a cached prefix has {holds[node]} locks, which is not the rows that hold it"
+            )
     loose = [node for node in memory._nodes if node is not None and id(node) in holders]
     if any(not node.is_root for node in loose):
         raise Violation("lock_holders", "a row holds a prefix that is not in the tree")
+
+
+def check_tenants(memory: RequestMemory, seats: list[Req]) -> None:
+    """What a request holds of the cache lies in its own namespace."""
+    for req in seats:
+        root = list(memory._nodes[req.row].path())[-1]
+        if root.salt != req.salt:
+            raise Violation("tenant", f"{req.sink.name} of {req.salt!r} reads a prefix of {root.salt!r}")
 
 
 def _tree(cache: PrefixCache) -> Any:

@@ -18,7 +18,7 @@ from core.batch.sampling_batch import SamplingBatch
 from core.batch.schedule_batch import ScheduleBatch
 from core.device.checks import AssertMode, DeviceChecks
 from core.device.staging import Staging
-from core.device.streams import DeviceStreams, Event
+from core.device.streams import DeviceStreams
 from core.executor.step import DeviceState, StepRunner
 from core.memory.kv_pool import KVLayerSpec, KVPool
 from core.memory.req_to_token_pool import ReqToTokenPool
@@ -31,6 +31,7 @@ from tests.sim import hash_sampler
 from tests.sim.device import SimExecutor
 from tests.sim.kv_memory import KVMemory
 from tests.sim.ledger import Ledger
+from tests.sim.scenario import Scenario
 from tests.sim.story import Hits, Story
 
 CPU = torch.device("cpu")
@@ -94,7 +95,7 @@ class HashSampler:
             return tuple(history.buffer[row, :length].tolist())
 
         tokens = hash_sampler.sample(logits.tolist(), batch, seen)
-        marks = torch.from_numpy(self._device.spoiled(tokens))
+        marks = torch.from_numpy(self._device.spoil_now(tokens))
         values = hash_sampler.logprobs(tokens, batch)
         columns: Sequence[torch.Tensor | None] = (None, None, None)
         if values is not None:
@@ -105,11 +106,14 @@ class HashSampler:
 class RunnerDevice(SimExecutor):
     """Executes batches with the production StepRunner."""
 
-    def __init__(self, memory: RequestMemory, pool: ReqToTokenPool, depth: int, story: Story, hits: Hits) -> None:
-        super().__init__(memory, depth, story, hits)
+    def __init__(
+        self, memory: RequestMemory, pool: ReqToTokenPool, scenario: Scenario, story: Story, hits: Hits
+    ) -> None:
+        super().__init__(memory, scenario, story, hits)
         assert memory.rows is pool.rows, "host and device share the rows"
         checks, streams = DeviceChecks(AssertMode.TRAP, CPU), DeviceStreams(CPU)
         self._pool = pool
+        self._running: ScheduleBatch | None = None
         self._map = BookedFutureMap(pool, streams, checks, self.ledger)
         self._runner = StepRunner(
             DeviceState(
@@ -124,15 +128,17 @@ class RunnerDevice(SimExecutor):
             )
         )
 
-    def spoiled(self, tokens: list[int]) -> np.ndarray:
-        """See `SimExecutor._spoiled`; the sampler is where a real device finds it out."""
-        return self._spoiled(tokens)
+    def spoil_now(self, tokens: list[int]) -> np.ndarray:
+        """See `SimExecutor._spoil`: for the step that runs now, from where a real device finds it out."""
+        assert self._running is not None, "the sampler runs inside a step"
+        return self._spoil(self._running, tokens)
 
     def _forget_table(self, row: int) -> None:
         self._pool.table[row] = 0
 
     def _compute(self, batch: ScheduleBatch) -> StepResult:
         self._map.begin(batch)
+        self._running = batch
         result = self._runner.launch(batch).result()
         self._pool.check_padding()
         return result

@@ -34,7 +34,7 @@ PER_REQUEST = ("deadline", "queue_timeout", "group", "duplicate_id", "slow_reade
 
 SHARE_ON = 0.4
 ONLY_SOMETIMES = {"step_failure": 0.15, "drain": 0.25, "abort": 0.6, "options": 0.6}
-REAL_STEPS = 25
+REAL_STEPS = 40
 """One seed of so many runs the production StepRunner, FutureMap, table and history instead of their twins."""
 
 
@@ -100,9 +100,9 @@ def draw(seed: int) -> Scenario:
         depth=rng.choice((1, 2, 2, 2)),
         config=config,
         symbols=rng.choice((1, 2, 2, 3, 4)),
-        arrivals=rng.choice((0.03, 0.08, 0.15, 0.3)),
+        arrivals=rng.choice((0.05, 0.1, 0.2, 0.4)),
         long_outputs=rng.random() < 0.5,
-        speed=rng.choice((1.0, 0.9, 0.6, 0.35)),
+        speed=rng.choice((1.0, 0.6, 0.35, 0.2)),
         retract_every=rng.choice((0, 0, 0, 3, 5, 11)),
         real_steps=seed % REAL_STEPS == 7,
         faults=_faults(rng),

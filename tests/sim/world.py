@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass
+from typing import Any, cast
 
+import numpy as np
 import torch
 
 from core.batch.schedule_batch import ScheduleBatch
 from core.device.staging import Staging
-from core.errors import DeadlinePassed, Draining, EngineDead, QueueTimeout, RequestFailed, SlowConsumer
+from core.errors import Draining, EngineDead
 from core.memory.kv_allocator import PagedKVAllocator
 from core.memory.req_to_token_pool import ReqToTokenPool
 from core.memory.request_memory import RequestMemory
@@ -18,22 +20,21 @@ from core.prefix.registry import build_prefix_cache
 from core.scheduler.intake import End
 from core.scheduler.outputs import StepOutputs
 from core.scheduler.scheduler import Scheduler
-from core.types.stats import EngineStats
+from core.types.stats import EngineStats, HistogramStats
 from tests.sim.clients import Clients
-from tests.sim.device import DeviceLost, SimExecutor, TwinDevice
+from tests.sim.device import DeviceLost, SimExecutor
 from tests.sim.inputs import TICK, Inputs
 from tests.sim.oracles import Oracles
 from tests.sim.real_step import RunnerDevice
 from tests.sim.reference import EOS, VOCAB
 from tests.sim.scenario import Scenario
 from tests.sim.story import Hits, Story, Violation
+from tests.sim.twin_device import TwinDevice
 
-PATIENCE = 4
-"""Tokens that a reader may leave unread."""
 BURST = 0.15
 """How often the device gets through one more step than usual."""
 STATS_EVERY = 8
-"""Publish a snapshot after every so many steps only: it would be a sixth of all work, and nothing here reads it."""
+"""In most runs a snapshot is published after every so many steps only."""
 CPU = torch.device("cpu")
 
 
@@ -41,7 +42,11 @@ class Deaf:
     """A histogram that nobody will look at."""
 
     def observe(self, values: np.ndarray) -> None:
-        """See `core.scheduler.snapshot.Histogram`."""
+        """Nothing is kept."""
+
+    def stats(self) -> HistogramStats:
+        """Nothing was seen."""
+        return HistogramStats((), (), 0.0)
 
 
 class World:
@@ -73,10 +78,10 @@ class World:
         if scenario.real_steps:
             pool = ReqToTokenPool(scenario.rows, scenario.width, CPU)
             self.memory = RequestMemory(pool.rows, allocator, cache, scenario.context)
-            self.device = RunnerDevice(self.memory, pool, scenario.depth, self.story, self.hits)
+            self.device = RunnerDevice(self.memory, pool, scenario, self.story, self.hits)
         else:
             self.memory = RequestMemory(RowAllocator(scenario.rows), allocator, cache, scenario.context)
-            self.device = TwinDevice(self.memory, scenario.width, scenario.depth, self.story, self.hits)
+            self.device = TwinDevice(self.memory, scenario, self.story, self.hits)
         self.scheduler = Scheduler(
             scenario.config,
             self.memory,
@@ -87,8 +92,7 @@ class World:
             eos_ids=EOS,
             pin=Staging(CPU).pinned if scenario.real_steps else cast(Any, np.concatenate),
         )
-        slow = SlowConsumer("too many tokens were left unread")
-        self.clients = Clients(self.scheduler.intake.end, slow, PATIENCE, self.story, self.hits)
+        self.clients = Clients(self.scheduler.intake.end, self.device.spoiled, self.story, self.hits)
         self.inputs = Inputs(scenario, self.scheduler, self.device, self.clients, self._rng, self.story, self.hits)
         self.oracles = Oracles(scenario, self.scheduler, self.device, self.clients)
         self._hook_planner()
@@ -119,6 +123,7 @@ class World:
         if members:
             req = members[int(self._rng.random() * len(members))]
             req.sink.forced += 1
+            self.oracles.forced = True
             self.story.note(f"forced retraction of {req.sink.name} from row {req.row}")
             self.scheduler._lifecycle.retract(req)
             self.hits("forced_retraction")
@@ -148,7 +153,7 @@ class World:
     def _thin_stats(self) -> None:
         """The snapshots and histograms of most runs would be a fifth of all work, and nothing reads them."""
         recorder, publish, calls = self.scheduler.recorder, self.scheduler.recorder.publish, 0
-        recorder.tokens = Counting(recorder).tokens
+        recorder._histograms = dict.fromkeys(recorder._histograms, cast(Any, Deaf()))
 
         def thinned(memory: RequestMemory, running: int, waiting: int) -> EngineStats:
             nonlocal calls
@@ -163,12 +168,18 @@ class World:
         self.now += TICK
         if self._open:
             self._disturb()
+        due = self.clients.take_due()
+        before = (self.device.frees, len(self.scheduler.intake))
         try:
             moved = self.scheduler.step(self.now)
         except DeviceLost:
             self._die()
             return
-        self.oracles.after_step(moved)
+        # What took no command, freed nothing and returned False has changed nothing.
+        if moved or before != (self.device.frees, 0):
+            self.oracles.after_step(due, self.now)
+        if not moved and not self.device.in_flight:
+            self.oracles.after_idle_step()
         self._run_device()
 
     def _disturb(self) -> None:
@@ -261,17 +272,7 @@ class World:
         if counted != seen:
             raise Violation("stats", f"tokens, ends and preemptions: counted {counted}, clients saw {seen}")
         self.hits.counts["stale_result"] += stats.stale_results
-        for client in gone:
-            self._count_end(client.gave_way, client.ended.error if client.ended else None)
-
-    def _count_end(self, gave_way: int, error: Exception | None) -> None:
-        self.hits.counts["retraction"] += gave_way
-        if isinstance(error, QueueTimeout):
-            self.hits("queue_timeout")
-        elif isinstance(error, DeadlinePassed):
-            self.hits("deadline")
-        elif isinstance(error, RequestFailed):
-            self.hits("nan_row")
+        self.hits.counts["retraction"] += sum(client.gave_way for client in gone)
 
 
 @dataclass(frozen=True, slots=True)

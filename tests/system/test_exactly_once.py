@@ -18,6 +18,7 @@ from core.types.sampling_params import SamplingParams
 from service.bench.emulated import expected_output
 from service.client import Chunk, End, SlipstreamClient
 from tests.fakes.real_server import emulated_engine, serve_checkpoint
+from tests.scorecard import Scorecard
 
 STREAMS, TOKENS = 200, 2000
 
@@ -39,7 +40,7 @@ def open_files() -> int:
     return len(os.listdir("/proc/self/fd"))
 
 
-async def test_every_stream_gets_exactly_its_own_tokens(tokenizer: Tokenizer) -> None:
+async def test_every_stream_gets_exactly_its_own_tokens(tokenizer: Tokenizer, scorecard: Scorecard) -> None:
     engine = emulated_engine(tokenizer, step_seconds=0.002, rows=STREAMS, max_total_tokens=STREAMS * (TOKENS + 64))
     async with serve_checkpoint(bundled_model_dir(), lambda *_: engine) as (_, client):
         await _read(client, tokenizer.vocab_size, seed=-1, tokens=4)
@@ -47,6 +48,7 @@ async def test_every_stream_gets_exactly_its_own_tokens(tokenizer: Tokenizer) ->
         faults = await asyncio.gather(*(_read(client, tokenizer.vocab_size, n, TOKENS) for n in range(STREAMS)))
         await settled(lambda: len(asyncio.all_tasks()) <= tasks and open_files() <= files)
         pools = {pool.name: pool.used for pool in engine.stats.pools}
+    scorecard(1, f"duplicated, missing, wrong in {STREAMS} × {TOKENS} tokens", [sum(each) for each in zip(*faults)][:3])
     assert faults == [(0, 0, 0, 1)] * STREAMS, "duplicated, missing, wrong tokens and terminals"
     assert pools == {"req": 0, "kv_page": 0}
     assert sum(engine.stats.assert_failures.values()) == 0
@@ -83,7 +85,9 @@ async def started(engine: AsyncEngine) -> AsyncIterator[AsyncEngine]:
 
 
 @pytest.mark.parametrize("prefix_cache", ["radix", "none"])
-async def test_ten_thousand_aborts_leak_nothing(tokenizer: Tokenizer, seed: int, prefix_cache: str) -> None:
+async def test_ten_thousand_aborts_leak_nothing(
+    tokenizer: Tokenizer, seed: int, prefix_cache: str, scorecard: Scorecard
+) -> None:
     """Half of them for each prefix cache; each is aborted before, at, or after a random number of its events."""
     rng = random.Random(seed)
     engine = emulated_engine(tokenizer, step_seconds=0.0002, rows=48, prefix_cache=prefix_cache)
@@ -96,6 +100,7 @@ async def test_ten_thousand_aborts_leak_nothing(tokenizer: Tokenizer, seed: int,
         await settled(lambda: engine.live_requests == 0 and all(pool.used == 0 for pool in engine.stats.pools))
         await settled(lambda: len(asyncio.all_tasks()) <= tasks and open_files() <= files)
         stats = engine.stats
+        scorecard(8, "engine alone, 5,000 requests: rows, pages in use", [pool.used for pool in stats.pools])
         assert stats.running == stats.waiting == 0
         assert stats.finished["cancelled"] > 1000
         assert sum(stats.assert_failures.values()) == 0

@@ -20,6 +20,7 @@ from service.bench.emulated import expected_output
 from service.client import CallFailed, Chunk, SlipstreamClient
 from tests.fakes.checkpoints import make_checkpoint
 from tests.fakes.real_server import emulated_engine, serve_checkpoint
+from tests.scorecard import Scorecard
 
 STEP_SECONDS = 0.06
 CHUNK = 1024
@@ -65,10 +66,18 @@ PHASES: dict[str, tuple[list[int], int, int]] = {
 """Prompt, outputs, and the step of its life in which the client leaves."""
 
 
+ROWS = {"cancel": 15, "deadline": 16}
+"""Of the scorecard."""
+
+
+def _steps_and_ms(engine: AsyncEngine, left_at: int, left_time: float) -> str:
+    return f"{engine.stats.step - left_at}, {(time.monotonic() - left_time) * 1000:.0f}"
+
+
 @pytest.mark.parametrize("phase", PHASES)
 @pytest.mark.parametrize("way", ["cancel", "deadline"])
 async def test_leaving_gives_everything_back(
-    served: tuple[AsyncEngine, SlipstreamClient], phase: str, way: str
+    served: tuple[AsyncEngine, SlipstreamClient], phase: str, way: str, scorecard: Scorecard
 ) -> None:
     engine, client = served
     prompt, tokens, step = PHASES[phase]
@@ -82,6 +91,7 @@ async def test_leaving_gives_everything_back(
         await call
     left_at, left_time = engine.stats.step, time.monotonic()
     await _until(engine, lambda stats: all(pool.used == 0 for pool in stats.pools))
+    scorecard(ROWS[way], "steps, ms to everything back", _steps_and_ms(engine, left_at, left_time))
     assert engine.stats.step - left_at <= 2
     assert time.monotonic() - left_time <= 2.5 * STEP_SECONDS
     assert engine.live_requests == 0
@@ -89,7 +99,9 @@ async def test_leaving_gives_everything_back(
 
 
 @pytest.mark.parametrize("way", ["cancel", "deadline"])
-async def test_leaving_the_queue_disturbs_nobody(served: tuple[AsyncEngine, SlipstreamClient], way: str) -> None:
+async def test_leaving_the_queue_disturbs_nobody(
+    served: tuple[AsyncEngine, SlipstreamClient], way: str, scorecard: Scorecard
+) -> None:
     engine, client = served
     running = [asyncio.create_task(_read(client, [n, n + 1], 12)) for n in (3, 5)]
     await _until(engine, lambda stats: stats.running == 2)
@@ -103,4 +115,5 @@ async def test_leaving_the_queue_disturbs_nobody(served: tuple[AsyncEngine, Slip
     assert engine.live_requests == 2
     for n, task in zip((3, 5), running, strict=True):
         assert await task == expected_output([n, n + 1], 12, engine.model_info.vocab_size)
+    scorecard(ROWS[way], "forward rows spent on a queued request", engine.stats.prompt_tokens - 4)
     assert engine.stats.prompt_tokens == 4, "the queued request never cost a forward row"

@@ -16,7 +16,7 @@ import torch
 from tests.tidy.source import ROOT, Source, texts
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
-TARGETS = ("help", "venv", "serve", "test", "check", "demo", "bench", "format", "proto")
+TARGETS = ("help", "venv", "serve", "test", "soak", "scorecard", "check", "demo", "bench", "format", "proto")
 
 
 def run(*command: str) -> subprocess.CompletedProcess[str]:

@@ -1,0 +1,49 @@
+"""How many members the collections of a message may have, told from their sizes alone.
+
+A message of 4 MiB has room for four million ids or two million empty messages. Copying or walking those would hold up
+the event loop, and with it every other stream, so this is asked before anything is copied.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from core.errors import FieldViolation, InvalidRequest
+from core.types.io import ModelInfo
+from core.types.sampling_params import MAX_LOGIT_BIAS, MAX_STOP_STRINGS, MAX_STOP_TOKEN_IDS
+from service.pb.slipstream.v1 import inference_pb2 as pb
+
+MAX_DETOKENIZE_IDS = 65_536
+"""Of one Detokenize call; the context length if that is more."""
+
+
+def refuse_oversized(message: pb.GenerateRequest, info: ModelInfo) -> None:
+    """Raises InvalidRequest naming every collection that is too large."""
+    violations = list(_violations(message, info))
+    if violations:
+        raise InvalidRequest(violations)
+
+
+def _violations(message: pb.GenerateRequest, info: ModelInfo) -> Iterator[FieldViolation]:
+    kind, sampling = message.WhichOneof("input"), message.sampling_params
+    ids = len(message.token_ids.ids) if kind == "token_ids" else 0
+    turns = len(message.chat.messages) if kind == "chat" else 0
+    for name, count, limit, noun in (
+        ("token_ids.ids", ids, info.max_input_length, "tokens"),
+        # No template makes less than a token of a turn.
+        ("chat.messages", turns, info.max_input_length, "messages"),
+        ("sampling_params.stop", len(sampling.stop), MAX_STOP_STRINGS, "strings"),
+        ("sampling_params.stop_token_ids", len(sampling.stop_token_ids), MAX_STOP_TOKEN_IDS, "ids"),
+        ("sampling_params.logit_bias", len(sampling.logit_bias), MAX_LOGIT_BIAS, "entries"),
+    ):
+        if count > limit:
+            yield FieldViolation(name, f"has {count} {noun}, at most {limit} can be served")
+
+
+def detokenize_ids(message: pb.DetokenizeRequest, info: ModelInfo) -> tuple[int, ...]:
+    """The ids to turn into text. Raises InvalidRequest when there are too many."""
+    limit = max(MAX_DETOKENIZE_IDS, info.context_length)
+    count = len(message.token_ids)
+    if count > limit:
+        raise InvalidRequest.of("token_ids", f"has {count} ids, at most {limit} can be served")
+    return tuple(message.token_ids)

@@ -1,0 +1,95 @@
+"""Ten thousand requests from a fuzzer: documented codes only, clean texts only, and the server is as well as before."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import grpc
+import grpc.aio
+
+from service.client import SlipstreamClient
+from service.pb.slipstream.v1 import inference_pb2 as pb
+from service.server import Server
+from tests.fakes.real_server import serve_checkpoint
+from tests.scorecard import Scorecard
+from tests.security import replies
+from tests.security.conftest import LogLines
+from tests.security.neighbour import ASKED, PROMPT
+from tests.security.wire import Fuzzer
+
+REQUESTS = 10_000
+AT_ONCE = 32
+SERVICE = pb.DESCRIPTOR.services_by_name["InferenceService"]
+
+WEIGHTS = {"Generate": 60, "Tokenize": 10, "Detokenize": 10, "Abort": 10}
+"""Out of a hundred; the rest goes to the calls that take nothing."""
+
+
+async def test_ten_thousand_fuzzed_requests(tiny: Path, seed: int, scorecard: Scorecard, logged: LogLines) -> None:
+    print(f"fuzz seed {seed}")
+    async with serve_checkpoint(tiny, max_running_requests=64) as (server, client):
+        alone = await client.complete(PROMPT, **ASKED)
+        before = time.monotonic()
+        codes = await attack(client, Fuzzer(seed))
+        seconds = time.monotonic() - before
+        after = await client.complete(PROMPT, **ASKED)
+        assert [each.token_ids for each in after] == [each.token_ids for each in alone]
+        await all_given_back(server)
+    print(f"{dict(codes)} in {seconds:.1f} s")
+    assert sum(codes.values()) == REQUESTS
+    # Both paths must be taken often, or the fuzzer only ever knocks at a closed door.
+    assert codes["OK"] > REQUESTS // 10 and codes["INVALID_ARGUMENT"] > REQUESTS // 10
+    assert "incident" not in logged.text and "Traceback" not in logged.text
+    scorecard(28, "fuzzed requests, UNKNOWN, INTERNAL", f"{REQUESTS}, 0, 0 (seed {seed})")
+    scorecard(31, "texts checked, matches", f"{len(replies.SEEN)}, 0")
+
+
+async def attack(client: SlipstreamClient, fuzzer: Fuzzer) -> Counter[str]:
+    """Codes of all requests."""
+    codes: Counter[str] = Counter()
+    names = [method.name for method in SERVICE.methods]
+    weights = [WEIGHTS.get(name, 10 / (len(names) - len(WEIGHTS))) for name in names]
+    left = REQUESTS
+
+    async def worker() -> None:
+        nonlocal left
+        while left > 0:
+            left -= 1
+            name = fuzzer.random.choices(names, weights)[0]
+            raw = fuzzer.request(getattr(pb, SERVICE.methods_by_name[name].input_type.name))
+            codes[await code_of(client, name, raw)] += 1
+
+    async with asyncio.TaskGroup() as workers:
+        for _ in range(AT_ONCE):
+            workers.create_task(worker())
+    return codes
+
+
+async def code_of(client: SlipstreamClient, name: str, raw: bytes) -> str:
+    """The code that a request ends with; a stream is left after its third event."""
+    path = f"/{SERVICE.full_name}/{name}"
+    try:
+        if name != "Generate":
+            await client.channel.unary_unary(path)(raw, timeout=30)
+            return "OK"
+        stream: Any = client.channel.unary_stream(path)(raw, timeout=30)
+        try:
+            for _ in range(3):
+                if await stream.read() is grpc.aio.EOF:
+                    break
+        finally:
+            stream.cancel()
+    except grpc.aio.AioRpcError as error:
+        return replies.read(error).code.name
+    return "OK"
+
+
+async def all_given_back(server: Server) -> None:
+    """Rows and pages of everything that was cancelled on the way."""
+    async with asyncio.timeout(10):
+        while any(pool.used for pool in server.engine.stats.pools) or server.engine.live_requests:
+            await asyncio.sleep(0.02)

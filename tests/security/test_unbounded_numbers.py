@@ -1,0 +1,162 @@
+"""Numbers, lists and strings without a bound: each is refused by name, quickly, and its neighbours notice nothing."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import grpc
+import grpc.aio
+import pytest
+import pytest_asyncio
+
+from service.client import CallFailed, SlipstreamClient
+from service.pb.slipstream.v1 import inference_pb2 as pb
+from tests.fakes.real_server import serve_checkpoint
+from tests.scorecard import Scorecard
+from tests.security import replies
+from tests.security.edges import Edge, all_edges
+from tests.security.neighbour import beside
+
+shared_loop = pytest.mark.asyncio(loop_scope="module")
+
+EVENTS = 4
+"""Enough to see a refusal or an output; then the call is cancelled."""
+
+
+@pytest_asyncio.fixture(loop_scope="module", scope="module")
+async def client(tiny: Path) -> AsyncIterator[SlipstreamClient]:
+    async with serve_checkpoint(tiny) as (_, made):
+        yield made
+
+
+async def outcome(client: SlipstreamClient, method: str, message: Any) -> CallFailed | None:
+    """The failure of a call, None if it was served."""
+    try:
+        if method != "Generate":
+            await getattr(client.stub, method)(message)
+            return None
+        stream = client.stub.Generate(message)
+        try:
+            for _ in range(EVENTS):
+                if await stream.read() is grpc.aio.EOF:
+                    break
+        finally:
+            stream.cancel()
+    except grpc.aio.AioRpcError as error:
+        return replies.read(error)
+    return None
+
+
+@shared_loop
+async def test_the_table_of_edges(client: SlipstreamClient, scorecard: Scorecard) -> None:
+    edges = all_edges()
+    wrong: list[str] = []
+    refusals: list[float] = []
+    async with beside(client) as neighbour:
+        for edge in edges:
+            before = time.monotonic()
+            try:
+                failed = await outcome(client, edge.method, edge.message)
+            except AssertionError as error:
+                wrong.append(f"{edge.method} {edge.name}: {error}")
+                continue
+            seconds = time.monotonic() - before
+            wrong += faults(edge, failed)
+            if failed is not None:
+                refusals.append(seconds)
+    print(f"{len(edges)} edges, {neighbour.answers} answers beside them, loop late by {neighbour.worst_lag:.3f} s")
+    assert not wrong, "\n".join(wrong)
+    assert len(edges) >= 400
+    assert statistics.median(refusals) < 0.05
+    scorecard(28, "edges, bad codes", f"{len(edges)}, 0")
+    scorecard(28, "refusal median, slowest", f"{statistics.median(refusals) * 1e3:.1f} ms, {max(refusals) * 1e3:.0f} ms")
+
+
+def faults(edge: Edge, failed: CallFailed | None) -> list[str]:
+    """What is wrong with this outcome."""
+    where = f"{edge.method} {edge.name}"
+    if failed is None:
+        return [] if edge.refused is None else [f"{where}: served, but {edge.refused} is out of range"]
+    if edge.refused is None:
+        return [f"{where}: refused with {failed} {failed.fields}"]
+    if failed.code is not grpc.StatusCode.INVALID_ARGUMENT or edge.refused not in failed.fields:
+        return [f"{where}: {failed.code.name} names {sorted(failed.fields)}, expected {edge.refused}"]
+    return []
+
+
+def test_the_table_covers_every_field() -> None:
+    """A new field without edges fails here."""
+    covered: dict[str, set[str]] = {}
+    for edge in all_edges():
+        collect(edge.message, covered)
+    for name in ("GenerateRequest", "SamplingParams", "OutputOptions", "TokenizeRequest", "DetokenizeRequest"):
+        fields = {field.name for field in pb.DESCRIPTOR.message_types_by_name[name].fields}
+        assert covered[name] == fields, name
+
+
+def collect(message: Any, covered: dict[str, set[str]]) -> None:
+    """Note the fields that are set in `message` and below."""
+    for field, value in message.ListFields():
+        covered.setdefault(message.DESCRIPTOR.name, set()).add(field.name)
+        if field.message_type is not None and not field.is_repeated:
+            collect(value, covered)
+
+
+MEGA = 1_000_000
+
+FLOODS: dict[str, tuple[Callable[[], pb.GenerateRequest], str]] = {
+    "stop strings": (lambda: sampled(stop=["ab"] * MEGA), "sampling_params.stop"),
+    "empty stop strings": (lambda: sampled(stop=[""] * 2 * MEGA), "sampling_params.stop"),
+    "stop ids": (lambda: sampled(stop_token_ids=[5] * 4 * MEGA), "sampling_params.stop_token_ids"),
+    "biases": (lambda: sampled(logit_bias=dict.fromkeys(range(240000), 1.0)), "sampling_params.logit_bias"),
+    "ids": (lambda: pb.GenerateRequest(token_ids={"ids": [5] * 4 * MEGA}), "token_ids.ids"),
+    "wide ids": (lambda: pb.GenerateRequest(token_ids={"ids": [-1] * 400_000}), "token_ids.ids"),
+    "turns": (lambda: turns([pb.ChatMessage(role="u", content="a")] * 500_000), "chat.messages"),
+    "empty turns": (lambda: turns([pb.ChatMessage()] * 2 * MEGA), "chat.messages"),
+    "text": (lambda: pb.GenerateRequest(text="a" * 4 * MEGA), "text"),
+    "turn": (lambda: turns([pb.ChatMessage(role="u", content="a" * 4 * MEGA)]), "chat.messages"),
+}
+
+
+def sampled(**params: Any) -> pb.GenerateRequest:
+    """A one-letter prompt with these sampling parameters."""
+    return pb.GenerateRequest(text="a", sampling_params=pb.SamplingParams(**params))
+
+
+def turns(messages: list[pb.ChatMessage]) -> pb.GenerateRequest:
+    """A conversation."""
+    return pb.GenerateRequest(chat=pb.Chat(messages=messages))
+
+
+@shared_loop
+@pytest.mark.parametrize("name", FLOODS)
+async def test_floods_within_one_message(client: SlipstreamClient, name: str, scorecard: Scorecard) -> None:
+    make, field = FLOODS[name]
+    message = make()
+    async with beside(client) as neighbour:
+        before = time.monotonic()
+        failed = await outcome(client, "Generate", message)
+        seconds = time.monotonic() - before
+    assert failed is not None and failed.code is grpc.StatusCode.INVALID_ARGUMENT, failed
+    assert field in failed.fields
+    print(f"{name}: {seconds * 1e3:.0f} ms, loop late by {neighbour.worst_lag * 1e3:.0f} ms")
+    assert seconds < 1.0
+    scorecard(28, f"{name} refused in, loop late by", f"{seconds * 1e3:.0f}, {neighbour.worst_lag * 1e3:.0f} ms")
+
+
+@shared_loop
+async def test_a_message_past_the_limit(client: SlipstreamClient) -> None:
+    limit = (await client.stub.GetServerInfo(pb.GetServerInfoRequest())).max_receive_bytes
+    overhead = pb.TokenizeRequest(text="a" * limit).ByteSize() - limit
+    fits = pb.TokenizeRequest(text="a" * (limit - overhead))
+    assert fits.ByteSize() == limit
+    failed = await outcome(client, "Tokenize", fits)
+    assert failed is not None and list(failed.fields) == ["text"]
+    over = pb.TokenizeRequest(text="a" * (limit - overhead + 1))
+    with pytest.raises(grpc.aio.AioRpcError) as refused:
+        await client.stub.Tokenize(over)
+    assert refused.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
