@@ -45,7 +45,7 @@ test: $(STAMP) $(MODEL) ## Run the whole test suite
 soak: $(STAMP) $(MODEL) ## Run the chaos tests at their full size; takes a quarter of an hour
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m soak --timeout 1800 $(ARGS)
 
-# Every test that takes the fixture `scorecard` runs, and no other; what failed has no figure in the table.
+# Every test that takes the fixture `scorecard` runs, and no other; the table says which of them failed.
 scorecard: $(STAMP) $(MODEL) ## Measure the reliability scorecard again and write tests/SCORECARD.md
 	@mkdir -p build && rm -f build/scorecard.jsonl
 	-SCORECARD_FILE=build/scorecard.jsonl OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q $(ARGS)

@@ -92,6 +92,9 @@ def _indexed_shards(path: Path) -> set[str]:
 
 def _check_shard(shard: Path) -> None:
     """The header must be readable, and the file exactly as long as its tensors need."""
+    if not shard.is_file():
+        # Opening a pipe would wait for its writer for ever.
+        raise ModelLoadError(f"{shard} is no regular file")
     try:
         size = shard.stat().st_size
         with shard.open("rb") as file:

@@ -18,6 +18,7 @@ import pytest
 import torch
 from hypothesis import settings
 
+from core.invariants import FAILURES
 from tests import scorecard as scores
 
 scorecard = scores.scorecard
@@ -48,6 +49,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         kept = scores.only_recording(items)
         config.hook.pytest_deselected(items=[item for item in items if item not in kept])
         items[:] = kept
+
+
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> None:
+    """Tells the scorecard of failures; the report itself is pytest's own."""
+    scores.note_failure(item, call)
 
 
 def pytest_report_header(config: pytest.Config) -> str:
@@ -107,3 +113,13 @@ def _no_network() -> Iterator[None]:
         patch.setattr(socket.socket, "connect_ex", guarded(connect_ex))
         patch.setattr(socket, "getaddrinfo", look_up)
         yield
+
+
+@pytest.fixture(autouse=True)
+def _own_failures() -> Iterator[None]:
+    """Violations are counted per process, for a server has one engine; tests that provoke some take them along."""
+    FAILURES.update(dict.fromkeys(FAILURES, 0))
+    before = FAILURES.copy()
+    yield
+    FAILURES.clear()
+    FAILURES.update(before)

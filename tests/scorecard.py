@@ -1,8 +1,8 @@
 """The scorecard: what tests measure, row by row, and the table that is made of it.
 
 A test takes the fixture `scorecard` and calls `scorecard(row, "metric", value)`. With SCORECARD_FILE set, only tests
-with that fixture run and each value becomes a line of JSON in that file; `python -m tests.scorecard FILE` turns the
-file into tests/SCORECARD.md.
+with that fixture run and each value becomes a line of JSON in that file, and so does each failure of such a test;
+`python -m tests.scorecard FILE` turns the file into tests/SCORECARD.md.
 """
 
 from __future__ import annotations
@@ -46,13 +46,23 @@ def scorecard(request: pytest.FixtureRequest) -> Scorecard:
         assert row in ROWS, f"the scorecard has no row {row}"
         shown = f"{value:.3g}" if isinstance(value, float) else str(value)
         print(f"scorecard row {row}: {metric} = {shown}")
-        path = os.environ.get(FILE_ENV)
-        if path:
-            today = datetime.datetime.now(datetime.UTC).date().isoformat()
-            with open(path, "a") as file:
-                file.write(json.dumps(asdict(Score(row, metric, shown, test, today))) + "\n")
+        today = datetime.datetime.now(datetime.UTC).date().isoformat()
+        _append(asdict(Score(row, metric, shown, test, today)))
 
     return record
+
+
+def note_failure(item: pytest.Item, call: pytest.CallInfo[None]) -> None:
+    """A test that failed keeps its figures, and the table says that it failed."""
+    if call.excinfo is not None and not call.excinfo.errisinstance(pytest.skip.Exception) and only_recording([item]):
+        _append({"failed": item.nodeid})
+
+
+def _append(line: dict[str, object]) -> None:
+    path = os.environ.get(FILE_ENV)
+    if path:
+        with open(path, "a") as file:
+            file.write(json.dumps(line) + "\n")
 
 
 def only_recording(items: list[pytest.Item]) -> list[pytest.Item]:
@@ -75,7 +85,7 @@ def device_line() -> str:
     return f"{model}, {cores} cores, {gpu}, Python {platform.python_version()}, PyTorch {torch.__version__}"
 
 
-def render(scores: list[Score], device: str) -> str:
+def render(scores: list[Score], device: str, failed: frozenset[str] = frozenset()) -> str:
     """The whole file."""
     by_row: dict[int, list[Score]] = {}
     for score in scores:
@@ -91,7 +101,7 @@ def render(scores: list[Score], device: str) -> str:
         "|---|---|---|---|---|---|",
     ]
     for row in sorted(by_row):
-        lines += _row(row, by_row[row])
+        lines += _row(row, by_row[row], failed)
     lines += ["", "## Rows without a figure", "", "| row | what | why |", "|---|---|---|"]
     for row, (what, _) in ROWS.items():
         if row not in by_row:
@@ -99,7 +109,7 @@ def render(scores: list[Score], device: str) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _row(row: int, scores: list[Score]) -> list[str]:
+def _row(row: int, scores: list[Score], failed: frozenset[str]) -> list[str]:
     """The lines of one row, one per test."""
     what, expected = ROWS[row]
     tests: dict[str, list[Score]] = {}
@@ -107,7 +117,7 @@ def _row(row: int, scores: list[Score]) -> list[str]:
         tests.setdefault(score.test, []).append(score)
     lines = []
     for test, found in sorted(tests.items()):
-        values = "; ".join(f"{score.metric}: {score.value}" for score in found)
+        values = "**failed** " * (test in failed) + "; ".join(f"{score.metric}: {score.value}" for score in found)
         cells = (str(row), what, expected, values, f"`{test.removeprefix('tests/')}`", found[-1].date)
         lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
         what = expected = ""
@@ -115,14 +125,16 @@ def _row(row: int, scores: list[Score]) -> list[str]:
 
 
 def main(path: str) -> int:
-    """Turn the recorded lines into the table; 1 if there are none."""
-    scores = [Score(**json.loads(line)) for line in Path(path).read_text().splitlines()]
+    """Turn the recorded lines into the table; 1 if there are none, or if a test failed."""
+    lines = [json.loads(line) for line in Path(path).read_text().splitlines()]
+    failed = frozenset(line["failed"] for line in lines if "failed" in line)
+    scores = [Score(**line) for line in lines if "failed" not in line]
     if not scores:
         print("nothing was recorded", file=sys.stderr)
         return 1
-    TABLE.write_text(render(scores, device_line()))
-    print(f"{TABLE.name}: {len({score.row for score in scores})} of {len(ROWS)} rows")
-    return 0
+    TABLE.write_text(render(scores, device_line(), failed))
+    print(f"{TABLE.name}: {len({score.row for score in scores})} of {len(ROWS)} rows, {len(failed)} tests failed")
+    return min(len(failed), 1)
 
 
 if __name__ == "__main__":

@@ -55,7 +55,6 @@ class AsyncEngine:
         self._live: dict[str, TokenStream] = {}
         self._arriving: set[str] = set()
         self._tasks: list[asyncio.Task[None]] = []
-        self._progress_at = time.monotonic()
 
     async def start(self) -> None:
         """Start the threads and the loop task; READY when it returns."""
@@ -228,19 +227,22 @@ class AsyncEngine:
         """The scheduler's loop: one call of `step` per wake-up."""
         try:
             while self._state is not EngineState.DEAD:
-                if self._scheduler.step(time.monotonic()):
-                    self._progress_at = time.monotonic()
+                self._scheduler.step(time.monotonic())
                 await self._wakeup.wait(self._scheduler.next_expiry())
         except Exception as error:
             self._die(error)
 
     async def _watch(self) -> None:
         """A step that never comes back is found by its absence."""
+        step, since = -1, time.monotonic()
         while self._state is not EngineState.DEAD:
             await asyncio.sleep(WATCHDOG_PERIOD)
-            quiet = time.monotonic() - self._progress_at
-            if self._executor.in_flight and quiet > self._config.executor.hang_timeout:
-                self._die(TimeoutError(f"no step finished for {quiet:.0f} s"))
+            now, newest = time.monotonic(), self._scheduler.stats.step
+            # Only results count: requests keep arriving while a device hangs.
+            if newest != step or not self._executor.in_flight:
+                step, since = newest, now
+            elif now - since > self._config.executor.hang_timeout:
+                self._die(TimeoutError(f"no step finished for {now - since:.0f} s"))
 
     def _die(self, cause: BaseException) -> None:
         """A step failed or hung: nothing it touched can be trusted, so everything ends and the process should exit."""

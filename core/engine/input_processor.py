@@ -57,9 +57,7 @@ class InputProcessor:
         prompt = np.asarray(ids, np.int64)
         if len(prompt) == 0:
             raise InvalidRequest.of(field, "must not be empty")
-        bad = np.flatnonzero((prompt < 0) | (prompt >= self._vocab_size))
-        if len(bad):
-            raise InvalidRequest.of(f"{field}[{bad[0]}]", f"must be between 0 and {self._vocab_size - 1}")
+        self._refuse_foreign_ids(field, prompt)
         if len(prompt) >= self._context_length:
             limit = self._context_length - 1
             raise InvalidRequest.of(field, f"has {len(prompt)} tokens, but the model takes at most {limit}")
@@ -72,9 +70,7 @@ class InputProcessor:
 
     async def detokenize(self, ids: Sequence[int], skip_special_tokens: bool) -> str:
         """Text of `ids`, made off the loop. Raises InvalidRequest for ids outside the vocabulary."""
-        for place, token in enumerate(ids):
-            if not 0 <= token < self._vocab_size:
-                raise InvalidRequest.of(f"token_ids[{place}]", f"must be between 0 and {self._vocab_size - 1}")
+        self._refuse_foreign_ids("token_ids", np.asarray(ids, np.int64))
         return await self._off_loop(self.tokenizer.decode, list(ids), skip_special_tokens)
 
     def sequences(self, request: GenerateRequest, request_id: str, group: str, prompt: Ints, now: float) -> list[Req]:
@@ -106,6 +102,11 @@ class InputProcessor:
     def close(self) -> None:
         """End the worker threads without waiting for queued work."""
         self._pool.shutdown(wait=False, cancel_futures=True)
+
+    def _refuse_foreign_ids(self, field: str, ids: Ints) -> None:
+        bad = np.flatnonzero((ids < 0) | (ids >= self._vocab_size))
+        if len(bad):
+            raise InvalidRequest.of(f"{field}[{bad[0]}]", f"must be between 0 and {self._vocab_size - 1}")
 
     def _max_new_tokens(self, params: SamplingParams, prompt_len: int, violations: list[FieldViolation]) -> int:
         """The output's limit. What is asked explicitly must fit; what is left open is cut to what fits."""

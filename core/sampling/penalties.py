@@ -17,7 +17,6 @@ from core.device.recorder import Recorder
 from core.device.staging import Staging
 from core.types.arrays import Ints
 
-
 MIN_REPETITION_PENALTY = 1e-6
 """Smaller ones act as this one does: as float32 they round to zero, or make a quotient that is not finite."""
 

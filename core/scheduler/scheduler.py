@@ -77,6 +77,7 @@ class Scheduler:
         Raises the error of a failed step: nothing of that batch or of any other can be trusted after it.
         """
         tokens = tuple(out for result in self.executor.completed() if (out := self._take(result, now)))
+        commands = len(self.intake)
         self.intake.drain(self.waiting.push, self._end)
         for expired in self.intake.expired(now):
             self._end(expired)
@@ -84,7 +85,7 @@ class Scheduler:
         ended = self._lifecycle.take_ended()
         for terminal in ended:
             self.recorder.ended(terminal.req, _reason(terminal), now)
-        if not (tokens or ended or submitted):
+        if not (tokens or ended or submitted or commands):
             return False
         self.stats = self.recorder.publish(self.memory, len(self.running), len(self.waiting))
         if tokens or ended:

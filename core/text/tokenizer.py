@@ -22,6 +22,8 @@ from core.types.io import ChatMessage
 MAX_CHAT_CHARS: Final = 4 << 20
 """Characters of a conversation, before and after rendering; beyond any context, and little enough to render."""
 _MAX_REASON_CHARS: Final = 200
+_LONG_DECODE: Final = 1024
+"""Ids from which on letting go of the GIL is worth what a batch costs; streams decode a few at a time."""
 _TOKENIZER_FILES: Final = ("tokenizer*", "vocab.*", "*.model", "*.tiktoken", "tekken.json")
 
 
@@ -75,7 +77,10 @@ class Tokenizer:
         """
         _refuse_surrogates(text, "text")
         if self.backend is not None:
-            ids: list[int] = self.backend.encode(text, add_special_tokens=add_special_tokens).ids
+            # Of the binding's calls only those for batches let go of the GIL: `encode` of a million characters stops
+            # every thread of the process for a second. The fast one leaves out offsets, which nobody asks for.
+            (encoding,) = self.backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+            ids: list[int] = encoding.ids
         else:
             with self._lock:
                 ids = self._hf.encode(text, add_special_tokens=add_special_tokens)
@@ -91,6 +96,9 @@ class Tokenizer:
         since it changes text that was already sent.
         """
         if self.backend is not None:
+            if len(ids) > _LONG_DECODE:
+                (text,) = self.backend.decode_batch([list(ids)], skip_special_tokens=skip_special_tokens)
+                return str(text)
             return self.backend.decode(list(ids), skip_special_tokens=skip_special_tokens)
         with self._lock:
             text = self._hf.decode(

@@ -7,6 +7,7 @@ import click
 from service.lazy_group import LazyGroup
 
 BENCHMARKS: dict[str, tuple[str, str]] = {
+    "asserts": ("service.bench.asserts:asserts", "Cost of the device checks: off, counting, trapping."),
     "overlap": (
         "service.bench.overlap:overlap",
         "Idle share of an emulated device, with overlap on and off.",

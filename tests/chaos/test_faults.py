@@ -95,7 +95,7 @@ async def test_a_broken_device_ends_every_stream_once_and_then_the_process(
         async with watched(client, Diary()) as diary:
             # Half of them run, half wait in the queue.
             streams = [ask(vocab, TOKENS, rng) for _ in range(STREAMS)]
-            await asyncio.gather(*(read(client, stream) for stream in streams))
+            await asyncio.wait_for(asyncio.gather(*(read(client, stream) for stream in streams)), PATIENCE)
             ended = time.monotonic()
             code, _ = await server.exit_code(PATIENCE)
             last_token = max(at for stream in streams for _, _, at in stream.events)

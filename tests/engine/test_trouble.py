@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 import time
 
@@ -159,10 +160,17 @@ async def test_hanging_forward_is_noticed(tokenizer: Tokenizer) -> None:
     model.hook = lambda step, *_: assert_opened(gate) if step >= 5 else None
     async with running(tokenizer, model, hang_timeout=0.5) as engine:
         stream = await engine.generate(ask(tokens=100))
+        dead = asyncio.create_task(engine.wait_dead())
+        for _ in range(60):
+            # New requests keep the scheduler busy and must not pass for progress of the device.
+            with contextlib.suppress(EngineDead):
+                await engine.generate(ask(tokens=1))
+            if (await asyncio.wait({dead}, timeout=0.1))[0]:
+                break
         with pytest.raises(EngineDead):
             await asyncio.wait_for(last(stream), 5)
-        assert engine.state is EngineState.DEAD
         gate.set()
+        assert engine.state is EngineState.DEAD
 
 
 async def test_drain_lets_short_streams_finish_and_cuts_long_ones(tokenizer: Tokenizer) -> None:

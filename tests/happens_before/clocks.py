@@ -99,6 +99,11 @@ class VectorClocks:
         """In the order in which they were found."""
         return list(self._races.values())
 
+    @property
+    def lanes(self) -> set[str]:
+        """Every stream and thread that did anything."""
+        return set(self._clocks)
+
     def story(self) -> str:
         """All races in words; empty when there are none."""
         return "\n".join(map(str, self._races.values()))

@@ -29,7 +29,7 @@ class HashModel:
         """The pool comes with every batch."""
 
     def forward(self, batch: ForwardBatch) -> torch.Tensor:
-        """float32[S, vocab_size]: three candidates, the hash itself foremost, so that penalties have something to do."""
+        """float32[S, vocab_size]: three candidates, so that penalties have something to do."""
         pool = batch.kv_pool
         pool.write(0, batch.out_cache_loc, _column(batch.input_ids, pool.dtype), _column(batch.positions, pool.dtype))
         tables = batch.req_to_token.index_select(0, batch.rows)

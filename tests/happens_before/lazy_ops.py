@@ -11,13 +11,14 @@ no hook of the engine names is watched too.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Hashable, Iterable
 from functools import cache, partial
+from itertools import count
 from typing import Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
-from torch.utils._pytree import tree_flatten, tree_map
+from torch.utils._pytree import tree_map
 
 from core.device.recorder import Recorder
 
@@ -28,11 +29,10 @@ Args = tuple[tuple[Any, ...], dict[str, Any]]
 
 def poisoned(like: torch.Tensor) -> torch.Tensor:
     """Memory on the CPU with the shape, strides and dtype of `like`, whose values mean nothing yet."""
-    with _disable_current_modes():
-        out = torch.empty_strided(like.shape, like.stride(), dtype=like.dtype, device="cpu")
-        if out.dtype is torch.bool:
-            return out.fill_(False)
-        return out.fill_(math.nan if out.is_floating_point() else POISON_INT)
+    out = torch.empty_strided(like.shape, like.stride(), dtype=like.dtype, device="cpu")
+    if out.dtype is torch.bool:
+        return out.fill_(False)
+    return out.fill_(math.nan if out.is_floating_point() else POISON_INT)
 
 
 class LazyOps(TorchDispatchMode):
@@ -47,14 +47,16 @@ class LazyOps(TorchDispatchMode):
         self._recorder = recorder
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        # Streams nest, and so do their modes: only the innermost one may see what happens in here.
-        with _disable_current_modes():
-            if not _is_composite(func):
+        if torch._C._len_torch_dispatch_stack():
+            # Streams nest, and so do their modes: only the innermost one may see what happens in here.
+            with _disable_current_modes():
                 return self._run(func, args, kwargs or {})
-            with self:
-                return func.decompose(*args, **(kwargs or {}))
+        return self._run(func, args, kwargs or {})
 
     def _run(self, func: Any, args: Any, kwargs: Any) -> Any:
+        if _is_composite(func):
+            with self:
+                return func.decompose(*args, **kwargs)
         inputs = _tensors((args, kwargs))
         if _takes_views(func) or not inputs:
             return func(*args, **kwargs)
@@ -82,13 +84,15 @@ class LazyOps(TorchDispatchMode):
 
 # Kept alive, so that an address never comes to stand for other memory.
 _NAMES: dict[int, tuple[torch.UntypedStorage, str, int]] = {}
+_NUMBERS = count(1)
 
 
 def memory_of(tensor: torch.Tensor, made_by: str = "nobody here") -> tuple[str, int]:
     """Buffer and place that stand for the storage of `tensor` until `forget_memory`."""
     storage = tensor.untyped_storage()
-    known = _NAMES.setdefault(storage._cdata, (storage, f"memory of {made_by}", len(_NAMES)))
-    return known[1:]
+    if storage._cdata not in _NAMES:
+        _NAMES.setdefault(storage._cdata, (storage, f"memory of {made_by}", next(_NUMBERS)))
+    return _NAMES[storage._cdata][1:]
 
 
 def name_memory(tensor: torch.Tensor, name: str) -> None:
@@ -107,20 +111,49 @@ def _fill(outputs: Any, func: Any, args: Any, kwargs: Any) -> None:
         output.copy_(value)
 
 
+_SHAPES: dict[Hashable, Any] = {}
+"""What operations return for given shapes, on the meta device: working it out costs more than most operations here."""
+
+
 def _placeholders(func: Any, call: Args) -> Any:
     """What `func` will return, as poison."""
+    key = (func, _described(call))
+    if key not in _SHAPES:
+        args, kwargs = tree_map(_to_meta, call)
+        _SHAPES[key] = func(*args, **kwargs)
+    returned = _SHAPES[key]
+    if isinstance(returned, torch.Tensor):
+        return poisoned(returned)
+    # Several tensors; or nothing, from an assertion.
+    return returned and type(returned)(map(poisoned, returned))
 
-    def to_meta(value: Any) -> Any:
-        if isinstance(value, torch.Tensor):
-            return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")
-        return torch.device("meta") if isinstance(value, torch.device) else value
 
-    args, kwargs = tree_map(to_meta, call)
-    return tree_map(lambda value: poisoned(value) if isinstance(value, torch.Tensor) else value, func(*args, **kwargs))
+def _to_meta(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")
+    return torch.device("meta") if isinstance(value, torch.device) else value
 
 
-def _tensors(tree: Any) -> list[torch.Tensor]:
-    return [leaf for leaf in tree_flatten(tree)[0] if isinstance(leaf, torch.Tensor)]
+def _described(value: Any) -> Hashable:
+    """The same for two arguments with which an operation returns the same shapes."""
+    if isinstance(value, torch.Tensor):
+        return value.shape, value.stride(), value.dtype
+    if isinstance(value, tuple | list):
+        return tuple(map(_described, value))
+    if isinstance(value, dict):
+        return tuple((name, _described(each)) for name, each in value.items())
+    return type(value), value
+
+
+def _tensors(value: Any) -> list[torch.Tensor]:
+    """All tensors in the arguments or results of an operation."""
+    if isinstance(value, torch.Tensor):
+        return [value]
+    if isinstance(value, dict):
+        value = list(value.values())
+    if isinstance(value, tuple | list):
+        return [tensor for each in value for tensor in _tensors(each)]
+    return []
 
 
 @cache

@@ -21,6 +21,9 @@ from core.device.recorder import Recorder
 from core.device.streams import COPY, FORWARD, DeviceStreams
 from tests.happens_before.lazy_ops import LazyOps, poisoned
 
+SPEEDS = (1, 20, 400)
+"""How fast a stream may be beside others."""
+
 EAGERNESS = (0.0, 0.02, 0.3)
 """How likely the device is to go on, each time that work is submitted; 0 runs nothing before somebody waits."""
 
@@ -40,8 +43,9 @@ class Point:
 class LazyStream:
     """Work in submission order: an operation, or a point of another stream that must be passed first."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, speed: int) -> None:
         self.name = name
+        self.speed = speed
         self.waiting: deque[Callable[[], object] | Point] = deque()
         self.submitted = 0
         self.done = 0
@@ -73,6 +77,11 @@ class LazyDevice:
         self.interrupt: Callable[[], None] = _nobody
         self._failure: Exception | None = None
 
+    def new_stream(self) -> LazyStream:
+        """Fast or slow, as the dice say."""
+        self.streams.append(LazyStream(f"stream {len(self.streams)}", self._rng.choice(SPEEDS)))
+        return self.streams[-1]
+
     def submit(self, stream: LazyStream, work: Callable[[], object] | Point) -> None:
         """Queue behind what the stream has."""
         with self._lock:
@@ -100,7 +109,7 @@ class LazyDevice:
         ready = [stream for stream in self.streams if stream.can_go_on]
         if not ready or self._failure is not None:
             return False
-        stream = self._rng.choice(ready)
+        (stream,) = self._rng.choices(ready, [stream.speed for stream in ready])
         work = stream.waiting.popleft()
         if not isinstance(work, Point):
             try:
@@ -143,9 +152,7 @@ class LazyModule:
         self._recorder = recorder
 
     def Stream(self) -> LazyStream:
-        stream = LazyStream(f"stream {len(self.device.streams)}")
-        self.device.streams.append(stream)
-        return stream
+        return self.device.new_stream()
 
     def Event(self) -> LazyEvent:
         return LazyEvent(self.device)
@@ -175,7 +182,9 @@ class LazyStreams(DeviceStreams):
         self.forward.name, self.copy.name = FORWARD, COPY
 
     def fetch(self, tensor: torch.Tensor) -> torch.Tensor:
-        return poisoned(tensor).copy_(tensor)
+        with _disable_current_modes():
+            host = poisoned(tensor)
+        return host.copy_(tensor)
 
 
 def _nobody() -> None:

@@ -20,7 +20,7 @@ from tests.happens_before.lazy_streams import LazyDevice
 
 FORWARD_THREAD, WAITER = "forward thread", "completion waiter"
 
-INTERRUPTIONS = 0.2
+INTERRUPTIONS = 0.4
 """How likely the waiter comes in between, at each point where it could."""
 
 

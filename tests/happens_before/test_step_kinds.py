@@ -31,7 +31,7 @@ def prompt(length: int, number: int = 0) -> list[int]:
 
 
 DICE = {"temperature": 1.0, "top_k": 3, "logprobs": True, "top_logprobs": 2}
-PENALTIES = {"frequency_penalty": 3.0, "repetition_penalty": 1.5}
+PENALTIES = {"frequency_penalty": 2.0, "repetition_penalty": 1.5}
 
 SCENARIOS = {
     "prefill": Scenario([Ask(prompt(n), tokens=1) for n in (3, 9, 14)]),
@@ -41,8 +41,8 @@ SCENARIOS = {
     "retraction": Scenario([Ask(prompt(9, i), tokens=16) for i in range(3)], pages=11, cache="none"),
     "reuse after abort": Scenario([Ask(prompt(6, i), tokens=9, abort_after=2) for i in range(4)], rows=1, pages=4),
     "penalties": Scenario([Ask(prompt(6, i), tokens=8, at=i, sampling=PENALTIES) for i in range(3)], rows=2),
-    "dice and logprobs": Scenario([Ask(prompt(6, i), tokens=6, at=i, sampling=DICE) for i in range(3)]),
-    "n shares pages": Scenario([Ask(prompt(14), tokens=5, n=4, sampling=DICE)], chunk=12),
+    "dice and logprobs": Scenario([Ask(prompt(6, i), tokens=4, at=i, sampling=DICE) for i in range(2)]),
+    "n shares pages": Scenario([Ask(prompt(14), tokens=3, n=3, sampling=DICE)], chunk=12),
     "radix insert": Scenario([Ask([*SHARED, *prompt(4, i)], tokens=5, at=i) for i in range(5)], chunk=9, rows=3),
 }
 

@@ -31,7 +31,7 @@ def test_precedence(tmp_path: Path) -> None:
 
 def test_defaults_are_those_of_core() -> None:
     assert load(ServerConfig, {}, {}).engine_config("x") == EngineConfig(
-        ModelConfig("x"), MemoryConfig(), SchedulerConfig(), ExecutorConfig()
+        ModelConfig("x", served_name="slipstream-bundled"), MemoryConfig(), SchedulerConfig(), ExecutorConfig()
     )
 
 

@@ -56,8 +56,10 @@ def _extras(batch: SamplingBatch, i: int, history: History, biases: list[tuple[i
         found += [float(batch.uniforms[i]), float(batch.temperatures[i]), int(batch.top_ks[i])]
         found += [float(batch.top_ps[i]), float(batch.min_ps[i])]
     penalties = (
-        float(batch.repetition_penalties[i]), float(batch.frequency_penalties[i]), float(batch.presence_penalties[i])
-    )  # fmt: skip
+        float(batch.repetition_penalties[i]),
+        float(batch.frequency_penalties[i]),
+        float(batch.presence_penalties[i]),
+    )
     if penalties != (1.0, 0.0, 0.0):
         found += [history(int(batch.rows[i]), int(batch.history_lens[i])), *penalties]
     if biases:

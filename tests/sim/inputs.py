@@ -180,8 +180,7 @@ class Inputs:
         live = list(self._clients.live)
         if not live:
             return
-        # The newest half of the time: it is the one that may still be in the intake.
-        req = live[-1] if self._rng.random() < 0.5 else live[int(self._rng.random() * len(live))]
+        req = self._victim(live)
         self._count_phase(req)
         client: Client = req.sink
         chosen = client.siblings if self._rng.random() < 0.7 else [client]
@@ -192,6 +191,15 @@ class Inputs:
             self._hits("abort_twice")
         if self._story.tracing:
             self._story.note(f"abort of {', '.join(each.name for each in chosen)}{' twice' if twice else ''}")
+
+    def _victim(self, live: list[Req]) -> Req:
+        """Often the newest, which may still be in the intake, or one that was retracted: rare moments otherwise."""
+        kind = self._rng.random()
+        if kind < 0.4:
+            return live[-1]
+        rare = [req for req in live if req.retractions and req.state is RequestState.WAITING] if kind < 0.7 else []
+        pool = rare or live
+        return pool[int(self._rng.random() * len(pool))]
 
     def _abort_late(self) -> None:
         """For somebody who has gone, and whose row may be another's by now."""

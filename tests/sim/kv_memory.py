@@ -2,9 +2,9 @@
 
 A slot holds a hash of the whole prefix that ends in it, and beside it the hash it was made from. A reader walks all
 slots of its table and compares each slot's `before` with what the slot in front of it holds. If all of them agree, then
-by induction the last slot holds the hash of exactly the tokens in front of it, in order: so one comparison of two lists,
-at the speed of C, replaces hashing the sequence again, and a wrong page, a stale row, a missing write or a changed order
-is found by the step that reads it and not when its token is missed.
+by induction the last slot holds the hash of exactly the tokens in front of it, in order. So one comparison of two
+lists, at the speed of C, replaces hashing the sequence again, and a wrong page, a stale row, a missing write or a
+changed order is found by the step that reads it, with its page, and not only when its token turns out wrong.
 """
 
 from __future__ import annotations
@@ -40,7 +40,8 @@ class KVMemory:
     def run(
         self, rows: list[int], starts: list[int], lens: list[int], ids: list[int], tables: list[Table], out: list[int]
     ) -> list[int]:
-        """One step: write all its tokens at the slots `out`, then read every row whole; what each row's last slot holds.
+        """One step: write all its tokens at the slots `out`, then read every row whole. Returns what each row's last
+        slot holds.
 
         `tables[i]` is the page table of `rows[i]`. All of a batch's writes come before its reads, as in every layer of
         a real model, so a row may read what a row before it wrote in the same step.

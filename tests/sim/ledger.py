@@ -96,7 +96,7 @@ class Ledger:
         cell.read_by, cell.pending = step, False
 
     def discard(self, row: int, generation: int) -> None:
-        """The owner gave the row back: what is pending was meant for nobody, and it may neither read nor write again."""
+        """The owner gave the row back: what is pending was meant for nobody, and its time is over."""
         self.discards += 1
         self._ended[row] = max(generation, self._ended.get(row, -1))
         self._cells.pop(row, None)

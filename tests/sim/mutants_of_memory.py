@@ -258,7 +258,7 @@ def chunk_budget_is_exceeded(patch: Patch) -> None:
     put(patch, PrefillAdder, "fill", lambda old, self, budget, now: old(self, budget + 1, now))
 
 
-@mutant("ledger:write-write", "invariant:output_position")
+@mutant("tokens", "ledger:write-write", "invariant:output_position")
 def middle_chunks_sample(patch: Patch) -> None:
     """Every chunk of a prompt writes a token, which nobody reads."""
     put(patch, PrefillAdder, "_chunk", lambda old, self, row, budget: replace(old(self, row, budget), final=True))

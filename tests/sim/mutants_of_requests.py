@@ -111,10 +111,12 @@ def rows_of_nan_are_emitted(patch: Patch) -> None:
 @mutant("unasked_end")
 def neighbours_of_nan_fail_too(patch: Patch) -> None:
     """Only the row itself may."""
-    put(
-        patch, ResultProcessor, "_fail_non_finite",
-        lambda old, self, result, places: old(self, replace(result, non_finite=np.ones_like(result.non_finite)), places),
-    )  # fmt: skip
+
+    def broad(old: Any, self: ResultProcessor, result: StepResult, places: Ints) -> Ints:
+        kept: Ints = old(self, replace(result, non_finite=np.ones_like(result.non_finite)), places)
+        return kept
+
+    put(patch, ResultProcessor, "_fail_non_finite", broad)
 
 
 @mutant("ending", "end_obeyed")

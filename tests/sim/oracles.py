@@ -1,7 +1,7 @@
 """What must hold after every step of the scheduler, whatever happened in it.
 
-Written against the structures, not through the methods that keep them: an accountant does not ask the cashier. The cheap
-checks run after every step; the ones that walk the radix tree run after some, and when everybody has left.
+Written against the structures, not through the methods that keep them: an accountant does not ask the cashier. The
+cheap checks run after every step; those that walk the radix tree run after some, and when everybody has left.
 """
 
 from __future__ import annotations
@@ -171,15 +171,13 @@ def check_pages(memory: RequestMemory) -> None:
 
 
 def check_thoroughly(memory: RequestMemory) -> None:
-    """Production's own integrity check, and: every lock in the tree is held by a row, every row's node is in the tree."""
+    """Production's own integrity check; and each lock in the tree has a row that holds it, and the other way round."""
     memory.check_integrity()
     holders = Counter(id(node) for node in memory._nodes if node is not None)
     holds = {id(node): node.holds for root in _tree(memory.cache)._roots.values() for node in root.below()}
     for node in holds:
         if holds[node] != holders.pop(node, 0):
-            raise Violation(
-                "lock_holders", f"a cached prefix has {holds[node]} locks, which is not the rows that hold it"
-            )
+            raise Violation("lock_holders", f"a cached prefix has {holds[node]} locks, and not as many holders")
     loose = [node for node in memory._nodes if node is not None and id(node) in holders]
     if any(not node.is_root for node in loose):
         raise Violation("lock_holders", "a row holds a prefix that is not in the tree")

@@ -28,7 +28,7 @@ from core.relay.payload import RelayPayload
 from core.sampling.penalties import TokenHistory
 from core.sampling.sampler import SampleOutput
 from tests.sim import hash_sampler
-from tests.sim.device import SimExecutor
+from tests.sim.device import Plain, SimExecutor
 from tests.sim.kv_memory import KVMemory
 from tests.sim.ledger import Ledger
 from tests.sim.scenario import Scenario
@@ -48,8 +48,11 @@ class BookedFutureMap(FutureMap):
 
     def begin(self, batch: ScheduleBatch) -> None:
         """The next accesses are those of `batch`."""
-        self._owners = dict(zip(batch.rows.tolist(), batch.generations.tolist(), strict=True))
-        self._step = batch.step_id
+        self.own(dict(zip(batch.rows.tolist(), batch.generations.tolist(), strict=True)), batch.step_id)
+
+    def own(self, owners: dict[int, int], step: int) -> None:
+        """`step` works for `owners`, generations by row; for any other row its accesses are those of a stranger."""
+        self._owners, self._step = owners, step
 
     def gather(self, rows: torch.Tensor, seq_lens: torch.Tensor | None = None) -> torch.Tensor:
         for row in rows.tolist():
@@ -73,9 +76,13 @@ class HashModel:
         lens = batch.extend_lens_host.tolist()
         tables = batch.req_to_token.index_select(0, batch.rows).tolist()
         states = self._kv.run(
-            batch.rows.tolist(), batch.prefix_lens_host.tolist(), lens, batch.input_ids.tolist(), tables,
+            batch.rows.tolist(),
+            batch.prefix_lens_host.tolist(),
+            lens,
+            batch.input_ids.tolist(),
+            tables,
             batch.out_cache_loc.tolist(),
-        )  # fmt: skip
+        )
         last_places = (np.cumsum(lens) - 1).tolist()
         of_place = dict(zip(last_places, states, strict=True))
         return torch.tensor([of_place[place] for place in batch.last_indices.tolist()], dtype=torch.int64)
@@ -136,7 +143,7 @@ class RunnerDevice(SimExecutor):
     def _forget_table(self, row: int) -> None:
         self._pool.table[row] = 0
 
-    def _compute(self, batch: ScheduleBatch) -> StepResult:
+    def _compute(self, batch: ScheduleBatch, plain: Plain) -> StepResult:
         self._map.begin(batch)
         self._running = batch
         result = self._runner.launch(batch).result()

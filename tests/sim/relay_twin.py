@@ -32,6 +32,8 @@ class RelayTwin:
 
     def gather(self, rows: Sequence[int], seq_lens: Sequence[int]) -> list[int]:
         """The newest token of each row, consumed by this read; an unwritten one counts, and reads as 0."""
+        if not rows:
+            return []
         self.counts[1] += sum(self.lens[row] != length for row, length in zip(rows, seq_lens, strict=True))
         found = [self.tokens[row] for row in rows]
         self.counts[0] += sum(token < 0 for token in found)

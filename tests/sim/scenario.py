@@ -82,17 +82,17 @@ def draw(seed: int) -> Scenario:
     # Not the generator of the run itself, so that a new choice here does not shift every fault of an old seed.
     rng = random.Random(seed * 2 + 1)
     page_size = rng.choice((1, 1, 2, 3, 4, 8))
-    slots = rng.choice((1, 4, 8, 12, 16, 24, 32, 48, 64))
+    slots = rng.choice((1, 4, 8, 10, 12, 16, 20, 24, 32, 64))
     pages = max(1, slots // page_size)
     config = SchedulerConfig(
         chunked_prefill_size=rng.choice((1, 2, 3, 5, 8, 16, 64)),
         mixed_chunk=rng.random() < 0.7,
         policy=rng.choice(("fcfs", "fcfs", "lpm", "priority")),
-        max_queued_requests=rng.choice((1, 4, 8, 16)),
+        max_queued_requests=rng.choice((1, 4, 16, 32)),
     )
     return Scenario(
         seed=seed,
-        rows=rng.choice((1, 1, 2, 3, 4, 6, 8)),
+        rows=rng.choice((1, 1, 2, 3, 4, 5, 8)),
         pages=pages,
         page_size=page_size,
         context=rng.choice((4, 16, 33, 48, 64)),
@@ -100,10 +100,10 @@ def draw(seed: int) -> Scenario:
         depth=rng.choice((1, 2, 2, 2)),
         config=config,
         symbols=rng.choice((1, 2, 2, 3, 4)),
-        arrivals=rng.choice((0.05, 0.1, 0.2, 0.4)),
-        long_outputs=rng.random() < 0.5,
-        speed=rng.choice((1.0, 0.6, 0.35, 0.2)),
-        retract_every=rng.choice((0, 0, 0, 3, 5, 11)),
+        arrivals=rng.choice((0.04, 0.08, 0.15, 0.3)),
+        long_outputs=rng.random() < 0.7,
+        speed=rng.choice((1.0, 0.5, 0.3, 0.15)),
+        retract_every=rng.choice((0, 0, 0, 3, 5, 9)),
         real_steps=seed % REAL_STEPS == 7,
         faults=_faults(rng),
     )

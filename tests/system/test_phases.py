@@ -105,7 +105,7 @@ async def test_leaving_the_queue_disturbs_nobody(
     engine, client = served
     running = [asyncio.create_task(_read(client, [n, n + 1], 12)) for n in (3, 5)]
     await _until(engine, lambda stats: stats.running == 2)
-    queued = asyncio.create_task(_read(client, [9] * 10, 5, 2 * STEP_SECONDS if way == "deadline" else None))
+    queued = asyncio.create_task(_read(client, [9] * 10, 5, 5 * STEP_SECONDS if way == "deadline" else None))
     await _until(engine, lambda stats: stats.waiting == 1)
     if way == "cancel":
         queued.cancel()
