@@ -8,6 +8,8 @@ TORCH ?= torch==2.13.0
 TORCH_FLAGS ?=
 # More arguments for serve, test, demo and bench: make serve ARGS="--model DIR".
 ARGS ?=
+# The seed that `make sim` replays; without one it plays seeds that nobody has played.
+SEED ?=
 
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
@@ -15,11 +17,11 @@ MODEL := core/models/bundled/checkpoint/config.json
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help venv serve test soak scorecard check mutants demo bench format proto
+.PHONY: help venv serve test soak scorecard check sim sim-long mutants demo bench format proto
 .DELETE_ON_ERROR:
 
 help: ## Show this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 venv: $(STAMP) ## Make the virtual environment with everything for use and development
 
@@ -56,6 +58,12 @@ check: $(STAMP) ## Lint, format, types and house rules
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q tests/tidy
+
+sim: $(STAMP) ## Simulate the scheduler under 2000 fresh seeds, or replay one: make sim SEED=7
+	@$(BIN)/python -m tests.sim $(if $(SEED),--seed $(SEED) --trace) $(ARGS)
+
+sim-long: $(STAMP) ## Simulate a million seeds on all cores; takes hours
+	@$(BIN)/python -m tests.sim --seeds 1000000 --jobs 0 $(ARGS)
 
 mutants: $(STAMP) ## Break the code line by line and see that the named tests notice
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.mutants $(ARGS)

@@ -86,7 +86,7 @@ def _indexed_shards(path: Path) -> set[str]:
         return set()
     try:
         return set(map(str, json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise ModelLoadError(f"{index} is not a safetensors index") from None
 
 
@@ -105,7 +105,7 @@ def _check_shard(shard: Path) -> None:
         needed = _HEADER_LENGTH.size + length + _data_bytes(header)
     except OSError as error:
         raise ModelLoadError(f"{shard} cannot be read: {error.strerror}") from None
-    except (struct.error, ValueError, KeyError, TypeError, AttributeError):
+    except (struct.error, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise ModelLoadError(f"{shard} is not a safetensors file: its header cannot be read") from None
     if size != needed:
         kind = "truncated" if size < needed else "longer than its header says"

@@ -56,6 +56,9 @@ class Recorder(Protocol):
     def passed(self, event: object) -> None:
         """The calling thread knows that all `event` stands for is done."""
 
+    def drained(self) -> None:
+        """The calling thread knows that everything submitted so far is done, on every stream."""
+
 
 class RecordedEvent:
     """An event that tells the recorder how it was used."""

@@ -107,6 +107,8 @@ class DeviceStreams:
     def synchronize(self) -> None:
         """Block until the device is idle; for start-up and shutdown only."""
         self._module.synchronize()
+        if self.recorder is not None:
+            self.recorder.drained()
 
 
 def resolve_device(name: str) -> torch.device:

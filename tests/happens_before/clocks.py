@@ -90,6 +90,7 @@ class VectorClocks:
         self._cells: defaultdict[str, defaultdict[int, _Cell]] = defaultdict(lambda: defaultdict(_Cell))
         self._races: dict[tuple[Hashable, ...], Race] = {}
         self._table: defaultdict[int, dict[int, int]] = defaultdict(dict)
+        self._streams: set[str] = set()
         self._thread = _Thread()
         self._lock = threading.RLock()
         self.accesses = 0
@@ -111,6 +112,7 @@ class VectorClocks:
     # Lanes
 
     def enter(self, lane: str) -> None:
+        self._streams.add(lane)
         self._thread.streams.append(lane)
 
     def leave(self) -> None:
@@ -173,6 +175,11 @@ class VectorClocks:
     def passed(self, event: object) -> None:
         with self._lock:
             self._learn(self._own_lane(), self._marks.get(event, {}))
+
+    def drained(self) -> None:
+        with self._lock:
+            for lane in self._streams:
+                self._learn(self._own_lane(), self._clocks[lane])
 
     def sent(self, token: Hashable) -> None:
         """The calling thread hands something over: a queue's item, a thread's start or end."""

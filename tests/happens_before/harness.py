@@ -124,21 +124,32 @@ def play_lazily(
     streams = LazyStreams(seed, clocks, eagerness)
     with pytest.MonkeyPatch.context() as patch:
         record_staging(patch, clocks)
-        parts = _parts(scenario, model, streams)
-        runner = parts.new_executor(_nobody)._runner  # type: ignore[attr-defined]
+        with streams.on_default():
+            parts, runner = _build(scenario, model, streams)
         _name_state(runner)
         # On the CPU the sampler looks at values on the host; what is played here is an accelerator, which cannot.
         patch.setattr(sampler, "draw_rows", runner._state.sampler._draw_by_bisection)
-        executor = SeededExecutor(runner, streams.lazy, clocks, seed)
-        play = _Play(scenario, parts, executor)
-        try:
-            play.run()
-        except Exception as error:
-            play.outcome.failure = error
+        outcome = _play(scenario, parts, SeededExecutor(runner, clocks, seed, streams.lazy), clocks)
     forget_memory()
+    outcome.story = f"seed {seed}: {outcome.failure}\n{outcome.story}"
+    return outcome
+
+
+def play_on(scenario: Scenario, streams: DeviceStreams, clocks: VectorClocks, seed: int, model: Model) -> Outcome:
+    """Overlapped, on a real device; only the interleaving of the threads follows `seed`."""
+    parts, runner = _build(scenario, model, streams)
+    return _play(scenario, parts, SeededExecutor(runner, clocks, seed, None), clocks)
+
+
+def _play(scenario: Scenario, parts: Parts, executor: SeededExecutor, clocks: VectorClocks) -> Outcome:
+    play = _Play(scenario, parts, executor)
+    try:
+        play.run()
+    except Exception as error:
+        play.outcome.failure = error
     outcome = play.outcome
-    outcome.kinds, outcome.accesses = executor.kinds, clocks.accesses
-    outcome.races, outcome.story = clocks.races, f"seed {seed}: {outcome.failure}\n{clocks.story()}"
+    outcome.kinds, outcome.races = executor.kinds, clocks.races
+    outcome.story, outcome.accesses = clocks.story(), clocks.accesses
     return outcome
 
 
@@ -158,6 +169,13 @@ def record_staging(patch: pytest.MonkeyPatch, clocks: VectorClocks) -> None:
 def _parts(scenario: Scenario, model: Model | None, streams: DeviceStreams) -> Parts:
     model = model or HashModel(VOCAB, CONTEXT)
     return assemble(scenario.config(), model, tokenizer(), streams)._parts
+
+
+def _build(scenario: Scenario, model: Model | None, streams: DeviceStreams) -> tuple[Parts, StepRunner]:
+    """The parts of an engine, and the runner that its own executor would drive."""
+    parts = _parts(scenario, model, streams)
+    inline: Any = parts.new_executor(_nobody)
+    return parts, inline._runner
 
 
 def _name_state(runner: StepRunner) -> None:

@@ -16,6 +16,7 @@ from core.batch.forward_batch import ForwardBatch
 from core.memory.kv_pool import KVLayerSpec, KVPool
 from core.models.base import ModelSpec
 
+CPU = torch.device("cpu")
 WORD = 2**64
 
 
@@ -33,17 +34,19 @@ class HashModel:
         pool = batch.kv_pool
         pool.write(0, batch.out_cache_loc, _column(batch.input_ids, pool.dtype), _column(batch.positions, pool.dtype))
         tables = batch.req_to_token.index_select(0, batch.rows)
-        hashes = torch.zeros(len(batch.input_ids), dtype=torch.int64)
+        device = batch.rows.device
+        hashes = torch.zeros(len(batch.input_ids), dtype=torch.int64, device=device)
         lens = (batch.prefix_lens_host + batch.extend_lens_host).tolist()
         for i, (length, end) in enumerate(zip(lens, np.cumsum(batch.extend_lens_host).tolist(), strict=True)):
             slots = tables[i, :length].to(torch.int64)
             keys, values = (cache.index_select(0, slots).view(-1).to(torch.int64) for cache in (pool.k(0), pool.v(0)))
-            hashes[end - 1 : end].copy_(((keys * 1_000_003 + values + 1) * _weights(length)).sum().view(1))
+            terms = (keys * 1_000_003 + values + 1) * _weights(length, device)
+            hashes[end - 1 : end].copy_(terms.sum().view(1))
         chosen = hashes.index_select(0, batch.last_indices)
-        logits = torch.zeros(len(batch.last_indices), self.spec.vocab_size)
+        logits = torch.zeros(len(batch.last_indices), self.spec.vocab_size, device=device)
         for rank, shift in enumerate((7, 17, 27)):
             ids = ((chosen >> shift) & 0x7FFFFFFF) % self.spec.vocab_size
-            logits.scatter_add_(1, ids[:, None], torch.full((len(ids), 1), 8.0 - 2.0 * rank))
+            logits.scatter_add_(1, ids[:, None], torch.full((len(ids), 1), 8.0 - 2.0 * rank, device=device))
         return logits
 
 
@@ -51,7 +54,7 @@ def expected_tokens(prompt: Sequence[int], count: int, vocab_size: int) -> list[
     """What a correct engine answers greedily, without penalties."""
     ids = list(prompt)
     for _ in range(count):
-        terms = zip(ids, range(len(ids)), _weights(len(ids)).tolist(), strict=True)
+        terms = zip(ids, range(len(ids)), _weights(len(ids), CPU).tolist(), strict=True)
         total = sum((token * 1_000_003 + position + 1) * weight for token, position, weight in terms) % WORD
         scores = np.zeros(vocab_size)
         for rank, shift in enumerate((7, 17, 27)):
@@ -64,6 +67,6 @@ def _column(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     return values.to(dtype).view(-1, 1, 1)
 
 
-def _weights(length: int) -> torch.Tensor:
-    places = torch.arange(length)
+def _weights(length: int, device: torch.device) -> torch.Tensor:
+    places = torch.arange(length, device=device)
     return places * places * 7919 + places * 104_729 + 12_345

@@ -58,8 +58,13 @@ class LazyOps(TorchDispatchMode):
             with self:
                 return func.decompose(*args, **kwargs)
         inputs = _tensors((args, kwargs))
-        if _takes_views(func) or not inputs:
+        if _takes_views(func):
             return func(*args, **kwargs)
+        if not inputs:
+            # New memory, that no work submitted before can touch.
+            made = func(*args, **kwargs)
+            self._tell(func, (), _tensors(made))
+            return made
         if _needs_values(func, (args, kwargs)):
             self._drain()
             return func(*args, **kwargs)

@@ -21,6 +21,8 @@ from core.device.recorder import Recorder
 from core.device.streams import COPY, FORWARD, DeviceStreams
 from tests.happens_before.lazy_ops import LazyOps, poisoned
 
+DEFAULT = "default stream"
+
 SPEEDS = (1, 20, 400)
 """How fast a stream may be beside others."""
 
@@ -179,7 +181,12 @@ class LazyStreams(DeviceStreams):
         self.lazy = LazyDevice(seed, eagerness)
         self._module = LazyModule(self.lazy, recorder)
         self.forward, self.copy = self._module.Stream(), self._module.Stream()
-        self.forward.name, self.copy.name = FORWARD, COPY
+        self.default = self._module.Stream()
+        self.forward.name, self.copy.name, self.default.name = FORWARD, COPY, DEFAULT
+
+    def on_default(self) -> AbstractContextManager[Any]:
+        """Where everything goes that names no stream: on an accelerator, the making of pools."""
+        return self._on(self.default, DEFAULT)
 
     def fetch(self, tensor: torch.Tensor) -> torch.Tensor:
         with _disable_current_modes():

@@ -27,16 +27,18 @@ INTERRUPTIONS = 0.4
 class SeededExecutor:
     """`core.executor.interface.Executor` whose progress happens inside `completed`, as much of it as the dice say."""
 
-    def __init__(self, runner: StepRunner, device: LazyDevice, clocks: VectorClocks, seed: int) -> None:
+    def __init__(self, runner: StepRunner, clocks: VectorClocks, seed: int, device: LazyDevice | None) -> None:
+        """`device` is what the steps run on when it is a lazy one; another needs no help to make progress."""
         self._runner = runner
-        self._device = device
+        self._nap = _nothing if device is None else device.nap
         self._clocks = clocks
         self._rng = random.Random(seed)
         self._inbox: deque[ScheduleBatch] = deque()
         self._launched: deque[LaunchedStep] = deque()
         self._done: deque[StepResult] = deque()
         self.kinds: set[str] = set()
-        device.interrupt = self._interrupt
+        if device is not None:
+            device.interrupt = self._interrupt
 
     @property
     def in_flight(self) -> int:
@@ -56,7 +58,7 @@ class SeededExecutor:
     def completed(self) -> list[StepResult]:
         """Let the other threads and the device do something, then take what is done, perhaps nothing."""
         for _ in range(self._rng.randrange(1, 5)):
-            self._rng.choice((self._launch, self._launch, self._device.nap, self._finish))()
+            self._rng.choice((self._launch, self._launch, self._nap, self._finish))()
         taken = list(self._done)
         self._done.clear()
         for result in taken:
@@ -96,3 +98,7 @@ def kinds_of(batch: ScheduleBatch) -> set[str]:
     """What a step exercises, by name; a test asserts that its scenario came to what it is for."""
     staged = {"middle chunk": len(batch.sample_indices) < len(batch.rows), "seeded history": batch.history_writes.rows}
     return {batch.mode.value, *(name for name, present in staged.items() if present)}
+
+
+def _nothing() -> None:
+    """A device that runs by itself."""

@@ -150,6 +150,14 @@ def test_blocking_on_an_event_tells_the_thread(clocks: VectorClocks) -> None:
     assert not clocks.races
 
 
+def test_draining_the_device_tells_the_thread_of_all_streams(clocks: VectorClocks) -> None:
+    wrote(clocks, F, 1)
+    wrote(clocks, C, 2)
+    clocks.drained()
+    clocks.wrote("kv", (1, 2))
+    assert not clocks.races
+
+
 def test_two_writes_conflict_and_two_reads_do_not(clocks: VectorClocks) -> None:
     read(clocks, F)
     read(clocks, C)

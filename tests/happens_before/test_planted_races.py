@@ -20,6 +20,7 @@ from core.relay.payload import RelayPayload
 from core.sampling.penalties import TokenHistory
 from core.types.arrays import Ints
 from tests.happens_before.harness import Ask, Outcome, Scenario, play_lazily, play_plainly
+from tests.happens_before.lazy_streams import DEFAULT
 from tests.happens_before.seeded_executor import WAITER, SeededExecutor
 from tests.happens_before.test_step_kinds import PENALTIES, prompt
 
@@ -104,6 +105,11 @@ def live_counters_are_copied(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(DeviceChecks, "snapshot", lambda self: self.counters)
 
 
+def pools_are_not_waited_for(patch: pytest.MonkeyPatch) -> None:
+    """As it once was: filled on the default stream, used on the forward stream."""
+    patch.setattr(DeviceStreams, "synchronize", lambda self: None)
+
+
 @dataclass(frozen=True, slots=True)
 class Planted:
     """A mutation, the race it must be reported as, and whether some seed must also see other tokens, or trouble."""
@@ -124,6 +130,7 @@ PLANTED = [
     Planted(tokens_are_gathered_on_the_copy_stream, "output_tokens_buf", (FORWARD, COPY), spoils=True),
     Planted(the_loop_appends_the_history, "token_history", (LOOP, FORWARD), spoils=False),
     Planted(live_counters_are_copied, "memory of assert counters", (FORWARD, COPY), spoils=False),
+    Planted(pools_are_not_waited_for, "memory of aten.zeros.default", (DEFAULT, FORWARD), spoils=False),
 ]
 
 

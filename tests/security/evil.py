@@ -132,6 +132,10 @@ def deep_header(folder: Path, _: Path) -> None:
     write(folder, "[" * 200_000 + "]" * 200_000, b"")
 
 
+def deep_index(folder: Path, _: Path) -> None:
+    (folder / f"{WEIGHTS}.index.json").write_text("[" * 200_000 + "]" * 200_000)
+
+
 def truncated(folder: Path, _: Path) -> None:
     raw = (folder / WEIGHTS).read_bytes()
     (folder / WEIGHTS).write_bytes(raw[: len(raw) // 2])
@@ -198,6 +202,7 @@ REFUSED: tuple[Spoil, ...] = (
     config_is_a_device,
     huge_header,
     deep_header,
+    deep_index,
     truncated,
     overlapping,
     shape_that_overflows,

@@ -9,7 +9,9 @@ import grpc
 import grpc.aio
 import pytest
 
-from core.errors import ModelLoadError
+from core.errors import InvalidRequest, ModelLoadError
+from core.text.tokenizer import Tokenizer
+from core.types.io import ChatMessage
 from service.client import SlipstreamClient
 from service.pb.slipstream.v1 import inference_pb2 as pb
 from tests.fakes.real_server import serve_checkpoint
@@ -42,7 +44,11 @@ async def test_refused(folder: Path, canary: Path, spoil: Spoil, scorecard: Scor
     with pytest.raises(ModelLoadError) as refused:
         await greedy(folder)
     assert not canary.exists()
-    assert (refused.value.exit_code, "\n" in refused.value.message, len(refused.value.message) < 600) == (3, False, True)
+    assert (refused.value.exit_code, "\n" in refused.value.message, len(refused.value.message) < 600) == (
+        3,
+        False,
+        True,
+    )
     scorecard(34, spoil.__name__, "refused, no canary")
 
 
@@ -87,14 +93,31 @@ ESCAPES: dict[str, str] = {
 }
 
 
-@pytest.mark.parametrize("name", ESCAPES)
-async def test_chat_templates_stay_in_their_sandbox(folder: Path, canary: Path, tmp_path: Path, name: str) -> None:
-    secret = tmp_path / "secret"
+def plant(folder: Path, canary: Path, secret: Path, name: str) -> None:
+    """Give the checkpoint this chat template, both where it may stand."""
     secret.write_text(SECRET)
     template = ESCAPES[name].replace("CANARY", str(canary)).replace("SECRET_FILE", str(secret))
     edit(folder / "tokenizer_config.json", chat_template=template)
-    (folder / "chat_template.jinja").unlink(missing_ok=True)
     (folder / "chat_template.jinja").write_text(template)
+
+
+@pytest.mark.parametrize("name", ESCAPES)
+def test_chat_templates_stay_in_their_sandbox(folder: Path, canary: Path, tmp_path: Path, name: str) -> None:
+    plant(folder, canary, tmp_path / "secret", name)
+    try:
+        rendered = Tokenizer.load(folder).render_chat([ChatMessage("user", "hi")])
+    except InvalidRequest as refused:
+        rendered = refused.message
+        assert not replies.FORBIDDEN.search(rendered), rendered
+    assert SECRET not in rendered and str(tmp_path) not in rendered
+    # A template that could read what it should not would make a long prompt.
+    assert len(rendered) < 200
+    assert not canary.exists()
+
+
+@pytest.mark.parametrize("name", ["subclasses", "globals of a helper", "huge range", "endless recursion", "include"])
+async def test_a_hostile_template_harms_nobody_else(folder: Path, canary: Path, tmp_path: Path, name: str) -> None:
+    plant(folder, canary, tmp_path / "secret", name)
     async with serve_checkpoint(folder) as (_, client):
         text = await chat_answer(client, (SECRET, str(tmp_path)))
         # The server is as well as before, and the rendered prompt is nothing that the model could be made to repeat.

@@ -64,7 +64,9 @@ def is_loopback(address: str) -> bool:
 
 
 @asynccontextmanager
-async def process(tiny: Path, noted: Path, *args: str) -> AsyncIterator[tuple[asyncio.subprocess.Process, re.Match[str]]]:
+async def process(
+    tiny: Path, noted: Path, *args: str
+) -> AsyncIterator[tuple[asyncio.subprocess.Process, re.Match[str]]]:
     """A server process and what its first line says."""
     started = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "tests.security.serve_watched", str(noted), "serve", "--model", str(tiny)),
@@ -108,6 +110,9 @@ async def test_it_listens_where_it_was_told_and_connects_nowhere(
             assert refused.value.code is grpc.StatusCode.UNAUTHENTICATED
             open_now = [each for each in sockets_of(server.pid) if each.state != LISTEN]
             assert open_now and all(each.port in ports for each in open_now), "somebody else's port"
+        assert (await present(target, "--token-file", str(tokens)))[0] == 0
+        code, errors_of_nobody = await present(target)
+        assert code == 1 and "UNAUTHENTICATED" in errors_of_nobody
         server.send_signal(signal.SIGTERM)
         async with asyncio.timeout(20):
             _, errors = await server.communicate()
@@ -143,19 +148,15 @@ async def test_a_bad_security_setting_is_one_line_and_exit_code_two(tiny: Path, 
         assert (done.returncode, errors.decode()) == (2, f"slipstream: {told}\n")
 
 
-async def test_the_command_line_presents_a_token(tiny: Path, tmp_path: Path) -> None:
-    tokens = tmp_path / "tokens"
-    tokens.write_text(f"# mine\nme:{TOKEN}\n")
-    async with process(tiny, tmp_path / "noted", "--auth-token-file", str(tokens)) as (_, told):
-        for flags, code in ((("--token-file", str(tokens)), 0), ((), 1)):
-            done = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", "service", "generate", "--server", f"{told[1]}:{told[2]}", *flags),
-                *("--max-tokens", "3", "hi"),
-                cwd=ROOT,
-                stdout=asyncio.subprocess.PIPE,
-                stderr=asyncio.subprocess.PIPE,
-            )
-            async with asyncio.timeout(30):
-                _, errors = await done.communicate()
-            assert done.returncode == code, errors
-            assert ("UNAUTHENTICATED" in errors.decode()) == bool(code)
+async def present(target: str, *flags: str) -> tuple[int, str]:
+    """Exit code and stderr of `slipstream generate --server`."""
+    done = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "service", "generate", "--server", target, "--max-tokens", "3", *flags, "hi"),
+        cwd=ROOT,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    async with asyncio.timeout(30):
+        _, errors = await done.communicate()
+    assert done.returncode is not None
+    return done.returncode, errors.decode()

@@ -35,7 +35,9 @@ async def test_salts_share_nothing(tiny: Path, scorecard: Scorecard) -> None:
     async with serve_checkpoint(tiny) as (_, client):
         assert await hits(client, "tenant a") == 0
         assert await hits(client, "tenant a") > 0
-        crossed = [await hits(client, salt) for salt in ("tenant b", "", "tenant A", "tenant a ", "tenant", "\0tenant a")]
+        crossed = [
+            await hits(client, salt) for salt in ("tenant b", "", "tenant A", "tenant a ", "tenant", "\0tenant a")
+        ]
         (bare,) = [await hits(client, "")]
     assert crossed == [0] * len(crossed)
     assert bare > 0

@@ -73,7 +73,9 @@ async def test_the_table_of_edges(client: SlipstreamClient, scorecard: Scorecard
     assert len(edges) >= 400
     assert statistics.median(refusals) < 0.05
     scorecard(28, "edges, bad codes", f"{len(edges)}, 0")
-    scorecard(28, "refusal median, slowest", f"{statistics.median(refusals) * 1e3:.1f} ms, {max(refusals) * 1e3:.0f} ms")
+    scorecard(
+        28, "refusal median, slowest", f"{statistics.median(refusals) * 1e3:.1f} ms, {max(refusals) * 1e3:.0f} ms"
+    )
 
 
 def faults(edge: Edge, failed: CallFailed | None) -> list[str]:

@@ -77,7 +77,10 @@ class Fuzzer:
             FieldDescriptor.CPPTYPE_STRING: STRINGS,
         }
         # Half of the numbers near zero, where most ranges are, so that requests are not all refused for one field.
-        if field.cpp_type in (FieldDescriptor.CPPTYPE_INT32, FieldDescriptor.CPPTYPE_INT64) and self.random.random() < 0.5:
+        if (
+            field.cpp_type in (FieldDescriptor.CPPTYPE_INT32, FieldDescriptor.CPPTYPE_INT64)
+            and self.random.random() < 0.5
+        ):
             return self.random.randint(0, 5)
         if field.cpp_type == FieldDescriptor.CPPTYPE_DOUBLE and self.random.random() < 0.5:
             return self.random.random()

@@ -158,6 +158,11 @@ class SimExecutor(ABC):
         return self._flying < self.depth
 
     @property
+    def news(self) -> bool:
+        """Whether a result waits to be taken: what wakes the engine's loop."""
+        return bool(self._delivered)
+
+    @property
     def frees(self) -> int:
         """How often pages were freed."""
         return self._watch.frees
@@ -221,7 +226,7 @@ class SimExecutor(ABC):
         """Everybody has left: apply what was freed since the last submission, and close the books."""
         self._take_back(self._watch.take())
         if self.ledger.open_rows():
-            raise Violation("ledger", f"tokens that nobody read or discarded in rows {self.ledger.open_rows()}")
+            raise Violation("unread_token", f"tokens that nobody read or discarded in rows {self.ledger.open_rows()}")
 
     @abstractmethod
     def _compute(self, batch: ScheduleBatch, plain: Plain) -> StepResult:

@@ -42,7 +42,7 @@ class Inputs:
         self._scenario, self._rates = scenario, scenario.faults
         self._scheduler, self._device, self._clients = scheduler, device, clients
         self._rng, self._story, self._hits = rng, story, hits
-        self._entry = InputProcessor(None, scheduler.memory, VOCAB, scenario.context, scenario.seed)  # type: ignore[arg-type]
+        self.entry = InputProcessor(None, scheduler.memory, VOCAB, scenario.context, scenario.seed)  # type: ignore[arg-type]
         self._prompts: list[list[int]] = [[0]]
         self._arrived = 0
         rates = (("abort", self._abort), ("abort_late", self._abort_late))
@@ -52,7 +52,7 @@ class Inputs:
 
     def close(self) -> None:
         """No more requests from this entry."""
-        self._entry.close()
+        self.entry.close()
 
     def before_step(self, now: float) -> None:
         """Arrivals first, so that an abort can meet a request in the intake."""
@@ -88,7 +88,7 @@ class Inputs:
             self._hits("queue_full")
             return
         try:
-            reqs = self._entry.sequences(request, request.request_id, str(self._arrived), np.asarray(prompt), now)
+            reqs = self.entry.sequences(request, request.request_id, str(self._arrived), np.asarray(prompt), now)
         except InvalidRequest as error:
             if asked <= room:
                 raise Violation("entry", f"prompt {len(prompt)} asks {asked} of {room}, refused: {error}") from error

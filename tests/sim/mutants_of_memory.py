@@ -34,7 +34,7 @@ def results_of_former_owners_are_taken(patch: Patch) -> None:
     patch.setattr(RowAllocator, "is_current", lambda self, rows, generations: self._held[rows])
 
 
-@mutant("one_owner", "batch_rows")
+@mutant("one_owner", "batch_rows", "invariant:row_padding_reserved")
 def row_zero_is_handed_out(patch: Patch) -> None:
     """Law 6."""
 

@@ -181,6 +181,12 @@ def queue_timeout_strikes_the_running(patch: Patch) -> None:
     put(patch, Intake, "expired", expired)
 
 
+@mutant("slept_through")
+def expiries_are_not_announced(patch: Patch) -> None:
+    """The loop sleeps until something else happens, and limits of time strike late."""
+    patch.setattr(Intake, "next_expiry", lambda self: None)
+
+
 @mutant("one_place")
 def retracted_request_is_not_queued(patch: Patch) -> None:
     """It is in no place at all."""

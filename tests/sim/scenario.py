@@ -100,7 +100,7 @@ def draw(seed: int) -> Scenario:
         depth=rng.choice((1, 2, 2, 2)),
         config=config,
         symbols=rng.choice((1, 2, 2, 3, 4)),
-        arrivals=rng.choice((0.04, 0.08, 0.15, 0.3)),
+        arrivals=rng.choice((0.03, 0.06, 0.12, 0.3)),
         long_outputs=rng.random() < 0.7,
         speed=rng.choice((1.0, 0.5, 0.3, 0.15)),
         retract_every=rng.choice((0, 0, 0, 3, 5, 9)),

@@ -64,10 +64,8 @@ class World:
     def run(self, steps: int) -> None:
         """`steps` steps with input, then as many as it takes to end everybody; nothing may be left behind."""
         for _ in range(steps):
-            self._tick()
-        self._open = False
-        self._finish()
-        self.inputs.close()
+            self.tick()
+        self.finish()
 
     def _build(self) -> None:
         """A new engine, as after a restart of the process."""
@@ -162,14 +160,17 @@ class World:
 
         recorder.publish = thinned  # type: ignore[method-assign]
 
-    def _tick(self) -> None:
+    def tick(self) -> None:
+        """One step of the scheduler with all that comes before and after it."""
         self.ticks += 1
         self.story.step += 1
         self.now += TICK
         if self._open:
             self._disturb()
-        due = self.clients.take_due()
+        due, progress = self.clients.take_due(), self.clients.progress
         before = (self.device.frees, len(self.scheduler.intake))
+        expiry = self.scheduler.next_expiry()
+        woken = before[1] > 0 or self.device.news or (expiry is not None and expiry <= self.now)
         try:
             moved = self.scheduler.step(self.now)
         except DeviceLost:
@@ -180,6 +181,8 @@ class World:
             self.oracles.after_step(due, self.now)
         if not moved and not self.device.in_flight:
             self.oracles.after_idle_step()
+        if not woken and self.clients.progress != progress:
+            raise Violation("slept_through", "the loop would have slept: no command, no result, no expiry was due")
         self._run_device()
 
     def _disturb(self) -> None:
@@ -247,13 +250,14 @@ class World:
         self.inputs.close()
         self._build()
 
-    def _finish(self) -> None:
-        """Bounded: what is left to compute, several times over."""
+    def finish(self) -> None:
+        """No more input; everybody ends within a bound (what is left to compute, several times over)."""
+        self._open = False
         chunk = self.scenario.config.chunked_prefill_size
         work = [(req.prompt_len + req.max_new_tokens, req.max_new_tokens) for req in self.clients.live]
         bound = 60 + sum(3 * (-(-length // chunk) + new) for length, new in work)
         while self.scheduler.has_work:
-            self._tick()
+            self.tick()
             bound -= 1
             if bound < 0:
                 raise Violation("liveness", f"{len(self.clients.live)} requests do not end")
@@ -262,6 +266,7 @@ class World:
         self.oracles.when_empty()
         self.device.settle()
         self._check_totals()
+        self.inputs.close()
 
     def _check_totals(self) -> None:
         """What the counters say is what the clients saw."""

@@ -16,7 +16,10 @@ import torch
 from tests.tidy.source import ROOT, Source, texts
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
-TARGETS = ("help", "venv", "serve", "test", "soak", "scorecard", "check", "demo", "bench", "format", "proto")
+TARGETS = (
+    *("help", "venv", "serve", "test", "soak", "scorecard", "check", "sim", "sim-long", "mutants", "demo", "bench"),
+    *("format", "proto"),
+)
 
 
 def run(*command: str) -> subprocess.CompletedProcess[str]:

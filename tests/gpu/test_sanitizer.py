@@ -1,0 +1,55 @@
+"""The step and the attention backends under PyTorch's CUDA stream sanitizer, in a process of its own.
+
+The sanitizer sees what the thread that imported PyTorch submits, so what runs there drives the step from that thread:
+launches still overlap results, but no forward thread of ours takes part.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.gpu.cuda import ONLY_ON_CUDA
+
+pytestmark = ONLY_ON_CUDA
+
+ROOT = Path(__file__).parents[2]
+
+CLEAN = ["tests/gpu/test_steps_cuda.py", "tests/attention/test_conformance.py"]
+
+PLANTED = """
+import torch
+from core.device.streams import DeviceStreams
+streams = DeviceStreams(torch.device("cuda"))
+with streams.on_forward():
+    made = torch.ones(1000, device="cuda") * 2
+with streams.on_copy():
+    made.add_(1)
+torch.cuda.synchronize()
+"""
+
+
+def sanitized(*command: str) -> subprocess.CompletedProcess[str]:
+    # Compiled code bypasses the dispatcher, which is where the sanitizer looks.
+    environment = {**os.environ, "TORCH_CUDA_SANITIZER": "1", "TORCHDYNAMO_DISABLE": "1"}
+    return subprocess.run(
+        [sys.executable, *command], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=900, check=False
+    )
+
+
+@pytest.mark.timeout(1000)
+@pytest.mark.parametrize("module", CLEAN)
+def test_the_sanitizer_finds_nothing(module: str) -> None:
+    done = sanitized("-m", "pytest", "-q", "-x", "-k", "not threads", module)
+    output = done.stdout + done.stderr
+    assert done.returncode == 0 and "CSAN" not in output, output[-4000:]
+
+
+def test_the_sanitizer_would_find_a_missing_wait() -> None:
+    done = sanitized("-c", PLANTED)
+    output = done.stdout + done.stderr
+    assert done.returncode != 0 and "CSAN" in output, output[-4000:]

@@ -1,0 +1,55 @@
+"""The oracles see what they are for: production code broken on purpose is reported within a few seeds.
+
+An oracle that no mutant needs may be dead; a mutant that no oracle sees says which one is missing. Seeds are fixed, so
+it is always the same oracle that speaks first.
+"""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from tests.sim import mutants_of_memory, mutants_of_requests
+from tests.sim.mutants import MUTANTS, Mutant
+from tests.sim.scenario import REAL_STEPS
+from tests.sim.sweep import play
+from tests.tidy.source import python
+
+WITHIN = 100
+"""Seeds until a mutant must have been seen."""
+BACKSTOPS = {
+    "unread_token": "the books are closed only after everything else was found in order",
+    "relay_check": "the ledger speaks earlier",
+    "queue_bound": "the bound is kept by the engine, which stands outside; this is that nothing is queued twice",
+    "leak": "owners of rows, pages and locks are compared after every step, so a leak shows before everybody has left",
+    "liveness": "who does not move is seen as wedged, who moves in vain as preempted for ever",
+}
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
+def test_the_mutant_is_seen(mutant: Mutant, monkeypatch: pytest.MonkeyPatch) -> None:
+    mutant.apply(monkeypatch)
+    # Where only the production step can show it, seeds that run the twin would prove nothing.
+    seeds = range(7, 7 + WITHIN * REAL_STEPS, REAL_STEPS) if mutant.real else range(WITHIN)
+    for played, seed in enumerate(seeds, 1):
+        outcome = play(seed)
+        if outcome.oracle:
+            print(f"{mutant.name}: {outcome.text[:100]!r} by {outcome.oracle} at seed {seed}, the {played}.")
+            assert outcome.oracle in mutant.seen_by
+            return
+    pytest.fail(f"{mutant.name} survives {WITHIN} seeds")
+
+
+def test_every_oracle_is_needed() -> None:
+    sources = [source for source in python("tests") if source.path.startswith("tests/sim/")]
+    oracles = {name for source in sources for name in re.findall(r"Violation\(\s*\"(\w+)\"", source.text)}
+    needed = {name.split(":")[0] for mutant in MUTANTS for name in mutant.seen_by}
+    assert oracles, "the pattern finds them"
+    assert oracles - needed == set(BACKSTOPS), "an oracle that no mutant needs, or a backstop that one does"
+
+
+def test_mutants_have_names_and_words() -> None:
+    assert len({mutant.name for mutant in MUTANTS}) == len(MUTANTS) >= 40
+    for module in (mutants_of_memory, mutants_of_requests):
+        assert module.__doc__

@@ -1,0 +1,112 @@
+"""The simulation itself: seeds that once found something, then fresh ones; every fault must have been hit."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from tests.sim import __main__ as command
+from tests.sim.mutants_of_requests import retraction_forgets_outputs
+from tests.sim.scenario import REAL_STEPS, draw
+from tests.sim.story import Story
+from tests.sim.sweep import STEPS, Sweep, corpus, play, sweep, told
+from tests.tidy.source import ROOT
+
+SEEDS = 2000
+HITS = 100
+"""At least so often must each of these have happened in a sweep: a fault that is never hit proves nothing."""
+FAULTS = (
+    *("abort_in_intake", "abort_waiting", "abort_prefilling", "abort_decoding", "abort_retracted", "abort_in_flight"),
+    *("abort_twice", "abort_after_end", "duplicate_id", "queue_full", "too_big", "group"),
+    *("DeadlinePassed", "QueueTimeout", "SlowConsumer", "RequestFailed", "Draining", "slow_reader", "stop_string"),
+    *("clock_jump", "device_lag", "drain", "step_failure", "forced_retraction", "retraction", "stale_result"),
+    *("row_reused_in_flight", "page_reused_in_flight", "prefix_hit", "mixed_step", "middle_chunk", "empty_plan"),
+    *("ended_by_length", "stop_token", "logprobs"),
+)
+
+
+@pytest.fixture(scope="module")
+def fresh(seed: int) -> Iterator[Sweep]:
+    """One sweep from the seed of this run, on as many cores as there are; each process has a core to itself."""
+    base = seed << 12
+    print(f"\nseeds {base} to {base + SEEDS - 1}")
+    found = sweep(range(base, base + SEEDS), jobs=min(2, os.cpu_count() or 1))
+    print(f"{found.summary()}\n{found.hits.table()}")
+    yield found
+
+
+def test_the_corpus_comes_first() -> None:
+    outcomes = [play(seed) for seed in corpus()]
+    assert outcomes, "an empty corpus is a file that was not read"
+    assert not any(outcome.oracle for outcome in outcomes), told(next(o for o in outcomes if o.oracle))
+
+
+def test_fresh_seeds(fresh: Sweep) -> None:
+    assert not fresh.failed, "\n\n".join(map(told, fresh.failed))
+    assert fresh.seeds == SEEDS and fresh.ticks >= SEEDS * STEPS
+
+
+def test_every_fault_was_hit(fresh: Sweep) -> None:
+    rare = {name: fresh.hits.counts[name] for name in FAULTS if fresh.hits.counts[name] <= HITS}
+    assert not rare, f"hit {HITS} times or less: {rare}"
+    assert set(fresh.hits.counts) == set(FAULTS), "the table and what is counted differ"
+
+
+def test_seeds_draw_every_setting() -> None:
+    drawn = [draw(seed) for seed in range(SEEDS)]
+    assert {(s.depth, s.cache, s.config.policy, s.config.mixed_chunk) for s in drawn} == {
+        (depth, cache, policy, mixed)
+        for depth in (1, 2)
+        for cache in ("radix", "none")
+        for policy in ("fcfs", "lpm", "priority")
+        for mixed in (True, False)
+    }
+    smallest = [s for s in drawn if s.rows == 1 and s.pages == 1]
+    assert len(smallest) > 10 and sum(s.real_steps for s in drawn) == SEEDS // REAL_STEPS
+    assert {s.page_size for s in drawn} == {1, 2, 3, 4, 8}
+
+
+def test_a_seed_means_one_story_in_every_process(seed: int) -> None:
+    """Twice here, and under other string hashes elsewhere: the same decisions and the same tokens."""
+    # One of them runs the production step.
+    seeds = [*range(seed << 12, (seed << 12) + 5), REAL_STEPS * 3 + 7]
+    here = [play(each).digest for each in seeds]
+    assert here == [play(each).digest for each in seeds]
+    assert len(set(here)) == len(here), "the digest says nothing"
+    code = f"from tests.sim.sweep import play; print([play(seed).digest for seed in {seeds}])"
+    for hash_seed in ("1", "2"):
+        shown = subprocess.run(
+            [sys.executable, "-c", code],
+            cwd=ROOT,
+            env={**os.environ, "PYTHONHASHSEED": hash_seed},
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=120,
+        )
+        assert shown.stdout.strip() == str(here)
+
+
+def test_tracing_changes_nothing() -> None:
+    assert play(3).digest == play(3, story=Story(tracing=True)).digest
+
+
+def test_a_failing_seed_is_told_and_replayed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> None:
+    retraction_forgets_outputs(monkeypatch)
+    outcome = next(found for found in map(play, range(50)) if found.oracle)
+    report = told(outcome)
+    assert report.startswith(f"SEED={outcome.seed}\n") and "arrive" in report and "plan " in report
+    assert f"python -m tests.sim --seed {outcome.seed} --steps {STEPS} --trace" in report
+    assert command.main(["--seed", str(outcome.seed), "--trace"]) == 1
+    assert outcome.text in capsys.readouterr().out
+    assert command.main(["--base", str(outcome.seed), "--seeds", "1"]) == 1
+    assert f"SEED={outcome.seed}" in capsys.readouterr().err
+
+
+def test_a_healthy_seed_replays_with_status_zero(capsys: pytest.CaptureFixture) -> None:
+    assert command.main(["--seed", "5", "--steps", "50"]) == 0
+    assert "nothing to object" in capsys.readouterr().out
