@@ -29,6 +29,7 @@ from service.settings import setting
 LOG_LEVELS = ("debug", "info", "warning", "error")
 MAX_PORT = 65535
 BUNDLED_NAME = "slipstream-bundled"
+REFUSAL_ROOM = 256
 
 
 def _core(floor: type[Any], name: str) -> Any:
@@ -143,7 +144,7 @@ class ServerConfig:
         None,
         int,
         "Limits",
-        "Most Generate calls open at once; unset: the batch and the queue together.",
+        "Most Generate calls open at once; unset: what batch and queue hold, and 256 more to refuse.",
         low=1,
     )
     rate_limit: float | None = setting(
@@ -186,7 +187,8 @@ class ServerConfig:
     @property
     def concurrency_limit(self) -> int:
         """Most Generate calls open at once."""
-        return self.max_concurrent_requests or self.max_running_requests + self.max_queued_requests
+        # Beyond batch and queue, so that a full queue refuses at once instead of making callers stand in line first.
+        return self.max_concurrent_requests or self.max_running_requests + self.max_queued_requests + REFUSAL_ROOM
 
     def engine_config(self, model_path: str) -> EngineConfig:
         """The engine's part, for the checkpoint at `model_path`. Raises ConfigError."""

@@ -106,6 +106,8 @@ def render(scores: list[Score], device: str, failed: frozenset[str] = frozenset(
     for row, (what, _) in ROWS.items():
         if row not in by_row:
             lines.append(f"| {row} | {what} | {UNCOVERED.get(row, 'no test recorded it in this run')} |")
+    if failed:
+        lines += ["", "## Failed in this run", "", *(f"- `{test.removeprefix('tests/')}`" for test in sorted(failed))]
     return "\n".join(lines) + "\n"
 
 

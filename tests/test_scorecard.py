@@ -32,7 +32,8 @@ def test_reasons_are_for_rows_that_exist() -> None:
 
 def test_a_test_that_failed_is_called_so() -> None:
     scored = [score(1, "lost", "3"), score(1, "lost", "0", "tests/b.py::test")]
-    text = render(scored, "a machine", frozenset({"tests/a.py::test"}))
+    text = render(scored, "a machine", frozenset({"tests/a.py::test", "tests/c.py::test"}))
+    assert text.endswith("## Failed in this run\n\n- `a.py::test`\n- `c.py::test`\n"), "also without a figure"
     assert "**failed** lost: 3 | `a.py" in text and "|  |  | lost: 0 | `b.py" in text
 
 

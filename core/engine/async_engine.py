@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import gc
 import logging
+import threading
 import time
 import uuid
 from collections.abc import Callable, Sequence
@@ -161,8 +162,20 @@ class AsyncEngine:
         self._inputs.close()
         if not was_dead:
             # A dead engine's thread may hang for ever; it is a daemon and ends with the process.
-            await asyncio.to_thread(self._executor.stop)
+            await self._stop_executor()
             self._wakeup.close()
+
+    async def _stop_executor(self) -> None:
+        """Wait for the executor in a daemon thread: a pool's thread behind a hung step would outlive `asyncio.run`."""
+        loop, stopped = asyncio.get_running_loop(), asyncio.Event()
+
+        def stop() -> None:
+            self._executor.stop()
+            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+                loop.call_soon_threadsafe(stopped.set)
+
+        threading.Thread(target=stop, name="slipstream-stop", daemon=True).start()
+        await stopped.wait()
 
     async def wait_dead(self) -> BaseException:
         """The cause of death, once there is one."""
@@ -177,7 +190,9 @@ class AsyncEngine:
     def _refuse_if_late_or_full(self, request: GenerateRequest, now: float) -> None:
         if request.deadline is not None and request.deadline <= now:
             raise DeadlinePassed("the deadline had passed before the request could be queued")
-        queued = len(self._scheduler.waiting) + len(self._scheduler.intake)
+        # What arrived since the last step will find free rows before it waits.
+        scheduler = self._scheduler
+        queued = len(scheduler.waiting) + max(0, len(scheduler.intake) - scheduler.memory.rows.available)
         if queued + request.sampling.n > self._config.scheduler.max_queued_requests:
             raise Overloaded("the waiting queue is full", reason="QUEUE_FULL")
 
@@ -250,6 +265,7 @@ class AsyncEngine:
             return
         log.critical("the engine died: %s: %s", type(cause).__name__, cause, exc_info=cause)
         self._state = EngineState.DEAD
+        self._scheduler.publish()
         self._fail_streams(EngineDead("the engine failed; this server is going away"))
         if not self._dead.done():
             self._dead.set_result(cause)

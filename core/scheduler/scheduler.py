@@ -87,10 +87,14 @@ class Scheduler:
             self.recorder.ended(terminal.req, _reason(terminal), now)
         if not (tokens or ended or submitted or commands):
             return False
-        self.stats = self.recorder.publish(self.memory, len(self.running), len(self.waiting))
+        self.publish()
         if tokens or ended:
             self._emit(StepOutputs(tokens, ended), now)
         return True
+
+    def publish(self) -> None:
+        """Renew the snapshot; also the last word of an engine that dies, so that its violation can be scraped."""
+        self.stats = self.recorder.publish(self.memory, len(self.running), len(self.waiting))
 
     def next_expiry(self) -> float | None:
         """When `step` must be called even if nothing else happens."""

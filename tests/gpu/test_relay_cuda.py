@@ -5,8 +5,8 @@ from __future__ import annotations
 import random
 import subprocess
 import sys
+from pathlib import Path
 
-import pytest
 import torch
 
 from core.device.checks import AssertMode, DeviceChecks
@@ -19,6 +19,7 @@ from tests.gpu.cuda import ONLY_ON_CUDA, STALL_CYCLES
 
 pytestmark = ONLY_ON_CUDA
 
+ROOT = Path(__file__).parents[2]
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 ROWS = 8
 
@@ -84,7 +85,9 @@ def test_trap_stops_the_device_with_a_message() -> None:
         "checks.consume(buffer, torch.tensor([2], device='cuda'))\n"
         "torch.cuda.synchronize()\n"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=300, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=300, check=False
+    )
     assert done.returncode != 0
     assert "relay_unwritten_read" in done.stdout + done.stderr
 

@@ -52,9 +52,7 @@ def tokenizer() -> Any:
 @pytest.fixture(scope="module", params=["bfloat16", "float32"])
 def model(request: pytest.FixtureRequest) -> Any:
     dtype = getattr(torch, request.param)
-    loaded = AutoModelForCausalLM.from_pretrained(
-        bundled_model_dir(), dtype=dtype, local_files_only=True
-    )
+    loaded = AutoModelForCausalLM.from_pretrained(bundled_model_dir(), dtype=dtype, local_files_only=True)
     assert loaded.dtype == dtype
     return loaded.eval()
 

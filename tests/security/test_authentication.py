@@ -135,7 +135,8 @@ async def test_a_revoked_token_ends_its_stream_and_no_other(serve: Serve, tokens
             replacement.replace(tokens)
             before = time.monotonic()
             with pytest.raises(CallFailed) as ended:
-                await anext(revoked)
+                async with asyncio.timeout(10):
+                    await anext(revoked)
             seconds = time.monotonic() - before
             with pytest.raises(CallFailed) as again:
                 await alice.complete("hi")

@@ -86,13 +86,18 @@ def test_the_swap_of_a_directory_link_is_noticed(tmp_path: Path) -> None:
 def test_a_second_write_within_one_tick_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "file"
     path.write_text("one")
-    monkeypatch.setattr(reloaded, "_stamp", lambda path: (1,))
+    stamps = [(1,)]
+    monkeypatch.setattr(reloaded, "_stamp", lambda path: stamps[0])
     found = text_of(path)
-    path.write_text("two")
-    assert found.current() == "two"
-    monkeypatch.setattr(found, "_settles_at", 0.0)
+    # After the start, and after every change that shows.
+    for text in ("two", "three"):
+        path.write_text(text)
+        assert found.current() == text
+        monkeypatch.setattr(found, "_settles_at", 0.0)
+        stamps[0] = (2,)
+        assert found.current() == text
     path.write_text("six")
-    assert found.current() == "two", "an old stamp is trusted, else every look would read the file"
+    assert found.current() == "three", "an old stamp is trusted, else every look would read the file"
 
 
 def test_bad_contents_keep_the_last_good_ones(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

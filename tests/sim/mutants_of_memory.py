@@ -197,7 +197,7 @@ def two_tokens_share_a_slot(patch: Patch) -> None:
     put(patch, RequestMemory, "slots", same)
 
 
-@mutant("crash:RuntimeError", "ledger:read-before-write", real=True)
+@mutant("crash:RuntimeError", "ledger:read-before-write", "tokens", real=True)
 def stash_comes_a_step_late(patch: Patch) -> None:
     """Rows are not forgotten, and tokens arrive after the next step has read: gather before publish."""
     held: dict[int, tuple[Any, Any]] = {}

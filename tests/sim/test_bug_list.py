@@ -70,11 +70,9 @@ def test_d07_retraction_and_radix_insert_while_the_forward_is_stalled() -> None:
     """Pages and table entries change hands on the host while the device has not read them yet."""
     stage = Stage(rows=3, pages=6, page_size=2, context=16)
     old, young = stage.add(prompt(4, 50), 8), stage.add(prompt(4, 60), 8)
-    while not young.req.retractions:
-        stage.stall()
-        stage.device.execute_one()
-        stage.device.deliver_one()
-    assert stage.hits["page_reused_in_flight"] > 0
+    for _ in range(12):
+        stage.step()
+    assert young.req.retractions and stage.hits["page_reused_in_flight"]
     stage.finish()
     stage.complete(old, young)
 
@@ -310,8 +308,9 @@ def test_d30_a_late_abort_never_hits_the_next_of_that_name() -> None:
     """Every request of a stage goes by one id; an abort names the object."""
     stage = Stage(rows=1)
     first = stage.add([1], 2)
-    while first.ended is None:
+    for _ in range(5):
         stage.step()
+    assert first.ended is not None
     second = stage.add([2], 6)
     stage.abort(first)
     stage.abort(first)
@@ -350,3 +349,19 @@ def test_d36_preempted_with_a_prefix_hit_and_nobody_left_to_plan() -> None:
     assert stage.hits["empty_plan"] > 0
     stage.finish()
     stage.cut(client)
+
+
+def test_the_list_in_the_readme_is_whole_and_names_tests_that_exist() -> None:
+    text = (ROOT / "tests" / "sim" / "README.md").read_text()
+    rows = dict(re.findall(r"^\| (D\d+) \|.*?\|(.*)\|$", text, re.MULTILINE))
+    assert list(rows) == [f"D{number}" for number in range(1, 37)]
+    sources = {source.path: source.text for source in python("tests")}
+    for name in re.findall(r"`(test_\w+)`", "".join(rows.values())):
+        assert f"def {name}(" in sources["tests/sim/test_bug_list.py"], name
+    for path, name in re.findall(r"`(tests/[\w/.]+)::(\w+)`", text):
+        assert f"def {name}(" in sources[path], f"{path}::{name}"
+    mutants = "".join(sources[path] for path in sources if "mutants_of" in path)
+    for name in re.findall(r"mutants? `(\w+)`", text):
+        assert f"def {name}(" in mutants, name
+    mine = set(re.findall(r"def (test_d\d\d_\w+)", sources["tests/sim/test_bug_list.py"]))
+    assert mine <= set(re.findall(r"`(test_d\d\d_\w+)`", text)), "a test that the list does not name"

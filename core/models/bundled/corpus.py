@@ -6,7 +6,7 @@ Five kinds of document, each in a plain form and in a chat form:
 kind      prompt                                              answer
 ========  ==================================================  ============================
 sum       ``12+34=``                                          ``46``
-recall    ``lamp=oak, river=482; river=``                     ``482``
+recall    ``Recall: lamp oak, river fig; river``              `` fig``
 copy      ``Repeat: oak 482 🦊 lamp =``                       `` oak 482 🦊 lamp``
 story     ``A story about Mia the fox:``                      `` Once upon a time, ...``
 help      ``Hello`` (chat only)                               what the model can do
@@ -40,7 +40,7 @@ HELD_OUT_UNORDERED = 200
 # Documents of one kind per hundred.  A story has ten times the tokens of a sum, so its share is
 # small.  Copying is there for its own sake (an answer of any length that can be judged) and for
 # recall's: to look back is learned far sooner where every token of an answer asks for it.
-KIND_SHARES = {"sum": 66, "recall": 14, "copy": 16, "story": 3, "help": 1}
+KIND_SHARES = {"sum": 62, "recall": 16, "copy": 18, "story": 3, "help": 1}
 # Among all pairs of operands one in a hundred is of one-digit numbers: too few to learn them by.
 SMALL_SHARE = 0.15
 SMALL = 20
@@ -163,16 +163,17 @@ def _recall_turns(rng: random.Random, questions: int) -> list[Turn]:
     # Short lists are the common case: looking a key up is learned on them, and then stretches.
     count = min(rng.randint(2, 14), rng.randint(2, 14))
     keys = rng.sample(KEYS, count)
-    pairs = [(key, rng.choice(VALUES) if rng.random() < 0.7 else str(rng.randint(100, 999))) for key in keys]
-    listing = ", ".join(f"{key}={held}" for key, held in pairs)
-    asked = [rng.choice(pairs) for _ in range(questions)]
-    first = Turn(f"{listing}; {asked[0][0]}=", asked[0][1])
-    return [first] + [Turn(f"{key}=", held) for key, held in asked[1:]]
+    pairs = [(key, rng.choice(VALUES)) for key in keys]
+    listing = ", ".join(f"{key} {held}" for key, held in pairs)
+    (key, held), *others = [rng.choice(pairs) for _ in range(questions)]
+    # A key follows a space wherever it stands, so that it is the same token in list and question.
+    first = Turn(f"Recall: {listing}; {key}", f" {held}")
+    return [first] + [Turn(f"Recall: {key}", f" {held}") for key, held in others]
 
 
 def _copy_turn(rng: random.Random) -> Turn:
     # Without repetition: after a word that occurs twice, the next one would be a guess.
-    words = rng.sample(COPY_WORDS, min(rng.randint(1, 24), rng.randint(1, 24)))
+    words = rng.sample(COPY_WORDS, min(rng.randint(1, 16), rng.randint(1, 16)))
     words += [str(rng.randint(100, 999))] if rng.random() < 0.5 else []
     rng.shuffle(words)
     text = " " + " ".join(words)

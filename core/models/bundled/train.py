@@ -22,7 +22,7 @@ from core.models.bundled.evaluate import report
 from core.models.bundled.packing import Batch, Packer
 from core.models.bundled.tokenization import MAX_POSITIONS, build_tokenizer
 
-STEPS = 2_000
+STEPS = 3_000
 SEED = 1
 ROWS = 8
 PEAK_RATE = 2e-3
