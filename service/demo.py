@@ -14,7 +14,7 @@ import urllib.request
 
 from service.client import Chunk, End, SlipstreamClient
 
-PROMPTS = ("27+45=", "lamp=oak, river=482; river=", "A story about Mia the fox:")
+PROMPTS = ("27+45=", "Recall: lamp oak, river fig; river", "A story about Mia the fox:")
 MAX_TOKENS = 48
 START_SECONDS = 300.0
 STOP_SECONDS = 60.0

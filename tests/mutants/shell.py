@@ -93,8 +93,8 @@ SHELL: tuple[Mutant, ...] = (
         "stop-text-leaks",
         "a matched stop string is withheld",
         "core/engine/output.py",
-        "if self._detokenizer is not None and not stopped_by_text:",
-        "if self._detokenizer is not None:",
+        "        self._text += emitted\n        return matched\n",
+        "        self._text += text\n        return matched\n",
         ENGINE + "test_stop_string_ends_withholds_and_frees",
     ),
     Mutant(
