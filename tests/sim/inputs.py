@@ -195,9 +195,9 @@ class Inputs:
     def _victim(self, live: list[Req]) -> Req:
         """Often the newest, which may still be in the intake, or one that was retracted: rare moments otherwise."""
         kind = self._rng.random()
-        if kind < 0.4:
+        if kind < 0.3:
             return live[-1]
-        rare = [req for req in live if req.retractions and req.state is RequestState.WAITING] if kind < 0.7 else []
+        rare = [req for req in live if req.retractions and req.state is RequestState.WAITING] if kind < 0.8 else []
         pool = rare or live
         return pool[int(self._rng.random() * len(pool))]
 
