@@ -44,14 +44,15 @@ serve: $(STAMP) $(MODEL) ## Serve the bundled model on 127.0.0.1:50051, metrics 
 test: $(STAMP) $(MODEL) ## Run the whole test suite
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(ARGS)
 
-soak: $(STAMP) $(MODEL) ## Run the chaos tests at their full size; takes a quarter of an hour
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m soak --timeout 1800 $(ARGS)
+soak: $(STAMP) $(MODEL) ## Run the chaos tests and the simulation at length; takes half an hour
+	@mkdir -p build && rm -f build/soak.jsonl
+	SCORECARD_FILE=build/soak.jsonl OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m soak --timeout 1800 $(ARGS)
 
 # Every test that takes the fixture `scorecard` runs, and no other; the table says which of them failed.
 scorecard: $(STAMP) $(MODEL) ## Measure the reliability scorecard again and write tests/SCORECARD.md
 	@mkdir -p build && rm -f build/scorecard.jsonl
 	-SCORECARD_FILE=build/scorecard.jsonl OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q $(ARGS)
-	$(BIN)/python -m tests.scorecard build/scorecard.jsonl
+	$(BIN)/python -m tests.scorecard build/scorecard.jsonl build/soak.jsonl
 
 check: $(STAMP) ## Lint, format, types and house rules
 	$(BIN)/ruff check .

@@ -2,7 +2,8 @@
 
 A test takes the fixture `scorecard` and calls `scorecard(row, "metric", value)`. With SCORECARD_FILE set, only tests
 with that fixture run and each value becomes a line of JSON in that file, and so does each failure of such a test;
-`python -m tests.scorecard FILE` turns the file into tests/SCORECARD.md.
+`python -m tests.scorecard FILE…` turns such files into tests/SCORECARD.md. `make soak` leaves one that the next
+`make scorecard` takes along: what takes long is not measured each time.
 """
 
 from __future__ import annotations
@@ -93,7 +94,8 @@ def render(scores: list[Score], device: str, failed: frozenset[str] = frozenset(
     lines = [
         "# Reliability scorecard",
         "",
-        "Made by `make scorecard`, which runs every test that records a row; do not edit.",
+        "Made by `make scorecard`, which runs every test that records a row, and takes over what the last `make soak` on the",
+        "same machine recorded; do not edit.",
         "",
         f"Measured on: {device}.",
         "",
@@ -126,9 +128,10 @@ def _row(row: int, scores: list[Score], failed: frozenset[str]) -> list[str]:
     return lines
 
 
-def main(path: str) -> int:
-    """Turn the recorded lines into the table; 1 if there are none, or if a test failed."""
-    lines = [json.loads(line) for line in Path(path).read_text().splitlines()]
+def main(paths: list[str]) -> int:
+    """Turn the recorded lines into the table; 1 if there are none, or if a test failed. Files may be missing."""
+    found = [path for path in map(Path, paths) if path.is_file()]
+    lines = [json.loads(line) for path in found for line in path.read_text().splitlines()]
     failed = frozenset(line["failed"] for line in lines if "failed" in line)
     scores = [Score(**line) for line in lines if "failed" not in line]
     if not scores:
@@ -140,4 +143,4 @@ def main(path: str) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1]))
+    sys.exit(main(sys.argv[1:]))

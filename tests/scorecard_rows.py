@@ -46,11 +46,7 @@ ROWS: dict[int, tuple[str, str]] = {
 }
 
 UNCOVERED: dict[int, str] = {
-    3: "`make test ARGS=tests/sim` prints its seeds",
-    4: "`make sim-long`; too long for the table's run",
-    5: "`make test ARGS=tests/sim` compares two runs of a seed",
-    6: "`make test ARGS=tests/memory` runs the pools against models; it records no figure",
-    7: "`make test ARGS=tests/scheduler`; it records no figure",
+    4: "`make soak` plays 20,000 seeds and `make sim-long` a million; too long for the table's run",
     9: "takes an hour and more; `make soak` runs minutes of it without the slope",
     10: "needs ten minutes at one token a second",
     19: "needs a CUDA device",

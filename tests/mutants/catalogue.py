@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from tests.mutants.guarding import GUARDING
 from tests.mutants.mutant import Mutant
+from tests.mutants.ordering import ORDERING
 from tests.mutants.ownership import OWNERSHIP
 from tests.mutants.relaying import RELAYING
 from tests.mutants.scheduling import SCHEDULING
 from tests.mutants.serving import SERVING
 from tests.mutants.shell import SHELL
 
-MUTANTS: tuple[Mutant, ...] = (*OWNERSHIP, *SCHEDULING, *RELAYING, *SHELL, *SERVING)
+MUTANTS: tuple[Mutant, ...] = (*OWNERSHIP, *SCHEDULING, *RELAYING, *ORDERING, *SHELL, *SERVING, *GUARDING)
 
 SAMPLE: tuple[str, ...] = (
     "skip-generation-check",
@@ -18,8 +20,10 @@ SAMPLE: tuple[str, ...] = (
     "terminal-twice",
     "read-does-not-consume",
     "tails-before-chunks",
+    "event-wait-dropped",
     "results-overtake",
     "run-on-after-a-failure",
     "prefix-locked-beside-own-copy",
+    "tokens-compared-by-value",
 )
 """Tried inside the ordinary suite: quick, and one for each kind of breakage."""

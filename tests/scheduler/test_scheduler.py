@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 from dataclasses import replace
 
 import numpy as np
@@ -10,9 +11,11 @@ import pytest
 
 from core.batch.forward_mode import ForwardMode
 from core.errors import DeadlinePassed, QueueTimeout, RequestFailed
+from core.scheduler.policy import LPM_PATIENCE
 from core.types.io import FinishReason
-from core.types.request import RequestState
+from core.types.request import Req, RequestState
 from tests.scheduler.harness import EOS, VOCAB, Harness
+from tests.scorecard import Scorecard
 
 
 def prompts(count: int, seed: int, low: int = 1, high: int = 40) -> list[list[int]]:
@@ -238,6 +241,37 @@ def test_longest_prefix_first_but_nobody_starves() -> None:
         done_before_cold = sum(harness.seen[h].terminals for h in hits)
     assert 0 < done_before_cold < 50
     harness.drain()
+
+
+@pytest.mark.parametrize(("policy", "bound"), [("fcfs", 0), ("priority", 0), ("lpm", LPM_PATIENCE)])
+def test_waits_are_bounded_and_budgets_kept(policy: str, bound: int, seed: int, scorecard: Scorecard) -> None:
+    """Twice what it can serve, half of it with a hot prefix: how many of its class, that came later, went before it?"""
+    rng = random.Random(seed)
+    harness = Harness(rows=4, pages=14, policy=policy, chunked_prefill_size=8)
+    hot, reqs = [1] * 8, list[Req]()
+    overtaken: Counter[Req] = Counter()
+    for _ in range(300):
+        if rng.random() < 0.7:
+            prompt = [*hot, rng.randrange(60)] if rng.random() < 0.5 else [rng.randrange(60) for _ in range(12)]
+            reqs.append(harness.add(prompt, max_tokens=rng.randint(1, 24), priority=rng.randrange(2)))
+        waiting = [req for req in reqs if req.scheduled_at is None]
+        harness.step()
+        for admitted in (req for req in waiting if req.scheduled_at is not None):
+            overtaken.update(req for req in waiting if req.scheduled_at is None and _behind(admitted, req, policy))
+    harness.drain(10_000)
+    assert sum(req.retractions > 0 for req in reqs) > 0 and max(overtaken.values(), default=0) <= bound
+    tokens = [int(batch.extend_lens[: batch.num_extend].sum()) for batch in harness.executor.batches]
+    assert 0 < max(tokens) <= 8, "a step takes more prompt than its budget"
+    for req in reqs:
+        harness.expect(req)
+    most = max(overtaken.values(), default=0)
+    scorecard(7, f"{policy}: later ones of its class before it, at most, bound", f"{most}, {bound}")
+    scorecard(7, "preempted, of them finished", f"{sum(req.retractions > 0 for req in reqs)}, all")
+
+
+def _behind(admitted: Req, waiting: Req, policy: str) -> bool:
+    same_class = policy != "priority" or admitted.priority == waiting.priority
+    return same_class and admitted.sequence > waiting.sequence
 
 
 def test_decode_is_planned_without_any_token_on_the_host() -> None:

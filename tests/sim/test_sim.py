@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.scorecard import Scorecard
 from tests.sim import __main__ as command
 from tests.sim.mutants_of_requests import retraction_forgets_outputs
 from tests.sim.scenario import REAL_STEPS, draw
@@ -17,6 +18,7 @@ from tests.sim.sweep import STEPS, Sweep, corpus, play, sweep, told
 from tests.tidy.source import ROOT
 
 SEEDS = 2000
+LONG_SEEDS = 20_000
 HITS = 100
 """At least so often must each of these have happened in a sweep: a fault that is never hit proves nothing."""
 FAULTS = (
@@ -45,8 +47,10 @@ def test_the_corpus_comes_first() -> None:
     assert not any(outcome.oracle for outcome in outcomes), told(next(o for o in outcomes if o.oracle))
 
 
-def test_fresh_seeds(fresh: Sweep) -> None:
+def test_fresh_seeds(fresh: Sweep, scorecard: Scorecard) -> None:
     assert not fresh.failed, "\n\n".join(map(told, fresh.failed))
+    scorecard(3, "seeds × steps, failed", f"{SEEDS} × {STEPS}, {len(fresh.failed)}")
+    scorecard(3, "seconds, seeds/s", f"{fresh.seconds:.0f}, {fresh.seeds / fresh.seconds:.0f}")
     assert fresh.seeds == SEEDS and fresh.ticks >= SEEDS * STEPS
 
 
@@ -54,6 +58,18 @@ def test_every_fault_was_hit(fresh: Sweep) -> None:
     rare = {name: fresh.hits.counts[name] for name in FAULTS if fresh.hits.counts[name] <= HITS}
     assert not rare, f"hit {HITS} times or less: {rare}"
     assert set(fresh.hits.counts) == set(FAULTS), "the table and what is counted differ"
+
+
+@pytest.mark.soak
+def test_many_more_seeds(seed: int, scorecard: Scorecard) -> None:
+    """A part of `make sim-long`, whose million seeds take hours."""
+    base = (seed << 20) | 1 << 19
+    found = sweep(range(base, base + LONG_SEEDS), jobs=min(2, os.cpu_count() or 1))
+    assert not found.failed, "\n\n".join(map(told, found.failed))
+    rarest = min(FAULTS, key=lambda name: found.hits.counts[name])
+    assert found.hits.counts[rarest] > HITS, rarest
+    scorecard(4, "seeds × steps, failed", f"{LONG_SEEDS} × {STEPS}, {len(found.failed)}")
+    scorecard(4, "kinds of fault, the rarest was hit", f"{len(FAULTS)}, {found.hits.counts[rarest]} times ({rarest})")
 
 
 def test_seeds_draw_every_setting() -> None:
@@ -70,7 +86,7 @@ def test_seeds_draw_every_setting() -> None:
     assert {s.page_size for s in drawn} == {1, 2, 3, 4, 8}
 
 
-def test_a_seed_means_one_story_in_every_process(seed: int) -> None:
+def test_a_seed_means_one_story_in_every_process(seed: int, scorecard: Scorecard) -> None:
     """Twice here, and under other string hashes elsewhere: the same decisions and the same tokens."""
     # One of them runs the production step.
     seeds = [*range(seed << 12, (seed << 12) + 5), REAL_STEPS * 3 + 7]
@@ -90,6 +106,7 @@ def test_a_seed_means_one_story_in_every_process(seed: int) -> None:
         timeout=120,
     )
     assert shown.stdout.strip() == str(here)
+    scorecard(5, "seeds that differ, replayed here and under other string hashes", f"0 of {len(seeds)}")
 
 
 def test_tracing_changes_nothing() -> None:
