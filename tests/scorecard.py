@@ -94,8 +94,8 @@ def render(scores: list[Score], device: str, failed: frozenset[str] = frozenset(
     lines = [
         "# Reliability scorecard",
         "",
-        "Made by `make scorecard`, which runs every test that records a row, and takes over what the last `make soak` on the",
-        "same machine recorded; do not edit.",
+        "Made by `make scorecard`, which runs every test that records a row, and takes over what the last `make soak`",
+        "in the same directory recorded; do not edit.",
         "",
         f"Measured on: {device}.",
         "",

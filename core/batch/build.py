@@ -11,6 +11,7 @@ import torch
 from core.batch.forward_mode import ForwardMode
 from core.batch.sampling_batch import SamplingBatch
 from core.batch.schedule_batch import HistoryWrites, InputStaging, ScheduleBatch
+from core.memory.companion import Writes
 from core.memory.req_to_token_pool import TableWrites
 from core.types.arrays import Ints
 
@@ -50,9 +51,11 @@ def build_batch(
     slots: Callable[[Ints, Ints], Ints],
     sampling: Callable[[Ints, Ints], SamplingBatch],
     pin: Callable[[list[Ints]], torch.Tensor],
+    companions: Callable[[Ints, Ints, Ints], Writes],
 ) -> ScheduleBatch:
     """Freeze `plan`. `generations` is indexed by row; `slots(rows, positions)` gives KV slots; `sampling(rows,
-    seq_lens)` the options of the rows that sample; `pin` copies prompt ids to where the device can fetch them from.
+    seq_lens)` the options of the rows that sample; `pin` copies prompt ids to where the device can fetch them from;
+    `companions(rows, prefix_lens, extend_lens)` is told what is computed and gives their device writes.
     """
     num_extend, num_decode = len(plan.segments), len(plan.decode_rows)
     ones = np.ones(num_decode, np.int64)
@@ -80,6 +83,7 @@ def build_batch(
         ),
         fresh_rows=plan.fresh_rows,
         history_writes=plan.history_writes,
+        companion_writes=companions(rows, prefix_lens, extend_lens),
         after_idle=plan.after_idle,
     )
 

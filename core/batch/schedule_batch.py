@@ -14,6 +14,7 @@ import torch
 
 from core.batch.forward_mode import ForwardMode
 from core.batch.sampling_batch import SamplingBatch
+from core.memory.companion import Writes
 from core.memory.req_to_token_pool import TableWrites
 from core.types.arrays import Ints
 
@@ -64,6 +65,8 @@ class ScheduleBatch:
     fresh_rows: Ints
     """Rows that got a new owner in this step; what the FutureMap holds for them is forgotten first."""
     history_writes: HistoryWrites = field(default_factory=HistoryWrites)
+    companion_writes: Writes = field(default_factory=dict)
+    """By name of the companion pool: what its device side applies before anything of the step reads it."""
     after_idle: bool = False
     """The device had nothing to do before this step for want of requests, so that gap is nobody's fault."""
 

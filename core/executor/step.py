@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -16,6 +17,7 @@ from core.device.recorder import Recorder
 from core.device.staging import Staging
 from core.device.streams import DeviceStreams, Event
 from core.device.timer import Mark
+from core.memory.companion import DeviceCompanion
 from core.memory.kv_pool import KVPool
 from core.memory.req_to_token_pool import ReqToTokenPool
 from core.models.base import Model
@@ -41,6 +43,8 @@ class DeviceState:
     staging: Staging
     model: Model
     sampler: Sampler
+    companions: Mapping[str, DeviceCompanion] = field(default_factory=dict)
+    """By name: the device sides of the pools that follow rows and pages."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +91,8 @@ class StepRunner:
         self._recorder = state.pool.recorder = state.kv_pool.recorder = state.streams.recorder
         # Pools and weights were filled on the default stream, which no stream of ours waits for.
         state.streams.synchronize()
+        for companion in state.companions.values():
+            companion.recorder = self._recorder
         self._history: TokenHistory | None = None
         self._previous_end: Mark | None = None
 
@@ -132,6 +138,8 @@ class StepRunner:
         )
         if len(writes.rows):
             state.pool.write(*table)
+        for name, companion in state.companions.items():
+            companion.begin(rows, batch.companion_writes.get(name), state.staging)
         state.future_map.forget(fresh)
         self._seed_history(batch)
         ids = resolve_forward_inputs(

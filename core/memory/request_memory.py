@@ -6,18 +6,23 @@ only; what must change in the device table leaves as `TableWrites` inside the ne
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 
 from core.invariants import check
+from core.memory.companion import Companion, Writes
 from core.memory.kv_allocator import PagedKVAllocator
 from core.memory.req_to_token_pool import TableWrites
 from core.memory.rows import RowAllocator
-from core.prefix.base import PrefixCache
+from core.prefix.base import PrefixCache, PrefixMatch
 from core.types.arrays import Ints
 from core.types.stats import PoolStats
+
+NO_WRITES: Writes = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,13 +39,22 @@ class RequestMemory:
 
     A page of a row is either owned by the row or by the prefix cache, where the row's lock on `node` keeps it. Pages
     are offered to the cache while a prompt is still being computed: a reader admitted later runs later in the one
-    FIFO, so it finds them written (law 4). That is how requests that arrive together share a prefix.
+    FIFO, so it finds them written (law 4). That is how requests that arrive together share a prefix. Pools of other
+    kinds come along as `companions`.
     """
 
-    def __init__(self, rows: RowAllocator, allocator: PagedKVAllocator, cache: PrefixCache, max_len: int) -> None:
+    def __init__(
+        self,
+        rows: RowAllocator,
+        allocator: PagedKVAllocator,
+        cache: PrefixCache,
+        max_len: int,
+        companions: Sequence[Companion] = (),
+    ) -> None:
         self.rows = rows
         self.allocator = allocator
         self.cache = cache
+        self.companions = tuple(companions)
         self.page_size = allocator.page_size
         width = allocator.pages_for(max_len)
         shape = (rows.size + 1, width)
@@ -59,7 +73,8 @@ class RequestMemory:
 
     def fits_alone(self, total_tokens: int) -> bool:
         """Whether a request of so many tokens could be served by an empty pool: the check at entry."""
-        return self.allocator.pages_for(total_tokens) <= self.allocator.num_pages
+        pages = self.allocator.pages_for(total_tokens)
+        return pages <= self.allocator.num_pages and all(c.fits_alone(total_tokens) for c in self.companions)
 
     def admit(self, ids: Ints, salt: str, reserve_pages: int) -> Admission | None:
         """Take a row and pages for all of `ids`, sharing what the cache has; None (and no change) when it does not fit.
@@ -69,21 +84,36 @@ class RequestMemory:
         """
         if not self.rows.available:
             return None
-        match = self.cache.match(ids, len(ids) - 1, salt)
+        match = self._match(ids, salt)
         needed = self.allocator.pages_for(len(ids)) - len(match.pages)
         self.cache.lock(match.node)
         pages = None
-        if needed + reserve_pages <= self.obtainable_pages:
+        if needed + reserve_pages <= self.obtainable_pages and self._companions_can_admit(ids, match.pages):
             pages = self._alloc(needed)
         if pages is None:
-            self.allocator.free(self.cache.unlock(match.node))
+            self._free(self.cache.unlock(match.node))
             return None
         taken = self.rows.alloc()
         assert taken is not None, "rows.available was positive above"
         row, generation = taken
         self._fill(row, match.pages, pages, salt)
         self._nodes[row] = match.node
+        for companion in self.companions:
+            companion.admitted(row, len(ids), match.pages)
         return Admission(row, generation, len(match.pages) * self.page_size)
+
+    def _match(self, ids: Ints, salt: str) -> PrefixMatch:
+        """The longest cached prefix that every companion can resume from."""
+        match = self.cache.match(ids, len(ids) - 1, salt)
+        while usable := len(match.pages):
+            usable = min((c.resumable(match.pages) for c in self.companions), default=usable)
+            if usable == len(match.pages):
+                break
+            match = self.cache.match(ids, usable * self.page_size, salt)
+        return match
+
+    def _companions_can_admit(self, ids: Ints, cached: Ints) -> bool:
+        return all(companion.can_admit(len(ids), cached) for companion in self.companions)
 
     def _fill(self, row: int, shared: Ints, private: Ints, salt: str) -> None:
         count = len(shared) + len(private)
@@ -106,8 +136,15 @@ class RequestMemory:
     def _alloc(self, count: int) -> Ints | None:
         short = count - self.allocator.available
         if short > 0:
-            self.allocator.free(self.cache.evict(short))
+            self._free(self.cache.evict(short))
         return self.allocator.alloc(count)
+
+    def _free(self, pages: Ints) -> None:
+        """Pages without an owner: back to the allocator, and out of every companion's books."""
+        self.allocator.free(pages)
+        if len(pages):
+            for companion in self.companions:
+                companion.freed(pages)
 
     def grow(self, rows: Ints) -> bool:
         """One more page for each of `rows`; False, and no change but evictions, when there are not enough."""
@@ -142,6 +179,14 @@ class RequestMemory:
         rows, positions, slots = (np.concatenate(parts) for parts in zip(*noted, strict=True))
         return TableWrites(rows, positions, slots)
 
+    def plan_companions(self, rows: Ints, prefix_lens: Ints, extend_lens: Ints) -> Writes:
+        """What the companions' device sides must apply before the step that computes these tokens; see `Companion`."""
+        if not self.companions:
+            return NO_WRITES
+        pages = self._pages[rows]
+        found = ((c.name, c.planned(rows, prefix_lens, extend_lens, pages)) for c in self.companions)
+        return {name: writes for name, writes in found if writes is not None}
+
     def offer(self, row: int, ids: Ints) -> None:
         """Give the whole pages that hold `ids` to the cache, where later requests find them; the row keeps using them.
 
@@ -160,13 +205,15 @@ class RequestMemory:
         check("page_conservation", len(result.duplicate_pages) == 0, duplicates=len(result.duplicate_pages))
         self.cache.lock(result.node)
         # The new node ends a longer prefix of the same path, so nothing that the old lock kept is lost in between.
-        self.allocator.free(self.cache.unlock(self._nodes[row]))
+        self._free(self.cache.unlock(self._nodes[row]))
         self._nodes[row] = result.node
         self._owned[row, :count] = False
         self._cached[row] = tokens
 
     def release(self, row: int, generation: int, ids: Ints) -> None:
         """Give back row and pages; whole pages that hold `ids` stay behind in the cache, which drops its duplicates."""
+        for companion in self.companions:
+            companion.released(row)
         self.rows.free(row, generation)
         count = len(ids) // self.page_size
         owned = self._owned[row]
@@ -176,8 +223,8 @@ class RequestMemory:
             if result.node is not None:
                 owned[:count] &= np.isin(pages, result.duplicate_pages)
         left = self._pages[row][owned]
-        self.allocator.free(self.cache.unlock(self._nodes[row]))
-        self.allocator.free(left)
+        self._free(self.cache.unlock(self._nodes[row]))
+        self._free(left)
         self._nodes[row] = None
         self._count[row] = 0
         owned[:] = False
@@ -192,6 +239,7 @@ class RequestMemory:
         return (
             PoolStats("req", self.rows.size, self.rows.used),
             PoolStats("kv_page", self.allocator.num_pages, self.allocator.held - cached, cached),
+            *(stats for companion in self.companions for stats in companion.stats()),
         )
 
     def check_integrity(self) -> None:
@@ -199,6 +247,8 @@ class RequestMemory:
         self.rows.check_integrity()
         self.allocator.check_integrity()
         self.cache.check_integrity()
+        for companion in self.companions:
+            companion.check_integrity()
         owned = self._pages[self._owned]
         check("page_conservation", len(np.unique(owned)) == len(owned), owned=len(owned))
         held = self.allocator.held

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Protocol
 
 import torch
 
 from core.attention.base import AttentionBackend
 from core.batch.forward_batch import ForwardBatch
+from core.memory.companion import DeviceCompanion
 from core.memory.kv_pool import KVLayerSpec, KVPool
+
+NO_COMPANIONS: Mapping[str, DeviceCompanion] = MappingProxyType({})
 
 Progress = Callable[[str, float], None]
 """Called with the name of a load stage and the fraction of it that is done, 0..1, on the loading thread."""
@@ -50,8 +54,10 @@ class Model(Protocol):
         """Fixed from load on."""
         ...
 
-    def bind(self, kv_pool: KVPool, attention: AttentionBackend) -> None:
-        """Give the model the pool that later batches will name and the backend it must attend through.
+    def bind(
+        self, kv_pool: KVPool, attention: AttentionBackend, companions: Mapping[str, DeviceCompanion] = NO_COMPANIONS
+    ) -> None:
+        """Give the model the pools that later batches will name and the backend it must attend through.
 
         Called before the first `forward`, and again if the engine is rebuilt around the same weights.
         """

@@ -7,6 +7,7 @@ ends and the next begins. What cannot work that way is refused at load, by name,
 from __future__ import annotations
 
 import inspect
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -18,8 +19,9 @@ from core.attention.base import AttentionBackend
 from core.batch.forward_batch import ForwardBatch
 from core.config import ModelConfig
 from core.errors import ModelLoadError
+from core.memory.companion import DeviceCompanion
 from core.memory.kv_pool import KVPool
-from core.models.base import ModelSpec, Progress
+from core.models.base import NO_COMPANIONS, ModelSpec, Progress
 from core.models.config import CheckpointConfig
 from core.models.packed_attention import IMPLEMENTATION, PackedCall, PackedContext, bind_context
 from core.models.probe import ModelProbe, Unsupported, probe_model
@@ -42,7 +44,9 @@ class TransformersModel:
         """Measures of the model."""
         return self._spec
 
-    def bind(self, kv_pool: KVPool, attention: AttentionBackend) -> None:
+    def bind(
+        self, kv_pool: KVPool, attention: AttentionBackend, companions: Mapping[str, DeviceCompanion] = NO_COMPANIONS
+    ) -> None:
         """See `Model.bind`."""
         assert kv_pool.layers == self._spec.kv_layers, "the pool was built for another model"
         assert kv_pool.dtype == self._spec.dtype, (kv_pool.dtype, self._spec.dtype)

@@ -95,4 +95,7 @@ class Planner:
         )
         running.planned[decode_rows] += 1
         self._next_step += 1
-        return build_batch(plan, self._memory.rows.generations, self._memory.slots, self._sampling.batch, self._pin)
+        memory = self._memory
+        return build_batch(
+            plan, memory.rows.generations, memory.slots, self._sampling.batch, self._pin, memory.plan_companions
+        )

@@ -9,6 +9,7 @@ therefore what a real device would have waited for the host, whatever this machi
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,8 +19,9 @@ from core.attention.base import AttentionBackend
 from core.batch.forward_batch import ForwardBatch
 from core.device.streams import DeviceStreams, Event
 from core.device.timer import Mark
+from core.memory.companion import DeviceCompanion
 from core.memory.kv_pool import KVLayerSpec, KVPool
-from core.models.base import ModelSpec
+from core.models.base import NO_COMPANIONS, ModelSpec
 
 MULTIPLIER, INCREMENT = 6364136223846793005, 1442695040888963407
 
@@ -119,7 +121,9 @@ class EmulatedModel:
             kv_layers=(KVLayerSpec(0, 1, 1, 1),),
         )
 
-    def bind(self, kv_pool: KVPool, attention: AttentionBackend) -> None:
+    def bind(
+        self, kv_pool: KVPool, attention: AttentionBackend, companions: Mapping[str, DeviceCompanion] = NO_COMPANIONS
+    ) -> None:
         """Nothing to bind: no KV is read."""
 
     def forward(self, batch: ForwardBatch) -> torch.Tensor:

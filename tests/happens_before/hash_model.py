@@ -6,15 +6,16 @@ another request, or a KV slot read before it was written: each gives another tok
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
 
 from core.attention.base import AttentionBackend
 from core.batch.forward_batch import ForwardBatch
+from core.memory.companion import DeviceCompanion
 from core.memory.kv_pool import KVLayerSpec, KVPool
-from core.models.base import ModelSpec
+from core.models.base import NO_COMPANIONS, ModelSpec
 
 CPU = torch.device("cpu")
 WORD = 2**64
@@ -26,7 +27,9 @@ class HashModel:
     def __init__(self, vocab_size: int, context_length: int) -> None:
         self.spec = ModelSpec("hash", "Hash", vocab_size, context_length, torch.float64, (KVLayerSpec(0, 1, 1, 1),))
 
-    def bind(self, kv_pool: KVPool, attention: AttentionBackend) -> None:
+    def bind(
+        self, kv_pool: KVPool, attention: AttentionBackend, companions: Mapping[str, DeviceCompanion] = NO_COMPANIONS
+    ) -> None:
         """The pool comes with every batch."""
 
     def forward(self, batch: ForwardBatch) -> torch.Tensor:

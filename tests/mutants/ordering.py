@@ -43,12 +43,12 @@ ORDERING: tuple[Mutant, ...] = (
         STEP_KINDS,
     ),
     Mutant(
-        "gather-before-the-table-is-written",
-        "one step in order: what the scheduler decided is applied before inputs are resolved",
+        "table-writes-dropped",
+        "one step in order: what the scheduler decided is applied before anything is read",
         STEP,
         "        if len(writes.rows):\n            state.pool.write(*table)\n",
         "",
-        STEP_KINDS,
+        "tests/happens_before/test_step_kinds.py::test_a_plain_run_is_right",
     ),
     Mutant(
         "live-counters-copied",

@@ -1,0 +1,87 @@
+"""What follows a request's rows and pages: a pool of another kind, with its own capacity and its own device side.
+
+Recurrent states, windowed pages and cross-attention pages differ in what they hold; they agree in when they are taken
+and given back, and in what a cached prefix is worth without them. `RequestMemory` asks each companion at those moments,
+so "all or nothing" and "freed once" stay properties of that one file. Composition instead of SGLang's diamond of
+HybridReqToTokenPool over ReqToTokenPool.
+
+What outlives a request is keyed by the KV page that it belongs to: a page stands for the whole prefix up to its end, so
+a state snapshot or a windowed page goes when its page goes, and needs no tree of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+import torch
+
+from core.device.recorder import Recorder
+from core.device.staging import Staging
+from core.types.arrays import Ints
+from core.types.stats import PoolStats
+
+Writes = Mapping[str, Any]
+"""By companion name: what its device side must apply before the step that carries it. Host arrays, never changed."""
+
+
+class Companion(Protocol):
+    """Host side of one more pool. All calls come from the loop thread; none touches the device (law 2)."""
+
+    @property
+    def name(self) -> str:
+        """Key of its device side and of its writes; also the pool's name in statistics."""
+        ...
+
+    def resumable(self, pages: Ints) -> int:
+        """How many of the cached `pages` (int64[k], a prefix in order) a request can start behind: 0..k."""
+        ...
+
+    def fits_alone(self, total_tokens: int) -> bool:
+        """Whether the empty pool could serve a request of so many tokens to its end: the check at entry."""
+        ...
+
+    def can_admit(self, tokens: int, cached: Ints) -> bool:
+        """Room for a request of `tokens` known tokens that starts behind pages `cached`.
+
+        May give up what nobody uses, but none of what `cached` needs. After True, `admitted` must succeed.
+        """
+        ...
+
+    def admitted(self, row: int, tokens: int, cached: Ints) -> None:
+        """`row` has a new owner, as asked of `can_admit` just before."""
+        ...
+
+    def planned(self, rows: Ints, prefix_lens: Ints, extend_lens: Ints, pages: Ints) -> Any:
+        """The step being planned computes tokens [prefix, prefix + extend) of `rows`, int64[B] each.
+
+        `pages`: int64[B, width], the rows' pages by place. Returns what `Writes` shall carry, or None. Must not fail
+        for want of room: admission has charged the worst case.
+        """
+        ...
+
+    def released(self, row: int) -> None:
+        """The owner of `row` ends or gives way. Called before the row is freed."""
+        ...
+
+    def freed(self, pages: Ints) -> None:
+        """These KV pages have no owner any more: what was kept for them goes too."""
+        ...
+
+    def stats(self) -> tuple[PoolStats, ...]:
+        """Occupancy."""
+        ...
+
+    def check_integrity(self) -> None:
+        """Recompute every count and owner; raises InvariantViolation naming what is off."""
+        ...
+
+
+class DeviceCompanion(Protocol):
+    """Device side of one more pool, known to the model that reads it. Forward stream only (law 2)."""
+
+    recorder: Recorder | None
+
+    def begin(self, rows: torch.Tensor, writes: Any, staging: Staging) -> None:
+        """First thing in every step: apply `writes` (None: there are none) for the step's `rows`, int64[B]."""
+        ...
