@@ -37,7 +37,7 @@ GUARDING: tuple[Mutant, ...] = (
         "service/reloaded.py",
         "if stamp != self._stamp:",
         "if self._value is None:",
-        AUTHENTICATION + "test_a_new_token_counts_at_once_and_a_bad_file_changes_nothing",
+        "tests/security/test_reloaded.py::test_every_way_of_writing_is_noticed",
     ),
     Mutant(
         "revoked-stream-goes-on",
