@@ -16,6 +16,7 @@ ROWS = (1, 64, 256)
 POOL_ROWS = 1024
 STEP_SECONDS = 0.005
 """The step that costs are compared with: the goal is COUNT below 0.5 % of it."""
+STEPS, ROUNDS = 300, 15
 WARM_UP = 20
 
 
@@ -68,8 +69,10 @@ def check_costs(rows: int, device: torch.device, steps: int, rounds: int) -> dic
 
 @click.command()
 @click.option("--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", show_default=True)
-@click.option("--steps", default=300, show_default=True, help="Steps per round.")
-@click.option("--rounds", default=15, show_default=True, help="Rounds of each mode, interleaved; medians are reported.")
+@click.option("--steps", default=STEPS, show_default=True, help="Steps per round.")
+@click.option(
+    "--rounds", default=ROUNDS, show_default=True, help="Rounds of each mode, interleaved; medians are reported."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object as the last line.")
 def asserts(device: str, steps: int, rounds: int, as_json: bool) -> None:
     """What the device checks cost per decode step: off, counting (the default of the server), trapping.
@@ -79,7 +82,7 @@ def asserts(device: str, steps: int, rounds: int, as_json: bool) -> None:
     torch.set_num_threads(1)
     chosen = resolve_device(device)
     costs = {rows: check_costs(rows, chosen, steps, rounds) for rows in ROWS}
-    figures = {rows: _figures(by_mode) for rows, by_mode in costs.items()}
+    figures = {rows: check_figures(by_mode) for rows, by_mode in costs.items()}
     click.echo(f"device checks of one decode step on {chosen.type}, medians of {rounds} rounds of {steps} steps")
     click.echo(f"  {'rows':>5}  {'off':>9}  {'count':>9}  {'trap':>9}  {'count costs':>12}  {'trap costs':>12}")
     for rows, each in figures.items():
@@ -92,10 +95,10 @@ def asserts(device: str, steps: int, rounds: int, as_json: bool) -> None:
         click.echo(json.dumps({"device": chosen.type, "rows": figures}))
 
 
-def _figures(by_mode: dict[AssertMode, float]) -> dict[str, float]:
-    """Microseconds per step by mode, and what they cost over OFF as per cent of a step."""
+def check_figures(by_mode: dict[AssertMode, float], step_seconds: float = STEP_SECONDS) -> dict[str, float]:
+    """Microseconds per step by mode, and what they cost over OFF as per cent of a step of `step_seconds`."""
     off = by_mode[AssertMode.OFF]
     figures = {f"{mode.value}_us": round(seconds * 1e6, 2) for mode, seconds in by_mode.items()}
     for mode in (AssertMode.COUNT, AssertMode.TRAP):
-        figures[f"{mode.value}_percent"] = round((by_mode[mode] - off) / STEP_SECONDS * 100, 3)
+        figures[f"{mode.value}_percent"] = round((by_mode[mode] - off) / step_seconds * 100, 3)
     return figures

@@ -19,6 +19,7 @@ from core.models.bundled import bundled_model_dir
 from core.text.tokenizer import Tokenizer
 from core.types.io import Delta, GenerateRequest
 from core.types.sampling_params import SamplingParams
+from service.bench.asserts import ROUNDS, STEPS, check_costs, check_figures
 from service.bench.emulated import EmulatedModel, EmulatedStreams, Timeline, expected_output
 from service.bench.scheduler_cost import scheduler_cost
 
@@ -103,7 +104,7 @@ def _wrong(prompt: list[int], output: list[int], tokens: int, vocab: int) -> int
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object as the last line.")
 def overlap(step_ms: float, requests: int, steps: int, rounds: int, as_json: bool) -> None:
-    """Idle share of an emulated device, with overlap on and off, and the scheduler's own cost per step.
+    """Idle share of an emulated device, with overlap on and off, the scheduler's own cost, and that of device checks.
 
     The real scheduler, forward thread and relay run against a device that only passes time: a step occupies it for
     --step-ms. Idle is what a real device would have waited for the host.
@@ -118,7 +119,13 @@ def overlap(step_ms: float, requests: int, steps: int, rounds: int, as_json: boo
             click.echo(f"round {number + 1}/{rounds}  overlap {name}  {_line(figures[-1])}", err=True)
     medians = {kind: sorted(figures, key=lambda f: f.idle_share)[len(figures) // 2] for kind, figures in runs.items()}
     costs = {running: scheduler_cost(running) for running in (1, 64, 256, 1024)}
+    checks = check_figures(check_costs(requests, torch.device("cpu"), STEPS, ROUNDS), step_ms / 1000)
     _report(medians, costs, requests, step_ms)
+    click.echo(f"\ndevice checks of one step of {requests} rows, share of a step of {step_ms:g} ms over OFF")
+    for mode in ("count", "trap"):
+        click.echo(
+            f"  {mode.upper():5}  {checks[f'{mode}_us'] - checks['off_us']:8.1f} µs  {checks[f'{mode}_percent']:6.2f} %"
+        )
     if as_json:
         click.echo(
             json.dumps(
@@ -126,6 +133,7 @@ def overlap(step_ms: float, requests: int, steps: int, rounds: int, as_json: boo
                     "overlap_on": asdict(medians[True]),
                     "overlap_off": asdict(medians[False]),
                     "scheduler_us_per_step": {str(running): round(cost * 1e6, 1) for running, cost in costs.items()},
+                    "device_checks": checks,
                 }
             )
         )

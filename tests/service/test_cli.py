@@ -118,3 +118,12 @@ def test_generate_runs_an_engine_of_its_own(checkpoint: object, monkeypatch: pyt
     assert engines[0].stopped == 1
     sampling = engines[0].streams[0].request.sampling
     assert (sampling.max_tokens, sampling.seed, sampling.temperature) == (2, 5, 0.5)
+
+
+def test_bench_overlap_prints_idle_shares_and_what_the_device_checks_cost() -> None:
+    result = CliRunner().invoke(bench, ["overlap", "--requests", "4", "--steps", "10", "--rounds", "1", "--json"])
+    assert result.exit_code == 0, result.output
+    figures = json.loads(result.stdout.splitlines()[-1])
+    assert figures["overlap_on"]["wrong_tokens"] == figures["overlap_off"]["wrong_tokens"] == 0
+    checks = figures["device_checks"]
+    assert 0 < checks["off_us"] < checks["count_us"] and "COUNT" in result.stdout and "TRAP" in result.stdout
