@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
+from transformers import PreTrainedModel
 
 from core.errors import ModelLoadError
 from core.models.lora.config import AdapterConfig, read_adapter_config
@@ -49,8 +50,8 @@ class Adapter:
         return sum(delta.a.nbytes + delta.b.nbytes for delta in self.deltas.values())
 
 
-def read_adapter(directory: Path, base: torch.nn.Module, dtype: torch.dtype, limits: AdapterLimits) -> Adapter:
-    """Read the adapter and fit it to `base`, a transformers model. Reads names and shapes of the base only.
+def read_adapter(directory: Path, base: PreTrainedModel, dtype: torch.dtype, limits: AdapterLimits) -> Adapter:
+    """Read the adapter and fit it to `base`. Reads names and shapes of the base only.
 
     ModelLoadError says in one line what does not fit, by module: one that the base lacks, that is not a linear layer,
     whose shape or rank differs, or that is named and has no weights.
@@ -102,9 +103,9 @@ def _pairs(tensors: Mapping[str, torch.Tensor]) -> dict[str, dict[str, torch.Ten
     return pairs
 
 
-def _wanted(config: AdapterConfig, base: torch.nn.Module) -> dict[str, torch.nn.Linear]:
+def _wanted(config: AdapterConfig, base: PreTrainedModel) -> dict[str, torch.nn.Linear]:
     """Linear layers that the configuration names. ModelLoadError if it names a module of another kind."""
-    output = base.get_output_embeddings() if hasattr(base, "get_output_embeddings") else None
+    output = base.get_output_embeddings()
     wanted: dict[str, torch.nn.Linear] = {}
     for name, module in base.named_modules():
         if not name or not config.targets_module(name):
@@ -117,7 +118,7 @@ def _wanted(config: AdapterConfig, base: torch.nn.Module) -> dict[str, torch.nn.
     return wanted
 
 
-def _why_not(config: AdapterConfig, base: torch.nn.Module, name: str) -> str:
+def _why_not(config: AdapterConfig, base: PreTrainedModel, name: str) -> str:
     module = dict(base.named_modules()).get(name)
     if module is None:
         return "the base model does not have"

@@ -60,8 +60,8 @@ class _Stack:
 class AdapterSlots:
     """Device side of `num_slots` adapters over one model; a `DeviceCompanion`. Forward stream only (law 2).
 
-    Memory is taken per layer when the first adapter that targets it arrives. Layers are hooked then
-    too; the model's modules and weights stay as they are.
+    Memory is taken per layer when the first adapter that targets it arrives. Hooks are on in steps
+    that have adapters; the model's modules and weights stay as they are.
     """
 
     def __init__(self, model: torch.nn.Module, num_slots: int, max_rank: int, dtype: torch.dtype) -> None:
@@ -74,20 +74,22 @@ class AdapterSlots:
 
     def begin(self, rows: torch.Tensor, writes: LoraWrites | None, staging: Staging) -> None:
         """Fill slots, and know the step's groups. A step without writes has no adapters."""
-        if writes is None:
-            self._groups = ()
-            return
-        for write in writes.slots:
+        for write in writes.slots if writes else ():
             self._write(write)
-        places = staging.upload([places for _, places in writes.groups])
-        self._groups = [(slot, place) for (slot, _), place in zip(writes.groups, places, strict=True)]
+        groups = writes.groups if writes else ()
+        if bool(groups) != bool(self._handles):
+            self._hook_layers(bool(groups))
+        places = staging.upload([places for _, places in groups]) if groups else []
+        self._groups = [(slot, place) for (slot, _), place in zip(groups, places, strict=True)]
 
-    def detach(self) -> None:
-        """Take the hooks off the model again."""
+    def _hook_layers(self, wanted: bool) -> None:
+        """Hooks are there in steps with adapters only: `Module.__call__` is slower for a hook that does nothing."""
         for handle in self._handles:
             handle.remove()
-        self._handles.clear()
-        self._stacks.clear()
+        self._handles = [
+            self._linears[name].register_forward_hook(self._hook(stack))
+            for name, stack in (self._stacks.items() if wanted else ())
+        ]
 
     @torch.inference_mode()
     def _write(self, write: SlotWrite) -> None:
@@ -104,16 +106,14 @@ class AdapterSlots:
 
     def _stack(self, name: str) -> _Stack:
         if name not in self._stacks:
-            linear = self._linears[name]
-            stack = self._stacks[name] = _Stack(linear, self.num_slots, self.max_rank, self._dtype)
-            # Hooked when first needed: a layer that no adapter targets keeps the quick path of `Module.__call__`.
-            self._handles.append(linear.register_forward_hook(self._hook(stack)))
+            stack = self._stacks[name] = _Stack(self._linears[name], self.num_slots, self.max_rank, self._dtype)
+            if self._handles:
+                self._handles.append(self._linears[name].register_forward_hook(self._hook(stack)))
         return self._stacks[name]
 
     def _hook(self, stack: _Stack) -> Callable[[torch.nn.Module, tuple[torch.Tensor, ...], torch.Tensor], torch.Tensor]:
         def add_deltas(_: torch.nn.Module, args: tuple[torch.Tensor, ...], output: torch.Tensor) -> torch.Tensor:
-            if self._groups:
-                _add(stack, self._groups, args[0].flatten(0, -2), output.flatten(0, -2))
+            _add(stack, self._groups, args[0].flatten(0, -2), output.view(-1, output.shape[-1]))
             return output
 
         return add_deltas

@@ -128,20 +128,21 @@ def test_slot_0_is_never_written(served: tuple[Path, dict[str, Path]]) -> None:
             mixed.slots.begin(torch.tensor([1]), writes, Staging(CPU))
 
 
-def test_a_base_without_adapters_keeps_the_quick_path(served: tuple[Path, dict[str, Path]]) -> None:
-    """Until the first adapter arrives no layer has a hook, and `detach` takes them off again."""
+def test_steps_without_adapters_keep_the_quick_path(served: tuple[Path, dict[str, Path]]) -> None:
+    """A loaded adapter costs nothing in steps where no row has it: no layer is hooked then."""
     base, adapters = served
     mixed = Mixed(base, make_prompts(3), {})
+    narrow, wide = (SlotWrite(i, mixed.read(adapters[name])) for i, name in ((1, "narrow"), (2, "all")))
 
-    def hooked() -> int:
+    def hooks_after(writes: LoraWrites | None) -> int:
+        mixed.slots.begin(torch.tensor([1]), writes, Staging(CPU))
         return sum(len(module._forward_hooks) for module in mixed.model.module.modules())
 
-    assert hooked() == 0
-    writes = LoraWrites((SlotWrite(1, mixed.read(adapters["narrow"])),))
-    mixed.slots.begin(torch.tensor([1]), writes, Staging(CPU))
-    assert hooked() == 4, "q and v of two layers"
-    mixed.slots.detach()
-    assert hooked() == 0
+    groups = ((1, np.arange(3)),)
+    assert hooks_after(LoraWrites((narrow,))) == 0
+    assert hooks_after(LoraWrites((), groups)) == 4, "q and v of two layers"
+    assert hooks_after(LoraWrites((wide,), groups)) == 14, "layers that a later adapter is the first to target"
+    assert hooks_after(None) == 0
 
 
 def test_tokens_are_grouped_by_slot() -> None:
