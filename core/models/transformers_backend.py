@@ -36,6 +36,7 @@ class TransformersModel:
 
     def __init__(self, model: PreTrainedModel, spec: ModelSpec, context: PackedContext) -> None:
         self._call = PackedCall(model)
+        self._module = model
         self._spec = spec
         self._context = context
 
@@ -43,6 +44,11 @@ class TransformersModel:
     def spec(self) -> ModelSpec:
         """Measures of the model."""
         return self._spec
+
+    @property
+    def module(self) -> PreTrainedModel:
+        """The module tree, whose linear layers adapters are fitted to and hook."""
+        return self._module
 
     def bind(
         self, kv_pool: KVPool, attention: AttentionBackend, companions: Mapping[str, DeviceCompanion] = NO_COMPANIONS

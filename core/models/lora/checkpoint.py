@@ -1,0 +1,141 @@
+"""From an adapter directory to matrices per module, fitted to one base model. Reads safetensors alone, never pickle."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from transformers import PreTrainedModel
+
+from core.errors import ModelLoadError
+from core.models.lora.config import AdapterConfig, read_adapter_config
+
+WEIGHTS_FILE = "adapter_model.safetensors"
+PICKLE_FILE = "adapter_model.bin"
+PREFIX = "base_model.model."
+SUFFIXES = {".lora_A.weight": "a", ".lora_B.weight": "b"}
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterLimits:
+    """Bounds on what a directory may make us read: `max_rank` per module, `max_bytes` of the weights file."""
+
+    max_rank: int = 64
+    max_bytes: int = 1 << 30
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """One module's low-rank update: y += (x @ a.T) @ b.T, with the scaling already in `b`."""
+
+    a: torch.Tensor
+    """[r, in]."""
+    b: torch.Tensor
+    """[out, r]."""
+
+
+@dataclass(frozen=True, slots=True)
+class Adapter:
+    """A whole adapter on the host, in the base's dtype; `deltas` by module name."""
+
+    deltas: Mapping[str, Delta]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all matrices as stored, unpadded."""
+        return sum(delta.a.nbytes + delta.b.nbytes for delta in self.deltas.values())
+
+
+def read_adapter(directory: Path, base: PreTrainedModel, dtype: torch.dtype, limits: AdapterLimits) -> Adapter:
+    """Read the adapter and fit it to `base`. Reads names and shapes of the base only.
+
+    ModelLoadError says in one line what does not fit, by module: one that the base lacks, that is not a linear layer,
+    whose shape or rank differs, or that is named and has no weights.
+    """
+    config = read_adapter_config(directory, limits.max_rank)
+    found = _pairs(_tensors(directory, limits))
+    wanted = _wanted(config, base)
+    for name in found:
+        if name not in wanted:
+            raise ModelLoadError(f"the adapter has weights for {name}, which {_why_not(config, base, name)}")
+    missing = sorted(wanted.keys() - found.keys())
+    if missing:
+        raise ModelLoadError(f"target_modules names {missing[0]}, for which the adapter has no weights")
+    if not found:
+        raise ModelLoadError("target_modules names no module of the base model")
+    deltas = {name: _delta(name, pair, wanted[name], config, dtype) for name, pair in found.items()}
+    return Adapter(deltas)
+
+
+def _tensors(directory: Path, limits: AdapterLimits) -> dict[str, torch.Tensor]:
+    file = directory / WEIGHTS_FILE
+    if not file.is_file():
+        pickled = (directory / PICKLE_FILE).is_file()
+        raise ModelLoadError(
+            f"it has only {PICKLE_FILE}; weights are read from safetensors alone, so convert it first"
+            if pickled
+            else f"it has no {WEIGHTS_FILE}"
+        )
+    size = file.stat().st_size
+    if size > limits.max_bytes:
+        raise ModelLoadError(f"{WEIGHTS_FILE} has {size} bytes, at most {limits.max_bytes} are read")
+    try:
+        return load_file(file)
+    except (SafetensorError, OSError, ValueError) as error:
+        raise ModelLoadError(f"{WEIGHTS_FILE} is corrupt or cannot be read: {type(error).__name__}") from error
+
+
+def _pairs(tensors: Mapping[str, torch.Tensor]) -> dict[str, dict[str, torch.Tensor]]:
+    """Matrices `a` and `b` by module name."""
+    pairs: dict[str, dict[str, torch.Tensor]] = {}
+    for key, tensor in tensors.items():
+        suffix = next((each for each in SUFFIXES if key.endswith(each)), None)
+        if suffix is None or not key.startswith(PREFIX):
+            raise ModelLoadError(f"tensor {key[:200]!r} is no LoRA matrix of a linear layer")
+        pairs.setdefault(key[len(PREFIX) : -len(suffix)], {})[SUFFIXES[suffix]] = tensor
+    for name, pair in pairs.items():
+        if len(pair) != 2:
+            raise ModelLoadError(f"the adapter has only one of lora_A and lora_B for {name}")
+    return pairs
+
+
+def _wanted(config: AdapterConfig, base: PreTrainedModel) -> dict[str, torch.nn.Linear]:
+    """Linear layers that the configuration names. ModelLoadError if it names a module of another kind."""
+    output = base.get_output_embeddings()
+    wanted: dict[str, torch.nn.Linear] = {}
+    for name, module in base.named_modules():
+        if not name or not config.targets_module(name):
+            continue
+        if type(module) is torch.nn.Linear:
+            if config.targets is not None or module is not output:
+                wanted[name] = module
+        elif config.targets is not None:
+            raise ModelLoadError(f"target_modules names {name}, a {type(module).__name__}; only nn.Linear is adapted")
+    return wanted
+
+
+def _why_not(config: AdapterConfig, base: PreTrainedModel, name: str) -> str:
+    module = dict(base.named_modules()).get(name)
+    if module is None:
+        return "the base model does not have"
+    if type(module) is not torch.nn.Linear:
+        return f"is a {type(module).__name__} and no nn.Linear"
+    return "its target_modules do not name"
+
+
+def _delta(
+    name: str, pair: Mapping[str, torch.Tensor], linear: torch.nn.Linear, config: AdapterConfig, dtype: torch.dtype
+) -> Delta:
+    rank = config.rank(name)
+    for part, shape in (("a", (rank, linear.in_features)), ("b", (linear.out_features, rank))):
+        got = tuple(pair[part].shape)
+        if got != shape:
+            raise ModelLoadError(f"lora_{part.upper()} of {name} has shape {got}, the base needs {shape}")
+        if not pair[part].is_floating_point() or not bool(pair[part].isfinite().all()):
+            raise ModelLoadError(f"lora_{part.upper()} of {name} holds values that are not finite numbers")
+    # Scaled in float32 before it is rounded once: a scaling of 1/3 would otherwise cost a second rounding per token.
+    return Delta(pair["a"].to(dtype), (pair["b"].float() * config.scaling(name)).to(dtype))
