@@ -15,7 +15,7 @@ import torch
 from core.batch.forward_batch import ForwardBatch
 
 RelativeBias = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
-"""(query positions, key positions), int64 and broadcast against each other to a shape S, -> [*S, H]: added to scores."""
+"""(query positions, key positions), int64 that broadcast to a shape S, -> [*S, H]: what is added to the scores."""
 
 
 class AttentionBackend(ABC):

@@ -1,7 +1,7 @@
 """An unmodified transformers encoder-decoder (BART, T5) with a packed decoder: the model level, without an engine.
 
-The encoder runs plain, once per request, and leaves keys and values in cross pages. The decoder then sees one packed row
-like any other model here. Not in the registry yet: no pool follows requests with cross pages, so the loader refuses.
+The encoder runs plain, once per request, and leaves keys and values in cross pages. The decoder then sees one packed
+row like any other model here. Not in the registry: no pool follows requests with cross pages, so the loader refuses.
 """
 
 from __future__ import annotations
@@ -44,9 +44,10 @@ class DecoderFacade(EncoderDecoderCache):
     """Passed as `past_key_values`: a `KVFacade` for self attention, cross keys that are there already."""
 
     def __init__(self, layers: int, heads: int, head_dim: int, like: torch.Tensor) -> None:
-        self.self_attention_cache = KVFacade()
+        # Stand-ins, not caches: `EncoderDecoderCache.__init__` would insist on real ones, and models ask for its type.
+        self.self_attention_cache: Any = KVFacade()
         self.cross_key = like.new_zeros(1, heads, 1, head_dim)
-        self.cross_attention_cache = _CrossCache([_CrossLayer(self.cross_key) for _ in range(layers)])
+        self.cross_attention_cache: Any = _CrossCache([_CrossLayer(self.cross_key) for _ in range(layers)])
         self.is_updated = dict.fromkeys(range(layers), True)
 
     def __len__(self) -> int:
@@ -78,8 +79,9 @@ class EncoderDecoder:
         table = getattr(decoder, "embed_positions", None)
         if table is not None:
             table.register_forward_pre_hook(self._packed_positions, with_kwargs=True)
-        self._cache = DecoderFacade(len(self._cross), self._heads, self._head_dim, model.get_input_embeddings().weight)
-        self._hidden = model.get_input_embeddings().weight.new_zeros(1, 1, model.config.d_model)
+        like = next(decoder.parameters())
+        self._cache = DecoderFacade(len(self._cross), self._heads, self._head_dim, like)
+        self._hidden = like.new_zeros(1, 1, model.config.d_model)
         self._attention: AttentionBackend | None = None
         self._pages: CrossAttention | None = None
         self._positions = torch.empty(0, dtype=torch.int64)
