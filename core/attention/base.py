@@ -7,11 +7,15 @@ The runner and the models see nothing of attention but this class. Every registe
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import ClassVar
 
 import torch
 
 from core.batch.forward_batch import ForwardBatch
+
+RelativeBias = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+"""(query positions, key positions), int64 that broadcast to a shape S, -> [*S, H]: what is added to the scores."""
 
 
 class AttentionBackend(ABC):
@@ -48,6 +52,7 @@ class AttentionBackend(ABC):
         softcap: float | None = None,
         sinks: torch.Tensor | None = None,
         chunk_size: int | None = None,
+        bias: RelativeBias | None = None,
     ) -> torch.Tensor:
         """Attention of one layer; returns [T, H, Dv] in q's dtype, contiguous.
 
@@ -57,7 +62,8 @@ class AttentionBackend(ABC):
 
         scores = q·k · scale, then softcap · tanh(scores / softcap) if given; then what `AttentionSpan(sliding_window,
         chunk_size)` hides is removed; then a softmax whose denominator also counts exp(sinks[h]) if `sinks` [H] is
-        given.
+        given. `bias` (T5) is added to the scaled scores; it comes with as many KV heads as query heads, and without
+        softcap, sinks, window or chunk.
 
         A layer may be called twice in a step with the same k and v (layers that share KV): the write is idempotent.
         What a row gets must not depend on its neighbours beyond float rounding, and a padded row (row 0, length 1,

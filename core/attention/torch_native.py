@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from core.attention.base import AttentionBackend
+from core.attention.base import AttentionBackend, RelativeBias
 from core.attention.explicit import explicit_attention
 from core.attention.span import AttentionSpan
 from core.attention.step_plan import DecodeChunk, PrefillPiece, StepPlan, build_step_plan
@@ -44,6 +44,7 @@ class TorchNativeAttention(AttentionBackend):
         softcap: float | None = None,
         sinks: torch.Tensor | None = None,
         chunk_size: int | None = None,
+        bias: RelativeBias | None = None,
     ) -> torch.Tensor:
         """See `AttentionBackend.forward`."""
         batch = self._batch
@@ -52,7 +53,8 @@ class TorchNativeAttention(AttentionBackend):
         assert q.shape[0] % k.shape[0] == 0, (q.shape[0], k.shape[0])
         batch.kv_pool.write(layer_id, batch.out_cache_loc, k.transpose(0, 1), v.transpose(0, 1))
         plan = self._plan_for(AttentionSpan(sliding_window, chunk_size), batch)
-        call = _LayerCall(layer_id, batch, scale, softcap, sinks)
+        call = _LayerCall(layer_id, batch, scale, softcap, sinks, bias)
+        assert bias is None or (q.shape[0] == k.shape[0] and not call.explicit), "a bias is per KV head, and goes alone"
         if plan.in_order and plan.decodes:
             return self._decode(plan.decodes[0], call, q.transpose(0, 1))
         if len(plan.prefills) == 1 and not plan.decodes:
@@ -82,12 +84,13 @@ class TorchNativeAttention(AttentionBackend):
         else:
             keys, values = (gathered.transpose(0, 1) for gathered in self._gather(call, piece.slots))
         if not call.explicit:
+            mask = piece.mask if call.bias is None else call.biased_prefill(piece, queries)
             attended = scaled_dot_product_attention(
                 queries[None],
                 keys[None],
                 values[None],
-                attn_mask=piece.mask,
-                is_causal=piece.mask is None,
+                attn_mask=mask,
+                is_causal=mask is None,
                 scale=call.scale,
                 enable_gqa=q.shape[0] != k.shape[0],
             )
@@ -108,7 +111,8 @@ class TorchNativeAttention(AttentionBackend):
             sinks = None if call.sinks is None else call.sinks.view(1, keys.shape[1], -1, 1)
             attended = call.write_out(folded, keys, values, chunk.mask, sinks)
         else:
-            attended = scaled_dot_product_attention(folded, keys, values, attn_mask=chunk.mask, scale=call.scale)
+            mask = chunk.mask if call.bias is None else call.biased_decode(chunk, q)
+            attended = scaled_dot_product_attention(folded, keys, values, attn_mask=mask, scale=call.scale)
         return attended.flatten(1, 2)
 
     def _gather(self, call: _LayerCall, slots: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -121,17 +125,39 @@ class TorchNativeAttention(AttentionBackend):
 class _LayerCall:
     """What stays the same over all segments of one layer."""
 
-    __slots__ = ("batch", "explicit", "layer_id", "scale", "sinks", "softcap")
+    __slots__ = ("batch", "bias", "explicit", "layer_id", "scale", "sinks", "softcap")
 
     def __init__(
-        self, layer_id: int, batch: ForwardBatch, scale: float, softcap: float | None, sinks: torch.Tensor | None
+        self,
+        layer_id: int,
+        batch: ForwardBatch,
+        scale: float,
+        softcap: float | None,
+        sinks: torch.Tensor | None,
+        bias: RelativeBias | None,
     ) -> None:
         self.layer_id = layer_id
         self.batch = batch
         self.scale = scale
         self.softcap = softcap
         self.sinks = sinks
+        self.bias = bias
         self.explicit = softcap is not None or sinks is not None
+
+    def biased_prefill(self, piece: PrefillPiece, queries: torch.Tensor) -> torch.Tensor:
+        """[H, t, L]: mask and bias of one segment; key 0 is the first, because a bias comes without a window."""
+        assert self.bias is not None
+        positions = torch.arange(piece.prefix + queries.shape[1], device=queries.device)
+        bias = self.bias(positions[piece.prefix :, None], positions[None, :])
+        return bias.permute(2, 0, 1).to(queries.dtype) + piece.dense_mask(queries)
+
+    def biased_decode(self, chunk: DecodeChunk, q: torch.Tensor) -> torch.Tensor:
+        """[b, H, 1, L]: mask and bias of b rows with one query each."""
+        assert self.bias is not None
+        places = self.batch.positions.index_select(0, chunk.tokens)
+        bias = self.bias(places[:, None], torch.arange(chunk.length, device=q.device)[None, :])
+        mask = bias.permute(0, 2, 1)[:, :, None, :].to(q.dtype)
+        return mask if chunk.mask is None else mask + chunk.mask
 
     def write_out(
         self,

@@ -27,6 +27,7 @@ class Shape:
     chunk: int | None = None
     softcap: float | None = None
     sinks: bool = False
+    bias: bool = False
     dtype: torch.dtype = torch.float32
 
 
@@ -88,7 +89,12 @@ class KnownRows:
             softcap=self.shape.softcap,
             sinks=self.sinks,
             chunk_size=self.shape.chunk,
+            bias=self._bias if self.shape.bias else None,
         )
+
+    def _bias(self, queries: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
+        """Scores by distance, others for every head; not linear, because softmax forgives a shift of all queries."""
+        return torch.sin(0.3 * (queries - keys)[..., None] * torch.arange(1, self.shape.heads + 1, device=keys.device))
 
     def expected(self, parts: Sequence[Part]) -> torch.Tensor:
         """What `attend` must return, in float64."""
@@ -105,6 +111,8 @@ class KnownRows:
             scores = q @ self.k[part.row, :total, kv_head].double().T * self.scale
             if shape.softcap is not None:
                 scores = shape.softcap * torch.tanh(scores / shape.softcap)
+            if shape.bias:
+                scores = scores + self._bias(queries, keys)[..., head].to(scores)
             scores = scores.masked_fill(~allowed, -torch.inf)
             if self.sinks is not None:
                 scores = torch.cat([scores, self.sinks[head].double().expand(part.extend, 1)], dim=1)

@@ -38,6 +38,7 @@ SHAPES = {
     "bf16-window": Shape(dtype=torch.bfloat16, window=7),
     "bf16-sinks": Shape(dtype=torch.bfloat16, sinks=True),
     "bf16-narrow-values": Shape(dtype=torch.bfloat16, heads=4, kv_heads=2, k_dim=24, v_dim=8),
+    "bias": Shape(kv_heads=4, bias=True),
 }
 
 
@@ -87,7 +88,7 @@ def test_random_mixed_steps_match_the_formula(backend: AttentionBackend, name: s
         check(rows, backend, parts, num_extend)
 
 
-@pytest.mark.parametrize("name", ["gqa", "window", "chunk", "sinks", "bf16"])
+@pytest.mark.parametrize("name", ["gqa", "window", "chunk", "sinks", "bf16", "bias"])
 def test_many_decode_rows_of_any_length(backend: AttentionBackend, name: str) -> None:
     rows = KnownRows(SHAPES[name], num_rows=37, max_len=70, page_size=4, seed=1, device=DEVICE)
     draw = random.Random(1)
@@ -95,7 +96,7 @@ def test_many_decode_rows_of_any_length(backend: AttentionBackend, name: str) ->
     check(rows, backend, [Part(row, draw.randrange(70), 1) for row in order], num_extend=0)
 
 
-@pytest.mark.parametrize("name", ["gqa", "narrow-values", "window", "chunk", "softcap", "sinks"])
+@pytest.mark.parametrize("name", ["gqa", "narrow-values", "window", "chunk", "softcap", "sinks", "bias"])
 def test_chunked_prefill_equals_whole_prefill(backend: AttentionBackend, name: str) -> None:
     rows = KnownRows(SHAPES[name], num_rows=2, max_len=48, page_size=4, seed=2, device=DEVICE)
     whole = rows.attend(backend, [Part(1, 0, 48)], num_extend=1)
@@ -104,7 +105,7 @@ def test_chunked_prefill_equals_whole_prefill(backend: AttentionBackend, name: s
     assert torch.allclose(whole, torch.cat(chunks), atol=1e-5)
 
 
-@pytest.mark.parametrize("name", ["gqa", "window", "sinks"])
+@pytest.mark.parametrize("name", ["gqa", "window", "sinks", "bias"])
 def test_neighbours_do_not_matter(backend: AttentionBackend, name: str) -> None:
     rows = KnownRows(SHAPES[name], num_rows=24, max_len=64, page_size=16, seed=3, device=DEVICE)
     parts, num_extend = random_parts(3, rows.num_rows, rows.max_len)
