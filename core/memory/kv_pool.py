@@ -39,7 +39,8 @@ class KVLayerSpec:
 class KVPool:
     """Slots of `num_pages` pages plus padding page 0, for every layer of `layers`. Forward stream only.
 
-    A model of recurrent layers only has none; its pages are numbers then. Slot of a token = page * page_size + offset, with page >= 1; slots 0..page_size-1 are the write dump of padded rows.
+    A model of recurrent layers only has no layer here: its pages are numbers. Slot of a token
+    = page * page_size + offset, with page >= 1; slots 0..page_size-1 are the write dump of padded rows.
     Everything starts at zero, so a slot that nobody wrote reads as finite numbers.
     """
 

@@ -40,9 +40,8 @@ class RecordingFacade(KVFacade):
         """Know which module is running, inside the `with` block."""
         hooks = []
         for module in model.modules():
-            if hasattr(module, "layer_idx") and set(CACHE_ARGUMENTS) & set(
-                inspect.signature(module.forward).parameters
-            ):
+            takes_cache = set(CACHE_ARGUMENTS) & set(inspect.signature(module.forward).parameters)
+            if takes_cache and hasattr(module, "layer_idx"):
                 hooks.append(module.register_forward_pre_hook(self._enter, with_kwargs=True))
                 hooks.append(module.register_forward_hook(self._leave, always_call=True))
         try:
