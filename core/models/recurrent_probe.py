@@ -101,7 +101,7 @@ def wrap_mixers(layers: dict[int, RecurrentLayer]) -> StateContext:
     context = StateContext()
     for layer_id, layer in layers.items():
         forward: Any = layer.mixer.forward
-        layer.mixer.forward = PackedMixer(forward, layer_id, ignores_state(layer), context)  # type: ignore[assignment]
+        layer.mixer.forward = PackedMixer(forward, layer_id, ignores_state(layer), context)
     return context
 
 
@@ -119,5 +119,6 @@ def ignores_state(layer: RecurrentLayer) -> bool:
     for start in (past, torch.zeros_like(past)):
         view = StateView(torch.zeros(1, *layer.conv.shape, dtype=layer.conv.dtype, device=device), start.clone())
         layer.mixer.forward(hidden, **{cache_argument(layer.mixer.forward): view})
+        assert view.recurrent is not None
         ends.append(view.recurrent)
-    return torch.equal(*ends)
+    return torch.equal(ends[0], ends[1])

@@ -20,6 +20,9 @@ from tests.fakes.real_server import serve_checkpoint
 
 LONGEST = 100
 CONCURRENT = 32
+PROMPT_SEEDS = {"qwen3_next": 2, "lfm2": 2}
+"""Where with seed 1 the shortest or the longest prompt meets a tie that the oracle itself cannot decide."""
+
 STATE_SLOTS = 9
 """Of 12 request rows."""
 
@@ -28,7 +31,7 @@ STATE_SLOTS = 9
 def reference(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Example]]:
     """A checkpoint with seeded random weights, and the oracle's examples for it."""
     directory = make_checkpoint(request.param, tmp_path_factory.mktemp(request.param), seed=0)
-    return directory, decided_examples(directory, CONCURRENT, LONGEST, seed=1)
+    return directory, decided_examples(directory, CONCURRENT, LONGEST, PROMPT_SEEDS.get(request.param, 1))
 
 
 def _few_slots(config: EngineConfig, progress: Progress | None) -> StartableEngine:
