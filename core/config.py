@@ -46,11 +46,14 @@ class MemoryConfig:
     max_running_requests: int = 256
     max_total_tokens: int | None = None
     prefix_cache: str = "radix"
+    max_state_slots: int | None = None
+    """Recurrent states held at once, for models that have any; None: one per request row."""
 
     def __post_init__(self) -> None:
         _at_least("page_size", self.page_size, 1)
         _at_least("max_running_requests", self.max_running_requests, 1)
         _at_least("max_total_tokens", self.max_total_tokens, self.page_size)
+        _at_least("max_state_slots", self.max_state_slots, 1)
         _one_of("prefix_cache", self.prefix_cache, PREFIX_CACHES)
 
 

@@ -20,6 +20,8 @@ HOST_CHECKS: tuple[str, ...] = (
     "page_padding_reserved",
     "page_conservation",
     "row_conservation",
+    "state_slot_double_free",
+    "state_slot_conservation",
     "prefix_lock_balance",
     "prefix_page_alignment",
     "relay_rows_unique",

@@ -20,11 +20,16 @@ from core.executor.forward_thread import ForwardThread
 from core.executor.inline import InlineExecutor
 from core.executor.interface import Executor
 from core.executor.step import DeviceState, StepRunner
+from core.memory.companion import Companion, DeviceCompanion
+from core.memory.hybrid_pool import HybridReqToTokenPool
 from core.memory.kv_allocator import PagedKVAllocator
 from core.memory.kv_pool import KVPool
+from core.memory.mamba_pool import MambaPool
 from core.memory.req_to_token_pool import ReqToTokenPool
 from core.memory.request_memory import RequestMemory
 from core.memory.sizing import num_pages
+from core.memory.state_slots import NAME as STATES
+from core.memory.state_slots import StateSlots
 from core.models.base import Model
 from core.models.loader import load_model
 from core.prefix.registry import build_prefix_cache
@@ -71,23 +76,32 @@ class Pools:
     requests: ReqToTokenPool
     kv: KVPool
     context_length: int
+    companions: dict[str, DeviceCompanion]
 
 
 def _build_pools(config: EngineConfig, model: Model, streams: DeviceStreams) -> Pools:
     spec, memory = model.spec, config.memory
     context = min(spec.context_length, config.model.context_length or spec.context_length)
     per_token = KVPool.bytes_per_token_for(spec.kv_layers, spec.dtype)
-    pages = num_pages(memory, per_token, context, streams.device)
+    slots = memory.max_state_slots or memory.max_running_requests
+    state_bytes = MambaPool.bytes_per_slot(spec.state_layers) * (slots + 1)
+    pages = num_pages(memory, per_token, context, streams.device, state_bytes)
     allocator = PagedKVAllocator(pages, memory.page_size)
     # Whole pages are written into the table, so its width is a whole number of pages too.
     width = allocator.pages_for(context) * memory.page_size
     requests = ReqToTokenPool(memory.max_running_requests, width, streams.device)
     cache = build_prefix_cache(memory.prefix_cache, memory.page_size)
+    followers: list[Companion] = []
+    companions: dict[str, DeviceCompanion] = {}
+    if spec.state_layers:
+        followers.append(StateSlots(slots, requests.num_rows))
+        companions[STATES] = HybridReqToTokenPool(requests, MambaPool(spec.state_layers, slots, streams.device))
     return Pools(
-        memory=RequestMemory(requests.rows, allocator, cache, context),
+        memory=RequestMemory(requests.rows, allocator, cache, context, followers),
         requests=requests,
         kv=KVPool(spec.kv_layers, pages, memory.page_size, spec.dtype, streams.device),
         context_length=context,
+        companions=companions,
     )
 
 
@@ -95,7 +109,7 @@ def _build_executor(
     config: EngineConfig, model: Model, streams: DeviceStreams, pools: Pools, wake: Callable[[], None]
 ) -> Executor:
     checks = DeviceChecks(AssertMode(config.executor.assert_mode), streams.device)
-    model.bind(pools.kv, build_attention("auto", streams.device))
+    model.bind(pools.kv, build_attention("auto", streams.device), pools.companions)
     state = DeviceState(
         pool=pools.requests,
         kv_pool=pools.kv,
@@ -105,6 +119,7 @@ def _build_executor(
         staging=Staging(streams.device),
         model=model,
         sampler=Sampler(model.spec.vocab_size, streams.device),
+        companions=pools.companions,
     )
     runner = StepRunner(state)
     return ForwardThread(runner, wake) if config.executor.overlap else InlineExecutor(runner, wake)

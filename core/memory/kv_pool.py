@@ -39,14 +39,14 @@ class KVLayerSpec:
 class KVPool:
     """Slots of `num_pages` pages plus padding page 0, for every layer of `layers`. Forward stream only.
 
-    Slot of a token = page * page_size + offset, with page >= 1; slots 0..page_size-1 are the write dump of padded rows.
+    A model of recurrent layers only has no layer here: its pages are numbers. Slot of a token
+    = page * page_size + offset, with page >= 1; slots 0..page_size-1 are the write dump of padded rows.
     Everything starts at zero, so a slot that nobody wrote reads as finite numbers.
     """
 
     def __init__(
         self, layers: Sequence[KVLayerSpec], num_pages: int, page_size: int, dtype: torch.dtype, device: torch.device
     ) -> None:
-        assert layers, "a pool needs at least one layer"
         assert len({spec.layer_id for spec in layers}) == len(layers), "layer ids must differ"
         assert num_pages >= 1, num_pages
         assert page_size >= 1, page_size

@@ -15,14 +15,21 @@ CUDA_SHARE = 0.85
 """Share of the memory left after the weights; the rest is for activations, graphs and fragmentation."""
 
 
-def num_pages(config: MemoryConfig, bytes_per_token: int, context_length: int, device: torch.device) -> int:
+def num_pages(
+    config: MemoryConfig, bytes_per_token: int, context_length: int, device: torch.device, reserved_bytes: int = 0
+) -> int:
     """Pages of the KV pool: as asked, else from the memory at hand, and never more than all rows could fill.
+
+    `reserved_bytes` of that memory are for other pools, recurrent states for instance.
 
     Raises ConfigError when not even one page fits.
     """
     tokens = config.max_total_tokens
     if tokens is None:
-        tokens = min(_free_bytes(device) // bytes_per_token, config.max_running_requests * context_length)
+        tokens = config.max_running_requests * context_length
+        if bytes_per_token:
+            # A model without attention has pages of no bytes.
+            tokens = min(max(0, _free_bytes(device) - reserved_bytes) // bytes_per_token, tokens)
     pages = tokens // config.page_size
     if pages < 1:
         raise ConfigError(f"max_total_tokens: the memory at hand holds {tokens} tokens, less than one page")

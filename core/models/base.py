@@ -13,6 +13,7 @@ from core.attention.base import AttentionBackend
 from core.batch.forward_batch import ForwardBatch
 from core.memory.companion import DeviceCompanion
 from core.memory.kv_pool import KVLayerSpec, KVPool
+from core.memory.mamba_pool import StateLayerSpec
 
 NO_COMPANIONS: Mapping[str, DeviceCompanion] = MappingProxyType({})
 
@@ -34,16 +35,18 @@ class ModelSpec:
     dtype: torch.dtype
     """Of weights, activations and KV pool. Logits are float32 whatever this says."""
     kv_layers: tuple[KVLayerSpec, ...]
-    """Never empty. Layer ids ascend and may have gaps."""
+    """Layer ids ascend and may have gaps."""
     eos_token_ids: tuple[int, ...] = ()
     bos_token_id: int | None = None
+    state_layers: tuple[StateLayerSpec, ...] = ()
+    """Recurrent layers, ascending. A model has layers of one kind at least."""
     sampling_defaults: Mapping[str, float | int] = field(default_factory=dict)
     """Fields of `SamplingParams` that the checkpoint recommends."""
 
     def __post_init__(self) -> None:
         assert self.vocab_size >= 1, self.vocab_size
         assert self.context_length >= 2, self.context_length
-        assert self.kv_layers, "a model without KV layers needs another kind of pool"
+        assert self.kv_layers or self.state_layers, "a model that keeps nothing needs no pool"
 
 
 class Model(Protocol):

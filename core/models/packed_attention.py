@@ -131,16 +131,21 @@ class PackedCall:
 
     def __init__(self, model: torch.nn.Module) -> None:
         self._model = model
-        self._keeps = "logits_to_keep" in inspect.signature(model.forward).parameters
+        names = inspect.signature(model.forward).parameters
+        self._keeps = "logits_to_keep" in names
+        # Purely recurrent models take no positions, and call their cache by another name.
+        self._places = "position_ids" in names
+        self._cache_argument = "past_key_values" if "past_key_values" in names else "cache_params"
 
     def logits(self, cache: KVFacade, ids: torch.Tensor, positions: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
         """[S, vocab] at the places `wanted`, int64[S], of the packed tokens `ids` at `positions`, int64[T] each."""
         # Without it the output matrix would multiply all T tokens, of which a prefill wants one in hundreds. It must be
         # a tensor: given an int, Gemma 4 drops the other tokens halfway through, and attention would lose count.
-        some = {"logits_to_keep": wanted} if self._keeps else {}
-        output: Any = self._model(
-            input_ids=ids[None], position_ids=positions[None], past_key_values=cache, use_cache=False, **some
-        )
+        some: dict[str, Any] = {"logits_to_keep": wanted} if self._keeps else {}
+        if self._places:
+            some["position_ids"] = positions[None]
+        some[self._cache_argument] = cache
+        output: Any = self._model(input_ids=ids[None], use_cache=False, **some)
         logits: torch.Tensor = output.logits[0]
         return logits if self._keeps else logits.index_select(0, wanted)
 

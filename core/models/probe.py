@@ -17,7 +17,8 @@ from transformers.masking_utils import AttentionMaskInterface
 
 from core.attention.span import AttentionSpan
 from core.memory.kv_pool import KVLayerSpec
-from core.models.packed_attention import KVFacade, PackedCall, bind_context
+from core.models.packed_attention import PackedCall, bind_context
+from core.models.recurrent_probe import RecordingFacade
 
 IMPLEMENTATION = "slipstream-probe"
 RULE = "slipstream_rule"
@@ -45,7 +46,7 @@ class ModelProbe:
     """Spans that the model's configuration makes possible."""
     layers: dict[int, KVLayerSpec] = field(default_factory=dict)
     spans: dict[int, AttentionSpan] = field(default_factory=dict)
-    cache: KVFacade = field(default_factory=KVFacade)
+    cache: RecordingFacade = field(default_factory=RecordingFacade)
 
     def record(self, key: torch.Tensor, value: torch.Tensor, window: int | None, rule: Rule | None) -> None:
         """Take in one attention call."""
@@ -78,9 +79,9 @@ def probe_model(model: PreTrainedModel, context_length: int | None) -> ModelProb
     bind_context(model, probe)
     positions = torch.arange(PROBE_TOKENS, device=device)
     probe.cache.begin(positions)
-    with attention_implementation(model, IMPLEMENTATION), torch.inference_mode():
+    with attention_implementation(model, IMPLEMENTATION), probe.cache.watching(model), torch.inference_mode():
         PackedCall(model).logits(probe.cache, positions, positions, positions)
-    if not probe.layers:
+    if not probe.layers and not probe.cache.recurrent_layers:
         raise Unsupported("does not route its attention through transformers' attention interface")
     probe.layers = dict(sorted(probe.layers.items()))
     return probe

@@ -7,6 +7,7 @@ logits here, not in front of a user. Eight tokens cannot show a window of 4096: 
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -17,8 +18,14 @@ from transformers import PreTrainedModel
 from core.attention.torch_native import TorchNativeAttention
 from core.batch.forward_batch import ForwardBatch
 from core.batch.forward_mode import ForwardMode
+from core.device.staging import Staging
+from core.memory.hybrid_pool import HybridReqToTokenPool
 from core.memory.kv_pool import KVPool
-from core.models.base import Model
+from core.memory.mamba_pool import MambaPool
+from core.memory.req_to_token_pool import ReqToTokenPool
+from core.memory.state_slots import NAME as STATES
+from core.memory.state_slots import StateWrites
+from core.models.base import Model, ModelSpec
 
 PAGE_SIZE = 2
 TABLE = ((0,) * 8, (6, 7, 12, 13, 2, 3, 10, 11), (14, 15, 4, 5, 8, 9, 0, 0))
@@ -32,6 +39,9 @@ STEPS = (
     (((2, 4, 1), (1, 7, 1)), 0),
 )
 """Per step the (row, prefix, tokens) of its parts, and how many of them are prefill segments."""
+
+FRESH = StateWrites(np.array([1, 2]), np.array([2, 1]))
+"""Both rows get a recurrent state slot, crosswise."""
 
 TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-3}
 HALF_TOLERANCE = 5e-2
@@ -71,10 +81,12 @@ def plain_reference(model: PreTrainedModel, vocab_size: int) -> Reference:
     """Run `model` by its own forward, without any cache, over ids from all over the vocabulary."""
     generator = torch.Generator().manual_seed(0)
     device = model.device
+    takes_positions = "position_ids" in inspect.signature(model.forward).parameters
     ids = tuple(torch.randint(vocab_size, (length,), generator=generator).to(device) for length in LENGTHS)
 
     def logits(tokens: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        found: torch.Tensor = model(input_ids=tokens, position_ids=positions, use_cache=False).logits.float()
+        places = {"position_ids": positions} if takes_positions else {}
+        found: torch.Tensor = model(input_ids=tokens, use_cache=False, **places).logits.float()
         return found
 
     with torch.inference_mode():
@@ -88,12 +100,17 @@ def run_self_check(model: Model, reference: Reference) -> CheckResult:
     """Run `model` over a small pool of its own and compare with `reference`. Leaves that pool bound."""
     spec = model.spec
     pool = KVPool(spec.kv_layers, NUM_PAGES, PAGE_SIZE, spec.dtype, reference.ids[0].device)
-    model.bind(pool, TorchNativeAttention())
+    states = _states(spec, reference.ids[0].device)
+    model.bind(pool, TorchNativeAttention(), {} if states is None else {STATES: states})
     tolerance, half = TOLERANCE.get(spec.dtype, HALF_TOLERANCE), spec.dtype.itemsize < 4
     scale = torch.stack([logits.abs().max() for logits in reference.expected]).max()
     passed, worst = True, 0.0
-    for parts, num_extend in STEPS:
-        got = model.forward(_batch(parts, num_extend, reference.ids, pool))
+    # The second round finds what the first left in the slots: a row that changes owners must start from nothing.
+    for step, (parts, num_extend) in enumerate(STEPS if states is None else STEPS * 2):
+        batch = _batch(parts, num_extend, reference.ids, pool)
+        if states is not None:
+            states.begin(batch.rows, FRESH if step % len(STEPS) == 0 else None, Staging(pool.device))
+        got = model.forward(batch)
         want, alone = (
             torch.cat([source[row - 1][prefix : prefix + count] for row, prefix, count in parts])
             for source in (reference.expected, reference.alone)
@@ -106,6 +123,13 @@ def run_self_check(model: Model, reference: Reference) -> CheckResult:
         passed = passed and (bool(good.float().mean() >= 0.5) if half else bool(good.all()))
         worst = max(worst, float(errors.nan_to_num(nan=torch.inf).max()))
     return CheckResult(passed, worst, tolerance)
+
+
+def _states(spec: ModelSpec, device: torch.device) -> HybridReqToTokenPool | None:
+    """A state pool of two slots for a recurrent model."""
+    if not spec.state_layers:
+        return None
+    return HybridReqToTokenPool(ReqToTokenPool(2, len(TABLE[0]), device), MambaPool(spec.state_layers, 2, device))
 
 
 def _relative(differences: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:

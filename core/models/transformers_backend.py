@@ -20,11 +20,15 @@ from core.batch.forward_batch import ForwardBatch
 from core.config import ModelConfig
 from core.errors import ModelLoadError
 from core.memory.companion import DeviceCompanion
+from core.memory.hybrid_pool import HybridReqToTokenPool
 from core.memory.kv_pool import KVPool
+from core.memory.state_slots import NAME as STATES
 from core.models.base import NO_COMPANIONS, ModelSpec, Progress
 from core.models.config import CheckpointConfig
 from core.models.packed_attention import IMPLEMENTATION, PackedCall, PackedContext, bind_context
 from core.models.probe import ModelProbe, Unsupported, probe_model
+from core.models.recurrent import StateContext
+from core.models.recurrent_probe import wrap_mixers
 from core.models.self_check import CheckResult, plain_reference, run_self_check
 
 MAX_NAMED_WEIGHTS = 3
@@ -34,11 +38,14 @@ MAX_NAMED_WEIGHTS = 3
 class TransformersModel:
     """A `core.models.base.Model` around a transformers module tree."""
 
-    def __init__(self, model: PreTrainedModel, spec: ModelSpec, context: PackedContext) -> None:
+    def __init__(
+        self, model: PreTrainedModel, spec: ModelSpec, context: PackedContext, states: StateContext | None
+    ) -> None:
         self._call = PackedCall(model)
         self._module = model
         self._spec = spec
         self._context = context
+        self._states = states
 
     @property
     def spec(self) -> ModelSpec:
@@ -57,11 +64,18 @@ class TransformersModel:
         assert kv_pool.layers == self._spec.kv_layers, "the pool was built for another model"
         assert kv_pool.dtype == self._spec.dtype, (kv_pool.dtype, self._spec.dtype)
         self._context.attention = attention
+        if self._states is not None:
+            pool = companions[STATES]
+            assert isinstance(pool, HybridReqToTokenPool), type(pool)
+            assert pool.states.layers == self._spec.state_layers, "the states were built for another model"
+            self._states.pool = pool
 
     @torch.inference_mode()
     def forward(self, batch: ForwardBatch) -> torch.Tensor:
         """float32[S, vocab_size]. See `Model.forward`."""
         self._context.begin(batch)
+        if self._states is not None:
+            self._states.begin(batch)
         cache = self._context.cache
         return self._call.logits(cache, batch.input_ids, batch.positions, batch.last_indices).float()
 
@@ -119,11 +133,9 @@ def _refuse_by_class(hf_config: PreTrainedConfig, kind: str) -> None:
     if found is None:
         raise ModelLoadError(f"model type {kind!r} is not supported: transformers has no causal language model for it")
     model_class = found[0] if isinstance(found, tuple | list) else found
-    if getattr(model_class, "_is_stateful", False):
-        raise ModelLoadError(
-            f"model type {kind!r} is not supported: it keeps recurrent state, not only keys and values"
-        )
-    if "position_ids" not in inspect.signature(model_class.forward).parameters:
+    stateful = getattr(model_class, "_is_stateful", False)
+    # A purely recurrent model needs no positions; whether it is one, the probe finds out.
+    if not stateful and "position_ids" not in inspect.signature(model_class.forward).parameters:
         raise ModelLoadError(
             f"model type {kind!r} is not supported: it takes no positions, so sequences cannot be packed"
         )
@@ -193,6 +205,7 @@ def _assemble(
         context_length=context_length,
         dtype=model.dtype,
         kv_layers=tuple(probe.layers.values()),
+        state_layers=probe.cache.specs(),
         eos_token_ids=checkpoint.eos_token_ids,
         bos_token_id=checkpoint.bos_token_id,
         sampling_defaults=checkpoint.sampling_defaults,
@@ -200,7 +213,8 @@ def _assemble(
     model.config._attn_implementation = IMPLEMENTATION
     context = PackedContext(dtype=model.dtype, spans=probe.spans)
     bind_context(model, context)
-    return TransformersModel(model, spec, context)
+    states = wrap_mixers(probe.cache.recurrent_layers) if spec.state_layers else None
+    return TransformersModel(model, spec, context, states)
 
 
 def one_line(error: object) -> str:

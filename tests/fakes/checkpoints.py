@@ -111,6 +111,75 @@ The first seven stand for the families people run; the others have what those la
 their KV, values narrower than keys, chunked attention, learned positions.
 """
 
+_MAMBA2: dict[str, Any] = {
+    **_GQA,
+    "mamba_n_heads": 8,
+    "mamba_d_head": 16,
+    "mamba_n_groups": 1,
+    "mamba_d_state": 16,
+    "mamba_chunk_size": 8,
+    "mamba_expand": 2,
+}
+
+RECURRENT_CONFIGS: dict[str, dict[str, Any]] = {
+    "qwen3_next": {
+        **_GQA,
+        "layer_types": ["linear_attention", "full_attention"],
+        "linear_num_key_heads": 2,
+        "linear_num_value_heads": 4,
+        "linear_key_head_dim": 16,
+        "linear_value_head_dim": 16,
+        "num_experts": 4,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 32,
+        "shared_expert_intermediate_size": 32,
+    },
+    "bamba": {**_MAMBA2, "attn_layer_indices": [1]},
+    "falcon_h1": {**_MAMBA2, "mamba_d_ssm": 128},
+    "granitemoehybrid": {
+        **_MAMBA2,
+        "layer_types": ["mamba", "attention"],
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+        "shared_intermediate_size": 32,
+    },
+    "nemotron_h": {
+        **{name: value for name, value in _GQA.items() if name != "num_hidden_layers"},
+        "layers_block_type": ["mamba", "attention", "moe"],
+        "mamba_num_heads": 8,
+        "mamba_head_dim": 16,
+        "n_groups": 1,
+        "ssm_state_size": 16,
+        "chunk_size": 8,
+        "n_routed_experts": 4,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 32,
+        "moe_shared_expert_intermediate_size": 32,
+    },
+    "lfm2": {**_GQA, "layer_types": ["conv", "full_attention"]},
+    "mamba2": {
+        "vocab_size": VOCAB_SIZE,
+        "hidden_size": 64,
+        "num_hidden_layers": 2,
+        "num_heads": 8,
+        "head_dim": 16,
+        "n_groups": 1,
+        "state_size": 16,
+        "chunk_size": 8,
+        "max_position_embeddings": CONTEXT_LENGTH,
+    },
+    "jamba": {
+        **_GQA,
+        "attn_layer_period": 2,
+        "attn_layer_offset": 1,
+        "num_experts": 2,
+        "mamba_d_state": 8,
+        "mamba_dt_rank": 4,
+        "use_mamba_kernels": False,
+    },
+}
+"""Kinds with recurrent state, alone or beside attention."""
+
 REFUSED_CONFIGS: dict[str, dict[str, Any]] = {
     "bloom": {"vocab_size": VOCAB_SIZE, "hidden_size": 64, "n_layer": 2, "n_head": 4},
     "gptj": {
@@ -122,10 +191,8 @@ REFUSED_CONFIGS: dict[str, dict[str, Any]] = {
         "rotary_dim": 8,
     },
     "falcon": {"vocab_size": VOCAB_SIZE, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4},
-    "mamba": {"vocab_size": VOCAB_SIZE, "hidden_size": 64, "num_hidden_layers": 2, "state_size": 8},
-    "jamba": {**_GQA, "attn_layer_period": 2, "attn_layer_offset": 1, "num_experts": 2, "mamba_d_state": 8},
 }
-"""Kinds that transformers runs and the engine must refuse: attention of their own, or recurrent state."""
+"""Kinds that transformers runs and the engine must refuse: attention of their own."""
 
 
 def make_checkpoint(kind: str, directory: Path | str, seed: int = 0, **overrides: Any) -> Path:
@@ -137,7 +204,7 @@ def make_checkpoint(kind: str, directory: Path | str, seed: int = 0, **overrides
     path = Path(directory)
     path.mkdir(parents=True, exist_ok=True)
     ids = {"pad_token_id": PAD_ID, "bos_token_id": BOS_ID, "eos_token_id": EOS_ID}
-    config = AutoConfig.for_model(kind, **{**(CONFIGS | REFUSED_CONFIGS)[kind], **ids, **overrides})
+    config = AutoConfig.for_model(kind, **{**(CONFIGS | RECURRENT_CONFIGS | REFUSED_CONFIGS)[kind], **ids, **overrides})
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)

@@ -77,5 +77,7 @@ def test_refuses_what_cannot_be_stored() -> None:
         pool.k(1)
     with pytest.raises(AssertionError):
         KVPool((KVLayerSpec(0, 1, 1, 1), KVLayerSpec(0, 1, 1, 1)), 1, 1, torch.float32, CPU)
-    with pytest.raises(AssertionError):
-        KVPool((), 1, 1, torch.float32, CPU)
+
+
+def test_a_model_without_attention_has_pages_of_no_bytes() -> None:
+    assert KVPool((), 4, 2, torch.float32, CPU).nbytes == 0

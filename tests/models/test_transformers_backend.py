@@ -158,8 +158,6 @@ def test_values_narrower_than_keys(checkpoint: Make) -> None:
         ("bloom", "positions"),
         ("gptj", "attention interface"),
         ("falcon", "attention interface"),
-        ("mamba", "recurrent state"),
-        ("jamba", "recurrent state"),
     ],
 )
 def test_refuses_by_name_what_cannot_be_packed(checkpoint: Make, kind: str, reason: str) -> None:

@@ -1,0 +1,77 @@
+"""Recurrent states on the device: per layer a convolution window and a temporal state for every slot."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass(frozen=True, slots=True)
+class StateShape:
+    """One state tensor of one request: its shape without the batch, and its dtype."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of one slot."""
+        return torch.Size(self.shape).numel() * self.dtype.itemsize
+
+
+@dataclass(frozen=True, slots=True)
+class StateLayerSpec:
+    """What one recurrent layer keeps per request. `recurrent` is None for a convolution alone (LFM2)."""
+
+    layer_id: int
+    conv: StateShape
+    """[channels, kernel]: the newest inputs of the convolution."""
+    recurrent: StateShape | None
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of one slot of this layer."""
+        return self.conv.nbytes + (self.recurrent.nbytes if self.recurrent else 0)
+
+
+class MambaPool:
+    """`size` slots plus padding slot 0, per layer [size + 1, ...]. Forward stream only.
+
+    From SGLang's MambaPool. A slot of zeros is the state before the first token, for convolution and recurrence alike,
+    so a cleared slot needs no flag "has no past".
+    """
+
+    def __init__(self, layers: Sequence[StateLayerSpec], size: int, device: torch.device) -> None:
+        assert layers, "a pool needs at least one layer"
+        assert size >= 1, size
+        self.layers = tuple(layers)
+        self.size = size
+        self.device = device
+        self._conv = {spec.layer_id: self._slots(spec.conv) for spec in layers}
+        self._recurrent = {s.layer_id: self._slots(s.recurrent) for s in layers if s.recurrent is not None}
+
+    @staticmethod
+    def bytes_per_slot(layers: Iterable[StateLayerSpec]) -> int:
+        """Bytes that one slot takes in all layers together."""
+        return sum(spec.nbytes for spec in layers)
+
+    def clear(self, slots: torch.Tensor) -> None:
+        """Zero `slots`, int64[n], in every layer."""
+        for states in (*self._conv.values(), *self._recurrent.values()):
+            states.index_fill_(0, slots, 0)
+
+    def gather(self, layer_id: int, slots: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Copies [n, ...] of the convolution window and temporal state of `slots`, int64[n]."""
+        recurrent = self._recurrent.get(layer_id)
+        return self._conv[layer_id][slots], None if recurrent is None else recurrent[slots]
+
+    def scatter(self, layer_id: int, slots: torch.Tensor, conv: torch.Tensor, recurrent: torch.Tensor | None) -> None:
+        """Write states back to `slots`, int64[n]; they may repeat only in padding slot 0."""
+        self._conv[layer_id].index_copy_(0, slots, conv)
+        if recurrent is not None:
+            self._recurrent[layer_id].index_copy_(0, slots, recurrent)
+
+    def _slots(self, state: StateShape) -> torch.Tensor:
+        return torch.zeros(self.size + 1, *state.shape, dtype=state.dtype, device=self.device)
