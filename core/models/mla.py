@@ -1,14 +1,15 @@
 """Multi-head latent attention served from its latent: what is cached is what all heads are expanded from.
 
 A DeepSeek layer expands one latent c of `kv_lora_rank` elements into keys and values of every head. Since
-q·(W_UK c) = (q W_UK)·c, and a weighted sum of W_UV c is W_UV of the weighted sum of c, attention can run over the latents
-themselves: one KV head whose keys are [c, rotated part] and whose values are c, the keys' own beginning. The idea is the
-absorbed form of the DeepSeek-V2 paper (section 2.1.2), as in vLLM's and SGLang's MLA backends.
+q·(W_UK c) = (q W_UK)·c, and a weighted sum of W_UV c is W_UV of the weighted sum of c, attention can run over the
+latents themselves: one KV head whose keys are [c, rotated part] and whose values are c, the keys' own beginning. The
+idea is the absorbed form of the DeepSeek-V2 paper (section 2.1.2), as in vLLM's and SGLang's MLA backends.
 """
 
 from __future__ import annotations
 
 import inspect
+from typing import Any
 
 import torch
 from torch import nn
@@ -43,7 +44,7 @@ class LatentHeads:
 
 
 def latent_of(module: nn.Module) -> LatentHeads | None:
-    """How `module` attends to latents; None for a layer whose keys and values are expanded, or never were compressed."""
+    """How `module` attends to latents; None for a layer whose keys and values are per head."""
     return getattr(module, ABSORBED, None)
 
 
@@ -74,7 +75,7 @@ def _keep_latent(kv_nope: torch.Tensor, k_rot: torch.Tensor) -> tuple[torch.Tens
     return keys, keys[..., : kv_nope.shape[-1]]
 
 
-def _is_latent(module: nn.Module) -> bool:
+def _is_latent(module: Any) -> bool:
     sizes = ("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
     parts = ("kv_a_proj_with_mqa", "kv_a_layernorm", "kv_b_proj", "expand_kv")
     if not all(hasattr(module, name) for name in (*sizes, *parts)):
@@ -84,6 +85,7 @@ def _is_latent(module: nn.Module) -> bool:
     if type(expand) is not nn.Linear or type(expand.weight) is not nn.Parameter or expand.bias is not None:
         return False
     height, width = expand.weight.shape
-    heads = int(module.qk_nope_head_dim) + int(module.v_head_dim)  # type: ignore[arg-type]
-    arguments = list(inspect.signature(module.expand_kv).parameters)  # type: ignore[arg-type]
-    return arguments == ["kv_nope", "k_rot"] and width == module.kv_lora_rank and height % heads == 0
+    heads = int(module.qk_nope_head_dim) + int(module.v_head_dim)
+    arguments = list(inspect.signature(module.expand_kv).parameters)
+    fits = width == module.kv_lora_rank and height % heads == 0
+    return arguments == ["kv_nope", "k_rot"] and bool(fits)
