@@ -82,9 +82,10 @@ def _is_latent(module: Any) -> bool:
         return False
     expand = module.kv_b_proj
     # A quantised or adapted projection is more than its weight.
-    if type(expand) is not nn.Linear or type(expand.weight) is not nn.Parameter or expand.bias is not None:
+    weight: Any = getattr(expand, "weight", None)
+    if type(expand) is not nn.Linear or type(weight) is not nn.Parameter or expand.bias is not None:
         return False
-    height, width = expand.weight.shape
+    height, width = weight.shape
     heads = int(module.qk_nope_head_dim) + int(module.v_head_dim)
     arguments = list(inspect.signature(module.expand_kv).parameters)
     fits = width == module.kv_lora_rank and height % heads == 0

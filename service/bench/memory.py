@@ -13,9 +13,8 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.utils import logging as transformers_logging
 
-from core.config import ModelConfig
+from core.engine.measures import measure
 from core.memory.kv_pool import KVLayerSpec, KVPool
-from core.models.loader import load_model
 
 TINY: dict[str, Any] = {
     "vocab_size": 128,
@@ -69,7 +68,7 @@ def latent_measured() -> LatentFigures:
     with tempfile.TemporaryDirectory() as name, torch.random.fork_rng():
         torch.manual_seed(0)
         AutoModelForCausalLM.from_config(config, dtype=torch.float32).save_pretrained(Path(name))
-        spec = load_model(ModelConfig(name, dtype="float32"), torch.device("cpu")).spec
+        spec = measure(name)
     pool = KVPool(spec.kv_layers, MEASURED_PAGES, PAGE_SIZE, spec.dtype, torch.device("cpu"))
     held = {
         storage.data_ptr(): storage.nbytes()
