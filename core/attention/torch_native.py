@@ -119,6 +119,8 @@ class TorchNativeAttention(AttentionBackend):
         """Keys [L, Hkv, D] and values [L, Hkv, Dv] at `slots`; good until the next call."""
         pool = call.batch.kv_pool
         keys = self._keys.take(pool.k(call.layer_id), slots)
+        if pool.v_in_k(call.layer_id):
+            return keys, keys[..., : pool.v(call.layer_id).shape[-1]]
         return keys, self._values.take(pool.v(call.layer_id), slots)
 
 

@@ -19,21 +19,24 @@ class KVLayerSpec:
     """What one attention layer caches per token: `num_kv_heads` keys of `k_dim` and values of `v_dim` elements.
 
     `layer_id` is the model's own number and may have gaps (layers that share another layer's KV, recurrent layers).
+    `v_in_k`: the values are the first `v_dim` elements of the keys, as in MLA latents, and are not stored again.
     """
 
     layer_id: int
     num_kv_heads: int
     k_dim: int
     v_dim: int
+    v_in_k: bool = False
 
     def __post_init__(self) -> None:
         assert self.layer_id >= 0, self
         assert min(self.num_kv_heads, self.k_dim, self.v_dim) >= 1, self
+        assert not self.v_in_k or self.v_dim <= self.k_dim, self
 
     @property
     def elements(self) -> int:
-        """Elements of K and V of one token together."""
-        return self.num_kv_heads * (self.k_dim + self.v_dim)
+        """Elements that are stored for one token."""
+        return self.num_kv_heads * (self.k_dim + (0 if self.v_in_k else self.v_dim))
 
 
 class KVPool:
@@ -58,7 +61,13 @@ class KVPool:
         self.device = device
         self.recorder: Recorder | None = None
         self._k = {spec.layer_id: self._slots(spec.num_kv_heads, spec.k_dim) for spec in layers}
-        self._v = {spec.layer_id: self._slots(spec.num_kv_heads, spec.v_dim) for spec in layers}
+        self._v = {
+            spec.layer_id: self._k[spec.layer_id][..., : spec.v_dim]
+            if spec.v_in_k
+            else self._slots(spec.num_kv_heads, spec.v_dim)
+            for spec in layers
+        }
+        self._shared = {spec.layer_id for spec in layers if spec.v_in_k}
 
     @property
     def num_slots(self) -> int:
@@ -85,8 +94,12 @@ class KVPool:
         return self._k[layer_id]
 
     def v(self, layer_id: int) -> torch.Tensor:
-        """[num_slots, num_kv_heads, v_dim]: the values of `layer_id`."""
+        """[num_slots, num_kv_heads, v_dim]: the values of `layer_id`; a view of its keys where those hold them."""
         return self._v[layer_id]
+
+    def v_in_k(self, layer_id: int) -> bool:
+        """Whether the values of `layer_id` are the beginnings of its keys."""
+        return layer_id in self._shared
 
     def write(self, layer_id: int, slots: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
         """Store the keys [T, num_kv_heads, k_dim] and values [T, num_kv_heads, v_dim] of T tokens at `slots`, int64[T].
@@ -102,7 +115,8 @@ class KVPool:
         if self.recorder is not None:
             self.recorder.wrote("kv", slots)
         keys.index_copy_(0, slots, k)
-        values.index_copy_(0, slots, v)
+        if layer_id not in self._shared:
+            values.index_copy_(0, slots, v)
 
     def _slots(self, heads: int, dim: int) -> torch.Tensor:
         return torch.zeros(self.num_slots, heads, dim, dtype=self.dtype, device=self.device)

@@ -19,6 +19,7 @@ from transformers import AttentionInterface
 from core.attention.base import AttentionBackend
 from core.attention.span import AttentionSpan
 from core.batch.forward_batch import ForwardBatch
+from core.models.mla import latent_of
 
 IMPLEMENTATION = "slipstream"
 """Name under which transformers finds `packed_attention`."""
@@ -173,9 +174,10 @@ def packed_attention(
     span = context.spans[layer_id]
     if key.dtype != context.dtype or value.dtype != context.dtype or query.dtype != context.dtype:
         query, key, value = (tensor.to(context.dtype) for tensor in (query, key, value))
+    latent = latent_of(module)
     attended = attention.forward(
         layer_id,
-        query[0],
+        query[0] if latent is None else latent.absorb(query[0]),
         key[0],
         value[0],
         scale=query.shape[-1] ** -0.5 if scaling is None else scaling,
@@ -184,7 +186,7 @@ def packed_attention(
         sinks=s_aux,
         chunk_size=span.chunk,
     )
-    return attended[None], None
+    return (attended if latent is None else latent.expand(attended))[None], None
 
 
 AttentionInterface.register(IMPLEMENTATION, packed_attention)

@@ -17,6 +17,7 @@ from transformers.masking_utils import AttentionMaskInterface
 
 from core.attention.span import AttentionSpan
 from core.memory.kv_pool import KVLayerSpec
+from core.models.mla import latent_of
 from core.models.packed_attention import PackedCall, bind_context
 from core.models.recurrent_probe import RecordingFacade
 
@@ -48,10 +49,12 @@ class ModelProbe:
     spans: dict[int, AttentionSpan] = field(default_factory=dict)
     cache: RecordingFacade = field(default_factory=RecordingFacade)
 
-    def record(self, key: torch.Tensor, value: torch.Tensor, window: int | None, rule: Rule | None) -> None:
-        """Take in one attention call."""
+    def record(
+        self, key: torch.Tensor, value: torch.Tensor, window: int | None, rule: Rule | None, *, v_in_k: bool = False
+    ) -> None:
+        """Take in one attention call. `v_in_k`: see `KVLayerSpec`."""
         layer_id = self.cache.layer_of(key)
-        spec = KVLayerSpec(layer_id, key.shape[1], key.shape[3], value.shape[3])
+        spec = KVLayerSpec(layer_id, key.shape[1], key.shape[3], value.shape[3], v_in_k)
         span = self._span(layer_id, window, rule)
         if self.layers.setdefault(layer_id, spec) != spec or self.spans.setdefault(layer_id, span) != span:
             raise Unsupported(f"attends to layer {layer_id} in two different ways")
@@ -142,8 +145,11 @@ def _probe_attention(
 ) -> tuple[torch.Tensor, None]:
     """Stands in for attention: records the call, answers zeros [1, T, H, Dv]."""
     probe: ModelProbe = module.slipstream_context  # type: ignore[assignment]
-    probe.record(key, value, sliding_window, getattr(attention_mask, RULE, None))
-    return query.new_zeros(1, query.shape[2], query.shape[1], value.shape[3]), None
+    latent = latent_of(module)
+    rule = getattr(attention_mask, RULE, None)
+    probe.record(key, value, sliding_window, rule, v_in_k=latent is not None)
+    width = value.shape[3] if latent is None else latent.v_dim
+    return query.new_zeros(1, query.shape[2], query.shape[1], width), None
 
 
 def _probe_mask(*, mask_function: Rule, q_length: int, kv_length: int, **_: Any) -> torch.Tensor:

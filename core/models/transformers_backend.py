@@ -25,11 +25,12 @@ from core.memory.kv_pool import KVPool
 from core.memory.state_slots import NAME as STATES
 from core.models.base import NO_COMPANIONS, ModelSpec, Progress
 from core.models.config import CheckpointConfig
+from core.models.mla import absorb_latents, expand_latents
 from core.models.packed_attention import IMPLEMENTATION, PackedCall, PackedContext, bind_context
 from core.models.probe import ModelProbe, Unsupported, probe_model
 from core.models.recurrent import StateContext
 from core.models.recurrent_probe import wrap_mixers
-from core.models.self_check import CheckResult, plain_reference, run_self_check
+from core.models.self_check import CheckResult, Reference, plain_reference, run_self_check
 
 MAX_NAMED_WEIGHTS = 3
 """How many missing or unexpected weights an error names."""
@@ -111,6 +112,20 @@ def _prove(
     """Run `model` plain, probed, and packed. Whatever it raises on the way makes it unsupported."""
     table: Any = model.get_input_embeddings()
     reference = plain_reference(model, min(checkpoint.vocab_size, int(table.weight.shape[0])))
+    if absorb_latents(model):
+        try:
+            loaded, result = _prove_as_is(model, reference, checkpoint, config)
+            if result.passed:
+                return loaded, result
+        except (Unsupported, RuntimeError, AssertionError):
+            pass  # Not the pattern it was taken for: it is served with expanded keys and values, if those are right.
+        expand_latents(model)
+    return _prove_as_is(model, reference, checkpoint, config)
+
+
+def _prove_as_is(
+    model: PreTrainedModel, reference: Reference, checkpoint: CheckpointConfig, config: ModelConfig
+) -> tuple[TransformersModel, CheckResult]:
     probe = probe_model(model, checkpoint.context_length)
     loaded = _assemble(model, probe, checkpoint, config, reference.vocab_size)
     return loaded, run_self_check(loaded, reference)

@@ -28,6 +28,7 @@ class Shape:
     softcap: float | None = None
     sinks: bool = False
     bias: bool = False
+    v_in_k: bool = False
     dtype: torch.dtype = torch.float32
 
 
@@ -53,9 +54,11 @@ class KnownRows:
         self.q = draw(rows, self.max_len, shape.heads, shape.k_dim)
         self.k = draw(rows, self.max_len, shape.kv_heads, shape.k_dim)
         self.v = draw(rows, self.max_len, shape.kv_heads, shape.v_dim)
+        if shape.v_in_k:
+            self.v = self.k[..., : shape.v_dim]
         self.sinks = draw(shape.heads) if shape.sinks else None
         self.scale = 1.5 * shape.k_dim**-0.5
-        specs = (KVLayerSpec(LAYER, shape.kv_heads, shape.k_dim, shape.v_dim),)
+        specs = (KVLayerSpec(LAYER, shape.kv_heads, shape.k_dim, shape.v_dim, shape.v_in_k),)
         self.paged = PagedRows(
             specs,
             self.num_rows,

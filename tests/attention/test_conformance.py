@@ -25,6 +25,8 @@ SHAPES = {
     "wide-gqa": Shape(heads=14, kv_heads=2, k_dim=64, v_dim=64),
     "narrow-values": Shape(heads=4, kv_heads=4, k_dim=24, v_dim=16),
     "narrow-values-gqa": Shape(heads=4, kv_heads=2, k_dim=24, v_dim=8),
+    "latent": Shape(heads=4, kv_heads=1, k_dim=24, v_dim=16, v_in_k=True),
+    "latent-window": Shape(heads=4, kv_heads=1, k_dim=24, v_dim=16, v_in_k=True, window=7),
     "window": Shape(window=7),
     "window-of-one": Shape(window=1),
     "chunk": Shape(chunk=8),

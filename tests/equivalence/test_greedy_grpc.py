@@ -16,7 +16,18 @@ from tests.equivalence.oracle import OUTPUT_TOKENS, Example, decided_examples
 from tests.fakes.checkpoints import make_checkpoint
 from tests.fakes.real_server import serve_checkpoint
 
-KINDS = ("llama", "qwen2", "qwen3", "mistral", "gemma3_text", "qwen3_moe", "gpt_oss")
+KINDS = (
+    "llama",
+    "qwen2",
+    "qwen3",
+    "mistral",
+    "gemma3_text",
+    "qwen3_moe",
+    "gpt_oss",
+    "mixtral",
+    "cohere2",
+    "deepseek_v3",
+)
 LONGEST = 600
 CONCURRENT = 64
 

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from core.errors import ModelLoadError
+from core.models.mla import LatentHeads
 from tests.fakes.checkpoints import (
     BOS_ID,
     CONFIGS,
@@ -148,8 +149,21 @@ def test_layers_that_share_kv_take_no_pool_of_their_own(checkpoint: Make) -> Non
     assert [s.layer_id for s in load(checkpoint("gemma4_text")).spec.kv_layers] == [0, 1]
 
 
-def test_values_narrower_than_keys(checkpoint: Make) -> None:
-    assert {(s.k_dim, s.v_dim) for s in load(checkpoint("deepseek_v3")).spec.kv_layers} == {(24, 16)}
+@pytest.mark.parametrize("kind", ["deepseek_v3", "deepseek_v2"])
+def test_latents_are_cached_once_for_all_heads(checkpoint: Make, kind: str) -> None:
+    layers = load(checkpoint(kind)).spec.kv_layers
+    assert {(s.num_kv_heads, s.k_dim, s.v_dim, s.v_in_k) for s in layers} == {(1, 40, 32, True)}
+
+
+def test_a_latent_read_wrongly_is_served_expanded(checkpoint: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The self-check refuses the absorbed form, and the model goes on with keys wider than its values."""
+    path, rows, absorb = checkpoint("deepseek_v3"), sequences(), LatentHeads.absorb
+    monkeypatch.setattr(LatentHeads, "absorb", lambda self, query: 1.1 * absorb(self, query))
+    model, plain = load(path), PlainModel(path)
+    assert {(s.num_kv_heads, s.k_dim, s.v_dim, s.v_in_k) for s in model.spec.kv_layers} == {(4, 24, 16, False)}
+    worst, same = worst_error(PackedRun(model, rows), {row: plain.logits(ids) for row, ids in rows.items()})
+    assert worst < 1e-4
+    assert same
 
 
 @pytest.mark.parametrize(

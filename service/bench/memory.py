@@ -1,0 +1,98 @@
+"""`slipstream bench memory`: what one token of KV takes when an MLA model caches latents instead of expanded heads."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+from transformers.utils import logging as transformers_logging
+
+from core.engine.measures import measure
+from core.memory.kv_pool import KVLayerSpec, KVPool
+
+TINY: dict[str, Any] = {
+    "vocab_size": 128,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 8,
+    "first_k_dense_replace": 1,
+    "moe_intermediate_size": 32,
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
+    "n_group": 1,
+    "topk_group": 1,
+    "q_lora_rank": 32,
+    "kv_lora_rank": 32,
+    "qk_rope_head_dim": 8,
+    "qk_nope_head_dim": 16,
+    "v_head_dim": 16,
+    "max_position_embeddings": 256,
+}
+MEASURED_PAGES, PAGE_SIZE = 63, 16
+
+
+@dataclass(frozen=True, slots=True)
+class LatentFigures:
+    """Bytes that one token takes in all layers."""
+
+    expanded: float
+    latent: float
+
+    @property
+    def ratio(self) -> float:
+        """How many times smaller the latent is."""
+        return self.expanded / self.latent
+
+
+def latent_by_shape(config: Any, dtype: torch.dtype) -> LatentFigures:
+    """What the pools of a model of this transformers configuration would take; nothing is loaded."""
+    heads, rope = config.num_attention_heads, config.qk_rope_head_dim
+    layers = range(config.num_hidden_layers)
+    expanded = [KVLayerSpec(i, heads, config.qk_nope_head_dim + rope, config.v_head_dim) for i in layers]
+    latent = [KVLayerSpec(i, 1, config.kv_lora_rank + rope, config.kv_lora_rank, v_in_k=True) for i in layers]
+    return LatentFigures(KVPool.bytes_per_token_for(expanded, dtype), KVPool.bytes_per_token_for(latent, dtype))
+
+
+def latent_measured() -> LatentFigures:
+    """A tiny DeepSeek-V3 with random weights is loaded as a checkpoint is, and the storage of its pool is counted."""
+    config = AutoConfig.for_model("deepseek_v3", **TINY)
+    transformers_logging.disable_progress_bar()
+    with tempfile.TemporaryDirectory() as name, torch.random.fork_rng():
+        torch.manual_seed(0)
+        AutoModelForCausalLM.from_config(config, dtype=torch.float32).save_pretrained(Path(name))
+        spec = measure(name)
+    pool = KVPool(spec.kv_layers, MEASURED_PAGES, PAGE_SIZE, spec.dtype, torch.device("cpu"))
+    held = {
+        storage.data_ptr(): storage.nbytes()
+        for layer in spec.kv_layers
+        for storage in (tensor(layer.layer_id).untyped_storage() for tensor in (pool.k, pool.v))
+    }
+    expanded = latent_by_shape(config, spec.dtype).expanded
+    return LatentFigures(expanded, sum(held.values()) / pool.num_slots)
+
+
+@click.command()
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object as the last line.")
+def memory(as_json: bool) -> None:
+    """Bytes of KV per token of DeepSeek-V3-shaped models: heads expanded, and the latent that is stored instead."""
+    found = {
+        "DeepSeek-V3, bfloat16, by its shape": latent_by_shape(AutoConfig.for_model("deepseek_v3"), torch.bfloat16),
+        "tiny DeepSeek-V3, float32, pool measured": latent_measured(),
+    }
+    click.echo("KV bytes per token in all layers")
+    click.echo(f"  {'model':<42}{'expanded':>12}{'latent':>10}{'smaller':>10}")
+    for name, each in found.items():
+        click.echo(f"  {name:<42}{each.expanded:12.0f}{each.latent:10.0f}{each.ratio:8.1f} x")
+    if as_json:
+        figures = {
+            n: {"expanded": e.expanded, "latent": e.latent, "ratio": round(e.ratio, 2)} for n, e in found.items()
+        }
+        click.echo(json.dumps({"latent": figures}))
