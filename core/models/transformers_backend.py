@@ -57,7 +57,10 @@ class TransformersModel:
         """float32[S, vocab_size]. See `Model.forward`."""
         self._context.begin(batch)
         cache = self._context.cache
-        return self._call.logits(cache, batch.input_ids, batch.positions, batch.last_indices).float()
+        self._call.begin(batch.wants_hidden)
+        logits = self._call.logits(cache, batch.input_ids, batch.positions, batch.last_indices).float()
+        batch.hidden, self._call.hidden = self._call.hidden, None
+        return logits
 
 
 def load_transformers(
@@ -190,11 +193,18 @@ def _assemble(
         eos_token_ids=checkpoint.eos_token_ids,
         bos_token_id=checkpoint.bos_token_id,
         sampling_defaults=checkpoint.sampling_defaults,
+        hidden_size=_hidden_size(model),
     )
     model.config._attn_implementation = IMPLEMENTATION
     context = PackedContext(dtype=model.dtype, spans=probe.spans)
     bind_context(model, context)
     return TransformersModel(model, spec, context)
+
+
+def _hidden_size(model: PreTrainedModel) -> int:
+    """Width of the last hidden states; 0 where the output matrix hangs on no base model that could be listened to."""
+    size = getattr(model.config.get_text_config(), "hidden_size", None)
+    return size if isinstance(size, int) and getattr(model, "base_model", model) is not model else 0
 
 
 def one_line(error: object) -> str:
