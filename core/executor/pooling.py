@@ -26,20 +26,20 @@ class Pooler:
         if self._partial is None:
             # Rows x hidden size: taken only once somebody asks for an embedding.
             self._partial = self._pool.new_row_buffer((self._hidden_size,), torch.float32)
-        done = [
-            vector
-            for segment in batch.segments
-            if (vector := self._advance(hidden, segment, self._partial)) is not None
-        ]
+        done: list[torch.Tensor] = []
+        for segment in batch.segments:
+            state = self._advance(hidden, segment, self._partial)
+            if segment.final:
+                done.append(state)
         return torch.stack(done) if done else hidden.new_zeros(0, self._hidden_size, dtype=torch.float32)
 
-    def _advance(self, hidden: torch.Tensor, segment: PooledSegment, partial: torch.Tensor) -> torch.Tensor | None:
-        """Take in one segment; the vector if its prompt ends here."""
+    def _advance(self, hidden: torch.Tensor, segment: PooledSegment, partial: torch.Tensor) -> torch.Tensor:
+        """Take in one segment; float32[H], the vector if its prompt ends here."""
         earlier = partial[segment.row] if segment.prefix else None
         state = _STATES[segment.pooling](hidden[segment.start : segment.end].float(), earlier)
         if not segment.final:
             partial[segment.row].copy_(state)
-            return None
+            return state
         return state / (segment.prefix + segment.end - segment.start) if segment.pooling is Pooling.MEAN else state
 
 
@@ -48,8 +48,7 @@ def _summed(part: torch.Tensor, earlier: torch.Tensor | None) -> torch.Tensor:
 
 
 def _first(part: torch.Tensor, earlier: torch.Tensor | None) -> torch.Tensor:
-    # A copy: the row may begin another request's vector before this one is on the host.
-    return part[0] if earlier is None else earlier.clone()
+    return part[0] if earlier is None else earlier
 
 
 def _last(part: torch.Tensor, earlier: torch.Tensor | None) -> torch.Tensor:

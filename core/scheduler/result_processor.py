@@ -54,7 +54,7 @@ class ResultProcessor:
     def _end_embedded(self, vectors: VectorResult) -> None:
         """An embedding ends with its vector; one whose row has a new owner was ended or retracted meanwhile."""
         current = self._memory.rows.is_current(vectors.rows, vectors.generations)
-        finite = np.isfinite(vectors.values).all(axis=1)
+        finite = ~np.any(~np.isfinite(vectors.values), axis=1)
         for place in np.flatnonzero(current).tolist():
             req = self._req(int(vectors.rows[place]))
             if finite[place]:
