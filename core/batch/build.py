@@ -9,11 +9,13 @@ import numpy as np
 import torch
 
 from core.batch.forward_mode import ForwardMode
+from core.batch.pooling_batch import PooledSegment, PoolingBatch
 from core.batch.sampling_batch import SamplingBatch
 from core.batch.schedule_batch import HistoryWrites, InputStaging, ScheduleBatch
 from core.memory.companion import Writes
 from core.memory.req_to_token_pool import TableWrites
 from core.types.arrays import Ints
+from core.types.io import Pooling
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +26,8 @@ class Segment:
     start: int
     ids: Ints
     final: bool
+    pooling: Pooling | None = None
+    """Set for an embedding, which samples nothing at its end."""
 
     @property
     def length(self) -> int:
@@ -62,7 +66,7 @@ def build_batch(
     rows = np.concatenate([_ints(s.row for s in plan.segments), plan.decode_rows])
     prefix_lens = np.concatenate([_ints(s.start for s in plan.segments), plan.decode_lens])
     extend_lens = np.concatenate([_ints(s.length for s in plan.segments), ones])
-    finals = np.fromiter((s.final for s in plan.segments), np.bool_, num_extend)
+    finals = np.fromiter((s.final and s.pooling is None for s in plan.segments), np.bool_, num_extend)
     sample_indices = np.flatnonzero(np.concatenate([finals, ones.astype(np.bool_)]))
     sample_lens = (prefix_lens + extend_lens)[sample_indices]
     return ScheduleBatch(
@@ -85,6 +89,7 @@ def build_batch(
         history_writes=plan.history_writes,
         companion_writes=companions(rows, prefix_lens, extend_lens),
         after_idle=plan.after_idle,
+        pooling=_pooling(plan.segments, generations),
     )
 
 
@@ -98,6 +103,19 @@ def token_positions(prefix_lens: Ints, extend_lens: Ints) -> Ints:
 
 def _token_places(rows: Ints, prefix_lens: Ints, extend_lens: Ints) -> tuple[Ints, Ints]:
     return np.repeat(rows, extend_lens), token_positions(prefix_lens, extend_lens)
+
+
+def _pooling(segments: list[Segment], generations: Ints) -> PoolingBatch | None:
+    """None, as in almost every step, when nobody embeds."""
+    if all(s.pooling is None for s in segments):
+        return None
+    pooled, end = [], 0
+    for s in segments:
+        end += s.length
+        if s.pooling is not None:
+            pooled.append(PooledSegment(s.row, end - s.length, end, s.start, s.pooling, s.final))
+    rows = _ints(p.row for p in pooled if p.final)
+    return PoolingBatch(tuple(pooled), rows, generations[rows])
 
 
 def _ints(values: object) -> Ints:

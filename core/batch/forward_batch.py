@@ -44,3 +44,7 @@ class ForwardBatch:
     """[B] on the host."""
     extend_lens_host: Ints
     """[B] on the host."""
+    wants_hidden: bool = False
+    """Whether the model must set `hidden`: some row of this step is embedded."""
+    hidden: torch.Tensor | None = None
+    """[T, H]: last hidden states after the final norm, in the model's dtype."""

@@ -20,6 +20,15 @@ class LogprobResult:
 
 
 @dataclass(frozen=True, slots=True)
+class VectorResult:
+    """float32[E, H] on the host, with the identities they are for."""
+
+    rows: Ints
+    generations: Ints
+    values: npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
 class StepResult:
     """Sampled tokens of step `step_id` on the host, with the identity (row, generation) each is for.
 
@@ -39,6 +48,8 @@ class StepResult:
     busy: float = 0.0
     idle: float = 0.0
     error: BaseException | None = None
+    vectors: VectorResult | None = None
+    """Of the embeddings that end with this step."""
 
     @classmethod
     def failed(cls, step_id: int, error: BaseException) -> StepResult:

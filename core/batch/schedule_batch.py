@@ -13,6 +13,7 @@ import numpy.typing as npt
 import torch
 
 from core.batch.forward_mode import ForwardMode
+from core.batch.pooling_batch import PoolingBatch
 from core.batch.sampling_batch import SamplingBatch
 from core.memory.companion import Writes
 from core.memory.req_to_token_pool import TableWrites
@@ -69,6 +70,8 @@ class ScheduleBatch:
     """By name of the companion pool: what its device side applies before anything of the step reads it."""
     after_idle: bool = False
     """The device had nothing to do before this step for want of requests, so that gap is nobody's fault."""
+    pooling: PoolingBatch | None = None
+    """Segments of embeddings, if any."""
 
     @property
     def seq_lens(self) -> Ints:

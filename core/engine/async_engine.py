@@ -14,18 +14,28 @@ from dataclasses import dataclass
 
 from core.config import EngineConfig
 from core.engine.door import EngineState
+from core.engine.embedding import as_generation, embed_result
 from core.engine.input_processor import InputProcessor
 from core.engine.output import PendingOutput
 from core.engine.output_processor import OutputProcessor, OutputRecord
 from core.engine.stream import TokenStream
 from core.engine.wakeup import Wakeup
-from core.errors import DeadlinePassed, Draining, DuplicateRequest, EngineDead, Overloaded, SlipstreamError
+from core.errors import (
+    DeadlinePassed,
+    Draining,
+    DuplicateRequest,
+    EngineDead,
+    Overloaded,
+    RequestFailed,
+    SlipstreamError,
+)
 from core.executor.interface import Executor
 from core.scheduler.intake import End
 from core.scheduler.scheduler import Emit, Scheduler
 from core.text.detokenizer import IncrementalDetokenizer
 from core.text.stop import StopMatcher
-from core.types.io import FinishReason, GenerateRequest, ModelInfo, Started
+from core.types.arrays import Ints
+from core.types.io import EmbedRequest, EmbedResult, Finished, FinishReason, GenerateRequest, ModelInfo, Started
 from core.types.request import Req
 from core.types.stats import EngineStats
 
@@ -101,6 +111,32 @@ class AsyncEngine:
         # Before the queue is asked: what can never be served must not be told to come back later.
         self._inputs.refuse_out_of_range(request.sampling)
         request_id = request.request_id or uuid.uuid4().hex
+
+        def sequences(prompt: Ints, now: float) -> list[Req]:
+            return self._inputs.sequences(request, request_id, uuid.uuid4().hex, prompt, now)
+
+        return await self._open(request, request_id, sequences)
+
+    async def embed(self, request: EmbedRequest) -> EmbedResult:
+        """See `Engine.embed`."""
+        self._refuse_unless_ready()
+        self._inputs.refuse_unembeddable(request)
+        asked = as_generation(request, uuid.uuid4().hex)
+        stream = await self._open(
+            asked, asked.request_id, lambda prompt, now: [self._inputs.embedding(request, asked, prompt, now)]
+        )
+        try:
+            async for event in stream:
+                if isinstance(event, Finished) and event.reason is FinishReason.CANCELLED:
+                    raise RequestFailed("the request was aborted")
+            return embed_result(request, stream.reqs[0])
+        finally:
+            await stream.aclose()
+
+    async def _open(
+        self, request: GenerateRequest, request_id: str, sequences: Callable[[Ints, float], list[Req]]
+    ) -> TokenStream:
+        """Tokenise and queue what `sequences(prompt, now)` makes of the prompt."""
         if request_id in self._live or request_id in self._arriving:
             raise DuplicateRequest("a live request has this request_id")
         self._arriving.add(request_id)
@@ -108,7 +144,7 @@ class AsyncEngine:
             now = time.monotonic()
             self._refuse_if_late_or_full(request, now)
             prompt = await self._inputs.prompt_ids(request)
-            reqs = self._inputs.sequences(request, request_id, uuid.uuid4().hex, prompt, now)
+            reqs = sequences(prompt, now)
             # Time passed while tokenising: the answers may have changed.
             self._refuse_unless_ready()
             self._refuse_if_late_or_full(request, time.monotonic())

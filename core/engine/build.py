@@ -58,7 +58,9 @@ def build_engine(config: EngineConfig, progress: Progress | None = None) -> Asyn
 def assemble(config: EngineConfig, model: Model, tokenizer: Tokenizer, streams: DeviceStreams) -> AsyncEngine:
     """An engine around a model that is loaded already; benchmarks and tests bring an emulated one."""
     pools = _build_pools(config, model, streams)
-    inputs = InputProcessor(tokenizer, pools.memory, model.spec.vocab_size, pools.context_length, config.seed)
+    inputs = InputProcessor(
+        tokenizer, pools.memory, model.spec.vocab_size, pools.context_length, config.seed, model.spec.hidden_size
+    )
     parts = Parts(
         inputs=inputs,
         model_info=_model_info(config, model, tokenizer, pools),

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Sequence
 from enum import Enum
 from typing import Protocol
 
-from core.types.io import GenerateRequest, ModelInfo, OutputEvent
+from core.types.io import EmbedRequest, EmbedResult, GenerateRequest, ModelInfo, OutputEvent
 from core.types.stats import EngineStats
 
 
@@ -65,6 +65,13 @@ class Engine(Protocol):
 
         Raises InvalidRequest, DuplicateRequest, Overloaded, DeadlinePassed, Draining or EngineDead before anything
         reaches a batch.
+        """
+        ...
+
+    async def embed(self, request: EmbedRequest) -> EmbedResult:
+        """The vector of one text. Raises what `generate` and its stream raise; RequestFailed when it was aborted.
+
+        Cancelling the awaiting task aborts the request.
         """
         ...
 

@@ -15,7 +15,7 @@ from core.memory.request_memory import RequestMemory
 from core.sampling.uniform import derive_seed
 from core.text.tokenizer import Tokenizer
 from core.types.arrays import Ints
-from core.types.io import GenerateRequest
+from core.types.io import EmbedRequest, GenerateRequest
 from core.types.request import Req
 from core.types.sampling_params import SamplingParams
 
@@ -29,12 +29,19 @@ class InputProcessor:
     """Tokenises off the loop and checks everything that could reach a batch."""
 
     def __init__(
-        self, tokenizer: Tokenizer, memory: RequestMemory, vocab_size: int, context_length: int, seed: int | None
+        self,
+        tokenizer: Tokenizer,
+        memory: RequestMemory,
+        vocab_size: int,
+        context_length: int,
+        seed: int | None,
+        hidden_size: int = 0,
     ) -> None:
         self.tokenizer = tokenizer
         self._memory = memory
         self._vocab_size = vocab_size
         self._context_length = context_length
+        self._hidden_size = hidden_size
         self._random = random.Random(seed)
         self._pool = ThreadPoolExecutor(2, thread_name_prefix="slipstream-text")
 
@@ -98,6 +105,32 @@ class InputProcessor:
             )
             for index in range(params.n)
         ]
+
+    def refuse_unembeddable(self, request: EmbedRequest) -> None:
+        """Raises InvalidRequest naming the field that no prompt could make servable."""
+        if not self._hidden_size:
+            raise InvalidRequest.of("pooling", "the served model gives no hidden states to embed with")
+        if request.dimensions is not None and not 1 <= request.dimensions <= self._hidden_size:
+            raise InvalidRequest.of("dimensions", f"must be between 1 and {self._hidden_size}")
+
+    def embedding(self, request: EmbedRequest, asked: GenerateRequest, prompt: Ints, now: float) -> Req:
+        """The sequence of an embedding; `asked` is the same request in the words of generation."""
+        if not self._memory.fits_alone(len(prompt)):
+            raise InvalidRequest.of("text", f"the prompt has {len(prompt)} tokens, more than the server can hold")
+        return Req(
+            request_id=asked.request_id,
+            index=0,
+            prompt=prompt,
+            params=asked.sampling,
+            seed=0,
+            max_new_tokens=0,
+            salt=self._memory.cache.namespace(request.cache_salt, None),
+            priority=request.priority,
+            deadline=request.deadline,
+            queue_deadline=None if request.queue_timeout is None else now + request.queue_timeout,
+            arrived_at=now,
+            pooling=request.pooling,
+        )
 
     def close(self) -> None:
         """End the worker threads without waiting for queued work."""

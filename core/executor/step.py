@@ -10,13 +10,14 @@ import torch
 
 from core.batch.build import token_positions
 from core.batch.forward_batch import ForwardBatch
-from core.batch.result import LogprobResult, StepResult
+from core.batch.result import LogprobResult, StepResult, VectorResult
 from core.batch.schedule_batch import ScheduleBatch
 from core.device.checks import DeviceChecks
 from core.device.recorder import Recorder
 from core.device.staging import Staging
 from core.device.streams import DeviceStreams, Event
 from core.device.timer import Mark
+from core.executor.pooling import Pooler
 from core.memory.companion import DeviceCompanion
 from core.memory.kv_pool import KVPool
 from core.memory.req_to_token_pool import ReqToTokenPool
@@ -60,6 +61,7 @@ class LaunchedStep:
     previous_end: Mark | None
     device_refs: tuple[object, ...]
     recorder: Recorder | None
+    vectors: torch.Tensor | None = None
 
     def result(self) -> StepResult:
         """Wait for the copies and turn them into the result. Blocks: an overlapped loop never calls it."""
@@ -80,7 +82,14 @@ class LaunchedStep:
             assert_counts=self.counts.numpy(),
             busy=self.ended.seconds_since(self.began),
             idle=idle,
+            vectors=self._vectors(),
         )
+
+    def _vectors(self) -> VectorResult | None:
+        pooling = self.batch.pooling
+        if pooling is None or self.vectors is None:
+            return None
+        return VectorResult(pooling.rows, pooling.generations, self.vectors.numpy())
 
 
 class StepRunner:
@@ -94,6 +103,7 @@ class StepRunner:
         for companion in state.companions.values():
             companion.recorder = self._recorder
         self._history: TokenHistory | None = None
+        self._pooler: Pooler | None = None
         self._previous_end: Mark | None = None
 
     @torch.inference_mode()
@@ -106,6 +116,7 @@ class StepRunner:
             began = state.streams.mark()
             forward_batch = self._prepare(batch)
             logits = state.model.forward(forward_batch)
+            vectors = self._pool(batch, forward_batch)
             sampled = state.sampler.sample(logits, batch.sampling, self._history)
             if self._recorder is not None:
                 self._recorder.wrote(SAMPLED, (batch.step_id,))
@@ -113,9 +124,18 @@ class StepRunner:
             published = self._relay(batch, forward_batch, sampled)
             ended = state.streams.mark()
         previous_end, self._previous_end = self._previous_end, ended
-        host, counts, copy_done = self._copy_out(batch.step_id, sampled, counted, published)
-        refs = (sampled, counted, forward_batch, published)
-        return LaunchedStep(batch, host, counts, copy_done, began, ended, previous_end, refs, self._recorder)
+        host, counts, fetched, copy_done = self._copy_out(batch.step_id, sampled, counted, vectors, published)
+        refs = (sampled, counted, vectors, forward_batch, published)
+        return LaunchedStep(batch, host, counts, copy_done, began, ended, previous_end, refs, self._recorder, fetched)
+
+    def _pool(self, batch: ScheduleBatch, forward_batch: ForwardBatch) -> torch.Tensor | None:
+        if batch.pooling is None:
+            return None
+        hidden = forward_batch.hidden
+        assert hidden is not None, "the engine lets embeddings in only for a model that gives hidden states"
+        if self._pooler is None:
+            self._pooler = Pooler(self._state.pool, hidden.shape[1])
+        return self._pooler.pool(hidden, batch.pooling)
 
     def _prepare(self, batch: ScheduleBatch) -> ForwardBatch:
         """Apply what the scheduler decided to device state, then gather the inputs: the other way rows are stale."""
@@ -163,6 +183,7 @@ class StepRunner:
             num_extend=batch.num_extend,
             prefix_lens_host=batch.prefix_lens,
             extend_lens_host=batch.extend_lens,
+            wants_hidden=batch.pooling is not None,
         )
 
     def _seed_history(self, batch: ScheduleBatch) -> None:
@@ -188,9 +209,14 @@ class StepRunner:
         return published
 
     def _copy_out(
-        self, step_id: int, sampled: SampleOutput, counted: torch.Tensor, published: Event
-    ) -> tuple[SampleOutput, torch.Tensor, Event]:
-        """Bring tokens, log probabilities and assert counters to the host, off the forward stream."""
+        self,
+        step_id: int,
+        sampled: SampleOutput,
+        counted: torch.Tensor,
+        vectors: torch.Tensor | None,
+        published: Event,
+    ) -> tuple[SampleOutput, torch.Tensor, torch.Tensor | None, Event]:
+        """Bring tokens, vectors, log probabilities and assert counters to the host, off the forward stream."""
         streams = self._state.streams
         copy_done = streams.new_event()
         with streams.on_copy():
@@ -200,8 +226,9 @@ class StepRunner:
                 self._recorder.wrote(RESULTS, (step_id,))
             host = self._to_host(sampled)
             counts = streams.fetch(counted)
+            fetched = None if vectors is None else streams.fetch(vectors)
             copy_done.record(streams.copy)
-        return host, counts, copy_done
+        return host, counts, fetched, copy_done
 
     def _to_host(self, sampled: SampleOutput) -> SampleOutput:
         fetch = self._state.streams.fetch

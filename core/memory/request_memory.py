@@ -76,15 +76,16 @@ class RequestMemory:
         pages = self.allocator.pages_for(total_tokens)
         return pages <= self.allocator.num_pages and all(c.fits_alone(total_tokens) for c in self.companions)
 
-    def admit(self, ids: Ints, salt: str, reserve_pages: int) -> Admission | None:
+    def admit(self, ids: Ints, salt: str, reserve_pages: int, *, reuse: bool = True) -> Admission | None:
         """Take a row and pages for all of `ids`, sharing what the cache has; None (and no change) when it does not fit.
 
         `reserve_pages` must stay obtainable afterwards, for the decode steps of those already running. At least one
-        token is always left to compute, because its logits are what the first output is sampled from.
+        token is always left to compute, because its logits are what the first output is sampled from; with `reuse` off
+        all of them are.
         """
         if not self.rows.available:
             return None
-        match = self._match(ids, salt)
+        match = self._match(ids, len(ids) - 1 if reuse else 0, salt)
         needed = self.allocator.pages_for(len(ids)) - len(match.pages)
         self.cache.lock(match.node)
         pages = None
@@ -102,9 +103,9 @@ class RequestMemory:
             companion.admitted(row, len(ids), match.pages)
         return Admission(row, generation, len(match.pages) * self.page_size)
 
-    def _match(self, ids: Ints, salt: str) -> PrefixMatch:
+    def _match(self, ids: Ints, limit: int, salt: str) -> PrefixMatch:
         """The longest cached prefix that every companion can resume from."""
-        match = self.cache.match(ids, len(ids) - 1, salt)
+        match = self.cache.match(ids, limit, salt)
         while usable := len(match.pages):
             usable = min((c.resumable(match.pages) for c in self.companions), default=usable)
             if usable == len(match.pages):

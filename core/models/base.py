@@ -42,6 +42,8 @@ class ModelSpec:
     """Recurrent layers, ascending. A model has layers of one kind at least."""
     sampling_defaults: Mapping[str, float | int] = field(default_factory=dict)
     """Fields of `SamplingParams` that the checkpoint recommends."""
+    hidden_size: int = 0
+    """Width of the hidden states that `ForwardBatch.hidden` gets; 0 for a model that gives none, so cannot embed."""
 
     def __post_init__(self) -> None:
         assert self.vocab_size >= 1, self.vocab_size

@@ -137,6 +137,21 @@ class PackedCall:
         # Purely recurrent models take no positions, and call their cache by another name.
         self._places = "position_ids" in names
         self._cache_argument = "past_key_values" if "past_key_values" in names else "cache_params"
+        self._wants_hidden = False
+        self.hidden: torch.Tensor | None = None
+        base = getattr(model, "base_model", model)
+        if base is not model:
+            # Logits are made from a slice of this module's output, so here all tokens' states pass by at no cost.
+            base.register_forward_hook(self._keep_hidden)
+
+    def begin(self, wants_hidden: bool) -> None:
+        """Before `logits`: whether `hidden` shall be set to [T, H], the last hidden states after the final norm."""
+        self._wants_hidden = wants_hidden
+        self.hidden = None
+
+    def _keep_hidden(self, module: torch.nn.Module, inputs: Any, output: Any) -> None:
+        if self._wants_hidden:
+            self.hidden = output[0][0]
 
     def logits(self, cache: KVFacade, ids: torch.Tensor, positions: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
         """[S, vocab] at the places `wanted`, int64[S], of the packed tokens `ids` at `positions`, int64[T] each."""

@@ -78,7 +78,10 @@ class TransformersModel:
         if self._states is not None:
             self._states.begin(batch)
         cache = self._context.cache
-        return self._call.logits(cache, batch.input_ids, batch.positions, batch.last_indices).float()
+        self._call.begin(batch.wants_hidden)
+        logits = self._call.logits(cache, batch.input_ids, batch.positions, batch.last_indices).float()
+        batch.hidden, self._call.hidden = self._call.hidden, None
+        return logits
 
 
 def load_transformers(
@@ -224,12 +227,19 @@ def _assemble(
         eos_token_ids=checkpoint.eos_token_ids,
         bos_token_id=checkpoint.bos_token_id,
         sampling_defaults=checkpoint.sampling_defaults,
+        hidden_size=_hidden_size(model),
     )
     model.config._attn_implementation = IMPLEMENTATION
     context = PackedContext(dtype=model.dtype, spans=probe.spans)
     bind_context(model, context)
     states = wrap_mixers(probe.cache.recurrent_layers) if spec.state_layers else None
     return TransformersModel(model, spec, context, states)
+
+
+def _hidden_size(model: PreTrainedModel) -> int:
+    """Width of the last hidden states; 0 where the output matrix hangs on no base model that could be listened to."""
+    size = getattr(model.config.get_text_config(), "hidden_size", None)
+    return size if isinstance(size, int) and getattr(model, "base_model", model) is not model else 0
 
 
 def one_line(error: object) -> str:

@@ -53,6 +53,8 @@ class PrefillAdder:
         return segments
 
     def _match_len(self, req: Req) -> int:
+        if not req.reuses_prefix:
+            return 0
         ids = req.known_ids()
         return self._memory.cache.peek(ids, len(ids) - 1, req.salt)
 
@@ -72,7 +74,9 @@ class PrefillAdder:
         stop = min(end, start + budget)
         running.planned[row] = stop
         self._offer(row, stop, final=stop == end)
-        return Segment(row, start, running.ids(row, stop, start), final=stop == end)
+        req = running.reqs[row]
+        assert req is not None, "a row of the set has an owner"
+        return Segment(row, start, running.ids(row, stop, start), final=stop == end, pooling=req.pooling)
 
     def _offer(self, row: int, planned: int, *, final: bool) -> None:
         """Share what is planned so far, at doubling lengths: each offer walks from the root, all stay O(prompt)."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from core.batch.result import StepResult
+from core.batch.result import StepResult, VectorResult
 from core.errors import RequestFailed
 from core.invariants import check
 from core.scheduler.lifecycle import Lifecycle
@@ -38,6 +38,8 @@ class ResultProcessor:
         places = np.flatnonzero(current)
         if result.non_finite.any():
             places = self._fail_non_finite(result, places)
+        if result.vectors is not None:
+            self._end_embedded(result.vectors)
         if len(places) == 0:
             return None
         return self._append(result, places, now)
@@ -48,6 +50,19 @@ class ResultProcessor:
             error = RequestFailed("the model produced non-finite logits for this request")
             self._lifecycle.end(Ended(self._req(row), error=error))
         return places[~bad]
+
+    def _end_embedded(self, vectors: VectorResult) -> None:
+        """An embedding ends with its vector; one whose row has a new owner was ended or retracted meanwhile."""
+        current = self._memory.rows.is_current(vectors.rows, vectors.generations)
+        finite = ~np.any(~np.isfinite(vectors.values), axis=1)
+        for place in np.flatnonzero(current).tolist():
+            req = self._req(int(vectors.rows[place]))
+            if finite[place]:
+                req.vector = vectors.values[place]
+                self._lifecycle.end(Ended(req, FinishReason.STOP))
+            else:
+                error = RequestFailed("the model produced non-finite hidden states for this request")
+                self._lifecycle.end(Ended(req, error=error))
 
     def _append(self, result: StepResult, places: Ints, now: float) -> StepTokens:
         running = self._running

@@ -45,6 +45,42 @@ class GenerateRequest:
     cache_salt: str = ""
 
 
+class Pooling(Enum):
+    """How the hidden states of all tokens become one vector: their mean, that of the last token, or of the first."""
+
+    MEAN = "mean"
+    LAST = "last"
+    CLS = "cls"
+
+
+@dataclass(frozen=True, slots=True)
+class EmbedRequest:
+    """One text to embed; exactly one of `text` and `token_ids` is given. Fields shared with `GenerateRequest` mean the
+    same. `dimensions` keeps the first entries of the vector (Matryoshka), before it is normalised.
+    """
+
+    request_id: str = ""
+    text: str | None = None
+    token_ids: tuple[int, ...] | None = None
+    pooling: Pooling = Pooling.MEAN
+    normalize: bool = True
+    dimensions: int | None = None
+    priority: int = 0
+    queue_timeout: float | None = None
+    deadline: float | None = None
+    cache_salt: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class EmbedResult:
+    """The vector of one text, and how many of its tokens came from the prefix cache."""
+
+    request_id: str
+    values: tuple[float, ...]
+    prompt_tokens: int
+    cached_tokens: int
+
+
 @dataclass(frozen=True, slots=True)
 class TokenLogprob:
     """Natural-log probability of one output token, and the `top` alternatives (id, logprob), best first."""

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from core.invariants import check
+from core.types.io import Pooling
 from core.types.sampling_params import SamplingParams
 
 
@@ -43,7 +44,7 @@ class Req:
     params: SamplingParams
     seed: int
     max_new_tokens: int
-    """At least 1; already cut to the context and to what the pool can ever hold."""
+    """At least 1; already cut to the context and to what the pool can ever hold. 0 for an embedding."""
     salt: str = ""
     priority: int = 0
     deadline: float | None = None
@@ -51,6 +52,10 @@ class Req:
     arrived_at: float = 0.0
     sink: Any = None
     """The output processor's own record; the scheduler passes it through and never looks inside."""
+
+    pooling: Pooling | None = None
+    """Set for an embedding: its prompt is prefilled, nothing is sampled, and `vector` is what it gets."""
+    vector: npt.NDArray[np.float32] | None = None
 
     sequence: int = -1
     """Arrival number, given by intake; ties in every policy are broken by it."""
@@ -71,6 +76,11 @@ class Req:
     def prompt_len(self) -> int:
         """Tokens of the original prompt; outputs recomputed after a retraction do not count."""
         return len(self.prompt)
+
+    @property
+    def reuses_prefix(self) -> bool:
+        """Whether cached tokens may be skipped. Mean and CLS need hidden states, and the cache has keys and values."""
+        return self.pooling in (None, Pooling.LAST)
 
     def known_ids(self) -> npt.NDArray[np.int64]:
         """int64[n]: prompt and outputs so far, i.e. what a (re-)admission must have in the pools. Not while running."""
