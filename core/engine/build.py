@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,12 +14,14 @@ from core.config import EngineConfig
 from core.device.checks import AssertMode, DeviceChecks
 from core.device.staging import Staging
 from core.device.streams import DeviceStreams, resolve_device
+from core.engine.adapters import AdapterNames, load_adapters
 from core.engine.async_engine import AsyncEngine, Parts
 from core.engine.input_processor import InputProcessor
 from core.executor.forward_thread import ForwardThread
 from core.executor.inline import InlineExecutor
 from core.executor.interface import Executor
 from core.executor.step import DeviceState, StepRunner
+from core.memory.companion import DeviceCompanion
 from core.memory.kv_allocator import PagedKVAllocator
 from core.memory.kv_pool import KVPool
 from core.memory.req_to_token_pool import ReqToTokenPool
@@ -53,7 +55,8 @@ def build_engine(config: EngineConfig, progress: Progress | None = None) -> Asyn
 def assemble(config: EngineConfig, model: Model, tokenizer: Tokenizer, streams: DeviceStreams) -> AsyncEngine:
     """An engine around a model that is loaded already; benchmarks and tests bring an emulated one."""
     pools = _build_pools(config, model, streams)
-    inputs = InputProcessor(tokenizer, pools.memory, model.spec.vocab_size, pools.context_length, config.seed)
+    names = AdapterNames(name for name, _ in config.lora.adapters)
+    inputs = InputProcessor(tokenizer, pools.memory, model.spec.vocab_size, pools.context_length, config.seed, names)
     parts = Parts(
         inputs=inputs,
         model_info=_model_info(config, model, tokenizer, pools),
@@ -71,10 +74,13 @@ class Pools:
     requests: ReqToTokenPool
     kv: KVPool
     context_length: int
+    companions: Mapping[str, DeviceCompanion]
 
 
 def _build_pools(config: EngineConfig, model: Model, streams: DeviceStreams) -> Pools:
     spec, memory = model.spec, config.memory
+    # Before the KV pool is sized from what is left.
+    companions = load_adapters(config.lora, model, streams.device)
     context = min(spec.context_length, config.model.context_length or spec.context_length)
     per_token = KVPool.bytes_per_token_for(spec.kv_layers, spec.dtype)
     pages = num_pages(memory, per_token, context, streams.device)
@@ -88,6 +94,7 @@ def _build_pools(config: EngineConfig, model: Model, streams: DeviceStreams) -> 
         requests=requests,
         kv=KVPool(spec.kv_layers, pages, memory.page_size, spec.dtype, streams.device),
         context_length=context,
+        companions=companions,
     )
 
 
@@ -105,6 +112,7 @@ def _build_executor(
         staging=Staging(streams.device),
         model=model,
         sampler=Sampler(model.spec.vocab_size, streams.device),
+        companions=pools.companions,
     )
     runner = StepRunner(state)
     return ForwardThread(runner, wake) if config.executor.overlap else InlineExecutor(runner, wake)

@@ -110,9 +110,12 @@ def _wanted(config: AdapterConfig, base: PreTrainedModel) -> dict[str, torch.nn.
     for name, module in base.named_modules():
         if not name or not config.targets_module(name):
             continue
-        if type(module) is torch.nn.Linear:
-            if config.targets is not None or module is not output:
-                wanted[name] = module
+        if module is output:
+            # It multiplies the sampled tokens alone, so places in T would name the wrong ones.
+            if config.targets is not None:
+                raise ModelLoadError(f"target_modules names {name}, the output matrix, which is not adapted")
+        elif type(module) is torch.nn.Linear:
+            wanted[name] = module
         elif config.targets is not None:
             raise ModelLoadError(f"target_modules names {name}, a {type(module).__name__}; only nn.Linear is adapted")
     return wanted
