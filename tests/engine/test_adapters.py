@@ -9,10 +9,12 @@ from typing import Any
 
 import pytest
 
-from core.errors import ConfigError, ModelLoadError
+from core.errors import ConfigError, InvalidRequest, ModelLoadError
+from core.text.tokenizer import Tokenizer
 from service.client import CallFailed, SlipstreamClient
 from service.config import ServerConfig
 from service.settings import load
+from tests.engine.emulation import ask, running
 from tests.fakes.checkpoints import VOCAB_SIZE, make_checkpoint
 from tests.fakes.real_server import serve_checkpoint
 from tests.models.lora.peft_oracle import ADAPTERS, PeftOracle, make_adapter
@@ -106,6 +108,22 @@ async def test_an_unknown_name_is_refused_by_field(base: Path, adapters: dict[st
                     await client.complete([5, 6, 7], adapter=name, **GREEDY)
                 assert refused.value.code.name == "INVALID_ARGUMENT"
                 assert "adapter" in str(refused.value)
+
+
+async def test_an_unknown_name_is_told_before_anything_that_may_pass(tokenizer: Tokenizer) -> None:
+    """A request that is late as well: who corrects the deadline alone would come back in vain."""
+    async with running(tokenizer) as engine:
+        with pytest.raises(InvalidRequest, match="adapter"):
+            await engine.generate(ask(adapter="nobody", deadline=0.0))
+
+
+async def test_samples_of_one_request_share_their_adapter(
+    base: Path, adapters: dict[str, Path], asked: Asked, wanted: list[list[int]]
+) -> None:
+    async with serve_checkpoint(base, adapter=given(adapters), page_size=4, prefix_cache="none") as (_, client):
+        for (prompt, name), want in zip(asked[:6], wanted, strict=False):
+            outputs = await client.complete(prompt, adapter=name, n=2, **GREEDY)
+            assert [list(output.token_ids) for output in outputs] == [want, want], name
 
 
 async def test_an_adapter_that_does_not_fit_stops_the_start(base: Path, tmp_path: Path) -> None:
