@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from dataclasses import dataclass, field
 
 from core.errors import ConfigError
@@ -12,6 +13,7 @@ DTYPES = ("auto", "float32", "bfloat16")
 PREFIX_CACHES = ("radix", "none")
 SCHEDULE_POLICIES = ("fcfs", "lpm", "priority")
 ASSERT_MODES = ("off", "count", "trap")
+ADAPTER_NAME = re.compile(r"[A-Za-z0-9._:/-]{1,128}")
 
 
 def _one_of(name: str, value: str, allowed: tuple[str, ...]) -> None:
@@ -94,6 +96,23 @@ class ExecutorConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class LoraConfig:
+    """LoRA adapters served beside the base model: (name, PEFT directory) each, all loaded at start; none by default."""
+
+    adapters: tuple[tuple[str, str], ...] = ()
+    max_rank: int = 64
+
+    def __post_init__(self) -> None:
+        _at_least("max_lora_rank", self.max_rank, 1)
+        names = [name for name, _ in self.adapters]
+        for name in names:
+            if not ADAPTER_NAME.fullmatch(name):
+                raise ConfigError(f"adapter: the name {name!r} must be 1 to 128 characters of A-Z a-z 0-9 . _ : / -")
+            if names.count(name) > 1:
+                raise ConfigError(f"adapter: the name {name!r} is given twice")
+
+
+@dataclass(frozen=True, slots=True)
 class EngineConfig:
     """Everything the engine needs. `max_pending_tokens` bounds what one slow reader may leave unread."""
 
@@ -101,5 +120,6 @@ class EngineConfig:
     memory: MemoryConfig = field(default_factory=MemoryConfig)
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
     executor: ExecutorConfig = field(default_factory=ExecutorConfig)
+    lora: LoraConfig = field(default_factory=LoraConfig)
     seed: int | None = None
     max_pending_tokens: int = 8192

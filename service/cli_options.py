@@ -67,16 +67,24 @@ def _option(setting: Setting) -> Callable[[Command], Command]:
     declaration = f"{setting.flag}/--no-{setting.flag[2:]}" if setting.kind is bool else setting.flag
     # click converts what is typed on the command line; `settings.load` checks ranges for all sources alike.
     kind: Any = click.Choice(setting.choices) if setting.choices else setting.kind
+    many = setting.kind is tuple
     return click.option(
         declaration,
         setting.name,
         cls=SettingOption,
         group=setting.group,
-        type=None if setting.kind is bool else kind,
+        type=None if setting.kind is bool else str if many else kind,
+        multiple=many,
+        callback=_unless_empty if many else None,
         default=None,
         metavar=setting.metavar or None,
         help=f"{setting.help}{_default_note(setting)}  [env: {setting.env}]",
     )
+
+
+def _unless_empty(ctx: click.Context, param: click.Parameter, value: tuple[str, ...]) -> tuple[str, ...] | None:
+    """None for an option that was not given, as of the options that are given once."""
+    return value or None
 
 
 def _default_note(setting: Setting) -> str:

@@ -146,6 +146,7 @@ class SlipstreamClient:
         want_text: bool = True,
         priority: int = 0,
         cache_salt: str = "",
+        adapter: str = "",
         **sampling: Any,
     ) -> AsyncGenerator[Chunk | End, None]:
         """Stream the outputs for `prompt`.
@@ -159,6 +160,7 @@ class SlipstreamClient:
             output_options=pb.OutputOptions(text=want_text),
             priority=priority,
             cache_salt=cache_salt,
+            adapter=adapter,
         )
         _set_input(request, prompt)
         call = self.stub.Generate(request, timeout=timeout, metadata=self.metadata)

@@ -19,6 +19,7 @@ from core.config import (
     SCHEDULE_POLICIES,
     EngineConfig,
     ExecutorConfig,
+    LoraConfig,
     MemoryConfig,
     ModelConfig,
     SchedulerConfig,
@@ -51,6 +52,16 @@ class ServerConfig:
     context_length: int | None = setting(
         None, int, "Model", "Most tokens of prompt and output together; unset: the checkpoint's own.", low=2
     )
+
+    adapter: tuple[tuple[str, str], ...] | None = setting(
+        None,
+        tuple,
+        "Model",
+        "LoRA adapter in PEFT format, loaded at start and asked for by name; may be repeated (a list in the file, "
+        "commas in the environment).",
+        metavar="NAME=DIR",
+    )
+    max_lora_rank: int = setting(_core(LoraConfig, "max_rank"), int, "Model", "Highest rank of an adapter.", low=1)
 
     device: str = setting(_core(ExecutorConfig, "device"), str, "Device", "Where the model runs.", choices=DEVICES)
     overlap: bool = setting(
@@ -219,6 +230,7 @@ class ServerConfig:
                 cpu_threads=self.cpu_threads,
                 hang_timeout=self.hang_timeout,
             ),
+            lora=LoraConfig(self.adapter or (), self.max_lora_rank),
             seed=self.seed,
             max_pending_tokens=self.max_pending_tokens,
         )

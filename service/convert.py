@@ -92,6 +92,7 @@ def generate_request(
         deadline=deadline,
         # Names hold no NUL, so no salt of one caller can look like another's.
         cache_salt=message.cache_salt if caller is None else f"{caller}\0{message.cache_salt}",
+        adapter=message.adapter,
     )
 
 

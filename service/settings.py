@@ -173,5 +173,18 @@ def _str(raw: Any) -> str | None:
     return raw if isinstance(raw, str) and raw else None
 
 
-_READERS: dict[type, Callable[[Any], Any]] = {bool: _bool, int: _int, float: _float, str: _str}
-_NOUNS: dict[type, str] = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
+def _pairs(raw: Any) -> tuple[tuple[str, str], ...] | None:
+    """`name=value` texts, one or many, as pairs; None if one is something else."""
+    texts = raw.split(",") if isinstance(raw, str) else raw if isinstance(raw, list | tuple) else [raw]
+    found = [tuple(str(text).strip().split("=", 1)) for text in texts]
+    return tuple((name, value) for name, value in found) if all(len(p) == 2 and all(p) for p in found) else None
+
+
+_READERS: dict[type, Callable[[Any], Any]] = {bool: _bool, int: _int, float: _float, str: _str, tuple: _pairs}
+_NOUNS: dict[type, str] = {
+    bool: "true or false",
+    int: "a whole number",
+    float: "a number",
+    str: "text",
+    tuple: "NAME=VALUE",
+}

@@ -110,6 +110,7 @@ class AsyncEngine:
         self._refuse_unless_ready()
         # Before the queue is asked: what can never be served must not be told to come back later.
         self._inputs.refuse_out_of_range(request.sampling)
+        self._inputs.adapters.slot(request.adapter)
         request_id = request.request_id or uuid.uuid4().hex
 
         def sequences(prompt: Ints, now: float) -> list[Req]:

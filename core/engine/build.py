@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +14,7 @@ from core.config import EngineConfig
 from core.device.checks import AssertMode, DeviceChecks
 from core.device.staging import Staging
 from core.device.streams import DeviceStreams, resolve_device
+from core.engine.adapters import AdapterNames, load_adapters
 from core.engine.async_engine import AsyncEngine, Parts
 from core.engine.input_processor import InputProcessor
 from core.executor.forward_thread import ForwardThread
@@ -58,8 +59,10 @@ def build_engine(config: EngineConfig, progress: Progress | None = None) -> Asyn
 def assemble(config: EngineConfig, model: Model, tokenizer: Tokenizer, streams: DeviceStreams) -> AsyncEngine:
     """An engine around a model that is loaded already; benchmarks and tests bring an emulated one."""
     pools = _build_pools(config, model, streams)
+    names = AdapterNames(name for name, _ in config.lora.adapters)
+    spec = model.spec
     inputs = InputProcessor(
-        tokenizer, pools.memory, model.spec.vocab_size, pools.context_length, config.seed, model.spec.hidden_size
+        tokenizer, pools.memory, spec.vocab_size, pools.context_length, config.seed, spec.hidden_size, names
     )
     parts = Parts(
         inputs=inputs,
@@ -78,11 +81,13 @@ class Pools:
     requests: ReqToTokenPool
     kv: KVPool
     context_length: int
-    companions: dict[str, DeviceCompanion]
+    companions: Mapping[str, DeviceCompanion]
 
 
 def _build_pools(config: EngineConfig, model: Model, streams: DeviceStreams) -> Pools:
     spec, memory = model.spec, config.memory
+    # Before the KV pool is sized from what is left.
+    companions: dict[str, DeviceCompanion] = {**load_adapters(config.lora, model, streams.device)}
     context = min(spec.context_length, config.model.context_length or spec.context_length)
     per_token = KVPool.bytes_per_token_for(spec.kv_layers, spec.dtype)
     slots = memory.max_state_slots or memory.max_running_requests
@@ -94,7 +99,6 @@ def _build_pools(config: EngineConfig, model: Model, streams: DeviceStreams) -> 
     requests = ReqToTokenPool(memory.max_running_requests, width, streams.device)
     cache = build_prefix_cache(memory.prefix_cache, memory.page_size)
     followers: list[Companion] = []
-    companions: dict[str, DeviceCompanion] = {}
     if spec.state_layers:
         followers.append(StateSlots(slots, requests.num_rows))
         companions[STATES] = HybridReqToTokenPool(requests, MambaPool(spec.state_layers, slots, streams.device))

@@ -10,6 +10,7 @@ from typing import TypeVar
 
 import numpy as np
 
+from core.engine.adapters import NO_ADAPTERS, AdapterNames
 from core.errors import FieldViolation, InvalidRequest
 from core.memory.request_memory import RequestMemory
 from core.sampling.uniform import derive_seed
@@ -36,12 +37,14 @@ class InputProcessor:
         context_length: int,
         seed: int | None,
         hidden_size: int = 0,
+        adapters: AdapterNames = NO_ADAPTERS,
     ) -> None:
         self.tokenizer = tokenizer
         self._memory = memory
         self._vocab_size = vocab_size
         self._context_length = context_length
         self._hidden_size = hidden_size
+        self.adapters = adapters
         self._random = random.Random(seed)
         self._pool = ThreadPoolExecutor(2, thread_name_prefix="slipstream-text")
 
@@ -88,7 +91,9 @@ class InputProcessor:
         if violations:
             raise InvalidRequest(violations)
         seed = params.seed if params.seed is not None else self._random.getrandbits(63)
-        salt = self._memory.cache.namespace(request.cache_salt, group if params.n > 1 else None)
+        slot = self.adapters.slot(request.adapter)
+        tenant = self.adapters.salt(request.adapter, request.cache_salt)
+        salt = self._memory.cache.namespace(tenant, group if params.n > 1 else None)
         return [
             Req(
                 request_id=request_id,
@@ -98,6 +103,7 @@ class InputProcessor:
                 seed=derive_seed(seed, index),
                 max_new_tokens=max_new,
                 salt=salt,
+                adapter_slot=slot,
                 priority=request.priority,
                 deadline=request.deadline,
                 queue_deadline=None if request.queue_timeout is None else now + request.queue_timeout,

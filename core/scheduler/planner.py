@@ -11,6 +11,8 @@ from core.batch.build import Segment, StepPlan, build_batch
 from core.batch.schedule_batch import HistoryWrites, ScheduleBatch
 from core.config import SchedulerConfig
 from core.errors import Overloaded
+from core.memory.companion import Writes
+from core.models.lora.slots import LORA, LoraWrites, group_tokens
 from core.scheduler.lifecycle import Lifecycle
 from core.scheduler.outputs import Ended
 from core.scheduler.policy import Policy, victim
@@ -97,5 +99,11 @@ class Planner:
         self._next_step += 1
         memory = self._memory
         return build_batch(
-            plan, memory.rows.generations, memory.slots, self._sampling.batch, self._pin, memory.plan_companions
+            plan, memory.rows.generations, memory.slots, self._sampling.batch, self._pin, self._companion_writes
         )
+
+    def _companion_writes(self, rows: Ints, prefix_lens: Ints, extend_lens: Ints) -> Writes:
+        """What the pools beside the KV pool need, and the step's token places by adapter if any row has one."""
+        writes = self._memory.plan_companions(rows, prefix_lens, extend_lens)
+        groups = group_tokens(self._running.adapter_slots[rows], extend_lens)
+        return {**writes, LORA: LoraWrites(groups=groups)} if groups else writes

@@ -30,6 +30,7 @@ class GenerateRequest:
 
     `deadline` is a `time.monotonic()` instant or None; `queue_timeout` is in seconds. Lower `priority` values are
     served first, as in vLLM. `cache_salt` separates the prefix cache of tenants that must not see each other's hits.
+    `adapter` names a LoRA adapter that the server has loaded; empty is the base model alone.
     `want_text=False` skips detokenisation.
     """
 
@@ -43,6 +44,7 @@ class GenerateRequest:
     queue_timeout: float | None = None
     deadline: float | None = None
     cache_salt: str = ""
+    adapter: str = ""
 
 
 class Pooling(Enum):

@@ -46,6 +46,8 @@ class Req:
     max_new_tokens: int
     """At least 1; already cut to the context and to what the pool can ever hold. 0 for an embedding."""
     salt: str = ""
+    adapter_slot: int = 0
+    """Slot of the LoRA adapter; 0 is none."""
     priority: int = 0
     deadline: float | None = None
     queue_deadline: float | None = None

@@ -34,7 +34,7 @@ ENGINE_GROUPS = ("Model", "Device", "Memory", "Scheduling")
 @click.option("--top-k", type=int, help="0 is off.  [default: the model's]")
 @click.option("--seed", type=int, help="Makes sampling reproducible, 0 or more.")
 @click.option("--stop", multiple=True, help="Stop at this string; may be repeated.")
-@setting_options(ENGINE_GROUPS, without=("seed",))
+@setting_options(ENGINE_GROUPS, without=("seed", "adapter", "max_lora_rank"))
 def generate(
     text: str,
     server: str | None,

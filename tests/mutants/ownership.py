@@ -93,8 +93,8 @@ OWNERSHIP: tuple[Mutant, ...] = (
         "match-the-whole-prompt",
         "one token is always left to compute",
         "core/memory/request_memory.py",
-        "self.cache.match(ids, len(ids) - 1, salt)",
-        "self.cache.match(ids, len(ids), salt)",
+        "self._match(ids, len(ids) - 1 if reuse else 0, salt)",
+        "self._match(ids, len(ids) if reuse else 0, salt)",
         MEMORY + "test_one_token_is_always_left_to_compute",
     ),
     Mutant(

@@ -91,7 +91,7 @@ SCHEDULING: tuple[Mutant, ...] = (
         "middle-chunks-sample",
         "only the chunk that ends a prompt samples",
         "core/batch/build.py",
-        "finals = np.fromiter((s.final for s in plan.segments), np.bool_, num_extend)",
+        "finals = np.fromiter((s.final and s.pooling is None for s in plan.segments), np.bool_, num_extend)",
         "finals = np.ones(num_extend, np.bool_)",
         SCHEDULER + "test_chunks_share_a_step_with_decodes",
     ),

@@ -13,6 +13,7 @@ from transformers import PreTrainedModel
 
 from core.errors import ModelLoadError
 from core.models.lora.config import AdapterConfig, read_adapter_config
+from core.models.mla import ABSORBED
 
 WEIGHTS_FILE = "adapter_model.safetensors"
 PICKLE_FILE = "adapter_model.bin"
@@ -110,9 +111,15 @@ def _wanted(config: AdapterConfig, base: PreTrainedModel) -> dict[str, torch.nn.
     for name, module in base.named_modules():
         if not name or not config.targets_module(name):
             continue
-        if type(module) is torch.nn.Linear:
-            if config.targets is not None or module is not output:
-                wanted[name] = module
+        if module is output:
+            # It multiplies the sampled tokens alone, so places in T would name the wrong ones.
+            if config.targets is not None:
+                raise ModelLoadError(f"target_modules names {name}, the output matrix, which is not adapted")
+        elif name.endswith(".kv_b_proj") and ABSORBED in vars(base.get_submodule(name.rpartition(".")[0])):
+            # Its weight is multiplied into queries and outputs, never called: a delta would be ignored without a word.
+            raise ModelLoadError(f"target_modules names {name}, which attention over latents has folded in")
+        elif type(module) is torch.nn.Linear:
+            wanted[name] = module
         elif config.targets is not None:
             raise ModelLoadError(f"target_modules names {name}, a {type(module).__name__}; only nn.Linear is adapted")
     return wanted

@@ -18,6 +18,9 @@ from core.device.staging import Staging
 from core.models.lora.checkpoint import Adapter
 from core.types.arrays import Ints
 
+LORA = "lora"
+"""Name of the companion: the key of `AdapterSlots` on the device and of `LoraWrites` in a batch."""
+
 NONE_SLOT = 0
 """No adapter, and what padded rows have: never written, never in a group."""
 

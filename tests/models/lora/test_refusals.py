@@ -95,6 +95,7 @@ REFUSALS: dict[str, tuple[Change, str]] = {
     "rank other than the weights": (says(r=3), "lora_A of model.layers.0.self_attn.q_proj has shape (2, 64)"),
     "no targets": (says(target_modules=[]), "target_modules is empty"),
     "embedding": (says(target_modules=["embed_tokens"]), "names model.embed_tokens, a Embedding"),
+    "output matrix": (says(target_modules=["lm_head"]), "names lm_head, the output matrix"),
     "whole block": (says(target_modules=["mlp"]), "names model.layers.0.mlp, a LlamaMLP"),
     "target without weights": (says(target_modules=["q_proj", "v_proj", "o_proj"]), "for which the adapter has no"),
     "unknown module": (holds(foreign), "layers.9.self_attn.q_proj, which the base model does not have"),
