@@ -49,13 +49,17 @@ class MemoryConfig:
     max_total_tokens: int | None = None
     prefix_cache: str = "radix"
     max_state_slots: int | None = None
-    """Recurrent states held at once, for models that have any; None: one per request row."""
+    """Recurrent states held at once, of requests and for cached pages, for models that have any; None: two per request
+    row, or one without a prefix cache."""
+    state_track_interval: int = 256
+    """Every how many tokens, rounded up to pages, a decoding request's recurrent state is kept for the cache."""
 
     def __post_init__(self) -> None:
         _at_least("page_size", self.page_size, 1)
         _at_least("max_running_requests", self.max_running_requests, 1)
         _at_least("max_total_tokens", self.max_total_tokens, self.page_size)
         _at_least("max_state_slots", self.max_state_slots, 1)
+        _at_least("state_track_interval", self.state_track_interval, 1)
         _one_of("prefix_cache", self.prefix_cache, PREFIX_CACHES)
 
 

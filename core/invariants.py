@@ -22,6 +22,7 @@ HOST_CHECKS: tuple[str, ...] = (
     "row_conservation",
     "state_slot_double_free",
     "state_slot_conservation",
+    "state_snapshot_present",
     "prefix_lock_balance",
     "prefix_page_alignment",
     "relay_rows_unique",

@@ -31,6 +31,7 @@ from core.memory.request_memory import RequestMemory
 from core.memory.sizing import num_pages
 from core.memory.state_slots import NAME as STATES
 from core.memory.state_slots import StateSlots
+from core.memory.state_snapshots import Tracking
 from core.models.base import Model
 from core.models.loader import load_model
 from core.prefix.registry import build_prefix_cache
@@ -90,7 +91,8 @@ def _build_pools(config: EngineConfig, model: Model, streams: DeviceStreams) -> 
     companions: dict[str, DeviceCompanion] = {**load_adapters(config.lora, model, streams.device)}
     context = min(spec.context_length, config.model.context_length or spec.context_length)
     per_token = KVPool.bytes_per_token_for(spec.kv_layers, spec.dtype)
-    slots = memory.max_state_slots or memory.max_running_requests
+    tracking = _tracking(config)
+    slots = memory.max_state_slots or memory.max_running_requests * (1 if tracking is None else 2)
     state_bytes = MambaPool.bytes_per_slot(spec.state_layers) * (slots + 1)
     pages = num_pages(memory, per_token, context, streams.device, state_bytes)
     allocator = PagedKVAllocator(pages, memory.page_size)
@@ -100,7 +102,7 @@ def _build_pools(config: EngineConfig, model: Model, streams: DeviceStreams) -> 
     cache = build_prefix_cache(memory.prefix_cache, memory.page_size)
     followers: list[Companion] = []
     if spec.state_layers:
-        followers.append(StateSlots(slots, requests.num_rows))
+        followers.append(StateSlots(slots, requests.num_rows, tracking))
         companions[STATES] = HybridReqToTokenPool(requests, MambaPool(spec.state_layers, slots, streams.device))
     return Pools(
         memory=RequestMemory(requests.rows, allocator, cache, context, followers),
@@ -109,6 +111,15 @@ def _build_pools(config: EngineConfig, model: Model, streams: DeviceStreams) -> 
         context_length=context,
         companions=companions,
     )
+
+
+def _tracking(config: EngineConfig) -> Tracking | None:
+    """When recurrent states are kept; without a prefix cache nobody would find them."""
+    memory = config.memory
+    if memory.prefix_cache == "none":
+        return None
+    interval = -(-memory.state_track_interval // memory.page_size) * memory.page_size
+    return Tracking(memory.page_size, interval, buffers=2 if config.executor.overlap else 1)
 
 
 def _build_executor(

@@ -11,7 +11,7 @@ from core.device.recorder import Recorder
 from core.device.staging import Staging
 from core.memory.mamba_pool import MambaPool
 from core.memory.req_to_token_pool import ReqToTokenPool
-from core.memory.state_slots import NAME, StateWrites
+from core.memory.state_slots import NAME, StateWrites, Tracked
 
 
 class HybridReqToTokenPool:
@@ -24,13 +24,28 @@ class HybridReqToTokenPool:
         self.mapping = requests.new_row_buffer((), torch.int64)
         self.step_slots = torch.zeros(0, dtype=torch.int64, device=requests.device)
         """int64[B]: slots of the current step's rows, in batch order."""
+        self.tracked = Tracked()
+        self.tracked_slots = self.step_slots
+        """int64[n] on the device: `tracked.slots`."""
+        self.tracked_from = self.step_slots
+        """int64[n]: the slots of the rows that are tracked, from which the states are copied."""
 
     def begin(self, rows: torch.Tensor, writes: StateWrites | None, staging: Staging) -> None:
-        """See `DeviceCompanion`. What a slot's former owner left is cleared here, behind its last write."""
+        """See `DeviceCompanion`. What a slot's former owner left gives way here, behind its last write."""
+        self.tracked, places = Tracked(), rows[:0]
+        self.tracked_slots = rows[:0]
         if writes is not None:
-            fresh, slots = staging.upload([writes.rows, writes.slots])
-            self.mapping[fresh] = slots
-            self.states.clear(slots)
+            self.tracked = writes.tracked
+            fresh, slots, sources, places, self.tracked_slots = staging.upload(
+                [writes.rows, writes.slots, writes.sources, writes.tracked.places, writes.tracked.slots]
+            )
+            if len(writes.rows):
+                self.mapping[fresh] = slots
+                self.states.start(slots, sources)
+                if self.recorder is not None:
+                    self.recorder.read(NAME, sources)
         self.step_slots = self.mapping[rows]
+        self.tracked_from = self.step_slots[places]
         if self.recorder is not None:
             self.recorder.wrote(NAME, self.step_slots)
+            self.recorder.wrote(NAME, self.tracked_slots)

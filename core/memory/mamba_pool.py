@@ -57,10 +57,20 @@ class MambaPool:
         """Bytes that one slot takes in all layers together."""
         return sum(spec.nbytes for spec in layers)
 
-    def clear(self, slots: torch.Tensor) -> None:
-        """Zero `slots`, int64[n], in every layer."""
+    def start(self, slots: torch.Tensor, sources: torch.Tensor) -> None:
+        """Make `slots` copies of `sources`, int64[n] each, or zeros where the source is 0, in every layer.
+
+        All sources are read first, so a slot may be the source of another, or of itself.
+        """
         for states in (*self._conv.values(), *self._recurrent.values()):
-            states.index_fill_(0, slots, 0)
+            begun = states[sources]
+            # Slot 0 is no source of zeros: padded rows write there.
+            begun.masked_fill_((sources == 0).view(-1, *[1] * (begun.dim() - 1)), 0)
+            states.index_copy_(0, slots, begun)
+
+    def copy(self, layer_id: int, sources: torch.Tensor, slots: torch.Tensor) -> None:
+        """Make `slots` copies of `sources`, int64[n] each, in one layer."""
+        self.scatter(layer_id, slots, *self.gather(layer_id, sources))
 
     def gather(self, layer_id: int, slots: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Copies [n, ...] of the convolution window and temporal state of `slots`, int64[n]."""

@@ -66,12 +66,18 @@ class StateContext:
     """Tokens of each prefill segment."""
     prefixes: list[int] = field(default_factory=list)
     """Tokens before each prefill segment."""
+    cuts: dict[int, tuple[int, int]] = field(default_factory=dict)
+    """By place, of prefill segments whose state is kept: after how many of their tokens, and which tracked slot."""
 
     def begin(self, batch: ForwardBatch) -> None:
         """Start a step."""
         self.num_extend = batch.num_extend
         self.lengths = batch.extend_lens_host[: batch.num_extend].tolist()
         self.prefixes = batch.prefix_lens_host[: batch.num_extend].tolist()
+        assert self.pool is not None, "bind() comes first"
+        tracked = self.pool.tracked
+        found = enumerate(zip(tracked.places.tolist(), tracked.tokens.tolist(), strict=True))
+        self.cuts = {place: (tokens, number) for number, (place, tokens) in found if place < batch.num_extend}
 
 
 class PackedMixer:
@@ -90,16 +96,35 @@ class PackedMixer:
         """[1, T, C] to [1, T, C]. Masks are dropped: a packed row has no padding, and the cut takes their place."""
         context = self._context
         assert context.pool is not None, "bind() comes first"
-        slots, outputs, start = context.pool.step_slots, [], 0
+        pool = context.pool
+        slots, outputs, start = pool.step_slots, [], 0
         for place, (length, prefix) in enumerate(zip(context.lengths, context.prefixes, strict=True)):
             segment = hidden_states[:, start : start + length]
-            parts = segment.split(1, dim=1) if self._stepwise and prefix else (segment,)
-            outputs += [self._run(part, slots[place : place + 1]) for part in parts]
+            outputs += self._segment(segment, prefix, slots[place : place + 1], context.cuts.get(place))
             start += length
         if start < hidden_states.shape[1]:
             tails = hidden_states[0, start:, None]
             outputs.append(self._run(tails, slots[context.num_extend :]).transpose(0, 1))
+            first = len(context.cuts)
+            if first < len(pool.tracked.places):
+                pool.states.copy(self._layer_id, pool.tracked_from[first:], pool.tracked_slots[first:])
         return torch.cat(outputs, dim=1)
+
+    def _segment(
+        self, segment: torch.Tensor, prefix: int, slots: torch.Tensor, cut: tuple[int, int] | None
+    ) -> list[torch.Tensor]:
+        """Run `segment` [1, t, C] behind `prefix` tokens; where it is cut, keep the state as it stands there."""
+        tokens, tracked = cut or (0, 0)
+        outputs = []
+        for piece, behind in ((segment[:, :tokens], prefix), (segment[:, tokens:], prefix + tokens)):
+            if piece.shape[1]:
+                parts = piece.split(1, dim=1) if self._stepwise and behind else (piece,)
+                outputs += [self._run(part, slots) for part in parts]
+            if cut is not None and behind == prefix:
+                assert self._context.pool is not None
+                kept = self._context.pool.tracked_slots[tracked : tracked + 1]
+                self._context.pool.states.copy(self._layer_id, slots, kept)
+        return outputs
 
     def _run(self, hidden: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
         """One call [n, t, C] on the states of `slots`, int64[n]."""

@@ -40,7 +40,7 @@ STEPS = (
 )
 """Per step the (row, prefix, tokens) of its parts, and how many of them are prefill segments."""
 
-FRESH = StateWrites(np.array([1, 2]), np.array([2, 1]))
+FRESH = StateWrites(np.array([1, 2]), np.array([2, 1]), np.array([0, 0]))
 """Both rows get a recurrent state slot, crosswise."""
 
 TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-3}

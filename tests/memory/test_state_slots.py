@@ -107,7 +107,7 @@ def test_random_histories_conserve_slots() -> None:
 def test_the_mapping_is_as_long_as_the_request_table_whatever_the_states() -> None:
     pool = HybridReqToTokenPool(ReqToTokenPool(9, 16, CPU), MambaPool(LAYERS, 2, CPU))
     assert pool.mapping.shape == (10,)
-    pool.begin(torch.tensor([9, 0]), StateWrites(np.array([9]), np.array([2])), Staging(CPU))
+    pool.begin(torch.tensor([9, 0]), StateWrites(np.array([9]), np.array([2]), np.array([0])), Staging(CPU))
     assert pool.step_slots.tolist() == [2, 0], "the highest row has a slot, the padding row maps to slot 0"
 
 
@@ -117,7 +117,7 @@ def test_a_fresh_slot_is_cleared_and_its_neighbours_are_not() -> None:
     states.scatter(0, every, torch.ones(3, 3, 2), torch.ones(3, 2, 2))
     states.scatter(2, every, torch.ones(3, 3, 2), None)
     pool = HybridReqToTokenPool(ReqToTokenPool(4, 16, CPU), states)
-    pool.begin(torch.tensor([1]), StateWrites(np.array([1]), np.array([2])), Staging(CPU))
+    pool.begin(torch.tensor([1]), StateWrites(np.array([1]), np.array([2]), np.array([0])), Staging(CPU))
     for layer in (0, 2):
         conv, recurrent = states.gather(layer, every)
         assert conv.sum(dim=(1, 2)).tolist() == [6, 0, 6]

@@ -1,0 +1,82 @@
+"""Recurrent models behind cached prefixes say what `transformers.generate` says, and compute only what is new."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from core.config import EngineConfig
+from service.builder import EngineBuilder, Progress, StartableEngine, build_core_engine
+from service.client import SlipstreamClient
+from tests.equivalence.oracle import OUTPUT_TOKENS, Example, decided_examples
+from tests.fakes.checkpoints import make_checkpoint
+from tests.fakes.real_server import serve_checkpoint
+
+LONGEST = 70
+PAGE = 8
+MANY = 80
+"""State slots that nobody has to give up."""
+TURN = 10
+"""Output tokens that a second turn sends back as its prompt's end."""
+
+
+@pytest.fixture(scope="module", params=["bamba", "jamba"])
+def reference(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Example]]:
+    """A Mamba-2 and a Mamba-1 checkpoint, and the oracle's examples for each."""
+    directory = make_checkpoint(request.param, tmp_path_factory.mktemp(request.param), seed=0)
+    return directory, decided_examples(directory, 12, LONGEST, 1)
+
+
+async def _ask(client: SlipstreamClient, prompt: tuple[int, ...], count: int) -> tuple[int, ...]:
+    (answer,) = await client.complete(prompt, temperature=0.0, max_tokens=count, ignore_eos=True, want_text=False)
+    return answer.token_ids
+
+
+def _kept_every(interval: int, slots: int) -> EngineBuilder:
+    def build(config: EngineConfig, progress: Progress | None) -> StartableEngine:
+        memory = dataclasses.replace(config.memory, max_state_slots=slots, state_track_interval=interval)
+        return build_core_engine(dataclasses.replace(config, memory=memory), progress)
+
+    return build
+
+
+@pytest.mark.parametrize(
+    ("overlap", "interval", "slots"),
+    [(True, PAGE, MANY), (False, PAGE, MANY), (True, 4096, MANY), (True, PAGE, 5)],
+    ids=["overlap", "inline", "prompts-only", "few-slots"],
+)
+async def test_prefix_hits_equal_transformers(
+    reference: tuple[Path, list[Example]], overlap: bool, interval: int, slots: int
+) -> None:
+    directory, examples = reference
+    async with serve_checkpoint(
+        directory,
+        _kept_every(interval, slots),
+        overlap=overlap,
+        chunked_prefill_size=24,
+        page_size=PAGE,
+        max_running_requests=4,
+        max_total_tokens=4096,
+    ) as (server, client):
+
+        async def turn(sent: int) -> tuple[list[int], int]:
+            """Ask all prompts with `sent` tokens of their outputs behind them: who is wrong, and tokens found."""
+            before = server.engine.stats.cached_tokens
+            asked = (_ask(client, e.prompt + e.output[:sent], OUTPUT_TOKENS - sent) for e in examples)
+            answers = await asyncio.gather(*asked)
+            wrong = [i for i, e in enumerate(examples) if answers[i] != e.output[sent:]]
+            return wrong, server.engine.stats.cached_tokens - before
+
+        first, again, second = await turn(0), await turn(0), await turn(TURN)
+        stats = server.engine.stats
+    assert (first[0], again[0], second[0]) == ([], [], [])
+    in_prompts = sum((len(e.prompt) - 1) // PAGE * PAGE for e in examples)
+    if slots == MANY:
+        # Not all: where the cache had the pages first, without a snapshot, a later twin loses its own.
+        assert 0.8 * in_prompts <= again[1] <= in_prompts, "prompts resume at their last boundary"
+        assert second[1] > in_prompts if interval == PAGE else second[1] <= in_prompts, "decode is tracked, or not"
+    assert sum(stats.assert_failures.values()) == 0
+    assert all(pool.used == 0 for pool in stats.pools)
