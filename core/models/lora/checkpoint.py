@@ -118,6 +118,8 @@ def _wanted(config: AdapterConfig, base: PreTrainedModel) -> dict[str, torch.nn.
         elif name.endswith(".kv_b_proj") and ABSORBED in vars(base.get_submodule(name.rpartition(".")[0])):
             # Its weight is multiplied into queries and outputs, never called: a delta would be ignored without a word.
             raise ModelLoadError(f"target_modules names {name}, which attention over latents has folded in")
+        elif ".experts." in name:
+            raise ModelLoadError(f"target_modules names {name}, a routed expert, which does not see every token")
         elif type(module) is torch.nn.Linear:
             wanted[name] = module
         elif config.targets is not None:
