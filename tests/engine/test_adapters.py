@@ -58,6 +58,9 @@ def wanted(base: Path, adapters: dict[str, Path], asked: Asked) -> list[list[int
     return want
 
 
+SMALL_POOL = 192
+
+
 def given(adapters: dict[str, Path]) -> tuple[tuple[str, str], ...]:
     return tuple((name, str(path)) for name, path in adapters.items())
 
@@ -69,7 +72,7 @@ async def tokens(client: SlipstreamClient, prompt: list[int], name: str) -> tupl
 
 
 @pytest.mark.parametrize("overlap", [True, False])
-@pytest.mark.parametrize("pool", [2048, 192])
+@pytest.mark.parametrize("pool", [2048, SMALL_POOL])
 async def test_mixed_requests_equal_peft(
     base: Path, adapters: dict[str, Path], asked: Asked, wanted: list[list[int]], overlap: bool, pool: int
 ) -> None:
@@ -82,10 +85,12 @@ async def test_mixed_requests_equal_peft(
     for (ids, _), (repeated, _), want, (_, name) in zip(found, again, wanted, asked, strict=True):
         assert ids == want, name
         assert repeated == want, f"{name!r} from the prefix cache"
-    assert any(cached for _, cached in again), "nothing was ever cached"
     assert sum(stats.assert_failures.values()) == 0
-    if pool == 192:
+    if pool == SMALL_POOL:
         assert stats.preemptions > 0, "the pool was meant to be too small"
+    else:
+        # The small pool may evict whatever was kept before anybody asks again.
+        assert any(cached for _, cached in again), "nothing was ever cached"
 
 
 async def test_a_prompt_cached_under_one_adapter_is_no_hit_for_another(base: Path, adapters: dict[str, Path]) -> None:
