@@ -191,6 +191,7 @@ def texts() -> Iterator[Edge]:
         yield generate(f"a prompt of {name}", text=text, **short())
         yield generate(f"a turn of {name}", chat=chat(("user", text)), **short())
         yield generate(f"a salt of {name}", cache_salt=text[:256], **short())
+        yield generate(f"an adapter called {name}", "adapter", adapter=text, **short())
         yield generate(f"an id of {name}", "request_id", request_id=text, **short())
         yield Edge("Tokenize", f"text of {name}", pb.TokenizeRequest(text=text))
         yield Edge("Abort", f"id of {name}", pb.AbortRequest(request_id=text))
@@ -204,6 +205,9 @@ def texts() -> Iterator[Edge]:
         yield generate(f"an id of {length}", "request_id", request_id="x" * length, **short())
     for length in (0, 256):
         yield generate(f"a salt of {length}", cache_salt="x" * length, **short())
+    yield generate("no adapter", adapter="", **short())
+    for length in (1, 257, 100_000):
+        yield generate(f"an adapter's name of {length}", "adapter", adapter="x" * length, **short())
     for length in (257, 100_000):
         yield generate(f"a salt of {length}", "cache_salt", cache_salt="x" * length, **short())
 
