@@ -36,6 +36,9 @@ HOST_CHECKS: tuple[str, ...] = (
     "terminal_once",
     "streams_distinct",
     "staging_consumed",
+    "adapter_slot_filled",
+    "adapter_users",
+    "adapter_bytes",
 )
 """Checks that run on the host. Device checks are named in `core.device.checks.DEVICE_CHECKS`."""
 
