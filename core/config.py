@@ -101,19 +101,31 @@ class ExecutorConfig:
 
 @dataclass(frozen=True, slots=True)
 class LoraConfig:
-    """LoRA adapters served beside the base model: (name, PEFT directory) each, all loaded at start; none by default."""
+    """LoRA adapters served beside the base model: (name, PEFT directory) each, all loaded at start; none by default.
+
+    `directory` is the one below which others may be loaded while serving; None: none may. `max_bytes` bounds what all
+    of them take on the device.
+    """
 
     adapters: tuple[tuple[str, str], ...] = ()
     max_rank: int = 64
+    directory: str | None = None
+    max_bytes: int = 1 << 30
 
     def __post_init__(self) -> None:
         _at_least("max_lora_rank", self.max_rank, 1)
+        _at_least("max_lora_bytes", self.max_bytes, 1)
         names = [name for name, _ in self.adapters]
         for name in names:
             if not ADAPTER_NAME.fullmatch(name):
                 raise ConfigError(f"adapter: the name {name!r} must be 1 to 128 characters of A-Z a-z 0-9 . _ : / -")
             if names.count(name) > 1:
                 raise ConfigError(f"adapter: the name {name!r} is given twice")
+
+    @property
+    def enabled(self) -> bool:
+        """Whether there are adapters, or can be."""
+        return bool(self.adapters) or self.directory is not None
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from core.config import EngineConfig
 from core.device.checks import AssertMode, DeviceChecks
 from core.device.staging import Staging
 from core.device.streams import DeviceStreams, resolve_device
-from core.engine.adapters import AdapterNames, load_adapters
+from core.engine.adapters import Adapters, build_adapters, reserved_bytes
 from core.engine.async_engine import AsyncEngine, Parts
 from core.engine.input_processor import InputProcessor
 from core.executor.forward_thread import ForwardThread
@@ -60,13 +60,13 @@ def build_engine(config: EngineConfig, progress: Progress | None = None) -> Asyn
 def assemble(config: EngineConfig, model: Model, tokenizer: Tokenizer, streams: DeviceStreams) -> AsyncEngine:
     """An engine around a model that is loaded already; benchmarks and tests bring an emulated one."""
     pools = _build_pools(config, model, streams)
-    names = AdapterNames(name for name, _ in config.lora.adapters)
-    spec = model.spec
+    spec, table = model.spec, pools.adapters.table
     inputs = InputProcessor(
-        tokenizer, pools.memory, spec.vocab_size, pools.context_length, config.seed, spec.hidden_size, names
+        tokenizer, pools.memory, spec.vocab_size, pools.context_length, config.seed, spec.hidden_size, table
     )
     parts = Parts(
         inputs=inputs,
+        adapters=pools.adapters.loader,
         model_info=_model_info(config, model, tokenizer, pools),
         new_executor=lambda wake: _build_executor(config, model, streams, pools, wake),
         new_scheduler=lambda executor, emit: _build_scheduler(config, model, streams, pools, executor, emit),
@@ -83,18 +83,21 @@ class Pools:
     kv: KVPool
     context_length: int
     companions: Mapping[str, DeviceCompanion]
+    adapters: Adapters
 
 
 def _build_pools(config: EngineConfig, model: Model, streams: DeviceStreams) -> Pools:
     spec, memory = model.spec, config.memory
     # Before the KV pool is sized from what is left.
-    companions: dict[str, DeviceCompanion] = {**load_adapters(config.lora, model, streams.device)}
+    adapters = build_adapters(config.lora, model, streams.device)
+    companions: dict[str, DeviceCompanion] = {**adapters.companions}
     context = min(spec.context_length, config.model.context_length or spec.context_length)
     per_token = KVPool.bytes_per_token_for(spec.kv_layers, spec.dtype)
     tracking = _tracking(config)
     slots = memory.max_state_slots or memory.max_running_requests * (1 if tracking is None else 2)
-    state_bytes = MambaPool.bytes_per_slot(spec.state_layers) * (slots + 1)
-    pages = num_pages(memory, per_token, context, streams.device, state_bytes)
+    reserved = MambaPool.bytes_per_slot(spec.state_layers) * (slots + 1)
+    reserved += reserved_bytes(config.lora, adapters.table, streams.device)
+    pages = num_pages(memory, per_token, context, streams.device, reserved)
     allocator = PagedKVAllocator(pages, memory.page_size)
     # Whole pages are written into the table, so its width is a whole number of pages too.
     width = allocator.pages_for(context) * memory.page_size
@@ -110,6 +113,7 @@ def _build_pools(config: EngineConfig, model: Model, streams: DeviceStreams) -> 
         kv=KVPool(spec.kv_layers, pages, memory.page_size, spec.dtype, streams.device),
         context_length=context,
         companions=companions,
+        adapters=adapters,
     )
 
 
@@ -154,6 +158,7 @@ def _build_scheduler(
         vocab_size=model.spec.vocab_size,
         eos_ids=model.spec.eos_token_ids,
         pin=Staging(streams.device).pinned,
+        slot_writes=pools.adapters.table.take_writes,
     )
 
 

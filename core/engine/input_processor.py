@@ -10,9 +10,10 @@ from typing import TypeVar
 
 import numpy as np
 
-from core.engine.adapters import NO_ADAPTERS, AdapterNames
+from core.engine.adapter_table import AdapterTable
 from core.errors import FieldViolation, InvalidRequest
 from core.memory.request_memory import RequestMemory
+from core.models.lora.slots import NONE_SLOT
 from core.sampling.uniform import derive_seed
 from core.text.tokenizer import Tokenizer
 from core.types.arrays import Ints
@@ -37,14 +38,14 @@ class InputProcessor:
         context_length: int,
         seed: int | None,
         hidden_size: int = 0,
-        adapters: AdapterNames = NO_ADAPTERS,
+        adapters: AdapterTable | None = None,
     ) -> None:
         self.tokenizer = tokenizer
         self._memory = memory
         self._vocab_size = vocab_size
         self._context_length = context_length
         self._hidden_size = hidden_size
-        self.adapters = adapters
+        self.adapters = adapters or AdapterTable()
         self._random = random.Random(seed)
         self._pool = ThreadPoolExecutor(2, thread_name_prefix="slipstream-text")
 
@@ -92,7 +93,7 @@ class InputProcessor:
             raise InvalidRequest(violations)
         seed = params.seed if params.seed is not None else self._random.getrandbits(63)
         slot = self.adapters.slot(request.adapter)
-        tenant = self.adapters.salt(request.adapter, request.cache_salt)
+        tenant = self.adapters.salt(slot, request.cache_salt)
         salt = self._memory.cache.namespace(tenant, group if params.n > 1 else None)
         return [
             Req(
@@ -130,7 +131,7 @@ class InputProcessor:
             params=asked.sampling,
             seed=0,
             max_new_tokens=0,
-            salt=self._memory.cache.namespace(request.cache_salt, None),
+            salt=self._memory.cache.namespace(self.adapters.salt(NONE_SLOT, request.cache_salt), None),
             priority=request.priority,
             deadline=request.deadline,
             queue_deadline=None if request.queue_timeout is None else now + request.queue_timeout,

@@ -51,6 +51,10 @@ class EngineStats:
     generation_tokens: int = 0
     preemptions: int = 0
     stale_results: int = 0
+    adapters_loaded: int = 0
+    adapter_bytes: int = 0
+    adapter_evictions: int = 0
+    adapter_load_failures: int = 0
     device_idle_ratio: float = 0.0
     last_step_at: float = 0.0
     finished: dict[str, int] = field(default_factory=dict)
