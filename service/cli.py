@@ -13,6 +13,7 @@ from service.version import installed_version
 COMMANDS: dict[str, tuple[str, str]] = {
     "serve": ("service.commands.serve:serve", "Serve a checkpoint over gRPC."),
     "generate": ("service.commands.generate:generate", "Stream a completion to the terminal."),
+    "adapters": ("service.commands.adapters:adapters", "List, load and unload LoRA adapters of a running server."),
     "bench": ("service.bench:bench", "Measure the server on this machine."),
     "version": ("service.cli:version", "Print the version."),
 }

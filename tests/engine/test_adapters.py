@@ -105,14 +105,18 @@ async def test_a_prompt_cached_under_one_adapter_is_no_hit_for_another(base: Pat
             assert output.end.cached_tokens == 0, salt
 
 
-async def test_an_unknown_name_is_refused_by_field(base: Path, adapters: dict[str, Path]) -> None:
+async def test_an_unknown_name_is_not_found_and_what_is_no_name_is_refused_by_field(
+    base: Path, adapters: dict[str, Path]
+) -> None:
+    names = {"nobody": "NOT_FOUND", "al": "NOT_FOUND", "all\0": "INVALID_ARGUMENT", "x" * 10_000: "INVALID_ARGUMENT"}
     for served in ((), given(adapters)):
         async with serve_checkpoint(base, adapter=served) as (_, client):
-            for name in ("nobody", "al", "all\0", "x" * 10_000):
+            for name, code in names.items():
                 with pytest.raises(CallFailed) as refused:
                     await client.complete([5, 6, 7], adapter=name, **GREEDY)
-                assert refused.value.code.name == "INVALID_ARGUMENT"
+                assert refused.value.code.name == code
                 assert "adapter" in str(refused.value)
+                assert (refused.value.reason == "ADAPTER_NOT_FOUND") == (code == "NOT_FOUND")
 
 
 async def test_an_unknown_name_is_told_before_anything_that_may_pass(tokenizer: Tokenizer) -> None:

@@ -13,6 +13,8 @@ from dataclasses import replace
 
 from core.engine.door import EngineState
 from core.errors import (
+    AdapterExists,
+    AdapterNotFound,
     DeadlinePassed,
     Draining,
     DuplicateRequest,
@@ -20,6 +22,7 @@ from core.errors import (
     InvalidRequest,
     SlipstreamError,
 )
+from core.types.adapters import AdapterInfo, AdapterList, AdapterLoad
 from core.types.io import Delta, Finished, FinishReason, GenerateRequest, ModelInfo, OutputEvent, Started, Timing, Usage
 from core.types.sampling_params import SamplingParams
 from core.types.stats import EngineStats, HistogramStats, PoolStats
@@ -159,6 +162,7 @@ class FakeEngine:
         self.opened = asyncio.Condition()
         self.refuse_with: SlipstreamError | Exception | None = None
         self.stopped = 0
+        self.adapters: dict[str, AdapterInfo] = {}
         self._live: dict[str, FakeStream] = {}
         self._idle = asyncio.Event()
         self._idle.set()
@@ -247,6 +251,26 @@ class FakeEngine:
         if any(not 0 <= token < VOCAB for token in ids):
             raise InvalidRequest.of("token_ids", f"must be between 0 and {VOCAB - 1}")
         return "".join(chr(token) for token in ids if token > 2 or not skip_special_tokens)
+
+    async def load_adapter(self, name: str, path: str, *, pinned: bool = False) -> AdapterLoad:
+        """Takes any name that is not there; the path is kept nowhere."""
+        if self.refuse_with is not None:
+            raise self.refuse_with
+        if name in self.adapters:
+            raise AdapterExists("an adapter of this name is loaded")
+        made = AdapterInfo(name, len(self.adapters) + 1, 8, 1000, pinned, False, 0, None)
+        self.adapters[name] = made
+        return AdapterLoad(made, ("older",) if path == "evicts" else ())
+
+    def unload_adapter(self, name: str) -> int:
+        """Forget it."""
+        if self.adapters.pop(name, None) is None:
+            raise AdapterNotFound("no adapter of this name is loaded")
+        return 0
+
+    def list_adapters(self) -> AdapterList:
+        """What was loaded and not unloaded."""
+        return AdapterList(tuple(self.adapters.values()), 1000 * len(self.adapters), 4000)
 
     async def drain(self, timeout: float) -> int:
         """Refuse, wait, cut."""

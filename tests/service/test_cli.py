@@ -32,7 +32,7 @@ def helped(*args: str) -> str:
 
 def test_top_level_help_shows_every_command_and_how_to_begin() -> None:
     text = helped()
-    assert all(f"\n  {name} " in text for name in ("serve", "generate", "bench", "version"))
+    assert all(f"\n  {name} " in text for name in ("serve", "generate", "adapters", "bench", "version"))
     assert "slipstream serve --model DIR" in text and 'slipstream generate "' in text
 
 
