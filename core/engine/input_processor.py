@@ -45,7 +45,7 @@ class InputProcessor:
         self._vocab_size = vocab_size
         self._context_length = context_length
         self._hidden_size = hidden_size
-        self.adapters = adapters or AdapterTable()
+        self.adapters = AdapterTable() if adapters is None else adapters
         self._random = random.Random(seed)
         self._pool = ThreadPoolExecutor(2, thread_name_prefix="slipstream-text")
 
