@@ -169,6 +169,25 @@ def test_fused_experts_are_no_linear_layer(tmp_path: Path, good: tuple[Any, Path
         read_adapter(directory, moe.module, torch.float32, LIMITS)
 
 
+def test_what_attention_over_latents_folds_in_is_refused_by_name(tmp_path: Path, good: tuple[Any, Path]) -> None:
+    """Its weight is never called, so the adapter's share would be missing without a word."""
+    directory = shutil.copytree(good[1], tmp_path / "adapter")
+    says(target_modules=["kv_b_proj"])(directory)
+    mla: Any = load(make_checkpoint("deepseek_v3", tmp_path / "base"))
+    with pytest.raises(ModelLoadError, match=r"names model\.layers\.0\.self_attn\.kv_b_proj, which attention over"):
+        read_adapter(directory, mla.module, torch.float32, LIMITS)
+
+
+def test_a_routed_expert_is_refused_by_name(good: tuple[Any, Path], tmp_path: Path) -> None:
+    """Where experts are linear layers: a place in the step's tokens is no place in an expert's."""
+    directory = shutil.copytree(good[1], tmp_path / "adapter")
+    says(target_modules=["w1"])(directory)
+    base: Any = load(make_checkpoint("llama", tmp_path / "base")).module
+    base.model.layers[0].mlp.experts = torch.nn.ModuleList([torch.nn.ModuleDict({"w1": torch.nn.Linear(64, 64)})])
+    with pytest.raises(ModelLoadError, match=r"names model\.layers\.0\.mlp\.experts\.0\.w1, a routed expert"):
+        read_adapter(directory, base, torch.float32, LIMITS)
+
+
 @pytest.mark.parametrize("pattern", [r".*\.(q|v)_proj", r"model\.layers\.(?:0|1)\..*_proj", r"\d+\.mlp\.\w+"])
 def test_what_peft_users_write_is_taken(pattern: str) -> None:
     assert compiled(pattern, "target_modules").pattern == pattern
