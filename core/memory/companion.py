@@ -64,6 +64,13 @@ class Companion(Protocol):
         """The owner of `row` ends or gives way. Called before the row is freed."""
         ...
 
+    def replaced(self, pages: Ints, originals: Ints) -> None:
+        """The cache holds what `pages` hold in `originals` as well, int64[n] each, so `pages` are freed next.
+
+        What was kept for a page may go on for its original, where nothing is kept for that.
+        """
+        ...
+
     def freed(self, pages: Ints) -> None:
         """These KV pages have no owner any more: what was kept for them goes too."""
         ...

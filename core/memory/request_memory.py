@@ -223,6 +223,8 @@ class RequestMemory:
             result = self.cache.insert(ids[: count * self.page_size], pages, self._salts[row], int(self._cached[row]))
             if result.node is not None:
                 owned[:count] &= np.isin(pages, result.duplicate_pages)
+                for companion in self.companions:
+                    companion.replaced(result.duplicate_pages, result.original_pages)
         left = self._pages[row][owned]
         self._free(self.cache.unlock(self._nodes[row]))
         self._free(left)

@@ -171,6 +171,12 @@ class StateSlots:
         self._fresh.pop(row, None)
         self._free.append(slot)
 
+    def replaced(self, pages: Ints, originals: Ints) -> None:
+        """See `Companion`. The same prefix ends in the same state, whoever computed it."""
+        for page, original in zip(pages.tolist(), originals.tolist(), strict=True):
+            if not self._snapshots.find(original) and (slot := self._snapshots.drop(page)):
+                self._snapshots.keep(original, slot)
+
     def freed(self, pages: Ints) -> None:
         """See `Companion`: their snapshots become free slots."""
         self._free += [slot for page in pages.tolist() if (slot := self._snapshots.drop(page))]

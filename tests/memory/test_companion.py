@@ -48,6 +48,10 @@ class Marks:
     def released(self, row: int) -> None:
         self.rows.remove(row)
 
+    def replaced(self, pages: Ints, originals: Ints) -> None:
+        moved = dict(zip(pages.tolist(), originals.tolist(), strict=True))
+        self.pages |= {moved[page] for page in self.pages if page in moved}
+
     def freed(self, pages: Ints) -> None:
         self.pages -= set(pages.tolist())
 

@@ -75,6 +75,29 @@ def test_a_whole_page_prompt_keeps_what_its_own_repetition_needs() -> None:
     assert admit(memory, ids(8)).cached_tokens == 4
 
 
+def test_the_state_of_a_twin_goes_on_for_the_page_that_the_cache_has() -> None:
+    _, memory = make(slots=6)
+    longer, twin = admit(memory, ids(14)), admit(memory, ids(10))
+    assert plan(memory, longer.row, 0, 14).tracked.tokens.tolist() == [12]
+    (kept,) = plan(memory, twin.row, 0, 10).tracked.slots.tolist()
+    memory.release(longer.row, longer.generation, ids(14))
+    memory.release(twin.row, twin.generation, ids(10))
+    memory.check_integrity()
+    again = admit(memory, ids(10))
+    assert again.cached_tokens == 8, "the cache has the page from the longer prompt, which kept nothing there"
+    assert plan(memory, again.row, 8, 2).sources.tolist() == [kept]
+
+
+def test_a_twin_does_not_replace_what_is_kept_already() -> None:
+    states, memory = make(slots=6)
+    twins = [admit(memory, ids(10)) for _ in range(2)]
+    slots = [int(plan(memory, twin.row, 0, 10).tracked.slots[0]) for twin in twins]
+    for twin in twins:
+        memory.release(twin.row, twin.generation, ids(10))
+        memory.check_integrity()
+    assert list(states._snapshots.slots) == slots[:1] and states.available == 6
+
+
 def test_a_snapshot_goes_with_its_page() -> None:
     states, memory = make(slots=4, pages=4)
     serve(memory, ids(10))
@@ -142,7 +165,7 @@ def test_random_histories_conserve_slots() -> None:
             gone, tokens = held.pop(int(rng.integers(len(held))))
             memory.release(gone.row, gone.generation, tokens)
         memory.check_integrity()
-    assert hits > 2, f"seed {seed}"
+    assert hits > 60, f"seed {seed}"
 
 
 def test_sources_are_read_before_slots_are_written_and_padding_is_no_source_of_zeros() -> None:
