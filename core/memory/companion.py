@@ -48,8 +48,11 @@ class Companion(Protocol):
         """
         ...
 
-    def admitted(self, row: int, tokens: int, cached: Ints) -> None:
-        """`row` has a new owner, as asked of `can_admit` just before."""
+    def admitted(self, row: int, tokens: int, cached: Ints, known: int) -> None:
+        """`row` has a new owner, as asked of `can_admit` just before.
+
+        The prefix cache had `known` >= len(cached) pages of it: how far others had the same tokens.
+        """
         ...
 
     def planned(self, rows: Ints, prefix_lens: Ints, extend_lens: Ints, pages: Ints) -> Any:

@@ -11,7 +11,7 @@ import pytest
 from core.config import EngineConfig
 from service.builder import EngineBuilder, Progress, StartableEngine, build_core_engine
 from service.client import SlipstreamClient
-from tests.equivalence.oracle import OUTPUT_TOKENS, Example, decided_examples
+from tests.equivalence.oracle import OUTPUT_TOKENS, Example, decided, decided_examples, make_prompts
 from tests.equivalence.test_recurrent_grpc import PROMPT_SEEDS
 from tests.fakes.checkpoints import RECURRENT_CONFIGS, make_checkpoint
 from tests.fakes.real_server import serve_checkpoint
@@ -42,6 +42,14 @@ def _kept_every(interval: int, slots: int) -> EngineBuilder:
         return build_core_engine(dataclasses.replace(config, memory=memory), progress)
 
     return build
+
+
+def _second_turn_starts_at(prompt: int, buffers: int) -> int:
+    """The newest state that is kept before the end of what the second turn sends, of `buffers` kept in decode."""
+    in_prompt = (prompt - 1) // PAGE * PAGE
+    reached = range(in_prompt + PAGE, prompt + OUTPUT_TOKENS, PAGE)
+    kept = reached[max(0, len(reached) - buffers) :]
+    return max((end for end in kept if end < prompt + TURN), default=in_prompt)
 
 
 @pytest.mark.parametrize(
@@ -77,6 +85,24 @@ async def test_prefix_hits_equal_transformers(
     in_prompts = sum((len(e.prompt) - 1) // PAGE * PAGE for e in examples)
     if slots == MANY:
         assert again[1] == in_prompts, "every prompt resumes at its last boundary"
-        assert second[1] > in_prompts if interval == PAGE else second[1] <= in_prompts, "decode is tracked, or not"
+        buffers = 0 if interval > PAGE else 2 if overlap else 1
+        assert second[1] == sum(_second_turn_starts_at(len(e.prompt), buffers) for e in examples)
     assert sum(stats.assert_failures.values()) == 0
     assert all(pool.used == 0 for pool in stats.pools)
+
+
+async def test_a_shared_system_prompt_is_found_by_the_third_who_sends_it(
+    reference: tuple[Path, list[Example]],
+) -> None:
+    directory, _ = reference
+    system, *questions = sorted(make_prompts(12, 40, 5), key=len, reverse=True)
+    examples = decided(directory, [system + question for question in questions])[:4]
+    found = []
+    async with serve_checkpoint(
+        directory, _kept_every(4096, MANY), chunked_prefill_size=24, page_size=PAGE, max_total_tokens=4096
+    ) as (server, client):
+        for example in examples:
+            before = server.engine.stats.cached_tokens
+            assert await _ask(client, example.prompt, OUTPUT_TOKENS) == example.output
+            found.append(server.engine.stats.cached_tokens - before)
+    assert found == [0, 0, 40, 40], "the second parts from the first, which leaves a state there"

@@ -36,8 +36,8 @@ class Marks:
     def can_admit(self, tokens: int, cached: Ints) -> bool:
         return len(self.rows) < self.room
 
-    def admitted(self, row: int, tokens: int, cached: Ints) -> None:
-        assert row not in self.rows and len(cached) == self.resumable(cached)
+    def admitted(self, row: int, tokens: int, cached: Ints, known: int) -> None:
+        assert row not in self.rows and len(cached) == self.resumable(cached) <= known
         self.rows.add(row)
 
     def planned(self, rows: Ints, prefix_lens: Ints, extend_lens: Ints, pages: Ints) -> Any:

@@ -98,6 +98,29 @@ def test_a_twin_does_not_replace_what_is_kept_already() -> None:
     assert list(states._snapshots.slots) == slots[:1] and states.available == 6
 
 
+def test_where_prompts_part_a_state_is_kept_for_the_next() -> None:
+    _, memory = make(slots=8, pages=24)
+    shared = ids(10)
+    one, two, three = (np.concatenate((shared, ids(9, 100 * n))) for n in (1, 2, 3))
+    assert serve(memory, one).tracked.tokens.tolist() == [16]
+    taken = admit(memory, two)
+    assert taken.cached_tokens == 0, "nothing is kept where they part"
+    writes = plan(memory, taken.row, 0, 19)
+    assert writes.tracked.places.tolist() == [0, 0] and writes.tracked.tokens.tolist() == [8, 16]
+    memory.release(taken.row, taken.generation, two)
+    assert admit(memory, three).cached_tokens == 8
+    memory.check_integrity()
+
+
+def test_where_prompts_part_is_met_in_a_chunk_of_its_own() -> None:
+    _, memory = make(slots=8, pages=24)
+    serve(memory, ids(19))
+    taken = admit(memory, np.concatenate((ids(10), ids(9, 100))))
+    assert plan(memory, taken.row, 0, 7).tracked.tokens.tolist() == []
+    assert plan(memory, taken.row, 7, 5).tracked.tokens.tolist() == [1]
+    assert plan(memory, taken.row, 12, 7).tracked.tokens.tolist() == [4]
+
+
 def test_a_snapshot_goes_with_its_page() -> None:
     states, memory = make(slots=4, pages=4)
     serve(memory, ids(10))
@@ -139,7 +162,7 @@ def test_decode_takes_turns_and_what_is_kept_outlives_the_row() -> None:
     states, memory = make(slots=8, buffers=2)
     taken = admit(memory, ids(24))
     plan(memory, taken.row, 0, 3)
-    states._boundary[taken.row] = 0
+    states._marks[taken.row] = 0
     turns = [int(plan(memory, taken.row, end - 1, 1).tracked.slots[0]) for end in (4, 8, 12, 16, 20)]
     assert turns[0] == turns[2] == turns[4] and turns[1] == turns[3] and turns[0] != turns[1]
     memory.release(taken.row, taken.generation, ids(18))
