@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import urllib.request
 from pathlib import Path
 
 import pytest
@@ -42,6 +43,11 @@ def _kept_every(interval: int, slots: int) -> EngineBuilder:
         return build_core_engine(dataclasses.replace(config, memory=memory), progress)
 
     return build
+
+
+def _scrape(port: int) -> list[str]:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as response:
+        return str(response.read().decode()).splitlines()
 
 
 def _second_turn_starts_at(prompt: int, buffers: int) -> int:
@@ -105,4 +111,12 @@ async def test_a_shared_system_prompt_is_found_by_the_third_who_sends_it(
             before = server.engine.stats.cached_tokens
             assert await _ask(client, example.prompt, OUTPUT_TOKENS) == example.output
             found.append(server.engine.stats.cached_tokens - before)
+        metrics = await asyncio.to_thread(_scrape, server.metrics_port)
     assert found == [0, 0, 40, 40], "the second parts from the first, which leaves a state there"
+    pool = {line.split("{")[0]: float(line.split()[1]) for line in metrics if 'pool="mamba"' in line}
+    assert pool == {
+        "slipstream_pool_capacity": MANY,
+        "slipstream_pool_used": 0,
+        # The end of each prompt, and where they part.
+        "slipstream_pool_cached": len(examples) + 1,
+    }
