@@ -50,6 +50,8 @@ class EngineStats:
     cached_tokens: int = 0
     generation_tokens: int = 0
     preemptions: int = 0
+    recomputed_tokens: int = 0
+    """Known tokens that preempted requests had to compute again: what preemption costs."""
     stale_results: int = 0
     adapters_loaded: int = 0
     adapter_bytes: int = 0
