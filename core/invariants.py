@@ -37,6 +37,7 @@ HOST_CHECKS: tuple[str, ...] = (
     "streams_distinct",
     "staging_consumed",
     "adapter_slot_filled",
+    "adapter_tokens",
     "adapter_users",
     "adapter_bytes",
 )

@@ -109,4 +109,6 @@ class Planner:
         writes = self._memory.plan_companions(rows, prefix_lens, extend_lens)
         groups = group_tokens(self._running.adapter_slots[rows], extend_lens)
         slots = self._slot_writes()
-        return {**writes, LORA: LoraWrites(slots, groups)} if groups or slots else writes
+        if not (groups or slots):
+            return writes
+        return {**writes, LORA: LoraWrites(slots, groups, int(extend_lens.sum()))}

@@ -90,11 +90,19 @@ ADAPTING: tuple[Mutant, ...] = (
         "tests/models/lora/test_adapters.py::test_a_step_with_an_empty_slot_does_not_run",
     ),
     Mutant(
+        "recurrent-parts-taken-for-the-whole",
+        "an adapter's places count from where the layer's part of the packed row begins",
+        "core/models/lora/slots.py",
+        "return start, start + count",
+        "return 0, count",
+        "tests/equivalence/test_adapters_architectures.py::test_other_kinds_of_models_equal_peft[lfm2]",
+    ),
+    Mutant(
         "adapter-write-lost",
         "what the books changed, the next step brings to the device",
         "core/scheduler/planner.py",
-        "if groups or slots else writes",
-        "if groups else writes",
+        "if not (groups or slots):",
+        "if not groups:",
         SERVED + "test_load_generate_unload_and_other_weights_under_the_name",
     ),
     Mutant(

@@ -27,6 +27,20 @@ NONE_SLOT = 0
 
 
 @dataclass(frozen=True, slots=True)
+class _Group:
+    """The tokens of one slot: ascending places in T, int64[n] on either side."""
+
+    slot: int
+    places: Ints
+    on_device: torch.Tensor
+
+    def within(self, start: int, end: int) -> torch.Tensor:
+        """Those of [start, end), counted from `start`. No host sync: where they stand, the host knows."""
+        first, last = np.searchsorted(self.places, (start, end)).tolist()
+        return self.on_device[first:last] - start
+
+
+@dataclass(frozen=True, slots=True)
 class SlotWrite:
     """`adapter` replaces what `slot` held; None empties it and frees its memory."""
 
@@ -40,6 +54,8 @@ class LoraWrites:
 
     slots: tuple[SlotWrite, ...] = ()
     groups: tuple[tuple[int, Ints], ...] = ()
+    num_tokens: int = 0
+    """T; of no meaning without groups."""
 
 
 def group_tokens(row_slots: Ints, extend_lens: Ints) -> tuple[tuple[int, Ints], ...]:
@@ -64,7 +80,11 @@ class AdapterSlots:
         self._targeted: frozenset[str] = frozenset()
         self._hooked: frozenset[str] = frozenset()
         self._handles: list[torch.utils.hooks.RemovableHandle] = []
-        self._groups: Sequence[tuple[int, torch.Tensor]] = ()
+        self._groups: Sequence[_Group] = ()
+        self._num_tokens = 0
+        self._seen: dict[str, int] = {}
+        """By layer: how many of the step's tokens it has seen. Recurrent mixers call theirs for one request after
+        another, in the order of the packed row; every other layer sees all at once."""
 
     @property
     def nbytes(self) -> int:
@@ -81,7 +101,11 @@ class AdapterSlots:
             check("adapter_slot_filled", slot in self._filled, slot=slot, filled=sorted(self._filled))
         self._hook_layers(self._targeted if groups else frozenset())
         places = staging.upload([places for _, places in groups]) if groups else []
-        self._groups = [(slot, place) for (slot, _), place in zip(groups, places, strict=True)]
+        self._groups = [_Group(*group, place) for group, place in zip(groups, places, strict=True)]
+        for name, seen in self._seen.items():
+            check("adapter_tokens", seen == self._num_tokens, layer=name, seen=seen, tokens=self._num_tokens)
+        self._seen.clear()
+        self._num_tokens = writes.num_tokens if writes else 0
 
     @torch.inference_mode()
     def _write(self, writes: Sequence[SlotWrite], device: torch.device) -> None:
@@ -104,14 +128,24 @@ class AdapterSlots:
 
     def _hook(self, name: str) -> Callable[[torch.nn.Module, tuple[torch.Tensor, ...], torch.Tensor], torch.Tensor]:
         def add_deltas(_: torch.nn.Module, args: tuple[torch.Tensor, ...], output: torch.Tensor) -> torch.Tensor:
-            x, y = args[0].flatten(0, -2), output.view(-1, output.shape[-1])
-            for slot, places in self._groups:
-                delta = self._filled[slot].get(name)
+            x = args[0].flatten(0, -2)
+            start, end = self._advance(name, len(x))
+            y = output.reshape(-1, output.shape[-1])
+            for group in self._groups:
+                delta = self._filled[group.slot].get(name)
                 if delta is not None:
-                    _add(delta, places, x, y)
-            return output
+                    whole = end - start == self._num_tokens
+                    _add(delta, group.on_device if whole else group.within(start, end), x, y)
+            return y.view(output.shape)
 
         return add_deltas
+
+    def _advance(self, name: str, count: int) -> tuple[int, int]:
+        """The places in T of the next `count` tokens of a layer; a layer that several blocks share begins anew."""
+        start = self._seen.get(name, 0) % self._num_tokens
+        check("adapter_tokens", start + count <= self._num_tokens, layer=name, start=start, count=count)
+        self._seen[name] = start + count
+        return start, start + count
 
 
 def _add(delta: Delta, places: torch.Tensor, x: torch.Tensor, y: torch.Tensor) -> None:

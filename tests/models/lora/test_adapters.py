@@ -54,7 +54,8 @@ class Mixed:
             return False
         row_slots = np.array([self.chosen[p.row] for p in parts])
         groups = group_tokens(row_slots, np.array([p.extend for p in parts]))
-        writes = LoraWrites(tuple(self.pending), groups) if groups or self.pending else None
+        tokens = sum(p.extend for p in parts)
+        writes = LoraWrites(tuple(self.pending), groups, tokens) if groups or self.pending else None
         self.pending = []
         self.slots.begin(torch.tensor([p.row for p in parts]), writes, Staging(CPU))
         sample = [i for i, p in enumerate(parts) if p.prefix + p.extend >= self.prompt_lens[p.row]]
