@@ -28,7 +28,7 @@ from core.models.config import CheckpointConfig
 from core.models.mla import absorb_latents, expand_latents
 from core.models.packed_attention import IMPLEMENTATION, PackedCall, PackedContext, bind_context
 from core.models.probe import ModelProbe, Unsupported, probe_model
-from core.models.quantized.registry import PLAIN, QuantizedWeights, quant_method
+from core.models.quantized.registry import PLAIN, QuantizedWeights, method_name, quant_method
 from core.models.recurrent import StateContext
 from core.models.recurrent_probe import wrap_mixers
 from core.models.self_check import CheckResult, Reference, plain_reference, run_self_check
@@ -203,8 +203,9 @@ def _load_weights(
     except ModelLoadError:
         raise
     except Exception as error:
+        packed = "" if checkpoint.quantization is None else f" with {method_name(checkpoint.quantization)} weights"
         raise ModelLoadError(
-            f"{checkpoint.path} cannot be loaded as {checkpoint.model_type!r}: {one_line(error)}"
+            f"{checkpoint.path} cannot be loaded as {checkpoint.model_type!r}{packed}: {one_line(error)}"
         ) from error
     progress("weights", 1.0)
     return ready

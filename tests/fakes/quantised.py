@@ -136,6 +136,23 @@ def make_torchao(base: Path, directory: Path, name: str, dtype: torch.dtype = to
     return with_tokenizer(base, directory)
 
 
+def make_torchao_from(base: Path, directory: Path, pack: Callable[[torch.Tensor], torch.Tensor]) -> Path:
+    """`base` with what `pack` makes of every linear layer's weight, saved as torchao's own safetensors.
+
+    For kinds that the library serves but refuses to quantise on the machine at hand; the settings are of another kind,
+    which does not matter: what a tensor is stands beside it.
+    """
+    from torchao.prototype.safetensors.safetensors_support import flatten_tensor_state_dict
+
+    make_torchao(base, directory, "ao-int8")
+    tensors = load_file(base / "model.safetensors")
+    for name in [name for name in tensors if name.endswith("_proj.weight")]:
+        tensors[name] = pack(tensors[name])
+    flat, metadata = flatten_tensor_state_dict(tensors)
+    save_file(flat, directory / "model.safetensors", metadata={**metadata, "format": "pt"})
+    return directory
+
+
 def make_mxfp4(base: Path, directory: Path) -> Path:
     """`base`, a gpt_oss checkpoint, with experts in MXFP4 of random bits: no library packs them without a GPU."""
     directory.mkdir(parents=True, exist_ok=True)

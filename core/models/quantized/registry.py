@@ -67,7 +67,7 @@ def quant_method(checkpoint: CheckpointConfig) -> QuantMethod | None:
     settings = checkpoint.quantization
     if settings is None:
         return None
-    name = _name(settings)
+    name = method_name(settings)
     if name not in METHODS:
         # transformers skips a method that it does not know, and would serve the packed numbers as if they were weights.
         raise ModelLoadError(
@@ -82,7 +82,8 @@ def quant_method(checkpoint: CheckpointConfig) -> QuantMethod | None:
     return method
 
 
-def _name(settings: Settings) -> str:
+def method_name(settings: Settings) -> str:
+    """The name of the method; ModelLoadError where there is none."""
     name = settings.get("quant_method")
     if isinstance(name, str) and name:
         return name
