@@ -82,7 +82,7 @@ async def test_greedy_equals_transformers(reference: tuple[Path, list[Decided]],
         stats = server.engine.stats
     for answer, each in zip(answers, decided, strict=True):
         assert answer[: each.sure] == each.example.output[: each.sure], (each, answer)
-    print(sum(e.sure for e in decided), [a==e.example.output for a,e in zip(answers,decided)].count(True))
+    print(sum(e.sure for e in decided), [a == e.example.output for a, e in zip(answers, decided)].count(True))
     # Else near ties would have excused everything.
     assert sum(each.sure for each in decided) >= 0.25 * CONCURRENT * TOKENS
     assert sum(stats.assert_failures.values()) == 0

@@ -129,7 +129,12 @@ def test_odd_settings_are_refused_and_never_raise_anything_else(llama: Path) -> 
     """Each value in turn becomes something of another type."""
     pytest.importorskip("compressed_tensors")
     good = _compressed(group=_scheme(input_activations={**DYNAMIC, "strategy": "token"}))
-    for path in (("format",), ("config_groups",), ("config_groups", "group_0"), ("config_groups", "group_0", "weights")):
+    for path in (
+        ("format",),
+        ("config_groups",),
+        ("config_groups", "group_0"),
+        ("config_groups", "group_0", "weights"),
+    ):
         for odd in (3, "odd", ["odd"], {"odd": {}}):
             settings = copy.deepcopy(good)
             place: Any = settings

@@ -79,7 +79,9 @@ def _check(settings: Settings) -> None:
 def _check_weights(scheme: Any, kind: Any) -> None:
     if isinstance(scheme, Mapping) and scheme.get("symmetric") is False and kind == "pack-quantized":
         # The zero points are packed in the file, and the place that the library 0.20 makes for them is not.
-        raise ModelLoadError("compressed-tensors format 'pack-quantized' with zero points (asymmetric) is not supported")
+        raise ModelLoadError(
+            "compressed-tensors format 'pack-quantized' with zero points (asymmetric) is not supported"
+        )
 
 
 def _check_activations(scheme: Any) -> None:
