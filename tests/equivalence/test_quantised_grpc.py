@@ -27,8 +27,9 @@ TOKENS = 8
 LONGEST = 80
 
 ROUNDED = ("ct-w8a8", "ct-fp8-static", "ct-fp8-dynamic", "ao-int8-dynamic")
-"""Formats that quantise activations: where an eight-bit step hangs on the last bit of a float, logits move by this much."""
+"""Formats that quantise activations: the last bit of a float may decide about an eight-bit step."""
 ROUNDED_MARGIN = 0.1
+"""What such a step can move a logit by."""
 
 
 @dataclass(frozen=True)

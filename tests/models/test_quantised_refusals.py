@@ -1,4 +1,4 @@
-"""What cannot be served of quantised checkpoints is refused in one line that names it, before or without a wrong token."""
+"""What cannot be served of quantised checkpoints is refused at load, in one line that names it."""
 
 from __future__ import annotations
 

@@ -113,7 +113,7 @@ def _adopt(model: PreTrainedModel, held: str) -> QuantizedWeights:
             continue
         formats.add(str(scheme.format.value))
         if type(module) is torch.nn.Linear and held != DENSE:
-            module.forward = PackedLinear(module)  # type: ignore[method-assign,assignment]
+            module.forward = PackedLinear(module)  # type: ignore[method-assign]
         else:
             compressors.decompress_module(module)
     return QuantizedWeights(" ".join(["compressed-tensors", *sorted(formats)]), rounds)

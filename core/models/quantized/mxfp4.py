@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from transformers import Mxfp4Config, PreTrainedModel
+from transformers import PreTrainedModel
+from transformers.utils.quantization_config import Mxfp4Config
 
 from core.models.quantized.registry import QuantizedWeights, QuantMethod, Settings
 

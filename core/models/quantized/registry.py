@@ -63,7 +63,7 @@ METHODS: dict[str, str] = {
 
 
 def quant_method(checkpoint: CheckpointConfig) -> QuantMethod | None:
-    """The method of `checkpoint`, checked; None for plain weights. ModelLoadError for one that cannot be served here."""
+    """The method of `checkpoint`, checked; None for plain weights. ModelLoadError for one that cannot be served."""
     settings = checkpoint.quantization
     if settings is None:
         return None
