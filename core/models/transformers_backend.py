@@ -118,7 +118,8 @@ def _prove(
 ) -> tuple[TransformersModel, CheckResult]:
     """Run `model` plain, probed, and packed. Whatever it raises on the way makes it unsupported."""
     table: Any = model.get_input_embeddings()
-    reference = plain_reference(model, min(checkpoint.vocab_size, int(table.weight.shape[0])))
+    width = min(checkpoint.vocab_size, int(table.weight.shape[0]))
+    reference = plain_reference(model, width, weights.rounds_activations)
     if absorb_latents(model):
         try:
             loaded, result = _prove_as_is(model, weights, reference, checkpoint, config)
@@ -140,7 +141,7 @@ def _prove_as_is(
 ) -> tuple[TransformersModel, CheckResult]:
     probe = probe_model(model, checkpoint.context_length)
     loaded = _assemble(model, probe, weights, checkpoint, config, reference.vocab_size)
-    return loaded, run_self_check(loaded, reference, weights.rounds_activations)
+    return loaded, run_self_check(loaded, reference)
 
 
 def _read_config(checkpoint: CheckpointConfig) -> PreTrainedConfig:
