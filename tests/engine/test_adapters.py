@@ -8,7 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+from core.config import LoraConfig
+from core.engine.adapter_table import AdapterTable
+from core.engine.adapters import reserved_bytes
 from core.errors import AdapterNotFound, ConfigError, ModelLoadError
 from core.text.tokenizer import Tokenizer
 from service.client import CallFailed, SlipstreamClient
@@ -139,6 +143,21 @@ async def test_an_adapter_that_does_not_fit_stops_the_start(base: Path, tmp_path
     with pytest.raises(ModelLoadError, match=r"adapter 'broken' from .*has no adapter_config\.json"):
         async with serve_checkpoint(base, adapter=(("broken", str(tmp_path)),)):
             raise AssertionError("it started")
+
+
+async def test_adapters_over_the_bound_stop_the_start(base: Path, adapters: dict[str, Path]) -> None:
+    with pytest.raises(ModelLoadError, match=r"adapter 'narrow' from .*: path: it needs \d+ bytes"):
+        async with serve_checkpoint(base, adapter=given(adapters), max_lora_bytes=100):
+            raise AssertionError("it started")
+
+
+def test_room_for_adapters_to_come_is_kept_on_the_device() -> None:
+    """On a GPU only: the pools of a CPU leave most of its memory alone."""
+    table = AdapterTable(100, enabled=True)
+    table.used_bytes = 40
+    for device, directory, reserved in (("cuda", "/x", 60), ("cuda", None, 0), ("cpu", "/x", 0)):
+        config = LoraConfig(directory=directory, max_bytes=100)
+        assert reserved_bytes(config, table, torch.device(device)) == reserved
 
 
 def test_how_adapters_are_configured(tmp_path: Path) -> None:
