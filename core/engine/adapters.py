@@ -12,7 +12,7 @@ from core.config import LoraConfig
 from core.device.staging import Staging
 from core.engine.adapter_loader import AdapterLoader, Read
 from core.engine.adapter_table import AdapterTable
-from core.errors import ModelLoadError, SlipstreamError
+from core.errors import InvalidRequest, ModelLoadError, SlipstreamError
 from core.memory.companion import DeviceCompanion
 from core.models.base import Model
 from core.models.lora.checkpoint import AdapterLimits, read_adapter
@@ -52,7 +52,8 @@ def build_adapters(config: LoraConfig, model: Model, device: torch.device) -> Ad
         try:
             table.load(name, read(Path(directory)), pinned=True)
         except SlipstreamError as error:
-            raise ModelLoadError(f"adapter {name!r} from {directory}: {error.message}") from error
+            told = error.violations[0].description if isinstance(error, InvalidRequest) else error.message
+            raise ModelLoadError(f"adapter {name!r} from {directory}: {told}") from error
     slots = AdapterSlots(model.module)
     slots.begin(torch.empty(0, dtype=torch.int64, device=device), LoraWrites(slots=table.take_writes()), staging)
     return Adapters(AdapterLoader(table, config.directory, read), {LORA: slots})
