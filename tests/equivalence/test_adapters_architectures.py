@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from core.models.lora.slots import LORA
 from service.adapter_client import AdapterClient
 from service.client import SlipstreamClient
 from tests.equivalence.adapter_world import GREEDY
@@ -23,7 +24,7 @@ TARGETS: dict[str, Any] = {
     "deepseek_v3": ["q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "o_proj"],
     "bamba": "all-linear",
     "lfm2": "all-linear",
-    "jamba": ["in_proj", "x_proj", "dt_proj", "out_proj", "q_proj", "v_proj"],
+    "jamba": ["in_proj", "x_proj", "out_proj", "q_proj", "v_proj"],
     "qwen3_next": ["in_proj_qkvz", "in_proj_ba", "out_proj", "q_proj", "shared_expert_gate"],
 }
 
@@ -39,8 +40,12 @@ async def test_other_kinds_of_models_equal_peft(kind: str, tmp_path: Path) -> No
         (output,) = await client.complete(prompt, adapter=name, max_tokens=OUTPUT, **GREEDY)
         return list(output.token_ids)
 
-    async with serve_checkpoint(base, lora_dir=str(tmp_path / "root"), chunked_prefill_size=16) as (_, client):
+    async with serve_checkpoint(base, lora_dir=str(tmp_path / "root"), chunked_prefill_size=16) as (server, client):
+        engine: Any = server.engine
+        slots = engine._executor._runner._state.companions[LORA]
         await AdapterClient(client).load("x")
+        await ask(client, prompts[1], "x")
+        assert slots._targeted and slots._seen.keys() == slots._targeted, "a layer's share is missing without a word"
         asked = [(prompt, name) for prompt in prompts for name in ("x", "")]
         found = await asyncio.gather(*(ask(client, prompt, name) for prompt, name in asked))
     oracle = PeftOracle(base, {"x": adapter})

@@ -22,8 +22,12 @@ PREFIX = "base_model.model."
 SUFFIXES = {".lora_A.weight": "a", ".lora_B.weight": "b"}
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
-FUSED_OUTPUT = frozenset({"mamba", "mamba2", "falcon_mamba", "falcon_h1"})
-"""Model types whose `out_proj` PEFT refuses to adapt too."""
+READ_NOT_CALLED: dict[str, frozenset[str]] = {
+    "out_proj": frozenset({"mamba", "mamba2", "falcon_mamba", "falcon_h1"}),
+    "dt_proj": frozenset({"mamba", "falcon_mamba", "jamba"}),
+}
+"""By module the model types whose code or kernels multiply by its weight themselves. PEFT refuses the first; of the
+second it ignores the adapter without a word."""
 
 MAX_HEADER_BYTES = 8 << 20
 """Names and shapes of the weights file, which are read in one go under the interpreter's lock."""
@@ -110,8 +114,8 @@ def _wanted(config: AdapterConfig, base: PreTrainedModel) -> dict[str, torch.nn.
         elif name.endswith(".kv_b_proj") and ABSORBED in vars(base.get_submodule(name.rpartition(".")[0])):
             # Its weight is multiplied into queries and outputs, never called: a delta would be ignored without a word.
             raise ModelLoadError(f"target_modules names {name}, which attention over latents has folded in")
-        elif name.endswith(".out_proj") and base.config.model_type in FUSED_OUTPUT:
-            raise ModelLoadError(f"target_modules names {name}, which kernels of this model read without calling it")
+        elif base.config.model_type in READ_NOT_CALLED.get(name.rpartition(".")[2], ()):
+            raise ModelLoadError(f"target_modules names {name}, whose weight this model reads without calling it")
         elif ".experts." in name:
             raise ModelLoadError(f"target_modules names {name}, a routed expert, which does not see every token")
         elif type(module) is torch.nn.Linear:

@@ -178,6 +178,17 @@ def test_what_attention_over_latents_folds_in_is_refused_by_name(tmp_path: Path,
         read_adapter(directory, mla.module, torch.float32, LIMITS)
 
 
+@pytest.mark.parametrize(("kind", "target"), [("jamba", "dt_proj"), ("mamba2", "out_proj")])
+def test_weights_that_are_read_and_not_called_are_refused_by_name(
+    kind: str, target: str, tmp_path: Path, good: tuple[Any, Path]
+) -> None:
+    directory = shutil.copytree(good[1], tmp_path / "adapter")
+    says(target_modules=[target])(directory)
+    model: Any = load(make_checkpoint(kind, tmp_path / "base"))
+    with pytest.raises(ModelLoadError, match=rf"\.{target}, whose weight this model reads without calling it"):
+        read_adapter(directory, model.module, torch.float32, LIMITS)
+
+
 def test_a_routed_expert_is_refused_by_name(good: tuple[Any, Path], tmp_path: Path) -> None:
     """Where experts are linear layers: a place in the step's tokens is no place in an expert's."""
     directory = shutil.copytree(good[1], tmp_path / "adapter")
