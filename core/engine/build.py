@@ -170,4 +170,5 @@ def _model_info(config: EngineConfig, model: Model, tokenizer: Tokenizer, pools:
         eos_token_ids=spec.eos_token_ids,
         default_sampling=dataclasses.replace(SamplingParams(), **dict[str, Any](spec.sampling_defaults)),
         has_chat_template=tokenizer.has_chat_template,
+        embedding_dimension=spec.hidden_size,
     )

@@ -11,6 +11,8 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 
+import numpy as np
+
 from core.engine.door import EngineState
 from core.errors import (
     DeadlinePassed,
@@ -18,9 +20,24 @@ from core.errors import (
     DuplicateRequest,
     EngineDead,
     InvalidRequest,
+    RequestAborted,
     SlipstreamError,
 )
-from core.types.io import Delta, Finished, FinishReason, GenerateRequest, ModelInfo, OutputEvent, Started, Timing, Usage
+from core.types.io import (
+    Delta,
+    Embedding,
+    EmbedRequest,
+    EmbedResult,
+    Finished,
+    FinishReason,
+    GenerateRequest,
+    ModelInfo,
+    OutputEvent,
+    Pooling,
+    Started,
+    Timing,
+    Usage,
+)
 from core.types.sampling_params import SamplingParams
 from core.types.stats import EngineStats, HistogramStats, PoolStats
 
@@ -42,6 +59,7 @@ INFO = ModelInfo(
     eos_token_ids=(2,),
     default_sampling=SamplingParams(temperature=0.5, max_tokens=8),
     has_chat_template=True,
+    embedding_dimension=4,
 )
 
 
@@ -148,6 +166,35 @@ class FakeStream:
         self.closed.set()
 
 
+class FakeEmbedCall:
+    """The call of one embedding request; see `core.engine.door.EmbedCall`. Its stream plays the script."""
+
+    def __init__(self, request: EmbedRequest, stream: FakeStream) -> None:
+        self.request = request
+        self.request_id = stream.request_id
+        self._stream = stream
+
+    async def result(self) -> EmbedResult:
+        """Vectors that tell their inputs: the input's length, its place, and whether and how it was asked for."""
+        async for event in self._stream:
+            if isinstance(event, Finished) and event.reason is FinishReason.CANCELLED:
+                raise RequestAborted("the request was aborted")
+        asked = self.request
+        rows = [
+            [len(given), place, float(asked.normalize), list(Pooling).index(asked.pooling)]
+            for place, given in enumerate(asked.inputs)
+        ]
+        vectors = np.asarray(rows, np.float32)[:, : asked.dimensions]
+        return EmbedResult(
+            self.request_id,
+            tuple(Embedding(row, len(given), 1) for row, given in zip(vectors, asked.inputs, strict=True)),
+        )
+
+    async def aclose(self) -> None:
+        """Abort what still runs."""
+        await self._stream.aclose()
+
+
 class FakeEngine:
     """`core.engine.door.Engine` over scripts. `streams` keeps every stream ever opened, oldest first."""
 
@@ -156,6 +203,7 @@ class FakeEngine:
         self.model_info = info
         self.state = EngineState.STARTING
         self.streams: list[FakeStream] = []
+        self.embedded: list[EmbedRequest] = []
         self.opened = asyncio.Condition()
         self.refuse_with: SlipstreamError | Exception | None = None
         self.stopped = 0
@@ -195,6 +243,14 @@ class FakeEngine:
     def live_requests(self) -> int:
         """Streams opened and not yet ended."""
         return len(self._live)
+
+    async def embed(self, request: EmbedRequest) -> FakeEmbedCall:
+        """Play the script for a request of as many outputs as there are inputs."""
+        sampling = SamplingParams(n=len(request.inputs), max_tokens=1)
+        shown = GenerateRequest(request.request_id, sampling=sampling, want_text=False, deadline=request.deadline)
+        stream = await self.generate(shown)
+        self.embedded.append(request)
+        return FakeEmbedCall(request, stream)
 
     async def generate(self, request: GenerateRequest) -> FakeStream:
         """Play the script for `request`."""
