@@ -213,7 +213,7 @@ class SlipstreamClient:
         """
         request = pb.EmbedRequest(
             inputs=[_embed_input(each) for each in inputs],
-            pooling=pb.Pooling.Value(f"POOLING_{pooling.upper()}"),
+            pooling=f"POOLING_{pooling.upper()}",
             normalize=normalize,
             **fields,
         )

@@ -19,6 +19,7 @@ from core.errors import (
     Draining,
     DuplicateRequest,
     EngineDead,
+    FieldViolation,
     InvalidRequest,
     RequestAborted,
     SlipstreamError,
@@ -169,13 +170,14 @@ class FakeStream:
 class FakeEmbedCall:
     """The call of one embedding request; see `core.engine.door.EmbedCall`. Its stream plays the script."""
 
-    def __init__(self, request: EmbedRequest, stream: FakeStream) -> None:
+    def __init__(self, request: EmbedRequest, stream: FakeStream, dimension: int) -> None:
         self.request = request
+        self._dimension = dimension
         self.request_id = stream.request_id
         self._stream = stream
 
     async def result(self) -> EmbedResult:
-        """Vectors that tell their inputs: the input's length, its place, and whether and how it was asked for."""
+        """Vectors that repeat four numbers: length and place of the input, whether it is normalised, its pooling."""
         async for event in self._stream:
             if isinstance(event, Finished) and event.reason is FinishReason.CANCELLED:
                 raise RequestAborted("the request was aborted")
@@ -184,7 +186,7 @@ class FakeEmbedCall:
             [len(given), place, float(asked.normalize), list(Pooling).index(asked.pooling)]
             for place, given in enumerate(asked.inputs)
         ]
-        vectors = np.asarray(rows, np.float32)[:, : asked.dimensions]
+        vectors = [np.resize(np.asarray(row, np.float32), self._dimension)[: asked.dimensions] for row in rows]
         return EmbedResult(
             self.request_id,
             tuple(Embedding(row, len(given), 1) for row, given in zip(vectors, asked.inputs, strict=True)),
@@ -248,12 +250,15 @@ class FakeEngine:
         """Play the script for a request of as many outputs as there are inputs."""
         sampling = SamplingParams(n=len(request.inputs), max_tokens=1)
         shown = GenerateRequest(request.request_id, sampling=sampling, want_text=False, deadline=request.deadline)
-        stream = await self.generate(shown)
+        stream = await self._open(shown)
         self.embedded.append(request)
-        return FakeEmbedCall(request, stream)
+        return FakeEmbedCall(request, stream, self.model_info.embedding_dimension)
 
     async def generate(self, request: GenerateRequest) -> FakeStream:
         """Play the script for `request`."""
+        return await self._open(request, request.sampling.violations(self.model_info.vocab_size))
+
+    async def _open(self, request: GenerateRequest, violations: Sequence[FieldViolation] = ()) -> FakeStream:
         if self.refuse_with is not None:
             raise self.refuse_with
         if self.state is EngineState.DEAD:
@@ -262,9 +267,8 @@ class FakeEngine:
             raise Draining("the server is shutting down")
         if request.request_id in self._live:
             raise DuplicateRequest("a live request has this id")
-        violations = request.sampling.violations(self.model_info.vocab_size)
         if violations:
-            raise InvalidRequest(violations)
+            raise InvalidRequest(list(violations))
         stream = FakeStream(self, request, iter(self.script(request)))
         self._live[request.request_id] = stream
         self._idle.clear()
