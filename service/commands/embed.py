@@ -13,9 +13,9 @@ import click
 
 from core.errors import SlipstreamError, StartupError
 from service.cli_options import GroupedCommand, setting_options
-from service.commands.connection import ACCESS, connect, connection_options
 from service.commands.generate import ENGINE_GROUPS
 from service.config import ServerConfig
+from service.server_access import ServerAccess, access_options
 from service.settings import load
 
 POOLINGS = ("last", "mean", "cls")
@@ -23,7 +23,9 @@ POOLINGS = ("last", "mean", "cls")
 
 @click.command(cls=GroupedCommand)
 @click.argument("texts", nargs=-1, required=True, metavar="TEXT...")
-@connection_options
+@click.option("--server", metavar="HOST:PORT", help="Ask this server instead of loading a model here.")
+@access_options
+@click.option("--adapter", metavar="NAME", help="With --server: use this LoRA adapter of the server.")
 @click.option(
     "--pooling",
     type=click.Choice(POOLINGS),
@@ -39,10 +41,11 @@ POOLINGS = ("last", "mean", "cls")
 )
 @click.option("--dimensions", type=int, help="Keep only the first entries (Matryoshka).  [default: all]")
 @click.option("--json", "whole", is_flag=True, help="Print one object with the token counts instead.")
-@setting_options(ENGINE_GROUPS, without=("seed", "adapter", "max_lora_rank"))
+@setting_options(ENGINE_GROUPS, without=("seed", "adapter", "max_lora_rank", "lora_dir"))
 def embed(
     texts: tuple[str, ...],
     server: str | None,
+    adapter: str | None,
     pooling: str,
     normalize: bool,
     dimensions: int | None,
@@ -59,11 +62,14 @@ def embed(
     slipstream embed --server 127.0.0.1:50051 --json - < texts.txt
     """
     given = _lines() if texts == ("-",) else texts
-    access = {name: options.pop(name) for name in ACCESS}
+    access = ServerAccess.taken_from(options)
     asked: dict[str, Any] = {"pooling": pooling, "normalize": normalize}
     if dimensions is not None:
         asked["dimensions"] = dimensions
+    if adapter and not server:
+        raise click.UsageError("--adapter needs --server")
     if server:
+        asked["adapter"] = adapter or ""
         found = _remote(server, access, given, asked)
     else:
         found = _local(load(ServerConfig, options, os.environ, config_file), given, asked)
@@ -93,14 +99,14 @@ def _print(vectors: list[dict[str, Any]], whole: bool) -> None:
 
 
 async def _remote(
-    server: str, access: dict[str, str | None], texts: tuple[str, ...], asked: dict[str, Any]
+    server: str, access: ServerAccess, texts: tuple[str, ...], asked: dict[str, Any]
 ) -> list[dict[str, Any]]:
     """Vectors from a server. Raises StartupError for a token or TLS file that cannot be used."""
     from dataclasses import asdict
 
     from service.client import CallFailed
 
-    async with connect(server, access) as client:
+    async with access.client(server) as client:
         try:
             return [asdict(vector) for vector in await client.embed(*texts, **asked)]
         except CallFailed as failure:

@@ -14,7 +14,6 @@ import click
 
 from core.errors import InvalidRequest, SlipstreamError, StartupError
 from service.cli_options import GroupedCommand, setting_options
-from service.commands.connection import ACCESS, connect, connection_options
 from service.config import ServerConfig
 from service.settings import load
 
@@ -23,7 +22,11 @@ ENGINE_GROUPS = ("Model", "Device", "Memory", "Scheduling")
 
 @click.command(cls=GroupedCommand)
 @click.argument("text")
-@connection_options
+@click.option("--server", metavar="HOST:PORT", help="Ask this server instead of loading a model here.")
+@click.option("--token-file", metavar="FILE", help="With --server: present the first token of this file.")
+@click.option("--tls-ca", metavar="FILE", help="With --server: use TLS, and trust these authorities.")
+@click.option("--tls-cert", metavar="FILE", help="With --tls-ca: the client's own certificate.")
+@click.option("--tls-key", metavar="FILE", help="With --tls-cert: its private key.")
 @click.option("--chat", is_flag=True, help="Send the text as a user's message through the chat template.")
 @click.option("--max-tokens", type=int, help="Most tokens to generate.  [default: the model's]")
 @click.option("--temperature", type=float, help="0 is greedy.  [default: the model's]")
@@ -48,7 +51,7 @@ def generate(
     """
     sampling = {name: options.pop(name) for name in ("max_tokens", "temperature", "top_p", "top_k", "seed")}
     given = {name: value for name, value in sampling.items() if value is not None}
-    access = {name: options.pop(name) for name in ACCESS}
+    access = {name: options.pop(name) for name in ("token_file", "tls_ca", "tls_cert", "tls_key")}
     if stop:
         given["stop"] = stop
     if server:
@@ -76,10 +79,15 @@ async def _remote(
     server: str, access: dict[str, str | None], text: str, chat: bool, sampling: dict[str, Any]
 ) -> AsyncGenerator[str, None]:
     """Text pieces from a server. Raises StartupError for a token or TLS file that cannot be used."""
-    from service.client import CallFailed, Chunk
+    from service.auth_tokens import first_token
+    from service.client import CallFailed, Chunk, SlipstreamClient
+    from service.tls_credentials import ClientTls
 
+    files = (access["tls_ca"], access["tls_cert"], access["tls_key"])
+    tls = ClientTls.read(*files) if any(files) else None
+    token = None if access["token_file"] is None else first_token(access["token_file"])
     prompt: Any = [{"role": "user", "content": text}] if chat else text
-    async with connect(server, access) as client:
+    async with SlipstreamClient(server, tls=tls, token=token) as client:
         try:
             async for event in client.generate(prompt, **sampling):
                 if isinstance(event, Chunk):
@@ -91,9 +99,17 @@ async def _remote(
 async def _local(config: ServerConfig, text: str, chat: bool, sampling: dict[str, Any]) -> AsyncGenerator[str, None]:
     """Text pieces from an engine that lives as long as this call."""
     from core.types.io import ChatMessage, Delta, GenerateRequest
-    from service.commands.local import local_engine
+    from service.builder import build_core_engine, in_daemon_thread
+    from service.preflight import check_model, model_path
+    from service.progress import TerminalProgress
 
-    async with local_engine(config) as engine:
+    path = model_path(config)
+    check_model(path)
+    progress = TerminalProgress()
+    engine = await in_daemon_thread(lambda: build_core_engine(config.engine_config(str(path)), progress))
+    progress.close()
+    await engine.start()
+    try:
         if chat and not engine.model_info.has_chat_template:
             raise InvalidRequest.of("chat", "the model has no chat template")
         request = GenerateRequest(
@@ -106,3 +122,5 @@ async def _local(config: ServerConfig, text: str, chat: bool, sampling: dict[str
             async for event in stream:
                 if isinstance(event, Delta):
                     yield event.text
+    finally:
+        await engine.stop()

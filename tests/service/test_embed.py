@@ -265,7 +265,7 @@ async def test_the_command_prints_vectors_of_a_server(serve: Serve) -> None:
             asked = ["embed", "--server", serving.target, *args]
             return await asyncio.to_thread(CliRunner().invoke, cli, asked, input=typed)
 
-        lines = await printed("--pooling", "mean", "--no-normalize", "a", "abc")
+        lines = await printed("--pooling", "mean", "--no-normalize", "--adapter", "french", "a", "abc")
         whole = await printed("--json", "--dimensions", "2", "-", typed="a b\nc\n")
         nothing = await printed("-", typed="")
         bad = await printed("a", "")
@@ -279,6 +279,7 @@ async def test_the_command_prints_vectors_of_a_server(serve: Serve) -> None:
         ],
     }
     assert embedded[0].pooling is Pooling.MEAN and not embedded[0].normalize
+    assert [each.adapter for each in embedded] == ["french", ""]
     assert (nothing.exit_code, len(embedded)) == (2, 2)
     assert bad.exit_code == 1 and "inputs[1].text" in bad.output and "Traceback" not in bad.output
 
