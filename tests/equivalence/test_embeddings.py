@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import warnings
 from collections.abc import AsyncIterator
 from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
@@ -13,15 +14,18 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from core.config import EngineConfig, ExecutorConfig, MemoryConfig, ModelConfig, SchedulerConfig
+from core.config import EngineConfig, ExecutorConfig, LoraConfig, MemoryConfig, ModelConfig, SchedulerConfig
 from core.engine.async_engine import AsyncEngine
 from core.engine.build import build_engine
 from core.errors import DuplicateRequest, InvalidRequest, Overloaded, QueueTimeout, RequestAborted, RequestFailed
 from core.executor.pooling import Pooler
+from core.text.tokenizer import Tokenizer
 from core.types.io import Delta, Embedding, EmbedRequest, EmbedResult, GenerateRequest, Pooling
 from core.types.sampling_params import SamplingParams
 from tests.equivalence.oracle import OUTPUT_TOKENS, Example, decided_examples, make_prompts
 from tests.fakes.checkpoints import make_checkpoint
+from tests.fakes.real_server import emulated_engine
+from tests.models.lora.peft_oracle import ADAPTERS, make_adapter
 
 KINDS = ("llama", "qwen3", "gemma3_text", "deepseek_v3", "bamba")
 LONGEST = 150
@@ -29,7 +33,9 @@ EMBEDDED, STREAMED = 64, 16
 
 
 @asynccontextmanager
-async def engine(directory: Path, *, overlap: bool = True, rows: int = 24, pool: int = 4096) -> AsyncIterator[Any]:
+async def engine(
+    directory: Path, *, overlap: bool = True, rows: int = 24, pool: int = 4096, **configs: Any
+) -> AsyncIterator[Any]:
     """A started engine in chunks of 32 and pages of 8; at its end nothing is held and no check has failed."""
     made: AsyncEngine = build_engine(
         EngineConfig(
@@ -37,6 +43,7 @@ async def engine(directory: Path, *, overlap: bool = True, rows: int = 24, pool:
             memory=MemoryConfig(page_size=8, max_running_requests=rows, max_total_tokens=pool),
             scheduler=SchedulerConfig(chunked_prefill_size=32),
             executor=ExecutorConfig(device="cpu", overlap=overlap, assert_mode="trap", cpu_threads=1),
+            **configs,
         )
     )
     await made.start()
@@ -50,9 +57,17 @@ async def engine(directory: Path, *, overlap: bool = True, rows: int = 24, pool:
 
 
 @torch.no_grad()
-def pooled_by_hand(directory: Path, prompts: list[tuple[int, ...]]) -> list[dict[Pooling, np.ndarray]]:
-    """float32[H] per pooling and prompt, not normalised."""
+def pooled_by_hand(
+    directory: Path, prompts: list[tuple[int, ...]], adapter: Path | None = None
+) -> list[dict[Pooling, np.ndarray]]:
+    """float32[H] per pooling and prompt, not normalised; with PEFT's `adapter` if there is one."""
     model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32, attn_implementation="eager").eval()
+    if adapter is not None:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            from peft import PeftModel
+
+            model = PeftModel.from_pretrained(model, str(adapter)).merge_and_unload().eval()
     found = []
     for prompt in prompts:
         states = model.base_model(input_ids=torch.tensor([prompt]), use_cache=False).last_hidden_state[0]
@@ -176,6 +191,36 @@ async def test_inputs_of_one_request_are_sequences_of_their_own(llama: Path) -> 
         with pytest.raises(Overloaded) as full:
             await made.embed(EmbedRequest(((5,),) * 2000))
         assert full.value.reason == "QUEUE_FULL" and made.live_requests == 0
+
+
+async def test_an_adapter_makes_vectors_of_its_own(llama: Path, tmp_path: Path) -> None:
+    """Mixed in a batch with the base, they equal PEFT; a prefix that the base has cached is not the adapter's."""
+    path = make_adapter(llama, tmp_path / "adapter", 3, **ADAPTERS["all"])
+    prompts = make_prompts(12, LONGEST, seed=6)
+    plain, adapted = pooled_by_hand(llama, prompts), pooled_by_hand(llama, prompts, adapter=path)
+    async with engine(llama, lora=LoraConfig(adapters=(("one", str(path)),))) as made:
+        for pooling in Pooling:
+            results = await asyncio.gather(
+                *(embed(made, *prompts, adapter=name, pooling=pooling, normalize=False) for name in ("", "one", ""))
+            )
+            for result, states in zip(results, (plain, adapted, plain), strict=True):
+                for answer, want in zip(result.embeddings, states, strict=True):
+                    vector = want[pooling]
+                    np.testing.assert_allclose(answer.values, vector, rtol=1e-4, atol=1e-4 * np.abs(vector).max())
+    apart = [np.abs(a[Pooling.LAST] - b[Pooling.LAST]).max() for a, b in zip(plain, adapted, strict=True)]
+    assert min(apart) > 0.01, "the adapter hardly changes anything, so equality says little"
+
+
+async def test_a_model_without_hidden_states_says_so(llama: Path) -> None:
+    made = emulated_engine(Tokenizer.load(llama), step_seconds=0.0)
+    await made.start()
+    try:
+        assert made.model_info.embedding_dimension == 0
+        with pytest.raises(InvalidRequest) as refused:
+            await made.embed(EmbedRequest(("a",)))
+        assert named(refused.value) == ["pooling"]
+    finally:
+        await made.stop()
 
 
 async def test_a_vector_too_long_for_float32_is_normalised_all_the_same(
