@@ -99,9 +99,9 @@ async def test_vectors_share_no_cached_prefix_and_are_aborted_by_their_caller_on
         target = serving.target
         async with SlipstreamClient(target, token="a" * 20) as alice, SlipstreamClient(target, token="b" * 20) as bob:
             call = asyncio.create_task(alice.embed("hi", request_id="mine"))
-            # Its stream is opened a moment before its caller is known.
-            while not await alice.abort("mine"):
-                assert not await bob.abort("mine")
+            await serving.engine.stream_number(1)
+            assert not await bob.abort("mine")
+            assert await alice.abort("mine")
             with pytest.raises(CallFailed) as failed:
                 await call
             assert failed.value.reason == "REQUEST_ABORTED"
