@@ -172,5 +172,7 @@ class ModelInfo:
     eos_token_ids: tuple[int, ...]
     default_sampling: SamplingParams
     has_chat_template: bool
+    quantization: str = ""
+    """Method and format of quantised weights; empty for plain ones."""
     embedding_dimension: int = 0
     """Length of the vectors that `embed` gives; 0 if the model has no hidden states to embed with."""
