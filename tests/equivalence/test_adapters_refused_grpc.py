@@ -52,9 +52,9 @@ async def test_no_salt_of_an_embedding_reaches_the_prefixes_of_an_adapter(base: 
     async with serve_checkpoint(base, adapter=(("x", str(good)),), page_size=4) as (server, client):
 
         async def vector(salt: str) -> tuple[tuple[float, ...], int]:
-            request = EmbedRequest(token_ids=tuple(PROMPT), pooling=Pooling.LAST, cache_salt=salt)
-            result = await server.engine.embed(request)
-            return result.values, result.cached_tokens
+            call = await server.engine.embed(EmbedRequest((tuple(PROMPT),), pooling=Pooling.LAST, cache_salt=salt))
+            (made,) = (await call.result()).embeddings
+            return tuple(made.values.tolist()), made.cached_tokens
 
         fresh, _ = await vector("")
         await client.complete(PROMPT, adapter="x", max_tokens=2, **GREEDY)

@@ -11,21 +11,36 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 
+import numpy as np
+
 from core.engine.door import EngineState
 from core.errors import (
-    AdapterExists,
-    AdapterNotFound,
     DeadlinePassed,
     Draining,
     DuplicateRequest,
     EngineDead,
+    FieldViolation,
     InvalidRequest,
-    SlipstreamError,
+    RequestAborted,
 )
-from core.types.adapters import AdapterInfo, AdapterList, AdapterLoad
-from core.types.io import Delta, Finished, FinishReason, GenerateRequest, ModelInfo, OutputEvent, Started, Timing, Usage
+from core.types.io import (
+    Delta,
+    Embedding,
+    EmbedRequest,
+    EmbedResult,
+    Finished,
+    FinishReason,
+    GenerateRequest,
+    ModelInfo,
+    OutputEvent,
+    Pooling,
+    Started,
+    Timing,
+    Usage,
+)
 from core.types.sampling_params import SamplingParams
 from core.types.stats import EngineStats, HistogramStats, PoolStats
+from tests.fakes.adapter_shelf import AdapterShelf
 
 Step = OutputEvent | BaseException | asyncio.Event
 """An event to emit, an error to raise, or something to wait for first."""
@@ -45,6 +60,7 @@ INFO = ModelInfo(
     eos_token_ids=(2,),
     default_sampling=SamplingParams(temperature=0.5, max_tokens=8),
     has_chat_template=True,
+    embedding_dimension=4,
 )
 
 
@@ -151,7 +167,37 @@ class FakeStream:
         self.closed.set()
 
 
-class FakeEngine:
+class FakeEmbedCall:
+    """The call of one embedding request; see `core.engine.door.EmbedCall`. Its stream plays the script."""
+
+    def __init__(self, request: EmbedRequest, stream: FakeStream, dimension: int) -> None:
+        self.request = request
+        self._dimension = dimension
+        self.request_id = stream.request_id
+        self._stream = stream
+
+    async def result(self) -> EmbedResult:
+        """Vectors that repeat four numbers: length and place of the input, whether it is normalised, its pooling."""
+        async for event in self._stream:
+            if isinstance(event, Finished) and event.reason is FinishReason.CANCELLED:
+                raise RequestAborted("the request was aborted")
+        asked = self.request
+        rows = [
+            [len(given), place, float(asked.normalize), list(Pooling).index(asked.pooling)]
+            for place, given in enumerate(asked.inputs)
+        ]
+        vectors = [np.resize(np.asarray(row, np.float32), self._dimension)[: asked.dimensions] for row in rows]
+        return EmbedResult(
+            self.request_id,
+            tuple(Embedding(row, len(given), 1) for row, given in zip(vectors, asked.inputs, strict=True)),
+        )
+
+    async def aclose(self) -> None:
+        """Abort what still runs."""
+        await self._stream.aclose()
+
+
+class FakeEngine(AdapterShelf):
     """`core.engine.door.Engine` over scripts. `streams` keeps every stream ever opened, oldest first."""
 
     def __init__(self, script: Script = count_up, info: ModelInfo = INFO) -> None:
@@ -159,10 +205,9 @@ class FakeEngine:
         self.model_info = info
         self.state = EngineState.STARTING
         self.streams: list[FakeStream] = []
+        self.embedded: list[EmbedRequest] = []
         self.opened = asyncio.Condition()
-        self.refuse_with: SlipstreamError | Exception | None = None
         self.stopped = 0
-        self.adapters: dict[str, AdapterInfo] = {}
         self._live: dict[str, FakeStream] = {}
         self._idle = asyncio.Event()
         self._idle.set()
@@ -201,8 +246,19 @@ class FakeEngine:
         """Streams opened and not yet ended."""
         return len(self._live)
 
+    async def embed(self, request: EmbedRequest) -> FakeEmbedCall:
+        """Play the script for a request of as many outputs as there are inputs."""
+        sampling = SamplingParams(n=len(request.inputs), max_tokens=1)
+        shown = GenerateRequest(request.request_id, sampling=sampling, want_text=False, deadline=request.deadline)
+        stream = await self._open(shown)
+        self.embedded.append(request)
+        return FakeEmbedCall(request, stream, self.model_info.embedding_dimension)
+
     async def generate(self, request: GenerateRequest) -> FakeStream:
         """Play the script for `request`."""
+        return await self._open(request, request.sampling.violations(self.model_info.vocab_size))
+
+    async def _open(self, request: GenerateRequest, violations: Sequence[FieldViolation] = ()) -> FakeStream:
         if self.refuse_with is not None:
             raise self.refuse_with
         if self.state is EngineState.DEAD:
@@ -211,9 +267,8 @@ class FakeEngine:
             raise Draining("the server is shutting down")
         if request.request_id in self._live:
             raise DuplicateRequest("a live request has this id")
-        violations = request.sampling.violations(self.model_info.vocab_size)
         if violations:
-            raise InvalidRequest(violations)
+            raise InvalidRequest(list(violations))
         stream = FakeStream(self, request, iter(self.script(request)))
         self._live[request.request_id] = stream
         self._idle.clear()
@@ -252,26 +307,6 @@ class FakeEngine:
         if any(not 0 <= token < VOCAB for token in ids):
             raise InvalidRequest.of("token_ids", f"must be between 0 and {VOCAB - 1}")
         return "".join(chr(token) for token in ids if token > 2 or not skip_special_tokens)
-
-    async def load_adapter(self, name: str, path: str, *, pinned: bool = False) -> AdapterLoad:
-        """Takes any name that is not there; the path is kept nowhere."""
-        if self.refuse_with is not None:
-            raise self.refuse_with
-        if name in self.adapters:
-            raise AdapterExists("an adapter of this name is loaded")
-        made = AdapterInfo(name, len(self.adapters) + 1, 8, 1000, pinned, False, 0, None)
-        self.adapters[name] = made
-        return AdapterLoad(made, ("older",) if path == "evicts" else ())
-
-    def unload_adapter(self, name: str) -> int:
-        """Forget it."""
-        if self.adapters.pop(name, None) is None:
-            raise AdapterNotFound("no adapter of this name is loaded")
-        return 0
-
-    def list_adapters(self) -> AdapterList:
-        """What was loaded and not unloaded."""
-        return AdapterList(tuple(self.adapters.values()), 1000 * len(self.adapters), 4000)
 
     async def drain(self, timeout: float) -> int:
         """Refuse, wait, cut."""

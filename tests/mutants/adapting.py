@@ -141,8 +141,8 @@ ADAPTING: tuple[Mutant, ...] = (
         "embedding-salt-reaches-adapters",
         "no salt of a client reaches another adapter's prefixes",
         "core/engine/input_processor.py",
-        "self.adapters.salt(NONE_SLOT, request.cache_salt)",
-        "request.cache_salt",
+        "tenant = self.adapters.salt(slot, request.cache_salt)\n        return [",
+        "tenant = request.cache_salt\n        return [",
         "tests/equivalence/test_adapters_refused_grpc.py::"
         "test_no_salt_of_an_embedding_reaches_the_prefixes_of_an_adapter",
     ),
