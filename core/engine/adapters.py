@@ -51,6 +51,8 @@ def load_adapters(config: LoraConfig, model: Model, device: torch.device) -> Map
     """
     if not config.adapters:
         return {}
+    if model.spec.encoder is not None:
+        raise ModelLoadError(f"adapters of encoder-decoders are not supported, and {model.spec.architecture} is one")
     if not isinstance(model, TransformersModel):
         raise ModelLoadError("adapters need a model that was loaded through transformers")
     dtype, limits = model.spec.dtype, AdapterLimits(max_rank=config.max_rank)

@@ -16,12 +16,15 @@ from core.device.staging import Staging
 from core.device.streams import DeviceStreams, resolve_device
 from core.engine.adapters import AdapterNames, load_adapters
 from core.engine.async_engine import AsyncEngine, Parts
+from core.engine.cross_pools import build_cross_pools, cross_size
+from core.engine.encoder_input import encoder_input
 from core.engine.input_processor import InputProcessor
 from core.executor.forward_thread import ForwardThread
 from core.executor.inline import InlineExecutor
 from core.executor.interface import Executor
 from core.executor.step import DeviceState, StepRunner
 from core.memory.companion import Companion, DeviceCompanion
+from core.memory.cross_pages import CROSS
 from core.memory.hybrid_pool import HybridReqToTokenPool
 from core.memory.kv_allocator import PagedKVAllocator
 from core.memory.kv_pool import KVPool
@@ -63,7 +66,14 @@ def assemble(config: EngineConfig, model: Model, tokenizer: Tokenizer, streams: 
     names = AdapterNames(name for name, _ in config.lora.adapters)
     spec = model.spec
     inputs = InputProcessor(
-        tokenizer, pools.memory, spec.vocab_size, pools.context_length, config.seed, spec.hidden_size, names
+        tokenizer,
+        pools.memory,
+        spec.vocab_size,
+        pools.context_length,
+        config.seed,
+        spec.hidden_size,
+        names,
+        encoder=encoder_input(spec.encoder, pools.max_input_length),
     )
     parts = Parts(
         inputs=inputs,
@@ -83,6 +93,8 @@ class Pools:
     kv: KVPool
     context_length: int
     companions: Mapping[str, DeviceCompanion]
+    max_input_length: int
+    """Tokens of the longest input that a client may send."""
 
 
 def _build_pools(config: EngineConfig, model: Model, streams: DeviceStreams) -> Pools:
@@ -94,22 +106,29 @@ def _build_pools(config: EngineConfig, model: Model, streams: DeviceStreams) -> 
     tracking = _tracking(config)
     slots = memory.max_state_slots or memory.max_running_requests * (1 if tracking is None else 2)
     state_bytes = MambaPool.bytes_per_slot(spec.state_layers) * (slots + 1)
-    pages = num_pages(memory, per_token, context, streams.device, state_bytes)
+    cross = cross_size(config, spec)
+    longest, reserved = max(context, cross.max_input), state_bytes + cross.reserved_bytes
+    pages = num_pages(memory, per_token + cross.bytes_per_token, longest, streams.device, reserved)
     allocator = PagedKVAllocator(pages, memory.page_size)
     # Whole pages are written into the table, so its width is a whole number of pages too.
     width = allocator.pages_for(context) * memory.page_size
     requests = ReqToTokenPool(memory.max_running_requests, width, streams.device)
-    cache = build_prefix_cache(memory.prefix_cache, memory.page_size)
+    # Outputs of an encoder-decoder depend on more than the tokens before them, so no prefix of theirs is kept.
+    cache = build_prefix_cache("none" if spec.encoder else memory.prefix_cache, memory.page_size)
     followers: list[Companion] = []
     if spec.state_layers:
         followers.append(StateSlots(slots, requests.num_rows, tracking))
         companions[STATES] = HybridReqToTokenPool(requests, MambaPool(spec.state_layers, slots, streams.device))
+    if spec.encoder:
+        follower, companions[CROSS] = build_cross_pools(spec.encoder, cross, memory, pages, requests, spec.dtype)
+        followers.append(follower)
     return Pools(
         memory=RequestMemory(requests.rows, allocator, cache, context, followers),
         requests=requests,
         kv=KVPool(spec.kv_layers, pages, memory.page_size, spec.dtype, streams.device),
         context_length=context,
         companions=companions,
+        max_input_length=cross.max_input or context - 1,
     )
 
 
@@ -165,7 +184,7 @@ def _model_info(config: EngineConfig, model: Model, tokenizer: Tokenizer, pools:
         dtype=str(spec.dtype).removeprefix("torch."),
         vocab_size=spec.vocab_size,
         context_length=pools.context_length,
-        max_input_length=pools.context_length - 1,
+        max_input_length=pools.max_input_length,
         bos_token_id=spec.bos_token_id,
         eos_token_ids=spec.eos_token_ids,
         default_sampling=dataclasses.replace(SamplingParams(), **dict[str, Any](spec.sampling_defaults)),
