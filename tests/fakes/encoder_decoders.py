@@ -68,8 +68,11 @@ def make_encoder_decoder(kind: str, directory: Path | str, seed: int = 0, **over
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         model = AutoModelForSeq2SeqLM.from_config(config, dtype=torch.float32)
-        for parameter in model.parameters():
-            parameter.add_(torch.randn_like(parameter), alpha=0.1 if parameter.dim() == 1 else 0.35)
+        for name, parameter in model.named_parameters():
+            # What layers and positions add outweighs the embedding, else an output repeats one token for ever.
+            wide = any(part in name for part in ("embed_positions", "attn", "fc1", "fc2"))
+            alpha = 0.1 if parameter.dim() == 1 else 0.7 if wide else 0.35
+            parameter.add_(torch.randn_like(parameter), alpha=alpha)
     forced = {name: value for name, value in given.items() if name.startswith(("forced_", "decoder_start"))}
     special = {name: value for name, value in ids.items() if name != "vocab_size"}
     model.generation_config = GenerationConfig(**special, **forced)
