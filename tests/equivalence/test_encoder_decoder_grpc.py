@@ -23,7 +23,7 @@ from service.server import Server
 from tests.equivalence.encoder_oracle import Seq2SeqOracle
 from tests.equivalence.oracle import Example
 from tests.equivalence.test_greedy_grpc import _ask
-from tests.fakes.encoder_decoders import LANGUAGE_ID, MAX_INPUT, make_encoder_decoder
+from tests.fakes.encoder_decoders import make_encoder_decoder
 from tests.fakes.real_server import serve_checkpoint
 
 KINDS = ("bart", "mbart", "t5")
@@ -51,7 +51,7 @@ async def serve(
         memory = dataclasses.replace(config.memory, max_encoder_tokens=encoder_tokens)
         return build_core_engine(dataclasses.replace(config, memory=memory), progress)
 
-    limits = {"chunked_prefill_size": 64, "page_size": PAGE, "max_running_requests": 12, "max_total_tokens": 64}
+    limits = {"chunked_prefill_size": 64, "page_size": PAGE, "max_running_requests": 12, "max_total_tokens": 40}
     async with serve_checkpoint(directory, build, **(limits | settings)) as served:
         yield served
 
