@@ -33,7 +33,6 @@ from core.models.transformers_backend import load_module, one_line
 log = logging.getLogger(__name__)
 
 UNUSED_OPTIONS = (
-    "bad_words_ids",
     "begin_suppress_tokens",
     "encoder_no_repeat_ngram_size",
     "encoder_repetition_penalty",
@@ -42,7 +41,6 @@ UNUSED_OPTIONS = (
     "min_new_tokens",
     "no_repeat_ngram_size",
     "num_beams",
-    "suppress_tokens",
 )
 """What generation configurations of such models set, `generate` obeys, and this server does not."""
 
@@ -53,6 +51,7 @@ class EncoderDecoderModel:
     def __init__(self, packed: EncoderDecoder, spec: ModelSpec) -> None:
         self._packed = packed
         self._spec = spec
+        self._never: torch.Tensor | None = None
 
     @property
     def spec(self) -> ModelSpec:
@@ -72,7 +71,12 @@ class EncoderDecoderModel:
 
     def forward(self, batch: ForwardBatch) -> torch.Tensor:
         """float32[S, vocab_size]. See `Model.forward`; encoder inputs of the step are encoded first."""
-        return self._packed.forward(batch)
+        logits = self._packed.forward(batch)
+        return logits if self._never is None else logits.index_fill_(1, self._never, -torch.inf)
+
+    def silence(self, ids: tuple[int, ...], device: torch.device) -> None:
+        """Never say `ids`, whatever a request asks: Marian's padding for instance, which nothing else holds back."""
+        self._never = torch.tensor(ids, device=device) if ids else None
 
 
 def load_encoder_decoder(
@@ -95,8 +99,18 @@ def load_encoder_decoder(
             f"model type {kind!r} is not supported: packed and plain logits differ by {result.error:.2g} of the "
             f"largest logit (at most {result.tolerance:g} is rounding)"
         )
+    # Not before the check: the plain model says them.
+    loaded.silence(_never(model), device)
     progress("self-check", 1.0)
     return loaded
+
+
+def _never(model: PreTrainedModel) -> tuple[int, ...]:
+    """Single tokens that `generate` suppresses in every step; one that is forced is said nevertheless, as there."""
+    generation: Any = model.generation_config
+    single = [word[0] for word in generation.bad_words_ids or () if len(word) == 1]
+    forced = {*_ids(generation.forced_bos_token_id), *_ids(generation.forced_eos_token_id)}
+    return tuple(sorted({*single, *_ids(generation.suppress_tokens)} - forced))
 
 
 def _assemble(
@@ -149,5 +163,6 @@ def _warn_of_unused(model: PreTrainedModel, checkpoint: CheckpointConfig) -> Non
     """Such checkpoints often recommend beam search; whoever compares outputs should know that it is not run."""
     asked = model.generation_config.to_diff_dict()
     found = [f"{name}={asked[name]!r}" for name in UNUSED_OPTIONS if asked.get(name) is not None]
+    found += [f"bad_words_ids={word!r}" for word in asked.get("bad_words_ids") or () if len(word) > 1]
     if found:
         log.warning("%s: generation options that are not used here: %s", checkpoint.path.name, ", ".join(found))

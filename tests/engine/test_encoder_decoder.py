@@ -162,6 +162,21 @@ async def test_forced_tokens_come_first_and_last_whatever_is_asked(mbart: Path) 
         assert (found.end.reason, found.end.matched_stop) == ("stop", EOS_ID)
 
 
+async def test_tokens_that_generate_suppresses_are_never_said(tmp_path: Path) -> None:
+    """As Marian's padding is, by `bad_words_ids`; not even for who asks for them."""
+    inputs = make_inputs(4, 30, seed=7)
+    plain = Seq2SeqOracle(make_encoder_decoder("marian", tmp_path / "plain")).examples(inputs)
+    bad = sorted({example.output[0] for example in plain} - {EOS_ID})
+    made = make_encoder_decoder("marian", tmp_path / "bad", generation={"bad_words_ids": [[token] for token in bad]})
+    examples = Seq2SeqOracle(made).examples(inputs)
+    assert bad and examples
+    async with serve(made) as (_, client):
+        for example in examples:
+            assert await output(client, example.prompt) == example.output
+            asked = await output(client, example.prompt, logit_bias=dict.fromkeys(bad, 100.0))
+            assert not {*asked, *example.output} & {*bad}
+
+
 async def test_text_is_the_encoders_input_and_samples_share_nothing(bart: Path) -> None:
     text = "the quick brown fox"
     async with serve(bart) as (server, client):

@@ -54,10 +54,12 @@ ENCODER_DECODER_CONFIGS: dict[str, dict[str, Any]] = {
 
 
 @torch.no_grad()
-def make_encoder_decoder(kind: str, directory: Path | str, seed: int = 0, **overrides: Any) -> Path:
+def make_encoder_decoder(
+    kind: str, directory: Path | str, seed: int = 0, generation: dict[str, Any] | None = None, **overrides: Any
+) -> Path:
     """Write a checkpoint of `kind` with its tokenizer to `directory` and return that; equal seeds give equal weights.
 
-    `overrides` replace entries of the model configuration.
+    `generation` adds to the generation configuration; `overrides` replace entries of the model configuration.
     """
     transformers_logging.disable_progress_bar()
     path = Path(directory)
@@ -75,7 +77,7 @@ def make_encoder_decoder(kind: str, directory: Path | str, seed: int = 0, **over
             parameter.add_(torch.randn_like(parameter), alpha=alpha)
     forced = {name: value for name, value in given.items() if name.startswith(("forced_", "decoder_start"))}
     special = {name: value for name, value in ids.items() if name != "vocab_size"}
-    model.generation_config = GenerationConfig(**special, **forced)
+    model.generation_config = GenerationConfig(**special, **forced, **(generation or {}))
     model.save_pretrained(path)
     _tokenizer().save_pretrained(path)
     return path

@@ -1,4 +1,4 @@
-"""BART, mBART and T5: a packed decoder over cross pages gives, in any mix of steps, the logits of the plain model."""
+"""BART, T5 and their kin: a packed decoder over cross pages gives the logits of the plain model in any mix of steps."""
 
 from __future__ import annotations
 
@@ -33,10 +33,17 @@ _BART: dict[str, Any] = {
     "decoder_ffn_dim": 48,
     "max_position_embeddings": 256,
 }
+_T5: dict[str, Any] = {"d_model": 32, "d_kv": 8, "num_heads": 4, "num_layers": 2, "d_ff": 48}
 KINDS: dict[str, dict[str, Any]] = {
     "bart": _BART,
     "mbart": _BART,
-    "t5": {"d_model": 32, "d_kv": 8, "num_heads": 4, "num_layers": 2, "d_ff": 48},
+    "t5": _T5,
+    "mt5": {**_T5, "feed_forward_proj": "gated-gelu"},
+    "pegasus": _BART,
+    "marian": _BART,
+    "plbart": _BART,
+    "blenderbot": _BART,
+    "blenderbot-small": _BART,
 }
 ENCODER = {1: 100, 2: 3, 3: 1, 4: 37}
 DECODER = {1: 30, 2: 40, 3: 8, 4: 3}
@@ -139,7 +146,7 @@ def test_a_row_that_was_never_encoded_does_not_attend() -> None:
 
 
 @torch.inference_mode()
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ["bart", "mbart", "t5"])
 def test_greedy_packed_equals_generate_token_for_token(kind: str) -> None:
     """32 requests with inputs of 1 to 200 tokens start one after another and decode beside those already running."""
     draw = random.Random(3)
