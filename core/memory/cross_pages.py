@@ -62,7 +62,7 @@ class CrossPages:
         """See `Companion`."""
         return self.allocator.pages_for(encoder_tokens) <= self.allocator.available
 
-    def admitted(self, row: int, tokens: int, cached: Ints, encoder_tokens: int = 0) -> None:
+    def admitted(self, row: int, tokens: int, cached: Ints, known: int, encoder_tokens: int = 0) -> None:
         """See `Companion`. Every request of an encoder-decoder has an input of a token at least."""
         check("row_padding_reserved", row > 0, row=row)
         check("cross_page_conservation", self._lens[row] == 0, row=row, held=len(self._pages[row]))
@@ -103,6 +103,9 @@ class CrossPages:
         self._pages[row] = NO_PAGES
         self._lens[row] = 0
         self._fresh.discard(row)
+
+    def replaced(self, pages: Ints, originals: Ints) -> None:
+        """Nothing here belongs to pages of the decoder."""
 
     def freed(self, pages: Ints) -> None:
         """Nothing here belongs to pages of the decoder."""

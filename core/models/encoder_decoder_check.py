@@ -84,7 +84,7 @@ class _Encoding:
         self._host = CrossPages(8, PAGE_SIZE, rows + 1)
         # Backwards, so that a row's pages are neither the first ones nor in order of rows.
         for row in range(rows, 0, -1):
-            self._host.admitted(row, 0, NO_PAGES, len(inputs[row - 1]))
+            self._host.admitted(row, 0, NO_PAGES, 0, len(inputs[row - 1]))
         self._first = True
 
     @property

@@ -93,7 +93,7 @@ class Served:
         rows = batch.rows.numpy()
         fresh = [row for row in rows.tolist() if row in inputs]
         for row in reversed(fresh):
-            self.host.admitted(row, 0, NO_PAGES, len(inputs[row]))
+            self.host.admitted(row, 0, NO_PAGES, 0, len(inputs[row]))
         writes = self.host.planned(rows, batch.prefix_lens_host, batch.extend_lens_host, NO_PAGES)
         self.cross.begin(batch.rows, writes, Staging(batch.rows.device))
         if fresh:
