@@ -99,7 +99,7 @@ class InputProcessor:
         seed = params.seed if params.seed is not None else self._random.getrandbits(63)
         slot = self.adapters.slot(request.adapter)
         tenant = self.adapters.salt(request.adapter, request.cache_salt)
-        salt = self._memory.cache.namespace(tenant, group if params.n > 1 and self._encoder is None else None)
+        salt = self._memory.cache.namespace(tenant, group if params.n > 1 else None)
         return [
             Req(
                 request_id=request_id,

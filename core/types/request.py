@@ -97,10 +97,8 @@ class Req:
 
     @property
     def reuses_prefix(self) -> bool:
-        """Whether cached tokens may be skipped. Mean and CLS need hidden states, and the cache has keys and values; a
-        decoder's keys and values depend on what its encoder read, which the cache does not know.
-        """
-        return self.pooling in (None, Pooling.LAST) and self.encoder_ids is None
+        """Whether cached tokens may be skipped. Mean and CLS need hidden states, and the cache has keys and values."""
+        return self.pooling in (None, Pooling.LAST)
 
     def known_ids(self) -> npt.NDArray[np.int64]:
         """int64[n]: prompt and outputs so far, i.e. what a (re-)admission must have in the pools. Not while running."""
