@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 import torch
 from transformers import AutoModelForSeq2SeqLM, PreTrainedModel
@@ -88,7 +88,9 @@ def load_encoder_decoder(
     kind = checkpoint.model_type
     try:
         reference = plain_reference(model, _start_ids(model, checkpoint))
+        never = _never(model)
         loaded = _assemble(model, checkpoint, config, reference.vocab_size)
+        _refuse_foreign_ids(loaded, never, model)
         result = check_encoder_decoder(loaded, reference)
     except ModelLoadError:
         raise
@@ -100,9 +102,26 @@ def load_encoder_decoder(
             f"largest logit (at most {result.tolerance:g} is rounding)"
         )
     # Not before the check: the plain model says them.
-    loaded.silence(_never(model), device)
+    loaded.silence(never, device)
     progress("self-check", 1.0)
     return loaded
+
+
+def _refuse_foreign_ids(loaded: EncoderDecoderModel, never: tuple[int, ...], model: PreTrainedModel) -> None:
+    """Ids of the checkpoint's own go into batches unasked: one outside the vocabulary would kill the engine."""
+    spec, table = loaded.spec, cast(torch.nn.Embedding, model.get_input_embeddings())
+    assert spec.encoder is not None
+    size = min(spec.vocab_size, table.weight.shape[0])
+    named = {
+        "decoder_start_token_id": spec.encoder.start_ids,
+        "forced_bos_token_id": spec.encoder.forced_first,
+        "forced_eos_token_id": spec.encoder.forced_last,
+        "bad_words_ids or suppress_tokens": never,
+    }
+    for name, ids in named.items():
+        for token in ids:
+            if not 0 <= token < size:
+                raise ModelLoadError(f"{spec.name}: {name} has token {token}, outside the vocabulary of {size}")
 
 
 def _never(model: PreTrainedModel) -> tuple[int, ...]:

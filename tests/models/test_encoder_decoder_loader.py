@@ -17,7 +17,7 @@ from core.memory.cross_pages import CrossPages, CrossWrites
 from core.models import encoder_decoder, loader
 from core.models.cross_attention import CrossAttention
 from core.models.encoder_decoder import EncoderDecoder
-from tests.fakes.checkpoints import EOS_ID, PAD_ID
+from tests.fakes.checkpoints import EOS_ID, PAD_ID, VOCAB_SIZE
 from tests.fakes.encoder_decoders import ENCODER_DECODER_CONFIGS, LANGUAGE_ID, MAX_INPUT, make_encoder_decoder
 from tests.models.reference import load
 from tests.models.test_loader import edit_config, edit_weights, refusal
@@ -115,6 +115,16 @@ def test_an_output_needs_a_start(tmp_path: Path) -> None:
     file.write_text(json.dumps({k: v for k, v in json.loads(file.read_text()).items() if k not in kept}))
     edit_config(made, bos_token_id=None)
     assert "names no decoder_start_token_id" in refusal(made)
+
+
+@pytest.mark.parametrize(
+    "bad", [{"forced_bos_token_id": VOCAB_SIZE}, {"forced_eos_token_id": [2, 10**6]}, {"bad_words_ids": [[10**6]]}]
+)
+def test_ids_outside_the_vocabulary_are_refused_before_they_can_reach_a_batch(
+    bad: dict[str, Any], tmp_path: Path
+) -> None:
+    made = make_encoder_decoder("t5", tmp_path, generation=bad)
+    assert f"outside the vocabulary of {VOCAB_SIZE}" in refusal(made)
 
 
 def test_t5_without_a_limit_needs_one(tmp_path: Path) -> None:
