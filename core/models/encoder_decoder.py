@@ -1,7 +1,7 @@
 """An unmodified transformers encoder-decoder (BART, T5) with a packed decoder.
 
-The encoder runs plain, once per admission, and leaves keys and values in cross pages. The decoder then sees one packed
-row like any other model here.
+The encoder runs as it is, once per admission, and leaves keys and values in cross pages. The decoder then sees one
+packed row like any other model here.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from core.attention.base import AttentionBackend, RelativeBias
 from core.batch.forward_batch import ForwardBatch
 from core.memory.kv_pool import KVLayerSpec
 from core.models.cross_attention import CrossAttention
+from core.models.encoder_batches import encode_inputs
 from core.models.packed_attention import KVFacade
 from core.types.arrays import Ints
 
@@ -129,9 +130,8 @@ class EncoderDecoder:
         return logits.float()
 
     def _encode(self, ids: torch.Tensor, lens: Ints, pages: CrossAttention) -> None:
-        """Run the encoder over each of the inputs in `ids`, int64[E]; their keys and values are projected together."""
-        encoder = self._model.get_encoder()
-        hidden = torch.cat([encoder(input_ids=part[None]).last_hidden_state[0] for part in ids.split(lens.tolist())])
+        """Run the encoder over the inputs in `ids`, int64[E]; their keys and values are projected together."""
+        hidden = encode_inputs(self._model.get_encoder(), ids, lens)
         for layer_id, module in enumerate(self._cross):
             names = PROJECTIONS[type(module).__name__]
             k, v = (getattr(module, name)(hidden).view(-1, self._heads, self._head_dim) for name in names)
