@@ -6,7 +6,7 @@ only; what must change in the device table leaves as `TableWrites` inside the ne
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
@@ -75,7 +75,7 @@ class RequestMemory:
         """Whether a request of so many tokens could be served by an empty pool: the check at entry."""
         if self.allocator.pages_for(total_tokens) > self.allocator.num_pages:
             return False
-        return all(c.fits_alone(total_tokens, encoder_tokens) for c in self.companions)
+        return all(c.fits_alone(total_tokens, **_encoder(encoder_tokens)) for c in self.companions)
 
     def admit(
         self, ids: Ints, salt: str, reserve_pages: int, *, reuse: bool = True, encoder_tokens: int = 0
@@ -93,7 +93,7 @@ class RequestMemory:
         self.cache.lock(match.node)
         pages = None
         if needed + reserve_pages <= self.obtainable_pages and all(
-            c.can_admit(len(ids), match.pages, encoder_tokens) for c in self.companions
+            c.can_admit(len(ids), match.pages, **_encoder(encoder_tokens)) for c in self.companions
         ):
             pages = self._alloc(needed)
         if pages is None:
@@ -105,7 +105,7 @@ class RequestMemory:
         self._fill(row, match.pages, pages, salt)
         self._nodes[row] = match.node
         for companion in self.companions:
-            companion.admitted(row, len(ids), match.pages, known, encoder_tokens)
+            companion.admitted(row, len(ids), match.pages, known, **_encoder(encoder_tokens))
         return Admission(row, generation, len(match.pages) * self.page_size)
 
     def _match(self, ids: Ints, limit: int, salt: str) -> tuple[PrefixMatch, int]:
@@ -259,3 +259,8 @@ class RequestMemory:
         check("page_conservation", len(np.unique(owned)) == len(owned), owned=len(owned))
         held = self.allocator.held
         check("page_conservation", len(owned) + self.cache.cached_pages == held, owned=len(owned), held=held)
+
+
+def _encoder(tokens: int) -> Mapping[str, int]:
+    """The argument that companions of an encoder-decoder are asked with, and no others."""
+    return {"encoder_tokens": tokens} if tokens else {}
