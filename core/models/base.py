@@ -45,6 +45,8 @@ class ModelSpec:
     """Fields of `SamplingParams` that the checkpoint recommends."""
     hidden_size: int = 0
     """Width of the hidden states that `ForwardBatch.hidden` gets; 0 for a model that gives none, so cannot embed."""
+    quantization: str = ""
+    """How the weights are quantised; empty for plain ones, of `dtype`."""
     encoder: EncoderSpec | None = None
     """Set for an encoder-decoder; everything else here is then of its decoder."""
 

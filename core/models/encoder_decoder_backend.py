@@ -28,6 +28,7 @@ from core.models.cross_attention import CrossAttention
 from core.models.encoder_decoder import EncoderDecoder
 from core.models.encoder_decoder_check import check_encoder_decoder, plain_reference
 from core.models.encoder_spec import EncoderSpec
+from core.models.quantized.registry import method_name
 from core.models.transformers_backend import load_module, one_line
 
 log = logging.getLogger(__name__)
@@ -83,9 +84,12 @@ def load_encoder_decoder(
     checkpoint: CheckpointConfig, config: ModelConfig, device: torch.device, progress: Progress
 ) -> EncoderDecoderModel:
     """Load and check. ModelLoadError names the model type and what is wrong, in one line."""
+    kind = checkpoint.model_type
+    if checkpoint.quantization is not None:
+        name = method_name(checkpoint.quantization)
+        raise ModelLoadError(f"model type {kind!r} with {name} weights is not supported: it is an encoder-decoder")
     model = load_module(checkpoint, config, device, progress, AutoModelForSeq2SeqLM)
     progress("self-check", 0.0)
-    kind = checkpoint.model_type
     try:
         reference = plain_reference(model, _start_ids(model, checkpoint))
         never = _never(model)

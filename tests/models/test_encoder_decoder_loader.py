@@ -133,6 +133,12 @@ def test_t5_without_a_limit_needs_one(tmp_path: Path) -> None:
     assert "gives no context length; configure context_length" in refusal(made)
 
 
+def test_quantised_weights_are_refused_by_name(tmp_path: Path) -> None:
+    made = make_encoder_decoder("bart", tmp_path)
+    edit_config(made, quantization_config={"quant_method": "mxfp4"})
+    assert "'bart' with mxfp4 weights is not supported: it is an encoder-decoder" in refusal(made)
+
+
 def test_missing_weights_are_not_made_up(tmp_path: Path) -> None:
     made = make_encoder_decoder("bart", tmp_path)
     edit_weights(made, lambda t: t.pop("model.decoder.layers.1.encoder_attn.k_proj.weight"))
