@@ -190,7 +190,7 @@ async def test_text_is_the_encoders_input_and_samples_share_nothing(bart: Path) 
         assert found[0].text == await client.detokenize(found[0].token_ids)
         assert (info.context_length, info.max_input_length) == (MAX_INPUT, MAX_INPUT)
         with pytest.raises(InvalidRequest, match="no hidden states"):
-            await server.engine.embed(EmbedRequest(text=text))
+            await server.engine.embed(EmbedRequest(inputs=(text,)))
 
 
 async def test_adapters_stop_the_start(bart: Path, tmp_path: Path) -> None:
