@@ -57,6 +57,8 @@ class MemoryConfig:
     row, or one without a prefix cache."""
     state_track_interval: int = 256
     """Every how many tokens, rounded up to pages, a decoding request's recurrent state is kept for the cache."""
+    max_encoder_tokens: int | None = None
+    """Encoder tokens whose keys and values are held at once, for encoder-decoders; None: as many as decoder tokens."""
 
     def __post_init__(self) -> None:
         _at_least("page_size", self.page_size, 1)
@@ -64,6 +66,7 @@ class MemoryConfig:
         _at_least("max_total_tokens", self.max_total_tokens, self.page_size)
         _at_least("max_state_slots", self.max_state_slots, 1)
         _at_least("state_track_interval", self.state_track_interval, 1)
+        _at_least("max_encoder_tokens", self.max_encoder_tokens, self.page_size)
         _one_of("prefix_cache", self.prefix_cache, PREFIX_CACHES)
 
 

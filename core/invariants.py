@@ -23,6 +23,9 @@ HOST_CHECKS: tuple[str, ...] = (
     "state_slot_double_free",
     "state_slot_conservation",
     "state_snapshot_present",
+    "cross_page_double_free",
+    "cross_page_conservation",
+    "cross_row_encoded",
     "prefix_lock_balance",
     "prefix_page_alignment",
     "relay_rows_unique",
@@ -40,6 +43,7 @@ HOST_CHECKS: tuple[str, ...] = (
     "adapter_tokens",
     "adapter_users",
     "adapter_bytes",
+    "encoder_length",
 )
 """Checks that run on the host. Device checks are named in `core.device.checks.DEVICE_CHECKS`."""
 

@@ -48,3 +48,7 @@ class ForwardBatch:
     """Whether the model must set `hidden`: some row of this step is embedded."""
     hidden: torch.Tensor | None = None
     """[T, H]: last hidden states after the final norm, in the model's dtype."""
+    encoder_ids: torch.Tensor | None = None
+    """[E]: inputs that the encoder reads before the decoder runs, one after another; never part of `input_ids`."""
+    encoder_lens_host: Ints | None = None
+    """[n] on the host: their lengths, which add up to E."""

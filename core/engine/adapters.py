@@ -45,6 +45,8 @@ def build_adapters(config: LoraConfig, model: Model, device: torch.device) -> Ad
     table = AdapterTable(config.max_bytes, enabled=config.enabled)
     if not config.enabled:
         return Adapters(AdapterLoader(table))
+    if model.spec.encoder is not None:
+        raise ModelLoadError(f"adapters of encoder-decoders are not supported, and {model.spec.architecture} is one")
     if not isinstance(model, TransformersModel):
         raise ModelLoadError("adapters need a model that was loaded through transformers")
     staging, read = Staging(device), _reader(config, model, device)

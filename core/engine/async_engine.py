@@ -248,7 +248,7 @@ class AsyncEngine:
 
     def _enter(self, request: GenerateRequest, request_id: str, reqs: list[Req]) -> TokenStream:
         outputs = [self._pending_output(request, req) for req in reqs]
-        stream = TokenStream(Started(request_id, reqs[0].prompt_len), outputs, self._abort_stream)
+        stream = TokenStream(Started(request_id, reqs[0].input_len), outputs, self._abort_stream)
         stream.reqs = reqs
         self._live[request_id] = stream
         self._adapters.table.acquire(reqs[0].adapter_slot)

@@ -16,12 +16,15 @@ from core.device.staging import Staging
 from core.device.streams import DeviceStreams, resolve_device
 from core.engine.adapters import Adapters, build_adapters, reserved_bytes
 from core.engine.async_engine import AsyncEngine, Parts
+from core.engine.cross_pools import build_cross_pools, cross_size
+from core.engine.encoder_input import encoder_input
 from core.engine.input_processor import InputProcessor
 from core.executor.forward_thread import ForwardThread
 from core.executor.inline import InlineExecutor
 from core.executor.interface import Executor
 from core.executor.step import DeviceState, StepRunner
 from core.memory.companion import Companion, DeviceCompanion
+from core.memory.cross_pages import CROSS
 from core.memory.hybrid_pool import HybridReqToTokenPool
 from core.memory.kv_allocator import PagedKVAllocator
 from core.memory.kv_pool import KVPool
@@ -62,7 +65,14 @@ def assemble(config: EngineConfig, model: Model, tokenizer: Tokenizer, streams: 
     pools = _build_pools(config, model, streams)
     spec, table = model.spec, pools.adapters.table
     inputs = InputProcessor(
-        tokenizer, pools.memory, spec.vocab_size, pools.context_length, config.seed, spec.hidden_size, table
+        tokenizer,
+        pools.memory,
+        spec.vocab_size,
+        pools.context_length,
+        config.seed,
+        spec.hidden_size,
+        table,
+        encoder_input(spec.encoder, pools.max_input_length),
     )
     parts = Parts(
         inputs=inputs,
@@ -84,6 +94,8 @@ class Pools:
     context_length: int
     companions: Mapping[str, DeviceCompanion]
     adapters: Adapters
+    max_input_length: int
+    """Tokens of the longest input that a client may send."""
 
 
 def _build_pools(config: EngineConfig, model: Model, streams: DeviceStreams) -> Pools:
@@ -97,16 +109,22 @@ def _build_pools(config: EngineConfig, model: Model, streams: DeviceStreams) -> 
     slots = memory.max_state_slots or memory.max_running_requests * (1 if tracking is None else 2)
     reserved = MambaPool.bytes_per_slot(spec.state_layers) * (slots + 1)
     reserved += reserved_bytes(config.lora, adapters.table, streams.device)
-    pages = num_pages(memory, per_token, context, streams.device, reserved)
+    cross = cross_size(config, spec)
+    longest, reserved = max(context, cross.max_input), reserved + cross.reserved_bytes
+    pages = num_pages(memory, per_token + cross.bytes_per_token, longest, streams.device, reserved)
     allocator = PagedKVAllocator(pages, memory.page_size)
     # Whole pages are written into the table, so its width is a whole number of pages too.
     width = allocator.pages_for(context) * memory.page_size
     requests = ReqToTokenPool(memory.max_running_requests, width, streams.device)
-    cache = build_prefix_cache(memory.prefix_cache, memory.page_size)
+    # Outputs of an encoder-decoder depend on more than the tokens before them, so no prefix of theirs is kept.
+    cache = build_prefix_cache("none" if spec.encoder else memory.prefix_cache, memory.page_size)
     followers: list[Companion] = []
     if spec.state_layers:
         followers.append(StateSlots(slots, requests.num_rows, tracking))
         companions[STATES] = HybridReqToTokenPool(requests, MambaPool(spec.state_layers, slots, streams.device))
+    if spec.encoder:
+        follower, companions[CROSS] = build_cross_pools(spec.encoder, cross, memory, pages, requests, spec.dtype)
+        followers.append(follower)
     return Pools(
         memory=RequestMemory(requests.rows, allocator, cache, context, followers),
         requests=requests,
@@ -114,6 +132,7 @@ def _build_pools(config: EngineConfig, model: Model, streams: DeviceStreams) -> 
         context_length=context,
         companions=companions,
         adapters=adapters,
+        max_input_length=cross.max_input or context - 1,
     )
 
 
@@ -170,7 +189,7 @@ def _model_info(config: EngineConfig, model: Model, tokenizer: Tokenizer, pools:
         dtype=str(spec.dtype).removeprefix("torch."),
         vocab_size=spec.vocab_size,
         context_length=pools.context_length,
-        max_input_length=pools.context_length - 1,
+        max_input_length=pools.max_input_length,
         bos_token_id=spec.bos_token_id,
         eos_token_ids=spec.eos_token_ids,
         default_sampling=dataclasses.replace(SamplingParams(), **dict[str, Any](spec.sampling_defaults)),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tests.mutants.adapting import ADAPTING
 from tests.mutants.embedding import EMBEDDING
+from tests.mutants.encoders import ENCODERS
 from tests.mutants.guarding import GUARDING
 from tests.mutants.mutant import Mutant
 from tests.mutants.ordering import ORDERING
@@ -23,6 +24,7 @@ MUTANTS: tuple[Mutant, ...] = (
     *GUARDING,
     *ADAPTING,
     *EMBEDDING,
+    *ENCODERS,
 )
 
 SAMPLE: tuple[str, ...] = (
