@@ -95,8 +95,8 @@ class WindowPages:
         needed = self._needed(cached)
         return self._holds(own, self._shared + int((self._guests[needed] == 0).sum()))
 
-    def admitted(self, row: int, tokens: int, cached: Ints) -> None:
-        """See `Companion`."""
+    def admitted(self, row: int, tokens: int, cached: Ints, known: int) -> None:
+        """See `Companion`. Pages are kept wherever prompts part, so how much others had makes no difference."""
         check("row_padding_reserved", row > 0, row=row)
         check("window_page_conservation", self._own[row] == 0, row=row, own=int(self._own[row]))
         needed = self._needed(cached)
@@ -142,6 +142,13 @@ class WindowPages:
         check("window_page_conservation", self._own[row] > 0, row=row)
         self._pass(row, len(self._uses[row]))
         self._first[row] = self._end[row] = self._behind[row] = self._own[row] = 0
+
+    def replaced(self, pages: Ints, originals: Ints) -> None:
+        """See `Companion`: a cached page whose window page somebody needed gets one back when it is computed again."""
+        revived = (self._window_of[pages] > 0) & (self._window_of[originals] == 0)
+        for page, original in zip(pages[revived].tolist(), originals[revived].tolist(), strict=True):
+            self._window_of[original] = self._changed[original] = self._forget(page)
+            self._idle[original] = None
 
     def freed(self, pages: Ints) -> None:
         """See `Companion`. A page that a row still needs has an owner, so its being freed is an invariant violation."""
