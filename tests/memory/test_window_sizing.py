@@ -57,7 +57,9 @@ def test_memory_is_used_up_and_not_passed(pages: int, rows: int, monkeypatch: py
     more = layer_bytes(found.kv + 1, split.full) + layer_bytes(found.window + 1, split.windowed)
     assert taken <= budget
     assert more > budget or found.kv == rows * CONTEXT // PAGE, "memory is left that requests could use"
-    assert min(pages, rows * CONTEXT // PAGE) <= found.kv, "never fewer KV pages than one pool for all layers would have"
+    assert min(pages, rows * CONTEXT // PAGE) <= found.kv, (
+        "never fewer KV pages than one pool for all layers would have"
+    )
     assert found.window >= min(found.kv, BOUNDS.alone), "one request always fits"
     assert found.window >= 0.8 * pages or found.window == rows * BOUNDS.per_row * 2 + BOUNDS.per_step
 
