@@ -59,6 +59,10 @@ class MemoryConfig:
     """Every how many tokens, rounded up to pages, a decoding request's recurrent state is kept for the cache."""
     max_encoder_tokens: int | None = None
     """Encoder tokens whose keys and values are held at once, for encoder-decoders; None: as many as decoder tokens."""
+    sliding_window_pool: bool = True
+    """Whether sliding-window layers get a pool of their own, which holds only what is inside somebody's window."""
+    max_window_tokens: int | None = None
+    """Tokens that this pool holds; None: enough for the windows of all rows, as far as memory goes."""
 
     def __post_init__(self) -> None:
         _at_least("page_size", self.page_size, 1)
@@ -67,6 +71,7 @@ class MemoryConfig:
         _at_least("max_state_slots", self.max_state_slots, 1)
         _at_least("state_track_interval", self.state_track_interval, 1)
         _at_least("max_encoder_tokens", self.max_encoder_tokens, self.page_size)
+        _at_least("max_window_tokens", self.max_window_tokens, self.page_size)
         _one_of("prefix_cache", self.prefix_cache, PREFIX_CACHES)
 
 

@@ -31,10 +31,13 @@ from core.memory.kv_pool import KVPool
 from core.memory.mamba_pool import MambaPool
 from core.memory.req_to_token_pool import ReqToTokenPool
 from core.memory.request_memory import RequestMemory
-from core.memory.sizing import num_pages
 from core.memory.state_slots import NAME as STATES
 from core.memory.state_slots import StateSlots
 from core.memory.state_snapshots import Tracking
+from core.memory.swa_pool import SlidingWindowPool
+from core.memory.window_pages import NAME as WINDOW
+from core.memory.window_pages import WindowPages
+from core.memory.window_sizing import SplitLayers, divide_pages
 from core.models.base import Model
 from core.models.loader import load_model
 from core.prefix.registry import build_prefix_cache
@@ -104,15 +107,16 @@ def _build_pools(config: EngineConfig, model: Model, streams: DeviceStreams) -> 
     adapters = build_adapters(config.lora, model, streams.device)
     companions: dict[str, DeviceCompanion] = {**adapters.companions}
     context = min(spec.context_length, config.model.context_length or spec.context_length)
-    per_token = KVPool.bytes_per_token_for(spec.kv_layers, spec.dtype)
     tracking = _tracking(config)
     slots = memory.max_state_slots or memory.max_running_requests * (1 if tracking is None else 2)
-    reserved = MambaPool.bytes_per_slot(spec.state_layers) * (slots + 1)
-    reserved += reserved_bytes(config.lora, adapters.table, streams.device)
     cross = cross_size(config, spec)
-    longest, reserved = max(context, cross.max_input), reserved + cross.reserved_bytes
-    pages = num_pages(memory, per_token + cross.bytes_per_token, longest, streams.device, reserved)
-    allocator = PagedKVAllocator(pages, memory.page_size)
+    reserved = MambaPool.bytes_per_slot(spec.state_layers) * (slots + 1) + cross.reserved_bytes
+    reserved += reserved_bytes(config.lora, adapters.table, streams.device)
+    layers = SplitLayers.of(spec.kv_layers, context, windows=memory.sliding_window_pool)
+    bounds = layers.bounds(memory.page_size, config.scheduler.chunked_prefill_size)
+    longest, beside = max(context, cross.max_input), cross.bytes_per_token
+    pages = divide_pages(memory, layers, bounds, spec.dtype, longest, streams.device, reserved, beside)
+    allocator = PagedKVAllocator(pages.kv, memory.page_size)
     # Whole pages are written into the table, so its width is a whole number of pages too.
     width = allocator.pages_for(context) * memory.page_size
     requests = ReqToTokenPool(memory.max_running_requests, width, streams.device)
@@ -123,12 +127,16 @@ def _build_pools(config: EngineConfig, model: Model, streams: DeviceStreams) -> 
         followers.append(StateSlots(slots, requests.num_rows, tracking))
         companions[STATES] = HybridReqToTokenPool(requests, MambaPool(spec.state_layers, slots, streams.device))
     if spec.encoder:
-        follower, companions[CROSS] = build_cross_pools(spec.encoder, cross, memory, pages, requests, spec.dtype)
+        follower, companions[CROSS] = build_cross_pools(spec.encoder, cross, memory, pages.kv, requests, spec.dtype)
         followers.append(follower)
+    if bounds is not None:
+        followers.append(WindowPages(pages.window, pages.kv, requests.num_rows, bounds))
+        windowed = KVPool(layers.windowed, pages.window, memory.page_size, spec.dtype, streams.device, WINDOW)
+        companions[WINDOW] = SlidingWindowPool(windowed, pages.kv)
     return Pools(
         memory=RequestMemory(requests.rows, allocator, cache, context, followers),
         requests=requests,
-        kv=KVPool(spec.kv_layers, pages, memory.page_size, spec.dtype, streams.device),
+        kv=KVPool(layers.full, pages.kv, memory.page_size, spec.dtype, streams.device),
         context_length=context,
         companions=companions,
         adapters=adapters,

@@ -13,6 +13,7 @@ from tests.mutants.relaying import RELAYING
 from tests.mutants.scheduling import SCHEDULING
 from tests.mutants.serving import SERVING
 from tests.mutants.shell import SHELL
+from tests.mutants.windows import WINDOWS
 
 MUTANTS: tuple[Mutant, ...] = (
     *OWNERSHIP,
@@ -25,6 +26,7 @@ MUTANTS: tuple[Mutant, ...] = (
     *ADAPTING,
     *EMBEDDING,
     *ENCODERS,
+    *WINDOWS,
 )
 
 SAMPLE: tuple[str, ...] = (
