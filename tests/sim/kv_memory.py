@@ -30,6 +30,10 @@ class KVMemory:
         self._held = [UNWRITTEN] * num_slots
         self._before = [NEVER] * num_slots
 
+    def at(self, slot: int) -> int:
+        """What `slot` holds: the hash of the prefix that it ends."""
+        return self._held[slot]
+
     def poison(self, pages: Iterable[int]) -> None:
         """`pages` were freed: whoever reads them before their next owner wrote them is wrong."""
         size = self.page_size

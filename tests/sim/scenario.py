@@ -38,6 +38,18 @@ REAL_STEPS = 40
 """One seed of so many runs the production StepRunner, FutureMap, table and history instead of their twins."""
 
 
+STATES_SHARE = 0.3
+"""Of the seeds have a model with recurrent states."""
+
+
+@dataclass(frozen=True, slots=True)
+class States:
+    """Slots for recurrent states, and after how many decoded tokens one is kept."""
+
+    slots: int
+    interval: int
+
+
 @dataclass(frozen=True, slots=True)
 class Scenario:
     """What a seed means. Sizes are small on purpose: bugs of reuse and of full pools need little to show."""
@@ -61,11 +73,17 @@ class Scenario:
     """Force a retraction every so many plans; 0 for never."""
     real_steps: bool
     faults: dict[str, float] = field(default_factory=dict)
+    states: States | None = None
 
     @property
     def slots(self) -> int:
         """Tokens that an empty pool can hold."""
         return self.pages * self.page_size
+
+    @property
+    def pools(self) -> int:
+        """How many pools the model reads."""
+        return 1 if self.states is None else 2
 
     @property
     def width(self) -> int:
@@ -92,7 +110,7 @@ def draw(seed: int) -> Scenario:
     )
     return Scenario(
         seed=seed,
-        rows=rng.choice((1, 1, 2, 3, 4, 5, 8)),
+        rows=(rows := rng.choice((1, 1, 2, 3, 4, 5, 8))),
         pages=pages,
         page_size=page_size,
         context=rng.choice((4, 16, 33, 48, 64)),
@@ -106,7 +124,16 @@ def draw(seed: int) -> Scenario:
         retract_every=rng.choice((0, 0, 0, 3, 5, 9)),
         real_steps=seed % REAL_STEPS == 7,
         faults=_faults(rng),
+        # Last, so that everything before it is what the seed drew before there were states.
+        states=_states(rng, rows, page_size),
     )
+
+
+def _states(rng: random.Random, rows: int, page_size: int) -> States | None:
+    """Often fewer slots than rows, and rarely one too many: whoever takes a slot takes it from somebody."""
+    if rng.random() >= STATES_SHARE:
+        return None
+    return States(max(1, rows + rng.choice((-2, -1, 0, 1, 2, rows))), page_size * rng.choice((1, 1, 2, 3)))
 
 
 def _faults(rng: random.Random) -> dict[str, float]:
