@@ -7,6 +7,7 @@ to poison what was freed, never to compute.
 
 from __future__ import annotations
 
+import pickle
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Sequence
@@ -100,7 +101,7 @@ def fingerprint(batch: ScheduleBatch) -> tuple[bytes, ...]:
         batch.sampling.uniforms,
         batch.sampling.history_lens,
     )
-    return tuple(array.tobytes() for array in arrays)
+    return (*(array.tobytes() for array in arrays), pickle.dumps(dict(batch.companion_writes)))
 
 
 class SimExecutor(ABC):

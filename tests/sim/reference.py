@@ -1,7 +1,7 @@
 """What a correct engine answers: one request at a time, with no pools, no batches, no pages and no overlap.
 
 The model of the simulation is defined here as well, in functions that both sides share: `link` is what a KV slot holds,
-`blend` is what more pools than one say together, `pick` is how a token follows from it, and everything else of this file
+`blend` is what more pools than one say together, `pick` is how a token follows from it. Everything else of this file
 knows nothing of how the engine works.
 """
 

@@ -133,7 +133,8 @@ def _states(rng: random.Random, rows: int, page_size: int) -> States | None:
     """Often fewer slots than rows, and rarely one too many: whoever takes a slot takes it from somebody."""
     if rng.random() >= STATES_SHARE:
         return None
-    return States(max(1, rows + rng.choice((-2, -1, 0, 1, 2, rows))), page_size * rng.choice((1, 1, 2, 3)))
+    slots = rng.choice((1, 2, 2, 3, max(1, rows - 1), rows, rows + 1, rows + 1, rows + 1, 2 * rows))
+    return States(slots, page_size * rng.choice((1, 1, 2, 3)))
 
 
 def _faults(rng: random.Random) -> dict[str, float]:

@@ -5,6 +5,7 @@ Written against the structures of `StateSlots`, as the oracles of rows and pages
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -45,7 +46,7 @@ class StateBooks:
 
     def _watch(self) -> None:
         host, snapshots, hits = self._host, self._host._snapshots, self._hits
-        can, admit, evict = host.can_admit, host.admitted, snapshots.drop_oldest
+        can, admit, find, evict = host.can_admit, host.admitted, host._slot_for, snapshots.drop_oldest
 
         def can_admit(tokens: int, cached: Ints) -> bool:
             allowed = can(tokens, cached)
@@ -58,12 +59,19 @@ class StateBooks:
             if len(cached):
                 self._behind.add(row)
 
+        def slot_for(turns: deque[int] | None, found: dict[int, int]) -> int:
+            slot = find(turns, found)
+            if not slot:
+                hits("state_not_kept")
+            return slot
+
         def drop_oldest() -> int:
             self._evictions += 1
             hits("state_evicted")
             return evict()
 
         host.can_admit, host.admitted = can_admit, admitted  # type: ignore[method-assign]
+        host._slot_for = slot_for  # type: ignore[method-assign]
         snapshots.drop_oldest = drop_oldest  # type: ignore[method-assign]
 
     def check(self, memory: RequestMemory, running: RunningSet, seats: Sequence[Req]) -> None:
@@ -92,7 +100,9 @@ class StateBooks:
         for req in seats:
             if req.row in self._behind and req.retractions:
                 self._hits("state_resumed_retraction")
-            pages = memory._pages[req.row, : int(running.known[req.row]) // memory.page_size].tolist()
+            row = req.row
+            whole = int(min(running.known[row], running.planned[row])) // memory.page_size
+            pages = memory._pages[row, :whole].tolist()
             best = next((place for place in range(len(pages), 0, -1) if pages[place - 1] in kept), 0)
             self._resume[req] = (req.generation, best)
             generation, was = before.get(req, (-1, 0))
@@ -115,12 +125,12 @@ class StateBooks:
 
     def _count(self, batch: ScheduleBatch, writes: StateWrites, flying: Sequence[StatesLeft]) -> None:
         hits = self._hits
-        for slot, source in zip(writes.slots.tolist(), writes.sources.tolist(), strict=True):
+        taken = {*writes.slots.tolist(), *writes.tracked.slots.tolist()}
+        for source in writes.sources.tolist():
             hits("state_resumed" if source else "state_cleared")
-            if source == slot:
-                hits("state_moved")
+            if source in taken:
+                hits("state_source_taken")
         for place in writes.tracked.places.tolist():
             hits("state_kept_in_prompt" if place < batch.num_extend else "state_kept_in_decode")
-        taken = {*writes.slots.tolist(), *writes.tracked.slots.tolist()}
         if any(not taken.isdisjoint(left.used) for left in flying):
             hits("state_reused_in_flight")
