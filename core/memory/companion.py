@@ -48,8 +48,11 @@ class Companion(Protocol):
         """
         ...
 
-    def admitted(self, row: int, tokens: int, cached: Ints) -> None:
-        """`row` has a new owner, as asked of `can_admit` just before."""
+    def admitted(self, row: int, tokens: int, cached: Ints, known: int) -> None:
+        """`row` has a new owner, as asked of `can_admit` just before.
+
+        The prefix cache had `known` >= len(cached) pages of it: how far others had the same tokens.
+        """
         ...
 
     def planned(self, rows: Ints, prefix_lens: Ints, extend_lens: Ints, pages: Ints) -> Any:
@@ -62,6 +65,13 @@ class Companion(Protocol):
 
     def released(self, row: int) -> None:
         """The owner of `row` ends or gives way. Called before the row is freed."""
+        ...
+
+    def replaced(self, pages: Ints, originals: Ints) -> None:
+        """The cache holds what `pages` hold in `originals` as well, int64[n] each, so `pages` are freed next.
+
+        What was kept for a page may go on for its original, where nothing is kept for that.
+        """
         ...
 
     def freed(self, pages: Ints) -> None:

@@ -85,7 +85,7 @@ class RequestMemory:
         """
         if not self.rows.available:
             return None
-        match = self._match(ids, len(ids) - 1 if reuse else 0, salt)
+        match, known = self._match(ids, len(ids) - 1 if reuse else 0, salt)
         needed = self.allocator.pages_for(len(ids)) - len(match.pages)
         self.cache.lock(match.node)
         pages = None
@@ -100,18 +100,19 @@ class RequestMemory:
         self._fill(row, match.pages, pages, salt)
         self._nodes[row] = match.node
         for companion in self.companions:
-            companion.admitted(row, len(ids), match.pages)
+            companion.admitted(row, len(ids), match.pages, known)
         return Admission(row, generation, len(match.pages) * self.page_size)
 
-    def _match(self, ids: Ints, limit: int, salt: str) -> PrefixMatch:
-        """The longest cached prefix that every companion can resume from."""
+    def _match(self, ids: Ints, limit: int, salt: str) -> tuple[PrefixMatch, int]:
+        """The longest cached prefix that every companion can resume from, and how many pages were cached at all."""
         match = self.cache.match(ids, limit, salt)
+        known = len(match.pages)
         while usable := len(match.pages):
             usable = min((c.resumable(match.pages) for c in self.companions), default=usable)
             if usable == len(match.pages):
                 break
             match = self.cache.match(ids, usable * self.page_size, salt)
-        return match
+        return match, known
 
     def _companions_can_admit(self, ids: Ints, cached: Ints) -> bool:
         return all(companion.can_admit(len(ids), cached) for companion in self.companions)
@@ -223,6 +224,8 @@ class RequestMemory:
             result = self.cache.insert(ids[: count * self.page_size], pages, self._salts[row], int(self._cached[row]))
             if result.node is not None:
                 owned[:count] &= np.isin(pages, result.duplicate_pages)
+                for companion in self.companions:
+                    companion.replaced(result.duplicate_pages, result.original_pages)
         left = self._pages[row][owned]
         self._free(self.cache.unlock(self._nodes[row]))
         self._free(left)

@@ -21,9 +21,9 @@ class Tracked:
     """States to keep in the coming step: of its row at `places[i]`, after `tokens[i]` of its tokens, in `slots[i]`."""
 
     places: Ints = field(default_factory=NOTHING.copy)
-    """int64[n], ascending: indices into the rows of the batch."""
+    """int64[n], ascending: indices into the rows of the batch. One that repeats is kept at several of its tokens."""
     tokens: Ints = field(default_factory=NOTHING.copy)
-    """int64[n], 1 to the tokens that the step computes of that row."""
+    """int64[n], 1 to the tokens that the step computes of that row; ascending within a place."""
     slots: Ints = field(default_factory=NOTHING.copy)
     """int64[n], no duplicates."""
 
@@ -58,8 +58,10 @@ class StateSlots:
         self.size = size
         self._tracking = tracking
         self._snapshots = StateSnapshots()
-        self._boundary: Ints = np.zeros(num_rows, np.int64)
-        """By request row: the last page boundary that leaves a token of the prompt to compute."""
+        self._marks: Ints = np.zeros((num_rows, 2), np.int64)
+        """By request row: the boundary up to which the cache had its prompt from somebody else, 0 where it starts
+        there; and the last page boundary that leaves a token of the prompt to compute.
+        """
         self._turns: list[deque[int]] = [deque() for _ in range(num_rows)]
         """By request row: pages whose snapshots it took while decoding, the oldest first."""
         self._slot_of: Ints = np.zeros(num_rows, np.int64)
@@ -89,7 +91,7 @@ class StateSlots:
         """See `Companion`. The last snapshot of all serves even when it is the one behind `cached`: it is moved."""
         return self.available > 0
 
-    def admitted(self, row: int, tokens: int, cached: Ints) -> None:
+    def admitted(self, row: int, tokens: int, cached: Ints, known: int) -> None:
         """See `Companion`."""
         check("row_padding_reserved", row > 0, row=row)
         check("state_slot_conservation", self._slot_of[row] == 0, row=row, held=int(self._slot_of[row]))
@@ -104,7 +106,9 @@ class StateSlots:
         self._slot_of[row] = slot
         self._fresh[row] = (slot, source)
         if self._tracking is not None:
-            self._boundary[row] = (tokens - 1) // self._tracking.page_size * self._tracking.page_size
+            last = (tokens - 1) // self._tracking.page_size
+            branch = known if len(cached) < known < last else 0
+            self._marks[row] = np.array((branch, last)) * self._tracking.page_size
 
     def planned(self, rows: Ints, prefix_lens: Ints, extend_lens: Ints, pages: Ints) -> StateWrites | None:
         """The slots given out since the last step, for every one of which the mapping changes and the state is old, and
@@ -119,39 +123,46 @@ class StateSlots:
 
     def _track(self, rows: Ints, prefix_lens: Ints, extend_lens: Ints, pages: Ints) -> Tracked:
         """Slots for the boundaries that this step reaches. Where none can be had, nothing is kept: it only saves."""
-        tracking = self._tracking
-        if tracking is None:
+        if self._tracking is None:
             return Tracked()
-        ends, prompts = prefix_lens + extend_lens, self._boundary[rows]
-        in_prompt = (prefix_lens < prompts) & (prompts <= ends)
-        on_the_way = (extend_lens == 1) & (ends > prompts) & (ends % tracking.interval == 0)
-        at = np.where(in_prompt, prompts, np.where(on_the_way, ends, 0))
-        found: dict[int, int] = {}
-        for place in np.flatnonzero(at).tolist():
-            page = int(pages[place, at[place] // tracking.page_size - 1])
+        kept: list[tuple[int, int, int]] = []
+        for place, at, in_prompt in self._due(rows, prefix_lens, extend_lens, self._tracking):
+            page = int(pages[place, at // self._tracking.page_size - 1])
             if self._snapshots.find(page):
                 continue
-            turns = None if in_prompt[place] else self._turns[rows[place]]
-            slot = self._slot_for(turns, found)
+            turns = None if in_prompt else self._turns[rows[place]]
+            slot = self._slot_for(turns, [slot for *_, slot in kept])
             if slot:
-                found[place] = slot
+                kept.append((place, at - int(prefix_lens[place]), slot))
                 self._snapshots.keep(page, slot)
                 if turns is not None:
                     turns.append(page)
-        places = np.array(list(found), np.int64)
-        return Tracked(places, (at - prefix_lens)[places], np.array(list(found.values()), np.int64))
+        return Tracked(*np.array(kept, np.int64).reshape(-1, 3).T)
 
-    def _slot_for(self, turns: deque[int] | None, found: dict[int, int]) -> int:
+    def _due(self, rows: Ints, prefix_lens: Ints, extend_lens: Ints, tracking: Tracking) -> list[tuple[int, int, bool]]:
+        """(place, tokens of the sequence, whether in its prompt), ascending, of the boundaries that this step reaches.
+
+        A prompt's end is for who asks it again; where it leaves what others asked is for those who follow them so far,
+        as those do who share a system prompt (SGLang's branching points).
+        """
+        ends, marks = prefix_lens + extend_lens, self._marks[rows]
+        in_prompt = (prefix_lens[:, None] < marks) & (marks <= ends[:, None])
+        on_the_way = (extend_lens == 1) & (ends > marks[:, 1]) & (ends % tracking.interval == 0)
+        at = np.column_stack((np.where(in_prompt, marks, 0), np.where(on_the_way, ends, 0)))
+        places, kinds = np.nonzero(at)
+        return list(zip(places.tolist(), at[places, kinds].tolist(), (kinds < 2).tolist(), strict=True))
+
+    def _slot_for(self, turns: deque[int] | None, taken: list[int]) -> int:
         """A slot for one more snapshot: the request's own oldest when its turns are over; 0 when there is none.
 
-        `found`: place -> slot of this step. One slot cannot take two states in one step.
+        `taken` in this step: one slot cannot take two states in one step.
         """
         assert self._tracking is not None
         if turns is not None and len(turns) >= self._tracking.buffers:
             own = self._snapshots.drop(turns.popleft())
             if own:
                 return own
-        if not self._free and next(iter(self._snapshots.slots), 0) in (0, *found.values()):
+        if not self._free and next(iter(self._snapshots.slots), 0) in (0, *taken):
             return 0
         return self._take()
 
@@ -166,10 +177,16 @@ class StateSlots:
         slot = int(self._slot_of[row])
         check("state_slot_double_free", slot > 0, row=row)
         self._slot_of[row] = 0
-        self._boundary[row] = 0
+        self._marks[row] = 0
         self._turns[row].clear()
         self._fresh.pop(row, None)
         self._free.append(slot)
+
+    def replaced(self, pages: Ints, originals: Ints) -> None:
+        """See `Companion`. The same prefix ends in the same state, whoever computed it."""
+        for page, original in zip(pages.tolist(), originals.tolist(), strict=True):
+            if not self._snapshots.find(original) and (slot := self._snapshots.drop(page)):
+                self._snapshots.keep(original, slot)
 
     def freed(self, pages: Ints) -> None:
         """See `Companion`: their snapshots become free slots."""

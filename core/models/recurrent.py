@@ -66,8 +66,10 @@ class StateContext:
     """Tokens of each prefill segment."""
     prefixes: list[int] = field(default_factory=list)
     """Tokens before each prefill segment."""
-    cuts: dict[int, tuple[int, int]] = field(default_factory=dict)
-    """By place, of prefill segments whose state is kept: after how many of their tokens, and which tracked slot."""
+    cuts: list[list[tuple[int, int]]] = field(default_factory=list)
+    """By prefill segment, where its state is kept: after how many of its tokens, ascending, and which tracked slot."""
+    num_cuts: int = 0
+    """Of all prefill segments; tracked slots from here on are those of decode rows."""
 
     def begin(self, batch: ForwardBatch) -> None:
         """Start a step."""
@@ -76,8 +78,10 @@ class StateContext:
         self.prefixes = batch.prefix_lens_host[: batch.num_extend].tolist()
         assert self.pool is not None, "bind() comes first"
         tracked = self.pool.tracked
-        found = enumerate(zip(tracked.places.tolist(), tracked.tokens.tolist(), strict=True))
-        self.cuts = {place: (tokens, number) for number, (place, tokens) in found if place < batch.num_extend}
+        self.num_cuts = int((tracked.places < batch.num_extend).sum())
+        self.cuts = [[] for _ in self.lengths]
+        for number in range(self.num_cuts):
+            self.cuts[tracked.places[number]].append((int(tracked.tokens[number]), number))
 
 
 class PackedMixer:
@@ -100,30 +104,31 @@ class PackedMixer:
         slots, outputs, start = pool.step_slots, [], 0
         for place, (length, prefix) in enumerate(zip(context.lengths, context.prefixes, strict=True)):
             segment = hidden_states[:, start : start + length]
-            outputs += self._segment(segment, prefix, slots[place : place + 1], context.cuts.get(place))
+            outputs += self._segment(segment, prefix, slots[place : place + 1], context.cuts[place])
             start += length
         if start < hidden_states.shape[1]:
             tails = hidden_states[0, start:, None]
             outputs.append(self._run(tails, slots[context.num_extend :]).transpose(0, 1))
-            first = len(context.cuts)
+            first = context.num_cuts
             if first < len(pool.tracked.places):
                 pool.states.copy(self._layer_id, pool.tracked_from[first:], pool.tracked_slots[first:])
         return torch.cat(outputs, dim=1)
 
     def _segment(
-        self, segment: torch.Tensor, prefix: int, slots: torch.Tensor, cut: tuple[int, int] | None
+        self, segment: torch.Tensor, prefix: int, slots: torch.Tensor, cuts: list[tuple[int, int]]
     ) -> list[torch.Tensor]:
-        """Run `segment` [1, t, C] behind `prefix` tokens; where it is cut, keep the state as it stands there."""
-        tokens, tracked = cut or (0, 0)
-        outputs = []
-        for piece, behind in ((segment[:, :tokens], prefix), (segment[:, tokens:], prefix + tokens)):
+        """Run `segment` [1, t, C] behind `prefix` tokens; wherever it is cut, keep the state as it stands there."""
+        assert self._context.pool is not None
+        outputs, start = [], 0
+        for end, tracked in (*cuts, (segment.shape[1], None)):
+            piece = segment[:, start:end]
             if piece.shape[1]:
-                parts = piece.split(1, dim=1) if self._stepwise and behind else (piece,)
+                parts = piece.split(1, dim=1) if self._stepwise and prefix + start else (piece,)
                 outputs += [self._run(part, slots) for part in parts]
-            if cut is not None and behind == prefix:
-                assert self._context.pool is not None
+            if tracked is not None:
                 kept = self._context.pool.tracked_slots[tracked : tracked + 1]
                 self._context.pool.states.copy(self._layer_id, slots, kept)
+            start = end
         return outputs
 
     def _run(self, hidden: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:

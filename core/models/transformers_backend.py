@@ -29,7 +29,7 @@ from core.models.mla import absorb_latents, expand_latents
 from core.models.packed_attention import IMPLEMENTATION, PackedCall, PackedContext, bind_context
 from core.models.probe import ModelProbe, Unsupported, probe_model
 from core.models.recurrent import StateContext
-from core.models.recurrent_probe import wrap_mixers
+from core.models.recurrent_probe import unwrap_mixers, wrap_mixers
 from core.models.self_check import CheckResult, Reference, plain_reference, run_self_check
 
 MAX_NAMED_WEIGHTS = 3
@@ -123,6 +123,7 @@ def _prove(
         except (Unsupported, RuntimeError, AssertionError):
             pass  # Not the pattern it was taken for: it is served with expanded keys and values, if those are right.
         expand_latents(model)
+        unwrap_mixers(model)
     return _prove_as_is(model, reference, checkpoint, config)
 
 

@@ -62,6 +62,8 @@ class InsertResult:
     """Pages that the cache took over."""
     duplicate_pages: Pages
     """Offered pages whose tokens the cache holds already, under other page numbers."""
+    original_pages: Pages
+    """Those other numbers: `original_pages[i]` holds the same prefix as `duplicate_pages[i]`."""
 
 
 class PrefixCache(ABC):

@@ -46,7 +46,7 @@ class NoPrefixCache(PrefixCache):
         if salt.startswith(GROUP_MARK):
             return self._groups.insert(ids, pages, salt, owned_from)
         check("prefix_lock_balance", owned_from == 0, owned_from=owned_from, held_pages=0)
-        return InsertResult(None, 0, NO_PAGES)
+        return InsertResult(None, 0, NO_PAGES, NO_PAGES)
 
     def evict(self, num_pages: int) -> Pages:
         return self._groups.evict(num_pages)

@@ -53,13 +53,13 @@ class _Reach:
             parts.append(self.partial.pages[: self.shared])
         return np.concatenate(parts)
 
-    def duplicates(self, offered: Pages, owned: int) -> Pages:
-        """Which of the offered pages from `owned` on are held under another number."""
+    def duplicates(self, offered: Pages, owned: int) -> tuple[Pages, Pages]:
+        """Which of the offered pages from `owned` on are held under another number, and under which."""
         if owned == self.held:
-            return NO_PAGES
-        mine = offered[owned : self.held]
-        differs: npt.NDArray[np.bool_] = mine != self.pages()[owned:]
-        return mine[differs]
+            return NO_PAGES, NO_PAGES
+        mine, theirs = offered[owned : self.held], self.pages()[owned:]
+        differs: npt.NDArray[np.bool_] = mine != theirs
+        return mine[differs], theirs[differs]
 
 
 class RadixCache(PrefixCache):
@@ -126,12 +126,12 @@ class RadixCache(PrefixCache):
         held = reach.held
         check("prefix_lock_balance", owned <= held, owned_from=owned_from, held_pages=held)
         self._take(pages[held:])  # before anything is changed, since it checks
-        duplicates = reach.duplicates(pages, owned)
+        duplicates, originals = reach.duplicates(pages, owned)
         node = self._end(reach)
         if held < pages.size:
             node = self._attach(node, data[held * self._page_bytes :], pages[held:].copy())
         self._touch(node)
-        return InsertResult(node, pages.size - held, duplicates)
+        return InsertResult(node, pages.size - held, duplicates, originals)
 
     def evict(self, num_pages: int) -> Pages:
         """Trims the last node it takes from, so that exactly what was asked goes."""

@@ -47,6 +47,8 @@ class Lifecycle:
             req.scheduled_at = now
             req.cached_tokens = admission.cached_tokens
             self._recorder.scheduled(req, now)
+        else:
+            self._recorder.recomputed_tokens += len(ids) - admission.cached_tokens
         return True
 
     def retract(self, req: Req) -> None:

@@ -50,6 +50,7 @@ class StatsRecorder:
 
     def __init__(self) -> None:
         self.preemptions = 0
+        self.recomputed_tokens = 0
         self.finished: Counter[str] = Counter({"stop": 0, "length": 0, "cancelled": 0})
         self._prompt_tokens = self._cached_tokens = self._generation_tokens = 0
         self._stale_results = 0
@@ -108,6 +109,7 @@ class StatsRecorder:
             cached_tokens=self._cached_tokens,
             generation_tokens=self._generation_tokens,
             preemptions=self.preemptions,
+            recomputed_tokens=self.recomputed_tokens,
             stale_results=self._stale_results,
             device_idle_ratio=self._idle / elapsed if elapsed else 0.0,
             last_step_at=self._last_step_at,

@@ -50,6 +50,8 @@ class EngineStats:
     cached_tokens: int = 0
     generation_tokens: int = 0
     preemptions: int = 0
+    recomputed_tokens: int = 0
+    """Known tokens that preempted requests had to compute again: what preemption costs."""
     stale_results: int = 0
     device_idle_ratio: float = 0.0
     last_step_at: float = 0.0

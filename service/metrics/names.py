@@ -62,6 +62,12 @@ SNAPSHOT: tuple[Metric, ...] = (
         "Requests put back in the queue for want of pages.",
         field="preemptions",
     ),
+    Metric(
+        "slipstream_recomputed_tokens",
+        "counter",
+        "Tokens that preempted requests had to compute again.",
+        field="recomputed_tokens",
+    ),
     Metric("slipstream_steps", "counter", "Forward steps taken.", field="step"),
     Metric(
         "slipstream_stale_results",

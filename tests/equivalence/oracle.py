@@ -40,13 +40,21 @@ def make_prompts(count: int, longest: int, seed: int) -> list[tuple[int, ...]]:
     return prompts
 
 
-@torch.no_grad()
 def decided_examples(directory: Path, count: int, longest: int, seed: int) -> list[Example]:
-    """`count` examples whose every token `transformers` chose by more than MARGIN. EOS is a token like any other."""
+    """`count` examples whose every token `transformers` chose by more than MARGIN, one of 1 and one of `longest`."""
+    kept = decided(directory, make_prompts(count + count // 3, longest, seed))[:count]
+    assert len(kept) == count, f"only {len(kept)} of {count} prompts are decided: make the weights less flat"
+    assert {1, longest} <= {len(example.prompt) for example in kept}
+    return kept
+
+
+@torch.no_grad()
+def decided(directory: Path, prompts: list[tuple[int, ...]]) -> list[Example]:
+    """Those of `prompts` whose every token `transformers` chose by more than MARGIN. EOS is a token like any other."""
     model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32, attn_implementation="eager").eval()
     model.generation_config.eos_token_id = None
     examples: list[Example] = []
-    for prompt in make_prompts(count + count // 3, longest, seed):
+    for prompt in prompts:
         answer = model.generate(
             torch.tensor([prompt]),
             max_new_tokens=OUTPUT_TOKENS,
@@ -58,7 +66,4 @@ def decided_examples(directory: Path, count: int, longest: int, seed: int) -> li
         best = torch.cat(answer.logits).topk(2).values
         if float((best[:, 0] - best[:, 1]).min()) > MARGIN:
             examples.append(Example(prompt, tuple(answer.sequences[0, len(prompt) :].tolist())))
-    assert len(examples) >= count, f"only {len(examples)} of {count} prompts are decided: make the weights less flat"
-    kept = examples[:count]
-    assert {1, longest} <= {len(example.prompt) for example in kept}
-    return kept
+    return examples

@@ -65,7 +65,11 @@ async def test_greedy_equals_transformers(reference: tuple[Path, list[Example]],
         max_total_tokens=LONGEST + 40,
     ) as (server, client):
         answers = await asyncio.gather(*(_ask(client, example) for example in examples))
+        # While 64 compete for so few pages it is chance whether a prefix survives; alone it must.
+        longest = max(examples, key=lambda example: len(example.prompt))
+        again = [await _ask(client, longest) for _ in range(2)]
         stats = server.engine.stats
+    assert again == [longest.output] * 2
     wrong = [i for i, (answer, example) in enumerate(zip(answers, examples, strict=True)) if answer != example.output]
     assert not wrong, f"{len(wrong)} of {len(examples)} differ, first: {answers[wrong[0]]} for {examples[wrong[0]]}"
     PREEMPTIONS[directory] = PREEMPTIONS.get(directory, 0) + stats.preemptions

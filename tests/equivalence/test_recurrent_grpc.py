@@ -20,8 +20,8 @@ from tests.fakes.real_server import serve_checkpoint
 
 LONGEST = 100
 CONCURRENT = 32
-PROMPT_SEEDS = {"qwen3_next": 2, "lfm2": 2}
-"""Where with seed 1 the shortest or the longest prompt meets a tie that the oracle itself cannot decide."""
+PROMPT_SEEDS = {"qwen3_next": 2, "lfm2": 2, "falcon_mamba": 7}
+"""Where with seed 1 the shortest or longest prompt, or too many, meet a tie that the oracle itself cannot decide."""
 
 STATE_SLOTS = 9
 """Of 12 request rows."""

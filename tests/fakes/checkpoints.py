@@ -144,6 +144,16 @@ _MAMBA2: dict[str, Any] = {
     "mamba_expand": 2,
 }
 
+_MAMBA_1 = {
+    "vocab_size": VOCAB_SIZE,
+    "hidden_size": 64,
+    "num_hidden_layers": 2,
+    "state_size": 8,
+    "time_step_rank": 4,
+    "use_mambapy": False,
+    "max_position_embeddings": CONTEXT_LENGTH,
+}
+
 RECURRENT_CONFIGS: dict[str, dict[str, Any]] = {
     "qwen3_next": {
         **_GQA,
@@ -200,6 +210,8 @@ RECURRENT_CONFIGS: dict[str, dict[str, Any]] = {
         "mamba_dt_rank": 4,
         "use_mamba_kernels": False,
     },
+    "mamba": _MAMBA_1,
+    "falcon_mamba": _MAMBA_1,
 }
 """Kinds with recurrent state, alone or beside attention."""
 

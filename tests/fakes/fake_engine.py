@@ -182,6 +182,7 @@ class FakeEngine:
             cached_tokens=5,
             generation_tokens=11,
             preemptions=2,
+            recomputed_tokens=13,
             stale_results=1,
             device_idle_ratio=0.125,
             finished={"stop": 3, "length": 4},

@@ -36,8 +36,8 @@ class Marks:
     def can_admit(self, tokens: int, cached: Ints) -> bool:
         return len(self.rows) < self.room
 
-    def admitted(self, row: int, tokens: int, cached: Ints) -> None:
-        assert row not in self.rows and len(cached) == self.resumable(cached)
+    def admitted(self, row: int, tokens: int, cached: Ints, known: int) -> None:
+        assert row not in self.rows and len(cached) == self.resumable(cached) <= known
         self.rows.add(row)
 
     def planned(self, rows: Ints, prefix_lens: Ints, extend_lens: Ints, pages: Ints) -> Any:
@@ -47,6 +47,10 @@ class Marks:
 
     def released(self, row: int) -> None:
         self.rows.remove(row)
+
+    def replaced(self, pages: Ints, originals: Ints) -> None:
+        moved = dict(zip(pages.tolist(), originals.tolist(), strict=True))
+        self.pages |= {moved[page] for page in self.pages if page in moved}
 
     def freed(self, pages: Ints) -> None:
         self.pages -= set(pages.tolist())

@@ -75,6 +75,52 @@ def test_a_whole_page_prompt_keeps_what_its_own_repetition_needs() -> None:
     assert admit(memory, ids(8)).cached_tokens == 4
 
 
+def test_the_state_of_a_twin_goes_on_for_the_page_that_the_cache_has() -> None:
+    _, memory = make(slots=6)
+    longer, twin = admit(memory, ids(14)), admit(memory, ids(10))
+    assert plan(memory, longer.row, 0, 14).tracked.tokens.tolist() == [12]
+    (kept,) = plan(memory, twin.row, 0, 10).tracked.slots.tolist()
+    memory.release(longer.row, longer.generation, ids(14))
+    memory.release(twin.row, twin.generation, ids(10))
+    memory.check_integrity()
+    again = admit(memory, ids(10))
+    assert again.cached_tokens == 8, "the cache has the page from the longer prompt, which kept nothing there"
+    assert plan(memory, again.row, 8, 2).sources.tolist() == [kept]
+
+
+def test_a_twin_does_not_replace_what_is_kept_already() -> None:
+    states, memory = make(slots=6)
+    twins = [admit(memory, ids(10)) for _ in range(2)]
+    slots = [int(plan(memory, twin.row, 0, 10).tracked.slots[0]) for twin in twins]
+    for twin in twins:
+        memory.release(twin.row, twin.generation, ids(10))
+        memory.check_integrity()
+    assert list(states._snapshots.slots) == slots[:1] and states.available == 6
+
+
+def test_where_prompts_part_a_state_is_kept_for_the_next() -> None:
+    _, memory = make(slots=8, pages=24)
+    shared = ids(10)
+    one, two, three = (np.concatenate((shared, ids(9, 100 * n))) for n in (1, 2, 3))
+    assert serve(memory, one).tracked.tokens.tolist() == [16]
+    taken = admit(memory, two)
+    assert taken.cached_tokens == 0, "nothing is kept where they part"
+    writes = plan(memory, taken.row, 0, 19)
+    assert writes.tracked.places.tolist() == [0, 0] and writes.tracked.tokens.tolist() == [8, 16]
+    memory.release(taken.row, taken.generation, two)
+    assert admit(memory, three).cached_tokens == 8
+    memory.check_integrity()
+
+
+def test_where_prompts_part_is_met_in_a_chunk_of_its_own() -> None:
+    _, memory = make(slots=8, pages=24)
+    serve(memory, ids(19))
+    taken = admit(memory, np.concatenate((ids(10), ids(9, 100))))
+    assert plan(memory, taken.row, 0, 7).tracked.tokens.tolist() == []
+    assert plan(memory, taken.row, 7, 5).tracked.tokens.tolist() == [1]
+    assert plan(memory, taken.row, 12, 7).tracked.tokens.tolist() == [4]
+
+
 def test_a_snapshot_goes_with_its_page() -> None:
     states, memory = make(slots=4, pages=4)
     serve(memory, ids(10))
@@ -116,7 +162,7 @@ def test_decode_takes_turns_and_what_is_kept_outlives_the_row() -> None:
     states, memory = make(slots=8, buffers=2)
     taken = admit(memory, ids(24))
     plan(memory, taken.row, 0, 3)
-    states._boundary[taken.row] = 0
+    states._marks[taken.row] = 0
     turns = [int(plan(memory, taken.row, end - 1, 1).tracked.slots[0]) for end in (4, 8, 12, 16, 20)]
     assert turns[0] == turns[2] == turns[4] and turns[1] == turns[3] and turns[0] != turns[1]
     memory.release(taken.row, taken.generation, ids(18))
@@ -142,7 +188,7 @@ def test_random_histories_conserve_slots() -> None:
             gone, tokens = held.pop(int(rng.integers(len(held))))
             memory.release(gone.row, gone.generation, tokens)
         memory.check_integrity()
-    assert hits > 2, f"seed {seed}"
+    assert hits > 60, f"seed {seed}"
 
 
 def test_sources_are_read_before_slots_are_written_and_padding_is_no_source_of_zeros() -> None:

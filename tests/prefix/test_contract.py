@@ -99,6 +99,7 @@ def test_pages_that_are_held_under_other_numbers_are_duplicates(cache: PrefixCac
     cache.lock(first.node)
     second = cache.insert(tokens(cache, "abxy"), numbers(11, 12, 13, 14), SALT, 0)
     assert second.duplicate_pages.tolist() == [11, 12] and second.adopted == 2
+    assert second.original_pages.tolist() == [1, 2]
     assert cache.match(tokens(cache, "abxy"), 10_000, SALT).pages.tolist() == [1, 2, 13, 14]
     cache.check_integrity()
 
@@ -118,7 +119,7 @@ def test_offering_again_adopts_nothing_and_reports_the_same_duplicates(cache: Pr
 def test_duplicates_below_owned_from_were_reported_before(cache: PrefixCache) -> None:
     cache.lock(cache.insert(tokens(cache, "ab"), numbers(1, 2), SALT, 0).node)
     result = cache.insert(tokens(cache, "abc"), numbers(1, 12, 13), SALT, cache.page_size)
-    assert result.duplicate_pages.tolist() == [12] and result.adopted == 1
+    assert (result.duplicate_pages.tolist(), result.original_pages.tolist(), result.adopted) == ([12], [2], 1)
 
 
 def test_the_callers_array_may_change_afterwards(cache: PrefixCache) -> None:
