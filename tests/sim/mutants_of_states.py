@@ -106,9 +106,9 @@ def slot_is_lost_when_a_prefill_is_aborted(patch: Patch) -> None:
 def two_rows_share_the_last_slot(patch: Patch) -> None:
     """Rows are counted at admission, and slots are not."""
 
-    def admitted(old: Any, self: StateSlots, row: int, tokens: int, cached: Ints) -> None:
+    def admitted(old: Any, self: StateSlots, row: int, tokens: int, cached: Ints, known: int) -> None:
         if self.available:
-            old(self, row, tokens, cached)
+            old(self, row, tokens, cached, known)
         else:
             self._slot_of[row] = slot = int(self._slot_of.max())
             self._fresh[row] = (slot, 0)
@@ -146,12 +146,30 @@ def snapshots_outlive_their_pages(patch: Patch) -> None:
     patch.setattr(StateSlots, "freed", lambda self, pages: None)
 
 
+@mutant("state_owner")
+def replaced_snapshots_are_lost(patch: Patch) -> None:
+    """Those of a duplicate page are forgotten with their slots, where the cached page has one already."""
+
+    def replaced(old: Any, self: StateSlots, pages: Ints, originals: Ints) -> None:
+        old(self, pages, originals)
+        for page in pages.tolist():
+            self._snapshots.drop(page)
+
+    put(patch, StateSlots, "replaced", replaced)
+
+
+@mutant("state_snapshot", "state_read")
+def replaced_snapshots_go_to_a_neighbour(patch: Patch) -> None:
+    """Two lists that belong together are cut apart."""
+    put(patch, StateSlots, "replaced", lambda old, self, pages, originals: old(self, pages, originals[::-1]))
+
+
 @mutant("state_read")
 def source_is_free_before_it_is_read(patch: Patch) -> None:
     """A snapshot is given up once somebody is admitted behind it; the copy is made later."""
 
-    def admitted(old: Any, self: StateSlots, row: int, tokens: int, cached: Ints) -> None:
-        old(self, row, tokens, cached)
+    def admitted(old: Any, self: StateSlots, row: int, tokens: int, cached: Ints, known: int) -> None:
+        old(self, row, tokens, cached, known)
         if len(cached) and (slot := self._snapshots.drop(int(cached[-1]))):
             self._free.insert(0, slot)
 
@@ -185,10 +203,10 @@ def snapshot_is_keyed_one_page_later(patch: Patch) -> None:
 def states_are_kept_inside_pages(patch: Patch) -> None:
     """The last token before the end of the prompt instead of the last page boundary."""
 
-    def admitted(old: Any, self: StateSlots, row: int, tokens: int, cached: Ints) -> None:
-        old(self, row, tokens, cached)
-        if self._boundary[row]:
-            self._boundary[row] = tokens - 1
+    def admitted(old: Any, self: StateSlots, row: int, tokens: int, cached: Ints, known: int) -> None:
+        old(self, row, tokens, cached, known)
+        if self._marks[row, 1]:
+            self._marks[row, 1] = tokens - 1
 
     put(patch, StateSlots, "admitted", admitted)
 
@@ -197,8 +215,8 @@ def states_are_kept_inside_pages(patch: Patch) -> None:
 def two_states_go_into_one_slot(patch: Patch) -> None:
     """What was kept earlier in the same step is the oldest that there is."""
 
-    def slot_for(old: Any, self: StateSlots, turns: deque[int] | None, found: dict[int, int]) -> int:
-        slot: int = old(self, turns, {})
+    def slot_for(old: Any, self: StateSlots, turns: deque[int] | None, taken: list[int]) -> int:
+        slot: int = old(self, turns, [])
         return slot
 
     put(patch, StateSlots, "_slot_for", slot_for)
@@ -217,7 +235,7 @@ def missing_snapshots_are_ignored(patch: Patch) -> None:
     put(patch, StateSnapshots, "keep", keep)
 
 
-@mutant("state_snapshot")
+@mutant("state_snapshot", "state_read")
 def running_state_is_donated(patch: Patch) -> None:
     """At its end a request leaves its own state behind, which is further than the last whole page."""
 
@@ -227,7 +245,12 @@ def running_state_is_donated(patch: Patch) -> None:
         host = next((each for each in self.companions if isinstance(each, StateSlots)), None)
         slot = host.slot_of(row) if host else 0
         old(self, row, generation, ids)
-        if host and page and page not in self.allocator._stack[: self.allocator._top] and not host._snapshots.find(page):
+        if (
+            host
+            and page
+            and page not in self.allocator._stack[: self.allocator._top]
+            and not host._snapshots.find(page)
+        ):
             host._free.remove(slot)
             host._snapshots.keep(page, slot)
 
@@ -253,8 +276,8 @@ def mapping_is_read_before_it_is_written(patch: Patch) -> None:
 def state_is_kept_at_the_end_of_the_chunk(patch: Patch) -> None:
     """The segment is not cut at the page boundary."""
 
-    def segment(old: Any, self: PackedMixer, segment: torch.Tensor, prefix: int, slots: torch.Tensor, cut: Any) -> Any:
-        return old(self, segment, prefix, slots, cut and (segment.shape[1], cut[1]))
+    def segment(old: Any, self: PackedMixer, segment: torch.Tensor, prefix: int, slots: torch.Tensor, cuts: Any) -> Any:
+        return old(self, segment, prefix, slots, [(segment.shape[1], tracked) for _, tracked in cuts])
 
     put(patch, PackedMixer, "_segment", segment)
 
@@ -266,7 +289,7 @@ def decode_states_are_kept_a_token_early(patch: Patch) -> None:
     def run(old: Any, self: PackedMixer, hidden: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
         pool = self._context.pool
         assert pool is not None
-        first = len(self._context.cuts)
+        first = self._context.num_cuts
         early = pool.states.gather(self._layer_id, pool.tracked_from[first:])
         said: torch.Tensor = old(self, hidden, slots)
         if len(slots) == len(pool.step_slots) - self._context.num_extend and first < len(pool.tracked_slots):

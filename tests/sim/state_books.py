@@ -46,7 +46,8 @@ class StateBooks:
 
     def _watch(self) -> None:
         host, snapshots, hits = self._host, self._host._snapshots, self._hits
-        can, admit, find, evict = host.can_admit, host.admitted, host._slot_for, snapshots.drop_oldest
+        can, admit, find, replace = host.can_admit, host.admitted, host._slot_for, host.replaced
+        evict = snapshots.drop_oldest
 
         def can_admit(tokens: int, cached: Ints) -> bool:
             allowed = can(tokens, cached)
@@ -54,16 +55,21 @@ class StateBooks:
                 hits("state_refused")
             return allowed
 
-        def admitted(row: int, tokens: int, cached: Ints) -> None:
-            admit(row, tokens, cached)
+        def admitted(row: int, tokens: int, cached: Ints, known: int) -> None:
+            admit(row, tokens, cached, known)
             if len(cached):
                 self._behind.add(row)
 
-        def slot_for(turns: deque[int] | None, found: dict[int, int]) -> int:
-            slot = find(turns, found)
+        def slot_for(turns: deque[int] | None, taken: list[int]) -> int:
+            slot = find(turns, taken)
             if not slot:
                 hits("state_not_kept")
             return slot
+
+        def replaced(pages: Ints, originals: Ints) -> None:
+            before = len(snapshots._slot_of.keys() & originals.tolist())
+            replace(pages, originals)
+            hits.counts["state_replaced"] += len(snapshots._slot_of.keys() & originals.tolist()) - before
 
         def drop_oldest() -> int:
             self._evictions += 1
@@ -71,7 +77,7 @@ class StateBooks:
             return evict()
 
         host.can_admit, host.admitted = can_admit, admitted  # type: ignore[method-assign]
-        host._slot_for = slot_for  # type: ignore[method-assign]
+        host._slot_for, host.replaced = slot_for, replaced  # type: ignore[method-assign]
         snapshots.drop_oldest = drop_oldest  # type: ignore[method-assign]
 
     def check(self, memory: RequestMemory, running: RunningSet, seats: Sequence[Req]) -> None:
@@ -130,7 +136,12 @@ class StateBooks:
             hits("state_resumed" if source else "state_cleared")
             if source in taken:
                 hits("state_source_taken")
-        for place in writes.tracked.places.tolist():
+        tracked = writes.tracked
+        branches = (
+            self._host._marks[batch.rows[tracked.places], 0] == batch.prefix_lens[tracked.places] + tracked.tokens
+        )
+        hits.counts["state_kept_at_branch"] += int(branches.sum())
+        for place in tracked.places.tolist():
             hits("state_kept_in_prompt" if place < batch.num_extend else "state_kept_in_decode")
         if any(not taken.isdisjoint(left.used) for left in flying):
             hits("state_reused_in_flight")

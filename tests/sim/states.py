@@ -103,9 +103,10 @@ class StateSide(CompanionSide):
         if len(set(written)) != len(written) or min(written) < 1 or max(written) > self.host.size:
             text = f"step {plain.step_id} writes the states of rows {mapping}, and keeps some in {into}"
             raise Violation("state_writes", text)
-        if places != sorted(set(places)):
-            raise Violation("state_writes", f"step {plain.step_id} keeps states of places {places}")
-        for place, tokens in zip(places, writes.tracked.tokens.tolist(), strict=True):
+        cuts = list(zip(places, writes.tracked.tokens.tolist(), strict=True))
+        if cuts != sorted(set(cuts)):
+            raise Violation("state_writes", f"step {plain.step_id} keeps states after (place, tokens) {cuts}")
+        for place, tokens in cuts:
             if not 1 <= tokens <= plain.lens[place] or (plain.starts[place] + tokens) % self._page_size:
                 text = f"row {plain.rows[place]} from {plain.starts[place]}: kept after {tokens} of {plain.lens[place]}"
                 raise Violation("state_writes", text)
@@ -169,13 +170,16 @@ class StateTwin(StateSide):
     def advance(self, plain: Plain, ids: list[int]) -> list[int]:
         """See `StateSide`. A row is cut where its state is kept, and goes on behind the cut."""
         tracked, states = self._tracked, []
+        cuts: dict[int, list[tuple[int, int]]] = {}
         found = zip(tracked.tokens.tolist(), tracked.slots.tolist(), strict=True)
-        cuts = dict(zip(tracked.places.tolist(), found, strict=True))
+        for place, cut in zip(tracked.places.tolist(), found, strict=True):
+            cuts.setdefault(place, []).append(cut)
         for place, (row, start, piece) in enumerate(zip(plain.rows, plain.starts, plain.pieces(ids), strict=True)):
-            slot, (tokens, into) = self._mapping[row], cuts.get(place, (0, 0))
+            slot, done = self._mapping[row], 0
             state = self._held[slot]
-            if tokens:
-                state = self._held[into] = absorb(state, piece[:tokens], start)
-            self._held[slot] = state = absorb(state, piece[tokens:], start + tokens)
+            for tokens, into in cuts.get(place, ()):
+                state = self._held[into] = absorb(state, piece[done:tokens], start + done)
+                done = tokens
+            self._held[slot] = state = absorb(state, piece[done:], start + done)
             states.append(state)
         return states

@@ -28,6 +28,9 @@ FAULTS = (
     *("clock_jump", "device_lag", "drain", "step_failure", "forced_retraction", "retraction", "stale_result"),
     *("row_reused_in_flight", "page_reused_in_flight", "prefix_hit", "mixed_step", "middle_chunk", "empty_plan"),
     *("ended_by_length", "stop_token", "logprobs"),
+    *("state_cleared", "state_resumed", "state_resumed_retraction", "state_refused", "state_evicted", "state_replaced"),
+    *("state_kept_in_prompt", "state_kept_at_branch", "state_kept_in_decode", "state_not_kept"),
+    *("state_reused_in_flight", "state_source_taken"),
 )
 
 
@@ -81,6 +84,10 @@ def test_seeds_draw_every_setting() -> None:
         for policy in ("fcfs", "lpm", "priority")
         for mixed in (True, False)
     }
+    states = [s for s in drawn if s.states is not None]
+    assert {s.cache for s in states} == {"radix", "none"} and any(s.real_steps for s in states)
+    fewer = [s for s in states if s.states is not None and s.states.slots < s.rows]
+    assert len(fewer) > 100 and 0.25 < len(states) / SEEDS < 0.35
     smallest = [s for s in drawn if s.rows == 1 and s.pages == 1]
     assert len(smallest) > 10 and sum(s.real_steps for s in drawn) == SEEDS // REAL_STEPS
     assert {s.page_size for s in drawn} == {1, 2, 3, 4, 8}
