@@ -156,12 +156,7 @@ def locked_prefix_is_not_unlocked(patch: Patch) -> None:
 @mutant("batch_rows")
 def match_takes_the_whole_prompt(patch: Patch) -> None:
     """No token is left to compute, so there are no logits to sample from."""
-
-    def match(old: Any, self: RadixCache, ids: Ints, limit: int, salt: str) -> Any:
-        # What a companion cannot resume from is asked for again, at a smaller limit that is not this one.
-        return old(self, ids, limit + (limit == len(ids) - 1), salt)
-
-    put(patch, RadixCache, "match", match)
+    put(patch, RequestMemory, "_match", lambda old, self, ids, limit, salt: old(self, ids, limit + 1, salt))
 
 
 @mutant("tenant")
