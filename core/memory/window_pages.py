@@ -95,7 +95,7 @@ class WindowPages:
         needed = self._needed(cached)
         return self._holds(own, self._shared + int((self._guests[needed] == 0).sum()))
 
-    def admitted(self, row: int, tokens: int, cached: Ints) -> None:
+    def admitted(self, row: int, tokens: int, cached: Ints, known: int) -> None:
         """See `Companion`."""
         check("row_padding_reserved", row > 0, row=row)
         check("window_page_conservation", self._own[row] == 0, row=row, own=int(self._own[row]))
@@ -142,6 +142,9 @@ class WindowPages:
         check("window_page_conservation", self._own[row] > 0, row=row)
         self._pass(row, len(self._uses[row]))
         self._first[row] = self._end[row] = self._behind[row] = self._own[row] = 0
+
+    def replaced(self, pages: Ints, originals: Ints) -> None:
+        """See `Companion`. The originals had window pages of their own, which are in use or as old as they deserve."""
 
     def freed(self, pages: Ints) -> None:
         """See `Companion`. A page that a row still needs has an owner, so its being freed is an invariant violation."""

@@ -10,6 +10,7 @@ import random
 from dataclasses import dataclass, field
 
 from core.config import SchedulerConfig
+from core.memory.window_bounds import WindowBounds
 
 RATES: dict[str, tuple[float, float]] = {
     # What happens to clients: probability per step while it is switched on, low and high end.
@@ -50,6 +51,18 @@ class States:
     interval: int
 
 
+WINDOWS_SHARE = 0.2
+"""Of the seeds have a model with sliding windows, unless they run the production step."""
+
+
+@dataclass(frozen=True, slots=True)
+class Windows:
+    """How many tokens a query sees, itself included, and window pages."""
+
+    tokens: int
+    pages: int
+
+
 @dataclass(frozen=True, slots=True)
 class Scenario:
     """What a seed means. Sizes are small on purpose: bugs of reuse and of full pools need little to show."""
@@ -74,6 +87,7 @@ class Scenario:
     real_steps: bool
     faults: dict[str, float] = field(default_factory=dict)
     states: States | None = None
+    windows: Windows | None = None
 
     @property
     def slots(self) -> int:
@@ -83,7 +97,7 @@ class Scenario:
     @property
     def pools(self) -> int:
         """How many pools the model reads."""
-        return 1 if self.states is None else 2
+        return 1 + (self.states is not None) + (self.windows is not None)
 
     @property
     def width(self) -> int:
@@ -126,6 +140,7 @@ def draw(seed: int) -> Scenario:
         faults=_faults(rng),
         # Last, so that everything before it is what the seed drew before there were states.
         states=_states(rng, rows, page_size),
+        windows=_windows(rng, pages, page_size, config.chunked_prefill_size) if seed % REAL_STEPS != 7 else None,
     )
 
 
@@ -135,6 +150,15 @@ def _states(rng: random.Random, rows: int, page_size: int) -> States | None:
         return None
     slots = rng.choice((1, 2, 2, 3, max(1, rows - 1), rows, rows + 1, rows + 1, rows + 1, 2 * rows))
     return States(slots, page_size * rng.choice((1, 1, 2, 3)))
+
+
+def _windows(rng: random.Random, pages: int, page_size: int, chunk: int) -> Windows | None:
+    """As many pages as one request may need alone, or a few more: what fits the KV pool is let in at the door."""
+    if rng.random() >= WINDOWS_SHARE:
+        return None
+    tokens = rng.choice((1, 2, 3, 5, 8, 16))
+    least = min(pages, WindowBounds(tokens, page_size, chunk).alone)
+    return Windows(tokens, min(pages, least + rng.choice((0, 0, 1, 2, 4))))
 
 
 def _faults(rng: random.Random) -> dict[str, float]:

@@ -32,6 +32,7 @@ from tests.sim.scenario import Scenario
 from tests.sim.states import StateTwin
 from tests.sim.story import Hits, Story, Violation
 from tests.sim.twin_device import TwinDevice
+from tests.sim.windows import WindowTwin
 
 BURST = 0.15
 """How often the device gets through one more step than usual."""
@@ -81,7 +82,8 @@ class World:
             self.memory = RequestMemory(pool.rows, allocator, cache, scenario.context, [side.host for side in real])
             self.device = RunnerDevice(self.memory, real, pool, scenario, self.story, self.hits)
         else:
-            sides = [] if scenario.states is None else [StateTwin(scenario, self.hits)]
+            kinds = ((scenario.states, StateTwin), (scenario.windows, WindowTwin))
+            sides = [kind(scenario, self.hits) for drawn, kind in kinds if drawn is not None]
             rows, hosts = RowAllocator(scenario.rows), [side.host for side in sides]
             self.memory = RequestMemory(rows, allocator, cache, scenario.context, hosts)
             self.device = TwinDevice(self.memory, sides, scenario, self.story, self.hits)
