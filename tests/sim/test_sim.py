@@ -31,6 +31,8 @@ FAULTS = (
     *("state_cleared", "state_resumed", "state_resumed_retraction", "state_refused", "state_evicted", "state_replaced"),
     *("state_kept_in_prompt", "state_kept_at_branch", "state_kept_in_decode", "state_not_kept"),
     *("state_reused_in_flight", "state_source_taken"),
+    *("window_admitted", "window_shared", "window_refused", "window_not_grown", "window_forgotten"),
+    "window_changed_in_flight",
 )
 
 
