@@ -96,7 +96,7 @@ class WindowPages:
         return self._holds(own, self._shared + int((self._guests[needed] == 0).sum()))
 
     def admitted(self, row: int, tokens: int, cached: Ints, known: int) -> None:
-        """See `Companion`."""
+        """See `Companion`. Pages are kept wherever prompts part, so how much others had makes no difference."""
         check("row_padding_reserved", row > 0, row=row)
         check("window_page_conservation", self._own[row] == 0, row=row, own=int(self._own[row]))
         needed = self._needed(cached)
@@ -144,7 +144,11 @@ class WindowPages:
         self._first[row] = self._end[row] = self._behind[row] = self._own[row] = 0
 
     def replaced(self, pages: Ints, originals: Ints) -> None:
-        """See `Companion`. The originals had window pages of their own, which are in use or as old as they deserve."""
+        """See `Companion`: a cached page whose window page somebody needed gets one back when it is computed again."""
+        revived = (self._window_of[pages] > 0) & (self._window_of[originals] == 0)
+        for page, original in zip(pages[revived].tolist(), originals[revived].tolist(), strict=True):
+            self._window_of[original] = self._changed[original] = self._forget(page)
+            self._idle[original] = None
 
     def freed(self, pages: Ints) -> None:
         """See `Companion`. A page that a row still needs has an owner, so its being freed is an invariant violation."""

@@ -69,7 +69,7 @@ class WindowMachine(RuleBasedStateMachine):
         chunk=st.integers(1, 9),
         rows=st.integers(2, ROWS),
         pages=st.integers(6, 80),
-        spare=st.integers(0, 12),
+        spare=st.integers(0, 30),
     )
     def start(self, page: int, window: int, chunk: int, rows: int, pages: int, spare: int) -> None:
         self.page, self.window, self.chunk = page, window, chunk
@@ -177,7 +177,7 @@ class WindowMachine(RuleBasedStateMachine):
         return page * self.page + kv_slot % self.page
 
     @precondition(lambda self: self.owners)
-    @rule(which=st.integers(0, 99), keep=st.booleans())
+    @rule(which=st.integers(0, 99), keep=st.sampled_from([True, True, True, False]))
     def release(self, which: int, keep: bool) -> None:
         """An end or a retraction."""
         owner = self.owners.pop(list(self.owners)[which % len(self.owners)])
@@ -217,6 +217,6 @@ def _counted() -> Iterator[None]:
 def test_every_query_sees_its_own_window(machine: Any) -> None:
     run_state_machine_as_test(machine, settings=settings(max_examples=EXAMPLES, stateful_step_count=CALLS))
     wanted = ["admitted", "refused", "step", "released", "reused", "did not grow"]
-    if machine is WindowMachine:
-        wanted.append("behind a prefix longer than the window")
     assert all(CALLED[name] >= 20 for name in wanted), CALLED
+    hits = CALLED["behind a prefix longer than the window"]
+    assert (hits >= 10) == (machine is WindowMachine), CALLED
