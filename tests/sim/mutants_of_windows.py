@@ -57,6 +57,12 @@ def any_prefix_is_resumed(patch: Patch) -> None:
     put(patch, WindowPages, "admitted", admitted)
 
 
+@mutant("window_kept", "window_read")
+def replaced_window_pages_go_to_a_neighbour(patch: Patch) -> None:
+    """Two lists that belong together are cut apart."""
+    put(patch, WindowPages, "replaced", lambda old, self, pages, originals: old(self, pages, originals[::-1]))
+
+
 @mutant("window_table")
 def ended_entries_are_not_told(patch: Patch) -> None:
     """The device still translates what stands for nothing: a late read would find another's keys, not padding."""

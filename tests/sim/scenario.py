@@ -158,7 +158,7 @@ def _windows(rng: random.Random, pages: int, page_size: int, chunk: int) -> Wind
         return None
     tokens = rng.choice((1, 2, 3, 5, 8, 16))
     least = min(pages, WindowBounds(tokens, page_size, chunk).alone)
-    return Windows(tokens, min(pages, least + rng.choice((0, 0, 1, 2, 4))))
+    return Windows(tokens, min(pages, least + rng.choice((0, 0, 0, 1, 3))))
 
 
 def _faults(rng: random.Random) -> dict[str, float]:

@@ -50,7 +50,7 @@ class WindowTwin(CompanionSide):
 
     def _watch(self) -> None:
         host, hits = self.host, self._hits
-        can_admit, can_grow, forget = host.can_admit, host.can_grow, host._forget
+        can_admit, can_grow, forget, replace = host.can_admit, host.can_grow, host._forget, host.replaced
 
         def admit(tokens: int, cached: Ints) -> bool:
             allowed = can_admit(tokens, cached)
@@ -67,8 +67,13 @@ class WindowTwin(CompanionSide):
             hits("window_forgotten")
             return forget(page)
 
+        def replaced(pages: Ints, originals: Ints) -> None:
+            before = int((host._window_of[originals] > 0).sum())
+            replace(pages, originals)
+            hits.counts["window_replaced"] += int((host._window_of[originals] > 0).sum()) - before
+
         host.can_admit, host.can_grow = admit, grow  # type: ignore[method-assign]
-        host._forget = forgotten  # type: ignore[method-assign]
+        host._forget, host.replaced = forgotten, replaced  # type: ignore[method-assign]
 
     def check(self, memory: RequestMemory, running: RunningSet, seats: Sequence[Req]) -> None:
         """Each window page is free or stands for one KV page that somebody owns; who runs has its whole window."""
@@ -82,8 +87,8 @@ class WindowTwin(CompanionSide):
             planned = int(running.planned[req.row])
             first = max(0, planned - self._window + 1) // self._size
             needed = memory._pages[req.row, first : -(-planned // self._size)].tolist()
-            if not all(window_of[page] for page in needed):
-                text = f"{req.sink.name} goes on at {planned} and needs {needed}: by KV page {window_of}"
+            if not all(window_of[page] and page not in host._idle for page in needed):
+                text = f"{req.sink.name} goes on at {planned} and needs {needed}: {window_of}, idle {list(host._idle)}"
                 raise Violation("window_owner", text)
 
     def leave(self, batch: ScheduleBatch, flying: Sequence[WindowsLeft]) -> WindowsLeft:
@@ -146,3 +151,10 @@ class WindowTwin(CompanionSide):
         """See `CompanionSide`. The device translates as the host thinks that it does."""
         if self._table != left.table:
             raise Violation("window_table", f"the device has {self._table}, the host {left.table}")
+        size = self._size
+        for page, window in enumerate(self._table):
+            if window:
+                kept, keys = self._held[window * size : (window + 1) * size], kv.page(page)
+                # A window page that changed hands holds old keys until it is written.
+                if kept != keys and any(key not in (held, UNWRITTEN) for held, key in zip(kept, keys, strict=True)):
+                    raise Violation("window_kept", f"KV page {page} holds {keys}, its window page {window} {kept}")
