@@ -14,7 +14,6 @@ from core.errors import InvalidRequest
 from core.types.io import FinishReason, GenerateRequest
 from core.types.request import RequestState
 from core.types.sampling_params import SamplingParams
-from tests.sim.scenario import States
 from tests.sim.stage import Stage
 
 
@@ -208,51 +207,6 @@ def test_d18_abort_in_the_queue_leaks_nothing(cache: str) -> None:
     assert stage.memory.rows.used == 0 and stage.memory.owned_pages() == 0
     stage.finish()
     stage.cut(fresh, running)
-
-
-@pytest.mark.parametrize("cache", ["radix", "none"])
-@pytest.mark.parametrize("real_steps", [False, True])
-def test_d18_abort_in_the_queue_leaks_no_state(cache: str, real_steps: bool) -> None:
-    """One recurrent state for two rows: who waits has none, who gave way has none, and none is left behind."""
-    stage = Stage(rows=2, page_size=2, cache=cache, real_steps=real_steps, states=States(slots=1, interval=2))
-    (side,) = stage.device.sides
-    running = stage.add([1, 2, 3], 30)
-    for _ in range(4):
-        stage.step()
-    refused = stage.add([4], 5)
-    stage.step()
-    assert stage.hits["state_refused"] and refused.req.state is RequestState.WAITING
-    stage.scheduler._lifecycle.retract(running.req)
-    running.forced += 1
-    for client in (refused, running):
-        stage.abort(client)
-    stage.step()
-    used = {pool.name: pool.used for pool in stage.memory.stats()}
-    assert used[side.host.name] == used["req"] == 0
-    heir = stage.add([5, 6], 4)
-    stage.finish()
-    stage.cut(refused, running)
-    stage.complete(heir)
-
-
-@pytest.mark.parametrize("real_steps", [False, True])
-def test_d18_abort_in_a_prefill_leaves_what_it_kept_to_the_cache(real_steps: bool) -> None:
-    """The state at the boundary that it had reached outlives it, once, and serves the next that asks the same."""
-    stage = Stage(rows=1, page_size=2, chunk=4, depth=1, real_steps=real_steps, states=States(slots=3, interval=2))
-    first = stage.add(prompt(5, 30), 4)
-    for _ in range(6):
-        stage.step()
-    gone = stage.add([*prompt(5, 30), *range(60, 70)], 4)
-    while gone.req.state is RequestState.WAITING:
-        stage.step()
-    assert stage.hits["state_resumed"] == 1
-    stage.abort(gone)
-    stage.step()
-    again = stage.add(prompt(5, 30), 4)
-    stage.finish()
-    assert stage.hits["state_resumed"] == 2
-    stage.cut(gone)
-    stage.complete(first, again)
 
 
 def test_d19_tokens_and_log_probabilities_stay_together_over_retractions() -> None:
