@@ -10,8 +10,9 @@ from tests.mutants.relaying import RELAYING
 from tests.mutants.scheduling import SCHEDULING
 from tests.mutants.serving import SERVING
 from tests.mutants.shell import SHELL
+from tests.mutants.windows import WINDOWS
 
-MUTANTS: tuple[Mutant, ...] = (*OWNERSHIP, *SCHEDULING, *RELAYING, *ORDERING, *SHELL, *SERVING, *GUARDING)
+MUTANTS: tuple[Mutant, ...] = (*OWNERSHIP, *SCHEDULING, *RELAYING, *ORDERING, *SHELL, *SERVING, *GUARDING, *WINDOWS)
 
 SAMPLE: tuple[str, ...] = (
     "skip-generation-check",
