@@ -16,6 +16,7 @@ from core.config import (
     DEVICES,
     DTYPES,
     PREFIX_CACHES,
+    QUANTIZED_WEIGHTS,
     SCHEDULE_POLICIES,
     EngineConfig,
     ExecutorConfig,
@@ -49,6 +50,13 @@ class ServerConfig:
         None, str, "Model", "Name that clients see; unset: the directory's name, or slipstream-bundled."
     )
     dtype: str = setting(_core(ModelConfig, "dtype"), str, "Model", "Type of weights and cache.", choices=DTYPES)
+    quantized_weights: str = setting(
+        _core(ModelConfig, "quantized_weights"),
+        str,
+        "Model",
+        "Weights of compressed-tensors checkpoints: compressed (less memory) or dense (faster steps).",
+        choices=QUANTIZED_WEIGHTS,
+    )
     context_length: int | None = setting(
         None, int, "Model", "Most tokens of prompt and output together; unset: the checkpoint's own.", low=2
     )
@@ -232,6 +240,7 @@ class ServerConfig:
                 dtype=self.dtype,
                 context_length=self.context_length,
                 served_name=self.served_model_name or (None if self.model else BUNDLED_NAME),
+                quantized_weights=self.quantized_weights,
             ),
             memory=MemoryConfig(
                 page_size=self.page_size,

@@ -276,6 +276,7 @@ def model_info_response(info: ModelInfo) -> pb.GetModelInfoResponse:
         eos_token_ids=info.eos_token_ids,
         default_sampling_params=sampling_message(info.default_sampling),
         has_chat_template=info.has_chat_template,
+        quantization=info.quantization,
     )
 
 

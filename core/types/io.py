@@ -160,3 +160,5 @@ class ModelInfo:
     eos_token_ids: tuple[int, ...]
     default_sampling: SamplingParams
     has_chat_template: bool
+    quantization: str = ""
+    """Method and format of quantised weights; empty for plain ones."""
