@@ -101,7 +101,8 @@ def fingerprint(batch: ScheduleBatch) -> tuple[bytes, ...]:
         batch.sampling.uniforms,
         batch.sampling.history_lens,
     )
-    return (*(array.tobytes() for array in arrays), pickle.dumps(dict(batch.companion_writes)))
+    others = pickle.dumps(dict(batch.companion_writes)) if batch.companion_writes else b""
+    return (*(array.tobytes() for array in arrays), others)
 
 
 class SimExecutor(ABC):
