@@ -186,11 +186,11 @@ class ServerConfig:
         None,
         int,
         "Limits",
-        "Most Generate calls open at once; unset: what batch and queue hold, and 256 more to refuse.",
+        "Most Generate and Embed calls open at once; unset: what batch and queue hold, and 256 more to refuse.",
         low=1,
     )
     rate_limit: float | None = setting(
-        None, float, "Limits", "Most Generate calls admitted per second; unset: no limit.", low=0.001
+        None, float, "Limits", "Most Generate and Embed calls admitted per second; unset: no limit.", low=0.001
     )
     admission_wait: float = setting(
         1.0, float, "Limits", "Seconds a call waits for either of these limits before it is refused.", low=0.001
@@ -203,7 +203,11 @@ class ServerConfig:
         _core(EngineConfig, "max_pending_tokens"), int, "Limits", "Most unread tokens of one stream.", low=1
     )
     max_request_seconds: float | None = setting(
-        None, float, "Limits", "Longest a Generate call may take, whatever its deadline; unset: no limit.", low=0.001
+        None,
+        float,
+        "Limits",
+        "Longest a Generate or Embed call may take, whatever its deadline; unset: no limit.",
+        low=0.001,
     )
 
     drain_linger: float = setting(
@@ -228,7 +232,7 @@ class ServerConfig:
 
     @property
     def concurrency_limit(self) -> int:
-        """Most Generate calls open at once."""
+        """Most Generate and Embed calls open at once."""
         # Beyond batch and queue, so that a full queue refuses at once instead of making callers stand in line first.
         return self.max_concurrent_requests or self.max_running_requests + self.max_queued_requests + REFUSAL_ROOM
 

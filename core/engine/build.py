@@ -179,4 +179,5 @@ def _model_info(config: EngineConfig, model: Model, tokenizer: Tokenizer, pools:
         default_sampling=dataclasses.replace(SamplingParams(), **dict[str, Any](spec.sampling_defaults)),
         has_chat_template=tokenizer.has_chat_template,
         quantization=spec.quantization,
+        embedding_dimension=spec.hidden_size,
     )

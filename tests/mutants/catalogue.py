@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from tests.mutants.embedding import EMBEDDING
 from tests.mutants.guarding import GUARDING
 from tests.mutants.mutant import Mutant
 from tests.mutants.ordering import ORDERING
@@ -12,7 +13,8 @@ from tests.mutants.serving import SERVING
 from tests.mutants.shell import SHELL
 from tests.mutants.windows import WINDOWS
 
-MUTANTS: tuple[Mutant, ...] = (*OWNERSHIP, *SCHEDULING, *RELAYING, *ORDERING, *SHELL, *SERVING, *GUARDING, *WINDOWS)
+STEPS = (*OWNERSHIP, *SCHEDULING, *RELAYING, *ORDERING)
+MUTANTS: tuple[Mutant, ...] = (*STEPS, *SHELL, *SERVING, *GUARDING, *EMBEDDING, *WINDOWS)
 
 SAMPLE: tuple[str, ...] = (
     "skip-generation-check",
