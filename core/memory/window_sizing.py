@@ -68,11 +68,15 @@ def divide_pages(
         return _checked(kv, min(kv, enough), bounds)
     kv_bytes, window_bytes = (page * KVPool.bytes_per_token_for(each, dtype) for each in (layers.full, layers.windowed))
     budget = max(0, free_bytes(device) - reserved_bytes)
-    if config.max_window_tokens is not None or not kv_bytes:
-        # Without full layers KV pages are only numbers, and all memory is for windows.
-        window = enough if config.max_window_tokens is not None else min(enough, budget // window_bytes)
-        kv = min(most, max(0, budget - window * window_bytes) // kv_bytes) if kv_bytes else most
-        return _checked(kv, min(kv, window), bounds)
+    if config.max_window_tokens is not None:
+        left = max(0, budget - enough * window_bytes)
+        kv = min(most, left // kv_bytes) if kv_bytes else most
+        return _checked(kv, min(kv, enough), bounds)
+    if not kv_bytes:
+        # Without full layers KV pages are only numbers: as many as there can be tokens, but where memory holds less
+        # than one window no more than that, so that short requests are served.
+        window = min(enough, most, budget // window_bytes)
+        return _checked(most if window >= bounds.alone else window, window, bounds)
 
     def window_for(kv: int) -> int:
         return min(kv, enough, max(kv // 2, bounds.alone))

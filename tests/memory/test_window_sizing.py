@@ -69,6 +69,10 @@ def test_layers_with_windows_only_leave_pages_without_bytes(monkeypatch: pytest.
     assert found == PageCounts(kv=8 * CONTEXT // PAGE, window=40)
     found = divide(MISTRAL, layer_bytes(10**6, MISTRAL), monkeypatch, prefix_cache="none")
     assert found.window == 8 * BOUNDS.per_row + BOUNDS.per_step, "more than all rows can need is not taken"
+    few = BOUNDS.alone - 1
+    assert divide(MISTRAL, layer_bytes(few, MISTRAL), monkeypatch) == PageCounts(few, few), (
+        "no window, but short requests"
+    )
 
 
 def test_what_is_asked_for_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
