@@ -13,8 +13,17 @@ from tests.mutants.serving import SERVING
 from tests.mutants.shell import SHELL
 from tests.mutants.windows import WINDOWS
 
-STEPS = (*OWNERSHIP, *SCHEDULING, *RELAYING, *ORDERING)
-MUTANTS: tuple[Mutant, ...] = (*STEPS, *SHELL, *SERVING, *GUARDING, *EMBEDDING, *WINDOWS)
+MUTANTS: tuple[Mutant, ...] = (
+    *OWNERSHIP,
+    *SCHEDULING,
+    *RELAYING,
+    *ORDERING,
+    *SHELL,
+    *SERVING,
+    *GUARDING,
+    *EMBEDDING,
+    *WINDOWS,
+)
 
 SAMPLE: tuple[str, ...] = (
     "skip-generation-check",
