@@ -1,0 +1,108 @@
+"""What an output must look like: a JSON schema, a regular expression, a grammar, or one of a few strings."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import Enum
+
+from core.errors import FieldViolation
+
+MAX_SCHEMA_CHARS = 65_536
+MAX_SCHEMA_DEPTH = 64
+MAX_REGEX_CHARS = 8_192
+MAX_EBNF_CHARS = 65_536
+MAX_CHOICES = 1_024
+MAX_CHOICE_CHARS = 65_536
+"""Of all choices together."""
+
+
+class ConstraintKind(Enum):
+    """The forms of a constraint; the values are the names of the fields in the API."""
+
+    JSON_SCHEMA = "json_schema"
+    REGEX = "regex"
+    EBNF = "ebnf"
+    CHOICE = "choice"
+
+
+@dataclass(frozen=True, slots=True)
+class Constraint:
+    """One constraint as the client wrote it. `source` is the text, or for choices their JSON list."""
+
+    kind: ConstraintKind
+    source: str
+
+    @classmethod
+    def choice(cls, choices: list[str]) -> Constraint:
+        """One of `choices`, word for word."""
+        return cls(ConstraintKind.CHOICE, json.dumps(choices))
+
+    @property
+    def field(self) -> str:
+        """The protobuf path a client can find."""
+        return f"constraint.{self.kind.value}"
+
+    def violations(self) -> list[FieldViolation]:
+        """What is wrong with it before anything is compiled; sizes first, so that this is cheap for any input."""
+        return [FieldViolation(self.field, text) for text in _CHECKS[self.kind](self.source)]
+
+
+def _schema(source: str) -> Iterator[str]:
+    if not 1 <= len(source) <= MAX_SCHEMA_CHARS:
+        yield f"must have 1 to {MAX_SCHEMA_CHARS} characters"
+        return
+    try:
+        schema = json.loads(source)
+    except (ValueError, RecursionError):
+        yield "must be a JSON text"
+        return
+    if not isinstance(schema, dict):
+        yield "must be a JSON object"
+    elif _deeper(schema, MAX_SCHEMA_DEPTH):
+        yield f"must not be nested deeper than {MAX_SCHEMA_DEPTH} levels"
+
+
+def _deeper(value: object, limit: int) -> bool:
+    """Whether lists and objects in `value` are nested more than `limit` deep; level by level, without recursion."""
+    level = [value]
+    for _ in range(limit):
+        inner: list[object] = []
+        for each in level:
+            if isinstance(each, dict):
+                inner.extend(each.values())
+            elif isinstance(each, list):
+                inner.extend(each)
+        level = [each for each in inner if isinstance(each, dict | list)]
+        if not level:
+            return False
+    return True
+
+
+def _regex(source: str) -> Iterator[str]:
+    if not 1 <= len(source) <= MAX_REGEX_CHARS:
+        yield f"must have 1 to {MAX_REGEX_CHARS} characters"
+
+
+def _ebnf(source: str) -> Iterator[str]:
+    if not 1 <= len(source) <= MAX_EBNF_CHARS:
+        yield f"must have 1 to {MAX_EBNF_CHARS} characters"
+
+
+def _choice(source: str) -> Iterator[str]:
+    choices = json.loads(source)
+    if not 1 <= len(choices) <= MAX_CHOICES:
+        yield f"must have 1 to {MAX_CHOICES} choices"
+    elif not all(choices):
+        yield "must have no empty choice"
+    elif sum(map(len, choices)) > MAX_CHOICE_CHARS:
+        yield f"must have at most {MAX_CHOICE_CHARS} characters in all"
+
+
+_CHECKS = {
+    ConstraintKind.JSON_SCHEMA: _schema,
+    ConstraintKind.REGEX: _regex,
+    ConstraintKind.EBNF: _ebnf,
+    ConstraintKind.CHOICE: _choice,
+}

@@ -1,0 +1,48 @@
+"""What compiled constraints look like to the floors between the library that made them and the engine."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+Words = npt.NDArray[np.int32]
+"""Bits of token ids, 32 to a word, the lowest first; 1 allows a token."""
+
+
+class Matcher(Protocol):
+    """Where one output stands in its grammar. Owned by one thread at a time."""
+
+    def fill(self, words: Words) -> bool:
+        """Set in `words` (zeros, int32[W]) the bits of all tokens that may come next; whether any may.
+
+        False also when the library gave up: see `failure`.
+        """
+        ...
+
+    def accept(self, token: int) -> bool:
+        """Go on behind `token`; False if it was not allowed, after which only `failure` can be asked."""
+        ...
+
+    def rollback(self, count: int) -> None:
+        """Take the last `count` accepted tokens back."""
+        ...
+
+    @property
+    def is_terminated(self) -> bool:
+        """Whether the output is complete and no text can follow; an end-of-sequence token still may."""
+        ...
+
+    @property
+    def failure(self) -> str | None:
+        """Why the library cannot go on; None while it can."""
+        ...
+
+
+class Grammar(Protocol):
+    """A compiled constraint, shared by all requests that ask for it; `matcher` may be called from any thread."""
+
+    def matcher(self) -> Matcher:
+        """A matcher at the start."""
+        ...
