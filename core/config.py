@@ -11,6 +11,7 @@ from core.errors import ConfigError
 DEVICES = ("auto", "cpu", "cuda")
 DTYPES = ("auto", "float32", "bfloat16")
 QUANTIZED_WEIGHTS = ("compressed", "dense")
+GRAMMAR_BACKENDS = ("auto", "llguidance", "xgrammar", "none")
 PREFIX_CACHES = ("radix", "none")
 SCHEDULE_POLICIES = ("fcfs", "lpm", "priority")
 ASSERT_MODES = ("off", "count", "trap")
@@ -141,6 +142,25 @@ class LoraConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class GrammarConfig:
+    """How constraints of outputs are compiled. "auto" takes the first backend that is installed, if any.
+
+    `compile_timeout` in seconds of one compile; `max_compiles` at once, each in a process of its own.
+    """
+
+    backend: str = "auto"
+    compile_timeout: float = 3.0
+    cache_bytes: int = 64 << 20
+    max_compiles: int = 2
+
+    def __post_init__(self) -> None:
+        _one_of("grammar_backend", self.backend, GRAMMAR_BACKENDS)
+        _at_least("grammar_compile_timeout", self.compile_timeout, 0.01)
+        _at_least("grammar_cache_bytes", self.cache_bytes, 0)
+        _at_least("max_compiles", self.max_compiles, 1)
+
+
+@dataclass(frozen=True, slots=True)
 class EngineConfig:
     """Everything the engine needs. `max_pending_tokens` bounds what one slow reader may leave unread."""
 
@@ -149,5 +169,6 @@ class EngineConfig:
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
     executor: ExecutorConfig = field(default_factory=ExecutorConfig)
     lora: LoraConfig = field(default_factory=LoraConfig)
+    grammar: GrammarConfig = field(default_factory=GrammarConfig)
     seed: int | None = None
     max_pending_tokens: int = 8192

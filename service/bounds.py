@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from core.errors import FieldViolation, InvalidRequest
+from core.types.constraint import MAX_CHOICES
 from core.types.io import ModelInfo
 from core.types.sampling_params import MAX_LOGIT_BIAS, MAX_STOP_STRINGS, MAX_STOP_TOKEN_IDS
 from service.pb.slipstream.v1 import inference_pb2 as pb
@@ -34,6 +35,7 @@ def _violations(message: pb.GenerateRequest, info: ModelInfo) -> Iterator[FieldV
     kind, sampling = message.WhichOneof("input"), message.sampling_params
     ids = len(message.token_ids.ids) if kind == "token_ids" else 0
     turns = len(message.chat.messages) if kind == "chat" else 0
+    choices = len(message.constraint.choice.choices) if message.HasField("constraint") else 0
     for name, count, limit, noun in (
         ("token_ids.ids", ids, info.max_input_length, "tokens"),
         # No template makes less than a token of a turn.
@@ -41,6 +43,7 @@ def _violations(message: pb.GenerateRequest, info: ModelInfo) -> Iterator[FieldV
         ("sampling_params.stop", len(sampling.stop), MAX_STOP_STRINGS, "strings"),
         ("sampling_params.stop_token_ids", len(sampling.stop_token_ids), MAX_STOP_TOKEN_IDS, "ids"),
         ("sampling_params.logit_bias", len(sampling.logit_bias), MAX_LOGIT_BIAS, "entries"),
+        ("constraint.choice", choices, MAX_CHOICES, "choices"),
     ):
         if count > limit:
             yield FieldViolation(name, f"has {count} {noun}, at most {limit} can be served")

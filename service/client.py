@@ -156,11 +156,13 @@ class SlipstreamClient:
         priority: int = 0,
         cache_salt: str = "",
         adapter: str = "",
+        constraint: Mapping[str, Any] | None = None,
         **sampling: Any,
     ) -> AsyncGenerator[Chunk | End, None]:
         """Stream the outputs for `prompt`.
 
-        `sampling` are fields of SamplingParams. `timeout` is the call's deadline in seconds. Raises CallFailed.
+        `sampling` are fields of SamplingParams; `constraint` is one of {"json_schema": text or dict}, {"regex": text},
+        {"ebnf": text}, {"choice": [texts]}. `timeout` is the call's deadline in seconds. Raises CallFailed.
         Leaving the loop early cancels the call.
         """
         request = pb.GenerateRequest(
@@ -170,6 +172,7 @@ class SlipstreamClient:
             priority=priority,
             cache_salt=cache_salt,
             adapter=adapter,
+            constraint=None if constraint is None else _constraint(constraint),
         )
         _set_input(request, prompt)
         call = self.stub.Generate(request, timeout=timeout, metadata=self.metadata)
@@ -262,6 +265,14 @@ def _set_input(request: pb.GenerateRequest, prompt: Prompt) -> None:
         request.chat.CopyFrom(pb.Chat(messages=turns))
         return
     request.token_ids.CopyFrom(pb.TokenIds(ids=prompt))  # type: ignore[arg-type]
+
+
+def _constraint(given: Mapping[str, Any]) -> pb.Constraint:
+    ((kind, value),) = given.items()
+    if kind == "choice":
+        return pb.Constraint(choice=pb.Choice(choices=value))
+    text: Any = json.dumps(value) if isinstance(value, Mapping) else value
+    return pb.Constraint(**{kind: text})
 
 
 def _embed_input(given: str | Sequence[int]) -> pb.EmbedInput:

@@ -15,11 +15,13 @@ from core.config import (
     ASSERT_MODES,
     DEVICES,
     DTYPES,
+    GRAMMAR_BACKENDS,
     PREFIX_CACHES,
     QUANTIZED_WEIGHTS,
     SCHEDULE_POLICIES,
     EngineConfig,
     ExecutorConfig,
+    GrammarConfig,
     LoraConfig,
     MemoryConfig,
     ModelConfig,
@@ -157,6 +159,28 @@ class ServerConfig:
         None, float, "Scheduling", "Seconds a request may wait if it does not say; unset: no limit.", low=0
     )
     seed: int | None = setting(None, int, "Scheduling", "Seed for requests that give none; unset: random.", low=0)
+
+    grammar_backend: str = setting(
+        _core(GrammarConfig, "backend"),
+        str,
+        "Constraints",
+        "Library that constraints of outputs are compiled with; auto takes the first that is installed.",
+        choices=GRAMMAR_BACKENDS,
+    )
+    grammar_compile_timeout: float = setting(
+        _core(GrammarConfig, "compile_timeout"),
+        float,
+        "Constraints",
+        "Seconds after which a constraint is refused as too complex.",
+        low=0.01,
+    )
+    grammar_cache_bytes: int = setting(
+        _core(GrammarConfig, "cache_bytes"),
+        int,
+        "Constraints",
+        "Bytes that compiled constraints may take while no request uses them.",
+        low=0,
+    )
 
     host: str = setting("127.0.0.1", str, "Network", "Address of the gRPC port.")
     port: int = setting(50051, int, "Network", "gRPC port; 0 picks a free one.", low=0)
@@ -297,6 +321,7 @@ class ServerConfig:
                 hang_timeout=self.hang_timeout,
             ),
             lora=LoraConfig(self.adapter or (), self.max_lora_rank, self.lora_dir, self.max_lora_bytes),
+            grammar=GrammarConfig(self.grammar_backend, self.grammar_compile_timeout, self.grammar_cache_bytes),
             seed=self.seed,
             max_pending_tokens=self.max_pending_tokens,
         )

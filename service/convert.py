@@ -18,6 +18,7 @@ from google.protobuf.duration_pb2 import Duration
 from core.config import ADAPTER_NAME
 from core.engine.door import EngineState
 from core.errors import FieldViolation, InvalidRequest
+from core.types.constraint import Constraint, ConstraintKind
 from core.types.io import (
     ChatMessage,
     Delta,
@@ -75,6 +76,7 @@ def generate_request(
         *_input_violations(message, info),
         *queue_timeout_violations(message),
         *_option_violations(message),
+        *_constraint_violations(message),
     ]
     sampling = sampling_params(message, info.default_sampling)
     want_text = message.output_options.text if message.output_options.HasField("text") else True
@@ -93,6 +95,7 @@ def generate_request(
         deadline=deadline,
         cache_salt=tenant_salt(message.cache_salt, caller),
         adapter=message.adapter,
+        constraint=_constraint(message),
     )
 
 
@@ -158,6 +161,21 @@ def queue_timeout_violations(message: pb.GenerateRequest | pb.EmbedRequest) -> I
     seconds, nanos = message.queue_timeout.seconds, message.queue_timeout.nanos
     if not (0 <= nanos <= 999_999_999 and 0 <= seconds <= MAX_QUEUE_TIMEOUT_SECONDS and seconds + nanos > 0):
         yield FieldViolation("queue_timeout", "must be a valid duration above zero")
+
+
+def _constraint_violations(message: pb.GenerateRequest) -> Iterator[FieldViolation]:
+    if message.HasField("constraint") and message.constraint.WhichOneof("kind") is None:
+        yield FieldViolation("constraint", "one of json_schema, regex, ebnf or choice must be set")
+
+
+def _constraint(message: pb.GenerateRequest) -> Constraint | None:
+    """What the outputs must match; what is in it is the engine's to check."""
+    kind = message.constraint.WhichOneof("kind")
+    if kind is None:
+        return None
+    if kind == "choice":
+        return Constraint.choice(list(message.constraint.choice.choices))
+    return Constraint(ConstraintKind(kind), getattr(message.constraint, kind))
 
 
 def _option_violations(message: pb.GenerateRequest) -> Iterator[FieldViolation]:
@@ -288,6 +306,7 @@ def model_info_response(info: ModelInfo) -> pb.GetModelInfoResponse:
         has_chat_template=info.has_chat_template,
         quantization=info.quantization,
         embedding_dimension=info.embedding_dimension or None,
+        grammar_backend=info.grammar_backend,
     )
 
 

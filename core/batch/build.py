@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from core.batch.forward_mode import ForwardMode
+from core.batch.grammar_batch import GrammarSeed
 from core.batch.pooling_batch import PooledSegment, PoolingBatch
 from core.batch.sampling_batch import SamplingBatch
 from core.batch.schedule_batch import HistoryWrites, InputStaging, ScheduleBatch
@@ -54,6 +55,7 @@ class StepPlan:
     fresh_rows: Ints
     history_writes: HistoryWrites
     after_idle: bool
+    grammar_seeds: tuple[GrammarSeed, ...] = ()
 
 
 def build_batch(
@@ -100,6 +102,7 @@ def build_batch(
         companion_writes=companions(rows, prefix_lens, extend_lens),
         after_idle=plan.after_idle,
         pooling=_pooling(plan.segments, generations),
+        grammar_seeds=plan.grammar_seeds,
     )
 
 

@@ -50,6 +50,8 @@ class StepResult:
     error: BaseException | None = None
     vectors: VectorResult | None = None
     """Of the embeddings that end with this step."""
+    grammar_status: npt.NDArray[np.int8] | None = None
+    """int8[S] of GrammarStatus; None if no row of the step is constrained."""
 
     @classmethod
     def failed(cls, step_id: int, error: BaseException) -> StepResult:

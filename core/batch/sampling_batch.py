@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
@@ -49,6 +49,8 @@ class SamplingBatch:
     """Whether any row wants the log probability of its sampled token."""
     top_logprobs: int
     """The most alternatives that any row wants; 0 for none."""
+    constrained: Ints = field(default_factory=lambda: np.empty(0, np.int64))
+    """Any length: indices into S of rows with a grammar, whose mask depends on the token before."""
 
     def __len__(self) -> int:
         return len(self.rows)

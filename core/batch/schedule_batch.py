@@ -13,6 +13,7 @@ import numpy.typing as npt
 import torch
 
 from core.batch.forward_mode import ForwardMode
+from core.batch.grammar_batch import GrammarSeed
 from core.batch.pooling_batch import PoolingBatch
 from core.batch.sampling_batch import SamplingBatch
 from core.memory.companion import Writes
@@ -76,6 +77,8 @@ class ScheduleBatch:
     """Segments of embeddings, if any."""
     encoder_lens: Ints = field(default_factory=lambda: np.empty(0, np.int64))
     """int64[n]: tokens of each encoder input that is staged, in batch order; they add up to E."""
+    grammar_seeds: tuple[GrammarSeed, ...] = ()
+    """Of rows that newly joined and are constrained."""
 
     @property
     def seq_lens(self) -> Ints:

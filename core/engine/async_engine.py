@@ -14,8 +14,10 @@ from dataclasses import dataclass
 
 from core.config import EngineConfig
 from core.engine.adapter_loader import AdapterLoader
+from core.engine.arrivals import Arrivals
 from core.engine.door import EngineState
 from core.engine.embedding import EmbeddingCall, as_generation
+from core.engine.grammar_compiler import GrammarCompiler
 from core.engine.input_processor import InputProcessor
 from core.engine.output import PendingOutput
 from core.engine.output_processor import OutputProcessor, OutputRecord
@@ -51,6 +53,7 @@ class Parts:
 
     inputs: InputProcessor
     adapters: AdapterLoader
+    grammars: GrammarCompiler
     model_info: ModelInfo
     new_executor: Callable[[Callable[[], None]], Executor]
     new_scheduler: Callable[[Executor, Emit], Scheduler]
@@ -66,7 +69,7 @@ class AsyncEngine:
         self._adapters = parts.adapters
         self._state = EngineState.STARTING
         self._live: dict[str, TokenStream] = {}
-        self._arriving: set[str] = set()
+        self._arriving = Arrivals()
         self._tasks: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
@@ -97,7 +100,7 @@ class AsyncEngine:
         """The newest snapshot; readable from any thread."""
         if self._state is EngineState.STARTING:
             return EngineStats()
-        return self._adapters.add_stats(self._scheduler.stats)
+        return self._parts.grammars.add_stats(self._adapters.add_stats(self._scheduler.stats))
 
     @property
     def model_info(self) -> ModelInfo:
@@ -114,12 +117,17 @@ class AsyncEngine:
         self._refuse_unless_ready()
         # Before the queue is asked: what can never be served must not be told to come back later.
         self._inputs.refuse_out_of_range(request.sampling)
+        self._inputs.refuse_unconstrainable(request)
         self._inputs.adapters.slot(request.adapter)
         request_id = request.request_id or uuid.uuid4().hex
 
         async def sequences(now: float) -> list[Req]:
             prompt = await self._inputs.prompt_ids(request)
-            return self._inputs.sequences(request, request_id, uuid.uuid4().hex, prompt, now)
+            grammar = None
+            if request.constraint is not None:
+                compiling = self._parts.grammars.grammar(request.constraint)
+                grammar = await self._arriving.wait(request_id, compiling, request.deadline)
+            return self._inputs.sequences(request, request_id, uuid.uuid4().hex, prompt, now, grammar)
 
         return await self._open(request, request_id, sequences)
 
@@ -140,23 +148,20 @@ class AsyncEngine:
         """Queue what `sequences(now)` makes of the request, which takes as long as tokenising does."""
         if request_id in self._live or request_id in self._arriving:
             raise DuplicateRequest("a live request has this request_id")
-        self._arriving.add(request_id)
-        try:
+        with self._arriving.entered(request_id):
             now = time.monotonic()
             self._refuse_if_late_or_full(request, now)
             reqs = await sequences(now)
-            # Time passed while tokenising: the answers may have changed.
-            self._refuse_unless_ready()
-            self._refuse_if_late_or_full(request, time.monotonic())
-            return self._enter(request, request_id, reqs)
-        finally:
-            self._arriving.discard(request_id)
+        # Time passed while tokenising: the answers may have changed.
+        self._refuse_unless_ready()
+        self._refuse_if_late_or_full(request, time.monotonic())
+        return self._enter(request, request_id, reqs)
 
     def abort(self, request_id: str) -> bool:
         """End the request as CANCELLED if it is live; whether it was."""
         stream = self._live.get(request_id)
         if stream is None:
-            return False
+            return self._arriving.abort(request_id)
         self._abort_stream(stream)
         return True
 
@@ -185,6 +190,7 @@ class AsyncEngine:
         """Refuse new requests, wait for live ones, end what is left after `timeout` seconds; how many were ended."""
         if self._state is EngineState.READY:
             self._state = EngineState.DRAINING
+            self._arriving.end_all(Draining("the server is shutting down"))
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout):
                 await self._empty.wait()
@@ -210,6 +216,8 @@ class AsyncEngine:
         self._fail_streams(Draining("the server is shutting down"))
         self._inputs.close()
         self._adapters.close()
+        self._arriving.end_all(Draining("the server is shutting down"))
+        await self._parts.grammars.close()
         if not was_dead:
             # A dead engine's thread may hang for ever; it is a daemon and ends with the process.
             await self._stop_executor()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ from core.engine.adapters import Adapters, build_adapters, reserved_bytes
 from core.engine.async_engine import AsyncEngine, Parts
 from core.engine.cross_pools import build_cross_pools, cross_size
 from core.engine.encoder_input import encoder_input
+from core.engine.grammar_compiler import GrammarCompiler
 from core.engine.input_processor import InputProcessor
 from core.executor.forward_thread import ForwardThread
 from core.executor.inline import InlineExecutor
@@ -42,6 +44,8 @@ from core.models.base import Model
 from core.models.loader import load_model
 from core.prefix.registry import build_prefix_cache
 from core.relay.future_map import FutureMap
+from core.sampling.grammar.registry import choose
+from core.sampling.grammar.vocabulary import Vocabulary
 from core.sampling.sampler import Sampler
 from core.scheduler.scheduler import Emit, Scheduler
 from core.text.tokenizer import Tokenizer
@@ -67,6 +71,7 @@ def assemble(config: EngineConfig, model: Model, tokenizer: Tokenizer, streams: 
     """An engine around a model that is loaded already; benchmarks and tests bring an emulated one."""
     pools = _build_pools(config, model, streams)
     spec, table = model.spec, pools.adapters.table
+    grammars = _build_grammars(config, model, tokenizer)
     inputs = InputProcessor(
         tokenizer,
         pools.memory,
@@ -80,7 +85,8 @@ def assemble(config: EngineConfig, model: Model, tokenizer: Tokenizer, streams: 
     parts = Parts(
         inputs=inputs,
         adapters=pools.adapters.loader,
-        model_info=_model_info(config, model, tokenizer, pools),
+        grammars=grammars,
+        model_info=_model_info(config, model, tokenizer, pools, grammars.backend),
         new_executor=lambda wake: _build_executor(config, model, streams, pools, wake),
         new_scheduler=lambda executor, emit: _build_scheduler(config, model, streams, pools, executor, emit),
     )
@@ -189,7 +195,16 @@ def _build_scheduler(
     )
 
 
-def _model_info(config: EngineConfig, model: Model, tokenizer: Tokenizer, pools: Pools) -> ModelInfo:
+def _build_grammars(config: EngineConfig, model: Model, tokenizer: Tokenizer) -> GrammarCompiler:
+    backend, spec = tokenizer.backend, model.spec
+    # Tokenizers written in Python have no form that the grammar libraries read.
+    new = None if backend is None else partial(Vocabulary.of, backend, spec.vocab_size, spec.eos_token_ids)
+    return GrammarCompiler(config.grammar, choose(config.grammar.backend), new)
+
+
+def _model_info(
+    config: EngineConfig, model: Model, tokenizer: Tokenizer, pools: Pools, grammar_backend: str | None
+) -> ModelInfo:
     spec = model.spec
     return ModelInfo(
         name=config.model.served_name or spec.name,
@@ -204,4 +219,5 @@ def _model_info(config: EngineConfig, model: Model, tokenizer: Tokenizer, pools:
         has_chat_template=tokenizer.has_chat_template,
         quantization=spec.quantization,
         embedding_dimension=spec.hidden_size,
+        grammar_backend=grammar_backend or "",
     )

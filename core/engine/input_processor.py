@@ -17,6 +17,8 @@ from core.memory.request_memory import RequestMemory
 from core.sampling.uniform import derive_seed
 from core.text.tokenizer import Tokenizer
 from core.types.arrays import Ints
+from core.types.constraint import conflicts
+from core.types.grammar import Grammar
 from core.types.io import EmbedRequest, GenerateRequest
 from core.types.request import Req
 from core.types.sampling_params import SamplingParams
@@ -88,7 +90,25 @@ class InputProcessor:
         self._refuse_foreign_ids("token_ids", np.asarray(ids, np.int64))
         return await self._off_loop(self.tokenizer.decode, list(ids), skip_special_tokens)
 
-    def sequences(self, request: GenerateRequest, request_id: str, group: str, prompt: Ints, now: float) -> list[Req]:
+    def refuse_unconstrainable(self, request: GenerateRequest) -> None:
+        """Raises InvalidRequest naming what is wrong with the constraint, if there is one, or contradicts it."""
+        if request.constraint is None:
+            return
+        violations = [*request.constraint.violations(), *conflicts(request.sampling)]
+        if self._encoder is not None and (self._encoder.spec.forced_first or self._encoder.spec.forced_last):
+            violations.append(FieldViolation("constraint", "the served model forces tokens of its own"))
+        if violations:
+            raise InvalidRequest(violations)
+
+    def sequences(
+        self,
+        request: GenerateRequest,
+        request_id: str,
+        group: str,
+        prompt: Ints,
+        now: float,
+        grammar: Grammar | None = None,
+    ) -> list[Req]:
         """One `Req` per output. Raises InvalidRequest naming every field of `sampling_params` that cannot be served."""
         params = request.sampling
         sides = {"prompt": prompt} if self._encoder is None else self._encoder.sides(prompt)
@@ -109,6 +129,7 @@ class InputProcessor:
                 max_new_tokens=max_new,
                 salt=salt,
                 adapter_slot=slot,
+                grammar=grammar,
                 priority=request.priority,
                 deadline=request.deadline,
                 queue_deadline=None if request.queue_timeout is None else now + request.queue_timeout,

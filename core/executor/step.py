@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from core.batch.build import token_positions
@@ -17,6 +18,7 @@ from core.device.recorder import Recorder
 from core.device.staging import Staging
 from core.device.streams import DeviceStreams, Event
 from core.device.timer import Mark
+from core.executor.grammar_table import GrammarTable
 from core.executor.pooling import Pooler
 from core.memory.companion import DeviceCompanion
 from core.memory.kv_pool import KVPool
@@ -62,6 +64,7 @@ class LaunchedStep:
     device_refs: tuple[object, ...]
     recorder: Recorder | None
     vectors: torch.Tensor | None = None
+    grammar_status: npt.NDArray[np.int8] | None = None
 
     def result(self) -> StepResult:
         """Wait for the copies and turn them into the result. Blocks: an overlapped loop never calls it."""
@@ -83,6 +86,7 @@ class LaunchedStep:
             busy=self.ended.seconds_since(self.began),
             idle=idle,
             vectors=self._vectors(),
+            grammar_status=self.grammar_status,
         )
 
     def _vectors(self) -> VectorResult | None:
@@ -103,6 +107,7 @@ class StepRunner:
         for companion in state.companions.values():
             companion.recorder = self._recorder
         self._history: TokenHistory | None = None
+        self._grammars = GrammarTable(RESULTS, self._recorder)
         self._pooler: Pooler | None = None
         self._previous_end: Mark | None = None
 
@@ -117,7 +122,7 @@ class StepRunner:
             forward_batch = self._prepare(batch)
             logits = state.model.forward(forward_batch)
             vectors = self._pool(batch, forward_batch)
-            sampled = state.sampler.sample(logits, batch.sampling, self._history)
+            sampled, status = self._sample(logits, batch)
             if self._recorder is not None:
                 self._recorder.wrote(SAMPLED, (batch.step_id,))
             counted = state.checks.snapshot()
@@ -125,8 +130,19 @@ class StepRunner:
             ended = state.streams.mark()
         previous_end, self._previous_end = self._previous_end, ended
         host, counts, fetched, copy_done = self._copy_out(batch.step_id, sampled, counted, vectors, published)
+        self._grammars.sampled(batch, host, copy_done)
         refs = (sampled, counted, vectors, forward_batch, published)
-        return LaunchedStep(batch, host, counts, copy_done, began, ended, previous_end, refs, self._recorder, fetched)
+        return LaunchedStep(
+            batch, host, counts, copy_done, began, ended, previous_end, refs, self._recorder, fetched, status
+        )
+
+    def _sample(self, logits: torch.Tensor, batch: ScheduleBatch) -> tuple[SampleOutput, npt.NDArray[np.int8] | None]:
+        """The forward pass is launched; only a constrained batch now waits for the tokens before it (law 14)."""
+        sampler = self._state.sampler
+        if not len(batch.sampling.constrained):
+            return sampler.sample(logits, batch.sampling, self._history), None
+        grammars = self._grammars.masks(batch)
+        return sampler.sample(logits, batch.sampling, self._history, grammars.mask), grammars.status
 
     def _pool(self, batch: ScheduleBatch, forward_batch: ForwardBatch) -> torch.Tensor | None:
         if batch.pooling is None:
@@ -162,6 +178,7 @@ class StepRunner:
             companion.begin(rows, batch.companion_writes.get(name), state.staging)
         state.future_map.forget(fresh)
         self._seed_history(batch)
+        self._grammars.begin(batch)
         inputs = InputIds()
         ids = resolve_forward_inputs(
             inputs,

@@ -16,11 +16,13 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from core.batch.grammar_batch import TokenMask
 from core.batch.sampling_batch import SamplingBatch
 from core.device.staging import Staging
 from core.sampling.candidates import draw_rows
 from core.sampling.cutoff import DeviceFilters, Filters, SampledRows, dropped
 from core.sampling.draw import draw, padded, weigh
+from core.sampling.grammar.mask import apply_mask
 from core.sampling.logprobs import pick_logprobs, raw_logprobs
 from core.sampling.penalties import TokenHistory, apply_bias, apply_penalties
 from core.types.arrays import Ints
@@ -57,15 +59,24 @@ class Sampler:
         self.device = device
         self._staging = Staging(device)
 
-    def sample(self, logits: torch.Tensor, batch: SamplingBatch, history: TokenHistory | None = None) -> SampleOutput:
+    def sample(
+        self,
+        logits: torch.Tensor,
+        batch: SamplingBatch,
+        history: TokenHistory | None = None,
+        mask: TokenMask | None = None,
+    ) -> SampleOutput:
         """Draw the next token of each of the S rows of `batch`.
 
         logits: contiguous float32[S, V], modified in place. `history` must be given when the batch has penalties, and
-        must hold `batch.history_lens` tokens per penalised row; appending the new tokens is the caller's.
+        must hold `batch.history_lens` tokens per penalised row; appending the new tokens is the caller's. What `mask`
+        forbids stays forbidden, since neither bias nor penalties lift -inf.
         """
         assert logits.shape == (len(batch), self.vocab_size), (logits.shape, len(batch), self.vocab_size)
         assert logits.dtype == torch.float32 and logits.is_contiguous(), (logits.dtype, logits.stride())
         raw = raw_logprobs(logits) if batch.logprobs else None
+        if mask is not None:
+            apply_mask(logits, mask, self._staging)
         apply_bias(logits, batch)
         if batch.any_penalty:
             assert history is not None, "penalties need the token history"

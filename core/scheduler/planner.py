@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from core.batch.build import Segment, StepPlan, build_batch
+from core.batch.grammar_batch import GrammarSeed
 from core.batch.schedule_batch import HistoryWrites, ScheduleBatch
 from core.config import SchedulerConfig
 from core.errors import Overloaded
@@ -19,6 +20,7 @@ from core.scheduler.policy import Policy, victim
 from core.scheduler.prefill_adder import PrefillAdder
 from core.scheduler.sampling_table import SamplingTable
 from core.types.arrays import Ints
+from core.types.request import Req
 
 NO_ROWS: Ints = np.empty(0, np.int64)
 
@@ -96,6 +98,7 @@ class Planner:
                 tuple(running.ids(req.row, int(running.known[req.row])) for req in penalised),
             ),
             after_idle=after_idle,
+            grammar_seeds=tuple(self._seed(req) for req in fresh if req.grammar is not None),
         )
         running.planned[decode_rows] += 1
         self._next_step += 1
@@ -103,6 +106,11 @@ class Planner:
         return build_batch(
             plan, memory.rows.generations, memory.slots, self._sampling.batch, self._pin, self._companion_writes
         )
+
+    def _seed(self, req: Req) -> GrammarSeed:
+        assert req.grammar is not None
+        outputs = self._running.ids(req.row, int(self._running.known[req.row]), req.prompt_len)
+        return GrammarSeed(req.row, req.generation, req.grammar, outputs)
 
     def _companion_writes(self, rows: Ints, prefix_lens: Ints, extend_lens: Ints) -> Writes:
         """What the pools beside the KV pool need, changes of adapter slots, and the step's token places by slot."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from core.batch.grammar_batch import GrammarStatus
 from core.batch.result import StepResult, VectorResult
 from core.errors import RequestFailed
 from core.invariants import check
@@ -36,6 +37,8 @@ class ResultProcessor:
         current = self._memory.rows.is_current(result.rows, result.generations)
         self._recorder.step_done(result, stale=len(current) - int(current.sum()))
         places = np.flatnonzero(current)
+        if result.grammar_status is not None:
+            places = self._end_constrained(result, places, result.grammar_status)
         if result.non_finite.any():
             places = self._fail_non_finite(result, places)
         if result.vectors is not None:
@@ -50,6 +53,19 @@ class ResultProcessor:
             error = RequestFailed("the model produced non-finite logits for this request")
             self._lifecycle.end(Ended(self._req(row), error=error))
         return places[~bad]
+
+    def _end_constrained(self, result: StepResult, places: Ints, status: np.ndarray) -> Ints:
+        """End whose constraint allows nothing more; the tokens of those rows mean nothing."""
+        is_open = status[places] == GrammarStatus.OPEN
+        for place in places[~is_open].tolist():
+            req = self._req(int(result.rows[place]))
+            if status[place] == GrammarStatus.COMPLETE:
+                self._lifecycle.end(Ended(req, FinishReason.STOP))
+            else:
+                error = RequestFailed("the constraint allows no token here, or is too complex to follow")
+                self._lifecycle.end(Ended(req, error=error))
+        rest: Ints = places[is_open]
+        return rest
 
     def _end_embedded(self, vectors: VectorResult, now: float) -> None:
         """An embedding ends with its vector; one whose row has a new owner was ended or retracted meanwhile."""

@@ -32,6 +32,7 @@ class SamplingTable:
         self._penalised = np.zeros(num_rows, np.bool_)
         self._biased = np.zeros(num_rows, np.bool_)
         self.has_stop_ids = np.zeros(num_rows, np.bool_)
+        self._constrained = np.zeros(num_rows, np.bool_)
         self._bias: list[tuple[Ints, np.ndarray]] = [(NO_INTS, NO_FLOATS)] * num_rows
         self._blocked: list[Ints] = [NO_INTS] * num_rows
         self._forced_at: Ints = np.full((num_rows, 2), -1, np.int64)
@@ -52,6 +53,7 @@ class SamplingTable:
         self._penalised[row] = params.penalised
         self._biased[row] = bool(params.logit_bias)
         self.has_stop_ids[row] = bool(params.stop_token_ids)
+        self._constrained[row] = req.grammar is not None
         tokens = np.fromiter(params.logit_bias.keys(), np.int64, len(params.logit_bias))
         values = np.fromiter(params.logit_bias.values(), np.float32, len(params.logit_bias))
         self._bias[row] = (tokens, values)
@@ -91,6 +93,7 @@ class SamplingTable:
             any_penalty=bool(self._penalised[rows].any()),
             logprobs=bool(logprobs.any()),
             top_logprobs=int(self._top_logprobs[rows].max(initial=0)),
+            constrained=np.flatnonzero(self._constrained[rows]),
         )
 
     def _biases(self, rows: Ints, outputs: Ints) -> tuple[Ints, Ints, np.ndarray]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from core.errors import FieldViolation
+from core.types.sampling_params import SamplingParams
 
 MAX_SCHEMA_CHARS = 65_536
 MAX_SCHEMA_DEPTH = 64
@@ -47,6 +48,13 @@ class Constraint:
     def violations(self) -> list[FieldViolation]:
         """What is wrong with it before anything is compiled; sizes first, so that this is cheap for any input."""
         return [FieldViolation(self.field, text) for text in _CHECKS[self.kind](self.source)]
+
+
+def conflicts(params: SamplingParams) -> list[FieldViolation]:
+    """Options that contradict a constraint: it alone decides where an output may end."""
+    text = "cannot be combined with constraint, which decides where the output may end"
+    found = [("min_tokens", params.min_tokens > 0), ("ignore_eos", params.ignore_eos)]
+    return [FieldViolation(f"sampling_params.{name}", text) for name, wrong in found if wrong]
 
 
 def _schema(source: str) -> Iterator[str]:

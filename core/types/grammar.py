@@ -43,6 +43,11 @@ class Matcher(Protocol):
 class Grammar(Protocol):
     """A compiled constraint, shared by all requests that ask for it; `matcher` may be called from any thread."""
 
+    @property
+    def words(self) -> int:
+        """Words that `Matcher.fill` needs; even, and enough for every id of the model."""
+        ...
+
     def matcher(self) -> Matcher:
         """A matcher at the start."""
         ...

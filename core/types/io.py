@@ -8,6 +8,7 @@ from enum import Enum
 import numpy as np
 import numpy.typing as npt
 
+from core.types.constraint import Constraint
 from core.types.sampling_params import SamplingParams
 
 
@@ -48,6 +49,7 @@ class GenerateRequest:
     deadline: float | None = None
     cache_salt: str = ""
     adapter: str = ""
+    constraint: Constraint | None = None
 
 
 class Pooling(Enum):
@@ -176,3 +178,5 @@ class ModelInfo:
     """Method and format of quantised weights; empty for plain ones."""
     embedding_dimension: int = 0
     """Length of the vectors that `embed` gives; 0 if the model has no hidden states to embed with."""
+    grammar_backend: str = ""
+    """Library that constraints are compiled with; empty if there is none."""

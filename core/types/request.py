@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from core.invariants import check
+from core.types.grammar import Grammar
 from core.types.io import Pooling
 from core.types.sampling_params import SamplingParams
 
@@ -54,6 +55,8 @@ class Req:
     """The first output is one of these; empty for a free choice."""
     forced_last: tuple[int, ...] = ()
     """The output that reaches `max_new_tokens` is one of these; empty for a free choice."""
+    grammar: Grammar | None = None
+    """What the output must match, compiled; shared with other requests."""
     priority: int = 0
     deadline: float | None = None
     queue_deadline: float | None = None

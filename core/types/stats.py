@@ -57,6 +57,11 @@ class EngineStats:
     adapter_bytes: int = 0
     adapter_evictions: int = 0
     adapter_load_failures: int = 0
+    grammars_cached: int = 0
+    grammar_cache_bytes: int = 0
+    grammar_cache_hits: int = 0
+    grammar_cache_evictions: int = 0
+    grammar_compile_failures: int = 0
     device_idle_ratio: float = 0.0
     last_step_at: float = 0.0
     finished: dict[str, int] = field(default_factory=dict)

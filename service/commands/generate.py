@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import json
 import os
 import sys
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from typing import Any
+from typing import IO, Any
 
 import click
 
 from core.errors import InvalidRequest, SlipstreamError, StartupError
+from core.types.constraint import Constraint, ConstraintKind
 from service.cli_options import GroupedCommand, setting_options
 from service.config import ServerConfig
 from service.server_access import ServerAccess, access_options
 from service.settings import load
 
-ENGINE_GROUPS = ("Model", "Device", "Memory", "Scheduling")
+ENGINE_GROUPS = ("Model", "Device", "Memory", "Scheduling", "Constraints")
 
 
 @click.command(cls=GroupedCommand)
@@ -37,6 +39,11 @@ ENGINE_GROUPS = ("Model", "Device", "Memory", "Scheduling")
 @click.option("--top-k", type=int, help="0 is off.  [default: the model's]")
 @click.option("--seed", type=int, help="Makes sampling reproducible, 0 or more.")
 @click.option("--stop", multiple=True, help="Stop at this string; may be repeated.")
+@click.option(
+    "--json-schema", "json_schema", type=click.File(encoding="utf-8"), help="Generate JSON for the schema in this file."
+)
+@click.option("--regex", help="Generate text that matches this regular expression.")
+@click.option("--choice", multiple=True, help="Generate one of these; may be repeated.")
 @setting_options(ENGINE_GROUPS, without=("seed", "adapter", "lora_dir"))
 def generate(
     text: str,
@@ -59,16 +66,18 @@ def generate(
     access = ServerAccess.taken_from(options)
     if stop:
         given["stop"] = stop
+    constraint = _constraint(options.pop("json_schema"), options.pop("regex"), options.pop("choice"))
     name, is_local, _ = (adapter or "").partition("=")
     if adapter and bool(server) == bool(is_local):
         raise click.UsageError("--adapter takes a NAME with --server, and NAME=DIR without")
     if server:
-        pieces = _remote(server, access, text, chat, name, given)
+        pieces = _remote(server, access, text, chat, name, constraint, given)
     else:
         # What the environment or the file lists stays unloaded: one request needs one.
         config = load(ServerConfig, options, os.environ, config_file)
         adapters = load(ServerConfig, {"adapter": (adapter,) if adapter else None}, {}).adapter
-        pieces = _local(dataclasses.replace(config, adapter=adapters, lora_dir=None), text, chat, name, given)
+        config = dataclasses.replace(config, adapter=adapters, lora_dir=None)
+        pieces = _local(config, text, chat, name, constraint, given)
     try:
         asyncio.run(_print(pieces))
     except StartupError:
@@ -79,6 +88,18 @@ def generate(
         sys.exit(130)
 
 
+def _constraint(schema: IO[str] | None, regex: str | None, choices: tuple[str, ...]) -> Constraint | None:
+    """What the options ask for; at most one of them may."""
+    asked = [
+        *([Constraint(ConstraintKind.JSON_SCHEMA, schema.read())] if schema is not None else ()),
+        *([Constraint(ConstraintKind.REGEX, regex)] if regex is not None else ()),
+        *([Constraint.choice(list(choices))] if choices else ()),
+    ]
+    if len(asked) > 1:
+        raise click.UsageError("--json-schema, --regex and --choice exclude each other")
+    return asked[0] if asked else None
+
+
 async def _print(pieces: AsyncGenerator[str, None]) -> None:
     async with aclosing(pieces) as stream:
         async for piece in stream:
@@ -87,15 +108,25 @@ async def _print(pieces: AsyncGenerator[str, None]) -> None:
 
 
 async def _remote(
-    server: str, access: ServerAccess, text: str, chat: bool, adapter: str, sampling: dict[str, Any]
+    server: str,
+    access: ServerAccess,
+    text: str,
+    chat: bool,
+    adapter: str,
+    constraint: Constraint | None,
+    sampling: dict[str, Any],
 ) -> AsyncGenerator[str, None]:
     """Text pieces from a server. Raises StartupError for a token or TLS file that cannot be used."""
     from service.client import CallFailed, Chunk
 
     prompt: Any = [{"role": "user", "content": text}] if chat else text
+    wanted = None
+    if constraint is not None:
+        is_choice = constraint.kind is ConstraintKind.CHOICE
+        wanted = {constraint.kind.value: json.loads(constraint.source) if is_choice else constraint.source}
     async with access.client(server) as client:
         try:
-            async for event in client.generate(prompt, adapter=adapter, **sampling):
+            async for event in client.generate(prompt, adapter=adapter, constraint=wanted, **sampling):
                 if isinstance(event, Chunk):
                     yield event.text
         except CallFailed as failure:
@@ -103,7 +134,12 @@ async def _remote(
 
 
 async def _local(
-    config: ServerConfig, text: str, chat: bool, adapter: str, sampling: dict[str, Any]
+    config: ServerConfig,
+    text: str,
+    chat: bool,
+    adapter: str,
+    constraint: Constraint | None,
+    sampling: dict[str, Any],
 ) -> AsyncGenerator[str, None]:
     """Text pieces from an engine that lives as long as this call."""
     from core.types.io import ChatMessage, Delta, GenerateRequest
@@ -126,6 +162,7 @@ async def _local(
             text=None if chat else text,
             chat=(ChatMessage("user", text),) if chat else None,
             adapter=adapter,
+            constraint=constraint,
             sampling=dataclasses.replace(engine.model_info.default_sampling, **sampling),
         )
         async with aclosing(await engine.generate(request)) as stream:

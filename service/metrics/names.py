@@ -89,6 +89,31 @@ SNAPSHOT: tuple[Metric, ...] = (
         "Loads of LoRA adapters that were refused.",
         field="adapter_load_failures",
     ),
+    Metric("slipstream_grammars_cached", "gauge", "Compiled constraints that are kept.", field="grammars_cached"),
+    Metric(
+        "slipstream_grammar_cache_bytes",
+        "gauge",
+        "Bytes that they are taken to need.",
+        field="grammar_cache_bytes",
+    ),
+    Metric(
+        "slipstream_grammar_cache_hits",
+        "counter",
+        "Constraints that were compiled already when they were asked for.",
+        field="grammar_cache_hits",
+    ),
+    Metric(
+        "slipstream_grammar_cache_evictions",
+        "counter",
+        "Compiled constraints given up to make room for others.",
+        field="grammar_cache_evictions",
+    ),
+    Metric(
+        "slipstream_grammar_compile_failures",
+        "counter",
+        "Constraints that could not be compiled, or not within the bounds.",
+        field="grammar_compile_failures",
+    ),
     Metric(
         "slipstream_device_idle_ratio",
         "gauge",
@@ -130,6 +155,12 @@ HISTOGRAMS: dict[str, Metric] = {
             "histogram",
             "From a call that loads a LoRA adapter to its first possible use.",
             field="adapter_load_seconds",
+        ),
+        Metric(
+            "slipstream_grammar_compile_seconds",
+            "histogram",
+            "Of a constraint's compile, the wait for its turn included.",
+            field="grammar_compile_seconds",
         ),
         Metric(
             "slipstream_embedding_latency_seconds",

@@ -73,6 +73,11 @@ class LLGrammar:
         self._start = start
         self._vocabulary = vocabulary
 
+    @property
+    def words(self) -> int:
+        """See `Grammar.words`."""
+        return self._vocabulary.words
+
     def matcher(self) -> Matcher:
         """See `Grammar.matcher`."""
         return LLGuidanceMatcher(self._start.deep_copy(), self._vocabulary)

@@ -29,7 +29,8 @@ def apply_mask(logits: torch.Tensor, mask: TokenMask, staging: Staging) -> None:
 def _banned(words: Words, vocab: int) -> np.ndarray:
     """bool[G, V]."""
     bits = np.unpackbits(words.view(np.uint8), axis=1, count=vocab, bitorder="little")
-    return bits == 0
+    banned: np.ndarray = bits == 0
+    return banned
 
 
 def _banned_on(words: Words, vocab: int, staging: Staging) -> torch.Tensor:

@@ -20,7 +20,7 @@ class GrammarError(Exception):
 
 
 class Backend(Protocol):
-    """One library, set up for one vocabulary. `compile` may be called from any thread, and takes as long as it takes."""
+    """One library, set up for one vocabulary. `compile` may be called from any thread."""
 
     name: str
 

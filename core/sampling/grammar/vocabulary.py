@@ -34,7 +34,9 @@ class Vocabulary:
             copy.add_special_tokens([END])
         size = copy.get_vocab_size(with_added_tokens=True)
         if not ends:
-            return cls(copy.to_str(), max(size, model_size), model_size, (int(copy.token_to_id(END)),), True)
+            end = copy.token_to_id(END)
+            assert end is not None, "it was added just now"
+            return cls(copy.to_str(), max(size, model_size), model_size, (end,), True)
         return cls(copy.to_str(), max(size, model_size), model_size, ends, False)
 
     @property

@@ -59,6 +59,11 @@ class CompiledGrammar:
         self._compiled = compiled
         self._vocabulary = vocabulary
 
+    @property
+    def words(self) -> int:
+        """See `Grammar.words`."""
+        return self._vocabulary.words
+
     def matcher(self) -> Matcher:
         """See `Grammar.matcher`."""
         return XGrammarMatcher(xgrammar.GrammarMatcher(self._compiled), self._vocabulary)

@@ -1,0 +1,91 @@
+"""The other end of a trial: a process that compiles constraints first, so that what kills it kills nobody else.
+
+Run as a module by `core.engine.grammar_trial`; JSON lines in and out. A constraint that is served was compiled here
+within the bounds of time and memory, and its first masks were made; only then does the server compile it itself.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import sys
+import time
+from typing import Any
+
+import numpy as np
+
+from core.sampling.grammar.registry import Backend, GrammarError, build_backend
+from core.sampling.grammar.vocabulary import Vocabulary
+from core.types.constraint import Constraint, ConstraintKind
+from core.types.grammar import Grammar
+
+PROBED_TOKENS = 8
+"""Masks that are tried, along one way through the grammar."""
+MAX_MASK_SECONDS = 0.25
+"""A mask that takes longer holds up every request of its step."""
+
+
+def main() -> None:
+    """Answer until the input ends: when the server closes it, or is gone."""
+    os.nice(5)
+    setup = json.loads(sys.stdin.readline())
+    vocabulary = Vocabulary(**setup["vocabulary"] | {"end_ids": tuple(setup["vocabulary"]["end_ids"])})
+    backend = build_backend(setup["backend"], vocabulary)
+    _limit_memory(setup["memory_bytes"])
+    _say({"ready": True})
+    for line in sys.stdin:
+        asked = json.loads(line)
+        _say(examine(backend, vocabulary, Constraint(ConstraintKind(asked["kind"]), asked["source"])))
+
+
+def examine(backend: Backend, vocabulary: Vocabulary, constraint: Constraint) -> dict[str, Any]:
+    """`bytes` that the grammar takes, as far as the system can tell; or the `error` that it is refused with."""
+    before = _resident()
+    try:
+        grammar = backend.compile(constraint)
+    except GrammarError as error:
+        return {"error": str(error)}
+    problem = _probe(grammar, vocabulary)
+    return {"error": problem} if problem else {"bytes": max(0, _resident() - before)}
+
+
+def _probe(grammar: Grammar, vocabulary: Vocabulary) -> str | None:
+    """What is wrong with the masks of the first tokens."""
+    matcher = grammar.matcher()
+    for number in range(PROBED_TOKENS):
+        words = np.zeros(vocabulary.words, np.int32)
+        began = time.monotonic()
+        some = matcher.fill(words)
+        if matcher.failure is not None:
+            return matcher.failure
+        if time.monotonic() - began > MAX_MASK_SECONDS:
+            return "too slow to follow"
+        if not some:
+            return None if number or matcher.is_terminated else "no output can meet it"
+        allowed = np.flatnonzero(np.unpackbits(words.view(np.uint8), bitorder="little"))
+        # The middle one, neither always the shortest nor always the end.
+        token = int(allowed[len(allowed) // 2])
+        if token in vocabulary.end_ids or not matcher.accept(token):
+            return matcher.failure
+    return None
+
+
+def _limit_memory(extra: int) -> None:
+    with open("/proc/self/statm") as file:
+        size = int(file.read().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (size + extra, size + extra))
+
+
+def _resident() -> int:
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * resource.getpagesize()
+
+
+def _say(message: dict[str, Any]) -> None:
+    sys.stdout.write(json.dumps(message) + "\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()

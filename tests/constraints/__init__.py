@@ -1,0 +1,1 @@
+"""Structured output: grammars by themselves, and outputs over gRPC."""
