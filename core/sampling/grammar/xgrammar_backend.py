@@ -5,6 +5,7 @@ takes 10 µs; compiling takes longer, and has no limit of its own but the trial 
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import numpy as np
 import tokenizers
@@ -55,7 +56,7 @@ class XGrammar:
 class CompiledGrammar:
     """See `Grammar`."""
 
-    def __init__(self, compiled: xgrammar.CompiledGrammar, vocabulary: Vocabulary) -> None:
+    def __init__(self, compiled: Any, vocabulary: Vocabulary) -> None:
         self._compiled = compiled
         self._vocabulary = vocabulary
 
@@ -72,7 +73,7 @@ class CompiledGrammar:
 class XGrammarMatcher:
     """See `Matcher`."""
 
-    def __init__(self, inner: xgrammar.GrammarMatcher, vocabulary: Vocabulary) -> None:
+    def __init__(self, inner: Any, vocabulary: Vocabulary) -> None:
         self._inner = inner
         self._vocabulary = vocabulary
         self._failure: str | None = None
@@ -118,20 +119,20 @@ class XGrammarMatcher:
         return set(allowed.tolist()) <= set(self._vocabulary.end_ids)
 
 
-def _schema(compiler: xgrammar.GrammarCompiler, source: str) -> xgrammar.CompiledGrammar:
+def _schema(compiler: Any, source: str) -> Any:
     # Not strict: what the schema does not forbid is allowed, as the standard says and the other backend does.
     return compiler.compile_json_schema(source, any_whitespace=False, separators=SEPARATORS, strict_mode=False)
 
 
-def _regex(compiler: xgrammar.GrammarCompiler, source: str) -> xgrammar.CompiledGrammar:
+def _regex(compiler: Any, source: str) -> Any:
     return compiler.compile_regex(source)
 
 
-def _ebnf(compiler: xgrammar.GrammarCompiler, source: str) -> xgrammar.CompiledGrammar:
+def _ebnf(compiler: Any, source: str) -> Any:
     return compiler.compile_grammar(source)
 
 
-def _choice(compiler: xgrammar.GrammarCompiler, source: str) -> xgrammar.CompiledGrammar:
+def _choice(compiler: Any, source: str) -> Any:
     return _ebnf(compiler, "root ::= " + " | ".join(map(json.dumps, json.loads(source))))
 
 
