@@ -99,7 +99,7 @@ def test_the_table_covers_every_field() -> None:
     for edge in all_edges():
         collect(edge.message, covered)
     both = ("GenerateRequest", "SamplingParams", "OutputOptions", "TokenizeRequest", "DetokenizeRequest")
-    for name in (*both, "EmbedRequest", "EmbedInput"):
+    for name in (*both, "EmbedRequest", "EmbedInput", "Constraint", "Choice"):
         fields = {field.name for field in pb.DESCRIPTOR.message_types_by_name[name].fields}
         assert covered[name] == fields, name
 
