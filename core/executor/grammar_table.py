@@ -21,7 +21,7 @@ from core.device.recorder import Recorder
 from core.device.streams import Event
 from core.sampling.sampler import SampleOutput
 from core.types.arrays import Ints
-from core.types.grammar import Matcher
+from core.types.grammar import Grammar, Matcher, Words
 
 log = logging.getLogger(__name__)
 
@@ -45,8 +45,8 @@ class Follower:
     """The matcher of one owner of a row."""
 
     generation: int
+    grammar: Grammar
     matcher: Matcher
-    words: int
     failed: bool = False
 
 
@@ -59,6 +59,7 @@ class GrammarTable:
         self._recorder = recorder
         self._followers: dict[int, Follower] = {}
         self._last: SampledStep | None = None
+        self._was_slow = False
 
     def begin(self, batch: ScheduleBatch) -> None:
         """Rows that got an owner with this step: forget what was there, seat the matchers of constrained ones."""
@@ -78,13 +79,14 @@ class GrammarTable:
         self._accept_last()
         places = batch.sampling.constrained
         followers = [self._followers[row] for row in batch.sampling.rows[places].tolist()]
-        words = np.zeros((len(places), max(follower.words for follower in followers)), np.int32)
+        words = np.zeros((len(places), max(follower.grammar.words for follower in followers)), np.int32)
         status = np.zeros(len(batch.sampling), np.int8)
-        for i, (place, follower) in enumerate(zip(places.tolist(), followers, strict=True)):
-            status[place] = self._fill(follower, words[i])
-            if status[place]:
-                # Its token is not looked at; any finite logit will do.
-                words[i] = -1
+        fill = self._fill_each if self._was_slow else self._fill_all
+        began = time.monotonic()
+        status[places] = fill(followers, words)
+        self._was_slow = time.monotonic() - began > MAX_MASK_SECONDS
+        # Their tokens are not looked at; any finite logit will do.
+        words[status[places] != GrammarStatus.OPEN] = -1
         return StepGrammars(TokenMask(places, words), status)
 
     def _accept_last(self) -> None:
@@ -94,27 +96,42 @@ class GrammarTable:
         last.copy_done.synchronize()
         if self._recorder is not None:
             self._recorder.read(self._results, (last.step_id,))
-        tokens = last.host.tokens.numpy()
-        for place, row in enumerate(last.rows.tolist()):
+        tokens = last.host.tokens.tolist()
+        going: list[tuple[Follower, int]] = []
+        for row, generation, token in zip(last.rows.tolist(), last.generations.tolist(), tokens, strict=True):
             follower = self._followers.get(row)
-            if follower is None or follower.generation != last.generations[place] or follower.failed:
+            if follower is None or follower.generation != generation or follower.failed:
                 continue
-            if follower.matcher.is_terminated:
-                # It ends with this token, or has ended; the row runs on until the scheduler knows.
-                continue
-            if not follower.matcher.accept(int(tokens[place])):
+            # A terminated one ends with this token, or has ended; the row runs on until the scheduler knows.
+            if not follower.matcher.is_terminated:
+                going.append((follower, token))
+        if not going:
+            return
+        matchers = [follower.matcher for follower, _ in going]
+        accepted = going[0][0].grammar.accept_all(matchers, [token for _, token in going])
+        for (follower, _), fine in zip(going, accepted, strict=True):
+            if not fine:
                 self._fail(follower)
 
-    def _fill(self, follower: Follower, words: np.ndarray) -> GrammarStatus:
-        if follower.failed:
-            return GrammarStatus.FAILED
-        began = time.monotonic()
-        if follower.matcher.fill(words) and time.monotonic() - began < MAX_MASK_SECONDS:
-            return GrammarStatus.OPEN
-        if follower.matcher.is_terminated:
+    def _fill_all(self, followers: list[Follower], words: Words) -> list[GrammarStatus]:
+        some = followers[0].grammar.fill_all([follower.matcher for follower in followers], words)
+        return [self._status(follower, bool(any_)) for follower, any_ in zip(followers, some, strict=True)]
+
+    def _fill_each(self, followers: list[Follower], words: Words) -> list[GrammarStatus]:
+        """After a step whose masks took too long: find out whose they were."""
+        found = []
+        for follower, row in zip(followers, words, strict=True):
+            began = time.monotonic()
+            some = follower.matcher.fill(row)
+            found.append(self._status(follower, some and time.monotonic() - began < MAX_MASK_SECONDS))
+        return found
+
+    def _status(self, follower: Follower, some: bool) -> GrammarStatus:
+        if not some and not follower.failed and follower.matcher.is_terminated:
             return GrammarStatus.COMPLETE
-        self._fail(follower)
-        return GrammarStatus.FAILED
+        if not some and not follower.failed:
+            self._fail(follower)
+        return GrammarStatus.FAILED if follower.failed else GrammarStatus.OPEN
 
     def _fail(self, follower: Follower) -> None:
         follower.failed = True
@@ -124,7 +141,7 @@ class GrammarTable:
 
 def _seated(seed: GrammarSeed) -> Follower:
     matcher = seed.grammar.matcher()
-    follower = Follower(seed.generation, matcher, seed.grammar.words)
+    follower = Follower(seed.generation, seed.grammar, matcher)
     for token in seed.outputs.tolist():
         follower.failed = follower.failed or not matcher.accept(token)
     return follower

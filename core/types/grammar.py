@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
 import numpy as np
@@ -50,4 +51,15 @@ class Grammar(Protocol):
 
     def matcher(self) -> Matcher:
         """A matcher at the start."""
+        ...
+
+    def accept_all(self, matchers: Sequence[Matcher], tokens: Sequence[int]) -> Sequence[bool]:
+        """`Matcher.accept` of each, also of other grammars of this library; the GIL is given away once at most."""
+        ...
+
+    def fill_all(self, matchers: Sequence[Matcher], words: Words) -> npt.NDArray[np.bool_]:
+        """`Matcher.fill` of each into its row of int32[G, W]; bool[G]. The GIL is given away once at most.
+
+        A step of 64 rows must not wait 64 times until a busy loop thread gives it back.
+        """
         ...

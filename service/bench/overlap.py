@@ -17,10 +17,11 @@ from core.engine.async_engine import AsyncEngine
 from core.engine.build import assemble
 from core.models.bundled import bundled_model_dir
 from core.text.tokenizer import Tokenizer
-from core.types.io import Delta, GenerateRequest
+from core.types.io import Delta
 from core.types.sampling_params import SamplingParams
 from service.bench.asserts import ROUNDS, STEPS, check_costs, check_figures
 from service.bench.emulated import EmulatedModel, EmulatedStreams, Timeline, expected_output
+from service.bench.features import FEATURES, PLAIN, Feature
 from service.bench.scheduler_cost import scheduler_cost
 
 PROMPT_TOKENS = 16
@@ -37,15 +38,19 @@ class OverlapFigures:
     wrong_tokens: int
 
 
-async def measure_overlap(*, overlap: bool, requests: int, step_ms: float, tokens: int) -> OverlapFigures:
-    """Decode `requests` sequences of `tokens` tokens in process on an emulated device; every token is checked."""
+async def measure_overlap(
+    *, overlap: bool, requests: int, step_ms: float, tokens: int, feature: Feature = PLAIN
+) -> OverlapFigures:
+    """Decode `requests` sequences of `tokens` tokens in process on an emulated device; every token is checked, if
+    `feature` leaves the model its choice.
+    """
     timeline = Timeline(step_ms / 1000)
     engine, vocab = _engine(timeline, overlap, requests, tokens)
     await engine.start()
     rng = random.Random(0)
     prompts = [[rng.randrange(vocab) for _ in range(PROMPT_TOKENS)] for _ in range(requests)]
     everyone = asyncio.Barrier(requests + 1)
-    readers = [asyncio.create_task(_read(engine, prompt, tokens, everyone)) for prompt in prompts]
+    readers = [asyncio.create_task(_read(engine, prompt, tokens, everyone, feature)) for prompt in prompts]
     await everyone.wait()
     timeline.reset()
     began = time.monotonic()
@@ -54,7 +59,8 @@ async def measure_overlap(*, overlap: bool, requests: int, step_ms: float, token
     steps, idle_share = timeline.steps, timeline.idle_share
     outputs = await asyncio.gather(*readers)
     await engine.stop()
-    wrong = sum(_wrong(p, output, tokens, vocab) for p, output in zip(prompts, outputs, strict=True))
+    pairs = zip(prompts, outputs, strict=True)
+    wrong = sum(_wrong(p, output, tokens, vocab) for p, output in pairs) if feature.is_checked else 0
     return OverlapFigures(
         idle_share=round(idle_share, 5),
         step_ms=round(elapsed / steps * 1000, 3),
@@ -77,10 +83,11 @@ def _engine(timeline: Timeline, overlap: bool, requests: int, tokens: int) -> tu
     return assemble(config, model, tokenizer, EmulatedStreams(timeline)), tokenizer.vocab_size
 
 
-async def _read(engine: AsyncEngine, prompt: list[int], tokens: int, everyone: asyncio.Barrier) -> list[int]:
+async def _read(
+    engine: AsyncEngine, prompt: list[int], tokens: int, everyone: asyncio.Barrier, feature: Feature
+) -> list[int]:
     """Read one stream to its end; meet the others once its first token is there."""
-    sampling = SamplingParams(temperature=0.0, max_tokens=tokens, ignore_eos=True)
-    request = GenerateRequest(token_ids=tuple(prompt), sampling=sampling, want_text=False)
+    request = feature.request(prompt, SamplingParams(temperature=0.0, max_tokens=tokens, ignore_eos=True))
     got: list[int] = []
     async for event in await engine.generate(request):
         if isinstance(event, Delta):
@@ -102,8 +109,15 @@ def _wrong(prompt: list[int], output: list[int], tokens: int, vocab: int) -> int
 @click.option(
     "--rounds", default=3, show_default=True, help="Rounds of each kind, interleaved; the median is reported."
 )
+@click.option(
+    "--with",
+    "features",
+    metavar="NAMES",
+    default="",
+    help=f"Also with each of these, by commas: {', '.join(FEATURES)}.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object as the last line.")
-def overlap(step_ms: float, requests: int, steps: int, rounds: int, as_json: bool) -> None:
+def overlap(step_ms: float, requests: int, steps: int, rounds: int, features: str, as_json: bool) -> None:
     """Idle share of an emulated device, with overlap on and off, the scheduler's own cost, and that of device checks.
 
     The real scheduler, forward thread and relay run against a device that only passes time: a step occupies it for
@@ -117,10 +131,13 @@ def overlap(step_ms: float, requests: int, steps: int, rounds: int, as_json: boo
             figures.append(asyncio.run(measure_overlap(overlap=kind, requests=requests, step_ms=step_ms, tokens=steps)))
             name = "on " if kind else "off"
             click.echo(f"round {number + 1}/{rounds}  overlap {name}  {_line(figures[-1])}", err=True)
+    beside = _with_features(features, requests, step_ms, steps, rounds)
     medians = {kind: sorted(figures, key=lambda f: f.idle_share)[len(figures) // 2] for kind, figures in runs.items()}
     costs = {running: scheduler_cost(running) for running in (1, 64, 256, 1024)}
     checks = check_figures(check_costs(requests, torch.device("cpu"), STEPS, ROUNDS), step_ms / 1000)
     _report(medians, costs, requests, step_ms)
+    for name, figure in beside.items():
+        click.echo(f"  with {name:10}  {_line(figure)}")
     click.echo(f"\ndevice checks of one step of {requests} rows, share of a step of {step_ms:g} ms over OFF")
     for mode in ("count", "trap"):
         click.echo(
@@ -132,11 +149,28 @@ def overlap(step_ms: float, requests: int, steps: int, rounds: int, as_json: boo
                 {
                     "overlap_on": asdict(medians[True]),
                     "overlap_off": asdict(medians[False]),
+                    "with": {name: asdict(figure) for name, figure in beside.items()},
                     "scheduler_us_per_step": {str(running): round(cost * 1e6, 1) for running, cost in costs.items()},
                     "device_checks": checks,
                 }
             )
         )
+
+
+def _with_features(names: str, requests: int, step_ms: float, steps: int, rounds: int) -> dict[str, OverlapFigures]:
+    """Medians of overlapped runs with each of the features named."""
+    found = {}
+    for name in filter(None, names.split(",")):
+        if name not in FEATURES:
+            raise click.BadParameter(f"{name!r} is none of {', '.join(FEATURES)}", param_hint="--with")
+        runs = []
+        for number in range(rounds):
+            feature = FEATURES[name]
+            run = measure_overlap(overlap=True, requests=requests, step_ms=step_ms, tokens=steps, feature=feature)
+            runs.append(asyncio.run(run))
+            click.echo(f"round {number + 1}/{rounds}  with {name}  {_line(runs[-1])}", err=True)
+        found[name] = sorted(runs, key=lambda run: run.idle_share)[len(runs) // 2]
+    return found
 
 
 def _line(figures: OverlapFigures) -> str:

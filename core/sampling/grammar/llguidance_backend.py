@@ -8,10 +8,13 @@ another process is for.
 from __future__ import annotations
 
 import json
+import os
+from collections.abc import Sequence
 
 import llguidance
 import numpy as np
-from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+import numpy.typing as npt
+from llguidance import LLExecutor, LLMatcher, LLParserLimits, LLTokenizer
 from llguidance.gbnf_to_lark import gbnf_to_lark
 
 from core.sampling.grammar.registry import GrammarError
@@ -35,6 +38,9 @@ JSON_OPTIONS: llguidance._lib.JsonCompileOptions = {
     "key_separator": ":",
 }
 
+MAX_THREADS = 8
+"""Of the masks of one step."""
+
 _REGEX_SPECIAL = frozenset("\\.+*?()|[]{}^$#&-~/")
 
 
@@ -53,6 +59,7 @@ class LLGuidance:
         self._tokenizer = LLTokenizer(
             vocabulary.tokenizer_json, n_vocab=vocabulary.size, eos_token=list(vocabulary.end_ids)
         )
+        self._executor = LLExecutor(num_threads=max(1, min(MAX_THREADS, (os.cpu_count() or 2) // 2)))
 
     def compile(self, constraint: Constraint) -> LLGrammar:
         """See `Backend.compile`; drops the GIL for the time it takes."""
@@ -63,14 +70,15 @@ class LLGuidance:
         matcher = LLMatcher(self._tokenizer, source, log_level=0, limits=LIMITS)
         if matcher.is_error():
             raise GrammarError(matcher.get_error())
-        return LLGrammar(matcher, self.vocabulary)
+        return LLGrammar(matcher, self.vocabulary, self._executor)
 
 
 class LLGrammar:
     """A matcher at its start, of which requests get copies (0.7 µs each)."""
 
-    def __init__(self, start: LLMatcher, vocabulary: Vocabulary) -> None:
+    def __init__(self, start: LLMatcher, vocabulary: Vocabulary, executor: LLExecutor) -> None:
         self._start = start
+        self._executor = executor
         self._vocabulary = vocabulary
 
     @property
@@ -82,12 +90,29 @@ class LLGrammar:
         """See `Grammar.matcher`."""
         return LLGuidanceMatcher(self._start.deep_copy(), self._vocabulary)
 
+    def accept_all(self, matchers: Sequence[Matcher], tokens: Sequence[int]) -> Sequence[bool]:
+        """See `Grammar.accept_all`."""
+        return self._executor.consume_token_par(list(zip(_inner(matchers), tokens, strict=True)))
+
+    def fill_all(self, matchers: Sequence[Matcher], words: Words) -> npt.NDArray[np.bool_]:
+        """See `Grammar.fill_all`."""
+        assert words.dtype == np.int32 and words.flags["C_CONTIGUOUS"], (words.dtype, words.strides)
+        inner = _inner(matchers)
+        size = -(-self._vocabulary.size // 32)
+        masks = np.zeros((len(inner), size), np.int32)
+        places = [(matcher, place) for place, matcher in enumerate(inner)]
+        self._executor.unsafe_compute_mask_ptr(places, masks.ctypes.data, size * 4, len(inner))
+        words[:, :size] = masks
+        self._vocabulary.cut(words)
+        fine = np.array([not matcher.is_error() for matcher in inner], np.bool_)
+        return fine & words.any(axis=1)
+
 
 class LLGuidanceMatcher:
     """See `Matcher`."""
 
     def __init__(self, inner: LLMatcher, vocabulary: Vocabulary) -> None:
-        self._inner = inner
+        self.inner = inner
         self._vocabulary = vocabulary
 
     def fill(self, words: Words) -> bool:
@@ -95,27 +120,35 @@ class LLGuidanceMatcher:
         assert words.dtype == np.int32 and words.flags["C_CONTIGUOUS"], (words.dtype, words.strides)
         # The library insists on the exact size of its own masks.
         size = -(-self._vocabulary.size // 32)
-        self._inner.unsafe_compute_mask_ptr(words.ctypes.data, size * 4)
+        self.inner.unsafe_compute_mask_ptr(words.ctypes.data, size * 4)
         self._vocabulary.cut(words)
-        return not self._inner.is_error() and bool(words.any())
+        return not self.inner.is_error() and bool(words.any())
 
     def accept(self, token: int) -> bool:
         """See `Matcher.accept`."""
-        return self._inner.consume_token(token)
+        return self.inner.consume_token(token)
 
     def rollback(self, count: int) -> None:
         """See `Matcher.rollback`."""
-        self._inner.rollback(count)
+        self.inner.rollback(count)
 
     @property
     def is_terminated(self) -> bool:
         """See `Matcher.is_terminated`."""
-        return self._inner.is_stopped() and not self._inner.is_error()
+        return self.inner.is_stopped() and not self.inner.is_error()
 
     @property
     def failure(self) -> str | None:
         """See `Matcher.failure`."""
-        return self._inner.get_error() if self._inner.is_error() else None
+        return self.inner.get_error() if self.inner.is_error() else None
+
+
+def _inner(matchers: Sequence[Matcher]) -> list[LLMatcher]:
+    inner = []
+    for matcher in matchers:
+        assert isinstance(matcher, LLGuidanceMatcher), "one engine has one library"
+        inner.append(matcher.inner)
+    return inner
 
 
 def _schema(source: str) -> str:

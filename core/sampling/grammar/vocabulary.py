@@ -45,11 +45,11 @@ class Vocabulary:
         return -(-self.size // 64) * 2
 
     def cut(self, words: Words) -> None:
-        """Clear what the model cannot sample: the made-up end, and ids beyond its logits."""
+        """Clear in int32[..., W] what the model cannot sample: the made-up end, and ids beyond its logits."""
         if self.virtual_end:
             end = self.end_ids[0]
-            words[end >> 5] &= ~np.int32(np.uint32(1 << (end & 31)).astype(np.int32))
+            words[..., end >> 5] &= ~np.int32(np.uint32(1 << (end & 31)).astype(np.int32))
         whole, rest = divmod(self.model_size, 32)
-        words[whole + bool(rest) :] = 0
+        words[..., whole + bool(rest) :] = 0
         if rest:
-            words[whole] &= np.int32((1 << rest) - 1)
+            words[..., whole] &= np.int32((1 << rest) - 1)
