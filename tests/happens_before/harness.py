@@ -29,6 +29,7 @@ from core.scheduler.outputs import StepOutputs
 from core.scheduler.scheduler import Scheduler
 from core.text.tokenizer import Tokenizer
 from core.types.arrays import Ints
+from core.types.grammar import Grammar
 from core.types.io import FinishReason
 from core.types.request import Req
 from core.types.sampling_params import SamplingParams
@@ -53,6 +54,7 @@ class Ask:
     abort_after: int | None = None
     n: int = 1
     sampling: dict[str, Any] = field(default_factory=dict)
+    grammar: Grammar | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,4 +237,7 @@ class _Play:
 def _reqs(number: int, ask: Ask) -> list[Req]:
     params = SamplingParams(**{"temperature": 0.0, "ignore_eos": True, **ask.sampling})
     prompt = np.asarray(ask.prompt, np.int64)
-    return [Req(f"r{number}", index, prompt, params, 1000 * number + index, ask.tokens) for index in range(ask.n)]
+    return [
+        Req(f"r{number}", index, prompt, params, 1000 * number + index, ask.tokens, grammar=ask.grammar)
+        for index in range(ask.n)
+    ]

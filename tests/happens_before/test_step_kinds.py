@@ -18,6 +18,7 @@ import torch
 from core.config import ModelConfig
 from core.models.loader import load_model
 from tests.fakes.checkpoints import make_checkpoint
+from tests.fakes.step_grammar import StepGrammar, follows
 from tests.happens_before.harness import VOCAB, Ask, Outcome, Scenario, play_lazily, play_plainly
 from tests.happens_before.hash_model import expected_tokens
 
@@ -33,6 +34,8 @@ def prompt(length: int, number: int = 0) -> list[int]:
 DICE = {"temperature": 1.0, "top_k": 3, "logprobs": True, "top_logprobs": 2}
 PENALTIES = {"frequency_penalty": 2.0, "repetition_penalty": 1.5}
 
+GRAMMAR = StepGrammar()
+
 SCENARIOS = {
     "prefill": Scenario([Ask(prompt(n), tokens=1) for n in (3, 9, 14)]),
     "decode": Scenario([Ask(prompt(n), tokens=9) for n in (3, 5)]),
@@ -42,6 +45,12 @@ SCENARIOS = {
     "reuse after abort": Scenario([Ask(prompt(6, i), tokens=9, abort_after=2) for i in range(4)], rows=1, pages=4),
     "penalties": Scenario([Ask(prompt(6, i), tokens=8, at=i, sampling=PENALTIES) for i in range(3)], rows=2),
     "dice and logprobs": Scenario([Ask(prompt(6, i), tokens=4, at=i, sampling=DICE) for i in range(2)]),
+    "grammar": Scenario(
+        [Ask(prompt(6, i), tokens=8, at=i, sampling=DICE, grammar=GRAMMAR if i % 2 else None) for i in range(4)]
+    ),
+    "grammar retracted": Scenario(
+        [Ask(prompt(9, i), tokens=16, grammar=GRAMMAR) for i in range(3)], pages=11, cache="none"
+    ),
     "n shares pages": Scenario([Ask(prompt(14), tokens=3, n=3, sampling=DICE)], chunk=12),
     "radix insert": Scenario([Ask([*SHARED, *prompt(4, i)], tokens=5, at=i) for i in range(5)], chunk=9, rows=3),
 }
@@ -53,6 +62,18 @@ REACHES = {
     "mixed": {"mixed"},
     "penalties": {"seeded history"},
 }
+
+
+def test_constrained_tokens_follow_each_other() -> None:
+    """Every token depends on the one before, so one that was accepted twice, late or for another would show."""
+    for name in ("grammar", "grammar retracted"):
+        scenario = SCENARIOS[name]
+        outcome = play_lazily(scenario, 1, eagerness=0.0)
+        assert_clean(outcome)
+        for ask, tokens in zip(scenario.asks, outcome.tokens, strict=True):
+            if ask.grammar is not None:
+                assert follows(tokens), (name, tokens)
+    assert outcome.stats.preemptions > 0
 
 
 def in_mode(scenario: Scenario, seed: int) -> Scenario:

@@ -92,7 +92,15 @@ class LLGrammar:
 
     def accept_all(self, matchers: Sequence[Matcher], tokens: Sequence[int]) -> Sequence[bool]:
         """See `Grammar.accept_all`."""
-        return self._executor.consume_token_par(list(zip(_inner(matchers), tokens, strict=True)))
+        ends = self._vocabulary.end_ids
+        texts = [i for i, token in enumerate(tokens) if token not in ends]
+        inner = _inner(matchers)
+        accepted = [token in ends and matcher.accept(token) for matcher, token in zip(matchers, tokens, strict=True)]
+        if texts:
+            found = self._executor.consume_token_par([(inner[i], tokens[i]) for i in texts])
+            for i, fine in zip(texts, found, strict=True):
+                accepted[i] = fine
+        return accepted
 
     def fill_all(self, matchers: Sequence[Matcher], words: Words) -> npt.NDArray[np.bool_]:
         """See `Grammar.fill_all`."""
@@ -114,10 +122,14 @@ class LLGuidanceMatcher:
     def __init__(self, inner: LLMatcher, vocabulary: Vocabulary) -> None:
         self.inner = inner
         self._vocabulary = vocabulary
+        # The library would take an end token but not give it back: `rollback` counts tokens of the text only.
+        self._has_ended = False
 
     def fill(self, words: Words) -> bool:
         """See `Matcher.fill`; drops the GIL."""
         assert words.dtype == np.int32 and words.flags["C_CONTIGUOUS"], (words.dtype, words.strides)
+        if self._has_ended:
+            return False
         # The library insists on the exact size of its own masks.
         size = -(-self._vocabulary.size // 32)
         self.inner.unsafe_compute_mask_ptr(words.ctypes.data, size * 4)
@@ -126,16 +138,22 @@ class LLGuidanceMatcher:
 
     def accept(self, token: int) -> bool:
         """See `Matcher.accept`."""
-        return self.inner.consume_token(token)
+        if token in self._vocabulary.end_ids:
+            self._has_ended = not self._has_ended and self.inner.is_accepting()
+            return self._has_ended
+        return not self._has_ended and self.inner.consume_token(token)
 
     def rollback(self, count: int) -> None:
         """See `Matcher.rollback`."""
-        self.inner.rollback(count)
+        if self._has_ended and count:
+            self._has_ended, count = False, count - 1
+        if count:
+            self.inner.rollback(count)
 
     @property
     def is_terminated(self) -> bool:
         """See `Matcher.is_terminated`."""
-        return self.inner.is_stopped() and not self.inner.is_error()
+        return self._has_ended or (self.inner.is_stopped() and not self.inner.is_error())
 
     @property
     def failure(self) -> str | None:
