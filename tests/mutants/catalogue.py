@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tests.mutants.adapting import ADAPTING
+from tests.mutants.constraining import CONSTRAINING
 from tests.mutants.embedding import EMBEDDING
 from tests.mutants.encoders import ENCODERS
 from tests.mutants.guarding import GUARDING
@@ -27,6 +28,7 @@ MUTANTS: tuple[Mutant, ...] = (
     *EMBEDDING,
     *ENCODERS,
     *WINDOWS,
+    *CONSTRAINING,
 )
 
 SAMPLE: tuple[str, ...] = (

@@ -1,0 +1,132 @@
+"""How constrained outputs end where no end-of-sequence token says so: by completion, by failure, for one alone."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from core.engine.async_engine import AsyncEngine
+from core.errors import Draining, RequestFailed
+from core.executor import grammar_table
+from core.text.tokenizer import Tokenizer
+from core.types.constraint import Constraint, ConstraintKind
+from core.types.grammar import Matcher, Words
+from core.types.io import Delta, Finished, FinishReason, GenerateRequest
+from core.types.sampling_params import SamplingParams
+from service.bench.emulated import expected_output
+from tests.engine import conftest
+from tests.engine.emulation import running
+from tests.fakes.step_grammar import StepGrammar, StepMatcher, follows
+
+pytest.importorskip("llguidance", reason="llguidance is not installed (extra [grammar])")
+
+tokenizer = conftest.tokenizer
+PROMPT = (5, 6, 7)
+
+
+async def ask(engine: AsyncEngine, constraint: Constraint | None, tokens: int) -> tuple[list[int], Finished]:
+    """The tokens of one output, and its end."""
+    sampling = SamplingParams(temperature=0.0, max_tokens=tokens)
+    stream = await engine.generate(
+        GenerateRequest(token_ids=PROMPT, sampling=sampling, want_text=False, constraint=constraint)
+    )
+    got: list[int] = []
+    async for event in stream:
+        if isinstance(event, Delta):
+            got.extend(event.token_ids)
+        elif isinstance(event, Finished):
+            end = event
+    return got, end
+
+
+def plant(engine: AsyncEngine, grammar: StepGrammar, name: str) -> Constraint:
+    """A constraint that is compiled already, to `grammar`."""
+    constraint = Constraint(ConstraintKind.REGEX, name)
+    engine._parts.grammars._cache.put(constraint, grammar, 0)
+    return constraint
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+async def test_a_model_without_eos_stops_when_the_constraint_is_met(tokenizer: Tokenizer, overlap: bool) -> None:
+    async with running(tokenizer, overlap=overlap) as engine:
+        tokens, end = await ask(engine, Constraint(ConstraintKind.REGEX, "[0-9]{3}"), 20)
+        assert tokenizer.decode(tokens, False).isdigit() and len(tokenizer.decode(tokens, False)) == 3
+        assert end.reason is FinishReason.STOP and end.matched_stop is None
+        assert end.usage.completion_tokens == len(tokens)
+        tokens, end = await ask(engine, Constraint(ConstraintKind.REGEX, "[0-9]+"), 4)
+        assert end.reason is FinishReason.LENGTH and len(tokens) == 4
+
+
+class DeadEnd(StepGrammar):
+    """Allows nothing after `length` tokens, and says nothing of an end."""
+
+    def __init__(self, length: int) -> None:
+        self.length = length
+
+    def fill_all(self, matchers: Sequence[Matcher], words: Words) -> npt.NDArray[np.bool_]:
+        some = super().fill_all(matchers, words)
+        for i, matcher in enumerate(matchers):
+            assert isinstance(matcher, StepMatcher)
+            if len(matcher.taken) >= self.length:
+                words[i], some[i] = 0, False
+        return some
+
+
+class Sleepy(StepMatcher):
+    """Takes its time over the third mask and each after it."""
+
+    def fill(self, words: Words) -> bool:
+        if len(self.taken) >= 2:
+            time.sleep(0.1)
+        return super().fill(words)
+
+
+class SleepyGrammar(StepGrammar):
+    """Of `Sleepy` matchers."""
+
+    def matcher(self) -> Matcher:
+        return Sleepy()
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+async def test_a_dead_end_fails_its_request_alone(tokenizer: Tokenizer, overlap: bool) -> None:
+    async with running(tokenizer, overlap=overlap) as engine:
+        dead = plant(engine, DeadEnd(3), "dead")
+        failing = asyncio.create_task(ask(engine, dead, 20))
+        free = asyncio.create_task(ask(engine, None, 20))
+        with pytest.raises(RequestFailed, match="allows no token"):
+            await failing
+        assert (await free)[0] == expected_output(list(PROMPT), 20, tokenizer.vocab_size)
+        assert engine.stats.finished["request_failed"] == 1
+
+
+async def test_masks_that_take_too_long_fail_their_request_alone(
+    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(grammar_table, "MAX_MASK_SECONDS", 0.05)
+    async with running(tokenizer) as engine:
+        slow, quick = plant(engine, SleepyGrammar(), "slow"), plant(engine, StepGrammar(), "quick")
+        failing = asyncio.create_task(ask(engine, slow, 20))
+        fine = asyncio.create_task(ask(engine, quick, 20))
+        with pytest.raises(RequestFailed):
+            await failing
+        tokens, end = await fine
+        assert len(tokens) == 20 and follows(tokens) and end.reason is FinishReason.LENGTH
+
+
+async def test_a_drain_ends_those_that_wait_for_their_constraint(tokenizer: Tokenizer) -> None:
+    slow = Constraint(ConstraintKind.JSON_SCHEMA, '{"type": "integer", "multipleOf": 999983}')
+    async with running(tokenizer) as engine:
+        waiting = asyncio.create_task(ask(engine, slow, 20))
+        while not engine._parts.grammars._compiling:
+            await asyncio.sleep(0.01)
+        began = time.monotonic()
+        await engine.drain(10.0)
+        with pytest.raises(Draining):
+            await waiting
+        assert time.monotonic() - began < 2.0, "it did not wait for the compile"

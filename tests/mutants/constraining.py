@@ -1,0 +1,60 @@
+"""Mutants of structured output: law 14, and that a matcher follows one owner of a row."""
+
+from __future__ import annotations
+
+from tests.mutants.mutant import Mutant
+
+TABLE = "core/executor/grammar_table.py"
+STEP_KINDS = "tests/happens_before/test_step_kinds.py"
+FOLLOWED = f"{STEP_KINDS}::test_constrained_tokens_follow_each_other"
+
+CONSTRAINING: tuple[Mutant, ...] = (
+    Mutant(
+        "mask-before-the-token",
+        "law 14: the mask is made when the token before is on the host",
+        TABLE,
+        "        last.copy_done.synchronize()\n",
+        "",
+        f"{STEP_KINDS}::test_no_race_and_the_tokens_of_a_plain_run",
+    ),
+    Mutant(
+        "matcher-of-a-former-owner",
+        "law 1: a token in flight is accepted by the owner of the row that it was sampled for",
+        TABLE,
+        "follower is None or follower.generation != generation or follower.failed",
+        "follower is None or follower.failed",
+        FOLLOWED,
+    ),
+    Mutant(
+        "matcher-forgets-outputs",
+        "a retracted request goes on behind what it has",
+        TABLE,
+        "    for token in seed.outputs.tolist():",
+        "    for token in seed.outputs.tolist()[:0]:",
+        FOLLOWED,
+    ),
+    Mutant(
+        "token-accepted-twice",
+        "each token is accepted once",
+        TABLE,
+        "        last, self._last = self._last, None\n",
+        "        last = self._last\n",
+        "tests/constraints/test_endings.py::test_a_dead_end_fails_its_request_alone",
+    ),
+    Mutant(
+        "bias-lifts-the-mask",
+        "the mask wins over logit bias",
+        "core/sampling/grammar/mask.py",
+        "masked_fill_(banned, -torch.inf))",
+        "masked_fill_(banned, -50.0))",
+        "tests/constraints/test_mask.py",
+    ),
+    Mutant(
+        "cache-without-eviction",
+        "compiled constraints stay within their bytes",
+        "core/engine/grammar_cache.py",
+        "        while self.used_bytes + size > self.max_bytes:",
+        "        while self.used_bytes + size > self.max_bytes and not self._entries:",
+        "tests/constraints/test_grammars.py::test_ten_thousand_schemas_stay_within_the_bytes",
+    ),
+)
