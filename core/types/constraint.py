@@ -91,6 +91,9 @@ def _deeper(value: object, limit: int) -> bool:
 def _regex(source: str) -> Iterator[str]:
     if not 1 <= len(source) <= MAX_REGEX_CHARS:
         yield f"must have 1 to {MAX_REGEX_CHARS} characters"
+    elif (len(source) - len(source.rstrip("\\"))) % 2:
+        # llguidance takes it for the end of the literal that it writes the expression into.
+        yield "must not end in a lone backslash"
 
 
 def _ebnf(source: str) -> Iterator[str]:

@@ -66,9 +66,12 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         caller = caller_name.get()
         asked = convert.generate_request(request, engine.model_info, self._deadline(context), caller)
         await held.enter_async_context(self._admission.slot(asked.deadline))
+        # Before it is queued, since it can be aborted while it waits for its constraint. An id that is taken stays with
+        # its owner: the engine refuses this request.
+        if asked.request_id not in self._callers:
+            self._callers[asked.request_id] = caller
+            held.callback(self._callers.pop, asked.request_id)
         stream = await engine.generate(asked)
-        self._callers[stream.request_id] = caller
-        held.callback(self._callers.pop, stream.request_id)
         return asked, stream
 
     async def _pump(self, stream: OutputStream, context: Context, asked: GenerateRequest) -> None:

@@ -51,5 +51,7 @@ async def test_outputs_match_and_nothing_depends_on_overlap_batch_or_retraction(
     assert {each.end.reason for output in outputs for each in output} >= {"stop"}
     assert ids([out for ask, out in zip(asked, outputs, strict=True) if ask in free]) == ids(without)
     assert ids(outputs[:8]) == ids(alone)
+    if backend == "xgrammar":
+        return  # its process takes seconds to start, and the steps are the same
     async with serve_checkpoint(checkpoint, grammar_backend=backend, overlap=False, mixed_chunk=False) as (_, client):
         assert ids(await together(client, asked)) == ids(outputs)
