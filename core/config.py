@@ -10,6 +10,7 @@ from core.errors import ConfigError
 
 DEVICES = ("auto", "cpu", "cuda")
 DTYPES = ("auto", "float32", "bfloat16")
+QUANTIZED_WEIGHTS = ("compressed", "dense")
 PREFIX_CACHES = ("radix", "none")
 SCHEDULE_POLICIES = ("fcfs", "lpm", "priority")
 ASSERT_MODES = ("off", "count", "trap")
@@ -34,9 +35,12 @@ class ModelConfig:
     dtype: str = "auto"
     context_length: int | None = None
     served_name: str | None = None
+    quantized_weights: str = "compressed"
+    """Of compressed-tensors checkpoints: kept packed and unpacked by every call, or dense from load on."""
 
     def __post_init__(self) -> None:
         _one_of("dtype", self.dtype, DTYPES)
+        _one_of("quantized_weights", self.quantized_weights, QUANTIZED_WEIGHTS)
         _at_least("context_length", self.context_length, 2)
 
 

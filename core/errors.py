@@ -85,6 +85,12 @@ class RequestFailed(SlipstreamError):
     reason = "REQUEST_FAILED"
 
 
+class RequestAborted(SlipstreamError):
+    """Somebody ended the request by its id, and it has no output in which to say so (an embedding)."""
+
+    reason = "REQUEST_ABORTED"
+
+
 class EngineDead(SlipstreamError):
     """The forward pass failed or hung; the process is about to exit and every stream ends with this."""
 

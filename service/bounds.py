@@ -16,6 +16,12 @@ from service.pb.slipstream.v1 import inference_pb2 as pb
 MAX_DETOKENIZE_IDS = 65_536
 """Of one Detokenize call; the context length if that is more."""
 
+MAX_EMBED_INPUTS = 128
+MAX_EMBED_IDS = 131_072
+"""Of all inputs of one Embed call; the longest prompt if that is more."""
+MAX_EMBED_NUMBERS = 786_432
+"""Of all vectors of one Embed call: 3 MiB, where clients take messages of 4 by default."""
+
 
 def refuse_oversized(message: pb.GenerateRequest, info: ModelInfo) -> None:
     """Raises InvalidRequest naming every collection that is too large."""
@@ -38,6 +44,32 @@ def _violations(message: pb.GenerateRequest, info: ModelInfo) -> Iterator[FieldV
     ):
         if count > limit:
             yield FieldViolation(name, f"has {count} {noun}, at most {limit} can be served")
+
+
+def refuse_oversized_embed(message: pb.EmbedRequest, info: ModelInfo, max_queued: int) -> None:
+    """Raises InvalidRequest when there are more inputs, or longer ones, than can be served in one call."""
+    count, limit = len(message.inputs), min(MAX_EMBED_INPUTS, max_queued)
+    if count > limit:
+        raise InvalidRequest.of("inputs", f"has {count} inputs, at most {limit} can be served in one call")
+    asked = message.dimensions if message.HasField("dimensions") else info.embedding_dimension
+    # Dimensions outside the range are the engine's to refuse.
+    dimension = min(max(asked, 1), max(info.embedding_dimension, 1))
+    if count * dimension > MAX_EMBED_NUMBERS:
+        fit = MAX_EMBED_NUMBERS // dimension
+        raise InvalidRequest.of("inputs", f"at most {fit} vectors of {dimension} numbers fit one response")
+    lengths = [len(each.token_ids.ids) if each.WhichOneof("input") == "token_ids" else 0 for each in message.inputs]
+    violations = [
+        FieldViolation(
+            f"inputs[{index}].token_ids.ids", f"has {ids} tokens, at most {info.max_input_length} can be served"
+        )
+        for index, ids in enumerate(lengths)
+        if ids > info.max_input_length
+    ]
+    most = max(MAX_EMBED_IDS, info.max_input_length)
+    if not violations and sum(lengths) > most:
+        violations.append(FieldViolation("inputs", f"have {sum(lengths)} token ids, at most {most} fit one call"))
+    if violations:
+        raise InvalidRequest(violations)
 
 
 def detokenize_ids(message: pb.DetokenizeRequest, info: ModelInfo) -> tuple[int, ...]:

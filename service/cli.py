@@ -13,6 +13,7 @@ from service.version import installed_version
 COMMANDS: dict[str, tuple[str, str]] = {
     "serve": ("service.commands.serve:serve", "Serve a checkpoint over gRPC."),
     "generate": ("service.commands.generate:generate", "Stream a completion to the terminal."),
+    "embed": ("service.commands.embed:embed", "Print the vector of a text."),
     "bench": ("service.bench:bench", "Measure the server on this machine."),
     "version": ("service.cli:version", "Print the version."),
 }
@@ -30,6 +31,7 @@ def cli() -> None:
     Try it, with the model that comes along:
       slipstream serve                      serve on 127.0.0.1:50051, metrics on 127.0.0.1:9464/metrics
       slipstream generate "27+45="           stream one completion to this terminal
+      slipstream embed "a quick fox"        print a text's vector
       slipstream serve --model DIR          serve a Hugging Face checkpoint directory
     """
 

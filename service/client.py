@@ -70,6 +70,15 @@ class End:
 
 
 @dataclass(frozen=True, slots=True)
+class Vector:
+    """The embedding of one input."""
+
+    values: tuple[float, ...]
+    prompt_tokens: int
+    cached_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
 class Completion:
     """One whole output."""
 
@@ -190,6 +199,30 @@ class SlipstreamClient:
             for index, end in sorted(ends.items())
         ]
 
+    async def embed(
+        self,
+        *inputs: str | Sequence[int],
+        pooling: str = "last",
+        normalize: bool = True,
+        timeout: float | None = None,
+        **fields: Any,
+    ) -> list[Vector]:
+        """The vector of each input, a text or its token ids, in their order. Raises CallFailed.
+
+        `pooling` is "last", "mean" or "cls"; `fields` are others of EmbedRequest. Cancelling the task cancels the call.
+        """
+        request = pb.EmbedRequest(
+            inputs=[_embed_input(each) for each in inputs],
+            pooling=f"POOLING_{pooling.upper()}",
+            normalize=normalize,
+            **fields,
+        )
+        response = await self._unary(self.stub.Embed, request, timeout)
+        return [
+            Vector(tuple(each.values), each.usage.prompt_tokens, each.usage.cached_tokens)
+            for each in response.embeddings
+        ]
+
     async def abort(self, request_id: str) -> bool:
         """End a live request; whether there was one. Raises CallFailed."""
         response = await self._unary(self.stub.Abort, pb.AbortRequest(request_id=request_id))
@@ -213,9 +246,9 @@ class SlipstreamClient:
         response: pb.GetModelInfoResponse = await self._unary(self.stub.GetModelInfo, pb.GetModelInfoRequest())
         return response
 
-    async def _unary(self, method: Any, request: Any) -> Any:
+    async def _unary(self, method: Any, request: Any, timeout: float | None = None) -> Any:
         try:
-            return await method(request, metadata=self.metadata)
+            return await method(request, timeout=timeout, metadata=self.metadata)
         except grpc.aio.AioRpcError as error:
             raise CallFailed(error) from None
 
@@ -229,6 +262,10 @@ def _set_input(request: pb.GenerateRequest, prompt: Prompt) -> None:
         request.chat.CopyFrom(pb.Chat(messages=turns))
         return
     request.token_ids.CopyFrom(pb.TokenIds(ids=prompt))  # type: ignore[arg-type]
+
+
+def _embed_input(given: str | Sequence[int]) -> pb.EmbedInput:
+    return pb.EmbedInput(text=given) if isinstance(given, str) else pb.EmbedInput(token_ids=pb.TokenIds(ids=given))
 
 
 def _event(response: pb.GenerateResponse) -> Chunk | End | None:

@@ -16,6 +16,7 @@ from core.config import (
     DEVICES,
     DTYPES,
     PREFIX_CACHES,
+    QUANTIZED_WEIGHTS,
     SCHEDULE_POLICIES,
     EngineConfig,
     ExecutorConfig,
@@ -49,6 +50,13 @@ class ServerConfig:
         None, str, "Model", "Name that clients see; unset: the directory's name, or slipstream-bundled."
     )
     dtype: str = setting(_core(ModelConfig, "dtype"), str, "Model", "Type of weights and cache.", choices=DTYPES)
+    quantized_weights: str = setting(
+        _core(ModelConfig, "quantized_weights"),
+        str,
+        "Model",
+        "Weights of compressed-tensors checkpoints: compressed (less memory) or dense (faster steps).",
+        choices=QUANTIZED_WEIGHTS,
+    )
     context_length: int | None = setting(
         None, int, "Model", "Most tokens of prompt and output together; unset: the checkpoint's own.", low=2
     )
@@ -155,11 +163,11 @@ class ServerConfig:
         None,
         int,
         "Limits",
-        "Most Generate calls open at once; unset: what batch and queue hold, and 256 more to refuse.",
+        "Most Generate and Embed calls open at once; unset: what batch and queue hold, and 256 more to refuse.",
         low=1,
     )
     rate_limit: float | None = setting(
-        None, float, "Limits", "Most Generate calls admitted per second; unset: no limit.", low=0.001
+        None, float, "Limits", "Most Generate and Embed calls admitted per second; unset: no limit.", low=0.001
     )
     admission_wait: float = setting(
         1.0, float, "Limits", "Seconds a call waits for either of these limits before it is refused.", low=0.001
@@ -172,7 +180,11 @@ class ServerConfig:
         _core(EngineConfig, "max_pending_tokens"), int, "Limits", "Most unread tokens of one stream.", low=1
     )
     max_request_seconds: float | None = setting(
-        None, float, "Limits", "Longest a Generate call may take, whatever its deadline; unset: no limit.", low=0.001
+        None,
+        float,
+        "Limits",
+        "Longest a Generate or Embed call may take, whatever its deadline; unset: no limit.",
+        low=0.001,
     )
 
     drain_linger: float = setting(
@@ -197,7 +209,7 @@ class ServerConfig:
 
     @property
     def concurrency_limit(self) -> int:
-        """Most Generate calls open at once."""
+        """Most Generate and Embed calls open at once."""
         # Beyond batch and queue, so that a full queue refuses at once instead of making callers stand in line first.
         return self.max_concurrent_requests or self.max_running_requests + self.max_queued_requests + REFUSAL_ROOM
 
@@ -209,6 +221,7 @@ class ServerConfig:
                 dtype=self.dtype,
                 context_length=self.context_length,
                 served_name=self.served_model_name or (None if self.model else BUNDLED_NAME),
+                quantized_weights=self.quantized_weights,
             ),
             memory=MemoryConfig(
                 page_size=self.page_size,

@@ -70,9 +70,9 @@ def generate_request(
     """
     refuse_oversized(message, info)
     violations = [
-        *_id_violations(message),
+        *id_violations(message),
         *_input_violations(message, info),
-        *_queue_timeout_violations(message),
+        *queue_timeout_violations(message),
         *_option_violations(message),
     ]
     sampling = sampling_params(message, info.default_sampling)
@@ -88,12 +88,16 @@ def generate_request(
         sampling=sampling,
         want_text=want_text,
         priority=message.priority,
-        queue_timeout=_seconds(message.queue_timeout) if message.HasField("queue_timeout") else None,
+        queue_timeout=seconds(message.queue_timeout) if message.HasField("queue_timeout") else None,
         deadline=deadline,
-        # Names hold no NUL, so no salt of one caller can look like another's.
-        cache_salt=message.cache_salt if caller is None else f"{caller}\0{message.cache_salt}",
+        cache_salt=tenant_salt(message.cache_salt, caller),
         adapter=message.adapter,
     )
+
+
+def tenant_salt(salt: str, caller: str | None) -> str:
+    """`salt` within what belongs to `caller`. Names hold no NUL, so no salt of one caller can look like another's."""
+    return salt if caller is None else f"{caller}\0{salt}"
 
 
 def sampling_params(message: pb.GenerateRequest, defaults: SamplingParams) -> SamplingParams:
@@ -114,7 +118,8 @@ def _plain(value: Any) -> Any:
     return dict(value) if hasattr(value, "items") else tuple(value)
 
 
-def _id_violations(message: pb.GenerateRequest) -> Iterator[FieldViolation]:
+def id_violations(message: pb.GenerateRequest | pb.EmbedRequest) -> Iterator[FieldViolation]:
+    """What is wrong with the id and the salt."""
     if message.request_id and not _REQUEST_ID.fullmatch(message.request_id):
         yield FieldViolation("request_id", f"must be 1 to {MAX_REQUEST_ID_CHARS} characters of A-Z a-z 0-9 . _ : -")
     if len(message.cache_salt) > MAX_CACHE_SALT_CHARS:
@@ -143,7 +148,8 @@ def _chat_violations(chat: pb.Chat, info: ModelInfo) -> Iterator[FieldViolation]
             yield FieldViolation(f"chat.messages[{i}].role", f"must have 1 to {MAX_ROLE_CHARS} characters")
 
 
-def _queue_timeout_violations(message: pb.GenerateRequest) -> Iterator[FieldViolation]:
+def queue_timeout_violations(message: pb.GenerateRequest | pb.EmbedRequest) -> Iterator[FieldViolation]:
+    """What is wrong with the queue timeout, if one is given."""
     if not message.HasField("queue_timeout"):
         return
     seconds, nanos = message.queue_timeout.seconds, message.queue_timeout.nanos
@@ -159,7 +165,8 @@ def _option_violations(message: pb.GenerateRequest) -> Iterator[FieldViolation]:
             yield FieldViolation(f"output_options.{name}", f"differs from sampling_params.{name}; set one of them")
 
 
-def _seconds(duration: Duration) -> float:
+def seconds(duration: Duration) -> float:
+    """A duration of the wire as a number."""
     return duration.seconds + duration.nanos / 1e9
 
 
@@ -276,6 +283,8 @@ def model_info_response(info: ModelInfo) -> pb.GetModelInfoResponse:
         eos_token_ids=info.eos_token_ids,
         default_sampling_params=sampling_message(info.default_sampling),
         has_chat_template=info.has_chat_template,
+        quantization=info.quantization,
+        embedding_dimension=info.embedding_dimension or None,
     )
 
 

@@ -9,12 +9,12 @@ import logging
 import threading
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
 from core.config import EngineConfig
 from core.engine.door import EngineState
-from core.engine.embedding import as_generation, embed_result
+from core.engine.embedding import EmbeddingCall, as_generation
 from core.engine.input_processor import InputProcessor
 from core.engine.output import PendingOutput
 from core.engine.output_processor import OutputProcessor, OutputRecord
@@ -26,7 +26,6 @@ from core.errors import (
     DuplicateRequest,
     EngineDead,
     Overloaded,
-    RequestFailed,
     SlipstreamError,
 )
 from core.executor.interface import Executor
@@ -34,8 +33,7 @@ from core.scheduler.intake import End
 from core.scheduler.scheduler import Emit, Scheduler
 from core.text.detokenizer import IncrementalDetokenizer
 from core.text.stop import StopMatcher
-from core.types.arrays import Ints
-from core.types.io import EmbedRequest, EmbedResult, Finished, FinishReason, GenerateRequest, ModelInfo, Started
+from core.types.io import EmbedRequest, FinishReason, GenerateRequest, ModelInfo, Started
 from core.types.request import Req
 from core.types.stats import EngineStats
 
@@ -113,39 +111,34 @@ class AsyncEngine:
         self._inputs.adapters.slot(request.adapter)
         request_id = request.request_id or uuid.uuid4().hex
 
-        def sequences(prompt: Ints, now: float) -> list[Req]:
+        async def sequences(now: float) -> list[Req]:
+            prompt = await self._inputs.prompt_ids(request)
             return self._inputs.sequences(request, request_id, uuid.uuid4().hex, prompt, now)
 
         return await self._open(request, request_id, sequences)
 
-    async def embed(self, request: EmbedRequest) -> EmbedResult:
+    async def embed(self, request: EmbedRequest) -> EmbeddingCall:
         """See `Engine.embed`."""
         self._refuse_unless_ready()
         self._inputs.refuse_unembeddable(request)
-        asked = as_generation(request, uuid.uuid4().hex)
-        stream = await self._open(
-            asked, asked.request_id, lambda prompt, now: [self._inputs.embedding(request, asked, prompt, now)]
-        )
-        try:
-            async for event in stream:
-                if isinstance(event, Finished) and event.reason is FinishReason.CANCELLED:
-                    raise RequestFailed("the request was aborted")
-            return embed_result(request, stream.reqs[0])
-        finally:
-            await stream.aclose()
+        request_id = request.request_id or uuid.uuid4().hex
+
+        async def sequences(now: float) -> list[Req]:
+            return await self._inputs.embeddings(request, request_id, now)
+
+        return EmbeddingCall(request, await self._open(as_generation(request), request_id, sequences))
 
     async def _open(
-        self, request: GenerateRequest, request_id: str, sequences: Callable[[Ints, float], list[Req]]
+        self, request: GenerateRequest, request_id: str, sequences: Callable[[float], Awaitable[list[Req]]]
     ) -> TokenStream:
-        """Tokenise and queue what `sequences(prompt, now)` makes of the prompt."""
+        """Queue what `sequences(now)` makes of the request, which takes as long as tokenising does."""
         if request_id in self._live or request_id in self._arriving:
             raise DuplicateRequest("a live request has this request_id")
         self._arriving.add(request_id)
         try:
             now = time.monotonic()
             self._refuse_if_late_or_full(request, now)
-            prompt = await self._inputs.prompt_ids(request)
-            reqs = sequences(prompt, now)
+            reqs = await sequences(now)
             # Time passed while tokenising: the answers may have changed.
             self._refuse_unless_ready()
             self._refuse_if_late_or_full(request, time.monotonic())

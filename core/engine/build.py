@@ -170,4 +170,6 @@ def _model_info(config: EngineConfig, model: Model, tokenizer: Tokenizer, pools:
         eos_token_ids=spec.eos_token_ids,
         default_sampling=dataclasses.replace(SamplingParams(), **dict[str, Any](spec.sampling_defaults)),
         has_chat_template=tokenizer.has_chat_template,
+        quantization=spec.quantization,
+        embedding_dimension=spec.hidden_size,
     )

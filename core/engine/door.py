@@ -37,6 +37,21 @@ class OutputStream(Protocol):
     async def aclose(self) -> None: ...
 
 
+class EmbedCall(Protocol):
+    """An admitted embedding request: one vector per input, all of them or an error.
+
+    `aclose()` aborts what still runs; it is idempotent and must be called on every path.
+    """
+
+    request_id: str
+
+    async def result(self) -> EmbedResult:
+        """Wait for every vector, once. Raises what a stream raises, and RequestAborted when it was ended by its id."""
+        ...
+
+    async def aclose(self) -> None: ...
+
+
 class Engine(Protocol):
     """What a front end may ask. All methods belong to the event-loop thread except `stats` and `state`."""
 
@@ -68,11 +83,8 @@ class Engine(Protocol):
         """
         ...
 
-    async def embed(self, request: EmbedRequest) -> EmbedResult:
-        """The vector of one text. Raises what `generate` and its stream raise; RequestFailed when it was aborted.
-
-        Cancelling the awaiting task aborts the request.
-        """
+    async def embed(self, request: EmbedRequest) -> EmbedCall:
+        """Like `generate`, for vectors: returns once every input is in the waiting queue, and raises the same."""
         ...
 
     def abort(self, request_id: str) -> bool:

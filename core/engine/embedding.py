@@ -1,34 +1,54 @@
-"""An embedding at the engine's door: the request as the shared entry takes it, and the vector as the client asked."""
+"""Embeddings at the engine's door: the request as the shared entry takes it, and the vectors as the client asked."""
 
 from __future__ import annotations
 
 import numpy as np
 
-from core.types.io import EmbedRequest, EmbedResult, GenerateRequest
+from core.engine.stream import TokenStream
+from core.errors import RequestAborted
+from core.types.io import Embedding, EmbedRequest, EmbedResult, Finished, FinishReason, GenerateRequest
 from core.types.request import Req
 from core.types.sampling_params import SamplingParams
 
 
-def as_generation(request: EmbedRequest, new_id: str) -> GenerateRequest:
-    """What tokenising, queueing and ending need to know of `request`; `new_id` is used if it names none."""
+def as_generation(request: EmbedRequest) -> GenerateRequest:
+    """What queueing and ending need to know of `request`: an input is to them what an output is."""
     return GenerateRequest(
-        request_id=request.request_id or new_id,
-        text=request.text,
-        token_ids=request.token_ids,
-        sampling=SamplingParams(temperature=0.0),
+        sampling=SamplingParams(temperature=0.0, n=len(request.inputs)),
         want_text=False,
-        priority=request.priority,
-        queue_timeout=request.queue_timeout,
         deadline=request.deadline,
-        cache_salt=request.cache_salt,
     )
 
 
-def embed_result(request: EmbedRequest, req: Req) -> EmbedResult:
+class EmbeddingCall:
+    """The engine's `EmbedCall` (see `core.engine.door`): a stream without tokens, read to its end."""
+
+    def __init__(self, request: EmbedRequest, stream: TokenStream) -> None:
+        self.request_id = stream.request_id
+        self._request = request
+        self._stream = stream
+
+    async def result(self) -> EmbedResult:
+        """See `EmbedCall.result`."""
+        aborted = False
+        async for event in self._stream:
+            # Read on: the error that made siblings end as cancelled comes last.
+            aborted |= isinstance(event, Finished) and event.reason is FinishReason.CANCELLED
+        if aborted:
+            raise RequestAborted("the request was aborted")
+        return EmbedResult(self.request_id, tuple(embedding(self._request, req) for req in self._stream.reqs))
+
+    async def aclose(self) -> None:
+        """See `EmbedCall.aclose`."""
+        await self._stream.aclose()
+
+
+def embedding(request: EmbedRequest, req: Req) -> Embedding:
     """The vector of an ended `req`, cut to `dimensions` and then normalised, in float32. Zero stays zero."""
     assert req.vector is not None, "an embedding that ended well has its vector"
     vector = req.vector[: request.dimensions]
-    norm = float(np.linalg.norm(vector))
+    # In float64: squares of finite float32 entries can pass the range of float32.
+    norm = float(np.linalg.norm(vector.astype(np.float64)))
     if request.normalize and norm > 0:
-        vector = vector / norm
-    return EmbedResult(req.request_id, tuple(vector.tolist()), req.prompt_len, req.cached_tokens)
+        vector = (vector / norm).astype(np.float32)
+    return Embedding(vector, req.prompt_len, req.cached_tokens)

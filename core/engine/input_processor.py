@@ -114,29 +114,54 @@ class InputProcessor:
 
     def refuse_unembeddable(self, request: EmbedRequest) -> None:
         """Raises InvalidRequest naming the field that no prompt could make servable."""
+        if not request.inputs:
+            raise InvalidRequest.of("inputs", "must not be empty")
         if not self._hidden_size:
             raise InvalidRequest.of("pooling", "the served model gives no hidden states to embed with")
         if request.dimensions is not None and not 1 <= request.dimensions <= self._hidden_size:
             raise InvalidRequest.of("dimensions", f"must be between 1 and {self._hidden_size}")
+        self.adapters.slot(request.adapter)
 
-    def embedding(self, request: EmbedRequest, asked: GenerateRequest, prompt: Ints, now: float) -> Req:
-        """The sequence of an embedding; `asked` is the same request in the words of generation."""
-        if not self._memory.fits_alone(len(prompt)):
-            raise InvalidRequest.of("text", f"the prompt has {len(prompt)} tokens, more than the server can hold")
-        return Req(
-            request_id=asked.request_id,
-            index=0,
-            prompt=prompt,
-            params=asked.sampling,
-            seed=0,
-            max_new_tokens=0,
-            salt=self._memory.cache.namespace(request.cache_salt, None),
-            priority=request.priority,
-            deadline=request.deadline,
-            queue_deadline=None if request.queue_timeout is None else now + request.queue_timeout,
-            arrived_at=now,
-            pooling=request.pooling,
-        )
+    async def embeddings(self, request: EmbedRequest, request_id: str, now: float) -> list[Req]:
+        """One `Req` per input. Raises InvalidRequest naming every input that cannot be served."""
+        prompts: list[Ints] = []
+        violations: list[FieldViolation] = []
+        for index, given in enumerate(request.inputs):
+            try:
+                prompts.append(await self._embedded_ids(given))
+            except InvalidRequest as refused:
+                violations += [FieldViolation(f"inputs[{index}].{v.field}", v.description) for v in refused.violations]
+        if violations:
+            raise InvalidRequest(violations)
+        slot = self.adapters.slot(request.adapter)
+        tenant = self.adapters.salt(request.adapter, request.cache_salt)
+        return [
+            Req(
+                request_id=request_id,
+                index=index,
+                prompt=prompt,
+                params=SamplingParams(temperature=0.0),
+                seed=0,
+                max_new_tokens=0,
+                salt=self._memory.cache.namespace(tenant, None),
+                adapter_slot=slot,
+                priority=request.priority,
+                deadline=request.deadline,
+                queue_deadline=None if request.queue_timeout is None else now + request.queue_timeout,
+                arrived_at=now,
+                pooling=request.pooling,
+            )
+            for index, prompt in enumerate(prompts)
+        ]
+
+    async def _embedded_ids(self, given: str | tuple[int, ...]) -> Ints:
+        """int64[n] of one input, n >= 1. Raises InvalidRequest naming `text` or `token_ids.ids`."""
+        asked = GenerateRequest(text=given) if isinstance(given, str) else GenerateRequest(token_ids=given)
+        ids = await self.prompt_ids(asked)
+        if not self._memory.fits_alone(len(ids)):
+            field = "token_ids.ids" if asked.text is None else "text"
+            raise InvalidRequest.of(field, f"has {len(ids)} tokens, more than the server can hold")
+        return ids
 
     def close(self) -> None:
         """End the worker threads without waiting for queued work."""

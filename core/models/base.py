@@ -44,6 +44,8 @@ class ModelSpec:
     """Fields of `SamplingParams` that the checkpoint recommends."""
     hidden_size: int = 0
     """Width of the hidden states that `ForwardBatch.hidden` gets; 0 for a model that gives none, so cannot embed."""
+    quantization: str = ""
+    """How the weights are quantised; empty for plain ones, of `dtype`."""
 
     def __post_init__(self) -> None:
         assert self.vocab_size >= 1, self.vocab_size

@@ -15,6 +15,7 @@ MAX_JSON_BYTES = 64 << 20
 
 CONTEXT_KEYS = ("max_position_embeddings", "n_positions", "max_sequence_length", "seq_length", "max_seq_len", "n_ctx")
 SAMPLING_KEYS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+QUANTIZATION_KEY = "quantization_config"
 DTYPES = ("float32", "bfloat16", "float16")
 
 
@@ -37,6 +38,8 @@ class CheckpointConfig:
     is_encoder_decoder: bool
     sampling_defaults: Mapping[str, float | int] = field(default_factory=dict)
     """What the authors recommend, of `SAMPLING_KEYS`; `do_sample: false` shows as temperature 0."""
+    quantization: Mapping[str, Any] | None = None
+    """`quantization_config` as it stands; None for plain weights."""
 
 
 def read_checkpoint_config(directory: str | Path) -> CheckpointConfig:
@@ -74,6 +77,7 @@ def read_checkpoint_config(directory: str | Path) -> CheckpointConfig:
         bos_token_id=next((ids[0] for ids in (_ids(s.get("bos_token_id")) for s in sources) if ids), None),
         is_encoder_decoder=outer.get("is_encoder_decoder") is True,
         sampling_defaults=_sampling_defaults(generation_file, generation),
+        quantization=_quantization(path, outer, text),
     )
 
 
@@ -120,6 +124,14 @@ def _dtype(outer: dict[str, Any], text: dict[str, Any]) -> str | None:
     )
     name = None if found is None else found.removeprefix("torch.")
     return name if name in DTYPES else None
+
+
+def _quantization(path: Path, outer: dict[str, Any], text: dict[str, Any]) -> dict[str, Any] | None:
+    """Where transformers looks: beside the model type, else in the language model's part."""
+    found = next((s[QUANTIZATION_KEY] for s in (outer, text) if s.get(QUANTIZATION_KEY) is not None), None)
+    if found is not None and not isinstance(found, dict):
+        raise ModelLoadError(f"{path / 'config.json'}: quantization_config must be an object, got {found!r:.100}")
+    return found
 
 
 def _eos_ids(sources: tuple[dict[str, Any], ...]) -> tuple[int, ...]:

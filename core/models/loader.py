@@ -10,6 +10,7 @@ from core.config import ModelConfig
 from core.errors import ModelLoadError
 from core.models.base import Model, Progress
 from core.models.config import CheckpointConfig, read_checkpoint_config
+from core.models.quantized.registry import quant_method
 from core.models.registry import family_of, model_factory
 from core.models.weights import check_weight_files
 
@@ -21,6 +22,7 @@ def check_checkpoint(directory: str | Path) -> CheckpointConfig:
     """
     checkpoint = read_checkpoint_config(directory)
     _refuse_by_type(checkpoint)
+    quant_method(checkpoint)
     check_weight_files(checkpoint.path)
     return checkpoint
 

@@ -83,7 +83,8 @@ def _is_latent(module: Any) -> bool:
     expand = module.kv_b_proj
     # A quantised or adapted projection is more than its weight.
     weight: Any = getattr(expand, "weight", None)
-    if (type(expand), type(weight)) != (nn.Linear, nn.Parameter) or expand.bias is not None:
+    plain = (type(expand), type(weight)) == (nn.Linear, nn.Parameter) and "forward" not in vars(expand)
+    if not plain or expand.bias is not None:
         return False
     height, width = weight.shape
     heads = int(module.qk_nope_head_dim) + int(module.v_head_dim)

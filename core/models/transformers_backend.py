@@ -28,6 +28,7 @@ from core.models.config import CheckpointConfig
 from core.models.mla import absorb_latents, expand_latents
 from core.models.packed_attention import IMPLEMENTATION, PackedCall, PackedContext, bind_context
 from core.models.probe import ModelProbe, Unsupported, probe_model
+from core.models.quantized.registry import PLAIN, QuantizedWeights, method_name, quant_method
 from core.models.recurrent import StateContext
 from core.models.recurrent_probe import unwrap_mixers, wrap_mixers
 from core.models.self_check import CheckResult, Reference, plain_reference, run_self_check
@@ -91,18 +92,21 @@ def load_transformers(
     kind = checkpoint.model_type
     _refuse_by_class(_read_config(checkpoint), kind)
     model = _load_weights(checkpoint, _dtype(checkpoint, config, device), device, progress)
+    method = quant_method(checkpoint)
+    weights = PLAIN if method is None else method.adopt(model, config.quantized_weights)
+    what = f"model type {kind!r}" + (f" with weights in {weights.name} on {device.type}" if weights.name else "")
     progress("self-check", 0.0)
     try:
-        loaded, result = _prove(model, checkpoint, config)
+        loaded, result = _prove(model, weights, checkpoint, config)
     except ModelLoadError:
         raise
     except Unsupported as error:
-        raise ModelLoadError(f"model type {kind!r} is not supported: it {error}") from error
+        raise ModelLoadError(f"{what} is not supported: it {error}") from error
     except Exception as error:
-        raise ModelLoadError(f"model type {kind!r} is not supported: {one_line(error)}") from error
+        raise ModelLoadError(f"{what} is not supported: {one_line(error)}") from error
     if not result.passed:
         raise ModelLoadError(
-            f"model type {kind!r} is not supported: packed and plain logits differ by {result.error:.2g} of the "
+            f"{what} is not supported: packed and plain logits differ by {result.error:.2g} of the "
             f"largest logit (at most {result.tolerance:g} is rounding)"
         )
     progress("self-check", 1.0)
@@ -110,28 +114,33 @@ def load_transformers(
 
 
 def _prove(
-    model: PreTrainedModel, checkpoint: CheckpointConfig, config: ModelConfig
+    model: PreTrainedModel, weights: QuantizedWeights, checkpoint: CheckpointConfig, config: ModelConfig
 ) -> tuple[TransformersModel, CheckResult]:
     """Run `model` plain, probed, and packed. Whatever it raises on the way makes it unsupported."""
     table: Any = model.get_input_embeddings()
-    reference = plain_reference(model, min(checkpoint.vocab_size, int(table.weight.shape[0])))
+    width = min(checkpoint.vocab_size, int(table.weight.shape[0]))
+    reference = plain_reference(model, width, weights.rounds_activations)
     if absorb_latents(model):
         try:
-            loaded, result = _prove_as_is(model, reference, checkpoint, config)
+            loaded, result = _prove_as_is(model, weights, reference, checkpoint, config)
             if result.passed:
                 return loaded, result
         except (Unsupported, RuntimeError, AssertionError):
             pass  # Not the pattern it was taken for: it is served with expanded keys and values, if those are right.
         expand_latents(model)
         unwrap_mixers(model)
-    return _prove_as_is(model, reference, checkpoint, config)
+    return _prove_as_is(model, weights, reference, checkpoint, config)
 
 
 def _prove_as_is(
-    model: PreTrainedModel, reference: Reference, checkpoint: CheckpointConfig, config: ModelConfig
+    model: PreTrainedModel,
+    weights: QuantizedWeights,
+    reference: Reference,
+    checkpoint: CheckpointConfig,
+    config: ModelConfig,
 ) -> tuple[TransformersModel, CheckResult]:
     probe = probe_model(model, checkpoint.context_length)
-    loaded = _assemble(model, probe, checkpoint, config, reference.vocab_size)
+    loaded = _assemble(model, probe, weights, checkpoint, config, reference.vocab_size)
     return loaded, run_self_check(loaded, reference)
 
 
@@ -163,8 +172,10 @@ def _refuse_by_class(hf_config: PreTrainedConfig, kind: str) -> None:
 def _dtype(checkpoint: CheckpointConfig, config: ModelConfig, device: torch.device) -> torch.dtype:
     """What `dtype` asks for. `auto` is float32 on the CPU, which computes that everywhere, else the checkpoint's."""
     name = config.dtype
+    method = quant_method(checkpoint)
     if name == "auto":
-        name = "float32" if device.type == "cpu" else checkpoint.dtype or "bfloat16"
+        anything = device.type == "cpu" and not (method and method.auto_dtype_is_saved and checkpoint.dtype)
+        name = "float32" if anything else checkpoint.dtype or "bfloat16"
     dtype = getattr(torch, name)
     assert isinstance(dtype, torch.dtype)
     return dtype
@@ -174,6 +185,8 @@ def _load_weights(
     checkpoint: CheckpointConfig, dtype: torch.dtype, device: torch.device, progress: Progress
 ) -> PreTrainedModel:
     progress("weights", 0.0)
+    method = quant_method(checkpoint)
+    options = method.load_options() if method else {}
     transformers_logging.disable_progress_bar()
     try:
         loaded: Any = AutoModelForCausalLM.from_pretrained(
@@ -184,6 +197,7 @@ def _load_weights(
             use_safetensors=True,
             attn_implementation="eager",
             output_loading_info=True,
+            **options,
         )
         model, info = loaded
         _refuse_guessed_weights(checkpoint, info)
@@ -191,8 +205,9 @@ def _load_weights(
     except ModelLoadError:
         raise
     except Exception as error:
+        packed = "" if checkpoint.quantization is None else f" with {method_name(checkpoint.quantization)} weights"
         raise ModelLoadError(
-            f"{checkpoint.path} cannot be loaded as {checkpoint.model_type!r}: {one_line(error)}"
+            f"{checkpoint.path} cannot be loaded as {checkpoint.model_type!r}{packed}: {one_line(error)}"
         ) from error
     progress("weights", 1.0)
     return ready
@@ -212,7 +227,12 @@ def _refuse_guessed_weights(checkpoint: CheckpointConfig, info: dict[str, Any]) 
 
 
 def _assemble(
-    model: PreTrainedModel, probe: ModelProbe, checkpoint: CheckpointConfig, config: ModelConfig, vocab_size: int
+    model: PreTrainedModel,
+    probe: ModelProbe,
+    weights: QuantizedWeights,
+    checkpoint: CheckpointConfig,
+    config: ModelConfig,
+    vocab_size: int,
 ) -> TransformersModel:
     context_length = checkpoint.context_length or config.context_length
     if context_length is None:
@@ -229,6 +249,7 @@ def _assemble(
         bos_token_id=checkpoint.bos_token_id,
         sampling_defaults=checkpoint.sampling_defaults,
         hidden_size=_hidden_size(model),
+        quantization=weights.name,
     )
     model.config._attn_implementation = IMPLEMENTATION
     context = PackedContext(dtype=model.dtype, spans=probe.spans)

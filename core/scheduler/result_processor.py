@@ -39,7 +39,7 @@ class ResultProcessor:
         if result.non_finite.any():
             places = self._fail_non_finite(result, places)
         if result.vectors is not None:
-            self._end_embedded(result.vectors)
+            self._end_embedded(result.vectors, now)
         if len(places) == 0:
             return None
         return self._append(result, places, now)
@@ -51,7 +51,7 @@ class ResultProcessor:
             self._lifecycle.end(Ended(self._req(row), error=error))
         return places[~bad]
 
-    def _end_embedded(self, vectors: VectorResult) -> None:
+    def _end_embedded(self, vectors: VectorResult, now: float) -> None:
         """An embedding ends with its vector; one whose row has a new owner was ended or retracted meanwhile."""
         current = self._memory.rows.is_current(vectors.rows, vectors.generations)
         finite = ~np.any(~np.isfinite(vectors.values), axis=1)
@@ -59,6 +59,7 @@ class ResultProcessor:
             req = self._req(int(vectors.rows[place]))
             if finite[place]:
                 req.vector = vectors.values[place]
+                self._recorder.embedded(req, now)
                 self._lifecycle.end(Ended(req, FinishReason.STOP))
             else:
                 error = RequestFailed("the model produced non-finite hidden states for this request")

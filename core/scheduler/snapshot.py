@@ -20,6 +20,7 @@ HISTOGRAMS = (
     "inter_token_latency_seconds",
     "queue_time_seconds",
     "e2e_request_latency_seconds",
+    "embedding_latency_seconds",
 )
 IDLE_WINDOW = 0.98
 """Weight of the past in the idle ratio: about the last 50 steps."""
@@ -85,6 +86,10 @@ class StatsRecorder:
         for i in np.flatnonzero(~later).tolist():
             reqs[i].first_token_at = now
             self._histograms["time_to_first_token_seconds"].observe(np.array([now - reqs[i].arrived_at]))
+
+    def embedded(self, req: Req, now: float) -> None:
+        """The vector of an embedding is there."""
+        self._histograms["embedding_latency_seconds"].observe(np.array([now - req.arrived_at]))
 
     def ended(self, req: Req, reason: str, now: float) -> None:
         """A terminal left the scheduler."""

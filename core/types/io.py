@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import Enum
 
+import numpy as np
+import numpy.typing as npt
+
 from core.types.sampling_params import SamplingParams
 
 
@@ -57,30 +60,39 @@ class Pooling(Enum):
 
 @dataclass(frozen=True, slots=True)
 class EmbedRequest:
-    """One text to embed; exactly one of `text` and `token_ids` is given. Fields shared with `GenerateRequest` mean the
-    same. `dimensions` keeps the first entries of the vector (Matryoshka), before it is normalised.
+    """What to embed: each input, a text or its token ids, is a sequence of its own.
+
+    Fields shared with `GenerateRequest` mean the same. `dimensions` keeps the first entries of each vector
+    (Matryoshka), before it is normalised.
     """
 
+    inputs: tuple[str | tuple[int, ...], ...]
     request_id: str = ""
-    text: str | None = None
-    token_ids: tuple[int, ...] | None = None
-    pooling: Pooling = Pooling.MEAN
+    pooling: Pooling = Pooling.LAST
     normalize: bool = True
     dimensions: int | None = None
     priority: int = 0
     queue_timeout: float | None = None
     deadline: float | None = None
     cache_salt: str = ""
+    adapter: str = ""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Embedding:
+    """The vector of one input, float32[D], and how many of its tokens came from the prefix cache."""
+
+    values: npt.NDArray[np.float32]
+    prompt_tokens: int
+    cached_tokens: int
 
 
 @dataclass(frozen=True, slots=True)
 class EmbedResult:
-    """The vector of one text, and how many of its tokens came from the prefix cache."""
+    """One vector per input, in the order of the inputs."""
 
     request_id: str
-    values: tuple[float, ...]
-    prompt_tokens: int
-    cached_tokens: int
+    embeddings: tuple[Embedding, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,3 +172,7 @@ class ModelInfo:
     eos_token_ids: tuple[int, ...]
     default_sampling: SamplingParams
     has_chat_template: bool
+    quantization: str = ""
+    """Method and format of quantised weights; empty for plain ones."""
+    embedding_dimension: int = 0
+    """Length of the vectors that `embed` gives; 0 if the model has no hidden states to embed with."""

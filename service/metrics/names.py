@@ -111,6 +111,12 @@ HISTOGRAMS: dict[str, Metric] = {
             "From a request's arrival to its end.",
             field="e2e_request_latency_seconds",
         ),
+        Metric(
+            "slipstream_embedding_latency_seconds",
+            "histogram",
+            "From an Embed call's arrival to the vector of one of its inputs.",
+            field="embedding_latency_seconds",
+        ),
     )
 }
 """Histograms of the snapshot, by their key in `EngineStats.histograms`."""
@@ -118,7 +124,7 @@ HISTOGRAMS: dict[str, Metric] = {
 RPC_STARTED = Metric("slipstream_rpc_started", "counter", "Calls that reached a handler.", ("method",))
 RPC_HANDLED = Metric("slipstream_rpc_handled", "counter", "Calls that ended, by gRPC code.", ("method", "code"))
 REJECTED = Metric(
-    "slipstream_requests_rejected", "counter", "Generate calls refused before their first event.", ("reason",)
+    "slipstream_requests_rejected", "counter", "Generate and Embed calls refused before they were queued.", ("reason",)
 )
 SLOW_CONSUMERS = Metric(
     "slipstream_slow_consumer_evictions", "counter", "Streams ended because the client did not read fast enough."

@@ -11,10 +11,10 @@ from typing import Any
 
 import grpc.aio
 
-from core.engine.door import OutputStream
+from core.engine.door import EmbedCall, OutputStream
 from core.errors import InvalidRequest, SlipstreamError, SlowConsumer
 from core.types.io import Delta, Finished, GenerateRequest
-from service import convert
+from service import convert, convert_embed
 from service.admission import Admission
 from service.auth import caller_name
 from service.bounds import detokenize_ids
@@ -110,6 +110,28 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         # Somebody else's request is answered like one that is not there.
         own = self._callers.get(request.request_id) == caller_name.get()
         return pb.AbortResponse(found=own and engine.abort(request.request_id))
+
+    async def Embed(self, request: pb.EmbedRequest, context: Context) -> pb.EmbedResponse:
+        """Admit, then wait for every vector. Leaving by any path closes the engine's call, as with Generate."""
+        async with AsyncExitStack() as held:
+            try:
+                call = await self._open_embed(request, context, held)
+            except SlipstreamError as error:
+                self._metrics.rejected(error.reason)
+                raise
+            held.push_async_callback(call.aclose)
+            return convert_embed.embed_response(await call.result())
+
+    async def _open_embed(self, request: pb.EmbedRequest, context: Context, held: AsyncExitStack) -> EmbedCall:
+        engine = self._slot.require()
+        caller, deadline = caller_name.get(), self._deadline(context)
+        max_queued = self._config.max_queued_requests
+        asked = convert_embed.embed_request(request, engine.model_info, max_queued, deadline, caller)
+        await held.enter_async_context(self._admission.slot(asked.deadline))
+        call = await engine.embed(asked)
+        self._callers[call.request_id] = caller
+        held.callback(self._callers.pop, call.request_id)
+        return call
 
     async def Tokenize(self, request: pb.TokenizeRequest, context: Context) -> pb.TokenizeResponse:
         """Ids of a text."""

@@ -6,6 +6,7 @@ early, or a step that a retraction forgot changes a token that `expected` predic
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import threading
@@ -55,6 +56,7 @@ class ChaosModel(EmulatedModel):
     def __init__(self, faults: Faults, vocab_size: int) -> None:
         super().__init__(Timeline(faults.step_seconds), vocab_size, faults.context)
         assert vocab_size * MAX_CONTEXT < 2**24, "contents must be exact in float32"
+        self.spec = dataclasses.replace(self.spec, hidden_size=2)
         self.faults = faults
         self.step = 0
 
@@ -64,6 +66,9 @@ class ChaosModel(EmulatedModel):
         self.timeline.occupy()
         held = (batch.input_ids * MAX_CONTEXT + batch.positions).to(torch.float32)[:, None, None]
         batch.kv_pool.write(0, batch.out_cache_loc, held, held)
+        if batch.wants_hidden:
+            written = batch.kv_pool.k(0)[batch.out_cache_loc, 0, 0].long()
+            batch.hidden = torch.stack([written // MAX_CONTEXT, written % MAX_CONTEXT], 1).float()
         chosen = self._hash(batch) % self.spec.vocab_size
         logits = torch.zeros(len(chosen), self.spec.vocab_size).scatter_(1, chosen[:, None], 1.0)
         if self.faults.nan_at_position:
@@ -100,6 +105,15 @@ def expected(prompt: list[int], count: int, vocab_size: int) -> list[int]:
         ids.append((((total * MULTIPLIER) & MASK) >> 33 & 0x3FFFFFFF) % vocab_size)
         total += _link(ids[-1], len(ids) - 1)
     return ids[len(prompt) :]
+
+
+def vector_of(prompt: list[int], pooling: str) -> tuple[float, float]:
+    """The vector of `prompt`, not normalised: a token's hidden state is its id and its position."""
+    if pooling == "mean":
+        sums = (sum(prompt), sum(range(len(prompt))))
+        return tuple((torch.tensor(sums, dtype=torch.float32) / len(prompt)).tolist())  # type: ignore[return-value]
+    place = 0 if pooling == "cls" else len(prompt) - 1
+    return float(prompt[place]), float(place)
 
 
 def _link(token: int, position: int) -> int:

@@ -11,16 +11,34 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 
+import numpy as np
+
 from core.engine.door import EngineState
 from core.errors import (
     DeadlinePassed,
     Draining,
     DuplicateRequest,
     EngineDead,
+    FieldViolation,
     InvalidRequest,
+    RequestAborted,
     SlipstreamError,
 )
-from core.types.io import Delta, Finished, FinishReason, GenerateRequest, ModelInfo, OutputEvent, Started, Timing, Usage
+from core.types.io import (
+    Delta,
+    Embedding,
+    EmbedRequest,
+    EmbedResult,
+    Finished,
+    FinishReason,
+    GenerateRequest,
+    ModelInfo,
+    OutputEvent,
+    Pooling,
+    Started,
+    Timing,
+    Usage,
+)
 from core.types.sampling_params import SamplingParams
 from core.types.stats import EngineStats, HistogramStats, PoolStats
 
@@ -42,6 +60,7 @@ INFO = ModelInfo(
     eos_token_ids=(2,),
     default_sampling=SamplingParams(temperature=0.5, max_tokens=8),
     has_chat_template=True,
+    embedding_dimension=4,
 )
 
 
@@ -148,6 +167,36 @@ class FakeStream:
         self.closed.set()
 
 
+class FakeEmbedCall:
+    """The call of one embedding request; see `core.engine.door.EmbedCall`. Its stream plays the script."""
+
+    def __init__(self, request: EmbedRequest, stream: FakeStream, dimension: int) -> None:
+        self.request = request
+        self._dimension = dimension
+        self.request_id = stream.request_id
+        self._stream = stream
+
+    async def result(self) -> EmbedResult:
+        """Vectors that repeat four numbers: length and place of the input, whether it is normalised, its pooling."""
+        async for event in self._stream:
+            if isinstance(event, Finished) and event.reason is FinishReason.CANCELLED:
+                raise RequestAborted("the request was aborted")
+        asked = self.request
+        rows = [
+            [len(given), place, float(asked.normalize), list(Pooling).index(asked.pooling)]
+            for place, given in enumerate(asked.inputs)
+        ]
+        vectors = [np.resize(np.asarray(row, np.float32), self._dimension)[: asked.dimensions] for row in rows]
+        return EmbedResult(
+            self.request_id,
+            tuple(Embedding(row, len(given), 1) for row, given in zip(vectors, asked.inputs, strict=True)),
+        )
+
+    async def aclose(self) -> None:
+        """Abort what still runs."""
+        await self._stream.aclose()
+
+
 class FakeEngine:
     """`core.engine.door.Engine` over scripts. `streams` keeps every stream ever opened, oldest first."""
 
@@ -156,6 +205,7 @@ class FakeEngine:
         self.model_info = info
         self.state = EngineState.STARTING
         self.streams: list[FakeStream] = []
+        self.embedded: list[EmbedRequest] = []
         self.opened = asyncio.Condition()
         self.refuse_with: SlipstreamError | Exception | None = None
         self.stopped = 0
@@ -197,8 +247,19 @@ class FakeEngine:
         """Streams opened and not yet ended."""
         return len(self._live)
 
+    async def embed(self, request: EmbedRequest) -> FakeEmbedCall:
+        """Play the script for a request of as many outputs as there are inputs."""
+        sampling = SamplingParams(n=len(request.inputs), max_tokens=1)
+        shown = GenerateRequest(request.request_id, sampling=sampling, want_text=False, deadline=request.deadline)
+        stream = await self._open(shown)
+        self.embedded.append(request)
+        return FakeEmbedCall(request, stream, self.model_info.embedding_dimension)
+
     async def generate(self, request: GenerateRequest) -> FakeStream:
         """Play the script for `request`."""
+        return await self._open(request, request.sampling.violations(self.model_info.vocab_size))
+
+    async def _open(self, request: GenerateRequest, violations: Sequence[FieldViolation] = ()) -> FakeStream:
         if self.refuse_with is not None:
             raise self.refuse_with
         if self.state is EngineState.DEAD:
@@ -207,9 +268,8 @@ class FakeEngine:
             raise Draining("the server is shutting down")
         if request.request_id in self._live:
             raise DuplicateRequest("a live request has this id")
-        violations = request.sampling.violations(self.model_info.vocab_size)
         if violations:
-            raise InvalidRequest(violations)
+            raise InvalidRequest(list(violations))
         stream = FakeStream(self, request, iter(self.script(request)))
         self._live[request.request_id] = stream
         self._idle.clear()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from tests.mutants.embedding import EMBEDDING
 from tests.mutants.guarding import GUARDING
 from tests.mutants.mutant import Mutant
 from tests.mutants.ordering import ORDERING
@@ -11,7 +12,7 @@ from tests.mutants.scheduling import SCHEDULING
 from tests.mutants.serving import SERVING
 from tests.mutants.shell import SHELL
 
-MUTANTS: tuple[Mutant, ...] = (*OWNERSHIP, *SCHEDULING, *RELAYING, *ORDERING, *SHELL, *SERVING, *GUARDING)
+MUTANTS: tuple[Mutant, ...] = (*OWNERSHIP, *SCHEDULING, *RELAYING, *ORDERING, *SHELL, *SERVING, *GUARDING, *EMBEDDING)
 
 SAMPLE: tuple[str, ...] = (
     "skip-generation-check",

@@ -38,7 +38,7 @@ class Edge:
 
 def all_edges() -> list[Edge]:
     """The whole table."""
-    return [*numbers(), *switches(), *lists(), *biases(), *texts(), *prompts(), *waits(), *others()]
+    return [*numbers(), *switches(), *lists(), *biases(), *texts(), *prompts(), *waits(), *others(), *embeddings()]
 
 
 def generate(name: str, refused: str | None = None, /, **fields: Any) -> Edge:
@@ -267,3 +267,54 @@ def others() -> Iterator[Edge]:
         yield Edge("Abort", f"an id of {length}", pb.AbortRequest(request_id="x" * length))
     for method in ("GetModelInfo", "GetServerInfo", "GetLoad"):
         yield Edge(method, "empty", getattr(pb, f"{method}Request")())
+
+
+HIDDEN = 64
+
+
+def embed(name: str, refused: str | None = None, /, **fields: Any) -> Edge:
+    """An Embed call of one short text, with these fields of the request replaced."""
+    fields.setdefault("inputs", [pb.EmbedInput(text=PROMPT)])
+    return Edge("Embed", name, pb.EmbedRequest(**fields), refused)
+
+
+def embeddings() -> Iterator[Edge]:
+    """Every field of Embed: inputs by count, form and length, then what it shares with Generate."""
+    for count in (0, 1, 2, 127, 128, 129, 10_000):
+        fine = 1 <= count <= 128
+        yield embed(f"{count} inputs", None if fine else "inputs", inputs=[pb.EmbedInput(text="a")] * count)
+    fine_input = pb.EmbedInput(text="a")
+    yield embed("an input of nothing", "inputs[1].input", inputs=[fine_input, pb.EmbedInput()])
+    yield embed("an empty text", "inputs[1].text", inputs=[fine_input, pb.EmbedInput(text="")])
+    for length in (0, 1, 16, 17, CONTEXT - 1, CONTEXT, 1_000_000):
+        named = None if 1 <= length < CONTEXT else "inputs[0].token_ids.ids"
+        yield embed(f"{length} ids", named, inputs=[pb.EmbedInput(token_ids=pb.TokenIds(ids=[5] * length))])
+    yield embed("many ids in all", "inputs", inputs=[pb.EmbedInput(token_ids=pb.TokenIds(ids=[5] * 1023))] * 129)
+    yield embed("most ids in all", inputs=[pb.EmbedInput(token_ids=pb.TokenIds(ids=[5] * 1023))] * 128)
+    for token in (*INT32, -1, 0, VOCAB - 1, VOCAB):
+        named = None if 0 <= token < VOCAB else "inputs[0].token_ids.ids[1]"
+        yield embed(f"id {token}", named, inputs=[pb.EmbedInput(token_ids=pb.TokenIds(ids=[5, token]))])
+    for length in (CONTEXT * 8, CONTEXT * 64, CONTEXT * 64 + 1, 3_000_000):
+        yield embed(f"{length} characters", "inputs[0].text", inputs=[pb.EmbedInput(text="z" * length)])
+    for name, text in STRINGS.items():
+        yield embed(f"an input of {name}", inputs=[pb.EmbedInput(text=text)])
+        yield embed(f"a salt of {name}", cache_salt=text[:256])
+        yield embed(f"an adapter called {name}", "adapter", adapter=text)
+        yield embed(f"an id of {name}", "request_id", request_id=text)
+    for pooling in (*INT32, -1, 0, 1, 2, 3, 4):
+        yield embed(f"pooling {pooling}", None if 0 <= pooling <= 3 else "pooling", pooling=pooling)
+    for value in (False, True):
+        yield embed(f"normalize={value}", normalize=value)
+    for dimensions in (*INT32, -1, 0, 1, HIDDEN - 1, HIDDEN, HIDDEN + 1):
+        yield embed(
+            f"dimensions={dimensions}", None if 1 <= dimensions <= HIDDEN else "dimensions", dimensions=dimensions
+        )
+    for value in (*INT32, 0):
+        yield embed(f"priority={value}", priority=value)
+    for length in (0, 1, 128, 129):
+        yield embed(f"an id of {length}", "request_id" if length > 128 else None, request_id="x" * length)
+    for length in (256, 257, 100_000):
+        yield embed(f"a salt of {length}", "cache_salt" if length > 256 else None, cache_salt="x" * length)
+    for nanos in (1_000_000_000, 0, -1):
+        yield embed(f"waits {nanos}ns", "queue_timeout", queue_timeout=Duration(nanos=nanos))
+    yield embed("waits a second", queue_timeout=Duration(seconds=1))

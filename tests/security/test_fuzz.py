@@ -25,7 +25,7 @@ REQUESTS = 10_000
 AT_ONCE = 32
 SERVICE = pb.DESCRIPTOR.services_by_name["InferenceService"]
 
-WEIGHTS = {"Generate": 60, "Tokenize": 10, "Detokenize": 10, "Abort": 10}
+WEIGHTS = {"Generate": 50, "Embed": 10, "Tokenize": 10, "Detokenize": 10, "Abort": 10}
 """Out of a hundred; the rest goes to the calls that take nothing."""
 
 

@@ -15,7 +15,7 @@ from core.engine import build
 from core.prefix import radix
 from core.prefix.base import PrefixCache
 from core.prefix.radix import RadixCache
-from service.client import Chunk, SlipstreamClient
+from service.client import CallFailed, Chunk, SlipstreamClient
 from tests.fakes.fake_engine import FakeEngine, held
 from tests.fakes.real_server import serve_checkpoint
 from tests.scorecard import Scorecard
@@ -81,6 +81,35 @@ async def test_only_its_caller_can_abort_a_request(serve: Serve, tmp_path: Path)
             await anext(again)
             assert await alice.abort("mine")
             assert [event.reason async for event in again if not isinstance(event, Chunk)] == ["cancelled"]
+
+
+async def test_vectors_share_no_cached_prefix_and_are_aborted_by_their_caller_only(
+    tiny: Path, serve: Serve, tmp_path: Path
+) -> None:
+    tokens = tmp_path / "tokens"
+    tokens.write_text("alice:aaaaaaaaaaaaaaaaaaaa\nbob:bbbbbbbbbbbbbbbbbbbb\n")
+    async with serve_checkpoint(tiny, auth_token_file=str(tokens)) as (server, _):
+        target = f"127.0.0.1:{server.port}"
+        async with SlipstreamClient(target, token="a" * 20) as alice, SlipstreamClient(target, token="b" * 20) as bob:
+            found = [(await each.embed(PROMPT))[0].cached_tokens for each in (alice, alice, bob, bob)]
+            assert [cached > 0 for cached in found] == [False, True, False, True]
+            assert await hits(bob, "other") == 0
+    gate = asyncio.Event()
+    async with serve(FakeEngine(held(gate, after=0)), auth_token_file=str(tokens)) as serving:
+        target = serving.target
+        async with SlipstreamClient(target, token="a" * 20) as alice, SlipstreamClient(target, token="b" * 20) as bob:
+            call = asyncio.create_task(alice.embed("hi", request_id="mine"))
+            await serving.engine.stream_number(1)
+            assert not await bob.abort("mine")
+            assert await alice.abort("mine")
+            with pytest.raises(CallFailed) as failed:
+                await call
+            assert failed.value.reason == "REQUEST_ABORTED"
+            again = asyncio.create_task(alice.embed("hi", request_id="mine"))
+            await serving.engine.stream_number(2)
+            assert not await bob.abort("mine")
+            gate.set()
+            assert len(await again) == 1
 
 
 class PoisonedBuilder:

@@ -95,7 +95,8 @@ def test_the_table_covers_every_field() -> None:
     covered: dict[str, set[str]] = {}
     for edge in all_edges():
         collect(edge.message, covered)
-    for name in ("GenerateRequest", "SamplingParams", "OutputOptions", "TokenizeRequest", "DetokenizeRequest"):
+    both = ("GenerateRequest", "SamplingParams", "OutputOptions", "TokenizeRequest", "DetokenizeRequest")
+    for name in (*both, "EmbedRequest", "EmbedInput"):
         fields = {field.name for field in pb.DESCRIPTOR.message_types_by_name[name].fields}
         assert covered[name] == fields, name
 
@@ -106,11 +107,17 @@ def collect(message: Any, covered: dict[str, set[str]]) -> None:
         covered.setdefault(message.DESCRIPTOR.name, set()).add(field.name)
         if field.message_type is not None and not field.is_repeated:
             collect(value, covered)
+        elif field.message_type is not None and not field.message_type.GetOptions().map_entry:
+            for each in value[:MEMBERS]:
+                collect(each, covered)
 
+
+MEMBERS = 2
+"""Of a repeated field that `collect` looks into."""
 
 MEGA = 1_000_000
 
-FLOODS: dict[str, tuple[Callable[[], pb.GenerateRequest], str]] = {
+FLOODS: dict[str, tuple[Callable[[], pb.GenerateRequest | pb.EmbedRequest], str]] = {
     "stop strings": (lambda: sampled(stop=["ab"] * MEGA), "sampling_params.stop"),
     "empty stop strings": (lambda: sampled(stop=[""] * 2 * MEGA), "sampling_params.stop"),
     "stop ids": (lambda: sampled(stop_token_ids=[5] * 4 * MEGA), "sampling_params.stop_token_ids"),
@@ -121,7 +128,15 @@ FLOODS: dict[str, tuple[Callable[[], pb.GenerateRequest], str]] = {
     "empty turns": (lambda: turns([pb.ChatMessage()] * 2 * MEGA), "chat.messages"),
     "text": (lambda: pb.GenerateRequest(text="a" * 4 * MEGA), "text"),
     "turn": (lambda: turns([pb.ChatMessage(role="u", content="a" * 4 * MEGA)]), "chat.messages"),
+    "empty inputs": (lambda: pb.EmbedRequest(inputs=[pb.EmbedInput()] * 2 * MEGA), "inputs"),
+    "inputs of many ids": (lambda: embedded([5] * 30_000), "inputs[0].token_ids.ids"),
+    "many inputs of ids": (lambda: embedded([5] * 1_023, 2_000), "inputs"),
 }
+
+
+def embedded(ids: list[int], count: int = 128) -> pb.EmbedRequest:
+    """`count` inputs of the same ids."""
+    return pb.EmbedRequest(inputs=[pb.EmbedInput(token_ids=pb.TokenIds(ids=ids))] * count)
 
 
 def sampled(**params: Any) -> pb.GenerateRequest:
@@ -141,7 +156,7 @@ async def test_floods_within_one_message(client: SlipstreamClient, name: str, sc
     message = make()
     async with beside(client) as neighbour:
         before = time.monotonic()
-        failed = await outcome(client, "Generate", message)
+        failed = await outcome(client, type(message).__name__.removesuffix("Request"), message)
         seconds = time.monotonic() - before
     assert failed is not None and failed.code is grpc.StatusCode.INVALID_ARGUMENT, failed
     assert field in failed.fields

@@ -13,6 +13,7 @@ from typing import Any
 from google.protobuf.descriptor import FieldDescriptor
 
 INTS = (0, 1, -1, 2, 63, 64, 65, 319, 320, 1023, 1024, 2**31 - 1, -(2**31), 2**16)
+ENUMS = (0, 0, 1, 2, 3, 4, -1, 2**31 - 1)
 LONGS = (*INTS, 2**63 - 1, -(2**63), 2**32)
 DOUBLES = (0.0, -0.0, 1.0, 0.5, -1.0, 2.0, 100.0, 1e-45, 5e-324, 1e308, -1e308, math.nan, math.inf, -math.inf)
 STRINGS = ("", "a", "\0", "<|eos|>", "é" * 9, "z" * 300, "{{ x }}", "\U0001f468\u200d\U0001f469", "user", "/etc/passwd")
@@ -75,6 +76,7 @@ class Fuzzer:
             FieldDescriptor.CPPTYPE_DOUBLE: DOUBLES,
             FieldDescriptor.CPPTYPE_BOOL: (False, True),
             FieldDescriptor.CPPTYPE_STRING: STRINGS,
+            FieldDescriptor.CPPTYPE_ENUM: ENUMS,
         }
         # Half of the numbers near zero, where most ranges are, so that requests are not all refused for one field.
         if (

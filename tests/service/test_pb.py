@@ -41,6 +41,10 @@ def test_names_that_clients_rely_on() -> None:
     assert fields["GenerateResponse"] == {"request_id", "started", "delta", "finished"}
     assert fields["Delta"] == {"index", "position", "token_ids", "text", "logprobs"}
     assert fields["Finished"] == {"index", "reason", "matched_stop", "usage", "timing"}
+    asked = {"request_id", "inputs", "pooling", "normalize", "dimensions", "priority", "queue_timeout"}
+    assert fields["EmbedRequest"] == asked | {"cache_salt", "adapter"}
+    assert fields["EmbedResponse"] == {"request_id", "embeddings", "dimension"}
+    assert fields["Embedding"] == {"values", "usage"}
     assert fields["Usage"] == {"prompt_tokens", "cached_tokens", "completion_tokens"}
     (service,) = pb.DESCRIPTOR.services_by_name.values()
     assert service.full_name == "slipstream.v1.InferenceService"
@@ -52,6 +56,7 @@ def test_names_that_clients_rely_on() -> None:
         "GetModelInfo",
         "GetServerInfo",
         "GetLoad",
+        "Embed",
     }
 
 

@@ -26,6 +26,7 @@ EXAMPLES: list[tuple[SlipstreamError, str, str]] = [
     (errors.SlowConsumer("slow"), "RESOURCE_EXHAUSTED", "SLOW_CONSUMER"),
     (errors.DeadlinePassed("late"), "DEADLINE_EXCEEDED", "DEADLINE_EXCEEDED"),
     (errors.RequestFailed("not finite"), "INTERNAL", "REQUEST_FAILED"),
+    (errors.RequestAborted("aborted"), "CANCELLED", "REQUEST_ABORTED"),
     (errors.EngineDead("failed"), "UNAVAILABLE", "ENGINE_DEAD"),
     (errors.Draining("going"), "UNAVAILABLE", "DRAINING"),
 ]

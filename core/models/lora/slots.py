@@ -53,7 +53,8 @@ class _Stack:
     """Matrices of one linear layer: `a` [slots + 1, max_rank, in], `b` [slots + 1, out, max_rank]."""
 
     def __init__(self, linear: torch.nn.Linear, num_slots: int, max_rank: int, dtype: torch.dtype) -> None:
-        device = linear.weight.device
+        # A packed layer may have its weight under another name.
+        device = next(linear.parameters()).device
         self.a = torch.zeros(num_slots + 1, max_rank, linear.in_features, dtype=dtype, device=device)
         self.b = torch.zeros(num_slots + 1, linear.out_features, max_rank, dtype=dtype, device=device)
         self.ranks = [0] * (num_slots + 1)

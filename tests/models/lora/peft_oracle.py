@@ -53,6 +53,8 @@ class PeftOracle:
 
             model: Any = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32, attn_implementation="eager")
             model.generation_config.eos_token_id = None
+            # Packed layers of compressed-tensors have a weight for PEFT to see from their first call on.
+            model(torch.tensor([[1]]))
             (first, path), *others = adapters.items()
             self._model: Any = PeftModel.from_pretrained(model, str(path), adapter_name=first).eval()
             for name, each in others:

@@ -26,21 +26,32 @@ function finish(result) {
   client.close();
 }
 
-const options = scenario === "deadline" ? { deadline: Date.now() + 300 } : {};
-const call = client.Generate(
-  { text: "hello from node", sampling_params: { max_tokens: 5, temperature: 0 }, request_id: `node-${scenario}` },
-  options,
-);
+function embed() {
+  const inputs = [{ text: "hello" }, { token_ids: { ids: [5, 6] } }];
+  client.Embed({ inputs, pooling: "POOLING_MEAN", normalize: false }, (error, response) =>
+    finish(error ? { code: error.code } : { code: grpc.status.OK, response }),
+  );
+}
 
-call.on("data", (response) => {
-  seen.kinds.push(response.event);
-  if (response.event === "delta") {
-    seen.ids.push(...response.delta.token_ids);
-    seen.texts.push(response.delta.text);
-    seen.positions.push(response.delta.position);
-    if (scenario === "cancel") call.cancel();
-  }
-  if (response.event === "finished") seen.finished = response.finished;
-});
-call.on("error", (error) => finish({ code: error.code }));
-call.on("end", () => seen.finished && finish({ code: grpc.status.OK }));
+function stream() {
+  const options = scenario === "deadline" ? { deadline: Date.now() + 300 } : {};
+  const call = client.Generate(
+    { text: "hello from node", sampling_params: { max_tokens: 5, temperature: 0 }, request_id: `node-${scenario}` },
+    options,
+  );
+  call.on("data", (response) => {
+    seen.kinds.push(response.event);
+    if (response.event === "delta") {
+      seen.ids.push(...response.delta.token_ids);
+      seen.texts.push(response.delta.text);
+      seen.positions.push(response.delta.position);
+      if (scenario === "cancel") call.cancel();
+    }
+    if (response.event === "finished") seen.finished = response.finished;
+  });
+  call.on("error", (error) => finish({ code: error.code }));
+  call.on("end", () => seen.finished && finish({ code: grpc.status.OK }));
+}
+
+if (scenario === "embed") embed();
+else stream();

@@ -1,4 +1,4 @@
-"""Node's `@grpc/grpc-js` streams, cancels and hits a deadline against this server."""
+"""Node's `@grpc/grpc-js` streams, cancels, embeds and hits a deadline against this server."""
 
 from __future__ import annotations
 
@@ -93,3 +93,12 @@ async def test_hits_a_deadline(serve: Serve, node_modules: Path) -> None:
         await closed(serving.engine)
         assert serving.engine.streams[0].request.deadline is not None
     assert result["code"] == 4
+
+
+async def test_embeds(serve: Serve, node_modules: Path) -> None:
+    async with serve() as serving:
+        result = await run(node_modules, serving.target, "embed")
+    assert (result["code"], result["response"]["dimension"]) == (0, 4)
+    vectors = result["response"]["embeddings"]
+    assert [vector["values"] for vector in vectors] == [[5, 0, 0, 0], [2, 1, 0, 0]]
+    assert [vector["usage"]["prompt_tokens"] for vector in vectors] == [5, 2]

@@ -70,6 +70,11 @@ class InferenceServiceStub:
                 request_serializer=slipstream_dot_v1_dot_inference__pb2.GetLoadRequest.SerializeToString,
                 response_deserializer=slipstream_dot_v1_dot_inference__pb2.GetLoadResponse.FromString,
                 _registered_method=True)
+        self.Embed = channel.unary_unary(
+                '/slipstream.v1.InferenceService/Embed',
+                request_serializer=slipstream_dot_v1_dot_inference__pb2.EmbedRequest.SerializeToString,
+                response_deserializer=slipstream_dot_v1_dot_inference__pb2.EmbedResponse.FromString,
+                _registered_method=True)
 
 
 class InferenceServiceServicer:
@@ -94,7 +99,7 @@ class InferenceServiceServicer:
 
     def Abort(self, request, context):
         """Ends a live request: its stream gets `finished` with FINISH_REASON_CANCELLED for each output still running, and
-        then status OK. Idempotent; an unknown or already finished id is not an error.
+        then status OK; an Embed call ends with CANCELLED. Idempotent; an unknown or already finished id is not an error.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -137,6 +142,18 @@ class InferenceServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Embed(self, request, context):
+        """Turns each input into one vector: the model's last hidden states, pooled over the input's tokens. The inputs are
+        prefilled in the same batches as the prompts of Generate; nothing is sampled. Either every input gets its vector or
+        the call fails. Cancelling the call, or letting its deadline pass, frees everything the request holds.
+
+        Errors: those of Generate (SLOW_CONSUMER excepted), and CANCELLED with reason REQUEST_ABORTED when Abort ended the
+        request. INVALID_ARGUMENT names the field and the place of each bad input, such as inputs[2].text.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_InferenceServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -174,6 +191,11 @@ def add_InferenceServiceServicer_to_server(servicer, server):
                     servicer.GetLoad,
                     request_deserializer=slipstream_dot_v1_dot_inference__pb2.GetLoadRequest.FromString,
                     response_serializer=slipstream_dot_v1_dot_inference__pb2.GetLoadResponse.SerializeToString,
+            ),
+            'Embed': grpc.unary_unary_rpc_method_handler(
+                    servicer.Embed,
+                    request_deserializer=slipstream_dot_v1_dot_inference__pb2.EmbedRequest.FromString,
+                    response_serializer=slipstream_dot_v1_dot_inference__pb2.EmbedResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -366,6 +388,33 @@ class InferenceService:
             '/slipstream.v1.InferenceService/GetLoad',
             slipstream_dot_v1_dot_inference__pb2.GetLoadRequest.SerializeToString,
             slipstream_dot_v1_dot_inference__pb2.GetLoadResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Embed(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/slipstream.v1.InferenceService/Embed',
+            slipstream_dot_v1_dot_inference__pb2.EmbedRequest.SerializeToString,
+            slipstream_dot_v1_dot_inference__pb2.EmbedResponse.FromString,
             options,
             channel_credentials,
             insecure,
