@@ -7,11 +7,11 @@
 // Shapes: T tokens of B requests in one row (the first `num_extend` requests are prefill segments, the others one token
 // each), S places whose logits are wanted. Hidden C, heads H of D, KV heads K, G = H / K.
 
-#include <torch/extension.h>
-
+#include <ATen/ATen.h>
 #include <ATen/Parallel.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <c10/core/InferenceMode.h>
+#include <torch/csrc/utils/pybind.h>
 
 #include <algorithm>
 #include <cmath>
@@ -73,7 +73,6 @@ struct Linear {
 };
 
 struct Layer {
-  int64_t id;
   Tensor attention_norm, mlp_norm;
   MaybeTensor q_norm, k_norm;
   Linear qkv, out, gate_up, down;
@@ -373,9 +372,9 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
                        std::move(final_norm), std::move(head));
       }))
       .def("add_layer",
-           [](Decoder& self, int64_t id, Tensor attention_norm, Tensor mlp_norm, MaybeTensor q_norm,
+           [](Decoder& self, Tensor attention_norm, Tensor mlp_norm, MaybeTensor q_norm,
               MaybeTensor k_norm, Linear qkv, Linear out, Linear gate_up, Linear down) {
-             self.add_layer(Layer{id, std::move(attention_norm), std::move(mlp_norm), std::move(q_norm),
+             self.add_layer(Layer{std::move(attention_norm), std::move(mlp_norm), std::move(q_norm),
                                   std::move(k_norm), std::move(qkv), std::move(out), std::move(gate_up),
                                   std::move(down)});
            })
