@@ -31,9 +31,7 @@ from core.models.transformers_backend import TransformersModel, load_transformer
 logger = logging.getLogger(__name__)
 
 
-def load_native(
-    checkpoint: CheckpointConfig, config: ModelConfig, device: torch.device, progress: Progress
-) -> Model:
+def load_native(checkpoint: CheckpointConfig, config: ModelConfig, device: torch.device, progress: Progress) -> Model:
     """As `load_transformers`, with native code as far as `config.native` allows and the model has it."""
     model = load_transformers(checkpoint, config, device, progress)
     if config.native == "off":
