@@ -62,6 +62,10 @@ class MemoryConfig:
     row, or one without a prefix cache."""
     state_track_interval: int = 256
     """Every how many tokens, rounded up to pages, a decoding request's recurrent state is kept for the cache."""
+    sliding_window_pool: bool = True
+    """Whether sliding-window layers get a pool of their own, which holds only what is inside somebody's window."""
+    max_window_tokens: int | None = None
+    """Tokens that this pool holds; None: enough for the windows of all rows, as far as memory goes."""
 
     def __post_init__(self) -> None:
         _at_least("page_size", self.page_size, 1)
@@ -69,6 +73,7 @@ class MemoryConfig:
         _at_least("max_total_tokens", self.max_total_tokens, self.page_size)
         _at_least("max_state_slots", self.max_state_slots, 1)
         _at_least("state_track_interval", self.state_track_interval, 1)
+        _at_least("max_window_tokens", self.max_window_tokens, self.page_size)
         _one_of("prefix_cache", self.prefix_cache, PREFIX_CACHES)
 
 

@@ -103,6 +103,29 @@ class ServerConfig:
     prefix_cache: str = setting(
         _core(MemoryConfig, "prefix_cache"), str, "Memory", "Reuse of common prompt prefixes.", choices=PREFIX_CACHES
     )
+    max_state_slots: int | None = setting(
+        None,
+        int,
+        "Memory",
+        "Recurrent states held at once, for models that have any; unset: two per request, one without prefix reuse.",
+        low=1,
+    )
+    state_track_interval: int = setting(
+        _core(MemoryConfig, "state_track_interval"),
+        int,
+        "Memory",
+        "Every how many output tokens a recurrent state is kept for reuse.",
+        low=1,
+    )
+    sliding_window_pool: bool = setting(
+        _core(MemoryConfig, "sliding_window_pool"),
+        bool,
+        "Memory",
+        "Hold sliding-window layers in a pool of their own that frees what left the window.",
+    )
+    max_window_tokens: int | None = setting(
+        None, int, "Memory", "Tokens that this pool holds; unset: sized from requests and the memory at hand.", low=1
+    )
 
     chunked_prefill_size: int = setting(
         _core(SchedulerConfig, "chunked_prefill_size"), int, "Scheduling", "Most prompt tokens in one step.", low=1
@@ -228,6 +251,10 @@ class ServerConfig:
                 max_running_requests=self.max_running_requests,
                 max_total_tokens=self.max_total_tokens,
                 prefix_cache=self.prefix_cache,
+                max_state_slots=self.max_state_slots,
+                state_track_interval=self.state_track_interval,
+                sliding_window_pool=self.sliding_window_pool,
+                max_window_tokens=self.max_window_tokens,
             ),
             scheduler=SchedulerConfig(
                 chunked_prefill_size=self.chunked_prefill_size,

@@ -31,6 +31,10 @@ class AttentionBackend(ABC):
     tensors, padded by row 0 with length 1. False lets the backend loop over `prefix_lens_host` and `extend_lens_host`,
     which keeps it out of captured graphs."""
 
+    def sibling(self) -> AttentionBackend:
+        """Another one of this kind, for the layers of one model that live in another pool: a plan is of one pool."""
+        return type(self)()
+
     @abstractmethod
     def plan(self, batch: ForwardBatch) -> None:
         """Prepare what all layers of this step share: gather indices, masks, split sizes.
@@ -57,7 +61,9 @@ class AttentionBackend(ABC):
         """Attention of one layer; returns [T, H, Dv] in q's dtype, contiguous.
 
         First stores `k` [Hkv, T, D] and `v` [Hkv, T, Dv] in `batch.kv_pool` at `batch.out_cache_loc`; then row i
-        attends causally over the tokens in `req_to_token[rows[i], :prefix + extend]`, its own of this step included.
+        attends causally over the tokens in `req_to_token[rows[i], :prefix + extend]`, its own of this step included;
+        those slots are named as in the ordinary pool, and go through `batch.pool_slots` (or `page_map`) before they are
+        read.
         `q` is [H, T, D]; H is a multiple of Hkv and query head h reads KV head h // (H / Hkv). Inputs may be strided.
 
         scores = q·k · scale, then softcap · tanh(scores / softcap) if given; then what `AttentionSpan(sliding_window,

@@ -104,7 +104,7 @@ def _prefill_piece(
     # Keys older than what the segment's first query sees are never read.
     first = span.first_key(prefix)
     table = batch.req_to_token[:, first : prefix + length]
-    slots = table.index_select(0, batch.rows[index : index + 1]).view(-1)
+    slots = batch.pool_slots(table.index_select(0, batch.rows[index : index + 1]).view(-1))
     mask = additive_mask(span, prefix, length, first, dtype, slots.device)
     return PrefillPiece(start, start + length, prefix, span, slots, mask)
 
@@ -132,4 +132,4 @@ def _decode_chunk(
         mask = torch.zeros(rows, 1, 1, length, dtype=dtype, device=device)
         mask.masked_fill_(hidden[:, None, None, :], -torch.inf)
     tokens = torch.from_numpy(starts[members]).to(device)
-    return DecodeChunk(tokens, rows, length, slots.view(-1), mask)
+    return DecodeChunk(tokens, rows, length, batch.pool_slots(slots).view(-1), mask)

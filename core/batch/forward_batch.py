@@ -48,3 +48,14 @@ class ForwardBatch:
     """Whether the model must set `hidden`: some row of this step is embedded."""
     hidden: torch.Tensor | None = None
     """[T, H]: last hidden states after the final norm, in the model's dtype."""
+    page_map: torch.Tensor | None = None
+    """int32[pages + 1]: which page of `kv_pool` stands for each page that `req_to_token` names. None: that page itself.
+    `out_cache_loc` names slots of `kv_pool` in either case."""
+
+    def pool_slots(self, slots: torch.Tensor) -> torch.Tensor:
+        """Slots of `kv_pool` for `slots` as `req_to_token` names them, in their shape and dtype."""
+        if self.page_map is None:
+            return slots
+        size = self.kv_pool.page_size
+        pages = self.page_map.index_select(0, (slots // size).view(-1)).view(slots.shape)
+        return pages.to(slots.dtype) * size + slots % size

@@ -28,10 +28,13 @@ from core.memory.kv_pool import KVPool
 from core.memory.mamba_pool import MambaPool
 from core.memory.req_to_token_pool import ReqToTokenPool
 from core.memory.request_memory import RequestMemory
-from core.memory.sizing import num_pages
 from core.memory.state_slots import NAME as STATES
 from core.memory.state_slots import StateSlots
 from core.memory.state_snapshots import Tracking
+from core.memory.swa_pool import SlidingWindowPool
+from core.memory.window_pages import NAME as WINDOW
+from core.memory.window_pages import WindowPages
+from core.memory.window_sizing import SplitLayers, divide_pages
 from core.models.base import Model
 from core.models.loader import load_model
 from core.prefix.registry import build_prefix_cache
@@ -90,12 +93,13 @@ def _build_pools(config: EngineConfig, model: Model, streams: DeviceStreams) -> 
     # Before the KV pool is sized from what is left.
     companions: dict[str, DeviceCompanion] = {**load_adapters(config.lora, model, streams.device)}
     context = min(spec.context_length, config.model.context_length or spec.context_length)
-    per_token = KVPool.bytes_per_token_for(spec.kv_layers, spec.dtype)
     tracking = _tracking(config)
     slots = memory.max_state_slots or memory.max_running_requests * (1 if tracking is None else 2)
     state_bytes = MambaPool.bytes_per_slot(spec.state_layers) * (slots + 1)
-    pages = num_pages(memory, per_token, context, streams.device, state_bytes)
-    allocator = PagedKVAllocator(pages, memory.page_size)
+    layers = SplitLayers.of(spec.kv_layers, context, windows=memory.sliding_window_pool)
+    bounds = layers.bounds(memory.page_size, config.scheduler.chunked_prefill_size)
+    pages = divide_pages(memory, layers, bounds, spec.dtype, context, streams.device, state_bytes)
+    allocator = PagedKVAllocator(pages.kv, memory.page_size)
     # Whole pages are written into the table, so its width is a whole number of pages too.
     width = allocator.pages_for(context) * memory.page_size
     requests = ReqToTokenPool(memory.max_running_requests, width, streams.device)
@@ -104,10 +108,14 @@ def _build_pools(config: EngineConfig, model: Model, streams: DeviceStreams) -> 
     if spec.state_layers:
         followers.append(StateSlots(slots, requests.num_rows, tracking))
         companions[STATES] = HybridReqToTokenPool(requests, MambaPool(spec.state_layers, slots, streams.device))
+    if bounds is not None:
+        followers.append(WindowPages(pages.window, pages.kv, requests.num_rows, bounds))
+        windowed = KVPool(layers.windowed, pages.window, memory.page_size, spec.dtype, streams.device, WINDOW)
+        companions[WINDOW] = SlidingWindowPool(windowed, pages.kv)
     return Pools(
         memory=RequestMemory(requests.rows, allocator, cache, context, followers),
         requests=requests,
-        kv=KVPool(spec.kv_layers, pages, memory.page_size, spec.dtype, streams.device),
+        kv=KVPool(layers.full, pages.kv, memory.page_size, spec.dtype, streams.device),
         context_length=context,
         companions=companions,
     )

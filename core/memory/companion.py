@@ -12,7 +12,7 @@ a state snapshot or a windowed page goes when its page goes, and needs no tree o
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 
@@ -84,6 +84,19 @@ class Companion(Protocol):
 
     def check_integrity(self) -> None:
         """Recompute every count and owner; raises InvariantViolation naming what is off."""
+        ...
+
+
+@runtime_checkable
+class Growing(Protocol):
+    """A companion whose pool a decoding row takes more of with each new KV page. The others charge a row once."""
+
+    def can_grow(self, rows: Ints) -> bool:
+        """Room for one more KV page of each of `rows`, int64[n], all different. After True, `grown` must succeed."""
+        ...
+
+    def grown(self, rows: Ints) -> None:
+        """Each of `rows` got a page, as asked of `can_grow` just before."""
         ...
 
 

@@ -27,9 +27,12 @@ class KVLayerSpec:
     k_dim: int
     v_dim: int
     v_in_k: bool = False
+    window: int | None = None
+    """How many keys a query sees at most, its own among them; None: all before it."""
 
     def __post_init__(self) -> None:
         assert self.layer_id >= 0, self
+        assert self.window is None or self.window >= 1, self
         assert min(self.num_kv_heads, self.k_dim, self.v_dim) >= 1, self
         assert not self.v_in_k or self.v_dim <= self.k_dim, self
 
@@ -48,7 +51,13 @@ class KVPool:
     """
 
     def __init__(
-        self, layers: Sequence[KVLayerSpec], num_pages: int, page_size: int, dtype: torch.dtype, device: torch.device
+        self,
+        layers: Sequence[KVLayerSpec],
+        num_pages: int,
+        page_size: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        name: str = "kv",
     ) -> None:
         assert len({spec.layer_id for spec in layers}) == len(layers), "layer ids must differ"
         assert num_pages >= 1, num_pages
@@ -59,6 +68,7 @@ class KVPool:
         self.page_size = page_size
         self.dtype = dtype
         self.device = device
+        self.name = name
         self.recorder: Recorder | None = None
         self._k = {spec.layer_id: self._slots(spec.num_kv_heads, spec.k_dim) for spec in layers}
         self._v = {
@@ -113,7 +123,7 @@ class KVPool:
         assert k.shape[0] == v.shape[0] == slots.shape[0], (k.shape[0], v.shape[0], slots.shape[0])
         assert k.dtype == v.dtype == self.dtype, (k.dtype, v.dtype, self.dtype)
         if self.recorder is not None:
-            self.recorder.wrote("kv", slots)
+            self.recorder.wrote(self.name, slots)
         keys.index_copy_(0, slots, k)
         if layer_id not in self._shared:
             values.index_copy_(0, slots, v)

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from core.invariants import check
-from core.memory.companion import Companion, Writes
+from core.memory.companion import Companion, Growing, Writes
 from core.memory.kv_allocator import PagedKVAllocator
 from core.memory.req_to_token_pool import TableWrites
 from core.memory.rows import RowAllocator
@@ -55,6 +55,7 @@ class RequestMemory:
         self.allocator = allocator
         self.cache = cache
         self.companions = tuple(companions)
+        self._growing = tuple(c for c in self.companions if isinstance(c, Growing))
         self.page_size = allocator.page_size
         width = allocator.pages_for(max_len)
         shape = (rows.size + 1, width)
@@ -152,9 +153,11 @@ class RequestMemory:
         """One more page for each of `rows`; False, and no change but evictions, when there are not enough."""
         if len(rows) == 0:
             return True
-        pages = self._alloc(len(rows))
+        pages = self._alloc(len(rows)) if all(c.can_grow(rows) for c in self._growing) else None
         if pages is None:
             return False
+        for companion in self._growing:
+            companion.grown(rows)
         places = self._count[rows]
         self._pages[rows, places] = pages
         self._owned[rows, places] = True
@@ -185,7 +188,8 @@ class RequestMemory:
         """What the companions' device sides must apply before the step that computes these tokens; see `Companion`."""
         if not self.companions:
             return NO_WRITES
-        pages = self._pages[rows]
+        # A row as wide as the context is mostly empty, and copying it for all rows would cost as much as planning them.
+        pages = self._pages[:, : int(self._count[rows].max(initial=0))][rows]
         found = ((c.name, c.planned(rows, prefix_lens, extend_lens, pages)) for c in self.companions)
         return {name: writes for name, writes in found if writes is not None}
 

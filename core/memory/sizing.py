@@ -29,14 +29,15 @@ def num_pages(
         tokens = config.max_running_requests * context_length
         if bytes_per_token:
             # A model without attention has pages of no bytes.
-            tokens = min(max(0, _free_bytes(device) - reserved_bytes) // bytes_per_token, tokens)
+            tokens = min(max(0, free_bytes(device) - reserved_bytes) // bytes_per_token, tokens)
     pages = tokens // config.page_size
     if pages < 1:
         raise ConfigError(f"max_total_tokens: the memory at hand holds {tokens} tokens, less than one page")
     return pages
 
 
-def _free_bytes(device: torch.device) -> int:
+def free_bytes(device: torch.device) -> int:
+    """What pools may take of the memory at hand."""
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
         return int(free * CUDA_SHARE)

@@ -20,6 +20,7 @@ from core.attention.base import AttentionBackend
 from core.attention.span import AttentionSpan
 from core.batch.forward_batch import ForwardBatch
 from core.models.mla import latent_of
+from core.models.windowed import WindowedLayers
 
 IMPLEMENTATION = "slipstream"
 """Name under which transformers finds `packed_attention`."""
@@ -112,6 +113,8 @@ class PackedContext:
     spans: dict[int, AttentionSpan] = field(default_factory=dict)
     """By layer id, as the model's own masks have them; found at load."""
     attention: AttentionBackend | None = None
+    windowed: WindowedLayers | None = None
+    """The layers whose keys and values lie in a pool of their own, if any do."""
     cache: KVFacade = field(default_factory=KVFacade)
 
     def begin(self, batch: ForwardBatch) -> None:
@@ -119,6 +122,14 @@ class PackedContext:
         assert self.attention is not None, "bind() comes first"
         self.cache.begin(batch.positions)
         self.attention.plan(batch)
+        if self.windowed is not None:
+            self.windowed.plan(batch)
+
+    def attention_of(self, layer_id: int) -> AttentionBackend:
+        """The backend that reads and writes the pool of `layer_id`."""
+        assert self.attention is not None, "bind() comes first"
+        windowed = self.windowed
+        return windowed.attention if windowed is not None and layer_id in windowed.layers else self.attention
 
 
 def bind_context(model: torch.nn.Module, context: Any) -> None:
@@ -183,14 +194,12 @@ def packed_attention(
     every model passes them.
     """
     context: PackedContext = getattr(module, CONTEXT)
-    attention = context.attention
-    assert attention is not None
     layer_id = context.cache.layer_of(key)
     span = context.spans[layer_id]
     if key.dtype != context.dtype or value.dtype != context.dtype or query.dtype != context.dtype:
         query, key, value = (tensor.to(context.dtype) for tensor in (query, key, value))
     latent = latent_of(module)
-    attended = attention.forward(
+    attended = context.attention_of(layer_id).forward(
         layer_id,
         query[0] if latent is None else latent.absorb(query[0]),
         key[0],

@@ -54,8 +54,8 @@ class ModelProbe:
     ) -> None:
         """Take in one attention call. `v_in_k`: see `KVLayerSpec`."""
         layer_id = self.cache.layer_of(key)
-        spec = KVLayerSpec(layer_id, key.shape[1], key.shape[3], value.shape[3], v_in_k)
         span = self._span(layer_id, window, rule)
+        spec = KVLayerSpec(layer_id, key.shape[1], key.shape[3], value.shape[3], v_in_k, span.window)
         if self.layers.setdefault(layer_id, spec) != spec or self.spans.setdefault(layer_id, span) != span:
             raise Unsupported(f"attends to layer {layer_id} in two different ways")
 

@@ -23,6 +23,7 @@ from core.memory.companion import DeviceCompanion
 from core.memory.hybrid_pool import HybridReqToTokenPool
 from core.memory.kv_pool import KVPool
 from core.memory.state_slots import NAME as STATES
+from core.memory.window_pages import NAME as WINDOW
 from core.models.base import NO_COMPANIONS, ModelSpec, Progress
 from core.models.config import CheckpointConfig
 from core.models.mla import absorb_latents, expand_latents
@@ -32,6 +33,7 @@ from core.models.quantized.registry import PLAIN, QuantizedWeights, method_name,
 from core.models.recurrent import StateContext
 from core.models.recurrent_probe import unwrap_mixers, wrap_mixers
 from core.models.self_check import CheckResult, Reference, plain_reference, run_self_check
+from core.models.windowed import window_layers
 
 MAX_NAMED_WEIGHTS = 3
 """How many missing or unexpected weights an error names."""
@@ -65,9 +67,12 @@ class TransformersModel:
         self, kv_pool: KVPool, attention: AttentionBackend, companions: Mapping[str, DeviceCompanion] = NO_COMPANIONS
     ) -> None:
         """See `Model.bind`."""
-        assert kv_pool.layers == self._spec.kv_layers, "the pool was built for another model"
+        windowed = window_layers(companions.get(WINDOW), attention)
+        layers = (*kv_pool.layers, *(() if windowed is None else windowed.pool.kv.layers))
+        held = tuple(sorted(layers, key=lambda spec: spec.layer_id))
+        assert held == self._spec.kv_layers, "the pool was built for another model"
         assert kv_pool.dtype == self._spec.dtype, (kv_pool.dtype, self._spec.dtype)
-        self._context.attention = attention
+        self._context.attention, self._context.windowed = attention, windowed
         if self._states is not None:
             pool = companions[STATES]
             assert isinstance(pool, HybridReqToTokenPool), type(pool)

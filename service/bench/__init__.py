@@ -8,7 +8,7 @@ from service.lazy_group import LazyGroup
 
 BENCHMARKS: dict[str, tuple[str, str]] = {
     "asserts": ("service.bench.asserts:asserts", "Cost of the device checks: off, counting, trapping."),
-    "memory": ("service.bench.memory:memory", "KV bytes per token: expanded heads and MLA latents."),
+    "memory": ("service.bench.memory:memory", "What MLA latents and a pool for sliding windows save."),
     "overlap": (
         "service.bench.overlap:overlap",
         "Idle share of an emulated device, with overlap on and off.",

@@ -1,10 +1,10 @@
-"""`slipstream bench memory`: what one token of KV takes when an MLA model caches latents instead of expanded heads."""
+"""`slipstream bench memory`: what MLA latents save beside expanded heads, and a window pool beside the plain one."""
 
 from __future__ import annotations
 
 import json
 import tempfile
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from transformers.utils import logging as transformers_logging
 
 from core.engine.measures import measure
 from core.memory.kv_pool import KVLayerSpec, KVPool
+from service.bench.windows import windows_by_shape, windows_measured
 
 TINY: dict[str, Any] = {
     "vocab_size": 128,
@@ -82,7 +83,17 @@ def latent_measured() -> LatentFigures:
 @click.command()
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object as the last line.")
 def memory(as_json: bool) -> None:
-    """Bytes of KV per token of DeepSeek-V3-shaped models: heads expanded, and the latent that is stored instead."""
+    """What special layers save: MLA latents instead of expanded heads, and a pool for sliding windows.
+
+    KV bytes per token of DeepSeek-V3-shaped models, and the most pages that Gemma-3-shaped ones hold at a context of
+    eight windows.
+    """
+    latents, windows = _show_latents(), _show_windows()
+    if as_json:
+        click.echo(json.dumps({"latent": latents, "window": windows}))
+
+
+def _show_latents() -> dict[str, Any]:
     found = {
         "DeepSeek-V3, bfloat16, by its shape": latent_by_shape(AutoConfig.for_model("deepseek_v3"), torch.bfloat16),
         "tiny DeepSeek-V3, float32, pool measured": latent_measured(),
@@ -91,8 +102,20 @@ def memory(as_json: bool) -> None:
     click.echo(f"  {'model':<42}{'expanded':>12}{'latent':>10}{'smaller':>10}")
     for name, each in found.items():
         click.echo(f"  {name:<42}{each.expanded:12.0f}{each.latent:10.0f}{each.ratio:8.1f} x")
-    if as_json:
-        figures = {
-            n: {"expanded": e.expanded, "latent": e.latent, "ratio": round(e.ratio, 2)} for n, e in found.items()
-        }
-        click.echo(json.dumps({"latent": figures}))
+    return {n: {"expanded": e.expanded, "latent": e.latent, "ratio": round(e.ratio, 2)} for n, e in found.items()}
+
+
+def _show_windows() -> dict[str, Any]:
+    found = {
+        "Gemma 3 4B, by its shape": windows_by_shape(),
+        "tiny Gemma 3, served with the pool off and on": windows_measured(),
+    }
+    click.echo(
+        "Pages x layers at a context of 8 windows, 4 requests: the most held after any step, and the whole pools"
+    )
+    click.echo(f"  {'model':<46}{'plain':>8}{'windows':>9}{'share':>8}{'pools':>8}{'share':>8}{'other answers':>15}")
+    for name, e in found.items():
+        click.echo(f"  {name:<46}{e.plain:8}{e.windowed:9}{e.share:8.1%}{e.pools:8}{e.pools_share:8.1%}{e.wrong:15}")
+    return {
+        n: {**asdict(e), "share": round(e.share, 4), "pools_share": round(e.pools_share, 4)} for n, e in found.items()
+    }

@@ -9,6 +9,7 @@ import torch
 
 from core.attention.base import AttentionBackend
 from core.attention.span import AttentionSpan
+from core.batch.forward_batch import ForwardBatch
 from core.memory.kv_pool import KVLayerSpec
 from tests.fakes.paged_steps import PagedRows, Part
 
@@ -29,7 +30,20 @@ class Shape:
     sinks: bool = False
     bias: bool = False
     v_in_k: bool = False
+    renamed: bool = False
+    """Whether `req_to_token` names pages otherwise than the pool, so that the batch brings a `page_map`."""
     dtype: torch.dtype = torch.float32
+
+
+def rename_pages(batch: ForwardBatch, seed: int) -> None:
+    """Give every page but padding another name in `req_to_token`, and say in `page_map` which one it is."""
+    size, count = batch.kv_pool.page_size, batch.kv_pool.num_pages
+    order = torch.randperm(count, generator=torch.Generator().manual_seed(seed)) + 1
+    names = torch.cat([torch.zeros(1, dtype=torch.int64), order]).to(batch.req_to_token.device)
+    batch.page_map = torch.zeros(count + 1, dtype=torch.int32, device=names.device)
+    batch.page_map[names] = torch.arange(count + 1, dtype=torch.int32, device=names.device)
+    table = batch.req_to_token
+    batch.req_to_token = (names[table // size] * size + table % size).to(table.dtype)
 
 
 @dataclass
@@ -77,7 +91,10 @@ class KnownRows:
 
     def attend(self, backend: AttentionBackend, parts: Sequence[Part], num_extend: int) -> torch.Tensor:
         """One step through `backend`: [T, H, Dv]."""
-        backend.plan(self.paged.batch(parts, num_extend))
+        batch = self.paged.batch(parts, num_extend)
+        if self.shape.renamed:
+            rename_pages(batch, self.seed)
+        backend.plan(batch)
 
         def packed(source: torch.Tensor) -> torch.Tensor:
             return torch.cat([source[p.row, p.prefix : p.prefix + p.extend] for p in parts]).transpose(0, 1)

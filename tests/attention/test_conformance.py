@@ -41,6 +41,8 @@ SHAPES = {
     "bf16-sinks": Shape(dtype=torch.bfloat16, sinks=True),
     "bf16-narrow-values": Shape(dtype=torch.bfloat16, heads=4, kv_heads=2, k_dim=24, v_dim=8),
     "bias": Shape(kv_heads=4, bias=True),
+    "renamed": Shape(renamed=True),
+    "renamed-window": Shape(window=7, renamed=True),
 }
 
 

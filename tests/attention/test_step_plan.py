@@ -70,3 +70,19 @@ def test_a_short_row_at_the_end_of_the_table_stays_inside_it() -> None:
     """Its chunk of keys begins at 40 of 42, and it is padded to the 8 keys of its neighbour."""
     (chunk,) = plan([Part(1, 7, 1), Part(2, 41, 1)], 0, AttentionSpan(chunk=8)).decodes
     assert chunk.slots.view(2, 8)[1].tolist() == [*PAGED.table[2, 40:42].tolist(), *[0] * 6]
+
+
+def test_slots_are_translated_to_the_pool_of_the_batch_and_padding_stays_padding() -> None:
+    batch = PAGED.batch([Part(1, 20, 3), Part(2, 8, 1), Part(3, 30, 1)], 1)
+    plain = build_step_plan(batch, AttentionSpan(window=5), torch.float32)
+    batch.page_map = torch.arange(batch.kv_pool.num_pages + 1, dtype=torch.int32).flip(0)
+    batch.page_map[0] = 0
+    found = build_step_plan(batch, AttentionSpan(window=5), torch.float32)
+    for old, new in (
+        (plain.prefills[0].slots, found.prefills[0].slots),
+        (plain.decodes[0].slots, found.decodes[0].slots),
+    ):
+        assert old is not None and new is not None and new.dtype == old.dtype == torch.int32
+        assert new.tolist() == [int(batch.page_map[slot]) for slot in old.tolist()]
+        assert new.tolist() != old.tolist()
+    assert batch.pool_slots(torch.zeros(3, dtype=torch.int64)).tolist() == [0, 0, 0]

@@ -30,6 +30,9 @@ KINDS = (
 )
 LONGEST = 600
 CONCURRENT = 64
+WINDOWED = ("mistral", "gemma3_text", "gpt_oss", "cohere2")
+WINDOW_TOKENS = 128
+"""Room for the windows of 16 of few requests at once: the longest prompt alone goes through it five times."""
 
 
 @pytest.fixture(scope="module", params=KINDS)
@@ -63,6 +66,7 @@ async def test_greedy_equals_transformers(reference: tuple[Path, list[Example]],
         page_size=8,
         max_running_requests=24,
         max_total_tokens=LONGEST + 40,
+        max_window_tokens=WINDOW_TOKENS,
     ) as (server, client):
         answers = await asyncio.gather(*(_ask(client, example) for example in examples))
         # While 64 compete for so few pages it is chance whether a prefix survives; alone it must.
@@ -79,6 +83,8 @@ async def test_greedy_equals_transformers(reference: tuple[Path, list[Example]],
     assert (stats.cached_tokens > 0) == (PATHS[path]["prefix_cache"] == "radix")
     assert sum(stats.assert_failures.values()) == 0
     assert all(pool.used == 0 for pool in stats.pools)
+    capacity = {pool.name: pool.capacity * 8 for pool in stats.pools}
+    assert capacity.get("swa_page") == (WINDOW_TOKENS if directory.name.startswith(WINDOWED) else None)
 
 
 async def _ask(client: SlipstreamClient, example: Example) -> tuple[int, ...]:

@@ -65,11 +65,13 @@ class Scenario:
     chunk: int = 16
     cache: str = "radix"
     assert_mode: str = "count"
+    window_tokens: int | None = None
+    """Size of the window pool, for models that have one."""
 
     def config(self) -> EngineConfig:
         return EngineConfig(
             model=ModelConfig("hash"),
-            memory=MemoryConfig(PAGE, self.rows, self.pages * PAGE, self.cache),
+            memory=MemoryConfig(PAGE, self.rows, self.pages * PAGE, self.cache, max_window_tokens=self.window_tokens),
             scheduler=SchedulerConfig(chunked_prefill_size=self.chunk),
             executor=ExecutorConfig(device="cpu", overlap=False, assert_mode=self.assert_mode),
         )

@@ -120,3 +120,16 @@ def test_a_real_model_is_ordered_too(tmp_path: Path) -> None:
     outcome = play_lazily(scenario, 3, model)
     assert_clean(outcome)
     assert outcome.tokens == plain.tokens
+
+
+def test_window_pages_change_hands_in_order(tmp_path: Path, seed: int) -> None:
+    """A pool of two windows and a half for three long requests: pages go from hand to hand in almost every step."""
+    checkpoint = make_checkpoint("cohere2", tmp_path / "cohere", seed=0, sliding_window=8)
+    model = load_model(ModelConfig(str(checkpoint)), torch.device("cpu"), None)
+    asks = [Ask(prompt(25), tokens=6), Ask(prompt(3), tokens=14, at=1), Ask([*prompt(25)[:20], 5, 6], tokens=4, at=5)]
+    scenario = Scenario(asks, chunk=8, window_tokens=10 * 4)
+    plain = play_plainly(scenario, model)
+    outcome = play_lazily(scenario, seed, model)
+    assert_clean(outcome)
+    assert outcome.tokens == plain.tokens
+    assert {pool.name: pool.capacity for pool in outcome.stats.pools}["swa_page"] == 10

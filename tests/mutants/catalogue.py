@@ -11,8 +11,19 @@ from tests.mutants.relaying import RELAYING
 from tests.mutants.scheduling import SCHEDULING
 from tests.mutants.serving import SERVING
 from tests.mutants.shell import SHELL
+from tests.mutants.windows import WINDOWS
 
-MUTANTS: tuple[Mutant, ...] = (*OWNERSHIP, *SCHEDULING, *RELAYING, *ORDERING, *SHELL, *SERVING, *GUARDING, *EMBEDDING)
+MUTANTS: tuple[Mutant, ...] = (
+    *OWNERSHIP,
+    *SCHEDULING,
+    *RELAYING,
+    *ORDERING,
+    *SHELL,
+    *SERVING,
+    *GUARDING,
+    *EMBEDDING,
+    *WINDOWS,
+)
 
 SAMPLE: tuple[str, ...] = (
     "skip-generation-check",

@@ -9,6 +9,7 @@ import numpy as np
 
 from core.config import SchedulerConfig
 from core.errors import SlipstreamError
+from core.memory.companion import Companion
 from core.memory.kv_allocator import PagedKVAllocator
 from core.memory.request_memory import RequestMemory
 from core.memory.rows import RowAllocator
@@ -47,12 +48,15 @@ class Harness:
         max_len: int = 128,
         cache: str = "radix",
         depth: int = 2,
+        companions: Sequence[Companion] = (),
+        executor: type[HashExecutor] = HashExecutor,
         **config: object,
     ) -> None:
         settings = {"chunked_prefill_size": 16, **config}
         allocator = PagedKVAllocator(pages, page_size)
-        self.memory = RequestMemory(RowAllocator(rows), allocator, build_prefix_cache(cache, page_size), max_len)
-        self.executor = HashExecutor(rows + 1, max_len + page_size, (pages + 1) * page_size, VOCAB, depth)
+        prefixes = build_prefix_cache(cache, page_size)
+        self.memory = RequestMemory(RowAllocator(rows), allocator, prefixes, max_len, companions)
+        self.executor = executor(rows + 1, max_len + page_size, (pages + 1) * page_size, VOCAB, depth)
         self.scheduler = Scheduler(
             SchedulerConfig(**settings),  # type: ignore[arg-type]
             self.memory,
@@ -96,7 +100,7 @@ class Harness:
             assert steps < limit, "no end in sight: livelock"
         self.memory.check_integrity()
         used = {pool.name: pool.used for pool in self.memory.stats()}
-        assert used == {"req": 0, "kv_page": 0}
+        assert {"req", "kv_page"} <= set(used) and not any(used.values()), used
         return steps
 
     def expect(self, req: Req, count: int | None = None) -> None:

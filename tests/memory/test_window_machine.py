@@ -1,0 +1,222 @@
+"""Random requests over `RequestMemory` with a window pool: what a query sees is what was computed for its own tokens.
+
+The machine plays scheduler and device. Every slot of the window pool remembers the whole prefix that was written to it,
+so a window page that was freed early, shared wrongly or handed out twice is read by a token that it does not fit. The
+pool is as small as one request allows, and a step that is planned must never lack a page.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import hypothesis.strategies as st
+import numpy as np
+import pytest
+from hypothesis import settings
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+
+from core.memory.kv_allocator import PagedKVAllocator
+from core.memory.request_memory import RequestMemory
+from core.memory.rows import RowAllocator
+from core.memory.window_bounds import WindowBounds
+from core.memory.window_pages import NAME, WindowPages
+from core.prefix.registry import build_prefix_cache
+
+EXAMPLES, CALLS = 120, 40
+MAX_LEN = 60
+ROWS = 5
+CALLED: Counter[str] = Counter()
+PROMPTS = st.builds(
+    lambda head, tail: [0] * head + tail,
+    st.one_of(st.integers(1, 5), st.integers(1, 30)),
+    st.lists(st.integers(0, 1), min_size=0, max_size=6),
+)
+"""Long common beginnings, so that prefixes deeper than the window are shared."""
+
+
+@dataclass
+class Owner:
+    """A running request: its tokens, and how many of them submitted steps compute."""
+
+    row: int
+    generation: int
+    ids: list[int]
+    planned: int
+
+    @property
+    def prefilling(self) -> bool:
+        return self.planned < len(self.ids)
+
+
+class WindowMachine(RuleBasedStateMachine):
+    """One `RequestMemory` with a window pool, and what every slot of both pools holds."""
+
+    cache_name = "radix"
+
+    @initialize(
+        page=st.sampled_from([1, 2, 4]),
+        window=st.integers(1, 16),
+        chunk=st.integers(1, 9),
+        rows=st.integers(2, ROWS),
+        pages=st.integers(6, 80),
+        spare=st.integers(0, 30),
+    )
+    def start(self, page: int, window: int, chunk: int, rows: int, pages: int, spare: int) -> None:
+        self.page, self.window, self.chunk = page, window, chunk
+        bounds = WindowBounds(window, page, chunk)
+        size = min(pages, bounds.alone + spare)
+        self.windows = WindowPages(size, pages, rows + 1, bounds)
+        cache = build_prefix_cache(self.cache_name, page)
+        allocator = PagedKVAllocator(pages, page)
+        self.memory = RequestMemory(RowAllocator(rows), allocator, cache, MAX_LEN, [self.windows])
+        self.owners: dict[int, Owner] = {}
+        self.table: Any = np.zeros(pages + 1, np.int64)
+        self.held: dict[int, tuple[int, ...]] = {}
+
+    def admit(self, ids: list[int], reserve: int) -> Owner | None:
+        before = (self.memory.rows.used, self.windows.stats())
+        taken = self.memory.admit(np.array(ids, np.int64), "", reserve)
+        if taken is None:
+            CALLED["refused"] += 1
+            assert self.memory.rows.used == before[0] and self.windows.stats()[0].used == before[1][0].used
+            assert self.owners or reserve or not self.memory.fits_alone(len(ids)), "a request alone was refused"
+            return None
+        CALLED["admitted"] += 1
+        CALLED["behind a prefix longer than the window"] += int(taken.cached_tokens > self.window)
+        owner = self.owners[taken.row] = Owner(taken.row, taken.generation, ids, taken.cached_tokens)
+        return owner
+
+    @rule(ids=PROMPTS, reserve=st.integers(0, 2))
+    def arrive(self, ids: list[int], reserve: int) -> None:
+        self.admit(ids, reserve)
+
+    @precondition(lambda self: self.owners)
+    @rule(
+        times=st.integers(1, 8),
+        resting=st.sets(st.integers(0, ROWS - 1), max_size=2),
+        token=st.integers(0, 1),
+        share=st.floats(0.2, 1),
+        late=st.one_of(st.none(), PROMPTS),
+        offer=st.booleans(),
+    )
+    def steps(
+        self, times: int, resting: set[int], token: int, share: float, late: list[int] | None, offer: bool
+    ) -> None:
+        """Equal steps; somebody may arrive while the first of them is planned."""
+        for number in range(times):
+            self.step(resting, token, share, late if number == 0 else None, offer)
+
+    def step(self, resting: set[int], token: int, share: float, late: list[int] | None, offer: bool) -> None:
+        """Decode the rows that do not rest, then fill the step with prompt chunks."""
+        CALLED["step"] += 1
+        parts = self.grow(resting, token)
+        budget = self.chunk
+        for owner in [o for o in self.owners.values() if o.prefilling and o.row not in parts]:
+            budget -= self.prefill(owner, max(1, round(budget * share)) if budget else 0, parts, offer)
+        newcomer = self.admit(late, 0) if late is not None and budget else None
+        if newcomer is not None:
+            self.prefill(newcomer, budget, parts, offer)
+        self.run(parts)
+
+    def grow(self, resting: set[int], token: int) -> dict[int, tuple[int, int]]:
+        ready = [o for n, o in enumerate(self.owners.values()) if n not in resting and not o.prefilling]
+        ready = [o for o in ready if len(o.ids) < MAX_LEN]
+        rows, lens = (np.array([f(o) for o in ready], np.int64) for f in (lambda o: o.row, lambda o: o.planned))
+        if not self.memory.grow(rows[self.memory.needs_page(rows, lens)]):
+            CALLED["did not grow"] += 1
+            return {}
+        for owner in ready:
+            owner.ids = [*owner.ids, token]
+            owner.planned += 1
+        return {o.row: (o.planned - 1, 1) for o in ready}
+
+    def prefill(self, owner: Owner, most: int, parts: dict[int, tuple[int, int]], offer: bool) -> int:
+        count = min(most, len(owner.ids) - owner.planned)
+        if count:
+            parts[owner.row] = (owner.planned, count)
+            owner.planned += count
+            if offer:
+                self.memory.offer(owner.row, np.array(owner.ids[: owner.planned], np.int64))
+        return count
+
+    def run(self, parts: dict[int, tuple[int, int]]) -> None:
+        """Plan the step, and compute it: apply what changed, write all keys, then look at what every query sees."""
+        if not parts:
+            return
+        rows, prefix, extend = (np.array(x, np.int64) for x in ([*parts], *zip(*parts.values(), strict=True)))
+        writes = self.memory.plan_companions(rows, prefix, extend).get(NAME)
+        if writes is not None:
+            assert len(set(writes.pages.tolist())) == len(writes.pages) and 0 not in writes.pages
+            CALLED["reused"] += int((writes.windows == 0).sum())
+            self.table[writes.pages] = writes.windows
+        known = [self.windows.window_of(page) for page in range(len(self.table))]
+        assert self.table.tolist() == known, "the device translates by what the host has forgotten"
+        tokens = [(row, p) for row, (start, count) in parts.items() for p in range(start, start + count)]
+        for row, position in tokens:
+            self.held[self.slot(row, position)] = tuple(self.owners[row].ids[: position + 1])
+        for row, position in tokens:
+            for seen in range(max(0, position - self.window + 1), position + 1):
+                found = self.held[self.slot(row, seen)]
+                assert found == tuple(self.owners[row].ids[: seen + 1]), (row, position, seen)
+
+    def slot(self, row: int, position: int) -> int:
+        """The window slot as the device finds it: by the row's table, then by the translation."""
+        kv_slot = int(self.memory.slots(np.array([row]), np.array([position]))[0])
+        page = int(self.table[kv_slot // self.page])
+        assert page > 0, ("a page inside a window is not there", row, position)
+        return page * self.page + kv_slot % self.page
+
+    @precondition(lambda self: self.owners)
+    @rule(which=st.integers(0, 99), keep=st.sampled_from([True, True, True, False]))
+    def release(self, which: int, keep: bool) -> None:
+        """An end or a retraction."""
+        owner = self.owners.pop(list(self.owners)[which % len(self.owners)])
+        kept = owner.ids[: owner.planned] if keep else []
+        self.memory.release(owner.row, owner.generation, np.array(kept, np.int64))
+        CALLED["released"] += 1
+
+    @invariant()
+    def books_are_right(self) -> None:
+        if hasattr(self, "memory"):
+            self.memory.check_integrity()
+            (stats,) = self.windows.stats()
+            assert 0 <= stats.used <= stats.capacity == self.windows.size
+
+    def teardown(self) -> None:
+        while getattr(self, "owners", None):
+            self.release(0, keep=True)
+        if hasattr(self, "memory"):
+            self.memory.allocator.free(gone := self.memory.cache.clear())
+            self.windows.freed(gone)
+            assert self.windows.available == len(self.windows._free) == self.windows.size, "window pages were lost"
+
+
+class UncachedMachine(WindowMachine):
+    """The same where nothing outlives its request."""
+
+    cache_name = "none"
+
+
+@pytest.fixture(autouse=True)
+def _counted() -> Iterator[None]:
+    CALLED.clear()
+    yield
+
+
+@pytest.mark.parametrize("machine", [WindowMachine, UncachedMachine], ids=["radix", "none"])
+def test_every_query_sees_its_own_window(machine: Any) -> None:
+    run_state_machine_as_test(machine, settings=settings(max_examples=EXAMPLES, stateful_step_count=CALLS))
+    wanted = ["admitted", "refused", "step", "released", "reused", "did not grow"]
+    assert all(CALLED[name] >= 20 for name in wanted), CALLED
+    hits = CALLED["behind a prefix longer than the window"]
+    assert (hits >= 10) == (machine is WindowMachine), CALLED
