@@ -37,7 +37,7 @@ def load_native(checkpoint: CheckpointConfig, config: ModelConfig, device: torch
     if config.native == "off":
         return model
     try:
-        check_dense(model.module)
+        check_dense(model.module, model.spec)
     except NotDense as reason:
         logger.info("served by transformers, not by native code: %s", reason)
         return model
@@ -64,17 +64,14 @@ class UpgradingModel:
         self._reference: Reference | None = model.reference
         self._module: PreTrainedModel | None = model.module
         self._next: NativeDecoder | None = None
+        self.native = False
+        """Whether the next step is computed by native code."""
         self._bound: tuple[KVPool, AttentionBackend, Mapping[str, DeviceCompanion]] | None = None
 
     @property
     def spec(self) -> ModelSpec:
         """The same before and after."""
         return self._spec
-
-    @property
-    def native(self) -> bool:
-        """Whether the next step is computed by native code."""
-        return self._next is not None or isinstance(self._current, NativeDecoder)
 
     def bind(
         self, kv_pool: KVPool, attention: AttentionBackend, companions: Mapping[str, DeviceCompanion] = NO_COMPANIONS
@@ -106,7 +103,7 @@ class UpgradingModel:
         else:
             if result.passed:
                 logger.info("native code computes from now on (ready after %.1f s)", time.monotonic() - began)
-                self._next = decoder
+                self._next, self.native = decoder, True
             else:
                 logger.warning("no native code, transformers goes on: its logits differ by %.2g", result.error)
         self._module = self._reference = None

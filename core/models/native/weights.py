@@ -10,6 +10,8 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
+from core.models.base import ModelSpec
+
 MODEL_TYPES = ("llama", "mistral", "qwen2", "qwen3")
 DYNAMIC_ROPE = ("dynamic", "longrope")
 """Rotary embeddings that depend on how long a sequence has become: no table holds them."""
@@ -68,7 +70,7 @@ class DecoderWeights:
     head: Matrix
 
 
-def check_dense(model: PreTrainedModel) -> None:
+def check_dense(model: PreTrainedModel, spec: ModelSpec) -> None:
     """Raises NotDense for a model that must go on as transformers computes it."""
     config: Any = model.config
     if config.model_type not in MODEL_TYPES:
@@ -77,8 +79,7 @@ def check_dense(model: PreTrainedModel) -> None:
         raise NotDense(f"{model.dtype} on {model.device.type} has no native code")
     if config.hidden_act != "silu":
         raise NotDense(f"its activation is {config.hidden_act}")
-    windowed = {getattr(layer.self_attn, "sliding_window", None) for layer in _body(model).layers} - {None}
-    if windowed:
+    if any(layer.window is not None for layer in spec.kv_layers):
         raise NotDense("it has sliding windows")
     rope = str((config.rope_parameters or {}).get("rope_type", "default"))
     if rope in DYNAMIC_ROPE:
