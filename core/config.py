@@ -62,6 +62,8 @@ class MemoryConfig:
     row, or one without a prefix cache."""
     state_track_interval: int = 256
     """Every how many tokens, rounded up to pages, a decoding request's recurrent state is kept for the cache."""
+    max_encoder_tokens: int | None = None
+    """Encoder tokens whose keys and values are held at once, for encoder-decoders; None: as many as decoder tokens."""
     sliding_window_pool: bool = True
     """Whether sliding-window layers get a pool of their own, which holds only what is inside somebody's window."""
     max_window_tokens: int | None = None
@@ -73,6 +75,7 @@ class MemoryConfig:
         _at_least("max_total_tokens", self.max_total_tokens, self.page_size)
         _at_least("max_state_slots", self.max_state_slots, 1)
         _at_least("state_track_interval", self.state_track_interval, 1)
+        _at_least("max_encoder_tokens", self.max_encoder_tokens, self.page_size)
         _at_least("max_window_tokens", self.max_window_tokens, self.page_size)
         _one_of("prefix_cache", self.prefix_cache, PREFIX_CACHES)
 
@@ -115,19 +118,31 @@ class ExecutorConfig:
 
 @dataclass(frozen=True, slots=True)
 class LoraConfig:
-    """LoRA adapters served beside the base model: (name, PEFT directory) each, all loaded at start; none by default."""
+    """LoRA adapters served beside the base model: (name, PEFT directory) each, all loaded at start; none by default.
+
+    `directory` is the one below which others may be loaded while serving; None: none may. `max_bytes` bounds what all
+    of them take on the device.
+    """
 
     adapters: tuple[tuple[str, str], ...] = ()
     max_rank: int = 64
+    directory: str | None = None
+    max_bytes: int = 1 << 30
 
     def __post_init__(self) -> None:
         _at_least("max_lora_rank", self.max_rank, 1)
+        _at_least("max_lora_bytes", self.max_bytes, 1)
         names = [name for name, _ in self.adapters]
         for name in names:
             if not ADAPTER_NAME.fullmatch(name):
                 raise ConfigError(f"adapter: the name {name!r} must be 1 to 128 characters of A-Z a-z 0-9 . _ : / -")
             if names.count(name) > 1:
                 raise ConfigError(f"adapter: the name {name!r} is given twice")
+
+    @property
+    def enabled(self) -> bool:
+        """Whether there are adapters, or can be."""
+        return bool(self.adapters) or self.directory is not None
 
 
 @dataclass(frozen=True, slots=True)

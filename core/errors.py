@@ -103,6 +103,24 @@ class Draining(SlipstreamError):
     reason = "DRAINING"
 
 
+class AdapterNotFound(SlipstreamError):
+    """No adapter of this name is loaded: never was, was unloaded, or gave way to others."""
+
+    reason = "ADAPTER_NOT_FOUND"
+
+
+class AdapterExists(SlipstreamError):
+    """An adapter of this name is loaded already, or being loaded."""
+
+    reason = "ADAPTER_EXISTS"
+
+
+class AdaptersOff(SlipstreamError):
+    """The server was started without a directory to load adapters from."""
+
+    reason = "ADAPTERS_OFF"
+
+
 class StartupError(SlipstreamError):
     """The process cannot start. `exit_code` is what it exits with: 2 for configuration and ports, 3 for the model."""
 

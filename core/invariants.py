@@ -23,6 +23,9 @@ HOST_CHECKS: tuple[str, ...] = (
     "state_slot_double_free",
     "state_slot_conservation",
     "state_snapshot_present",
+    "cross_page_double_free",
+    "cross_page_conservation",
+    "cross_row_encoded",
     "window_page_conservation",
     "window_page_present",
     "window_page_needed",
@@ -39,6 +42,11 @@ HOST_CHECKS: tuple[str, ...] = (
     "terminal_once",
     "streams_distinct",
     "staging_consumed",
+    "adapter_slot_filled",
+    "adapter_tokens",
+    "adapter_users",
+    "adapter_bytes",
+    "encoder_length",
 )
 """Checks that run on the host. Device checks are named in `core.device.checks.DEVICE_CHECKS`."""
 

@@ -14,6 +14,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "serve": ("service.commands.serve:serve", "Serve a checkpoint over gRPC."),
     "generate": ("service.commands.generate:generate", "Stream a completion to the terminal."),
     "embed": ("service.commands.embed:embed", "Print the vector of a text."),
+    "adapters": ("service.commands.adapters:adapters", "List, load and unload LoRA adapters of a running server."),
     "bench": ("service.bench:bench", "Measure the server on this machine."),
     "version": ("service.cli:version", "Print the version."),
 }

@@ -70,6 +70,16 @@ class ServerConfig:
         metavar="NAME=DIR",
     )
     max_lora_rank: int = setting(_core(LoraConfig, "max_rank"), int, "Model", "Highest rank of an adapter.", low=1)
+    lora_dir: str | None = setting(
+        None,
+        str,
+        "Model",
+        "Directory below which LoadAdapter may read adapters while serving; unset: none are loaded.",
+        metavar="DIR",
+    )
+    max_lora_bytes: int = setting(
+        _core(LoraConfig, "max_bytes"), int, "Model", "Bytes that all adapters together may take on the device.", low=1
+    )
 
     device: str = setting(_core(ExecutorConfig, "device"), str, "Device", "Where the model runs.", choices=DEVICES)
     overlap: bool = setting(
@@ -170,6 +180,13 @@ class ServerConfig:
     auth_recheck_seconds: float = setting(
         30.0, float, "Security", "Seconds after which a revoked token has ended its streams.", low=0.05
     )
+    adapter_admins: str | None = setting(
+        None,
+        str,
+        "Security",
+        "Names in the token file, with commas, that may load and unload adapters; unset: every caller may.",
+        metavar="NAMES",
+    )
     tls_cert: str | None = setting(
         None, str, "Security", "Certificate chain of the gRPC port in PEM; unset: no TLS.", metavar="FILE"
     )
@@ -229,12 +246,21 @@ class ServerConfig:
             raise ConfigError("tls_cert and tls_key must be given together")
         if self.tls_client_ca is not None and self.tls_cert is None:
             raise ConfigError("tls_client_ca needs tls_cert and tls_key")
+        if self.adapter_admins is not None and self.auth_token_file is None:
+            raise ConfigError("adapter_admins needs auth_token_file, which says who calls")
 
     @property
     def concurrency_limit(self) -> int:
         """Most Generate and Embed calls open at once."""
         # Beyond batch and queue, so that a full queue refuses at once instead of making callers stand in line first.
         return self.max_concurrent_requests or self.max_running_requests + self.max_queued_requests + REFUSAL_ROOM
+
+    @property
+    def adapter_admin_names(self) -> frozenset[str] | None:
+        """Names that may load and unload adapters; None: any caller may."""
+        if self.adapter_admins is None:
+            return None
+        return frozenset(name.strip() for name in self.adapter_admins.split(",") if name.strip())
 
     def engine_config(self, model_path: str) -> EngineConfig:
         """The engine's part, for the checkpoint at `model_path`. Raises ConfigError."""
@@ -270,7 +296,7 @@ class ServerConfig:
                 cpu_threads=self.cpu_threads,
                 hang_timeout=self.hang_timeout,
             ),
-            lora=LoraConfig(self.adapter or (), self.max_lora_rank),
+            lora=LoraConfig(self.adapter or (), self.max_lora_rank, self.lora_dir, self.max_lora_bytes),
             seed=self.seed,
             max_pending_tokens=self.max_pending_tokens,
         )

@@ -15,6 +15,7 @@ from typing import Any
 
 from google.protobuf.duration_pb2 import Duration
 
+from core.config import ADAPTER_NAME
 from core.engine.door import EngineState
 from core.errors import FieldViolation, InvalidRequest
 from core.types.io import (
@@ -119,11 +120,13 @@ def _plain(value: Any) -> Any:
 
 
 def id_violations(message: pb.GenerateRequest | pb.EmbedRequest) -> Iterator[FieldViolation]:
-    """What is wrong with the id and the salt."""
+    """What is wrong with the id, the salt and the name of the adapter."""
     if message.request_id and not _REQUEST_ID.fullmatch(message.request_id):
         yield FieldViolation("request_id", f"must be 1 to {MAX_REQUEST_ID_CHARS} characters of A-Z a-z 0-9 . _ : -")
     if len(message.cache_salt) > MAX_CACHE_SALT_CHARS:
         yield FieldViolation("cache_salt", f"must have at most {MAX_CACHE_SALT_CHARS} characters")
+    if message.adapter and not ADAPTER_NAME.fullmatch(message.adapter):
+        yield FieldViolation("adapter", "must be 1 to 128 characters of A-Z a-z 0-9 . _ : / -")
 
 
 def _input_violations(message: pb.GenerateRequest, info: ModelInfo) -> Iterator[FieldViolation]:

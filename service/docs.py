@@ -1,4 +1,7 @@
-"""The tables of `service/README.md` that come from code: `python -m service.docs` rewrites them, a test compares."""
+"""The tables of the READMEs that come from elsewhere: `python -m service.docs` rewrites them, a test compares.
+
+Settings and metrics come from the code, the support table from the tables of what was tried in `core/models/README.md`.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,10 @@ from service.config import ServerConfig
 from service.metrics.names import ALL
 from service.settings import Setting, settings_of
 
-README = Path(__file__).resolve().parent / "README.md"
+ROOT = Path(__file__).resolve().parents[1]
+READMES = (ROOT / "README.md", ROOT / "service" / "README.md")
+TRIED = ROOT / "core" / "models" / "README.md"
+SUPPORT = ("served, tokens equal to `transformers`", "checked by logits only", "refused by name")
 
 
 def settings_table() -> str:
@@ -30,12 +36,37 @@ def metrics_table() -> str:
     return _table(("metric", "type", "labels", ""), rows)
 
 
+def tried() -> dict[str, dict[str, list[str]]]:
+    """Kind of architecture -> one of SUPPORT -> model types, as the tables of `core/models/README.md` have them."""
+    found: dict[str, dict[str, list[str]]] = {}
+    for section in TRIED.read_text().split("\n## ")[1:]:
+        kind, rows = section.partition("\n")[0], re.findall(r"^\| (.*) \|$", section, re.MULTILINE)
+        if rows and rows[0].startswith("model type |"):
+            by_result = found.setdefault(kind, {name: [] for name in SUPPORT})
+            for *names, checked, result in (row.split(" | ") for row in rows[1:]):
+                by_result[_support(checked, result)] += re.findall(r"`[\w-]+`", names[0])
+    return found
+
+
+def support_table() -> str:
+    """Which model types are served."""
+    rows = [(kind, *(", ".join(types[name]) for name in SUPPORT)) for kind, types in tried().items()]
+    return _table(("", *SUPPORT), rows)
+
+
 def renewed(text: str) -> str:
-    """`text` with both tables as the code has them now."""
-    for name, table in (("settings", settings_table()), ("metrics", metrics_table())):
+    """`text` with those tables that it has as they should be now."""
+    made = {"settings": settings_table, "metrics": metrics_table, "support": support_table}
+    for name, table in ((name, make()) for name, make in made.items()):
         pattern = re.compile(rf"(<!-- {name} -->\n).*?(<!-- end of {name} -->)", re.DOTALL)
         text = pattern.sub(lambda found, table=table: f"{found[1]}{table}{found[2]}", text)  # type: ignore[misc]
     return text
+
+
+def _support(checked: str, result: str) -> str:
+    if result.startswith("refused"):
+        return SUPPORT[2]
+    return SUPPORT[0] if "served" in checked and result.startswith("equal") else SUPPORT[1]
 
 
 def _flag(setting: Setting) -> str:
@@ -61,4 +92,5 @@ def _table(header: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
 
 
 if __name__ == "__main__":
-    README.write_text(renewed(README.read_text()))
+    for readme in READMES:
+        readme.write_text(renewed(readme.read_text()))

@@ -1,7 +1,7 @@
 """What can be refused in milliseconds, before anything heavy is imported: taken ports, unusable files.
 
-Files are those of the checkpoint, the tokens and TLS. Every StartupError here is one line for the operator and may name
-a path. The loader checks again, and more.
+Files are those of the checkpoint, the adapters, the tokens and TLS. Every StartupError here is one line for the
+operator and may name a path. The loaders check again, and more.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from service.tls import tls_files
 
 _HEADER_LENGTH = struct.Struct("<Q")
 MAX_HEADER_BYTES = 100 * 1024 * 1024
+ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")
 
 
 def model_path(config: ServerConfig) -> Path:
@@ -32,6 +33,7 @@ def check(config: ServerConfig) -> None:
     check_ports(config)
     check_security(config)
     check_model(model_path(config))
+    check_adapters(config)
 
 
 def check_ports(config: ServerConfig) -> None:
@@ -78,6 +80,21 @@ def check_model(path: Path) -> None:
         raise ModelLoadError(f"model directory {path} lacks {missing}, which its index names")
     for shard in shards:
         _check_shard(shard)
+
+
+def check_adapters(config: ServerConfig) -> None:
+    """Raise ModelLoadError if an adapter's files are not there or cut short, or `lora_dir` is no directory."""
+    for name, directory in config.adapter or ():
+        told = f"adapter {name!r} from {directory}"
+        for file in ADAPTER_FILES:
+            if not Path(directory, file).is_file():
+                raise ModelLoadError(f"{told}: it has no {file}, so it is no PEFT adapter")
+        try:
+            _check_shard(Path(directory, ADAPTER_FILES[-1]))
+        except ModelLoadError as error:
+            raise ModelLoadError(f"{told}: {error.message}") from None
+    if config.lora_dir is not None and not Path(config.lora_dir).is_dir():
+        raise ModelLoadError(f"lora_dir {config.lora_dir} is no directory")
 
 
 def _indexed_shards(path: Path) -> set[str]:

@@ -23,8 +23,9 @@ from service.metrics.collector import EngineCollector, ServerView
 from service.metrics.http import MetricsServer
 from service.metrics.rpc import RpcMetrics
 from service.options import server_options
-from service.pb.slipstream.v1 import inference_pb2, inference_pb2_grpc
+from service.pb.slipstream.v1 import adapters_pb2, adapters_pb2_grpc, inference_pb2, inference_pb2_grpc
 from service.preflight import check, model_path
+from service.servicers.adapters import AdapterServicer
 from service.servicers.health import LIVENESS, READINESS, HealthServicer
 from service.servicers.inference import InferenceServicer
 from service.tls import tls_files
@@ -78,11 +79,16 @@ class Server:
         )
         servicer = InferenceServicer(self.slot, self.config, admission, metrics, self._version)
         inference_pb2_grpc.add_InferenceServiceServicer_to_server(servicer, server)  # type: ignore[no-untyped-call]
+        adapters = AdapterServicer(self.slot, self.config)
+        adapters_pb2_grpc.add_AdapterServiceServicer_to_server(adapters, server)  # type: ignore[no-untyped-call]
         health_pb2_grpc.add_HealthServicer_to_server(self.health, server)
         if self.config.reflection:
             services = [
-                *(service.full_name for service in inference_pb2.DESCRIPTOR.services_by_name.values()),
-                *(service.full_name for service in health_pb2.DESCRIPTOR.services_by_name.values()),
+                *(
+                    service.full_name
+                    for module in (inference_pb2, adapters_pb2, health_pb2)
+                    for service in module.DESCRIPTOR.services_by_name.values()
+                ),
                 reflection.SERVICE_NAME,
             ]
             reflection.enable_server_reflection(services, server)

@@ -21,6 +21,9 @@ from google.rpc.error_details_pb2 import BadRequest, ErrorInfo, RetryInfo  # typ
 from google.rpc.status_pb2 import Status  # type: ignore[import-untyped]
 
 from core.errors import (
+    AdapterExists,
+    AdapterNotFound,
+    AdaptersOff,
     DeadlinePassed,
     Draining,
     DuplicateRequest,
@@ -71,6 +74,12 @@ class TokenRevoked(Unauthenticated):
     reason = "TOKEN_REVOKED"
 
 
+class NotPermitted(SlipstreamError):
+    """The caller is known, and may not do this."""
+
+    reason = "NOT_PERMITTED"
+
+
 CODES: dict[type[SlipstreamError], grpc.StatusCode] = {
     InvalidRequest: grpc.StatusCode.INVALID_ARGUMENT,
     DuplicateRequest: grpc.StatusCode.ALREADY_EXISTS,
@@ -85,6 +94,10 @@ CODES: dict[type[SlipstreamError], grpc.StatusCode] = {
     NotReady: grpc.StatusCode.UNAVAILABLE,
     UnknownService: grpc.StatusCode.NOT_FOUND,
     Unauthenticated: grpc.StatusCode.UNAUTHENTICATED,
+    NotPermitted: grpc.StatusCode.PERMISSION_DENIED,
+    AdapterNotFound: grpc.StatusCode.NOT_FOUND,
+    AdapterExists: grpc.StatusCode.ALREADY_EXISTS,
+    AdaptersOff: grpc.StatusCode.FAILED_PRECONDITION,
 }
 """StartupError is absent on purpose: its text is for the operator and may hold a path."""
 

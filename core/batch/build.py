@@ -28,11 +28,18 @@ class Segment:
     final: bool
     pooling: Pooling | None = None
     """Set for an embedding, which samples nothing at its end."""
+    encoder_ids: Ints | None = None
+    """int64[L]: what the encoder must read before this chunk; with the first chunk of an admission only."""
 
     @property
     def length(self) -> int:
         """Tokens of the chunk."""
         return len(self.ids)
+
+    @property
+    def cost(self) -> int:
+        """Tokens that the step computes for it, those of the encoder included."""
+        return self.length + (0 if self.encoder_ids is None else len(self.encoder_ids))
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +76,7 @@ def build_batch(
     finals = np.fromiter((s.final and s.pooling is None for s in plan.segments), np.bool_, num_extend)
     sample_indices = np.flatnonzero(np.concatenate([finals, ones.astype(np.bool_)]))
     sample_lens = (prefix_lens + extend_lens)[sample_indices]
+    inputs = [s.encoder_ids for s in plan.segments if s.encoder_ids is not None]
     return ScheduleBatch(
         step_id=plan.step_id,
         mode=ForwardMode.of(num_extend, num_decode),
@@ -84,7 +92,9 @@ def build_batch(
         staging=InputStaging(
             prefill_ids_cpu=pin([s.ids for s in plan.segments]) if plan.segments else None,
             mix_decode_rows=plan.decode_rows if num_extend and num_decode else None,
+            encoder_ids_cpu=pin(inputs) if inputs else None,
         ),
+        encoder_lens=_ints(len(ids) for ids in inputs),
         fresh_rows=plan.fresh_rows,
         history_writes=plan.history_writes,
         companion_writes=companions(rows, prefix_lens, extend_lens),

@@ -48,6 +48,10 @@ class ForwardBatch:
     """Whether the model must set `hidden`: some row of this step is embedded."""
     hidden: torch.Tensor | None = None
     """[T, H]: last hidden states after the final norm, in the model's dtype."""
+    encoder_ids: torch.Tensor | None = None
+    """[E]: inputs that the encoder reads before the decoder runs, one after another; never part of `input_ids`."""
+    encoder_lens_host: Ints | None = None
+    """[n] on the host: their lengths, which add up to E."""
     page_map: torch.Tensor | None = None
     """int32[pages + 1]: which page of `kv_pool` stands for each page that `req_to_token` names. None: that page itself.
     `out_cache_loc` names slots of `kv_pool` in either case."""

@@ -26,10 +26,12 @@ class InputStaging:
 
     `prefill_ids_cpu`: int64[Tp], pinned where possible, the chunks of all prefill segments in batch order, or None when
     the step has none. `mix_decode_rows`: rows whose newest token must be gathered and appended, or None.
+    `encoder_ids_cpu`: int64[E], pinned where possible, the encoder inputs of requests that start, in batch order.
     """
 
     prefill_ids_cpu: torch.Tensor | None = None
     mix_decode_rows: Ints | None = None
+    encoder_ids_cpu: torch.Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +74,8 @@ class ScheduleBatch:
     """The device had nothing to do before this step for want of requests, so that gap is nobody's fault."""
     pooling: PoolingBatch | None = None
     """Segments of embeddings, if any."""
+    encoder_lens: Ints = field(default_factory=lambda: np.empty(0, np.int64))
+    """int64[n]: tokens of each encoder input that is staged, in batch order; they add up to E."""
 
     @property
     def seq_lens(self) -> Ints:

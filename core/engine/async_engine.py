@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
 from core.config import EngineConfig
+from core.engine.adapter_loader import AdapterLoader
 from core.engine.door import EngineState
 from core.engine.embedding import EmbeddingCall, as_generation
 from core.engine.input_processor import InputProcessor
@@ -33,6 +34,7 @@ from core.scheduler.intake import End
 from core.scheduler.scheduler import Emit, Scheduler
 from core.text.detokenizer import IncrementalDetokenizer
 from core.text.stop import StopMatcher
+from core.types.adapters import AdapterList, AdapterLoad
 from core.types.io import EmbedRequest, FinishReason, GenerateRequest, ModelInfo, Started
 from core.types.request import Req
 from core.types.stats import EngineStats
@@ -48,6 +50,7 @@ class Parts:
     """What `build` puts into an engine. The factories wait for the loop: threads need something to wake."""
 
     inputs: InputProcessor
+    adapters: AdapterLoader
     model_info: ModelInfo
     new_executor: Callable[[Callable[[], None]], Executor]
     new_scheduler: Callable[[Executor, Emit], Scheduler]
@@ -60,6 +63,7 @@ class AsyncEngine:
         self._config = config
         self._parts = parts
         self._inputs = parts.inputs
+        self._adapters = parts.adapters
         self._state = EngineState.STARTING
         self._live: dict[str, TokenStream] = {}
         self._arriving: set[str] = set()
@@ -91,7 +95,9 @@ class AsyncEngine:
     @property
     def stats(self) -> EngineStats:
         """The newest snapshot; readable from any thread."""
-        return self._scheduler.stats if self._state is not EngineState.STARTING else EngineStats()
+        if self._state is EngineState.STARTING:
+            return EngineStats()
+        return self._adapters.add_stats(self._scheduler.stats)
 
     @property
     def model_info(self) -> ModelInfo:
@@ -162,6 +168,19 @@ class AsyncEngine:
         """See `Engine.detokenize`."""
         return await self._inputs.detokenize(ids, skip_special_tokens)
 
+    async def load_adapter(self, name: str, path: str, *, pinned: bool = False) -> AdapterLoad:
+        """See `Engine.load_adapter`."""
+        self._refuse_unless_ready()
+        return await self._adapters.load(name, path, pinned=pinned, still_wanted=self._refuse_unless_ready)
+
+    def unload_adapter(self, name: str) -> int:
+        """See `Engine.unload_adapter`."""
+        return self._adapters.unload(name)
+
+    def list_adapters(self) -> AdapterList:
+        """See `Engine.list_adapters`."""
+        return self._adapters.table.listed()
+
     async def drain(self, timeout: float) -> int:
         """Refuse new requests, wait for live ones, end what is left after `timeout` seconds; how many were ended."""
         if self._state is EngineState.READY:
@@ -190,6 +209,7 @@ class AsyncEngine:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self._fail_streams(Draining("the server is shutting down"))
         self._inputs.close()
+        self._adapters.close()
         if not was_dead:
             # A dead engine's thread may hang for ever; it is a daemon and ends with the process.
             await self._stop_executor()
@@ -228,9 +248,10 @@ class AsyncEngine:
 
     def _enter(self, request: GenerateRequest, request_id: str, reqs: list[Req]) -> TokenStream:
         outputs = [self._pending_output(request, req) for req in reqs]
-        stream = TokenStream(Started(request_id, reqs[0].prompt_len), outputs, self._abort_stream)
+        stream = TokenStream(Started(request_id, reqs[0].input_len), outputs, self._abort_stream)
         stream.reqs = reqs
         self._live[request_id] = stream
+        self._adapters.table.acquire(reqs[0].adapter_slot)
         self._empty.clear()
         default_wait = self._config.scheduler.default_queue_timeout
         for req, output in zip(reqs, outputs, strict=True):
@@ -265,6 +286,8 @@ class AsyncEngine:
 
     def _stream_closed(self, stream: TokenStream) -> None:
         del self._live[stream.request_id]
+        # The scheduler has ended its sequences, so no step that is planned from now on names their slot.
+        self._adapters.table.release(stream.reqs[0].adapter_slot)
         if not self._live:
             self._empty.set()
 

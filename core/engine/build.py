@@ -14,14 +14,17 @@ from core.config import EngineConfig
 from core.device.checks import AssertMode, DeviceChecks
 from core.device.staging import Staging
 from core.device.streams import DeviceStreams, resolve_device
-from core.engine.adapters import AdapterNames, load_adapters
+from core.engine.adapters import Adapters, build_adapters, reserved_bytes
 from core.engine.async_engine import AsyncEngine, Parts
+from core.engine.cross_pools import build_cross_pools, cross_size
+from core.engine.encoder_input import encoder_input
 from core.engine.input_processor import InputProcessor
 from core.executor.forward_thread import ForwardThread
 from core.executor.inline import InlineExecutor
 from core.executor.interface import Executor
 from core.executor.step import DeviceState, StepRunner
 from core.memory.companion import Companion, DeviceCompanion
+from core.memory.cross_pages import CROSS
 from core.memory.hybrid_pool import HybridReqToTokenPool
 from core.memory.kv_allocator import PagedKVAllocator
 from core.memory.kv_pool import KVPool
@@ -56,20 +59,29 @@ def build_engine(config: EngineConfig, progress: Progress | None = None) -> Asyn
     device = resolve_device(config.executor.device)
     torch.set_num_threads(config.executor.threads())
     tokenizer = Tokenizer.load(config.model.path)
-    model = load_model(config.model, device, progress)
+    # Adapters hook the module tree, which native code does not go through.
+    native = "off" if config.lora.enabled else config.model.native
+    model = load_model(dataclasses.replace(config.model, native=native), device, progress)
     return assemble(config, model, tokenizer, DeviceStreams(device))
 
 
 def assemble(config: EngineConfig, model: Model, tokenizer: Tokenizer, streams: DeviceStreams) -> AsyncEngine:
     """An engine around a model that is loaded already; benchmarks and tests bring an emulated one."""
     pools = _build_pools(config, model, streams)
-    names = AdapterNames(name for name, _ in config.lora.adapters)
-    spec = model.spec
+    spec, table = model.spec, pools.adapters.table
     inputs = InputProcessor(
-        tokenizer, pools.memory, spec.vocab_size, pools.context_length, config.seed, spec.hidden_size, names
+        tokenizer,
+        pools.memory,
+        spec.vocab_size,
+        pools.context_length,
+        config.seed,
+        spec.hidden_size,
+        table,
+        encoder_input(spec.encoder, pools.max_input_length),
     )
     parts = Parts(
         inputs=inputs,
+        adapters=pools.adapters.loader,
         model_info=_model_info(config, model, tokenizer, pools),
         new_executor=lambda wake: _build_executor(config, model, streams, pools, wake),
         new_scheduler=lambda executor, emit: _build_scheduler(config, model, streams, pools, executor, emit),
@@ -86,28 +98,39 @@ class Pools:
     kv: KVPool
     context_length: int
     companions: Mapping[str, DeviceCompanion]
+    adapters: Adapters
+    max_input_length: int
+    """Tokens of the longest input that a client may send."""
 
 
 def _build_pools(config: EngineConfig, model: Model, streams: DeviceStreams) -> Pools:
     spec, memory = model.spec, config.memory
     # Before the KV pool is sized from what is left.
-    companions: dict[str, DeviceCompanion] = {**load_adapters(config.lora, model, streams.device)}
+    adapters = build_adapters(config.lora, model, streams.device)
+    companions: dict[str, DeviceCompanion] = {**adapters.companions}
     context = min(spec.context_length, config.model.context_length or spec.context_length)
     tracking = _tracking(config)
     slots = memory.max_state_slots or memory.max_running_requests * (1 if tracking is None else 2)
-    state_bytes = MambaPool.bytes_per_slot(spec.state_layers) * (slots + 1)
+    cross = cross_size(config, spec)
+    reserved = MambaPool.bytes_per_slot(spec.state_layers) * (slots + 1) + cross.reserved_bytes
+    reserved += reserved_bytes(config.lora, adapters.table, streams.device)
     layers = SplitLayers.of(spec.kv_layers, context, windows=memory.sliding_window_pool)
     bounds = layers.bounds(memory.page_size, config.scheduler.chunked_prefill_size)
-    pages = divide_pages(memory, layers, bounds, spec.dtype, context, streams.device, state_bytes)
+    longest, beside = max(context, cross.max_input), cross.bytes_per_token
+    pages = divide_pages(memory, layers, bounds, spec.dtype, longest, streams.device, reserved, beside)
     allocator = PagedKVAllocator(pages.kv, memory.page_size)
     # Whole pages are written into the table, so its width is a whole number of pages too.
     width = allocator.pages_for(context) * memory.page_size
     requests = ReqToTokenPool(memory.max_running_requests, width, streams.device)
-    cache = build_prefix_cache(memory.prefix_cache, memory.page_size)
+    # Outputs of an encoder-decoder depend on more than the tokens before them, so no prefix of theirs is kept.
+    cache = build_prefix_cache("none" if spec.encoder else memory.prefix_cache, memory.page_size)
     followers: list[Companion] = []
     if spec.state_layers:
         followers.append(StateSlots(slots, requests.num_rows, tracking))
         companions[STATES] = HybridReqToTokenPool(requests, MambaPool(spec.state_layers, slots, streams.device))
+    if spec.encoder:
+        follower, companions[CROSS] = build_cross_pools(spec.encoder, cross, memory, pages.kv, requests, spec.dtype)
+        followers.append(follower)
     if bounds is not None:
         followers.append(WindowPages(pages.window, pages.kv, requests.num_rows, bounds))
         windowed = KVPool(layers.windowed, pages.window, memory.page_size, spec.dtype, streams.device, WINDOW)
@@ -118,6 +141,8 @@ def _build_pools(config: EngineConfig, model: Model, streams: DeviceStreams) -> 
         kv=KVPool(layers.full, pages.kv, memory.page_size, spec.dtype, streams.device),
         context_length=context,
         companions=companions,
+        adapters=adapters,
+        max_input_length=cross.max_input or context - 1,
     )
 
 
@@ -162,6 +187,7 @@ def _build_scheduler(
         vocab_size=model.spec.vocab_size,
         eos_ids=model.spec.eos_token_ids,
         pin=Staging(streams.device).pinned,
+        slot_writes=pools.adapters.table.take_writes,
     )
 
 
@@ -173,7 +199,7 @@ def _model_info(config: EngineConfig, model: Model, tokenizer: Tokenizer, pools:
         dtype=str(spec.dtype).removeprefix("torch."),
         vocab_size=spec.vocab_size,
         context_length=pools.context_length,
-        max_input_length=pools.context_length - 1,
+        max_input_length=pools.max_input_length,
         bos_token_id=spec.bos_token_id,
         eos_token_ids=spec.eos_token_ids,
         default_sampling=dataclasses.replace(SamplingParams(), **dict[str, Any](spec.sampling_defaults)),

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Sequence
 from enum import Enum
 from typing import Protocol
 
+from core.types.adapters import AdapterList, AdapterLoad
 from core.types.io import EmbedRequest, EmbedResult, GenerateRequest, ModelInfo, OutputEvent
 from core.types.stats import EngineStats
 
@@ -78,8 +79,8 @@ class Engine(Protocol):
     async def generate(self, request: GenerateRequest) -> OutputStream:
         """Validate, tokenise, queue; return the stream once the request is admitted to the waiting queue.
 
-        Raises InvalidRequest, DuplicateRequest, Overloaded, DeadlinePassed, Draining or EngineDead before anything
-        reaches a batch.
+        Raises InvalidRequest, AdapterNotFound, DuplicateRequest, Overloaded, DeadlinePassed, Draining or EngineDead
+        before anything reaches a batch.
         """
         ...
 
@@ -97,6 +98,26 @@ class Engine(Protocol):
 
     async def detokenize(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """Text of `ids`. Raises InvalidRequest for ids outside the vocabulary."""
+        ...
+
+    async def load_adapter(self, name: str, path: str, *, pinned: bool = False) -> AdapterLoad:
+        """Read the LoRA adapter in the directory `path`, below the configured one, and serve it as `name`.
+
+        An empty path is the name. What is least recently used, unpinned and unused goes when there is no room. A load
+        that fails changes nothing: InvalidRequest names `path` and what does not fit the model, AdapterExists,
+        AdaptersOff, Overloaded (reasons ADAPTER_MEMORY, ADAPTER_LOADS), Draining, EngineDead.
+        """
+        ...
+
+    def unload_adapter(self, name: str) -> int:
+        """Refuse new requests for the adapter; how many still use it, with the last of which it goes.
+
+        Raises AdapterNotFound.
+        """
+        ...
+
+    def list_adapters(self) -> AdapterList:
+        """Every adapter that holds memory."""
         ...
 
     async def drain(self, timeout: float) -> int:

@@ -10,7 +10,8 @@ from typing import TypeVar
 
 import numpy as np
 
-from core.engine.adapters import NO_ADAPTERS, AdapterNames
+from core.engine.adapter_table import AdapterTable
+from core.engine.encoder_input import EncoderInput
 from core.errors import FieldViolation, InvalidRequest
 from core.memory.request_memory import RequestMemory
 from core.sampling.uniform import derive_seed
@@ -37,14 +38,17 @@ class InputProcessor:
         context_length: int,
         seed: int | None,
         hidden_size: int = 0,
-        adapters: AdapterNames = NO_ADAPTERS,
+        adapters: AdapterTable | None = None,
+        encoder: EncoderInput | None = None,
     ) -> None:
         self.tokenizer = tokenizer
         self._memory = memory
         self._vocab_size = vocab_size
         self._context_length = context_length
         self._hidden_size = hidden_size
-        self.adapters = adapters
+        self.adapters = AdapterTable() if adapters is None else adapters
+        self._encoder = encoder
+        self._max_input = context_length - 1 if encoder is None else encoder.max_tokens
         self._random = random.Random(seed)
         self._pool = ThreadPoolExecutor(2, thread_name_prefix="slipstream-text")
 
@@ -68,9 +72,10 @@ class InputProcessor:
         if len(prompt) == 0:
             raise InvalidRequest.of(field, "must not be empty")
         self._refuse_foreign_ids(field, prompt)
-        if len(prompt) >= self._context_length:
-            limit = self._context_length - 1
-            raise InvalidRequest.of(field, f"has {len(prompt)} tokens, but the model takes at most {limit}")
+        if len(prompt) > self._max_input:
+            raise InvalidRequest.of(field, f"has {len(prompt)} tokens, but the model takes at most {self._max_input}")
+        if self._encoder is not None and not self._memory.fits_alone(1, len(prompt)):
+            raise InvalidRequest.of(field, f"has {len(prompt)} tokens, more than the server can hold for the encoder")
         return prompt
 
     async def tokenize(self, text: str, *, add_special_tokens: bool = True, field: str = "text") -> list[int]:
@@ -86,19 +91,19 @@ class InputProcessor:
     def sequences(self, request: GenerateRequest, request_id: str, group: str, prompt: Ints, now: float) -> list[Req]:
         """One `Req` per output. Raises InvalidRequest naming every field of `sampling_params` that cannot be served."""
         params = request.sampling
+        sides = {"prompt": prompt} if self._encoder is None else self._encoder.sides(prompt)
         violations = params.violations(self._vocab_size)
-        max_new = self._max_new_tokens(params, len(prompt), violations)
+        max_new = self._max_new_tokens(params, len(sides["prompt"]), violations)
         if violations:
             raise InvalidRequest(violations)
         seed = params.seed if params.seed is not None else self._random.getrandbits(63)
         slot = self.adapters.slot(request.adapter)
-        tenant = self.adapters.salt(request.adapter, request.cache_salt)
+        tenant = self.adapters.salt(slot, request.cache_salt)
         salt = self._memory.cache.namespace(tenant, group if params.n > 1 else None)
         return [
             Req(
                 request_id=request_id,
                 index=index,
-                prompt=prompt,
                 params=params,
                 seed=derive_seed(seed, index),
                 max_new_tokens=max_new,
@@ -108,6 +113,7 @@ class InputProcessor:
                 deadline=request.deadline,
                 queue_deadline=None if request.queue_timeout is None else now + request.queue_timeout,
                 arrived_at=now,
+                **sides,
             )
             for index in range(params.n)
         ]
@@ -134,7 +140,7 @@ class InputProcessor:
         if violations:
             raise InvalidRequest(violations)
         slot = self.adapters.slot(request.adapter)
-        tenant = self.adapters.salt(request.adapter, request.cache_salt)
+        tenant = self.adapters.salt(slot, request.cache_salt)
         return [
             Req(
                 request_id=request_id,
@@ -200,8 +206,9 @@ class InputProcessor:
         return self.tokenizer.encode(rendered, False)
 
     def _refuse_long(self, chars: int, field: str) -> None:
-        if chars > self._context_length * CHARS_PER_TOKEN:
-            raise InvalidRequest.of(field, f"must have at most {self._context_length * CHARS_PER_TOKEN} characters")
+        limit = (self._max_input + 1) * CHARS_PER_TOKEN
+        if chars > limit:
+            raise InvalidRequest.of(field, f"must have at most {limit} characters")
 
     async def _off_loop(self, function: Callable[..., T], *args: object) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._pool, function, *args)

@@ -122,7 +122,7 @@ def _logprob(step: StepTokens, i: int, req: Req) -> TokenLogprob | None:
 
 
 def _usage(req: Req, record: OutputRecord) -> Usage:
-    return Usage(req.prompt_len, req.cached_tokens, record.tokens)
+    return Usage(req.input_len, req.cached_tokens, record.tokens)
 
 
 def _timing(req: Req, now: float) -> Timing:

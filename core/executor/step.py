@@ -162,13 +162,15 @@ class StepRunner:
             companion.begin(rows, batch.companion_writes.get(name), state.staging)
         state.future_map.forget(fresh)
         self._seed_history(batch)
+        inputs = InputIds()
         ids = resolve_forward_inputs(
-            InputIds(),
+            inputs,
             batch.staging,
             rows[batch.num_extend :],
             prefix[batch.num_extend :],
             state.future_map,
             len(batch.out_cache_loc),
+            int(batch.encoder_lens.sum()),
         )
         return ForwardBatch(
             mode=batch.mode,
@@ -184,6 +186,8 @@ class StepRunner:
             prefix_lens_host=batch.prefix_lens,
             extend_lens_host=batch.extend_lens,
             wants_hidden=batch.pooling is not None,
+            encoder_ids=inputs.encoder_ids,
+            encoder_lens_host=batch.encoder_lens,
         )
 
     def _seed_history(self, batch: ScheduleBatch) -> None:

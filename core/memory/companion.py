@@ -37,18 +37,21 @@ class Companion(Protocol):
         """How many of the cached `pages` (int64[k], a prefix in order) a request can start behind: 0..k."""
         ...
 
-    def fits_alone(self, total_tokens: int) -> bool:
-        """Whether the empty pool could serve a request of so many tokens to its end: the check at entry."""
+    def fits_alone(self, total_tokens: int, encoder_tokens: int = 0) -> bool:
+        """Whether the empty pool could serve a request of so many tokens to its end: the check at entry.
+
+        `encoder_tokens`, here and below: length of the input that an encoder reads beside them; 0 without one.
+        """
         ...
 
-    def can_admit(self, tokens: int, cached: Ints) -> bool:
+    def can_admit(self, tokens: int, cached: Ints, encoder_tokens: int = 0) -> bool:
         """Room for a request of `tokens` known tokens that starts behind pages `cached`.
 
         May give up what nobody uses, but none of what `cached` needs. After True, `admitted` must succeed.
         """
         ...
 
-    def admitted(self, row: int, tokens: int, cached: Ints, known: int) -> None:
+    def admitted(self, row: int, tokens: int, cached: Ints, known: int, encoder_tokens: int = 0) -> None:
         """`row` has a new owner, as asked of `can_admit` just before.
 
         The prefix cache had `known` >= len(cached) pages of it: how far others had the same tokens.

@@ -6,7 +6,7 @@ only; what must change in the device table leaves as `TableWrites` inside the ne
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
@@ -72,17 +72,20 @@ class RequestMemory:
         """Pages that could be handed out now: free ones, and cached ones that nobody uses."""
         return self.allocator.available + self.cache.evictable_pages
 
-    def fits_alone(self, total_tokens: int) -> bool:
+    def fits_alone(self, total_tokens: int, encoder_tokens: int = 0) -> bool:
         """Whether a request of so many tokens could be served by an empty pool: the check at entry."""
-        pages = self.allocator.pages_for(total_tokens)
-        return pages <= self.allocator.num_pages and all(c.fits_alone(total_tokens) for c in self.companions)
+        if self.allocator.pages_for(total_tokens) > self.allocator.num_pages:
+            return False
+        return all(c.fits_alone(total_tokens, **_encoder(encoder_tokens)) for c in self.companions)
 
-    def admit(self, ids: Ints, salt: str, reserve_pages: int, *, reuse: bool = True) -> Admission | None:
+    def admit(
+        self, ids: Ints, salt: str, reserve_pages: int, *, reuse: bool = True, encoder_tokens: int = 0
+    ) -> Admission | None:
         """Take a row and pages for all of `ids`, sharing what the cache has; None (and no change) when it does not fit.
 
         `reserve_pages` must stay obtainable afterwards, for the decode steps of those already running. At least one
         token is always left to compute, because its logits are what the first output is sampled from; with `reuse` off
-        all of them are.
+        all of them are. `encoder_tokens`: see `Companion`.
         """
         if not self.rows.available:
             return None
@@ -90,7 +93,9 @@ class RequestMemory:
         needed = self.allocator.pages_for(len(ids)) - len(match.pages)
         self.cache.lock(match.node)
         pages = None
-        if needed + reserve_pages <= self.obtainable_pages and self._companions_can_admit(ids, match.pages):
+        if needed + reserve_pages <= self.obtainable_pages and all(
+            c.can_admit(len(ids), match.pages, **_encoder(encoder_tokens)) for c in self.companions
+        ):
             pages = self._alloc(needed)
         if pages is None:
             self._free(self.cache.unlock(match.node))
@@ -101,7 +106,7 @@ class RequestMemory:
         self._fill(row, match.pages, pages, salt)
         self._nodes[row] = match.node
         for companion in self.companions:
-            companion.admitted(row, len(ids), match.pages, known)
+            companion.admitted(row, len(ids), match.pages, known, **_encoder(encoder_tokens))
         return Admission(row, generation, len(match.pages) * self.page_size)
 
     def _match(self, ids: Ints, limit: int, salt: str) -> tuple[PrefixMatch, int]:
@@ -114,9 +119,6 @@ class RequestMemory:
                 break
             match = self.cache.match(ids, usable * self.page_size, salt)
         return match, known
-
-    def _companions_can_admit(self, ids: Ints, cached: Ints) -> bool:
-        return all(companion.can_admit(len(ids), cached) for companion in self.companions)
 
     def _fill(self, row: int, shared: Ints, private: Ints, salt: str) -> None:
         count = len(shared) + len(private)
@@ -261,3 +263,8 @@ class RequestMemory:
         check("page_conservation", len(np.unique(owned)) == len(owned), owned=len(owned))
         held = self.allocator.held
         check("page_conservation", len(owned) + self.cache.cached_pages == held, owned=len(owned), held=held)
+
+
+def _encoder(tokens: int) -> Mapping[str, int]:
+    """The argument that companions of an encoder-decoder are asked with, and no others."""
+    return {"encoder_tokens": tokens} if tokens else {}

@@ -83,15 +83,15 @@ class StateSlots:
         """See `Companion`."""
         return self._snapshots.longest(pages)
 
-    def fits_alone(self, total_tokens: int) -> bool:
+    def fits_alone(self, total_tokens: int, encoder_tokens: int = 0) -> bool:
         """A state is of one size however long the sequence."""
         return True
 
-    def can_admit(self, tokens: int, cached: Ints) -> bool:
+    def can_admit(self, tokens: int, cached: Ints, encoder_tokens: int = 0) -> bool:
         """See `Companion`. The last snapshot of all serves even when it is the one behind `cached`: it is moved."""
         return self.available > 0
 
-    def admitted(self, row: int, tokens: int, cached: Ints, known: int) -> None:
+    def admitted(self, row: int, tokens: int, cached: Ints, known: int, encoder_tokens: int = 0) -> None:
         """See `Companion`."""
         check("row_padding_reserved", row > 0, row=row)
         check("state_slot_conservation", self._slot_of[row] == 0, row=row, held=int(self._slot_of[row]))

@@ -84,18 +84,18 @@ class WindowPages:
         whole = np.flatnonzero(missing < firsts)
         return int(whole[-1]) + 1 if len(whole) else 0
 
-    def fits_alone(self, total_tokens: int) -> bool:
+    def fits_alone(self, total_tokens: int, encoder_tokens: int = 0) -> bool:
         """See `Companion`."""
         return min(self.bounds.pages_for(total_tokens), self.bounds.alone) <= self.size
 
-    def can_admit(self, tokens: int, cached: Ints) -> bool:
+    def can_admit(self, tokens: int, cached: Ints, encoder_tokens: int = 0) -> bool:
         """See `Companion`. Leaves every running row and the new one its next page, else they would soon retract."""
         own = np.append(self._own, self.bounds.pages_for(tokens) - len(cached))
         own += (own > 0) & (own < self.bounds.per_row)
         needed = self._needed(cached)
         return self._holds(own, self._shared + int((self._guests[needed] == 0).sum()))
 
-    def admitted(self, row: int, tokens: int, cached: Ints, known: int) -> None:
+    def admitted(self, row: int, tokens: int, cached: Ints, known: int, encoder_tokens: int = 0) -> None:
         """See `Companion`. Pages are kept wherever prompts part, so how much others had makes no difference."""
         check("row_padding_reserved", row > 0, row=row)
         check("window_page_conservation", self._own[row] == 0, row=row, own=int(self._own[row]))

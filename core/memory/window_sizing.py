@@ -50,16 +50,19 @@ def divide_pages(
     context_length: int,
     device: torch.device,
     reserved_bytes: int = 0,
+    bytes_beside: int = 0,
 ) -> PageCounts:
     """Pages as asked, else from the memory at hand; never more than all rows could fill or have in their windows.
 
     Where memory decides, the window pool gets half as many pages as the ordinary one, unless every row's window fits
     into fewer: requests shorter than twice the window then run out of window pages first, longer ones of KV pages.
-    Raises ConfigError when not even one request fits.
+    `bytes_beside` are what pools of another kind take for each token of the ordinary one. Raises ConfigError when not
+    even one request fits.
     """
     if bounds is None:
-        per_token = KVPool.bytes_per_token_for(layers.full, dtype)
+        per_token = KVPool.bytes_per_token_for(layers.full, dtype) + bytes_beside
         return PageCounts(num_pages(config, per_token, context_length, device, reserved_bytes), 0)
+    assert not bytes_beside, "no model has both windows and pools beside its own"
     page = bounds.page_size
     enough = _enough(config, bounds)
     most = config.max_running_requests * context_length // page

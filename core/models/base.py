@@ -14,6 +14,7 @@ from core.batch.forward_batch import ForwardBatch
 from core.memory.companion import DeviceCompanion
 from core.memory.kv_pool import KVLayerSpec, KVPool
 from core.memory.mamba_pool import StateLayerSpec
+from core.models.encoder_spec import EncoderSpec
 
 NO_COMPANIONS: Mapping[str, DeviceCompanion] = MappingProxyType({})
 
@@ -46,6 +47,8 @@ class ModelSpec:
     """Width of the hidden states that `ForwardBatch.hidden` gets; 0 for a model that gives none, so cannot embed."""
     quantization: str = ""
     """How the weights are quantised; empty for plain ones, of `dtype`."""
+    encoder: EncoderSpec | None = None
+    """Set for an encoder-decoder; everything else here is then of its decoder."""
 
     def __post_init__(self) -> None:
         assert self.vocab_size >= 1, self.vocab_size

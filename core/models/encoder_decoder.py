@@ -1,7 +1,7 @@
-"""An unmodified transformers encoder-decoder (BART, T5) with a packed decoder: the model level, without an engine.
+"""An unmodified transformers encoder-decoder (BART, T5) with a packed decoder.
 
-The encoder runs plain, once per request, and leaves keys and values in cross pages. The decoder then sees one packed
-row like any other model here. Not in the registry: no pool follows requests with cross pages, so the loader refuses.
+The encoder runs as it is, once per admission, and leaves keys and values in cross pages. The decoder then sees one
+packed row like any other model here.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from core.attention.base import AttentionBackend, RelativeBias
 from core.batch.forward_batch import ForwardBatch
 from core.memory.kv_pool import KVLayerSpec
 from core.models.cross_attention import CrossAttention
+from core.models.encoder_batches import encode_inputs
 from core.models.packed_attention import KVFacade
 from core.types.arrays import Ints
 
@@ -24,7 +25,18 @@ IMPLEMENTATION = "slipstream-decoder"
 OWNER = "slipstream_decoder"
 """Attribute of every decoder module: the `EncoderDecoder` whose step it works for."""
 
-PROJECTIONS = {"BartAttention": ("k_proj", "v_proj"), "MBartAttention": ("k_proj", "v_proj"), "T5Attention": ("k", "v")}
+_BART, _T5 = ("k_proj", "v_proj"), ("k", "v")
+PROJECTIONS = {
+    "BartAttention": _BART,
+    "BlenderbotAttention": _BART,
+    "BlenderbotSmallAttention": _BART,
+    "MBartAttention": _BART,
+    "MarianAttention": _BART,
+    "PLBartAttention": _BART,
+    "PegasusAttention": _BART,
+    "MT5Attention": _T5,
+    "T5Attention": _T5,
+}
 """Class of a cross-attention module -> its key and value projections. What is not listed is refused by name."""
 
 
@@ -79,12 +91,13 @@ class EncoderDecoder:
         table = getattr(decoder, "embed_positions", None)
         if table is not None:
             table.register_forward_pre_hook(self._packed_positions, with_kwargs=True)
+        model.get_output_embeddings().register_forward_pre_hook(self._wanted_only)
         like = next(decoder.parameters())
         self._cache = DecoderFacade(len(self._cross), self._heads, self._head_dim, like)
         self._hidden = like.new_zeros(1, 1, model.config.d_model)
         self._attention: AttentionBackend | None = None
         self._pages: CrossAttention | None = None
-        self._positions = torch.empty(0, dtype=torch.int64)
+        self._positions = self._wanted = torch.empty(0, dtype=torch.int64)
         self._layer = 0
 
     @property
@@ -97,23 +110,16 @@ class EncoderDecoder:
         self._attention, self._pages = attention, pages
 
     @torch.inference_mode()
-    def encode(self, row: int, ids: torch.Tensor) -> None:
-        """Run the encoder over `ids`, int64[L], and fill the cross pages of `row`."""
-        assert self._pages is not None, "bind() comes first"
-        hidden: torch.Tensor = self._model.get_encoder()(input_ids=ids[None]).last_hidden_state[0]
-        for layer_id, module in enumerate(self._cross):
-            names = PROJECTIONS[type(module).__name__]
-            k, v = (getattr(module, name)(hidden).view(-1, self._heads, self._head_dim) for name in names)
-            self._pages.write(row, layer_id, k, v)
-
-    @torch.inference_mode()
-    def forward(self, batch: ForwardBatch, rows: Ints) -> torch.Tensor:
-        """float32[S, vocab] of the decoder tokens in `batch`, whose rows `rows` int64[B] repeats on the host."""
+    def forward(self, batch: ForwardBatch) -> torch.Tensor:
+        """float32[S, vocab] of the decoder tokens in `batch`, after its encoder inputs went into cross pages."""
         assert self._attention is not None and self._pages is not None, "bind() comes first"
-        self._positions = batch.positions
+        if batch.encoder_ids is not None:
+            assert batch.encoder_lens_host is not None
+            self._encode(batch.encoder_ids, batch.encoder_lens_host, self._pages)
+        self._positions, self._wanted = batch.positions, batch.last_indices
         self._cache.self_attention_cache.begin(batch.positions)
         self._attention.plan(batch)
-        self._pages.plan(batch, rows)
+        self._pages.plan(batch)
         output = self._model(
             encoder_outputs=(self._hidden,),
             decoder_input_ids=batch.input_ids[None],
@@ -121,7 +127,15 @@ class EncoderDecoder:
             use_cache=False,
         )
         logits: torch.Tensor = output.logits[0]
-        return logits.index_select(0, batch.last_indices).float()
+        return logits.float()
+
+    def _encode(self, ids: torch.Tensor, lens: Ints, pages: CrossAttention) -> None:
+        """Run the encoder over the inputs in `ids`, int64[E]; their keys and values are projected together."""
+        hidden = encode_inputs(self._model.get_encoder(), ids, lens)
+        for layer_id, module in enumerate(self._cross):
+            names = PROJECTIONS[type(module).__name__]
+            k, v = (getattr(module, name)(hidden).view(-1, self._heads, self._head_dim) for name in names)
+            pages.write(layer_id, k, v)
 
     def attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float) -> torch.Tensor:
         """[T, H, Dv] of one attention call of the decoder, self or cross."""
@@ -130,6 +144,10 @@ class EncoderDecoder:
             return self._pages.forward(self._layer, q[0], scale)
         self._layer = self._cache.self_attention_cache.layer_of(k)
         return self._attention.forward(self._layer, q[0], k[0], v[0], scale=scale, bias=self._bias)
+
+    def _wanted_only(self, module: nn.Module, args: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+        """The output matrix multiplies the tokens whose logits are wanted, which none of these models lets one ask."""
+        return (args[0].index_select(1, self._wanted), *args[1:])
 
     def _packed_positions(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
         return args, {**kwargs, "position_ids": self._positions}

@@ -11,7 +11,7 @@ from core.errors import ModelLoadError
 from core.models.base import Model, Progress
 from core.models.config import CheckpointConfig, read_checkpoint_config
 from core.models.quantized.registry import quant_method
-from core.models.registry import family_of, model_factory
+from core.models.registry import ENCODER_DECODER_TYPES, family_of, model_factory
 from core.models.weights import check_weight_files
 
 
@@ -39,24 +39,40 @@ def load_model(config: ModelConfig, device: torch.device, progress: Progress | N
     if limit is not None and wanted is not None and wanted > limit:
         raise ModelLoadError(f"context_length {wanted} is more than the {limit} tokens that {checkpoint.path} supports")
     report("check", 1.0)
-    return model_factory(family_of(checkpoint.model_type))(checkpoint, config, device, report)
+    family = family_of(checkpoint.model_type, encoder_decoder=_is_encoder_decoder(checkpoint))
+    return model_factory(family)(checkpoint, config, device, report)
 
 
-def _refuse_by_type(checkpoint: CheckpointConfig) -> None:
-    from transformers import CONFIG_MAPPING
+def _is_encoder_decoder(checkpoint: CheckpointConfig) -> bool:
     from transformers.models.auto.modeling_auto import (
         MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
         MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES,
     )
 
     kind = checkpoint.model_type
+    only = kind in MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES and kind not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+    return checkpoint.is_encoder_decoder or only
+
+
+def _refuse_by_type(checkpoint: CheckpointConfig) -> None:
+    from transformers import CONFIG_MAPPING
+    from transformers.models.auto.modeling_auto import (
+        MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+        MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING_NAMES,
+    )
+
+    kind = checkpoint.model_type
     if kind not in CONFIG_MAPPING:
         raise ModelLoadError(f"model type {kind!r} is unknown to transformers, and code from checkpoints is never run")
-    if checkpoint.is_encoder_decoder or (
-        kind in MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES and kind not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
-    ):
-        raise ModelLoadError(f"model type {kind!r} is not supported: it is an encoder-decoder")
-    if kind not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
+    if kind in MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING_NAMES:
+        raise ModelLoadError(f"model type {kind!r} is not supported: its encoder reads audio, and requests carry text")
+    if _is_encoder_decoder(checkpoint):
+        if kind not in ENCODER_DECODER_TYPES:
+            served = ", ".join(ENCODER_DECODER_TYPES)
+            raise ModelLoadError(
+                f"model type {kind!r} is not supported: it is an encoder-decoder, of which these are served: {served}"
+            )
+    elif kind not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
         raise ModelLoadError(f"model type {kind!r} is not supported: transformers has no causal language model for it")
 
 

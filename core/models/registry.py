@@ -15,10 +15,12 @@ from core.models.config import CheckpointConfig
 ModelFactory = Callable[[CheckpointConfig, ModelConfig, torch.device, Progress], Model]
 
 DEFAULT_FAMILY = "transformers"
+ENCODER_DECODER_FAMILY = "encoder-decoder"
 
 MODEL_FAMILIES: dict[str, str] = {
     DEFAULT_FAMILY: "core.models.transformers_backend:load_transformers",
     "native": "core.models.native.family:load_native",
+    ENCODER_DECODER_FAMILY: "core.models.encoder_decoder_backend:load_encoder_decoder",
 }
 """Family -> `module:factory`, imported only when a checkpoint asks for it."""
 
@@ -26,8 +28,14 @@ NATIVE_FAMILIES: dict[str, str] = dict.fromkeys(("llama", "mistral", "qwen2", "q
 """Model type -> family, for types that a family of its own serves better than the default one."""
 
 
-def family_of(model_type: str) -> str:
-    """The family that serves `model_type`."""
+ENCODER_DECODER_TYPES = ("bart", "mbart", "t5", "mt5", "pegasus", "marian", "plbart", "blenderbot", "blenderbot-small")
+"""Encoder-decoders whose attention the packed decoder knows; README.md says how each was checked."""
+
+
+def family_of(model_type: str, *, encoder_decoder: bool = False) -> str:
+    """The family that serves `model_type`; some types come with an encoder and without."""
+    if encoder_decoder:
+        return ENCODER_DECODER_FAMILY
     return NATIVE_FAMILIES.get(model_type, DEFAULT_FAMILY)
 
 

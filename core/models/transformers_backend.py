@@ -189,15 +189,30 @@ def _dtype(checkpoint: CheckpointConfig, config: ModelConfig, device: torch.devi
     return dtype
 
 
+def load_module(
+    checkpoint: CheckpointConfig,
+    config: ModelConfig,
+    device: torch.device,
+    progress: Progress,
+    auto: Any = AutoModelForCausalLM,
+) -> PreTrainedModel:
+    """The module tree that `auto` makes of the checkpoint, on `device`, every weight accounted for."""
+    return _load_weights(checkpoint, _dtype(checkpoint, config, device), device, progress, auto)
+
+
 def _load_weights(
-    checkpoint: CheckpointConfig, dtype: torch.dtype, device: torch.device, progress: Progress
+    checkpoint: CheckpointConfig,
+    dtype: torch.dtype,
+    device: torch.device,
+    progress: Progress,
+    auto: Any = AutoModelForCausalLM,
 ) -> PreTrainedModel:
     progress("weights", 0.0)
     method = quant_method(checkpoint)
     options = method.load_options() if method else {}
     transformers_logging.disable_progress_bar()
     try:
-        loaded: Any = AutoModelForCausalLM.from_pretrained(
+        loaded: Any = auto.from_pretrained(
             checkpoint.path,
             dtype=dtype,
             trust_remote_code=False,

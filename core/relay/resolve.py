@@ -1,7 +1,8 @@
 """Where the input ids of a step come from: the one resolve path for prompt ids and relayed tokens.
 
 Runs at forward entry on the forward stream. Prompt ids stay on the host until then (SGLang #25945), decode tokens come
-out of the FutureMap, a mixed step takes both.
+out of the FutureMap, a mixed step takes both. What an encoder reads comes the same way and stays apart: SGLang strips
+it from the prompt ids again, and must not forget to.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ class InputIds:
     """Input ids of one step on the device, int64[T]; `None` means "relay": nobody may read them yet (law 7)."""
 
     ids: torch.Tensor | None = None
+    encoder_ids: torch.Tensor | None = None
+    """int64[E], for the encoder alone; None when no request of the step starts with an encoder's input."""
 
 
 def resolve_forward_inputs(
@@ -29,16 +32,18 @@ def resolve_forward_inputs(
     decode_lens: torch.Tensor | None,
     future_map: FutureMap,
     num_tokens: int,
+    num_encoder_tokens: int = 0,
 ) -> torch.Tensor:
     """Fill `inputs.ids` and return it: int64[num_tokens], prefill ids first, then one token per decode row.
 
     Four cases: prompt ids staged (prefill); staged ids and decode rows (mixed); neither staged nor present (decode:
     relay); ids already there (nothing to do, so a second call consumes nothing). `decode_rows` int64[n] and
     `decode_lens` int64[n] are on the device. The staging is cleared only after everything succeeded, so a failed copy
-    leaves it whole.
+    leaves it whole. Staged encoder ids, `num_encoder_tokens` of them, end in `inputs.encoder_ids`.
     """
     if inputs.ids is not None:
-        check("staging_consumed", staging.prefill_ids_cpu is None and staging.mix_decode_rows is None)
+        left = (staging.prefill_ids_cpu, staging.mix_decode_rows, staging.encoder_ids_cpu)
+        check("staging_consumed", all(part is None for part in left))
         return inputs.ids
     prompt = staging.prefill_ids_cpu
     if prompt is None:
@@ -48,7 +53,13 @@ def resolve_forward_inputs(
         if staging.mix_decode_rows is not None:
             ids = torch.cat([ids, future_map.gather(decode_rows, decode_lens)])
     check("resolve_length", ids.numel() == num_tokens, got=ids.numel(), expected=num_tokens)
+    encoder = staging.encoder_ids_cpu
+    staged = 0 if encoder is None else encoder.numel()
+    check("encoder_length", staged == num_encoder_tokens, got=staged, expected=num_encoder_tokens)
+    if encoder is not None:
+        inputs.encoder_ids = encoder.to(decode_rows.device, non_blocking=True)
     staging.prefill_ids_cpu = None
     staging.mix_decode_rows = None
+    staging.encoder_ids_cpu = None
     inputs.ids = ids
     return ids

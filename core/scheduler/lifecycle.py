@@ -36,7 +36,9 @@ class Lifecycle:
     def admit(self, req: Req, reserve_pages: int, now: float) -> bool:
         """Give a waiting request a row and pages for its whole prompt; False, and no change, when it does not fit."""
         ids = req.known_ids()
-        admission = self.memory.admit(ids, req.salt, reserve_pages, reuse=req.reuses_prefix)
+        admission = self.memory.admit(
+            ids, req.salt, reserve_pages, reuse=req.reuses_prefix, encoder_tokens=req.encoder_len
+        )
         if admission is None:
             return False
         self.waiting.took(req)
@@ -48,7 +50,7 @@ class Lifecycle:
             req.cached_tokens = admission.cached_tokens
             self._recorder.scheduled(req, now)
         else:
-            self._recorder.recomputed_tokens += len(ids) - admission.cached_tokens
+            self._recorder.recomputed_tokens += len(ids) - admission.cached_tokens + req.encoder_len
         return True
 
     def retract(self, req: Req) -> None:

@@ -12,7 +12,7 @@ from core.batch.schedule_batch import HistoryWrites, ScheduleBatch
 from core.config import SchedulerConfig
 from core.errors import Overloaded
 from core.memory.companion import Writes
-from core.models.lora.slots import LORA, LoraWrites, group_tokens
+from core.models.lora.slots import LORA, LoraWrites, SlotWrite, group_tokens
 from core.scheduler.lifecycle import Lifecycle
 from core.scheduler.outputs import Ended
 from core.scheduler.policy import Policy, victim
@@ -33,6 +33,7 @@ class Planner:
         lifecycle: Lifecycle,
         sampling: SamplingTable,
         pin: Callable[[list[Ints]], torch.Tensor],
+        slot_writes: Callable[[], tuple[SlotWrite, ...]],
     ) -> None:
         self._config = config
         self._policy = policy
@@ -42,6 +43,7 @@ class Planner:
         self._sampling = sampling
         self._adder = PrefillAdder(lifecycle)
         self._pin = pin
+        self._slot_writes = slot_writes
         self._next_step = 1
 
     def plan(self, now: float, *, after_idle: bool) -> ScheduleBatch | None:
@@ -103,7 +105,10 @@ class Planner:
         )
 
     def _companion_writes(self, rows: Ints, prefix_lens: Ints, extend_lens: Ints) -> Writes:
-        """What the pools beside the KV pool need, and the step's token places by adapter if any row has one."""
+        """What the pools beside the KV pool need, changes of adapter slots, and the step's token places by slot."""
         writes = self._memory.plan_companions(rows, prefix_lens, extend_lens)
         groups = group_tokens(self._running.adapter_slots[rows], extend_lens)
-        return {**writes, LORA: LoraWrites(groups=groups)} if groups else writes
+        slots = self._slot_writes()
+        if not (groups or slots):
+            return writes
+        return {**writes, LORA: LoraWrites(slots, groups, int(extend_lens.sum()))}

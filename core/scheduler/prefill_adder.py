@@ -35,7 +35,11 @@ class PrefillAdder:
         self._reserve_share = max(RESERVE_AFTER_RETRACTION, self._reserve_share)
 
     def fill(self, budget: int, now: float) -> list[Segment]:
-        """Chunks of at most `budget` tokens in all, at most one per request."""
+        """Chunks of at most `budget` tokens in all, at most one per request.
+
+        What an encoder reads counts too. It cannot be cut, so an input longer than the whole budget is the only work of
+        its step beside decodes.
+        """
         self._reserve_share = max(RESERVE_MIN, self._reserve_share * RESERVE_DECAY)
         segments: list[Segment] = []
         for row in self._running.prefilling().tolist():
@@ -45,11 +49,13 @@ class PrefillAdder:
             budget -= segments[-1].length
         while budget > 0:
             req = self._lifecycle.waiting.best(self._match_len)
-            if req is None or not self._lifecycle.admit(req, self._reserve_pages(req), now):
+            if req is None or (segments and req.encoder_len >= budget):
+                break
+            if not self._lifecycle.admit(req, self._reserve_pages(req), now):
                 break
             self._offered[req.row] = 0
-            segments.append(self._chunk(req.row, budget))
-            budget -= segments[-1].length
+            segments.append(self._chunk(req.row, max(1, budget - req.encoder_len), req.encoder_ids))
+            budget -= segments[-1].cost
         return segments
 
     def _match_len(self, req: Req) -> int:
@@ -68,7 +74,7 @@ class PrefillAdder:
         remaining += newcomer.max_new_tokens - len(newcomer.outputs)
         return math.ceil(remaining * self._reserve_share / self._memory.page_size)
 
-    def _chunk(self, row: int, budget: int) -> Segment:
+    def _chunk(self, row: int, budget: int, encoder_ids: Ints | None = None) -> Segment:
         running = self._running
         start, end = int(running.planned[row]), int(running.prefill_end[row])
         stop = min(end, start + budget)
@@ -76,7 +82,8 @@ class PrefillAdder:
         self._offer(row, stop, final=stop == end)
         req = running.reqs[row]
         assert req is not None, "a row of the set has an owner"
-        return Segment(row, start, running.ids(row, stop, start), final=stop == end, pooling=req.pooling)
+        ids = running.ids(row, stop, start)
+        return Segment(row, start, ids, final=stop == end, pooling=req.pooling, encoder_ids=encoder_ids)
 
     def _offer(self, row: int, planned: int, *, final: bool) -> None:
         """Share what is planned so far, at doubling lengths: each offer walks from the root, all stay O(prompt)."""

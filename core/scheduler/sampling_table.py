@@ -12,6 +12,9 @@ from core.types.request import Req
 NO_INTS: Ints = np.empty(0, np.int64)
 NO_FLOATS = np.empty(0, np.float32)
 
+FORCE = np.float32(1e9)
+"""Bias of a forced token: beyond any logit, and finite behind any temperature and penalty."""
+
 
 class SamplingTable:
     """One column per option, indexed by row. `fill` at admission, `batch` at every step."""
@@ -31,6 +34,9 @@ class SamplingTable:
         self.has_stop_ids = np.zeros(num_rows, np.bool_)
         self._bias: list[tuple[Ints, np.ndarray]] = [(NO_INTS, NO_FLOATS)] * num_rows
         self._blocked: list[Ints] = [NO_INTS] * num_rows
+        self._forced_at: Ints = np.full((num_rows, 2), -1, np.int64)
+        """Output positions, first and last, at which `_forced` decides; -1 for none."""
+        self._forced: list[tuple[Ints, Ints]] = [(NO_INTS, NO_INTS)] * num_rows
 
     def fill(self, req: Req) -> None:
         """Take over the options of the request that now owns `req.row`."""
@@ -51,6 +57,9 @@ class SamplingTable:
         self._bias[row] = (tokens, values)
         ends = {*params.stop_token_ids, *(() if params.ignore_eos else self._eos_ids)}
         self._blocked[row] = np.fromiter(sorted(ends), np.int64, len(ends))
+        last = req.max_new_tokens - 1
+        self._forced_at[row] = 0 if req.forced_first else -1, last if req.forced_last else -1
+        self._forced[row] = np.array(req.forced_first, np.int64), np.array(req.forced_last, np.int64)
 
     def batch(self, rows: Ints, seq_lens: Ints) -> SamplingBatch:
         """Options of `rows` int64[S], for the tokens at absolute positions `seq_lens` int64[S]."""
@@ -85,14 +94,22 @@ class SamplingTable:
         )
 
     def _biases(self, rows: Ints, outputs: Ints) -> tuple[Ints, Ints, np.ndarray]:
-        """Logit bias, and -inf for what would end an output that is still below its min_tokens."""
+        """Logit bias, and -inf for what would end an output that is still below its min_tokens; where tokens are forced
+        nothing else counts, min_tokens neither (as in transformers).
+        """
         blocked = outputs < self._min_tokens[rows]
-        places = np.flatnonzero(self._biased[rows] | blocked)
+        forced = self._forced_at[rows] == outputs[:, None]
+        places = np.flatnonzero(self._biased[rows] | blocked | forced.any(axis=1))
         if len(places) == 0:
             return NO_INTS, NO_INTS, NO_FLOATS
         parts: list[tuple[int, Ints, np.ndarray]] = []
         for place in places.tolist():
             row = int(rows[place])
+            if forced[place].any():
+                # Both at once in an output of one token: the last step decides.
+                tokens = self._forced[row][int(forced[place, 1])]
+                parts.append((place, tokens, np.full(len(tokens), FORCE)))
+                continue
             parts.append((place, *self._bias[row]))
             if blocked[place]:
                 ends = self._blocked[row]

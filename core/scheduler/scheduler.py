@@ -14,6 +14,7 @@ from core.batch.result import StepResult
 from core.config import SchedulerConfig
 from core.executor.interface import Executor
 from core.memory.request_memory import RequestMemory
+from core.models.lora.slots import SlotWrite
 from core.scheduler.intake import End, Intake
 from core.scheduler.lifecycle import Lifecycle
 from core.scheduler.outputs import Ended, StepOutputs, StepTokens
@@ -35,7 +36,8 @@ class Scheduler:
     """Composes the rooms of this floor; holds no policy of its own.
 
     `max_len` is the longest sequence; `pin` makes prompt ids fetchable by the device; `emit` gets the outputs of a step
-    after the next one was submitted, so that what clients cost never keeps the device waiting.
+    after the next one was submitted, so that what clients cost never keeps the device waiting. `slot_writes` gives,
+    once, what the next step must change in the adapter slots.
     """
 
     def __init__(
@@ -49,6 +51,7 @@ class Scheduler:
         vocab_size: int,
         eos_ids: tuple[int, ...],
         pin: Callable[[list[Ints]], torch.Tensor],
+        slot_writes: Callable[[], tuple[SlotWrite, ...]] = tuple,
     ) -> None:
         policy = POLICIES[config.policy]()
         num_rows = memory.rows.size + 1
@@ -60,7 +63,7 @@ class Scheduler:
         self.recorder = StatsRecorder()
         sampling = SamplingTable(num_rows, eos_ids)
         self._lifecycle = Lifecycle(self.waiting, self.running, memory, sampling, self.recorder)
-        self._planner = Planner(config, policy, self._lifecycle, sampling, pin)
+        self._planner = Planner(config, policy, self._lifecycle, sampling, pin, slot_writes)
         self._results = ResultProcessor(self._lifecycle, self.recorder, vocab_size, eos_ids)
         self._emit = emit
         self._device_idle = True

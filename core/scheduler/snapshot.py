@@ -63,7 +63,7 @@ class StatsRecorder:
 
     def scheduled(self, req: Req, now: float) -> None:
         """A request got its row for the first time."""
-        self._prompt_tokens += req.prompt_len
+        self._prompt_tokens += req.input_len
         self._cached_tokens += req.cached_tokens
         self._histograms["queue_time_seconds"].observe(np.array([now - req.arrived_at]))
 

@@ -48,6 +48,12 @@ class Req:
     salt: str = ""
     adapter_slot: int = 0
     """Slot of the LoRA adapter; 0 is none."""
+    encoder_ids: npt.NDArray[np.int64] | None = None
+    """What the encoder of an encoder-decoder reads, i.e. the client's input; `prompt` is then the decoder's start."""
+    forced_first: tuple[int, ...] = ()
+    """The first output is one of these; empty for a free choice."""
+    forced_last: tuple[int, ...] = ()
+    """The output that reaches `max_new_tokens` is one of these; empty for a free choice."""
     priority: int = 0
     deadline: float | None = None
     queue_deadline: float | None = None
@@ -78,6 +84,16 @@ class Req:
     def prompt_len(self) -> int:
         """Tokens of the original prompt; outputs recomputed after a retraction do not count."""
         return len(self.prompt)
+
+    @property
+    def input_len(self) -> int:
+        """Tokens that the client sent: those of the encoder, if there is one, else the prompt."""
+        return self.prompt_len if self.encoder_ids is None else len(self.encoder_ids)
+
+    @property
+    def encoder_len(self) -> int:
+        """Tokens of the encoder's input; 0 for a model without an encoder."""
+        return 0 if self.encoder_ids is None else len(self.encoder_ids)
 
     @property
     def reuses_prefix(self) -> bool:

@@ -53,6 +53,10 @@ class EngineStats:
     recomputed_tokens: int = 0
     """Known tokens that preempted requests had to compute again: what preemption costs."""
     stale_results: int = 0
+    adapters_loaded: int = 0
+    adapter_bytes: int = 0
+    adapter_evictions: int = 0
+    adapter_load_failures: int = 0
     device_idle_ratio: float = 0.0
     last_step_at: float = 0.0
     finished: dict[str, int] = field(default_factory=dict)

@@ -15,6 +15,7 @@ import click
 from core.errors import InvalidRequest, SlipstreamError, StartupError
 from service.cli_options import GroupedCommand, setting_options
 from service.config import ServerConfig
+from service.server_access import ServerAccess, access_options
 from service.settings import load
 
 ENGINE_GROUPS = ("Model", "Device", "Memory", "Scheduling")
@@ -23,10 +24,12 @@ ENGINE_GROUPS = ("Model", "Device", "Memory", "Scheduling")
 @click.command(cls=GroupedCommand)
 @click.argument("text")
 @click.option("--server", metavar="HOST:PORT", help="Ask this server instead of loading a model here.")
-@click.option("--token-file", metavar="FILE", help="With --server: present the first token of this file.")
-@click.option("--tls-ca", metavar="FILE", help="With --server: use TLS, and trust these authorities.")
-@click.option("--tls-cert", metavar="FILE", help="With --tls-ca: the client's own certificate.")
-@click.option("--tls-key", metavar="FILE", help="With --tls-cert: its private key.")
+@access_options
+@click.option(
+    "--adapter",
+    metavar="NAME[=DIR]",
+    help="Generate with this LoRA adapter: the server's own name for it, or without --server one in DIR.",
+)
 @click.option("--chat", is_flag=True, help="Send the text as a user's message through the chat template.")
 @click.option("--max-tokens", type=int, help="Most tokens to generate.  [default: the model's]")
 @click.option("--temperature", type=float, help="0 is greedy.  [default: the model's]")
@@ -34,10 +37,11 @@ ENGINE_GROUPS = ("Model", "Device", "Memory", "Scheduling")
 @click.option("--top-k", type=int, help="0 is off.  [default: the model's]")
 @click.option("--seed", type=int, help="Makes sampling reproducible, 0 or more.")
 @click.option("--stop", multiple=True, help="Stop at this string; may be repeated.")
-@setting_options(ENGINE_GROUPS, without=("seed", "adapter", "max_lora_rank"))
+@setting_options(ENGINE_GROUPS, without=("seed", "adapter", "lora_dir"))
 def generate(
     text: str,
     server: str | None,
+    adapter: str | None,
     chat: bool,
     stop: tuple[str, ...],
     config_file: str | None,
@@ -48,16 +52,23 @@ def generate(
     \b
     slipstream generate "27+45="
     slipstream generate --server 127.0.0.1:50051 --max-tokens 64 "A story about Mia the fox:"
+    slipstream generate --model DIR --adapter french=ADAPTER_DIR "Bonjour"
     """
     sampling = {name: options.pop(name) for name in ("max_tokens", "temperature", "top_p", "top_k", "seed")}
     given = {name: value for name, value in sampling.items() if value is not None}
-    access = {name: options.pop(name) for name in ("token_file", "tls_ca", "tls_cert", "tls_key")}
+    access = ServerAccess.taken_from(options)
     if stop:
         given["stop"] = stop
+    name, is_local, _ = (adapter or "").partition("=")
+    if adapter and bool(server) == bool(is_local):
+        raise click.UsageError("--adapter takes a NAME with --server, and NAME=DIR without")
     if server:
-        pieces = _remote(server, access, text, chat, given)
+        pieces = _remote(server, access, text, chat, name, given)
     else:
-        pieces = _local(load(ServerConfig, options, os.environ, config_file), text, chat, given)
+        # What the environment or the file lists stays unloaded: one request needs one.
+        config = load(ServerConfig, options, os.environ, config_file)
+        adapters = load(ServerConfig, {"adapter": (adapter,) if adapter else None}, {}).adapter
+        pieces = _local(dataclasses.replace(config, adapter=adapters, lora_dir=None), text, chat, name, given)
     try:
         asyncio.run(_print(pieces))
     except StartupError:
@@ -76,35 +87,33 @@ async def _print(pieces: AsyncGenerator[str, None]) -> None:
 
 
 async def _remote(
-    server: str, access: dict[str, str | None], text: str, chat: bool, sampling: dict[str, Any]
+    server: str, access: ServerAccess, text: str, chat: bool, adapter: str, sampling: dict[str, Any]
 ) -> AsyncGenerator[str, None]:
     """Text pieces from a server. Raises StartupError for a token or TLS file that cannot be used."""
-    from service.auth_tokens import first_token
-    from service.client import CallFailed, Chunk, SlipstreamClient
-    from service.tls_credentials import ClientTls
+    from service.client import CallFailed, Chunk
 
-    files = (access["tls_ca"], access["tls_cert"], access["tls_key"])
-    tls = ClientTls.read(*files) if any(files) else None
-    token = None if access["token_file"] is None else first_token(access["token_file"])
     prompt: Any = [{"role": "user", "content": text}] if chat else text
-    async with SlipstreamClient(server, tls=tls, token=token) as client:
+    async with access.client(server) as client:
         try:
-            async for event in client.generate(prompt, **sampling):
+            async for event in client.generate(prompt, adapter=adapter, **sampling):
                 if isinstance(event, Chunk):
                     yield event.text
         except CallFailed as failure:
             raise click.ClickException(str(failure)) from None
 
 
-async def _local(config: ServerConfig, text: str, chat: bool, sampling: dict[str, Any]) -> AsyncGenerator[str, None]:
+async def _local(
+    config: ServerConfig, text: str, chat: bool, adapter: str, sampling: dict[str, Any]
+) -> AsyncGenerator[str, None]:
     """Text pieces from an engine that lives as long as this call."""
     from core.types.io import ChatMessage, Delta, GenerateRequest
     from service.builder import build_core_engine, in_daemon_thread
-    from service.preflight import check_model, model_path
+    from service.preflight import check_adapters, check_model, model_path
     from service.progress import TerminalProgress
 
     path = model_path(config)
     check_model(path)
+    check_adapters(config)
     progress = TerminalProgress()
     engine = await in_daemon_thread(lambda: build_core_engine(config.engine_config(str(path)), progress))
     progress.close()
@@ -116,6 +125,7 @@ async def _local(config: ServerConfig, text: str, chat: bool, sampling: dict[str
             request_id="terminal",
             text=None if chat else text,
             chat=(ChatMessage("user", text),) if chat else None,
+            adapter=adapter,
             sampling=dataclasses.replace(engine.model_info.default_sampling, **sampling),
         )
         async with aclosing(await engine.generate(request)) as stream:

@@ -26,7 +26,7 @@ SWITCH_INTERVAL_SECONDS = 0.0005
 _EPILOG = """\b
 Every setting can also be given in the environment or in the YAML file; a flag wins over the environment, the
 environment over the file. Ctrl-C or SIGTERM drains: running streams finish, then the process exits with 0. A second
-signal ends it at once. Exit codes: 0 drained, 1 the engine failed, 2 settings or ports, 3 the checkpoint.
+signal ends it at once. Exit codes: 0 drained, 1 the engine failed, 2 settings or ports, 3 the checkpoint or an adapter.
 """
 
 
@@ -35,7 +35,7 @@ signal ends it at once. Exit codes: 0 drained, 1 the engine failed, 2 settings o
 def serve(config_file: str | None, **flags: Any) -> None:
     """Serve a checkpoint over gRPC, and metrics over HTTP.
 
-    Without --model it serves the bundled model. The API is protos/slipstream/v1/inference.proto; health checks answer
+    Without --model it serves the bundled model. The API is protos/slipstream/v1/*.proto; health checks answer
     on the same port, with liveness as service "" and readiness as "slipstream.v1.InferenceService".
     """
     config = load(ServerConfig, flags, os.environ, config_file)

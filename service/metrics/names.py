@@ -75,6 +75,20 @@ SNAPSHOT: tuple[Metric, ...] = (
         "Results dropped because their row had changed owner in the meantime.",
         field="stale_results",
     ),
+    Metric("slipstream_adapters_loaded", "gauge", "LoRA adapters that hold memory.", field="adapters_loaded"),
+    Metric("slipstream_adapter_bytes", "gauge", "Bytes that LoRA adapters take on the device.", field="adapter_bytes"),
+    Metric(
+        "slipstream_adapter_evictions",
+        "counter",
+        "LoRA adapters unloaded to make room for others.",
+        field="adapter_evictions",
+    ),
+    Metric(
+        "slipstream_adapter_load_failures",
+        "counter",
+        "Loads of LoRA adapters that were refused.",
+        field="adapter_load_failures",
+    ),
     Metric(
         "slipstream_device_idle_ratio",
         "gauge",
@@ -110,6 +124,12 @@ HISTOGRAMS: dict[str, Metric] = {
             "histogram",
             "From a request's arrival to its end.",
             field="e2e_request_latency_seconds",
+        ),
+        Metric(
+            "slipstream_adapter_load_seconds",
+            "histogram",
+            "From a call that loads a LoRA adapter to its first possible use.",
+            field="adapter_load_seconds",
         ),
         Metric(
             "slipstream_embedding_latency_seconds",

@@ -11,6 +11,7 @@ from service.metrics.names import Metric
 REJECTION_REASONS: tuple[str, ...] = (
     "INVALID_REQUEST",
     "DUPLICATE_REQUEST_ID",
+    "ADAPTER_NOT_FOUND",
     "CONCURRENCY_LIMIT",
     "RATE_LIMIT",
     "QUEUE_FULL",

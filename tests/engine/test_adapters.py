@@ -8,8 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
-from core.errors import ConfigError, InvalidRequest, ModelLoadError
+from core.config import LoraConfig
+from core.engine.adapter_table import AdapterTable
+from core.engine.adapters import reserved_bytes
+from core.errors import AdapterNotFound, ConfigError, ModelLoadError
 from core.text.tokenizer import Tokenizer
 from service.client import CallFailed, SlipstreamClient
 from service.config import ServerConfig
@@ -105,20 +109,24 @@ async def test_a_prompt_cached_under_one_adapter_is_no_hit_for_another(base: Pat
             assert output.end.cached_tokens == 0, salt
 
 
-async def test_an_unknown_name_is_refused_by_field(base: Path, adapters: dict[str, Path]) -> None:
+async def test_an_unknown_name_is_not_found_and_what_is_no_name_is_refused_by_field(
+    base: Path, adapters: dict[str, Path]
+) -> None:
+    names = {"nobody": "NOT_FOUND", "al": "NOT_FOUND", "all\0": "INVALID_ARGUMENT", "x" * 10_000: "INVALID_ARGUMENT"}
     for served in ((), given(adapters)):
         async with serve_checkpoint(base, adapter=served) as (_, client):
-            for name in ("nobody", "al", "all\0", "x" * 10_000):
+            for name, code in names.items():
                 with pytest.raises(CallFailed) as refused:
                     await client.complete([5, 6, 7], adapter=name, **GREEDY)
-                assert refused.value.code.name == "INVALID_ARGUMENT"
+                assert refused.value.code.name == code
                 assert "adapter" in str(refused.value)
+                assert (refused.value.reason == "ADAPTER_NOT_FOUND") == (code == "NOT_FOUND")
 
 
 async def test_an_unknown_name_is_told_before_anything_that_may_pass(tokenizer: Tokenizer) -> None:
     """A request that is late as well: who corrects the deadline alone would come back in vain."""
     async with running(tokenizer) as engine:
-        with pytest.raises(InvalidRequest, match="adapter"):
+        with pytest.raises(AdapterNotFound):
             await engine.generate(ask(adapter="nobody", deadline=0.0))
 
 
@@ -135,6 +143,21 @@ async def test_an_adapter_that_does_not_fit_stops_the_start(base: Path, tmp_path
     with pytest.raises(ModelLoadError, match=r"adapter 'broken' from .*has no adapter_config\.json"):
         async with serve_checkpoint(base, adapter=(("broken", str(tmp_path)),)):
             raise AssertionError("it started")
+
+
+async def test_adapters_over_the_bound_stop_the_start(base: Path, adapters: dict[str, Path]) -> None:
+    with pytest.raises(ModelLoadError, match=r"adapter 'narrow' from .*: it needs \d+ bytes"):
+        async with serve_checkpoint(base, adapter=given(adapters), max_lora_bytes=3000):
+            raise AssertionError("it started")
+
+
+def test_room_for_adapters_to_come_is_kept_on_the_device() -> None:
+    """On a GPU only: the pools of a CPU leave most of its memory alone."""
+    table = AdapterTable(100, enabled=True)
+    table.used_bytes = 40
+    for device, directory, reserved in (("cuda", "/x", 60), ("cuda", None, 0), ("cpu", "/x", 0)):
+        config = LoraConfig(directory=directory, max_bytes=100)
+        assert reserved_bytes(config, table, torch.device(device)) == reserved
 
 
 def test_how_adapters_are_configured(tmp_path: Path) -> None:

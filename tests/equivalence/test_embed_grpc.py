@@ -141,11 +141,14 @@ async def test_every_refusal_names_its_field(llama: Path) -> None:
             (("a",) * 41, {}, ["inputs"]),
             (("a",), {"dimensions": 0}, ["dimensions"]),
             (("a",), {"dimensions": 65}, ["dimensions"]),
-            (("a",), {"adapter": "nobody"}, ["adapter"]),
+            (("a",), {"adapter": "no name"}, ["adapter"]),
         ):
             with pytest.raises(CallFailed) as failed:
                 await client.embed(*inputs, **fields)
             assert (failed.value.code.name, sorted(failed.value.fields)) == ("INVALID_ARGUMENT", named)
+        with pytest.raises(CallFailed) as unknown:
+            await client.embed("a", adapter="nobody")
+        assert (unknown.value.code.name, unknown.value.reason) == ("NOT_FOUND", "ADAPTER_NOT_FOUND")
 
 
 async def test_a_full_queue_and_a_short_wait(llama: Path) -> None:

@@ -22,7 +22,6 @@ from core.errors import (
     FieldViolation,
     InvalidRequest,
     RequestAborted,
-    SlipstreamError,
 )
 from core.types.io import (
     Delta,
@@ -41,6 +40,7 @@ from core.types.io import (
 )
 from core.types.sampling_params import SamplingParams
 from core.types.stats import EngineStats, HistogramStats, PoolStats
+from tests.fakes.adapter_shelf import AdapterShelf
 
 Step = OutputEvent | BaseException | asyncio.Event
 """An event to emit, an error to raise, or something to wait for first."""
@@ -197,7 +197,7 @@ class FakeEmbedCall:
         await self._stream.aclose()
 
 
-class FakeEngine:
+class FakeEngine(AdapterShelf):
     """`core.engine.door.Engine` over scripts. `streams` keeps every stream ever opened, oldest first."""
 
     def __init__(self, script: Script = count_up, info: ModelInfo = INFO) -> None:
@@ -207,7 +207,6 @@ class FakeEngine:
         self.streams: list[FakeStream] = []
         self.embedded: list[EmbedRequest] = []
         self.opened = asyncio.Condition()
-        self.refuse_with: SlipstreamError | Exception | None = None
         self.stopped = 0
         self._live: dict[str, FakeStream] = {}
         self._idle = asyncio.Event()

@@ -30,13 +30,13 @@ class Marks:
         marked = [place + 1 for place, page in enumerate(pages.tolist()) if page in self.pages]
         return max(marked, default=0)
 
-    def fits_alone(self, total_tokens: int) -> bool:
+    def fits_alone(self, total_tokens: int, encoder_tokens: int = 0) -> bool:
         return total_tokens <= 40
 
-    def can_admit(self, tokens: int, cached: Ints) -> bool:
+    def can_admit(self, tokens: int, cached: Ints, encoder_tokens: int = 0) -> bool:
         return len(self.rows) < self.room
 
-    def admitted(self, row: int, tokens: int, cached: Ints, known: int) -> None:
+    def admitted(self, row: int, tokens: int, cached: Ints, known: int, encoder_tokens: int = 0) -> None:
         assert row not in self.rows and len(cached) == self.resumable(cached) <= known
         self.rows.add(row)
 

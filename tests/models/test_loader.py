@@ -83,8 +83,8 @@ def test_code_beside_the_weights_never_runs(llama: Path, known: bool) -> None:
 
 
 def test_encoder_decoders_and_encoders(llama: Path) -> None:
-    edit_config(llama, model_type="t5")
-    assert "'t5' is not supported: it is an encoder-decoder" in refusal(llama)
+    edit_config(llama, model_type="led")
+    assert "'led' is not supported: it is an encoder-decoder" in refusal(llama)
     edit_config(llama, model_type="vit")
     assert "'vit' is not supported: transformers has no causal language model" in refusal(llama)
     edit_config(llama, model_type="llama", is_encoder_decoder=True)

@@ -30,16 +30,6 @@ def load(path: Path, dtype: str = "float32", native: str = "wait") -> UpgradingM
     return model
 
 
-class Idle:
-    """A thread that the test runs by hand."""
-
-    def __init__(self, kept: list[Callable[[], None]], target: Callable[[], None]) -> None:
-        kept.append(target)
-
-    def start(self) -> None:
-        """Later."""
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_logits_equal_those_of_transformers(checkpoint: Make, kind: str) -> None:
     path, rows = checkpoint(kind), sequences()
@@ -65,7 +55,7 @@ def test_it_is_taken_up_between_two_steps(checkpoint: Make, monkeypatch: pytest.
     path, rows = checkpoint("llama"), sequences()
     upgrades: list[Callable[[], None]] = []
     monkeypatch.setattr(family, "is_built", lambda: False)
-    monkeypatch.setattr(family.threading, "Thread", lambda target, **_: Idle(upgrades, target))
+    monkeypatch.setattr(family, "beside", upgrades.append)
     model, plain = load(path, native="auto"), PlainModel(path)
     expected = {row: plain.logits(ids) for row, ids in rows.items()}
     run = PackedRun(model, rows)

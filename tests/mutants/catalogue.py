@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from tests.mutants.adapting import ADAPTING
 from tests.mutants.embedding import EMBEDDING
+from tests.mutants.encoders import ENCODERS
 from tests.mutants.guarding import GUARDING
 from tests.mutants.mutant import Mutant
 from tests.mutants.ordering import ORDERING
@@ -21,7 +23,9 @@ MUTANTS: tuple[Mutant, ...] = (
     *SHELL,
     *SERVING,
     *GUARDING,
+    *ADAPTING,
     *EMBEDDING,
+    *ENCODERS,
     *WINDOWS,
 )
 

@@ -31,6 +31,28 @@ def test_decode_relays_from_the_map() -> None:
     assert ids.tolist() == [8, 7]
 
 
+def test_encoder_ids_stay_apart_and_are_consumed() -> None:
+    future_map, _ = make()
+    inputs, staging = InputIds(), InputStaging(torch.tensor([4]), None, torch.tensor([7, 8, 9]))
+    assert resolve_forward_inputs(inputs, staging, NONE, None, future_map, 1, 3).tolist() == [4]
+    assert inputs.encoder_ids is not None and inputs.encoder_ids.tolist() == [7, 8, 9]
+    assert staging == InputStaging()
+    assert resolve_forward_inputs(inputs, staging, NONE, None, future_map, 1).tolist() == [4]
+    staging.encoder_ids_cpu = torch.tensor([7])
+    with pytest.raises(InvariantViolation, match="staging_consumed"):
+        resolve_forward_inputs(inputs, staging, NONE, None, future_map, 1, 1)
+
+
+@pytest.mark.parametrize(("staged", "expected"), [(torch.tensor([7, 8]), 3), (torch.tensor([7]), 0), (None, 1)])
+def test_a_wrong_number_of_encoder_ids_leaves_the_staging_whole(staged: torch.Tensor | None, expected: int) -> None:
+    future_map, _ = make()
+    inputs, staging = InputIds(), InputStaging(torch.tensor([4]), None, staged)
+    with pytest.raises(InvariantViolation, match="encoder_length"):
+        resolve_forward_inputs(inputs, staging, NONE, None, future_map, 1, expected)
+    assert staging.prefill_ids_cpu is not None and staging.encoder_ids_cpu is staged
+    assert inputs.ids is None and inputs.encoder_ids is None
+
+
 def test_mixed_puts_prompt_chunks_before_decode_tails() -> None:
     future_map, _ = make()
     future_map.stash(rows(5), RelayPayload(torch.tensor([9])))

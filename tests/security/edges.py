@@ -6,9 +6,11 @@ that is lost there is missed here.
 
 from __future__ import annotations
 
+import dataclasses
 import math
+import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,12 +30,16 @@ TINY = sys.float_info.min * sys.float_info.epsilon
 
 @dataclass(frozen=True)
 class Edge:
-    """One request; `refused` is the field that must be named, None if it must be served."""
+    """One request; `refused` is the field that must be named, None if it must be served.
+
+    An `absent` one is in range and names what the server does not have, so it must be NOT_FOUND.
+    """
 
     method: str
     name: str
     message: Any
     refused: str | None = None
+    absent: bool = False
 
 
 def all_edges() -> list[Edge]:
@@ -191,7 +197,7 @@ def texts() -> Iterator[Edge]:
         yield generate(f"a prompt of {name}", text=text, **short())
         yield generate(f"a turn of {name}", chat=chat(("user", text)), **short())
         yield generate(f"a salt of {name}", cache_salt=text[:256], **short())
-        yield generate(f"an adapter called {name}", "adapter", adapter=text, **short())
+        yield adapted(f"an adapter called {name}", text)
         yield generate(f"an id of {name}", "request_id", request_id=text, **short())
         yield Edge("Tokenize", f"text of {name}", pb.TokenizeRequest(text=text))
         yield Edge("Abort", f"id of {name}", pb.AbortRequest(request_id=text))
@@ -206,10 +212,18 @@ def texts() -> Iterator[Edge]:
     for length in (0, 256):
         yield generate(f"a salt of {length}", cache_salt="x" * length, **short())
     yield generate("no adapter", adapter="", **short())
-    for length in (1, 257, 100_000):
-        yield generate(f"an adapter's name of {length}", "adapter", adapter="x" * length, **short())
+    for length in (1, 128, 129, 100_000):
+        yield adapted(f"an adapter's name of {length}", "x" * length)
     for length in (257, 100_000):
         yield generate(f"a salt of {length}", "cache_salt", cache_salt="x" * length, **short())
+
+
+def adapted(name: str, adapter: str, call: Callable[..., Edge] | None = None) -> Edge:
+    """A call, of Generate if nothing else is said, with an adapter that nobody has loaded."""
+    fine = re.fullmatch(r"[A-Za-z0-9._:/-]{1,128}", adapter) is not None
+    named = None if fine else "adapter"
+    edge = call(name, named, adapter=adapter) if call else generate(name, named, adapter=adapter, **short())
+    return dataclasses.replace(edge, absent=fine)
 
 
 def chat(*turns: tuple[str, str]) -> pb.Chat:
@@ -299,7 +313,7 @@ def embeddings() -> Iterator[Edge]:
     for name, text in STRINGS.items():
         yield embed(f"an input of {name}", inputs=[pb.EmbedInput(text=text)])
         yield embed(f"a salt of {name}", cache_salt=text[:256])
-        yield embed(f"an adapter called {name}", "adapter", adapter=text)
+        yield adapted(f"an adapter called {name}", text, embed)
         yield embed(f"an id of {name}", "request_id", request_id=text)
     for pooling in (*INT32, -1, 0, 1, 2, 3, 4):
         yield embed(f"pooling {pooling}", None if 0 <= pooling <= 3 else "pooling", pooling=pooling)

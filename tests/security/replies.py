@@ -26,6 +26,8 @@ DOCUMENTED = frozenset(
         grpc.StatusCode.DEADLINE_EXCEEDED,
         grpc.StatusCode.UNAVAILABLE,
         grpc.StatusCode.UNAUTHENTICATED,
+        grpc.StatusCode.PERMISSION_DENIED,
+        grpc.StatusCode.FAILED_PRECONDITION,
         grpc.StatusCode.NOT_FOUND,
         grpc.StatusCode.UNIMPLEMENTED,
         grpc.StatusCode.CANCELLED,

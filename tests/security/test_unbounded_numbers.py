@@ -81,6 +81,9 @@ async def test_the_table_of_edges(client: SlipstreamClient, scorecard: Scorecard
 def faults(edge: Edge, failed: CallFailed | None) -> list[str]:
     """What is wrong with this outcome."""
     where = f"{edge.method} {edge.name}"
+    if edge.absent:
+        fine = failed is not None and failed.code is grpc.StatusCode.NOT_FOUND
+        return [] if fine else [f"{where}: {failed}, expected NOT_FOUND"]
     if failed is None:
         return [] if edge.refused is None else [f"{where}: served, but {edge.refused} is out of range"]
     if edge.refused is None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+from pathlib import Path
 
 import click
 import pytest
@@ -21,7 +22,7 @@ from service.settings import settings_of
 from tests.fakes.fake_engine import FakeEngine
 from tests.service.conftest import Serve
 
-README = docs.README.read_text()
+README = (docs.ROOT / "service" / "README.md").read_text()
 
 
 def helped(*args: str) -> str:
@@ -32,7 +33,7 @@ def helped(*args: str) -> str:
 
 def test_top_level_help_shows_every_command_and_how_to_begin() -> None:
     text = helped()
-    assert all(f"\n  {name} " in text for name in ("serve", "generate", "bench", "version"))
+    assert all(f"\n  {name} " in text for name in ("serve", "generate", "adapters", "bench", "version"))
     assert "slipstream serve --model DIR" in text and 'slipstream generate "' in text
 
 
@@ -47,8 +48,13 @@ def test_serve_help_names_every_flag_its_default_and_its_variable() -> None:
     assert "Exit codes" in text
 
 
-def test_the_readme_has_the_settings_metrics_and_service_config_of_the_code() -> None:
-    assert docs.renewed(README) == README, "run python -m service.docs"
+@pytest.mark.parametrize("path", docs.READMES, ids=lambda path: path.parent.name)
+def test_tables_in_readmes_are_as_new(path: Path) -> None:
+    text = path.read_text()
+    assert docs.renewed(text) == text, "run python -m service.docs"
+
+
+def test_the_readme_has_the_service_config_of_the_code() -> None:
     (block,) = re.findall(r"```json\n(.*?)```", README, re.DOTALL)
     assert json.loads(block) == SERVICE_CONFIG
 

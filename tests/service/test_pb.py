@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from service.pb import generate
+from service.pb.slipstream.v1 import adapters_pb2
 from service.pb.slipstream.v1 import inference_pb2 as pb
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -58,6 +59,14 @@ def test_names_that_clients_rely_on() -> None:
         "GetLoad",
         "Embed",
     }
+
+
+def test_names_of_the_adapter_service() -> None:
+    (service,) = adapters_pb2.DESCRIPTOR.services_by_name.values()
+    assert service.full_name == "slipstream.v1.AdapterService"
+    assert set(service.methods_by_name) == {"LoadAdapter", "UnloadAdapter", "ListAdapters"}
+    adapter = {"name", "state", "load_id", "rank", "bytes", "pinned", "live_requests", "idle"}
+    assert {field.name for field in adapters_pb2.Adapter.DESCRIPTOR.fields} == adapter
 
 
 def test_every_scalar_of_sampling_params_knows_unset_from_zero() -> None:

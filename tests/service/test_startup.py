@@ -27,6 +27,7 @@ from tests.fakes.fake_engine import FakeEngine
 from tests.scorecard import Scorecard
 from tests.service.conftest import PATIENCE
 
+NO_ADAPTER = "adapter 'x' from /nonexistent: it has no adapter_config.json, so it is no PEFT adapter"
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -72,6 +73,8 @@ def test_a_taken_port_is_one_line_and_exit_code_two_within_a_second(
     [
         (("--model", "/nonexistent"), 3, "model directory /nonexistent does not exist"),
         (("--config", "/nonexistent.yaml"), 2, "/nonexistent.yaml: cannot be read: No such file or directory"),
+        (("--adapter", "x=/nonexistent"), 3, NO_ADAPTER),
+        (("--lora-dir", "/nonexistent"), 3, "lora_dir /nonexistent is no directory"),
         (("--page-size", "0"), 2, "--page-size: must be at least 1; got 0"),
         (("--port", "70000"), 2, "port and metrics_port must be at most 65535"),
     ],

@@ -36,6 +36,8 @@ class Client:
     """Somebody asked for its end through the intake: a client, a reader, a drain."""
     owner: tuple[int, int] = (0, -1)
     """The row and generation it runs as, or ran as last."""
+    pools: int = 1
+    """How many pools the model reads."""
     forced: int = 0
     """Retractions of it that the run forced; the others are the scheduler's own."""
     gave_way: int = 0
@@ -49,7 +51,7 @@ class Client:
         """What it must get; worked out when its first token arrives."""
         if self._answer is None:
             req = self.req
-            self._answer = answer(req.prompt.tolist(), req.params, req.seed, req.max_new_tokens)
+            self._answer = answer(req.prompt.tolist(), req.params, req.seed, req.max_new_tokens, self.pools)
         return self._answer
 
 

@@ -7,9 +7,12 @@ to poison what was freed, never to compute.
 
 from __future__ import annotations
 
+import pickle
 from abc import ABC, abstractmethod
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -17,8 +20,11 @@ from core.batch.result import StepResult
 from core.batch.schedule_batch import ScheduleBatch
 from core.memory.request_memory import RequestMemory
 from core.types.arrays import Ints
-from tests.sim.kv_memory import KVMemory
+from tests.sim.companions import CompanionSide
+from tests.sim.kv_memory import KVMemory, Table
 from tests.sim.ledger import Ledger
+from tests.sim.plain import Plain
+from tests.sim.reference import blend
 from tests.sim.scenario import Scenario
 from tests.sim.story import Hits, Story, Violation
 
@@ -67,39 +73,14 @@ class Watch:
 
 
 @dataclass(slots=True)
-class Plain:
-    """The arrays of a batch as lists, read when the device executes it."""
-
-    rows: list[int]
-    generations: list[int]
-    starts: list[int]
-    lens: list[int]
-    ends: list[int]
-    fresh: list[int]
-    places: list[int]
-    """Of rows that sample."""
-
-    @classmethod
-    def of(cls, batch: ScheduleBatch) -> Plain:
-        """Lists are several times faster than arrays of three numbers."""
-        starts, lens = batch.prefix_lens.tolist(), batch.extend_lens.tolist()
-        return cls(
-            rows=batch.rows.tolist(),
-            generations=batch.generations.tolist(),
-            starts=starts,
-            lens=lens,
-            ends=[start + length for start, length in zip(starts, lens, strict=True)],
-            fresh=batch.fresh_rows.tolist(),
-            places=batch.sample_indices.tolist(),
-        )
-
-
-@dataclass(slots=True)
 class Job:
-    """A submitted batch and what was freed before it. `print`: its arrays when it was submitted, in some steps."""
+    """A submitted batch and what was freed before it. `left`: what each companion wants the device to know of that
+    moment. `print`: the arrays of the batch when it was submitted, in some steps.
+    """
 
     batch: ScheduleBatch
     freed: Handover
+    left: list[Any]
     print: tuple[bytes, ...] | None
 
 
@@ -120,13 +101,17 @@ def fingerprint(batch: ScheduleBatch) -> tuple[bytes, ...]:
         batch.sampling.uniforms,
         batch.sampling.history_lens,
     )
-    return tuple(array.tobytes() for array in arrays)
+    others = pickle.dumps(dict(batch.companion_writes)) if batch.companion_writes else b""
+    return (*(array.tobytes() for array in arrays), others)
 
 
 class SimExecutor(ABC):
     """`core.executor.interface.Executor`; `execute_one` and `deliver_one` play the device, each in submission order."""
 
-    def __init__(self, memory: RequestMemory, scenario: Scenario, story: Story, hits: Hits) -> None:
+    def __init__(
+        self, memory: RequestMemory, sides: Sequence[CompanionSide], scenario: Scenario, story: Story, hits: Hits
+    ) -> None:
+        self.sides = tuple(sides)
         self.depth = scenario.depth
         self._budget = scenario.config.chunked_prefill_size
         self.ledger = Ledger()
@@ -180,8 +165,9 @@ class SimExecutor(ABC):
         freed = self._watch.take()
         if self._submitted and (freed.owners or freed.pages):
             self._note_reuse(batch, freed)
+        left = [side.leave(batch, [job.left[i] for job in self._submitted]) for i, side in enumerate(self.sides)]
         self._submitted.append(
-            Job(batch, freed, fingerprint(batch) if batch.step_id % FINGERPRINT_EVERY == 0 else None)
+            Job(batch, freed, left, fingerprint(batch) if batch.step_id % FINGERPRINT_EVERY == 0 else None)
         )
 
     def completed(self) -> list[StepResult]:
@@ -208,7 +194,12 @@ class SimExecutor(ABC):
         plain = Plain.of(job.batch)
         self._take_back(job.freed)
         self._check(job, plain)
+        for side, left in zip(self.sides, job.left, strict=True):
+            side.take_back(job.freed.owners, left)
+            side.check_writes(plain, job.batch.companion_writes.get(side.host.name))
         result = self._compute(job.batch, plain)
+        for side, left in zip(self.sides, job.left, strict=True):
+            side.look_back(self.kv, left)
         for row, end in zip(plain.rows, plain.ends, strict=True):
             self._lens[row] = end
         self._story.decided((result.step_id, *plain.rows, *result.tokens.tolist()))
@@ -231,6 +222,12 @@ class SimExecutor(ABC):
     @abstractmethod
     def _compute(self, batch: ScheduleBatch, plain: Plain) -> StepResult:
         """Table writes, inputs, forward, sampling, relay."""
+
+    def _forward(self, plain: Plain, ids: list[int], tables: list[Table], out: list[int]) -> list[int]:
+        """What the fake model makes of each row: what all the pools that it reads say together."""
+        read = [self.kv.run(plain.rows, plain.starts, plain.lens, ids, tables, out)]
+        read += [side.run(plain, ids, tables, self.kv) for side in self.sides]
+        return read[0] if len(read) == 1 else list(map(blend, *read))
 
     @abstractmethod
     def _forget_table(self, row: int) -> None:

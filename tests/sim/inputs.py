@@ -106,6 +106,7 @@ class Inputs:
         for req in reqs:
             self._arrived += 1
             client = Client(f"#{self._arrived}", req, siblings, reads=reads, stop_after=stop_after)
+            client.pools = self._scenario.pools
             siblings.append(client)
             req.sink = client
             self._clients.live[req] = client

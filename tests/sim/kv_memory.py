@@ -30,6 +30,14 @@ class KVMemory:
         self._held = [UNWRITTEN] * num_slots
         self._before = [NEVER] * num_slots
 
+    def at(self, slot: int) -> int:
+        """What `slot` holds: the hash of the prefix that it ends."""
+        return self._held[slot]
+
+    def page(self, page: int) -> list[int]:
+        """What the slots of `page` hold, in order."""
+        return self._held[page * self.page_size : (page + 1) * self.page_size]
+
     def poison(self, pages: Iterable[int]) -> None:
         """`pages` were freed: whoever reads them before their next owner wrote them is wrong."""
         size = self.page_size

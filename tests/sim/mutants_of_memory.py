@@ -156,7 +156,7 @@ def locked_prefix_is_not_unlocked(patch: Patch) -> None:
 @mutant("batch_rows")
 def match_takes_the_whole_prompt(patch: Patch) -> None:
     """No token is left to compute, so there are no logits to sample from."""
-    put(patch, RadixCache, "match", lambda old, self, ids, limit, salt: old(self, ids, limit + 1, salt))
+    put(patch, RequestMemory, "_match", lambda old, self, ids, limit, salt: old(self, ids, limit + 1, salt))
 
 
 @mutant("tenant")

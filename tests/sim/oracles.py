@@ -46,6 +46,8 @@ class Oracles:
         """Everything cheap; now and then everything. `due`: whose end was asked for before the step."""
         check_pages(self._memory)
         seats = self._check_states()
+        for side in self._device.sides:
+            side.check(self._memory, self._scheduler.running, seats)
         self._check_ends(due, now)
         self._check_order(seats)
         if self._device.in_flight > self._device.depth:
@@ -68,6 +70,8 @@ class Oracles:
         memory = self._memory
         check_pages(memory)
         check_thoroughly(memory)
+        for side in self._device.sides:
+            side.check(memory, self._scheduler.running, [])
         if memory.rows.used or memory.owned_pages() or memory.cache.locked_pages:
             text = f"{memory.rows.used} rows, {memory.owned_pages()} pages, {memory.cache.locked_pages} locked"
             raise Violation("leak", f"everybody left, but {text} are still held")

@@ -28,9 +28,11 @@ from core.relay.payload import RelayPayload
 from core.sampling.penalties import TokenHistory
 from core.sampling.sampler import SampleOutput
 from tests.sim import hash_sampler
-from tests.sim.device import Plain, SimExecutor
-from tests.sim.kv_memory import KVMemory
+from tests.sim.device import SimExecutor
+from tests.sim.kv_memory import Table
 from tests.sim.ledger import Ledger
+from tests.sim.plain import Plain
+from tests.sim.real_states import RealStates
 from tests.sim.scenario import Scenario
 from tests.sim.story import Hits, Story
 
@@ -68,21 +70,14 @@ class BookedFutureMap(FutureMap):
 class HashModel:
     """A `core.models.base.Model` as far as a step needs one: its "logits" are what the last slots hold, int64[S]."""
 
-    def __init__(self, kv: KVMemory) -> None:
-        self._kv = kv
+    def __init__(self, device: RunnerDevice) -> None:
+        self._device = device
 
     def forward(self, batch: ForwardBatch) -> torch.Tensor:
         """Writes and reads through the device's own table, at the device's own slots."""
         lens = batch.extend_lens_host.tolist()
         tables = batch.req_to_token.index_select(0, batch.rows).tolist()
-        states = self._kv.run(
-            batch.rows.tolist(),
-            batch.prefix_lens_host.tolist(),
-            lens,
-            batch.input_ids.tolist(),
-            tables,
-            batch.out_cache_loc.tolist(),
-        )
+        states = self._device.forward(batch, tables)
         last_places = (np.cumsum(lens) - 1).tolist()
         of_place = dict(zip(last_places, states, strict=True))
         return torch.tensor([of_place[place] for place in batch.last_indices.tolist()], dtype=torch.int64)
@@ -114,13 +109,21 @@ class RunnerDevice(SimExecutor):
     """Executes batches with the production StepRunner."""
 
     def __init__(
-        self, memory: RequestMemory, pool: ReqToTokenPool, scenario: Scenario, story: Story, hits: Hits
+        self,
+        memory: RequestMemory,
+        sides: Sequence[RealStates],
+        pool: ReqToTokenPool,
+        scenario: Scenario,
+        story: Story,
+        hits: Hits,
     ) -> None:
-        super().__init__(memory, scenario, story, hits)
+        super().__init__(memory, sides, scenario, story, hits)
         assert memory.rows is pool.rows, "host and device share the rows"
         checks, streams = DeviceChecks(AssertMode.TRAP, CPU), DeviceStreams(CPU)
         self._pool = pool
+        self._real = tuple(sides)
         self._running: ScheduleBatch | None = None
+        self._plain: Plain | None = None
         self._map = BookedFutureMap(pool, streams, checks, self.ledger)
         self._runner = StepRunner(
             DeviceState(
@@ -130,10 +133,18 @@ class RunnerDevice(SimExecutor):
                 checks=checks,
                 streams=streams,
                 staging=Staging(CPU),
-                model=cast(Any, HashModel(self.kv)),
+                model=cast(Any, HashModel(self)),
                 sampler=cast(Any, HashSampler(self)),
+                companions={side.host.name: side.pool for side in sides},
             )
         )
+
+    def forward(self, batch: ForwardBatch, tables: list[Table]) -> list[int]:
+        """See `SimExecutor._forward`: for the step that runs now, with the inputs as the device resolved them."""
+        assert self._plain is not None, "the model runs inside a step"
+        for side in self._real:
+            side.receive(batch)
+        return self._forward(self._plain, batch.input_ids.tolist(), tables, batch.out_cache_loc.tolist())
 
     def spoil_now(self, tokens: list[int]) -> np.ndarray:
         """See `SimExecutor._spoil`: for the step that runs now, from where a real device finds it out."""
@@ -145,7 +156,7 @@ class RunnerDevice(SimExecutor):
 
     def _compute(self, batch: ScheduleBatch, plain: Plain) -> StepResult:
         self._map.begin(batch)
-        self._running = batch
+        self._running, self._plain = batch, plain
         result = self._runner.launch(batch).result()
         self._pool.check_padding()
         return result

@@ -1,7 +1,8 @@
 """What a correct engine answers: one request at a time, with no pools, no batches, no pages and no overlap.
 
-The model of the simulation is defined here as well, in three functions that both sides share: `link` is what a KV slot
-holds, `pick` is how a token follows from it, and everything else of this file knows nothing of how the engine works.
+The model of the simulation is defined here as well, in functions that both sides share: `link` is what a KV slot holds,
+`blend` is what more pools than one say together, `pick` is how a token follows from it. Everything else of this file
+knows nothing of how the engine works.
 """
 
 from __future__ import annotations
@@ -28,6 +29,11 @@ Extras = tuple[float | int | tuple[float | int, ...], ...]
 def link(before: int, token: int, position: int) -> int:
     """What the KV slot of `token` holds, given what the slot before it holds: a hash of the whole prefix."""
     return hash((before, token, position))
+
+
+def blend(*read: int) -> int:
+    """What the model makes of a row that it read in several pools, each of which holds the same hash of its tokens."""
+    return hash(read)
 
 
 def pick(state: int, extras: Extras, forbidden: frozenset[int] | set[int]) -> int:
@@ -59,15 +65,16 @@ class Answer:
     matched_stop: int | None
 
 
-def answer(prompt: Sequence[int], params: SamplingParams, seed: int, limit: int) -> Answer:
-    """What the request gets: at most `limit` tokens, fewer when one of them stops it."""
+def answer(prompt: Sequence[int], params: SamplingParams, seed: int, limit: int, pools: int = 1) -> Answer:
+    """What the request gets: at most `limit` tokens, fewer when one of them stops it. The model reads `pools` pools."""
     state, ids = ROOT, list(prompt)
     for position, token in enumerate(prompt):
         state = link(state, token, position)
     stops = {*params.stop_token_ids, *(() if params.ignore_eos else EOS)}
     out: list[int] = []
     while len(out) < limit:
-        token = pick(state, _extras(params, seed, len(out), ids), stops if len(out) < params.min_tokens else NOTHING)
+        read = state if pools == 1 else blend(*[state] * pools)
+        token = pick(read, _extras(params, seed, len(out), ids), stops if len(out) < params.min_tokens else NOTHING)
         out.append(token)
         if token in stops:
             return Answer(tuple(out), FinishReason.STOP, token)

@@ -10,6 +10,7 @@ import random
 from dataclasses import dataclass, field
 
 from core.config import SchedulerConfig
+from core.memory.window_bounds import WindowBounds
 
 RATES: dict[str, tuple[float, float]] = {
     # What happens to clients: probability per step while it is switched on, low and high end.
@@ -38,6 +39,30 @@ REAL_STEPS = 40
 """One seed of so many runs the production StepRunner, FutureMap, table and history instead of their twins."""
 
 
+STATES_SHARE = 0.3
+"""Of the seeds have a model with recurrent states."""
+
+
+@dataclass(frozen=True, slots=True)
+class States:
+    """Slots for recurrent states, and after how many decoded tokens one is kept."""
+
+    slots: int
+    interval: int
+
+
+WINDOWS_SHARE = 0.2
+"""Of the seeds have a model with sliding windows, unless they run the production step."""
+
+
+@dataclass(frozen=True, slots=True)
+class Windows:
+    """How many tokens a query sees, itself included, and window pages."""
+
+    tokens: int
+    pages: int
+
+
 @dataclass(frozen=True, slots=True)
 class Scenario:
     """What a seed means. Sizes are small on purpose: bugs of reuse and of full pools need little to show."""
@@ -61,11 +86,18 @@ class Scenario:
     """Force a retraction every so many plans; 0 for never."""
     real_steps: bool
     faults: dict[str, float] = field(default_factory=dict)
+    states: States | None = None
+    windows: Windows | None = None
 
     @property
     def slots(self) -> int:
         """Tokens that an empty pool can hold."""
         return self.pages * self.page_size
+
+    @property
+    def pools(self) -> int:
+        """How many pools the model reads."""
+        return 1 + (self.states is not None) + (self.windows is not None)
 
     @property
     def width(self) -> int:
@@ -92,7 +124,7 @@ def draw(seed: int) -> Scenario:
     )
     return Scenario(
         seed=seed,
-        rows=rng.choice((1, 1, 2, 3, 4, 5, 8)),
+        rows=(rows := rng.choice((1, 1, 2, 3, 4, 5, 8))),
         pages=pages,
         page_size=page_size,
         context=rng.choice((4, 16, 33, 48, 64)),
@@ -106,7 +138,27 @@ def draw(seed: int) -> Scenario:
         retract_every=rng.choice((0, 0, 0, 3, 5, 9)),
         real_steps=seed % REAL_STEPS == 7,
         faults=_faults(rng),
+        # Last, so that everything before it is what the seed drew before there were states.
+        states=_states(rng, rows, page_size),
+        windows=_windows(rng, pages, page_size, config.chunked_prefill_size) if seed % REAL_STEPS != 7 else None,
     )
+
+
+def _states(rng: random.Random, rows: int, page_size: int) -> States | None:
+    """Often fewer slots than rows, and rarely one too many: whoever takes a slot takes it from somebody."""
+    if rng.random() >= STATES_SHARE:
+        return None
+    slots = rng.choice((1, 2, 2, 3, max(1, rows - 1), rows, rows + 1, rows + 1, rows + 1, 2 * rows))
+    return States(slots, page_size * rng.choice((1, 1, 2, 3)))
+
+
+def _windows(rng: random.Random, pages: int, page_size: int, chunk: int) -> Windows | None:
+    """As many pages as one request may need alone, or a few more: what fits the KV pool is let in at the door."""
+    if rng.random() >= WINDOWS_SHARE:
+        return None
+    tokens = rng.choice((1, 2, 3, 5, 8, 16))
+    least = min(pages, WindowBounds(tokens, page_size, chunk).alone)
+    return Windows(tokens, min(pages, least + rng.choice((0, 0, 0, 1, 3))))
 
 
 def _faults(rng: random.Random) -> dict[str, float]:

@@ -13,7 +13,7 @@ from core.types.io import FinishReason
 from core.types.request import Req
 from core.types.sampling_params import SamplingParams
 from tests.sim.clients import Client
-from tests.sim.scenario import Scenario
+from tests.sim.scenario import Scenario, States
 from tests.sim.story import Hits, Story
 from tests.sim.world import World
 
@@ -35,12 +35,13 @@ class Stage:
         chunk: int = 16,
         mixed: bool = True,
         policy: str = "fcfs",
+        states: States | None = None,
     ) -> None:
         config = SchedulerConfig(chunked_prefill_size=chunk, mixed_chunk=mixed, policy=policy, max_queued_requests=256)
         scenario = Scenario(
             seed=0, rows=rows, pages=pages, page_size=page_size, context=context, cache=cache, depth=depth,
             config=config, symbols=1, arrivals=0.0, long_outputs=False, speed=0.0, retract_every=retract_every,
-            real_steps=real_steps,
+            real_steps=real_steps, states=states,
         )  # fmt: skip
         self.world = World(scenario, Story(tracing=True), Hits())
         self.device, self.scheduler = self.world.device, self.world.scheduler
@@ -57,6 +58,7 @@ class Stage:
         )  # fmt: skip
         client = Client(f"#{len(self.world.clients.live) + len(self.world.clients.gone) + 1}", req)
         client.siblings.append(client)
+        client.pools = self.world.scenario.pools
         req.sink = client
         self.world.clients.live[req] = client
         self.scheduler.intake.add(req)

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from core.batch.result import StepResult
 from core.batch.schedule_batch import ScheduleBatch
 from core.memory.request_memory import RequestMemory
 from tests.sim import hash_sampler
-from tests.sim.device import Plain, SimExecutor
+from tests.sim.companions import CompanionSide
+from tests.sim.device import SimExecutor
+from tests.sim.plain import Plain
 from tests.sim.relay_twin import RelayTwin
 from tests.sim.scenario import Scenario
 from tests.sim.story import Hits, Story, Violation
@@ -17,8 +21,10 @@ from tests.sim.story import Hits, Story, Violation
 class TwinDevice(SimExecutor):
     """Table writes, forget, input resolution, KV writes, reads, sampling, publish, stash, history."""
 
-    def __init__(self, memory: RequestMemory, scenario: Scenario, story: Story, hits: Hits) -> None:
-        super().__init__(memory, scenario, story, hits)
+    def __init__(
+        self, memory: RequestMemory, sides: Sequence[CompanionSide], scenario: Scenario, story: Story, hits: Hits
+    ) -> None:
+        super().__init__(memory, sides, scenario, story, hits)
         rows = memory.rows.size + 1
         self.relay = RelayTwin(rows)
         self._blank = [0] * scenario.width
@@ -35,11 +41,13 @@ class TwinDevice(SimExecutor):
             places = zip(writes.rows.tolist(), writes.positions.tolist(), writes.slots.tolist(), strict=True)
             for row, position, slot in places:
                 table[row][position] = slot
+        for side in self.sides:
+            side.begin(batch.companion_writes.get(side.host.name))
         self.relay.forget(plain.fresh)
         for row, ids in zip(batch.history_writes.rows, batch.history_writes.ids, strict=True):
             self._history[row] = ids.tolist()
         inputs, tables = self._inputs(batch, plain), [table[row] for row in rows]
-        states = self.kv.run(rows, plain.starts, plain.lens, inputs, tables, batch.out_cache_loc.tolist())
+        states = self._forward(plain, inputs, tables, batch.out_cache_loc.tolist())
         tokens = hash_sampler.sample([states[place] for place in plain.places], batch.sampling, self._seen)
         marks = self._spoil(batch, tokens)
         self._relay(batch, plain, tokens)

@@ -25,11 +25,14 @@ from tests.sim.clients import Clients
 from tests.sim.device import DeviceLost, SimExecutor
 from tests.sim.inputs import TICK, Inputs
 from tests.sim.oracles import Oracles
+from tests.sim.real_states import RealStates
 from tests.sim.real_step import RunnerDevice
 from tests.sim.reference import EOS, VOCAB
 from tests.sim.scenario import Scenario
+from tests.sim.states import StateTwin
 from tests.sim.story import Hits, Story, Violation
 from tests.sim.twin_device import TwinDevice
+from tests.sim.windows import WindowTwin
 
 BURST = 0.15
 """How often the device gets through one more step than usual."""
@@ -75,11 +78,15 @@ class World:
         self.device: SimExecutor
         if scenario.real_steps:
             pool = ReqToTokenPool(scenario.rows, scenario.width, CPU)
-            self.memory = RequestMemory(pool.rows, allocator, cache, scenario.context)
-            self.device = RunnerDevice(self.memory, pool, scenario, self.story, self.hits)
+            real = [] if scenario.states is None else [RealStates(scenario, self.hits, pool)]
+            self.memory = RequestMemory(pool.rows, allocator, cache, scenario.context, [side.host for side in real])
+            self.device = RunnerDevice(self.memory, real, pool, scenario, self.story, self.hits)
         else:
-            self.memory = RequestMemory(RowAllocator(scenario.rows), allocator, cache, scenario.context)
-            self.device = TwinDevice(self.memory, scenario, self.story, self.hits)
+            kinds = ((scenario.states, StateTwin), (scenario.windows, WindowTwin))
+            sides = [kind(scenario, self.hits) for drawn, kind in kinds if drawn is not None]
+            rows, hosts = RowAllocator(scenario.rows), [side.host for side in sides]
+            self.memory = RequestMemory(rows, allocator, cache, scenario.context, hosts)
+            self.device = TwinDevice(self.memory, sides, scenario, self.story, self.hits)
         self.scheduler = Scheduler(
             scenario.config,
             self.memory,
@@ -147,6 +154,9 @@ class World:
             told = ", ".join(f"{row}.{generation}[{start}:{end}]" for (row, generation), start, end in spans)
             freed = f", {self.memory.obtainable_pages} pages left"
             self.story.note(f"plan {batch.step_id} {batch.mode.value}: {told}{freed}")
+            for side in self.device.sides:
+                if text := side.told(batch):
+                    self.story.note(f"  {text}")
 
     def _thin_stats(self) -> None:
         """The snapshots and histograms of most runs would be a fifth of all work, and nothing reads them."""

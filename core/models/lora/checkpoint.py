@@ -13,12 +13,24 @@ from transformers import PreTrainedModel
 
 from core.errors import ModelLoadError
 from core.models.lora.config import AdapterConfig, read_adapter_config
+from core.models.lora.packed import Adapter, Delta, pack
 from core.models.mla import ABSORBED
 
 WEIGHTS_FILE = "adapter_model.safetensors"
 PICKLE_FILE = "adapter_model.bin"
 PREFIX = "base_model.model."
 SUFFIXES = {".lora_A.weight": "a", ".lora_B.weight": "b"}
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+
+READ_NOT_CALLED: dict[str, frozenset[str]] = {
+    "out_proj": frozenset({"mamba", "mamba2", "falcon_mamba", "falcon_h1"}),
+    "dt_proj": frozenset({"mamba", "falcon_mamba", "jamba"}),
+}
+"""By module the model types whose code or kernels multiply by its weight themselves. PEFT refuses the first; of the
+second it ignores the adapter without a word."""
+
+MAX_HEADER_BYTES = 8 << 20
+"""Names and shapes of the weights file, which are read in one go under the interpreter's lock."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,30 +41,10 @@ class AdapterLimits:
     max_bytes: int = 1 << 30
 
 
-@dataclass(frozen=True, slots=True)
-class Delta:
-    """One module's low-rank update: y += (x @ a.T) @ b.T, with the scaling already in `b`."""
-
-    a: torch.Tensor
-    """[r, in]."""
-    b: torch.Tensor
-    """[out, r]."""
-
-
-@dataclass(frozen=True, slots=True)
-class Adapter:
-    """A whole adapter on the host, in the base's dtype; `deltas` by module name."""
-
-    deltas: Mapping[str, Delta]
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of all matrices as stored, unpadded."""
-        return sum(delta.a.nbytes + delta.b.nbytes for delta in self.deltas.values())
-
-
-def read_adapter(directory: Path, base: PreTrainedModel, dtype: torch.dtype, limits: AdapterLimits) -> Adapter:
-    """Read the adapter and fit it to `base`. Reads names and shapes of the base only.
+def read_adapter(
+    directory: Path, base: PreTrainedModel, dtype: torch.dtype, limits: AdapterLimits, *, pin: bool = False
+) -> Adapter:
+    """Read the adapter and fit it to `base`. Reads names and shapes of the base only, so any thread may call it.
 
     ModelLoadError says in one line what does not fit, by module: one that the base lacks, that is not a linear layer,
     whose shape or rank differs, or that is named and has no weights.
@@ -68,8 +60,7 @@ def read_adapter(directory: Path, base: PreTrainedModel, dtype: torch.dtype, lim
         raise ModelLoadError(f"target_modules names {missing[0]}, for which the adapter has no weights")
     if not found:
         raise ModelLoadError("target_modules names no module of the base model")
-    deltas = {name: _delta(name, pair, wanted[name], config, dtype) for name, pair in found.items()}
-    return Adapter(deltas)
+    return pack({name: _delta(name, pair, wanted[name], config, dtype) for name, pair in found.items()}, pin=pin)
 
 
 def _tensors(directory: Path, limits: AdapterLimits) -> dict[str, torch.Tensor]:
@@ -85,9 +76,14 @@ def _tensors(directory: Path, limits: AdapterLimits) -> dict[str, torch.Tensor]:
     if size > limits.max_bytes:
         raise ModelLoadError(f"{WEIGHTS_FILE} has {size} bytes, at most {limits.max_bytes} are read")
     try:
+        with file.open("rb") as opened:
+            header = int.from_bytes(opened.read(8), "little")
+        if header > min(size, MAX_HEADER_BYTES):
+            raise ModelLoadError(f"{WEIGHTS_FILE} is corrupt: its header would have {header} bytes")
         return load_file(file)
-    except (SafetensorError, OSError, ValueError) as error:
-        raise ModelLoadError(f"{WEIGHTS_FILE} is corrupt or cannot be read: {type(error).__name__}") from error
+    except (SafetensorError, OSError, ValueError, RuntimeError) as error:
+        # Which of them, and what it says, is our libraries' business: this message may reach a client.
+        raise ModelLoadError(f"{WEIGHTS_FILE} is corrupt or cannot be read") from error
 
 
 def _pairs(tensors: Mapping[str, torch.Tensor]) -> dict[str, dict[str, torch.Tensor]]:
@@ -118,6 +114,8 @@ def _wanted(config: AdapterConfig, base: PreTrainedModel) -> dict[str, torch.nn.
         elif name.endswith(".kv_b_proj") and ABSORBED in vars(base.get_submodule(name.rpartition(".")[0])):
             # Its weight is multiplied into queries and outputs, never called: a delta would be ignored without a word.
             raise ModelLoadError(f"target_modules names {name}, which attention over latents has folded in")
+        elif base.config.model_type in READ_NOT_CALLED.get(name.rpartition(".")[2], ()):
+            raise ModelLoadError(f"target_modules names {name}, whose weight this model reads without calling it")
         elif ".experts." in name:
             raise ModelLoadError(f"target_modules names {name}, a routed expert, which does not see every token")
         elif type(module) is torch.nn.Linear:
@@ -144,7 +142,9 @@ def _delta(
         got = tuple(pair[part].shape)
         if got != shape:
             raise ModelLoadError(f"lora_{part.upper()} of {name} has shape {got}, the base needs {shape}")
-        if not pair[part].is_floating_point() or not bool(pair[part].isfinite().all()):
+        if pair[part].dtype not in DTYPES:
+            raise ModelLoadError(f"lora_{part.upper()} of {name} is not float32, bfloat16 or float16")
+        if not bool(pair[part].isfinite().all()):
             raise ModelLoadError(f"lora_{part.upper()} of {name} holds values that are not finite numbers")
     # Scaled in float32 before it is rounded once: a scaling of 1/3 would otherwise cost a second rounding per token.
     return Delta(pair["a"].to(dtype), (pair["b"].float() * config.scaling(name)).to(dtype))

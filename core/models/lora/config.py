@@ -16,6 +16,10 @@ from core.models.lora.patterns import compiled, ends_with, pattern_value
 CONFIG_FILE = "adapter_config.json"
 ALL_LINEAR = "all-linear"
 MAX_ALPHA = 1 << 20
+MAX_CONFIG_BYTES = 1 << 20
+MAX_NAMES = 4096
+MAX_PATTERNS = 1024
+"""Each is tried on every module of the base while other requests stream."""
 
 REFUSED: dict[str, str] = {
     "use_dora": "DoRA",
@@ -86,7 +90,7 @@ def read_adapter_config(directory: Path, max_rank: int) -> AdapterConfig:
     file = directory / CONFIG_FILE
     if not file.is_file():
         raise ModelLoadError(f"it has no {CONFIG_FILE}, so it is no PEFT adapter")
-    found = read_json(file)
+    found = _read(file)
     if found.get("peft_type") != "LORA":
         raise ModelLoadError(f"peft_type {found.get('peft_type')!r} is not supported; only LORA is")
     for field, what in REFUSED.items():
@@ -111,6 +115,16 @@ def read_adapter_config(directory: Path, max_rank: int) -> AdapterConfig:
     return config
 
 
+def _read(file: Path) -> dict[str, Any]:
+    try:
+        if file.stat().st_size > MAX_CONFIG_BYTES:
+            raise ModelLoadError(f"{CONFIG_FILE} is larger than {MAX_CONFIG_BYTES >> 20} MiB")
+        return read_json(file)
+    except (ModelLoadError, OSError) as error:
+        told = error.message.replace(str(file), CONFIG_FILE) if isinstance(error, ModelLoadError) else ""
+        raise ModelLoadError(told or f"{CONFIG_FILE} cannot be read") from error
+
+
 def _targets(value: Any) -> tuple[str, ...] | re.Pattern[str] | None:
     if isinstance(value, str):
         return None if value.lower() == ALL_LINEAR else compiled(value, "target_modules")
@@ -123,6 +137,8 @@ def _targets(value: Any) -> tuple[str, ...] | re.Pattern[str] | None:
 def _names(value: Any, field: str) -> tuple[str, ...]:
     if not isinstance(value, list) or not all(isinstance(name, str) and name for name in value):
         raise ModelLoadError(f"{field} must be a list of module names")
+    if len(value) > MAX_NAMES:
+        raise ModelLoadError(f"{field} names {len(value)} modules, at most {MAX_NAMES} are read")
     return tuple(value)
 
 
@@ -136,6 +152,8 @@ def _layers(value: Any) -> frozenset[int] | None:
 def _patterns(value: Any, field: str, limit: int) -> dict[re.Pattern[str], int]:
     if not isinstance(value or {}, dict):
         raise ModelLoadError(f"{field} must be an object")
+    if len(value or {}) > MAX_PATTERNS:
+        raise ModelLoadError(f"{field} has {len(value)} patterns, at most {MAX_PATTERNS} are read")
     return {compiled(key, field): _whole(number, field, limit) for key, number in (value or {}).items()}
 
 

@@ -1,4 +1,4 @@
-"""Adapters on the device: per linear layer a stack of A and of B, and the hooks that add a row's delta.
+"""Adapters on the device: matrices by slot, and the hooks that add a row's delta.
 
 One packed batch mixes adapters. The host knows which rows use which, so it sends token places grouped by slot, and
 every layer does two small products per adapter in use: no host sync, and no work at all for tokens without one. (S-LoRA
@@ -7,7 +7,7 @@ and Punica gather per token in a kernel; SGLang and vLLM group segments as here.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,7 +15,8 @@ import torch
 
 from core.device.recorder import Recorder
 from core.device.staging import Staging
-from core.models.lora.checkpoint import Adapter
+from core.invariants import check
+from core.models.lora.packed import Adapter, Delta
 from core.types.arrays import Ints
 
 LORA = "lora"
@@ -26,8 +27,22 @@ NONE_SLOT = 0
 
 
 @dataclass(frozen=True, slots=True)
+class _Group:
+    """The tokens of one slot: ascending places in T, int64[n] on either side."""
+
+    slot: int
+    places: Ints
+    on_device: torch.Tensor
+
+    def within(self, start: int, end: int) -> torch.Tensor:
+        """Those of [start, end), counted from `start`. No host sync: where they stand, the host knows."""
+        first, last = np.searchsorted(self.places, (start, end)).tolist()
+        return self.on_device[first:last] - start
+
+
+@dataclass(frozen=True, slots=True)
 class SlotWrite:
-    """`adapter` replaces what `slot` held; None empties it."""
+    """`adapter` replaces what `slot` held; None empties it and frees its memory."""
 
     slot: int
     adapter: Adapter | None
@@ -35,10 +50,12 @@ class SlotWrite:
 
 @dataclass(frozen=True, slots=True)
 class LoraWrites:
-    """What a step brings: slots to fill first, then the places in T (int64[n]) of each slot's tokens."""
+    """What a step brings: slots to fill first, in order, then the places in T (int64[n]) of each slot's tokens."""
 
     slots: tuple[SlotWrite, ...] = ()
     groups: tuple[tuple[int, Ints], ...] = ()
+    num_tokens: int = 0
+    """T; of no meaning without groups."""
 
 
 def group_tokens(row_slots: Ints, extend_lens: Ints) -> tuple[tuple[int, Ints], ...]:
@@ -49,84 +66,89 @@ def group_tokens(row_slots: Ints, extend_lens: Ints) -> tuple[tuple[int, Ints], 
     return tuple((int(slot), np.flatnonzero(slots == slot)) for slot in np.unique(row_slots) if slot != NONE_SLOT)
 
 
-class _Stack:
-    """Matrices of one linear layer: `a` [slots + 1, max_rank, in], `b` [slots + 1, out, max_rank]."""
-
-    def __init__(self, linear: torch.nn.Linear, num_slots: int, max_rank: int, dtype: torch.dtype) -> None:
-        # A packed layer may have its weight under another name.
-        device = next(linear.parameters()).device
-        self.a = torch.zeros(num_slots + 1, max_rank, linear.in_features, dtype=dtype, device=device)
-        self.b = torch.zeros(num_slots + 1, linear.out_features, max_rank, dtype=dtype, device=device)
-        self.ranks = [0] * (num_slots + 1)
-        """Rank by slot; 0 where the slot's adapter leaves this layer alone."""
-
-
 class AdapterSlots:
-    """Device side of `num_slots` adapters over one model; a `DeviceCompanion`. Forward stream only (law 2).
+    """Device side of the adapters over one model; a `DeviceCompanion`. Forward stream only (law 2).
 
-    Memory is taken per layer when the first adapter that targets it arrives. Hooks are on in steps
-    that have adapters; the model's modules and weights stay as they are.
+    A slot's memory is taken when it is filled and given back when it is emptied, both between two steps, so no step
+    sees half an adapter. Hooks are on in steps that have adapters; the model's modules and weights stay as they are.
     """
 
-    def __init__(self, model: torch.nn.Module, num_slots: int, max_rank: int, dtype: torch.dtype) -> None:
+    def __init__(self, model: torch.nn.Module) -> None:
         self.recorder: Recorder | None = None
-        self.num_slots, self.max_rank, self._dtype = num_slots, max_rank, dtype
         self._linears = {n: m for n, m in model.named_modules() if type(m) is torch.nn.Linear}
-        self._stacks: dict[str, _Stack] = {}
+        self._filled: dict[int, Mapping[str, Delta]] = {}
+        self._targeted: frozenset[str] = frozenset()
+        self._hooked: frozenset[str] = frozenset()
         self._handles: list[torch.utils.hooks.RemovableHandle] = []
-        self._groups: Sequence[tuple[int, torch.Tensor]] = ()
+        self._groups: Sequence[_Group] = ()
+        self._num_tokens = 0
+        self._seen: dict[str, int] = {}
+        """By layer: how many of the step's tokens it has seen. Recurrent mixers call theirs for one request after
+        another, in the order of the packed row; every other layer sees all at once."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all matrices that are held, without the gaps between them."""
+        deltas = (delta for held in self._filled.values() for delta in held.values())
+        return sum(delta.a.nbytes + delta.b.nbytes for delta in deltas)
 
     def begin(self, rows: torch.Tensor, writes: LoraWrites | None, staging: Staging) -> None:
         """Fill slots, and know the step's groups. A step without writes has no adapters."""
-        for write in writes.slots if writes else ():
-            self._write(write)
+        if writes is not None and writes.slots:
+            self._write(writes.slots, staging.device)
         groups = writes.groups if writes else ()
-        if bool(groups) != bool(self._handles):
-            self._hook_layers(bool(groups))
+        for slot, _ in groups:
+            check("adapter_slot_filled", slot in self._filled, slot=slot, filled=sorted(self._filled))
+        self._hook_layers(self._targeted if groups else frozenset())
         places = staging.upload([places for _, places in groups]) if groups else []
-        self._groups = [(slot, place) for (slot, _), place in zip(groups, places, strict=True)]
-
-    def _hook_layers(self, wanted: bool) -> None:
-        """Hooks are there in steps with adapters only: `Module.__call__` is slower for a hook that does nothing."""
-        for handle in self._handles:
-            handle.remove()
-        self._handles = [
-            self._linears[name].register_forward_hook(self._hook(stack))
-            for name, stack in (self._stacks.items() if wanted else ())
-        ]
+        self._groups = [_Group(*group, place) for group, place in zip(groups, places, strict=True)]
+        for name, seen in self._seen.items():
+            check("adapter_tokens", seen == self._num_tokens, layer=name, seen=seen, tokens=self._num_tokens)
+        self._seen.clear()
+        self._num_tokens = writes.num_tokens if writes else 0
 
     @torch.inference_mode()
-    def _write(self, write: SlotWrite) -> None:
-        assert 0 < write.slot <= self.num_slots, write.slot
-        for stack in self._stacks.values():
-            stack.ranks[write.slot] = 0
-        for name, delta in (write.adapter.deltas if write.adapter else {}).items():
-            stack = self._stack(name)
-            rank = delta.a.shape[0]
-            assert rank <= self.max_rank, rank
-            stack.a[write.slot, :rank].copy_(delta.a, non_blocking=True)
-            stack.b[write.slot, :, :rank].copy_(delta.b, non_blocking=True)
-            stack.ranks[write.slot] = rank
+    def _write(self, writes: Sequence[SlotWrite], device: torch.device) -> None:
+        for write in writes:
+            assert write.slot > NONE_SLOT, write.slot
+            # Before the new one takes its memory. The allocator hands it out again in the order of this stream.
+            self._filled.pop(write.slot, None)
+            if write.adapter is not None:
+                self._filled[write.slot] = write.adapter.deltas(device)
+        self._targeted = frozenset(name for held in self._filled.values() for name in held)
 
-    def _stack(self, name: str) -> _Stack:
-        if name not in self._stacks:
-            stack = self._stacks[name] = _Stack(self._linears[name], self.num_slots, self.max_rank, self._dtype)
-            if self._handles:
-                self._handles.append(self._linears[name].register_forward_hook(self._hook(stack)))
-        return self._stacks[name]
+    def _hook_layers(self, wanted: frozenset[str]) -> None:
+        """Hooks are there in steps with adapters only: `Module.__call__` is slower for a hook that does nothing."""
+        if wanted == self._hooked:
+            return
+        for handle in self._handles:
+            handle.remove()
+        self._handles = [self._linears[name].register_forward_hook(self._hook(name)) for name in sorted(wanted)]
+        self._hooked = wanted
 
-    def _hook(self, stack: _Stack) -> Callable[[torch.nn.Module, tuple[torch.Tensor, ...], torch.Tensor], torch.Tensor]:
+    def _hook(self, name: str) -> Callable[[torch.nn.Module, tuple[torch.Tensor, ...], torch.Tensor], torch.Tensor]:
         def add_deltas(_: torch.nn.Module, args: tuple[torch.Tensor, ...], output: torch.Tensor) -> torch.Tensor:
-            _add(stack, self._groups, args[0].flatten(0, -2), output.view(-1, output.shape[-1]))
-            return output
+            x = args[0].flatten(0, -2)
+            start, end = self._advance(name, len(x))
+            y = output.reshape(-1, output.shape[-1])
+            for group in self._groups:
+                delta = self._filled[group.slot].get(name)
+                if delta is not None:
+                    whole = end - start == self._num_tokens
+                    _add(delta, group.on_device if whole else group.within(start, end), x, y)
+            return y.view(output.shape)
 
         return add_deltas
 
+    def _advance(self, name: str, count: int) -> tuple[int, int]:
+        """The places in T of the next `count` tokens of a layer; a layer that several blocks share begins anew."""
+        start = self._seen.get(name, 0) % self._num_tokens
+        check("adapter_tokens", start + count <= self._num_tokens, layer=name, start=start, count=count)
+        self._seen[name] = start + count
+        return start, start + count
 
-def _add(stack: _Stack, groups: Sequence[tuple[int, torch.Tensor]], x: torch.Tensor, y: torch.Tensor) -> None:
-    """y[T, out] += delta of x[T, in], in place: `y` is a fresh product that nobody else has seen."""
-    for slot, places in groups:
-        rank = stack.ranks[slot]
-        if rank:
-            low = torch.nn.functional.linear(x.index_select(0, places), stack.a[slot, :rank])
-            y.index_add_(0, places, torch.nn.functional.linear(low, stack.b[slot, :, :rank]))
+
+def _add(delta: Delta, places: torch.Tensor, x: torch.Tensor, y: torch.Tensor) -> None:
+    """Add the delta of x[T, in] to y[T, out] at `places`, in place: `y` is a fresh product that nobody has seen."""
+    low = torch.nn.functional.linear(x.index_select(0, places), delta.a)
+    y.index_add_(0, places, torch.nn.functional.linear(low, delta.b))

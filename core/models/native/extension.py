@@ -1,8 +1,8 @@
 """Compiles `decoder.cpp` for this machine, once, into a cache directory, and loads it.
 
 One translation unit and one compiler call, so neither ninja nor setuptools is needed. Built for the processor it runs
-on (`-march=native`), therefore never shipped; the key of the cache covers source, flags, torch, Python and processor, so
-a cache volume may be shared between unlike machines.
+on (`-march=native`), therefore never shipped; the key of the cache covers source, flags, torch, Python and processor,
+so a cache volume may be shared between unlike machines.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import torch
 from transformers import PreTrainedModel
@@ -48,8 +48,13 @@ def load_native(checkpoint: CheckpointConfig, config: ModelConfig, device: torch
         progress("native", 1.0)
     else:
         logger.info("compiling native code beside serving; transformers computes until then")
-        threading.Thread(target=upgraded.upgrade, name="slipstream-native", daemon=True).start()
+        beside(upgraded.upgrade)
     return upgraded
+
+
+def beside(work: Callable[[], None]) -> None:
+    """Run `work` on a thread of its own, which nobody waits for."""
+    threading.Thread(target=work, name="slipstream-native", daemon=True).start()
 
 
 class UpgradingModel:

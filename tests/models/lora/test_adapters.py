@@ -11,7 +11,9 @@ import pytest
 import torch
 
 from core.device.staging import Staging
-from core.models.lora.checkpoint import Adapter, AdapterLimits, read_adapter
+from core.invariants import InvariantViolation
+from core.models.lora.checkpoint import AdapterLimits, read_adapter
+from core.models.lora.packed import ALIGN_BYTES, Adapter
 from core.models.lora.slots import AdapterSlots, LoraWrites, SlotWrite, group_tokens
 from tests.fakes.checkpoints import VOCAB_SIZE, make_checkpoint
 from tests.fakes.paged_steps import Part
@@ -32,7 +34,7 @@ class Mixed:
     def __init__(self, base: Path, prompts: dict[int, list[int]], chosen: dict[int, int]) -> None:
         self.model: Any = load(base)
         self.run = PackedRun(self.model, prompts, max_len=64)
-        self.slots = AdapterSlots(self.model.module, len(ADAPTERS), LIMITS.max_rank, torch.float32)
+        self.slots = AdapterSlots(self.model.module)
         self.chosen = {0: 0, **chosen}
         self.done = dict.fromkeys(prompts, 0)
         self.prompt_lens = {row: len(ids) for row, ids in prompts.items()}
@@ -52,7 +54,8 @@ class Mixed:
             return False
         row_slots = np.array([self.chosen[p.row] for p in parts])
         groups = group_tokens(row_slots, np.array([p.extend for p in parts]))
-        writes = LoraWrites(tuple(self.pending), groups) if groups or self.pending else None
+        tokens = sum(p.extend for p in parts)
+        writes = LoraWrites(tuple(self.pending), groups, tokens) if groups or self.pending else None
         self.pending = []
         self.slots.begin(torch.tensor([p.row for p in parts]), writes, Staging(CPU))
         sample = [i for i, p in enumerate(parts) if p.prefix + p.extend >= self.prompt_lens[p.row]]
@@ -122,10 +125,41 @@ def test_a_slot_changes_hands_between_steps(served: tuple[Path, dict[str, Path]]
 def test_slot_0_is_never_written(served: tuple[Path, dict[str, Path]]) -> None:
     base, adapters = served
     mixed = Mixed(base, make_prompts(2), {})
-    for slot in (0, len(ADAPTERS) + 1):
+    for slot in (0, -1):
         with pytest.raises(AssertionError):
             writes = LoraWrites((SlotWrite(slot, mixed.read(adapters["narrow"])),))
             mixed.slots.begin(torch.tensor([1]), writes, Staging(CPU))
+
+
+def test_a_step_with_an_empty_slot_does_not_run(served: tuple[Path, dict[str, Path]]) -> None:
+    """It would give the base model's tokens in the adapter's name."""
+    base, adapters = served
+    mixed = Mixed(base, make_prompts(2), {})
+    groups = ((1, np.arange(3)),)
+
+    def begin(*writes: SlotWrite) -> None:
+        mixed.slots.begin(torch.tensor([1]), LoraWrites(writes, groups), Staging(CPU))
+
+    with pytest.raises(InvariantViolation, match="adapter_slot_filled"):
+        begin()
+    begin(SlotWrite(1, mixed.read(adapters["narrow"])))
+    with pytest.raises(InvariantViolation, match="adapter_slot_filled"):
+        begin(SlotWrite(1, None))
+    assert mixed.slots.nbytes == 0
+
+
+def test_an_adapter_takes_what_it_has(served: tuple[Path, dict[str, Path]]) -> None:
+    """No padding to the highest rank: what is counted against the bound is what the matrices need, and gaps."""
+    base, adapters = served
+    mixed = Mixed(base, make_prompts(2), {})
+    for name, arguments in ADAPTERS.items():
+        adapter = mixed.read(adapters[name])
+        mixed.slots.begin(torch.tensor([1]), LoraWrites((SlotWrite(1, adapter),)), Staging(CPU))
+        gaps = adapter.nbytes - mixed.slots.nbytes
+        assert 0 <= gaps < 2 * ALIGN_BYTES * len(adapter.places), name
+        assert adapter.rank == max(arguments["r"] if name != "patterns" else 6, 1), name
+        starts = [each for place in adapter.places.values() for each in (place.a, place.b)]
+        assert all(start * adapter.buffer.itemsize % ALIGN_BYTES == 0 for start in starts), name
 
 
 def test_steps_without_adapters_keep_the_quick_path(served: tuple[Path, dict[str, Path]]) -> None:

@@ -81,6 +81,27 @@ def cut_short(directory: Path) -> None:
     file.write_bytes(file.read_bytes()[:-5])
 
 
+def header_of_a_terabyte(directory: Path) -> None:
+    file = directory / "adapter_model.safetensors"
+    file.write_bytes((1 << 40).to_bytes(8, "little") + file.read_bytes()[8:])
+
+
+def empty(directory: Path) -> None:
+    (directory / "adapter_model.safetensors").write_bytes(b"")
+
+
+def not_json(directory: Path) -> None:
+    (directory / "adapter_config.json").write_text("{")
+
+
+def large_config(directory: Path) -> None:
+    (directory / "adapter_config.json").write_text(" " * (1 << 20) + "{}")
+
+
+def eight_bits(tensors: dict[str, torch.Tensor]) -> None:
+    tensors[Q] = tensors[Q].to(torch.float8_e4m3fn)
+
+
 REFUSALS: dict[str, tuple[Change, str]] = {
     "dora": (says(use_dora=True), "use_dora is not supported"),
     "modules_to_save": (says(modules_to_save=["lm_head"]), "modules_to_save is not supported"),
@@ -106,6 +127,13 @@ REFUSALS: dict[str, tuple[Change, str]] = {
     "another tensor": (holds(lambda t: t.update({"lm_head.weight": torch.zeros(1)})), "is no LoRA matrix"),
     "pickle": (only_pickle, "it has only adapter_model.bin"),
     "truncated": (cut_short, "adapter_model.safetensors is corrupt"),
+    "empty file": (empty, "adapter_model.safetensors is corrupt"),
+    "huge header": (header_of_a_terabyte, "its header would have 1099511627776 bytes"),
+    "configuration that is no JSON": (not_json, "adapter_config.json is not valid JSON"),
+    "large configuration": (large_config, "adapter_config.json is larger than 1 MiB"),
+    "many patterns": (says(rank_pattern=dict.fromkeys(map(str, range(1025)), 1)), "rank_pattern has 1025 patterns"),
+    "many names": (says(target_modules=["q_proj"] * 4097), "target_modules names 4097 modules"),
+    "eight bits": (holds(eight_bits), "q_proj is not float32, bfloat16 or float16"),
     "no configuration": (lambda d: (d / "adapter_config.json").unlink(), "it has no adapter_config.json"),
     "costly expression": (says(target_modules=r"(a+)+b"), "too costly"),
     "broken expression": (says(target_modules="("), "no regular expression"),
@@ -124,6 +152,7 @@ def test_refused_by_name(good: tuple[Any, Path], tmp_path: Path, case: str) -> N
         read_adapter(directory, base, torch.float32, LIMITS)
     assert message in refused.value.message
     assert "\n" not in refused.value.message
+    assert str(directory) not in refused.value.message, "clients read it"
 
 
 def test_a_file_beyond_the_bound_is_not_read(good: tuple[Any, Path]) -> None:
@@ -138,6 +167,36 @@ def test_fused_experts_are_no_linear_layer(tmp_path: Path, good: tuple[Any, Path
     moe: Any = load(make_checkpoint("qwen3_moe", tmp_path / "base"))
     with pytest.raises(ModelLoadError, match=r"names model\.layers\.0\.mlp\.experts, a Qwen3MoeExperts"):
         read_adapter(directory, moe.module, torch.float32, LIMITS)
+
+
+def test_what_attention_over_latents_folds_in_is_refused_by_name(tmp_path: Path, good: tuple[Any, Path]) -> None:
+    """Its weight is never called, so the adapter's share would be missing without a word."""
+    directory = shutil.copytree(good[1], tmp_path / "adapter")
+    says(target_modules=["kv_b_proj"])(directory)
+    mla: Any = load(make_checkpoint("deepseek_v3", tmp_path / "base"))
+    with pytest.raises(ModelLoadError, match=r"names model\.layers\.0\.self_attn\.kv_b_proj, which attention over"):
+        read_adapter(directory, mla.module, torch.float32, LIMITS)
+
+
+@pytest.mark.parametrize(("kind", "target"), [("jamba", "dt_proj"), ("mamba2", "out_proj")])
+def test_weights_that_are_read_and_not_called_are_refused_by_name(
+    kind: str, target: str, tmp_path: Path, good: tuple[Any, Path]
+) -> None:
+    directory = shutil.copytree(good[1], tmp_path / "adapter")
+    says(target_modules=[target])(directory)
+    model: Any = load(make_checkpoint(kind, tmp_path / "base"))
+    with pytest.raises(ModelLoadError, match=rf"\.{target}, whose weight this model reads without calling it"):
+        read_adapter(directory, model.module, torch.float32, LIMITS)
+
+
+def test_a_routed_expert_is_refused_by_name(good: tuple[Any, Path], tmp_path: Path) -> None:
+    """Where experts are linear layers: a place in the step's tokens is no place in an expert's."""
+    directory = shutil.copytree(good[1], tmp_path / "adapter")
+    says(target_modules=["w1"])(directory)
+    base: Any = load(make_checkpoint("llama", tmp_path / "base")).module
+    base.model.layers[0].mlp.experts = torch.nn.ModuleList([torch.nn.ModuleDict({"w1": torch.nn.Linear(64, 64)})])
+    with pytest.raises(ModelLoadError, match=r"names model\.layers\.0\.mlp\.experts\.0\.w1, a routed expert"):
+        read_adapter(directory, base, torch.float32, LIMITS)
 
 
 @pytest.mark.parametrize("pattern", [r".*\.(q|v)_proj", r"model\.layers\.(?:0|1)\..*_proj", r"\d+\.mlp\.\w+"])

@@ -89,7 +89,7 @@ class InferenceServiceServicer:
         Cancelling the call, or letting its deadline pass, frees everything the request holds.
 
         Errors: INVALID_ARGUMENT (a field is out of range, the input is empty or cannot fit; nothing was generated),
-        ALREADY_EXISTS (a live request has this request_id), RESOURCE_EXHAUSTED (CONCURRENCY_LIMIT, RATE_LIMIT,
+        ALREADY_EXISTS (a live request has this request_id), NOT_FOUND (no such adapter is loaded), RESOURCE_EXHAUSTED (CONCURRENCY_LIMIT, RATE_LIMIT,
         QUEUE_FULL, POOL_EXHAUSTED and QUEUE_TIMEOUT, all with RetryInfo; SLOW_CONSUMER when the client did not read fast enough), DEADLINE_EXCEEDED (the client's
         deadline or the server's own limit), UNAVAILABLE (STARTING, DRAINING, ENGINE_DEAD), INTERNAL.
         """

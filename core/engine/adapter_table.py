@@ -1,0 +1,212 @@
+"""The books of the loaded adapters: names, slots, bytes, who uses what, who goes first. Host state of the loop thread.
+
+A slot's number is never used twice, so it also tells one load of a name from the next: a step can only name weights
+that were there when its request came, and the prefix cache keeps keys and values apart by it. The device hears of a
+change by the writes of the next step (law 2). Because steps run in the order of their submission (law 4), a slot may be
+emptied as soon as no request uses it: every step that names it has been submitted before.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from core.errors import AdapterExists, AdapterNotFound, InvalidRequest, Overloaded
+from core.invariants import check
+from core.models.lora.packed import Adapter
+from core.models.lora.slots import NONE_SLOT, SlotWrite
+from core.types.adapters import AdapterInfo, AdapterList
+
+MAX_LOADED = 1024
+"""Adapters at once, however small."""
+
+ADAPTER_MEMORY = "ADAPTER_MEMORY"
+
+
+@dataclass(slots=True, eq=False)
+class _Loaded:
+    """One adapter that holds memory."""
+
+    name: str
+    slot: int
+    rank: int
+    nbytes: int
+    pinned: bool
+    users: int = 0
+    unloading: bool = False
+    used_at: float | None = None
+    order: int = 0
+    """Number of its last use, or of its load before that: the lowest is the least recently used."""
+
+    @property
+    def evictable(self) -> bool:
+        """Nobody would miss it."""
+        return not (self.users or self.pinned or self.unloading)
+
+
+class AdapterTable:
+    """All changes are synchronous and all or nothing. `enabled` is whether there can be adapters at all."""
+
+    def __init__(
+        self, max_bytes: int = 0, *, enabled: bool = False, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.max_bytes = max_bytes
+        self.enabled = enabled
+        self.used_bytes = 0
+        self.evictions = 0
+        self._clock = clock
+        self._by_name: dict[str, _Loaded] = {}
+        """Those that requests can ask for."""
+        self._by_slot: dict[int, _Loaded] = {}
+        """All that hold memory, in order of their loading."""
+        self._pending: dict[int, SlotWrite] = {}
+        """What the device does not know yet; at most one write per slot."""
+        self._last_slot = NONE_SLOT
+        self._uses = 0
+
+    def __len__(self) -> int:
+        return len(self._by_slot)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._by_name
+
+    def slot(self, name: str) -> int:
+        """Slot of `name`; that of none for the empty name. Raises AdapterNotFound."""
+        if not name:
+            return NONE_SLOT
+        found = self._by_name.get(name)
+        if found is None:
+            raise AdapterNotFound("no adapter of this name is loaded; it may have been unloaded or evicted")
+        return found.slot
+
+    def salt(self, slot: int, salt: str) -> str:
+        """The prefix-cache salt of a tenant's requests for `slot`: KV of one adapter is wrong for every other.
+
+        The first NUL ends the number, whatever the client's salt holds.
+        """
+        return f"{slot}\0{salt}" if self.enabled else salt
+
+    def acquire(self, slot: int) -> None:
+        """A request begins to use `slot`, which `slot` returned without anything in between."""
+        if slot != NONE_SLOT:
+            loaded = self._by_slot[slot]
+            loaded.users += 1
+            self._touch(loaded)
+
+    def release(self, slot: int) -> None:
+        """A request has ended, and no step that is still to be planned names `slot` for it."""
+        if slot == NONE_SLOT:
+            return
+        loaded = self._by_slot[slot]
+        check("adapter_users", loaded.users > 0, slot=slot, users=loaded.users)
+        loaded.users -= 1
+        self._touch(loaded)
+        if loaded.unloading and not loaded.users:
+            self._free(loaded)
+
+    def refuse_name(self, name: str) -> None:
+        """Raises AdapterExists for a name that requests can ask for already."""
+        if name in self._by_name:
+            raise AdapterExists("an adapter of this name is loaded; unload it first")
+
+    def load(self, name: str, adapter: Adapter, *, pinned: bool) -> tuple[AdapterInfo, tuple[str, ...]]:
+        """Take `adapter` in; its info, and who was evicted for it.
+
+        Raises AdapterExists, Overloaded when those that could go would not make enough room (then nobody goes), and
+        InvalidRequest when the empty table could not hold it.
+        """
+        self.refuse_name(name)
+        if adapter.nbytes > self.max_bytes:
+            told = f"it needs {adapter.nbytes} bytes on the device, and all adapters together may have {self.max_bytes}"
+            raise InvalidRequest.of("path", told)
+        victims = self._victims(adapter.nbytes)
+        for victim in victims:
+            del self._by_name[victim.name]
+            self._free(victim)
+            self.evictions += 1
+        self._last_slot += 1
+        loaded = _Loaded(name, self._last_slot, adapter.rank, adapter.nbytes, pinned)
+        self._by_name[name] = self._by_slot[loaded.slot] = loaded
+        self.used_bytes += loaded.nbytes
+        self._pending[loaded.slot] = SlotWrite(loaded.slot, adapter)
+        self._order(loaded)
+        check("adapter_bytes", self.used_bytes <= self.max_bytes, used=self.used_bytes, most=self.max_bytes)
+        return self._info(loaded), tuple(victim.name for victim in victims)
+
+    def unload(self, name: str) -> int:
+        """Let no new request find `name`; how many still use it. It goes with the last of them.
+
+        Raises AdapterNotFound.
+        """
+        loaded = self._by_name.pop(name, None)
+        if loaded is None:
+            raise AdapterNotFound("no adapter of this name is loaded")
+        loaded.unloading = True
+        if not loaded.users:
+            self._free(loaded)
+        return loaded.users
+
+    def listed(self) -> AdapterList:
+        """Everything that holds memory."""
+        return AdapterList(tuple(map(self._info, self._by_slot.values())), self.used_bytes, self.max_bytes)
+
+    def take_writes(self) -> tuple[SlotWrite, ...]:
+        """Changes since the last call, memory given back before memory taken; they belong into the very next step."""
+        if not self._pending:
+            return ()
+        writes, self._pending = list(self._pending.values()), {}
+        return tuple(sorted(writes, key=lambda write: write.adapter is not None))
+
+    def check_integrity(self) -> None:
+        """Recount; raises InvariantViolation naming what is off."""
+        total = sum(loaded.nbytes for loaded in self._by_slot.values())
+        check("adapter_bytes", total == self.used_bytes <= self.max_bytes, counted=total, kept=self.used_bytes)
+        for slot, loaded in self._by_slot.items():
+            kept = loaded.users > 0 if loaded.unloading else self._by_name.get(loaded.name) is loaded
+            check("adapter_users", kept, slot=slot, users=loaded.users, unloading=loaded.unloading)
+
+    def _victims(self, nbytes: int) -> list[_Loaded]:
+        """The least recently used that must go for `nbytes` more. Raises Overloaded."""
+        short = self.used_bytes + nbytes - self.max_bytes
+        too_many = len(self._by_slot) + 1 - MAX_LOADED
+        victims: list[_Loaded] = []
+        for loaded in sorted(self._by_slot.values(), key=lambda loaded: loaded.order):
+            if short <= 0 and too_many <= 0:
+                break
+            if loaded.evictable:
+                victims.append(loaded)
+                short -= loaded.nbytes
+                too_many -= 1
+        if short > 0 or too_many > 0:
+            raise Overloaded("adapters that are in use or pinned take all the room there is", reason=ADAPTER_MEMORY)
+        return victims
+
+    def _free(self, loaded: _Loaded) -> None:
+        check("adapter_users", loaded.users == 0, slot=loaded.slot, users=loaded.users)
+        del self._by_slot[loaded.slot]
+        self.used_bytes -= loaded.nbytes
+        # What the device never heard of needs no undoing.
+        if self._pending.pop(loaded.slot, None) is None:
+            self._pending[loaded.slot] = SlotWrite(loaded.slot, None)
+
+    def _touch(self, loaded: _Loaded) -> None:
+        loaded.used_at = self._clock()
+        self._order(loaded)
+
+    def _order(self, loaded: _Loaded) -> None:
+        self._uses += 1
+        loaded.order = self._uses
+
+    def _info(self, loaded: _Loaded) -> AdapterInfo:
+        idle = None if loaded.used_at is None else 0.0 if loaded.users else max(0.0, self._clock() - loaded.used_at)
+        return AdapterInfo(
+            name=loaded.name,
+            load_id=loaded.slot,
+            rank=loaded.rank,
+            nbytes=loaded.nbytes,
+            pinned=loaded.pinned,
+            unloading=loaded.unloading,
+            live_requests=loaded.users,
+            idle_seconds=idle,
+        )

@@ -1,0 +1,142 @@
+"""The adapter service, its commands and its checks at start, over a scripted engine."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from core.errors import AdaptersOff, ConfigError, Draining, InvalidRequest, ModelLoadError, Overloaded, SlipstreamError
+from service.adapter_client import AdapterClient
+from service.cli import cli
+from service.client import CallFailed
+from service.config import ServerConfig
+from service.pb.slipstream.v1 import adapters_pb2 as pb
+from service.preflight import check_adapters
+from tests.fakes.fake_engine import FakeEngine
+from tests.service.conftest import Serve, write_checkpoint
+
+REFUSALS: tuple[tuple[SlipstreamError, str, str], ...] = (
+    (InvalidRequest.of("path", "it has no adapter_config.json"), "INVALID_ARGUMENT", "INVALID_REQUEST"),
+    (AdaptersOff("off"), "FAILED_PRECONDITION", "ADAPTERS_OFF"),
+    (Overloaded("full", reason="ADAPTER_MEMORY"), "RESOURCE_EXHAUSTED", "ADAPTER_MEMORY"),
+    (Draining("going"), "UNAVAILABLE", "DRAINING"),
+)
+
+
+async def test_what_is_loaded_is_told_field_by_field(serve: Serve) -> None:
+    async with serve() as serving:
+        adapters = AdapterClient(serving.client)
+        made = await adapters.load("french", "evicts", pinned=True)
+        assert list(made.evicted) == ["older"]
+        listed = await adapters.list()
+        assert list(listed.adapters) == [made.adapter] and (listed.used_bytes, listed.max_bytes) == (1000, 4000)
+        one = made.adapter
+        assert (one.name, one.state, one.load_id, one.rank) == ("french", pb.ADAPTER_STATE_READY, 1, 8)
+        assert (one.bytes, one.pinned, one.live_requests, one.HasField("idle")) == (1000, True, 0, False)
+        for call in (adapters.load("french"), adapters.unload("german")):
+            with pytest.raises(CallFailed) as failed:
+                await call
+            assert failed.value.code.name in ("ALREADY_EXISTS", "NOT_FOUND")
+            assert failed.value.reason in ("ADAPTER_EXISTS", "ADAPTER_NOT_FOUND")
+        assert await adapters.unload("french") == 0
+        assert not (await adapters.list()).adapters
+        page = await serving.metrics()
+    assert (
+        'slipstream_rpc_handled_total{code="NOT_FOUND",method="slipstream.v1.AdapterService/UnloadAdapter"} 1' in page
+    )
+
+
+async def test_every_refusal_has_its_status(serve: Serve) -> None:
+    async with serve() as serving:
+        for error, code, reason in REFUSALS:
+            serving.engine.refuse_with = error
+            with pytest.raises(CallFailed) as failed:
+                await AdapterClient(serving.client).load("x")
+            assert (failed.value.code.name, failed.value.reason) == (code, reason)
+            assert (failed.value.retry_after is not None) == (code == "RESOURCE_EXHAUSTED")
+
+
+async def test_the_commands(serve: Serve) -> None:
+    async with serve() as serving:
+
+        async def run(*args: str) -> Result:
+            return await asyncio.to_thread(CliRunner().invoke, cli, ["adapters", *args, "--server", serving.target])
+
+        loaded = await run("load", "french", "evicts", "--pin")
+        assert (loaded.exit_code, loaded.output) == (0, "loaded french: rank 8, 1000 bytes\nevicted older\n")
+        listed = await run("list")
+        lines = [line.split() for line in listed.output.splitlines()]
+        assert lines[0] == ["name", "state", "rank", "bytes", "pinned", "requests", "idle"]
+        assert lines[1] == ["french", "ready", "8", "1000", "yes", "0", "never", "used"]
+        assert listed.output.endswith("1000 of 4000 bytes\n")
+        again = await run("load", "french")
+        assert again.exit_code == 1 and "ALREADY_EXISTS" in again.output and "Traceback" not in again.output
+        assert (await run("unload", "french")).output == "unloaded french\n"
+        asked = ["generate", "--server", serving.target, "--adapter"]
+        done = await asyncio.to_thread(CliRunner().invoke, cli, [*asked, "french", "--max-tokens", "2", "hi"])
+        assert done.exit_code == 0 and serving.engine.streams[0].request.adapter == "french"
+        for wrong in ([*asked, "french=/dir", "hi"], ["generate", "--adapter", "french", "hi"]):
+            refused = await asyncio.to_thread(CliRunner().invoke, cli, wrong)
+            assert refused.exit_code == 2 and "NAME=DIR" in refused.output
+
+
+def adapter_files(directory: Path) -> Path:
+    """What passes for an adapter before it is opened."""
+    write_checkpoint(directory)
+    (directory / "config.json").rename(directory / "adapter_config.json")
+    (directory / "model.safetensors").rename(directory / "adapter_model.safetensors")
+    return directory
+
+
+def test_generate_loads_the_one_adapter_that_it_is_given(
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[Any] = []
+
+    def build(config: Any, progress: Any) -> FakeEngine:
+        seen.append(config.lora)
+        return engine
+
+    engine = FakeEngine()
+    monkeypatch.setattr("service.builder.build_core_engine", build)
+    monkeypatch.setenv("SLIPSTREAM_ADAPTER", "other=/nowhere")
+    directory = adapter_files(tmp_path / "french")
+    args = ["generate", "--model", str(checkpoint), "--adapter", f"french={directory}", "--max-tokens", "2", "hi"]
+    result = CliRunner().invoke(cli, args)
+    assert (result.exit_code, result.stdout) == (0, "0 1 \n")
+    assert seen[0].adapters == (("french", str(directory)),)
+    assert engine.streams[0].request.adapter == "french"
+
+
+def test_adapters_are_looked_at_before_anything_heavy(tmp_path: Path) -> None:
+    good = adapter_files(tmp_path / "good")
+    check_adapters(ServerConfig(adapter=(("a", str(good)),), lora_dir=str(tmp_path)))
+    cut = adapter_files(tmp_path / "cut")
+    weights = cut / "adapter_model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1])
+    bare = adapter_files(tmp_path / "bare")
+    (bare / "adapter_model.safetensors").unlink()
+    for directory, message in (
+        (cut, "is truncated"),
+        (bare, "it has no adapter_model.safetensors"),
+        (tmp_path, "it has no adapter_config.json"),
+    ):
+        with pytest.raises(ModelLoadError, match=message) as refused:
+            check_adapters(ServerConfig(adapter=(("a", str(good)), ("b", str(directory)))))
+        assert refused.value.message.startswith(f"adapter 'b' from {directory}: ") and refused.value.exit_code == 3
+    with pytest.raises(ModelLoadError, match="is no directory"):
+        check_adapters(ServerConfig(lora_dir=str(weights)))
+
+
+def test_settings_of_adapters(tmp_path: Path) -> None:
+    config = ServerConfig(lora_dir="/x", max_lora_bytes=5, auth_token_file="t", adapter_admins=" alice,bob ,")
+    lora = config.engine_config("m").lora
+    assert (lora.directory, lora.max_bytes, lora.enabled) == ("/x", 5, True)
+    assert config.adapter_admin_names == {"alice", "bob"}
+    assert ServerConfig().adapter_admin_names is None and not ServerConfig().engine_config("m").lora.enabled
+    with pytest.raises(ConfigError, match="adapter_admins needs auth_token_file"):
+        ServerConfig(adapter_admins="alice")

@@ -1,0 +1,45 @@
+"""A frozen batch as lists, which is how the fake device reads it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from core.batch.schedule_batch import ScheduleBatch
+
+
+@dataclass(slots=True)
+class Plain:
+    """The arrays of a batch as lists, read when the device executes it."""
+
+    step_id: int
+    rows: list[int]
+    generations: list[int]
+    starts: list[int]
+    lens: list[int]
+    ends: list[int]
+    fresh: list[int]
+    places: list[int]
+    """Of rows that sample."""
+
+    @classmethod
+    def of(cls, batch: ScheduleBatch) -> Plain:
+        """Lists are several times faster than arrays of three numbers."""
+        starts, lens = batch.prefix_lens.tolist(), batch.extend_lens.tolist()
+        return cls(
+            step_id=batch.step_id,
+            rows=batch.rows.tolist(),
+            generations=batch.generations.tolist(),
+            starts=starts,
+            lens=lens,
+            ends=[start + length for start, length in zip(starts, lens, strict=True)],
+            fresh=batch.fresh_rows.tolist(),
+            places=batch.sample_indices.tolist(),
+        )
+
+    def pieces(self, ids: list[int]) -> Iterator[list[int]]:
+        """The input ids of each row, out of those of the whole step."""
+        at = 0
+        for length in self.lens:
+            yield ids[at : at + length]
+            at += length
