@@ -11,7 +11,7 @@ import torch
 
 from core.config import ModelConfig
 from core.models.loader import load_model
-from core.models.native import family, weights
+from core.models.native import extension, family, weights
 from core.models.native.extension import ExtensionUnavailable, load_extension
 from core.models.native.family import UpgradingModel
 from core.models.transformers_backend import TransformersModel
@@ -150,3 +150,16 @@ def test_a_compiler_that_fails_is_quoted(tmp_path: Path, monkeypatch: pytest.Mon
     with pytest.raises(ExtensionUnavailable, match="no such luck"):
         load_extension()
     assert [found.name for found in (tmp_path / "native").iterdir()] == [], "a failed build leaves nothing behind"
+
+
+def test_code_that_others_could_have_written_is_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SLIPSTREAM_CACHE_DIR", str(tmp_path))
+    library = extension.library_path()
+    library.parent.mkdir(mode=0o700)
+    library.write_bytes(b"not even code")
+    library.chmod(0o666)
+    with pytest.raises(ExtensionUnavailable, match="others can write"):
+        load_extension()
+    library.chmod(0o600)
+    with pytest.raises(ExtensionUnavailable, match="cannot be loaded"):
+        load_extension()

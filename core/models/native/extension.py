@@ -1,4 +1,4 @@
-"""Compiles `decoder.cpp` for this machine, once, into a cache directory, and loads it.
+"""Compiles the decoder for this machine, once, into a cache directory, and loads it.
 
 One translation unit and one compiler call, so neither ninja nor setuptools is needed. Built for the processor it runs
 on (`-march=native`), therefore never shipped; the key of the cache covers source, flags, torch, Python and processor,
@@ -23,7 +23,8 @@ from typing import Any
 import torch
 
 NAME = "slipstream_decoder"
-SOURCE = Path(__file__).with_name("decoder.cpp")
+SOURCES = tuple(Path(__file__).with_name(name) for name in ("decoder.cpp", "kernels.h"))
+"""What is compiled, and what that includes."""
 FLAGS = "-std=c++20 -O3 -march=native -ffast-math -fno-finite-math-only -fopenmp -shared -fPIC".split()
 """NaN and infinity keep their meaning: a row that is not finite must be seen by the sampler's check."""
 COMPILE_SECONDS = 900.0
@@ -42,7 +43,7 @@ def cache_directory() -> Path:
 
 def library_path() -> Path:
     """Where the code for this machine is, or would be."""
-    facts = (SOURCE.read_bytes(), FLAGS, torch.__version__, sys.version, platform.machine(), _processor())
+    facts = (*(source.read_bytes() for source in SOURCES), FLAGS, torch.__version__, sys.version, platform.machine(), _processor())
     key = hashlib.sha256(repr(facts).encode()).hexdigest()[:16]
     return cache_directory() / f"{NAME}-{key}{sysconfig.get_config_var('EXT_SUFFIX')}"
 
@@ -60,6 +61,10 @@ def load_extension() -> Any:
     path = library_path()
     if not path.exists():
         _compile(path)
+    for each in (path, path.parent):
+        facts = each.stat()
+        if facts.st_uid not in (0, os.geteuid()) or facts.st_mode & 0o022:
+            raise ExtensionUnavailable(f"others can write to {each}, and what is there would be run")
     try:
         spec = spec_from_file_location(NAME, path, loader=ExtensionFileLoader(NAME, str(path)))
         assert spec is not None and spec.loader is not None
@@ -75,10 +80,10 @@ def _compile(path: Path) -> None:
     if compiler is None:
         raise ExtensionUnavailable("no C++ compiler was found (install g++, or set CXX)")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=path.parent) as directory:
             made = Path(directory) / path.name
-            command = [compiler, *FLAGS, *_includes(), str(SOURCE), "-o", str(made), *_libraries()]
+            command = [compiler, *FLAGS, *_includes(), str(SOURCES[0]), "-o", str(made), *_libraries()]
             done = subprocess.run(
                 command, capture_output=True, text=True, timeout=COMPILE_SECONDS, check=False, stdin=subprocess.DEVNULL
             )
@@ -111,3 +116,11 @@ def _processor() -> str:
         return platform.processor()
     wanted = ("model name", "flags", "Features", "CPU part")
     return "\n".join(sorted({line for line in lines if line.startswith(wanted)}))
+
+
+if __name__ == "__main__":
+    try:
+        load_extension()
+        print(library_path())
+    except ExtensionUnavailable as reason:
+        sys.exit(f"no native code: {reason}")
