@@ -43,7 +43,8 @@ def cache_directory() -> Path:
 
 def library_path() -> Path:
     """Where the code for this machine is, or would be."""
-    facts = (*(source.read_bytes() for source in SOURCES), FLAGS, torch.__version__, sys.version, platform.machine(), _processor())
+    code = tuple(source.read_bytes() for source in SOURCES)
+    facts = (code, FLAGS, torch.__version__, sys.version, platform.machine(), _processor())
     key = hashlib.sha256(repr(facts).encode()).hexdigest()[:16]
     return cache_directory() / f"{NAME}-{key}{sysconfig.get_config_var('EXT_SUFFIX')}"
 
