@@ -24,6 +24,14 @@ CPU = torch.device("cpu")
 KINDS = ("llama", "qwen2", "qwen3")
 
 
+@pytest.fixture(autouse=True, scope="module")
+def _compiler() -> None:
+    try:
+        load_extension()
+    except ExtensionUnavailable as reason:
+        pytest.skip(str(reason))
+
+
 def load(path: Path, dtype: str = "float32", native: str = "wait") -> UpgradingModel:
     model = load_model(ModelConfig(str(path), dtype=dtype, native=native), CPU)
     assert isinstance(model, UpgradingModel)
