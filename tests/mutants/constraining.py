@@ -15,7 +15,7 @@ CONSTRAINING: tuple[Mutant, ...] = (
         TABLE,
         "        last.copy_done.synchronize()\n",
         "",
-        f"{STEP_KINDS}::test_no_race_and_the_tokens_of_a_plain_run",
+        FOLLOWED,
     ),
     Mutant(
         "matcher-of-a-former-owner",
@@ -32,14 +32,6 @@ CONSTRAINING: tuple[Mutant, ...] = (
         "    for token in seed.outputs.tolist():",
         "    for token in seed.outputs.tolist()[:0]:",
         FOLLOWED,
-    ),
-    Mutant(
-        "token-accepted-twice",
-        "each token is accepted once",
-        TABLE,
-        "        last, self._last = self._last, None\n",
-        "        last = self._last\n",
-        "tests/constraints/test_endings.py::test_a_dead_end_fails_its_request_alone",
     ),
     Mutant(
         "bias-lifts-the-mask",
