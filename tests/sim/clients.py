@@ -10,7 +10,7 @@ from core.scheduler.intake import End
 from core.scheduler.outputs import Ended, StepOutputs, StepTokens
 from core.types.io import FinishReason
 from core.types.request import Req
-from tests.sim.reference import Answer, answer
+from tests.sim.reference import Answer, EncoderSide, answer
 from tests.sim.story import Hits, Story, Violation
 
 PATIENCE = 4
@@ -37,7 +37,9 @@ class Client:
     owner: tuple[int, int] = (0, -1)
     """The row and generation it runs as, or ran as last."""
     pools: int = 1
-    """How many pools the model reads."""
+    """How many pools the model reads that hold its tokens."""
+    encoder: EncoderSide | None = None
+    """What it sent, where an encoder reads it; `req.prompt` is then the same for everybody."""
     forced: int = 0
     """Retractions of it that the run forced; the others are the scheduler's own."""
     gave_way: int = 0
@@ -51,7 +53,8 @@ class Client:
         """What it must get; worked out when its first token arrives."""
         if self._answer is None:
             req = self.req
-            self._answer = answer(req.prompt.tolist(), req.params, req.seed, req.max_new_tokens, self.pools)
+            prompt = req.prompt.tolist()
+            self._answer = answer(prompt, req.params, req.seed, req.max_new_tokens, self.pools, self.encoder)
         return self._answer
 
 

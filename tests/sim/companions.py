@@ -60,7 +60,8 @@ class CompanionSide(ABC):
     def run(self, plain: Plain, ids: list[int], tables: list[Table], kv: KVMemory) -> list[int]:
         """Read and write for all rows of the step, whose KV is written by now; what this pool then says of each row.
 
-        What is right must be what the KV slot of the row's last token holds: the hash of all tokens up to it.
+        What is right must be what the KV slot of the row's last token holds, the hash of all tokens up to it; or what
+        the reference says, where a pool holds something else.
         """
 
     @abstractmethod

@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import numpy as np
 
+from core.batch.schedule_batch import ScheduleBatch
 from core.engine.input_processor import InputProcessor
 from core.errors import InvalidRequest
 from core.scheduler.intake import End
@@ -15,8 +16,9 @@ from core.types.io import FinishReason, GenerateRequest
 from core.types.request import Req, RequestState
 from core.types.sampling_params import SamplingParams
 from tests.sim.clients import Client, Clients
+from tests.sim.cross_inputs import ENCODER_VOCAB, CrossInputs, entered
 from tests.sim.device import SimExecutor
-from tests.sim.reference import VOCAB
+from tests.sim.reference import VOCAB, EncoderSide
 from tests.sim.scenario import Scenario
 from tests.sim.story import Hits, Story, Violation
 
@@ -42,7 +44,15 @@ class Inputs:
         self._scenario, self._rates = scenario, scenario.faults
         self._scheduler, self._device, self._clients = scheduler, device, clients
         self._rng, self._story, self._hits = rng, story, hits
-        self.entry = InputProcessor(None, scheduler.memory, VOCAB, scenario.context, scenario.seed)  # type: ignore[arg-type]
+        cross = self._cross = None if scenario.cross is None else CrossInputs(scenario, scenario.cross)
+        self.entry = InputProcessor(
+            None,  # type: ignore[arg-type]
+            scheduler.memory,
+            VOCAB if cross is None else ENCODER_VOCAB,
+            scenario.context,
+            scenario.seed,
+            encoder=None if cross is None else cross.entry,
+        )
         self._prompts: list[list[int]] = [[0]]
         self._arrived = 0
         rates = (("abort", self._abort), ("abort_late", self._abort_late))
@@ -72,8 +82,9 @@ class Inputs:
         return rate is not None and self._rng.random() < rate
 
     def _arrive(self, now: float) -> None:
-        prompt = self._prompt()
-        room = self._scenario.room(len(prompt))
+        cross = self._cross
+        prompt = self._prompt() if cross is None else cross.draw(self._rng)
+        room = self._scenario.room(len(prompt if cross is None else cross.cross.start_ids))
         power = 1 if self._scenario.long_outputs else 4
         asked = 1 + int(self._rng.random() ** power * room)
         if self._rng.random() < TOO_BIG:
@@ -87,18 +98,21 @@ class Inputs:
         ):
             self._hits("queue_full")
             return
+        fits = cross is None or cross.fits(prompt)
         try:
-            reqs = self.entry.sequences(request, request.request_id, str(self._arrived), np.asarray(prompt), now)
+            ids = np.asarray(prompt) if cross is None else entered(self.entry, request)
+            reqs = self.entry.sequences(request, request.request_id, str(self._arrived), ids, now)
         except InvalidRequest as error:
-            if asked <= room:
+            if asked <= room and fits:
                 raise Violation("entry", f"prompt {len(prompt)} asks {asked} of {room}, refused: {error}") from error
-            self._hits("too_big")
+            self._hits("too_big" if fits else "cross_too_big")
             return
-        if asked > room:
-            raise Violation("entry", f"prompt {len(prompt)} asks {asked}, more than {room}, and is let in")
-        self._enter(reqs)
+        if asked > room or not fits:
+            raise Violation("entry", f"prompt {len(prompt)} asks {asked}, more than {room} or than fits, and is let in")
+        spec = None if cross is None else cross.cross
+        self._enter(reqs, spec and EncoderSide(tuple(prompt), spec.forced_first, spec.forced_last))
 
-    def _enter(self, reqs: list[Req]) -> None:
+    def _enter(self, reqs: list[Req], encoder: EncoderSide | None) -> None:
         siblings: list[Client] = []
         reads, stop_after = not self._chance("slow_reader"), 0
         if self._chance("stop_string"):
@@ -106,7 +120,7 @@ class Inputs:
         for req in reqs:
             self._arrived += 1
             client = Client(f"#{self._arrived}", req, siblings, reads=reads, stop_after=stop_after)
-            client.pools = self._scenario.pools
+            client.pools, client.encoder = self._scenario.pools, encoder
             siblings.append(client)
             req.sink = client
             self._clients.live[req] = client
@@ -118,6 +132,7 @@ class Inputs:
             options = f"priority {req.priority}, deadline {req.deadline}, queue until {req.queue_deadline}"
             self._story.note(
                 f"{names} arrive as {req.request_id!r}: prompt {req.prompt.tolist()}, "
+                f"{'' if encoder is None else f'encoder reads {list(encoder.ids)}, '}"
                 f"{req.max_new_tokens} tokens, {options}, salt {req.salt!r}, {req.params}"
             )
 
@@ -144,7 +159,7 @@ class Inputs:
             self._hits("duplicate_id")
         return GenerateRequest(
             request_id=request_id,
-            token_ids=(),
+            token_ids=() if self._cross is None else tuple(prompt),
             sampling=self._params(asked, 2 + int(rng.random() * 3) if self._chance("group") else 1),
             priority=int(rng.random() * 3),
             deadline=now + rng.random() * 200 * TICK if self._chance("deadline") else None,
@@ -220,5 +235,14 @@ class Inputs:
         running = scheduler.running
         prefilling = running.planned[req.row] < running.prefill_end[req.row]
         self._hits("abort_prefilling" if prefilling else "abort_decoding")
-        if any(req.row in batch.rows for batch in self._device.queued):
+        flying = [batch for batch in self._device.queued if req.row in batch.rows]
+        if flying:
             self._hits("abort_in_flight")
+        if any(len(batch.encoder_lens) and _starts(batch, req) for batch in flying):
+            self._hits("abort_before_encoding")
+
+
+def _starts(batch: ScheduleBatch, req: Req) -> bool:
+    """Whether `batch` is the first step of `req` since its admission."""
+    at = batch.rows.tolist().index(req.row)
+    return req.row in batch.fresh_rows and int(batch.generations[at]) == req.generation

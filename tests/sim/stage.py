@@ -13,7 +13,8 @@ from core.types.io import FinishReason
 from core.types.request import Req
 from core.types.sampling_params import SamplingParams
 from tests.sim.clients import Client
-from tests.sim.scenario import Scenario, States
+from tests.sim.reference import EncoderSide
+from tests.sim.scenario import Cross, Scenario, States
 from tests.sim.story import Hits, Story
 from tests.sim.world import World
 
@@ -36,12 +37,13 @@ class Stage:
         mixed: bool = True,
         policy: str = "fcfs",
         states: States | None = None,
+        cross: Cross | None = None,
     ) -> None:
         config = SchedulerConfig(chunked_prefill_size=chunk, mixed_chunk=mixed, policy=policy, max_queued_requests=256)
         scenario = Scenario(
             seed=0, rows=rows, pages=pages, page_size=page_size, context=context, cache=cache, depth=depth,
             config=config, symbols=1, arrivals=0.0, long_outputs=False, speed=0.0, retract_every=retract_every,
-            real_steps=real_steps, states=states,
+            real_steps=real_steps, states=states, cross=cross,
         )  # fmt: skip
         self.world = World(scenario, Story(tracing=True), Hits())
         self.device, self.scheduler = self.world.device, self.world.scheduler

@@ -74,7 +74,7 @@ class TwinDevice(SimExecutor):
         found = prompt + self.relay.gather(tails, plain.starts[first:])
         if self.relay.counts != [0, 0]:
             raise Violation("relay_check", f"unwritten reads and wrong lengths: {self.relay.counts}")
-        staging.prefill_ids_cpu = staging.mix_decode_rows = None
+        staging.prefill_ids_cpu = staging.mix_decode_rows = staging.encoder_ids_cpu = None
         return found
 
     def _relay(self, batch: ScheduleBatch, plain: Plain, tokens: list[int]) -> None:

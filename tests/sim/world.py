@@ -22,9 +22,12 @@ from core.scheduler.outputs import StepOutputs
 from core.scheduler.scheduler import Scheduler
 from core.types.stats import EngineStats, HistogramStats
 from tests.sim.clients import Clients
+from tests.sim.companions import CompanionSide
+from tests.sim.cross import CrossTwin
 from tests.sim.device import DeviceLost, SimExecutor
 from tests.sim.inputs import TICK, Inputs
 from tests.sim.oracles import Oracles
+from tests.sim.real_cross import RealCross
 from tests.sim.real_states import RealStates
 from tests.sim.real_step import RunnerDevice
 from tests.sim.reference import EOS, VOCAB
@@ -78,12 +81,13 @@ class World:
         self.device: SimExecutor
         if scenario.real_steps:
             pool = ReqToTokenPool(scenario.rows, scenario.width, CPU)
-            real = [] if scenario.states is None else [RealStates(scenario, self.hits, pool)]
+            reals = ((scenario.states, RealStates), (scenario.cross, RealCross))
+            real = [kind(scenario, self.hits, pool) for drawn, kind in reals if drawn is not None]
             self.memory = RequestMemory(pool.rows, allocator, cache, scenario.context, [side.host for side in real])
             self.device = RunnerDevice(self.memory, real, pool, scenario, self.story, self.hits)
         else:
-            kinds = ((scenario.states, StateTwin), (scenario.windows, WindowTwin))
-            sides = [kind(scenario, self.hits) for drawn, kind in kinds if drawn is not None]
+            kinds = ((scenario.states, StateTwin), (scenario.windows, WindowTwin), (scenario.cross, CrossTwin))
+            sides: list[CompanionSide] = [kind(scenario, self.hits) for drawn, kind in kinds if drawn is not None]
             rows, hosts = RowAllocator(scenario.rows), [side.host for side in sides]
             self.memory = RequestMemory(rows, allocator, cache, scenario.context, hosts)
             self.device = TwinDevice(self.memory, sides, scenario, self.story, self.hits)
