@@ -32,14 +32,17 @@ class CrossInputs:
         )
         self.entry = EncoderInput(self.spec, cross.longest)
         self.most = min(cross.longest, cross.pages * scenario.page_size)
+        self._short = min(self.most, max(1, scenario.config.chunked_prefill_size // 2))
 
     def draw(self, rng: random.Random) -> list[int]:
-        """Many short ones, some that fill the pool or the encoder, a few that the door must refuse."""
+        """Many that share a step with others, some that fill the pool or the encoder, a few that the door must refuse."""
         kind = rng.random()
         if kind < TOO_LONG:
             length = self.most + 1 + int(rng.random() * 4)
-        elif kind < 0.15:
+        elif kind < 0.1:
             length = self.most
+        elif kind < 0.5:
+            length = 1 + int(rng.random() * self._short)
         else:
             length = 1 + int(rng.random() ** 2 * self.most)
         return [VOCAB + int(rng.random() * SYMBOLS) for _ in range(length)]

@@ -64,7 +64,7 @@ class Windows:
     pages: int
 
 
-CROSS_SHARE = 0.2
+CROSS_SHARE = 0.25
 """Of the seeds that have neither have an encoder, whose output all tokens of the decoder read."""
 
 
@@ -184,7 +184,7 @@ def _windows(rng: random.Random, pages: int, page_size: int, chunk: int) -> Wind
 
 def _cross(rng: random.Random, drawn: Scenario) -> Cross:
     """From a pool of one slot up; a decoder's start must leave room for an output."""
-    slots = rng.choice((1, 2, 4, 8, 12, 16, 24, 48, 96))
+    slots = rng.choice((1, 2, 4, 8, 16, 24, 48, 64, 96))
     start = min(rng.choice((1, 1, 2, 3)), drawn.slots, drawn.context - 1)
 
     def forced() -> tuple[int, ...]:
@@ -192,7 +192,7 @@ def _cross(rng: random.Random, drawn: Scenario) -> Cross:
 
     return Cross(
         pages=max(1, slots // drawn.page_size),
-        longest=rng.choice((3, 9, 20, 40, 64)),
+        longest=rng.choice((1, 3, 5, 9, 20, 40, 64)),
         start_ids=tuple(rng.randrange(VOCAB) for _ in range(start)),
         forced_first=forced(),
         forced_last=rng.choice((forced(), EOS[:1])) if rng.random() < 0.5 else (),
