@@ -40,6 +40,8 @@ class Client:
     """How many pools the model reads that hold its tokens."""
     encoder: EncoderSide | None = None
     """What it sent, where an encoder reads it; `req.prompt` is then the same for everybody."""
+    adapter: int | None = None
+    """The number of the adapter that it came for, where there are any."""
     forced: int = 0
     """Retractions of it that the run forced; the others are the scheduler's own."""
     gave_way: int = 0
@@ -54,7 +56,8 @@ class Client:
         if self._answer is None:
             req = self.req
             prompt = req.prompt.tolist()
-            self._answer = answer(prompt, req.params, req.seed, req.max_new_tokens, self.pools, self.encoder)
+            limit = req.max_new_tokens
+            self._answer = answer(prompt, req.params, req.seed, limit, self.pools, self.encoder, self.adapter)
         return self._answer
 
 
@@ -67,6 +70,8 @@ class Clients:
         self.gone: list[Client] = []
         self.progress = 0
         """Grows with every token and every terminal."""
+        self.closed: Callable[[Req], None] | None = None
+        """Told of the last request of each stream that ends."""
         self._due: list[Client] = []
         self._intake_end = end
         self._spoiled = spoiled
@@ -148,6 +153,8 @@ class Clients:
         if self._story.tracing:
             why = ended.reason.value if ended.reason else repr(ended.error)
             self._story.note(f"{client.name} ends: {why}, {len(client.tokens)} tokens")
+        if self.closed is not None and all(sibling.ended is not None for sibling in client.siblings):
+            self.closed(client.req)
         if ended.error is None:
             self._check_reason(client, ended)
             return

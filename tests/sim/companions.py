@@ -28,6 +28,11 @@ class CompanionSide(ABC):
 
     host: Companion
 
+    @property
+    def name(self) -> str:
+        """Key of its writes."""
+        return self.host.name
+
     @abstractmethod
     def check(self, memory: RequestMemory, running: RunningSet, seats: Sequence[Req]) -> None:
         """After a step of the scheduler, whatever happened in it; `seats` are those who run."""
@@ -55,6 +60,10 @@ class CompanionSide(ABC):
     @abstractmethod
     def begin(self, writes: Any) -> None:
         """Apply `writes`, None when there are none, as the production companion does first thing in a step."""
+
+    def roots(self, plain: Plain) -> list[int] | None:
+        """What the first token of each row follows, after `begin`; None for what it follows without this side."""
+        return None
 
     @abstractmethod
     def run(self, plain: Plain, ids: list[int], tables: list[Table], kv: KVMemory) -> list[int]:

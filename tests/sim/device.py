@@ -24,7 +24,7 @@ from tests.sim.companions import CompanionSide
 from tests.sim.kv_memory import KVMemory, Table
 from tests.sim.ledger import Ledger
 from tests.sim.plain import Plain
-from tests.sim.reference import blend
+from tests.sim.reference import ROOT, blend
 from tests.sim.scenario import Scenario
 from tests.sim.story import Hits, Story, Violation
 
@@ -197,7 +197,7 @@ class SimExecutor(ABC):
         self._check(job, plain)
         for side, left in zip(self.sides, job.left, strict=True):
             side.take_back(job.freed.owners, left)
-            side.check_writes(plain, job.batch.companion_writes.get(side.host.name))
+            side.check_writes(plain, job.batch.companion_writes.get(side.name))
         result = self._compute(job.batch, plain)
         for side, left in zip(self.sides, job.left, strict=True):
             side.look_back(self.kv, left)
@@ -226,7 +226,9 @@ class SimExecutor(ABC):
 
     def _forward(self, plain: Plain, ids: list[int], tables: list[Table], out: list[int]) -> list[int]:
         """What the fake model makes of each row: what all the pools that it reads say together."""
-        read = [self.kv.run(plain.rows, plain.starts, plain.lens, ids, tables, out)]
+        found = (side.roots(plain) for side in self.sides)
+        roots = next((each for each in found if each is not None), [ROOT] * len(plain.rows))
+        read = [self.kv.run(plain.rows, plain.starts, plain.lens, ids, tables, out, roots)]
         read += [side.run(plain, ids, tables, self.kv) for side in self.sides]
         return read[0] if len(read) == 1 else list(map(blend, *read))
 

@@ -9,12 +9,14 @@ import numpy as np
 
 from core.batch.schedule_batch import ScheduleBatch
 from core.engine.input_processor import InputProcessor
-from core.errors import InvalidRequest
+from core.engine.adapter_table import AdapterTable
+from core.errors import AdapterNotFound, InvalidRequest
 from core.scheduler.intake import End
 from core.scheduler.scheduler import Scheduler
 from core.types.io import FinishReason, GenerateRequest
 from core.types.request import Req, RequestState
 from core.types.sampling_params import SamplingParams
+from tests.sim.adapter_inputs import AdapterInputs
 from tests.sim.clients import Client, Clients
 from tests.sim.cross_inputs import ENCODER_VOCAB, CrossInputs, entered
 from tests.sim.device import SimExecutor
@@ -40,6 +42,7 @@ class Inputs:
         rng: random.Random,
         story: Story,
         hits: Hits,
+        table: AdapterTable | None = None,
     ) -> None:
         self._scenario, self._rates = scenario, scenario.faults
         self._scheduler, self._device, self._clients = scheduler, device, clients
@@ -51,8 +54,13 @@ class Inputs:
             VOCAB if cross is None else ENCODER_VOCAB,
             scenario.context,
             scenario.seed,
+            adapters=table,
             encoder=None if cross is None else cross.entry,
         )
+        self.adapters: AdapterInputs | None = None
+        if scenario.adapters is not None and table is not None:
+            adapters = self.adapters = AdapterInputs(scenario.adapters, table, rng, story, hits)
+            clients.closed = lambda req: adapters.closed(req.adapter_slot)
         self._prompts: list[list[int]] = [[0]]
         self._arrived = 0
         rates = (("abort", self._abort), ("abort_late", self._abort_late))
@@ -66,6 +74,8 @@ class Inputs:
 
     def before_step(self, now: float) -> None:
         """Arrivals first, so that an abort can meet a request in the intake."""
+        if self.adapters is not None:
+            self.adapters.before_step()
         if self._rng.random() < self._scenario.arrivals:
             self._arrive(now)
         for rate, act in self._per_step:
@@ -102,6 +112,11 @@ class Inputs:
         try:
             ids = np.asarray(prompt) if cross is None else entered(self.entry, request)
             reqs = self.entry.sequences(request, request.request_id, str(self._arrived), ids, now)
+        except AdapterNotFound as error:
+            if self.adapters is None or self.adapters.known(request.adapter):
+                raise Violation("entry", f"{request.adapter!r} is loaded, refused: {error}") from error
+            self._hits("adapter_unknown")
+            return
         except InvalidRequest as error:
             if asked <= room and fits:
                 raise Violation("entry", f"prompt {len(prompt)} asks {asked} of {room}, refused: {error}") from error
@@ -110,9 +125,10 @@ class Inputs:
         if asked > room or not fits:
             raise Violation("entry", f"prompt {len(prompt)} asks {asked}, more than {room} or than fits, and is let in")
         spec = None if cross is None else cross.cross
-        self._enter(reqs, spec and EncoderSide(tuple(prompt), spec.forced_first, spec.forced_last))
+        encoder = None if spec is None else EncoderSide(tuple(prompt), spec.forced_first, spec.forced_last)
+        self._enter(reqs, encoder, None if self.adapters is None else self.adapters.enter(request.adapter, reqs))
 
-    def _enter(self, reqs: list[Req], encoder: EncoderSide | None) -> None:
+    def _enter(self, reqs: list[Req], encoder: EncoderSide | None, adapter: int | None) -> None:
         siblings: list[Client] = []
         reads, stop_after = not self._chance("slow_reader"), 0
         if self._chance("stop_string"):
@@ -120,7 +136,7 @@ class Inputs:
         for req in reqs:
             self._arrived += 1
             client = Client(f"#{self._arrived}", req, siblings, reads=reads, stop_after=stop_after)
-            client.pools, client.encoder = self._scenario.pools, encoder
+            client.pools, client.encoder, client.adapter = self._scenario.pools, encoder, adapter
             siblings.append(client)
             req.sink = client
             self._clients.live[req] = client
@@ -133,7 +149,7 @@ class Inputs:
             self._story.note(
                 f"{names} arrive as {req.request_id!r}: prompt {req.prompt.tolist()}, "
                 f"{'' if encoder is None else f'encoder reads {list(encoder.ids)}, '}"
-                f"{req.max_new_tokens} tokens, {options}, salt {req.salt!r}, {req.params}"
+                f"{req.max_new_tokens} tokens, {options}, salt {req.salt!r}, slot {req.adapter_slot}, {req.params}"
             )
 
     def _prompt(self) -> list[int]:
@@ -165,6 +181,7 @@ class Inputs:
             deadline=now + rng.random() * 200 * TICK if self._chance("deadline") else None,
             queue_timeout=rng.random() * 40 * TICK if self._chance("queue_timeout") else None,
             cache_salt="ab"[int(rng.random() * 2)] if self._chance("salt") else "",
+            adapter="" if self.adapters is None else self.adapters.wanted(),
         )
 
     def _params(self, asked: int, n: int) -> SamplingParams:

@@ -18,6 +18,9 @@ EOS = tuple(range(500, VOCAB))
 ROOT = 0x5EED
 """What stands before the first token."""
 
+BASE = 0
+"""What stands for no adapter; every adapter has another number."""
+
 MASK = 2**64 - 1
 GAMMA = 0x9E3779B97F4A7C15
 
@@ -29,6 +32,11 @@ Extras = tuple[float | int | tuple[float | int, ...], ...]
 def link(before: int, token: int, position: int) -> int:
     """What the KV slot of `token` holds, given what the slot before it holds: a hash of the whole prefix."""
     return hash((before, token, position))
+
+
+def root(adapter: int) -> int:
+    """What stands before the first token of a request for an adapter."""
+    return hash((ROOT, adapter)) if adapter != BASE else ROOT
 
 
 def blend(*read: int) -> int:
@@ -102,12 +110,14 @@ def answer(
     limit: int,
     pools: int = 1,
     encoder: EncoderSide | None = None,
+    adapter: int | None = None,
 ) -> Answer:
     """What the request gets: at most `limit` tokens, fewer when one of them stops it. The model reads `pools` pools of
-    the decoder's tokens, and what its encoder said, if it has one.
+    the decoder's tokens, what its encoder said, if it has one, and the adapter, if there can be any.
     """
     said = () if encoder is None else (heard(encode(encoder.ids)),)
-    state, ids = ROOT, list(prompt)
+    said += () if adapter is None else (adapter,)
+    state, ids = root(adapter or BASE), list(prompt)
     for position, token in enumerate(prompt):
         state = link(state, token, position)
     stops = {*params.stop_token_ids, *(() if params.ignore_eos else EOS)}

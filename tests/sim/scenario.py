@@ -79,6 +79,19 @@ class Cross:
     forced_last: tuple[int, ...]
 
 
+ADAPTERS_SHARE = 0.25
+"""Of the seeds that have neither states nor an encoder have adapters, unless they run the production step."""
+
+
+@dataclass(frozen=True, slots=True)
+class Adapters:
+    """Bytes for all of them, and how likely one is loaded or unloaded before a step."""
+
+    room: int
+    load_rate: float
+    unload_rate: float
+
+
 @dataclass(frozen=True, slots=True)
 class Scenario:
     """What a seed means. Sizes are small on purpose: bugs of reuse and of full pools need little to show."""
@@ -105,6 +118,7 @@ class Scenario:
     states: States | None = None
     windows: Windows | None = None
     cross: Cross | None = None
+    adapters: Adapters | None = None
 
     @property
     def slots(self) -> int:
@@ -159,10 +173,14 @@ def draw(seed: int) -> Scenario:
         states=_states(rng, rows, page_size),
         windows=_windows(rng, pages, page_size, config.chunked_prefill_size) if seed % REAL_STEPS != 7 else None,
     )
-    if drawn.states is not None or drawn.windows is not None or rng.random() >= CROSS_SHARE:
+    if drawn.states is not None:
         return drawn
-    # As the engine is built: what the decoder makes of a prefix depends on the input, so none is kept.
-    return replace(drawn, cross=_cross(rng, drawn), cache="none")
+    if drawn.windows is None and rng.random() < CROSS_SHARE:
+        # As the engine is built: what the decoder makes of a prefix depends on the input, so none is kept.
+        return replace(drawn, cross=_cross(rng, drawn), cache="none")
+    if drawn.real_steps or rng.random() >= ADAPTERS_SHARE:
+        return drawn
+    return replace(drawn, adapters=Adapters(rng.choice((1, 2, 10, 20)), rng.choice((0.05, 0.2)), rng.choice((0.01, 0.1))))
 
 
 def _states(rng: random.Random, rows: int, page_size: int) -> States | None:

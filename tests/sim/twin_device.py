@@ -42,7 +42,7 @@ class TwinDevice(SimExecutor):
             for row, position, slot in places:
                 table[row][position] = slot
         for side in self.sides:
-            side.begin(batch.companion_writes.get(side.host.name))
+            side.begin(batch.companion_writes.get(side.name))
         self.relay.forget(plain.fresh)
         for row, ids in zip(batch.history_writes.rows, batch.history_writes.ids, strict=True):
             self._history[row] = ids.tolist()
