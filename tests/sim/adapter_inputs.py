@@ -52,13 +52,13 @@ class AdapterInputs:
         if self._rng.random() < self._drawn.load_rate:
             self._load(NAMES[int(self._rng.random() * len(NAMES))])
         if self._rng.random() < self._drawn.unload_rate:
-            self._unload(NAMES[int(self._rng.random() * len(NAMES))])
+            self._unload(self._name())
 
     def wanted(self) -> str:
         """Which adapter a request asks for; nobody may have loaded it."""
         if self._rng.random() < NO_ADAPTER:
             return ""
-        return NAMES[int(self._rng.random() * len(NAMES))]
+        return self._name()
 
     def known(self, name: str) -> bool:
         """Whether the door must let a request for `name` in."""
@@ -92,6 +92,12 @@ class AdapterInputs:
         """Nobody is left, so nobody uses any."""
         if any(entry.users or entry.unloading for entry in self._table._by_slot.values()):
             raise Violation("adapter_books", f"everybody left, but {self._table.listed()} are in use")
+
+    def _name(self) -> str:
+        """Mostly of one that is loaded."""
+        loaded = [entry.name for entry in self._entries if not entry.unloading]
+        names = loaded if loaded and self._rng.random() < 0.8 else NAMES
+        return names[int(self._rng.random() * len(names))]
 
     def _load(self, name: str) -> None:
         nbytes = 1 + int(self._rng.random() * self._drawn.room * 0.7)

@@ -86,7 +86,7 @@ class CrossSide(CompanionSide):
         )
 
     def check_writes(self, plain: Plain, writes: CrossWrites | None) -> None:
-        """Exactly the inputs of new owners come, each whole and in batch order, with an entry for each of its tokens."""
+        """Exactly the inputs of new owners come, each whole and in batch order, with an entry for each token."""
         self._writes = writes
         if writes is None:
             raise Violation("cross_writes", f"step {plain.step_id} does not say what its tokens see of their inputs")
@@ -109,7 +109,9 @@ class CrossSide(CompanionSide):
         assert writes is not None, "refused before"
         seen = list(zip(writes.batch_places.tolist(), writes.last_places.tolist(), strict=True))
         if len(seen) != len(ids):
-            raise Violation("cross_read", f"step {plain.step_id} says for {len(seen)} of {len(ids)} tokens what they see")
+            raise Violation(
+                "cross_read", f"step {plain.step_id} says for {len(seen)} of {len(ids)} tokens what they see"
+            )
         said, at = [], 0
         for row, length in zip(plain.rows, plain.lens, strict=True):
             for place, last in set(seen[at : at + length]):

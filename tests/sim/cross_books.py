@@ -1,4 +1,4 @@
-"""The host's cross pages, watched: who holds which, what was freed between two submissions, and what was seen of both."""
+"""The host's cross pages, watched: who holds which, and what was freed between two submissions."""
 
 from __future__ import annotations
 

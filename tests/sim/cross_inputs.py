@@ -35,7 +35,7 @@ class CrossInputs:
         self._short = min(self.most, max(1, scenario.config.chunked_prefill_size // 2))
 
     def draw(self, rng: random.Random) -> list[int]:
-        """Many that share a step with others, some that fill the pool or the encoder, a few that the door must refuse."""
+        """Many that share a step, some that fill the pool or the encoder, a few that the door must refuse."""
         kind = rng.random()
         if kind < TOO_LONG:
             length = self.most + 1 + int(rng.random() * 4)

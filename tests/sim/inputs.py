@@ -8,8 +8,8 @@ from collections.abc import Callable
 import numpy as np
 
 from core.batch.schedule_batch import ScheduleBatch
-from core.engine.input_processor import InputProcessor
 from core.engine.adapter_table import AdapterTable
+from core.engine.input_processor import InputProcessor
 from core.errors import AdapterNotFound, InvalidRequest
 from core.scheduler.intake import End
 from core.scheduler.scheduler import Scheduler
@@ -47,7 +47,7 @@ class Inputs:
         self._scenario, self._rates = scenario, scenario.faults
         self._scheduler, self._device, self._clients = scheduler, device, clients
         self._rng, self._story, self._hits = rng, story, hits
-        cross = self._cross = None if scenario.cross is None else CrossInputs(scenario, scenario.cross)
+        cross = self.cross = None if scenario.cross is None else CrossInputs(scenario, scenario.cross)
         self.entry = InputProcessor(
             None,  # type: ignore[arg-type]
             scheduler.memory,
@@ -92,7 +92,7 @@ class Inputs:
         return rate is not None and self._rng.random() < rate
 
     def _arrive(self, now: float) -> None:
-        cross = self._cross
+        cross = self.cross
         prompt = self._prompt() if cross is None else cross.draw(self._rng)
         room = self._scenario.room(len(prompt if cross is None else cross.cross.start_ids))
         power = 1 if self._scenario.long_outputs else 4
@@ -122,6 +122,8 @@ class Inputs:
                 raise Violation("entry", f"prompt {len(prompt)} asks {asked} of {room}, refused: {error}") from error
             self._hits("too_big" if fits else "cross_too_big")
             return
+        if self.adapters is not None and not self.adapters.known(request.adapter):
+            raise Violation("entry", f"nobody loaded {request.adapter!r}, and a request for it is let in")
         if asked > room or not fits:
             raise Violation("entry", f"prompt {len(prompt)} asks {asked}, more than {room} or than fits, and is let in")
         spec = None if cross is None else cross.cross
@@ -175,7 +177,7 @@ class Inputs:
             self._hits("duplicate_id")
         return GenerateRequest(
             request_id=request_id,
-            token_ids=() if self._cross is None else tuple(prompt),
+            token_ids=() if self.cross is None else tuple(prompt),
             sampling=self._params(asked, 2 + int(rng.random() * 3) if self._chance("group") else 1),
             priority=int(rng.random() * 3),
             deadline=now + rng.random() * 200 * TICK if self._chance("deadline") else None,

@@ -58,8 +58,9 @@ class KVMemory:
         """One step: write all its tokens at the slots `out`, then read every row whole. Returns what each row's last
         slot holds.
 
-        `tables[i]` is the page table of `rows[i]`, and `roots[i]` what its first token follows. All of a batch's writes come before its reads, as in every layer of
-        a real model, so a row may read what a row before it wrote in the same step.
+        `tables[i]` is the page table of `rows[i]`, and `roots[i]` what its first token follows. All of a batch's
+        writes come before its reads, as in every layer of a real model, so a row may read what a row before it wrote in
+        the same step.
         """
         if len(ids) != len(out) or len(set(out)) != len(out) or min(out) < self.page_size:
             raise Violation("out_cache_loc", f"{len(ids)} tokens for slots {out}")

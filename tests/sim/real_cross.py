@@ -1,4 +1,4 @@
-"""The production device side of the cross pages: pool and table, told of the writes by the step, around a made-up encoder.
+"""The production device side of the cross pages, pool and table, around a made-up encoder.
 
 What the encoder says is kept in the bits of keys of one element.
 """
@@ -71,7 +71,9 @@ class RealCross(CrossSide):
         said, pool, writes = super().run(plain, ids, tables, kv), self.pool, self._writes
         assert writes is not None, "refused before"
         rows = [plain.rows[place] for place in writes.batch_places.tolist()]
-        lasts = [self.slots_of(row, last + 1)[last] for row, last in zip(rows, writes.last_places.tolist(), strict=True)]
+        lasts = [
+            self.slots_of(row, last + 1)[last] for row, last in zip(rows, writes.last_places.tolist(), strict=True)
+        ]
         if (pool.token_rows.tolist(), pool.last_slots.tolist()) != (rows, lasts):
             text = f"tokens of rows {pool.token_rows.tolist()} end in {pool.last_slots.tolist()}, not {rows} in {lasts}"
             raise Violation("cross_read", text)

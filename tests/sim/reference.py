@@ -2,7 +2,7 @@
 
 The model of the simulation is defined here as well, in functions that both sides share: `link` is what a KV slot holds,
 `blend` is what more pools than one say together, `encode` and `heard` are what an encoder says of its input and what a
-decoder makes of that, `pick` is how a token follows. Everything else of this file knows nothing of how the engine works.
+decoder makes of that, `pick` is how a token follows. All else here knows nothing of how the engine works.
 """
 
 from __future__ import annotations

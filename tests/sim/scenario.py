@@ -180,7 +180,7 @@ def draw(seed: int) -> Scenario:
         return replace(drawn, cross=_cross(rng, drawn), cache="none")
     if drawn.real_steps or rng.random() >= ADAPTERS_SHARE:
         return drawn
-    return replace(drawn, adapters=Adapters(rng.choice((1, 2, 10, 20)), rng.choice((0.05, 0.2)), rng.choice((0.01, 0.1))))
+    return replace(drawn, adapters=_adapters(rng))
 
 
 def _states(rng: random.Random, rows: int, page_size: int) -> States | None:
@@ -215,6 +215,10 @@ def _cross(rng: random.Random, drawn: Scenario) -> Cross:
         forced_first=forced(),
         forced_last=rng.choice((forced(), EOS[:1])) if rng.random() < 0.5 else (),
     )
+
+
+def _adapters(rng: random.Random) -> Adapters:
+    return Adapters(rng.choice((1, 5, 20, 50, 50)), rng.choice((0.05, 0.1, 0.3)), rng.choice((0.01, 0.02, 0.06)))
 
 
 def _faults(rng: random.Random) -> dict[str, float]:

@@ -110,7 +110,9 @@ class World:
             slot_writes=tuple if table is None else table.take_writes,
         )
         self.clients = Clients(self.scheduler.intake.end, self.device.spoiled, self.story, self.hits)
-        self.inputs = Inputs(scenario, self.scheduler, self.device, self.clients, self._rng, self.story, self.hits, table)
+        self.inputs = Inputs(
+            scenario, self.scheduler, self.device, self.clients, self._rng, self.story, self.hits, table
+        )
         self.oracles = Oracles(scenario, self.scheduler, self.device, self.clients)
         self._hook_planner()
         if not scenario.real_steps:
