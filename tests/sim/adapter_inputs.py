@@ -21,6 +21,9 @@ NAMES = ("red", "green", "blue", "grey")
 NO_ADAPTER = 0.2
 """Share of requests for the base model alone."""
 
+WITHDRAWN = 0.5
+"""Share of unloads after which the clients of that adapter leave."""
+
 
 @dataclass(slots=True)
 class Entry:
@@ -47,12 +50,13 @@ class AdapterInputs:
         self._moment = 0
         self._loads = 0
 
-    def before_step(self) -> None:
-        """A load, an unload, or neither."""
+    def before_step(self) -> int | None:
+        """A load, an unload, or neither. A slot is returned when its adapter was withdrawn from all who use it."""
         if self._rng.random() < self._drawn.load_rate:
             self._load(NAMES[int(self._rng.random() * len(NAMES))])
         if self._rng.random() < self._drawn.unload_rate:
-            self._unload(self._name())
+            return self._unload(self._name())
+        return None
 
     def wanted(self) -> str:
         """Which adapter a request asks for; nobody may have loaded it."""
@@ -139,7 +143,7 @@ class AdapterInputs:
             free += victims[-1].nbytes
         return (victims, None) if free >= nbytes else ([], Overloaded)
 
-    def _unload(self, name: str) -> None:
+    def _unload(self, name: str) -> int | None:
         entry = self._find(name)
         try:
             left = self._table.unload(name)
@@ -147,7 +151,7 @@ class AdapterInputs:
             if entry is not None:
                 raise Violation("adapter_books", f"unload of {name}, which is loaded: {error!r}") from error
             self._hits("adapter_AdapterNotFound")
-            return
+            return None
         if entry is None or left != entry.users:
             raise Violation("adapter_books", f"unload of {name}: {left} use it, expected {entry}")
         entry.unloading = True
@@ -155,6 +159,7 @@ class AdapterInputs:
         self._story.note(f"unload of {name} from slot {entry.slot}, {left} use it")
         self._forget_unloaded()
         self._compare()
+        return entry.slot if left and self._rng.random() < WITHDRAWN else None
 
     def _find(self, name: str) -> Entry | None:
         return next((entry for entry in self._entries if entry.name == name and not entry.unloading), None)

@@ -74,8 +74,9 @@ class Inputs:
 
     def before_step(self, now: float) -> None:
         """Arrivals first, so that an abort can meet a request in the intake."""
-        if self.adapters is not None:
-            self.adapters.before_step()
+        if self.adapters is not None and (withdrawn := self.adapters.before_step()) is not None:
+            for req in [req for req in self._clients.live if req.adapter_slot == withdrawn]:
+                self._clients.end(End(req, reason=FinishReason.CANCELLED))
         if self._rng.random() < self._scenario.arrivals:
             self._arrive(now)
         for rate, act in self._per_step:
