@@ -40,9 +40,13 @@ $(MODEL): | $(STAMP)
 serve: $(STAMP) $(MODEL) ## Serve the bundled model on 127.0.0.1:50051, metrics on 127.0.0.1:9464; Ctrl-C drains
 	@exec $(BIN)/python -m service serve $(ARGS)
 
+# First what can share the machine, two at a time, then what measures it; 5 means that ARGS left nothing of one half.
 # One thread of math per process: tests start servers beside themselves, and two cores have to do.
 test: $(STAMP) $(MODEL) ## Run the whole test suite
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(ARGS)
+	@failed=0; export OMP_NUM_THREADS=1; \
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not soak and not alone" $(ARGS) || [ $$? -eq 5 ] || failed=1; \
+	$(BIN)/python -m pytest -m "not soak and alone" $(ARGS) || [ $$? -eq 5 ] || failed=1; \
+	exit $$failed
 
 soak: $(STAMP) $(MODEL) ## Run the chaos tests and the simulation at length; takes half an hour
 	@mkdir -p build && rm -f build/soak.jsonl

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ipaddress
 import os
 import random
+import re
 import socket
 from collections.abc import Iterator
 from typing import Any
@@ -43,8 +44,19 @@ def pytest_configure(config: pytest.Config) -> None:
         config.option.hypothesis_seed = os.environ.get(SEED_ENV) or str(random.SystemRandom().randrange(2**32))
 
 
+ALONE = re.compile(
+    r"/tests/((chaos|mutants|system)/|sim/test_(sim|oracles)|engine/test_trouble|security/test_(complexity|fuzz|unbounded)"
+    r"|service/test_(admission|cancellation|startup|write_bound))"
+)
+"""Tests that measure time, or start servers that do: two at once on two cores would measure one another."""
+
+
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """While the scorecard is made, only tests that record something run."""
+    """Mark what has to run alone. While the scorecard is made, only tests that record something run."""
+    for item in items:
+        if ALONE.search(item.path.as_posix()):
+            item.add_marker("alone")
     if os.environ.get(scores.FILE_ENV):
         kept = scores.only_recording(items)
         config.hook.pytest_deselected(items=[item for item in items if item not in kept])
