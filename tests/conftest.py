@@ -8,6 +8,7 @@ import random
 import re
 import socket
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 # Before anything imports a Hugging Face library, which reads these once.
@@ -35,6 +36,8 @@ SEED_ENV = "SLIPSTREAM_TEST_SEED"
 # What a developer's shell says about their own server must not reach the servers of the tests.
 for _name in [name for name in os.environ if name.startswith("SLIPSTREAM_") and name != SEED_ENV]:
     del os.environ[_name]
+# `make test` compiles into it first, so that no server of a test compiles beside what it is tested for.
+os.environ["SLIPSTREAM_CACHE_DIR"] = str(Path(__file__).resolve().parents[1] / "build" / "cache")
 
 
 @pytest.hookimpl(tryfirst=True)
