@@ -7,6 +7,7 @@ so a cache volume may be shared between unlike machines.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import platform
@@ -15,6 +16,7 @@ import subprocess
 import sys
 import sysconfig
 import tempfile
+import time
 from importlib.machinery import ExtensionFileLoader
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
@@ -28,6 +30,8 @@ SOURCES = tuple(Path(__file__).with_name(name) for name in ("decoder.cpp", "kern
 FLAGS = "-std=c++20 -O3 -march=native -ffast-math -fno-finite-math-only -fopenmp -shared -fPIC".split()
 """NaN and infinity keep their meaning: a row that is not finite must be seen by the sampler's check."""
 COMPILE_SECONDS = 900.0
+BUILDING = "building-"
+"""Begins the names of directories that a compiler writes into."""
 
 
 class ExtensionUnavailable(Exception):
@@ -82,7 +86,8 @@ def _compile(path: Path) -> None:
         raise ExtensionUnavailable("no C++ compiler was found (install g++, or set CXX)")
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=path.parent) as directory:
+        _sweep(path.parent)
+        with tempfile.TemporaryDirectory(prefix=BUILDING, dir=path.parent) as directory:
             made = Path(directory) / path.name
             command = [compiler, *FLAGS, *_includes(), str(SOURCES[0]), "-o", str(made), *_libraries()]
             done = subprocess.run(
@@ -94,6 +99,14 @@ def _compile(path: Path) -> None:
             made.replace(path)
     except (OSError, subprocess.TimeoutExpired) as error:
         raise ExtensionUnavailable(f"it could not be compiled: {error}") from error
+
+
+def _sweep(directory: Path) -> None:
+    """Remove what builds left behind that were killed: a server may stop while it compiles."""
+    for left in directory.glob(f"{BUILDING}*"):
+        with contextlib.suppress(OSError):
+            if time.time() - left.stat().st_mtime > COMPILE_SECONDS:
+                shutil.rmtree(left)
 
 
 def _includes() -> list[str]:
