@@ -16,7 +16,6 @@ import subprocess
 import sys
 import sysconfig
 import tempfile
-import time
 from importlib.machinery import ExtensionFileLoader
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
@@ -86,8 +85,8 @@ def _compile(path: Path) -> None:
         raise ExtensionUnavailable("no C++ compiler was found (install g++, or set CXX)")
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        _sweep(path.parent)
         with tempfile.TemporaryDirectory(prefix=BUILDING, dir=path.parent) as directory:
+            _sweep(path.parent, Path(directory).stat().st_mtime)
             made = Path(directory) / path.name
             command = [compiler, *FLAGS, *_includes(), str(SOURCES[0]), "-o", str(made), *_libraries()]
             done = subprocess.run(
@@ -101,11 +100,11 @@ def _compile(path: Path) -> None:
         raise ExtensionUnavailable(f"it could not be compiled: {error}") from error
 
 
-def _sweep(directory: Path) -> None:
-    """Remove what builds left behind that were killed: a server may stop while it compiles."""
+def _sweep(directory: Path, now: float) -> None:
+    """Remove what builds left behind that were killed: a server may stop while it compiles. `now` by the files' clock."""
     for left in directory.glob(f"{BUILDING}*"):
         with contextlib.suppress(OSError):
-            if time.time() - left.stat().st_mtime > COMPILE_SECONDS:
+            if now - left.stat().st_mtime > COMPILE_SECONDS:
                 shutil.rmtree(left)
 
 
