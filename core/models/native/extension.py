@@ -101,7 +101,7 @@ def _compile(path: Path) -> None:
 
 
 def _sweep(directory: Path, now: float) -> None:
-    """Remove what builds left behind that were killed: a server may stop while it compiles. `now` by the files' clock."""
+    """Remove what killed builds left: a server may stop while it compiles. `now` by the clock of the files."""
     for left in directory.glob(f"{BUILDING}*"):
         with contextlib.suppress(OSError):
             if now - left.stat().st_mtime > COMPILE_SECONDS:
