@@ -48,6 +48,9 @@ CALLS = {
 TOOLS = ("service/pb/generate.py", "service/bench/", "service/demo.py", "core/models/bundled/evaluate.py")
 """Run by developers; a server never imports them."""
 
+ALLOWED = {("core/models/native/extension.py", "subprocess"): "runs the compiler over a source of ours, without a shell"}
+"""By file and module: what is on the list all the same, and why."""
+
 LOCAL_ONLY = {"local_files_only": True, "trust_remote_code": False}
 
 
@@ -56,7 +59,7 @@ def findings(source: Source) -> Iterator[str]:
     for node in ast.walk(source.tree):
         for name in imported(node):
             banned = next((each for each in MODULES if name == each or name.startswith(each + ".")), None)
-            if banned:
+            if banned and (source.path, banned) not in ALLOWED:
                 yield source.at(node, f"imports {name}, which {MODULES[banned]}")
         if isinstance(node, ast.Call):
             shown = ast.unparse(node.func)
