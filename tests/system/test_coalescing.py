@@ -15,7 +15,11 @@ from tests.system.test_exactly_once import settled
 
 TOKENS = 1600
 PROMPT = [7, 11, 13]
-SMALL_WINDOW = (("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", 1024), ("grpc.use_local_subchannel_pool", 1))
+SMALL_WINDOW = (
+    ("grpc.http2.bdp_probe", 0),
+    ("grpc.http2.lookahead_bytes", 1024),
+    ("grpc.use_local_subchannel_pool", 1),
+)
 """A few kilobytes in flight: soon after the client stops to read, the server's write waits."""
 
 
