@@ -25,6 +25,8 @@ from service.bench.raw_stream import RAW_METHOD, RawServer
 from service.bench.stream_client import GENERATE_METHOD, Job, StreamClient
 from service.bench.stream_rate import Latencies, Rate, Stream, measure_latencies, measure_rate
 from service.config import ServerConfig
+from service.frontends.group import FrontEndGroup
+from service.lifecycle import Served
 from service.server import Server
 
 PROMPT_TOKENS = 16
@@ -74,7 +76,7 @@ def _median_tokens(rates: list[Rate]) -> float:
 class Bench:
     """A server over the emulated device in this process, the raw server beside it, the client in another process."""
 
-    def __init__(self, server: Server, timeline: Timeline, raw: RawServer, client: StreamClient) -> None:
+    def __init__(self, server: Served, timeline: Timeline, raw: RawServer, client: StreamClient) -> None:
         self._server, self._timeline, self._raw, self._client = server, timeline, raw, client
 
     async def width(self, into: Width, streams: int, tokens: int, step_ms: float) -> None:
@@ -112,7 +114,7 @@ class Bench:
 
 
 @asynccontextmanager
-async def benched(rows: int, tokens: int) -> AsyncIterator[Bench]:
+async def benched(rows: int, tokens: int, frontends: int = 0) -> AsyncIterator[Bench]:
     """Everything started, and closed at the end. No prefix is reused, so that every round does the same."""
     tokenizer, timeline = Tokenizer.load(str(bundled_model_dir())), Timeline(0.0)
     context = max(PROMPT_TOKENS + tokens, W2_PROMPT + W2_TOKENS) + 1
@@ -124,10 +126,9 @@ async def benched(rows: int, tokens: int) -> AsyncIterator[Bench]:
     )
     model = EmulatedModel(timeline, tokenizer.vocab_size, context)
     engine = assemble(config, model, tokenizer, EmulatedStreams(timeline))
-    server, raw = (
-        Server(ServerConfig(port=0, metrics_port=0, max_running_requests=rows), lambda *_: engine),
-        RawServer(),
-    )
+    settings = ServerConfig(port=0, metrics_port=0, max_running_requests=rows, frontends=frontends)
+    server: Served = (FrontEndGroup if frontends else Server)(settings, lambda *_: engine)
+    raw = RawServer()
     await server.listen()
     await server.load()
     await raw.start()
@@ -140,13 +141,13 @@ async def benched(rows: int, tokens: int) -> AsyncIterator[Bench]:
 
 
 async def measure(
-    streams: list[int], tokens: int, rounds: int, step_ms: float, latency_step_ms: float
+    streams: list[int], tokens: int, rounds: int, step_ms: float, latency_step_ms: float, frontends: int = 0
 ) -> dict[str, Any]:
     """All figures. `tokens` are of all streams of a run together; one round before the first is not counted."""
     each = {count: max(LEAST_TOKENS, tokens // count) for count in streams}
     widths = {count: Width() for count in streams}
     alone, served = Latencies(), Latencies()
-    async with benched(max(streams), max(each.values())) as bench:
+    async with benched(max(streams), max(each.values()), frontends) as bench:
         await bench.width(Width(), min(16, max(streams)), LEAST_TOKENS, step_ms)
         await bench.latencies(Latencies(), Latencies(), latency_step_ms)
         for number in range(rounds):
@@ -156,6 +157,7 @@ async def measure(
             await bench.latencies(alone, served, latency_step_ms)
     return {
         "step_ms": step_ms,
+        "frontends": frontends,
         "streams": {str(count): _rounded(width.figures()) for count, width in widths.items()},
         "one_at_a_time": {
             "step_ms": latency_step_ms,
@@ -197,8 +199,17 @@ def _line(count: int, figures: dict[str, float]) -> str:
 @click.option("--rounds", default=3, show_default=True, help="Interleaved rounds; medians are reported.")
 @click.option("--step-ms", default=20.0, show_default=True, help="Step of the paced runs.")
 @click.option("--latency-step-ms", default=2.5, show_default=True, help="Step of the runs with one request at a time.")
+@click.option("--frontends", default=0, show_default=True, help="Front-end processes, as with `slipstream serve`.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object as the last line.")
-def service(streams: str, tokens: int, rounds: int, step_ms: float, latency_step_ms: float, as_json: bool) -> None:
+def service(
+    streams: str,
+    tokens: int,
+    rounds: int,
+    step_ms: float,
+    latency_step_ms: float,
+    frontends: int,
+    as_json: bool,
+) -> None:
     """Tokens that reach gRPC clients per second, against raw grpc.aio in the same rounds.
 
     The whole path serves an emulated device that only passes time; the client is a process of its own. "raw" is a
@@ -210,7 +221,7 @@ def service(streams: str, tokens: int, rounds: int, step_ms: float, latency_step
     counts = [int(each) for each in streams.split(",")]
     sys.setswitchinterval(0.0005)
     torch.set_num_threads(1)
-    figures = asyncio.run(measure(counts, tokens, rounds, step_ms, latency_step_ms))
+    figures = asyncio.run(measure(counts, tokens, rounds, step_ms, latency_step_ms, frontends))
     click.echo("\nmedians")
     for count in counts:
         click.echo(_line(count, figures["streams"][str(count)]))
