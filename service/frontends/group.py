@@ -75,7 +75,6 @@ class FrontEndGroup:
         self._reserved: socket.socket | None = None
         self._front_ends: list[FrontEnd | None] = [None] * config.frontends
         self._tasks: list[asyncio.Task[None]] = []
-        self._closing = False
 
     @property
     def engine(self) -> StartableEngine:
@@ -91,18 +90,12 @@ class FrontEndGroup:
         self._reserved = reserve(self.config.host, self.config.port)
         self.port = self._reserved.getsockname()[1]
         await asyncio.gather(*(self._spawn(place) for place in range(self.config.frontends)))
-        self._tasks = [asyncio.create_task(self._keep(place)) for place in range(self.config.frontends)]
-        self._tasks.append(asyncio.create_task(self._publish()))
-        started = [front_end.host.listening.wait() for front_end in self._running()]
-        try:
-            async with asyncio.timeout(START_SECONDS):
-                await asyncio.gather(*started)
-        except TimeoutError:
-            await self.close(grace=0)
-            raise StartupError("the front ends did not start") from None
-        if any(front_end.process.returncode is not None for front_end in self._running()):
+        await self._all("listening")
+        if any(front_end.host.lost for front_end in self._running()):
             await self.close(grace=0)
             raise StartupError(f"a front end cannot listen on {self.config.host}:{self.port}")
+        self._tasks = [asyncio.create_task(self._keep(place)) for place in range(self.config.frontends)]
+        self._tasks.append(asyncio.create_task(self._publish()))
 
     async def load(self) -> None:
         """Build and start the engine, then have every front end report ready. Raises StartupError."""
@@ -113,8 +106,18 @@ class FrontEndGroup:
         self.slot.engine = engine
         for front_end in self._running():
             self._greet(front_end)
-        async with asyncio.timeout(START_SECONDS):
-            await asyncio.gather(*(front_end.host.serving.wait() for front_end in self._running()))
+        await self._all("serving")
+
+    async def _all(self, reached: str) -> None:
+        """Wait until every front end is `listening` or `serving`, or gone. Raises StartupError."""
+        events: list[asyncio.Event] = [getattr(front_end.host, reached) for front_end in self._running()]
+        try:
+            async with asyncio.timeout(START_SECONDS):
+                for event in events:
+                    await event.wait()
+        except TimeoutError:
+            await self.close(grace=0)
+            raise StartupError(f"not every front end was {reached} within {START_SECONDS:g} seconds") from None
 
     async def drain(self, linger: float, grace: float) -> int:
         """As `Server.drain`, in every front end."""
@@ -137,7 +140,6 @@ class FrontEndGroup:
 
     async def close(self, grace: float = CLOSE_SECONDS, dead: bool = False) -> None:
         """Close the front ends, at once without grace, then the engine. Bounded throughout."""
-        self._closing = True
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)

@@ -32,6 +32,7 @@ class FrontEndHost:
         self.link = Link(self._frame, self._lost, self._flush)
         self.listening = asyncio.Event()
         self.serving = asyncio.Event()
+        self.lost = False
         self._slot, self._owners, self._metrics, self._on_lost = slot, owners, metrics, on_lost
         self._streams: dict[int, tuple[PolledStream, str]] = {}
         self._embeds: dict[int, EmbedCall] = {}
@@ -165,6 +166,7 @@ class FrontEndHost:
         """The front end is gone: its requests go too, those of others stay."""
         for number in [*self._calls, *self._streams, *self._embeds]:
             self._end(number)
+        self.lost = True
         self.listening.set()
         self.serving.set()
         self._on_lost()

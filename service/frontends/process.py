@@ -18,7 +18,7 @@ from collections import Counter
 
 from prometheus_client import CollectorRegistry
 
-from core.errors import EngineDead, StartupError
+from core.errors import Draining, EngineDead, StartupError
 from service.config import ServerConfig
 from service.frontends.remote_engine import RemoteEngine
 from service.frontends.wire import Kind, pack_json
@@ -73,6 +73,8 @@ async def serve(config: ServerConfig, sock: socket.socket) -> int:
     await asyncio.gather(*tasks, return_exceptions=True)
     counts.send(engine)
     server.health.close()
+    # The engine has ended its streams before it said so, unless this front end was too slow to be told.
+    engine.fail_streams(EngineDead("the engine failed") if dead else Draining("the server is shutting down"))
     if dead:
         await server.die()
         return EXIT_ENGINE_GONE

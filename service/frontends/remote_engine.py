@@ -136,6 +136,12 @@ class RemoteEngine:
         """Send what was counted."""
         self.link.send(pack_json(Kind.COUNTS, [[name, labels, amount] for (name, labels), amount in counts.items()]))
 
+    def fail_streams(self, error: SlipstreamError) -> None:
+        """End what is still open here; most often nothing."""
+        for stream in self._streams.values():
+            stream.fail(error)
+        self._streams.clear()
+
     def end(self, number: int) -> None:
         """Tell the engine that nobody wants call `number` any more. Idempotent."""
         self._streams.pop(number, None)
@@ -216,9 +222,7 @@ class RemoteEngine:
     def _lost(self) -> None:
         """The engine process is gone: everything ends with UNAVAILABLE."""
         self._state = EngineState.DEAD
-        for stream in self._streams.values():
-            stream.fail(_dead())
-        self._streams.clear()
+        self.fail_streams(_dead())
         waiting: list[asyncio.Future[Any]] = [*self._replies.values(), self._ready]
         for future in waiting:
             if not future.done():

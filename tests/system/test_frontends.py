@@ -7,6 +7,7 @@ import os
 import random
 import signal
 from collections.abc import Iterator
+from pathlib import Path
 
 import psutil
 import pytest
@@ -59,14 +60,15 @@ def serving(server: ServerProcess, port: int) -> dict[int, psutil.Process]:
 class Places:
     """Clients, one per front end at least: connections are made until every front end has one."""
 
-    def __init__(self, server: ServerProcess) -> None:
-        self._server = server
+    def __init__(self, server: ServerProcess, token: str | None = None) -> None:
+        self._server, self._token = server, token
         self.clients: dict[int, SlipstreamClient] = {}
 
     async def __aenter__(self) -> dict[int, SlipstreamClient]:
         seen: set[int] = set()
         for _ in range(64):
-            client = self._server.client()
+            own = (("grpc.use_local_subchannel_pool", 1),)
+            client = SlipstreamClient(self._server.target, own, token=self._token)
             await client.load()
             now = serving(self._server, self._server.port)
             (new,) = set(now) - seen
@@ -151,6 +153,23 @@ async def counted(server: ServerProcess, series: str, value: float) -> None:
         while (found := (await server.metrics()).get(series)) != value:
             assert found is None or found < value, found
             await asyncio.sleep(0.05)
+
+
+async def test_only_who_started_a_request_ends_it_from_another_front_end(tmp_path: Path) -> None:
+    alice, bob = "a" * 20, "b" * 20
+    (tmp_path / "tokens").write_text(f"alice:{alice}\nbob:{bob}\n")
+    server = ServerProcess(Faults(step_seconds=0.005), frontends=FRONT_ENDS, auth_token_file=tmp_path / "tokens")
+    try:
+        server.wait_ready()
+        async with Places(server, alice) as hers, Places(server, bob) as his:
+            one, other = hers.values()
+            task, name = await begun(one)
+            assert [await client.abort(name) for client in his.values()] == [False, False]
+            assert not task.done()
+            assert await other.abort(name)
+            await asyncio.wait_for(task, PATIENCE)
+    finally:
+        server.close()
 
 
 async def test_a_killed_front_end_loses_its_own_streams_only_and_comes_back(server: ServerProcess) -> None:
