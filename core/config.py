@@ -11,6 +11,7 @@ from core.errors import ConfigError
 DEVICES = ("auto", "cpu", "cuda")
 DTYPES = ("auto", "float32", "bfloat16")
 QUANTIZED_WEIGHTS = ("compressed", "dense")
+NATIVE = ("auto", "wait", "off")
 PREFIX_CACHES = ("radix", "none")
 SCHEDULE_POLICIES = ("fcfs", "lpm", "priority")
 ASSERT_MODES = ("off", "count", "trap")
@@ -37,9 +38,13 @@ class ModelConfig:
     served_name: str | None = None
     quantized_weights: str = "compressed"
     """Of compressed-tensors checkpoints: kept packed and unpacked by every call, or dense from load on."""
+    native: str = "auto"
+    """Compiled code for dense decoders on the CPU: `auto` compiles it beside serving where it is not cached yet, `wait`
+    before serving, `off` leaves everything to transformers."""
 
     def __post_init__(self) -> None:
         _one_of("dtype", self.dtype, DTYPES)
+        _one_of("native", self.native, NATIVE)
         _one_of("quantized_weights", self.quantized_weights, QUANTIZED_WEIGHTS)
         _at_least("context_length", self.context_length, 2)
 

@@ -15,6 +15,7 @@ from core.config import (
     ASSERT_MODES,
     DEVICES,
     DTYPES,
+    NATIVE,
     PREFIX_CACHES,
     QUANTIZED_WEIGHTS,
     SCHEDULE_POLICIES,
@@ -56,6 +57,13 @@ class ServerConfig:
         "Model",
         "Weights of compressed-tensors checkpoints: compressed (less memory) or dense (faster steps).",
         choices=QUANTIZED_WEIGHTS,
+    )
+    native: str = setting(
+        _core(ModelConfig, "native"),
+        str,
+        "Model",
+        "Compiled code for dense models on the CPU: compile it beside serving (auto), before (wait), or never (off).",
+        choices=NATIVE,
     )
     context_length: int | None = setting(
         None, int, "Model", "Most tokens of prompt and output together; unset: the checkpoint's own.", low=2
@@ -278,6 +286,7 @@ class ServerConfig:
                 context_length=self.context_length,
                 served_name=self.served_model_name or (None if self.model else BUNDLED_NAME),
                 quantized_weights=self.quantized_weights,
+                native=self.native,
             ),
             memory=MemoryConfig(
                 page_size=self.page_size,

@@ -5,8 +5,10 @@ from __future__ import annotations
 import ipaddress
 import os
 import random
+import re
 import socket
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 # Before anything imports a Hugging Face library, which reads these once.
@@ -34,6 +36,8 @@ SEED_ENV = "SLIPSTREAM_TEST_SEED"
 # What a developer's shell says about their own server must not reach the servers of the tests.
 for _name in [name for name in os.environ if name.startswith("SLIPSTREAM_") and name != SEED_ENV]:
     del os.environ[_name]
+# `make test` compiles into it first, so that no server of a test compiles beside what it is tested for.
+os.environ["SLIPSTREAM_CACHE_DIR"] = str(Path(__file__).resolve().parents[1] / "build" / "cache")
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -43,8 +47,19 @@ def pytest_configure(config: pytest.Config) -> None:
         config.option.hypothesis_seed = os.environ.get(SEED_ENV) or str(random.SystemRandom().randrange(2**32))
 
 
+ALONE = re.compile(
+    r"/tests/((chaos|mutants|system)/|sim/test_(sim|oracles)|engine/test_trouble|security/test_(complexity|fuzz|unbounded)"
+    r"|service/test_(admission|cancellation|startup|write_bound))"
+)
+"""Tests that measure time, or start servers that do: two at once on two cores would measure one another."""
+
+
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """While the scorecard is made, only tests that record something run."""
+    """Mark what has to run alone. While the scorecard is made, only tests that record something run."""
+    for item in items:
+        if ALONE.search(item.path.as_posix()):
+            item.add_marker("alone")
     if os.environ.get(scores.FILE_ENV):
         kept = scores.only_recording(items)
         config.hook.pytest_deselected(items=[item for item in items if item not in kept])

@@ -59,7 +59,9 @@ def build_engine(config: EngineConfig, progress: Progress | None = None) -> Asyn
     device = resolve_device(config.executor.device)
     torch.set_num_threads(config.executor.threads())
     tokenizer = Tokenizer.load(config.model.path)
-    model = load_model(config.model, device, progress)
+    # Adapters hook the module tree, which native code does not go through.
+    native = "off" if config.lora.enabled else config.model.native
+    model = load_model(dataclasses.replace(config.model, native=native), device, progress)
     return assemble(config, model, tokenizer, DeviceStreams(device))
 
 

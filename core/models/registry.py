@@ -19,11 +19,12 @@ ENCODER_DECODER_FAMILY = "encoder-decoder"
 
 MODEL_FAMILIES: dict[str, str] = {
     DEFAULT_FAMILY: "core.models.transformers_backend:load_transformers",
+    "native": "core.models.native.family:load_native",
     ENCODER_DECODER_FAMILY: "core.models.encoder_decoder_backend:load_encoder_decoder",
 }
 """Family -> `module:factory`, imported only when a checkpoint asks for it."""
 
-NATIVE_FAMILIES: dict[str, str] = {}
+NATIVE_FAMILIES: dict[str, str] = dict.fromkeys(("llama", "mistral", "qwen2", "qwen3"), "native")
 """Model type -> family, for types that a family of its own serves better than the default one."""
 
 

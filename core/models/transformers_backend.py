@@ -50,6 +50,8 @@ class TransformersModel:
         self._spec = spec
         self._context = context
         self._states = states
+        self.reference: Reference | None = None
+        """What it was proved against, for a native decoder to prove itself against too."""
 
     @property
     def spec(self) -> ModelSpec:
@@ -146,6 +148,7 @@ def _prove_as_is(
 ) -> tuple[TransformersModel, CheckResult]:
     probe = probe_model(model, checkpoint.context_length)
     loaded = _assemble(model, probe, weights, checkpoint, config, reference.vocab_size)
+    loaded.reference = reference
     return loaded, run_self_check(loaded, reference)
 
 

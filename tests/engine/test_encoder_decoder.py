@@ -196,5 +196,5 @@ async def test_text_is_the_encoders_input_and_samples_share_nothing(bart: Path) 
 
 async def test_adapters_stop_the_start(bart: Path, tmp_path: Path) -> None:
     with pytest.raises(ModelLoadError, match="adapters of encoder-decoders are not supported"):
-        async with serve_checkpoint(bart, adapter=(("a", str(tmp_path)),)):
+        async with serve_checkpoint(bart, lora_dir=str(tmp_path)):
             raise AssertionError("it started")

@@ -62,5 +62,5 @@ class PackedRun:
 
 
 def load(directory: Path, dtype: str = "float32") -> Model:
-    """The packed model of `directory` on the CPU."""
-    return load_model(ModelConfig(str(directory), dtype=dtype), CPU)
+    """The packed model of `directory` on the CPU, as transformers computes it."""
+    return load_model(ModelConfig(str(directory), dtype=dtype, native="off"), CPU)

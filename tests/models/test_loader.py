@@ -54,7 +54,7 @@ def test_check_is_fast_and_reads_no_weights(llama: Path) -> None:
 
 def test_progress_names_every_stage_from_start_to_end(llama: Path) -> None:
     seen: list[tuple[str, float]] = []
-    load_model(ModelConfig(str(llama)), CPU, lambda stage, fraction: seen.append((stage, fraction)))
+    load_model(ModelConfig(str(llama), native="off"), CPU, lambda stage, fraction: seen.append((stage, fraction)))
     assert seen == [(stage, part) for stage in ("check", "weights", "self-check") for part in (0.0, 1.0)]
 
 
@@ -135,5 +135,5 @@ def test_context_length_comes_from_the_checkpoint_or_from_configuration(llama: P
 
 
 def test_every_family_can_be_imported() -> None:
-    assert family_of("llama") == family_of("never heard of") == "transformers"
+    assert (family_of("llama"), family_of("never heard of")) == ("native", "transformers")
     assert all(callable(model_factory(name)) for name in MODEL_FAMILIES)

@@ -27,7 +27,7 @@ BITS = {name: 4 if "4" in name and name != "ao-int4" else 8 for name in (*COMPRE
 
 
 def load(directory: Path, held: str = "compressed", dtype: str = "auto") -> Any:
-    return load_model(ModelConfig(str(directory), dtype=dtype, quantized_weights=held), CPU)
+    return load_model(ModelConfig(str(directory), dtype=dtype, quantized_weights=held, native="off"), CPU)
 
 
 def layer_bytes(model: Any) -> tuple[int, int]:

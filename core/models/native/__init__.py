@@ -1,0 +1,1 @@
+"""Dense decoders computed by our own code on the CPU; `transformers` loads them, proves them, and is the oracle."""

@@ -1,0 +1,86 @@
+"""A dense decoder computed in one call of compiled code per step: `core.models.base.Model` around `decoder.cpp`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+
+from core.attention.base import AttentionBackend
+from core.batch.forward_batch import ForwardBatch
+from core.memory.companion import DeviceCompanion
+from core.memory.kv_pool import KVPool
+from core.models.base import NO_COMPANIONS, ModelSpec
+from core.models.native.weights import Matrix, decoder_layers, decoder_weights
+
+
+class NativeDecoder:
+    """Made from a transformers model that has proved itself; shares its embedding and norms, packs all else anew.
+
+    Attends by itself, to pages in place, so the backend it is bound to is not used.
+    """
+
+    def __init__(self, extension: Any, model: PreTrainedModel, spec: ModelSpec) -> None:
+        self._spec = spec
+        weights = decoder_weights(model, spec.context_length)
+        shape = weights.shape
+
+        def linear(matrix: Matrix) -> Any:
+            return extension.Linear(matrix.weight, matrix.bias, matrix.packed)
+
+        self._decoder = extension.Decoder(
+            shape.heads,
+            shape.kv_heads,
+            shape.head_dim,
+            shape.eps,
+            shape.scale,
+            weights.embedding,
+            weights.cos,
+            weights.sin,
+            weights.final_norm,
+            linear(weights.head),
+        )
+        for layer in decoder_layers(model):
+            matrices = (layer.qkv, layer.out, layer.gate_up, layer.down)
+            norms = (layer.attention_norm, layer.mlp_norm, layer.q_norm, layer.k_norm)
+            self._decoder.add_layer(*norms, *map(linear, matrices))
+        self._keys: list[torch.Tensor] = []
+        self._values: list[torch.Tensor] = []
+
+    @property
+    def spec(self) -> ModelSpec:
+        """That of the model it was made from."""
+        return self._spec
+
+    def bind(
+        self, kv_pool: KVPool, attention: AttentionBackend, companions: Mapping[str, DeviceCompanion] = NO_COMPANIONS
+    ) -> None:
+        """See `Model.bind`."""
+        assert kv_pool.layers == self._spec.kv_layers, "the pool was built for another model"
+        assert kv_pool.dtype == self._spec.dtype, (kv_pool.dtype, self._spec.dtype)
+        self._keys = [kv_pool.k(spec.layer_id) for spec in kv_pool.layers]
+        self._values = [kv_pool.v(spec.layer_id) for spec in kv_pool.layers]
+
+    def forward(self, batch: ForwardBatch) -> torch.Tensor:
+        """float32[S, vocab_size]. See `Model.forward`."""
+        if batch.kv_pool.recorder is not None:
+            batch.kv_pool.recorder.wrote("kv", batch.out_cache_loc)
+        logits, *hidden = self._decoder.forward(
+            batch.input_ids,
+            batch.positions,
+            batch.out_cache_loc,
+            batch.rows,
+            torch.from_numpy(batch.prefix_lens_host),
+            torch.from_numpy(batch.extend_lens_host),
+            batch.num_extend,
+            batch.last_indices,
+            batch.req_to_token,
+            self._keys,
+            self._values,
+            batch.wants_hidden,
+        )
+        batch.hidden = hidden[0] if hidden else None
+        found: torch.Tensor = logits
+        return found

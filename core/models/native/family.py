@@ -1,0 +1,114 @@
+"""The "native" family: serves as transformers does from the first second, and by compiled code once that is there.
+
+Weights, probes, refusals and the load-time proof are those of the transformers backend. The native decoder is made from
+the proved model, proves itself against the same reference, and takes its place between two steps: KV pages mean the
+same to both. Whatever speaks against it is logged, and costs speed, nothing else.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping
+
+import torch
+from transformers import PreTrainedModel
+
+from core.attention.base import AttentionBackend
+from core.batch.forward_batch import ForwardBatch
+from core.config import ModelConfig
+from core.memory.companion import DeviceCompanion
+from core.memory.kv_pool import KVPool
+from core.models.base import NO_COMPANIONS, Model, ModelSpec, Progress
+from core.models.config import CheckpointConfig
+from core.models.native.decoder import NativeDecoder
+from core.models.native.extension import ExtensionUnavailable, is_built, load_extension
+from core.models.native.weights import NotDense, check_dense
+from core.models.self_check import Reference, run_self_check
+from core.models.transformers_backend import TransformersModel, load_transformers
+
+logger = logging.getLogger(__name__)
+
+
+def load_native(checkpoint: CheckpointConfig, config: ModelConfig, device: torch.device, progress: Progress) -> Model:
+    """As `load_transformers`, with native code as far as `config.native` allows and the model has it."""
+    model = load_transformers(checkpoint, config, device, progress)
+    if config.native == "off":
+        return model
+    try:
+        check_dense(model.module, model.spec)
+    except NotDense as reason:
+        logger.info("served by transformers, not by native code: %s", reason)
+        return model
+    upgraded = UpgradingModel(model)
+    if config.native == "wait" or is_built():
+        progress("native", 0.0)
+        upgraded.upgrade()
+        progress("native", 1.0)
+    else:
+        logger.info("compiling native code beside serving; transformers computes until then")
+        beside(upgraded.upgrade)
+    return upgraded
+
+
+def beside(work: Callable[[], None]) -> None:
+    """Run `work` on a thread of its own, which nobody waits for."""
+    threading.Thread(target=work, name="slipstream-native", daemon=True).start()
+
+
+class UpgradingModel:
+    """A transformers model until `upgrade` has finished, then the native decoder made from it.
+
+    `upgrade` runs on any thread; the forward thread takes the new model up at the beginning of a step.
+    """
+
+    def __init__(self, model: TransformersModel) -> None:
+        self._current: Model = model
+        self._spec = model.spec
+        self._reference: Reference | None = model.reference
+        self._module: PreTrainedModel | None = model.module
+        self._next: NativeDecoder | None = None
+        self.native = False
+        """Whether the next step is computed by native code."""
+        self._bound: tuple[KVPool, AttentionBackend, Mapping[str, DeviceCompanion]] | None = None
+
+    @property
+    def spec(self) -> ModelSpec:
+        """The same before and after."""
+        return self._spec
+
+    def bind(
+        self, kv_pool: KVPool, attention: AttentionBackend, companions: Mapping[str, DeviceCompanion] = NO_COMPANIONS
+    ) -> None:
+        """See `Model.bind`."""
+        self._bound = (kv_pool, attention, companions)
+        self._current.bind(*self._bound)
+
+    def forward(self, batch: ForwardBatch) -> torch.Tensor:
+        """See `Model.forward`."""
+        if self._next is not None:
+            assert self._bound is not None, "bind() comes first"
+            self._next.bind(*self._bound)
+            # Nothing refers to the module tree after this: its matrices are gone, packed ones stand in their place.
+            self._current, self._next = self._next, None
+        return self._current.forward(batch)
+
+    def upgrade(self) -> None:
+        """Compile or load, pack, prove. Logs how it ended; never raises, since serving goes on either way."""
+        began = time.monotonic()
+        assert self._module is not None and self._reference is not None, "upgraded once"
+        try:
+            decoder = NativeDecoder(load_extension(), self._module, self._spec)
+            result = run_self_check(decoder, self._reference)
+        except (ExtensionUnavailable, NotDense) as reason:
+            logger.warning("no native code, transformers goes on: %s", reason)
+        except Exception:
+            logger.exception("no native code, transformers goes on: it failed")
+        else:
+            if result.passed:
+                logger.info("native code computes from now on (ready after %.1f s)", time.monotonic() - began)
+                self._next, self.native = decoder, True
+            else:
+                logger.warning("no native code, transformers goes on: its logits differ by %.2g", result.error)
+        self._module = self._reference = None

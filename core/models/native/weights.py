@@ -1,0 +1,145 @@
+"""What a dense decoder consists of, taken from a loaded transformers module tree: fused, and packed for oneDNN."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+
+from core.models.base import ModelSpec
+
+MODEL_TYPES = ("llama", "mistral", "qwen2", "qwen3")
+DYNAMIC_ROPE = ("dynamic", "longrope")
+"""Rotary embeddings that depend on how long a sequence has become: no table holds them."""
+
+PACK_ROWS = 16
+"""Rows that weights are packed for: between the one of a lone stream and the hundreds of a prefill chunk."""
+
+
+class NotDense(Exception):
+    """The model has something that the native code does not compute; the message names it."""
+
+
+@dataclass(frozen=True, slots=True)
+class DecoderShape:
+    """Sizes of all layers; `scale` multiplies attention scores."""
+
+    heads: int
+    kv_heads: int
+    head_dim: int
+    eps: float
+    scale: float
+
+
+@dataclass(frozen=True, slots=True)
+class Matrix:
+    """A weight [N, K] with its bias [N]. `packed`: the weight is in oneDNN's layout, opaque to everybody else."""
+
+    weight: torch.Tensor
+    bias: torch.Tensor | None
+    packed: bool
+
+
+@dataclass(frozen=True, slots=True)
+class DecoderLayer:
+    """One layer; query, key and value projections are one matrix, and so are gate and up."""
+
+    attention_norm: torch.Tensor
+    mlp_norm: torch.Tensor
+    q_norm: torch.Tensor | None
+    k_norm: torch.Tensor | None
+    qkv: Matrix
+    out: Matrix
+    gate_up: Matrix
+    down: Matrix
+
+
+@dataclass(frozen=True, slots=True)
+class DecoderWeights:
+    """Everything but the layers. `cos`, `sin`: float32[positions, head_dim / 2]."""
+
+    shape: DecoderShape
+    embedding: torch.Tensor
+    cos: torch.Tensor
+    sin: torch.Tensor
+    final_norm: torch.Tensor
+    head: Matrix
+
+
+def check_dense(model: PreTrainedModel, spec: ModelSpec) -> None:
+    """Raises NotDense for a model that must go on as transformers computes it."""
+    config: Any = model.config
+    if config.model_type not in MODEL_TYPES:
+        raise NotDense(f"model type {config.model_type!r} has no native code")
+    if model.device.type != "cpu" or model.dtype not in (torch.float32, torch.bfloat16):
+        raise NotDense(f"{model.dtype} on {model.device.type} has no native code")
+    if config.hidden_act != "silu":
+        raise NotDense(f"its activation is {config.hidden_act}")
+    if any(layer.window is not None for layer in spec.kv_layers):
+        raise NotDense("it has sliding windows")
+    rope = str((config.rope_parameters or {}).get("rope_type", "default"))
+    if rope in DYNAMIC_ROPE:
+        raise NotDense(f"its rotary embedding is {rope}")
+    if any(type(module) is not nn.Linear for module in model.modules() if hasattr(module, "in_features")):
+        raise NotDense("its weights are quantised or adapted")
+
+
+def decoder_weights(model: PreTrainedModel, positions: int) -> DecoderWeights:
+    """What surrounds the layers; `positions` is the longest sequence."""
+    config: Any = model.config
+    body, attention = _body(model), _body(model).layers[0].self_attn
+    dim = int(attention.head_dim)
+    places = torch.arange(positions)[None]
+    cos, sin = body.rotary_emb(torch.zeros(1, 1, 1), places)
+    if cos.shape[-1] != dim:
+        raise NotDense("it turns only a part of each head")
+    shape = DecoderShape(
+        config.num_attention_heads, config.num_key_value_heads, dim, config.rms_norm_eps, attention.scaling
+    )
+    half = dim // 2
+    return DecoderWeights(
+        shape=shape,
+        embedding=body.embed_tokens.weight.detach(),
+        cos=cos[0, :, :half].float().contiguous(),
+        sin=sin[0, :, :half].float().contiguous(),
+        final_norm=body.norm.weight.detach(),
+        head=_fused([model.get_output_embeddings()]),
+    )
+
+
+def decoder_layers(model: PreTrainedModel) -> Iterator[DecoderLayer]:
+    """One layer after the other, each made when asked for, so that no more than one is held twice."""
+    for layer in _body(model).layers:
+        attention, mlp = layer.self_attn, layer.mlp
+        yield DecoderLayer(
+            attention_norm=layer.input_layernorm.weight.detach(),
+            mlp_norm=layer.post_attention_layernorm.weight.detach(),
+            q_norm=_weight(getattr(attention, "q_norm", None)),
+            k_norm=_weight(getattr(attention, "k_norm", None)),
+            qkv=_fused([attention.q_proj, attention.k_proj, attention.v_proj]),
+            out=_fused([attention.o_proj]),
+            gate_up=_fused([mlp.gate_proj, mlp.up_proj]),
+            down=_fused([mlp.down_proj]),
+        )
+
+
+def _body(model: PreTrainedModel) -> Any:
+    return model.base_model
+
+
+def _weight(module: nn.Module | None) -> torch.Tensor | None:
+    weight: Any = getattr(module, "weight", None)
+    return None if weight is None else weight.detach()
+
+
+def _fused(linears: Sequence[Any]) -> Matrix:
+    weight = torch.cat([linear.weight.detach() for linear in linears])
+    biases = [linear.bias for linear in linears]
+    bias = None if biases[0] is None else torch.cat([found.detach() for found in biases])
+    if not torch.backends.mkldnn.is_available():
+        return Matrix(weight, bias, packed=False)
+    return Matrix(torch.ops.mkldnn._reorder_linear_weight(weight, PACK_ROWS), bias, packed=True)
