@@ -65,7 +65,7 @@ class Places:
         self.clients: dict[int, SlipstreamClient] = {}
 
     async def __aenter__(self) -> dict[int, SlipstreamClient]:
-        seen: set[int] = set()
+        seen = set(serving(self._server, self._server.port))
         for _ in range(64):
             own = (("grpc.use_local_subchannel_pool", 1),)
             client = SlipstreamClient(self._server.target, own, token=self._token)
