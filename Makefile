@@ -17,7 +17,7 @@ MODEL := core/models/bundled/checkpoint/config.json
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help venv native serve test soak scorecard check sim sim-long mutants demo bench format proto
+.PHONY: help venv serve test soak scorecard check sim sim-long mutants demo bench format proto
 .DELETE_ON_ERROR:
 
 help: ## Show this list
@@ -40,13 +40,9 @@ $(MODEL): | $(STAMP)
 serve: $(STAMP) $(MODEL) ## Serve the bundled model on 127.0.0.1:50051, metrics on 127.0.0.1:9464; Ctrl-C drains
 	@exec $(BIN)/python -m service serve $(ARGS)
 
-# Where the tests look for it. A machine without a compiler skips what needs it.
-native: $(STAMP)
-	@SLIPSTREAM_CACHE_DIR=$(CURDIR)/build/cache $(BIN)/python -m core.models.native.extension || true
-
 # First what can share the machine, two at a time, then what measures it; 5 means that ARGS left nothing of one half.
 # One thread of math per process: tests start servers beside themselves, and two cores have to do.
-test: $(STAMP) $(MODEL) native ## Run the whole test suite
+test: $(STAMP) $(MODEL) ## Run the whole test suite
 	@failed=0; export OMP_NUM_THREADS=1; \
 	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not soak and not alone" $(ARGS) || [ $$? -eq 5 ] || failed=1; \
 	$(BIN)/python -m pytest -m "not soak and alone" $(ARGS) || [ $$? -eq 5 ] || failed=1; \

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ipaddress
 import os
 import random
@@ -21,6 +22,7 @@ import torch
 from hypothesis import settings
 
 from core.invariants import FAILURES
+from core.models.native.extension import ExtensionUnavailable, is_built, load_extension
 from tests import scorecard as scores
 
 scorecard = scores.scorecard
@@ -36,7 +38,7 @@ SEED_ENV = "SLIPSTREAM_TEST_SEED"
 # What a developer's shell says about their own server must not reach the servers of the tests.
 for _name in [name for name in os.environ if name.startswith("SLIPSTREAM_") and name != SEED_ENV]:
     del os.environ[_name]
-# `make test` compiles into it first, so that no server of a test compiles beside what it is tested for.
+# Compiled into before the first test, so that no server of a test compiles beside what it is tested for.
 os.environ["SLIPSTREAM_CACHE_DIR"] = str(Path(__file__).resolve().parents[1] / "build" / "cache")
 
 
@@ -64,6 +66,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         kept = scores.only_recording(items)
         config.hook.pytest_deselected(items=[item for item in items if item not in kept])
         items[:] = kept
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Once per checkout, half a minute: workers find what their controller made."""
+    if not is_built() and not hasattr(session.config, "workerinput"):
+        with contextlib.suppress(ExtensionUnavailable):
+            load_extension()
 
 
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -155,9 +156,12 @@ def test_a_compiler_that_fails_is_quoted(tmp_path: Path, monkeypatch: pytest.Mon
     compiler.write_text("#!/bin/sh\necho 'decoder.cpp:1: error: no such luck' >&2\nexit 1\n")
     compiler.chmod(0o755)
     monkeypatch.setenv("CXX", str(compiler))
+    left = tmp_path / "native" / f"{extension.BUILDING}killed"
+    left.mkdir(parents=True, mode=0o700)
+    os.utime(left, (0, 0))
     with pytest.raises(ExtensionUnavailable, match="no such luck"):
         load_extension()
-    assert [found.name for found in (tmp_path / "native").iterdir()] == [], "a failed build leaves nothing behind"
+    assert list((tmp_path / "native").iterdir()) == [], "neither a failed build nor one that was killed is left behind"
 
 
 def test_code_that_others_could_have_written_is_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ from core.scheduler.intake import End
 from core.scheduler.outputs import Ended, StepOutputs, StepTokens
 from core.types.io import FinishReason
 from core.types.request import Req
-from tests.sim.reference import Answer, answer
+from tests.sim.reference import Answer, EncoderSide, answer
 from tests.sim.story import Hits, Story, Violation
 
 PATIENCE = 4
@@ -37,7 +37,11 @@ class Client:
     owner: tuple[int, int] = (0, -1)
     """The row and generation it runs as, or ran as last."""
     pools: int = 1
-    """How many pools the model reads."""
+    """How many pools the model reads that hold its tokens."""
+    encoder: EncoderSide | None = None
+    """What it sent, where an encoder reads it; `req.prompt` is then the same for everybody."""
+    adapter: int | None = None
+    """The number of the adapter that it came for, where there are any."""
     forced: int = 0
     """Retractions of it that the run forced; the others are the scheduler's own."""
     gave_way: int = 0
@@ -51,7 +55,9 @@ class Client:
         """What it must get; worked out when its first token arrives."""
         if self._answer is None:
             req = self.req
-            self._answer = answer(req.prompt.tolist(), req.params, req.seed, req.max_new_tokens, self.pools)
+            prompt = req.prompt.tolist()
+            limit = req.max_new_tokens
+            self._answer = answer(prompt, req.params, req.seed, limit, self.pools, self.encoder, self.adapter)
         return self._answer
 
 
@@ -64,6 +70,8 @@ class Clients:
         self.gone: list[Client] = []
         self.progress = 0
         """Grows with every token and every terminal."""
+        self.closed: Callable[[Req], None] | None = None
+        """Told of the last request of each stream that ends."""
         self._due: list[Client] = []
         self._intake_end = end
         self._spoiled = spoiled
@@ -145,6 +153,8 @@ class Clients:
         if self._story.tracing:
             why = ended.reason.value if ended.reason else repr(ended.error)
             self._story.note(f"{client.name} ends: {why}, {len(client.tokens)} tokens")
+        if self.closed is not None and all(sibling.ended is not None for sibling in client.siblings):
+            self.closed(client.req)
         if ended.error is None:
             self._check_reason(client, ended)
             return

@@ -28,6 +28,11 @@ class CompanionSide(ABC):
 
     host: Companion
 
+    @property
+    def name(self) -> str:
+        """Key of its writes."""
+        return self.host.name
+
     @abstractmethod
     def check(self, memory: RequestMemory, running: RunningSet, seats: Sequence[Req]) -> None:
         """After a step of the scheduler, whatever happened in it; `seats` are those who run."""
@@ -56,11 +61,16 @@ class CompanionSide(ABC):
     def begin(self, writes: Any) -> None:
         """Apply `writes`, None when there are none, as the production companion does first thing in a step."""
 
+    def roots(self, plain: Plain) -> list[int] | None:
+        """What the first token of each row follows, after `begin`; None for what it follows without this side."""
+        return None
+
     @abstractmethod
     def run(self, plain: Plain, ids: list[int], tables: list[Table], kv: KVMemory) -> list[int]:
         """Read and write for all rows of the step, whose KV is written by now; what this pool then says of each row.
 
-        What is right must be what the KV slot of the row's last token holds: the hash of all tokens up to it.
+        What is right must be what the KV slot of the row's last token holds, the hash of all tokens up to it; or what
+        the reference says, where a pool holds something else.
         """
 
     @abstractmethod

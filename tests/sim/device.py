@@ -24,7 +24,7 @@ from tests.sim.companions import CompanionSide
 from tests.sim.kv_memory import KVMemory, Table
 from tests.sim.ledger import Ledger
 from tests.sim.plain import Plain
-from tests.sim.reference import blend
+from tests.sim.reference import ROOT, blend
 from tests.sim.scenario import Scenario
 from tests.sim.story import Hits, Story, Violation
 
@@ -95,6 +95,7 @@ def fingerprint(batch: ScheduleBatch) -> tuple[bytes, ...]:
         batch.out_cache_loc,
         batch.sample_indices,
         batch.fresh_rows,
+        batch.encoder_lens,
         writes.rows,
         writes.positions,
         writes.slots,
@@ -196,7 +197,7 @@ class SimExecutor(ABC):
         self._check(job, plain)
         for side, left in zip(self.sides, job.left, strict=True):
             side.take_back(job.freed.owners, left)
-            side.check_writes(plain, job.batch.companion_writes.get(side.host.name))
+            side.check_writes(plain, job.batch.companion_writes.get(side.name))
         result = self._compute(job.batch, plain)
         for side, left in zip(self.sides, job.left, strict=True):
             side.look_back(self.kv, left)
@@ -225,7 +226,9 @@ class SimExecutor(ABC):
 
     def _forward(self, plain: Plain, ids: list[int], tables: list[Table], out: list[int]) -> list[int]:
         """What the fake model makes of each row: what all the pools that it reads say together."""
-        read = [self.kv.run(plain.rows, plain.starts, plain.lens, ids, tables, out)]
+        found = (side.roots(plain) for side in self.sides)
+        roots = next((each for each in found if each is not None), [ROOT] * len(plain.rows))
+        read = [self.kv.run(plain.rows, plain.starts, plain.lens, ids, tables, out, roots)]
         read += [side.run(plain, ids, tables, self.kv) for side in self.sides]
         return read[0] if len(read) == 1 else list(map(blend, *read))
 
@@ -249,8 +252,7 @@ class SimExecutor(ABC):
             raise Violation("batch_rows", f"step {step}: rows {rows}, {plain.lens} tokens")
         if not owners.issuperset(fresh) or len(set(fresh)) != len(fresh):
             raise Violation("batch_rows", f"step {step}: rows {rows}, new owners in {fresh}")
-        if sum(plain.lens[: job.batch.num_extend]) > self._budget:
-            raise Violation("chunk_budget", f"step {step}: {plain.lens} tokens, {job.batch.num_extend} chunks")
+        self._check_budget(plain, job.batch.num_extend)
         for row, start in zip(rows, plain.starts, strict=True):
             known = self._lens[row]
             if (known == -1) != (row in fresh) or (known != -1 and known != start):
@@ -258,6 +260,14 @@ class SimExecutor(ABC):
         lens = job.batch.sampling.history_lens.tolist()
         if lens != [plain.ends[place] for place in plain.places]:
             raise Violation("positions", f"step {step} samples at {lens}, rows end at {plain.ends}")
+
+    def _check_budget(self, plain: Plain, chunks: int) -> None:
+        """Inputs of an encoder count; one that leaves nothing has its step to itself, with one token of its decoder."""
+        lens, encoded = plain.lens[:chunks], sum(plain.encoder_lens)
+        alone = encoded and chunks == 1
+        if sum(lens) > (max(1, self._budget - encoded) if alone else self._budget - encoded):
+            text = f"step {plain.step_id}: chunks of {lens}, inputs of {plain.encoder_lens}, for {self._budget} tokens"
+            raise Violation("chunk_budget", text)
 
     def _note_reuse(self, batch: ScheduleBatch, freed: Handover) -> None:
         flying = {row for job in self._submitted for row in job.batch.rows.tolist()}

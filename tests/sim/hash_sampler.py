@@ -13,7 +13,10 @@ import numpy as np
 
 from core.batch.result import LogprobResult
 from core.batch.sampling_batch import SamplingBatch
-from tests.sim.reference import NOTHING, Extras, pick
+from tests.sim.reference import NOTHING, Extras, force, pick
+
+FORCED = 1e8
+"""A bias beyond any that a client may give: one of those tokens is said, whatever else is asked."""
 
 History = Callable[[int, int], tuple[int, ...]]
 """(row, length) -> the first `length` tokens of the row's history on the device."""
@@ -24,7 +27,12 @@ def sample(states: list[int], batch: SamplingBatch, history: History) -> list[in
     if batch.all_greedy and not batch.any_penalty and not len(batch.bias_rows):
         return [pick(state, (), NOTHING) for state in states]
     biases, forbidden = _biases(batch)
-    return [pick(state, _extras(batch, i, history, biases[i]), forbidden[i]) for i, state in enumerate(states)]
+    tokens = []
+    for i, state in enumerate(states):
+        forced = [token for token, value in biases[i] if value >= FORCED]
+        extras = () if forced else _extras(batch, i, history, biases[i])
+        tokens.append(force(state, forced) if forced else pick(state, extras, forbidden[i]))
+    return tokens
 
 
 def logprobs(tokens: list[int], batch: SamplingBatch) -> LogprobResult | None:

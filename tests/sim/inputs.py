@@ -7,16 +7,20 @@ from collections.abc import Callable
 
 import numpy as np
 
+from core.batch.schedule_batch import ScheduleBatch
+from core.engine.adapter_table import AdapterTable
 from core.engine.input_processor import InputProcessor
-from core.errors import InvalidRequest
+from core.errors import AdapterNotFound, InvalidRequest
 from core.scheduler.intake import End
 from core.scheduler.scheduler import Scheduler
 from core.types.io import FinishReason, GenerateRequest
 from core.types.request import Req, RequestState
 from core.types.sampling_params import SamplingParams
+from tests.sim.adapter_inputs import AdapterInputs
 from tests.sim.clients import Client, Clients
+from tests.sim.cross_inputs import ENCODER_VOCAB, CrossInputs, entered
 from tests.sim.device import SimExecutor
-from tests.sim.reference import VOCAB
+from tests.sim.reference import VOCAB, EncoderSide
 from tests.sim.scenario import Scenario
 from tests.sim.story import Hits, Story, Violation
 
@@ -38,11 +42,25 @@ class Inputs:
         rng: random.Random,
         story: Story,
         hits: Hits,
+        table: AdapterTable | None = None,
     ) -> None:
         self._scenario, self._rates = scenario, scenario.faults
         self._scheduler, self._device, self._clients = scheduler, device, clients
         self._rng, self._story, self._hits = rng, story, hits
-        self.entry = InputProcessor(None, scheduler.memory, VOCAB, scenario.context, scenario.seed)  # type: ignore[arg-type]
+        cross = self.cross = None if scenario.cross is None else CrossInputs(scenario, scenario.cross)
+        self.entry = InputProcessor(
+            None,  # type: ignore[arg-type]
+            scheduler.memory,
+            VOCAB if cross is None else ENCODER_VOCAB,
+            scenario.context,
+            scenario.seed,
+            adapters=table,
+            encoder=None if cross is None else cross.entry,
+        )
+        self.adapters: AdapterInputs | None = None
+        if scenario.adapters is not None and table is not None:
+            adapters = self.adapters = AdapterInputs(scenario.adapters, table, rng, story, hits)
+            clients.closed = lambda req: adapters.closed(req.adapter_slot)
         self._prompts: list[list[int]] = [[0]]
         self._arrived = 0
         rates = (("abort", self._abort), ("abort_late", self._abort_late))
@@ -56,6 +74,9 @@ class Inputs:
 
     def before_step(self, now: float) -> None:
         """Arrivals first, so that an abort can meet a request in the intake."""
+        if self.adapters is not None and (withdrawn := self.adapters.before_step()) is not None:
+            for req in [req for req in self._clients.live if req.adapter_slot == withdrawn]:
+                self._clients.end(End(req, reason=FinishReason.CANCELLED))
         if self._rng.random() < self._scenario.arrivals:
             self._arrive(now)
         for rate, act in self._per_step:
@@ -72,8 +93,9 @@ class Inputs:
         return rate is not None and self._rng.random() < rate
 
     def _arrive(self, now: float) -> None:
-        prompt = self._prompt()
-        room = self._scenario.room(len(prompt))
+        cross = self.cross
+        prompt = self._prompt() if cross is None else cross.draw(self._rng)
+        room = self._scenario.room(len(prompt if cross is None else cross.cross.start_ids))
         power = 1 if self._scenario.long_outputs else 4
         asked = 1 + int(self._rng.random() ** power * room)
         if self._rng.random() < TOO_BIG:
@@ -87,18 +109,29 @@ class Inputs:
         ):
             self._hits("queue_full")
             return
+        fits = cross is None or cross.fits(prompt)
         try:
-            reqs = self.entry.sequences(request, request.request_id, str(self._arrived), np.asarray(prompt), now)
-        except InvalidRequest as error:
-            if asked <= room:
-                raise Violation("entry", f"prompt {len(prompt)} asks {asked} of {room}, refused: {error}") from error
-            self._hits("too_big")
+            ids = np.asarray(prompt) if cross is None else entered(self.entry, request)
+            reqs = self.entry.sequences(request, request.request_id, str(self._arrived), ids, now)
+        except AdapterNotFound as error:
+            if self.adapters is None or self.adapters.known(request.adapter):
+                raise Violation("entry", f"{request.adapter!r} is loaded, refused: {error}") from error
+            self._hits("adapter_unknown")
             return
-        if asked > room:
-            raise Violation("entry", f"prompt {len(prompt)} asks {asked}, more than {room}, and is let in")
-        self._enter(reqs)
+        except InvalidRequest as error:
+            if asked <= room and fits:
+                raise Violation("entry", f"prompt {len(prompt)} asks {asked} of {room}, refused: {error}") from error
+            self._hits("too_big" if fits else "cross_too_big")
+            return
+        if self.adapters is not None and not self.adapters.known(request.adapter):
+            raise Violation("entry", f"nobody loaded {request.adapter!r}, and a request for it is let in")
+        if asked > room or not fits:
+            raise Violation("entry", f"prompt {len(prompt)} asks {asked}, more than {room} or than fits, and is let in")
+        spec = None if cross is None else cross.cross
+        encoder = None if spec is None else EncoderSide(tuple(prompt), spec.forced_first, spec.forced_last)
+        self._enter(reqs, encoder, None if self.adapters is None else self.adapters.enter(request.adapter, reqs))
 
-    def _enter(self, reqs: list[Req]) -> None:
+    def _enter(self, reqs: list[Req], encoder: EncoderSide | None, adapter: int | None) -> None:
         siblings: list[Client] = []
         reads, stop_after = not self._chance("slow_reader"), 0
         if self._chance("stop_string"):
@@ -106,7 +139,7 @@ class Inputs:
         for req in reqs:
             self._arrived += 1
             client = Client(f"#{self._arrived}", req, siblings, reads=reads, stop_after=stop_after)
-            client.pools = self._scenario.pools
+            client.pools, client.encoder, client.adapter = self._scenario.pools, encoder, adapter
             siblings.append(client)
             req.sink = client
             self._clients.live[req] = client
@@ -118,7 +151,8 @@ class Inputs:
             options = f"priority {req.priority}, deadline {req.deadline}, queue until {req.queue_deadline}"
             self._story.note(
                 f"{names} arrive as {req.request_id!r}: prompt {req.prompt.tolist()}, "
-                f"{req.max_new_tokens} tokens, {options}, salt {req.salt!r}, {req.params}"
+                f"{'' if encoder is None else f'encoder reads {list(encoder.ids)}, '}"
+                f"{req.max_new_tokens} tokens, {options}, salt {req.salt!r}, slot {req.adapter_slot}, {req.params}"
             )
 
     def _prompt(self) -> list[int]:
@@ -144,12 +178,13 @@ class Inputs:
             self._hits("duplicate_id")
         return GenerateRequest(
             request_id=request_id,
-            token_ids=(),
+            token_ids=() if self.cross is None else tuple(prompt),
             sampling=self._params(asked, 2 + int(rng.random() * 3) if self._chance("group") else 1),
             priority=int(rng.random() * 3),
             deadline=now + rng.random() * 200 * TICK if self._chance("deadline") else None,
             queue_timeout=rng.random() * 40 * TICK if self._chance("queue_timeout") else None,
             cache_salt="ab"[int(rng.random() * 2)] if self._chance("salt") else "",
+            adapter="" if self.adapters is None else self.adapters.wanted(),
         )
 
     def _params(self, asked: int, n: int) -> SamplingParams:
@@ -220,5 +255,14 @@ class Inputs:
         running = scheduler.running
         prefilling = running.planned[req.row] < running.prefill_end[req.row]
         self._hits("abort_prefilling" if prefilling else "abort_decoding")
-        if any(req.row in batch.rows for batch in self._device.queued):
+        flying = [batch for batch in self._device.queued if req.row in batch.rows]
+        if flying:
             self._hits("abort_in_flight")
+        if any(len(batch.encoder_lens) and _starts(batch, req) for batch in flying):
+            self._hits("abort_before_encoding")
+
+
+def _starts(batch: ScheduleBatch, req: Req) -> bool:
+    """Whether `batch` is the first step of `req` since its admission."""
+    at = batch.rows.tolist().index(req.row)
+    return req.row in batch.fresh_rows and int(batch.generations[at]) == req.generation

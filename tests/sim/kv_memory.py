@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from tests.sim.reference import ROOT, link
+from tests.sim.reference import link
 from tests.sim.story import Violation
 
 UNWRITTEN = -1
@@ -46,47 +46,55 @@ class KVMemory:
             self._before[page * size : (page + 1) * size] = [NEVER] * size
 
     def run(
-        self, rows: list[int], starts: list[int], lens: list[int], ids: list[int], tables: list[Table], out: list[int]
+        self,
+        rows: list[int],
+        starts: list[int],
+        lens: list[int],
+        ids: list[int],
+        tables: list[Table],
+        out: list[int],
+        roots: list[int],
     ) -> list[int]:
         """One step: write all its tokens at the slots `out`, then read every row whole. Returns what each row's last
         slot holds.
 
-        `tables[i]` is the page table of `rows[i]`. All of a batch's writes come before its reads, as in every layer of
-        a real model, so a row may read what a row before it wrote in the same step.
+        `tables[i]` is the page table of `rows[i]`, and `roots[i]` what its first token follows. All of a batch's
+        writes come before its reads, as in every layer of a real model, so a row may read what a row before it wrote in
+        the same step.
         """
         if len(ids) != len(out) or len(set(out)) != len(out) or min(out) < self.page_size:
             raise Violation("out_cache_loc", f"{len(ids)} tokens for slots {out}")
         place = 0
-        for row, start, length, table in zip(rows, starts, lens, tables, strict=True):
-            self._write(row, start, ids[place : place + length], table, out[place : place + length])
+        for row, start, length, table, root in zip(rows, starts, lens, tables, roots, strict=True):
+            self._write(row, start, ids[place : place + length], table, out[place : place + length], root)
             place += length
         return [
-            self._read(row, start + length, table)
-            for row, start, length, table in zip(rows, starts, lens, tables, strict=True)
+            self._read(row, start + length, table, root)
+            for row, start, length, table, root in zip(rows, starts, lens, tables, roots, strict=True)
         ]
 
-    def _write(self, row: int, start: int, ids: list[int], table: Table, out: list[int]) -> None:
+    def _write(self, row: int, start: int, ids: list[int], table: Table, out: list[int], root: int) -> None:
         if table[start : start + len(ids)] != out:
             raise Violation(
                 "page_table", f"row {row} from {start}: table {table[start : start + len(ids)]}, plan {out}"
             )
         held, before = self._held, self._before
-        state = held[table[start - 1]] if start else ROOT
+        state = held[table[start - 1]] if start else root
         for position, (token, slot) in enumerate(zip(ids, out, strict=True), start):
             before[slot] = state
             held[slot] = state = link(state, token, position)
 
-    def _read(self, row: int, length: int, table: Table) -> int:
+    def _read(self, row: int, length: int, table: Table, root: int) -> int:
         seen = table[:length]
         values = list(map(self._held.__getitem__, seen))
         befores = list(map(self._before.__getitem__, seen))
-        if befores[0] != ROOT or befores[1:] != values[:-1]:
-            self._blame(row, seen, values, befores)
+        if befores[0] != root or befores[1:] != values[:-1]:
+            self._blame(row, seen, values, befores, root)
         return values[-1]
 
-    def _blame(self, row: int, slots: Table, values: list[int], befores: list[int]) -> None:
+    def _blame(self, row: int, slots: Table, values: list[int], befores: list[int], root: int) -> None:
         for position, (slot, before) in enumerate(zip(slots, befores, strict=True)):
-            expected = values[position - 1] if position else ROOT
+            expected = values[position - 1] if position else root
             if before != expected:
                 page, what = (
                     slot // self.page_size,

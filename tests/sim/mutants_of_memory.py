@@ -121,9 +121,9 @@ for _name, _when in (
 def offered_before_planned(patch: Patch) -> None:
     """The cache hears of pages that no submitted step writes yet."""
 
-    def eager(old: Any, self: PrefillAdder, row: int, budget: int) -> Segment:
+    def eager(old: Any, self: PrefillAdder, row: int, *args: Any) -> Segment:
         self._memory.offer(row, self._running.ids(row, int(self._running.prefill_end[row])))
-        segment: Segment = old(self, row, budget)
+        segment: Segment = old(self, row, *args)
         return segment
 
     put(patch, PrefillAdder, "_chunk", eager)
@@ -162,13 +162,14 @@ def match_takes_the_whole_prompt(patch: Patch) -> None:
 @mutant("tenant")
 def salts_are_ignored(patch: Patch) -> None:
     """Tenants share prefixes: every token is right, and one can tell from the time what others ask."""
-    put(patch, RadixCache, "_reach", lambda old, self, data, salt: old(self, data, ""))
+    # Those of adapters, in front of the NUL, stay apart: otherwise tokens would be wrong.
+    put(patch, RadixCache, "_reach", lambda old, self, data, salt: old(self, data, salt[: salt.find("\0") + 1]))
 
 
 @mutant("entry")
 def entry_counts_pages_differently(patch: Patch) -> None:
     """D24: the check at entry and the one at admission use two formulas."""
-    put(patch, RequestMemory, "fits_alone", lambda old, self, tokens: old(self, tokens + 1))
+    put(patch, RequestMemory, "fits_alone", lambda old, self, tokens, *encoder: old(self, tokens + 1, *encoder))
 
 
 # The device's side.
@@ -261,4 +262,4 @@ def chunk_budget_is_exceeded(patch: Patch) -> None:
 @mutant("tokens", "ledger:write-write", "invariant:output_position")
 def middle_chunks_sample(patch: Patch) -> None:
     """Every chunk of a prompt writes a token, which nobody reads."""
-    put(patch, PrefillAdder, "_chunk", lambda old, self, row, budget: replace(old(self, row, budget), final=True))
+    put(patch, PrefillAdder, "_chunk", lambda old, self, *args: replace(old(self, *args), final=True))

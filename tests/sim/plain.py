@@ -21,11 +21,15 @@ class Plain:
     fresh: list[int]
     places: list[int]
     """Of rows that sample."""
+    encoder_ids: list[int]
+    """Inputs that an encoder reads in this step, one after another, and how long each is."""
+    encoder_lens: list[int]
 
     @classmethod
     def of(cls, batch: ScheduleBatch) -> Plain:
         """Lists are several times faster than arrays of three numbers."""
         starts, lens = batch.prefix_lens.tolist(), batch.extend_lens.tolist()
+        staged = batch.staging.encoder_ids_cpu
         return cls(
             step_id=batch.step_id,
             rows=batch.rows.tolist(),
@@ -35,6 +39,8 @@ class Plain:
             ends=[start + length for start, length in zip(starts, lens, strict=True)],
             fresh=batch.fresh_rows.tolist(),
             places=batch.sample_indices.tolist(),
+            encoder_ids=[] if staged is None else staged.tolist(),
+            encoder_lens=batch.encoder_lens.tolist(),
         )
 
     def pieces(self, ids: list[int]) -> Iterator[list[int]]:

@@ -32,6 +32,7 @@ from tests.sim.device import SimExecutor
 from tests.sim.kv_memory import Table
 from tests.sim.ledger import Ledger
 from tests.sim.plain import Plain
+from tests.sim.real_cross import RealCross
 from tests.sim.real_states import RealStates
 from tests.sim.scenario import Scenario
 from tests.sim.story import Hits, Story
@@ -111,7 +112,7 @@ class RunnerDevice(SimExecutor):
     def __init__(
         self,
         memory: RequestMemory,
-        sides: Sequence[RealStates],
+        sides: Sequence[RealStates | RealCross],
         pool: ReqToTokenPool,
         scenario: Scenario,
         story: Story,

@@ -1,8 +1,8 @@
 """What a correct engine answers: one request at a time, with no pools, no batches, no pages and no overlap.
 
 The model of the simulation is defined here as well, in functions that both sides share: `link` is what a KV slot holds,
-`blend` is what more pools than one say together, `pick` is how a token follows from it. Everything else of this file
-knows nothing of how the engine works.
+`blend` is what more pools than one say together, `encode` and `heard` are what an encoder says of its input and what a
+decoder makes of that, `pick` is how a token follows. All else here knows nothing of how the engine works.
 """
 
 from __future__ import annotations
@@ -18,6 +18,9 @@ EOS = tuple(range(500, VOCAB))
 ROOT = 0x5EED
 """What stands before the first token."""
 
+BASE = 0
+"""What stands for no adapter; every adapter has another number."""
+
 MASK = 2**64 - 1
 GAMMA = 0x9E3779B97F4A7C15
 
@@ -31,9 +34,30 @@ def link(before: int, token: int, position: int) -> int:
     return hash((before, token, position))
 
 
+def root(adapter: int) -> int:
+    """What stands before the first token of a request for an adapter."""
+    return hash((ROOT, adapter)) if adapter != BASE else ROOT
+
+
 def blend(*read: int) -> int:
     """What the model makes of a row that it read in several pools, each of which holds the same hash of its tokens."""
     return hash(read)
+
+
+def encode(ids: Sequence[int]) -> list[int]:
+    """What an encoder says of each token of its input: every token sees all the others."""
+    whole = hash(tuple(ids))
+    return [hash((whole, place)) for place in range(len(ids))]
+
+
+def heard(said: Sequence[int]) -> int:
+    """What a decoder's token makes of all that the encoder said."""
+    return hash(tuple(said))
+
+
+def force(state: int, tokens: Sequence[int]) -> int:
+    """The one of `tokens` that is said where one of them must be."""
+    return tokens[hash((state,)) % len(tokens)]
 
 
 def pick(state: int, extras: Extras, forbidden: frozenset[int] | set[int]) -> int:
@@ -57,6 +81,20 @@ def _mix(word: int) -> int:
 
 
 @dataclass(frozen=True, slots=True)
+class EncoderSide:
+    """What a request of an encoder-decoder has beside its decoder's prompt; no tokens: nothing is forced."""
+
+    ids: tuple[int, ...]
+    forced_first: tuple[int, ...]
+    forced_last: tuple[int, ...]
+
+    def forced(self, position: int, limit: int) -> tuple[int, ...]:
+        """Of which one must be said at an output position; in an output of one token the last word is the last's."""
+        last = self.forced_last if position == limit - 1 else ()
+        return last or (self.forced_first if position == 0 else ())
+
+
+@dataclass(frozen=True, slots=True)
 class Answer:
     """All tokens of a request that nothing disturbs, and how it ends."""
 
@@ -65,16 +103,30 @@ class Answer:
     matched_stop: int | None
 
 
-def answer(prompt: Sequence[int], params: SamplingParams, seed: int, limit: int, pools: int = 1) -> Answer:
-    """What the request gets: at most `limit` tokens, fewer when one of them stops it. The model reads `pools` pools."""
-    state, ids = ROOT, list(prompt)
+def answer(
+    prompt: Sequence[int],
+    params: SamplingParams,
+    seed: int,
+    limit: int,
+    pools: int = 1,
+    encoder: EncoderSide | None = None,
+    adapter: int | None = None,
+) -> Answer:
+    """What the request gets: at most `limit` tokens, fewer when one of them stops it. The model reads `pools` pools of
+    the decoder's tokens, what its encoder said, if it has one, and the adapter, if there can be any.
+    """
+    said = () if encoder is None else (heard(encode(encoder.ids)),)
+    said += () if adapter is None else (adapter,)
+    state, ids = root(adapter or BASE), list(prompt)
     for position, token in enumerate(prompt):
         state = link(state, token, position)
     stops = {*params.stop_token_ids, *(() if params.ignore_eos else EOS)}
     out: list[int] = []
     while len(out) < limit:
-        read = state if pools == 1 else blend(*[state] * pools)
-        token = pick(read, _extras(params, seed, len(out), ids), stops if len(out) < params.min_tokens else NOTHING)
+        read = blend(*[state] * pools, *said) if said or pools > 1 else state
+        forced = encoder.forced(len(out), limit) if encoder is not None else ()
+        blocked = stops if len(out) < params.min_tokens else NOTHING
+        token = force(read, forced) if forced else pick(read, _extras(params, seed, len(out), ids), blocked)
         out.append(token)
         if token in stops:
             return Answer(tuple(out), FinishReason.STOP, token)

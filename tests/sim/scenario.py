@@ -7,10 +7,11 @@ every request before the quiet ones meet it.
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from core.config import SchedulerConfig
 from core.memory.window_bounds import WindowBounds
+from tests.sim.reference import EOS, VOCAB
 
 RATES: dict[str, tuple[float, float]] = {
     # What happens to clients: probability per step while it is switched on, low and high end.
@@ -63,6 +64,34 @@ class Windows:
     pages: int
 
 
+CROSS_SHARE = 0.25
+"""Of the seeds that have neither have an encoder, whose output all tokens of the decoder read."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cross:
+    """Pages for its output, the longest input, what every decoder starts from, and the tokens that are forced."""
+
+    pages: int
+    longest: int
+    start_ids: tuple[int, ...]
+    forced_first: tuple[int, ...]
+    forced_last: tuple[int, ...]
+
+
+ADAPTERS_SHARE = 0.25
+"""Of the seeds that have neither states nor an encoder have adapters, unless they run the production step."""
+
+
+@dataclass(frozen=True, slots=True)
+class Adapters:
+    """Bytes for all of them, and how likely one is loaded or unloaded before a step."""
+
+    room: int
+    load_rate: float
+    unload_rate: float
+
+
 @dataclass(frozen=True, slots=True)
 class Scenario:
     """What a seed means. Sizes are small on purpose: bugs of reuse and of full pools need little to show."""
@@ -88,6 +117,8 @@ class Scenario:
     faults: dict[str, float] = field(default_factory=dict)
     states: States | None = None
     windows: Windows | None = None
+    cross: Cross | None = None
+    adapters: Adapters | None = None
 
     @property
     def slots(self) -> int:
@@ -96,7 +127,7 @@ class Scenario:
 
     @property
     def pools(self) -> int:
-        """How many pools the model reads."""
+        """How many pools the model reads that hold the decoder's tokens."""
         return 1 + (self.states is not None) + (self.windows is not None)
 
     @property
@@ -122,7 +153,7 @@ def draw(seed: int) -> Scenario:
         policy=rng.choice(("fcfs", "fcfs", "lpm", "priority")),
         max_queued_requests=rng.choice((1, 4, 16, 32)),
     )
-    return Scenario(
+    drawn = Scenario(
         seed=seed,
         rows=(rows := rng.choice((1, 1, 2, 3, 4, 5, 8))),
         pages=pages,
@@ -142,6 +173,14 @@ def draw(seed: int) -> Scenario:
         states=_states(rng, rows, page_size),
         windows=_windows(rng, pages, page_size, config.chunked_prefill_size) if seed % REAL_STEPS != 7 else None,
     )
+    if drawn.states is not None:
+        return drawn
+    if drawn.windows is None and rng.random() < CROSS_SHARE:
+        # As the engine is built: what the decoder makes of a prefix depends on the input, so none is kept.
+        return replace(drawn, cross=_cross(rng, drawn), cache="none")
+    if drawn.real_steps or rng.random() >= ADAPTERS_SHARE:
+        return drawn
+    return replace(drawn, adapters=_adapters(rng))
 
 
 def _states(rng: random.Random, rows: int, page_size: int) -> States | None:
@@ -159,6 +198,27 @@ def _windows(rng: random.Random, pages: int, page_size: int, chunk: int) -> Wind
     tokens = rng.choice((1, 2, 3, 5, 8, 16))
     least = min(pages, WindowBounds(tokens, page_size, chunk).alone)
     return Windows(tokens, min(pages, least + rng.choice((0, 0, 0, 1, 3))))
+
+
+def _cross(rng: random.Random, drawn: Scenario) -> Cross:
+    """From a pool of one slot up; a decoder's start must leave room for an output."""
+    slots = rng.choice((1, 2, 4, 8, 16, 24, 48, 64, 96))
+    start = min(rng.choice((1, 1, 2, 3)), drawn.slots, drawn.context - 1)
+
+    def forced() -> tuple[int, ...]:
+        return tuple(rng.sample((*EOS, *range(VOCAB - len(EOS))), rng.choice((1, 1, 2)))) if rng.random() < 0.3 else ()
+
+    return Cross(
+        pages=max(1, slots // drawn.page_size),
+        longest=rng.choice((1, 3, 5, 9, 20, 40, 64)),
+        start_ids=tuple(rng.randrange(VOCAB) for _ in range(start)),
+        forced_first=forced(),
+        forced_last=rng.choice((forced(), EOS[:1])) if rng.random() < 0.5 else (),
+    )
+
+
+def _adapters(rng: random.Random) -> Adapters:
+    return Adapters(rng.choice((1, 5, 20, 50, 50)), rng.choice((0.05, 0.1, 0.3)), rng.choice((0.01, 0.02, 0.06)))
 
 
 def _faults(rng: random.Random) -> dict[str, float]:

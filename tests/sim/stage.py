@@ -13,7 +13,8 @@ from core.types.io import FinishReason
 from core.types.request import Req
 from core.types.sampling_params import SamplingParams
 from tests.sim.clients import Client
-from tests.sim.scenario import Scenario, States
+from tests.sim.reference import EncoderSide
+from tests.sim.scenario import Cross, Scenario, States
 from tests.sim.story import Hits, Story
 from tests.sim.world import World
 
@@ -36,29 +37,38 @@ class Stage:
         mixed: bool = True,
         policy: str = "fcfs",
         states: States | None = None,
+        cross: Cross | None = None,
     ) -> None:
         config = SchedulerConfig(chunked_prefill_size=chunk, mixed_chunk=mixed, policy=policy, max_queued_requests=256)
         scenario = Scenario(
             seed=0, rows=rows, pages=pages, page_size=page_size, context=context, cache=cache, depth=depth,
             config=config, symbols=1, arrivals=0.0, long_outputs=False, speed=0.0, retract_every=retract_every,
-            real_steps=real_steps, states=states,
+            real_steps=real_steps, states=states, cross=cross,
         )  # fmt: skip
         self.world = World(scenario, Story(tracing=True), Hits())
         self.device, self.scheduler = self.world.device, self.world.scheduler
         self.memory, self.hits = self.world.memory, self.world.hits.counts
 
     def add(self, prompt: Sequence[int], max_tokens: int = 8, *, salt: str = "", **params: Any) -> Client:
-        """A request at the door; `params` are fields of `SamplingParams`, or of the request itself."""
-        assert max_tokens <= self.world.scenario.room(len(prompt)), "the door would refuse it"
+        """A request at the door; `params` are fields of `SamplingParams`, or of the request itself. Where there is an
+        encoder, `prompt` is for it.
+        """
+        cross, encoder = self.world.inputs.cross, None
+        sides: dict[str, Any] = {"prompt": np.asarray(prompt, np.int64)}
+        if cross is not None:
+            assert cross.fits(list(prompt)), "the door would refuse it"
+            sides = cross.entry.sides(sides["prompt"])
+            encoder = EncoderSide(tuple(prompt), cross.spec.forced_first, cross.spec.forced_last)
+        assert max_tokens <= self.world.scenario.room(len(sides["prompt"])), "the door would refuse it"
         own = {name: params.pop(name) for name in ("priority", "deadline", "queue_deadline") if name in params}
         sampling = SamplingParams(**{"temperature": 0.0, "ignore_eos": True, **params})
         req = Req(
-            "same-name", 0, np.asarray(prompt, np.int64), sampling, sampling.seed or 0, max_tokens,
-            salt=self.memory.cache.namespace(salt, None), arrived_at=self.world.now, **own,
+            "same-name", 0, params=sampling, seed=sampling.seed or 0, max_new_tokens=max_tokens,
+            salt=self.memory.cache.namespace(salt, None), arrived_at=self.world.now, **own, **sides,
         )  # fmt: skip
         client = Client(f"#{len(self.world.clients.live) + len(self.world.clients.gone) + 1}", req)
         client.siblings.append(client)
-        client.pools = self.world.scenario.pools
+        client.pools, client.encoder = self.world.scenario.pools, encoder
         req.sink = client
         self.world.clients.live[req] = client
         self.scheduler.intake.add(req)

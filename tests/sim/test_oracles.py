@@ -10,12 +10,27 @@ import re
 
 import pytest
 
-from tests.sim import mutants_of_memory, mutants_of_requests, mutants_of_states, mutants_of_windows
+from tests.sim import (
+    mutants_of_adapters,
+    mutants_of_cross,
+    mutants_of_memory,
+    mutants_of_requests,
+    mutants_of_states,
+    mutants_of_windows,
+)
 from tests.sim.mutants import MUTANTS, Mutant
 from tests.sim.scenario import REAL_STEPS
 from tests.sim.sweep import play
 from tests.tidy.source import python
 
+MODULES = (
+    mutants_of_adapters,
+    mutants_of_cross,
+    mutants_of_memory,
+    mutants_of_requests,
+    mutants_of_states,
+    mutants_of_windows,
+)
 WITHIN = 100
 """Seeds until a mutant must have been seen."""
 BACKSTOPS = {
@@ -51,5 +66,5 @@ def test_every_oracle_is_needed() -> None:
 
 def test_mutants_have_names_and_words() -> None:
     assert len({mutant.name for mutant in MUTANTS}) == len(MUTANTS) >= 40
-    for module in (mutants_of_memory, mutants_of_requests, mutants_of_states, mutants_of_windows):
+    for module in MODULES:
         assert module.__doc__

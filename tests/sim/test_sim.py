@@ -21,8 +21,11 @@ SEEDS = 2000
 LONG_SEEDS = 20_000
 HITS = 100
 """At least so often must each of these have happened in a sweep: a fault that is never hit proves nothing."""
-SELDOM = {"window_not_grown": 5}
-"""What takes rare company: growth is refused only where several rows grow into a pool that just holds them."""
+SELDOM = {"window_not_grown": 5, "adapter_emptied_in_flight": 5, "cross_together": 20, "adapters_mixed": 20}
+"""What takes rare company: growth is refused only where several rows grow into a pool that just holds them, an unloaded
+adapter goes with a step in flight only if its last request is aborted under it, and the others take two newcomers in
+one step, or two adapters.
+"""
 FAULTS = (
     *("abort_in_intake", "abort_waiting", "abort_prefilling", "abort_decoding", "abort_retracted", "abort_in_flight"),
     *("abort_twice", "abort_after_end", "duplicate_id", "queue_full", "too_big", "group"),
@@ -35,6 +38,11 @@ FAULTS = (
     *("state_reused_in_flight", "state_source_taken"),
     *("window_admitted", "window_shared", "window_refused", "window_not_grown", "window_forgotten"),
     *("window_changed_in_flight", "window_replaced"),
+    *("cross_admitted", "cross_refused", "cross_too_big", "cross_fills_pool", "cross_over_budget", "cross_together"),
+    *("cross_beside_decode", "cross_encoded_again", "cross_reused_in_flight", "abort_before_encoding"),
+    *("adapter_loaded", "adapter_evicted", "adapter_unloaded", "adapter_unloaded_in_use", "adapter_unknown"),
+    *("adapter_Overloaded", "adapter_InvalidRequest", "adapter_AdapterExists", "adapter_AdapterNotFound"),
+    *("adapters_mixed", "adapter_emptied_in_flight"),
 )
 
 
@@ -92,6 +100,16 @@ def test_seeds_draw_every_setting() -> None:
     assert {s.cache for s in states} == {"radix", "none"} and any(s.real_steps for s in states)
     fewer = [s for s in states if s.states is not None and s.states.slots < s.rows]
     assert len(fewer) > 100 and 0.25 < len(states) / SEEDS < 0.35
+    encoders = [(s, s.cross) for s in drawn if s.cross is not None]
+    assert {s.cache for s, _ in encoders} == {"none"} and not any(s.states or s.windows for s, _ in encoders)
+    assert any(s.real_steps for s, _ in encoders) and 0.1 < len(encoders) / SEEDS < 0.2
+    chunk_is_less = [s for s, cross in encoders if s.config.chunked_prefill_size < cross.longest]
+    smaller = [s for s, cross in encoders if cross.pages * s.page_size < cross.longest]
+    assert min(len(chunk_is_less), len(smaller), sum(bool(c.forced_first and c.forced_last) for _, c in encoders)) > 20
+    assert {len(cross.start_ids) for _, cross in encoders} == {1, 2, 3} and min(c.pages for _, c in encoders) == 1
+    adapters = [s for s in drawn if s.adapters is not None]
+    assert {s.cache for s in adapters} == {"radix", "none"} and any(s.windows for s in adapters)
+    assert not any(s.states or s.cross or s.real_steps for s in adapters) and 0.1 < len(adapters) / SEEDS < 0.2
     smallest = [s for s in drawn if s.rows == 1 and s.pages == 1]
     assert len(smallest) > 10 and sum(s.real_steps for s in drawn) == SEEDS // REAL_STEPS
     assert {s.page_size for s in drawn} == {1, 2, 3, 4, 8}

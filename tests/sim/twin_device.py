@@ -42,7 +42,7 @@ class TwinDevice(SimExecutor):
             for row, position, slot in places:
                 table[row][position] = slot
         for side in self.sides:
-            side.begin(batch.companion_writes.get(side.host.name))
+            side.begin(batch.companion_writes.get(side.name))
         self.relay.forget(plain.fresh)
         for row, ids in zip(batch.history_writes.rows, batch.history_writes.ids, strict=True):
             self._history[row] = ids.tolist()
@@ -74,7 +74,7 @@ class TwinDevice(SimExecutor):
         found = prompt + self.relay.gather(tails, plain.starts[first:])
         if self.relay.counts != [0, 0]:
             raise Violation("relay_check", f"unwritten reads and wrong lengths: {self.relay.counts}")
-        staging.prefill_ids_cpu = staging.mix_decode_rows = None
+        staging.prefill_ids_cpu = staging.mix_decode_rows = staging.encoder_ids_cpu = None
         return found
 
     def _relay(self, batch: ScheduleBatch, plain: Plain, tokens: list[int]) -> None:

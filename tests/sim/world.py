@@ -11,6 +11,7 @@ import torch
 
 from core.batch.schedule_batch import ScheduleBatch
 from core.device.staging import Staging
+from core.engine.adapter_table import AdapterTable
 from core.errors import Draining, EngineDead
 from core.memory.kv_allocator import PagedKVAllocator
 from core.memory.req_to_token_pool import ReqToTokenPool
@@ -21,10 +22,14 @@ from core.scheduler.intake import End
 from core.scheduler.outputs import StepOutputs
 from core.scheduler.scheduler import Scheduler
 from core.types.stats import EngineStats, HistogramStats
+from tests.sim.adapters import AdapterTwin
 from tests.sim.clients import Clients
+from tests.sim.companions import CompanionSide
+from tests.sim.cross import CrossTwin
 from tests.sim.device import DeviceLost, SimExecutor
 from tests.sim.inputs import TICK, Inputs
 from tests.sim.oracles import Oracles
+from tests.sim.real_cross import RealCross
 from tests.sim.real_states import RealStates
 from tests.sim.real_step import RunnerDevice
 from tests.sim.reference import EOS, VOCAB
@@ -76,16 +81,22 @@ class World:
         allocator = PagedKVAllocator(scenario.pages, scenario.page_size)
         cache = build_prefix_cache(scenario.cache, scenario.page_size)
         self.device: SimExecutor
+        table: AdapterTable | None = None
         if scenario.real_steps:
             pool = ReqToTokenPool(scenario.rows, scenario.width, CPU)
-            real = [] if scenario.states is None else [RealStates(scenario, self.hits, pool)]
+            reals = ((scenario.states, RealStates), (scenario.cross, RealCross))
+            real = [kind(scenario, self.hits, pool) for drawn, kind in reals if drawn is not None]
             self.memory = RequestMemory(pool.rows, allocator, cache, scenario.context, [side.host for side in real])
             self.device = RunnerDevice(self.memory, real, pool, scenario, self.story, self.hits)
         else:
-            kinds = ((scenario.states, StateTwin), (scenario.windows, WindowTwin))
-            sides = [kind(scenario, self.hits) for drawn, kind in kinds if drawn is not None]
+            kinds = ((scenario.states, StateTwin), (scenario.windows, WindowTwin), (scenario.cross, CrossTwin))
+            sides: list[CompanionSide] = [kind(scenario, self.hits) for drawn, kind in kinds if drawn is not None]
             rows, hosts = RowAllocator(scenario.rows), [side.host for side in sides]
             self.memory = RequestMemory(rows, allocator, cache, scenario.context, hosts)
+            if scenario.adapters is not None:
+                adapters = AdapterTwin(scenario, self.hits)
+                sides.append(adapters)
+                table = adapters.table
             self.device = TwinDevice(self.memory, sides, scenario, self.story, self.hits)
         self.scheduler = Scheduler(
             scenario.config,
@@ -96,9 +107,12 @@ class World:
             vocab_size=VOCAB,
             eos_ids=EOS,
             pin=Staging(CPU).pinned if scenario.real_steps else cast(Any, np.concatenate),
+            slot_writes=tuple if table is None else table.take_writes,
         )
         self.clients = Clients(self.scheduler.intake.end, self.device.spoiled, self.story, self.hits)
-        self.inputs = Inputs(scenario, self.scheduler, self.device, self.clients, self._rng, self.story, self.hits)
+        self.inputs = Inputs(
+            scenario, self.scheduler, self.device, self.clients, self._rng, self.story, self.hits, table
+        )
         self.oracles = Oracles(scenario, self.scheduler, self.device, self.clients)
         self._hook_planner()
         if not scenario.real_steps:
@@ -276,6 +290,8 @@ class World:
         self.oracles.when_empty()
         self.device.settle()
         self._check_totals()
+        if self.inputs.adapters is not None:
+            self.inputs.adapters.when_empty()
         self.inputs.close()
 
     def _check_totals(self) -> None:

@@ -7,6 +7,7 @@ so a cache volume may be shared between unlike machines.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import platform
@@ -28,6 +29,8 @@ SOURCES = tuple(Path(__file__).with_name(name) for name in ("decoder.cpp", "kern
 FLAGS = "-std=c++20 -O3 -march=native -ffast-math -fno-finite-math-only -fopenmp -shared -fPIC".split()
 """NaN and infinity keep their meaning: a row that is not finite must be seen by the sampler's check."""
 COMPILE_SECONDS = 900.0
+BUILDING = "building-"
+"""Begins the names of directories that a compiler writes into."""
 
 
 class ExtensionUnavailable(Exception):
@@ -82,7 +85,8 @@ def _compile(path: Path) -> None:
         raise ExtensionUnavailable("no C++ compiler was found (install g++, or set CXX)")
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=path.parent) as directory:
+        with tempfile.TemporaryDirectory(prefix=BUILDING, dir=path.parent) as directory:
+            _sweep(path.parent, Path(directory).stat().st_mtime)
             made = Path(directory) / path.name
             command = [compiler, *FLAGS, *_includes(), str(SOURCES[0]), "-o", str(made), *_libraries()]
             done = subprocess.run(
@@ -94,6 +98,14 @@ def _compile(path: Path) -> None:
             made.replace(path)
     except (OSError, subprocess.TimeoutExpired) as error:
         raise ExtensionUnavailable(f"it could not be compiled: {error}") from error
+
+
+def _sweep(directory: Path, now: float) -> None:
+    """Remove what killed builds left: a server may stop while it compiles. `now` by the clock of the files."""
+    for left in directory.glob(f"{BUILDING}*"):
+        with contextlib.suppress(OSError):
+            if now - left.stat().st_mtime > COMPILE_SECONDS:
+                shutil.rmtree(left)
 
 
 def _includes() -> list[str]:
