@@ -194,6 +194,13 @@ class ServerConfig:
     port: int = setting(50051, int, "Network", "gRPC port; 0 picks a free one.", low=0)
     metrics_host: str = setting("127.0.0.1", str, "Network", "Address of the metrics port.")
     metrics_port: int = setting(9464, int, "Network", "HTTP port of /metrics; 0 picks a free one.", low=0)
+    frontends: int = setting(
+        0,
+        int,
+        "Network",
+        "Processes that serve gRPC in front of the engine's own; 0: the engine's process does.",
+        low=0,
+    )
     reflection: bool = setting(False, bool, "Network", "Serve gRPC reflection, which shows the API to anyone.")
     max_concurrent_streams: int = setting(256, int, "Network", "Most calls open on one connection.", low=1)
     max_receive_bytes: int = setting(4 * 1024 * 1024, int, "Network", "Largest request message in bytes.", low=1024)

@@ -2,9 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable
+from typing import TypeVar
+
 from core.engine.door import Engine, EngineState
 from core.types.stats import EngineStats
 from service.status import NotReady
+
+Answer = TypeVar("Answer")
+
+
+async def answered(answer: Answer | Awaitable[Answer]) -> Answer:
+    """What the engine says, now or, from another process, later."""
+    return await answer if isinstance(answer, Awaitable) else answer
 
 
 class EngineSlot:

@@ -8,6 +8,7 @@ import signal
 from collections.abc import Callable
 from typing import Any
 
+from service.frontends.group import FrontEndGroup
 from service.server import Server
 
 log = logging.getLogger(__name__)
@@ -16,6 +17,10 @@ EXIT_DRAINED = 0
 EXIT_ENGINE_DEAD = 1
 EXIT_BY_SIGNAL = 128
 """Plus the signal's number: a second signal cut the drain short."""
+
+
+Served = Server | FrontEndGroup
+"""One process, or several."""
 
 
 class StopSignals:
@@ -42,7 +47,7 @@ class StopSignals:
             waiting.set_result(number)
 
 
-async def run(server: Server, announce: Callable[[Server], None]) -> int:
+async def run(server: Served, announce: Callable[[Served], None]) -> int:
     """Serve until a signal or the engine's death; the exit code. Calls `announce` once ready. Raises StartupError."""
     with StopSignals() as signals:
         await server.listen()
@@ -61,7 +66,7 @@ async def run(server: Server, announce: Callable[[Server], None]) -> int:
         return await _serve(server, signals)
 
 
-async def _serve(server: Server, signals: StopSignals) -> int:
+async def _serve(server: Served, signals: StopSignals) -> int:
     died = asyncio.create_task(server.engine.wait_dead())
     try:
         await _first_of(died, signals.first)
@@ -72,7 +77,7 @@ async def _serve(server: Server, signals: StopSignals) -> int:
         died.cancel()
 
 
-async def _drain(server: Server, signals: StopSignals, died: asyncio.Task[BaseException]) -> int:
+async def _drain(server: Served, signals: StopSignals, died: asyncio.Task[BaseException]) -> int:
     """Drain, unless the engine dies or a second signal comes first."""
     number = signals.first.result()
     # Someone at a terminal has no load balancer that must learn of the drain first.
@@ -99,7 +104,7 @@ async def _first_of(*futures: asyncio.Future[Any]) -> None:
     await asyncio.wait(futures, return_when=asyncio.FIRST_COMPLETED)
 
 
-async def _die(server: Server, cause: BaseException) -> int:
+async def _die(server: Served, cause: BaseException) -> int:
     log.critical("the engine failed (%s); exiting", type(cause).__name__)
     await server.die()
     return EXIT_ENGINE_DEAD

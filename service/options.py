@@ -10,11 +10,11 @@ HANDSHAKE_TIMEOUT_MS = 10_000
 MAX_CONNECTION_IDLE_MS = 5 * 60 * 1000
 
 
-def server_options(config: ServerConfig) -> tuple[tuple[str, int], ...]:
-    """Arguments for `grpc.aio.server`."""
+def server_options(config: ServerConfig, *, shared_port: bool = False) -> tuple[tuple[str, int], ...]:
+    """Arguments for `grpc.aio.server`; front ends share their port."""
     return (
         # Without this, a second server on the port would silently share its connections.
-        ("grpc.so_reuseport", 0),
+        ("grpc.so_reuseport", int(shared_port)),
         # The default is 2^32: a flood of resets then costs every other client its latency.
         ("grpc.max_concurrent_streams", config.max_concurrent_streams),
         # The keepalive timeout alone does nothing in grpcio: only the ping timeout notices a frozen client.

@@ -19,7 +19,7 @@ from service.builder import EngineBuilder, Progress, StartableEngine, in_daemon_
 from service.config import ServerConfig
 from service.engine_slot import EngineSlot
 from service.interceptors import AroundInterceptor, HandlerTracker, count_calls, errors_to_statuses
-from service.metrics.collector import EngineCollector, ServerView
+from service.metrics.collector import EngineCollector, engine_view
 from service.metrics.http import MetricsServer
 from service.metrics.rpc import RpcMetrics
 from service.options import server_options
@@ -49,8 +49,16 @@ class Server:
     before it loads, so that a taken port is noticed at once and liveness is true while weights are read.
     """
 
-    def __init__(self, config: ServerConfig, build: EngineBuilder, progress: Progress | None = None) -> None:
+    def __init__(
+        self,
+        config: ServerConfig,
+        build: EngineBuilder,
+        progress: Progress | None = None,
+        counts: RpcMetrics | None = None,
+    ) -> None:
         self.config = config
+        # A front end shares its port with others, and its calls are counted by the engine's process.
+        self._counts = counts
         self.slot = EngineSlot()
         self.tracker = HandlerTracker()
         self.health = HealthServicer({LIVENESS: True, READINESS: False}, config.write_timeout)
@@ -61,19 +69,20 @@ class Server:
         self._version = installed_version()
         self._engine: StartableEngine | None = None
         self._registry = CollectorRegistry()
-        self._registry.register(EngineCollector(self._view))
+        self._registry.register(EngineCollector(lambda: engine_view(self.slot, self._version)))
         self._metrics: MetricsServer | None = None
         self._grpc = self._assemble()
 
     def _assemble(self) -> grpc.aio.Server:
-        metrics = RpcMetrics(self._registry)
+        metrics = self._counts or RpcMetrics(self._registry)
         # Outermost first: the tracker must outlive the error mapping, and calls are counted by their final code.
         around = (self.tracker.around, count_calls(metrics), errors_to_statuses)
         interceptors: list[grpc.aio.ServerInterceptor] = [AroundInterceptor(each) for each in around]
         if self.config.auth_token_file is not None:
             tokens = token_file(self.config.auth_token_file)
             interceptors.append(AuthInterceptor(tokens, self.config.auth_recheck_seconds))
-        server = grpc.aio.server(interceptors=interceptors, options=server_options(self.config))
+        options = server_options(self.config, shared_port=self._counts is not None)
+        server = grpc.aio.server(interceptors=interceptors, options=options)
         admission = Admission(
             self.config.concurrency_limit, self.config.rate_limit, max_wait=self.config.admission_wait
         )
@@ -94,13 +103,6 @@ class Server:
             reflection.enable_server_reflection(services, server)
         return server
 
-    def _view(self) -> ServerView:
-        engine = self.slot.engine
-        if engine is None:
-            return ServerView(self.slot.stats, self.slot.state, self._version)
-        info = engine.model_info
-        return ServerView(self.slot.stats, self.slot.state, self._version, info.name, info.dtype)
-
     @property
     def engine(self) -> StartableEngine:
         """The engine; only after `load`."""
@@ -109,13 +111,15 @@ class Server:
 
     async def listen(self) -> None:
         """Check the checkpoint's files and both ports, bind, and answer health checks. Raises StartupError."""
-        check(self.config)
-        self._metrics = MetricsServer(self.config.metrics_host, self.config.metrics_port, self._registry)
-        self.metrics_port = self._metrics.port
+        if self._counts is None:
+            check(self.config)
+            self._metrics = MetricsServer(self.config.metrics_host, self.config.metrics_port, self._registry)
+            self.metrics_port = self._metrics.port
         try:
             self.port = self._bind()
         except StartupError:
-            self._metrics.close()
+            if self._metrics is not None:
+                self._metrics.close()
             raise
         await self._grpc.start()
 

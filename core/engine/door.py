@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from enum import Enum
 from typing import Protocol
 
@@ -36,6 +36,21 @@ class OutputStream(Protocol):
     async def __anext__(self) -> OutputEvent: ...
 
     async def aclose(self) -> None: ...
+
+
+class PolledStream(OutputStream, Protocol):
+    """An `OutputStream` that can also be read without waiting: what carries many streams over one connection needs it.
+
+    `watch(ready)` has `ready` called, now and on every change; `poll` then gives the events that are there, merged as
+    ever, and None after the last; `ended` says that there will be no more.
+    """
+
+    @property
+    def ended(self) -> bool: ...
+
+    def poll(self) -> OutputEvent | None: ...
+
+    def watch(self, ready: Callable[[], None]) -> None: ...
 
 
 class EmbedCall(Protocol):
@@ -88,8 +103,11 @@ class Engine(Protocol):
         """Like `generate`, for vectors: returns once every input is in the waiting queue, and raises the same."""
         ...
 
-    def abort(self, request_id: str) -> bool:
-        """End the request as CANCELLED if it is live; whether it was. Idempotent."""
+    def abort(self, request_id: str) -> bool | Awaitable[bool]:
+        """End the request as CANCELLED if it is live; whether it was. Idempotent.
+
+        An engine in another process answers later; so do the two below.
+        """
         ...
 
     async def tokenize(self, text: str, add_special_tokens: bool = True) -> list[int]:
@@ -109,14 +127,14 @@ class Engine(Protocol):
         """
         ...
 
-    def unload_adapter(self, name: str) -> int:
+    def unload_adapter(self, name: str) -> int | Awaitable[int]:
         """Refuse new requests for the adapter; how many still use it, with the last of which it goes.
 
         Raises AdapterNotFound.
         """
         ...
 
-    def list_adapters(self) -> AdapterList:
+    def list_adapters(self) -> AdapterList | Awaitable[AdapterList]:
         """Every adapter that holds memory."""
         ...
 

@@ -31,6 +31,7 @@ class TokenStream:
         self._ended = False
         self._abort = abort
         self._waiter: asyncio.Future[None] | None = None
+        self._watcher: Callable[[], None] | None = None
 
     @property
     def pending_tokens(self) -> int:
@@ -60,22 +61,37 @@ class TokenStream:
 
     async def __anext__(self) -> OutputEvent:
         while True:
-            event = self._next_ready()
+            event = self.poll()
             if event is not None:
                 return event
             if self._ended:
-                raise StopAsyncIteration
-            if self._error is not None:
-                self._ended = True
-                raise self._error
-            if self.open_outputs == 0:
-                self._ended = True
                 raise StopAsyncIteration
             self._waiter = asyncio.get_running_loop().create_future()
             try:
                 await self._waiter
             finally:
                 self._waiter = None
+
+    @property
+    def ended(self) -> bool:
+        """Whether everything was read, an error included, or the stream was closed."""
+        return self._ended
+
+    def poll(self) -> OutputEvent | None:
+        """The next event if there is one now; raises what the stream failed with, once, in its turn."""
+        event = self._next_ready()
+        if event is not None or self._ended:
+            return event
+        if self._error is not None:
+            self._ended = True
+            raise self._error
+        self._ended = self.open_outputs == 0
+        return None
+
+    def watch(self, ready: Callable[[], None]) -> None:
+        """Call `ready` whenever `poll` may have something; for a reader that has no task of its own."""
+        self._watcher = ready
+        ready()
 
     async def aclose(self) -> None:
         """Stop reading; whatever still runs is aborted. Idempotent."""
@@ -98,5 +114,7 @@ class TokenStream:
         return None
 
     def _wake(self) -> None:
+        if self._watcher is not None:
+            self._watcher()
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)

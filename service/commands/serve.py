@@ -18,7 +18,7 @@ from service.progress import TerminalProgress
 from service.settings import load
 
 if TYPE_CHECKING:
-    from service.server import Server
+    from service.lifecycle import Served
 
 SWITCH_INTERVAL_SECONDS = 0.0005
 """A forward thread busy in Python gives the event loop its turn after this, ten times sooner than by default."""
@@ -54,20 +54,22 @@ def serve(config_file: str | None, **flags: Any) -> None:
 
 async def _run(config: ServerConfig) -> int:
     from service.builder import build_core_engine
+    from service.frontends.group import FrontEndGroup
     from service.lifecycle import run
     from service.server import Server
 
+    make = FrontEndGroup if config.frontends else Server
     progress = TerminalProgress()
-    server = Server(config, build_core_engine, progress)
+    server: Served = make(config, build_core_engine, progress)
 
-    def announce(ready: Server) -> None:
+    def announce(ready: Served) -> None:
         progress.close()
         print(ready_line(ready), flush=True)
 
     return await run(server, announce)
 
 
-def ready_line(server: Server) -> str:
+def ready_line(server: Served) -> str:
     """What is printed once requests can come."""
     config = server.config
     return (

@@ -15,6 +15,7 @@ from prometheus_client.registry import Collector
 from core.engine.door import EngineState
 from core.types.io import FinishReason
 from core.types.stats import EngineStats, HistogramStats
+from service.engine_slot import EngineSlot
 from service.metrics import names
 from service.metrics.names import Metric
 
@@ -33,6 +34,14 @@ class ServerView:
     version: str
     model: str = ""
     dtype: str = ""
+
+
+def engine_view(slot: EngineSlot, version: str) -> ServerView:
+    """The moment that `slot` shows."""
+    if slot.engine is None:
+        return ServerView(slot.stats, slot.state, version)
+    info = slot.engine.model_info
+    return ServerView(slot.stats, slot.state, version, info.name, info.dtype)
 
 
 def kv_usage(stats: EngineStats) -> float:

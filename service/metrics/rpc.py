@@ -29,28 +29,35 @@ class RpcMetrics:
     def __init__(self, registry: CollectorRegistry) -> None:
         # Otherwise every counter is doubled by a gauge that holds the time it was created.
         disable_created_metrics()  # type: ignore[no-untyped-call]
-        self._started = _counter(names.RPC_STARTED, registry)
-        self._handled = _counter(names.RPC_HANDLED, registry)
-        self._rejected = _counter(names.REJECTED, registry)
-        self._slow = _counter(names.SLOW_CONSUMERS, registry)
+        self._counters = {
+            "started": _counter(names.RPC_STARTED, registry),
+            "handled": _counter(names.RPC_HANDLED, registry),
+            "rejected": _counter(names.REJECTED, registry),
+            "slow": _counter(names.SLOW_CONSUMERS, registry),
+        }
         for reason in REJECTION_REASONS:
-            self._rejected.labels(reason)
+            self._counters["rejected"].labels(reason)
 
     def started(self, method: str) -> None:
         """A handler was entered; `method` is the full name of a registered method."""
-        self._started.labels(method.lstrip("/")).inc()
+        self.add("started", (method.lstrip("/"),))
 
     def handled(self, method: str, code: grpc.StatusCode) -> None:
         """A handler returned with `code`."""
-        self._handled.labels(method.lstrip("/"), code.name).inc()
+        self.add("handled", (method.lstrip("/"), code.name))
 
     def rejected(self, reason: str) -> None:
         """A Generate call was refused before its first event."""
-        self._rejected.labels(reason).inc()
+        self.add("rejected", (reason,))
 
     def slow_consumer(self) -> None:
         """A stream was ended because its client did not read fast enough."""
-        self._slow.inc()
+        self.add("slow", ())
+
+    def add(self, counter: str, labels: tuple[str, ...], amount: int = 1) -> None:
+        """Add to one of the counters by its name here. Raises KeyError."""
+        metric = self._counters[counter]
+        (metric.labels(*labels) if labels else metric).inc(amount)
 
 
 def _counter(metric: Metric, registry: CollectorRegistry) -> Counter:

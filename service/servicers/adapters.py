@@ -9,7 +9,7 @@ import grpc.aio
 from service import convert_adapters
 from service.auth import caller_name
 from service.config import ServerConfig
-from service.engine_slot import EngineSlot
+from service.engine_slot import EngineSlot, answered
 from service.pb.slipstream.v1 import adapters_pb2 as pb
 from service.pb.slipstream.v1 import adapters_pb2_grpc
 from service.status import NotPermitted
@@ -33,11 +33,12 @@ class AdapterServicer(adapters_pb2_grpc.AdapterServiceServicer):
     async def UnloadAdapter(self, request: pb.UnloadAdapterRequest, context: Context) -> pb.UnloadAdapterResponse:
         """Refuse new requests for an adapter, and free it with its last one."""
         self._refuse_others()
-        return pb.UnloadAdapterResponse(live_requests=self._slot.require().unload_adapter(request.name))
+        live = await answered(self._slot.require().unload_adapter(request.name))
+        return pb.UnloadAdapterResponse(live_requests=live)
 
     async def ListAdapters(self, request: pb.ListAdaptersRequest, context: Context) -> pb.ListAdaptersResponse:
         """Every adapter that holds memory."""
-        return convert_adapters.list_response(self._slot.require().list_adapters())
+        return convert_adapters.list_response(await answered(self._slot.require().list_adapters()))
 
     def _refuse_others(self) -> None:
         if self._admins is not None and caller_name.get() not in self._admins:

@@ -19,7 +19,7 @@ from service.admission import Admission
 from service.auth import caller_name
 from service.bounds import detokenize_ids
 from service.config import ServerConfig
-from service.engine_slot import EngineSlot
+from service.engine_slot import EngineSlot, answered
 from service.metrics.collector import kv_usage
 from service.metrics.rpc import RpcMetrics
 from service.pb.slipstream.v1 import inference_pb2 as pb
@@ -110,9 +110,12 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         if not request.request_id:
             raise InvalidRequest.of("request_id", "must not be empty")
         engine = self._slot.require()
-        # Somebody else's request is answered like one that is not there.
-        own = self._callers.get(request.request_id) == caller_name.get()
-        return pb.AbortResponse(found=own and engine.abort(request.request_id))
+        # Somebody else's request is answered like one that is not there. One that came through another front end is not
+        # known here; the engine's process asks there whose it is.
+        caller = caller_name.get()
+        if self._callers.get(request.request_id, caller) != caller:
+            return pb.AbortResponse(found=False)
+        return pb.AbortResponse(found=await answered(engine.abort(request.request_id)))
 
     async def Embed(self, request: pb.EmbedRequest, context: Context) -> pb.EmbedResponse:
         """Admit, then wait for every vector. Leaving by any path closes the engine's call, as with Generate."""

@@ -1,0 +1,233 @@
+"""`slipstream bench service`: what the way from the engine to gRPC clients costs, beside raw grpc.aio."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import statistics
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import click
+import torch
+
+from core.config import EngineConfig, ExecutorConfig, MemoryConfig, ModelConfig, SchedulerConfig
+from core.engine.build import assemble
+from core.models.bundled import bundled_model_dir
+from core.text.tokenizer import Tokenizer
+from core.types.io import Delta, GenerateRequest
+from core.types.sampling_params import SamplingParams
+from service.bench.emulated import EmulatedModel, EmulatedStreams, Timeline
+from service.bench.raw_stream import RAW_METHOD, RawServer
+from service.bench.stream_client import GENERATE_METHOD, Job, StreamClient
+from service.bench.stream_rate import Latencies, Rate, Stream, measure_latencies, measure_rate
+from service.config import ServerConfig
+from service.frontends.group import FrontEndGroup
+from service.lifecycle import Served
+from service.server import Server
+
+PROMPT_TOKENS = 16
+W2_PROMPT, W2_TOKENS, W2_REQUESTS = 128, 128, 6
+LEAST_TOKENS = 150
+
+
+@dataclass(slots=True)
+class Width:
+    """Rates of one number of streams, a value per round.
+
+    The ceiling of grpc.aio; the engine alone and our whole path with a device that takes no time; both when paced.
+    """
+
+    raw: list[Rate] = field(default_factory=list)
+    engine: list[Rate] = field(default_factory=list)
+    flat_out: list[Rate] = field(default_factory=list)
+    paced_in_process: list[Rate] = field(default_factory=list)
+    paced: list[Rate] = field(default_factory=list)
+
+    def figures(self) -> dict[str, float]:
+        """Medians; shares are medians of the shares within a round, since rounds differ more than kinds do."""
+        shares = [_share(ours, raw) for ours, raw in zip(self.flat_out, self.raw)]
+        of_both = [max(_share(*both[:2]), _share(*both[::2])) for both in zip(self.flat_out, self.raw, self.engine)]
+        kept = [_share(served, alone) for served, alone in zip(self.paced, self.paced_in_process)]
+        return {
+            "raw_tokens_per_second": _median_tokens(self.raw),
+            "engine_tokens_per_second": _median_tokens(self.engine),
+            "tokens_per_second": _median_tokens(self.flat_out),
+            "tokens_per_message": statistics.median(r.tokens_per_second / r.messages_per_second for r in self.flat_out),
+            "share_of_raw": statistics.median(shares),
+            "share_of_the_slower": statistics.median(of_both),
+            "paced_in_process_tokens_per_second": _median_tokens(self.paced_in_process),
+            "paced_tokens_per_second": _median_tokens(self.paced),
+            "speed_kept": statistics.median(kept),
+        }
+
+
+def _share(of: Rate, whole: Rate) -> float:
+    return of.tokens_per_second / whole.tokens_per_second
+
+
+def _median_tokens(rates: list[Rate]) -> float:
+    return statistics.median(rate.tokens_per_second for rate in rates)
+
+
+class Bench:
+    """A server over the emulated device in this process, the raw server beside it, the client in another process."""
+
+    def __init__(self, server: Served, timeline: Timeline, raw: RawServer, client: StreamClient) -> None:
+        self._server, self._timeline, self._raw, self._client = server, timeline, raw, client
+
+    async def width(self, into: Width, streams: int, tokens: int, step_ms: float) -> None:
+        """One round of every kind."""
+        raw = Job(self._raw.port, RAW_METHOD, streams, tokens, PROMPT_TOKENS)
+        ours = Job(self._server.port, GENERATE_METHOD, streams, tokens, PROMPT_TOKENS)
+        into.raw.append(await self._client.rate(raw))
+        self._timeline.step_seconds = 0.0
+        into.engine.append(await measure_rate(self._in_process(PROMPT_TOKENS, tokens), streams, tokens))
+        into.flat_out.append(await self._client.rate(ours))
+        self._timeline.step_seconds = step_ms / 1000
+        into.paced_in_process.append(await measure_rate(self._in_process(PROMPT_TOKENS, tokens), streams, tokens))
+        into.paced.append(await self._client.rate(ours))
+
+    async def latencies(self, alone: Latencies, served: Latencies, step_ms: float) -> None:
+        """One request at a time, in process and through gRPC."""
+        self._timeline.step_seconds = step_ms / 1000
+        job = Job(self._server.port, GENERATE_METHOD, W2_REQUESTS, W2_TOKENS, W2_PROMPT, one_by_one=True)
+        here = await measure_latencies(self._in_process(W2_PROMPT, W2_TOKENS), W2_REQUESTS)
+        there = await self._client.latencies(job)
+        for into, seen in ((alone, here), (served, there)):
+            into.first.extend(seen.first)
+            into.gaps.extend(seen.gaps)
+
+    def _in_process(self, prompt: int, tokens: int) -> Stream:
+        sampling = SamplingParams(temperature=0.0, max_tokens=tokens, ignore_eos=True)
+        request = GenerateRequest(token_ids=tuple(range(3, 3 + prompt)), sampling=sampling)
+
+        async def read() -> AsyncIterator[int]:
+            async for event in await self._server.engine.generate(request):
+                if isinstance(event, Delta):
+                    yield len(event.token_ids)
+
+        return read
+
+
+@asynccontextmanager
+async def benched(rows: int, tokens: int, frontends: int = 0) -> AsyncIterator[Bench]:
+    """Everything started, and closed at the end. No prefix is reused, so that every round does the same."""
+    tokenizer, timeline = Tokenizer.load(str(bundled_model_dir())), Timeline(0.0)
+    context = max(PROMPT_TOKENS + tokens, W2_PROMPT + W2_TOKENS) + 1
+    config = EngineConfig(
+        model=ModelConfig("emulated"),
+        memory=MemoryConfig(max_running_requests=rows, max_total_tokens=rows * (context + 16), prefix_cache="none"),
+        scheduler=SchedulerConfig(chunked_prefill_size=rows * PROMPT_TOKENS, max_queued_requests=rows),
+        executor=ExecutorConfig(device="cpu"),
+    )
+    model = EmulatedModel(timeline, tokenizer.vocab_size, context)
+    engine = assemble(config, model, tokenizer, EmulatedStreams(timeline))
+    settings = ServerConfig(port=0, metrics_port=0, max_running_requests=rows, frontends=frontends)
+    server: Served = (FrontEndGroup if frontends else Server)(settings, lambda *_: engine)
+    raw = RawServer()
+    await server.listen()
+    await server.load()
+    await raw.start()
+    try:
+        async with StreamClient() as client:
+            yield Bench(server, timeline, raw, client)
+    finally:
+        await raw.close()
+        await server.close(grace=0)
+
+
+async def measure(
+    streams: list[int], tokens: int, rounds: int, step_ms: float, latency_step_ms: float, frontends: int = 0
+) -> dict[str, Any]:
+    """All figures. `tokens` are of all streams of a run together; one round before the first is not counted."""
+    each = {count: max(LEAST_TOKENS, tokens // count) for count in streams}
+    widths = {count: Width() for count in streams}
+    alone, served = Latencies(), Latencies()
+    async with benched(max(streams), max(each.values()), frontends) as bench:
+        await bench.width(Width(), min(16, max(streams)), LEAST_TOKENS, step_ms)
+        await bench.latencies(Latencies(), Latencies(), latency_step_ms)
+        for number in range(rounds):
+            for count, width in widths.items():
+                await bench.width(width, count, each[count], step_ms)
+                click.echo(f"round {number + 1}/{rounds}  {_line(count, _last(width).figures())}", err=True)
+            await bench.latencies(alone, served, latency_step_ms)
+    return {
+        "step_ms": step_ms,
+        "frontends": frontends,
+        "streams": {str(count): _rounded(width.figures()) for count, width in widths.items()},
+        "one_at_a_time": {
+            "step_ms": latency_step_ms,
+            **{name: _latency_figures(seen) for name, seen in (("in_process", alone), ("grpc", served))},
+        },
+    }
+
+
+def _last(width: Width) -> Width:
+    return Width(*([getattr(width, name)[-1]] for name in asdict(width)))
+
+
+def _rounded(figures: dict[str, float]) -> dict[str, float]:
+    return {name: round(value, 3) for name, value in figures.items()}
+
+
+def _latency_figures(seen: Latencies) -> dict[str, float]:
+    """Milliseconds."""
+    figures: dict[str, float] = {}
+    for name, values in (("ttft", seen.first), ("itl", seen.gaps)):
+        cuts = statistics.quantiles(values, n=100, method="inclusive")
+        figures |= {f"{name}_p{percent}_ms": cuts[percent - 1] * 1000 for percent in (50, 90, 99)}
+    return _rounded(figures)
+
+
+def _line(count: int, figures: dict[str, float]) -> str:
+    raw, engine, ours = (figures[f"{name}tokens_per_second"] for name in ("raw_", "engine_", ""))
+    return (
+        f"{count:4d} streams  raw {raw:8,.0f}  engine alone {engine:8,.0f}  ours {ours:8,.0f} tokens/s "
+        f"({figures['share_of_raw']:.0%} of raw, {figures['share_of_the_slower']:.0%} of the slower, "
+        f"{figures['tokens_per_message']:.1f} a message)  paced {figures['paced_tokens_per_second']:8,.0f} of "
+        f"{figures['paced_in_process_tokens_per_second']:8,.0f} ({figures['speed_kept']:.1%})"
+    )
+
+
+@click.command()
+@click.option("--streams", default="1,16,128,256", show_default=True, help="Numbers of streams, with commas.")
+@click.option("--tokens", default=60_000, show_default=True, help="Tokens of one run, all streams together.")
+@click.option("--rounds", default=3, show_default=True, help="Interleaved rounds; medians are reported.")
+@click.option("--step-ms", default=20.0, show_default=True, help="Step of the paced runs.")
+@click.option("--latency-step-ms", default=2.5, show_default=True, help="Step of the runs with one request at a time.")
+@click.option("--frontends", default=0, show_default=True, help="Front-end processes, as with `slipstream serve`.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object as the last line.")
+def service(
+    streams: str,
+    tokens: int,
+    rounds: int,
+    step_ms: float,
+    latency_step_ms: float,
+    frontends: int,
+    as_json: bool,
+) -> None:
+    """Tokens that reach gRPC clients per second, against raw grpc.aio in the same rounds.
+
+    The whole path serves an emulated device that only passes time; the client is a process of its own. "raw" is a
+    servicer that does nothing but write the same message per token. "engine alone" (read in the same process) and
+    "ours" have a device that takes no time; the slower of raw and engine bounds ours. "paced" compares the engine's
+    speed through gRPC with that of readers in the same process. Last comes the latency of one request at a time, of
+    128 tokens after 128, both ways.
+    """
+    counts = [int(each) for each in streams.split(",")]
+    sys.setswitchinterval(0.0005)
+    torch.set_num_threads(1)
+    figures = asyncio.run(measure(counts, tokens, rounds, step_ms, latency_step_ms, frontends))
+    click.echo("\nmedians")
+    for count in counts:
+        click.echo(_line(count, figures["streams"][str(count)]))
+    click.echo(f"one at a time, {W2_PROMPT}+{W2_TOKENS} tokens, steps of {latency_step_ms:g} ms")
+    for name in ("in_process", "grpc"):
+        values = "  ".join(f"{key} {value:.2f}" for key, value in figures["one_at_a_time"][name].items())
+        click.echo(f"  {name:10}  {values}")
+    if as_json:
+        click.echo(json.dumps(figures))

@@ -1,0 +1,121 @@
+"""One front end: `python -m service.frontends.process FD`, started by the engine process with one end of a socket pair.
+
+It serves gRPC on the shared port and knows no model. It ends when it is told to, or when the engine process is gone.
+Signals are the engine process's business: it tells its front ends what to do.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import os
+import signal
+import socket
+import sys
+from collections import Counter
+
+from prometheus_client import CollectorRegistry
+
+from core.errors import Draining, EngineDead, StartupError
+from service.config import ServerConfig
+from service.frontends.remote_engine import RemoteEngine
+from service.frontends.wire import Kind, pack_json
+from service.logs import configure
+from service.metrics.rpc import RpcMetrics
+from service.server import STATUS_FLUSH_SECONDS, Server
+
+log = logging.getLogger(__name__)
+
+COUNTS_SECONDS = 0.1
+EXIT_ENGINE_GONE = 1
+
+
+class CountedCalls(RpcMetrics):
+    """Counts for a while, then sends the sums to where metrics are served."""
+
+    def __init__(self) -> None:
+        super().__init__(CollectorRegistry())
+        self._counts: Counter[tuple[str, tuple[str, ...]]] = Counter()
+
+    def add(self, counter: str, labels: tuple[str, ...], amount: int = 1) -> None:
+        """See `RpcMetrics.add`."""
+        self._counts[counter, labels] += amount
+
+    def send(self, engine: RemoteEngine) -> None:
+        """Send what was counted since the last time."""
+        if self._counts:
+            counts, self._counts = self._counts, Counter()
+            engine.count(counts)
+
+
+def read_config(text: str) -> ServerConfig:
+    """The settings as the engine process writes them."""
+    values = json.loads(text)
+    values["adapter"] = None if values["adapter"] is None else tuple(map(tuple, values["adapter"]))
+    return ServerConfig(**values)
+
+
+async def serve(config: ServerConfig, sock: socket.socket) -> int:
+    """Serve until told to close or the engine process is gone; the exit code."""
+    engine, counts = RemoteEngine(config.max_pending_tokens), CountedCalls()
+    await asyncio.get_running_loop().create_unix_connection(lambda: engine.link, sock=sock)
+    server = Server(config, lambda *_: engine, counts=counts)
+    await server.listen()
+    engine.link.send(pack_json(Kind.LISTENING, None))
+    tasks = [
+        asyncio.create_task(each) for each in (_load(server, engine), _drain(server, engine), _count(counts, engine))
+    ]
+    dead = await engine.closing
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    counts.send(engine)
+    server.health.close()
+    # The engine has ended its streams before it said so, unless this front end was too slow to be told.
+    engine.fail_streams(EngineDead("the engine failed") if dead else Draining("the server is shutting down"))
+    if dead:
+        await server.die()
+        return EXIT_ENGINE_GONE
+    # Handlers still write their last statuses; what they count has to go out before the connection does.
+    await server.tracker.wait_idle(STATUS_FLUSH_SECONDS)
+    counts.send(engine)
+    await server.close()
+    return 0
+
+
+async def _load(server: Server, engine: RemoteEngine) -> None:
+    with contextlib.suppress(EngineDead):  # `closing` says the same
+        await server.load()
+        engine.link.send(pack_json(Kind.SERVING, None))
+
+
+async def _drain(server: Server, engine: RemoteEngine) -> None:
+    await engine.draining.wait()
+    server.refuse_readiness()
+
+
+async def _count(counts: CountedCalls, engine: RemoteEngine) -> None:
+    while True:
+        await asyncio.sleep(COUNTS_SECONDS)
+        counts.send(engine)
+
+
+def main() -> None:
+    """The process."""
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, signal.SIG_IGN)
+    config = read_config(sys.stdin.read())
+    configure(config.log_level)
+    try:
+        code = asyncio.run(serve(config, socket.socket(fileno=int(sys.argv[1]))))
+    except StartupError as error:
+        log.error("a front end cannot start: %s", error.message)
+        code = error.exit_code
+    logging.shutdown()
+    os._exit(code)
+
+
+if __name__ == "__main__":
+    main()

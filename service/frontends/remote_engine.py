@@ -1,0 +1,236 @@
+"""The engine as a front end sees it: the door of `core.engine.door`, over the connection to the engine process."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+from core.engine.door import EngineState
+from core.errors import EngineDead, SlipstreamError
+from core.types.adapters import AdapterList, AdapterLoad
+from core.types.io import Delta, EmbedRequest, EmbedResult, Finished, GenerateRequest, ModelInfo, Started
+from core.types.stats import EngineStats
+from service.auth import caller_name
+from service.frontends.plain import error_from_plain, from_plain, to_plain, vectors_from_plain
+from service.frontends.remote_stream import RemoteStream
+from service.frontends.wire import Kind, Link, pack_json, read_events
+
+
+class RemoteEmbedCall:
+    """The `EmbedCall` of `core.engine.door` in a front end."""
+
+    def __init__(self, engine: RemoteEngine, number: int, request_id: str) -> None:
+        self._engine, self._number, self.request_id = engine, number, request_id
+
+    async def result(self) -> EmbedResult:
+        """See `EmbedCall.result`."""
+        return vectors_from_plain(await self._engine.call("vectors", of=self._number))
+
+    async def aclose(self) -> None:
+        """See `EmbedCall.aclose`."""
+        self._engine.end(self._number)
+
+
+class RemoteEngine:
+    """Answers as the engine does. Its snapshot is that of the last STATE frame; a lost connection is a dead engine."""
+
+    def __init__(self, max_pending_tokens: int) -> None:
+        self.link = Link(self._frame, self._lost)
+        self.closing: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        """Done when the engine process says to close: whether the engine is dead."""
+        self.draining = asyncio.Event()
+        self._max_pending = max_pending_tokens
+        self._state = EngineState.STARTING
+        self._stats = EngineStats()
+        self._live = 0
+        self._ready: asyncio.Future[ModelInfo] = asyncio.get_running_loop().create_future()
+        self._number = 0
+        self._replies: dict[int, asyncio.Future[Any]] = {}
+        self._streams: dict[int, RemoteStream] = {}
+
+    @property
+    def state(self) -> EngineState:
+        """See `Engine.state`."""
+        return self._state
+
+    @property
+    def stats(self) -> EngineStats:
+        """See `Engine.stats`."""
+        return self._stats
+
+    @property
+    def live_requests(self) -> int:
+        """Of all front ends."""
+        return self._live
+
+    @property
+    def model_info(self) -> ModelInfo:
+        """See `Engine.model_info`."""
+        return self._ready.result()
+
+    async def start(self) -> None:
+        """Wait until the engine process is ready. Raises EngineDead when it goes away first."""
+        await asyncio.shield(self._ready)
+
+    async def generate(self, request: GenerateRequest) -> RemoteStream:
+        """See `Engine.generate`."""
+        number = self._next()
+        stream = RemoteStream(request.request_id, request.sampling.n, lambda: self.end(number), self._max_pending)
+        self._streams[number] = stream
+        try:
+            stream.request_id = await self._ask(number, "generate", request=to_plain(request), caller=caller_name.get())
+        except BaseException:
+            self._streams.pop(number, None)
+            raise
+        return stream
+
+    async def embed(self, request: EmbedRequest) -> RemoteEmbedCall:
+        """See `Engine.embed`."""
+        number = self._next()
+        request_id = await self._ask(number, "embed", request=to_plain(request), caller=caller_name.get())
+        return RemoteEmbedCall(self, number, request_id)
+
+    async def abort(self, request_id: str) -> bool:
+        """See `Engine.abort`."""
+        return bool(await self.call("abort", request_id=request_id, caller=caller_name.get()))
+
+    async def tokenize(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """See `Engine.tokenize`."""
+        ids: list[int] = await self.call("tokenize", text=text, special=add_special_tokens)
+        return ids
+
+    async def detokenize(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        """See `Engine.detokenize`."""
+        return str(await self.call("detokenize", ids=list(ids), skip=skip_special_tokens))
+
+    async def load_adapter(self, name: str, path: str, *, pinned: bool = False) -> AdapterLoad:
+        """See `Engine.load_adapter`."""
+        return from_plain(AdapterLoad, await self.call("load_adapter", name=name, path=path, pinned=pinned))
+
+    async def unload_adapter(self, name: str) -> int:
+        """See `Engine.unload_adapter`."""
+        return int(await self.call("unload_adapter", name=name))
+
+    async def list_adapters(self) -> AdapterList:
+        """See `Engine.list_adapters`."""
+        return from_plain(AdapterList, await self.call("list_adapters"))
+
+    async def drain(self, timeout: float) -> int:
+        """The engine process drains by itself; there is nothing to do here."""
+        return 0
+
+    async def stop(self) -> None:
+        """Hang up, which ends what this front end still has."""
+        self.link.close()
+
+    async def wait_dead(self) -> BaseException:
+        """Once the engine process is gone without having said so."""
+        if await asyncio.shield(self.closing):
+            return EngineDead("the engine failed; this server is going away")
+        return await asyncio.Future()
+
+    def count(self, counts: Counter[tuple[str, tuple[str, ...]]]) -> None:
+        """Send what was counted."""
+        self.link.send(pack_json(Kind.COUNTS, [[name, labels, amount] for (name, labels), amount in counts.items()]))
+
+    def fail_streams(self, error: SlipstreamError) -> None:
+        """End what is still open here; most often nothing."""
+        for stream in self._streams.values():
+            stream.fail(error)
+        self._streams.clear()
+
+    def end(self, number: int) -> None:
+        """Tell the engine that nobody wants call `number` any more. Idempotent."""
+        self._streams.pop(number, None)
+        self.link.send(pack_json(Kind.END, {"id": number}))
+
+    async def call(self, method: str, **arguments: Any) -> Any:
+        """Ask and wait for the answer. Raises what the engine raised."""
+        return await self._ask(self._next(), method, **arguments)
+
+    def _next(self) -> int:
+        self._number += 1
+        return self._number
+
+    async def _ask(self, number: int, method: str, **arguments: Any) -> Any:
+        if self._state is EngineState.DEAD:
+            raise _dead()
+        reply = self._replies[number] = asyncio.get_running_loop().create_future()
+        self.link.send(pack_json(Kind.CALL, {"id": number, "method": method, **arguments}))
+        try:
+            return await reply
+        except asyncio.CancelledError:
+            self.end(number)
+            raise
+        finally:
+            del self._replies[number]
+
+    def _frame(self, kind: Kind, body: bytes) -> None:
+        if kind is Kind.EVENTS:
+            self._take(body)
+            return
+        value: Any = json.loads(body)
+        if kind is Kind.REPLY:
+            self._reply(value)
+        elif kind is Kind.READY:
+            self._ready.set_result(from_plain(ModelInfo, value))
+        elif kind is Kind.STATE:
+            self._state, self._live = EngineState(value["state"]), value["live"]
+            self._stats = from_plain(EngineStats, value["stats"])
+            if value["draining"]:
+                self.draining.set()
+        elif kind is Kind.CLOSE and not self.closing.done():
+            self.closing.set_result(bool(value["dead"]))
+
+    def _reply(self, value: Any) -> None:
+        reply = self._replies.get(value["id"])
+        if reply is None or reply.done():
+            return
+        if "ok" in value:
+            reply.set_result(value["ok"])
+        else:
+            reply.set_exception(error_from_plain(value))
+
+    def _take(self, body: bytes) -> None:
+        before, deltas, after = read_events(body)
+        streams = self._streams
+        for number, started in before:
+            if number in streams:
+                streams[number].push(from_plain(Started, started))
+        for number, delta in deltas:
+            stream = streams.get(number)
+            if stream is not None:
+                stream.push(delta)
+        for number, kind, value in after:
+            if number in streams:
+                self._take_other(streams[number], number, kind, value)
+
+    def _take_other(self, stream: RemoteStream, number: int, kind: str, value: Any) -> None:
+        if kind == "delta":
+            stream.push(from_plain(Delta, value))
+        elif kind == "finished":
+            stream.push(from_plain(Finished, value))
+            if stream.output_finished():
+                del self._streams[number]
+        else:
+            stream.fail(error_from_plain(value))
+            self._streams.pop(number, None)
+
+    def _lost(self) -> None:
+        """The engine process is gone: everything ends with UNAVAILABLE."""
+        self._state = EngineState.DEAD
+        self.fail_streams(_dead())
+        waiting: list[asyncio.Future[Any]] = [*self._replies.values(), self._ready]
+        for future in waiting:
+            if not future.done():
+                future.set_exception(_dead())
+                future.exception()  # retrieved: nobody may be waiting
+        if not self.closing.done():
+            self.closing.set_result(True)
+
+
+def _dead() -> SlipstreamError:
+    return EngineDead("the engine failed; this server is going away")

@@ -1,0 +1,120 @@
+"""The events of one request in a front end, as they came from the engine process."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Callable
+
+from core.errors import SlowConsumer
+from core.types.io import Delta, OutputEvent, TokenLogprob
+
+
+class _Unread:
+    """Deltas of one output that the client has not taken, merged."""
+
+    def __init__(self, first: Delta) -> None:
+        self.index, self._position = first.index, first.position
+        self._ids: list[int] = []
+        self._texts: list[str] = []
+        self._logprobs: list[TokenLogprob] = []
+        self.add(first)
+
+    def add(self, delta: Delta) -> None:
+        self._ids += delta.token_ids
+        self._texts.append(delta.text)
+        self._logprobs += delta.logprobs
+
+    def merged(self) -> Delta:
+        return Delta(self.index, self._position, tuple(self._ids), "".join(self._texts), tuple(self._logprobs))
+
+
+class RemoteStream:
+    """The `OutputStream` of `core.engine.door` in a front end. Bounded: a reader too far behind is ended."""
+
+    def __init__(self, request_id: str, outputs: int, end: Callable[[], None], max_pending_tokens: int) -> None:
+        self.request_id = request_id
+        self._end = end
+        self._max_pending = max_pending_tokens
+        self._events: deque[OutputEvent | _Unread] = deque()
+        self._unread: dict[int, _Unread] = {}
+        self._pending = 0
+        self._error: BaseException | None = None
+        self._open_outputs = outputs
+        self._ended = False
+        self._waiter: asyncio.Future[None] | None = None
+
+    def push(self, event: OutputEvent) -> None:
+        """One event from the engine."""
+        if self._ended or self._error is not None:
+            return
+        if type(event) is Delta:
+            self._push_delta(event)
+        else:
+            self._events.append(event)
+        self._wake()
+
+    def _push_delta(self, delta: Delta) -> None:
+        self._pending += len(delta.token_ids)
+        unread = self._unread.get(delta.index)
+        if unread is not None:
+            unread.add(delta)
+        else:
+            self._unread[delta.index] = unread = _Unread(delta)
+            self._events.append(unread)
+        if self._pending > self._max_pending:
+            self.fail(SlowConsumer(f"more than {self._max_pending} tokens were left unread"))
+            self._end()
+
+    def output_finished(self) -> bool:
+        """One output got its terminal; whether it was the last."""
+        self._open_outputs -= 1
+        return self._open_outputs == 0
+
+    def fail(self, error: BaseException) -> None:
+        """End with `error` after what is pending was read; the first error wins."""
+        if self._error is None:
+            self._error = error
+            self._wake()
+
+    def __aiter__(self) -> AsyncIterator[OutputEvent]:
+        return self
+
+    async def __anext__(self) -> OutputEvent:
+        while True:
+            if self._events:
+                return self._take()
+            if self._ended:
+                raise StopAsyncIteration
+            if self._open_outputs == 0:
+                self._ended = True
+                raise StopAsyncIteration
+            if self._error is not None:
+                self._ended = True
+                raise self._error
+            self._waiter = asyncio.get_running_loop().create_future()
+            try:
+                await self._waiter
+            finally:
+                self._waiter = None
+
+    def _take(self) -> OutputEvent:
+        event = self._events.popleft()
+        if not isinstance(event, _Unread):
+            return event
+        del self._unread[event.index]
+        delta = event.merged()
+        self._pending -= len(delta.token_ids)
+        return delta
+
+    async def aclose(self) -> None:
+        """Stop reading; whatever still runs is aborted. Idempotent."""
+        if not self._ended:
+            self._ended = True
+            self._events.clear()
+            if self._open_outputs and self._error is None:
+                self._end()
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
