@@ -18,6 +18,7 @@ from core.errors import (
     SlowConsumer,
 )
 from core.types.adapters import AdapterInfo, AdapterList
+from core.types.constraint import Constraint, ConstraintKind
 from core.types.io import (
     ChatMessage,
     Delta,
@@ -48,6 +49,7 @@ from tests.fakes.fake_engine import INFO
 
 VALUES = [
     GenerateRequest("a", token_ids=(1, 2), sampling=SamplingParams(logit_bias={3: -1.5}, stop=("x", "y"), seed=7)),
+    GenerateRequest("c", "t", constraint=Constraint(ConstraintKind.REGEX, "a|b")),
     GenerateRequest("b", chat=(ChatMessage("user", "é\ud800"),), deadline=12.5, cache_salt="alice\0", adapter="x"),
     EmbedRequest(("text", (1, 2)), pooling=Pooling.MEAN, dimensions=3),
     Finished(1, FinishReason.STOP, Usage(1, 2, 3), Timing(0.5, math.inf, 2.0), "stop"),
