@@ -49,8 +49,6 @@ TOOLS = ("service/pb/generate.py", "service/bench/", "service/demo.py", "core/mo
 """Run by developers; a server never imports them."""
 
 ALLOWED = {("core/models/native/extension.py", "subprocess"): "runs the compiler over our own source, without a shell"}
-    ("core/models/native/extension.py", "subprocess"): "runs the compiler over a source of ours, without a shell"
-}
 """By file and module: what is on the list all the same, and why."""
 
 LOCAL_ONLY = {"local_files_only": True, "trust_remote_code": False}
