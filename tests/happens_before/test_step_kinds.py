@@ -134,7 +134,7 @@ def test_d07_pages_change_hands_while_forward_stalled(name: str, number: int) ->
 def test_a_real_model_is_ordered_too(tmp_path: Path) -> None:
     """Attention backend, workspaces and all, from a checkpoint."""
     checkpoint = make_checkpoint("llama", tmp_path / "llama", seed=0)
-    model = load_model(ModelConfig(str(checkpoint)), torch.device("cpu"), None)
+    model = load_model(ModelConfig(str(checkpoint), native="off"), torch.device("cpu"), None)
     asks: Sequence[Ask] = [Ask(prompt(11), tokens=3), Ask(prompt(7), tokens=4, sampling=PENALTIES), Ask(SHARED, at=1)]
     scenario = Scenario([*asks, Ask([*SHARED, 3], tokens=2, at=3, n=2, sampling=DICE)], chunk=8)
     plain = play_plainly(scenario, model)
@@ -146,7 +146,7 @@ def test_a_real_model_is_ordered_too(tmp_path: Path) -> None:
 def test_window_pages_change_hands_in_order(tmp_path: Path, seed: int) -> None:
     """A pool of two windows and a half for three long requests: pages go from hand to hand in almost every step."""
     checkpoint = make_checkpoint("cohere2", tmp_path / "cohere", seed=0, sliding_window=8)
-    model = load_model(ModelConfig(str(checkpoint)), torch.device("cpu"), None)
+    model = load_model(ModelConfig(str(checkpoint), native="off"), torch.device("cpu"), None)
     asks = [Ask(prompt(25), tokens=6), Ask(prompt(3), tokens=14, at=1), Ask([*prompt(25)[:20], 5, 6], tokens=4, at=5)]
     scenario = Scenario(asks, chunk=8, window_tokens=10 * 4)
     plain = play_plainly(scenario, model)

@@ -43,7 +43,7 @@ SERVING: tuple[Mutant, ...] = (
         "port-shared",
         "a taken port is an error, not a second listener",
         "service/options.py",
-        '("grpc.so_reuseport", 0)',
+        '("grpc.so_reuseport", int(shared_port))',
         '("grpc.so_reuseport", 1)',
         SERVICE + "test_startup.py::test_a_second_server_on_the_port_is_refused_and_the_first_goes_on",
     ),
