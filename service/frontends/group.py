@@ -31,7 +31,7 @@ from service.metrics.collector import EngineCollector, engine_view
 from service.metrics.http import MetricsServer
 from service.metrics.rpc import RpcMetrics
 from service.preflight import check, model_path
-from service.server import DRAIN_MARGIN_SECONDS, ENGINE_STOP_SECONDS
+from service.server import ENGINE_STOP_SECONDS, drained
 from service.version import installed_version
 
 log = logging.getLogger(__name__)
@@ -124,12 +124,7 @@ class FrontEndGroup:
         self.slot.draining = True
         self._send_state()
         await asyncio.sleep(linger)
-        cut = 0
-        try:
-            async with asyncio.timeout(grace + DRAIN_MARGIN_SECONDS):
-                cut = await self.engine.drain(grace)
-        except TimeoutError:
-            log.error("the engine did not drain in time")
+        cut = await drained(self.engine, grace)
         await self.close()
         return cut
 
