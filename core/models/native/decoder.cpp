@@ -1,22 +1,24 @@
 // One packed step of a dense decoder (Llama, Qwen2, Qwen3, Mistral) on the CPU, from token ids to logits, in one call.
 //
-// The interpreter is out of the way for the whole step, so the loop thread runs beside it; what lies between two matrix
-// products is one pass over memory each; KV is written to and read from its pages in place. The products are oneDNN's,
-// over weights that it packed beforehand, as inductor's freezing does.
+// The interpreter is out of the way for the whole step, so the loop thread runs beside it. Every product streams its
+// weights once for all rows and does what follows it (bias, gate, residual) while its outputs are still at hand; KV is
+// written to and read from its pages in place; buffers between phases are kept from step to step.
 //
 // Shapes: T tokens of B requests in one row (the first `num_extend` requests are prefill segments, the others one token
-// each), S places whose logits are wanted. Hidden C, heads H of D, KV heads K, G = H / K.
+// each), S places whose logits are wanted.
 
 #include <ATen/ATen.h>
-#include <ATen/Parallel.h>
-#include <ATen/core/dispatch/Dispatcher.h>
 #include <c10/core/InferenceMode.h>
 #include <torch/csrc/utils/pybind.h>
 
+#include <memory>
 #include <optional>
 #include <vector>
 
+#include "attention.h"
 #include "kernels.h"
+#include "linear.h"
+#include "team.h"
 
 namespace {
 
@@ -24,207 +26,285 @@ using namespace slipstream;
 using at::Tensor;
 using MaybeTensor = std::optional<Tensor>;
 
-// Calls `work` with a zero of the C++ type for `type`.
-template <typename Work>
-void by_type(at::ScalarType type, const Work& work) {
-  TORCH_CHECK(type == at::kFloat || type == at::kBFloat16, "weights are float32 or bfloat16, not ", type);
-  if (type == at::kFloat) {
-    work(float{});
-  } else {
-    work(BFloat16{});
-  }
-}
-
-// A weight [N, K], packed once for oneDNN, and its bias [N] if it has one.
-struct Linear {
-  Tensor weight;
-  MaybeTensor bias;
-  bool packed = false;
-
-  Tensor operator()(const Tensor& x) const {
-    if (!packed) return bias ? at::linear(x, weight, *bias) : at::linear(x, weight);
-    static const auto op = c10::Dispatcher::singleton()
-                               .findSchemaOrThrow("mkldnn::_linear_pointwise", "")
-                               .typed<Tensor(const Tensor&, const Tensor&, const MaybeTensor&, c10::string_view,
-                                             c10::List<std::optional<at::Scalar>>, std::optional<c10::string_view>)>();
-    return op.call(x, weight, bias, "none", c10::List<std::optional<at::Scalar>>(), "");
-  }
-};
-
-struct Layer {
-  Tensor attention_norm, mlp_norm;
-  MaybeTensor q_norm, k_norm;
-  Linear qkv, out, gate_up, down;
+// What a step is computed for; see `Decoder::forward`.
+struct Step {
+  const Tensor &ids, &positions, &slots, &rows, &prefixes, &extends;
+  int64_t num_extend;
+  const Tensor &wanted, &table;
+  const std::vector<Tensor>&keys, &values;
+  bool wants_hidden;
 };
 
 class Decoder {
  public:
-  Decoder(Shape shape, Tensor embedding, Tensor cos, Tensor sin, Tensor final_norm, Linear head)
+  virtual ~Decoder() = default;
+  // Matrices and norms of one layer, by name of the argument; see `core/models/native/weights.py`.
+  virtual void add_layer(Tensor attention_norm, Tensor mlp_norm, MaybeTensor q_norm, MaybeTensor k_norm,
+                         const Tensor& qkv, const MaybeTensor& qkv_bias, const Tensor& out, const MaybeTensor& out_bias,
+                         const Tensor& gate_up, const MaybeTensor& gate_up_bias, const Tensor& down,
+                         const MaybeTensor& down_bias) = 0;
+  virtual std::vector<Tensor> forward(const Step& step) = 0;
+};
+
+template <typename T>
+class DecoderOf final : public Decoder {
+ public:
+  DecoderOf(Shape shape, int64_t threads, Tensor embedding, Tensor cos, Tensor sin, Tensor final_norm,
+            const Tensor& head, const MaybeTensor& head_bias)
       : shape_(shape),
         embedding_(std::move(embedding)),
         cos_(std::move(cos)),
         sin_(std::move(sin)),
         final_norm_(std::move(final_norm)),
-        head_(std::move(head)) {}
+        head_(head, head_bias),
+        hidden_(embedding_.size(1)),
+        stride_(round_up(hidden_, kDepth)),
+        team_(threads),
+        scratch_(threads) {}
 
-  void add_layer(Layer layer) { layers_.push_back(std::move(layer)); }
+  void add_layer(Tensor attention_norm, Tensor mlp_norm, MaybeTensor q_norm, MaybeTensor k_norm, const Tensor& qkv,
+                 const MaybeTensor& qkv_bias, const Tensor& out, const MaybeTensor& out_bias, const Tensor& gate_up,
+                 const MaybeTensor& gate_up_bias, const Tensor& down, const MaybeTensor& down_bias) override {
+    MaybeTensor bias;
+    if (gate_up_bias) bias = paired(gate_up_bias->unsqueeze(1)).squeeze(1);
+    layers_.push_back({std::move(attention_norm), std::move(mlp_norm), std::move(q_norm), std::move(k_norm),
+                       Linear<T>(qkv, qkv_bias), Linear<T>(out, out_bias), Linear<T>(paired(gate_up), bias),
+                       Linear<T>(down, down_bias)});
+  }
 
-  // ids, positions, slots int64[T]; rows, prefixes, extends int64[B]; wanted int64[S]; table int32[R, width]; keys and
-  // values by layer [slots, K, D]. Returns float32 logits [S, V], and hidden [T, C] after the final norm if asked for.
-  std::vector<Tensor> forward(const Tensor& ids, const Tensor& positions, const Tensor& slots, const Tensor& rows,
-                              const Tensor& prefixes, const Tensor& extends, int64_t num_extend, const Tensor& wanted,
-                              const Tensor& table, const std::vector<Tensor>& keys, const std::vector<Tensor>& values,
-                              bool wants_hidden) {
+  std::vector<Tensor> forward(const Step& step) override {
     c10::InferenceMode guard;
-    Step step{positions, slots, rows, prefixes, extends, num_extend, table};
-    Tensor x = embedding_.index_select(0, ids), delta, normed = at::empty_like(x);
+    int64_t tokens = step.ids.size(0);
+    plan(step, tokens);
+    T* x = embed(step.ids);
+    T* normed = buffer(1, tokens, stride_);
     for (size_t i = 0; i < layers_.size(); ++i) {
       const Layer& layer = layers_[i];
-      norm(x, delta, layer.attention_norm, normed);
-      Tensor qkv = layer.qkv(normed);
-      Tensor attended = attend(layer, step, qkv, keys[i], values[i]);
-      if (i + 1 == layers_.size() && !wants_hidden) {
+      norm(x, layer.attention_norm, normed, tokens);
+      T* attended = attend(layer, step, normed, tokens, step.keys[i], step.values[i]);
+      if (i + 1 == layers_.size() && !step.wants_hidden) {
         // Nobody reads the other tokens any more: their KV is stored, and that was all they were for.
-        attended = attended.index_select(0, wanted);
-        x = x.index_select(0, wanted);
-        normed = at::empty_like(x);
+        keep_wanted(step.wanted, x, stride_);
+        keep_wanted(step.wanted, attended, layer.out.depth());
+        tokens = step.wanted.size(0);
       }
-      delta = layer.out(attended);
-      norm(x, delta, layer.mlp_norm, normed);
-      delta = layer.down(gated(layer.gate_up(normed)));
+      add(layer.out, attended, x, tokens);
+      norm(x, layer.mlp_norm, normed, tokens);
+      add(layer.down, gated(layer, normed, tokens), x, tokens);
     }
-    norm(x, delta, final_norm_, normed);
-    if (!wants_hidden) return {head_(normed).to(at::kFloat)};
-    return {head_(normed.index_select(0, wanted)).to(at::kFloat), normed};
+    norm(x, final_norm_, normed, tokens);
+    return finish(step, normed, tokens);
   }
 
  private:
-  struct Step {
-    const Tensor &positions, &slots, &rows, &prefixes, &extends;
-    int64_t num_extend;
-    const Tensor& table;
-    std::vector<MaybeTensor> places{}, masks{};  // by prefill segment, made by the first layer
+  struct Layer {
+    Tensor attention_norm, mlp_norm;
+    MaybeTensor q_norm, k_norm;
+    Linear<T> qkv, out, gate_up, down;
   };
 
-  void norm(Tensor& x, const Tensor& delta, const Tensor& weight, Tensor& out) const {
-    by_type(x.scalar_type(), [&](auto zero) {
-      using scalar_t = decltype(zero);
-      add_norm<scalar_t>(x.mutable_data_ptr<scalar_t>(), delta.defined() ? delta.const_data_ptr<scalar_t>() : nullptr,
-                         weight.const_data_ptr<scalar_t>(), out.mutable_data_ptr<scalar_t>(), x.size(0), x.size(1),
-                         static_cast<float>(shape_.eps));
-    });
+  // A piece of attention: tokens from `token` on, of the request at `place` in the batch.
+  struct Piece {
+    int64_t place, token, tokens, position;
+  };
+
+  static constexpr int64_t kBlockTokens = 64, kNormRows = 8, kTurnTokens = 4;
+
+  // gate and up [2 I, C], row by row in turns of half a panel, so that one panel holds both sides of its 32 products.
+  static Tensor paired(const Tensor& gate_up) {
+    const int64_t half = kPanel / 2, inner = gate_up.size(0) / 2, padded = round_up(inner, half);
+    Tensor out = at::zeros({padded / half, 2, half, gate_up.size(1)}, gate_up.options());
+    Tensor flat = at::zeros({2, padded, gate_up.size(1)}, gate_up.options());
+    flat.narrow(1, 0, inner).copy_(gate_up.view({2, inner, gate_up.size(1)}));
+    out.copy_(flat.view({2, padded / half, half, gate_up.size(1)}).transpose(0, 1));
+    return out.view({2 * padded, gate_up.size(1)});
   }
 
-  Tensor gated(const Tensor& gate_up) const {
-    Tensor out = at::empty({gate_up.size(0), gate_up.size(1) / 2}, gate_up.options());
-    by_type(out.scalar_type(), [&](auto zero) {
-      using scalar_t = decltype(zero);
-      silu_mul<scalar_t>(gate_up.const_data_ptr<scalar_t>(), out.mutable_data_ptr<scalar_t>(), out.size(0),
-                         out.size(1));
-    });
-    return out;
+  // [rows][stride] at buffer `place`, rows filled up to what products may touch.
+  T* buffer(int64_t place, int64_t rows, int64_t stride) {
+    return buffers_.take<T>(place, round_up(rows, kRows) * stride);
   }
 
-  // [T, H D] from qkv [T, (H + 2 K) D], which it turns in place.
-  Tensor attend(const Layer& layer, Step& step, Tensor& qkv, const Tensor& keys, const Tensor& values) const {
-    const int64_t tokens = qkv.size(0), width = shape_.heads * shape_.dim;
-    Tensor out = at::empty({tokens, width}, qkv.options());
-    int64_t decoded_from = 0;
-    by_type(qkv.scalar_type(), [&](auto zero) {
-      using scalar_t = decltype(zero);
-      const auto data = [](const MaybeTensor& t) { return t ? t->const_data_ptr<scalar_t>() : nullptr; };
-      rotate_and_store<scalar_t>(qkv.mutable_data_ptr<scalar_t>(), data(layer.q_norm), data(layer.k_norm), shape_,
-                                 step.positions.const_data_ptr<int64_t>(), step.slots.const_data_ptr<int64_t>(),
-                                 cos_.const_data_ptr<float>(), sin_.const_data_ptr<float>(),
-                                 keys.mutable_data_ptr<scalar_t>(), values.mutable_data_ptr<scalar_t>(), tokens);
-      decoded_from = attend_segments(step, qkv, keys, values, out);
-      attend_rows<scalar_t>(step, qkv, keys, values, out, decoded_from);
-    });
-    return out;
-  }
-
-  // Attends for every prefill segment; returns the number of their tokens.
-  int64_t attend_segments(Step& step, const Tensor& qkv, const Tensor& keys, const Tensor& values, Tensor& out) const {
+  // Which pieces attention falls into: blocks of prompts first, since they take longest.
+  void plan(const Step& step, int64_t tokens) {
     const int64_t* prefixes = step.prefixes.const_data_ptr<int64_t>();
     const int64_t* extends = step.extends.const_data_ptr<int64_t>();
-    step.places.resize(step.num_extend);
-    step.masks.resize(step.num_extend);
-    int64_t at_token = 0;
-    for (int64_t b = 0; b < step.num_extend; ++b) {
-      const int64_t count = extends[b], length = prefixes[b] + count;
-      Tensor mine = qkv.narrow(0, at_token, count).view({count, shape_.heads + 2 * shape_.kv_heads, shape_.dim});
-      Tensor q = mine.narrow(1, 0, shape_.heads), k, v;
-      if (prefixes[b] == 0) {
-        k = mine.narrow(1, shape_.heads, shape_.kv_heads);
-        v = mine.narrow(1, shape_.heads + shape_.kv_heads, shape_.kv_heads);
-      } else {
-        if (!step.places[b]) {
-          const int64_t row = step.rows.const_data_ptr<int64_t>()[b];
-          step.places[b] = step.table.select(0, row).narrow(0, 0, length).to(at::kLong);
-          step.masks[b] = at::ones({count, length}, qkv.options().dtype(at::kBool)).tril(prefixes[b]);
-        }
-        k = keys.index_select(0, *step.places[b]);
-        v = values.index_select(0, *step.places[b]);
-      }
-      Tensor attended = at::scaled_dot_product_attention(
-          q.transpose(0, 1).unsqueeze(0), k.transpose(0, 1).unsqueeze(0), v.transpose(0, 1).unsqueeze(0),
-          step.masks[b], 0.0, !step.masks[b], shape_.scale, shape_.heads != shape_.kv_heads);
-      out.narrow(0, at_token, count).view({count, shape_.heads, shape_.dim}).copy_(attended[0].transpose(0, 1));
-      at_token += count;
+    blocks_.clear();
+    int64_t token = 0;
+    for (int64_t place = 0; place < step.num_extend; ++place) {
+      for (int64_t done = 0; done < extends[place]; done += kBlockTokens)
+        blocks_.push_back({place, token + done, std::min(kBlockTokens, extends[place] - done), prefixes[place] + done});
+      token += extends[place];
     }
-    return at_token;
+    decoded_from_ = token;
+    TORCH_CHECK(tokens - token == step.rows.size(0) - step.num_extend, "every row behind the prompts has one token");
   }
 
-  // Attends for the rows of one token each, which begin at token `from`: one piece of work per row and KV head.
-  template <typename scalar_t>
-  void attend_rows(const Step& step, const Tensor& qkv, const Tensor& keys, const Tensor& values, Tensor& out,
-                   int64_t from) const {
-    const int64_t count = qkv.size(0) - from, group = shape_.heads / shape_.kv_heads;
-    const int64_t* rows = step.rows.const_data_ptr<int64_t>() + step.num_extend;
-    const int64_t* prefixes = step.prefixes.const_data_ptr<int64_t>() + step.num_extend;
-    const scalar_t* queries = qkv.const_data_ptr<scalar_t>();
-    const scalar_t* k = keys.const_data_ptr<scalar_t>();
-    const scalar_t* v = values.const_data_ptr<scalar_t>();
+  T* embed(const Tensor& ids) {
+    const int64_t tokens = ids.size(0), *id = ids.const_data_ptr<int64_t>();
+    const T* table = embedding_.const_data_ptr<T>();
+    T* x = buffer(0, tokens, stride_);
+    for (int64_t t = 0; t < tokens; ++t) {
+      TORCH_CHECK_INDEX(id[t] >= 0 && id[t] < embedding_.size(0), "token id ", id[t], " is not in the vocabulary");
+      std::copy_n(table + id[t] * hidden_, hidden_, x + t * stride_);
+      std::fill(x + t * stride_ + hidden_, x + (t + 1) * stride_, T(0.0f));
+    }
+    return x;
+  }
+
+  void norm(const T* x, const Tensor& weight, T* out, int64_t tokens) {
+    const T* by = weight.const_data_ptr<T>();
+    const auto rows = [&](int64_t from, int64_t to) {
+      for (int64_t t = from; t < to; ++t) {
+        rms_norm(x + t * stride_, by, out + t * stride_, hidden_, static_cast<float>(shape_.eps));
+        std::fill(out + t * stride_ + hidden_, out + (t + 1) * stride_, T(0.0f));
+      }
+    };
+    in_blocks(tokens, kNormRows, rows);
+  }
+
+  // x[tokens] += matrix of from, with its bias.
+  void add(const Linear<T>& matrix, const T* from, T* x, int64_t tokens) {
+    matrix.apply(team_, scratch_, from, tokens, [&](int64_t row, int64_t first, float* found, int64_t count) {
+      add_rounded(x + row * stride_ + first, found, count);
+    });
+  }
+
+  T* gated(const Layer& layer, const T* normed, int64_t tokens) {
+    const int64_t half = kPanel / 2, stride = layer.down.depth();
+    T* out = buffer(2, tokens, stride);
+    layer.gate_up.apply(team_, scratch_, normed, tokens, [&](int64_t row, int64_t first, float* found, int64_t) {
+      silu_mul(found, found + half, out + row * stride + first / 2, half);
+    });
+    return out;
+  }
+
+  // [tokens][out.depth()] from normed.
+  T* attend(const Layer& layer, const Step& step, const T* normed, int64_t tokens, const Tensor& keys,
+            const Tensor& values) {
+    const int64_t width = shape_.qkv_width(), stride = layer.out.depth();
+    T* qkv = buffer(3, tokens, width);
+    T* out = buffer(4, tokens, stride);
+    layer.qkv.apply(team_, scratch_, normed, tokens, [&](int64_t row, int64_t first, float* found, int64_t count) {
+      for (int64_t i = 0; i < count; ++i) narrow(found[i], qkv[row * width + first + i]);
+    });
+    T *k = keys.mutable_data_ptr<T>(), *v = values.mutable_data_ptr<T>();
+    turn(layer, step, qkv, k, v, tokens);
+    if (stride > shape_.q_width())
+      for (int64_t t = 0; t < tokens; ++t)
+        std::fill(out + t * stride + shape_.q_width(), out + (t + 1) * stride, T(0.0f));
+    const int64_t* rows = step.rows.const_data_ptr<int64_t>();
+    const int64_t* prefixes = step.prefixes.const_data_ptr<int64_t>();
     const int32_t* table = step.table.const_data_ptr<int32_t>();
-    scalar_t* to = out.mutable_data_ptr<scalar_t>();
-    const int64_t width = qkv.size(1), table_width = step.table.size(1);
-    at::parallel_for(0, count * shape_.kv_heads, 1, [&](int64_t begin, int64_t end) {
-      std::vector<float> scratch;
-      for (int64_t work = begin; work < end; ++work) {
-        const int64_t b = work / shape_.kv_heads, head = work % shape_.kv_heads, first = head * group * shape_.dim;
-        attend_one<scalar_t>(queries + (from + b) * width + first, k, v, table + rows[b] * table_width,
-                             prefixes[b] + 1, shape_, head, to + (from + b) * out.size(1) + first, scratch);
+    const int64_t table_width = step.table.size(1), heads = shape_.kv_heads, group_width = shape_.group() * shape_.dim;
+    const int64_t blocks = static_cast<int64_t>(blocks_.size()), decodes = tokens - decoded_from_;
+    team_.run((blocks + decodes) * heads, [&](int64_t chunk, int64_t worker) {
+      const int64_t piece = chunk / heads, head = chunk % heads;
+      const bool prompt = piece < blocks;
+      const int64_t place = prompt ? blocks_[piece].place : step.num_extend + piece - blocks;
+      const int64_t token = prompt ? blocks_[piece].token : decoded_from_ + piece - blocks;
+      const Pages<T> pages{k, v, table + rows[place] * table_width};
+      const T* q = qkv + token * width + head * group_width;
+      T* to = out + token * stride + head * group_width;
+      if (prompt) {
+        const Block<T> block{q, to, width, stride, blocks_[piece].tokens, blocks_[piece].position};
+        BlockAttention<T>(shape_, block, scratch_[worker]).attend(pages, head);
+      } else {
+        attend_token(q, pages, prefixes[place] + 1, shape_, head, to, scratch_[worker]);
       }
     });
+    return out;
+  }
+
+  void turn(const Layer& layer, const Step& step, T* qkv, T* keys, T* values, int64_t tokens) {
+    const int64_t half = shape_.dim / 2;
+    const int64_t* positions = step.positions.const_data_ptr<int64_t>();
+    const int64_t* slots = step.slots.const_data_ptr<int64_t>();
+    const float *cos = cos_.const_data_ptr<float>(), *sin = sin_.const_data_ptr<float>();
+    const T* q_norm = layer.q_norm ? layer.q_norm->template const_data_ptr<T>() : nullptr;
+    const T* k_norm = layer.k_norm ? layer.k_norm->template const_data_ptr<T>() : nullptr;
+    in_blocks(tokens, kTurnTokens, [&](int64_t from, int64_t to) {
+      for (int64_t t = from; t < to; ++t)
+        rotate_and_store(qkv + t * shape_.qkv_width(), q_norm, k_norm, shape_, cos + positions[t] * half,
+                         sin + positions[t] * half, keys + slots[t] * shape_.kv_width(),
+                         values + slots[t] * shape_.kv_width());
+    });
+  }
+
+  // Calls work(from, to) over all of `count`; by this thread alone where waking others would take longer.
+  template <typename Work>
+  void in_blocks(int64_t count, int64_t size, const Work& work) {
+    const int64_t blocks = (count + size - 1) / size;
+    team_.run(blocks, [&](int64_t block, int64_t) { work(block * size, std::min(count, (block + 1) * size)); });
+  }
+
+  // Moves the wanted rows to the front; they ascend, so nothing is overwritten too early.
+  static void keep_wanted(const Tensor& wanted, T* rows, int64_t stride) {
+    const int64_t* from = wanted.const_data_ptr<int64_t>();
+    for (int64_t to = 0; to < wanted.size(0); ++to) {
+      TORCH_CHECK(from[to] >= to && (to == 0 || from[to] > from[to - 1]), "wanted places ascend");
+      if (from[to] != to) std::copy_n(rows + from[to] * stride, stride, rows + to * stride);
+    }
+  }
+
+  std::vector<Tensor> finish(const Step& step, T* normed, int64_t tokens) {
+    std::vector<Tensor> found;
+    if (step.wants_hidden) {
+      Tensor hidden = at::empty({tokens, hidden_}, embedding_.options());
+      T* to = hidden.mutable_data_ptr<T>();
+      for (int64_t t = 0; t < tokens; ++t) std::copy_n(normed + t * stride_, hidden_, to + t * hidden_);
+      found.push_back(std::move(hidden));
+      keep_wanted(step.wanted, normed, stride_);
+    }
+    const int64_t rows = step.wanted.size(0), vocabulary = head_.outputs();
+    Tensor logits = at::empty({rows, vocabulary}, embedding_.options().dtype(at::kFloat));
+    float* to = logits.mutable_data_ptr<float>();
+    head_.apply(team_, scratch_, normed, rows, [&](int64_t row, int64_t first, float* values, int64_t count) {
+      std::copy_n(values, count, to + row * vocabulary + first);
+    });
+    team_.rest();
+    found.insert(found.begin(), std::move(logits));
+    return found;
   }
 
   Shape shape_;
   Tensor embedding_, cos_, sin_, final_norm_;
-  Linear head_;
+  Linear<T> head_;
+  int64_t hidden_, stride_;
+  Team team_;
+  std::vector<Scratch> scratch_;
+  Scratch buffers_;
   std::vector<Layer> layers_;
+  std::vector<Piece> blocks_;
+  int64_t decoded_from_ = 0;
 };
 
-Linear make_linear(Tensor weight, MaybeTensor bias, bool packed) {
-  return Linear{std::move(weight), std::move(bias), packed};
+std::unique_ptr<Decoder> make_decoder(int64_t heads, int64_t kv_heads, int64_t dim, double eps, double scale,
+                                      int64_t threads, Tensor embedding, Tensor cos, Tensor sin, Tensor final_norm,
+                                      const Tensor& head, const MaybeTensor& head_bias) {
+  const Shape shape{heads, kv_heads, dim, eps, scale};
+  if (embedding.scalar_type() == at::kFloat)
+    return std::make_unique<DecoderOf<float>>(shape, threads, embedding, cos, sin, final_norm, head, head_bias);
+  TORCH_CHECK(embedding.scalar_type() == at::kBFloat16, "weights are float32 or bfloat16");
+  return std::make_unique<DecoderOf<BFloat16>>(shape, threads, embedding, cos, sin, final_norm, head, head_bias);
+}
+
+// ids, positions, slots int64[T]; rows, prefixes, extends int64[B]; wanted int64[S] ascending; table int32[R, width];
+// keys and values by layer [slots, K, D]. Returns float32 logits [S, V], and hidden [T, C] after the final norm if asked.
+std::vector<Tensor> forward(Decoder& self, const Tensor& ids, const Tensor& positions, const Tensor& slots,
+                            const Tensor& rows, const Tensor& prefixes, const Tensor& extends, int64_t num_extend,
+                            const Tensor& wanted, const Tensor& table, const std::vector<Tensor>& keys,
+                            const std::vector<Tensor>& values, bool wants_hidden) {
+  return self.forward(
+      {ids, positions, slots, rows, prefixes, extends, num_extend, wanted, table, keys, values, wants_hidden});
 }
 
 }  // namespace
 
 PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
   namespace py = pybind11;
-  py::class_<Linear>(module, "Linear").def(py::init(&make_linear));
   py::class_<Decoder>(module, "Decoder")
-      .def(py::init([](int64_t heads, int64_t kv_heads, int64_t dim, double eps, double scale, Tensor embedding,
-                       Tensor cos, Tensor sin, Tensor final_norm, Linear head) {
-        return Decoder(Shape{heads, kv_heads, dim, eps, scale}, std::move(embedding), std::move(cos), std::move(sin),
-                       std::move(final_norm), std::move(head));
-      }))
-      .def("add_layer",
-           [](Decoder& self, Tensor attention_norm, Tensor mlp_norm, MaybeTensor q_norm,
-              MaybeTensor k_norm, Linear qkv, Linear out, Linear gate_up, Linear down) {
-             self.add_layer(Layer{std::move(attention_norm), std::move(mlp_norm), std::move(q_norm),
-                                  std::move(k_norm), std::move(qkv), std::move(out), std::move(gate_up),
-                                  std::move(down)});
-           })
-      .def("forward", &Decoder::forward, py::call_guard<py::gil_scoped_release>());
+      .def(py::init(&make_decoder), py::call_guard<py::gil_scoped_release>())
+      .def("add_layer", &Decoder::add_layer, py::call_guard<py::gil_scoped_release>())
+      .def("forward", &forward, py::call_guard<py::gil_scoped_release>());
 }

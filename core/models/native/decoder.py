@@ -13,39 +13,38 @@ from core.batch.forward_batch import ForwardBatch
 from core.memory.companion import DeviceCompanion
 from core.memory.kv_pool import KVPool
 from core.models.base import NO_COMPANIONS, ModelSpec
-from core.models.native.weights import Matrix, decoder_layers, decoder_weights
+from core.models.native.weights import decoder_layers, decoder_weights
 
 
 class NativeDecoder:
     """Made from a transformers model that has proved itself; shares its embedding and norms, packs all else anew.
 
-    Attends by itself, to pages in place, so the backend it is bound to is not used.
+    Attends by itself, to pages in place, so the backend it is bound to is not used. `threads` compute together, the one
+    that calls and others that the decoder owns; torch's own threads have no part in it.
     """
 
-    def __init__(self, extension: Any, model: PreTrainedModel, spec: ModelSpec) -> None:
+    def __init__(self, extension: Any, model: PreTrainedModel, spec: ModelSpec, threads: int) -> None:
         self._spec = spec
         weights = decoder_weights(model, spec.context_length)
         shape = weights.shape
-
-        def linear(matrix: Matrix) -> Any:
-            return extension.Linear(matrix.weight, matrix.bias, matrix.packed)
-
         self._decoder = extension.Decoder(
             shape.heads,
             shape.kv_heads,
             shape.head_dim,
             shape.eps,
             shape.scale,
+            threads,
             weights.embedding,
             weights.cos,
             weights.sin,
             weights.final_norm,
-            linear(weights.head),
+            weights.head.weight,
+            weights.head.bias,
         )
         for layer in decoder_layers(model):
-            matrices = (layer.qkv, layer.out, layer.gate_up, layer.down)
             norms = (layer.attention_norm, layer.mlp_norm, layer.q_norm, layer.k_norm)
-            self._decoder.add_layer(*norms, *map(linear, matrices))
+            matrices = (layer.qkv, layer.out, layer.gate_up, layer.down)
+            self._decoder.add_layer(*norms, *(part for each in matrices for part in (each.weight, each.bias)))
         self._keys: list[torch.Tensor] = []
         self._values: list[torch.Tensor] = []
 

@@ -99,7 +99,7 @@ class UpgradingModel:
         began = time.monotonic()
         assert self._module is not None and self._reference is not None, "upgraded once"
         try:
-            decoder = NativeDecoder(load_extension(), self._module, self._spec)
+            decoder = NativeDecoder(load_extension(), self._module, self._spec, torch.get_num_threads())
             result = run_self_check(decoder, self._reference)
         except (ExtensionUnavailable, NotDense) as reason:
             logger.warning("no native code, transformers goes on: %s", reason)

@@ -1,4 +1,4 @@
-"""What a dense decoder consists of, taken from a loaded transformers module tree: fused, and packed for oneDNN."""
+"""What a dense decoder consists of, taken from a loaded transformers module tree, with matrices fused that go together."""
 
 from __future__ import annotations
 
@@ -14,9 +14,6 @@ from core.models.base import ModelSpec
 
 DYNAMIC_ROPE = ("dynamic", "longrope")
 """Rotary embeddings that depend on how long a sequence has become: no table holds them."""
-
-PACK_ROWS = 16
-"""Rows that weights are packed for: between the one of a lone stream and the hundreds of a prefill chunk."""
 
 
 class NotDense(Exception):
@@ -36,11 +33,10 @@ class DecoderShape:
 
 @dataclass(frozen=True, slots=True)
 class Matrix:
-    """A weight [N, K] with its bias [N]. `packed`: the weight is in oneDNN's layout, opaque to everybody else."""
+    """A weight [N, K] with its bias [N]; the decoder packs it."""
 
     weight: torch.Tensor
     bias: torch.Tensor | None
-    packed: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +133,4 @@ def _fused(linears: Sequence[Any]) -> Matrix:
     weight = torch.cat([linear.weight.detach() for linear in linears])
     biases = [linear.bias for linear in linears]
     bias = None if biases[0] is None else torch.cat([found.detach() for found in biases])
-    if not torch.backends.mkldnn.is_available():
-        return Matrix(weight, bias, packed=False)
-    return Matrix(torch.ops.mkldnn._reorder_linear_weight(weight, PACK_ROWS), bias, packed=True)
+    return Matrix(weight, bias)

@@ -1,0 +1,76 @@
+// A weight matrix in panels, applied by a team: whoever is free takes the next panel, for all rows or a block of them.
+
+#pragma once
+
+#include <ATen/ATen.h>
+#if defined(__linux__)
+#include <sys/mman.h>
+#endif
+
+#include <algorithm>
+#include <optional>
+#include <vector>
+
+#include "panels.h"
+#include "scratch.h"
+#include "team.h"
+
+namespace slipstream {
+
+template <typename T>
+class Linear {
+ public:
+  // weight [N, K], bias [N] or none.
+  Linear(const at::Tensor& weight, const std::optional<at::Tensor>& bias)
+      : outputs_(weight.size(0)), depth_(round_up(weight.size(1), kDepth)), panels_(at::zeros({0})) {
+    const int64_t inputs = weight.size(1), count = round_up(outputs_, kPanel) / kPanel;
+    panels_ = at::empty({count * kPanel * depth_}, weight.options());
+    T* to = panels_.mutable_data_ptr<T>();
+#if defined(__linux__)
+    // A product reads front to back, and a page of 4 KiB is over in a third of a microsecond.
+    const uintptr_t page = 4096, begin = (reinterpret_cast<uintptr_t>(to) + page - 1) / page * page;
+    const uintptr_t end = reinterpret_cast<uintptr_t>(to + panels_.numel()) / page * page;
+    if (end > begin) madvise(reinterpret_cast<void*>(begin), end - begin, MADV_HUGEPAGE);
+#endif
+    std::fill_n(to, panels_.numel(), T(0.0f));
+    const at::Tensor rows = weight.contiguous();
+    const T* from = rows.const_data_ptr<T>();
+    for (int64_t n = 0; n < outputs_; ++n)
+      for (int64_t k = 0; k < inputs; ++k)
+        to[n / kPanel * kPanel * depth_ + panel_place<T>(n % kPanel, k)] = from[n * inputs + k];
+    if (bias) bias_ = bias->to(at::kFloat).contiguous();
+  }
+
+  int64_t outputs() const { return outputs_; }
+  // Inputs filled up: the stride of the rows it is applied to.
+  int64_t depth() const { return depth_; }
+
+  // Calls sink(row, first output, outputs as float[64], how many of them exist) for each of x[rows][depth] and panel.
+  template <typename Sink>
+  void apply(Team& team, std::vector<Scratch>& scratch, const T* x, int64_t rows, const Sink& sink) const {
+    const int64_t panels = (outputs_ + kPanel - 1) / kPanel, blocks = (rows + kBlock - 1) / kBlock;
+    const T* weights = panels_.const_data_ptr<T>();
+    const float* bias = bias_ ? bias_->const_data_ptr<float>() : nullptr;
+    team.run(panels * blocks, [&](int64_t chunk, int64_t worker) {
+      const int64_t panel = chunk / blocks, from = chunk % blocks * kBlock, mine = std::min(kBlock, rows - from);
+      float* out = scratch[worker].take<float>(0, round_up(mine, kRows) * kPanel);
+      multiply(x + from * depth_, depth_, mine, weights + panel * kPanel * depth_, depth_, out, false);
+      const int64_t first = panel * kPanel, count = std::min(kPanel, outputs_ - first);
+      for (int64_t row = 0; row < mine; ++row) {
+        float* found = out + row * kPanel;
+        if (bias != nullptr)
+          for (int64_t i = 0; i < count; ++i) found[i] += bias[first + i];
+        sink(from + row, first, found, count);
+      }
+    });
+  }
+
+ private:
+  static constexpr int64_t kBlock = 256;
+
+  int64_t outputs_, depth_;
+  at::Tensor panels_;
+  std::optional<at::Tensor> bias_;
+};
+
+}  // namespace slipstream

@@ -1,0 +1,257 @@
+// Matrix products over weights packed into panels of 64 outputs, read front to back exactly once per block of rows.
+//
+// A panel of bfloat16 holds, for each pair of inputs, the 64 outputs' two weights side by side: [depth / 2][64][2]. The
+// same bytes are what AVX-512's vdpbf16ps multiplies a broadcast pair with, and, in pieces of 16 by 16, what AMX takes
+// as a tile. A panel of float32 is [depth][64]. Outputs beyond the last, and inputs beyond depth, are zero weights.
+
+#pragma once
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+#if defined(__AMX_BF16__) && defined(__linux__)
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
+
+#include <algorithm>
+
+#include "vectors.h"
+
+namespace slipstream {
+
+constexpr int64_t kPanel = 64;
+// Rows of inputs and outputs are readable and writable up to a multiple of this; what is there is never used.
+constexpr int64_t kRows = 32;
+// Inputs of a row, their stride and a panel's depth are multiples of this, filled up with zeros.
+constexpr int64_t kDepth = 32;
+
+// Bytes of weights between what is multiplied and what is asked for.
+constexpr int64_t kAhead = 8192;
+
+// Where weight (output, input) of a panel is.
+template <typename T>
+constexpr int64_t panel_place(int64_t output, int64_t input) {
+  if constexpr (sizeof(T) == 2) {
+    return (input / 2 * kPanel + output) * 2 + input % 2;
+  } else {
+    return input * kPanel + output;
+  }
+}
+
+// out[M][64] = (add ? out : 0) + x[M] times the panel, in float32.
+template <int M>
+inline void panel_rows(const float* x, int64_t stride, const float* panel, int64_t depth, float* out, bool add) {
+  constexpr int kParts = kPanel / kLanes;
+  Floats sums[M][kParts];
+  for (int m = 0; m < M; ++m)
+    for (int p = 0; p < kParts; ++p) sums[m][p] = add ? load(out + m * kPanel + p * kLanes) : Floats{};
+  for (int64_t k = 0; k < depth; ++k) {
+    Floats weights[kParts];
+    for (int p = 0; p < kParts; ++p) weights[p] = load(panel + k * kPanel + p * kLanes);
+    for (int m = 0; m < M; ++m)
+      for (int p = 0; p < kParts; ++p) sums[m][p] += weights[p] * x[m * stride + k];
+  }
+  for (int m = 0; m < M; ++m)
+    for (int p = 0; p < kParts; ++p) store(sums[m][p], out + m * kPanel + p * kLanes);
+}
+
+#if defined(__AVX512BF16__)
+
+template <int M>
+inline void panel_rows(const BFloat16* x, int64_t stride, const BFloat16* panel, int64_t depth, float* out, bool add) {
+  constexpr int kParts = kPanel / kLanes;
+  __m512 sums[M][kParts];
+  for (int m = 0; m < M; ++m)
+    for (int p = 0; p < kParts; ++p)
+      sums[m][p] = add ? _mm512_loadu_ps(out + m * kPanel + p * kLanes) : _mm512_setzero_ps();
+  const char* weight = reinterpret_cast<const char*>(panel);
+  for (int64_t k = 0; k < depth; k += 2, weight += 256) {
+    __m512bh weights[kParts];
+    for (int p = 0; p < kParts; ++p) {
+      weights[p] = (__m512bh)_mm512_loadu_si512(weight + p * 64);
+      _mm_prefetch(weight + p * 64 + kAhead, _MM_HINT_T0);
+    }
+    for (int m = 0; m < M; ++m) {
+      int32_t pair;
+      std::memcpy(&pair, x + m * stride + k, sizeof(pair));
+      const __m512bh both = (__m512bh)_mm512_set1_epi32(pair);
+      for (int p = 0; p < kParts; ++p) sums[m][p] = _mm512_dpbf16_ps(sums[m][p], weights[p], both);
+    }
+  }
+  for (int m = 0; m < M; ++m)
+    for (int p = 0; p < kParts; ++p) _mm512_storeu_ps(out + m * kPanel + p * kLanes, sums[m][p]);
+}
+
+#else
+
+template <int M>
+inline void panel_rows(const BFloat16* x, int64_t stride, const BFloat16* panel, int64_t depth, float* out, bool add) {
+  constexpr int kParts = kPanel / kLanes;
+  Floats sums[M][kParts];
+  for (int m = 0; m < M; ++m)
+    for (int p = 0; p < kParts; ++p) sums[m][p] = add ? load(out + m * kPanel + p * kLanes) : Floats{};
+  for (int64_t k = 0; k < depth; k += 2) {
+    for (int p = 0; p < kParts; ++p) {
+      Words pairs;
+      std::memcpy(&pairs, panel + k * kPanel + p * 2 * kLanes, sizeof(pairs));
+      const Floats even = reinterpret_cast<Floats>(pairs << 16), odd = reinterpret_cast<Floats>(pairs & 0xffff0000u);
+      for (int m = 0; m < M; ++m)
+        sums[m][p] += even * widen(x[m * stride + k]) + odd * widen(x[m * stride + k + 1]);
+    }
+  }
+  for (int m = 0; m < M; ++m)
+    for (int p = 0; p < kParts; ++p) store(sums[m][p], out + m * kPanel + p * kLanes);
+}
+
+#endif
+
+#if defined(__AMX_BF16__) && defined(__linux__)
+
+// Rows from which AMX is worth filling its tiles of 16.
+constexpr int64_t kTileRows = 3;
+
+// Linux lets a process use AMX only after it asked.
+inline bool tiles_allowed() {
+  static const bool allowed = [] {
+    constexpr int kRequest = 0x1023, kTileData = 18;
+    return syscall(SYS_arch_prctl, kRequest, kTileData) == 0;
+  }();
+  return allowed;
+}
+
+struct alignas(64) TileConfig {
+  uint8_t palette = 1, start_row = 0, reserved[14] = {};
+  uint16_t bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
+  uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
+};
+
+constexpr int64_t kPanelBytes = kPanel * 4, kOutBytes = kPanel * 4;
+
+// The hardware does not see tile loads coming. What comes after the panel's end is the next panel, mostly.
+inline void fetch_ahead(const BFloat16* weights) {
+  const char* ahead = reinterpret_cast<const char*>(weights) + kAhead;
+  for (int64_t line = 0; line < 32 * kPanel * 2; line += 64) _mm_prefetch(ahead + line, _MM_HINT_T0);
+}
+
+// 16 rows by 64 outputs.
+inline void tile_row(const BFloat16* x, int64_t stride, const BFloat16* panel, int64_t depth, float* out, bool add) {
+  if (add) {
+    _tile_loadd(0, out, kOutBytes);
+    _tile_loadd(1, out + 16, kOutBytes);
+    _tile_loadd(2, out + 32, kOutBytes);
+    _tile_loadd(3, out + 48, kOutBytes);
+  } else {
+    _tile_zero(0);
+    _tile_zero(1);
+    _tile_zero(2);
+    _tile_zero(3);
+  }
+  for (int64_t k = 0; k < depth; k += 32) {
+    const BFloat16* weights = panel + k * kPanel;
+    fetch_ahead(weights);
+    _tile_loadd(4, x + k, stride * 2);
+    _tile_loadd(5, weights, kPanelBytes);
+    _tile_dpbf16ps(0, 4, 5);
+    _tile_loadd(6, weights + 32, kPanelBytes);
+    _tile_dpbf16ps(1, 4, 6);
+    _tile_loadd(7, weights + 64, kPanelBytes);
+    _tile_dpbf16ps(2, 4, 7);
+    _tile_loadd(5, weights + 96, kPanelBytes);
+    _tile_dpbf16ps(3, 4, 5);
+  }
+  _tile_stored(0, out, kOutBytes);
+  _tile_stored(1, out + 16, kOutBytes);
+  _tile_stored(2, out + 32, kOutBytes);
+  _tile_stored(3, out + 48, kOutBytes);
+}
+
+// 32 rows by 32 outputs: each tile that is loaded is used twice.
+template <bool kFetch>
+inline void tile_square(const BFloat16* x, int64_t stride, const BFloat16* panel, int64_t depth, float* out, bool add) {
+  float* below = out + 16 * kPanel;
+  if (add) {
+    _tile_loadd(0, out, kOutBytes);
+    _tile_loadd(1, out + 16, kOutBytes);
+    _tile_loadd(2, below, kOutBytes);
+    _tile_loadd(3, below + 16, kOutBytes);
+  } else {
+    _tile_zero(0);
+    _tile_zero(1);
+    _tile_zero(2);
+    _tile_zero(3);
+  }
+  for (int64_t k = 0; k < depth; k += 32) {
+    const BFloat16* weights = panel + k * kPanel;
+    if constexpr (kFetch) fetch_ahead(weights);
+    _tile_loadd(4, x + k, stride * 2);
+    _tile_loadd(6, weights, kPanelBytes);
+    _tile_dpbf16ps(0, 4, 6);
+    _tile_loadd(7, weights + 32, kPanelBytes);
+    _tile_dpbf16ps(1, 4, 7);
+    _tile_loadd(5, x + 16 * stride + k, stride * 2);
+    _tile_dpbf16ps(2, 5, 6);
+    _tile_dpbf16ps(3, 5, 7);
+  }
+  _tile_stored(0, out, kOutBytes);
+  _tile_stored(1, out + 16, kOutBytes);
+  _tile_stored(2, below, kOutBytes);
+  _tile_stored(3, below + 16, kOutBytes);
+}
+
+inline bool multiply_by_tiles(const BFloat16* x, int64_t stride, int64_t rows, const BFloat16* panel, int64_t depth,
+                              float* out, bool add) {
+  if (rows < kTileRows || !tiles_allowed()) return false;
+  const TileConfig config;
+  _tile_loadconfig(&config);
+  int64_t row = 0;
+  for (; row + 16 < rows; row += 32) {
+    // The first rows bring the panel, for both halves; the others find it in the cache.
+    if (row == 0) {
+      tile_square<true>(x, stride, panel, depth, out, add);
+    } else {
+      tile_square<false>(x + row * stride, stride, panel, depth, out + row * kPanel, add);
+    }
+    tile_square<false>(x + row * stride, stride, panel + 64, depth, out + row * kPanel + 32, add);
+  }
+  if (row < rows) tile_row(x + row * stride, stride, panel, depth, out + row * kPanel, add);
+  _tile_release();
+  return true;
+}
+
+#else
+
+inline bool multiply_by_tiles(const BFloat16*, int64_t, int64_t, const BFloat16*, int64_t, float*, bool) {
+  return false;
+}
+
+#endif
+
+inline bool multiply_by_tiles(const float*, int64_t, int64_t, const float*, int64_t, float*, bool) { return false; }
+
+#if defined(__AVX512F__)
+constexpr int kBlockRows = 6;
+#else
+constexpr int kBlockRows = 2;
+#endif
+// Inputs of one pass over a panel, so that it stays in the second cache while all rows go by.
+constexpr int64_t kPassBytes = 1 << 18;
+
+// out[rows][64] = (add ? out : 0) + x[rows][depth] times the panel.
+template <typename T>
+void multiply(const T* x, int64_t stride, int64_t rows, const T* panel, int64_t depth, float* out, bool add) {
+  if (multiply_by_tiles(x, stride, rows, panel, depth, out, add)) return;
+  const int64_t pass = rows > kBlockRows ? kPassBytes / (kPanel * static_cast<int64_t>(sizeof(T))) : depth;
+  for (int64_t from = 0; from < depth; from += pass, add = true) {
+    const int64_t count = std::min(pass, depth - from);
+    const T* weights = panel + from * kPanel;
+    int64_t row = 0;
+    for (; row + kBlockRows <= rows; row += kBlockRows)
+      panel_rows<kBlockRows>(x + row * stride + from, stride, weights, count, out + row * kPanel, add);
+    for (; row + 2 <= rows; row += 2)
+      panel_rows<2>(x + row * stride + from, stride, weights, count, out + row * kPanel, add);
+    if (row < rows) panel_rows<1>(x + row * stride + from, stride, weights, count, out + row * kPanel, add);
+  }
+}
+
+}  // namespace slipstream

@@ -1,0 +1,105 @@
+// Sixteen floats at a time, whatever the machine has: the compiler spreads them over as many registers as it takes.
+
+#pragma once
+
+#include <c10/util/BFloat16.h>
+
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+
+namespace slipstream {
+
+using c10::BFloat16;
+
+constexpr int64_t kLanes = 16;
+using Floats = float __attribute__((vector_size(64)));
+using Words = uint32_t __attribute__((vector_size(64)));
+using Ints = int32_t __attribute__((vector_size(64)));
+using Halves = uint16_t __attribute__((vector_size(32)));
+
+inline int64_t round_up(int64_t count, int64_t step) { return (count + step - 1) / step * step; }
+
+inline float widen(float value) { return value; }
+
+inline float widen(BFloat16 value) {
+  const uint32_t bits = static_cast<uint32_t>(value.x) << 16;
+  float wide;
+  std::memcpy(&wide, &bits, sizeof(wide));
+  return wide;
+}
+
+inline void narrow(float value, float& out) { out = value; }
+
+inline void narrow(float value, BFloat16& out) {
+  uint32_t bits;
+  std::memcpy(&bits, &value, sizeof(bits));
+  // Round to nearest even. A NaN stays one: its top mantissa bit is set in every NaN that arithmetic makes.
+  bits += 0x7fff + ((bits >> 16) & 1);
+  out.x = static_cast<uint16_t>(bits >> 16);
+}
+
+inline Floats load(const float* from) {
+  Floats wide;
+  std::memcpy(&wide, from, sizeof(wide));
+  return wide;
+}
+
+inline Floats load(const BFloat16* from) {
+  Halves halves;
+  std::memcpy(&halves, from, sizeof(halves));
+  return reinterpret_cast<Floats>(__builtin_convertvector(halves, Words) << 16);
+}
+
+inline void store(Floats wide, float* to) { std::memcpy(to, &wide, sizeof(wide)); }
+
+inline void store(Floats wide, BFloat16* to) {
+  Words bits = reinterpret_cast<Words>(wide);
+  bits += 0x7fff + ((bits >> 16) & 1);
+  const Halves halves = __builtin_convertvector(bits >> 16, Halves);
+  std::memcpy(to, &halves, sizeof(halves));
+}
+
+inline float sum_of(Floats v) {
+  float total = 0;
+  for (int64_t i = 0; i < kLanes; ++i) total += v[i];
+  return total;
+}
+
+// e to the x within 2e-7 of it, and a NaN for a NaN. Below -87 it is the smallest normal number instead of zero.
+inline Floats exp_of(Floats x) {
+  x = x < -87.0f ? Floats{} - 87.0f : x;
+  x = x > 88.0f ? Floats{} + 88.0f : x;
+  const Floats halves = x < 0.0f ? Floats{} - 0.5f : Floats{} + 0.5f;
+  const Ints power = __builtin_convertvector(x * 1.44269504f + halves, Ints);
+  const Floats n = __builtin_convertvector(power, Floats);
+  const Floats r = (x - n * 0.693359375f) + n * 2.12194440e-4f;
+  Floats p = Floats{} + 1.9875691500e-4f;
+  p = p * r + 1.3981999507e-3f;
+  p = p * r + 8.3334519073e-3f;
+  p = p * r + 4.1665795894e-2f;
+  p = p * r + 1.6666665459e-1f;
+  p = p * r + 5.0000001201e-1f;
+  p = p * r * r + r + 1.0f;
+  return p * reinterpret_cast<Floats>((power + 127) << 23);
+}
+
+template <typename T>
+inline float dot(const T* a, const T* b, int64_t count) {
+  Floats sums{};
+  int64_t i = 0;
+  for (; i + kLanes <= count; i += kLanes) sums += load(a + i) * load(b + i);
+  float total = sum_of(sums);
+  for (; i < count; ++i) total += widen(a[i]) * widen(b[i]);
+  return total;
+}
+
+// to[count] += weight * from[count]
+template <typename T>
+inline void add_scaled(float* to, float weight, const T* from, int64_t count) {
+  int64_t i = 0;
+  for (; i + kLanes <= count; i += kLanes) store(load(to + i) + weight * load(from + i), to + i);
+  for (; i < count; ++i) to[i] += weight * widen(from[i]);
+}
+
+}  // namespace slipstream
