@@ -1,4 +1,5 @@
-// Attention over pages of KV, read in place through the table of slots: one query token, or a block of a prompt.
+// Attention over pages of KV, read through the table of slots: 64 keys at a time become a panel of weights, which the
+// queries of a block, or the heads of one token that share a KV head, are multiplied with.
 
 #pragma once
 
@@ -18,41 +19,7 @@ struct Pages {
   const int32_t* table;    // [tokens]
 };
 
-// One query token's G heads over one KV head: q, out [G D], `length` tokens.
-template <typename T>
-void attend_token(const T* q, const Pages<T>& pages, int64_t length, const Shape& shape, int64_t kv_head, T* out,
-                  Scratch& scratch) {
-  const int64_t dim = shape.dim, group = shape.group(), stride = shape.kv_width(), from = kv_head * dim;
-  const float scale = static_cast<float>(shape.scale);
-  const int64_t padded = round_up(length, kLanes);
-  float* scores = scratch.take<float>(0, group * padded);
-  float* sums = scratch.take<float>(1, group * dim);
-  for (int64_t t = 0; t < length; ++t) {
-    const T* key = pages.keys + pages.table[t] * stride + from;
-    for (int64_t g = 0; g < group; ++g) scores[g * padded + t] = scale * dot(q + g * dim, key, dim);
-  }
-  std::fill_n(sums, group * dim, 0.0f);
-  for (int64_t g = 0; g < group; ++g) {
-    float* row = scores + g * padded;
-    const float top = *std::max_element(row, row + length);
-    std::fill(row + length, row + padded, -std::numeric_limits<float>::infinity());
-    Floats total{};
-    for (int64_t t = 0; t < padded; t += kLanes) {
-      const Floats weights = exp_of(load(row + t) - top);
-      total += weights;
-      store(weights, row + t);
-    }
-    const float factor = 1.0f / sum_of(total);
-    for (int64_t t = 0; t < length; ++t) row[t] *= factor;
-  }
-  for (int64_t t = 0; t < length; ++t) {
-    const T* value = pages.values + pages.table[t] * stride + from;
-    for (int64_t g = 0; g < group; ++g) add_scaled(sums + g * dim, scores[g * padded + t], value, dim);
-  }
-  for (int64_t i = 0; i < group * dim; ++i) narrow(sums[i], out[i]);
-}
-
-// A block of consecutive tokens of one prompt, and where their queries and outputs are.
+// Consecutive tokens of one request (a part of a prompt, or the one that is decoded), and where their queries and outputs are.
 template <typename T>
 struct Block {
   const T* q;            // of the first token and first head of the group; [tokens] apart by q_stride, heads by D
@@ -61,7 +28,7 @@ struct Block {
   int64_t tokens, position;  // how many, and the position of the first
 };
 
-// Softmax as it goes along (Milakov and Gimelshein 2018; FlashAttention), 64 keys at a time as a panel of weights.
+// Softmax as it goes along (Milakov and Gimelshein 2018; FlashAttention, Dao 2022).
 template <typename T>
 class BlockAttention {
  public:
@@ -109,12 +76,29 @@ class BlockAttention {
     std::fill_n(totals_, rows_, 0.0f);
   }
 
+  // What is at `token` in one of a layer's two tensors.
+  const T* find(const T* base, const Pages<T>& pages, int64_t kv_head, int64_t token) const {
+    return base + pages.table[token] * shape_.kv_width() + kv_head * shape_.dim;
+  }
+
+  // Keys are rows and shall be columns: a panel's words (pairs of bfloat16, single floats) are turned 16 by 16.
   void pack_keys(const Pages<T>& pages, int64_t kv_head, int64_t from, int64_t count) {
-    const int64_t dim = shape_.dim;
-    if (count < kPanel || dim < depth_) std::fill_n(keys_, depth_ * kPanel, T(0.0f));
-    for (int64_t k = 0; k < count; ++k) {
-      const T* key = pages.keys + pages.table[from + k] * shape_.kv_width() + kv_head * dim;
-      for (int64_t d = 0; d < dim; ++d) keys_[panel_place<T>(k, d)] = key[d];
+    constexpr int64_t kEach = 4 / static_cast<int64_t>(sizeof(T));
+    const int64_t words = shape_.dim / (kLanes * kEach) * kLanes, dim = shape_.dim;
+    if (words * kEach < depth_) std::fill_n(keys_ + words * kEach * kPanel, (depth_ - words * kEach) * kPanel, T(0.0f));
+    for (int64_t first = 0; first < kPanel; first += kLanes) {
+      const int64_t present = std::clamp<int64_t>(count - first, 0, kLanes);
+      const T* key[kLanes];
+      for (int64_t k = 0; k < present; ++k) key[k] = find(pages.keys, pages, kv_head, from + first + k);
+      for (int64_t word = 0; word < words; word += kLanes) {
+        Words rows[kLanes] = {};
+        for (int64_t k = 0; k < present; ++k) std::memcpy(&rows[k], key[k] + word * kEach, sizeof(Words));
+        transpose(rows);
+        for (int64_t w = 0; w < kLanes; ++w)
+          std::memcpy(keys_ + ((word + w) * kPanel + first) * kEach, &rows[w], sizeof(Words));
+      }
+      for (int64_t k = 0; k < present; ++k)
+        for (int64_t d = words * kEach; d < dim; ++d) keys_[panel_place<T>(first + k, d)] = key[k][d];
     }
   }
 
@@ -122,34 +106,55 @@ class BlockAttention {
     const int64_t dim = shape_.dim;
     if (count < kPanel || dim % kPanel != 0) std::fill_n(values_, panels_ * kPanel * kPanel, T(0.0f));
     for (int64_t k = 0; k < count; ++k) {
-      const T* value = pages.values + pages.table[from + k] * shape_.kv_width() + kv_head * dim;
-      for (int64_t d = 0; d < dim; ++d)
-        values_[d / kPanel * kPanel * kPanel + panel_place<T>(d % kPanel, k)] = value[d];
+      const T* value = find(pages.values, pages, kv_head, from + k);
+      int64_t d = 0;
+      if (k + 1 < count) d = pack_two(value, find(pages.values, pages, kv_head, from + k + 1), k);
+      const int64_t keys = d > 0 ? 2 : 1;
+      for (int64_t each = 0; each < keys; ++each) {
+        const T* rest = find(pages.values, pages, kv_head, from + k + each);
+        for (int64_t i = d; i < dim; ++i) values_[i / kPanel * kPanel * kPanel + panel_place<T>(i % kPanel, k + each)] = rest[i];
+      }
+      k += keys - 1;
     }
+  }
+
+  // Interleaves the values of keys `k` (even) and k + 1 as far as whole vectors go; returns how far that is.
+  int64_t pack_two(const T* one, const T* other, int64_t k) {
+    int64_t d = 0;
+    if constexpr (sizeof(T) == 2) {
+      for (; d + kLanes <= shape_.dim; d += kLanes) {
+        Halves low, high;
+        std::memcpy(&low, one + d, sizeof(low));
+        std::memcpy(&high, other + d, sizeof(high));
+        const Words both = __builtin_convertvector(low, Words) | __builtin_convertvector(high, Words) << 16;
+        std::memcpy(values_ + d / kPanel * kPanel * kPanel + panel_place<T>(d % kPanel, k), &both, sizeof(both));
+      }
+    }
+    return d;
   }
 
   // Turns a row of scores into weights against the greatest score so far, and what was summed to the new scale.
   void weigh(int64_t row, int64_t from, int64_t count) {
+    constexpr int kParts = kPanel / kLanes;
+    constexpr float kNone = -std::numeric_limits<float>::infinity();
     const int64_t position = block_.position + row / shape_.group();
-    const int64_t seen = std::min(count, position + 1 - from);
+    const int32_t seen = static_cast<int32_t>(std::clamp<int64_t>(position + 1 - from, 0, count));
+    const float scale = static_cast<float>(shape_.scale);
     T* weights = weights_ + row * kPanel;
-    if (seen <= 0) {
-      std::fill_n(weights, kPanel, T(0.0f));
-      return;
+    const Ints lanes = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+    Floats scores[kParts], tops = Floats{} + tops_[row], total{};
+    for (int p = 0; p < kParts; ++p) {
+      const Floats score = load(scores_ + row * kPanel + p * kLanes) * scale;
+      scores[p] = lanes + static_cast<int32_t>(p * kLanes) < seen ? score : Floats{} + kNone;
+      tops = scores[p] > tops ? scores[p] : tops;
     }
-    float* scores = scores_ + row * kPanel;
-    const float scale = static_cast<float>(shape_.scale), none = -std::numeric_limits<float>::infinity();
-    for (int64_t k = 0; k < kPanel; k += kLanes) store(load(scores + k) * scale, scores + k);
-    std::fill(scores + seen, scores + kPanel, none);
-    const float top = std::max(tops_[row], *std::max_element(scores, scores + seen));
-    Floats total{};
-    for (int64_t k = 0; k < kPanel; k += kLanes) {
-      const Floats score = load(scores + k);
-      const Floats weight = score == none ? Floats{} : exp_of(score - top);
+    const float top = max_of(tops), before = tops_[row];
+    for (int p = 0; p < kParts; ++p) {
+      const Floats weight = scores[p] == kNone ? Floats{} : exp_of(scores[p] - top);
       total += weight;
-      store(weight, weights + k);
+      store(weight, weights + p * kLanes);
     }
-    if (top != tops_[row]) rescale(row, tops_[row] == none ? 0.0f : std::exp(tops_[row] - top));
+    if (top != before && before != kNone) rescale(row, std::exp(before - top));
     tops_[row] = top;
     totals_[row] += sum_of(total);
   }

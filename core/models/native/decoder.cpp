@@ -4,8 +4,7 @@
 // weights once for all rows and does what follows it (bias, gate, residual) while its outputs are still at hand; KV is
 // written to and read from its pages in place; buffers between phases are kept from step to step.
 //
-// Shapes: T tokens of B requests in one row (the first `num_extend` requests are prefill segments, the others one token
-// each), S places whose logits are wanted.
+// Shapes: T tokens of B requests in one row, as many of each as `extends` says, S places whose logits are wanted.
 
 #include <ATen/ATen.h>
 #include <c10/core/InferenceMode.h>
@@ -29,7 +28,6 @@ using MaybeTensor = std::optional<Tensor>;
 // What a step is computed for; see `Decoder::forward`.
 struct Step {
   const Tensor &ids, &positions, &slots, &rows, &prefixes, &extends;
-  int64_t num_extend;
   const Tensor &wanted, &table;
   const std::vector<Tensor>&keys, &values;
   bool wants_hidden;
@@ -129,15 +127,14 @@ class DecoderOf final : public Decoder {
   void plan(const Step& step, int64_t tokens) {
     const int64_t* prefixes = step.prefixes.const_data_ptr<int64_t>();
     const int64_t* extends = step.extends.const_data_ptr<int64_t>();
-    blocks_.clear();
+    pieces_.clear();
     int64_t token = 0;
-    for (int64_t place = 0; place < step.num_extend; ++place) {
+    for (int64_t place = 0; place < step.rows.size(0); ++place) {
       for (int64_t done = 0; done < extends[place]; done += kBlockTokens)
-        blocks_.push_back({place, token + done, std::min(kBlockTokens, extends[place] - done), prefixes[place] + done});
+        pieces_.push_back({place, token + done, std::min(kBlockTokens, extends[place] - done), prefixes[place] + done});
       token += extends[place];
     }
-    decoded_from_ = token;
-    TORCH_CHECK(tokens - token == step.rows.size(0) - step.num_extend, "every row behind the prompts has one token");
+    TORCH_CHECK(token == tokens, "the requests of a step have ", token, " tokens, and ", tokens, " ids came");
   }
 
   T* embed(const Tensor& ids) {
@@ -194,24 +191,15 @@ class DecoderOf final : public Decoder {
       for (int64_t t = 0; t < tokens; ++t)
         std::fill(out + t * stride + shape_.q_width(), out + (t + 1) * stride, T(0.0f));
     const int64_t* rows = step.rows.const_data_ptr<int64_t>();
-    const int64_t* prefixes = step.prefixes.const_data_ptr<int64_t>();
     const int32_t* table = step.table.const_data_ptr<int32_t>();
     const int64_t table_width = step.table.size(1), heads = shape_.kv_heads, group_width = shape_.group() * shape_.dim;
-    const int64_t blocks = static_cast<int64_t>(blocks_.size()), decodes = tokens - decoded_from_;
-    team_.run((blocks + decodes) * heads, [&](int64_t chunk, int64_t worker) {
-      const int64_t piece = chunk / heads, head = chunk % heads;
-      const bool prompt = piece < blocks;
-      const int64_t place = prompt ? blocks_[piece].place : step.num_extend + piece - blocks;
-      const int64_t token = prompt ? blocks_[piece].token : decoded_from_ + piece - blocks;
-      const Pages<T> pages{k, v, table + rows[place] * table_width};
-      const T* q = qkv + token * width + head * group_width;
-      T* to = out + token * stride + head * group_width;
-      if (prompt) {
-        const Block<T> block{q, to, width, stride, blocks_[piece].tokens, blocks_[piece].position};
-        BlockAttention<T>(shape_, block, scratch_[worker]).attend(pages, head);
-      } else {
-        attend_token(q, pages, prefixes[place] + 1, shape_, head, to, scratch_[worker]);
-      }
+    team_.run(static_cast<int64_t>(pieces_.size()) * heads, [&](int64_t chunk, int64_t worker) {
+      const Piece& piece = pieces_[chunk / heads];
+      const int64_t head = chunk % heads;
+      const Block<T> block{qkv + piece.token * width + head * group_width,
+                           out + piece.token * stride + head * group_width, width, stride, piece.tokens, piece.position};
+      const Pages<T> pages{k, v, table + rows[piece.place] * table_width};
+      BlockAttention<T>(shape_, block, scratch_[worker]).attend(pages, head);
     });
     return out;
   }
@@ -275,8 +263,7 @@ class DecoderOf final : public Decoder {
   std::vector<Scratch> scratch_;
   Scratch buffers_;
   std::vector<Layer> layers_;
-  std::vector<Piece> blocks_;
-  int64_t decoded_from_ = 0;
+  std::vector<Piece> pieces_;
 };
 
 std::unique_ptr<Decoder> make_decoder(int64_t heads, int64_t kv_heads, int64_t dim, double eps, double scale,
@@ -292,11 +279,11 @@ std::unique_ptr<Decoder> make_decoder(int64_t heads, int64_t kv_heads, int64_t d
 // ids, positions, slots int64[T]; rows, prefixes, extends int64[B]; wanted int64[S] ascending; table int32[R, width];
 // keys and values by layer [slots, K, D]. Returns float32 logits [S, V], and hidden [T, C] after the final norm if asked.
 std::vector<Tensor> forward(Decoder& self, const Tensor& ids, const Tensor& positions, const Tensor& slots,
-                            const Tensor& rows, const Tensor& prefixes, const Tensor& extends, int64_t num_extend,
+                            const Tensor& rows, const Tensor& prefixes, const Tensor& extends,
                             const Tensor& wanted, const Tensor& table, const std::vector<Tensor>& keys,
                             const std::vector<Tensor>& values, bool wants_hidden) {
   return self.forward(
-      {ids, positions, slots, rows, prefixes, extends, num_extend, wanted, table, keys, values, wants_hidden});
+      {ids, positions, slots, rows, prefixes, extends, wanted, table, keys, values, wants_hidden});
 }
 
 }  // namespace

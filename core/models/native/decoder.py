@@ -73,7 +73,6 @@ class NativeDecoder:
             batch.rows,
             torch.from_numpy(batch.prefix_lens_host),
             torch.from_numpy(batch.extend_lens_host),
-            batch.num_extend,
             batch.last_indices,
             batch.req_to_token,
             self._keys,
