@@ -19,167 +19,209 @@ struct Pages {
   const int32_t* table;    // [tokens]
 };
 
-// Consecutive tokens of one request (a part of a prompt, or the one that is decoded), and where their queries and outputs are.
+// Consecutive tokens of one request (a part of a prompt, or the one that is decoded), and where their queries and outputs
+// are: of the first token, tokens apart by the strides, all H heads side by side.
 template <typename T>
 struct Block {
-  const T* q;            // of the first token and first head of the group; [tokens] apart by q_stride, heads by D
-  T* out;                // likewise, apart by out_stride
+  const T* q;
+  T* out;
   int64_t q_stride, out_stride;
   int64_t tokens, position;  // how many, and the position of the first
 };
 
-// Softmax as it goes along (Milakov and Gimelshein 2018; FlashAttention, Dao 2022).
+// Softmax as it goes along (Milakov and Gimelshein 2018; FlashAttention, Dao 2022), for KV heads `first` to `last`. Heads
+// of a token lie side by side in its pages: with all of them at once, memory is read in order, which is several times
+// faster than a head at a time.
 template <typename T>
 class BlockAttention {
  public:
-  BlockAttention(const Shape& shape, const Block<T>& block, Scratch& scratch)
+  BlockAttention(const Shape& shape, const Block<T>& block, const Pages<T>& pages, int64_t first, int64_t last,
+                 Scratch& scratch)
       : shape_(shape),
         block_(block),
+        pages_(pages),
+        first_(first),
+        heads_(last - first),
         rows_(block.tokens * shape.group()),
         depth_(round_up(shape.dim, kDepth)),
         panels_(round_up(shape.dim, kPanel) / kPanel),
         padded_(round_up(rows_, kRows)),
-        q_(scratch.take<T>(0, padded_ * depth_)),
-        keys_(scratch.take<T>(1, depth_ * kPanel)),
-        values_(scratch.take<T>(2, panels_ * kPanel * kPanel)),
+        q_(scratch.take<T>(0, heads_ * padded_ * depth_)),
+        keys_(scratch.take<T>(1, heads_ * depth_ * kPanel)),
+        values_(scratch.take<T>(2, heads_ * panels_ * kPanel * kPanel)),
         scores_(scratch.take<float>(3, padded_ * kPanel)),
-        weights_(scratch.take<T>(4, padded_ * kPanel)),
-        sums_(scratch.take<float>(5, panels_ * padded_ * kPanel)),
-        tops_(scratch.take<float>(6, rows_)),
-        totals_(scratch.take<float>(7, rows_)) {}
+        weights_(scratch.take<T>(4, heads_ * padded_ * kPanel)),
+        sums_(scratch.take<float>(5, heads_ * panels_ * padded_ * kPanel)),
+        tops_(scratch.take<float>(6, heads_ * rows_)),
+        totals_(scratch.take<float>(7, heads_ * rows_)) {}
 
-  void attend(const Pages<T>& pages, int64_t kv_head) {
+  void attend() {
     begin();
-    const int64_t end = block_.position + block_.tokens;
-    for (int64_t from = 0; from < end; from += kPanel) {
-      const int64_t count = std::min(kPanel, end - from);
-      pack_keys(pages, kv_head, from, count);
-      multiply(q_, depth_, rows_, keys_, depth_, scores_, false);
-      for (int64_t row = 0; row < rows_; ++row) weigh(row, from, count);
-      pack_values(pages, kv_head, from, count);
-      for (int64_t p = 0; p < panels_; ++p)
-        multiply(weights_, kPanel, rows_, values_ + p * kPanel * kPanel, kPanel, sums_ + p * padded_ * kPanel, true);
+    end_ = block_.position + block_.tokens;
+    for (int64_t from = 0; from < end_; from += kPanel) {
+      const int64_t count = std::min(kPanel, end_ - from);
+      pack_keys(from, count);
+      for (int64_t h = 0; h < heads_; ++h) {
+        multiply(q_ + h * padded_ * depth_, depth_, rows_, keys_ + h * depth_ * kPanel, depth_, scores_, false);
+        for (int64_t row = 0; row < rows_; ++row) weigh(h, row, from, count);
+      }
+      pack_values(from, count);
+      for (int64_t part = 0; part < heads_ * panels_; ++part)
+        multiply(weights_ + part / panels_ * padded_ * kPanel, kPanel, rows_, values_ + part * kPanel * kPanel, kPanel,
+                 sums_ + part * padded_ * kPanel, true);
     }
     finish();
   }
 
  private:
+  static constexpr int64_t kWord = 4 / static_cast<int64_t>(sizeof(T));
+
   void begin() {
     const int64_t group = shape_.group(), dim = shape_.dim;
-    for (int64_t row = 0; row < rows_; ++row) {
-      T* to = q_ + row * depth_;
-      std::copy_n(block_.q + row / group * block_.q_stride + row % group * dim, dim, to);
-      std::fill(to + dim, to + depth_, T(0.0f));
-    }
-    std::fill_n(sums_, panels_ * padded_ * kPanel, 0.0f);
-    std::fill_n(tops_, rows_, -std::numeric_limits<float>::infinity());
-    std::fill_n(totals_, rows_, 0.0f);
+    for (int64_t h = 0; h < heads_; ++h)
+      for (int64_t row = 0; row < rows_; ++row) {
+        T* to = q_ + (h * padded_ + row) * depth_;
+        std::copy_n(block_.q + row / group * block_.q_stride + ((first_ + h) * group + row % group) * dim, dim, to);
+        std::fill(to + dim, to + depth_, T(0.0f));
+      }
+    std::fill_n(sums_, heads_ * panels_ * padded_ * kPanel, 0.0f);
+    std::fill_n(tops_, heads_ * rows_, -std::numeric_limits<float>::infinity());
+    std::fill_n(totals_, heads_ * rows_, 0.0f);
   }
 
-  // What is at `token` in one of a layer's two tensors.
-  const T* find(const T* base, const Pages<T>& pages, int64_t kv_head, int64_t token) const {
-    return base + pages.table[token] * shape_.kv_width() + kv_head * shape_.dim;
+  // What is at `token` in one of a layer's two tensors, from head `first` on.
+  const T* find(const T* base, int64_t token) const {
+    return base + pages_.table[token] * shape_.kv_width() + first_ * shape_.dim;
+  }
+
+  // Asks for 16 later tokens: pages lie anywhere, and nothing else knows which comes next.
+  void fetch(const T* base, int64_t from) const {
+    const int64_t bytes = heads_ * shape_.dim * static_cast<int64_t>(sizeof(T));
+    for (int64_t token = from; token < std::min(end_, from + kLanes); ++token) {
+      const char* here = reinterpret_cast<const char*>(find(base, token));
+      for (int64_t at = 0; at < bytes; at += 64) __builtin_prefetch(here + at);
+    }
   }
 
   // Keys are rows and shall be columns: a panel's words (pairs of bfloat16, single floats) are turned 16 by 16.
-  void pack_keys(const Pages<T>& pages, int64_t kv_head, int64_t from, int64_t count) {
-    constexpr int64_t kEach = 4 / static_cast<int64_t>(sizeof(T));
-    const int64_t words = shape_.dim / (kLanes * kEach) * kLanes, dim = shape_.dim;
-    if (words * kEach < depth_) std::fill_n(keys_ + words * kEach * kPanel, (depth_ - words * kEach) * kPanel, T(0.0f));
+  void pack_keys(int64_t from, int64_t count) {
+    const int64_t dim = shape_.dim, words = dim / (kLanes * kWord) * kLanes, whole = words * kWord;
+    if (whole < depth_)
+      for (int64_t h = 0; h < heads_; ++h)
+        std::fill_n(keys_ + (h * depth_ + whole) * kPanel, (depth_ - whole) * kPanel, T(0.0f));
     for (int64_t first = 0; first < kPanel; first += kLanes) {
       const int64_t present = std::clamp<int64_t>(count - first, 0, kLanes);
       const T* key[kLanes];
-      for (int64_t k = 0; k < present; ++k) key[k] = find(pages.keys, pages, kv_head, from + first + k);
-      for (int64_t word = 0; word < words; word += kLanes) {
-        Words rows[kLanes] = {};
-        for (int64_t k = 0; k < present; ++k) std::memcpy(&rows[k], key[k] + word * kEach, sizeof(Words));
-        transpose(rows);
-        for (int64_t w = 0; w < kLanes; ++w)
-          std::memcpy(keys_ + ((word + w) * kPanel + first) * kEach, &rows[w], sizeof(Words));
+      for (int64_t k = 0; k < present; ++k) key[k] = find(pages_.keys, from + first + k);
+      if (first + kLanes < kPanel) fetch(pages_.keys, from + first + kLanes);
+      if (first + kLanes == kPanel) fetch(pages_.values, from);
+      for (int64_t h = 0; h < heads_; ++h) {
+        T* panel = keys_ + h * depth_ * kPanel;
+        for (int64_t word = 0; word < words; word += kLanes)
+          turn(key, present, h * dim + word * kWord, panel + (word * kPanel + first) * kWord);
+        for (int64_t k = 0; k < present; ++k)
+          for (int64_t d = whole; d < dim; ++d) panel[panel_place<T>(first + k, d)] = key[k][h * dim + d];
       }
-      for (int64_t k = 0; k < present; ++k)
-        for (int64_t d = words * kEach; d < dim; ++d) keys_[panel_place<T>(first + k, d)] = key[k][d];
     }
   }
 
-  void pack_values(const Pages<T>& pages, int64_t kv_head, int64_t from, int64_t count) {
-    const int64_t dim = shape_.dim;
-    if (count < kPanel || dim % kPanel != 0) std::fill_n(values_, panels_ * kPanel * kPanel, T(0.0f));
-    for (int64_t k = 0; k < count; ++k) {
-      const T* value = find(pages.values, pages, kv_head, from + k);
-      int64_t d = 0;
-      if (k + 1 < count) d = pack_two(value, find(pages.values, pages, kv_head, from + k + 1), k);
-      const int64_t keys = d > 0 ? 2 : 1;
-      for (int64_t each = 0; each < keys; ++each) {
-        const T* rest = find(pages.values, pages, kv_head, from + k + each);
-        for (int64_t i = d; i < dim; ++i) values_[i / kPanel * kPanel * kPanel + panel_place<T>(i % kPanel, k + each)] = rest[i];
+  // 16 words of 16 keys from element `at` on, as 16 columns.
+  static void turn(const T* const* key, int64_t present, int64_t at, T* to) {
+    Words rows[kLanes];
+    for (int64_t k = 0; k < kLanes; ++k) {
+      rows[k] = Words{};
+      if (k < present) std::memcpy(&rows[k], key[k] + at, sizeof(Words));
+    }
+    transpose(rows);
+    for (int64_t w = 0; w < kLanes; ++w) std::memcpy(to + w * kPanel * kWord, &rows[w], sizeof(Words));
+  }
+
+  void pack_values(int64_t from, int64_t count) {
+    const int64_t dim = shape_.dim, panel = kPanel * kPanel;
+    if (count < kPanel || dim % kPanel != 0) std::fill_n(values_, heads_ * panels_ * panel, T(0.0f));
+    for (int64_t k = 0; k < count; k += 2) {
+      if (k % kLanes == 0) fetch(k + kLanes < kPanel ? pages_.values : pages_.keys, from + k + kLanes);
+      const T* one = find(pages_.values, from + k);
+      const T* other = k + 1 < count ? find(pages_.values, from + k + 1) : nullptr;
+      for (int64_t h = 0; h < heads_; ++h) {
+        T* to = values_ + h * panels_ * panel;
+        int64_t d = other == nullptr ? 0 : pack_two(one + h * dim, other + h * dim, k, to);
+        for (; d < dim; ++d) {
+          to[d / kPanel * panel + panel_place<T>(d % kPanel, k)] = one[h * dim + d];
+          if (other != nullptr) to[d / kPanel * panel + panel_place<T>(d % kPanel, k + 1)] = other[h * dim + d];
+        }
       }
-      k += keys - 1;
     }
   }
 
-  // Interleaves the values of keys `k` (even) and k + 1 as far as whole vectors go; returns how far that is.
-  int64_t pack_two(const T* one, const T* other, int64_t k) {
+  // Packs the values of keys `k` (even) and k + 1 as far as whole vectors go; returns how far that is.
+  int64_t pack_two(const T* one, const T* other, int64_t k, T* to) const {
     int64_t d = 0;
-    if constexpr (sizeof(T) == 2) {
-      for (; d + kLanes <= shape_.dim; d += kLanes) {
+    for (; d + kLanes <= shape_.dim; d += kLanes) {
+      T* here = to + d / kPanel * kPanel * kPanel;
+      if constexpr (sizeof(T) == 2) {
         Halves low, high;
         std::memcpy(&low, one + d, sizeof(low));
         std::memcpy(&high, other + d, sizeof(high));
         const Words both = __builtin_convertvector(low, Words) | __builtin_convertvector(high, Words) << 16;
-        std::memcpy(values_ + d / kPanel * kPanel * kPanel + panel_place<T>(d % kPanel, k), &both, sizeof(both));
+        std::memcpy(here + panel_place<T>(d % kPanel, k), &both, sizeof(both));
+      } else {
+        store(load(one + d), here + panel_place<T>(d % kPanel, k));
+        store(load(other + d), here + panel_place<T>(d % kPanel, k + 1));
       }
     }
     return d;
   }
 
   // Turns a row of scores into weights against the greatest score so far, and what was summed to the new scale.
-  void weigh(int64_t row, int64_t from, int64_t count) {
+  void weigh(int64_t head, int64_t row, int64_t from, int64_t count) {
     constexpr int kParts = kPanel / kLanes;
     constexpr float kNone = -std::numeric_limits<float>::infinity();
     const int64_t position = block_.position + row / shape_.group();
     const int32_t seen = static_cast<int32_t>(std::clamp<int64_t>(position + 1 - from, 0, count));
-    const float scale = static_cast<float>(shape_.scale);
-    T* weights = weights_ + row * kPanel;
+    const float scale = static_cast<float>(shape_.scale), before = tops_[head * rows_ + row];
+    T* weights = weights_ + (head * padded_ + row) * kPanel;
     const Ints lanes = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
-    Floats scores[kParts], tops = Floats{} + tops_[row], total{};
+    Floats scores[kParts], tops = Floats{} + before, total{};
     for (int p = 0; p < kParts; ++p) {
       const Floats score = load(scores_ + row * kPanel + p * kLanes) * scale;
       scores[p] = lanes + static_cast<int32_t>(p * kLanes) < seen ? score : Floats{} + kNone;
       tops = scores[p] > tops ? scores[p] : tops;
     }
-    const float top = max_of(tops), before = tops_[row];
+    const float top = max_of(tops);
     for (int p = 0; p < kParts; ++p) {
       const Floats weight = scores[p] == kNone ? Floats{} : exp_of(scores[p] - top);
       total += weight;
       store(weight, weights + p * kLanes);
     }
-    if (top != before && before != kNone) rescale(row, std::exp(before - top));
-    tops_[row] = top;
-    totals_[row] += sum_of(total);
+    if (top != before && before != kNone) rescale(head, row, std::exp(before - top));
+    tops_[head * rows_ + row] = top;
+    totals_[head * rows_ + row] += sum_of(total);
   }
 
-  void rescale(int64_t row, float factor) {
-    totals_[row] *= factor;
+  void rescale(int64_t head, int64_t row, float factor) {
+    totals_[head * rows_ + row] *= factor;
     for (int64_t p = 0; p < panels_; ++p) {
-      float* sums = sums_ + (p * padded_ + row) * kPanel;
+      float* sums = sums_ + ((head * panels_ + p) * padded_ + row) * kPanel;
       for (int64_t i = 0; i < kPanel; i += kLanes) store(load(sums + i) * factor, sums + i);
     }
   }
 
   void finish() {
     const int64_t group = shape_.group(), dim = shape_.dim;
-    for (int64_t row = 0; row < rows_; ++row) {
-      const float factor = 1.0f / totals_[row];
-      T* to = block_.out + row / group * block_.out_stride + row % group * dim;
-      for (int64_t d = 0; d < dim; ++d)
-        narrow(sums_[(d / kPanel * padded_ + row) * kPanel + d % kPanel] * factor, to[d]);
-    }
+    for (int64_t h = 0; h < heads_; ++h)
+      for (int64_t row = 0; row < rows_; ++row) {
+        const float factor = 1.0f / totals_[h * rows_ + row];
+        T* to = block_.out + row / group * block_.out_stride + ((first_ + h) * group + row % group) * dim;
+        for (int64_t d = 0; d < dim; ++d)
+          narrow(sums_[((h * panels_ + d / kPanel) * padded_ + row) * kPanel + d % kPanel] * factor, to[d]);
+      }
   }
 
   const Shape& shape_;
   const Block<T>& block_;
-  int64_t rows_, depth_, panels_, padded_;
+  const Pages<T>& pages_;
+  int64_t first_, heads_, rows_, depth_, panels_, padded_, end_ = 0;
   T *q_, *keys_, *values_;
   float* scores_;
   T* weights_;

@@ -192,14 +192,17 @@ class DecoderOf final : public Decoder {
         std::fill(out + t * stride + shape_.q_width(), out + (t + 1) * stride, T(0.0f));
     const int64_t* rows = step.rows.const_data_ptr<int64_t>();
     const int32_t* table = step.table.const_data_ptr<int32_t>();
-    const int64_t table_width = step.table.size(1), heads = shape_.kv_heads, group_width = shape_.group() * shape_.dim;
-    team_.run(static_cast<int64_t>(pieces_.size()) * heads, [&](int64_t chunk, int64_t worker) {
-      const Piece& piece = pieces_[chunk / heads];
-      const int64_t head = chunk % heads;
-      const Block<T> block{qkv + piece.token * width + head * group_width,
-                           out + piece.token * stride + head * group_width, width, stride, piece.tokens, piece.position};
+    const int64_t table_width = step.table.size(1);
+    // Heads of a token are side by side in memory: they part only if there is not enough to do otherwise.
+    const int64_t pieces = static_cast<int64_t>(pieces_.size());
+    const int64_t parts = pieces < 2 * team_.size() ? shape_.kv_heads : 1, heads = shape_.kv_heads / parts;
+    team_.run(pieces * parts, [&](int64_t chunk, int64_t worker) {
+      const Piece& piece = pieces_[chunk / parts];
+      const int64_t head = chunk % parts * heads;
+      const Block<T> block{qkv + piece.token * width, out + piece.token * stride, width,
+                           stride,                    piece.tokens,               piece.position};
       const Pages<T> pages{k, v, table + rows[piece.place] * table_width};
-      BlockAttention<T>(shape_, block, scratch_[worker]).attend(pages, head);
+      BlockAttention<T>(shape_, block, pages, head, head + heads, scratch_[worker]).attend();
     });
     return out;
   }
