@@ -62,13 +62,14 @@ class BlockAttention {
       const int64_t count = std::min(kPanel, end_ - from);
       pack_keys(from, count);
       for (int64_t h = 0; h < heads_; ++h) {
-        multiply(q_ + h * padded_ * depth_, depth_, rows_, keys_ + h * depth_ * kPanel, depth_, scores_, false);
+        multiply<false>(q_ + h * padded_ * depth_, depth_, rows_, keys_ + h * depth_ * kPanel, depth_, scores_,
+                        false);
         for (int64_t row = 0; row < rows_; ++row) weigh(h, row, from, count);
       }
       pack_values(from, count);
       for (int64_t part = 0; part < heads_ * panels_; ++part)
-        multiply(weights_ + part / panels_ * padded_ * kPanel, kPanel, rows_, values_ + part * kPanel * kPanel, kPanel,
-                 sums_ + part * padded_ * kPanel, true);
+        multiply<false>(weights_ + part / panels_ * padded_ * kPanel, kPanel, rows_, values_ + part * kPanel * kPanel,
+                        kPanel, sums_ + part * padded_ * kPanel, true);
     }
     finish();
   }

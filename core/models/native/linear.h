@@ -54,7 +54,7 @@ class Linear {
     team.run(panels * blocks, [&](int64_t chunk, int64_t worker) {
       const int64_t panel = chunk / blocks, from = chunk % blocks * kBlock, mine = std::min(kBlock, rows - from);
       float* out = scratch[worker].take<float>(0, round_up(mine, kRows) * kPanel);
-      multiply(x + from * depth_, depth_, mine, weights + panel * kPanel * depth_, depth_, out, false);
+      multiply<true>(x + from * depth_, depth_, mine, weights + panel * kPanel * depth_, depth_, out, false);
       const int64_t first = panel * kPanel, count = std::min(kPanel, outputs_ - first);
       for (int64_t row = 0; row < mine; ++row) {
         float* found = out + row * kPanel;

@@ -135,6 +135,7 @@ inline void fetch_ahead(const BFloat16* weights) {
 }
 
 // 16 rows by 64 outputs.
+template <bool kFetch>
 inline void tile_row(const BFloat16* x, int64_t stride, const BFloat16* panel, int64_t depth, float* out, bool add) {
   if (add) {
     _tile_loadd(0, out, kOutBytes);
@@ -149,7 +150,7 @@ inline void tile_row(const BFloat16* x, int64_t stride, const BFloat16* panel, i
   }
   for (int64_t k = 0; k < depth; k += 32) {
     const BFloat16* weights = panel + k * kPanel;
-    fetch_ahead(weights);
+    if constexpr (kFetch) fetch_ahead(weights);
     _tile_loadd(4, x + k, stride * 2);
     _tile_loadd(5, weights, kPanelBytes);
     _tile_dpbf16ps(0, 4, 5);
@@ -199,6 +200,7 @@ inline void tile_square(const BFloat16* x, int64_t stride, const BFloat16* panel
   _tile_stored(3, below + 16, kOutBytes);
 }
 
+template <bool kFetch>
 inline bool multiply_by_tiles(const BFloat16* x, int64_t stride, int64_t rows, const BFloat16* panel, int64_t depth,
                               float* out, bool add) {
   if (rows < kTileRows || !tiles_allowed()) return false;
@@ -207,26 +209,28 @@ inline bool multiply_by_tiles(const BFloat16* x, int64_t stride, int64_t rows, c
   int64_t row = 0;
   for (; row + 16 < rows; row += 32) {
     // The first rows bring the panel, for both halves; the others find it in the cache.
-    if (row == 0) {
+    if (kFetch && row == 0) {
       tile_square<true>(x, stride, panel, depth, out, add);
     } else {
       tile_square<false>(x + row * stride, stride, panel, depth, out + row * kPanel, add);
     }
     tile_square<false>(x + row * stride, stride, panel + 64, depth, out + row * kPanel + 32, add);
   }
-  if (row < rows) tile_row(x + row * stride, stride, panel, depth, out + row * kPanel, add);
+  if (row < rows) tile_row<kFetch>(x + row * stride, stride, panel, depth, out + row * kPanel, add);
   _tile_release();
   return true;
 }
 
 #else
 
+template <bool kFetch>
 inline bool multiply_by_tiles(const BFloat16*, int64_t, int64_t, const BFloat16*, int64_t, float*, bool) {
   return false;
 }
 
 #endif
 
+template <bool kFetch>
 inline bool multiply_by_tiles(const float*, int64_t, int64_t, const float*, int64_t, float*, bool) { return false; }
 
 #if defined(__AVX512F__)
@@ -237,10 +241,10 @@ constexpr int kBlockRows = 2;
 // Inputs of one pass over a panel, so that it stays in the second cache while all rows go by.
 constexpr int64_t kPassBytes = 1 << 18;
 
-// out[rows][64] = (add ? out : 0) + x[rows][depth] times the panel.
-template <typename T>
+// out[rows][64] = (add ? out : 0) + x[rows][depth] times the panel. `kFetch`: the panel comes from memory, not from a cache.
+template <bool kFetch, typename T>
 void multiply(const T* x, int64_t stride, int64_t rows, const T* panel, int64_t depth, float* out, bool add) {
-  if (multiply_by_tiles(x, stride, rows, panel, depth, out, add)) return;
+  if (multiply_by_tiles<kFetch>(x, stride, rows, panel, depth, out, add)) return;
   const int64_t pass = rows > kBlockRows ? kPassBytes / (kPanel * static_cast<int64_t>(sizeof(T))) : depth;
   for (int64_t from = 0; from < depth; from += pass, add = true) {
     const int64_t count = std::min(pass, depth - from);
