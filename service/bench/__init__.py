@@ -13,6 +13,7 @@ BENCHMARKS: dict[str, tuple[str, str]] = {
         "service.bench.overlap:overlap",
         "Idle share of an emulated device, with overlap on and off.",
     ),
+    "scheduler": ("service.bench.scheduler:scheduler", "Host time per step and request, and per prompt admitted."),
     "service": ("service.bench.service:service", "Tokens per second to gRPC clients, against raw grpc.aio."),
 }
 
