@@ -74,10 +74,11 @@ class StepParts:
 class LoopStep:
     """`running` requests that decode for `steps` steps, each with a stream. `text`: readers want it.
 
-    With `read` off the streams stay unread (their bound is far away), which shows the hand-over alone.
+    With `read` off the streams stay unread (their bound is far away), which shows the hand-over alone. `spare` rows are
+    left for others.
     """
 
-    def __init__(self, running: int, steps: int, *, text: bool = False, read: bool = True) -> None:
+    def __init__(self, running: int, steps: int, *, text: bool = False, read: bool = True, spare: int = 0) -> None:
         self._now = self._since = 0.0
         self._parts = StepParts()
         self._read = read
@@ -85,7 +86,7 @@ class LoopStep:
         self._handed_over = 0
         """Blocks of memory that Python held when the last step's tokens were handed over."""
         tokens = SETTLE + steps + 8
-        self.scheduler = new_scheduler(running, tokens + 2 * PAGE_SIZE, TimedExecutor(self._mark), self._emit)
+        self.scheduler = new_scheduler(running + spare, tokens + 2 * PAGE_SIZE, TimedExecutor(self._mark), self._emit)
         self._outputs = OutputProcessor(self.scheduler.intake, lambda: None, tokens, lambda _: None)
         self.streams = [self._stream(index, tokens, text) for index in range(running)]
         for _ in range(SETTLE):
