@@ -8,6 +8,7 @@ from service.lazy_group import LazyGroup
 
 BENCHMARKS: dict[str, tuple[str, str]] = {
     "asserts": ("service.bench.asserts:asserts", "Cost of the device checks: off, counting, trapping."),
+    "growth": ("service.bench.growth:growth", "Curves of throughput, host time, start-up and memory."),
     "memory": ("service.bench.memory:memory", "What MLA latents and a pool for sliding windows save."),
     "overlap": (
         "service.bench.overlap:overlap",
