@@ -35,7 +35,7 @@ class SamplingTable:
         self._penalised = np.zeros(num_rows, np.bool_)
         self._biased = np.zeros(num_rows, np.bool_)
         self._stop_bits = np.zeros(num_rows, np.uint64)
-        """Bit b is set for stop ids that are b modulo 64: who may have sampled one is told without a look at the ids."""
+        """Bit b is set for stop ids that are b modulo 64: tells who may have sampled one without a look at the ids."""
         self._constrained = np.zeros(num_rows, np.bool_)
         self._bias: list[tuple[Ints, np.ndarray]] = [(NO_INTS, NO_FLOATS)] * num_rows
         self._blocked: list[Ints] = [NO_INTS] * num_rows
@@ -68,7 +68,7 @@ class SamplingTable:
         self._forced[row] = np.array(req.forced_first, np.int64), np.array(req.forced_last, np.int64)
 
     def may_stop(self, rows: Ints, tokens: Ints) -> np.ndarray:
-        """bool[n]: rows of which `tokens[i]` could be a stop id of their own; those that are left out have none such."""
+        """bool[n]: whether `tokens[i]` could be a stop id of its row. Never False for one that is."""
         bits = self._stop_bits[rows] >> (tokens % STOP_BITS).astype(np.uint64)
         found: np.ndarray = (bits & np.uint64(1)).astype(np.bool_)
         return found

@@ -49,7 +49,7 @@ class Curve:
 
 
 def table(title: str, size: str, curves: Sequence[Curve]) -> str:
-    """Markdown: sizes are columns, curves are rows, the exponent of each comes last; under it, reasons of what bends."""
+    """Markdown: sizes are columns, curves are rows, each ends with its exponent; below come reasons of what bends."""
     sizes = sorted({at for curve in curves for at in curve.points})
     lines = [f"**{title}**", "", f"| {size} | " + " | ".join(f"{at:,}" for at in sizes) + " | exponent of the tail |"]
     lines.append("|---" * (len(sizes) + 2) + "|")

@@ -1,4 +1,4 @@
-"""The engine in process: on an emulated device that takes no time, so that a step is the host's, or with a checkpoint."""
+"""The engine in process: over an emulated device that takes no time, so that a step is the host's, or a checkpoint."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Shape:
     vocab: int = 0
     checkpoint: str = ""
     chunk: int = CHUNK
-    """Prompt tokens of one step. Where many prompts are long, all of them: else the first ends before the last begins."""
+    """Prompt tokens of one step. Many long prompts need all of theirs: else the first ends before the last begins."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,9 +55,7 @@ async def started(shape: Shape) -> AsyncIterator[AsyncEngine]:
     room = shape.requests * (shape.prompt + shape.tokens + 32)
     config = EngineConfig(
         model=ModelConfig(shape.checkpoint or "emulated", native="off"),
-        memory=MemoryConfig(
-            max_running_requests=shape.requests, max_total_tokens=room, prefix_cache="none"
-        ),
+        memory=MemoryConfig(max_running_requests=shape.requests, max_total_tokens=room, prefix_cache="none"),
         scheduler=SchedulerConfig(chunked_prefill_size=shape.chunk, max_queued_requests=shape.requests),
         executor=ExecutorConfig(device="cpu", cpu_threads=1),
     )
@@ -123,5 +121,3 @@ def paces(shape: Shape, rounds: int, features: dict[str, Feature] | None = None)
 
 def _median(found: list[Pace]) -> Pace:
     return Pace(*(statistics.median(getattr(each, name) for each in found) for name in Pace.__slots__))
-
-
