@@ -1,4 +1,4 @@
-"""`slipstream bench growth` and `scheduler`: every curve is measured, and what bends upwards is told with its reason."""
+"""`slipstream bench growth` and `scheduler`: every curve is measured, and what bends is told with its reason."""
 
 from __future__ import annotations
 
