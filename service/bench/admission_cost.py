@@ -21,8 +21,10 @@ VOCAB_IDS = 30_000
 def match_seconds(pages: int, *, edges: int = 1) -> float:
     """A prompt of `pages` pages that is held in full, by a path of `edges` nodes: match, lock, unlock."""
     cache, ids = RadixCache(PAGE_SIZE), prompt(pages)
-    for end in np.linspace(pages / edges, pages, edges).astype(np.int64).tolist():
-        cache.insert(ids, np.arange(1, end + 1), "", cache.peek(ids, end * PAGE_SIZE, ""))
+    cache.insert(ids, np.arange(1, pages + 1), "", 0)
+    # A match splits the edge in which it ends; from the last cut to the first, so that each looks at one edge only.
+    for cut in range(edges - 1, 0, -1):
+        cache.match(ids, pages * cut // edges * PAGE_SIZE, "")
 
     def work() -> None:
         node = cache.match(ids, ids.size, "").node
