@@ -17,7 +17,8 @@ STEPS = 48
 """Steps of a round: three pages, so that growing by pages is in the mean as often as it is in the long run."""
 
 CACHES = "what belongs to so many requests (streams, lists, detokenisers) no longer fits the processor's own caches"
-BACKLOG = "one edge is one comparison of bytes, and at these lengths the bytes come from memory"
+MEMORY = "it is one comparison or copy of bytes, and at these lengths the bytes come from memory"
+NODES = "the nodes of so long a path no longer fit the processor's own caches"
 
 
 def loop_curves(sizes: list[int], rounds: int) -> list[Curve]:
@@ -52,11 +53,11 @@ def _per_request(curve: Curve) -> dict[int, float]:
 
 def prompt_curves(tokens: list[int]) -> list[Curve]:
     """Microseconds over the tokens of a prompt."""
-    match = Curve("match, one edge", "µs", 1.0, BACKLOG)
-    deep = Curve("match, an edge per page", "µs", 1.0, CACHES)
-    insert = Curve("insert", "µs", 1.0, BACKLOG)
-    fresh = Curve("step that admits it, nothing cached", "µs", 1.0, CACHES)
-    known = Curve("step that admits it, all but a page cached", "µs", 1.0, CACHES)
+    match = Curve("match, one edge", "µs", 1.0, MEMORY)
+    deep = Curve("match, an edge per page", "µs", 1.0, NODES)
+    insert = Curve("insert", "µs", 1.0, MEMORY)
+    fresh = Curve("step that admits it, nothing cached", "µs", 1.0, MEMORY)
+    known = Curve("step that admits it, all but a page cached", "µs", 1.0, MEMORY)
     for count in tokens:
         click.echo(f"prompt of {count} tokens ...", err=True)
         pages = count // PAGE_SIZE
@@ -70,7 +71,7 @@ def prompt_curves(tokens: list[int]) -> list[Curve]:
 
 def tree_curves(nodes: list[int]) -> list[Curve]:
     """Microseconds of a match of 64 pages over the size of the tree."""
-    curve = Curve("match of 64 pages", "µs", 0.0, CACHES)
+    curve = Curve("match of 64 pages", "µs", 0.0, NODES)
     for count in nodes:
         click.echo(f"tree of {count} prompts ...", err=True)
         curve.points[count] = match_seconds_in_tree(count) * 1e6
