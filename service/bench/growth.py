@@ -18,7 +18,7 @@ from service.bench.growth_axes import AXES
 @click.command()
 @click.option("--axes", default=",".join(AXES), show_default=True, help="Which curves, with commas.")
 @click.option(
-    "--rounds", default=3, show_default=True, help="Rounds after the one that warms up; medians are reported."
+    "--rounds", default=2, show_default=True, help="Rounds after the one that warms up; medians are reported."
 )
 @click.option("--quick", is_flag=True, help="Only the first sizes of each axis: to see that it works.")
 @click.option("--json", "json_too", is_flag=True, help="Print one JSON object as the last line.")
