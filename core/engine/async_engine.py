@@ -263,7 +263,7 @@ class AsyncEngine:
         self._empty.clear()
         default_wait = self._config.scheduler.default_queue_timeout
         for req, output in zip(reqs, outputs, strict=True):
-            req.sink = OutputRecord(stream, output)
+            req.sink = OutputRecord(stream, output, req.params.logprobs)
             if req.queue_deadline is None and default_wait is not None:
                 req.queue_deadline = req.arrived_at + default_wait
             self._scheduler.intake.add(req)

@@ -14,24 +14,47 @@ class PendingOutput:
     need the text of every token at once.
     """
 
+    __slots__ = (
+        "_decoded",
+        "_detokenizer",
+        "_logprobs",
+        "_position",
+        "_stops",
+        "_text",
+        "finished",
+        "ids",
+        "index",
+        "watches_text",
+    )
+
     def __init__(self, index: int, detokenizer: IncrementalDetokenizer | None, stops: StopMatcher | None) -> None:
         self.index = index
         self.finished: Finished | None = None
+        self.ids: list[int] = []
+        """Not taken yet; always the same list. Whoever has a token that nothing must look at (`watches_text` is off, no
+        log probability comes along) may append it here and save the call of `push`."""
+        self.watches_text = stops is not None
+        """Whether the text of every token is needed at once."""
         self._detokenizer = detokenizer
         self._stops = stops
-        self._ids: list[int] = []
-        self._undecoded: list[int] = []
+        self._decoded = 0
+        """How many of `ids` are text already, or shall not become any."""
         self._text = ""
         self._logprobs: list[TokenLogprob] = []
         self._position = 0
 
     def __len__(self) -> int:
-        return len(self._ids)
+        return len(self.ids)
+
+    @property
+    def total(self) -> int:
+        """All tokens so far, taken or not."""
+        return self._position + len(self.ids)
 
     @property
     def readable(self) -> bool:
         """Whether `take` would return something."""
-        return bool(self._ids or self._text or self.finished)
+        return bool(self.ids or self._text or self.finished)
 
     def push(self, token: int, logprob: TokenLogprob | None, *, textless: bool, match_stops: bool) -> str | None:
         """Add one token; returns the stop string that its text completes, if any.
@@ -39,13 +62,16 @@ class PendingOutput:
         `textless` tokens (a stop token that the client does not want to see) count as ids only. `match_stops` is off
         while the output is shorter than `min_tokens`.
         """
-        self._ids.append(token)
+        if textless:
+            self._decode_pending()
+        self.ids.append(token)
         if logprob is not None:
             self._logprobs.append(logprob)
-        if self._detokenizer is None or textless:
+        if self._detokenizer is None:
             return None
-        if self._stops is None:
-            self._undecoded.append(token)
+        if textless or self._stops is not None:
+            self._decoded = len(self.ids)
+        if textless or self._stops is None:
             return None
         text = self._detokenizer.feed([token])
         if not match_stops:
@@ -70,15 +96,19 @@ class PendingOutput:
     def take(self) -> Delta | Finished | None:
         """What is new since the last call: first a delta, then the terminal, then None."""
         self._decode_pending()
-        if not (self._ids or self._text):
+        ids = self.ids
+        if not (ids or self._text):
             event, self.finished = self.finished, None
             return event
-        delta = Delta(self.index, self._position, tuple(self._ids), self._text, tuple(self._logprobs))
-        self._position += len(self._ids)
-        self._ids, self._text, self._logprobs = [], "", []
+        delta = Delta(self.index, self._position, tuple(ids), self._text, tuple(self._logprobs))
+        self._position += len(ids)
+        # Emptied in place: a reader that keeps up would else cost new lists with every token.
+        ids.clear()
+        self._logprobs.clear()
+        self._decoded, self._text = 0, ""
         return delta
 
     def _decode_pending(self) -> None:
-        if self._undecoded and self._detokenizer is not None:
-            self._text += self._detokenizer.feed(self._undecoded)
-            self._undecoded = []
+        if self._detokenizer is not None and self._decoded < len(self.ids):
+            self._text += self._detokenizer.feed(self.ids[self._decoded :])
+            self._decoded = len(self.ids)

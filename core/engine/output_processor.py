@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from core.engine.output import PendingOutput
 from core.engine.stream import TokenStream
@@ -20,9 +20,22 @@ class OutputRecord:
 
     stream: TokenStream
     output: PendingOutput
-    tokens: int = 0
+    logprobs: bool = True
+    """Whether log probabilities come along."""
     stop_match: str | None = None
     done: bool = False
+    ids: list[int] = field(init=False)
+    """Those of `output`: a token that nobody looks at goes there without a look at anything else."""
+    looks_at_tokens: bool = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.ids = self.output.ids
+        self.looks_at_tokens = self.logprobs or self.output.watches_text
+
+    @property
+    def tokens(self) -> int:
+        """How many the output was given."""
+        return self.output.total
 
 
 class OutputProcessor:
@@ -50,23 +63,30 @@ class OutputProcessor:
             self._emit_end(ended, now)
 
     def _emit_tokens(self, step: StepTokens, stops: dict[int, int]) -> None:
-        for i, req in enumerate(step.reqs):
+        # The one loop that costs Python per request and step: what a token does not need is not done for it.
+        for i, (req, token) in enumerate(zip(step.reqs, step.tokens)):
             record: OutputRecord = req.sink
             if record.done:
                 continue
-            token = step.tokens[i]
-            record.tokens += 1
-            matched = record.output.push(
-                token,
-                _logprob(step, i, req) if req.params.logprobs else None,
-                textless=stops.get(id(req)) == step.positions[i] and not req.params.include_stop_in_output,
-                match_stops=record.tokens >= req.params.min_tokens,
-            )
-            if matched is not None:
-                self._stopped_by_text(req, record, matched)
-            elif len(record.output) > self._max_pending:
+            if record.looks_at_tokens or (stops and id(req) in stops):
+                self._push(step, i, record, stops)
+            else:
+                record.ids.append(token)
+            if len(record.ids) > self._max_pending and not record.done:
                 self._too_slow(record)
             record.stream.notify(record.output)
+
+    def _push(self, step: StepTokens, i: int, record: OutputRecord, stops: dict[int, int]) -> None:
+        """Token `i` of the step, for an output that looks at single tokens or may just have ended."""
+        req = step.reqs[i]
+        matched = record.output.push(
+            step.tokens[i],
+            _logprob(step, i, req) if req.params.logprobs else None,
+            textless=stops.get(id(req)) == step.positions[i] and not req.params.include_stop_in_output,
+            match_stops=record.tokens + 1 >= req.params.min_tokens,
+        )
+        if matched is not None:
+            self._stopped_by_text(req, record, matched)
 
     def _stopped_by_text(self, req: Req, record: OutputRecord, matched: str) -> None:
         """Tokens that are already on their way for this request are dropped from here on."""

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from core.batch.result import LogprobResult
 from core.errors import SlipstreamError
+from core.types.arrays import Ints
 from core.types.io import FinishReason
 from core.types.request import Req
 
@@ -24,14 +27,15 @@ class Ended:
 class StepTokens:
     """New tokens of one step, one per request: `tokens[i]` is output number `positions[i]` of `reqs[i]`.
 
-    `logprob_rows[i]` is the place of that token in `logprobs`, when the step computed any.
+    `logprob_rows[i]` is the place of that token in `logprobs`, when the step computed any. What every reader walks
+    through is a list; what few look into stays an array, because an integer of Python's own costs as much as its use.
     """
 
     reqs: list[Req]
     tokens: list[int]
-    positions: list[int]
+    positions: Ints
     logprobs: LogprobResult | None = None
-    logprob_rows: list[int] = field(default_factory=list)
+    logprob_rows: Ints = field(default_factory=lambda: np.empty(0, np.int64))
 
 
 @dataclass(frozen=True, slots=True)

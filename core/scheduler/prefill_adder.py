@@ -28,6 +28,8 @@ class PrefillAdder:
         self._running = lifecycle.running
         self._memory = lifecycle.memory
         self._reserve_share = RESERVE_MIN
+        self._remaining = 0
+        """Tokens that those who run may still put out; good while one step is filled."""
         self._offered: Ints = np.zeros(self._memory.rows.size + 1, np.int64)
 
     def retracted(self) -> None:
@@ -47,12 +49,16 @@ class PrefillAdder:
                 return segments
             segments.append(self._chunk(row, budget))
             budget -= segments[-1].length
-        while budget > 0:
+        self._remaining = self._remaining_outputs()
+        # Without a row nobody is looked at: under `lpm` the look alone matches many prompts.
+        while budget > 0 and self._memory.rows.available:
             req = self._lifecycle.waiting.best(self._match_len)
             if req is None or (segments and req.encoder_len >= budget):
                 break
             if not self._lifecycle.admit(req, self._reserve_pages(req), now):
                 break
+            # The last token out is never fed back, see `RunningSet.limit`.
+            self._remaining += max(0, req.max_new_tokens - len(req.outputs) - 1)
             self._offered[req.row] = 0
             segments.append(self._chunk(req.row, max(1, budget - req.encoder_len), req.encoder_ids))
             budget -= segments[-1].cost
@@ -64,14 +70,16 @@ class PrefillAdder:
         ids = req.known_ids()
         return self._memory.cache.peek(ids, len(ids) - 1, req.salt)
 
+    def _remaining_outputs(self) -> int:
+        """Tokens that those who run may still put out. Asked once a step: a newcomer adds what it brings."""
+        running, rows = self._running, self._running.order
+        return int((running.limit[rows] - running.known[rows]).clip(0).sum())
+
     def _reserve_pages(self, newcomer: Req) -> int:
         """Pages to leave for the outputs of those who run, and of the newcomer; nothing when it would run alone."""
-        rows = self._running.order
-        if len(rows) == 0:
+        if len(self._running.order) == 0:
             return 0
-        running = self._running
-        remaining = int((running.limit[rows] - running.known[rows]).clip(0).sum())
-        remaining += newcomer.max_new_tokens - len(newcomer.outputs)
+        remaining = self._remaining + newcomer.max_new_tokens - len(newcomer.outputs)
         return math.ceil(remaining * self._reserve_share / self._memory.page_size)
 
     def _chunk(self, row: int, budget: int, encoder_ids: Ints | None = None) -> Segment:
@@ -80,7 +88,7 @@ class PrefillAdder:
         stop = min(end, start + budget)
         running.planned[row] = stop
         self._offer(row, stop, final=stop == end)
-        req = running.reqs[row]
+        req: Req | None = running.reqs[row]
         assert req is not None, "a row of the set has an owner"
         ids = running.ids(row, stop, start)
         return Segment(row, start, ids, final=stop == end, pooling=req.pooling, encoder_ids=encoder_ids)

@@ -89,8 +89,8 @@ class ResultProcessor:
         running.tokens[rows, known] = tokens
         running.known[rows] = known + 1
         positions = known - running.prompt_lens[rows]
-        reqs = [self._req(row) for row in rows.tolist()]
-        out = StepTokens(reqs, tokens.tolist(), positions.tolist(), result.logprobs, places.tolist())
+        reqs = running.owners(rows)
+        out = StepTokens(reqs, tokens.tolist(), positions, result.logprobs, places)
         self._recorder.tokens(reqs, positions, now - running.last_token_at[rows], now)
         running.last_token_at[rows] = now
         self._end_finished(out, rows, tokens, known + 1 > running.limit[rows])
@@ -98,7 +98,7 @@ class ResultProcessor:
 
     def _end_finished(self, out: StepTokens, rows: Ints, tokens: Ints, full: np.ndarray) -> None:
         # Almost nobody ends in a given step: look closely only where some stop token or the length could be the end.
-        maybe = full | self._is_eos[tokens] | self._lifecycle.sampling.has_stop_ids[rows]
+        maybe = full | self._is_eos[tokens] | self._lifecycle.sampling.may_stop(rows, tokens)
         for i in np.flatnonzero(maybe).tolist():
             req, token = out.reqs[i], out.tokens[i]
             if token in req.params.stop_token_ids or (self._is_eos[token] and not req.params.ignore_eos):
@@ -107,6 +107,6 @@ class ResultProcessor:
                 self._lifecycle.end(Ended(req, FinishReason.LENGTH))
 
     def _req(self, row: int) -> Req:
-        req = self._running.reqs[row]
+        req: Req | None = self._running.reqs[row]
         assert req is not None, "a current generation has an owner"
         return req

@@ -20,7 +20,8 @@ class RunningSet:
     """
 
     def __init__(self, num_rows: int, max_len: int) -> None:
-        self.reqs: list[Req | None] = [None] * num_rows
+        # An array of objects, so that the owners of a step's rows are one gather and not a loop.
+        self.reqs: npt.NDArray[np.object_] = np.full(num_rows, None, np.object_)
         # int32 halves a table of rows x context; the system maps its pages only when a row first reaches them.
         self.tokens: npt.NDArray[np.int32] = np.zeros((num_rows, max_len), np.int32)
         self.known: Ints = np.zeros(num_rows, np.int64)
@@ -31,7 +32,8 @@ class RunningSet:
         self.adapter_slots: Ints = np.zeros(num_rows, np.int64)
         self.last_token_at = np.zeros(num_rows, np.float64)
         self._member = np.zeros(num_rows, np.bool_)
-        self._order: Ints = np.empty(0, np.int64)
+        self._order: Ints = np.empty(num_rows, np.int64)
+        self._ordered = 0
         self._stale_order = False
 
     def __len__(self) -> int:
@@ -40,15 +42,18 @@ class RunningSet:
     @property
     def order(self) -> Ints:
         """int64[n]: rows from the longest to the shortest time in the set. Do not keep: the next change replaces it."""
+        order = self._order[: self._ordered]
         if self._stale_order:
-            self._order = self._order[self._member[self._order]]
-            self._stale_order = False
-        return self._order
+            order = order[self._member[order]]
+            self._ordered, self._stale_order = len(order), False
+            # Never in place: whoever iterates over an older answer keeps it.
+            self._order = np.concatenate([order, np.empty(len(self._order) - len(order), np.int64)])
+        return order
 
     def add(self, req: Req, admission: Admission) -> None:
         """Seat `req` in its row; everything it knows becomes the part to prefill, less what the cache already holds."""
         row, ids = admission.row, req.known_ids()
-        order = self.order
+        place = len(self.order)
         check("request_state", not self._member[row], row=row)
         self.tokens[row, : len(ids)] = ids
         self.known[row] = self.prefill_end[row] = len(ids)
@@ -58,7 +63,8 @@ class RunningSet:
         self.adapter_slots[row] = req.adapter_slot
         self.reqs[row] = req
         self._member[row] = True
-        self._order = np.append(order, row)
+        self._order[place] = row
+        self._ordered = place + 1
         req.row, req.generation = row, admission.generation
         req.move_to(RequestState.RUNNING)
 
@@ -93,4 +99,10 @@ class RunningSet:
 
     def members(self) -> list[Req]:
         """All running requests, oldest admission first."""
-        return [req for req in map(self.reqs.__getitem__, self.order.tolist()) if req is not None]
+        return self.owners(self.order)
+
+    def owners(self, rows: Ints) -> list[Req]:
+        """Who owns each of `rows`, all of which must be in the set. One gather, no Python per request."""
+        check("request_state", bool(self._member[rows].all()), rows=rows)
+        found: list[Req] = self.reqs[rows].tolist()
+        return found

@@ -15,6 +15,9 @@ NO_FLOATS = np.empty(0, np.float32)
 FORCE = np.float32(1e9)
 """Bias of a forced token: beyond any logit, and finite behind any temperature and penalty."""
 
+STOP_BITS = 64
+"""Bits of the word by row that tells stop ids."""
+
 
 class SamplingTable:
     """One column per option, indexed by row. `fill` at admission, `batch` at every step."""
@@ -31,7 +34,8 @@ class SamplingTable:
         self._logprobs = np.zeros(num_rows, np.bool_)
         self._penalised = np.zeros(num_rows, np.bool_)
         self._biased = np.zeros(num_rows, np.bool_)
-        self.has_stop_ids = np.zeros(num_rows, np.bool_)
+        self._stop_bits = np.zeros(num_rows, np.uint64)
+        """Bit b is set for stop ids that are b modulo 64: tells who may have sampled one without a look at the ids."""
         self._constrained = np.zeros(num_rows, np.bool_)
         self._bias: list[tuple[Ints, np.ndarray]] = [(NO_INTS, NO_FLOATS)] * num_rows
         self._blocked: list[Ints] = [NO_INTS] * num_rows
@@ -52,7 +56,7 @@ class SamplingTable:
         self._top_logprobs[row] = params.top_logprobs
         self._penalised[row] = params.penalised
         self._biased[row] = bool(params.logit_bias)
-        self.has_stop_ids[row] = bool(params.stop_token_ids)
+        self._stop_bits[row] = sum({1 << token % STOP_BITS for token in params.stop_token_ids})
         self._constrained[row] = req.grammar is not None
         tokens = np.fromiter(params.logit_bias.keys(), np.int64, len(params.logit_bias))
         values = np.fromiter(params.logit_bias.values(), np.float32, len(params.logit_bias))
@@ -62,6 +66,12 @@ class SamplingTable:
         last = req.max_new_tokens - 1
         self._forced_at[row] = 0 if req.forced_first else -1, last if req.forced_last else -1
         self._forced[row] = np.array(req.forced_first, np.int64), np.array(req.forced_last, np.int64)
+
+    def may_stop(self, rows: Ints, tokens: Ints) -> np.ndarray:
+        """bool[n]: whether `tokens[i]` could be a stop id of its row. Never False for one that is."""
+        bits = self._stop_bits[rows] >> (tokens % STOP_BITS).astype(np.uint64)
+        found: np.ndarray = (bits & np.uint64(1)).astype(np.bool_)
+        return found
 
     def batch(self, rows: Ints, seq_lens: Ints) -> SamplingBatch:
         """Options of `rows` int64[S], for the tokens at absolute positions `seq_lens` int64[S]."""

@@ -8,11 +8,13 @@ from service.lazy_group import LazyGroup
 
 BENCHMARKS: dict[str, tuple[str, str]] = {
     "asserts": ("service.bench.asserts:asserts", "Cost of the device checks: off, counting, trapping."),
+    "growth": ("service.bench.growth:growth", "Curves of throughput, host time, start-up and memory."),
     "memory": ("service.bench.memory:memory", "What MLA latents and a pool for sliding windows save."),
     "overlap": (
         "service.bench.overlap:overlap",
         "Idle share of an emulated device, with overlap on and off.",
     ),
+    "scheduler": ("service.bench.scheduler:scheduler", "Host time per step and request, and per prompt admitted."),
     "service": ("service.bench.service:service", "Tokens per second to gRPC clients, against raw grpc.aio."),
 }
 

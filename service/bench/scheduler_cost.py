@@ -11,13 +11,13 @@ import torch
 from core.batch.result import StepResult
 from core.batch.schedule_batch import ScheduleBatch
 from core.config import SchedulerConfig
-from core.executor.interface import MAX_DEPTH
+from core.executor.interface import MAX_DEPTH, Executor
 from core.memory.kv_allocator import PagedKVAllocator
 from core.memory.request_memory import RequestMemory
 from core.memory.rows import RowAllocator
 from core.prefix.registry import build_prefix_cache
 from core.scheduler.outputs import StepOutputs
-from core.scheduler.scheduler import Scheduler
+from core.scheduler.scheduler import Emit, Scheduler
 from core.types.arrays import Ints
 from core.types.request import Req
 from core.types.sampling_params import SamplingParams
@@ -29,10 +29,11 @@ WARM_UP = 20
 
 
 class InstantExecutor:
-    """Every submitted step is done at once; its tokens are all 1."""
+    """Every submitted step is done at once; its tokens are all `token`."""
 
-    def __init__(self) -> None:
+    def __init__(self, token: int = 1) -> None:
         self._done: list[StepResult] = []
+        self._token = token
 
     @property
     def in_flight(self) -> int:
@@ -47,7 +48,7 @@ class InstantExecutor:
     def submit(self, batch: ScheduleBatch) -> None:
         """Answer without looking at the batch's contents."""
         count = len(batch.sample_indices)
-        tokens, nothing = np.ones(count, np.int64), np.zeros(count, np.bool_)
+        tokens, nothing = np.full(count, self._token, np.int64), np.zeros(count, np.bool_)
         self._done.append(StepResult(batch.step_id, batch.sample_rows, batch.sample_generations, tokens, nothing))
 
     def completed(self) -> list[StepResult]:
@@ -60,7 +61,7 @@ class InstantExecutor:
 
 def scheduler_cost(running: int, steps: int = 200) -> float:
     """Median seconds of one `Scheduler.step` in steady decode with `running` requests."""
-    scheduler = _scheduler(running, tokens=WARM_UP + steps + PROMPT)
+    scheduler = new_scheduler(running, WARM_UP + steps + PROMPT)
     params = SamplingParams(temperature=0.0, ignore_eos=True)
     for index in range(running):
         prompt = np.array([index % VOCAB] * PROMPT, np.int64)
@@ -68,21 +69,24 @@ def scheduler_cost(running: int, steps: int = 200) -> float:
     now, times = 0.0, []
     for _ in range(WARM_UP + steps - 5):
         now += 0.005
-        began = time.perf_counter()
+        began = time.thread_time()
         scheduler.step(now)
-        times.append(time.perf_counter() - began)
+        times.append(time.thread_time() - began)
     assert len(scheduler.running) == running, "measured while everybody decodes"
     return statistics.median(times[WARM_UP:])
 
 
-def _scheduler(running: int, tokens: int) -> Scheduler:
+def new_scheduler(
+    running: int, tokens: int, executor: Executor | None = None, emit: Emit | None = None, policy: str = "fcfs"
+) -> Scheduler:
+    """The production scheduler with room for `running` requests of `tokens` tokens each."""
     allocator = PagedKVAllocator(running * (tokens // PAGE_SIZE + 2), PAGE_SIZE)
     memory = RequestMemory(RowAllocator(running), allocator, build_prefix_cache("radix", PAGE_SIZE), tokens + PAGE_SIZE)
     return Scheduler(
-        SchedulerConfig(chunked_prefill_size=running * PROMPT, max_queued_requests=running),
+        SchedulerConfig(chunked_prefill_size=running * tokens, max_queued_requests=running, policy=policy),
         memory,
-        InstantExecutor(),
-        _drop,
+        executor or InstantExecutor(),
+        emit or _drop,
         max_len=tokens + PAGE_SIZE,
         vocab_size=VOCAB,
         eos_ids=(2,),

@@ -135,4 +135,28 @@ SCHEDULING: tuple[Mutant, ...] = (
         "False",
         SCHEDULER + "test_eos_ends_unless_ignored",
     ),
+    Mutant(
+        "waiting-looked-through",
+        "a step looks at nobody who waits behind the head",
+        "core/scheduler/waiting_queue.py",
+        "        return self._smallest(count)\n",
+        "        return [entry[2] for entry in heapq.nsmallest(count, filter(self._counts, self._heap))]\n",
+        "tests/scheduler/test_growth.py::test_who_waits_costs_a_step_nothing",
+    ),
+    Mutant(
+        "python-per-running-request",
+        "steady decode is arrays indexed by row",
+        "core/scheduler/running.py",
+        "found: list[Req] = self.reqs[rows].tolist()",
+        "found: list[Req] = [self.reqs[row] for row in rows.tolist()]",
+        "tests/scheduler/test_growth.py::test_the_scheduler_runs_no_python_per_running_request",
+    ),
+    Mutant(
+        "stop-ids-overlooked",
+        "a stop id is told by its bit",
+        "core/scheduler/sampling_table.py",
+        "self._stop_bits[row] = sum({1 << token % STOP_BITS for token in params.stop_token_ids})",
+        "self._stop_bits[row] = sum({2 << token % STOP_BITS for token in params.stop_token_ids}) & (1 << 64) - 1",
+        SCHEDULER + "test_stop_token_ends_an_output_and_its_overshoot_is_dropped",
+    ),
 )

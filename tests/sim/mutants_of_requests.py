@@ -49,7 +49,7 @@ def token_after_the_terminal(patch: Patch) -> None:
         for req, token, position in ended:
             out.reqs.append(req)
             out.tokens.append(token)
-            out.positions.append(position)
+            out = replace(out, positions=np.append(out.positions, position))
         ended[:] = [(req, token, at + 1) for req, token, at in tokens if req.state is RequestState.FINISHED]
         return out
 
