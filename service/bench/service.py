@@ -31,11 +31,12 @@ from service.switch_interval import shorten_switch_interval
 
 PROMPT_TOKENS = 16
 W2_PROMPT, W2_TOKENS, W2_REQUESTS = 128, 128, 6
+LATENCY_KINDS = ("in_process", "grpc", "raw")
 LEAST_TOKENS, MOST_TOKENS = 150, 2000
 """Of one stream."""
 
-OPENING_STEP_SECONDS = 0.05
-PACED_STEPS = 100
+OPENING_STEP_SECONDS = 0.1
+PACED_STEPS = 120
 """Tokens of each stream of a paced run at most: its rate is the steps', which fewer tell as well as many."""
 
 
@@ -75,6 +76,15 @@ class Width:
         }
 
 
+@dataclass(slots=True)
+class OneAtATime:
+    """Latencies of one request after the other: what an engine's reader sees, a client of ours, one of raw grpc.aio."""
+
+    in_process: Latencies = field(default_factory=Latencies)
+    grpc: Latencies = field(default_factory=Latencies)
+    raw: Latencies = field(default_factory=Latencies)
+
+
 def _share(of: Rate, whole: Rate) -> float:
     return of.tokens_per_second / whole.tokens_per_second
 
@@ -96,35 +106,36 @@ class Bench:
         ours = Job(self._server.port, GENERATE_METHOD, streams, tokens, PROMPT_TOKENS)
         into.raw.append(await self._client.rate(raw))
         into.lock_step.append(await self._client.rate(replace(raw, method=LOCK_STEP_METHOD)))
-        alone = measure_rate(self._in_process(PROMPT_TOKENS, tokens), streams, tokens)
-        into.engine.append(await self._once_open(streams, alone))
-        into.flat_out.append(await self._once_open(streams, self._client.rate(ours)))
-        self._timeline.step_seconds = step_ms / 1000
         few = min(tokens, PACED_STEPS)
-        into.paced_in_process.append(await measure_rate(self._in_process(PROMPT_TOKENS, few), streams, few))
-        into.paced.append(await self._client.rate(replace(ours, tokens=few)))
+        for seconds, count, here, there in (
+            (0.0, tokens, into.engine, into.flat_out),
+            (step_ms / 1000, few, into.paced_in_process, into.paced),
+        ):
+            alone = measure_rate(self._in_process(PROMPT_TOKENS, count), streams, count)
+            here.append(await self._once_open(streams, seconds, alone))
+            served = self._client.rate(replace(ours, tokens=count))
+            there.append(await self._once_open(streams, seconds, served))
 
-    async def latencies(self, alone: Latencies, served: Latencies, step_ms: float) -> None:
-        """One request at a time, in process and through gRPC."""
+    async def latencies(self, into: OneAtATime, step_ms: float) -> None:
+        """One request at a time, in process, through gRPC, and from the raw server as fast as it writes."""
         self._timeline.step_seconds = step_ms / 1000
-        job = Job(self._server.port, GENERATE_METHOD, W2_REQUESTS, W2_TOKENS, W2_PROMPT, one_by_one=True)
-        here = await measure_latencies(self._in_process(W2_PROMPT, W2_TOKENS), W2_REQUESTS)
-        there = await self._client.latencies(job)
-        for into, seen in ((alone, here), (served, there)):
-            into.first.extend(seen.first)
-            into.gaps.extend(seen.gaps)
+        self._raw.expect(1)
+        ours = Job(self._server.port, GENERATE_METHOD, W2_REQUESTS, W2_TOKENS, W2_PROMPT, one_by_one=True)
+        into.in_process.extend(await measure_latencies(self._in_process(W2_PROMPT, W2_TOKENS), W2_REQUESTS))
+        into.grpc.extend(await self._client.latencies(ours))
+        into.raw.extend(await self._client.latencies(replace(ours, port=self._raw.port, method=RAW_METHOD)))
 
-    async def _once_open(self, streams: int, measured: Coroutine[Any, Any, Rate]) -> Rate:
-        """`measured` with steps that take no time as soon as all streams run.
+    async def _once_open(self, streams: int, step_seconds: float, measured: Coroutine[Any, Any, Rate]) -> Rate:
+        """`measured` with such steps as soon as all streams run.
 
-        With such steps from the start, the first streams would end before the last were opened.
+        With short ones from the start, the first streams would end before the last were opened.
         """
         self._timeline.step_seconds = OPENING_STEP_SECONDS
         running = asyncio.create_task(measured)
         while self._server.engine.stats.running < streams:
-            if (await asyncio.wait({running}, timeout=OPENING_STEP_SECONDS / 10))[0]:
+            if (await asyncio.wait({running}, timeout=OPENING_STEP_SECONDS / 20))[0]:
                 break
-        self._timeline.step_seconds = 0.0
+        self._timeline.step_seconds = step_seconds
         return await running
 
     def _in_process(self, prompt: int, tokens: int) -> Stream:
@@ -172,22 +183,22 @@ async def measure(
     """All figures. `tokens` are of all streams of a run together; one round before the first is not counted."""
     each = {count: min(max(LEAST_TOKENS, tokens // count), MOST_TOKENS) for count in streams}
     widths = {count: Width() for count in streams}
-    alone, served = Latencies(), Latencies()
+    latencies = OneAtATime()
     async with benched(max(streams), max(each.values()), frontends) as bench:
         await bench.width(Width(), min(16, max(streams)), LEAST_TOKENS, step_ms)
-        await bench.latencies(Latencies(), Latencies(), latency_step_ms)
+        await bench.latencies(OneAtATime(), latency_step_ms)
         for number in range(rounds):
             for count, width in widths.items():
                 await bench.width(width, count, each[count], step_ms)
                 click.echo(f"round {number + 1}/{rounds}  {_line(count, _last(width).figures())}", err=True)
-            await bench.latencies(alone, served, latency_step_ms)
+            await bench.latencies(latencies, latency_step_ms)
     return {
         "step_ms": step_ms,
         "frontends": frontends,
         "streams": {str(count): _rounded(width.figures()) for count, width in widths.items()},
         "one_at_a_time": {
             "step_ms": latency_step_ms,
-            **{name: _latency_figures(seen) for name, seen in (("in_process", alone), ("grpc", served))},
+            **{name: _latency_figures(getattr(latencies, name)) for name in LATENCY_KINDS},
         },
     }
 
@@ -247,7 +258,7 @@ def service(
     another thread, the next when all streams have written theirs. "engine alone" (read in the same process) and "ours"
     have a device that takes no time; the slower of raw and engine bounds ours. "paced" compares the engine's
     speed through gRPC with that of readers in the same process. Last comes the latency of one request at a time, of
-    128 tokens after 128, both ways.
+    128 tokens after 128, both ways, and beside it that of the raw server, whose tokens come as fast as they go.
     """
     counts = [int(each) for each in streams.split(",")]
     shorten_switch_interval()
@@ -257,7 +268,7 @@ def service(
     for count in counts:
         click.echo(_line(count, figures["streams"][str(count)]))
     click.echo(f"one at a time, {W2_PROMPT}+{W2_TOKENS} tokens, steps of {latency_step_ms:g} ms")
-    for name in ("in_process", "grpc"):
+    for name in LATENCY_KINDS:
         values = "  ".join(f"{key} {value:.2f}" for key, value in figures["one_at_a_time"][name].items())
         click.echo(f"  {name:10}  {values}")
     if as_json:

@@ -29,6 +29,11 @@ class Latencies:
     first: list[float] = field(default_factory=list)
     gaps: list[float] = field(default_factory=list)
 
+    def extend(self, others: Latencies) -> None:
+        """Take `others` in too."""
+        self.first.extend(others.first)
+        self.gaps.extend(others.gaps)
+
 
 class _Arrivals:
     """When how many tokens came, over all streams."""
