@@ -5,7 +5,6 @@ It knows neither how errors become statuses (the interceptors do) nor what is in
 
 from __future__ import annotations
 
-import asyncio
 import time
 from contextlib import AsyncExitStack
 from typing import Any
@@ -58,8 +57,6 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
                 self._metrics.rejected(error.reason)
                 raise
             held.push_async_callback(stream.aclose)
-            # The engine plans the request first: the device can compute while headers are written.
-            await asyncio.sleep(0)
             await self._pump(stream, context, asked)
 
     async def _open(
