@@ -30,7 +30,8 @@ class Turnstile:
 
     def enter(self) -> bool:
         """Whether the caller may read now; if not, it has to `admit` a future and wait for it."""
-        if self._line or self._passed >= self._width:
+        # While anyone is in line the pass is full: `_turn` fills it from there first.
+        if self._passed >= self._width:
             return False
         self._pass()
         return True

@@ -32,7 +32,7 @@ from service.switch_interval import shorten_switch_interval
 PROMPT_TOKENS = 16
 W2_PROMPT, W2_TOKENS, W2_REQUESTS = 128, 128, 6
 LATENCY_KINDS = ("in_process", "grpc", "raw")
-LEAST_TOKENS, MOST_TOKENS = 150, 2000
+LEAST_TOKENS, MOST_TOKENS = 150, 1000
 """Of one stream."""
 
 OPENING_STEP_SECONDS = 0.1

@@ -104,11 +104,12 @@ async def test_a_reader_that_gives_up_in_line_holds_up_nobody() -> None:
     await started(streams)
     readers = [asyncio.create_task(anext(stream)) for stream in streams]
     await asyncio.sleep(0)
-    for gone in readers[WIDTH : 2 * WIDTH]:
-        gone.cancel()
     for stream in streams:
         push(stream, 7)
-    done = await asyncio.gather(*readers, return_exceptions=True)
+    for gone in readers[WIDTH : 2 * WIDTH]:
+        gone.cancel()
+    async with asyncio.timeout(10):
+        done = await asyncio.gather(*readers, return_exceptions=True)
     assert sum(isinstance(each, Delta) for each in done) == 2 * WIDTH
     again = streams[WIDTH]
     with contextlib.suppress(asyncio.CancelledError):
