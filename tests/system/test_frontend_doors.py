@@ -125,7 +125,8 @@ async def shown(server: Group, authority: Authority) -> tuple[int, str]:
         context.set_alpn_protocols(["h2"])
         with socket.create_connection(("127.0.0.1", server.port), timeout=PATIENCE) as raw:
             with context.wrap_socket(raw, server_hostname="127.0.0.1") as secured:
-                return server.connections()[secured.getsockname()[1]], str((secured.getpeercert() or {})["serialNumber"])
+                place = server.connections()[secured.getsockname()[1]]
+                return place, str((secured.getpeercert() or {})["serialNumber"])
 
     return await asyncio.to_thread(shake)
 
