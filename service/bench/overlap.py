@@ -123,7 +123,7 @@ def overlap(step_ms: float, requests: int, steps: int, rounds: int, features: st
     The real scheduler, forward thread and relay run against a device that only passes time: a step occupies it for
     --step-ms. Idle is what a real device would have waited for the host.
     """
-    shorten_switch_interval()
+    shorten_switch_interval(writes=False)
     torch.set_num_threads(1)
     runs: dict[bool, list[OverlapFigures]] = {True: [], False: []}
     for number in range(rounds):

@@ -261,7 +261,7 @@ def service(
     128 tokens after 128, both ways, and beside it that of the raw server, whose tokens come as fast as they go.
     """
     counts = [int(each) for each in streams.split(",")]
-    shorten_switch_interval()
+    shorten_switch_interval(writes=not frontends)
     torch.set_num_threads(1)
     figures = asyncio.run(measure(counts, tokens, rounds, step_ms, latency_step_ms, frontends))
     click.echo("\nmedians")

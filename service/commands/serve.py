@@ -40,7 +40,7 @@ def serve(config_file: str | None, **flags: Any) -> None:
     # Before grpc is imported: what cannot start is then told within a few hundred milliseconds.
     check(config)
     configure(config.log_level)
-    shorten_switch_interval()
+    shorten_switch_interval(writes=not config.frontends)
     code = asyncio.run(_run(config))
     if code:
         # A forward thread that hangs, or a half-read checkpoint, must not keep a failed process alive.
