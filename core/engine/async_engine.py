@@ -22,6 +22,7 @@ from core.engine.input_processor import InputProcessor
 from core.engine.output import PendingOutput
 from core.engine.output_processor import OutputProcessor, OutputRecord
 from core.engine.stream import TokenStream
+from core.engine.turnstile import Turnstile
 from core.engine.wakeup import Wakeup
 from core.errors import (
     DeadlinePassed,
@@ -70,6 +71,7 @@ class AsyncEngine:
         self._state = EngineState.STARTING
         self._live: dict[str, TokenStream] = {}
         self._arriving = Arrivals()
+        self._turnstile = Turnstile()
         self._tasks: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
@@ -256,7 +258,7 @@ class AsyncEngine:
 
     def _enter(self, request: GenerateRequest, request_id: str, reqs: list[Req]) -> TokenStream:
         outputs = [self._pending_output(request, req) for req in reqs]
-        stream = TokenStream(Started(request_id, reqs[0].input_len), outputs, self._abort_stream)
+        stream = TokenStream(Started(request_id, reqs[0].input_len), outputs, self._abort_stream, self._turnstile)
         stream.reqs = reqs
         self._live[request_id] = stream
         self._adapters.table.acquire(reqs[0].adapter_slot)

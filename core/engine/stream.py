@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable
 
 from core.engine.output import PendingOutput
+from core.engine.turnstile import Turnstile
 from core.errors import SlipstreamError
 from core.invariants import check
 from core.types.io import OutputEvent, Started
@@ -20,7 +21,13 @@ class TokenStream:
     than the engine's bound, so no reader can hold memory or pages by not reading.
     """
 
-    def __init__(self, started: Started, outputs: list[PendingOutput], abort: Callable[[TokenStream], None]) -> None:
+    def __init__(
+        self,
+        started: Started,
+        outputs: list[PendingOutput],
+        abort: Callable[[TokenStream], None],
+        turnstile: Turnstile,
+    ) -> None:
         self.request_id = started.request_id
         self.outputs = outputs
         self.reqs: list[Req] = []
@@ -30,7 +37,10 @@ class TokenStream:
         self._error: SlipstreamError | None = None
         self._ended = False
         self._abort = abort
+        self._turnstile = turnstile
+        # Set while the reader waits for something to read; it may have been let through already.
         self._waiter: asyncio.Future[None] | None = None
+        self._in_line = False
         self._watcher: Callable[[], None] | None = None
 
     @property
@@ -60,17 +70,34 @@ class TokenStream:
         return self
 
     async def __anext__(self) -> OutputEvent:
+        turn = False
         while True:
-            event = self.poll()
-            if event is not None:
+            if not self._anything:
+                await self._wait(in_line=False)
+                turn = True
+            elif not (turn or self._turnstile.enter()):
+                await self._wait(in_line=True)
+                turn = True
+            elif (event := self.poll()) is not None:
                 return event
-            if self._ended:
+            elif self._ended:
                 raise StopAsyncIteration
-            self._waiter = asyncio.get_running_loop().create_future()
-            try:
-                await self._waiter
-            finally:
-                self._waiter = None
+
+    @property
+    def _anything(self) -> bool:
+        """Whether there may be an event or the end to read."""
+        return bool(self._ready or self._events or self._ended or self._error is not None or self.open_outputs == 0)
+
+    async def _wait(self, *, in_line: bool) -> None:
+        """Until it is this reader's turn; unless it stands in line, something has to come first."""
+        self._waiter = asyncio.get_running_loop().create_future()
+        self._in_line = in_line
+        if in_line:
+            self._turnstile.admit(self._waiter)
+        try:
+            await self._waiter
+        finally:
+            self._waiter = None
 
     @property
     def ended(self) -> bool:
@@ -116,5 +143,6 @@ class TokenStream:
     def _wake(self) -> None:
         if self._watcher is not None:
             self._watcher()
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
+        if self._waiter is not None and not self._in_line:
+            self._in_line = True
+            self._turnstile.admit(self._waiter)

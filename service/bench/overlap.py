@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import random
-import sys
 import time
 from dataclasses import asdict, dataclass
 
@@ -23,6 +22,7 @@ from service.bench.asserts import ROUNDS, STEPS, check_costs, check_figures
 from service.bench.emulated import EmulatedModel, EmulatedStreams, Timeline, expected_output
 from service.bench.features import FEATURES, PLAIN, Feature
 from service.bench.scheduler_cost import scheduler_cost
+from service.switch_interval import shorten_switch_interval
 
 PROMPT_TOKENS = 16
 
@@ -123,7 +123,7 @@ def overlap(step_ms: float, requests: int, steps: int, rounds: int, features: st
     The real scheduler, forward thread and relay run against a device that only passes time: a step occupies it for
     --step-ms. Idle is what a real device would have waited for the host.
     """
-    sys.setswitchinterval(0.0005)
+    shorten_switch_interval(writes=False)
     torch.set_num_threads(1)
     runs: dict[bool, list[OverlapFigures]] = {True: [], False: []}
     for number in range(rounds):

@@ -5,10 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 import statistics
-import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import click
@@ -21,27 +20,36 @@ from core.text.tokenizer import Tokenizer
 from core.types.io import Delta, GenerateRequest
 from core.types.sampling_params import SamplingParams
 from service.bench.emulated import EmulatedModel, EmulatedStreams, Timeline
-from service.bench.raw_stream import RAW_METHOD, RawServer
+from service.bench.raw_stream import LOCK_STEP_METHOD, RAW_METHOD, RawServer
 from service.bench.stream_client import GENERATE_METHOD, Job, StreamClient
 from service.bench.stream_rate import Latencies, Rate, Stream, measure_latencies, measure_rate
 from service.config import ServerConfig
 from service.frontends.group import FrontEndGroup
 from service.lifecycle import Served
 from service.server import Server
+from service.switch_interval import shorten_switch_interval
 
 PROMPT_TOKENS = 16
 W2_PROMPT, W2_TOKENS, W2_REQUESTS = 128, 128, 6
-LEAST_TOKENS = 150
+LATENCY_KINDS = ("in_process", "grpc", "raw")
+LEAST_TOKENS, MOST_TOKENS = 150, 1000
+"""Of one stream."""
+
+OPENING_STEP_SECONDS = 0.1
+PACED_STEPS = 120
+"""Tokens of each stream of a paced run at most: its rate is the steps', which fewer tell as well as many."""
 
 
 @dataclass(slots=True)
 class Width:
     """Rates of one number of streams, a value per round.
 
-    The ceiling of grpc.aio; the engine alone and our whole path with a device that takes no time; both when paced.
+    The ceiling of grpc.aio, and the same when its tokens come in steps from another thread; the engine alone and our
+    whole path with a device that takes no time; both when paced.
     """
 
     raw: list[Rate] = field(default_factory=list)
+    lock_step: list[Rate] = field(default_factory=list)
     engine: list[Rate] = field(default_factory=list)
     flat_out: list[Rate] = field(default_factory=list)
     paced_in_process: list[Rate] = field(default_factory=list)
@@ -51,18 +59,30 @@ class Width:
         """Medians; shares are medians of the shares within a round, since rounds differ more than kinds do."""
         shares = [_share(ours, raw) for ours, raw in zip(self.flat_out, self.raw)]
         of_both = [max(_share(*both[:2]), _share(*both[::2])) for both in zip(self.flat_out, self.raw, self.engine)]
+        in_step = [_share(ours, raw) for ours, raw in zip(self.flat_out, self.lock_step)]
         kept = [_share(served, alone) for served, alone in zip(self.paced, self.paced_in_process)]
         return {
             "raw_tokens_per_second": _median_tokens(self.raw),
+            "lock_step_tokens_per_second": _median_tokens(self.lock_step),
             "engine_tokens_per_second": _median_tokens(self.engine),
             "tokens_per_second": _median_tokens(self.flat_out),
             "tokens_per_message": statistics.median(r.tokens_per_second / r.messages_per_second for r in self.flat_out),
             "share_of_raw": statistics.median(shares),
+            "share_of_lock_step": statistics.median(in_step),
             "share_of_the_slower": statistics.median(of_both),
             "paced_in_process_tokens_per_second": _median_tokens(self.paced_in_process),
             "paced_tokens_per_second": _median_tokens(self.paced),
             "speed_kept": statistics.median(kept),
         }
+
+
+@dataclass(slots=True)
+class OneAtATime:
+    """Latencies of one request after the other: what an engine's reader sees, a client of ours, one of raw grpc.aio."""
+
+    in_process: Latencies = field(default_factory=Latencies)
+    grpc: Latencies = field(default_factory=Latencies)
+    raw: Latencies = field(default_factory=Latencies)
 
 
 def _share(of: Rate, whole: Rate) -> float:
@@ -82,24 +102,41 @@ class Bench:
     async def width(self, into: Width, streams: int, tokens: int, step_ms: float) -> None:
         """One round of every kind."""
         raw = Job(self._raw.port, RAW_METHOD, streams, tokens, PROMPT_TOKENS)
+        self._raw.expect(streams)
         ours = Job(self._server.port, GENERATE_METHOD, streams, tokens, PROMPT_TOKENS)
         into.raw.append(await self._client.rate(raw))
-        self._timeline.step_seconds = 0.0
-        into.engine.append(await measure_rate(self._in_process(PROMPT_TOKENS, tokens), streams, tokens))
-        into.flat_out.append(await self._client.rate(ours))
-        self._timeline.step_seconds = step_ms / 1000
-        into.paced_in_process.append(await measure_rate(self._in_process(PROMPT_TOKENS, tokens), streams, tokens))
-        into.paced.append(await self._client.rate(ours))
+        into.lock_step.append(await self._client.rate(replace(raw, method=LOCK_STEP_METHOD)))
+        few = min(tokens, PACED_STEPS)
+        for seconds, count, here, there in (
+            (0.0, tokens, into.engine, into.flat_out),
+            (step_ms / 1000, few, into.paced_in_process, into.paced),
+        ):
+            alone = measure_rate(self._in_process(PROMPT_TOKENS, count), streams, count)
+            here.append(await self._once_open(streams, seconds, alone))
+            served = self._client.rate(replace(ours, tokens=count))
+            there.append(await self._once_open(streams, seconds, served))
 
-    async def latencies(self, alone: Latencies, served: Latencies, step_ms: float) -> None:
-        """One request at a time, in process and through gRPC."""
+    async def latencies(self, into: OneAtATime, step_ms: float) -> None:
+        """One request at a time, in process, through gRPC, and from the raw server as fast as it writes."""
         self._timeline.step_seconds = step_ms / 1000
-        job = Job(self._server.port, GENERATE_METHOD, W2_REQUESTS, W2_TOKENS, W2_PROMPT, one_by_one=True)
-        here = await measure_latencies(self._in_process(W2_PROMPT, W2_TOKENS), W2_REQUESTS)
-        there = await self._client.latencies(job)
-        for into, seen in ((alone, here), (served, there)):
-            into.first.extend(seen.first)
-            into.gaps.extend(seen.gaps)
+        self._raw.expect(1)
+        ours = Job(self._server.port, GENERATE_METHOD, W2_REQUESTS, W2_TOKENS, W2_PROMPT, one_by_one=True)
+        into.in_process.extend(await measure_latencies(self._in_process(W2_PROMPT, W2_TOKENS), W2_REQUESTS))
+        into.grpc.extend(await self._client.latencies(ours))
+        into.raw.extend(await self._client.latencies(replace(ours, port=self._raw.port, method=RAW_METHOD)))
+
+    async def _once_open(self, streams: int, step_seconds: float, measured: Coroutine[Any, Any, Rate]) -> Rate:
+        """`measured` with such steps as soon as all streams run.
+
+        With short ones from the start, the first streams would end before the last were opened.
+        """
+        self._timeline.step_seconds = OPENING_STEP_SECONDS
+        running = asyncio.create_task(measured)
+        while self._server.engine.stats.running < streams:
+            if (await asyncio.wait({running}, timeout=OPENING_STEP_SECONDS / 20))[0]:
+                break
+        self._timeline.step_seconds = step_seconds
+        return await running
 
     def _in_process(self, prompt: int, tokens: int) -> Stream:
         sampling = SamplingParams(temperature=0.0, max_tokens=tokens, ignore_eos=True)
@@ -144,24 +181,24 @@ async def measure(
     streams: list[int], tokens: int, rounds: int, step_ms: float, latency_step_ms: float, frontends: int = 0
 ) -> dict[str, Any]:
     """All figures. `tokens` are of all streams of a run together; one round before the first is not counted."""
-    each = {count: max(LEAST_TOKENS, tokens // count) for count in streams}
+    each = {count: min(max(LEAST_TOKENS, tokens // count), MOST_TOKENS) for count in streams}
     widths = {count: Width() for count in streams}
-    alone, served = Latencies(), Latencies()
+    latencies = OneAtATime()
     async with benched(max(streams), max(each.values()), frontends) as bench:
         await bench.width(Width(), min(16, max(streams)), LEAST_TOKENS, step_ms)
-        await bench.latencies(Latencies(), Latencies(), latency_step_ms)
+        await bench.latencies(OneAtATime(), latency_step_ms)
         for number in range(rounds):
             for count, width in widths.items():
                 await bench.width(width, count, each[count], step_ms)
                 click.echo(f"round {number + 1}/{rounds}  {_line(count, _last(width).figures())}", err=True)
-            await bench.latencies(alone, served, latency_step_ms)
+            await bench.latencies(latencies, latency_step_ms)
     return {
         "step_ms": step_ms,
         "frontends": frontends,
         "streams": {str(count): _rounded(width.figures()) for count, width in widths.items()},
         "one_at_a_time": {
             "step_ms": latency_step_ms,
-            **{name: _latency_figures(seen) for name, seen in (("in_process", alone), ("grpc", served))},
+            **{name: _latency_figures(getattr(latencies, name)) for name in LATENCY_KINDS},
         },
     }
 
@@ -184,12 +221,16 @@ def _latency_figures(seen: Latencies) -> dict[str, float]:
 
 
 def _line(count: int, figures: dict[str, float]) -> str:
-    raw, engine, ours = (figures[f"{name}tokens_per_second"] for name in ("raw_", "engine_", ""))
+    rates = {
+        name: figures[f"{key}tokens_per_second"]
+        for name, key in {"raw": "raw_", "in lock step": "lock_step_", "engine alone": "engine_", "ours": ""}.items()
+    }
+    shares = f"{figures['share_of_raw']:.0%} of raw, {figures['share_of_lock_step']:.0%} in lock step"
+    paced, alone = figures["paced_tokens_per_second"], figures["paced_in_process_tokens_per_second"]
     return (
-        f"{count:4d} streams  raw {raw:8,.0f}  engine alone {engine:8,.0f}  ours {ours:8,.0f} tokens/s "
-        f"({figures['share_of_raw']:.0%} of raw, {figures['share_of_the_slower']:.0%} of the slower, "
-        f"{figures['tokens_per_message']:.1f} a message)  paced {figures['paced_tokens_per_second']:8,.0f} of "
-        f"{figures['paced_in_process_tokens_per_second']:8,.0f} ({figures['speed_kept']:.1%})"
+        f"{count:4d} streams  {'  '.join(f'{name} {rate:8,.0f}' for name, rate in rates.items())} tokens/s "
+        f"({shares}, {figures['share_of_the_slower']:.0%} of the slower, {figures['tokens_per_message']:.1f} a message)"
+        f"  paced {paced:8,.0f} of {alone:8,.0f} ({figures['speed_kept']:.1%})"
     )
 
 
@@ -213,20 +254,21 @@ def service(
     """Tokens that reach gRPC clients per second, against raw grpc.aio in the same rounds.
 
     The whole path serves an emulated device that only passes time; the client is a process of its own. "raw" is a
-    servicer that does nothing but write the same message per token. "engine alone" (read in the same process) and
-    "ours" have a device that takes no time; the slower of raw and engine bounds ours. "paced" compares the engine's
+    servicer that does nothing but write the same message per token, "in lock step" one that gets its tokens from
+    another thread, the next when all streams have written theirs. "engine alone" (read in the same process) and "ours"
+    have a device that takes no time; the slower of raw and engine bounds ours. "paced" compares the engine's
     speed through gRPC with that of readers in the same process. Last comes the latency of one request at a time, of
-    128 tokens after 128, both ways.
+    128 tokens after 128, both ways, and beside it that of the raw server, whose tokens come as fast as they go.
     """
     counts = [int(each) for each in streams.split(",")]
-    sys.setswitchinterval(0.0005)
+    shorten_switch_interval(writes=not frontends)
     torch.set_num_threads(1)
     figures = asyncio.run(measure(counts, tokens, rounds, step_ms, latency_step_ms, frontends))
     click.echo("\nmedians")
     for count in counts:
         click.echo(_line(count, figures["streams"][str(count)]))
     click.echo(f"one at a time, {W2_PROMPT}+{W2_TOKENS} tokens, steps of {latency_step_ms:g} ms")
-    for name in ("in_process", "grpc"):
+    for name in LATENCY_KINDS:
         values = "  ".join(f"{key} {value:.2f}" for key, value in figures["one_at_a_time"][name].items())
         click.echo(f"  {name:10}  {values}")
     if as_json:

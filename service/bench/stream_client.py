@@ -66,6 +66,8 @@ async def _answer(job: Job) -> dict[str, Any]:
     async with grpc.aio.insecure_channel(f"127.0.0.1:{job.port}", options=options) as channel:
         stream = opener(channel, job)
         if job.one_by_one:
+            # Its first request would pay for the connection.
+            await channel.channel_ready()
             return asdict(await measure_latencies(stream, job.count))
         return asdict(await measure_rate(stream, job.count, job.tokens))
 

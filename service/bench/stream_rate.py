@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
@@ -15,7 +16,7 @@ Stream = Callable[[], AsyncIterator[int]]
 
 @dataclass(frozen=True, slots=True)
 class Rate:
-    """Of all streams together, without the first and the last tenth of the tokens: opening and closing do not count."""
+    """Of all streams together while every one of them runs, and without the first and the last tenth of the tokens."""
 
     tokens_per_second: float
     messages_per_second: float
@@ -28,12 +29,18 @@ class Latencies:
     first: list[float] = field(default_factory=list)
     gaps: list[float] = field(default_factory=list)
 
+    def extend(self, others: Latencies) -> None:
+        """Take `others` in too."""
+        self.first.extend(others.first)
+        self.gaps.extend(others.gaps)
+
 
 class _Arrivals:
     """When how many tokens came, over all streams."""
 
     def __init__(self) -> None:
         self._seen: list[tuple[float, int]] = []
+        self.all_open, self.first_end = 0.0, math.inf
 
     def add(self, tokens: int) -> None:
         self._seen.append((time.perf_counter(), tokens))
@@ -43,7 +50,7 @@ class _Arrivals:
         inner, passed = [], 0
         for at, tokens in self._seen:
             passed += tokens
-            if EDGE * total <= passed <= (1 - EDGE) * total:
+            if EDGE * total <= passed <= (1 - EDGE) * total and self.all_open <= at <= self.first_end:
                 inner.append((at, tokens))
         elapsed = inner[-1][0] - inner[0][0] if inner else 0.0
         if elapsed <= 0:
@@ -58,8 +65,11 @@ async def measure_rate(open_stream: Stream, streams: int, tokens: int) -> Rate:
     async def read() -> None:
         got = 0
         async for count in open_stream():
+            if not got:
+                arrivals.all_open = time.perf_counter()
             got += count
             arrivals.add(count)
+        arrivals.first_end = min(arrivals.first_end, time.perf_counter())
         if got != tokens:
             raise ValueError(f"a stream brought {got} of {tokens} tokens")
 

@@ -16,12 +16,10 @@ from service.logs import configure
 from service.preflight import check
 from service.progress import TerminalProgress
 from service.settings import load
+from service.switch_interval import shorten_switch_interval
 
 if TYPE_CHECKING:
     from service.lifecycle import Served
-
-SWITCH_INTERVAL_SECONDS = 0.0005
-"""A forward thread busy in Python gives the event loop its turn after this, ten times sooner than by default."""
 
 _EPILOG = """\b
 Every setting can also be given in the environment or in the YAML file; a flag wins over the environment, the
@@ -42,7 +40,7 @@ def serve(config_file: str | None, **flags: Any) -> None:
     # Before grpc is imported: what cannot start is then told within a few hundred milliseconds.
     check(config)
     configure(config.log_level)
-    sys.setswitchinterval(SWITCH_INTERVAL_SECONDS)
+    shorten_switch_interval(writes=not config.frontends)
     code = asyncio.run(_run(config))
     if code:
         # A forward thread that hangs, or a half-read checkpoint, must not keep a failed process alive.

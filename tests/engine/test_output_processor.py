@@ -8,6 +8,7 @@ import pytest
 from core.engine.output import PendingOutput
 from core.engine.output_processor import OutputProcessor, OutputRecord
 from core.engine.stream import TokenStream
+from core.engine.turnstile import Turnstile
 from core.scheduler.intake import Intake
 from core.scheduler.outputs import Ended, StepOutputs, StepTokens
 from core.text.detokenizer import IncrementalDetokenizer
@@ -23,7 +24,7 @@ STOP = 50
 def made_stream(tokenizer: Tokenizer, params: SamplingParams) -> tuple[TokenStream, Req]:
     req = Req("r", 0, np.array([7]), params, 0, 16)
     output = PendingOutput(0, IncrementalDetokenizer(tokenizer, [7], True), None)
-    stream = TokenStream(Started("r", 1), [output], lambda _: None)
+    stream = TokenStream(Started("r", 1), [output], lambda _: None, Turnstile())
     stream.reqs = [req]
     req.sink = OutputRecord(stream, output)
     req.outputs = list(TOKENS)

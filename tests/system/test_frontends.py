@@ -13,6 +13,7 @@ import psutil
 import pytest
 
 from service.client import CallFailed, Chunk, SlipstreamClient
+from service.tls_credentials import ClientTls
 from tests.chaos.device import Faults
 from tests.chaos.history import FULL, Verdict
 from tests.chaos.process import ServerProcess, settled
@@ -60,15 +61,15 @@ def serving(server: ServerProcess, port: int) -> dict[int, psutil.Process]:
 class Places:
     """Clients, one per front end at least: connections are made until every front end has one."""
 
-    def __init__(self, server: ServerProcess, token: str | None = None) -> None:
-        self._server, self._token = server, token
+    def __init__(self, server: ServerProcess, token: str | None = None, tls: ClientTls | None = None) -> None:
+        self._server, self._token, self._tls = server, token, tls
         self.clients: dict[int, SlipstreamClient] = {}
 
     async def __aenter__(self) -> dict[int, SlipstreamClient]:
         seen = set(serving(self._server, self._server.port))
         for _ in range(64):
             own = (("grpc.use_local_subchannel_pool", 1),)
-            client = SlipstreamClient(self._server.target, own, token=self._token)
+            client = SlipstreamClient(self._server.target, own, token=self._token, tls=self._tls)
             await client.load()
             now = serving(self._server, self._server.port)
             (new,) = set(now) - seen

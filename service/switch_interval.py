@@ -1,0 +1,20 @@
+"""How long a thread may keep the interpreter while another one wants it.
+
+Every write to a client and every operation on a tensor lets go of the interpreter and wants it back; beside a thread
+that is busy in Python that takes this long, each time. Where this process writes to the clients itself, 0.1 ms instead
+of 0.5 gave 128 streams more than half as many tokens again, and kept an engine of 256 at its pace. It is not free: each
+forced change waits until the other thread runs. Where front ends write, the first token came 7 ms later with 0.1 ms.
+"""
+
+from __future__ import annotations
+
+import sys
+
+WRITING_SECONDS = 0.0001
+ENGINE_ONLY_SECONDS = 0.0005
+"""Python's default is 5 ms."""
+
+
+def shorten_switch_interval(*, writes: bool) -> None:
+    """Of this process, before it starts its threads; `writes` if it writes to the clients itself."""
+    sys.setswitchinterval(WRITING_SECONDS if writes else ENGINE_ONLY_SECONDS)
