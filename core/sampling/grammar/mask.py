@@ -9,16 +9,19 @@ from core.batch.grammar_batch import TokenMask
 from core.device.staging import Staging
 from core.types.grammar import Words
 
+INFINITY_BITS, SIGN_PLACE = 0x7F800000, 31
+CACHED_LOGITS = 1 << 18
+"""Logits that the CPU works on at a time; their bounds take another 1 MiB."""
+
 
 def apply_mask(logits: torch.Tensor, mask: TokenMask, staging: Staging) -> None:
     """-inf for every token that is not allowed, in place on float32[S, V]; other rows are not touched."""
     if len(mask.places) == 0:
         return
-    vocab = logits.shape[1]
     if logits.device.type == "cpu":
-        banned = torch.from_numpy(_banned(mask.words, vocab))
-    else:
-        banned = _banned_on(mask.words, vocab, staging)
+        _bound(logits, mask)
+        return
+    banned = _banned_on(mask.words, logits.shape[1], staging)
     if len(mask.places) == len(logits):
         logits.masked_fill_(banned, -torch.inf)
         return
@@ -26,11 +29,33 @@ def apply_mask(logits: torch.Tensor, mask: TokenMask, staging: Staging) -> None:
     logits.index_copy_(0, index, logits.index_select(0, index).masked_fill_(banned, -torch.inf))
 
 
-def _banned(words: Words, vocab: int) -> np.ndarray:
-    """bool[G, V]."""
-    bits = np.unpackbits(words.view(np.uint8), axis=1, count=vocab, bitorder="little")
-    banned: np.ndarray = bits == 0
-    return banned
+def _bound(logits: torch.Tensor, mask: TokenMask) -> None:
+    """The CPU's way: the smaller of logit and bound, +inf where a token is allowed and -inf where it is not.
+
+    A fill by mask branches on every bit: 14 ms for 64 rows of 32,000 tokens with every second one allowed, 1.2 ms with
+    nearly all; this takes 2 ms whatever the bits are.
+    """
+    rows, vocab = logits.numpy(), logits.shape[1]
+    everyone = len(mask.places) == len(logits)
+    step = max(1, CACHED_LOGITS // vocab)
+    for start in range(0, len(mask.places), step):
+        bounds = _bounds(mask.words[start : start + step], vocab)
+        if everyone:
+            part = rows[start : start + step]
+            np.fmin(part, bounds, out=part)
+        else:
+            places = mask.places[start : start + step]
+            # fmin, so that what is forbidden becomes -inf even where the model made it NaN.
+            rows[places] = np.fmin(rows[places], bounds)
+
+
+def _bounds(words: Words, vocab: int) -> np.ndarray:
+    """float32[G, V]: +inf for allowed tokens, -inf for the others; the bit becomes the sign of infinity."""
+    bits = np.unpackbits((~words).view(np.uint8), axis=1, count=vocab, bitorder="little").astype(np.int32)
+    bits <<= SIGN_PLACE
+    bits |= INFINITY_BITS
+    bounds: np.ndarray = bits.view(np.float32)
+    return bounds
 
 
 def _banned_on(words: Words, vocab: int, staging: Staging) -> torch.Tensor:

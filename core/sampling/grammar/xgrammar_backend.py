@@ -19,6 +19,7 @@ from core.types.constraint import Constraint, ConstraintKind
 from core.types.grammar import Matcher, Words
 
 SEPARATORS = (",", ":")
+NOT_ALLOWED = "the token is not allowed here"
 
 
 def build(vocabulary: Vocabulary) -> XGrammar:
@@ -68,6 +69,7 @@ class CompiledGrammar:
         self._compiled = compiled
         self._among = among
         self._vocabulary = vocabulary
+        self._batch = xgrammar.BatchGrammarMatcher(max_threads=1)
 
     @property
     def words(self) -> int:
@@ -80,11 +82,31 @@ class CompiledGrammar:
 
     def accept_all(self, matchers: Sequence[Matcher], tokens: Sequence[int]) -> Sequence[bool]:
         """See `Grammar.accept_all`; 2 µs each with the GIL held."""
-        return [matcher.accept(token) for matcher, token in zip(matchers, tokens, strict=True)]
+        ours = _own(matchers)
+        accepted = self._batch.batch_accept_token([matcher.inner for matcher in ours], list(tokens))
+        for matcher, fine in zip(ours, accepted, strict=True):
+            if not fine:
+                matcher.problem = NOT_ALLOWED
+        return accepted
 
     def fill_all(self, matchers: Sequence[Matcher], words: Words) -> npt.NDArray[np.bool_]:
-        """See `Grammar.fill_all`."""
-        return np.array([matcher.fill(words[i]) for i, matcher in enumerate(matchers)], np.bool_)
+        """See `Grammar.fill_all`; 0.2 µs each at 704 tokens with the GIL held, so on this thread alone."""
+        ours = _own(matchers)
+        # A row that has ended makes the library refuse them all.
+        places = [place for place, matcher in enumerate(ours) if not matcher.inner.is_terminated()]
+        masks = np.zeros((len(ours), -(-self._vocabulary.size // 32)), np.int32)
+        try:
+            self._batch.batch_fill_next_token_bitmask([ours[place].inner for place in places], masks, places)
+        except RuntimeError:
+            # One of them gave up: find out which.
+            return np.array([matcher.fill(words[i]) for i, matcher in enumerate(matchers)], np.bool_)
+        words[:, : masks.shape[1]] = masks
+        self._vocabulary.cut(words)
+        limited = [place for place in places if ours[place].among is not None]
+        if limited:
+            # One set for all schemas of an engine.
+            words[limited] &= ours[limited[0]].among
+        return words.any(axis=1)
 
 
 class XGrammarMatcher:
@@ -114,7 +136,7 @@ class XGrammarMatcher:
         """See `Matcher.accept`."""
         accepted: bool = self.inner.accept_token(token)
         if not accepted:
-            self.problem = "the token is not allowed here"
+            self.problem = NOT_ALLOWED
         return accepted
 
     def rollback(self, count: int) -> None:
@@ -133,10 +155,19 @@ class XGrammarMatcher:
 
     def _ends_here(self) -> bool:
         """Whether only an end token may follow."""
-        words = np.zeros(self._vocabulary.words, np.int32)
-        self.inner.fill_next_token_bitmask(words[None, : -(-self._vocabulary.size // 32)])
-        allowed = np.flatnonzero(np.unpackbits(words.view(np.uint8), bitorder="little"))
-        return set(allowed.tolist()) <= set(self._vocabulary.end_ids)
+        words = np.zeros((1, -(-self._vocabulary.size // 32)), np.int32)
+        self.inner.fill_next_token_bitmask(words)
+        for end in self._vocabulary.end_ids:
+            words[0, end >> 5] &= ~np.uint32(1 << (end & 31)).astype(np.int32)
+        return not words.any()
+
+
+def _own(matchers: Sequence[Matcher]) -> list[XGrammarMatcher]:
+    ours = []
+    for matcher in matchers:
+        assert isinstance(matcher, XGrammarMatcher), "one engine has one library"
+        ours.append(matcher)
+    return ours
 
 
 def _without_control(tokens: list[bytes], vocabulary: Vocabulary) -> Words:
