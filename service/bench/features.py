@@ -58,8 +58,6 @@ FEATURES: dict[str, Feature] = {
     "penalties": Feature(PENALTIES, is_checked=False),
     "stop": Feature(STOP, want_text=True),
     "n": Feature(N),
-    "all": Feature(
-        {**CONSTRAINED, **LOGPROBS, **PENALTIES, **STOP, **N}, SCHEMA, want_text=True, is_checked=False
-    ),
+    "all": Feature({**CONSTRAINED, **LOGPROBS, **PENALTIES, **STOP, **N}, SCHEMA, want_text=True, is_checked=False),
 }
 """By the name that `--with` takes."""

@@ -75,9 +75,7 @@ async def measure_overlap(
     )
 
 
-def _engine(
-    timeline: Timeline, overlap: bool, requests: int, tokens: int, feature: Feature
-) -> tuple[AsyncEngine, int]:
+def _engine(timeline: Timeline, overlap: bool, requests: int, tokens: int, feature: Feature) -> tuple[AsyncEngine, int]:
     tokenizer = Tokenizer.load(str(bundled_model_dir()))
     context = PROMPT_TOKENS + tokens + 1
     model = EmulatedModel(timeline, tokenizer.vocab_size, context)

@@ -62,6 +62,13 @@ def test_bias_does_not_lift_the_mask_and_log_probabilities_are_the_models() -> N
     assert torch.equal(out.logprobs, raw.gather(1, out.tokens[:, None])[:, 0])
 
 
+def test_words_that_end_early_forbid_the_rest() -> None:
+    logits = torch.zeros(2, 300)
+    logits[:, 250] = torch.inf
+    out = Sampler(300, CPU).sample(logits, sampling_batch(2), None, mask_of([0], [[5, 99]]))
+    assert out.tokens[0] in (5, 99) and out.non_finite.tolist() == [False, True]
+
+
 def test_a_row_of_which_nothing_is_left_is_told() -> None:
     logits = torch.randn(2, VOCAB)
     out = Sampler(VOCAB, CPU).sample(logits, sampling_batch(2), None, mask_of([0], [[]]))

@@ -9,7 +9,8 @@ from core.batch.grammar_batch import TokenMask
 from core.device.staging import Staging
 from core.types.grammar import Words
 
-INFINITY_BITS, SIGN_PLACE = 0x7F800000, 31
+MINUS_INFINITY = np.float32(-np.inf).view(np.int32)
+SIGN_PLACE = 31
 CACHED_LOGITS = 1 << 18
 """Logits that the CPU works on at a time; their bounds take another 1 MiB."""
 
@@ -19,7 +20,7 @@ def apply_mask(logits: torch.Tensor, mask: TokenMask, staging: Staging) -> None:
     if len(mask.places) == 0:
         return
     if logits.device.type == "cpu":
-        _bound(logits, mask)
+        _bound(logits, mask, staging)
         return
     banned = _banned_on(mask.words, logits.shape[1], staging)
     if len(mask.places) == len(logits):
@@ -29,31 +30,29 @@ def apply_mask(logits: torch.Tensor, mask: TokenMask, staging: Staging) -> None:
     logits.index_copy_(0, index, logits.index_select(0, index).masked_fill_(banned, -torch.inf))
 
 
-def _bound(logits: torch.Tensor, mask: TokenMask) -> None:
+def _bound(logits: torch.Tensor, mask: TokenMask, staging: Staging) -> None:
     """The CPU's way: the smaller of logit and bound, +inf where a token is allowed and -inf where it is not.
 
     A fill by mask branches on every bit: 14 ms for 64 rows of 32,000 tokens with every second one allowed, 1.2 ms with
-    nearly all; this takes 2 ms whatever the bits are.
+    nearly all; this takes 2 ms whatever the bits are. A NaN stays one, and fails its row as it does without a mask.
     """
-    rows, vocab = logits.numpy(), logits.shape[1]
-    everyone = len(mask.places) == len(logits)
+    vocab, count = logits.shape[1], len(mask.places)
     step = max(1, CACHED_LOGITS // vocab)
-    for start in range(0, len(mask.places), step):
-        bounds = _bounds(mask.words[start : start + step], vocab)
-        if everyone:
-            part = rows[start : start + step]
-            np.fmin(part, bounds, out=part)
+    for start in range(0, count, step):
+        bounds = torch.from_numpy(_bounds(mask.words[start : start + step], vocab))
+        if count == len(logits):
+            part = logits[start : start + step]
+            torch.minimum(part, bounds, out=part)
         else:
-            places = mask.places[start : start + step]
-            # fmin, so that what is forbidden becomes -inf even where the model made it NaN.
-            rows[places] = np.fmin(rows[places], bounds)
+            (index,) = staging.upload([mask.places[start : start + step]])
+            logits.index_copy_(0, index, torch.minimum(logits.index_select(0, index), bounds))
 
 
 def _bounds(words: Words, vocab: int) -> np.ndarray:
-    """float32[G, V]: +inf for allowed tokens, -inf for the others; the bit becomes the sign of infinity."""
-    bits = np.unpackbits((~words).view(np.uint8), axis=1, count=vocab, bitorder="little").astype(np.int32)
+    """float32[G, V]: +inf for allowed tokens, -inf for the others; the bit turns the sign of infinity."""
+    bits = np.unpackbits(words.view(np.uint8), axis=1, count=vocab, bitorder="little").astype(np.int32)
     bits <<= SIGN_PLACE
-    bits |= INFINITY_BITS
+    bits ^= MINUS_INFINITY
     bounds: np.ndarray = bits.view(np.float32)
     return bounds
 

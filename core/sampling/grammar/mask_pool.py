@@ -1,9 +1,9 @@
 """Where llguidance works on the rows of one step: on the calling thread, or on threads of its own.
 
 Its threads work without the GIL, but giving a step's rows to them and being woken when they are done are two waits for
-a core, twice a step: 0.4 to 1 ms where two cores are busy, and the masks of 64 rows of a JSON schema at 704 tokens take
-0.2 ms. A call for one row keeps the GIL (1.9.1), so many calls are no longer than their work. Hence rows of grammars that
-have proved quick are done here while the step's budget lasts, and only the rest is handed over.
+a core, twice a step: 0.4 to 1 ms where two cores are busy, while the masks of 64 rows of a JSON schema at 704 tokens
+take 0.2 ms. A call for one row keeps the GIL (1.9.1), so many calls take no longer than their work. Hence rows of
+grammars that have proved quick are done here while the step's budget lasts, and only the rest is handed over.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class PacedRow:
 
 
 class MaskPool:
-    """Shared by all grammars of an engine; used by one thread at a time. What is found never depends on who found it."""
+    """Shared by all grammars of an engine, used by one thread at a time. Who does the work changes no answer."""
 
     def __init__(self) -> None:
         self.handed_over = 0
