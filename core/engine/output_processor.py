@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from core.batch.result import LogprobResult
 from core.engine.output import PendingOutput
 from core.engine.stream import TokenStream
 from core.errors import SlowConsumer
@@ -38,6 +39,20 @@ class OutputRecord:
         return self.output.total
 
 
+class StepLogprobs:
+    """Log probabilities of one step, out of numpy in three calls instead of five per token."""
+
+    def __init__(self, found: LogprobResult) -> None:
+        self._values: list[float] = found.values.tolist()
+        self._top_ids: list[list[int]] = found.top_ids.tolist()
+        self._top_values: list[list[float]] = found.top_values.tolist()
+
+    def of(self, place: int, token: int, count: int) -> TokenLogprob:
+        """Of `token`, which is row `place`, with its `count` alternatives."""
+        top = zip(self._top_ids[place][:count], self._top_values[place][:count], strict=True)
+        return TokenLogprob(token, self._values[place], tuple(top))
+
+
 class OutputProcessor:
     """Detokenises, finds stop strings, measures what a reader leaves behind; sends endings back through the intake."""
 
@@ -63,25 +78,29 @@ class OutputProcessor:
             self._emit_end(ended, now)
 
     def _emit_tokens(self, step: StepTokens, stops: dict[int, int]) -> None:
+        logprobs = None if step.logprobs is None else StepLogprobs(step.logprobs)
         # The one loop that costs Python per request and step: what a token does not need is not done for it.
         for i, (req, token) in enumerate(zip(step.reqs, step.tokens)):
             record: OutputRecord = req.sink
             if record.done:
                 continue
             if record.looks_at_tokens or (stops and id(req) in stops):
-                self._push(step, i, record, stops)
+                self._push(step, i, record, stops, logprobs)
             else:
                 record.ids.append(token)
             if len(record.ids) > self._max_pending and not record.done:
                 self._too_slow(record)
             record.stream.notify(record.output)
 
-    def _push(self, step: StepTokens, i: int, record: OutputRecord, stops: dict[int, int]) -> None:
+    def _push(
+        self, step: StepTokens, i: int, record: OutputRecord, stops: dict[int, int], logprobs: StepLogprobs | None
+    ) -> None:
         """Token `i` of the step, for an output that looks at single tokens or may just have ended."""
-        req = step.reqs[i]
+        req, token = step.reqs[i], step.tokens[i]
+        wanted = logprobs is not None and req.params.logprobs
         matched = record.output.push(
-            step.tokens[i],
-            _logprob(step, i, req) if req.params.logprobs else None,
+            token,
+            logprobs.of(step.logprob_rows[i], token, req.params.top_logprobs) if wanted else None,
             textless=stops.get(id(req)) == step.positions[i] and not req.params.include_stop_in_output,
             match_stops=record.tokens + 1 >= req.params.min_tokens,
         )
@@ -130,15 +149,6 @@ class OutputProcessor:
             return FinishReason.STOP, record.stop_match
         assert ended.reason is not None, "an ending without error has a reason"
         return ended.reason, ended.matched_stop
-
-
-def _logprob(step: StepTokens, i: int, req: Req) -> TokenLogprob | None:
-    if step.logprobs is None:
-        return None
-    place, count = step.logprob_rows[i], req.params.top_logprobs
-    ids, values = step.logprobs.top_ids[place, :count], step.logprobs.top_values[place, :count]
-    top = tuple(zip(ids.tolist(), values.tolist(), strict=True))
-    return TokenLogprob(step.tokens[i], float(step.logprobs.values[place]), top)
 
 
 def _usage(req: Req, record: OutputRecord) -> Usage:

@@ -14,6 +14,7 @@ import time
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from core.batch.grammar_batch import GrammarSeed, GrammarStatus, StepGrammars, TokenMask
 from core.batch.schedule_batch import ScheduleBatch
@@ -22,6 +23,9 @@ from core.device.streams import Event
 from core.sampling.sampler import SampleOutput
 from core.types.arrays import Ints
 from core.types.grammar import Grammar, Matcher, Words
+
+Statuses = npt.NDArray[np.int8]
+"""Of GrammarStatus."""
 
 log = logging.getLogger(__name__)
 
@@ -75,63 +79,74 @@ class GrammarTable:
             self._last = SampledStep(batch.step_id, batch.sample_rows, batch.sample_generations, host, copy_done)
 
     def masks(self, batch: ScheduleBatch) -> StepGrammars:
-        """Wait for the tokens before this step, and say what may follow them."""
-        self._accept_last()
+        """Wait for the tokens before this step, and say what may follow them.
+
+        What does not need the tokens is done first: behind the wait, the event loop wants the GIL for the same tokens.
+        """
+        last, self._last = self._last, None
+        going = [] if last is None else self._going(last)
         places = batch.sampling.constrained
         followers = [self._followers[row] for row in batch.sampling.rows[places].tolist()]
         words = np.zeros((len(places), max(follower.grammar.words for follower in followers)), np.int32)
         status = np.zeros(len(batch.sampling), np.int8)
         fill = self._fill_each if self._was_slow else self._fill_all
+        if last is not None:
+            self._accept(last, going)
         began = time.monotonic()
-        status[places] = fill(followers, words)
+        status[places] = found = fill(followers, words)
         self._was_slow = time.monotonic() - began > MAX_MASK_SECONDS
         # Their tokens are not looked at; any finite logit will do.
-        words[status[places] != GrammarStatus.OPEN] = -1
+        words[found != GrammarStatus.OPEN] = -1
         return StepGrammars(TokenMask(places, words), status)
 
-    def _accept_last(self) -> None:
-        last, self._last = self._last, None
-        if last is None:
-            return
-        last.copy_done.synchronize()
-        if self._recorder is not None:
-            self._recorder.read(self._results, (last.step_id,))
-        tokens = last.host.tokens.tolist()
-        going: list[tuple[Follower, int]] = []
-        for row, generation, token in zip(last.rows.tolist(), last.generations.tolist(), tokens, strict=True):
+    def _going(self, last: SampledStep) -> list[tuple[int, Follower]]:
+        """Who takes a token of that step, and which of its rows."""
+        going = []
+        for place, (row, generation) in enumerate(zip(last.rows.tolist(), last.generations.tolist(), strict=True)):
             follower = self._followers.get(row)
             if follower is None or follower.generation != generation or follower.failed:
                 continue
             # A terminated one ends with this token, or has ended; the row runs on until the scheduler knows.
             if not follower.matcher.is_terminated:
-                going.append((follower, token))
+                going.append((place, follower))
+        return going
+
+    def _accept(self, last: SampledStep, going: list[tuple[int, Follower]]) -> None:
+        places = [place for place, _ in going]
+        matchers = [follower.matcher for _, follower in going]
+        last.copy_done.synchronize()
+        if self._recorder is not None:
+            self._recorder.read(self._results, (last.step_id,))
         if not going:
             return
-        matchers = [follower.matcher for follower, _ in going]
-        accepted = going[0][0].grammar.accept_all(matchers, [token for _, token in going])
-        for (follower, _), fine in zip(going, accepted, strict=True):
+        tokens = last.host.tokens.numpy()[places].tolist()
+        accepted = going[0][1].grammar.accept_all(matchers, tokens)
+        for (_, follower), fine in zip(going, accepted, strict=True):
             if not fine:
                 self._fail(follower)
 
-    def _fill_all(self, followers: list[Follower], words: Words) -> list[GrammarStatus]:
+    def _fill_all(self, followers: list[Follower], words: Words) -> Statuses:
         some = followers[0].grammar.fill_all([follower.matcher for follower in followers], words)
-        return [self._status(follower, bool(any_)) for follower, any_ in zip(followers, some, strict=True)]
+        return self._statuses(followers, some)
 
-    def _fill_each(self, followers: list[Follower], words: Words) -> list[GrammarStatus]:
+    def _fill_each(self, followers: list[Follower], words: Words) -> Statuses:
         """After a step whose masks took too long: find out whose they were."""
-        found = []
-        for follower, row in zip(followers, words, strict=True):
+        some = np.zeros(len(followers), np.bool_)
+        for place, follower in enumerate(followers):
             began = time.monotonic()
-            some = follower.matcher.fill(row)
-            found.append(self._status(follower, some and time.monotonic() - began < MAX_MASK_SECONDS))
-        return found
+            some[place] = follower.matcher.fill(words[place]) and time.monotonic() - began < MAX_MASK_SECONDS
+        return self._statuses(followers, some)
 
-    def _status(self, follower: Follower, some: bool) -> GrammarStatus:
-        if not some and not follower.failed and follower.matcher.is_terminated:
-            return GrammarStatus.COMPLETE
-        if not some and not follower.failed:
-            self._fail(follower)
-        return GrammarStatus.FAILED if follower.failed else GrammarStatus.OPEN
+    def _statuses(self, followers: list[Follower], some: npt.NDArray[np.bool_]) -> Statuses:
+        """int8[G]; `some[i]`: something may follow. Almost always true of all, and then nobody is asked."""
+        found = np.full(len(followers), GrammarStatus.OPEN, np.int8)
+        for place, follower in enumerate(followers):
+            if some[place] and not follower.failed:
+                continue
+            if not follower.failed and not follower.matcher.is_terminated:
+                self._fail(follower)
+            found[place] = GrammarStatus.FAILED if follower.failed else GrammarStatus.COMPLETE
+        return found
 
     def _fail(self, follower: Follower) -> None:
         follower.failed = True

@@ -141,8 +141,9 @@ class StepRunner:
         sampler = self._state.sampler
         if not len(batch.sampling.constrained):
             return sampler.sample(logits, batch.sampling, self._history), None
+        scored = sampler.score(logits, batch.sampling, self._history)
         grammars = self._grammars.masks(batch)
-        return sampler.sample(logits, batch.sampling, self._history, grammars.mask), grammars.status
+        return sampler.pick(scored, batch.sampling, grammars.mask), grammars.status
 
     def _pool(self, batch: ScheduleBatch, forward_batch: ForwardBatch) -> torch.Tensor | None:
         if batch.pooling is None:

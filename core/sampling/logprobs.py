@@ -28,22 +28,19 @@ def raw_logprobs(logits: torch.Tensor) -> torch.Tensor:
     return logits.log_softmax(-1)
 
 
-def pick_logprobs(logprobs: torch.Tensor, tokens: torch.Tensor, top: int) -> Logprobs:
-    """What the clients see of float32[S, V] log probabilities: the sampled int64[S] tokens' and the `top` largest."""
+def pick_logprobs(logprobs: torch.Tensor, tokens: torch.Tensor, top_ids: torch.Tensor | None) -> Logprobs:
+    """What the clients see of float32[S, V] log probabilities: the sampled int64[S] tokens' and those of `top_ids`."""
     values = logprobs.gather(1, tokens[:, None])[:, 0]
-    if top == 0:
-        return Logprobs(values, None, None)
-    ids = _leading_ids(logprobs, min(top, logprobs.shape[1]))
-    return Logprobs(values, ids, logprobs.gather(1, ids))
+    return Logprobs(values, top_ids, None if top_ids is None else logprobs.gather(1, top_ids))
 
 
-def _leading_ids(logprobs: torch.Tensor, count: int) -> torch.Tensor:
-    """int64[S, count]: ids by falling value, then rising id.
+def leading_ids(logprobs: torch.Tensor, count: int) -> torch.Tensor:
+    """int64[S, K]: ids by falling value, then rising id, K the smaller of `count` and V.
 
     `topk` leaves open which of several equal values it lists, and that can change with its K, hence with what the
     neighbours ask for; bfloat16 models produce such ties all the time. So value and id are ranked as one number.
     """
     keys = ordered_keys(logprobs).long() << 32
     keys += torch.arange(logprobs.shape[1] - 1, -1, -1, device=logprobs.device)
-    best, _ = largest(keys, count)
+    best, _ = largest(keys, min(count, logprobs.shape[1]))
     return logprobs.shape[1] - 1 - (best & 0xFFFFFFFF)

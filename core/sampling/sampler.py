@@ -23,7 +23,7 @@ from core.sampling.candidates import draw_rows
 from core.sampling.cutoff import DeviceFilters, Filters, SampledRows, dropped
 from core.sampling.draw import draw, padded, weigh
 from core.sampling.grammar.mask import apply_mask
-from core.sampling.logprobs import pick_logprobs, raw_logprobs
+from core.sampling.logprobs import leading_ids, pick_logprobs, raw_logprobs
 from core.sampling.penalties import TokenHistory, apply_bias, apply_penalties
 from core.types.arrays import Ints
 
@@ -50,6 +50,18 @@ class SampleOutput:
     """float32[S, K], falling."""
 
 
+@dataclass(frozen=True, slots=True)
+class Scored:
+    """S rows before their tokens are picked, on the sampler's device."""
+
+    logits: torch.Tensor
+    """float32[S, V] with bias and penalties."""
+    raw: torch.Tensor | None
+    """float32[S, V]: log probabilities of the model itself, None unless some row wants them."""
+    top_ids: torch.Tensor | None
+    """int64[S, K]: the model's most likely tokens, None unless some row wants them."""
+
+
 class Sampler:
     """Samples one token per row. Holds no state of any request; called on the forward stream."""
 
@@ -68,27 +80,41 @@ class Sampler:
     ) -> SampleOutput:
         """Draw the next token of each of the S rows of `batch`.
 
+        See `score` and `pick`, which are its two halves.
+        """
+        return self.pick(self.score(logits, batch, history), batch, mask)
+
+    def score(self, logits: torch.Tensor, batch: SamplingBatch, history: TokenHistory | None = None) -> Scored:
+        """Everything that does not need the mask, so that a constrained step launches it before it waits for one.
+
         logits: contiguous float32[S, V], modified in place. `history` must be given when the batch has penalties, and
-        must hold `batch.history_lens` tokens per penalised row; appending the new tokens is the caller's. What `mask`
-        forbids stays forbidden, since neither bias nor penalties lift -inf.
+        must hold `batch.history_lens` tokens per penalised row; appending the new tokens is the caller's.
         """
         assert logits.shape == (len(batch), self.vocab_size), (logits.shape, len(batch), self.vocab_size)
         assert logits.dtype == torch.float32 and logits.is_contiguous(), (logits.dtype, logits.stride())
-        raw = raw_logprobs(logits) if batch.logprobs else None
-        if mask is not None:
-            apply_mask(logits, mask, self._staging)
+        raw = top_ids = None
+        if batch.logprobs:
+            raw = raw_logprobs(logits)
+            top_ids = leading_ids(raw, batch.top_logprobs) if batch.top_logprobs else None
         apply_bias(logits, batch)
         if batch.any_penalty:
             assert history is not None, "penalties need the token history"
             apply_penalties(logits, batch, history)
+        return Scored(logits, raw, top_ids)
+
+    def pick(self, scored: Scored, batch: SamplingBatch, mask: TokenMask | None = None) -> SampleOutput:
+        """One token per row among those that `mask` allows, whatever bias and penalties made of the others."""
+        logits = scored.logits
+        if mask is not None:
+            apply_mask(logits, mask, self._staging)
         tops, tokens = logits.max(-1)
         if not batch.all_greedy:
             tokens = self._draw_sampled(logits, tops, tokens, batch)
         non_finite = ~tops.isfinite()
         tokens = tokens.masked_fill(non_finite, 0)
-        if raw is None:
+        if scored.raw is None:
             return SampleOutput(tokens, non_finite, None, None, None)
-        picked = pick_logprobs(raw, tokens, batch.top_logprobs)
+        picked = pick_logprobs(scored.raw, tokens, scored.top_ids)
         return SampleOutput(tokens, non_finite, picked.values, picked.top_ids, picked.top_values)
 
     def _draw_sampled(

@@ -9,8 +9,9 @@ therefore what a real device would have waited for the host, whatever this machi
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -35,12 +36,15 @@ class Timeline:
     busy: float = 0.0
     idle: float = 0.0
     steps: int = 0
+    leads: deque[float] = field(default_factory=lambda: deque(maxlen=4096))
+    """Seconds of work that the device still had when a step was queued; nothing of it when it had run dry."""
 
     def occupy(self) -> None:
         """Queue one step behind what is there; the device idles from its last end to now if it had run dry."""
         now = time.monotonic()
         if self.busy_until:
             self.idle += max(0.0, now - self.busy_until)
+            self.leads.append(max(0.0, self.busy_until - now))
         self.busy_until = max(now, self.busy_until) + self.step_seconds
         self.busy += self.step_seconds
         self.steps += 1
@@ -49,6 +53,7 @@ class Timeline:
         """Forget the warm-up; the device stays as busy as it is."""
         self.busy = self.idle = 0.0
         self.steps = 0
+        self.leads.clear()
 
     @property
     def idle_share(self) -> float:

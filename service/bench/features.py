@@ -24,6 +24,12 @@ class Feature:
     constraint: Constraint | None = None
     want_text: bool = False
     is_checked: bool = True
+    grammar_backend: str = "auto"
+
+    @property
+    def n(self) -> int:
+        """Outputs of each request."""
+        return int(self.sampling.get("n", 1))
 
     def request(self, prompt: list[int], sampling: SamplingParams) -> GenerateRequest:
         """The request for the continuation of `prompt`."""
@@ -37,14 +43,21 @@ class Feature:
 
 PLAIN = Feature()
 
+CONSTRAINED = {"ignore_eos": False}
+LOGPROBS = {"logprobs": True, "top_logprobs": 5}
+PENALTIES = {"repetition_penalty": 1.1, "frequency_penalty": 0.2, "presence_penalty": 0.2}
+STOP = {"stop": ("\n\n\nnever", "</s></s>"), "stop_token_ids": ()}
+N = {"n": 4}
+
+SCHEMA = Constraint(ConstraintKind.JSON_SCHEMA, RECORDS)
+
 FEATURES: dict[str, Feature] = {
-    "grammar": Feature(
-        {"ignore_eos": False}, Constraint(ConstraintKind.JSON_SCHEMA, RECORDS), want_text=False, is_checked=False
-    ),
-    "logprobs": Feature({"logprobs": True, "top_logprobs": 5}),
-    "penalties": Feature(
-        {"repetition_penalty": 1.1, "frequency_penalty": 0.2, "presence_penalty": 0.2}, is_checked=False
-    ),
-    "stop": Feature({"stop": ("\n\n\nnever", "</s></s>"), "stop_token_ids": ()}, want_text=True),
+    "grammar": Feature(CONSTRAINED, SCHEMA, is_checked=False),
+    "xgrammar": Feature(CONSTRAINED, SCHEMA, is_checked=False, grammar_backend="xgrammar"),
+    "logprobs": Feature(LOGPROBS),
+    "penalties": Feature(PENALTIES, is_checked=False),
+    "stop": Feature(STOP, want_text=True),
+    "n": Feature(N),
+    "all": Feature({**CONSTRAINED, **LOGPROBS, **PENALTIES, **STOP, **N}, SCHEMA, want_text=True, is_checked=False),
 }
 """By the name that `--with` takes."""

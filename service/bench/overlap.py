@@ -9,9 +9,10 @@ import time
 from dataclasses import asdict, dataclass
 
 import click
+import numpy as np
 import torch
 
-from core.config import EngineConfig, ExecutorConfig, MemoryConfig, ModelConfig, SchedulerConfig
+from core.config import EngineConfig, ExecutorConfig, GrammarConfig, MemoryConfig, ModelConfig, SchedulerConfig
 from core.engine.async_engine import AsyncEngine
 from core.engine.build import assemble
 from core.models.bundled import bundled_model_dir
@@ -29,48 +30,52 @@ PROMPT_TOKENS = 16
 
 @dataclass(frozen=True, slots=True)
 class OverlapFigures:
-    """One run. `idle_share` of the device while all requests decode; `step_ms` from one step's start to the next's."""
+    """One run. `idle_share` of the device while all requests decode; `step_ms` from one step's start to the next's;
+    `lead_ms`, how much work the device still had when its next step came (median): what is left for bad moments.
+    """
 
     idle_share: float
     step_ms: float
     steps: int
     tokens_per_second: float
     wrong_tokens: int
+    lead_ms: float = 0.0
 
 
 async def measure_overlap(
     *, overlap: bool, requests: int, step_ms: float, tokens: int, feature: Feature = PLAIN
 ) -> OverlapFigures:
     """Decode `requests` sequences of `tokens` tokens in process on an emulated device; every token is checked, if
-    `feature` leaves the model its choice.
+    `feature` leaves the model its choice. With n outputs per request there are as many requests less.
     """
     timeline = Timeline(step_ms / 1000)
-    engine, vocab = _engine(timeline, overlap, requests, tokens)
+    engine, vocab = _engine(timeline, overlap, requests, tokens, feature)
     await engine.start()
     rng = random.Random(0)
-    prompts = [[rng.randrange(vocab) for _ in range(PROMPT_TOKENS)] for _ in range(requests)]
-    everyone = asyncio.Barrier(requests + 1)
+    prompts = [[rng.randrange(vocab) for _ in range(PROMPT_TOKENS)] for _ in range(requests // feature.n)]
+    everyone = asyncio.Barrier(len(prompts) + 1)
     readers = [asyncio.create_task(_read(engine, prompt, tokens, everyone, feature)) for prompt in prompts]
     await everyone.wait()
     timeline.reset()
     began = time.monotonic()
     await asyncio.wait(readers, return_when=asyncio.FIRST_COMPLETED)
     elapsed = time.monotonic() - began
-    steps, idle_share = timeline.steps, timeline.idle_share
+    steps, idle_share, lead = timeline.steps, timeline.idle_share, float(np.median(timeline.leads))
     outputs = await asyncio.gather(*readers)
     await engine.stop()
     pairs = zip(prompts, outputs, strict=True)
-    wrong = sum(_wrong(p, output, tokens, vocab) for p, output in pairs) if feature.is_checked else 0
+    wrong = sum(_wrong(p, out, tokens, vocab) for p, outs in pairs for out in outs) if feature.is_checked else 0
     return OverlapFigures(
         idle_share=round(idle_share, 5),
         step_ms=round(elapsed / steps * 1000, 3),
         steps=steps,
         tokens_per_second=round(steps * requests / elapsed, 1),
         wrong_tokens=wrong,
+        lead_ms=round(lead * 1000, 2),
     )
 
 
-def _engine(timeline: Timeline, overlap: bool, requests: int, tokens: int) -> tuple[AsyncEngine, int]:
+def _engine(timeline: Timeline, overlap: bool, requests: int, tokens: int, feature: Feature) -> tuple[AsyncEngine, int]:
     tokenizer = Tokenizer.load(str(bundled_model_dir()))
     context = PROMPT_TOKENS + tokens + 1
     model = EmulatedModel(timeline, tokenizer.vocab_size, context)
@@ -79,21 +84,23 @@ def _engine(timeline: Timeline, overlap: bool, requests: int, tokens: int) -> tu
         memory=MemoryConfig(max_running_requests=requests, max_total_tokens=requests * (context + 16)),
         scheduler=SchedulerConfig(chunked_prefill_size=requests * PROMPT_TOKENS, max_queued_requests=requests),
         executor=ExecutorConfig(device="cpu", overlap=overlap),
+        grammar=GrammarConfig(backend=feature.grammar_backend),
     )
     return assemble(config, model, tokenizer, EmulatedStreams(timeline)), tokenizer.vocab_size
 
 
 async def _read(
     engine: AsyncEngine, prompt: list[int], tokens: int, everyone: asyncio.Barrier, feature: Feature
-) -> list[int]:
-    """Read one stream to its end; meet the others once its first token is there."""
+) -> list[list[int]]:
+    """Read all outputs of one request to their ends; meet the others once its first token is there."""
     request = feature.request(prompt, SamplingParams(temperature=0.0, max_tokens=tokens, ignore_eos=True))
-    got: list[int] = []
+    got: list[list[int]] = [[] for _ in range(feature.n)]
+    started = False
     async for event in await engine.generate(request):
         if isinstance(event, Delta):
-            started = bool(got)
-            got.extend(event.token_ids)
+            got[event.index].extend(event.token_ids)
             if not started:
+                started = True
                 await everyone.wait()
     return got
 
@@ -174,7 +181,8 @@ def _with_features(names: str, requests: int, step_ms: float, steps: int, rounds
 
 
 def _line(figures: OverlapFigures) -> str:
-    return f"idle {figures.idle_share:7.2%}  step {figures.step_ms:.2f} ms  {figures.tokens_per_second:,.0f} tokens/s"
+    speed = f"step {figures.step_ms:.2f} ms  {figures.tokens_per_second:,.0f} tokens/s"
+    return f"idle {figures.idle_share:7.2%}  lead {figures.lead_ms:.1f} ms  {speed}"
 
 
 def _report(medians: dict[bool, OverlapFigures], costs: dict[int, float], requests: int, step_ms: float) -> None:

@@ -10,7 +10,7 @@ import torch
 from core.batch.grammar_batch import TokenMask
 from core.batch.sampling_batch import SamplingBatch
 from core.device.staging import Staging
-from core.sampling.grammar.mask import _banned, _banned_on, apply_mask
+from core.sampling.grammar.mask import _banned_on, _bounds, apply_mask
 from core.sampling.sampler import Sampler
 from tests.sampling.batches import Row, batch_of
 
@@ -43,7 +43,7 @@ def test_only_masked_rows_change() -> None:
 def test_the_device_unpacks_the_same_bits() -> None:
     rng = np.random.default_rng(1)
     words = rng.integers(-(2**31), 2**31, (5, 4), np.int64).astype(np.int32)
-    assert torch.equal(torch.from_numpy(_banned(words, VOCAB)), _banned_on(words, VOCAB, Staging(CPU)))
+    assert torch.equal(torch.from_numpy(_bounds(words, VOCAB)) < 0, _banned_on(words, VOCAB, Staging(CPU)))
 
 
 def test_bias_does_not_lift_the_mask_and_log_probabilities_are_the_models() -> None:
@@ -60,6 +60,13 @@ def test_bias_does_not_lift_the_mask_and_log_probabilities_are_the_models() -> N
     assert out.tokens[0] in (3, 4) and out.tokens[1] == 7 and not out.non_finite.any()
     assert out.logprobs is not None
     assert torch.equal(out.logprobs, raw.gather(1, out.tokens[:, None])[:, 0])
+
+
+def test_words_that_end_early_forbid_the_rest() -> None:
+    logits = torch.zeros(2, 300)
+    logits[:, 250] = torch.inf
+    out = Sampler(300, CPU).sample(logits, sampling_batch(2), None, mask_of([0], [[5, 99]]))
+    assert out.tokens[0] in (5, 99) and out.non_finite.tolist() == [False, True]
 
 
 def test_a_row_of_which_nothing_is_left_is_told() -> None:

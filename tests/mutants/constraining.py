@@ -36,9 +36,9 @@ CONSTRAINING: tuple[Mutant, ...] = (
     Mutant(
         "bias-lifts-the-mask",
         "the mask wins over logit bias",
-        "core/sampling/grammar/mask.py",
-        "masked_fill_(banned, -torch.inf))",
-        "masked_fill_(banned, -50.0))",
+        "core/sampling/sampler.py",
+        "        if mask is not None:",
+        "        if mask is not None and not len(batch.bias_rows):",
         "tests/constraints/test_mask.py",
     ),
     Mutant(

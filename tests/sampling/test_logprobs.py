@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import torch
 
-from core.sampling.logprobs import pick_logprobs, raw_logprobs
+from core.sampling.logprobs import leading_ids, pick_logprobs, raw_logprobs
 from tests.sampling.batches import Row, sample
 
 
 def test_exact_over_the_whole_vocabulary() -> None:
     logits = torch.randn(3, 50_000, generator=torch.Generator().manual_seed(0)) * 4
     tokens = torch.tensor([0, 123, 49_999])
-    found = pick_logprobs(raw_logprobs(logits), tokens, 0).values
+    found = pick_logprobs(raw_logprobs(logits), tokens, None).values
     expected = logits.double().log_softmax(-1).gather(1, tokens[:, None])[:, 0]
     torch.testing.assert_close(found.double(), expected, rtol=1e-6, atol=1e-5)
 
@@ -38,7 +38,7 @@ def test_alternatives_fall_and_ties_list_lower_ids_first() -> None:
     logits[0, 100] = -0.0
     logprobs = raw_logprobs(logits)
     for top in (1, 2, 5, 300):
-        found = pick_logprobs(logprobs, torch.tensor([0]), top)
+        found = pick_logprobs(logprobs, torch.tensor([0]), leading_ids(logprobs, top))
         assert found.top_ids is not None and found.top_values is not None
         expected = [20, 250, *(i for i in range(300) if i not in (20, 250))][:top]
         assert found.top_ids[0].tolist() == expected
@@ -47,7 +47,7 @@ def test_alternatives_fall_and_ties_list_lower_ids_first() -> None:
 
 def test_against_a_sort() -> None:
     logprobs = raw_logprobs(torch.randn(8, 999, generator=torch.Generator().manual_seed(2)).bfloat16().float())
-    found = pick_logprobs(logprobs, torch.zeros(8, dtype=torch.int64), 20)
+    found = pick_logprobs(logprobs, torch.zeros(8, dtype=torch.int64), leading_ids(logprobs, 20))
     assert found.top_ids is not None
     assert torch.equal(found.top_ids, logprobs.sort(dim=-1, descending=True, stable=True).indices[:, :20])
 

@@ -8,15 +8,15 @@ another process is for.
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Sequence
 
 import llguidance
 import numpy as np
 import numpy.typing as npt
-from llguidance import LLExecutor, LLMatcher, LLParserLimits, LLTokenizer
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 from llguidance.gbnf_to_lark import gbnf_to_lark
 
+from core.sampling.grammar.mask_pool import MaskPool, Pace, PacedRow
 from core.sampling.grammar.registry import GrammarError
 from core.sampling.grammar.vocabulary import Vocabulary
 from core.types.constraint import Constraint, ConstraintKind
@@ -38,9 +38,6 @@ JSON_OPTIONS: llguidance._lib.JsonCompileOptions = {
     "key_separator": ":",
 }
 
-MAX_THREADS = 8
-"""Of the masks of one step."""
-
 _REGEX_SPECIAL = frozenset("\\.+*?()|[]{}^$#&-~/")
 
 
@@ -59,7 +56,7 @@ class LLGuidance:
         self._tokenizer = LLTokenizer(
             vocabulary.tokenizer_json, n_vocab=vocabulary.size, eos_token=list(vocabulary.end_ids)
         )
-        self._executor = LLExecutor(num_threads=max(1, min(MAX_THREADS, (os.cpu_count() or 2) // 2)))
+        self.pool = MaskPool()
 
     def compile(self, constraint: Constraint) -> LLGrammar:
         """See `Backend.compile`; drops the GIL for the time it takes."""
@@ -70,16 +67,17 @@ class LLGuidance:
         matcher = LLMatcher(self._tokenizer, source, log_level=0, limits=LIMITS)
         if matcher.is_error():
             raise GrammarError(matcher.get_error())
-        return LLGrammar(matcher, self.vocabulary, self._executor)
+        return LLGrammar(matcher, self.vocabulary, self.pool)
 
 
 class LLGrammar:
     """A matcher at its start, of which requests get copies (0.7 µs each)."""
 
-    def __init__(self, start: LLMatcher, vocabulary: Vocabulary, executor: LLExecutor) -> None:
+    def __init__(self, start: LLMatcher, vocabulary: Vocabulary, pool: MaskPool) -> None:
         self._start = start
-        self._executor = executor
+        self._pool = pool
         self._vocabulary = vocabulary
+        self._pace = Pace()
 
     @property
     def words(self) -> int:
@@ -88,45 +86,46 @@ class LLGrammar:
 
     def matcher(self) -> Matcher:
         """See `Grammar.matcher`."""
-        return LLGuidanceMatcher(self._start.deep_copy(), self._vocabulary)
+        return LLGuidanceMatcher(PacedRow(self._start.deep_copy(), self._pace), self._vocabulary)
 
     def accept_all(self, matchers: Sequence[Matcher], tokens: Sequence[int]) -> Sequence[bool]:
         """See `Grammar.accept_all`."""
         ends = self._vocabulary.end_ids
+        rows = _rows(matchers)
         texts = [i for i, token in enumerate(tokens) if token not in ends]
-        inner = _inner(matchers)
+        if len(texts) == len(rows):
+            return self._pool.accept(rows, tokens)
         accepted = [token in ends and matcher.accept(token) for matcher, token in zip(matchers, tokens, strict=True)]
-        if texts:
-            found = self._executor.consume_token_par([(inner[i], tokens[i]) for i in texts])
-            for i, fine in zip(texts, found, strict=True):
-                accepted[i] = fine
+        found = self._pool.accept([rows[i] for i in texts], [tokens[i] for i in texts])
+        for i, fine in zip(texts, found, strict=True):
+            accepted[i] = fine
         return accepted
 
     def fill_all(self, matchers: Sequence[Matcher], words: Words) -> npt.NDArray[np.bool_]:
         """See `Grammar.fill_all`."""
         assert words.dtype == np.int32 and words.flags["C_CONTIGUOUS"], (words.dtype, words.strides)
-        inner = _inner(matchers)
+        rows = _rows(matchers)
         size = -(-self._vocabulary.size // 32)
-        masks = np.zeros((len(inner), size), np.int32)
-        places = [(matcher, place) for place, matcher in enumerate(inner)]
-        self._executor.unsafe_compute_mask_ptr(places, masks.ctypes.data, size * 4, len(inner))
+        masks = np.zeros((len(rows), size), np.int32)
+        self._pool.fill(rows, masks)
         words[:, :size] = masks
         self._vocabulary.cut(words)
-        fine = np.array([not matcher.is_error() for matcher in inner], np.bool_)
+        fine = np.array([not row.inner.is_error() for row in rows], np.bool_)
         return fine & words.any(axis=1)
 
 
 class LLGuidanceMatcher:
     """See `Matcher`."""
 
-    def __init__(self, inner: LLMatcher, vocabulary: Vocabulary) -> None:
-        self.inner = inner
+    def __init__(self, row: PacedRow, vocabulary: Vocabulary) -> None:
+        self.row = row
+        self.inner = row.inner
         self._vocabulary = vocabulary
         # The library would take an end token but not give it back: `rollback` counts tokens of the text only.
         self._has_ended = False
 
     def fill(self, words: Words) -> bool:
-        """See `Matcher.fill`; drops the GIL."""
+        """See `Matcher.fill`."""
         assert words.dtype == np.int32 and words.flags["C_CONTIGUOUS"], (words.dtype, words.strides)
         if self._has_ended:
             return False
@@ -161,12 +160,12 @@ class LLGuidanceMatcher:
         return self.inner.get_error() if self.inner.is_error() else None
 
 
-def _inner(matchers: Sequence[Matcher]) -> list[LLMatcher]:
-    inner = []
+def _rows(matchers: Sequence[Matcher]) -> list[PacedRow]:
+    rows = []
     for matcher in matchers:
         assert isinstance(matcher, LLGuidanceMatcher), "one engine has one library"
-        inner.append(matcher.inner)
-    return inner
+        rows.append(matcher.row)
+    return rows
 
 
 def _schema(source: str) -> str:

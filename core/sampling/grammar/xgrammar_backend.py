@@ -19,6 +19,7 @@ from core.types.constraint import Constraint, ConstraintKind
 from core.types.grammar import Matcher, Words
 
 SEPARATORS = (",", ":")
+NOT_ALLOWED = "the token is not allowed here"
 
 
 def build(vocabulary: Vocabulary) -> XGrammar:
@@ -68,6 +69,7 @@ class CompiledGrammar:
         self._compiled = compiled
         self._among = among
         self._vocabulary = vocabulary
+        self._batch = xgrammar.BatchGrammarMatcher(max_threads=1)
 
     @property
     def words(self) -> int:
@@ -80,11 +82,32 @@ class CompiledGrammar:
 
     def accept_all(self, matchers: Sequence[Matcher], tokens: Sequence[int]) -> Sequence[bool]:
         """See `Grammar.accept_all`; 2 µs each with the GIL held."""
-        return [matcher.accept(token) for matcher, token in zip(matchers, tokens, strict=True)]
+        ours = _own(matchers)
+        accepted: list[bool] = self._batch.batch_accept_token([matcher.inner for matcher in ours], list(tokens))
+        for matcher, token, fine in zip(ours, tokens, accepted, strict=True):
+            matcher.took(token, fine)
+        return accepted
 
     def fill_all(self, matchers: Sequence[Matcher], words: Words) -> npt.NDArray[np.bool_]:
-        """See `Grammar.fill_all`."""
-        return np.array([matcher.fill(words[i]) for i, matcher in enumerate(matchers)], np.bool_)
+        """See `Grammar.fill_all`; 0.2 µs each at 704 tokens with the GIL held, so on this thread alone."""
+        ours = _own(matchers)
+        # A row that has ended makes the library refuse them all.
+        places = [place for place, matcher in enumerate(ours) if not matcher.has_ended]
+        masks = np.zeros((len(ours), -(-self._vocabulary.size // 32)), np.int32)
+        try:
+            self._batch.batch_fill_next_token_bitmask([ours[place].inner for place in places], masks, places)
+        except RuntimeError:
+            # One of them gave up: find out which.
+            return np.array([matcher.fill(words[i]) for i, matcher in enumerate(matchers)], np.bool_)
+        words[:, : masks.shape[1]] = masks
+        self._vocabulary.cut(words)
+        for among in (ours[place].among for place in places):
+            if among is not None:
+                # One set for all schemas of an engine.
+                words[[place for place in places if ours[place].among is among]] &= among
+                break
+        some: npt.NDArray[np.bool_] = np.any(words, axis=1)
+        return some
 
 
 class XGrammarMatcher:
@@ -95,10 +118,12 @@ class XGrammarMatcher:
         self.among = among
         self._vocabulary = vocabulary
         self.problem: str | None = None
+        self.has_ended = False
+        """Whether an end token was accepted, which the library takes 0.4 µs to say."""
 
     def fill(self, words: Words) -> bool:
         """See `Matcher.fill`."""
-        if self.inner.is_terminated():
+        if self.has_ended:
             return False
         try:
             self.inner.fill_next_token_bitmask(words[None, : -(-self._vocabulary.size // 32)])
@@ -113,18 +138,25 @@ class XGrammarMatcher:
     def accept(self, token: int) -> bool:
         """See `Matcher.accept`."""
         accepted: bool = self.inner.accept_token(token)
-        if not accepted:
-            self.problem = "the token is not allowed here"
+        self.took(token, accepted)
         return accepted
+
+    def took(self, token: int, accepted: bool) -> None:
+        """The library was given `token`."""
+        if not accepted:
+            self.problem = NOT_ALLOWED
+        elif token in self._vocabulary.end_ids:
+            self.has_ended = True
 
     def rollback(self, count: int) -> None:
         """See `Matcher.rollback`."""
         self.inner.rollback(count)
+        self.has_ended = self.has_ended and count == 0
 
     @property
     def is_terminated(self) -> bool:
         """See `Matcher.is_terminated`."""
-        return bool(self.inner.is_terminated()) or (bool(self.inner.is_completed()) and self._ends_here())
+        return self.has_ended or (bool(self.inner.is_completed()) and self._ends_here())
 
     @property
     def failure(self) -> str | None:
@@ -133,10 +165,19 @@ class XGrammarMatcher:
 
     def _ends_here(self) -> bool:
         """Whether only an end token may follow."""
-        words = np.zeros(self._vocabulary.words, np.int32)
-        self.inner.fill_next_token_bitmask(words[None, : -(-self._vocabulary.size // 32)])
-        allowed = np.flatnonzero(np.unpackbits(words.view(np.uint8), bitorder="little"))
-        return set(allowed.tolist()) <= set(self._vocabulary.end_ids)
+        words = np.zeros((1, -(-self._vocabulary.size // 32)), np.int32)
+        self.inner.fill_next_token_bitmask(words)
+        for end in self._vocabulary.end_ids:
+            words[0, end >> 5] &= ~np.uint32(1 << (end & 31)).astype(np.int32)
+        return not words.any()
+
+
+def _own(matchers: Sequence[Matcher]) -> list[XGrammarMatcher]:
+    ours = []
+    for matcher in matchers:
+        assert isinstance(matcher, XGrammarMatcher), "one engine has one library"
+        ours.append(matcher)
+    return ours
 
 
 def _without_control(tokens: list[bytes], vocabulary: Vocabulary) -> Words:
