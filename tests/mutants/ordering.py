@@ -29,8 +29,8 @@ ORDERING: tuple[Mutant, ...] = (
         "publish-before-sampling-ends",
         "law 5: the publish event stands behind everything that the copy stream reads",
         STEP,
-        "published = self._relay(batch, forward_batch, sampled)",
-        "published = state.streams.new_event()\n            self._relay(batch, forward_batch, sampled)",
+        "published = self._relay(batch, inputs, sampled)",
+        "published = state.streams.new_event()\n            self._relay(batch, inputs, sampled)",
         STEP_KINDS,
     ),
     Mutant(
