@@ -83,6 +83,6 @@ class Model(Protocol):
 
 
 def hooks_layers(writes: Writes) -> bool:
-    """Whether a step with these companion writes runs code in the layers that other steps do not: adapters hook them."""
+    """Whether a step with these companion writes runs code in the layers that others do not: adapters hook them."""
     adapters = writes.get(LORA)
     return adapters is not None and bool(adapters.groups)
