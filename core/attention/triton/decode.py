@@ -17,43 +17,17 @@ MIN_SPLIT = 128
 """Keys per split at least: fewer do not pay for another program and its share of the merge."""
 
 
+# fmt: off
 @triton.jit
 def _decode_split(
-    q,
-    keys,
-    values,
-    table,
-    page_map,
-    rows,
-    lens,
-    part,
-    peaks,
-    totals,
-    scale,
-    softcap,
-    width,
-    q_head,
-    q_token,
-    k_slot,
-    k_head,
-    v_slot,
-    v_head,
-    HEADS: tl.constexpr,
-    GROUP: tl.constexpr,
-    K_DIM: tl.constexpr,
-    V_DIM: tl.constexpr,
-    BLOCK_H: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-    BLOCK_V: tl.constexpr,
-    SPLITS: tl.constexpr,
-    SPLIT_LEAST: tl.constexpr,
-    PAGE: tl.constexpr,
-    RENAMED: tl.constexpr,
-    CAPPED: tl.constexpr,
-    WINDOW: tl.constexpr,
+    q, keys, values, table, page_map, rows, lens, part, peaks, totals, scale, softcap, width, q_head, q_token,
+    k_slot, k_head, v_slot, v_head,
+    HEADS: tl.constexpr, GROUP: tl.constexpr, K_DIM: tl.constexpr, V_DIM: tl.constexpr, BLOCK_H: tl.constexpr,
+    BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_V: tl.constexpr, SPLITS: tl.constexpr,
+    SPLIT_LEAST: tl.constexpr, PAGE: tl.constexpr, RENAMED: tl.constexpr, CAPPED: tl.constexpr, WINDOW: tl.constexpr,
     CHUNK: tl.constexpr,
-):
+) -> None:
+    # fmt: on
     """Program (row, KV head and block of its query heads, split): unnormalised sums over the split's keys."""
     # 64 bits for what is multiplied by strides.
     batch = tl.program_id(0).to(tl.int64)
@@ -104,20 +78,14 @@ def _decode_split(
     tl.store(part + place[:, None] * V_DIM + columns[None, :], acc, mask=real[:, None] & (columns < V_DIM)[None, :])
 
 
+# fmt: off
 @triton.jit
 def _merge_splits(
-    part,
-    peaks,
-    totals,
-    sinks,
-    out,
-    HEADS: tl.constexpr,
-    V_DIM: tl.constexpr,
-    BLOCK_V: tl.constexpr,
-    SPLITS: tl.constexpr,
-    BLOCK_S: tl.constexpr,
+    part, peaks, totals, sinks, out,
+    HEADS: tl.constexpr, V_DIM: tl.constexpr, BLOCK_V: tl.constexpr, SPLITS: tl.constexpr, BLOCK_S: tl.constexpr,
     SUNK: tl.constexpr,
-):
+) -> None:
+    # fmt: on
     """Program (row, query head): the splits' sums under one peak, divided by one denominator, sink included."""
     place = tl.program_id(0).to(tl.int64) * HEADS + tl.program_id(1)
     splits, columns = tl.arange(0, BLOCK_S), tl.arange(0, BLOCK_V)
@@ -176,52 +144,20 @@ def paged_decode(
     part = torch.empty(batch, heads, splits, v_dim, dtype=torch.float32, device=q.device)
     peaks = torch.empty(batch, heads, splits, dtype=torch.float32, device=q.device)
     totals = torch.empty_like(peaks)
+    # fmt: off
     _decode_split[(batch, kv_heads * triton.cdiv(group, block_h), splits)](
-        q,
-        keys,
-        values,
-        table,
-        table if page_map is None else page_map,
-        rows,
-        lens,
-        part,
-        peaks,
-        totals,
-        scale,
-        softcap,
-        table.stride(0),
-        q.stride(0),
-        q.stride(1),
-        keys.stride(0),
-        keys.stride(1),
-        values.stride(0),
+        q, keys, values, table, table if page_map is None else page_map, rows, lens, part, peaks, totals, scale,
+        softcap, table.stride(0), q.stride(0), q.stride(1), keys.stride(0), keys.stride(1), values.stride(0),
         values.stride(1),
-        HEADS=heads,
-        GROUP=group,
-        K_DIM=k_dim,
-        V_DIM=v_dim,
-        BLOCK_H=block_h,
-        BLOCK_N=block_n,
-        BLOCK_K=max(16, triton.next_power_of_2(k_dim)),
-        BLOCK_V=block_v,
-        SPLITS=splits,
-        SPLIT_LEAST=split_least,
-        PAGE=page,
-        RENAMED=page_map is not None,
-        CAPPED=softcap > 0,
-        WINDOW=window,
-        CHUNK=chunk,
+        HEADS=heads, GROUP=group, K_DIM=k_dim, V_DIM=v_dim, BLOCK_H=block_h, BLOCK_N=block_n,
+        BLOCK_K=max(16, triton.next_power_of_2(k_dim)), BLOCK_V=block_v, SPLITS=splits, SPLIT_LEAST=split_least,
+        PAGE=page, RENAMED=page_map is not None, CAPPED=softcap > 0, WINDOW=window, CHUNK=chunk,
     )
+    # fmt: on
+    # fmt: off
     _merge_splits[(batch, heads)](
-        part,
-        peaks,
-        totals,
-        peaks if sinks is None else sinks,
-        out,
-        HEADS=heads,
-        V_DIM=v_dim,
-        BLOCK_V=block_v,
-        SPLITS=splits,
-        BLOCK_S=triton.next_power_of_2(splits),
+        part, peaks, totals, peaks if sinks is None else sinks, out,
+        HEADS=heads, V_DIM=v_dim, BLOCK_V=block_v, SPLITS=splits, BLOCK_S=triton.next_power_of_2(splits),
         SUNK=sinks is not None,
     )
+    # fmt: on

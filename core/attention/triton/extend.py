@@ -12,43 +12,16 @@ import triton.language as tl
 from core.attention.triton.softmax import find_slots, first_key, scaled_scores, softmax_step
 
 
+# fmt: off
 @triton.jit
 def _extend_tile(
-    q,
-    keys,
-    values,
-    table,
-    page_map,
-    rows,
-    lens,
-    starts,
-    prefixes,
-    sinks,
-    out,
-    scale,
-    softcap,
-    width,
-    q_head,
-    q_token,
-    k_slot,
-    k_head,
-    v_slot,
-    v_head,
-    HEADS: tl.constexpr,
-    GROUP: tl.constexpr,
-    K_DIM: tl.constexpr,
-    V_DIM: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-    BLOCK_V: tl.constexpr,
-    PAGE: tl.constexpr,
-    RENAMED: tl.constexpr,
-    CAPPED: tl.constexpr,
-    SUNK: tl.constexpr,
-    WINDOW: tl.constexpr,
-    CHUNK: tl.constexpr,
-):
+    q, keys, values, table, page_map, rows, lens, starts, prefixes, sinks, out, scale, softcap, width, q_head,
+    q_token, k_slot, k_head, v_slot, v_head,
+    HEADS: tl.constexpr, GROUP: tl.constexpr, K_DIM: tl.constexpr, V_DIM: tl.constexpr, BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_V: tl.constexpr, PAGE: tl.constexpr, RENAMED: tl.constexpr,
+    CAPPED: tl.constexpr, SUNK: tl.constexpr, WINDOW: tl.constexpr, CHUNK: tl.constexpr,
+) -> None:
+    # fmt: on
     """Program (tile of a segment's queries, segment, query head)."""
     tile, segment, head = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     row, start = tl.load(rows + segment), tl.load(starts + segment)
@@ -128,39 +101,13 @@ def paged_extend(
     """
     heads, _, k_dim = q.shape
     kv_heads, v_dim = values.shape[1:]
+    # fmt: off
     _extend_tile[(triton.cdiv(longest, block_m), len(rows), heads)](
-        q,
-        keys,
-        values,
-        table,
-        table if page_map is None else page_map,
-        rows,
-        lens,
-        starts,
-        prefixes,
-        lens if sinks is None else sinks,
-        out,
-        scale,
-        softcap,
-        table.stride(0),
-        q.stride(0),
-        q.stride(1),
-        keys.stride(0),
-        keys.stride(1),
-        values.stride(0),
-        values.stride(1),
-        HEADS=heads,
-        GROUP=heads // kv_heads,
-        K_DIM=k_dim,
-        V_DIM=v_dim,
-        BLOCK_M=block_m,
-        BLOCK_N=block_n,
-        BLOCK_K=max(16, triton.next_power_of_2(k_dim)),
-        BLOCK_V=max(16, triton.next_power_of_2(v_dim)),
-        PAGE=page,
-        RENAMED=page_map is not None,
-        CAPPED=softcap > 0,
-        SUNK=sinks is not None,
-        WINDOW=window,
-        CHUNK=chunk,
+        q, keys, values, table, table if page_map is None else page_map, rows, lens, starts, prefixes,
+        lens if sinks is None else sinks, out, scale, softcap, table.stride(0), q.stride(0), q.stride(1),
+        keys.stride(0), keys.stride(1), values.stride(0), values.stride(1),
+        HEADS=heads, GROUP=heads // kv_heads, K_DIM=k_dim, V_DIM=v_dim, BLOCK_M=block_m, BLOCK_N=block_n,
+        BLOCK_K=max(16, triton.next_power_of_2(k_dim)), BLOCK_V=max(16, triton.next_power_of_2(v_dim)), PAGE=page,
+        RENAMED=page_map is not None, CAPPED=softcap > 0, SUNK=sinks is not None, WINDOW=window, CHUNK=chunk,
     )
+    # fmt: on

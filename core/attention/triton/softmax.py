@@ -9,7 +9,7 @@ INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
 
 
 @triton.jit
-def product(a, b):
+def product(a, b) -> tl.tensor:
     """float32 [M, N] of a [M, K] and b [K, N]; float32 operands are not rounded to 19 bits on the way."""
     if INTERPRETED:
         # The interpreter (3.7) would multiply the bit patterns of bfloat16 as integers.
@@ -18,7 +18,7 @@ def product(a, b):
 
 
 @triton.jit
-def find_slots(table, page_map, row, places, wanted, width, PAGE: tl.constexpr, RENAMED: tl.constexpr):
+def find_slots(table, page_map, row, places, wanted, width, PAGE: tl.constexpr, RENAMED: tl.constexpr) -> tl.tensor:
     """int64 [N]: pool slots of the keys at `places` of table row `row`; slot 0 where not `wanted`."""
     slots = tl.load(table + row * width + places, mask=wanted, other=0).to(tl.int64)
     if RENAMED:
@@ -28,7 +28,7 @@ def find_slots(table, page_map, row, places, wanted, width, PAGE: tl.constexpr, 
 
 
 @triton.jit
-def first_key(query, WINDOW: tl.constexpr, CHUNK: tl.constexpr):
+def first_key(query, WINDOW: tl.constexpr, CHUNK: tl.constexpr) -> tl.tensor:
     """The oldest key that the query at position `query` sees; the same rule as `AttentionSpan.first_key`."""
     first = query * 0
     if WINDOW > 0:
@@ -39,7 +39,7 @@ def first_key(query, WINDOW: tl.constexpr, CHUNK: tl.constexpr):
 
 
 @triton.jit
-def scaled_scores(q, keys, scale, softcap, CAPPED: tl.constexpr):
+def scaled_scores(q, keys, scale, softcap, CAPPED: tl.constexpr) -> tl.tensor:
     """float32 [M, N] from q [M, D] and keys [D, N]."""
     scores = product(q, keys) * scale
     if CAPPED:
@@ -49,7 +49,7 @@ def scaled_scores(q, keys, scale, softcap, CAPPED: tl.constexpr):
 
 
 @triton.jit
-def softmax_step(scores, values, peak, total, acc):
+def softmax_step(scores, values, peak, total, acc) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
     """Take a block of scores [M, N] (-inf: hidden) and its values [N, V] into peak, total [M] and acc [M, V].
 
     A row that has seen nothing but hidden keys so far keeps a peak of -inf, and weights of zero.

@@ -7,26 +7,13 @@ import triton
 import triton.language as tl
 
 
+# fmt: off
 @triton.jit
 def _store(
-    keys,
-    values,
-    k,
-    v,
-    slots,
-    k_slot,
-    k_head,
-    v_slot,
-    v_head,
-    from_k_head,
-    from_k_token,
-    from_v_head,
-    from_v_token,
-    K_DIM: tl.constexpr,
-    V_DIM: tl.constexpr,
-    BLOCK: tl.constexpr,
-    BOTH: tl.constexpr,
-):
+    keys, values, k, v, slots, k_slot, k_head, v_slot, v_head, from_k_head, from_k_token, from_v_head, from_v_token,
+    K_DIM: tl.constexpr, V_DIM: tl.constexpr, BLOCK: tl.constexpr, BOTH: tl.constexpr,
+) -> None:
+    # fmt: on
     """Program (token, KV head)."""
     token, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     slot = tl.load(slots + token)
@@ -48,22 +35,10 @@ def store_kv(
     """
     heads, tokens, k_dim = k.shape
     v_dim = v.shape[2]
+    # fmt: off
     _store[(tokens, heads)](
-        keys,
-        values,
-        k,
-        v,
-        slots,
-        keys.stride(0),
-        keys.stride(1),
-        values.stride(0),
-        values.stride(1),
-        k.stride(0),
-        k.stride(1),
-        v.stride(0),
-        v.stride(1),
-        K_DIM=k_dim,
-        V_DIM=v_dim,
-        BLOCK=triton.next_power_of_2(max(k_dim, v_dim)),
-        BOTH=both,
+        keys, values, k, v, slots, keys.stride(0), keys.stride(1), values.stride(0), values.stride(1), k.stride(0),
+        k.stride(1), v.stride(0), v.stride(1),
+        K_DIM=k_dim, V_DIM=v_dim, BLOCK=triton.next_power_of_2(max(k_dim, v_dim)), BOTH=both,
     )
+    # fmt: on
