@@ -15,7 +15,7 @@ from core.attention.triton.store import store_kv
 from core.batch.forward_batch import ForwardBatch
 from core.device.staging import Staging
 
-PROGRAMS_PER_SM = 2
+PROGRAMS_PER_SM = 4
 """Programs that the decode kernel aims at for each multiprocessor, before rows and heads alone are enough."""
 
 
