@@ -99,9 +99,17 @@ def load_transformers(
     kind = checkpoint.model_type
     _refuse_by_class(_read_config(checkpoint), kind)
     model = _load_weights(checkpoint, _dtype(checkpoint, config, device), device, progress)
+    return prove_module(model, checkpoint, config, progress)
+
+
+def prove_module(
+    model: PreTrainedModel, checkpoint: CheckpointConfig, config: ModelConfig, progress: Progress
+) -> TransformersModel:
+    """A module tree that has its weights, probed and checked. Raises as `load_transformers` does."""
+    kind = checkpoint.model_type
     method = quant_method(checkpoint)
     weights = PLAIN if method is None else method.adopt(model, config.quantized_weights)
-    what = f"model type {kind!r}" + (f" with weights in {weights.name} on {device.type}" if weights.name else "")
+    what = f"model type {kind!r}" + (f" with weights in {weights.name} on {model.device.type}" if weights.name else "")
     progress("self-check", 0.0)
     try:
         loaded, result = _prove(model, weights, checkpoint, config)
