@@ -13,6 +13,8 @@ from core.errors import ConfigError
 ATTENTION_BACKENDS: dict[str, str] = {
     "torch_native": "core.attention.torch_native:TorchNativeAttention",
     "triton": "core.attention.triton.backend:TritonAttention",
+    "varlen": "core.attention.varlen_backend:VarlenAttention",
+    "flashinfer": "core.attention.flashinfer_backend:FlashInferAttention",
 }
 """Name -> `module:class`, imported only when asked for: a backend may need packages that are not installed."""
 
