@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from core.config import EngineConfig, ExecutorConfig, MemoryConfig, ModelConfig, SchedulerConfig
+from core.device.streams import DeviceStreams
 from core.engine import build
 from core.engine.async_engine import AsyncEngine
 from core.executor.decode_graphs import DecodeGraphs
@@ -27,7 +27,6 @@ from tests.fakes.checkpoints import make_checkpoint
 from tests.fakes.masked_attention import MaskedAttention
 from tests.fakes.traced_graphs import GraphStreams
 
-CPU = torch.device("cpu")
 KINDS = ("llama", "gemma3_text", "gpt_oss", "deepseek_v3")
 ROWS, COUNT, LONGEST, CONTEXT = 8, 12, 40, 96
 
@@ -40,9 +39,18 @@ def reference(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
 
 @asynccontextmanager
 async def graph_engine(
-    directory: Path, patch: pytest.MonkeyPatch, *, overlap: bool, tokens: int = 120
+    directory: Path,
+    patch: pytest.MonkeyPatch,
+    *,
+    overlap: bool,
+    tokens: int = 120,
+    streams: DeviceStreams | None = None,
+    dtype: str = "float32",
 ) -> AsyncIterator[tuple[AsyncEngine, GraphStreams, StepRunner]]:
-    """A started engine whose decode steps are captured, its streams, and the runner of its steps."""
+    """A started engine whose decode steps are captured, its streams, and the runner of its steps.
+
+    With `streams` of a device of its own it is that device's graphs and attention that are tried.
+    """
     runners: list[StepRunner] = []
     plain = build._build_runner
 
@@ -51,18 +59,19 @@ async def graph_engine(
         return runners[-1]
 
     patch.setattr(build, "_build_runner", kept)
-    patch.setattr(build, "build_attention", lambda *_: MaskedAttention())
+    if streams is None:
+        patch.setattr(build, "build_attention", lambda *_: MaskedAttention())
+    used: Any = streams or GraphStreams()
     config = EngineConfig(
-        model=ModelConfig(str(directory), context_length=CONTEXT, native="off"),
+        model=ModelConfig(str(directory), context_length=CONTEXT, native="off", dtype=dtype),
         memory=MemoryConfig(page_size=4, max_running_requests=ROWS, max_total_tokens=tokens),
         scheduler=SchedulerConfig(chunked_prefill_size=24),
-        executor=ExecutorConfig(device="cpu", overlap=overlap, assert_mode="trap"),
+        executor=ExecutorConfig(device=used.device.type, overlap=overlap, assert_mode="trap"),
     )
-    streams = GraphStreams()
-    engine = build.assemble(config, load_model(config.model, CPU), Tokenizer.load(str(directory)), streams)
+    engine = build.assemble(config, load_model(config.model, used.device), Tokenizer.load(str(directory)), used)
     await engine.start()
     try:
-        yield engine, streams, runners[0]
+        yield engine, used, runners[0]
     finally:
         await engine.stop()
 

@@ -14,6 +14,7 @@ from core.batch.sampling_batch import SamplingBatch
 from core.batch.schedule_batch import InputStaging, ScheduleBatch
 from core.device.checks import AssertMode, DeviceChecks
 from core.device.staging import Staging
+from core.device.streams import DeviceStreams
 from core.executor.decode_graphs import COARSE_FROM, LARGEST, DecodeGraphs, graph_sizes, why_not
 from core.executor.step import DeviceState, StepRunner
 from core.memory.kv_pool import KVLayerSpec, KVPool
@@ -29,7 +30,6 @@ from tests.attention.dense import LAYER
 from tests.fakes.masked_attention import MaskedAttention
 from tests.fakes.traced_graphs import CaptureError, GraphStreams, TracedGraphs
 
-CPU = torch.device("cpu")
 VOCAB, ROWS, PAGE, WIDTH = 23, 8, 4, 16
 SPEC = ModelSpec("sum", "Sum", VOCAB, WIDTH, torch.float32, (KVLayerSpec(LAYER, 1, 2, 2),))
 
@@ -61,12 +61,13 @@ class SumModel:
 class World:
     """A runner around SumModel whose decode steps are captured in sizes 1, 2, 4 and 8; rows are 1 to 8, in order."""
 
-    def __init__(self, **changes: Any) -> None:
-        self.streams = GraphStreams()
+    def __init__(self, streams: DeviceStreams | None = None, **changes: Any) -> None:
+        self.streams = streams or GraphStreams()
+        device = self.streams.device
         self.model = SumModel()
-        self.pool = ReqToTokenPool(ROWS, WIDTH, CPU)
-        self.kv = KVPool(SPEC.kv_layers, ROWS * WIDTH // PAGE, PAGE, torch.float32, CPU)
-        self.checks = DeviceChecks(AssertMode.COUNT, CPU)
+        self.pool = ReqToTokenPool(ROWS, WIDTH, device)
+        self.kv = KVPool(SPEC.kv_layers, ROWS * WIDTH // PAGE, PAGE, torch.float32, device)
+        self.checks = DeviceChecks(AssertMode.COUNT, device)
         self.map = FutureMap(self.pool, self.streams, self.checks)
         for name, value in changes.items():
             setattr(self.model, name, value)
@@ -76,9 +77,9 @@ class World:
             future_map=self.map,
             checks=self.checks,
             streams=self.streams,
-            staging=Staging(CPU),
+            staging=Staging(device),
             model=self.model,  # type: ignore[arg-type]
-            sampler=Sampler(VOCAB, CPU),
+            sampler=Sampler(VOCAB, device),
             attention=self.model.attention,
             graph_sizes=graph_sizes(ROWS),
         )
@@ -88,14 +89,16 @@ class World:
 
     def start(self, rows: list[int], tokens: list[int], length: int) -> None:
         """As if `rows` had prompts of `length` tokens in the pools and had sampled `tokens`."""
-        at = torch.tensor(rows)
+        device = self.streams.device
+        at = torch.tensor(rows, device=device)
         self.lens[rows] = length
-        self.map.publish(at, torch.tensor(self.lens[rows]))
-        self.map.stash(at, RelayPayload(torch.tensor(tokens)))
+        self.map.publish(at, torch.tensor(self.lens[rows], device=device))
+        self.map.stash(at, RelayPayload(torch.tensor(tokens, device=device)))
         for row in rows:
-            self.pool.table[row] = torch.arange(WIDTH) + PAGE + (row - 1) * WIDTH
+            self.pool.table[row] = torch.arange(WIDTH, device=device) + PAGE + (row - 1) * WIDTH
             self.kv.k(LAYER)[self.pool.table[row, :length].long()] = float(row)
             self.kv.v(LAYER)[self.pool.table[row, :length].long()] = float(row)
+        self.streams.synchronize()
 
     def batch(self, rows: list[int], **changes: Any) -> ScheduleBatch:
         at = np.array(rows, np.int64)
@@ -124,10 +127,12 @@ class World:
         return result.tokens.tolist()
 
     def state(self, rows: list[int]) -> list[torch.Tensor]:
-        """Copies of everything that belongs to `rows`."""
+        """Copies of everything that belongs to `rows`, on the host."""
+        self.streams.synchronize()
         slots = self.pool.table[rows].long().view(-1)
         held = [self.kv.k(LAYER)[slots], self.kv.v(LAYER)[slots], self.pool.table[rows]]
-        return [*held, *(self.map.buffer(name)[rows] for name in ("output_tokens_buf", "new_seq_lens_buf"))]
+        held += [self.map.buffer(name)[rows] for name in ("output_tokens_buf", "new_seq_lens_buf")]
+        return [each.cpu() for each in held]
 
 
 def greedy(rows: Ints) -> SamplingBatch:
@@ -150,28 +155,24 @@ def test_sizes_are_fine_then_coarse_and_hold_everybody() -> None:
     assert graph_sizes(10_000)[-1] == LARGEST
 
 
-def test_replays_equal_eager_steps_in_batches_that_grow_and_shrink() -> None:
-    world, plain = World(), World()
-    plain.runner.graphs = None
+def compare_changing_batches(world: World, plain: World) -> None:
+    """The same decode steps in two worlds, of sizes up and down; every token and all state must be equal."""
     for each in (world, plain):
         each.start(list(range(1, 9)), [3, 5, 7, 9, 11, 13, 15, 17], 4)
-    captured = world.model.calls
     for rows in ([1], [2, 3, 4], [1, 2, 3, 4, 5, 6, 7, 8], [8, 6, 1], [5], [7, 2], [4, 3, 2, 1, 8]):
         assert world.step(rows) == plain.step(rows)
     for mine, theirs in zip(world.state(list(range(1, 9))), plain.state(list(range(1, 9))), strict=True):
         assert torch.equal(mine, theirs)
-    assert world.model.calls == captured, "a replay runs no Python of the model"
-    assert graphs_of(world).replays == 7 and plain.model.calls == captured + 7
 
 
-def test_d08_padded_rows_write_slot_0_and_nothing_of_rows_that_left() -> None:
+def check_padding(world: World) -> None:
     """SGLang #26292: a full replay of 8, then 5 real rows in the same graph; the 3 that left must not be touched."""
-    world = World()
     world.start(list(range(1, 9)), list(range(1, 9)), 4)
     world.step(list(range(1, 9)))
     gone = [6, 7, 8]
     before, dump = world.state(gone), world.kv.k(LAYER)[1:PAGE].clone()
     world.kv.k(LAYER)[0] = 77.0
+    world.streams.synchronize()
     world.step([1, 2, 3, 4, 5])
     assert all(torch.equal(mine, kept) for mine, kept in zip(world.state(gone), before, strict=True))
     assert torch.equal(world.kv.k(LAYER)[1:PAGE], dump), "padding writes slot 0 of its page only"
@@ -179,6 +180,19 @@ def test_d08_padded_rows_write_slot_0_and_nothing_of_rows_that_left() -> None:
     assert not world.pool.table[0].any()
     assert not any(world.map.buffer(name)[0] for name in ("output_tokens_buf", "new_seq_lens_buf"))
     assert not world.checks.counters.any()
+
+
+def test_replays_equal_eager_steps_in_batches_that_grow_and_shrink() -> None:
+    world, plain = World(), World()
+    plain.runner.graphs = None
+    captured = world.model.calls
+    compare_changing_batches(world, plain)
+    assert world.model.calls == captured, "a replay runs no Python of the model"
+    assert graphs_of(world).replays == 7 and plain.model.calls == captured + 7
+
+
+def test_d08_padded_rows_write_slot_0_and_nothing_of_rows_that_left() -> None:
+    check_padding(World())
 
 
 def test_a_step_takes_one_transfer(monkeypatch: pytest.MonkeyPatch) -> None:
