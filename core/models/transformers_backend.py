@@ -26,6 +26,7 @@ from core.memory.state_slots import NAME as STATES
 from core.memory.window_pages import NAME as WINDOW
 from core.models.base import NO_COMPANIONS, ModelSpec, Progress
 from core.models.config import CheckpointConfig
+from core.models.fused.layers import fuse_layers, unfuse_layers, wanted
 from core.models.mla import absorb_latents, expand_latents
 from core.models.packed_attention import IMPLEMENTATION, PackedCall, PackedContext, bind_context
 from core.models.probe import ModelProbe, Unsupported, probe_model
@@ -135,6 +136,14 @@ def _prove(
     table: Any = model.get_input_embeddings()
     width = min(checkpoint.vocab_size, int(table.weight.shape[0]))
     reference = plain_reference(model, width, weights.rounds_activations)
+    if wanted(model.device) and fuse_layers(model):
+        try:
+            loaded, result = _prove_as_is(model, weights, reference, checkpoint, config)
+            if result.passed:
+                return loaded, result
+        except (Unsupported, RuntimeError, AssertionError):
+            pass  # Not the layers they were taken for: they go on as they are.
+        unfuse_layers(model)
     if absorb_latents(model):
         try:
             loaded, result = _prove_as_is(model, weights, reference, checkpoint, config)

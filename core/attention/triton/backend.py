@@ -34,7 +34,7 @@ class Tiles:
         if device.type == "cpu":
             return cls(3, 16, 16, 16)
         count = torch.cuda.get_device_properties(device).multi_processor_count
-        block_m, block_n = (64, 64) if width <= 256 else (64, 32) if width <= 512 else (16, 16)
+        block_m, block_n = (128, 64) if width <= 256 else (64, 32) if width <= 512 else (16, 16)
         return cls(count, block_m, block_n, MIN_SPLIT)
 
     def splits(self, batch: int, kv_heads: int, width: int) -> int:

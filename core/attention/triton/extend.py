@@ -109,5 +109,6 @@ def paged_extend(
         HEADS=heads, GROUP=heads // kv_heads, K_DIM=k_dim, V_DIM=v_dim, BLOCK_M=block_m, BLOCK_N=block_n,
         BLOCK_K=max(16, triton.next_power_of_2(k_dim)), BLOCK_V=max(16, triton.next_power_of_2(v_dim)), PAGE=page,
         RENAMED=page_map is not None, CAPPED=softcap > 0, SUNK=sinks is not None, WINDOW=window, CHUNK=chunk,
+        num_warps=8 if block_m > 64 else 4,
     )
     # fmt: on
