@@ -79,21 +79,45 @@ def test_interpreted_gate_equals_the_formula(dtype: torch.dtype) -> None:
 
 
 @interpreted
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_interpreted_rotation_equals_the_function(dtype: torch.dtype) -> None:
+    from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
+
+    from core.models.fused.rotary import rotate
+
+    q, k = (torch.randn(1, 3, heads, 12).to(DEVICE, dtype).transpose(1, 2) for heads in (4, 2))
+    angles = torch.rand(1, 3, 6).mul(6).repeat(1, 1, 2)
+    cos, sin = (table.to(DEVICE, dtype) for table in (angles.cos(), angles.sin()))
+    tolerance = {"rtol": 2e-2, "atol": 2e-2} if dtype is torch.bfloat16 else {}
+    for got, expected in zip(rotate(q, k, cos, sin), apply_rotary_pos_emb(q, k, cos, sin), strict=True):
+        assert got.shape == expected.shape and got.dtype == dtype
+        torch.testing.assert_close(got, expected, **tolerance)
+
+
+@interpreted
 @pytest.mark.parametrize("kind", ["llama", "qwen3"])
 def test_interpreted_model_passes_its_own_check(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(transformers_backend, "wanted", lambda _: True)
     directory = make_checkpoint(kind, tmp_path, seed=0)
     config = ModelConfig(str(directory), dtype="float32", native="off")
     module: Any = load_model(config, torch.device(DEVICE)).module  # type: ignore[attr-defined]
-    per_layer = 3 + 2 * (kind == "qwen3")
+    per_layer = 4 + 2 * (kind == "qwen3")
     fused = [each for each in module.modules() if "forward" in each.__dict__]
-    assert len(fused) == per_layer * module.config.num_hidden_layers + 1, "norms and gates, and the final norm"
+    assert len(fused) == per_layer * module.config.num_hidden_layers + 1, "norms, gates and rotations, the final norm"
+
+
+WRONG: dict[str, Any] = {
+    "_gated": lambda module, x: module.down_proj(module.up_proj(x)),
+    "_normed": lambda module, x: x,
+    "_rotate": lambda plain, q, k, cos, sin: (q, k),
+}
 
 
 @interpreted
-def test_interpreted_wrong_layers_are_taken_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("name", WRONG)
+def test_interpreted_wrong_layers_are_taken_back(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(transformers_backend, "wanted", lambda _: True)
-    monkeypatch.setattr(layers, "_gated", lambda module, x: module.down_proj(module.up_proj(x)))
+    monkeypatch.setattr(layers, name, WRONG[name])
     directory = make_checkpoint("llama", tmp_path, seed=0)
     config = ModelConfig(str(directory), dtype="float32", native="off")
     module: Any = load_model(config, torch.device(DEVICE)).module  # type: ignore[attr-defined]
@@ -103,9 +127,11 @@ def test_interpreted_wrong_layers_are_taken_back(tmp_path: Path, monkeypatch: py
 @needs_triton
 @pytest.mark.skipif(INTERPRETED, reason="interpreted kernels are not compiled")
 def test_fused_kernels_compile() -> None:
-    from core.models.fused import activation, norm
+    from core.models.fused import activation, norm, rotary
 
     data = dict.fromkeys(("x", "weight", "out"), "*bf16") | {"eps": "fp32"}
     assert compiled(norm._rms_norm, data, {"WIDTH": 4096, "BLOCK": 4096}, 90).asm["cubin"]
+    data = dict.fromkeys(("q", "k", "cos", "sin", "q_out", "k_out"), "*bf16")
+    assert compiled(rotary._rotate, data, {"HEADS": 32, "HALF": 64, "BLOCK": 64}, 90).asm["cubin"]
     data = dict.fromkeys(("gate", "up", "out"), "*bf16")
     assert compiled(activation._silu_mul, data, {"BLOCK": activation.BLOCK}, 90).asm["cubin"]

@@ -6,9 +6,11 @@ computed before. Linear layers inside stay modules, so adapters hook them as eve
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from functools import partial
 from importlib.util import find_spec
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -18,6 +20,9 @@ NORMS = ("LlamaRMSNorm", "MistralRMSNorm", "Qwen2RMSNorm", "Qwen3RMSNorm")
 GATED = ("LlamaMLP", "MistralMLP", "Qwen2MLP", "Qwen3MLP")
 """down(act(gate(x)) · up(x))."""
 SILU = ("SiLU", "SiLUActivation")
+ROTATED = ("LlamaAttention", "MistralAttention", "Qwen2Attention", "Qwen3Attention")
+"""Call `apply_rotary_pos_emb(q, k, cos, sin)` of their module, which turns the halves of a head against each other."""
+ROTARY = "apply_rotary_pos_emb"
 
 
 def wanted(device: torch.device) -> bool:
@@ -32,7 +37,7 @@ def fuse_layers(model: torch.nn.Module) -> int:
         fused = _fused(module)
         if fused is not None:
             # On the instance, in front of the class's own method.
-            module.__dict__["forward"] = partial(fused, module)
+            module.__dict__["forward"] = fused
             count += 1
     return count
 
@@ -44,13 +49,37 @@ def unfuse_layers(model: torch.nn.Module) -> None:
             module.__dict__.pop("forward", None)
 
 
-def _fused(module: torch.nn.Module) -> Callable[..., torch.Tensor] | None:
+def _fused(module: torch.nn.Module) -> Callable[..., Any] | None:
     name = type(module).__name__
     if name in NORMS and isinstance(getattr(module, "variance_epsilon", None), float):
-        return _normed
+        return partial(_normed, module)
     if name in GATED and type(getattr(module, "act_fn", None)).__name__ in SILU:
-        return _gated
-    return None
+        return partial(_gated, module)
+    return _rotated(module) if name in ROTATED else None
+
+
+def _rotated(module: torch.nn.Module) -> Callable[..., Any] | None:
+    """The module's own forward pass with another rotation: the same code over a copy of its globals.
+
+    So nothing of transformers is changed for anybody else in the process. None if that code is not as expected.
+    """
+    forward = inspect.unwrap(type(module).forward)
+    if not isinstance(forward, FunctionType) or ROTARY not in forward.__code__.co_names or forward.__closure__:
+        return None
+    ours = {**forward.__globals__, ROTARY: partial(_rotate, forward.__globals__[ROTARY])}
+    copy = FunctionType(forward.__code__, ours, forward.__name__, forward.__defaults__)
+    copy.__kwdefaults__ = forward.__kwdefaults__
+    return partial(copy, module)
+
+
+def _rotate(
+    plain: Callable[..., Any], q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, *rest: Any
+) -> Any:
+    from core.models.fused.rotary import rotate
+
+    width, known = q.shape[-1], not rest and q.dim() == 4 and q.shape[0] == 1
+    fits = cos.shape == (1, q.shape[2], width) and width % 2 == 0 and q.stride(-1) == k.stride(-1) == 1
+    return rotate(q, k, cos, sin) if known and fits else plain(q, k, cos, sin, *rest)
 
 
 def _normed(module: Any, hidden_states: torch.Tensor) -> torch.Tensor:
