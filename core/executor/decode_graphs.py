@@ -57,7 +57,9 @@ def why_not(spec: ModelSpec, attention: AttentionBackend | None) -> str | None:
         return "the attention backend plans on the host"
     if spec.state_layers:
         return "recurrent layers are grouped on the host"
-    return "cross-attention is planned on the host" if spec.encoder else None
+    if spec.encoder:
+        return "cross-attention is planned on the host"
+    return None if spec.capturable else "the model does not promise to leave host lengths alone"
 
 
 @dataclass(frozen=True, slots=True)

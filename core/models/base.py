@@ -50,6 +50,8 @@ class ModelSpec:
     """How the weights are quantised; empty for plain ones, of `dtype`."""
     encoder: EncoderSpec | None = None
     """Set for an encoder-decoder; everything else here is then of its decoder."""
+    capturable: bool = False
+    """Whether `forward` of a decode step reads device tensors and shapes only, as far as its attention backend does."""
 
     def __post_init__(self) -> None:
         assert self.vocab_size >= 1, self.vocab_size

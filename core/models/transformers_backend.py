@@ -290,6 +290,7 @@ def _assemble(
         sampling_defaults=checkpoint.sampling_defaults,
         hidden_size=_hidden_size(model),
         quantization=weights.name,
+        capturable=not probe.cache.specs(),
     )
     model.config._attn_implementation = IMPLEMENTATION
     context = PackedContext(dtype=model.dtype, spans=probe.spans)

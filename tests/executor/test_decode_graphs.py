@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 from typing import Any
 
@@ -31,7 +32,7 @@ from tests.fakes.masked_attention import MaskedAttention
 from tests.fakes.traced_graphs import CaptureError, GraphStreams, TracedGraphs
 
 VOCAB, ROWS, PAGE, WIDTH = 23, 8, 4, 16
-SPEC = ModelSpec("sum", "Sum", VOCAB, WIDTH, torch.float32, (KVLayerSpec(LAYER, 1, 2, 2),))
+SPEC = ModelSpec("sum", "Sum", VOCAB, WIDTH, torch.float32, (KVLayerSpec(LAYER, 1, 2, 2),), capturable=True)
 
 
 class SumModel:
@@ -253,6 +254,7 @@ def test_reasons_against_a_capture() -> None:
     assert "host" in str(why_not(SPEC, None))
     recurrent = ModelSpec("r", "R", 9, 9, torch.float32, (), state_layers=(StateLayerSpec(0, (), ()),))
     assert "recurrent" in str(why_not(recurrent, eager))
+    assert "promise" in str(why_not(dataclasses.replace(SPEC, capturable=False), eager))
 
 
 def test_the_stand_in_keeps_what_the_host_read_and_spoils_the_rest() -> None:

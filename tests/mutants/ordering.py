@@ -46,7 +46,7 @@ ORDERING: tuple[Mutant, ...] = (
         "table-writes-dropped",
         "one step in order: what the scheduler decided is applied before anything is read",
         STEP,
-        "        if len(writes.rows):\n            state.pool.write(*table)\n",
+        "        if len(batch.table_writes.rows):\n            state.pool.write(*table)\n",
         "",
         "tests/happens_before/test_step_kinds.py::test_a_plain_run_is_right",
     ),
