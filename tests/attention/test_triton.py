@@ -42,11 +42,15 @@ CONFORMANCE = " or ".join(
 @pytest.mark.skipif(RUNS, reason="this is that process")
 @pytest.mark.parametrize(
     ("module", "chosen"),
-    [("test_conformance.py", f"triton and ({CONFORMANCE})"), ("test_triton.py", "interpreted and not conform")],
+    [
+        ("attention/test_conformance.py", f"triton and ({CONFORMANCE})"),
+        ("attention/test_triton.py", "interpreted and not conform"),
+        ("equivalence/test_decode_graphs.py", "interpreted"),
+    ],
 )
 def test_interpreted_kernels_conform(module: str, chosen: str) -> None:
     environment = {**os.environ, "TRITON_INTERPRET": "1"}
-    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", f"tests/attention/{module}", "-k"]
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", f"tests/{module}", "-k"]
     done = subprocess.run(
         [*command, chosen], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=280, check=False
     )

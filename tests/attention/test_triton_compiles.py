@@ -6,14 +6,19 @@ likes and the compiler does not is found here.
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
 from tests.attention.test_conformance import INTERPRETED
+
+# Before Triton reads it: what was compiled once stays in the checkout, not in somebody's home.
+os.environ.setdefault("TRITON_CACHE_DIR", str(Path(__file__).parents[2] / "build" / "cache" / "triton"))
 
 TRITON = find_spec("triton") is not None
 pytestmark = [

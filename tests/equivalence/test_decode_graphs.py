@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from core.attention.base import AttentionBackend
 from core.config import EngineConfig, ExecutorConfig, MemoryConfig, ModelConfig, SchedulerConfig
 from core.device.streams import DeviceStreams
 from core.engine import build
@@ -22,7 +23,8 @@ from core.models.loader import load_model
 from core.text.tokenizer import Tokenizer
 from core.types.io import Delta, Finished, GenerateRequest
 from core.types.sampling_params import SamplingParams
-from tests.equivalence.oracle import OUTPUT_TOKENS, Example, decided_examples
+from tests.attention.test_conformance import INTERPRETED
+from tests.equivalence.oracle import OUTPUT_TOKENS, Example, decided, decided_examples, make_prompts
 from tests.fakes.checkpoints import make_checkpoint
 from tests.fakes.masked_attention import MaskedAttention
 from tests.fakes.traced_graphs import GraphStreams
@@ -45,7 +47,8 @@ async def graph_engine(
     overlap: bool,
     tokens: int = 120,
     streams: DeviceStreams | None = None,
-    dtype: str = "float32",
+    rows: int = ROWS,
+    backend: type[AttentionBackend] = MaskedAttention,
 ) -> AsyncIterator[tuple[AsyncEngine, GraphStreams, StepRunner]]:
     """A started engine whose decode steps are captured, its streams, and the runner of its steps.
 
@@ -60,11 +63,11 @@ async def graph_engine(
 
     patch.setattr(build, "_build_runner", kept)
     if streams is None:
-        patch.setattr(build, "build_attention", lambda *_: MaskedAttention())
+        patch.setattr(build, "build_attention", lambda *_: backend())
     used: Any = streams or GraphStreams()
     config = EngineConfig(
-        model=ModelConfig(str(directory), context_length=CONTEXT, native="off", dtype=dtype),
-        memory=MemoryConfig(page_size=4, max_running_requests=ROWS, max_total_tokens=tokens),
+        model=ModelConfig(str(directory), context_length=CONTEXT, native="off"),
+        memory=MemoryConfig(page_size=4, max_running_requests=rows, max_total_tokens=tokens),
         scheduler=SchedulerConfig(chunked_prefill_size=24),
         executor=ExecutorConfig(device=used.device.type, overlap=overlap, assert_mode="trap"),
     )
@@ -164,3 +167,20 @@ async def test_every_sampling_option_is_the_same_beside_a_replay(
     for (tokens, logprobs), (plain, expected) in zip(*outcomes, strict=True):
         assert tokens == plain
         assert logprobs == pytest.approx(expected, abs=1e-4)
+
+
+@pytest.mark.skipif(not INTERPRETED, reason="runs interpreted, in a process of `tests/attention/test_triton.py`")
+async def test_interpreted_kernels_inside_graphs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is served on CUDA, as far as a CPU can say: Triton attention, captured, against transformers."""
+    from core.attention.triton.backend import TritonAttention
+
+    directory = make_checkpoint("llama", tmp_path, seed=0)
+    examples = decided(directory, make_prompts(6, 12, seed=3))[:3]
+    async with graph_engine(directory, monkeypatch, overlap=True, rows=2, backend=TritonAttention) as (
+        engine,
+        _,
+        runner,
+    ):
+        got = await asyncio.gather(*(answer(engine, example.prompt, max_tokens=6) for example in examples))
+        assert [tokens for tokens, _ in got] == [example.output[:6] for example in examples]
+        assert runner.graphs is not None and runner.graphs.replays > 5
