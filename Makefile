@@ -83,7 +83,7 @@ bench: $(STAMP) ## Measure how much of the time the device waits, with overlap o
 gpu: $(STAMP) $(MODEL) ## Run the GPU tests, then measure an 8B-shaped model into build/gpu.json
 	@mkdir -p build
 	$(BIN)/python -m pytest -m gpu tests/gpu tests/sampling/test_gpu.py
-	$(BIN)/python -m pytest tests/attention
+	$(BIN)/python -m pytest tests/attention tests/models/test_fused.py
 	$(BIN)/python -m service bench gpu --out build/gpu.json $(ARGS)
 
 format: $(STAMP) ## Format the code, and fix what the linter can fix

@@ -64,7 +64,7 @@ class TracedGraph:
 
     def _spoil(self) -> None:
         for storage in self.owned.values():
-            torch.empty(0, dtype=torch.uint8).set_(storage).fill_(SPOIL)
+            torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage).fill_(SPOIL)
 
 
 class _Recording(TorchDispatchMode):
