@@ -106,6 +106,10 @@ class ExecutorConfig:
     assert_mode: str = "count"
     cpu_threads: int | None = None
     hang_timeout: float = 300.0
+    attention_backend: str = "auto"
+    """A name of `core.attention.registry`; `auto` takes the best one for the device."""
+    cuda_graphs: bool = True
+    """Whether decode steps are captured at start and replayed, on devices that can."""
 
     def __post_init__(self) -> None:
         _one_of("device", self.device, DEVICES)

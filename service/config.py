@@ -105,6 +105,10 @@ class ServerConfig:
         "Device-side checks: count violations, trap on the first, or off.",
         choices=ASSERT_MODES,
     )
+    attention_backend: str = setting(_core(ExecutorConfig, "attention_backend"), str, "Device", "Attention backend.")
+    cuda_graphs: bool = setting(
+        _core(ExecutorConfig, "cuda_graphs"), bool, "Device", "Capture decode steps as CUDA graphs at start."
+    )
     hang_timeout: float = setting(
         _core(ExecutorConfig, "hang_timeout"),
         float,
@@ -335,6 +339,8 @@ class ServerConfig:
                 assert_mode=self.assert_mode,
                 cpu_threads=self.cpu_threads,
                 hang_timeout=self.hang_timeout,
+                attention_backend=self.attention_backend,
+                cuda_graphs=self.cuda_graphs,
             ),
             lora=LoraConfig(self.adapter or (), self.max_lora_rank, self.lora_dir, self.max_lora_bytes),
             grammar=GrammarConfig(self.grammar_backend, self.grammar_compile_timeout, self.grammar_cache_bytes),

@@ -31,6 +31,11 @@ class AttentionBackend(ABC):
     tensors, padded by row 0 with length 1. False lets the backend loop over `prefix_lens_host` and `extend_lens_host`,
     which keeps it out of captured graphs."""
 
+    @classmethod
+    def why_not(cls, device: torch.device) -> str | None:
+        """What keeps this backend from running on `device`, in one line; None if nothing does."""
+        return None
+
     def sibling(self) -> AttentionBackend:
         """Another one of this kind, for the layers of one model that live in another pool: a plan is of one pool."""
         return type(self)()

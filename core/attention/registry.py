@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from importlib import import_module
+from importlib.util import find_spec
 
 import torch
 
@@ -11,12 +12,18 @@ from core.errors import ConfigError
 
 ATTENTION_BACKENDS: dict[str, str] = {
     "torch_native": "core.attention.torch_native:TorchNativeAttention",
+    "triton": "core.attention.triton.backend:TritonAttention",
+    "varlen": "core.attention.varlen_backend:VarlenAttention",
+    "flashinfer": "core.attention.flashinfer_backend:FlashInferAttention",
 }
 """Name -> `module:class`, imported only when asked for: a backend may need packages that are not installed."""
 
 
 def build_attention(name: str, device: torch.device) -> AttentionBackend:
-    """A new backend; `auto` takes the best one for `device`. ConfigError for an unknown name or a missing package."""
+    """A new backend; `auto` takes the best one for `device`.
+
+    ConfigError for an unknown name, a missing package, or a device that the backend cannot run on, with the reason.
+    """
     chosen = default_attention(device) if name == "auto" else name
     target = ATTENTION_BACKENDS.get(chosen)
     if target is None:
@@ -26,6 +33,9 @@ def build_attention(name: str, device: torch.device) -> AttentionBackend:
         factory = getattr(import_module(module), attribute)
     except ImportError as error:
         raise ConfigError(f"attention backend {chosen!r} cannot be imported: {error}") from error
+    reason = factory.why_not(device)
+    if reason is not None:
+        raise ConfigError(f"attention backend {chosen!r} cannot run on {device}: {reason}")
     backend = factory()
     assert isinstance(backend, AttentionBackend), backend
     return backend
@@ -33,5 +43,5 @@ def build_attention(name: str, device: torch.device) -> AttentionBackend:
 
 def default_attention(device: torch.device) -> str:
     """The name `auto` stands for on `device`."""
-    del device  # One backend so far; the argument is the contract of those to come.
-    return "torch_native"
+    # Every CUDA build of PyTorch brings Triton along; one made without it is served as the CPU is.
+    return "triton" if device.type == "cuda" and find_spec("triton") is not None else "torch_native"

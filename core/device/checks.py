@@ -29,7 +29,7 @@ def _consume(buffer: torch.Tensor, rows: torch.Tensor, counter: torch.Tensor) ->
     counter.add_((values < 0).sum())
     buffer.index_fill_(0, rows, -1)
     # Padded graph rows all read row 0: it must stay readable however often it is consumed.
-    buffer[0] = 0
+    buffer[:1].zero_()
     return values.clamp_min_(0)
 
 

@@ -14,6 +14,9 @@ import torch
 
 from core.types.arrays import Ints
 
+ALIGNMENT = 16
+"""Bytes at whose multiples packed arrays begin: views of any dtype are legal there."""
+
 
 class Staging:
     """Makes pinned copies of host arrays and sends them. On the CPU both steps are free: tensors share the arrays."""
@@ -39,8 +42,30 @@ class Staging:
         return list(packed.split([len(array) for array in arrays]))
 
     def upload_floats(self, arrays: Sequence[np.ndarray]) -> list[torch.Tensor]:
-        """Like `upload` for float arrays, one transfer each; used only by batches that sample at random."""
+        """Like `upload` for arrays of any dtype, in one transfer too; used only by batches that sample at random."""
         tensors = [torch.from_numpy(array) for array in arrays]
-        if not self.pins:
-            return tensors
-        return [tensor.pin_memory().to(self.device, non_blocking=True) for tensor in tensors]
+        return (
+            tensors
+            if not self.pins
+            else unpack_bytes(tensors, self.packed_bytes(tensors).to(self.device, non_blocking=True))
+        )
+
+    def packed_bytes(self, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+        """uint8[n]: the tensors' bytes one after another, each beginning at a multiple of `ALIGNMENT`."""
+        packed = torch.empty(sum(_room(each) for each in tensors), dtype=torch.uint8, pin_memory=self.pins)
+        for own, tensor in zip(unpack_bytes(tensors, packed), tensors, strict=True):
+            own.copy_(tensor)
+        return packed
+
+
+def unpack_bytes(tensors: Sequence[torch.Tensor], packed: torch.Tensor) -> list[torch.Tensor]:
+    """Views into `packed` (of `Staging.packed_bytes`), of the dtypes and shapes of `tensors`."""
+    views, start = [], 0
+    for tensor in tensors:
+        views.append(packed[start : start + tensor.nbytes].view(tensor.dtype).view(tensor.shape))
+        start += _room(tensor)
+    return views
+
+
+def _room(tensor: torch.Tensor) -> int:
+    return -(-tensor.nbytes // ALIGNMENT) * ALIGNMENT

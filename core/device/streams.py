@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 import torch
 
+from core.device.graphs import CudaGraphs, GraphMaker
 from core.device.recorder import RecordedEvent, Recorder, on_lane
 from core.device.timer import Mark, mark
 from core.errors import ConfigError
@@ -81,6 +82,10 @@ class DeviceStreams:
     def mark(self) -> Mark:
         """A point in device time on the current stream, for measuring busy and idle seconds."""
         return mark(self.device)
+
+    def new_graphs(self) -> GraphMaker | None:
+        """Records work of the forward stream for replay, with a pool of memory of its own; None where nothing can."""
+        return CudaGraphs(self.forward) if self.device.type == "cuda" else None
 
     def on_forward(self) -> AbstractContextManager[Any]:
         """Context in which new work goes to the forward stream."""

@@ -21,6 +21,7 @@ from core.engine.cross_pools import build_cross_pools, cross_size
 from core.engine.encoder_input import encoder_input
 from core.engine.grammar_compiler import GrammarCompiler
 from core.engine.input_processor import InputProcessor
+from core.executor.decode_graphs import graph_sizes
 from core.executor.forward_thread import ForwardThread
 from core.executor.inline import InlineExecutor
 from core.executor.interface import Executor
@@ -84,12 +85,15 @@ def assemble(config: EngineConfig, model: Model, tokenizer: Tokenizer, streams: 
         table,
         encoder_input(spec.encoder, pools.max_input_length),
     )
+    # Capturing takes seconds, in which the loop that starts the engine must not be held up.
+    captures = config.executor.cuda_graphs and streams.device.type == "cuda"
+    runner = _build_runner(config, model, streams, pools) if captures else None
     parts = Parts(
         inputs=inputs,
         adapters=pools.adapters.loader,
         grammars=grammars,
         model_info=_model_info(config, model, tokenizer, pools, grammars.backend),
-        new_executor=lambda wake: _build_executor(config, model, streams, pools, wake),
+        new_executor=lambda wake: _build_executor(config, runner or _build_runner(config, model, streams, pools), wake),
         new_scheduler=lambda executor, emit: _build_scheduler(config, model, streams, pools, executor, emit),
     )
     return AsyncEngine(config, parts)
@@ -161,11 +165,15 @@ def _tracking(config: EngineConfig) -> Tracking | None:
     return Tracking(memory.page_size, interval, buffers=2 if config.executor.overlap else 1)
 
 
-def _build_executor(
-    config: EngineConfig, model: Model, streams: DeviceStreams, pools: Pools, wake: Callable[[], None]
-) -> Executor:
-    checks = DeviceChecks(AssertMode(config.executor.assert_mode), streams.device)
-    model.bind(pools.kv, build_attention("auto", streams.device), pools.companions)
+def _build_executor(config: EngineConfig, runner: StepRunner, wake: Callable[[], None]) -> Executor:
+    return ForwardThread(runner, wake) if config.executor.overlap else InlineExecutor(runner, wake)
+
+
+def _build_runner(config: EngineConfig, model: Model, streams: DeviceStreams, pools: Pools) -> StepRunner:
+    executor = config.executor
+    checks = DeviceChecks(AssertMode(executor.assert_mode), streams.device)
+    attention = build_attention(executor.attention_backend, streams.device)
+    model.bind(pools.kv, attention, pools.companions)
     state = DeviceState(
         pool=pools.requests,
         kv_pool=pools.kv,
@@ -176,9 +184,10 @@ def _build_executor(
         model=model,
         sampler=Sampler(model.spec.vocab_size, streams.device),
         companions=pools.companions,
+        attention=attention,
+        graph_sizes=graph_sizes(config.memory.max_running_requests) if executor.cuda_graphs else (),
     )
-    runner = StepRunner(state)
-    return ForwardThread(runner, wake) if config.executor.overlap else InlineExecutor(runner, wake)
+    return StepRunner(state)
 
 
 def _build_scheduler(

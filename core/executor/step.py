@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
+from core.attention.base import AttentionBackend
 from core.batch.build import token_positions
 from core.batch.forward_batch import ForwardBatch
 from core.batch.result import LogprobResult, StepResult, VectorResult
@@ -18,6 +19,7 @@ from core.device.recorder import Recorder
 from core.device.staging import Staging
 from core.device.streams import DeviceStreams, Event
 from core.device.timer import Mark
+from core.executor.decode_graphs import DecodeInputs, capture_decode_graphs
 from core.executor.grammar_table import GrammarTable
 from core.executor.pooling import Pooler
 from core.memory.companion import DeviceCompanion
@@ -48,6 +50,10 @@ class DeviceState:
     sampler: Sampler
     companions: Mapping[str, DeviceCompanion] = field(default_factory=dict)
     """By name: the device sides of the pools that follow rows and pages."""
+    attention: AttentionBackend | None = None
+    """What the model was bound to; None if whoever put this together left that to the model."""
+    graph_sizes: tuple[int, ...] = ()
+    """Batch sizes of decode steps to capture, where the device and the model let us."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +116,7 @@ class StepRunner:
         self._grammars = GrammarTable(RESULTS, self._recorder)
         self._pooler: Pooler | None = None
         self._previous_end: Mark | None = None
+        self.graphs = capture_decode_graphs(state, state.graph_sizes, state.attention)
 
     @torch.inference_mode()
     def launch(self, batch: ScheduleBatch) -> LaunchedStep:
@@ -119,22 +126,31 @@ class StepRunner:
             if self._recorder is not None:
                 self._recorder.step(batch)
             began = state.streams.mark()
-            forward_batch = self._prepare(batch)
-            logits = state.model.forward(forward_batch)
-            vectors = self._pool(batch, forward_batch)
+            inputs, logits, vectors = self._compute(batch)
             sampled, status = self._sample(logits, batch)
             if self._recorder is not None:
                 self._recorder.wrote(SAMPLED, (batch.step_id,))
             counted = state.checks.snapshot()
-            published = self._relay(batch, forward_batch, sampled)
+            published = self._relay(batch, inputs, sampled)
             ended = state.streams.mark()
         previous_end, self._previous_end = self._previous_end, ended
         host, counts, fetched, copy_done = self._copy_out(batch.step_id, sampled, counted, vectors, published)
         self._grammars.sampled(batch, host, copy_done)
-        refs = (sampled, counted, vectors, forward_batch, published)
+        refs = (sampled, counted, vectors, inputs, published)
         return LaunchedStep(
             batch, host, counts, copy_done, began, ended, previous_end, refs, self._recorder, fetched, status
         )
+
+    def _compute(self, batch: ScheduleBatch) -> tuple[ForwardBatch | DecodeInputs, torch.Tensor, torch.Tensor | None]:
+        """Writes, inputs, forward pass, embeddings; decode steps that were captured are replayed."""
+        graphs = self.graphs
+        if graphs is not None and graphs.takes(batch):
+            inputs = graphs.load(batch)
+            self._apply(batch, inputs.rows, inputs.fresh, inputs.table)
+            return inputs, graphs.replay(inputs), None
+        forward_batch = self._prepare(batch)
+        logits = self._state.model.forward(forward_batch)
+        return forward_batch, logits, self._pool(batch, forward_batch)
 
     def _sample(self, logits: torch.Tensor, batch: ScheduleBatch) -> tuple[SampleOutput, npt.NDArray[np.int8] | None]:
         """The forward pass is launched; only a constrained batch now waits for the tokens before it (law 14)."""
@@ -173,13 +189,7 @@ class StepRunner:
                 writes.slots,
             ]
         )
-        if len(writes.rows):
-            state.pool.write(*table)
-        for name, companion in state.companions.items():
-            companion.begin(rows, batch.companion_writes.get(name), state.staging)
-        state.future_map.forget(fresh)
-        self._seed_history(batch)
-        self._grammars.begin(batch)
+        self._apply(batch, rows, fresh, table)
         inputs = InputIds()
         ids = resolve_forward_inputs(
             inputs,
@@ -208,6 +218,19 @@ class StepRunner:
             encoder_lens_host=batch.encoder_lens,
         )
 
+    def _apply(
+        self, batch: ScheduleBatch, rows: torch.Tensor, fresh: torch.Tensor, table: Sequence[torch.Tensor]
+    ) -> None:
+        """What the scheduler decided becomes device state, before anything of the step reads it."""
+        state = self._state
+        if len(batch.table_writes.rows):
+            state.pool.write(*table)
+        for name, companion in state.companions.items():
+            companion.begin(rows, batch.companion_writes.get(name), state.staging)
+        state.future_map.forget(fresh)
+        self._seed_history(batch)
+        self._grammars.begin(batch)
+
     def _seed_history(self, batch: ScheduleBatch) -> None:
         seeds = batch.history_writes
         if not seeds.rows:
@@ -219,12 +242,14 @@ class StepRunner:
             self._history = TokenHistory(buffer, self._recorder)
         self._history.seed(seeds.rows, seeds.ids)
 
-    def _relay(self, batch: ScheduleBatch, forward_batch: ForwardBatch, sampled: SampleOutput) -> Event:
+    def _relay(self, batch: ScheduleBatch, inputs: ForwardBatch | DecodeInputs, sampled: SampleOutput) -> Event:
         future_map = self._state.future_map
-        published = future_map.publish(forward_batch.rows, forward_batch.seq_lens)
+        rows, lens = inputs.rows, inputs.seq_lens
+        published = future_map.publish(rows, lens)
         assert published is not None, "the planner submits no empty step"
         if len(batch.sample_indices):
-            rows, lens = self._state.staging.upload([batch.sample_rows, batch.seq_lens[batch.sample_indices]])
+            if len(batch.sample_indices) < len(batch.rows):
+                rows, lens = self._state.staging.upload([batch.sample_rows, batch.seq_lens[batch.sample_indices]])
             future_map.stash(rows, RelayPayload(sampled.tokens))
             if self._history is not None and batch.sampling.any_penalty:
                 self._history.append(rows, lens, sampled.tokens)

@@ -11,10 +11,11 @@ import torch
 
 from core.attention.base import AttentionBackend
 from core.batch.forward_batch import ForwardBatch
-from core.memory.companion import DeviceCompanion
+from core.memory.companion import DeviceCompanion, Writes
 from core.memory.kv_pool import KVLayerSpec, KVPool
 from core.memory.mamba_pool import StateLayerSpec
 from core.models.encoder_spec import EncoderSpec
+from core.models.lora.slots import LORA
 
 NO_COMPANIONS: Mapping[str, DeviceCompanion] = MappingProxyType({})
 
@@ -49,6 +50,8 @@ class ModelSpec:
     """How the weights are quantised; empty for plain ones, of `dtype`."""
     encoder: EncoderSpec | None = None
     """Set for an encoder-decoder; everything else here is then of its decoder."""
+    capturable: bool = False
+    """Whether `forward` of a decode step reads device tensors and shapes only, as far as its attention backend does."""
 
     def __post_init__(self) -> None:
         assert self.vocab_size >= 1, self.vocab_size
@@ -79,3 +82,9 @@ class Model(Protocol):
         Writes the KV of all T tokens, also when S is 0 (a middle chunk). May return memory that the next call reuses.
         """
         ...
+
+
+def hooks_layers(writes: Writes) -> bool:
+    """Whether a step with these companion writes runs code in the layers that others do not: adapters hook them."""
+    adapters = writes.get(LORA)
+    return adapters is not None and bool(adapters.groups)

@@ -26,6 +26,7 @@ from core.memory.state_slots import NAME as STATES
 from core.memory.window_pages import NAME as WINDOW
 from core.models.base import NO_COMPANIONS, ModelSpec, Progress
 from core.models.config import CheckpointConfig
+from core.models.fused.layers import fuse_layers, unfuse_layers, wanted
 from core.models.mla import absorb_latents, expand_latents
 from core.models.packed_attention import IMPLEMENTATION, PackedCall, PackedContext, bind_context
 from core.models.probe import ModelProbe, Unsupported, probe_model
@@ -99,9 +100,17 @@ def load_transformers(
     kind = checkpoint.model_type
     _refuse_by_class(_read_config(checkpoint), kind)
     model = _load_weights(checkpoint, _dtype(checkpoint, config, device), device, progress)
+    return prove_module(model, checkpoint, config, progress)
+
+
+def prove_module(
+    model: PreTrainedModel, checkpoint: CheckpointConfig, config: ModelConfig, progress: Progress
+) -> TransformersModel:
+    """A module tree that has its weights, probed and checked. Raises as `load_transformers` does."""
+    kind = checkpoint.model_type
     method = quant_method(checkpoint)
     weights = PLAIN if method is None else method.adopt(model, config.quantized_weights)
-    what = f"model type {kind!r}" + (f" with weights in {weights.name} on {device.type}" if weights.name else "")
+    what = f"model type {kind!r}" + (f" with weights in {weights.name} on {model.device.type}" if weights.name else "")
     progress("self-check", 0.0)
     try:
         loaded, result = _prove(model, weights, checkpoint, config)
@@ -127,6 +136,14 @@ def _prove(
     table: Any = model.get_input_embeddings()
     width = min(checkpoint.vocab_size, int(table.weight.shape[0]))
     reference = plain_reference(model, width, weights.rounds_activations)
+    if wanted(model.device) and fuse_layers(model):
+        try:
+            loaded, result = _prove_as_is(model, weights, reference, checkpoint, config)
+            if result.passed:
+                return loaded, result
+        except (Unsupported, RuntimeError, AssertionError):
+            pass  # Not the layers they were taken for: they go on as they are.
+        unfuse_layers(model)
     if absorb_latents(model):
         try:
             loaded, result = _prove_as_is(model, weights, reference, checkpoint, config)
@@ -273,6 +290,7 @@ def _assemble(
         sampling_defaults=checkpoint.sampling_defaults,
         hidden_size=_hidden_size(model),
         quantization=weights.name,
+        capturable=not probe.cache.specs(),
     )
     model.config._attn_implementation = IMPLEMENTATION
     context = PackedContext(dtype=model.dtype, spans=probe.spans)

@@ -8,6 +8,10 @@ from service.lazy_group import LazyGroup
 
 BENCHMARKS: dict[str, tuple[str, str]] = {
     "asserts": ("service.bench.asserts:asserts", "Cost of the device checks: off, counting, trapping."),
+    "gpu": (
+        "service.bench.gpu:gpu",
+        "Decode and prefill on a GPU as shares of what it can do; transformers beside it.",
+    ),
     "growth": ("service.bench.growth:growth", "Curves of throughput, host time, start-up and memory."),
     "memory": ("service.bench.memory:memory", "What MLA latents and a pool for sliding windows save."),
     "overlap": (

@@ -7,6 +7,7 @@ launches still overlap results, but no forward thread of ours takes part.
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -53,3 +54,36 @@ def test_the_sanitizer_would_find_a_missing_wait() -> None:
     done = sanitized("-c", PLANTED)
     output = done.stdout + done.stderr
     assert done.returncode != 0 and "CSAN" in output, output[-4000:]
+
+
+KERNELS = "triton and (formula[triton-4-gqa] or formula[triton-4-latent-window] or formula[triton-4-bf16] or padded)"
+
+
+@pytest.mark.timeout(1000)
+@pytest.mark.skipif(shutil.which("compute-sanitizer") is None, reason="needs NVIDIA's compute-sanitizer")
+@pytest.mark.parametrize("tool", ["memcheck", "racecheck"])
+def test_the_compute_sanitizer_finds_nothing_in_our_kernels(tool: str) -> None:
+    # PyTorch's allocator hands out pieces of large blocks, in which no access is out of bounds for the tool.
+    environment = {**os.environ, "PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
+    command = [
+        "compute-sanitizer",
+        "--tool",
+        tool,
+        "--error-exitcode",
+        "86",
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-x",
+    ]
+    done = subprocess.run(
+        [*command, "tests/attention/test_conformance.py", "-k", KERNELS],
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=900,
+        check=False,
+    )
+    assert done.returncode == 0, (done.stdout + done.stderr)[-4000:]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tests.mutants.adapting import ADAPTING
+from tests.mutants.capturing import CAPTURING
 from tests.mutants.constraining import CONSTRAINING
 from tests.mutants.embedding import EMBEDDING
 from tests.mutants.encoders import ENCODERS
@@ -29,6 +30,7 @@ MUTANTS: tuple[Mutant, ...] = (
     *ENCODERS,
     *WINDOWS,
     *CONSTRAINING,
+    *CAPTURING,
 )
 
 SAMPLE: tuple[str, ...] = (

@@ -20,7 +20,7 @@ RELAYING: tuple[Mutant, ...] = (
         "padding-row-consumed",
         "law 6: padded rows stay readable",
         "core/device/checks.py",
-        "    buffer[0] = 0\n",
+        "    buffer[:1].zero_()\n",
         "",
         RELAY + "test_padding_row_is_exempt_and_stays_readable",
     ),

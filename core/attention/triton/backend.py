@@ -1,0 +1,150 @@
+"""Attention by our own Triton kernels: the backend of CUDA devices, and safe to capture."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+
+from core.attention.base import AttentionBackend, RelativeBias
+from core.attention.torch_native import TorchNativeAttention
+from core.attention.triton.decode import MIN_SPLIT, paged_decode
+from core.attention.triton.extend import paged_extend
+from core.attention.triton.store import store_kv
+from core.batch.forward_batch import ForwardBatch
+from core.device.staging import Staging
+
+PROGRAMS_PER_SM = 4
+"""Programs that the decode kernel aims at for each multiprocessor, before rows and heads alone are enough."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tiles:
+    """Sizes of the kernels' tiles. What fits into shared memory and registers depends on the width of a key."""
+
+    multiprocessors: int
+    block_m: int
+    block_n: int
+    split_least: int
+
+    @classmethod
+    def of(cls, device: torch.device, width: int) -> Tiles:
+        """For keys of `width` bytes. On the CPU they are interpreted: small, so that short rows fill several."""
+        if device.type == "cpu":
+            return cls(3, 16, 16, 16)
+        count = torch.cuda.get_device_properties(device).multi_processor_count
+        block_m, block_n = (128, 64) if width <= 256 else (64, 32) if width <= 512 else (16, 16)
+        return cls(count, block_m, block_n, MIN_SPLIT)
+
+    def splits(self, batch: int, kv_heads: int, width: int) -> int:
+        """Splits per row: enough programs for the device, none that could never have keys. Shapes only, no lengths."""
+        wanted = -(-PROGRAMS_PER_SM * self.multiprocessors // max(1, batch * kv_heads))
+        return max(1, min(wanted, -(-width // self.split_least)))
+
+
+@dataclass(frozen=True, slots=True)
+class _Segments:
+    """Prefill segments of one step, on the device: int64[n] each."""
+
+    starts: torch.Tensor
+    prefixes: torch.Tensor
+    longest: int
+    tokens: int
+
+
+class TritonAttention(AttentionBackend):
+    """Prefill segments and single tokens of a step in one launch each. A bias (T5) goes to the native backend."""
+
+    graph_safe = True
+
+    def __init__(self) -> None:
+        self._batch: ForwardBatch | None = None
+        self._segments: _Segments | None = None
+        self._native: TorchNativeAttention | None = None
+        self._tiles: dict[int, Tiles] = {}
+
+    @classmethod
+    def why_not(cls, device: torch.device) -> str | None:
+        """See `AttentionBackend.why_not`."""
+        if device.type == "cuda" or triton.knobs.runtime.interpret:
+            return None
+        return f"Triton compiles for GPUs, not for {device.type}; TRITON_INTERPRET=1 interprets it, for tests"
+
+    def plan(self, batch: ForwardBatch) -> None:
+        """See `AttentionBackend.plan`. A decode step needs none."""
+        self._batch, self._segments, self._native = batch, None, None
+        if batch.num_extend:
+            extend = batch.extend_lens_host[: batch.num_extend]
+            arrays = [extend.cumsum() - extend, batch.prefix_lens_host[: batch.num_extend]]
+            starts, prefixes = Staging(batch.rows.device).upload(arrays)
+            self._segments = _Segments(starts, prefixes, int(extend.max()), int(extend.sum()))
+
+    def forward(
+        self,
+        layer_id: int,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        *,
+        scale: float,
+        sliding_window: int | None = None,
+        softcap: float | None = None,
+        sinks: torch.Tensor | None = None,
+        chunk_size: int | None = None,
+        bias: RelativeBias | None = None,
+    ) -> torch.Tensor:
+        """See `AttentionBackend.forward`."""
+        batch = self._batch
+        assert batch is not None, "plan() comes first"
+        if bias is not None:
+            return self._biased(batch, layer_id, q, k, v, scale, bias)
+        q, k, v = (each if each.stride(-1) == 1 else each.contiguous() for each in (q, k, v))
+        self._store(batch, layer_id, k, v)
+        pool = batch.kv_pool
+        keys, values = pool.k(layer_id), pool.v(layer_id)
+        out = q.new_empty(q.shape[1], q.shape[0], v.shape[2])
+        tiles = self._tiles_for(q.device, q.shape[2] * q.itemsize)
+        count, tokens = batch.num_extend, 0
+        spans = (scale, softcap or 0.0, sliding_window or 0, chunk_size or 0, pool.page_size)
+        paged = (keys, values, batch.req_to_token, batch.page_map)
+        if self._segments is not None:
+            parts, tokens = self._segments, self._segments.tokens
+            where = (batch.rows[:count], batch.seq_lens[:count], parts.starts, parts.prefixes, parts.longest)
+            paged_extend(out[:tokens], q[:, :tokens], *paged, *where, sinks, *spans, tiles.block_m, tiles.block_n)
+        if tokens < q.shape[1]:
+            rows, lens = batch.rows[count:], batch.seq_lens[count:]
+            splits = tiles.splits(len(rows), keys.shape[1], batch.req_to_token.shape[1])
+            shape = (splits, tiles.block_n, tiles.split_least)
+            paged_decode(out[tokens:], q[:, tokens:], *paged, rows, lens, sinks, *spans, *shape)
+        return out
+
+    @staticmethod
+    def _store(batch: ForwardBatch, layer_id: int, k: torch.Tensor, v: torch.Tensor) -> None:
+        pool = batch.kv_pool
+        if pool.recorder is not None:
+            pool.recorder.wrote(pool.name, batch.out_cache_loc)
+        assert k.dtype == v.dtype == pool.dtype, (k.dtype, v.dtype, pool.dtype)
+        store_kv(pool.k(layer_id), pool.v(layer_id), k, v, batch.out_cache_loc, not pool.v_in_k(layer_id))
+
+    def _tiles_for(self, device: torch.device, width: int) -> Tiles:
+        found = self._tiles.get(width)
+        if found is None:
+            found = self._tiles[width] = Tiles.of(device, width)
+        return found
+
+    def _biased(
+        self,
+        batch: ForwardBatch,
+        layer_id: int,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        scale: float,
+        bias: RelativeBias,
+    ) -> torch.Tensor:
+        """Only encoder-decoders have one, and those are not captured."""
+        if self._native is None:
+            self._native = TorchNativeAttention()
+            self._native.plan(batch)
+        return self._native.forward(layer_id, q, k, v, scale=scale, bias=bias)

@@ -1,0 +1,163 @@
+"""One query per row over its paged keys, split over programs: "flash decoding" (Dao et al. 2023) with table lookups.
+
+The query heads of one KV head are the M dimension of its tile, so keys are read once for all of them. How many splits
+there are follows from shapes alone, so that a launch can be captured; which keys a split gets follows from the row's
+length on the device, and a split without keys ends at once.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from core.attention.triton.softmax import find_slots, first_key, scaled_scores, softmax_step
+
+MIN_SPLIT = 128
+"""Keys per split at least: fewer do not pay for another program and its share of the merge."""
+
+
+# fmt: off
+@triton.jit
+def _decode_split(
+    q, keys, values, table, page_map, rows, lens, part, peaks, totals, scale, softcap, width, q_head, q_token,
+    k_slot, k_head, v_slot, v_head,
+    HEADS: tl.constexpr, GROUP: tl.constexpr, K_DIM: tl.constexpr, V_DIM: tl.constexpr, BLOCK_H: tl.constexpr,
+    BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_V: tl.constexpr, SPLITS: tl.constexpr,
+    SPLIT_LEAST: tl.constexpr, PAGE: tl.constexpr, RENAMED: tl.constexpr, CAPPED: tl.constexpr, WINDOW: tl.constexpr,
+    CHUNK: tl.constexpr,
+) -> None:
+    # fmt: on
+    """Program (row, KV head and block of its query heads, split): unnormalised sums over the split's keys."""
+    # 64 bits for what is multiplied by strides.
+    batch = tl.program_id(0).to(tl.int64)
+    block, split = tl.program_id(1), tl.program_id(2)
+    blocks: tl.constexpr = (GROUP + BLOCK_H - 1) // BLOCK_H
+    kv_head = block // blocks
+    inside = block % blocks * BLOCK_H + tl.arange(0, BLOCK_H)
+    heads = kv_head * GROUP + inside
+    real = inside < GROUP
+    dims, columns = tl.arange(0, BLOCK_K), tl.arange(0, BLOCK_V)
+
+    row = tl.load(rows + batch)
+    length = tl.load(lens + batch).to(tl.int32)
+    first = first_key(length - 1, WINDOW, CHUNK)
+    share = tl.maximum(tl.cdiv(length - first, SPLITS), SPLIT_LEAST)
+    low = first + split * share
+    high = tl.minimum(low + share, length)
+
+    queries = tl.load(
+        q + heads[:, None] * q_head + batch * q_token + dims[None, :],
+        mask=real[:, None] & (dims < K_DIM)[None, :],
+        other=0.0,
+    )
+    peak = tl.full([BLOCK_H], float("-inf"), tl.float32)
+    total = tl.zeros([BLOCK_H], tl.float32)
+    acc = tl.zeros([BLOCK_H, BLOCK_V], tl.float32)
+    for start in range(low, high, BLOCK_N):
+        places = start + tl.arange(0, BLOCK_N)
+        seen = places < high
+        slots = find_slots(table, page_map, row, places, seen, width, PAGE, RENAMED)
+        k = tl.load(
+            keys + slots[None, :] * k_slot + kv_head * k_head + dims[:, None],
+            mask=seen[None, :] & (dims < K_DIM)[:, None],
+            other=0.0,
+        )
+        v = tl.load(
+            values + slots[:, None] * v_slot + kv_head * v_head + columns[None, :],
+            mask=seen[:, None] & (columns < V_DIM)[None, :],
+            other=0.0,
+        )
+        scores = scaled_scores(queries, k, scale, softcap, CAPPED)
+        scores = tl.where(seen[None, :], scores, float("-inf"))
+        peak, total, acc = softmax_step(scores, v, peak, total, acc)
+
+    place = (batch * HEADS + heads) * SPLITS + split
+    tl.store(peaks + place, peak, mask=real)
+    tl.store(totals + place, total, mask=real)
+    tl.store(part + place[:, None] * V_DIM + columns[None, :], acc, mask=real[:, None] & (columns < V_DIM)[None, :])
+
+
+# fmt: off
+@triton.jit
+def _merge_splits(
+    part, peaks, totals, sinks, out,
+    HEADS: tl.constexpr, V_DIM: tl.constexpr, BLOCK_V: tl.constexpr, SPLITS: tl.constexpr, BLOCK_S: tl.constexpr,
+    SUNK: tl.constexpr,
+) -> None:
+    # fmt: on
+    """Program (row, query head): the splits' sums under one peak, divided by one denominator, sink included."""
+    place = tl.program_id(0).to(tl.int64) * HEADS + tl.program_id(1)
+    splits, columns = tl.arange(0, BLOCK_S), tl.arange(0, BLOCK_V)
+    there = splits < SPLITS
+    peak = tl.load(peaks + place * SPLITS + splits, mask=there, other=float("-inf"))
+    total = tl.load(totals + place * SPLITS + splits, mask=there, other=0.0)
+    top = tl.max(peak, 0)
+    if SUNK:
+        sink = tl.load(sinks + tl.program_id(1)).to(tl.float32)
+        top = tl.maximum(top, sink)
+    weights = tl.exp(peak - top)
+    # A split without keys left its sums unweighted, not unwritten: they are zeros.
+    sums = tl.load(
+        part + (place * SPLITS + splits)[:, None] * V_DIM + columns[None, :],
+        mask=there[:, None] & (columns < V_DIM)[None, :],
+        other=0.0,
+    )
+    denominator = tl.sum(weights * total, 0)
+    if SUNK:
+        denominator += tl.exp(sink - top)
+    merged = tl.sum(weights[:, None] * sums, 0) / denominator
+    tl.store(out + place * V_DIM + columns, merged.to(out.dtype.element_ty), mask=columns < V_DIM)
+
+
+@torch.library.custom_op("slipstream::paged_decode", mutates_args=("out",))
+def paged_decode(
+    out: torch.Tensor,
+    q: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    table: torch.Tensor,
+    page_map: torch.Tensor | None,
+    rows: torch.Tensor,
+    lens: torch.Tensor,
+    sinks: torch.Tensor | None,
+    scale: float,
+    softcap: float,
+    window: int,
+    chunk: int,
+    page: int,
+    splits: int,
+    block_n: int,
+    split_least: int,
+) -> None:
+    """out [B, H, Dv], contiguous, from q [H, B, D] with its last dimension dense.
+
+    keys, values: the pool's [slots, Hkv, D or Dv]; table: int32[R, width]; page_map: int32[pages] or None; rows, lens:
+    int64[B]; sinks: [H] or None. softcap, window, chunk: 0 for none. An operator, not a plain launch, so that whatever
+    watches the dispatcher (PyTorch's stream sanitizer, recorded graphs) sees what it reads and writes.
+    """
+    heads, batch, k_dim = q.shape
+    kv_heads, v_dim = values.shape[1:]
+    group = heads // kv_heads
+    block_h = min(64, max(16, triton.next_power_of_2(group)))
+    block_v = max(16, triton.next_power_of_2(v_dim))
+    part = torch.empty(batch, heads, splits, v_dim, dtype=torch.float32, device=q.device)
+    peaks = torch.empty(batch, heads, splits, dtype=torch.float32, device=q.device)
+    totals = torch.empty_like(peaks)
+    # fmt: off
+    _decode_split[(batch, kv_heads * triton.cdiv(group, block_h), splits)](
+        q, keys, values, table, table if page_map is None else page_map, rows, lens, part, peaks, totals, scale,
+        softcap, table.stride(0), q.stride(0), q.stride(1), keys.stride(0), keys.stride(1), values.stride(0),
+        values.stride(1),
+        HEADS=heads, GROUP=group, K_DIM=k_dim, V_DIM=v_dim, BLOCK_H=block_h, BLOCK_N=block_n,
+        BLOCK_K=max(16, triton.next_power_of_2(k_dim)), BLOCK_V=block_v, SPLITS=splits, SPLIT_LEAST=split_least,
+        PAGE=page, RENAMED=page_map is not None, CAPPED=softcap > 0, WINDOW=window, CHUNK=chunk,
+    )
+    # fmt: on
+    # fmt: off
+    _merge_splits[(batch, heads)](
+        part, peaks, totals, peaks if sinks is None else sinks, out,
+        HEADS=heads, V_DIM=v_dim, BLOCK_V=block_v, SPLITS=splits, BLOCK_S=triton.next_power_of_2(splits),
+        SUNK=sinks is not None,
+    )
+    # fmt: on

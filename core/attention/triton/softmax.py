@@ -1,0 +1,62 @@
+"""Pieces that the attention kernels share: where a key lies, what a score becomes, one step of the running softmax."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
+
+
+@triton.jit
+def product(a, b) -> tl.tensor:
+    """float32 [M, N] of a [M, K] and b [K, N]; float32 operands are not rounded to 19 bits on the way."""
+    if INTERPRETED:
+        # The interpreter (3.7) would multiply the bit patterns of bfloat16 as integers.
+        a, b = a.to(tl.float32), b.to(tl.float32)
+    return tl.dot(a, b, input_precision="ieee")
+
+
+@triton.jit
+def find_slots(table, page_map, row, places, wanted, width, PAGE: tl.constexpr, RENAMED: tl.constexpr) -> tl.tensor:
+    """int64 [N]: pool slots of the keys at `places` of table row `row`; slot 0 where not `wanted`."""
+    slots = tl.load(table + row * width + places, mask=wanted, other=0).to(tl.int64)
+    if RENAMED:
+        pages = tl.load(page_map + slots // PAGE, mask=wanted, other=0).to(tl.int64)
+        slots = pages * PAGE + slots % PAGE
+    return slots
+
+
+@triton.jit
+def first_key(query, WINDOW: tl.constexpr, CHUNK: tl.constexpr) -> tl.tensor:
+    """The oldest key that the query at position `query` sees; the same rule as `AttentionSpan.first_key`."""
+    first = query * 0
+    if WINDOW > 0:
+        first = tl.maximum(first, query - WINDOW + 1)
+    if CHUNK > 0:
+        first = tl.maximum(first, query // CHUNK * CHUNK)
+    return first
+
+
+@triton.jit
+def scaled_scores(q, keys, scale, softcap, CAPPED: tl.constexpr) -> tl.tensor:
+    """float32 [M, N] from q [M, D] and keys [D, N]."""
+    scores = product(q, keys) * scale
+    if CAPPED:
+        # softcap * tanh(scores / softcap); the language has no tanh of its own.
+        scores = softcap * (2.0 * tl.sigmoid(2.0 * scores / softcap) - 1.0)
+    return scores
+
+
+@triton.jit
+def softmax_step(scores, values, peak, total, acc) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
+    """Take a block of scores [M, N] (-inf: hidden) and its values [N, V] into peak, total [M] and acc [M, V].
+
+    A row that has seen nothing but hidden keys so far keeps a peak of -inf, and weights of zero.
+    """
+    new_peak = tl.maximum(peak, tl.max(scores, 1))
+    base = tl.where(new_peak == float("-inf"), 0.0, new_peak)
+    decay = tl.exp(peak - base)
+    weights = tl.exp(scores - base[:, None])
+    acc = acc * decay[:, None] + product(weights.to(values.dtype), values)
+    return new_peak, total * decay + tl.sum(weights, 1), acc

@@ -1,0 +1,193 @@
+"""Decode steps as captured graphs: one per batch size, from the FutureMap's tokens to logits, padded with row 0.
+
+A replay computes what `ForwardBatch` and `Model.forward` would: it gathers the newest tokens, writes their KV, attends,
+and leaves logits in one fixed place. Writes of the plan come before it, sampling and relay after it, all as in a step
+without graphs; so every sampling option, grammar and log probability works beside a replay. The idea of one graph per
+padded batch size is from vLLM and SGLang; that padding must be zeroed each time is SGLang #26292.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from core.attention.base import AttentionBackend
+from core.batch.forward_batch import ForwardBatch
+from core.batch.forward_mode import ForwardMode
+from core.batch.schedule_batch import ScheduleBatch
+from core.device.graphs import Graph, GraphMaker
+from core.device.static_block import StaticBlock
+from core.models.base import ModelSpec, hooks_layers
+from core.types.arrays import Ints
+
+if TYPE_CHECKING:
+    from core.executor.step import DeviceState
+
+logger = logging.getLogger(__name__)
+
+FINE, COARSE, COARSE_FROM, LARGEST = 8, 64, 256, 1024
+"""Sizes are multiples of FINE up to COARSE_FROM and of COARSE above; larger batches than LARGEST are not captured."""
+
+SECTIONS = 4
+"""Inputs with one entry per row: rows, lengths, KV slots, lengths before the step (which are the positions)."""
+
+NO_LENGTHS: Ints = np.empty(0, np.int64)
+"""Of a captured batch: host lengths would be those of the capture for ever, so whoever reads them must fail at once."""
+
+CaptureProgress = Callable[[int, int], None]
+"""Called with the number of sizes that are done and of all."""
+
+
+def graph_sizes(max_rows: int) -> tuple[int, ...]:
+    """Batch sizes to capture, ascending, for up to `max_rows` rows; the last one holds them all, up to LARGEST."""
+    most = min(max_rows, LARGEST)
+    sizes = {1, 2, 4, *range(FINE, COARSE_FROM + 1, FINE), *range(COARSE_FROM, LARGEST + 1, COARSE), most}
+    return tuple(sorted(size for size in sizes if size <= most))
+
+
+def why_not(spec: ModelSpec, attention: AttentionBackend | None) -> str | None:
+    """What keeps the decode steps of a model out of graphs, as the end of a sentence; None if nothing does."""
+    if attention is None or not attention.graph_safe:
+        return "the attention backend plans on the host"
+    if spec.state_layers:
+        return "recurrent layers are grouped on the host"
+    if spec.encoder:
+        return "cross-attention is planned on the host"
+    return None if spec.capturable else "the model does not promise to leave host lengths alone"
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeInputs:
+    """One step's inputs in static memory, of its real rows; good until the next step's transfer."""
+
+    size: int
+    """The graph to replay: rows with padding."""
+    rows: torch.Tensor
+    """int64[B]."""
+    seq_lens: torch.Tensor
+    """int64[B]: lengths after the step."""
+    fresh: torch.Tensor
+    """int64[any]: rows with a new owner."""
+    table: tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+    """int64[n] each: rows, positions, slots of `TableWrites`."""
+
+
+class DecodeGraphs:
+    """Graphs by batch size over the device state of one engine. Forward stream only.
+
+    Capture and replay read addresses, never host values: the four sections at the beginning of `block`, the table, the
+    pools, the FutureMap and its counters, the weights. `logits` float32[largest, V] is the one output, written last.
+    """
+
+    def __init__(self, state: DeviceState, sizes: Sequence[int], maker: GraphMaker) -> None:
+        self._state = state
+        self._maker = maker
+        self._sizes = tuple(sorted(sizes))
+        largest, device = self._sizes[-1], state.streams.device
+        # Beside the sections: a new page for every row, and every row fresh.
+        self.block = StaticBlock(largest * (SECTIONS + 1 + 3 * state.kv_pool.page_size), state.staging)
+        self.logits = torch.zeros(largest, state.model.spec.vocab_size, dtype=torch.float32, device=device)
+        self._last = torch.arange(largest, device=device)
+        self._graphs: dict[int, Graph] = {}
+        self.replays = 0
+        """Steps that were replayed so far."""
+
+    @torch.inference_mode()
+    def capture(self, progress: CaptureProgress | None = None) -> None:
+        """Record all sizes, the largest first, so that the smaller ones fit into the memory that it took."""
+        with self._state.streams.on_forward():
+            for done, size in enumerate(reversed(self._sizes), start=1):
+                self.block.fill(_sections(NO_LENGTHS, NO_LENGTHS, NO_LENGTHS, NO_LENGTHS, size))
+                self._graphs[size] = self._maker.capture(self._work(size))
+                if progress is not None:
+                    progress(done, len(self._sizes))
+        self._state.streams.synchronize()
+
+    def takes(self, batch: ScheduleBatch) -> bool:
+        """Whether `batch` can be replayed: plain decode rows, no more of them than were captured."""
+        fits = len(batch.rows) <= self._sizes[-1] and self._length(batch) <= self.block.memory.numel()
+        return batch.mode is ForwardMode.DECODE and fits and not hooks_layers(batch.companion_writes)
+
+    def load(self, batch: ScheduleBatch) -> DecodeInputs:
+        """Bring everything that the device must know of `batch` there, in one transfer, with zeroed padding."""
+        size, count = self._size(len(batch.rows)), len(batch.rows)
+        writes = batch.table_writes
+        sections = _sections(batch.rows, batch.seq_lens, batch.out_cache_loc, batch.prefix_lens, size)
+        beside = (batch.fresh_rows, writes.rows, writes.positions, writes.slots)
+        views = self.block.fill([*sections, *beside])
+        rows, _, lens = views[:3]
+        fresh, *table = views[len(sections) :]
+        assert len(rows) == len(lens) == count
+        return DecodeInputs(size, rows, lens, fresh, (table[0], table[1], table[2]))
+
+    def replay(self, inputs: DecodeInputs) -> torch.Tensor:
+        """float32[B, V]: logits of the real rows, overwritten by the next replay. `load` and the writes come first."""
+        self._graphs[inputs.size].replay()
+        self.replays += 1
+        return self.logits[: len(inputs.rows)]
+
+    def _size(self, rows: int) -> int:
+        return next(size for size in self._sizes if size >= rows)
+
+    def _length(self, batch: ScheduleBatch) -> int:
+        return SECTIONS * self._size(len(batch.rows)) + len(batch.fresh_rows) + 3 * len(batch.table_writes.rows)
+
+    def _work(self, size: int) -> Callable[[], None]:
+        state = self._state
+        rows, lens, slots, before = self.block.memory[: SECTIONS * size].split(size)
+        logits, last = self.logits[:size], self._last[:size]
+
+        def work() -> None:
+            ids = state.future_map.gather(rows, before)
+            batch = ForwardBatch(
+                mode=ForwardMode.DECODE,
+                input_ids=ids,
+                positions=before,
+                rows=rows,
+                seq_lens=lens,
+                out_cache_loc=slots,
+                last_indices=last,
+                req_to_token=state.pool.table,
+                kv_pool=state.kv_pool,
+                num_extend=0,
+                prefix_lens_host=NO_LENGTHS,
+                extend_lens_host=NO_LENGTHS,
+            )
+            logits.copy_(state.model.forward(batch))
+
+        return work
+
+
+def capture_decode_graphs(
+    state: DeviceState, sizes: Sequence[int], attention: AttentionBackend | None
+) -> DecodeGraphs | None:
+    """Graphs for `sizes`, or None where the device has none or the model cannot be captured; the log says which."""
+    maker = state.streams.new_graphs() if sizes else None
+    if maker is None:
+        return None
+    reason = "a recorder looks at the steps" if state.streams.recorder else why_not(state.model.spec, attention)
+    if reason is not None:
+        logger.info("decode steps are not captured: %s", reason)
+        return None
+    began = time.monotonic()
+    graphs = DecodeGraphs(state, sizes, maker)
+    try:
+        graphs.capture(lambda done, total: logger.debug("captured %d of %d batch sizes", done, total))
+    except RuntimeError as error:
+        # Some expert layers look at the device in the middle; they are served as they were, launch by launch.
+        logger.warning("decode steps are not captured: %s", str(error).partition("\n")[0])
+        return None
+    logger.info("captured decode steps of up to %d rows in %.1f s", sizes[-1], time.monotonic() - began)
+    return graphs
+
+
+def _sections(rows: Ints, lens: Ints, slots: Ints, before: Ints, size: int) -> list[Ints]:
+    """Each input and its padding, alternately: padded rows are row 0 of length 1, and write KV slot 0."""
+    zeros = np.zeros(size - len(rows), np.int64)
+    return [rows, zeros, lens, np.ones_like(zeros), slots, zeros, before, zeros]

@@ -1,0 +1,141 @@
+"""Requests of one length that all decode at once, and what is seen while they do; ours and those of transformers."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from core.engine.async_engine import AsyncEngine
+from core.types.io import Delta, GenerateRequest
+from core.types.sampling_params import SamplingParams
+
+CHUNK = 8192
+"""Prompt tokens per step."""
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """`batch` prompts of `context` random tokens; once all have begun, `steps` more tokens of each are watched."""
+
+    batch: int
+    context: int
+    steps: int
+    vocab: int
+
+    def prompts(self) -> list[list[int]]:
+        """The same for every engine."""
+        draw = random.Random(f"{self.batch} {self.context}")
+        return [[draw.randrange(self.vocab) for _ in range(self.context)] for _ in range(self.batch)]
+
+    def lengths(self) -> list[int]:
+        """Output tokens of each: who begins early decodes while the others' prompts are computed."""
+        ahead = -(-self.batch * self.context // CHUNK) + 2
+        return [self.steps + ahead] * self.batch
+
+    @property
+    def mean_context(self) -> float:
+        """Tokens of a row on average, over the rows and the steps that are watched."""
+        return self.context + self.lengths()[0] / 2
+
+    @property
+    def tokens(self) -> int:
+        """Room that all of them need at their ends."""
+        return self.batch * (self.context + self.lengths()[0] + 32)
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeFigures:
+    """While all of them decode. `idle_share`: what the device waited between steps, None where nobody says."""
+
+    tokens_per_second: float
+    step_ms: float
+    idle_share: float | None
+
+
+async def watch_decode(engine: AsyncEngine, load: Load) -> DecodeFigures:
+    """Run `load` on a started engine."""
+    everyone = asyncio.Barrier(load.batch + 1)
+    asked = zip(load.prompts(), load.lengths(), strict=True)
+    readers = [asyncio.create_task(_read(engine, prompt, length, everyone)) for prompt, length in asked]
+    await everyone.wait()
+    began, first = time.perf_counter(), engine.stats.generation_tokens
+    ended, idle = (began, first), 0.0
+    # Counted by the tokens that the engine has given out, since its steps are its own business.
+    while not any(reader.done() for reader in readers):
+        await asyncio.sleep(0.001)
+        now, tokens = time.perf_counter(), engine.stats.generation_tokens
+        if tokens - first <= load.batch * load.steps:
+            ended, idle = (now, tokens), engine.stats.device_idle_ratio
+    await asyncio.gather(*readers)
+    elapsed, count = ended[0] - began, ended[1] - first
+    assert count and elapsed > 0, "the window is too short for this load; ask for more steps"
+    return DecodeFigures(count / elapsed, elapsed * load.batch / count * 1000, idle)
+
+
+async def watch_first_token(engine: AsyncEngine, prompt: Sequence[int]) -> float:
+    """Seconds from the request to its first token, alone."""
+    began = time.perf_counter()
+    async for event in await engine.generate(_request(prompt, 1)):
+        if isinstance(event, Delta):
+            return time.perf_counter() - began
+    raise AssertionError("a stream without a token")
+
+
+async def _read(engine: AsyncEngine, prompt: list[int], length: int, everyone: asyncio.Barrier) -> None:
+    met = False
+    async for event in await engine.generate(_request(prompt, length)):
+        if isinstance(event, Delta) and not met:
+            met = True
+            waiting = asyncio.create_task(everyone.wait())
+    await waiting
+
+
+def _request(prompt: Sequence[int], length: int) -> GenerateRequest:
+    params = SamplingParams(temperature=0.0, max_tokens=length, ignore_eos=True)
+    return GenerateRequest(token_ids=tuple(prompt), sampling=params, want_text=False)
+
+
+def watch_transformers(module: Any, load: Load, page: int) -> DecodeFigures:
+    """`load` through transformers' own continuous batching, on the same module."""
+    from transformers import GenerationConfig
+    from transformers.generation.configuration_utils import ContinuousBatchingConfig
+
+    lengths = load.lengths()
+    manager = module.init_continuous_batching(
+        generation_config=GenerationConfig(do_sample=False, eos_token_id=-1, pad_token_id=0, max_new_tokens=lengths[0]),
+        continuous_batching_config=ContinuousBatchingConfig(
+            page_size=page, num_blocks=load.tokens // page + load.batch + 1, max_batch_tokens=max(CHUNK, load.batch)
+        ),
+    )
+    manager.start()
+    try:
+        for number, (prompt, length) in enumerate(zip(load.prompts(), lengths, strict=True)):
+            manager.add_request(
+                input_ids=prompt, request_id=str(number), max_new_tokens=length, record_timestamps=True, eos_token_id=-1
+            )
+        times = _timestamps(manager, load.batch)
+    finally:
+        manager.stop(block=True, timeout=30)
+    began, ended = max(each[0] for each in times), min(each[-1] for each in times)
+    count = sum(began < at <= ended for each in times for at in each)
+    assert count and ended > began, "not all requests were decoding at once"
+    return DecodeFigures(count / (ended - began), (ended - began) / (count / load.batch) * 1000, None)
+
+
+def _timestamps(manager: Any, count: int) -> list[list[float]]:
+    """Of every token of `count` requests. RuntimeError where transformers failed."""
+    times: list[list[float]] = []
+    while len(times) < count:
+        found = manager.get_result(timeout=1)
+        if found is None:
+            if not manager.is_running():
+                raise RuntimeError("its generation thread ended")
+        elif found.is_finished():
+            if found.error:
+                raise RuntimeError(found.error)
+            times.append(list(found.timestamps))
+    return times

@@ -1,0 +1,257 @@
+"""`slipstream bench gpu`: decode against the memory roofline, idle time, prefill against matmul, and transformers.
+
+Everything that README says about a GPU comes from this command. `--device cpu --shape tiny` runs every line of it in
+seconds, and shows nothing about speed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import datetime
+import gc
+import json
+import math
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import click
+import torch
+
+from core.config import EngineConfig, ExecutorConfig, MemoryConfig, ModelConfig, SchedulerConfig
+from core.device.streams import DeviceStreams, resolve_device
+from core.engine.async_engine import AsyncEngine
+from core.engine.build import assemble
+from core.engine.random_model import as_model, let_go, random_module
+from core.memory.kv_pool import KVPool
+from core.models.base import Model
+from core.models.bundled import bundled_model_dir
+from core.text.tokenizer import Tokenizer
+from service.bench.decode_load import CHUNK, Load, watch_decode, watch_first_token, watch_transformers
+from service.bench.roofline import Demands, Peaks, measure_peaks
+
+SHAPES: dict[str, dict[str, Any]] = {
+    # Llama 3 8B.
+    "8b": {
+        "model_type": "llama",
+        "vocab_size": 128256,
+        "hidden_size": 4096,
+        "intermediate_size": 14336,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "max_position_embeddings": 16384,
+        "tie_word_embeddings": False,
+    },
+    "tiny": {
+        "model_type": "llama",
+        "vocab_size": 320,
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 16384,
+        "tie_word_embeddings": False,
+    },
+}
+DTYPES = {"8b": torch.bfloat16, "tiny": torch.float32}
+PAGE = 16
+POOL_SHARE = 0.85
+"""Of what is free after the weights; the rest is for activations and graphs."""
+CPU_POOL = 64 << 20
+
+
+class Bench:
+    """One model on one device, and the figures that were taken of it."""
+
+    def __init__(self, device: torch.device, shape: str, loads: list[Load], attention: str) -> None:
+        self.device, self.loads = device, loads
+        self._attention = attention
+        self._context = max(load.context + load.lengths()[0] for load in loads) + 2 * PAGE
+        self.peaks = measure_peaks(device, DTYPES[shape])
+        self.module = random_module(SHAPES[shape], DTYPES[shape], device)
+        self.beside: dict[str, Any] = {}
+        self.rows: list[dict[str, Any]] = []
+        self.prefill: list[dict[str, Any]] = []
+
+    def run_transformers(self) -> None:
+        """First, while the module is as transformers made it."""
+        for load in self.loads:
+            self.module.config._attn_implementation = "sdpa"
+            try:
+                if load.tokens > self._room(self._kv_bytes()):
+                    raise RuntimeError("does not fit")
+                self.beside[_name(load)] = asdict(watch_transformers(self.module, load, PAGE))
+            except Exception as error:
+                # A figure that is missing must not cost the others.
+                self.beside[_name(load)] = {"failed": f"{type(error).__name__}: {error}"}
+            finally:
+                self.module.config._attn_implementation = "eager"
+            _say(f"transformers {_name(load)}: {self.beside[_name(load)]}")
+            _forget()
+
+    def run_engines(self) -> None:
+        """One engine with overlap and one without, over the same weights and as large a pool."""
+        model = as_model(self.module)
+        for overlap in (True, False):
+            self._run_engine(model, overlap)
+            let_go(model, self.device)
+            _forget()
+
+    def _run_engine(self, model: Model, overlap: bool) -> None:
+        """All loads, those that do not fit left out by name; prompts alone once, with overlap."""
+        demands = Demands.of(self.module, KVPool.bytes_per_token_for(model.spec.kv_layers, model.spec.dtype))
+        room = self._room(demands.kv_bytes_per_token)
+        engine = self._engine(model, overlap, room)
+        asyncio.run(self._watch(engine, demands, overlap, room))
+
+    async def _watch(self, engine: AsyncEngine, demands: Demands, overlap: bool, room: int) -> None:
+        await engine.start()
+        try:
+            if overlap:
+                for load in {load.context: load for load in self.loads}.values():
+                    await self._first_token(engine, load, demands)
+            for load in self.loads:
+                await self._decode(engine, load, demands, overlap, room)
+        finally:
+            await engine.stop()
+
+    async def _first_token(self, engine: AsyncEngine, load: Load, demands: Demands) -> None:
+        prompt = load.prompts()[0]
+        await watch_first_token(engine, prompt)
+        seconds = min([await watch_first_token(engine, prompt) for _ in range(3)])
+        share = demands.prefill_flops(load.context) / seconds / self.peaks.flops_per_second
+        self.prefill.append(
+            {"context": load.context, "ttft_ms": round(seconds * 1000, 2), "matmul_share": round(share, 4)}
+        )
+        _say(f"prefill {self.prefill[-1]}")
+
+    async def _decode(self, engine: AsyncEngine, load: Load, demands: Demands, overlap: bool, room: int) -> None:
+        row: dict[str, Any] = {"batch": load.batch, "context": load.context, "overlap": overlap}
+        if load.tokens > room:
+            row["left_out"] = f"needs {load.tokens} tokens of KV, the device has room for {room}"
+        else:
+            figures = await watch_decode(engine, load)
+            needed = demands.decode_bytes(load.batch, load.mean_context) / self.peaks.roof
+            row |= asdict(figures) | {"roofline": round(needed / (figures.step_ms / 1000), 4)}
+        self.rows.append(row)
+        _say(str(row))
+
+    def _engine(self, model: Model, overlap: bool, room: int) -> AsyncEngine:
+        rows = max(load.batch for load in self.loads)
+        config = EngineConfig(
+            model=ModelConfig("random", context_length=self._context),
+            memory=MemoryConfig(PAGE, rows, min(room, rows * self._context), prefix_cache="none"),
+            scheduler=SchedulerConfig(chunked_prefill_size=CHUNK, max_queued_requests=rows),
+            executor=ExecutorConfig(device=self.device.type, overlap=overlap, attention_backend=self._attention),
+        )
+        return assemble(config, model, Tokenizer.load(str(bundled_model_dir())), DeviceStreams(self.device))
+
+    def _kv_bytes(self) -> int:
+        config = self.module.config
+        width = config.hidden_size // config.num_attention_heads
+        size: int = self.module.dtype.itemsize
+        return 2 * int(config.num_hidden_layers * config.num_key_value_heads * width) * size
+
+    def _room(self, bytes_per_token: int) -> int:
+        """Tokens of KV that the device holds beside the weights."""
+        free = torch.cuda.mem_get_info(self.device)[0] if self.device.type == "cuda" else CPU_POOL
+        return int(free * POOL_SHARE) // bytes_per_token // PAGE * PAGE
+
+
+def _name(load: Load) -> str:
+    return f"{load.batch}x{load.context}"
+
+
+def _say(line: str) -> None:
+    click.echo(line, err=True)
+
+
+def _forget() -> None:
+    gc.unfreeze()
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+
+
+def _numbers(text: str) -> list[int]:
+    return [int(part) for part in text.split(",")]
+
+
+@click.command()
+@click.option("--device", default="cuda", show_default=True, help="cuda, or cpu to try the command itself.")
+@click.option("--shape", type=click.Choice(list(SHAPES)), default="8b", show_default=True, help="Shape of the model.")
+@click.option("--batches", default="1,8,64,256", show_default=True, help="Requests that decode at once.")
+@click.option("--contexts", default="1024,8192", show_default=True, help="Prompt tokens of each.")
+@click.option("--steps", default=128, show_default=True, help="Decode steps that are watched.")
+@click.option("--attention", default="auto", show_default=True, help="Attention backend.")
+@click.option("--transformers/--no-transformers", "beside", default=True, help="transformers' continuous batching too.")
+@click.option("--out", type=click.Path(dir_okay=False), help="Also write the JSON object to this file.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object as the last line.")
+def gpu(
+    device: str,
+    shape: str,
+    batches: str,
+    contexts: str,
+    steps: int,
+    attention: str,
+    beside: bool,
+    out: str | None,
+    as_json: bool,
+) -> None:
+    """Decode and prefill of a model with random weights on a GPU, as shares of what the GPU can do."""
+    sys.setswitchinterval(0.0005)
+    target = resolve_device(device)
+    vocab = SHAPES[shape]["vocab_size"]
+    loads = [Load(batch, context, steps, vocab) for context in _numbers(contexts) for batch in _numbers(batches)]
+    bench = Bench(target, shape, loads, attention)
+    if beside:
+        bench.run_transformers()
+    bench.run_engines()
+    result = {
+        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
+        "device": torch.cuda.get_device_name(target) if target.type == "cuda" else "cpu",
+        "torch": torch.__version__,
+        "shape": shape,
+        "dtype": str(DTYPES[shape]).removeprefix("torch."),
+        "peaks": asdict(bench.peaks),
+        "decode": bench.rows,
+        "prefill": bench.prefill,
+        "transformers": bench.beside,
+    }
+    _report(result, bench.peaks)
+    if out:
+        Path(out).write_text(json.dumps(result, indent=1) + "\n")
+    if as_json:
+        click.echo(json.dumps(result))
+
+
+def _report(result: dict[str, Any], peaks: Peaks) -> None:
+    click.echo(f"{result['date']}  {result['device']}  torch {result['torch']}  {result['shape']} {result['dtype']}")
+    stated = peaks.stated_bytes_per_second
+    click.echo(
+        f"memory {peaks.bytes_per_second / 1e12:.2f} TB/s copied, {'-' if stated is None else f'{stated / 1e12:.2f}'} "
+        f"stated; matmul {peaks.flops_per_second / 1e12:.1f} TFLOP/s"
+    )
+    click.echo("batch  context  overlap  tokens/s  step ms  roofline    idle  transformers tokens/s")
+    for row in result["decode"]:
+        head = f"{row['batch']:5}  {row['context']:7}  {'on ' if row['overlap'] else 'off':>7}"
+        other = result["transformers"].get(f"{row['batch']}x{row['context']}", {})
+        theirs = other.get("tokens_per_second", math.nan)
+        if "left_out" in row:
+            click.echo(f"{head}  {row['left_out']}")
+        else:
+            click.echo(
+                f"{head}  {row['tokens_per_second']:8.0f}  {row['step_ms']:7.2f}  {row['roofline']:8.1%}  "
+                f"{row['idle_share']:6.2%}  {theirs:.0f}"
+            )
+    for row in result["prefill"]:
+        click.echo(
+            f"prompt of {row['context']} alone: first token after {row['ttft_ms']:.1f} ms, "
+            f"{row['matmul_share']:.1%} of the matmul peak"
+        )
+    for name, other in result["transformers"].items():
+        if "failed" in other:
+            click.echo(f"transformers {name}: {other['failed']}")

@@ -1,0 +1,109 @@
+"""Captured decode steps on CUDA, with the kernels that are served there: the checks of the CPU, on real graphs."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from core.device.graphs import CudaGraphs
+from core.device.streams import DeviceStreams
+from tests.equivalence.oracle import decided_examples
+from tests.equivalence.test_decode_graphs import COUNT, LONGEST, OPTIONS, answer, crowd, graph_engine
+from tests.executor.test_decode_graphs import World, check_padding, compare_changing_batches, graphs_of
+from tests.fakes.checkpoints import make_checkpoint
+from tests.gpu.cuda import ONLY_ON_CUDA, STALL_CYCLES
+
+pytestmark = ONLY_ON_CUDA
+
+CUDA = torch.device("cuda")
+
+
+@pytest.fixture
+def sync_mode_restored() -> Iterator[None]:
+    """Whatever a test does with the sync debug mode ends with it."""
+    yield
+    torch.cuda.set_sync_debug_mode("default")
+
+
+def test_replays_equal_eager_steps() -> None:
+    world, plain = World(DeviceStreams(CUDA)), World(DeviceStreams(CUDA))
+    plain.runner.graphs = None
+    compare_changing_batches(world, plain)
+    assert graphs_of(world).replays == 7
+
+
+def test_d08_padding_on_the_device() -> None:
+    check_padding(World(DeviceStreams(CUDA)))
+
+
+def test_a_replayed_step_waits_for_nothing(sync_mode_restored: None) -> None:
+    world = World(DeviceStreams(CUDA))
+    world.start([1, 2, 3], [1, 2, 3], 4)
+    world.step([1, 2, 3])
+    torch.cuda.set_sync_debug_mode("error")
+    launched = world.runner.launch(world.batch([1, 2, 3]))
+    torch.cuda.set_sync_debug_mode("default")
+    assert len(launched.result().tokens) == 3
+
+
+def test_inputs_may_be_sent_while_the_last_replay_still_runs() -> None:
+    """The static block is filled again at once; stream order alone keeps the replay before it whole."""
+    world, plain = World(DeviceStreams(CUDA)), World(DeviceStreams(CUDA))
+    plain.runner.graphs = None
+    for each in (world, plain):
+        each.start([1, 2, 3, 4], [3, 5, 7, 9], 4)
+    batches, launched = [[1, 2, 3], [4], [3, 1]], []
+    with world.streams.on_forward():
+        torch.cuda._sleep(STALL_CYCLES)
+    for rows in batches:
+        launched.append(world.runner.launch(world.batch(rows)))
+        world.lens[rows] += 1
+    assert [step.result().tokens.tolist() for step in launched] == [plain.step(rows) for rows in batches]
+
+
+def test_work_that_waits_for_the_device_is_refused_and_leaves_it_usable() -> None:
+    streams = DeviceStreams(CUDA)
+    values = torch.ones(4, device=CUDA)
+    streams.synchronize()
+    with streams.on_forward(), pytest.raises(RuntimeError):
+        CudaGraphs(streams.forward).capture(lambda: print(values.max().item()))
+    streams.synchronize()
+    assert values.sum().item() == 4
+
+
+@pytest.mark.parametrize("kind", ["llama", "gemma3_text", "gpt_oss", "deepseek_v3"])
+@pytest.mark.parametrize("overlap", [True, False])
+async def test_greedy_equals_transformers(
+    kind: str, overlap: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory = make_checkpoint(kind, tmp_path, seed=0)
+    examples = decided_examples(directory, COUNT, LONGEST, seed=2)
+    streams = DeviceStreams(CUDA)
+    async with graph_engine(directory, monkeypatch, overlap=overlap, streams=streams) as (engine, _, runner):
+        got = await asyncio.gather(*(answer(engine, example.prompt) for example in examples))
+        assert [tokens for tokens, _ in got] == [example.output for example in examples]
+        for size in (1, 6, 2, 3):
+            await crowd(engine, examples, size)
+        assert sum(engine.stats.assert_failures.values()) == 0
+        assert runner.graphs is not None and runner.graphs.replays > 0, "decode steps were captured"
+
+
+async def test_sampling_options_are_the_same_beside_a_replay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    directory = make_checkpoint("llama", tmp_path, seed=0)
+    outcomes = []
+    for captured in (True, False):
+        streams = DeviceStreams(CUDA)
+        async with graph_engine(directory, monkeypatch, overlap=True, tokens=1024, streams=streams) as (
+            engine,
+            _,
+            runner,
+        ):
+            if not captured:
+                runner.graphs = None
+            asked = [answer(engine, (5 + i, 9, 4), **options) for i, options in enumerate(OPTIONS)]
+            outcomes.append(await asyncio.gather(*asked))
+    assert [tokens for tokens, _ in outcomes[0]] == [tokens for tokens, _ in outcomes[1]]
