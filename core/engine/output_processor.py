@@ -97,10 +97,12 @@ class OutputProcessor:
     ) -> None:
         """Token `i` of the step, for an output that looks at single tokens or may just have ended."""
         req, token = step.reqs[i], step.tokens[i]
-        wanted = logprobs is not None and req.params.logprobs
+        found = None
+        if logprobs is not None and req.params.logprobs:
+            found = logprobs.of(step.logprob_rows[i], token, req.params.top_logprobs)
         matched = record.output.push(
             token,
-            logprobs.of(step.logprob_rows[i], token, req.params.top_logprobs) if wanted else None,
+            found,
             textless=stops.get(id(req)) == step.positions[i] and not req.params.include_stop_in_output,
             match_stops=record.tokens + 1 >= req.params.min_tokens,
         )

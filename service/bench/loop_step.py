@@ -20,6 +20,7 @@ from core.batch.schedule_batch import ScheduleBatch
 from core.engine.output import PendingOutput
 from core.engine.output_processor import OutputProcessor, OutputRecord
 from core.engine.stream import TokenStream
+from core.engine.turnstile import Turnstile
 from core.models.bundled import bundled_model_dir
 from core.scheduler.outputs import StepOutputs
 from core.text.detokenizer import IncrementalDetokenizer
@@ -137,7 +138,9 @@ class LoopStep:
         params = SamplingParams(temperature=0.0, ignore_eos=True, max_tokens=tokens)
         req = Req(str(index), 0, prompt, params, 0, tokens)
         detokenizer = IncrementalDetokenizer(_tokenizer(), [3], True) if text else None
-        stream = TokenStream(Started(str(index), PROMPT), [PendingOutput(0, detokenizer, None)], lambda _: None)
+        stream = TokenStream(
+            Started(str(index), PROMPT), [PendingOutput(0, detokenizer, None)], lambda _: None, Turnstile()
+        )
         stream.reqs = [req]
         req.sink = OutputRecord(stream, stream.outputs[0], logprobs=False)
         self.scheduler.intake.add(req)

@@ -1,4 +1,4 @@
-"""What a dense decoder consists of, taken from a loaded transformers module tree; matrices that go together are fused."""
+"""What a dense decoder consists of, taken from a loaded transformers module tree, its matrices fused."""
 
 from __future__ import annotations
 
