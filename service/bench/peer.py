@@ -19,6 +19,7 @@ from core.engine.async_engine import AsyncEngine
 from core.engine.build import build_engine
 from core.types.io import Delta, GenerateRequest
 from core.types.sampling_params import SamplingParams
+from service.switch_interval import shorten_switch_interval
 
 Emit = Callable[[int, int], object]
 
@@ -37,6 +38,7 @@ class Peer:
     """A started engine. `options` are strings: `dtype`, and `chunk` (prompt tokens per step), `native`, `overlap`."""
 
     def __init__(self, model_dir: str, threads: int, **options: str) -> None:
+        shorten_switch_interval(writes=False)
         dtype = options.get("dtype", "bfloat16")
         config = EngineConfig(
             model=ModelConfig(model_dir, dtype=DTYPES.get(dtype, dtype), native=options.get("native", "wait")),
