@@ -10,12 +10,16 @@ from core.batch.result import StepResult
 from core.batch.schedule_batch import ScheduleBatch
 from core.executor.completion import Completion
 from core.executor.interface import MAX_DEPTH
-from core.executor.step import StepRunner
+from core.executor.step import LaunchedStep, StepRunner
 from core.invariants import check
 
 
 class ForwardThread:
     """Depth two (law 10): while one step runs, the next is already here, its decode inputs still to be made.
+
+    A step that is done while the next one waits here is delivered once that one computes, a fraction of a millisecond
+    later: the loop and this thread share an interpreter, and the loop has the whole of a step to do its work in.
+    Without that they took it in turns exactly while the device had nothing to do: 1.1 of 4.4 ms a token on two cores.
 
     After a step failed, the steps behind it fail unseen: they would read what it did not write.
     """
@@ -25,6 +29,7 @@ class ForwardThread:
         self._completion = Completion(wake)
         self._inbox: SimpleQueue[ScheduleBatch | None] = SimpleQueue()
         self._in_flight = 0
+        self._held: LaunchedStep | None = None
         self._thread = threading.Thread(target=self._run, name="slipstream-forward", daemon=True)
         self._thread.start()
         self._stopped = False
@@ -66,11 +71,22 @@ class ForwardThread:
                 failure = self._launch(batch)
             else:
                 self._completion.bring(StepResult.failed(batch.step_id, failure))
+        self._let_go()
 
     def _launch(self, batch: ScheduleBatch) -> Exception | None:
         try:
-            self._completion.bring(self._runner.launch(batch))
+            launched = self._runner.launch(batch, self._let_go)
         except Exception as error:
+            self._let_go()
             self._completion.bring(StepResult.failed(batch.step_id, error))
             return error
+        self._let_go()
+        self._held = launched
+        if self._inbox.empty() or not launched.copy_done.query():
+            self._let_go()
         return None
+
+    def _let_go(self) -> None:
+        held, self._held = self._held, None
+        if held is not None:
+            self._completion.bring(held)

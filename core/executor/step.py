@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -119,14 +119,17 @@ class StepRunner:
         self.graphs = capture_decode_graphs(state, state.graph_sizes, state.attention)
 
     @torch.inference_mode()
-    def launch(self, batch: ScheduleBatch) -> LaunchedStep:
-        """Steps 4 to 7 of DESIGN section 4: table writes, input resolution, forward, sampling, relay, copies."""
+    def launch(self, batch: ScheduleBatch, computing: Callable[[], None] = lambda: None) -> LaunchedStep:
+        """Steps 4 to 7 of DESIGN section 4: table writes, input resolution, forward, sampling, relay, copies.
+
+        `computing` is called right before the forward pass, which needs no interpreter.
+        """
         state = self._state
         with state.streams.on_forward():
             if self._recorder is not None:
                 self._recorder.step(batch)
             began = state.streams.mark()
-            inputs, logits, vectors = self._compute(batch)
+            inputs, logits, vectors = self._compute(batch, computing)
             sampled, status = self._sample(logits, batch)
             if self._recorder is not None:
                 self._recorder.wrote(SAMPLED, (batch.step_id,))
@@ -141,14 +144,18 @@ class StepRunner:
             batch, host, counts, copy_done, began, ended, previous_end, refs, self._recorder, fetched, status
         )
 
-    def _compute(self, batch: ScheduleBatch) -> tuple[ForwardBatch | DecodeInputs, torch.Tensor, torch.Tensor | None]:
+    def _compute(
+        self, batch: ScheduleBatch, computing: Callable[[], None]
+    ) -> tuple[ForwardBatch | DecodeInputs, torch.Tensor, torch.Tensor | None]:
         """Writes, inputs, forward pass, embeddings; decode steps that were captured are replayed."""
         graphs = self.graphs
         if graphs is not None and graphs.takes(batch):
             inputs = graphs.load(batch)
             self._apply(batch, inputs.rows, inputs.fresh, inputs.table)
+            computing()
             return inputs, graphs.replay(inputs), None
         forward_batch = self._prepare(batch)
+        computing()
         logits = self._state.model.forward(forward_batch)
         return forward_batch, logits, self._pool(batch, forward_batch)
 

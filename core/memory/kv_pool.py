@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
+from core.device.huge_pages import empty_in_huge_pages
 from core.device.recorder import Recorder
 
 
@@ -129,4 +130,4 @@ class KVPool:
             values.index_copy_(0, slots, v)
 
     def _slots(self, heads: int, dim: int) -> torch.Tensor:
-        return torch.zeros(self.num_slots, heads, dim, dtype=self.dtype, device=self.device)
+        return empty_in_huge_pages((self.num_slots, heads, dim), self.dtype, self.device).zero_()

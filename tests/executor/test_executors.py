@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -61,10 +62,17 @@ class Runner:
     gates: dict[int, Gate] = field(default_factory=dict)
     fail_at: int = -1
     launched: list[int] = field(default_factory=list)
+    began: Callable[[int], None] | None = None
+    computes: Callable[[int], None] | None = None
 
-    def launch(self, batch: Any) -> Launched:
+    def launch(self, batch: Any, computing: Callable[[], None] = lambda: None) -> Launched:
+        if self.began is not None:
+            self.began(batch.step_id)
         if batch.step_id == self.fail_at:
             raise RuntimeError("device lost")
+        computing()
+        if self.computes is not None:
+            self.computes(batch.step_id)
         self.launched.append(batch.step_id)
         return Launched(batch, self.gates.get(batch.step_id, Gate(is_open=True)))
 
@@ -102,6 +110,46 @@ def test_results_come_in_order_one_wake_up_each() -> None:
     assert got == list(range(1, 21)) == runner.launched
     assert waker.count == 20 and thread.in_flight == 0
     thread.stop()
+    thread.stop()
+
+
+def two_steps(runner: Runner, waker: Waker) -> ForwardThread:
+    """Both are submitted before the first one ends."""
+    both = threading.Event()
+    computes = runner.computes
+
+    def wait(step_id: int) -> None:
+        assert both.wait(10)
+        if computes is not None:
+            computes(step_id)
+
+    runner.computes = wait
+    thread = ForwardThread(runner, waker)  # type: ignore[arg-type]
+    thread.submit(batch(1))
+    thread.submit(batch(2))
+    both.set()
+    return thread
+
+
+def test_a_result_is_delivered_when_the_step_behind_it_computes_and_not_before() -> None:
+    """The loop shall have the interpreter while the device is busy, not while the next step is prepared."""
+    waker, seen = Waker(), []
+    runner = Runner(began=lambda step: seen.append((step, waker.count)))
+    runner.computes = lambda step: waker.wait_for(step - 1)
+    thread = two_steps(runner, waker)
+    waker.wait_for(2)
+    assert seen == [(1, 0), (2, 0)]
+    assert [r.step_id for r in thread.completed()] == [1, 2]
+    thread.stop()
+
+
+def test_a_result_outlives_the_failure_of_the_step_behind_it() -> None:
+    waker = Waker()
+    thread = two_steps(Runner(fail_at=2), waker)
+    waker.wait_for(2)
+    first, second = thread.completed()
+    assert (first.step_id, first.error, second.step_id) == (1, None, 2)
+    assert str(second.error) == "device lost"
     thread.stop()
 
 
