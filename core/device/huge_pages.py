@@ -18,7 +18,7 @@ BYTES = 2 << 20
 
 
 def empty_in_huge_pages(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """As `torch.empty`: uninitialised. The request is a hint: it fails silently, and only the CPU has anything to ask."""
+    """As `torch.empty`: uninitialised. Large pages are a wish: where nobody grants it, nothing is different."""
     tensor = torch.empty(shape, dtype=dtype, device=device)
     if device.type == "cpu" and tensor.nbytes >= BYTES:
         _advise(tensor.data_ptr(), tensor.nbytes)

@@ -108,8 +108,8 @@ inline void panel_rows(const BFloat16* x, int64_t stride, const BFloat16* panel,
 
 #if defined(__AMX_BF16__) && defined(__linux__)
 
-// Rows from which AMX is worth filling its tiles of 16.
-constexpr int64_t kTileRows = 3;
+// Rows from which AMX is worth filling its tiles of 16: fewer where weights come from memory, which takes longest anyway.
+constexpr int64_t kTileRows = 3, kCachedTileRows = 9;
 
 // Linux lets a process use AMX only after it asked.
 inline bool tiles_allowed() {
@@ -203,7 +203,7 @@ inline void tile_square(const BFloat16* x, int64_t stride, const BFloat16* panel
 template <bool kFetch>
 inline bool multiply_by_tiles(const BFloat16* x, int64_t stride, int64_t rows, const BFloat16* panel, int64_t depth,
                               float* out, bool add) {
-  if (rows < kTileRows || !tiles_allowed()) return false;
+  if (rows < (kFetch ? kTileRows : kCachedTileRows) || !tiles_allowed()) return false;
   const TileConfig config;
   _tile_loadconfig(&config);
   int64_t row = 0;
