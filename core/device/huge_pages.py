@@ -7,9 +7,9 @@ costs most.
 
 from __future__ import annotations
 
-import ctypes
+import contextlib
 import mmap
-from functools import cache
+from math import prod
 
 import torch
 
@@ -17,26 +17,13 @@ BYTES = 2 << 20
 """Of one huge page; smaller buffers are left alone."""
 
 
-def empty_in_huge_pages(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """As `torch.empty`: uninitialised. Large pages are a wish: where nobody grants it, nothing is different."""
-    tensor = torch.empty(shape, dtype=dtype, device=device)
-    if device.type == "cpu" and tensor.nbytes >= BYTES:
-        _advise(tensor.data_ptr(), tensor.nbytes)
-    return tensor
-
-
-def _advise(address: int, length: int) -> None:
-    # Pages must not have been touched yet: nothing gathers small ones into large ones later on, or only slowly.
-    first = -(-address // mmap.PAGESIZE) * mmap.PAGESIZE
-    length = (address + length - first) // mmap.PAGESIZE * mmap.PAGESIZE
-    advise = _madvise()
-    if advise is not None and length > 0:
-        advise(ctypes.c_void_p(first), ctypes.c_size_t(length), ctypes.c_int(mmap.MADV_HUGEPAGE))
-
-
-@cache
-def _madvise() -> ctypes._NamedFuncPointer | None:
-    """The C library's function, None where it or the advice does not exist."""
-    if not hasattr(mmap, "MADV_HUGEPAGE"):
-        return None
-    return getattr(ctypes.CDLL(None), "madvise", None)
+def zeros_in_huge_pages(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """As `torch.zeros`; a large one on the CPU takes memory only where it is touched. Large pages are a wish."""
+    size = prod(shape) * dtype.itemsize
+    if device.type != "cpu" or size < BYTES or not hasattr(mmap, "MADV_HUGEPAGE"):
+        return torch.zeros(shape, dtype=dtype, device=device)
+    # Said before anything is touched: nothing gathers small pages into large ones later on, or only slowly.
+    memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    with contextlib.suppress(OSError):
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    return torch.frombuffer(memory, dtype=torch.uint8).view(dtype).view(shape)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
-from core.device.huge_pages import empty_in_huge_pages
+from core.device.huge_pages import zeros_in_huge_pages
 from core.device.recorder import Recorder
 
 
@@ -130,4 +130,4 @@ class KVPool:
             values.index_copy_(0, slots, v)
 
     def _slots(self, heads: int, dim: int) -> torch.Tensor:
-        return empty_in_huge_pages((self.num_slots, heads, dim), self.dtype, self.device).zero_()
+        return zeros_in_huge_pages((self.num_slots, heads, dim), self.dtype, self.device)
