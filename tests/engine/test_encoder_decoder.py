@@ -49,7 +49,7 @@ async def test_encoder_ids_never_reach_the_decoder(bart: Path, overlap: bool, mo
     steps: list[tuple[int, int, int]] = []
     launch, forward = StepRunner.launch, EncoderDecoder.forward
 
-    def spy_launch(self: StepRunner, batch: ScheduleBatch) -> LaunchedStep:
+    def spy_launch(self: StepRunner, batch: ScheduleBatch, *rest: Any) -> LaunchedStep:
         if batch.num_extend:
             assert batch.staging.prefill_ids_cpu is not None
             decoder.append(batch.staging.prefill_ids_cpu.clone())
@@ -58,7 +58,7 @@ async def test_encoder_ids_never_reach_the_decoder(bart: Path, overlap: bool, mo
             encoder.append(batch.staging.encoder_ids_cpu.clone())
         prefilled = int(batch.extend_lens[: batch.num_extend].sum())
         steps.append((len(batch.encoder_lens), batch.num_extend, prefilled + int(batch.encoder_lens.sum())))
-        return launch(self, batch)
+        return launch(self, batch, *rest)
 
     def spy_forward(self: EncoderDecoder, batch: ForwardBatch) -> torch.Tensor:
         decoder.append(batch.input_ids.clone())

@@ -100,9 +100,9 @@ class Gate:
         self.open.set()
         launch = StepRunner.launch
 
-        def held(runner: StepRunner, batch: ScheduleBatch) -> LaunchedStep:
+        def held(runner: StepRunner, batch: ScheduleBatch, *rest: Any) -> LaunchedStep:
             assert self.open.wait(30)
-            return launch(runner, batch)
+            return launch(runner, batch, *rest)
 
         self.launch = held
 

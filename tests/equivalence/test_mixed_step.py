@@ -82,12 +82,12 @@ async def test_all_kinds_in_one_step_equal_each_alone(
     kinds: list[tuple[bool, bool, bool, bool]] = []
     launch = StepRunner.launch
 
-    def noting(self: StepRunner, batch: ScheduleBatch) -> LaunchedStep:
+    def noting(self: StepRunner, batch: ScheduleBatch, *rest: Any) -> LaunchedStep:
         lora = batch.companion_writes.get(LORA)
         adapted = isinstance(lora, LoraWrites) and bool(lora.groups)
         free = len(batch.sampling) > len(batch.sampling.constrained)
         kinds.append((batch.pooling is not None, len(batch.sampling.constrained) > 0, adapted, free))
-        return launch(self, batch)
+        return launch(self, batch, *rest)
 
     monkeypatch.setattr(StepRunner, "launch", noting)
     asked, texts = generations(seed), make_prompts(4 * ROUND, 150, seed=seed + 1)

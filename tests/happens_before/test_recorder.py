@@ -67,7 +67,7 @@ def test_a_recorder_reaches_everything_that_is_written(monkeypatch: pytest.Monke
     """A runner hands the streams' recorder to the pools; without one they keep none."""
     runners: list[StepRunner] = []
     launch = StepRunner.launch
-    monkeypatch.setattr(StepRunner, "launch", lambda self, batch: runners.append(self) or launch(self, batch))
+    monkeypatch.setattr(StepRunner, "launch", lambda self, *args: runners.append(self) or launch(self, *args))
     scenario = Scenario([Ask([1, 2, 3], tokens=2, sampling={"presence_penalty": 1.0})])
     play_plainly(scenario)
     play_lazily(scenario, seed=0)

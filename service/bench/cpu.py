@@ -1,0 +1,183 @@
+"""`slipstream bench cpu`: this engine and `transformers` on the CPU, the same work in turns, a fresh process each."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+from statistics import median
+
+import click
+import torch
+
+from service.bench.workloads import NAMES, Contender, Measured, measure, workload
+
+ROOT = Path(__file__).resolve().parents[2]
+MODELS: dict[str, dict[str, object]] = {
+    "tiny": {
+        "model_type": "llama",
+        "vocab_size": 8192,
+        "hidden_size": 384,
+        "intermediate_size": 1536,
+        "num_hidden_layers": 8,
+        "num_attention_heads": 6,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 4096,
+    },
+    "small": {
+        "model_type": "qwen2",
+        "vocab_size": 32000,
+        "hidden_size": 896,
+        "intermediate_size": 4864,
+        "num_hidden_layers": 24,
+        "num_attention_heads": 14,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 4096,
+        "tie_word_embeddings": True,
+    },
+}
+"""24 and 390 million parameters; weights are random, which costs the same as trained ones."""
+READ_BYTES, READS = 1 << 30, 5
+
+
+def _slipstream(directory: str, dtype: str, threads: int) -> Contender:
+    from service.bench.peer import Peer
+
+    return Peer(directory, threads, dtype=dtype)
+
+
+def _transformers(directory: str, dtype: str, threads: int) -> Contender:
+    from service.bench.transformers_peer import TransformersPeer
+
+    torch.set_num_threads(threads)
+    return TransformersPeer(directory, dtype)
+
+
+CONTENDERS = {"slipstream": _slipstream, "transformers": _transformers}
+
+
+@click.command()
+@click.option("--models", default="tiny", show_default=True, help=f"Of {', '.join(MODELS)}, with commas.")
+@click.option("--workloads", "loads", default=",".join(NAMES), show_default=True, help="Which, with commas.")
+@click.option("--rounds", default=3, show_default=True, help="Rounds of all; medians are reported.")
+@click.option("--dtype", default="bfloat16", show_default=True, help="Of the weights: bfloat16 or float32.")
+@click.option("--threads", default=os.cpu_count() or 1, show_default=True, help="Of each engine.")
+@click.option("--json", "json_too", is_flag=True, help="Print one JSON object as the last line.")
+def cpu(models: str, loads: str, rounds: int, dtype: str, threads: int, json_too: bool) -> None:
+    """Output tokens per second on the CPU beside `transformers`, four workloads, as Markdown.
+
+    W1: 64 mixed requests at once; W2: one at a time; W3: 32 behind a shared prefix of 512 tokens; W3w: the same, prefix
+    served before. The share of the roofline is what W2 reads of weights per second, by what `torch.sum` reads.
+    """
+    found = {}
+    for name in models.split(","):
+        if name not in MODELS:
+            raise click.BadParameter(f"{name!r} is none of {', '.join(MODELS)}", param_hint="--models")
+        with tempfile.TemporaryDirectory(prefix="slipstream-cpu-") as directory:
+            _say(f"{name}: making a checkpoint")
+            size = _make(name, directory, dtype)
+            results = list(_rounds(name, directory, loads.split(","), rounds, dtype, threads))
+        medians = _medians(results)
+        read = _read_bandwidth(threads)
+        click.echo(_table(name, loads.split(","), medians, size, read))
+        found[name] = {"read_bytes_per_second": read, "weight_bytes": size, "medians": medians}
+    if json_too:
+        click.echo(json.dumps(found))
+
+
+def _make(name: str, directory: str, dtype: str) -> int:
+    """Bytes of weights that a decode step reads: all but an embedding that is not the head too."""
+    from core.engine.random_model import random_module
+    from core.models.bundled import bundled_model_dir
+
+    module = random_module(MODELS[name], getattr(torch, dtype), torch.device("cpu"))
+    module.save_pretrained(directory)
+    for file in Path(bundled_model_dir()).glob("tokenizer*"):
+        (Path(directory) / file.name).write_bytes(file.read_bytes())
+    inputs, outputs = module.get_input_embeddings().weight, module.get_output_embeddings().weight
+    unread = 0 if inputs is outputs else sum(part.nbytes for part in module.get_input_embeddings().parameters())
+    return sum(parameter.nbytes for parameter in module.parameters()) - unread
+
+
+Result = tuple[str, str, Measured]
+
+
+def _rounds(model: str, directory: str, loads: list[str], rounds: int, dtype: str, threads: int) -> Iterator[Result]:
+    for number in range(1, rounds + 1):
+        for contender in CONTENDERS:
+            _say(f"{model}: round {number} of {rounds}, {contender}")
+            task = {"contender": contender, "loads": loads, "round": number, "dtype": dtype, "threads": threads}
+            command = (sys.executable, "-P", "-m", "service.bench.cpu", directory, json.dumps(task))
+            env = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": str(threads)}
+            done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+            if done.returncode:
+                raise click.ClickException(f"{contender} failed:\n{done.stderr[-2000:]}")
+            for load, figures in json.loads(done.stdout.splitlines()[-1]).items():
+                yield contender, load, Measured(**figures)
+
+
+def _medians(results: list[Result]) -> dict[str, dict[str, dict[str, float]]]:
+    by_place: dict[tuple[str, str], list[Measured]] = {}
+    for contender, load, found in results:
+        by_place.setdefault((contender, load), []).append(found)
+    medians: dict[str, dict[str, dict[str, float]]] = {}
+    for (contender, load), places in by_place.items():
+        every = [asdict(each) for each in places]
+        medians.setdefault(contender, {})[load] = {key: median(each[key] for each in every) for key in every[0]}
+    return medians
+
+
+def _table(
+    model: str, loads: list[str], medians: dict[str, dict[str, dict[str, float]]], size: int, read: float
+) -> str:
+    lines = [f"| {model}, output tokens/s | {' | '.join(loads)} |", "|---" * (len(loads) + 1) + "|"]
+    for contender, found in medians.items():
+        rates = [found[load]["rate"] for load in loads]
+        lines.append(f"| {contender} | {' | '.join(f'{rate:,.1f}' for rate in rates)} |")
+    if "W2" in loads:
+        rate = medians["slipstream"]["W2"]["rate"]
+        lines.append("")
+        lines.append(
+            f"W2: {rate * size / 1e9:.1f} GB/s of weights read, {rate * size / read:.0%} of the {read / 1e9:.1f} GB/s "
+            f"that torch.sum reads; {medians['slipstream']['W2']['itl'] * 1e3:.2f} ms between tokens"
+        )
+    return "\n".join(lines) + "\n"
+
+
+def _read_bandwidth(threads: int) -> float:
+    """Bytes per second, the best of a few sums over more than any cache holds."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    data, best = torch.ones(READ_BYTES // 4), 0.0
+    for _ in range(READS):
+        began = time.perf_counter()
+        data.sum()
+        best = max(best, READ_BYTES / (time.perf_counter() - began))
+    torch.set_num_threads(before)
+    return best
+
+
+def _say(line: str) -> None:
+    click.echo(line, err=True)
+
+
+def run_here(directory: str, task: str) -> None:
+    """One contender through its workloads in this process; prints the figures as one JSON object."""
+    what = json.loads(task)
+    vocab = json.loads((Path(directory) / "config.json").read_text())["vocab_size"]
+    contender = CONTENDERS[what["contender"]](directory, what["dtype"], what["threads"])
+    # Ids of a round that is not measured: first calls compile, fill caches and touch memory.
+    measure(contender, workload("W3", vocab, 0))
+    found = {load: asdict(measure(contender, workload(load, vocab, what["round"]))) for load in what["loads"]}
+    contender.close()
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    run_here(*sys.argv[1:])

@@ -1,0 +1,59 @@
+"""`transformers` as a contender: `generate` on one left-padded batch, which is how it is mostly used."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM, StoppingCriteria
+
+from service.bench.peer import Emit, PeerRequest
+
+PADDING = 3
+
+
+class _Watch(StoppingCriteria):
+    """Sees every step of `generate` as it ends; tells whoever still wants a token, and stops nothing."""
+
+    def __init__(self, requests: Sequence[PeerRequest], emit: Emit) -> None:
+        self._requests, self._emit, self._step = requests, emit, 0
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor, **_: Any) -> torch.Tensor:
+        newest = input_ids[:, -1].tolist()
+        for request, token in zip(self._requests, newest, strict=True):
+            if self._step < request["max_new"]:
+                self._emit(request["id"], token)
+        self._step += 1
+        return torch.zeros(len(newest), dtype=torch.bool)
+
+
+class TransformersPeer:
+    """The model of `model_dir` in `dtype` (a name of torch)."""
+
+    def __init__(self, model_dir: str, dtype: str) -> None:
+        self._model: Any = AutoModelForCausalLM.from_pretrained(
+            model_dir, dtype=getattr(torch, dtype), local_files_only=True
+        ).eval()
+        self._model.generation_config.eos_token_id = None
+
+    @torch.inference_mode()
+    def run(self, requests: Sequence[PeerRequest], emit: Emit) -> None:
+        """See `service.bench.workloads.Contender`."""
+        length = max(len(request["prompt"]) for request in requests)
+        ids = torch.full((len(requests), length), PADDING)
+        mask = torch.zeros_like(ids)
+        for row, request in enumerate(requests):
+            ids[row, length - len(request["prompt"]) :] = torch.tensor(request["prompt"])
+            mask[row, length - len(request["prompt"]) :] = 1
+        self._model.generate(
+            input_ids=ids,
+            attention_mask=mask,
+            max_new_tokens=max(request["max_new"] for request in requests),
+            do_sample=False,
+            pad_token_id=PADDING,
+            stopping_criteria=[_Watch(requests, emit)],
+        )
+
+    def close(self) -> None:
+        """Nothing runs between calls."""
