@@ -19,7 +19,8 @@ class ForwardThread:
 
     A step that is done while the next one waits here is delivered once that one computes, a fraction of a millisecond
     later: the loop and this thread share an interpreter, and the loop has the whole of a step to do its work in.
-    Without that they took it in turns exactly while the device had nothing to do: 1.1 of 4.4 ms a token on two cores.
+    Without that they took it in turns exactly while the device had nothing to do (4.4 instead of 3.1 ms a token, on two
+    cores, for a model of 24 million parameters).
 
     After a step failed, the steps behind it fail unseen: they would read what it did not write.
     """
