@@ -50,7 +50,8 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 ALONE = re.compile(
-    r"/tests/((chaos|mutants|system)/|sim/test_sim|engine/test_trouble|security/test_(complexity|fuzz|unbounded)"
+    r"/tests/(chaos/|system/test_(?!exactly_once|frontend_doors)|engine/test_trouble"
+    r"|security/test_(complexity|fuzz|unbounded)"
     r"|service/test_(admission|cancellation|startup|write_bound))"
 )
 """Tests that measure time, or start servers that do: two at once on two cores would measure one another."""
