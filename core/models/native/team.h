@@ -51,9 +51,10 @@ class Team {
       return;
     }
     const uint32_t phase = ++phase_;
-    jobs_[phase & 1] = {
-        [](const void* job, int64_t chunk, int64_t worker) { (*static_cast<const Work*>(job))(chunk, worker); }, &work,
-        static_cast<uint32_t>(chunks)};
+    Job& job = jobs_[phase & 1];
+    job.call = [](const void* of, int64_t chunk, int64_t worker) { (*static_cast<const Work*>(of))(chunk, worker); };
+    job.work = &work;
+    job.chunks.store(static_cast<uint32_t>(chunks), std::memory_order_relaxed);
     done_.store(0, std::memory_order_relaxed);
     resting_.store(false, std::memory_order_relaxed);
     ticket_.store(static_cast<uint64_t>(phase) << 32);
@@ -74,7 +75,8 @@ class Team {
   struct Job {
     void (*call)(const void*, int64_t, int64_t) = nullptr;
     const void* work = nullptr;
-    uint32_t chunks = 0;
+    // A late helper may look at it while it is overwritten; what it sees then leads to no exchange.
+    std::atomic<uint32_t> chunks{0};
   };
 
   // A ticket is the phase and its next chunk. Two jobs take turns: one is overwritten only after the phase behind it was
@@ -82,7 +84,7 @@ class Team {
   void take(uint32_t phase, int64_t worker) {
     const Job& job = jobs_[phase & 1];
     uint64_t ticket = ticket_.load();
-    while (ticket >> 32 == phase && static_cast<uint32_t>(ticket) < job.chunks) {
+    while (ticket >> 32 == phase && static_cast<uint32_t>(ticket) < job.chunks.load(std::memory_order_relaxed)) {
       if (!ticket_.compare_exchange_weak(ticket, ticket + 1)) continue;
       job.call(job.work, static_cast<uint32_t>(ticket), worker);
       done_.fetch_add(1, std::memory_order_release);
