@@ -93,13 +93,9 @@ def cpu(models: str, loads: str, rounds: int, dtype: str, threads: int, json_too
 
 def _make(name: str, directory: str, dtype: str) -> int:
     """Bytes of weights that a decode step reads: all but an embedding that is not the head too."""
-    from core.engine.random_model import random_module
-    from core.models.bundled import bundled_model_dir
+    from service.bench.random_checkpoint import save_random_checkpoint
 
-    module = random_module(MODELS[name], getattr(torch, dtype), torch.device("cpu"))
-    module.save_pretrained(directory)
-    for file in Path(bundled_model_dir()).glob("tokenizer*"):
-        (Path(directory) / file.name).write_bytes(file.read_bytes())
+    module = save_random_checkpoint(MODELS[name], getattr(torch, dtype), Path(directory))
     inputs, outputs = module.get_input_embeddings().weight, module.get_output_embeddings().weight
     unread = 0 if inputs is outputs else sum(part.nbytes for part in module.get_input_embeddings().parameters())
     return sum(parameter.nbytes for parameter in module.parameters()) - unread

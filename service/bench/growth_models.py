@@ -9,13 +9,11 @@ import asyncio
 import json
 import os
 import resource
-import shutil
 import subprocess
 import sys
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 BEGAN = time.perf_counter()
 """The interpreter runs; nothing heavy is imported yet."""
@@ -49,29 +47,21 @@ class Start:
 def build_checkpoint(directory: Path, vocab: int = 0, **shape: int) -> int:
     """A Llama with seeded random weights and the bundled tokenizer; how many parameters it has."""
     import torch
-    from transformers import AutoConfig, AutoModelForCausalLM
-    from transformers.utils import logging
 
     from core.models.bundled import bundled_model_dir
     from core.text.tokenizer import Tokenizer
+    from service.bench.random_checkpoint import save_random_checkpoint
 
-    logging.disable_progress_bar()
-    bundled = bundled_model_dir()
-    shutil.copytree(bundled, directory, ignore=shutil.ignore_patterns("*.safetensors", "config.json"))
     heads = max(2, shape["hidden_size"] // 64)
-    config = AutoConfig.for_model(
-        "llama",
-        vocab_size=vocab or Tokenizer.load(str(bundled)).vocab_size,
-        intermediate_size=3 * shape["hidden_size"],
-        num_attention_heads=heads,
-        num_key_value_heads=heads,
-        max_position_embeddings=1 << 16,
-        **shape,
-    )
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        model: Any = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
-    model.save_pretrained(directory)
+    fields = {
+        "model_type": "llama",
+        "vocab_size": vocab or Tokenizer.load(str(bundled_model_dir())).vocab_size,
+        "intermediate_size": 3 * shape["hidden_size"],
+        "num_attention_heads": heads,
+        "num_key_value_heads": heads,
+        "max_position_embeddings": 1 << 16,
+    }
+    model = save_random_checkpoint(fields | shape, torch.float32, directory)
     return sum(parameter.numel() for parameter in model.parameters())
 
 
