@@ -11,7 +11,6 @@ import datetime
 import gc
 import json
 import math
-import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -30,6 +29,7 @@ from core.models.bundled import bundled_model_dir
 from core.text.tokenizer import Tokenizer
 from service.bench.decode_load import CHUNK, Load, watch_decode, watch_first_token, watch_transformers
 from service.bench.roofline import Demands, Peaks, measure_peaks
+from service.switch_interval import shorten_switch_interval
 
 SHAPES: dict[str, dict[str, Any]] = {
     # Llama 3 8B.
@@ -202,7 +202,7 @@ def gpu(
     as_json: bool,
 ) -> None:
     """Decode and prefill of a model with random weights on a GPU, as shares of what the GPU can do."""
-    sys.setswitchinterval(0.0005)
+    shorten_switch_interval(writes=False)
     target = resolve_device(device)
     vocab = SHAPES[shape]["vocab_size"]
     loads = [Load(batch, context, steps, vocab) for context in _numbers(contexts) for batch in _numbers(batches)]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 import tempfile
 import time
 from pathlib import Path
@@ -13,6 +12,7 @@ import torch
 
 from service.bench.curve import as_json, table
 from service.bench.growth_axes import AXES
+from service.switch_interval import shorten_switch_interval
 
 
 @click.command()
@@ -33,7 +33,7 @@ def growth(axes: str, rounds: int, quick: bool, json_too: bool) -> None:
     for name in names:
         if name not in AXES:
             raise click.BadParameter(f"{name!r} is none of {', '.join(AXES)}", param_hint="--axes")
-    sys.setswitchinterval(0.0005)
+    shorten_switch_interval(writes=False)
     torch.set_num_threads(1)
     found = {}
     with tempfile.TemporaryDirectory(prefix="slipstream-growth-") as scratch:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import statistics
-import sys
 
 import click
 
@@ -12,6 +11,7 @@ from service.bench.admission_cost import admission_seconds, insert_seconds, matc
 from service.bench.curve import Curve, as_json, table
 from service.bench.loop_step import PARTS, LoopStep, StepParts
 from service.bench.scheduler_cost import PAGE_SIZE, scheduler_cost
+from service.switch_interval import shorten_switch_interval
 
 STEPS = 48
 """Steps of a round: three pages, so that growing by pages is in the mean as often as it is in the long run."""
@@ -91,7 +91,7 @@ def scheduler(running: str, prompts: str, trees: str, rounds: int, json_too: boo
     stop checks, plan and build the batch, submit, publish statistics, hand tokens over to the streams. Reading is the
     client side's part and comes beside it, as ids and as text. No device, no gRPC.
     """
-    sys.setswitchinterval(0.0005)
+    shorten_switch_interval(writes=False)
     sizes, lengths, nodes = ([int(each) for each in text.split(",")] for text in (running, prompts, trees))
     found = {
         ("Steady decode", "running requests"): loop_curves(sizes, rounds),
