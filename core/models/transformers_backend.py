@@ -7,6 +7,7 @@ ends and the next begins. What cannot work that way is refused at load, by name,
 from __future__ import annotations
 
 import inspect
+import logging
 from collections.abc import Mapping
 from typing import Any
 
@@ -35,6 +36,8 @@ from core.models.recurrent import StateContext
 from core.models.recurrent_probe import unwrap_mixers, wrap_mixers
 from core.models.self_check import CheckResult, Reference, plain_reference, run_self_check
 from core.models.windowed import window_layers
+
+logger = logging.getLogger(__name__)
 
 MAX_NAMED_WEIGHTS = 3
 """How many missing or unexpected weights an error names."""
@@ -141,8 +144,10 @@ def _prove(
             loaded, result = _prove_as_is(model, weights, reference, checkpoint, config)
             if result.passed:
                 return loaded, result
-        except (Unsupported, RuntimeError, AssertionError):
-            pass  # Not the layers they were taken for: they go on as they are.
+            reason = f"its logits differ by {result.error:.2g}"
+        except (Unsupported, RuntimeError, AssertionError) as error:
+            reason = str(error).partition("\n")[0]
+        logger.warning("no fused layers, the model's own go on: %s", reason)
         unfuse_layers(model)
     if absorb_latents(model):
         try:

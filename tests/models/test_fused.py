@@ -115,13 +115,16 @@ WRONG: dict[str, Any] = {
 
 @interpreted
 @pytest.mark.parametrize("name", WRONG)
-def test_interpreted_wrong_layers_are_taken_back(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_interpreted_wrong_layers_are_taken_back(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     monkeypatch.setattr(transformers_backend, "wanted", lambda _: True)
     monkeypatch.setattr(layers, name, WRONG[name])
     directory = make_checkpoint("llama", tmp_path, seed=0)
     config = ModelConfig(str(directory), dtype="float32", native="off")
     module: Any = load_model(config, torch.device(DEVICE)).module  # type: ignore[attr-defined]
     assert not [each for each in module.modules() if "forward" in each.__dict__]
+    assert "no fused layers" in caplog.text
 
 
 @needs_triton
