@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 from asyncio_throttle.throttler import Throttler
@@ -22,24 +22,29 @@ CONCURRENCY_LIMIT = "CONCURRENCY_LIMIT"
 RATE_LIMIT = "RATE_LIMIT"
 POLL_SECONDS = 0.005
 
+Told = Callable[[str, float], Overloaded]
+"""Words a refusal: given its reason, one of the two above, and the seconds after which to come back."""
+
 
 class Admission:
     """Admits at most `max_concurrent` calls at once and `rate_limit` per second (None: any rate).
 
     A call that cannot start at once waits in line at most `max_wait` seconds, behind at most `max_waiters` others.
-    Event-loop thread only.
+    `told` words the refusal, given its reason. Event-loop thread only.
     """
 
     def __init__(
         self,
-        max_concurrent: int,
+        max_concurrent: float,
         rate_limit: float | None = None,
         max_wait: float = 1.0,
         max_waiters: int = 256,
+        told: Told | None = None,
     ) -> None:
-        self._slots = asyncio.Semaphore(max_concurrent)
+        self._slots = _Slots(max_concurrent)
         self._throttler = _throttler(rate_limit)
         self._rate = rate_limit
+        self._told = told or _told
         self._max_wait = max_wait
         self._max_waiters = max_waiters
         self._line = asyncio.Lock()
@@ -56,6 +61,12 @@ class Admission:
         """Calls in line, its head included."""
         return self._waiting
 
+    def resize(self, max_concurrent: float, rate_limit: float | None) -> None:
+        """Other limits from now on; calls that are open stay, and count."""
+        self._slots.resize(max_concurrent)
+        if rate_limit != self._rate:
+            self._rate, self._throttler = rate_limit, _throttler(rate_limit)
+
     @asynccontextmanager
     async def slot(self, deadline: float | None = None) -> AsyncIterator[None]:
         """Holds a place while the body runs.
@@ -63,13 +74,21 @@ class Admission:
         `deadline` is a `time.monotonic()` instant. Raises Overloaded when the line is full or the wait too long, and
         DeadlinePassed when the deadline comes first.
         """
-        await self._enter(deadline)
-        self._open += 1
+        await self.enter(deadline)
         try:
             yield
         finally:
-            self._open -= 1
-            self._slots.release()
+            self.leave()
+
+    async def enter(self, deadline: float | None = None) -> None:
+        """Take a place, as `slot` does, for a holder that is no block of code; `leave` gives it back."""
+        await self._enter(deadline)
+        self._open += 1
+
+    def leave(self) -> None:
+        """Give a place back that `enter` took."""
+        self._open -= 1
+        self._slots.release()
 
     async def _enter(self, deadline: float | None) -> None:
         if self._waiting >= self._max_waiters:
@@ -102,9 +121,46 @@ class Admission:
     def _refusal(self) -> Overloaded:
         """Why the line does not move, and when it is worth coming back."""
         if self._slots.locked() or self._rate is None:
-            return Overloaded("too many requests at once", reason=CONCURRENCY_LIMIT, retry_after=self._max_wait)
-        wait = max(self._waiting, 1) / self._rate
-        return Overloaded("too many requests per second", reason=RATE_LIMIT, retry_after=wait)
+            return self._told(CONCURRENCY_LIMIT, self._max_wait)
+        return self._told(RATE_LIMIT, max(self._waiting, 1) / self._rate)
+
+
+class _Slots:
+    """A counter with a limit that can change; at most one waits for it, the head of the line."""
+
+    def __init__(self, limit: float) -> None:
+        self._limit, self._taken = limit, 0
+        self._room: asyncio.Future[None] | None = None
+
+    def locked(self) -> bool:
+        """Whether nobody could acquire now."""
+        return self._taken >= self._limit
+
+    async def acquire(self) -> None:
+        while self.locked():
+            self._room = asyncio.get_running_loop().create_future()
+            try:
+                await self._room
+            finally:
+                self._room = None
+        self._taken += 1
+
+    def release(self) -> None:
+        self._taken -= 1
+        self._wake()
+
+    def resize(self, limit: float) -> None:
+        self._limit = limit
+        self._wake()
+
+    def _wake(self) -> None:
+        if self._room is not None and not self._room.done() and not self.locked():
+            self._room.set_result(None)
+
+
+def _told(reason: str, retry_after: float) -> Overloaded:
+    words = {CONCURRENCY_LIMIT: "too many requests at once", RATE_LIMIT: "too many requests per second"}
+    return Overloaded(words[reason], reason=reason, retry_after=retry_after)
 
 
 def _throttler(rate_limit: float | None) -> Throttler | None:

@@ -29,11 +29,11 @@ from core.config import (
     SchedulerConfig,
 )
 from core.errors import ConfigError
+from service.engine_config import engine_config
 from service.settings import setting
 
 LOG_LEVELS = ("debug", "info", "warning", "error")
 MAX_PORT = 65535
-BUNDLED_NAME = "slipstream-bundled"
 REFUSAL_ROOM = 256
 
 
@@ -230,6 +230,13 @@ class ServerConfig:
         "Names in the token file, with commas, that may load and unload adapters; unset: every caller may.",
         metavar="NAMES",
     )
+    tenants_file: str | None = setting(
+        None,
+        str,
+        "Security",
+        "YAML file of limits by name of token or client certificate; unset: callers have no limits of their own.",
+        metavar="FILE",
+    )
     tls_cert: str | None = setting(
         None, str, "Security", "Certificate chain of the gRPC port in PEM; unset: no TLS.", metavar="FILE"
     )
@@ -270,6 +277,16 @@ class ServerConfig:
         low=0.001,
     )
 
+    resume_seconds: float = setting(
+        30.0, float, "Resuming", "Seconds that a resumable stream nobody reads is kept for Attach; 0: none are.", low=0
+    )
+    resume_bytes: int = setting(
+        64 * 1024 * 1024, int, "Resuming", "Bytes that all kept streams may take beside the engine.", low=4096
+    )
+    resume_tenant_bytes: int = setting(
+        16 * 1024 * 1024, int, "Resuming", "Bytes that those of one tenant may take.", low=4096
+    )
+
     drain_linger: float = setting(
         5.0,
         float,
@@ -291,6 +308,8 @@ class ServerConfig:
             raise ConfigError("tls_client_ca needs tls_cert and tls_key")
         if self.adapter_admins is not None and self.auth_token_file is None:
             raise ConfigError("adapter_admins needs auth_token_file, which says who calls")
+        if self.tenants_file is not None and self.auth_token_file is None and self.tls_client_ca is None:
+            raise ConfigError("tenants_file needs auth_token_file or tls_client_ca, which say who calls")
 
     @property
     def concurrency_limit(self) -> int:
@@ -307,43 +326,4 @@ class ServerConfig:
 
     def engine_config(self, model_path: str) -> EngineConfig:
         """The engine's part, for the checkpoint at `model_path`. Raises ConfigError."""
-        return EngineConfig(
-            model=ModelConfig(
-                path=model_path,
-                dtype=self.dtype,
-                context_length=self.context_length,
-                served_name=self.served_model_name or (None if self.model else BUNDLED_NAME),
-                quantized_weights=self.quantized_weights,
-                native=self.native,
-            ),
-            memory=MemoryConfig(
-                page_size=self.page_size,
-                max_running_requests=self.max_running_requests,
-                max_total_tokens=self.max_total_tokens,
-                prefix_cache=self.prefix_cache,
-                max_state_slots=self.max_state_slots,
-                state_track_interval=self.state_track_interval,
-                sliding_window_pool=self.sliding_window_pool,
-                max_window_tokens=self.max_window_tokens,
-            ),
-            scheduler=SchedulerConfig(
-                chunked_prefill_size=self.chunked_prefill_size,
-                mixed_chunk=self.mixed_chunk,
-                policy=self.schedule_policy,
-                max_queued_requests=self.max_queued_requests,
-                default_queue_timeout=self.queue_timeout,
-            ),
-            executor=ExecutorConfig(
-                device=self.device,
-                overlap=self.overlap,
-                assert_mode=self.assert_mode,
-                cpu_threads=self.cpu_threads,
-                hang_timeout=self.hang_timeout,
-                attention_backend=self.attention_backend,
-                cuda_graphs=self.cuda_graphs,
-            ),
-            lora=LoraConfig(self.adapter or (), self.max_lora_rank, self.lora_dir, self.max_lora_bytes),
-            grammar=GrammarConfig(self.grammar_backend, self.grammar_compile_timeout, self.grammar_cache_bytes),
-            seed=self.seed,
-            max_pending_tokens=self.max_pending_tokens,
-        )
+        return engine_config(self, model_path)

@@ -16,6 +16,7 @@ from core.errors import ModelLoadError, StartupError
 from core.models.bundled import bundled_model_dir
 from service.auth_tokens import token_file
 from service.config import ServerConfig
+from service.tenants.limits import tenants_file
 from service.tls import tls_files
 
 _HEADER_LENGTH = struct.Struct("<Q")
@@ -61,9 +62,11 @@ def _probe(purpose: str, host: str, port: int) -> None:
 
 
 def check_security(config: ServerConfig) -> None:
-    """Raise StartupError if the token file or a TLS file cannot be used."""
+    """Raise StartupError if the token file, the tenants file or a TLS file cannot be used."""
     if config.auth_token_file is not None:
         token_file(config.auth_token_file)
+    if config.tenants_file is not None:
+        tenants_file(config.tenants_file)
     tls_files(config)
 
 

@@ -37,6 +37,14 @@ from core.errors import (
     SlowConsumer,
 )
 
+from service.resume.errors import (
+    PositionAhead,
+    PositionTooOld,
+    ResumeOff,
+    StreamNotFound,
+    StreamTakenOver,
+)
+
 log = logging.getLogger(__name__)
 
 DOMAIN = "slipstream"
@@ -98,6 +106,11 @@ CODES: dict[type[SlipstreamError], grpc.StatusCode] = {
     AdapterNotFound: grpc.StatusCode.NOT_FOUND,
     AdapterExists: grpc.StatusCode.ALREADY_EXISTS,
     AdaptersOff: grpc.StatusCode.FAILED_PRECONDITION,
+    ResumeOff: grpc.StatusCode.FAILED_PRECONDITION,
+    StreamNotFound: grpc.StatusCode.NOT_FOUND,
+    StreamTakenOver: grpc.StatusCode.ABORTED,
+    PositionTooOld: grpc.StatusCode.OUT_OF_RANGE,
+    PositionAhead: grpc.StatusCode.OUT_OF_RANGE,
 }
 """StartupError is absent on purpose: its text is for the operator and may hold a path."""
 

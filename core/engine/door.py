@@ -42,8 +42,12 @@ class PolledStream(OutputStream, Protocol):
     """An `OutputStream` that can also be read without waiting: what carries many streams over one connection needs it.
 
     `watch(ready)` has `ready` called, now and on every change; `poll` then gives the events that are there, merged as
-    ever, and None after the last; `ended` says that there will be no more.
+    ever, and None after the last; `ended` says that there will be no more. `open_outputs` counts those without a
+    terminal, read or not.
     """
+
+    @property
+    def open_outputs(self) -> int: ...
 
     @property
     def ended(self) -> bool: ...

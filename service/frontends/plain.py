@@ -15,11 +15,15 @@ import numpy as np
 from core import errors
 from core.errors import FieldViolation, InvalidRequest, Overloaded, QueueTimeout, SlipstreamError
 from core.types.io import Embedding, EmbedResult
+from service.resume import errors as resume_errors
 
 Made = TypeVar("Made")
 
 _ERRORS: dict[str, type[SlipstreamError]] = {
-    name: kind for name, kind in vars(errors).items() if isinstance(kind, type) and issubclass(kind, SlipstreamError)
+    name: kind
+    for room in (errors, resume_errors)
+    for name, kind in vars(room).items()
+    if isinstance(kind, type) and issubclass(kind, SlipstreamError)
 }
 
 

@@ -180,6 +180,23 @@ REJECTED = Metric(
 SLOW_CONSUMERS = Metric(
     "slipstream_slow_consumer_evictions", "counter", "Streams ended because the client did not read fast enough."
 )
+TENANT_REFUSALS = Metric(
+    "slipstream_tenant_refusals",
+    "counter",
+    "Calls refused by a tenant's own limit; tenants that the tenants file does not list are one, `other`.",
+    ("tenant", "reason"),
+)
+KEPT_STREAMS = Metric("slipstream_kept_streams", "gauge", "Resumable streams that are kept for Attach, live or over.")
+KEPT_BYTES = Metric("slipstream_kept_stream_bytes", "gauge", "Bytes that they take.")
+KEPT_GONE = Metric(
+    "slipstream_kept_streams_gone",
+    "counter",
+    "Kept streams that expired or were evicted, and times that the beginning of one was given up (trimmed).",
+    ("how",),
+)
+ATTACHES = Metric(
+    "slipstream_attaches", "counter", "Attach calls, by how they began: attached, or the refusal.", ("how",)
+)
 
 ALL: tuple[Metric, ...] = (
     POOL_CAPACITY,
@@ -194,6 +211,11 @@ ALL: tuple[Metric, ...] = (
     RPC_HANDLED,
     REJECTED,
     SLOW_CONSUMERS,
+    TENANT_REFUSALS,
+    KEPT_STREAMS,
+    KEPT_BYTES,
+    KEPT_GONE,
+    ATTACHES,
     READY,
     DRAINING,
     BUILD_INFO,

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import grpc
-from prometheus_client import CollectorRegistry, Counter, disable_created_metrics
+from prometheus_client import CollectorRegistry, Counter, Gauge, disable_created_metrics
 
 from service.metrics import names
 from service.metrics.names import Metric
@@ -14,6 +16,10 @@ REJECTION_REASONS: tuple[str, ...] = (
     "ADAPTER_NOT_FOUND",
     "CONCURRENCY_LIMIT",
     "RATE_LIMIT",
+    "TENANT_CONCURRENCY_LIMIT",
+    "TENANT_RATE_LIMIT",
+    "RESUME_BYTES",
+    "RESUME_OFF",
     "QUEUE_FULL",
     "DEADLINE_EXCEEDED",
     "STARTING",
@@ -21,6 +27,18 @@ REJECTION_REASONS: tuple[str, ...] = (
     "ENGINE_DEAD",
 )
 """Present at 0 from the start, so that `increase()` sees the first one; others of core appear when they occur."""
+
+GONE: tuple[str, ...] = ("expired", "evicted", "trimmed")
+ATTACHED: tuple[str, ...] = (
+    "attached",
+    "STREAM_NOT_FOUND",
+    "STREAM_EXPIRED",
+    "STREAM_EVICTED",
+    "STREAM_TAKEN_OVER",
+    "POSITION_TOO_OLD",
+    "POSITION_AHEAD",
+    "RESUME_OFF",
+)
 
 
 class RpcMetrics:
@@ -34,9 +52,17 @@ class RpcMetrics:
             "handled": _counter(names.RPC_HANDLED, registry),
             "rejected": _counter(names.REJECTED, registry),
             "slow": _counter(names.SLOW_CONSUMERS, registry),
+            "tenant": _counter(names.TENANT_REFUSALS, registry),
+            "gone": _counter(names.KEPT_GONE, registry),
+            "attach": _counter(names.ATTACHES, registry),
         }
+        self._gauges = {each: _gauge(each, registry) for each in (names.KEPT_STREAMS, names.KEPT_BYTES)}
         for reason in REJECTION_REASONS:
             self._counters["rejected"].labels(reason)
+        for how in GONE:
+            self._counters["gone"].labels(how)
+        for how in ATTACHED:
+            self._counters["attach"].labels(how)
 
     def started(self, method: str) -> None:
         """A handler was entered; `method` is the full name of a registered method."""
@@ -54,6 +80,23 @@ class RpcMetrics:
         """A stream was ended because its client did not read fast enough."""
         self.add("slow", ())
 
+    def tenant_refused(self, label: str, reason: str, amount: int = 1) -> None:
+        """A tenant's own limit refused a call; `label` is from the tenants file."""
+        self.add("tenant", (label, reason), amount)
+
+    def stream_gone(self, how: str) -> None:
+        """A kept stream, or its beginning, was given up; `how` is one of GONE."""
+        self.add("gone", (how,))
+
+    def attach(self, how: str) -> None:
+        """An Attach call began, or was refused for the reason `how`."""
+        self.add("attach", (how,))
+
+    def show_kept(self, streams: Callable[[], float], size: Callable[[], float]) -> None:
+        """Have kept streams shown by these; called on the scraper's thread."""
+        self._gauges[names.KEPT_STREAMS].set_function(streams)
+        self._gauges[names.KEPT_BYTES].set_function(size)
+
     def add(self, counter: str, labels: tuple[str, ...], amount: int = 1) -> None:
         """Add to one of the counters by its name here. Raises KeyError."""
         metric = self._counters[counter]
@@ -62,3 +105,7 @@ class RpcMetrics:
 
 def _counter(metric: Metric, registry: CollectorRegistry) -> Counter:
     return Counter(metric.name, metric.help, metric.labels, registry=registry)
+
+
+def _gauge(metric: Metric, registry: CollectorRegistry) -> Gauge:
+    return Gauge(metric.name, metric.help, metric.labels, registry=registry)

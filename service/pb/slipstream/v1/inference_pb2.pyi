@@ -48,7 +48,7 @@ POOLING_MEAN: Pooling
 POOLING_CLS: Pooling
 
 class GenerateRequest(_message.Message):
-    __slots__ = ("request_id", "text", "token_ids", "chat", "sampling_params", "output_options", "priority", "queue_timeout", "cache_salt", "adapter", "constraint")
+    __slots__ = ("request_id", "text", "token_ids", "chat", "sampling_params", "output_options", "priority", "queue_timeout", "cache_salt", "adapter", "constraint", "resumable")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -60,6 +60,7 @@ class GenerateRequest(_message.Message):
     CACHE_SALT_FIELD_NUMBER: _ClassVar[int]
     ADAPTER_FIELD_NUMBER: _ClassVar[int]
     CONSTRAINT_FIELD_NUMBER: _ClassVar[int]
+    RESUMABLE_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     text: str
     token_ids: TokenIds
@@ -71,7 +72,8 @@ class GenerateRequest(_message.Message):
     cache_salt: str
     adapter: str
     constraint: Constraint
-    def __init__(self, request_id: _Optional[str] = ..., text: _Optional[str] = ..., token_ids: _Optional[_Union[TokenIds, _Mapping]] = ..., chat: _Optional[_Union[Chat, _Mapping]] = ..., sampling_params: _Optional[_Union[SamplingParams, _Mapping]] = ..., output_options: _Optional[_Union[OutputOptions, _Mapping]] = ..., priority: _Optional[int] = ..., queue_timeout: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., cache_salt: _Optional[str] = ..., adapter: _Optional[str] = ..., constraint: _Optional[_Union[Constraint, _Mapping]] = ...) -> None: ...
+    resumable: bool
+    def __init__(self, request_id: _Optional[str] = ..., text: _Optional[str] = ..., token_ids: _Optional[_Union[TokenIds, _Mapping]] = ..., chat: _Optional[_Union[Chat, _Mapping]] = ..., sampling_params: _Optional[_Union[SamplingParams, _Mapping]] = ..., output_options: _Optional[_Union[OutputOptions, _Mapping]] = ..., priority: _Optional[int] = ..., queue_timeout: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., cache_salt: _Optional[str] = ..., adapter: _Optional[str] = ..., constraint: _Optional[_Union[Constraint, _Mapping]] = ..., resumable: _Optional[bool] = ...) -> None: ...
 
 class Constraint(_message.Message):
     __slots__ = ("json_schema", "regex", "ebnf", "choice")
@@ -171,6 +173,38 @@ class OutputOptions(_message.Message):
     def __init__(self, text: _Optional[bool] = ..., logprobs: _Optional[bool] = ..., top_logprobs: _Optional[int] = ...) -> None: ...
 
 class GenerateResponse(_message.Message):
+    __slots__ = ("request_id", "started", "delta", "finished")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    STARTED_FIELD_NUMBER: _ClassVar[int]
+    DELTA_FIELD_NUMBER: _ClassVar[int]
+    FINISHED_FIELD_NUMBER: _ClassVar[int]
+    request_id: str
+    started: Started
+    delta: Delta
+    finished: Finished
+    def __init__(self, request_id: _Optional[str] = ..., started: _Optional[_Union[Started, _Mapping]] = ..., delta: _Optional[_Union[Delta, _Mapping]] = ..., finished: _Optional[_Union[Finished, _Mapping]] = ...) -> None: ...
+
+class AttachRequest(_message.Message):
+    __slots__ = ("request_id", "positions")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    POSITIONS_FIELD_NUMBER: _ClassVar[int]
+    request_id: str
+    positions: _containers.RepeatedCompositeFieldContainer[AttachPosition]
+    def __init__(self, request_id: _Optional[str] = ..., positions: _Optional[_Iterable[_Union[AttachPosition, _Mapping]]] = ...) -> None: ...
+
+class AttachPosition(_message.Message):
+    __slots__ = ("index", "tokens", "text_bytes", "finished")
+    INDEX_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    TEXT_BYTES_FIELD_NUMBER: _ClassVar[int]
+    FINISHED_FIELD_NUMBER: _ClassVar[int]
+    index: int
+    tokens: int
+    text_bytes: int
+    finished: bool
+    def __init__(self, index: _Optional[int] = ..., tokens: _Optional[int] = ..., text_bytes: _Optional[int] = ..., finished: _Optional[bool] = ...) -> None: ...
+
+class AttachResponse(_message.Message):
     __slots__ = ("request_id", "started", "delta", "finished")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     STARTED_FIELD_NUMBER: _ClassVar[int]
@@ -341,7 +375,7 @@ class GetServerInfoRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class GetServerInfoResponse(_message.Message):
-    __slots__ = ("version", "state", "uptime", "max_running_requests", "max_queued_requests", "max_concurrent_requests", "max_request_duration", "max_receive_bytes", "page_size", "overlap", "prefix_cache", "schedule_policy")
+    __slots__ = ("version", "state", "uptime", "max_running_requests", "max_queued_requests", "max_concurrent_requests", "max_request_duration", "max_receive_bytes", "page_size", "overlap", "prefix_cache", "schedule_policy", "resume_window")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
     UPTIME_FIELD_NUMBER: _ClassVar[int]
@@ -354,6 +388,7 @@ class GetServerInfoResponse(_message.Message):
     OVERLAP_FIELD_NUMBER: _ClassVar[int]
     PREFIX_CACHE_FIELD_NUMBER: _ClassVar[int]
     SCHEDULE_POLICY_FIELD_NUMBER: _ClassVar[int]
+    RESUME_WINDOW_FIELD_NUMBER: _ClassVar[int]
     version: str
     state: ServerState
     uptime: _duration_pb2.Duration
@@ -366,7 +401,8 @@ class GetServerInfoResponse(_message.Message):
     overlap: bool
     prefix_cache: str
     schedule_policy: str
-    def __init__(self, version: _Optional[str] = ..., state: _Optional[_Union[ServerState, str]] = ..., uptime: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., max_running_requests: _Optional[int] = ..., max_queued_requests: _Optional[int] = ..., max_concurrent_requests: _Optional[int] = ..., max_request_duration: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., max_receive_bytes: _Optional[int] = ..., page_size: _Optional[int] = ..., overlap: _Optional[bool] = ..., prefix_cache: _Optional[str] = ..., schedule_policy: _Optional[str] = ...) -> None: ...
+    resume_window: _duration_pb2.Duration
+    def __init__(self, version: _Optional[str] = ..., state: _Optional[_Union[ServerState, str]] = ..., uptime: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., max_running_requests: _Optional[int] = ..., max_queued_requests: _Optional[int] = ..., max_concurrent_requests: _Optional[int] = ..., max_request_duration: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., max_receive_bytes: _Optional[int] = ..., page_size: _Optional[int] = ..., overlap: _Optional[bool] = ..., prefix_cache: _Optional[str] = ..., schedule_policy: _Optional[str] = ..., resume_window: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...
 
 class GetLoadRequest(_message.Message):
     __slots__ = ()

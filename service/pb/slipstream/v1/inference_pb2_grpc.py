@@ -40,6 +40,11 @@ class InferenceServiceStub:
                 request_serializer=slipstream_dot_v1_dot_inference__pb2.GenerateRequest.SerializeToString,
                 response_deserializer=slipstream_dot_v1_dot_inference__pb2.GenerateResponse.FromString,
                 _registered_method=True)
+        self.Attach = channel.unary_stream(
+                '/slipstream.v1.InferenceService/Attach',
+                request_serializer=slipstream_dot_v1_dot_inference__pb2.AttachRequest.SerializeToString,
+                response_deserializer=slipstream_dot_v1_dot_inference__pb2.AttachResponse.FromString,
+                _registered_method=True)
         self.Abort = channel.unary_unary(
                 '/slipstream.v1.InferenceService/Abort',
                 request_serializer=slipstream_dot_v1_dot_inference__pb2.AbortRequest.SerializeToString,
@@ -89,9 +94,26 @@ class InferenceServiceServicer:
         Cancelling the call, or letting its deadline pass, frees everything the request holds.
 
         Errors: INVALID_ARGUMENT (a field is out of range, the input is empty or cannot fit; nothing was generated),
-        ALREADY_EXISTS (a live request has this request_id), NOT_FOUND (no such adapter is loaded), RESOURCE_EXHAUSTED (CONCURRENCY_LIMIT, RATE_LIMIT,
-        QUEUE_FULL, POOL_EXHAUSTED and QUEUE_TIMEOUT, all with RetryInfo; SLOW_CONSUMER when the client did not read fast enough), DEADLINE_EXCEEDED (the client's
+        ALREADY_EXISTS (a live request of the same caller has this request_id), NOT_FOUND (no such adapter is loaded), RESOURCE_EXHAUSTED (CONCURRENCY_LIMIT, RATE_LIMIT,
+        TENANT_CONCURRENCY_LIMIT, TENANT_RATE_LIMIT, RESUME_BYTES, QUEUE_FULL, POOL_EXHAUSTED and QUEUE_TIMEOUT, all with RetryInfo; SLOW_CONSUMER when the client did not read fast enough), DEADLINE_EXCEEDED (the client's
         deadline or the server's own limit), UNAVAILABLE (STARTING, DRAINING, ENGINE_DEAD), INTERNAL.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Attach(self, request, context):
+        """Goes on with the stream of an earlier Generate that asked for it (`resumable`), where the connection broke: from the
+        given place of each output, without a gap and without a repeat, also from another process or after the caller's own
+        crash. One `started` comes first, as on Generate; then everything after that place, told before or not.
+
+        A stream has one reader: a second Attach, or the same Generate sent again, takes it over, and the call before ends
+        with ABORTED (STREAM_TAKEN_OVER). Ids belong to the caller who is authenticated: another's are NOT_FOUND.
+
+        Errors, beside those that Generate could have ended with: NOT_FOUND (STREAM_NOT_FOUND: never seen here; STREAM_EXPIRED:
+        nobody came back within the server's window; STREAM_EVICTED: it gave way to others; in each case send the request
+        again), OUT_OF_RANGE (POSITION_TOO_OLD: what follows that place is no longer kept; POSITION_AHEAD: nothing was told
+        up to there), ABORTED (STREAM_TAKEN_OVER), INVALID_ARGUMENT.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -162,6 +184,11 @@ def add_InferenceServiceServicer_to_server(servicer, server):
                     request_deserializer=slipstream_dot_v1_dot_inference__pb2.GenerateRequest.FromString,
                     response_serializer=slipstream_dot_v1_dot_inference__pb2.GenerateResponse.SerializeToString,
             ),
+            'Attach': grpc.unary_stream_rpc_method_handler(
+                    servicer.Attach,
+                    request_deserializer=slipstream_dot_v1_dot_inference__pb2.AttachRequest.FromString,
+                    response_serializer=slipstream_dot_v1_dot_inference__pb2.AttachResponse.SerializeToString,
+            ),
             'Abort': grpc.unary_unary_rpc_method_handler(
                     servicer.Abort,
                     request_deserializer=slipstream_dot_v1_dot_inference__pb2.AbortRequest.FromString,
@@ -226,6 +253,33 @@ class InferenceService:
             '/slipstream.v1.InferenceService/Generate',
             slipstream_dot_v1_dot_inference__pb2.GenerateRequest.SerializeToString,
             slipstream_dot_v1_dot_inference__pb2.GenerateResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Attach(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/slipstream.v1.InferenceService/Attach',
+            slipstream_dot_v1_dot_inference__pb2.AttachRequest.SerializeToString,
+            slipstream_dot_v1_dot_inference__pb2.AttachResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -1,0 +1,168 @@
+"""What a stream has told so far: ids, text and terminals of each output, in segments that can be given up one by one.
+
+Ids and text are counted apart, since text lags behind ids and is cut elsewhere: any pair of counts that a reader may
+have is a place from which the rest can be told without a gap and without a repeat.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections import deque
+from dataclasses import dataclass, field
+
+from core.errors import InvalidRequest
+from core.types.io import Delta, Finished, OutputEvent, Started, TokenLogprob
+from service.resume.errors import PositionAhead, PositionTooOld
+
+SEGMENT_BYTES = 4096
+LOGPROB_BYTES, TOP_LOGPROB_BYTES = 120, 100
+"""About what one entry, and one alternative of it, takes."""
+
+
+@dataclass(slots=True)
+class Position:
+    """How much of one output a reader has."""
+
+    tokens: int = 0
+    text_bytes: int = 0
+    finished: bool = False
+
+
+@dataclass(slots=True)
+class _Segment:
+    tokens_at: int
+    text_at: int
+    ids: array[int] = field(default_factory=lambda: array("i"))
+    text: bytes = b""
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+    size: int = 0
+
+    @property
+    def tokens_end(self) -> int:
+        return self.tokens_at + len(self.ids)
+
+    @property
+    def text_end(self) -> int:
+        return self.text_at + len(self.text)
+
+    def add(self, delta: Delta, text: bytes) -> int:
+        self.ids.extend(delta.token_ids)
+        self.text += text
+        self.logprobs += delta.logprobs
+        grown = self.ids.itemsize * len(delta.token_ids) + len(text)
+        grown += sum(LOGPROB_BYTES + TOP_LOGPROB_BYTES * len(each.top) for each in delta.logprobs)
+        self.size += grown
+        return grown
+
+    def after(self, index: int, place: Position) -> Delta:
+        """What follows `place`, which moves to the end of this segment."""
+        skipped = max(0, place.tokens - self.tokens_at)
+        text = self.text[max(0, place.text_bytes - self.text_at) :].decode("utf-8", "surrogatepass")
+        delta = Delta(index, place.tokens, tuple(self.ids[skipped:]), text, tuple(self.logprobs[skipped:]))
+        place.tokens, place.text_bytes = max(place.tokens, self.tokens_end), max(place.text_bytes, self.text_end)
+        return delta
+
+
+class _Output:
+    """One output: its segments, oldest first, and where they begin and end."""
+
+    def __init__(self) -> None:
+        self.segments: deque[_Segment] = deque()
+        self.first = Position()
+        self.end = Position()
+        self.finished: Finished | None = None
+
+    def add(self, delta: Delta, keeps_text: bool) -> int:
+        text = delta.text.encode("utf-8", "surrogatepass") if keeps_text else b""
+        if not self.segments or self.segments[-1].size >= SEGMENT_BYTES:
+            self.segments.append(_Segment(self.end.tokens, self.end.text_bytes))
+        grown = self.segments[-1].add(delta, text)
+        self.end.tokens += len(delta.token_ids)
+        self.end.text_bytes += len(text)
+        return grown
+
+    def drop_oldest(self) -> int:
+        gone = self.segments.popleft()
+        self.first = Position(gone.tokens_end, gone.text_end)
+        return gone.size
+
+    def refuse(self, index: int, place: Position) -> None:
+        if place.tokens > self.end.tokens or place.text_bytes > self.end.text_bytes:
+            raise PositionAhead(f"output {index} has told less so far; attach with what was received")
+        self.refuse_trimmed(index, place)
+        for segment in self.segments:
+            at = place.text_bytes - segment.text_at
+            # A byte of the form 10xxxxxx goes on with a character that began before it.
+            if 0 < at < len(segment.text) and segment.text[at] & 0xC0 == 0x80:
+                raise InvalidRequest.of(f"positions[{index}].text_bytes", "is inside a character")
+
+    def refuse_trimmed(self, index: int, place: Position) -> None:
+        if place.tokens < self.first.tokens or place.text_bytes < self.first.text_bytes:
+            raise PositionTooOld(
+                f"of output {index} the first {self.first.tokens} tokens are no longer kept; send the request again"
+            )
+
+    def after(self, index: int, place: Position) -> Delta | Finished | None:
+        self.refuse_trimmed(index, place)
+        for segment in self.segments:
+            if segment.tokens_end > place.tokens or segment.text_end > place.text_bytes:
+                return segment.after(index, place)
+        if self.finished is None or place.finished:
+            return None
+        place.finished = True
+        return self.finished
+
+
+class History:
+    """Events of one stream, in the order they are added; `size` is what they take, in bytes."""
+
+    def __init__(self, outputs: int, keeps_text: bool) -> None:
+        self.started: Started | None = None
+        self.size = 0
+        self._outputs = [_Output() for _ in range(outputs)]
+        self._keeps_text = keeps_text
+
+    def __len__(self) -> int:
+        return len(self._outputs)
+
+    @property
+    def finished(self) -> bool:
+        """Whether every output has its terminal."""
+        return all(output.finished is not None for output in self._outputs)
+
+    def add(self, event: OutputEvent) -> None:
+        """One more event."""
+        if type(event) is Delta:
+            self.size += self._outputs[event.index].add(event, self._keeps_text)
+        elif isinstance(event, Finished):
+            self._outputs[event.index].finished = event
+        elif isinstance(event, Started):
+            self.started = event
+
+    def ends(self) -> list[Position]:
+        """The place after everything that was added."""
+        return [Position(each.end.tokens, each.end.text_bytes, each.finished is not None) for each in self._outputs]
+
+    def refuse(self, places: list[Position]) -> None:
+        """Raise PositionTooOld, PositionAhead or InvalidRequest unless everything after `places` can be told."""
+        for index, (output, place) in enumerate(zip(self._outputs, places, strict=True)):
+            if place.finished and output.finished is None:
+                raise PositionAhead(f"output {index} has not finished; attach with what was received")
+            if not place.finished:
+                output.refuse(index, place)
+
+    def after(self, places: list[Position]) -> Delta | Finished | None:
+        """The next event after `places`, which move past it; None when they are at the end. Raises PositionTooOld."""
+        for index, (output, place) in enumerate(zip(self._outputs, places, strict=True)):
+            if not place.finished and (event := output.after(index, place)) is not None:
+                return event
+        return None
+
+    def trim(self) -> int:
+        """Give up the older half of the segments, at least one; how many bytes that were."""
+        freed = 0
+        for output in self._outputs:
+            for _ in range((len(output.segments) + 1) // 2):
+                freed += output.drop_oldest()
+        self.size -= freed
+        return freed
