@@ -7,19 +7,20 @@ before the first message, since a stream that has begun is never repeated.
 from __future__ import annotations
 
 import json
+import uuid
 from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
 import grpc
 import grpc.aio
-from google.rpc.error_details_pb2 import BadRequest, ErrorInfo, RetryInfo  # type: ignore[import-untyped]
-from google.rpc.status_pb2 import Status  # type: ignore[import-untyped]
 
+from service.call_failed import CallFailed as CallFailed
 from service.pb.slipstream.v1 import inference_pb2 as pb
 from service.pb.slipstream.v1 import inference_pb2_grpc
-from service.status import DETAILS_TRAILER, TOKENS_EMITTED_TRAILER
+from service.resumed_call import Received, ResumedCall, attach_request, responses
 from service.tls_credentials import ClientTls
 
 SERVICE_CONFIG: dict[str, Any] = {
@@ -38,6 +39,16 @@ SERVICE_CONFIG: dict[str, Any] = {
     "retryThrottling": {"maxTokens": 10, "tokenRatio": 0.1},
 }
 """The service config that every client should use; `service/README.md` publishes the same."""
+
+FLEET_CONFIG: dict[str, Any] = SERVICE_CONFIG | {
+    "loadBalancingConfig": [{"round_robin": {}}],
+    "healthCheckConfig": {"serviceName": "slipstream.v1.InferenceService"},
+}
+"""For a target that is several servers. Readiness is watched on every connection, so one that drains or loads gets no
+new calls; by refusals alone a client would learn of it too late, for its retries can meet the same server again."""
+
+MAX_REQUEST_BYTES = 4 * 1024 * 1024
+"""gRPC keeps a request for its retries up to this size; by default a quarter of a megabyte."""
 
 
 Prompt = str | Sequence[int] | Sequence[Mapping[str, str]]
@@ -87,35 +98,11 @@ class Completion:
     end: End
 
 
-class CallFailed(Exception):
-    """A call ended with a status. `reason` is the server's stable word, `fields` the bad ones with what is wrong."""
-
-    def __init__(self, error: grpc.aio.AioRpcError) -> None:
-        self.code = error.code()
-        self.message = error.details() or ""
-        self.reason = ""
-        self.fields: dict[str, str] = {}
-        self.retry_after: float | None = None
-        self.tokens_emitted = 0
-        self._read(dict(error.trailing_metadata() or ()))
-        super().__init__(f"{self.code.name}: {self.message}")
-
-    def _read(self, trailers: Mapping[str, Any]) -> None:
-        self.tokens_emitted = int(trailers.get(TOKENS_EMITTED_TRAILER, 0))
-        for packed in Status.FromString(trailers.get(DETAILS_TRAILER, b"")).details:
-            info, bad, retry = ErrorInfo(), BadRequest(), RetryInfo()
-            if packed.Unpack(info):
-                self.reason = info.reason
-            elif packed.Unpack(bad):
-                self.fields = {each.field: each.description for each in bad.field_violations}
-            elif packed.Unpack(retry):
-                self.retry_after = retry.retry_delay.seconds + retry.retry_delay.nanos / 1e9
-
-
 class SlipstreamClient:
     """A client of one server, `target` being `host:port`. Use it as an async context manager, or `close` it.
 
-    `token` goes with every call; without `tls` anyone on the way can read it.
+    `token` goes with every call; without `tls` anyone on the way can read it. With `fleet`, `target` stands for several
+    servers (`dns:///…`, `ipv4:1.2.3.4:50051,…`), and calls go to those in turn that are ready.
     """
 
     def __init__(
@@ -125,8 +112,12 @@ class SlipstreamClient:
         *,
         tls: ClientTls | None = None,
         token: str | None = None,
+        fleet: bool = False,
     ) -> None:
-        arguments = (("grpc.service_config", json.dumps(SERVICE_CONFIG)), *options)
+        self.fleet = fleet
+        config = json.dumps(FLEET_CONFIG if fleet else SERVICE_CONFIG)
+        buffer = ("grpc.per_rpc_retry_buffer_size", MAX_REQUEST_BYTES)
+        arguments = (("grpc.service_config", config), buffer, *options)
         if tls is None:
             self.channel = grpc.aio.insecure_channel(target, options=arguments)
         else:
@@ -157,14 +148,18 @@ class SlipstreamClient:
         cache_salt: str = "",
         adapter: str = "",
         constraint: Mapping[str, Any] | None = None,
+        resumable: bool = False,
         **sampling: Any,
     ) -> AsyncGenerator[Chunk | End, None]:
         """Stream the outputs for `prompt`.
 
         `sampling` are fields of SamplingParams; `constraint` is one of {"json_schema": text or dict}, {"regex": text},
         {"ebnf": text}, {"choice": [texts]}. `timeout` is the call's deadline in seconds. Raises CallFailed.
-        Leaving the loop early cancels the call.
+        Leaving the loop early cancels the call. A `resumable` stream goes on by itself after a broken connection, for
+        which it gets an id if it has none; leaving its loop early aborts it.
         """
+        if resumable:
+            request_id = request_id or uuid.uuid4().hex
         request = pb.GenerateRequest(
             request_id=request_id,
             sampling_params=pb.SamplingParams(**sampling),
@@ -173,18 +168,33 @@ class SlipstreamClient:
             cache_salt=cache_salt,
             adapter=adapter,
             constraint=None if constraint is None else _constraint(constraint),
+            resumable=resumable,
         )
         _set_input(request, prompt)
-        call = self.stub.Generate(request, timeout=timeout, metadata=self.metadata)
-        try:
-            async for response in call:
-                event = _event(response)
+        if resumable:
+            events = ResumedCall(self, request, timeout).events()
+        else:
+            events = responses(self.stub.Generate(request, timeout=timeout, metadata=self.metadata))
+        async with aclosing(events):
+            async for response in events:
+                event = event_of(response)
                 if event is not None:
                     yield event
-        except grpc.aio.AioRpcError as error:
-            raise CallFailed(error) from None
-        finally:
-            call.cancel()
+
+    async def attach(
+        self, request_id: str, received: Mapping[int, Received] | None = None, *, timeout: float | None = None
+    ) -> AsyncGenerator[Chunk | End, None]:
+        """Go on with a resumable stream, also of a process before this one, after what was `received` by output.
+
+        Raises CallFailed. Leaving the loop early lets go of the stream, which the server keeps for a while.
+        """
+        request = attach_request(request_id, received or {})
+        events = responses(self.stub.Attach(request, timeout=timeout, metadata=self.metadata))
+        async with aclosing(events):
+            async for response in events:
+                event = event_of(response)
+                if event is not None:
+                    yield event
 
     async def complete(self, prompt: Prompt, **options: Any) -> list[Completion]:
         """All outputs of one request, by index; same arguments as `generate`."""
@@ -279,7 +289,7 @@ def _embed_input(given: str | Sequence[int]) -> pb.EmbedInput:
     return pb.EmbedInput(text=given) if isinstance(given, str) else pb.EmbedInput(token_ids=pb.TokenIds(ids=given))
 
 
-def _event(response: pb.GenerateResponse) -> Chunk | End | None:
+def event_of(response: pb.GenerateResponse | pb.AttachResponse) -> Chunk | End | None:
     """The event of a response; None for `started`."""
     kind = response.WhichOneof("event")
     if kind == "delta":

@@ -35,6 +35,7 @@ from core.types.stats import EngineStats
 from service.bounds import refuse_oversized
 from service.config import ServerConfig
 from service.pb.slipstream.v1 import inference_pb2 as pb
+from service.tenants.identity import public_id, scoped_id, tenant_salt
 
 MAX_REQUEST_ID_CHARS = 128
 MAX_CACHE_SALT_CHARS = 256
@@ -84,7 +85,7 @@ def generate_request(
         raise InvalidRequest(violations)
     kind = message.WhichOneof("input")
     return GenerateRequest(
-        request_id=message.request_id or uuid.uuid4().hex,
+        request_id=scoped_id(message.request_id or uuid.uuid4().hex, caller),
         text=message.text if kind == "text" else None,
         token_ids=tuple(message.token_ids.ids) if kind == "token_ids" else None,
         chat=tuple(ChatMessage(m.role, m.content) for m in message.chat.messages) if kind == "chat" else None,
@@ -97,11 +98,6 @@ def generate_request(
         adapter=message.adapter,
         constraint=_constraint(message),
     )
-
-
-def tenant_salt(salt: str, caller: str | None) -> str:
-    """`salt` within what belongs to `caller`. Names hold no NUL, so no salt of one caller can look like another's."""
-    return salt if caller is None else f"{caller}\0{salt}"
 
 
 def sampling_params(message: pb.GenerateRequest, defaults: SamplingParams) -> SamplingParams:
@@ -200,30 +196,31 @@ def duration(seconds: float) -> Duration | None:
 
 
 class ResponseEncoder:
-    """Turns the events of one request into responses.
+    """Turns the events of one request into responses, messages of the kind `response`; `request_id` is the engine's.
 
     The message of a delta is one object, refilled: 0.6 µs instead of 1.7 for a fresh one, and this runs once per token.
     So a response is valid until the next call, which is enough for a writer that serialises before it awaits.
     """
 
-    def __init__(self, request_id: str, want_text: bool = True) -> None:
-        self.request_id = request_id
+    def __init__(self, request_id: str, want_text: bool = True, response: Any = pb.GenerateResponse) -> None:
+        self.request_id = public_id(request_id)
+        self._response = response
         # The engine makes text for stop strings even if nobody wants to see it.
         self._want_text = want_text
-        self._message = pb.GenerateResponse(request_id=request_id)
+        self._message = response(request_id=self.request_id)
         self._delta = self._message.delta
         self._delta.SetInParent()
 
-    def encode(self, event: OutputEvent) -> pb.GenerateResponse:
+    def encode(self, event: OutputEvent) -> Any:
         """The response for `event`; valid until the next call."""
         if type(event) is Delta:
             return self._refill(event)
         if isinstance(event, Finished):
-            return pb.GenerateResponse(request_id=self.request_id, finished=_finished(event))
+            return self._response(request_id=self.request_id, finished=_finished(event))
         assert isinstance(event, Started)
-        return pb.GenerateResponse(request_id=self.request_id, started=pb.Started(prompt_tokens=event.prompt_tokens))
+        return self._response(request_id=self.request_id, started=pb.Started(prompt_tokens=event.prompt_tokens))
 
-    def _refill(self, event: Delta) -> pb.GenerateResponse:
+    def _refill(self, event: Delta) -> Any:
         delta = self._delta
         delta.index = event.index
         delta.position = event.position
@@ -344,4 +341,5 @@ def server_info_response(
         overlap=config.overlap,
         prefix_cache=config.prefix_cache,
         schedule_policy=config.schedule_policy,
+        resume_window=duration(config.resume_seconds) if config.resume_seconds else None,
     )

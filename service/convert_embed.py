@@ -8,8 +8,9 @@ from collections.abc import Iterator
 from core.errors import FieldViolation, InvalidRequest
 from core.types.io import Embedding, EmbedRequest, EmbedResult, ModelInfo, Pooling
 from service.bounds import refuse_oversized_embed
-from service.convert import id_violations, queue_timeout_violations, seconds, tenant_salt
+from service.convert import id_violations, queue_timeout_violations, seconds
 from service.pb.slipstream.v1 import inference_pb2 as pb
+from service.tenants.identity import public_id, scoped_id, tenant_salt
 
 _POOLINGS = {
     pb.POOLING_UNSPECIFIED: Pooling.LAST,
@@ -39,7 +40,7 @@ def embed_request(
         raise InvalidRequest(violations)
     return EmbedRequest(
         inputs=tuple(_given(each) for each in message.inputs),
-        request_id=message.request_id or uuid.uuid4().hex,
+        request_id=scoped_id(message.request_id or uuid.uuid4().hex, caller),
         pooling=pooling,
         normalize=message.normalize if message.HasField("normalize") else True,
         dimensions=message.dimensions if message.HasField("dimensions") else None,
@@ -71,7 +72,7 @@ def _given(each: pb.EmbedInput) -> str | tuple[int, ...]:
 def embed_response(result: EmbedResult) -> pb.EmbedResponse:
     """The response with all vectors; there is at least one."""
     return pb.EmbedResponse(
-        request_id=result.request_id,
+        request_id=public_id(result.request_id),
         embeddings=[_embedding(each) for each in result.embeddings],
         dimension=len(result.embeddings[0].values),
     )

@@ -28,6 +28,8 @@ from service.preflight import check, model_path
 from service.servicers.adapters import AdapterServicer
 from service.servicers.health import LIVENESS, READINESS, HealthServicer
 from service.servicers.inference import InferenceServicer
+from service.tenants.desk import LocalDesk, TenantDesk
+from service.tenants.identity import named_by_certificate
 from service.tls import tls_files
 from service.tls_credentials import server_credentials
 from service.version import installed_version
@@ -68,10 +70,11 @@ class Server:
         build: EngineBuilder,
         progress: Progress | None = None,
         counts: RpcMetrics | None = None,
+        desk: TenantDesk | None = None,
     ) -> None:
         self.config = config
-        # A front end shares its port with others, and its calls are counted by the engine's process.
-        self._counts = counts
+        # A front end shares its port with others; the engine's process counts its calls and knows its tenants.
+        self._counts, self._desk = counts, desk
         self.slot = EngineSlot()
         self.tracker = HandlerTracker()
         self.health = HealthServicer({LIVENESS: True, READINESS: False}, config.write_timeout)
@@ -94,12 +97,15 @@ class Server:
         if self.config.auth_token_file is not None:
             tokens = token_file(self.config.auth_token_file)
             interceptors.append(AuthInterceptor(tokens, self.config.auth_recheck_seconds))
+        elif self.config.tls_client_ca is not None:
+            interceptors.append(AroundInterceptor(named_by_certificate))
         options = server_options(self.config, shared_port=self._counts is not None)
         server = grpc.aio.server(interceptors=interceptors, options=options)
         admission = Admission(
             self.config.concurrency_limit, self.config.rate_limit, max_wait=self.config.admission_wait
         )
-        servicer = InferenceServicer(self.slot, self.config, admission, metrics, self._version)
+        desk = self._desk or LocalDesk(self.slot, self.config, metrics)
+        servicer = InferenceServicer(self.slot, self.config, admission, desk, metrics, self._version)
         inference_pb2_grpc.add_InferenceServiceServicer_to_server(servicer, server)  # type: ignore[no-untyped-call]
         adapters = AdapterServicer(self.slot, self.config)
         adapters_pb2_grpc.add_AdapterServiceServicer_to_server(adapters, server)  # type: ignore[no-untyped-call]

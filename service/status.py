@@ -36,7 +36,6 @@ from core.errors import (
     SlipstreamError,
     SlowConsumer,
 )
-
 from service.resume.errors import (
     PositionAhead,
     PositionTooOld,

@@ -24,7 +24,7 @@ from core.errors import StartupError
 from service.builder import EngineBuilder, Progress, StartableEngine, in_daemon_thread
 from service.config import ServerConfig
 from service.engine_slot import EngineSlot
-from service.frontends.host import FrontEndHost, Owners
+from service.frontends.host import FrontEndHost
 from service.frontends.plain import to_plain
 from service.frontends.wire import Kind
 from service.metrics.collector import EngineCollector, engine_view
@@ -32,6 +32,7 @@ from service.metrics.http import MetricsServer
 from service.metrics.rpc import RpcMetrics
 from service.preflight import check, model_path
 from service.server import ENGINE_STOP_SECONDS, drained
+from service.tenants.desk import LocalDesk
 from service.version import installed_version
 
 log = logging.getLogger(__name__)
@@ -71,7 +72,7 @@ class FrontEndGroup:
         self._registry.register(EngineCollector(lambda: engine_view(self.slot, installed_version())))
         self._counts = RpcMetrics(self._registry)
         self._metrics: MetricsServer | None = None
-        self._owners: Owners = {}
+        self._desk = LocalDesk(self.slot, config, self._counts)
         self._reserved: socket.socket | None = None
         self._front_ends: list[FrontEnd | None] = [None] * config.frontends
         self._tasks: list[asyncio.Task[None]] = []
@@ -167,7 +168,7 @@ class FrontEndGroup:
     async def _spawn(self, place: int) -> FrontEnd:
         ours, theirs = socket.socketpair()
         gone = asyncio.Event()
-        host = FrontEndHost(self.slot, self._owners, self._counts, gone.set)
+        host = FrontEndHost(self.slot, self._desk, self._counts, gone.set)
         await asyncio.get_running_loop().create_unix_connection(lambda: host.link, sock=ours)
         with theirs:
             process = await create_subprocess_exec(

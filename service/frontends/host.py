@@ -15,11 +15,11 @@ from service.engine_slot import EngineSlot, answered
 from service.frontends.plain import error_to_plain, from_plain, to_plain, vectors_to_plain
 from service.frontends.wire import EventBatch, Kind, Link, pack_json
 from service.metrics.rpc import RpcMetrics
+from service.resume.history import Position
+from service.tenants.desk import ResumedStream, TenantDesk
+from service.tenants.gates import Hold
 
 log = logging.getLogger(__name__)
-
-Owners = dict[str, str | None]
-"""Who started each live request, over all front ends: only they may abort it."""
 
 
 class FrontEndHost:
@@ -28,14 +28,15 @@ class FrontEndHost:
     Tokens wait in the engine while the connection is full; there they are merged, and bounded per stream.
     """
 
-    def __init__(self, slot: EngineSlot, owners: Owners, metrics: RpcMetrics, on_lost: Callable[[], None]) -> None:
+    def __init__(self, slot: EngineSlot, desk: TenantDesk, metrics: RpcMetrics, on_lost: Callable[[], None]) -> None:
         self.link = Link(self._frame, self._lost, self._flush)
         self.listening = asyncio.Event()
         self.serving = asyncio.Event()
         self.lost = False
-        self._slot, self._owners, self._metrics, self._on_lost = slot, owners, metrics, on_lost
-        self._streams: dict[int, tuple[PolledStream, str]] = {}
+        self._slot, self._desk, self._metrics, self._on_lost = slot, desk, metrics, on_lost
+        self._streams: dict[int, PolledStream] = {}
         self._embeds: dict[int, EmbedCall] = {}
+        self._holds: dict[int, Hold] = {}
         self._calls: dict[int, asyncio.Task[None]] = {}
         self._ready: dict[int, None] = {}
         self._closing: set[asyncio.Task[None]] = set()
@@ -72,17 +73,30 @@ class FrontEndHost:
         self.send(Kind.REPLY, reply)
         # Only now: the front end knows a stream from its reply on.
         if number in self._streams:
-            self._streams[number][0].watch(lambda: self._mark(number))
+            self._streams[number].watch(lambda: self._mark(number))
 
     async def _generate(self, number: int, value: dict[str, Any]) -> str:
         stream = await self._engine.generate(from_plain(GenerateRequest, value["request"]))
-        self._owners[stream.request_id] = value["caller"]
-        self._streams[number] = (cast(PolledStream, stream), stream.request_id)
+        self._streams[number] = cast(PolledStream, stream)
         return stream.request_id
+
+    async def _enter(self, number: int, value: dict[str, Any]) -> None:
+        self._holds[number] = await self._desk.enter(value["tenant"], value["deadline"])
+
+    async def _open(self, number: int, value: dict[str, Any]) -> Any:
+        asked, hold = from_plain(GenerateRequest, value["request"]), self._holds.get(value["hold"]) or Hold()
+        return self._resumed(number, await self._desk.open(asked, value["tenant"], hold))
+
+    async def _attach(self, number: int, value: dict[str, Any]) -> Any:
+        places = {int(index): Position(**place) for index, place in value["positions"].items()}
+        return self._resumed(number, await self._desk.attach(value["request_id"], places))
+
+    def _resumed(self, number: int, stream: ResumedStream) -> Any:
+        self._streams[number] = cast(PolledStream, stream)
+        return {"outputs": stream.expected, "want_text": stream.want_text}
 
     async def _embed(self, number: int, value: dict[str, Any]) -> str:
         call = await self._engine.embed(from_plain(EmbedRequest, value["request"]))
-        self._owners[call.request_id] = value["caller"]
         self._embeds[number] = call
         return call.request_id
 
@@ -90,11 +104,7 @@ class FrontEndHost:
         return vectors_to_plain(await self._embeds[value["of"]].result())
 
     async def _abort(self, _number: int, value: dict[str, Any]) -> bool:
-        request_id, nobody = value["request_id"], object()
-        # Somebody else's request is answered like one that is not there.
-        if self._owners.get(request_id, nobody) != value["caller"]:
-            return False
-        return await answered(self._engine.abort(request_id))
+        return await answered(self._engine.abort(value["request_id"]))
 
     async def _tokenize(self, _number: int, value: dict[str, Any]) -> list[int]:
         return await self._engine.tokenize(value["text"], value["special"])
@@ -135,7 +145,7 @@ class FrontEndHost:
             self.link.send(batch.frame())
 
     def _read(self, number: int, batch: EventBatch) -> None:
-        stream, request_id = self._streams[number]
+        stream = self._streams[number]
         try:
             while (event := stream.poll()) is not None:
                 _add(batch, number, event)
@@ -143,28 +153,26 @@ class FrontEndHost:
             batch.after.append([number, "error", error_to_plain(error)])
         if stream.ended:
             del self._streams[number]
-            self._owners.pop(request_id, None)
 
     def _end(self, number: int) -> None:
         """The front end wants no more of a call: whatever it has running is aborted."""
         if number in self._calls:
             self._calls[number].cancel()
         if number in self._streams:
-            stream, request_id = self._streams.pop(number)
-            self._close(stream, request_id)
+            self._close(self._streams.pop(number))
         if number in self._embeds:
-            call = self._embeds.pop(number)
-            self._close(call, call.request_id)
+            self._close(self._embeds.pop(number))
+        if number in self._holds:
+            self._holds.pop(number).release()
 
-    def _close(self, held: OutputStream | EmbedCall, request_id: str) -> None:
-        self._owners.pop(request_id, None)
+    def _close(self, held: OutputStream | EmbedCall) -> None:
         task = asyncio.create_task(held.aclose())
         self._closing.add(task)
         task.add_done_callback(self._closing.discard)
 
     def _lost(self) -> None:
         """The front end is gone: its requests go too, those of others stay."""
-        for number in [*self._calls, *self._streams, *self._embeds]:
+        for number in [*self._calls, *self._streams, *self._embeds, *self._holds]:
             self._end(number)
         self.lost = True
         self.listening.set()
@@ -187,6 +195,9 @@ def _add(batch: EventBatch, number: int, event: OutputEvent) -> None:
 
 _METHODS: dict[str, Callable[[FrontEndHost, int, dict[str, Any]], Awaitable[Any]]] = {
     "generate": FrontEndHost._generate,
+    "enter": FrontEndHost._enter,
+    "open": FrontEndHost._open,
+    "attach": FrontEndHost._attach,
     "embed": FrontEndHost._embed,
     "vectors": FrontEndHost._vectors,
     "abort": FrontEndHost._abort,

@@ -20,6 +20,7 @@ from prometheus_client import CollectorRegistry
 
 from core.errors import Draining, EngineDead, StartupError
 from service.config import ServerConfig
+from service.frontends.remote_desk import RemoteDesk
 from service.frontends.remote_engine import RemoteEngine
 from service.frontends.wire import Kind, pack_json
 from service.logs import configure
@@ -61,7 +62,8 @@ async def serve(config: ServerConfig, sock: socket.socket) -> int:
     """Serve until told to close or the engine process is gone; the exit code."""
     engine, counts = RemoteEngine(config.max_pending_tokens), CountedCalls()
     await asyncio.get_running_loop().create_unix_connection(lambda: engine.link, sock=sock)
-    server = Server(config, lambda *_: engine, counts=counts)
+    desk = RemoteDesk(engine, limited=config.tenants_file is not None)
+    server = Server(config, lambda *_: engine, counts=counts, desk=desk)
     await server.listen()
     engine.link.send(pack_json(Kind.LISTENING, None))
     tasks = [

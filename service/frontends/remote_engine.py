@@ -13,9 +13,8 @@ from core.errors import EngineDead, SlipstreamError
 from core.types.adapters import AdapterList, AdapterLoad
 from core.types.io import Delta, EmbedRequest, EmbedResult, Finished, GenerateRequest, ModelInfo, Started
 from core.types.stats import EngineStats
-from service.auth import caller_name
 from service.frontends.plain import error_from_plain, from_plain, to_plain, vectors_from_plain
-from service.frontends.remote_stream import RemoteStream
+from service.frontends.remote_stream import RemoteReader, RemoteStream
 from service.frontends.wire import Kind, Link, pack_json, read_events
 
 
@@ -81,21 +80,41 @@ class RemoteEngine:
         stream = RemoteStream(request.request_id, request.sampling.n, lambda: self.end(number), self._max_pending)
         self._streams[number] = stream
         try:
-            stream.request_id = await self._ask(number, "generate", request=to_plain(request), caller=caller_name.get())
+            stream.request_id = await self._ask(number, "generate", request=to_plain(request))
         except BaseException:
             self._streams.pop(number, None)
             raise
         return stream
 
+    async def entered(self, tenant: str, deadline: float | None) -> int:
+        """A place in the tenant's gate; `end` gives it back."""
+        number = self._next()
+        await self._ask(number, "enter", tenant=tenant, deadline=deadline)
+        return number
+
+    async def resumed(self, method: str, known_as: str, **arguments: Any) -> RemoteReader:
+        """What `open` or `attach` of the desk give: a kept stream, from some place on."""
+        number = self._next()
+        reader = RemoteReader(known_as, lambda: self.end(number), self._max_pending)
+        self._streams[number] = reader
+        try:
+            said = await self._ask(number, method, **arguments)
+        except BaseException:
+            self._streams.pop(number, None)
+            raise
+        if not reader.expect(said["outputs"], said["want_text"]):
+            self._streams.pop(number, None)
+        return reader
+
     async def embed(self, request: EmbedRequest) -> RemoteEmbedCall:
         """See `Engine.embed`."""
         number = self._next()
-        request_id = await self._ask(number, "embed", request=to_plain(request), caller=caller_name.get())
+        request_id = await self._ask(number, "embed", request=to_plain(request))
         return RemoteEmbedCall(self, number, request_id)
 
     async def abort(self, request_id: str) -> bool:
         """See `Engine.abort`."""
-        return bool(await self.call("abort", request_id=request_id, caller=caller_name.get()))
+        return bool(await self.call("abort", request_id=request_id))
 
     async def tokenize(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """See `Engine.tokenize`."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Callable
+from types import TracebackType
 
 from core.errors import SlowConsumer
 from core.types.io import Delta, OutputEvent, TokenLogprob
@@ -118,3 +119,29 @@ class RemoteStream:
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
+
+
+_NOT_SAID_YET = 1 << 20
+
+
+class RemoteReader(RemoteStream):
+    """The `ResumedStream` of `service.tenants.desk` in a front end. Being taken over comes as an error, in its turn."""
+
+    def __init__(self, request_id: str, end: Callable[[], None], max_pending_tokens: int) -> None:
+        # Events can be here before the task that asked for them knows how many outputs there are.
+        super().__init__(request_id, _NOT_SAID_YET, end, max_pending_tokens)
+        self.expected, self.want_text = 0, True
+
+    def expect(self, outputs: int, want_text: bool) -> bool:
+        """How many terminals come in all; whether some are still to come."""
+        self.expected, self.want_text = outputs, want_text
+        self._open_outputs += outputs - _NOT_SAID_YET
+        return self._open_outputs > 0
+
+    async def __aenter__(self) -> RemoteReader:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """The servicer lets go of it on every path."""

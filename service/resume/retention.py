@@ -1,8 +1,8 @@
 """The streams that are kept: who owns which, for how long, and what gives way when there are too many.
 
-Two bounds in bytes, of one tenant and of all together, hold at every moment. Past one of them the oldest stream goes that
-is over and has no reader, then the older half of the longest history; and a new stream is refused when what is left is
-only what streams take without any history. The tenant that has most gives way, so one cannot push another out.
+Two bounds in bytes, of one tenant and of all together, hold at every moment. Past one of them the oldest stream goes
+that is over and has no reader, then the older half of the longest history; and a new stream is refused when what is
+left is only what streams take without any history. The tenant that has most gives way, so one cannot push another out.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from collections.abc import Callable
 from typing import cast
 
 from core.engine.door import PolledStream
-from core.errors import DuplicateRequest, Overloaded
+from core.errors import DuplicateRequest, InvalidRequest, Overloaded
 from core.invariants import check
 from core.types.io import GenerateRequest
 from service.engine_slot import EngineSlot
@@ -80,23 +80,19 @@ class Retention:
     async def open(self, asked: GenerateRequest, tenant: str | None, hold: Hold) -> Reader:
         """The stream of a new request, or of the same one sent before, from its start.
 
-        `hold` is released when the engine is done with the request, whatever becomes of its readers. Raises
-        DuplicateRequest, Overloaded, ResumeOff, and what `Engine.generate` does.
+        A new one takes `hold` over, and releases it when the engine is done with the request, whatever becomes of its
+        readers. Raises DuplicateRequest, Overloaded, ResumeOff, and what `Engine.generate` does.
         """
-        try:
-            if not self._seconds:
-                raise ResumeOff("this server keeps no streams")
-            while (other := self._opening.get(asked.request_id)) is not None:
-                await other.wait()
-            digest = _digest(asked)
-            kept = self._kept.get(asked.request_id)
-            if kept is None:
-                kept = await self._begin(asked, tenant, digest, hold)
-                hold = Hold()
-            elif kept.digest != digest:
-                raise DuplicateRequest("a stream that is kept for Attach has this request_id")
-        finally:
-            hold.release()
+        if not self._seconds:
+            raise ResumeOff("this server keeps no streams")
+        while (other := self._opening.get(asked.request_id)) is not None:
+            await other.wait()
+        digest = _digest(asked)
+        kept = self._kept.get(asked.request_id)
+        if kept is None:
+            kept = await self._begin(asked, tenant, digest, hold)
+        elif kept.digest != digest:
+            raise DuplicateRequest("a stream that is kept for Attach has this request_id")
         return await kept.attach([Position() for _ in range(len(kept.history))])
 
     async def attach(self, request_id: str, positions: dict[int, Position]) -> Reader:
@@ -114,6 +110,8 @@ class Retention:
             if why is None:
                 raise StreamNotFound("no stream of this id is kept here for this caller; send the request again")
             raise why(_GONE[why])
+        if any(index >= len(kept.history) for index in positions):
+            raise InvalidRequest.of("positions", f"the request has {len(kept.history)} outputs")
         return await kept.attach([positions.get(index, Position()) for index in range(len(kept.history))])
 
     def grown(self, kept: KeptStream, by: int) -> None:
@@ -148,16 +146,13 @@ class Retention:
             except BaseException:
                 self._count(tenant, -STREAM_BYTES)
                 raise
-        except BaseException:
-            hold.release()
-            raise
         finally:
             del self._opening[asked.request_id]
             opened.set()
         self._gone.pop(stream.request_id, None)
         history = History(asked.sampling.n, asked.want_text)
         kept = KeptStream(
-            stream, history, tenant=tenant, digest=digest, want_text=asked.want_text, hold=hold, keeper=self
+            stream, history, tenant=tenant, digest=digest, want_text=asked.want_text, hold=hold.move(), keeper=self
         )
         self._kept[kept.request_id] = self._shares[tenant].streams[kept.request_id] = kept
         self._wait(kept)

@@ -7,14 +7,15 @@ from __future__ import annotations
 
 import time
 from contextlib import AsyncExitStack
+from dataclasses import dataclass
 from typing import Any
 
 import grpc.aio
 
 from core.engine.door import EmbedCall, OutputStream
 from core.errors import InvalidRequest, SlipstreamError, SlowConsumer
-from core.types.io import Delta, Finished, GenerateRequest
-from service import convert, convert_embed
+from core.types.io import Delta, Finished, GenerateRequest, Started
+from service import convert, convert_attach, convert_embed
 from service.admission import Admission
 from service.auth import caller_name
 from service.bounds import detokenize_ids
@@ -25,6 +26,8 @@ from service.metrics.rpc import RpcMetrics
 from service.pb.slipstream.v1 import inference_pb2 as pb
 from service.pb.slipstream.v1 import inference_pb2_grpc
 from service.status import TOKENS_EMITTED_TRAILER
+from service.tenants.desk import ResumedStream, TenantDesk
+from service.tenants.identity import scoped_id
 from service.write_bound import WriteBound
 
 REQUEST_ID_METADATA = "slipstream-request-id"
@@ -32,32 +35,68 @@ REQUEST_ID_METADATA = "slipstream-request-id"
 Context = grpc.aio.ServicerContext[Any, Any]
 
 
+@dataclass(frozen=True, slots=True)
+class _Told:
+    """What a call is to tell: how many outputs, and in which messages."""
+
+    outputs: int
+    want_text: bool
+    response: Any
+
+
+async def _hold(stream: ResumedStream, held: AsyncExitStack) -> None:
+    """Let go of the stream with `held`, and interrupt what waits in it when the stream is taken over."""
+    held.push_async_callback(stream.aclose)
+    await held.enter_async_context(stream)
+
+
 class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
     """`slipstream.v1.InferenceService` over whatever engine `slot` holds."""
 
     def __init__(
-        self, slot: EngineSlot, config: ServerConfig, admission: Admission, metrics: RpcMetrics, version: str
+        self,
+        slot: EngineSlot,
+        config: ServerConfig,
+        admission: Admission,
+        desk: TenantDesk,
+        metrics: RpcMetrics,
+        version: str,
     ) -> None:
         self._slot = slot
         self._config = config
         self._admission = admission
+        self._desk = desk
         self._text_admission = Admission(config.max_text_calls, max_wait=config.admission_wait)
         self._metrics = metrics
         self._version = version
         self._started_at = time.monotonic()
-        # Who started each live request: only they may abort it.
-        self._callers: dict[str, str | None] = {}
 
     async def Generate(self, request: pb.GenerateRequest, context: Context) -> None:
-        """Admit, then stream. Leaving by any path closes the engine's stream, which aborts what still runs."""
+        """Admit, then stream. Leaving by any path closes the engine's stream, which aborts what still runs.
+
+        A resumable one is only let go of.
+        """
         async with AsyncExitStack() as held:
             try:
                 asked, stream = await self._open(request, context, held)
             except SlipstreamError as error:
                 self._metrics.rejected(error.reason)
                 raise
-            held.push_async_callback(stream.aclose)
-            await self._pump(stream, context, asked)
+            await self._pump(stream, context, _Told(asked.sampling.n, asked.want_text, pb.GenerateResponse))
+
+    async def Attach(self, request: pb.AttachRequest, context: Context) -> None:
+        """Go on with a kept stream. Leaving lets go of it."""
+        async with AsyncExitStack() as held:
+            try:
+                self._slot.require()
+                positions = convert_attach.positions(request)
+                stream = await self._desk.attach(scoped_id(request.request_id, caller_name.get()), positions)
+            except SlipstreamError as error:
+                self._metrics.attach(error.reason)
+                raise
+            self._metrics.attach("attached")
+            await _hold(stream, held)
+            await self._pump(stream, context, _Told(stream.expected, stream.want_text, pb.AttachResponse))
 
     async def _open(
         self, request: pb.GenerateRequest, context: Context, held: AsyncExitStack
@@ -65,34 +104,49 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         engine = self._slot.require()
         caller = caller_name.get()
         asked = convert.generate_request(request, engine.model_info, self._deadline(context), caller)
+        place = await self._desk.enter(caller, asked.deadline)
+        held.callback(place.release)
+        # Behind the tenant's own limits: one that floods must not use up what all share.
         await held.enter_async_context(self._admission.slot(asked.deadline))
-        # Before it is queued, since it can be aborted while it waits for its constraint. An id that is taken stays with
-        # its owner: the engine refuses this request.
-        if asked.request_id not in self._callers:
-            self._callers[asked.request_id] = caller
-            held.callback(self._callers.pop, asked.request_id)
+        if request.resumable:
+            kept = await self._desk.open(asked, caller, place)
+            await _hold(kept, held)
+            return asked, kept
         stream = await engine.generate(asked)
+        held.push_async_callback(stream.aclose)
         return asked, stream
 
-    async def _pump(self, stream: OutputStream, context: Context, asked: GenerateRequest) -> None:
+    async def _pump(self, stream: OutputStream, context: Context, told: _Told) -> None:
         """Write every event. On failure the trailers say how many tokens went out, the cut-off write included."""
         emitted = finished = 0
-        encoder = convert.ResponseEncoder(stream.request_id, asked.want_text)
+        encoder = convert.ResponseEncoder(stream.request_id, told.want_text, told.response)
+        waiting: Started | None = None
         try:
             async with WriteBound(self._config.write_timeout) as bound:
-                # Only now that the request is admitted: headers before a refusal would forbid the client to retry.
-                await context.send_initial_metadata(((REQUEST_ID_METADATA, stream.request_id),))
                 async for event in stream:
                     if type(event) is Delta:
                         emitted += len(event.token_ids)
                     elif isinstance(event, Finished):
                         finished += 1
+                    elif isinstance(event, Started):
+                        waiting = event
+                        continue
+                    if waiting is not None:
+                        # Not before there is something to tell: once it has headers, a call that fails, as those do
+                        # that still stand in the queue when a drain ends, is not retried by gRPC elsewhere.
+                        bound.begin()
+                        await context.send_initial_metadata(((REQUEST_ID_METADATA, encoder.request_id),))
+                        await context.write(encoder.encode(waiting))
+                        bound.end()
+                        waiting = None
                     for piece in convert.split(event):
                         bound.begin()
                         await context.write(encoder.encode(piece))
                         bound.end()
-            if finished != asked.sampling.n:
-                raise RuntimeError(f"stream ended after {finished} of {asked.sampling.n} terminals")
+                if waiting is not None:
+                    await context.write(encoder.encode(waiting))
+            if finished != told.outputs:
+                raise RuntimeError(f"stream ended after {finished} of {told.outputs} terminals")
         except BaseException as error:  # a revoked token cancels from outside, and its client wants the count too
             if emitted:
                 context.set_trailing_metadata(((TOKENS_EMITTED_TRAILER, str(emitted)),))
@@ -110,12 +164,9 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         if not request.request_id:
             raise InvalidRequest.of("request_id", "must not be empty")
         engine = self._slot.require()
-        # Somebody else's request is answered like one that is not there. One that came through another front end is not
-        # known here; the engine's process asks there whose it is.
-        caller = caller_name.get()
-        if self._callers.get(request.request_id, caller) != caller:
-            return pb.AbortResponse(found=False)
-        return pb.AbortResponse(found=await answered(engine.abort(request.request_id)))
+        # Somebody else's request has another id.
+        found = await answered(engine.abort(scoped_id(request.request_id, caller_name.get())))
+        return pb.AbortResponse(found=found)
 
     async def Embed(self, request: pb.EmbedRequest, context: Context) -> pb.EmbedResponse:
         """Admit, then wait for every vector. Leaving by any path closes the engine's call, as with Generate."""
@@ -133,11 +184,10 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         caller, deadline = caller_name.get(), self._deadline(context)
         max_queued = self._config.max_queued_requests
         asked = convert_embed.embed_request(request, engine.model_info, max_queued, deadline, caller)
+        place = await self._desk.enter(caller, asked.deadline)
+        held.callback(place.release)
         await held.enter_async_context(self._admission.slot(asked.deadline))
-        call = await engine.embed(asked)
-        self._callers[call.request_id] = caller
-        held.callback(self._callers.pop, call.request_id)
-        return call
+        return await engine.embed(asked)
 
     async def Tokenize(self, request: pb.TokenizeRequest, context: Context) -> pb.TokenizeResponse:
         """Ids of a text."""

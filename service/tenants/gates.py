@@ -24,10 +24,15 @@ MAX_WAITERS = 64
 
 
 class Hold:
-    """A place in a tenant's gate, until `release`, which may be called again."""
+    """A place in a tenant's gate until `release`, which may be called again; `number` is its name between processes."""
 
-    def __init__(self, leave: Callable[[], None] | None = None) -> None:
-        self._leave = leave
+    def __init__(self, leave: Callable[[], None] | None = None, number: int = 0) -> None:
+        self._leave, self.number = leave, number
+
+    def move(self) -> Hold:
+        """The place, for somebody else to release."""
+        moved, self._leave = Hold(self._leave, self.number), None
+        return moved
 
     def release(self) -> None:
         """Give the place back."""

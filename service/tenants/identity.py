@@ -26,6 +26,11 @@ def scoped_id(request_id: str, caller: str | None) -> str:
     return request_id if caller is None else f"{caller}\0{request_id}"
 
 
+def tenant_salt(salt: str, caller: str | None) -> str:
+    """`salt` within what belongs to `caller`. Names hold no NUL, so no salt of one caller can look like another's."""
+    return salt if caller is None else f"{caller}\0{salt}"
+
+
 def public_id(request_id: str) -> str:
     """The id that the caller knows the request by."""
     return request_id.rpartition("\0")[2]

@@ -26,7 +26,9 @@ async def closed(engine: FakeEngine, count: int = 1) -> None:
 async def test_cancel_closes_the_stream(serve: Serve, tokens_first: int) -> None:
     async with serve(FakeEngine(held(asyncio.Event(), after=tokens_first))) as serving:
         call = serving.stub.Generate(pb.GenerateRequest(text="hi"))
-        for _ in range(1 + tokens_first):
+        await serving.engine.stream_number(1)
+        # Nothing is told of a request before it has a token.
+        for _ in range(1 + tokens_first if tokens_first else 0):
             await call.read()
         call.cancel()
         await closed(serving.engine)

@@ -38,9 +38,12 @@ def test_nothing_named_slipstream_has_to_be_importable() -> None:
 def test_names_that_clients_rely_on() -> None:
     fields = {name: {f.name for f in message.fields} for name, message in pb.DESCRIPTOR.message_types_by_name.items()}
     request = {"request_id", "text", "token_ids", "chat", "sampling_params", "output_options", "priority"}
-    assert fields["GenerateRequest"] == request | {"queue_timeout", "cache_salt", "adapter", "constraint"}
+    assert fields["GenerateRequest"] == request | {"queue_timeout", "cache_salt", "adapter", "constraint", "resumable"}
     assert fields["Constraint"] == {"json_schema", "regex", "ebnf", "choice"}
     assert fields["GenerateResponse"] == {"request_id", "started", "delta", "finished"}
+    assert fields["AttachResponse"] == fields["GenerateResponse"]
+    assert fields["AttachRequest"] == {"request_id", "positions"}
+    assert fields["AttachPosition"] == {"index", "tokens", "text_bytes", "finished"}
     assert fields["Delta"] == {"index", "position", "token_ids", "text", "logprobs"}
     assert fields["Finished"] == {"index", "reason", "matched_stop", "usage", "timing"}
     asked = {"request_id", "inputs", "pooling", "normalize", "dimensions", "priority", "queue_timeout"}
@@ -52,6 +55,7 @@ def test_names_that_clients_rely_on() -> None:
     assert service.full_name == "slipstream.v1.InferenceService"
     assert set(service.methods_by_name) == {
         "Generate",
+        "Attach",
         "Abort",
         "Tokenize",
         "Detokenize",

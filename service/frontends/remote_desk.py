@@ -1,0 +1,37 @@
+"""The desk as a front end sees it: tenants are let in, and streams are kept, in the engine process."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+
+from core.types.io import GenerateRequest
+from service.frontends.plain import to_plain
+from service.frontends.remote_engine import RemoteEngine
+from service.frontends.remote_stream import RemoteReader
+from service.resume.history import Position
+from service.tenants.gates import Hold
+
+
+class RemoteDesk:
+    """The `TenantDesk` of `service.tenants.desk`. With no limits to keep, nobody is asked for them."""
+
+    def __init__(self, engine: RemoteEngine, limited: bool) -> None:
+        self._engine, self._limited = engine, limited
+
+    async def enter(self, tenant: str | None, deadline: float | None) -> Hold:
+        """See `TenantDesk.enter`."""
+        if not self._limited or tenant is None:
+            return Hold()
+        number = await self._engine.entered(tenant, deadline)
+        return Hold(lambda: self._engine.end(number), number)
+
+    async def open(self, asked: GenerateRequest, tenant: str | None, hold: Hold) -> RemoteReader:
+        """See `TenantDesk.open`."""
+        return await self._engine.resumed(
+            "open", asked.request_id, request=to_plain(asked), tenant=tenant, hold=hold.number
+        )
+
+    async def attach(self, request_id: str, positions: dict[int, Position]) -> RemoteReader:
+        """See `TenantDesk.attach`."""
+        places = {str(index): asdict(position) for index, position in positions.items()}
+        return await self._engine.resumed("attach", request_id, request_id=request_id, positions=places)

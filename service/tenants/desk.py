@@ -1,0 +1,85 @@
+"""What a servicer asks beside the engine: to let a tenant in, and for streams that outlive their call.
+
+Both need to see all calls of a tenant, so they are done where the engine is: by `LocalDesk` in its process, by
+`service.frontends.remote_desk` in a front end, which asks there.
+"""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import Protocol
+
+from core.engine.door import OutputStream
+from core.errors import Overloaded
+from core.types.io import GenerateRequest
+from service.config import ServerConfig
+from service.engine_slot import EngineSlot
+from service.metrics.rpc import RpcMetrics
+from service.resume.history import Position
+from service.resume.kept import Reader
+from service.resume.retention import Retention
+from service.tenants.gates import Hold, TenantGates
+from service.tenants.limits import tenants_file
+from service.tenants.refusals import Refusals
+
+
+class ResumedStream(OutputStream, Protocol):
+    """The events of a kept stream from some place on. `aclose` lets go of it; inside `async with`, being taken over
+    interrupts whatever is awaited. `expected` terminals will come."""
+
+    want_text: bool
+
+    @property
+    def expected(self) -> int: ...
+
+    async def __aenter__(self) -> object: ...
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+
+
+class TenantDesk(Protocol):
+    """Ids are the engine's: within their tenant."""
+
+    async def enter(self, tenant: str | None, deadline: float | None) -> Hold:
+        """Wait for the tenant's turn. Raises Overloaded, naming the limit, or DeadlinePassed."""
+        ...
+
+    async def open(self, asked: GenerateRequest, tenant: str | None, hold: Hold) -> ResumedStream:
+        """See `Retention.open`."""
+        ...
+
+    async def attach(self, request_id: str, positions: dict[int, Position]) -> ResumedStream:
+        """See `Retention.attach`."""
+        ...
+
+
+class LocalDesk:
+    """The desk in the engine's process: one for all its front ends. Raises StartupError for a bad tenants file."""
+
+    def __init__(self, slot: EngineSlot, config: ServerConfig, metrics: RpcMetrics) -> None:
+        self._refusals = Refusals(metrics.tenant_refused)
+        book = None if config.tenants_file is None else tenants_file(config.tenants_file)
+        self._gates = TenantGates(book, config.admission_wait, self._refusals)
+        self._retention = Retention(
+            slot, config.resume_seconds, config.resume_bytes, config.resume_tenant_bytes, metrics.stream_gone
+        )
+        metrics.show_kept(lambda: len(self._retention), lambda: self._retention.bytes)
+
+    async def enter(self, tenant: str | None, deadline: float | None) -> Hold:
+        """See `TenantDesk.enter`."""
+        return await self._gates.enter(tenant, deadline)
+
+    async def open(self, asked: GenerateRequest, tenant: str | None, hold: Hold) -> Reader:
+        """See `TenantDesk.open`."""
+        try:
+            return await self._retention.open(asked, tenant, hold)
+        except Overloaded as refused:
+            if refused.reason == "RESUME_BYTES":
+                self._refusals.note(tenant or "", self._gates.label(tenant or ""), refused.reason, refused.message)
+            raise
+
+    async def attach(self, request_id: str, positions: dict[int, Position]) -> Reader:
+        """See `TenantDesk.attach`."""
+        return await self._retention.attach(request_id, positions)
