@@ -85,7 +85,7 @@ class ResumedCall:
                         over = failed.code is not grpc.StatusCode.UNAVAILABLE
                         # Who is told that there is no such stream wants to know first why it was looked for.
                         raise (broke or failed) from None
-                    broke = broke if failed.code is grpc.StatusCode.NOT_FOUND else failed
+                    broke = broke if _is_gone(failed) else failed
                     await self._pause()
                     call = self._generate() if self._unknown(failed) else self._attach()
         finally:
@@ -106,12 +106,12 @@ class ResumedCall:
         """Whether the connection broke, rather than the request; of a fleet, the next server may have the stream."""
         self._fruitless += 1
         lost = failed.code is grpc.StatusCode.UNAVAILABLE and not failed.reason
-        elsewhere = failed.code is grpc.StatusCode.NOT_FOUND and (self._client.fleet or not self._received)
+        elsewhere = _is_gone(failed) and (self._client.fleet or not self._received)
         return (lost or elsewhere) and self._fruitless <= ATTEMPTS
 
     def _unknown(self, failed: CallFailed) -> bool:
         """Whether the request never arrived, as far as one can tell; nothing is lost by sending it again."""
-        return failed.code is grpc.StatusCode.NOT_FOUND and not self._received
+        return _is_gone(failed) and not self._received
 
     async def _pause(self) -> None:
         # At random, so that many that lost one server do not come back in step.
@@ -135,3 +135,7 @@ class ResumedCall:
             await self._client.stub.Abort(request, timeout=1.0, metadata=self._client.metadata)
         except grpc.aio.AioRpcError:
             return
+
+
+def _is_gone(failed: CallFailed) -> bool:
+    return failed.code is grpc.StatusCode.NOT_FOUND and failed.reason.startswith("STREAM_")

@@ -18,6 +18,9 @@ from service.resume.errors import StreamExpired, StreamTakenOver
 from service.resume.history import History, Position
 from service.tenants.gates import Hold
 
+STUCK_SECONDS = 0.5
+"""How long a reader may go on writing to a client that does not read, once another one wants its stream."""
+
 
 class Keeper(Protocol):
     """Who is told what becomes of a kept stream."""
@@ -162,7 +165,7 @@ class Reader:
         self._kept, self._places = kept, places
         # Started was told; all of the history was, so that from now on everything comes from the engine.
         self._begun = self._caught_up = False
-        self._taken = False
+        self._taken = self._waiting = False
         self._ready: Callable[[], None] | None = None
         self._bound: asyncio.Timeout | None = None
 
@@ -180,7 +183,13 @@ class Reader:
         return self
 
     async def __anext__(self) -> OutputEvent:
-        event = self._told() or await self._kept.next()
+        event = self._told()
+        if event is None:
+            self._waiting = True
+            try:
+                event = await self._kept.next()
+            finally:
+                self._waiting = False
         if event is None:
             self._leave()
             raise StopAsyncIteration
@@ -213,16 +222,25 @@ class Reader:
 
     def take_over(self) -> None:
         """Another reader wants the stream."""
-        self._taken = True
+        if not self._taken:
+            self._taken = True
+            self._interrupt()
+            self.notify()
+
+    def _interrupt(self) -> None:
+        """Have the task that iterates leave: at once if it waits here, else with its next look, or soon after.
+
+        It may be sending headers: a call whose headers were cut off half-way can have no status either, and would hang.
+        """
         if self._bound is not None:
-            self._bound.reschedule(asyncio.get_running_loop().time())
-        self.notify()
+            now = asyncio.get_running_loop().time()
+            self._bound.reschedule(now if self._waiting else now + STUCK_SECONDS)
 
     async def __aenter__(self) -> Reader:
         bound = await asyncio.timeout(None).__aenter__()
         self._bound = bound
         if self._taken:
-            bound.reschedule(asyncio.get_running_loop().time())
+            self._interrupt()
         return self
 
     async def __aexit__(

@@ -134,8 +134,8 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
                     if waiting is not None:
                         # Not before there is something to tell: once it has headers, a call that fails, as those do
                         # that still stand in the queue when a drain ends, is not retried by gRPC elsewhere.
-                        bound.begin()
                         await context.send_initial_metadata(((REQUEST_ID_METADATA, encoder.request_id),))
+                        bound.begin()
                         await context.write(encoder.encode(waiting))
                         bound.end()
                         waiting = None

@@ -1,0 +1,111 @@
+"""A server over the emulated device, for streams that outlive their calls, and what to ask it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from core.engine.async_engine import AsyncEngine
+from core.models.bundled import bundled_model_dir
+from core.text.tokenizer import Tokenizer
+from service.client import Chunk, End, SlipstreamClient
+from service.config import ServerConfig
+from service.resumed_call import Received
+from service.server import Server
+from tests.fakes.real_server import emulated_engine
+
+QUICK: tuple[tuple[str, Any], ...] = (
+    ("grpc.use_local_subchannel_pool", 1),
+    ("grpc.initial_reconnect_backoff_ms", 20),
+    ("grpc.min_reconnect_backoff_ms", 20),
+    ("grpc.max_reconnect_backoff_ms", 100),
+)
+"""A client that comes back at once."""
+
+GREEDY: dict[str, Any] = {"temperature": 0.0, "ignore_eos": True}
+
+
+@dataclass
+class KeptServer:
+    """A server and the engine behind it."""
+
+    server: Server
+    engine: AsyncEngine
+
+    @property
+    def port(self) -> int:
+        return self.server.port
+
+    def client(self, target: str = "", **options: Any) -> SlipstreamClient:
+        """A client that comes back at once."""
+        return SlipstreamClient(target or f"127.0.0.1:{self.port}", QUICK, **options)
+
+    def sample(self, series: str, **labels: str) -> float:
+        """The value of a metric."""
+        return self.server._registry.get_sample_value(series, labels) or 0.0
+
+
+def small_engine(step_seconds: float = 0.002) -> AsyncEngine:
+    """The production engine over the emulated device, with the bundled tokenizer."""
+    tokenizer = Tokenizer.load(str(bundled_model_dir()))
+    return emulated_engine(tokenizer, step_seconds=step_seconds, rows=64, context=8192, max_total_tokens=64 * 1024)
+
+
+@asynccontextmanager
+async def kept_server(step_seconds: float = 0.002, **settings: Any) -> AsyncIterator[KeptServer]:
+    engine = small_engine(step_seconds)
+    pending = settings.get("max_pending_tokens", engine._config.max_pending_tokens)
+    engine._config = dataclasses.replace(engine._config, max_pending_tokens=pending)
+    defaults = {"port": 0, "metrics_port": 0, "drain_linger": 0.0}
+    server = Server(ServerConfig(**(defaults | settings)), lambda *_: engine)
+    await server.listen()
+    await server.load()
+    try:
+        yield KeptServer(server, engine)
+    finally:
+        await server.close(grace=0)
+
+
+@dataclass
+class Seen:
+    """What arrived of one request, over all calls."""
+
+    ids: dict[int, list[int]] = field(default_factory=dict)
+    texts: dict[int, str] = field(default_factory=dict)
+    ends: dict[int, End] = field(default_factory=dict)
+
+    def note(self, event: Chunk | End) -> None:
+        """One event; fails for a gap, a repeat, or anything after the end of an output."""
+        if isinstance(event, End):
+            assert event.index not in self.ends, "one terminal per output"
+            self.ends[event.index] = event
+            return
+        assert event.index not in self.ends, "nothing after the terminal"
+        ids = self.ids.setdefault(event.index, [])
+        assert event.position == len(ids), f"output {event.index}: at {event.position} after {len(ids)}"
+        ids += event.token_ids
+        self.texts[event.index] = self.texts.get(event.index, "") + event.text
+
+    def received(self) -> dict[int, Received]:
+        """As `attach` takes it."""
+        return {
+            index: Received(len(ids), len(self.texts[index].encode()), index in self.ends)
+            for index, ids in self.ids.items()
+        }
+
+    @property
+    def outcome(self) -> Any:
+        """What must be the same however often the connection broke."""
+        ends = {index: (end.reason, end.completion_tokens, end.matched_stop) for index, end in self.ends.items()}
+        return self.ids, self.texts, ends
+
+
+async def uninterrupted(client: SlipstreamClient, prompt: Sequence[int], **options: Any) -> Seen:
+    """What the request brings when nothing breaks."""
+    seen = Seen()
+    async for event in client.generate(prompt, **options):
+        seen.note(event)
+    return seen
