@@ -87,6 +87,7 @@ class Server:
         self._registry = CollectorRegistry()
         self._registry.register(EngineCollector(lambda: engine_view(self.slot, self._version)))
         self._metrics: MetricsServer | None = None
+        self._leaving: asyncio.Task[None] | None = None
         self._grpc = self._assemble()
 
     def _assemble(self) -> grpc.aio.Server:
@@ -167,13 +168,23 @@ class Server:
         self.slot.draining = True
         self.health.set(READINESS, False)
 
+    def turn_away(self, grace: float) -> None:
+        """Second step: close the port, and have clients leave by GOAWAY; calls that are open go on.
+
+        A server that stays and refuses is worse for a client that spreads its calls by itself: it would come back with
+        every second call, and with its retries, until they are spent.
+        """
+        self._leaving = asyncio.create_task(self._grpc.stop(grace + DRAIN_MARGIN_SECONDS + STATUS_FLUSH_SECONDS))
+
     async def drain(self, linger: float, grace: float) -> int:
         """Report not ready, take requests for `linger` seconds more, let streams finish within `grace`, close.
 
-        Returns how many streams were cut. The linger is there because clients learn of the drain only by and by.
+        Returns how many streams were cut. The linger is there because clients learn of the drain only by and by; those
+        that watch readiness have left when it ends.
         """
         self.refuse_readiness()
         await asyncio.sleep(linger)
+        self.turn_away(grace)
         cut = await drained(self.engine, grace)
         await self.close()
         return cut
@@ -191,6 +202,8 @@ class Server:
         if grace > 0:
             await self.tracker.wait_idle(STATUS_FLUSH_SECONDS)
         await self._grpc.stop(grace)
+        if self._leaving is not None:
+            await self._leaving
         # stop() returns before the handlers that it cancelled have run their finally blocks.
         if not await self.tracker.wait_idle(STATUS_FLUSH_SECONDS):
             log.warning("%d calls did not end in time", len(self.tracker))

@@ -74,6 +74,7 @@ class FrontEndGroup:
         self._metrics: MetricsServer | None = None
         self._desk = LocalDesk(self.slot, config, self._counts)
         self._reserved: socket.socket | None = None
+        self._leaving = False
         self._front_ends: list[FrontEnd | None] = [None] * config.frontends
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -125,6 +126,8 @@ class FrontEndGroup:
         self.slot.draining = True
         self._send_state()
         await asyncio.sleep(linger)
+        self._leaving = True
+        self._send_state()
         cut = await drained(self.engine, grace)
         await self.close()
         return cut
@@ -233,6 +236,7 @@ class FrontEndGroup:
         return {
             "state": self.slot.state.value,
             "draining": self.slot.draining,
+            "leaving": self._leaving,
             "live": live,
             "stats": to_plain(self.slot.stats),
         }

@@ -96,6 +96,8 @@ async def _load(server: Server, engine: RemoteEngine) -> None:
 async def _drain(server: Server, engine: RemoteEngine) -> None:
     await engine.draining.wait()
     server.refuse_readiness()
+    await engine.leaving.wait()
+    server.turn_away(server.config.drain_grace)
 
 
 async def _count(counts: CountedCalls, engine: RemoteEngine) -> None:

@@ -41,6 +41,8 @@ class RemoteEngine:
         self.closing: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         """Done when the engine process says to close: whether the engine is dead."""
         self.draining = asyncio.Event()
+        self.leaving = asyncio.Event()
+        """Set when new calls are to be turned away."""
         self._max_pending = max_pending_tokens
         self._state = EngineState.STARTING
         self._stats = EngineStats()
@@ -201,6 +203,8 @@ class RemoteEngine:
             self._stats = from_plain(EngineStats, value["stats"])
             if value["draining"]:
                 self.draining.set()
+            if value["leaving"]:
+                self.leaving.set()
         elif kind is Kind.CLOSE and not self.closing.done():
             self.closing.set_result(bool(value["dead"]))
 
