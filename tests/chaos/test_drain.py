@@ -71,7 +71,9 @@ def _check_order(diary: Diary, cut: bool) -> None:
     assert answers == ["OK"] * len(taken) + refusals, "once refused, always refused"
     if cut:
         # CANCELLED: it was on its way when the server said that it goes, which gRPC cannot tell it any better.
-        assert set(refusals) <= {"UNAVAILABLE", "CANCELLED"}, "the port is closed to new calls while streams drain"
+        assert set(refusals) <= {"transport UNAVAILABLE", "transport CANCELLED"}, (
+            "the port is closed to new calls while streams drain"
+        )
         first = next(at for at, word in zip(answered, answers) if word != "OK")
         ended = diary.first("streams", "ended")
         assert ended is not None and first < ended, "streams outlive the port"

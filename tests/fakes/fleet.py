@@ -1,7 +1,7 @@
 """Workers as an operator runs them, restarted one after the other while clients go on calling.
 
-What stands between the clients and the workers is a `FrontDoor`: here a gRPC client with a service config. Another one (a
-gateway) needs a class with the same two methods, and an entry in `DOORS` of `tests/system/test_rolling_restart.py`.
+What stands between the clients and the workers is a `FrontDoor`: here a gRPC client with a service config. Another one
+(a gateway) needs a class with the same two methods, and an entry in `DOORS` of `tests/system/test_rolling_restart.py`.
 """
 
 from __future__ import annotations
