@@ -12,6 +12,7 @@ from tests.mutants.mutant import Mutant
 from tests.mutants.ordering import ORDERING
 from tests.mutants.ownership import OWNERSHIP
 from tests.mutants.relaying import RELAYING
+from tests.mutants.resuming import RESUMING
 from tests.mutants.scheduling import SCHEDULING
 from tests.mutants.serving import SERVING
 from tests.mutants.shell import SHELL
@@ -31,6 +32,7 @@ MUTANTS: tuple[Mutant, ...] = (
     *WINDOWS,
     *CONSTRAINING,
     *CAPTURING,
+    *RESUMING,
 )
 
 SAMPLE: tuple[str, ...] = (
