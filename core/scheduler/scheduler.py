@@ -104,8 +104,11 @@ class Scheduler:
         return self.intake.next_expiry()
 
     def abandon(self) -> list[Req]:
-        """Every request that has no terminal yet, for an engine that dies; changes nothing."""
-        return [*self.running.members(), *self.waiting.members(), *self.intake.members()]
+        """Every request that has no terminal yet, for an engine that dies; changes nothing.
+
+        Whoever ended in the step that failed is among them: that step emits nothing any more.
+        """
+        return [*self.running.members(), *self.waiting.members(), *self.intake.members(), *self._lifecycle.untold()]
 
     def _take(self, result: StepResult, now: float) -> StepTokens | None:
         if result.error is not None:
