@@ -12,6 +12,7 @@
 
 #include <memory>
 #include <optional>
+#include <tuple>
 #include <vector>
 
 #include "attention.h"
@@ -23,7 +24,9 @@ namespace {
 
 using namespace slipstream;
 using at::Tensor;
-using MaybeTensor = std::optional<Tensor>;
+
+// Weight [N, K], scale [N] if that is int8, bias [N] if there is one.
+using Matrix = std::tuple<Tensor, MaybeTensor, MaybeTensor>;
 
 // What a step is computed for; see `Decoder::forward`.
 struct Step {
@@ -38,9 +41,7 @@ class Decoder {
   virtual ~Decoder() = default;
   // Matrices and norms of one layer, by name of the argument; see `core/models/native/weights.py`.
   virtual void add_layer(Tensor attention_norm, Tensor mlp_norm, MaybeTensor q_norm, MaybeTensor k_norm,
-                         const Tensor& qkv, const MaybeTensor& qkv_bias, const Tensor& out, const MaybeTensor& out_bias,
-                         const Tensor& gate_up, const MaybeTensor& gate_up_bias, const Tensor& down,
-                         const MaybeTensor& down_bias) = 0;
+                         const Matrix& qkv, const Matrix& out, const Matrix& gate_up, const Matrix& down) = 0;
   virtual std::vector<Tensor> forward(const Step& step) = 0;
 };
 
@@ -48,26 +49,23 @@ template <typename T>
 class DecoderOf final : public Decoder {
  public:
   DecoderOf(Shape shape, int64_t threads, Tensor embedding, Tensor cos, Tensor sin, Tensor final_norm,
-            const Tensor& head, const MaybeTensor& head_bias)
+            const Matrix& head)
       : shape_(shape),
         embedding_(std::move(embedding)),
         cos_(std::move(cos)),
         sin_(std::move(sin)),
         final_norm_(std::move(final_norm)),
-        head_(head, head_bias),
+        head_(linear(head)),
         hidden_(embedding_.size(1)),
         stride_(round_up(hidden_, kDepth)),
         team_(threads),
         scratch_(threads) {}
 
-  void add_layer(Tensor attention_norm, Tensor mlp_norm, MaybeTensor q_norm, MaybeTensor k_norm, const Tensor& qkv,
-                 const MaybeTensor& qkv_bias, const Tensor& out, const MaybeTensor& out_bias, const Tensor& gate_up,
-                 const MaybeTensor& gate_up_bias, const Tensor& down, const MaybeTensor& down_bias) override {
-    MaybeTensor bias;
-    if (gate_up_bias) bias = paired(gate_up_bias->unsqueeze(1)).squeeze(1);
-    layers_.push_back({std::move(attention_norm), std::move(mlp_norm), std::move(q_norm), std::move(k_norm),
-                       Linear<T>(qkv, qkv_bias), Linear<T>(out, out_bias), Linear<T>(paired(gate_up), bias),
-                       Linear<T>(down, down_bias)});
+  void add_layer(Tensor attention_norm, Tensor mlp_norm, MaybeTensor q_norm, MaybeTensor k_norm, const Matrix& qkv,
+                 const Matrix& out, const Matrix& gate_up, const Matrix& down) override {
+    const auto& [weight, scale, bias] = gate_up;
+    layers_.push_back({std::move(attention_norm), std::move(mlp_norm), std::move(q_norm), std::move(k_norm), linear(qkv),
+                       linear(out), Linear<T>(paired(weight), paired(scale), paired(bias)), linear(down)});
   }
 
   std::vector<Tensor> forward(const Step& step) override {
@@ -108,6 +106,11 @@ class DecoderOf final : public Decoder {
 
   static constexpr int64_t kBlockTokens = 64, kNormRows = 8, kTurnTokens = 4;
 
+  static Linear<T> linear(const Matrix& matrix) {
+    const auto& [weight, scale, bias] = matrix;
+    return Linear<T>(weight, scale, bias);
+  }
+
   // gate and up [2 I, C], row by row in turns of half a panel, so that one panel holds both sides of its 32 products.
   static Tensor paired(const Tensor& gate_up) {
     const int64_t half = kPanel / 2, inner = gate_up.size(0) / 2, padded = round_up(inner, half);
@@ -116,6 +119,11 @@ class DecoderOf final : public Decoder {
     flat.narrow(1, 0, inner).copy_(gate_up.view({2, inner, gate_up.size(1)}));
     out.copy_(flat.view({2, padded / half, half, gate_up.size(1)}).transpose(0, 1));
     return out.view({2 * padded, gate_up.size(1)});
+  }
+
+  static MaybeTensor paired(const MaybeTensor& by_output) {
+    if (!by_output) return std::nullopt;
+    return paired(by_output->unsqueeze(1)).squeeze(1);
   }
 
   // [rows][stride] at buffer `place`, rows filled up to what products may touch.
@@ -271,12 +279,12 @@ class DecoderOf final : public Decoder {
 
 std::unique_ptr<Decoder> make_decoder(int64_t heads, int64_t kv_heads, int64_t dim, double eps, double scale,
                                       int64_t threads, Tensor embedding, Tensor cos, Tensor sin, Tensor final_norm,
-                                      const Tensor& head, const MaybeTensor& head_bias) {
+                                      const Matrix& head) {
   const Shape shape{heads, kv_heads, dim, eps, scale};
   if (embedding.scalar_type() == at::kFloat)
-    return std::make_unique<DecoderOf<float>>(shape, threads, embedding, cos, sin, final_norm, head, head_bias);
+    return std::make_unique<DecoderOf<float>>(shape, threads, embedding, cos, sin, final_norm, head);
   TORCH_CHECK(embedding.scalar_type() == at::kBFloat16, "weights are float32 or bfloat16");
-  return std::make_unique<DecoderOf<BFloat16>>(shape, threads, embedding, cos, sin, final_norm, head, head_bias);
+  return std::make_unique<DecoderOf<BFloat16>>(shape, threads, embedding, cos, sin, final_norm, head);
 }
 
 // ids, positions, slots int64[T]; rows, prefixes, extends int64[B]; wanted int64[S] ascending; table int32[R, width];
