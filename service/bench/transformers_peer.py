@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, StoppingCriteria
 
+from core.models.quantized.at_load import quantize_at_load
 from service.bench.peer import Emit, PeerRequest
 
 PADDING = 3
@@ -29,12 +30,13 @@ class _Watch(StoppingCriteria):
 
 
 class TransformersPeer:
-    """The model of `model_dir` in `dtype` (a name of torch)."""
+    """The model of `model_dir` in `dtype` (a name of torch), quantised at load as this server does it."""
 
-    def __init__(self, model_dir: str, dtype: str) -> None:
+    def __init__(self, model_dir: str, dtype: str, quantization: str = "none") -> None:
         self._model: Any = AutoModelForCausalLM.from_pretrained(
             model_dir, dtype=getattr(torch, dtype), local_files_only=True
         ).eval()
+        quantize_at_load(self._model, quantization)
         self._model.generation_config.eos_token_id = None
 
     @torch.inference_mode()
