@@ -16,10 +16,22 @@ using Bytes = int8_t __attribute__((vector_size(16)));
 // Rows up to which widening in registers is quicker than by way of a cache.
 constexpr int64_t kFewRows = 4;
 
+// The compiler takes bytes apart one by one where it is left alone with this.
 inline Floats load(const int8_t* from) {
+#if defined(__AVX512F__)
+  return (Floats)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from))));
+#elif defined(__AVX2__)
+  const __m256 halves[2] = {
+      _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(from)))),
+      _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(from + 8))))};
+  Floats wide;
+  std::memcpy(&wide, halves, sizeof(wide));
+  return wide;
+#else
   Bytes bytes;
   std::memcpy(&bytes, from, sizeof(bytes));
   return __builtin_convertvector(__builtin_convertvector(bytes, Ints), Floats);
+#endif
 }
 
 // out[M][64] = x[M] times the panel, in float32.
