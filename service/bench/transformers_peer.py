@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, StoppingCriteria
 
-from core.models.quantized.at_load import quantize_at_load
 from service.bench.peer import Emit, PeerRequest
 
 PADDING = 3
@@ -36,7 +35,10 @@ class TransformersPeer:
         self._model: Any = AutoModelForCausalLM.from_pretrained(
             model_dir, dtype=getattr(torch, dtype), local_files_only=True
         ).eval()
-        quantize_at_load(self._model, quantization)
+        if quantization == "int8":
+            from torchao.quantization import Int8WeightOnlyConfig, quantize_
+
+            quantize_(self._model, Int8WeightOnlyConfig())
         self._model.generation_config.eos_token_id = None
 
     @torch.inference_mode()

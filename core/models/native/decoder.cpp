@@ -99,11 +99,6 @@ class DecoderOf final : public Decoder {
     Linear<T> qkv, out, gate_up, down;
   };
 
-  // A piece of attention: tokens from `token` on, of the request at `place` in the batch.
-  struct Piece {
-    int64_t place, token, tokens, position;
-  };
-
   static constexpr int64_t kBlockTokens = 64, kNormRows = 8, kTurnTokens = 4;
 
   static Linear<T> linear(const Matrix& matrix) {
@@ -131,18 +126,22 @@ class DecoderOf final : public Decoder {
     return buffers_.take<T>(place, round_up(rows, kRows) * stride);
   }
 
-  // Which pieces attention falls into: blocks of prompts first, since they take longest.
+  // Which pieces attention falls into, and who reads the same keys.
   void plan(const Step& step, int64_t tokens) {
     const int64_t* prefixes = step.prefixes.const_data_ptr<int64_t>();
     const int64_t* extends = step.extends.const_data_ptr<int64_t>();
     pieces_.clear();
+    const int64_t* rows = step.rows.const_data_ptr<int64_t>();
+    const int32_t* table = step.table.const_data_ptr<int32_t>();
     int64_t token = 0;
     for (int64_t place = 0; place < step.rows.size(0); ++place) {
       for (int64_t done = 0; done < extends[place]; done += kBlockTokens)
-        pieces_.push_back({place, token + done, std::min(kBlockTokens, extends[place] - done), prefixes[place] + done});
+        pieces_.push_back({token + done, std::min(kBlockTokens, extends[place] - done), prefixes[place] + done,
+                           table + rows[place] * step.table.size(1)});
       token += extends[place];
     }
     TORCH_CHECK(token == tokens, "the requests of a step have ", token, " tokens, and ", tokens, " ids came");
+    groups_ = &sharing_.plan(pieces_, shape_.group());
   }
 
   T* embed(const Tensor& ids) {
@@ -198,19 +197,13 @@ class DecoderOf final : public Decoder {
     if (stride > shape_.q_width())
       for (int64_t t = 0; t < tokens; ++t)
         std::fill(out + t * stride + shape_.q_width(), out + (t + 1) * stride, T(0.0f));
-    const int64_t* rows = step.rows.const_data_ptr<int64_t>();
-    const int32_t* table = step.table.const_data_ptr<int32_t>();
-    const int64_t table_width = step.table.size(1);
     // Heads of a token are side by side in memory: they part only if there is not enough to do otherwise.
-    const int64_t pieces = static_cast<int64_t>(pieces_.size());
-    const int64_t parts = pieces < 2 * team_.size() ? shape_.kv_heads : 1, heads = shape_.kv_heads / parts;
-    team_.run(pieces * parts, [&](int64_t chunk, int64_t worker) {
-      const Piece& piece = pieces_[chunk / parts];
+    const int64_t groups = static_cast<int64_t>(groups_->size());
+    const int64_t parts = groups < 2 * team_.size() ? shape_.kv_heads : 1, heads = shape_.kv_heads / parts;
+    const Block<T> block{qkv, out, width, stride, nullptr, 0, 0};
+    team_.run(groups * parts, [&](int64_t chunk, int64_t worker) {
       const int64_t head = chunk % parts * heads;
-      const Block<T> block{qkv + piece.token * width, out + piece.token * stride, width,
-                           stride,                    piece.tokens,               piece.position};
-      const Pages<T> pages{k, v, table + rows[piece.place] * table_width};
-      BlockAttention<T>(shape_, block, pages, head, head + heads, scratch_[worker]).attend();
+      slipstream::attend(shape_, (*groups_)[chunk / parts], block, k, v, head, head + heads, scratch_[worker]);
     });
     return out;
   }
@@ -275,6 +268,8 @@ class DecoderOf final : public Decoder {
   Scratch buffers_;
   std::vector<Layer> layers_;
   std::vector<Piece> pieces_;
+  Sharing sharing_;
+  const std::vector<Group>* groups_ = nullptr;
 };
 
 std::unique_ptr<Decoder> make_decoder(int64_t heads, int64_t kv_heads, int64_t dim, double eps, double scale,
