@@ -125,13 +125,11 @@ affinity:
 {{- end }}
 {{- with .Values.topologySpreadConstraints }}
 topologySpreadConstraints:
+  {{- $own := include "slipstream.selector" $ | fromYaml }}
   {{- range . }}
-  - labelSelector:
-      matchLabels:
-        {{- include "slipstream.selector" $ | nindent 8 }}
-    # Old pods of a rollout do not count: the new ones have to be spread among themselves.
-    matchLabelKeys: [pod-template-hash]
-    {{- toYaml . | nindent 4 }}
+  {{- /* Old pods of a rollout do not count: the new ones have to be spread among themselves. */}}
+  {{- $default := dict "labelSelector" (dict "matchLabels" $own) "matchLabelKeys" (list "pod-template-hash") }}
+  - {{ merge (dict) . $default | toYaml | nindent 4 | trim }}
   {{- end }}
 {{- end }}
 {{- end -}}
