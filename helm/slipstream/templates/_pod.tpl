@@ -58,9 +58,28 @@ readinessProbe:
 {{- end -}}
 {{- end -}}
 
+{{/* Resources without those that were set to null, which is how a value of another file is taken back. */}}
+{{- define "slipstream.quantities" -}}
+{{- $found := dict -}}
+{{- range $kind, $quantities := . -}}
+{{- if kindIs "map" $quantities -}}
+{{- $kept := dict -}}
+{{- range $name, $quantity := $quantities -}}
+{{- if not (kindIs "invalid" $quantity) -}}
+{{- $_ := set $kept $name $quantity -}}
+{{- end -}}
+{{- end -}}
+{{- $_ := set $found $kind $kept -}}
+{{- else if $quantities -}}
+{{- $_ := set $found $kind $quantities -}}
+{{- end -}}
+{{- end -}}
+{{- toYaml $found -}}
+{{- end -}}
+
 {{/* An extended resource has to be a limit; the request follows it. */}}
 {{- define "slipstream.resources" -}}
-{{- $resources := deepCopy .Values.resources -}}
+{{- $resources := include "slipstream.quantities" .Values.resources | fromYaml -}}
 {{- if .Values.gpu.enabled -}}
 {{- $limits := get $resources "limits" | default dict -}}
 {{- $_ := set $limits .Values.gpu.resource (int64 .Values.gpu.count) -}}
@@ -96,10 +115,8 @@ readinessProbe:
   {{- end }}
   securityContext:
     {{- toYaml .Values.securityContext | nindent 4 }}
-  {{- with $init.resources }}
   resources:
-    {{- toYaml . | nindent 4 }}
-  {{- end }}
+    {{- include "slipstream.quantities" $init.resources | nindent 4 }}
   volumeMounts:
     - name: model
       mountPath: /models
