@@ -1,4 +1,4 @@
-"""Containers of a rendered pod, run for real: the image's files, the pod's volumes, user and rights, a read-only root."""
+"""Containers of a rendered pod, run for real: the image's files, the pod's volumes and user, a read-only root."""
 
 from __future__ import annotations
 
@@ -53,7 +53,9 @@ class Pod:
             place.mkdir(parents=True)
             self.places[volume["name"]] = place
             if "secret" in volume:
-                wanted = volume["secret"].get("items") or [{"key": key, "path": key} for key in self._of(secrets, volume)]
+                wanted = volume["secret"].get("items") or [
+                    {"key": key, "path": key} for key in self._of(secrets, volume)
+                ]
                 contents = self._of(secrets, volume)
                 self.write_secret(volume["name"], {each["path"]: contents[each["key"]] for each in wanted})
             elif volume["emptyDir"].get("medium") == "Memory":

@@ -42,7 +42,5 @@ def install(wheel: Path, folder: Path) -> Path:
 
 
 def _run(*command: str, folder: Path | None = None) -> None:
-    done = subprocess.run(
-        command, cwd=folder, capture_output=True, text=True, timeout=INSTALL_SECONDS, check=False
-    )
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=INSTALL_SECONDS, check=False)
     assert done.returncode == 0, done.stdout + done.stderr

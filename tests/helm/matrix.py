@@ -113,7 +113,12 @@ ACCEPTED: dict[str, Values] = {
         "extraVolumeMounts": [{"name": "more", "mountPath": "/more"}],
         "extraContainers": [{"name": "sidecar", "image": "proxy:1"}],
         "extraObjects": [
-            {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "{{ .Release.Name }}-a"}, "data": {"k": "v"}},
+            {
+                "apiVersion": "v1",
+                "kind": "ConfigMap",
+                "metadata": {"name": "{{ .Release.Name }}-a"},
+                "data": {"k": "v"},
+            },
             "apiVersion: v1\nkind: ConfigMap\nmetadata:\n  name: {{ .Release.Name }}-b\n",
         ],
     },

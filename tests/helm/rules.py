@@ -60,8 +60,8 @@ def selectors(rendered: Rendered) -> Iterator[str]:
     tested = rendered.test_pod["metadata"]["labels"]
     found = {"Deployment": rendered.one("Deployment")["spec"]["selector"]["matchLabels"]}
     found |= {each["metadata"]["name"]: each["spec"]["selector"] for each in rendered.all("Service")}
-    found |= {"PDB": each["spec"]["selector"]["matchLabels"] for each in rendered.all("PodDisruptionBudget")}
-    found |= {"policy": each["spec"]["podSelector"]["matchLabels"] for each in rendered.all("NetworkPolicy")}
+    for each in (*rendered.all("PodDisruptionBudget"), *rendered.all("NetworkPolicy")):
+        found[each["kind"]] = (each["spec"].get("selector") or each["spec"]["podSelector"])["matchLabels"]
     for spread in rendered.pod.get("topologySpreadConstraints", ()):
         found[spread["topologyKey"]] = spread["labelSelector"]["matchLabels"]
     for name, selector in found.items():
@@ -207,9 +207,9 @@ def identity(rendered: Rendered) -> Iterator[str]:
         if (each["kind"], name) in seen:
             yield f"{each['kind']} {name} is there twice"
         seen.add((each["kind"], name))
-        if "app.kubernetes.io/name" in each["metadata"].get("labels", {}):
-            if each["metadata"].get("namespace") != NAMESPACE:
-                yield f"{each['kind']} {name} is nowhere"
+        ours = "app.kubernetes.io/name" in each["metadata"].get("labels", {})
+        if ours and each["metadata"].get("namespace") != NAMESPACE:
+            yield f"{each['kind']} {name} is nowhere"
     account = rendered.pod["serviceAccountName"]
     made = [each["metadata"]["name"] for each in rendered.all("ServiceAccount")]
     if made and made != [account]:

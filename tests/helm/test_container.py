@@ -17,8 +17,8 @@ import pytest
 from core.models.native.extension import is_built, library_path
 from tests.helm.chart import NAMESPACE, RELEASE, Helm4, Rendered
 from tests.helm.container import Container, Pod, needs_namespaces
-from tests.helm.dockerfile import Stage, stages
-from tests.helm.image import build_wheel, install
+from tests.helm.dockerfile import Stage
+from tests.helm.image import install
 from tests.helm.matrix import CPU, SECURE
 from tests.helm.rules import amount
 from tests.security.certificates import Authority, Pair, needs_openssl
@@ -30,16 +30,14 @@ Started = Callable[..., Container]
 
 
 @pytest.fixture(scope="session")
-def image() -> Stage:
-    return stages()["image"]
+def namespaces() -> None:
+    needs_namespaces()
 
 
 @pytest.fixture(scope="session")
-def prefix(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def prefix(namespaces: None, wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What lies at /opt/slipstream in the image."""
-    needs_namespaces()
-    folder = tmp_path_factory.mktemp("image")
-    return install(build_wheel(stages()["wheel"], folder), folder)
+    return install(wheel, tmp_path_factory.mktemp("image"))
 
 
 class Worker:
@@ -139,9 +137,7 @@ def test_sigterm_drains_within_the_grace(worker: Worker) -> None:
     assert "drained" in worker.server.output
 
 
-def test_the_commands_of_the_image_alone(
-    helm4: Helm4, image: Stage, prefix: Path, tmp_path: Path
-) -> None:
+def test_the_commands_of_the_image_alone(helm4: Helm4, image: Stage, prefix: Path, tmp_path: Path) -> None:
     """`docker run` without arguments; process 1 passes on a signal that comes before anybody handles signals."""
     rendered = helm4.render(CPU)
     bare = {key: value for key, value in rendered.server.items() if key not in ("args", "env")}

@@ -39,9 +39,7 @@ def findings(objects: list[Object]) -> list[str | None]:
 
 
 def test_every_custom_object_of_the_matrix(helm4: Helm4) -> None:
-    objects = [
-        each for values in ACCEPTED.values() for each in helm4.render(values).objects if each["kind"] in CUSTOM
-    ]
+    objects = [each for values in ACCEPTED.values() for each in helm4.render(values).objects if each["kind"] in CUSTOM]
     assert {each["kind"] for each in objects} == CUSTOM
     assert findings(objects) == [None] * len(objects)
 

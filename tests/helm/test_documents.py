@@ -68,7 +68,9 @@ def test_the_schema_knows_every_value_at_the_top() -> None:
 def test_every_value_is_used() -> None:
     text = "\n".join(path.read_text() for path in (CHART / "templates").rglob("*") if path.is_file())
     for path in leaves(VALUES):
-        if path.startswith(("podSecurityContext", "securityContext", "resources.", "tests.resources", "model.init.res")):
+        if path.startswith(
+            ("podSecurityContext", "securityContext", "resources.", "tests.resources", "model.init.res")
+        ):
             continue
         if path.startswith("metrics.dashboard.labels."):
             continue
@@ -87,7 +89,9 @@ def test_settings_are_the_servers_own(helm4: Helm4) -> None:
 
 
 def test_values_reach_the_server(helm4: Helm4) -> None:
-    config = config_of(helm4.render(SECURE | {"drain": {"lingerSeconds": 7, "graceSeconds": 8}, "model": {"servedName": "m"}}))
+    config = config_of(
+        helm4.render(SECURE | {"drain": {"lingerSeconds": 7, "graceSeconds": 8}, "model": {"servedName": "m"}})
+    )
     assert (config.drain_linger, config.drain_grace, config.served_model_name) == (7, 8, "m")
     assert (config.device, config.health_port, config.adapter_admins) == ("cuda", 50052, "ops")
     assert (config.host, config.metrics_host, config.model) == ("0.0.0.0", "0.0.0.0", None)

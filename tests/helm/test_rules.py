@@ -52,9 +52,15 @@ BREAKS: dict[str, tuple[rules.Rule, Break]] = {
         rules.environment,
         lambda r: server(r)["env"].append({"name": "SLIPSTREAM_TENSOR_PARALLEL", "value": "1"}),
     ),
-    "home on the read-only root": (rules.environment, lambda r: server(r)["env"].append({"name": "HOME", "value": "/"})),
+    "home on the read-only root": (
+        rules.environment,
+        lambda r: server(r)["env"].append({"name": "HOME", "value": "/"}),
+    ),
     "service links": (rules.environment, lambda r: pod(r).pop("enableServiceLinks")),
-    "mount without volume": (rules.mounts, lambda r: server(r)["volumeMounts"].append({"name": "x", "mountPath": "/x"})),
+    "mount without volume": (
+        rules.mounts,
+        lambda r: server(r)["volumeMounts"].append({"name": "x", "mountPath": "/x"}),
+    ),
     "volume without mount": (rules.mounts, lambda r: pod(r)["volumes"].append({"name": "x", "emptyDir": {}})),
     "secret by subPath": (rules.mounts, lambda r: server(r)["volumeMounts"][-1].update(subPath="tls.crt")),
     "file that is not mounted": (rules.mounts, lambda r: server(r)["volumeMounts"].pop()),
