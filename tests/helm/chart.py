@@ -103,14 +103,19 @@ class Helm4:
 
     def render(self, values: dict[str, Any] | None = None) -> Rendered:
         """Raises Refused with Helm's own words."""
-        try:
-            # A copy by way of JSON: the library takes what a values file can hold.
-            files = self._loaded.render(json.loads(json.dumps(values or {})), name=RELEASE, namespace=NAMESPACE)
-        except self._library.HelmError as error:
-            raise Refused(str(error)) from None
+        files = self.files(values or {})
         notes = next((text for name, text in files.items() if name.endswith("NOTES.txt")), "")
         texts = [text for name, text in files.items() if not name.endswith("NOTES.txt")]
         return Rendered([each for text in texts for each in objects_of(text)], notes)
+
+    def files(self, values: dict[str, Any]) -> dict[str, str]:
+        """Text by template. Raises Refused."""
+        try:
+            # A copy by way of JSON: the library takes what a values file can hold.
+            copy = json.loads(json.dumps(values))
+            return dict(self._loaded.render(copy, name=RELEASE, namespace=NAMESPACE))
+        except self._library.HelmError as error:
+            raise Refused(str(error)) from None
 
 
 class Refused(Exception):

@@ -14,7 +14,7 @@ import yaml
 from helm import generate
 from service.config import ServerConfig
 from service.settings import settings_of
-from tests.helm.chart import CHART, ROOT, Helm4
+from tests.helm.chart import CHART, ROOT, Helm4, Refused, merged
 from tests.helm.matrix import ACCEPTED, EVERY_SETTING, SECURE
 from tests.helm.rules import config_of
 from tests.helm.schemas import VERSIONS
@@ -65,16 +65,61 @@ def test_the_schema_knows_every_value_at_the_top() -> None:
     assert SCHEMA["additionalProperties"] is False
 
 
-def test_every_value_is_used() -> None:
-    text = "\n".join(path.read_text() for path in (CHART / "templates").rglob("*") if path.is_file())
-    for path in leaves(VALUES):
-        if path.startswith(
-            ("podSecurityContext", "securityContext", "resources.", "tests.resources", "model.init.res")
-        ):
-            continue
-        if path.startswith("metrics.dashboard.labels."):
-            continue
-        assert re.search(rf"\.{path.rpartition('.')[2]}\b", text), f"no template uses {path}"
+BASES = ("all at once", "claim of a class", "existing claim", "hpa", "budget by minimum", "cpu", "mig")
+OTHERS: dict[str, tuple[Any, ...]] = {
+    "imagePullSecrets": ([{"name": "other"}],),
+    "drain.terminationGracePeriodSeconds": (9999,),
+    "rollout.progressDeadlineSeconds": (9999,),
+    "podDisruptionBudget.minAvailable": ("10%",),
+    "autoscaling.type": ("none",),
+    "model.source": ("bundled", "claim"),
+    "image.pullPolicy": ("Always",),
+    "model.init.enabled": (True, False),
+    "ports.grpc": (6000,),
+    "image.digest": ("sha256:" + "1" * 64,),
+    "service.type": ("NodePort",),
+    "listenAddress": ("::",),
+    "gpu.resource": ("amd.com/gpu",),
+    "settings": ({"page_size": 32},),
+    "extraContainers": ([{"name": "other", "image": "x"}],),
+    "model.claim.accessModes": (["ReadOnlyMany"],),
+    "metrics.prometheusRule.additionalGroups": ([{"name": "other", "rules": []}],),
+}
+"""What some values can be instead; for the others their type says it."""
+REFUSED_INSTEAD = {"nodes", "gpu.count"}
+"""Values with one possible content so far."""
+
+
+def others(path: str, value: Any) -> tuple[Any, ...]:
+    """Contents that differ from the default."""
+    if path in OTHERS:
+        return OTHERS[path]
+    by_type: dict[type, tuple[Any, ...]] = {
+        bool: (not value,),
+        int: (value + 1 if isinstance(value, int) else 1,),
+        str: ("other", "7", "7Gi", "77s", "http://other"),
+        list: ([{"name": "other", "topologyKey": "o", "maxSkew": 3, "whenUnsatisfiable": "DoNotSchedule"}], ["other"]),
+        dict: ({"other": "7"},),
+    }
+    return by_type[type(value)]
+
+
+@pytest.mark.parametrize("path", sorted(set(leaves(VALUES)) - REFUSED_INSTEAD))
+def test_every_value_changes_what_is_rendered(helm4: Helm4, path: str) -> None:
+    default: Any = VALUES
+    for key in path.split("."):
+        default = default[key]
+    for other in others(path, default):
+        change: Any = other
+        for key in reversed(path.split(".")):
+            change = {key: change}
+        for base in BASES:
+            try:
+                if helm4.files(merged(ACCEPTED[base], change)) != helm4.files(ACCEPTED[base]):
+                    return
+            except Refused:
+                continue
+    raise AssertionError(f"no other {path} changes anything")
 
 
 def test_settings_are_the_servers_own(helm4: Helm4) -> None:

@@ -1,4 +1,4 @@
-"""Trivy finds nothing in what is rendered, nor in the Dockerfile, but what `helm/trivyignore.yaml` says why we leave."""
+"""Trivy finds nothing in what is rendered, nor in the Dockerfile, but what `helm/trivyignore.yaml` explains."""
 
 from __future__ import annotations
 
