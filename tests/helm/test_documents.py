@@ -150,7 +150,13 @@ def test_threads_follow_the_cpu_limit(helm4: Helm4, limit: Any, threads: int | N
     values: dict[str, Any] = {"gpu": {"enabled": False}, "resources": {"requests": None, "limits": {"cpu": limit}}}
     assert config_of(helm4.render(values)).cpu_threads == threads
     assert config_of(helm4.render(values | {"settings": {"cpu_threads": 5}})).cpu_threads == 5
-    assert config_of(helm4.render(values | {"gpu": {"enabled": True}})).cpu_threads is None
+    assert config_of(helm4.render(values | {"gpu": {"enabled": True}})).cpu_threads == threads
+
+
+def test_beside_a_gpu_the_request_stands_in_for_the_limit(helm4: Helm4) -> None:
+    assert config_of(helm4.render()).cpu_threads == 3
+    assert config_of(helm4.render({"resources": {"limits": {"cpu": 6}}})).cpu_threads == 5
+    assert config_of(helm4.render({"gpu": {"enabled": False}})).cpu_threads is None
 
 
 def test_versions_agree() -> None:

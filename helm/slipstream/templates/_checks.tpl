@@ -60,6 +60,9 @@
 {{- if and $v.auth.adapterAdmins (not $v.auth.existingSecret) -}}
 {{- fail "auth.adapterAdmins needs auth.existingSecret, which says who calls" -}}
 {{- end -}}
+{{- if or (hasPrefix "127." $v.listenAddress) (eq "::1" $v.listenAddress) -}}
+{{- fail (printf "listenAddress: %s is seen by nobody outside the pod, the kubelet included" $v.listenAddress) -}}
+{{- end -}}
 {{- $ports := list (int64 $v.ports.grpc) (int64 $v.ports.metrics) (int64 $v.ports.health) -}}
 {{- if ne (len (uniq $ports)) 3 -}}
 {{- fail (printf "ports: %v must differ" $ports) -}}

@@ -23,8 +23,8 @@
 
 {{/* What tells this release's servers from all other pods, the test's included. Never changes: selectors cannot. */}}
 {{- define "slipstream.selector" -}}
-app.kubernetes.io/name: {{ include "slipstream.name" . }}
-app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/name: {{ include "slipstream.name" . | quote }}
+app.kubernetes.io/instance: {{ .Release.Name | quote }}
 app.kubernetes.io/component: server
 {{- end -}}
 
@@ -44,8 +44,8 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 
 {{/* Labels of the pod of `helm test`: no selector of the server matches them. */}}
 {{- define "slipstream.testSelector" -}}
-app.kubernetes.io/name: {{ include "slipstream.name" . }}
-app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/name: {{ include "slipstream.name" . | quote }}
+app.kubernetes.io/instance: {{ .Release.Name | quote }}
 app.kubernetes.io/component: test
 {{- end -}}
 

@@ -1,6 +1,6 @@
 {{- define "slipstream.container" -}}
 - name: server
-  image: {{ include "slipstream.image" . }}
+  image: {{ include "slipstream.image" . | quote }}
   imagePullPolicy: {{ .Values.image.pullPolicy }}
   args:
     {{- include "slipstream.args" . | nindent 4 }}
@@ -91,7 +91,7 @@ readinessProbe:
 {{- define "slipstream.initContainer" -}}
 {{- $init := .Values.model.init -}}
 - name: fetch-model
-  image: {{ $init.image | default (include "slipstream.image" .) }}
+  image: {{ $init.image | default (include "slipstream.image" .) | quote }}
   imagePullPolicy: {{ .Values.image.pullPolicy }}
   command:
     {{- toYaml $init.command | nindent 4 }}
@@ -101,7 +101,7 @@ readinessProbe:
   {{- end }}
   env:
     - name: MODEL_DIR
-      value: {{ include "slipstream.modelPath" . }}
+      value: {{ include "slipstream.modelPath" . | quote }}
     - name: HOME
       value: /tmp
     - name: HF_HOME

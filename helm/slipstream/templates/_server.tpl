@@ -2,23 +2,23 @@
 {{- define "slipstream.args" -}}
 {{- $v := .Values -}}
 - serve
-- --host={{ $v.listenAddress }}
+- {{ printf "--host=%s" $v.listenAddress | quote }}
 - --port={{ int64 $v.ports.grpc }}
-- --metrics-host={{ $v.listenAddress }}
+- {{ printf "--metrics-host=%s" $v.listenAddress | quote }}
 - --metrics-port={{ int64 $v.ports.metrics }}
 - --device={{ ternary "cuda" "cpu" $v.gpu.enabled }}
 {{- if ne $v.model.source "bundled" }}
-- --model={{ include "slipstream.modelPath" . }}
+- {{ printf "--model=%s" (include "slipstream.modelPath" .) | quote }}
 {{- end }}
 {{- with $v.model.servedName }}
-- --served-model-name={{ . }}
+- {{ printf "--served-model-name=%s" . | quote }}
 {{- end }}
 - --drain-linger={{ int64 $v.drain.lingerSeconds }}
 - --drain-grace={{ int64 $v.drain.graceSeconds }}
 {{- if $v.auth.existingSecret }}
 - --auth-token-file=/etc/slipstream/auth/{{ $v.auth.key }}
 {{- with $v.auth.adapterAdmins }}
-- --adapter-admins={{ . }}
+- {{ printf "--adapter-admins=%s" . | quote }}
 {{- end }}
 {{- end }}
 {{- if $v.tls.existingSecret }}
@@ -52,11 +52,16 @@
 {{- end -}}
 {{- end -}}
 
-{{/* Threads of the CPU limit, one core less for the event loop: the server counts the node's cores, not the limit. */}}
+{{/*
+Threads of math, one core less than there is for the event loop: the server counts the node's cores, and not what the pod
+may use of them. A worker on the CPU without a limit has the node; beside a GPU there is little math, so the request decides.
+*/}}
 {{- define "slipstream.cpuThreads" -}}
-{{- $limit := dig "limits" "cpu" nil .Values.resources -}}
-{{- if and (not .Values.gpu.enabled) (not (kindIs "invalid" $limit)) -}}
-cpu_threads: {{ max 1 (sub (div (int64 (include "slipstream.milliCpu" $limit)) 1000) 1) }}
+{{- $limit := get (.Values.resources.limits | default dict) "cpu" -}}
+{{- $request := get (.Values.resources.requests | default dict) "cpu" -}}
+{{- $cores := ternary ($limit | default $request) $limit .Values.gpu.enabled -}}
+{{- if $cores -}}
+cpu_threads: {{ max 1 (sub (div (int64 (include "slipstream.milliCpu" $cores)) 1000) 1) }}
 {{- end -}}
 {{- end -}}
 

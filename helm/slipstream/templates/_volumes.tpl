@@ -10,7 +10,7 @@
 - name: cache
   {{- if .Values.cache.existingClaim }}
   persistentVolumeClaim:
-    claimName: {{ .Values.cache.existingClaim }}
+    claimName: {{ .Values.cache.existingClaim | quote }}
   {{- else }}
   emptyDir:
     sizeLimit: {{ .Values.cache.sizeLimit }}
@@ -19,20 +19,20 @@
 {{- with .Values.auth.existingSecret }}
 - name: auth
   secret:
-    secretName: {{ . }}
-    defaultMode: 0440
+    secretName: {{ . | quote }}
+    defaultMode: 288 # 0440
 {{- end }}
 {{- with .Values.tls.existingSecret }}
 - name: tls
   secret:
-    secretName: {{ . }}
-    defaultMode: 0440
+    secretName: {{ . | quote }}
+    defaultMode: 288 # 0440
 {{- end }}
 {{- with .Values.tls.clientCa.existingSecret }}
 - name: client-ca
   secret:
-    secretName: {{ . }}
-    defaultMode: 0440
+    secretName: {{ . | quote }}
+    defaultMode: 288 # 0440
 {{- end }}
 {{- with .Values.extraVolumes }}
 {{ toYaml . }}
@@ -48,7 +48,7 @@
 {{- else if eq $model.source "existingClaim" }}
 - name: model
   persistentVolumeClaim:
-    claimName: {{ $model.existingClaim }}
+    claimName: {{ $model.existingClaim | quote }}
 {{- else if eq $model.source "claim" }}
 - name: model
   persistentVolumeClaim:
