@@ -8,7 +8,7 @@ from __future__ import annotations
 import shutil
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,12 @@ from tests.security.certificates import Authority, Pair, needs_openssl
 SERVICES = tuple(f"{RELEASE}-slipstream{suffix}.{NAMESPACE}.svc" for suffix in ("", "-pods"))
 START_SECONDS = 120.0
 
-Started = Callable[..., Container]
+FETCH = """
+import os, shutil
+from core.models.bundled import bundled_model_dir
+shutil.copytree(bundled_model_dir(), os.environ["MODEL_DIR"])
+"""
+FETCHED = {"source": "emptyDir", "path": "m", "init": {"enabled": True, "command": ["python", "-c", FETCH]}}
 
 
 @pytest.fixture(scope="session")
@@ -40,17 +45,24 @@ def prefix(namespaces: None, wheel: Path, tmp_path_factory: pytest.TempPathFacto
     return install(wheel, tmp_path_factory.mktemp("image"))
 
 
+def keep_cache(pod: Pod) -> None:
+    """Fill /cache as an earlier pod left it: servers of tests should not compile beside being tested."""
+    cache = pod.places["cache"]
+    if cache is not None and is_built():
+        (cache / "native").mkdir(mode=0o755)
+        shutil.copy(library_path(), cache / "native")
+
+
 class Worker:
     """A pod of the Deployment whose server runs."""
 
     def __init__(self, rendered: Rendered, image: Stage, prefix: Path, folder: Path, secrets: Any = None) -> None:
         self.rendered, self.image, self.prefix, self.folder, self.secrets = rendered, image, prefix, folder, secrets
         self.pod = Pod(rendered.pod, folder / "worker", secrets)
-        cache = self.pod.places["cache"]
-        if cache is not None and is_built():
-            # As a kept cache has it; otherwise every server of these tests would compile beside being tested.
-            (cache / "native").mkdir(mode=0o755)
-            shutil.copy(library_path(), cache / "native")
+        keep_cache(self.pod)
+        for each in rendered.pod.get("initContainers", ()):
+            ran = Container(self.pod, each, image, prefix)
+            assert ran.wait() == 0, ran.output
         self.server = Container(self.pod, rendered.server, image, prefix)
 
     def probe(self, name: str) -> bool:
@@ -142,6 +154,7 @@ def test_the_commands_of_the_image_alone(helm4: Helm4, image: Stage, prefix: Pat
     rendered = helm4.render(CPU)
     bare = {key: value for key, value in rendered.server.items() if key not in ("args", "env")}
     pod = Pod(rendered.pod, tmp_path)
+    keep_cache(pod)
     server = Container(pod, bare, image, prefix)
     try:
         end = time.monotonic() + START_SECONDS
@@ -167,8 +180,8 @@ def pem(pair: Pair, authority: Authority) -> dict[str, bytes]:
 
 
 @needs_openssl
-def test_secrets_are_used_and_read_again(helm4: Helm4, image: Stage, prefix: Path, tmp_path: Path) -> None:
-    """Mutual TLS and tokens; probes go on in plain text; a swapped Secret counts without a restart."""
+def test_fetched_weights_and_renewed_secrets(helm4: Helm4, image: Stage, prefix: Path, tmp_path: Path) -> None:
+    """An init container fills the volume; mutual TLS and tokens; plain probes; a swapped Secret counts at once."""
     authority, next_authority = Authority(tmp_path, "ca"), Authority(tmp_path, "next")
     server, client, renewed = (
         issuer.issue(name, names=SERVICES)
@@ -180,10 +193,12 @@ def test_secrets_are_used_and_read_again(helm4: Helm4, image: Stage, prefix: Pat
         "client": pem(client, authority),
         "tokens": {"tokens": b"ops:" + b"a" * 32 + b"\n"},
     }
-    worker = Worker(helm4.render(CPU | SECURE), image, prefix, tmp_path, secrets)
+    worker = Worker(helm4.render(CPU | SECURE | {"model": FETCHED}), image, prefix, tmp_path, secrets)
     try:
         worker.wait_started()
         assert worker.probe("liveness") and worker.probe("readiness")
+        assert "serving m on" in worker.server.output
+        assert "Read-only" in worker.server.run("touch", "/models/m/x").stderr
         assert worker.helm_test("generate").output.strip() == "72"
         assert worker.server.run("slipstream", "health").returncode != 0, "plain text on the port with TLS"
         worker.secrets = secrets | {"tokens": {"tokens": b"ops:" + b"b" * 32 + b"\n"}}

@@ -104,3 +104,13 @@ def test_a_rule_notices(helm4: Helm4, name: str) -> None:
     broken = Rendered(copy.deepcopy(rendered.objects))
     breakage(broken)
     assert list(rule(broken)), "broken, and not noticed"
+
+
+@pytest.mark.parametrize("name", [name for name in ACCEPTED if name != "named"])
+def test_what_selects_never_changes(helm4: Helm4, name: str) -> None:
+    """A Deployment's selector cannot be changed: an upgrade that tried would fail."""
+    assert helm4.render(ACCEPTED[name]).one("Deployment")["spec"]["selector"]["matchLabels"] == {
+        "app.kubernetes.io/name": "slipstream",
+        "app.kubernetes.io/instance": "demo",
+        "app.kubernetes.io/component": "server",
+    }
