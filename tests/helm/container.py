@@ -169,6 +169,13 @@ class Container:
         """Whether it has not ended yet."""
         return self._process.poll() is None
 
+    def wait_printed(self, text: str) -> None:
+        """Until it has printed this; fails where it ends before."""
+        end = time.monotonic() + PATIENCE
+        while text not in self.output:
+            assert self.running and time.monotonic() < end, f"{text!r} is not in:\n{self.output}"
+            time.sleep(0.05)
+
     def run(self, *command: str) -> subprocess.CompletedProcess[str]:
         """Run a command inside, as `kubectl exec` does."""
         namespaces = ("--mount", "--pid", "--net", "--root", "--wd")

@@ -102,7 +102,7 @@ def worker(helm4: Helm4, image: Stage, prefix: Path, tmp_path_factory: pytest.Te
 
 def test_it_starts_alive_and_ready(worker: Worker) -> None:
     assert worker.probe("liveness") and worker.probe("readiness")
-    assert "serving slipstream-bundled on 0.0.0.0:50051" in worker.server.output
+    worker.server.wait_printed("serving slipstream-bundled on 0.0.0.0:50051")
     if is_built():
         assert "compiling" not in worker.server.output, "what a kept cache holds was not taken"
 
@@ -161,15 +161,15 @@ def test_the_commands_of_the_image_alone(helm4: Helm4, image: Stage, prefix: Pat
         while not server.tree:
             assert server.running and time.monotonic() < end, server.output
         server.signal(signal.SIGTERM)
-        assert server.wait(10) in (0, 128 + signal.SIGTERM)
+        assert server.wait() in (0, 128 + signal.SIGTERM)
     finally:
         server.close()
-    server = Container(pod, bare, image, prefix)
+    server, end = Container(pod, bare, image, prefix), time.monotonic() + START_SECONDS
     try:
         while server.run(*image.healthcheck).returncode != 0:
             assert server.running and time.monotonic() < end, server.output
             time.sleep(0.2)
-        assert "serving slipstream-bundled on 0.0.0.0:50051" in server.output
+        server.wait_printed("serving slipstream-bundled on 0.0.0.0:50051")
     finally:
         server.close()
 
@@ -197,7 +197,7 @@ def test_fetched_weights_and_renewed_secrets(helm4: Helm4, image: Stage, prefix:
     try:
         worker.wait_started()
         assert worker.probe("liveness") and worker.probe("readiness")
-        assert "serving m on" in worker.server.output
+        worker.server.wait_printed("serving m on")
         assert "Read-only" in worker.server.run("touch", "/models/m/x").stderr
         assert worker.helm_test("generate").output.strip() == "72"
         assert worker.server.run("slipstream", "health").returncode != 0, "plain text on the port with TLS"
