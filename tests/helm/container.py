@@ -132,7 +132,16 @@ class Container:
         self.log = folder / "log"
         with self.log.open("wb") as log:
             self._process = subprocess.Popen(
-                [*joined, "unshare", *namespaces, sys.executable, str(RUNTIME), str(folder / "spec.json")],
+                [
+                    "setpriv",
+                    "--pdeathsig=KILL",
+                    *joined,
+                    "unshare",
+                    *namespaces,
+                    sys.executable,
+                    str(RUNTIME),
+                    str(folder / "spec.json"),
+                ],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
@@ -202,8 +211,12 @@ class Container:
         return self._process.wait(seconds)
 
     def close(self) -> None:
-        """End it."""
-        self._process.kill()
+        """End it, and with its process 1 all of its processes. Nothing of a container that was closed is left."""
+        if self.running:
+            first = psutil.Process(self.pid)
+            first.kill()
+            self._process.kill()
+            psutil.wait_procs([first], timeout=PATIENCE)
         self._process.wait(PATIENCE)
 
 

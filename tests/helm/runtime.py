@@ -10,6 +10,7 @@ import ctypes
 import fcntl
 import json
 import os
+import signal
 import socket
 import struct
 import subprocess
@@ -17,7 +18,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-PR_CAPBSET_DROP, PR_SET_NO_NEW_PRIVS = 24, 38
+PR_SET_PDEATHSIG, PR_CAPBSET_DROP, PR_SET_NO_NEW_PRIVS = 1, 24, 38
 SIOCSIFFLAGS, IFF_UP = 0x8914, 0x1
 LAST_CAPABILITY = 40
 
@@ -67,6 +68,8 @@ def give_up_rights(spec: dict[str, Any]) -> None:
     os.setresgid(*[spec["gid"]] * 3)
     os.setresuid(*[spec["uid"]] * 3)
     prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
+    # A change of the user clears what `unshare --kill-child` had asked for: without it servers outlive their test.
+    prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
 
 def main() -> None:
