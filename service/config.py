@@ -36,6 +36,7 @@ class ServerConfig(EngineSettings):
     port: int = setting(50051, int, "Network", "gRPC port; 0 picks a free one.", low=0)
     metrics_host: str = setting("127.0.0.1", str, "Network", "Address of the metrics port.")
     metrics_port: int = setting(9464, int, "Network", "HTTP port of /metrics; 0 picks a free one.", low=0)
+    health_port: int | None = setting(None, int, "Network", "Port for health checks alone, never with TLS.", low=0)
     frontends: int = setting(
         0,
         int,
@@ -119,7 +120,7 @@ class ServerConfig(EngineSettings):
     log_level: str = setting("info", str, "Logging", "Least severity that is logged.", choices=LOG_LEVELS)
 
     def __post_init__(self) -> None:
-        if max(self.port, self.metrics_port) > MAX_PORT:
+        if max(self.port, self.metrics_port, self.health_port or 0) > MAX_PORT:
             raise ConfigError(f"port and metrics_port must be at most {MAX_PORT}")
         if self.port and self.port == self.metrics_port and self.host == self.metrics_host:
             raise ConfigError(f"port and metrics_port must differ; both are {self.port}")

@@ -37,10 +37,11 @@ def check(config: ServerConfig) -> None:
 
 
 def check_ports(config: ServerConfig) -> None:
-    """Raise StartupError if the gRPC or the metrics port cannot be bound; port 0 always can."""
+    """Raise StartupError if the gRPC, the metrics or the health port cannot be bound; port 0 always can."""
     for purpose, host, port in (
         ("gRPC", config.host, config.port),
         ("metrics", config.metrics_host, config.metrics_port),
+        ("health", config.host, config.health_port),
     ):
         if port:
             _probe(purpose, host, port)

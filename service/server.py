@@ -18,6 +18,7 @@ from service.auth_tokens import token_file
 from service.builder import EngineBuilder, Progress, StartableEngine, in_daemon_thread
 from service.config import ServerConfig
 from service.engine_slot import EngineSlot
+from service.health_port import HealthPort
 from service.interceptors import AroundInterceptor, HandlerTracker, count_calls, errors_to_statuses
 from service.metrics.collector import EngineCollector, engine_view
 from service.metrics.http import MetricsServer
@@ -75,6 +76,8 @@ class Server:
         self.slot = EngineSlot()
         self.tracker = HandlerTracker()
         self.health = HealthServicer({LIVENESS: True, READINESS: False}, config.write_timeout)
+        # The front ends of one server have one between them.
+        self.health_port = HealthPort(config, self.health) if counts is None else None
         self.port = 0
         self.metrics_port = 0
         self._build = build
@@ -129,6 +132,8 @@ class Server:
             self._metrics = MetricsServer(self.config.metrics_host, self.config.metrics_port, self._registry)
             self.metrics_port = self._metrics.port
         try:
+            if self.health_port is not None:
+                await self.health_port.listen()
             self.port = self._bind()
         except StartupError:
             if self._metrics is not None:
@@ -194,6 +199,8 @@ class Server:
                     await self._engine.stop()
             except TimeoutError:
                 log.error("the engine did not stop within %g seconds", ENGINE_STOP_SECONDS)
+        if self.health_port is not None:
+            await self.health_port.close()
         if self._metrics is not None:
             # Joining the thread of the metrics server takes up to its poll interval; the loop has nothing else to do.
             self._metrics.close()

@@ -27,11 +27,13 @@ from service.engine_slot import EngineSlot
 from service.frontends.host import FrontEndHost, Owners
 from service.frontends.plain import to_plain
 from service.frontends.wire import Kind
+from service.health_port import HealthPort
 from service.metrics.collector import EngineCollector, engine_view
 from service.metrics.http import MetricsServer
 from service.metrics.rpc import RpcMetrics
 from service.preflight import check, model_path
 from service.server import ENGINE_STOP_SECONDS, drained
+from service.servicers.health import LIVENESS, READINESS, HealthServicer
 from service.version import installed_version
 
 log = logging.getLogger(__name__)
@@ -64,6 +66,8 @@ class FrontEndGroup:
     def __init__(self, config: ServerConfig, build: EngineBuilder, progress: Progress | None = None) -> None:
         self.config = config
         self.slot = EngineSlot()
+        self.health = HealthServicer({LIVENESS: True, READINESS: False}, config.write_timeout)
+        self.health_port = HealthPort(config, self.health)
         self.port = self.metrics_port = 0
         self._build, self._progress = build, progress
         self._engine: StartableEngine | None = None
@@ -87,6 +91,7 @@ class FrontEndGroup:
         check(self.config)
         self._metrics = MetricsServer(self.config.metrics_host, self.config.metrics_port, self._registry)
         self.metrics_port = self._metrics.port
+        await self.health_port.listen()
         self._reserved = reserve(self.config.host, self.config.port)
         self.port = self._reserved.getsockname()[1]
         await asyncio.gather(*(self._spawn(place) for place in range(self.config.frontends)))
@@ -107,6 +112,7 @@ class FrontEndGroup:
         for front_end in self._running():
             self._greet(front_end)
         await self._all("serving")
+        self.health.set(READINESS, True)
 
     async def _all(self, reached: str) -> None:
         """Wait until every front end is `listening` or `serving`, or gone. Raises StartupError."""
@@ -122,6 +128,7 @@ class FrontEndGroup:
     async def drain(self, linger: float, grace: float) -> int:
         """As `Server.drain`, in every front end."""
         self.slot.draining = True
+        self.health.set(READINESS, False)
         self._send_state()
         await asyncio.sleep(linger)
         cut = await drained(self.engine, grace)
@@ -131,10 +138,13 @@ class FrontEndGroup:
     async def die(self) -> None:
         """The engine is dead: the front ends say so to everyone, and everything ends."""
         self.slot.draining = True
+        for service in (LIVENESS, READINESS):
+            self.health.set(service, False)
         await self.close(dead=True)
 
     async def close(self, grace: float = CLOSE_SECONDS, dead: bool = False) -> None:
         """Close the front ends, at once without grace, then the engine. Bounded throughout."""
+        self.health.close()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -156,6 +166,7 @@ class FrontEndGroup:
                     await self._engine.stop()
             except TimeoutError:
                 log.error("the engine did not stop within %g seconds", ENGINE_STOP_SECONDS)
+        await self.health_port.close()
         if self._metrics is not None:
             self._metrics.close()
         if self._reserved is not None:
