@@ -9,7 +9,7 @@ import grpc
 import grpc.aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc  # type: ignore[import-untyped]
 from grpc_reflection.v1alpha import reflection  # type: ignore[import-untyped]
-from prometheus_client import CollectorRegistry
+from prometheus_client import CollectorRegistry, ProcessCollector
 
 from core.errors import StartupError
 from service.admission import Admission
@@ -21,6 +21,7 @@ from service.engine_slot import EngineSlot
 from service.interceptors import AroundInterceptor, HandlerTracker, count_calls, errors_to_statuses
 from service.metrics.collector import EngineCollector, engine_view
 from service.metrics.http import MetricsServer
+from service.metrics.names import PREFIX
 from service.metrics.rpc import RpcMetrics
 from service.options import server_options
 from service.pb.slipstream.v1 import adapters_pb2, adapters_pb2_grpc, inference_pb2, inference_pb2_grpc
@@ -82,7 +83,8 @@ class Server:
         self._version = installed_version()
         self._engine: StartableEngine | None = None
         self._registry = CollectorRegistry()
-        self._registry.register(EngineCollector(lambda: engine_view(self.slot, self._version)))
+        self._registry.register(EngineCollector(lambda: engine_view(self.slot, config, self._version)))
+        ProcessCollector(PREFIX, registry=self._registry)
         self._metrics: MetricsServer | None = None
         self._grpc = self._assemble()
 
