@@ -29,8 +29,10 @@ from core.config import (
     SchedulerConfig,
 )
 from core.errors import ConfigError
+from service.engine_settings import engine_config
 from service.settings import setting
 
+TRACE_ENDPOINTS = ("off", "local", "any")
 LOG_LEVELS = ("debug", "info", "warning", "error")
 MAX_PORT = 65535
 BUNDLED_NAME = "slipstream-bundled"
@@ -198,6 +200,13 @@ class ServerConfig:
     port: int = setting(50051, int, "Network", "gRPC port; 0 picks a free one.", low=0)
     metrics_host: str = setting("127.0.0.1", str, "Network", "Address of the metrics port.")
     metrics_port: int = setting(9464, int, "Network", "HTTP port of /metrics; 0 picks a free one.", low=0)
+    trace_endpoint: str = setting(
+        "local",
+        str,
+        "Network",
+        "Who may have /trace of the metrics port record what scheduler and device do: nobody, this machine, or anyone.",
+        choices=TRACE_ENDPOINTS,
+    )
     frontends: int = setting(
         0,
         int,
@@ -307,43 +316,4 @@ class ServerConfig:
 
     def engine_config(self, model_path: str) -> EngineConfig:
         """The engine's part, for the checkpoint at `model_path`. Raises ConfigError."""
-        return EngineConfig(
-            model=ModelConfig(
-                path=model_path,
-                dtype=self.dtype,
-                context_length=self.context_length,
-                served_name=self.served_model_name or (None if self.model else BUNDLED_NAME),
-                quantized_weights=self.quantized_weights,
-                native=self.native,
-            ),
-            memory=MemoryConfig(
-                page_size=self.page_size,
-                max_running_requests=self.max_running_requests,
-                max_total_tokens=self.max_total_tokens,
-                prefix_cache=self.prefix_cache,
-                max_state_slots=self.max_state_slots,
-                state_track_interval=self.state_track_interval,
-                sliding_window_pool=self.sliding_window_pool,
-                max_window_tokens=self.max_window_tokens,
-            ),
-            scheduler=SchedulerConfig(
-                chunked_prefill_size=self.chunked_prefill_size,
-                mixed_chunk=self.mixed_chunk,
-                policy=self.schedule_policy,
-                max_queued_requests=self.max_queued_requests,
-                default_queue_timeout=self.queue_timeout,
-            ),
-            executor=ExecutorConfig(
-                device=self.device,
-                overlap=self.overlap,
-                assert_mode=self.assert_mode,
-                cpu_threads=self.cpu_threads,
-                hang_timeout=self.hang_timeout,
-                attention_backend=self.attention_backend,
-                cuda_graphs=self.cuda_graphs,
-            ),
-            lora=LoraConfig(self.adapter or (), self.max_lora_rank, self.lora_dir, self.max_lora_bytes),
-            grammar=GrammarConfig(self.grammar_backend, self.grammar_compile_timeout, self.grammar_cache_bytes),
-            seed=self.seed,
-            max_pending_tokens=self.max_pending_tokens,
-        )
+        return engine_config(self, model_path, BUNDLED_NAME)

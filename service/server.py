@@ -20,6 +20,7 @@ from service.config import ServerConfig
 from service.engine_slot import EngineSlot
 from service.interceptors import AroundInterceptor, HandlerTracker, count_calls, errors_to_statuses
 from service.metrics.collector import EngineCollector, engine_view
+from service.metrics.door import metrics_server
 from service.metrics.http import MetricsServer
 from service.metrics.names import PREFIX
 from service.metrics.rpc import RpcMetrics
@@ -128,7 +129,7 @@ class Server:
         """Check the checkpoint's files and both ports, bind, and answer health checks. Raises StartupError."""
         if self._counts is None:
             check(self.config)
-            self._metrics = MetricsServer(self.config.metrics_host, self.config.metrics_port, self._registry)
+            self._metrics = metrics_server(self.config, self._registry, self.slot, self._version)
             self.metrics_port = self._metrics.port
         try:
             self.port = self._bind()

@@ -28,6 +28,7 @@ from service.frontends.host import FrontEndHost, Owners
 from service.frontends.plain import to_plain
 from service.frontends.wire import Kind
 from service.metrics.collector import EngineCollector, engine_view
+from service.metrics.door import metrics_server
 from service.metrics.http import MetricsServer
 from service.metrics.names import PREFIX
 from service.metrics.rpc import RpcMetrics
@@ -87,7 +88,7 @@ class FrontEndGroup:
     async def listen(self) -> None:
         """Check files and ports, start the front ends and wait until all of them listen. Raises StartupError."""
         check(self.config)
-        self._metrics = MetricsServer(self.config.metrics_host, self.config.metrics_port, self._registry)
+        self._metrics = metrics_server(self.config, self._registry, self.slot, installed_version())
         self.metrics_port = self._metrics.port
         self._reserved = reserve(self.config.host, self.config.port)
         self.port = self._reserved.getsockname()[1]
