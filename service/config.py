@@ -288,6 +288,13 @@ class ServerConfig:
     )
     drain_grace: float = setting(30.0, float, "Shutdown", "Seconds that running streams then have to finish.", low=0)
     log_level: str = setting("info", str, "Logging", "Least severity that is logged.", choices=LOG_LEVELS)
+    otlp_endpoint: str | None = setting(
+        None,
+        str,
+        "Logging",
+        "Collector that gets spans of requests over OTLP/gRPC; unset: as the OTEL_* variables say, else none.",
+        metavar="URL",
+    )
 
     def __post_init__(self) -> None:
         if max(self.port, self.metrics_port) > MAX_PORT:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
+from typing import TYPE_CHECKING
 
 import grpc
 import grpc.aio
@@ -32,7 +34,11 @@ from service.servicers.health import LIVENESS, READINESS, HealthServicer
 from service.servicers.inference import InferenceServicer
 from service.tls import tls_files
 from service.tls_credentials import server_credentials
+from service.tracing.endpoint import otlp_endpoint
 from service.version import installed_version
+
+if TYPE_CHECKING:
+    from service.tracing.otlp import OtlpTracer
 
 log = logging.getLogger(__name__)
 
@@ -87,12 +93,14 @@ class Server:
         self._registry.register(EngineCollector(lambda: engine_view(self.slot, config, self._version)))
         ProcessCollector(PREFIX, registry=self._registry)
         self._metrics: MetricsServer | None = None
+        self._tracer = self._open_tracer()
         self._grpc = self._assemble()
 
     def _assemble(self) -> grpc.aio.Server:
         metrics = self._counts or RpcMetrics(self._registry)
         # Outermost first: the tracker must outlive the error mapping, and calls are counted by their final code.
-        around = (self.tracker.around, count_calls(metrics), errors_to_statuses)
+        spans = () if self._tracer is None else (self._tracer.around,)
+        around = (self.tracker.around, count_calls(metrics), *spans, errors_to_statuses)
         interceptors: list[grpc.aio.ServerInterceptor] = [AroundInterceptor(each) for each in around]
         if self.config.auth_token_file is not None:
             tokens = token_file(self.config.auth_token_file)
@@ -118,6 +126,14 @@ class Server:
             ]
             reflection.enable_server_reflection(services, server)
         return server
+
+    def _open_tracer(self) -> OtlpTracer | None:
+        endpoint = otlp_endpoint(self.config.otlp_endpoint, os.environ)
+        if endpoint is None:
+            return None
+        from service.tracing.otlp import OtlpTracer
+
+        return OtlpTracer(endpoint, self._version)
 
     @property
     def engine(self) -> StartableEngine:
@@ -157,6 +173,8 @@ class Server:
         self._engine = engine
         await engine.start()
         self.slot.engine = engine
+        if self._tracer is not None:
+            self._tracer.model = engine.model_info.name
         self.health.set(READINESS, True)
 
     def refuse_readiness(self) -> None:
@@ -197,6 +215,8 @@ class Server:
                     await self._engine.stop()
             except TimeoutError:
                 log.error("the engine did not stop within %g seconds", ENGINE_STOP_SECONDS)
+        if self._tracer is not None:
+            await in_daemon_thread(self._tracer.close)
         if self._metrics is not None:
             # Joining the thread of the metrics server takes up to its poll interval; the loop has nothing else to do.
             self._metrics.close()
