@@ -53,6 +53,7 @@ def intervals(trace: dict[str, Any], lane: str, names: list[str] | None = None) 
     return [(each["ts"], each["ts"] + each["dur"]) for each in found if names is None or each["name"] in names]
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("overlapped", [True, False])
 async def test_lanes_overlap_with_overlap_and_not_without(overlapped: bool, tmp_path: Path) -> None:
     settings = {"overlap": overlapped, "max_total_tokens": 4096, "max_running_requests": 8, "native": "off"}
@@ -79,6 +80,7 @@ async def test_lanes_overlap_with_overlap_and_not_without(overlapped: bool, tmp_
     assert trace["otherData"]["overlap"] is overlapped
 
 
+@pytest.mark.alone
 async def test_an_asynchronous_device_shows_its_own_time(tmp_path: Path) -> None:
     """On the emulated device a launch returns at once; its lane is the time that steps take there, not their launch."""
     tokenizer = Tokenizer.load(str(bundled_model_dir()))
