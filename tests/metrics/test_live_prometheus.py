@@ -14,7 +14,6 @@ from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 import pytest
-
 from click.testing import CliRunner
 
 from service.cli import cli
