@@ -13,9 +13,10 @@ from prometheus_client.openmetrics.exposition import generate_latest as open_lat
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parsed
 
 from core.scheduler.histogram import REQUEST_SECONDS, Histogram
+from core.scheduler.phases import PhaseClock
 from core.scheduler.scheduler import Scheduler
 from core.scheduler.snapshot import HISTOGRAMS as KEPT
-from core.types.lanes import PHASES, LaneRecorder
+from core.types.lanes import EMIT, PHASES, PLAN, RESULTS, LaneRecorder, Slice
 from core.types.request import Req
 from core.types.sampling_params import SamplingParams
 from core.types.stats import EngineStats, Exemplar, PoolStats
@@ -133,6 +134,21 @@ def test_a_request_leaves_its_figures() -> None:
     traced = [name for name, histogram in stats.histograms.items() if any(histogram.exemplars)]
     assert {"queue_time_seconds", "time_to_first_token_seconds", "e2e_request_latency_seconds"} <= set(traced)
     assert all(seconds > 0 for seconds in stats.phase_seconds.values())
+
+
+def test_phases_add_up_and_are_slices_while_somebody_records() -> None:
+    instants = iter((10.0, 11.0, 13.0, 20.0, 24.0, 25.0))
+    lanes = LaneRecorder()
+    clock = PhaseClock(lanes, lambda: next(instants))
+    clock.begin()
+    clock.done(RESULTS, 1)
+    clock.done(PLAN, 2)
+    recording = lanes.start()
+    clock.begin()
+    clock.done(PLAN, 3)
+    clock.done(EMIT, 2, 7)
+    assert clock.by_name() == {**dict.fromkeys(PHASES, 0.0), "results": 1.0, "plan": 6.0, "emit": 1.0}
+    assert recording.scheduler.slices() == [Slice(20.0, 24.0, 3, PLAN, 0), Slice(24.0, 25.0, 2, EMIT, 7)]
 
 
 def decoding(lanes: LaneRecorder) -> Scheduler:
