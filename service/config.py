@@ -22,6 +22,7 @@ from core.errors import ConfigError
 from service.engine_settings import EngineSettings, default_of
 from service.settings import setting
 
+TRACE_ENDPOINTS = ("off", "local", "any")
 LOG_LEVELS = ("debug", "info", "warning", "error")
 MAX_PORT = 65535
 BUNDLED_NAME = "slipstream-bundled"
@@ -37,6 +38,13 @@ class ServerConfig(EngineSettings):
     metrics_host: str = setting("127.0.0.1", str, "Network", "Address of the metrics port.")
     metrics_port: int = setting(9464, int, "Network", "HTTP port of /metrics; 0 picks a free one.", low=0)
     health_port: int | None = setting(None, int, "Network", "Port for health checks alone, never with TLS.", low=0)
+    trace_endpoint: str = setting(
+        "local",
+        str,
+        "Network",
+        "Who may have /trace of the metrics port record what scheduler and device do: nobody, this machine, or anyone.",
+        choices=TRACE_ENDPOINTS,
+    )
     frontends: int = setting(
         0,
         int,
@@ -118,6 +126,13 @@ class ServerConfig(EngineSettings):
     )
     drain_grace: float = setting(30.0, float, "Shutdown", "Seconds that running streams then have to finish.", low=0)
     log_level: str = setting("info", str, "Logging", "Least severity that is logged.", choices=LOG_LEVELS)
+    otlp_endpoint: str | None = setting(
+        None,
+        str,
+        "Logging",
+        "Collector that gets spans of requests over OTLP/gRPC; unset: as the OTEL_* variables say, else none.",
+        metavar="URL",
+    )
 
     def __post_init__(self) -> None:
         if max(self.port, self.metrics_port, self.health_port or 0) > MAX_PORT:

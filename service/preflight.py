@@ -7,6 +7,7 @@ operator and may name a path. The loaders check again, and more.
 from __future__ import annotations
 
 import json
+import os
 import socket
 import struct
 from pathlib import Path
@@ -17,6 +18,7 @@ from core.models.bundled import bundled_model_dir
 from service.auth_tokens import token_file
 from service.config import ServerConfig
 from service.tls import tls_files
+from service.tracing.endpoint import otlp_endpoint
 
 _HEADER_LENGTH = struct.Struct("<Q")
 MAX_HEADER_BYTES = 100 * 1024 * 1024
@@ -30,6 +32,7 @@ def model_path(config: ServerConfig) -> Path:
 
 def check(config: ServerConfig) -> None:
     """Everything below at once. Raises StartupError."""
+    otlp_endpoint(config.otlp_endpoint, os.environ)
     check_ports(config)
     check_security(config)
     check_model(model_path(config))

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
+from typing import TYPE_CHECKING
 
 import grpc
 import grpc.aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc  # type: ignore[import-untyped]
 from grpc_reflection.v1alpha import reflection  # type: ignore[import-untyped]
-from prometheus_client import CollectorRegistry
+from prometheus_client import CollectorRegistry, ProcessCollector
 
 from core.errors import StartupError
 from service.admission import Admission
@@ -21,7 +23,9 @@ from service.engine_slot import EngineSlot
 from service.health_port import HealthPort
 from service.interceptors import AroundInterceptor, HandlerTracker, count_calls, errors_to_statuses
 from service.metrics.collector import EngineCollector, engine_view
+from service.metrics.door import metrics_server
 from service.metrics.http import MetricsServer
+from service.metrics.names import PREFIX
 from service.metrics.rpc import RpcMetrics
 from service.options import server_options
 from service.pb.slipstream.v1 import adapters_pb2, adapters_pb2_grpc, inference_pb2, inference_pb2_grpc
@@ -31,7 +35,11 @@ from service.servicers.health import LIVENESS, READINESS, HealthServicer
 from service.servicers.inference import InferenceServicer
 from service.tls import tls_files
 from service.tls_credentials import server_credentials
+from service.tracing.endpoint import otlp_endpoint
 from service.version import installed_version
+
+if TYPE_CHECKING:
+    from service.tracing.otlp import OtlpTracer
 
 log = logging.getLogger(__name__)
 
@@ -85,14 +93,17 @@ class Server:
         self._version = installed_version()
         self._engine: StartableEngine | None = None
         self._registry = CollectorRegistry()
-        self._registry.register(EngineCollector(lambda: engine_view(self.slot, self._version)))
+        self._registry.register(EngineCollector(lambda: engine_view(self.slot, config, self._version)))
+        ProcessCollector(PREFIX, registry=self._registry)
         self._metrics: MetricsServer | None = None
+        self._tracer = self._open_tracer()
         self._grpc = self._assemble()
 
     def _assemble(self) -> grpc.aio.Server:
         metrics = self._counts or RpcMetrics(self._registry)
         # Outermost first: the tracker must outlive the error mapping, and calls are counted by their final code.
-        around = (self.tracker.around, count_calls(metrics), errors_to_statuses)
+        spans = () if self._tracer is None else (self._tracer.around,)
+        around = (self.tracker.around, count_calls(metrics), *spans, errors_to_statuses)
         interceptors: list[grpc.aio.ServerInterceptor] = [AroundInterceptor(each) for each in around]
         if self.config.auth_token_file is not None:
             tokens = token_file(self.config.auth_token_file)
@@ -119,6 +130,14 @@ class Server:
             reflection.enable_server_reflection(services, server)
         return server
 
+    def _open_tracer(self) -> OtlpTracer | None:
+        endpoint = otlp_endpoint(self.config.otlp_endpoint, os.environ)
+        if endpoint is None:
+            return None
+        from service.tracing.otlp import OtlpTracer
+
+        return OtlpTracer(endpoint, self._version)
+
     @property
     def engine(self) -> StartableEngine:
         """The engine; only after `load`."""
@@ -129,7 +148,7 @@ class Server:
         """Check the checkpoint's files and both ports, bind, and answer health checks. Raises StartupError."""
         if self._counts is None:
             check(self.config)
-            self._metrics = MetricsServer(self.config.metrics_host, self.config.metrics_port, self._registry)
+            self._metrics = metrics_server(self.config, self._registry, self.slot, self._version)
             self.metrics_port = self._metrics.port
         try:
             if self.health_port is not None:
@@ -159,6 +178,8 @@ class Server:
         self._engine = engine
         await engine.start()
         self.slot.engine = engine
+        if self._tracer is not None:
+            self._tracer.model = engine.model_info.name
         self.health.set(READINESS, True)
 
     def refuse_readiness(self) -> None:
@@ -201,6 +222,8 @@ class Server:
                 log.error("the engine did not stop within %g seconds", ENGINE_STOP_SECONDS)
         if self.health_port is not None:
             await self.health_port.close()
+        if self._tracer is not None:
+            await in_daemon_thread(self._tracer.close)
         if self._metrics is not None:
             # Joining the thread of the metrics server takes up to its poll interval; the loop has nothing else to do.
             self._metrics.close()

@@ -39,6 +39,7 @@ from core.text.detokenizer import IncrementalDetokenizer
 from core.text.stop import StopMatcher
 from core.types.adapters import AdapterList, AdapterLoad
 from core.types.io import EmbedRequest, FinishReason, GenerateRequest, ModelInfo, Started
+from core.types.lanes import LaneRecorder
 from core.types.request import Req
 from core.types.stats import EngineStats
 
@@ -58,6 +59,7 @@ class Parts:
     model_info: ModelInfo
     new_executor: Callable[[Callable[[], None]], Executor]
     new_scheduler: Callable[[Executor, Emit], Scheduler]
+    lanes: LaneRecorder
 
 
 class AsyncEngine:
@@ -68,6 +70,7 @@ class AsyncEngine:
         self._parts = parts
         self._inputs = parts.inputs
         self._adapters = parts.adapters
+        self.lanes = parts.lanes
         self._state = EngineState.STARTING
         self._live: dict[str, TokenStream] = {}
         self._arriving = Arrivals()
@@ -266,6 +269,7 @@ class AsyncEngine:
         default_wait = self._config.scheduler.default_queue_timeout
         for req, output in zip(reqs, outputs, strict=True):
             req.sink = OutputRecord(stream, output, req.params.logprobs)
+            req.trace_id = request.trace_id
             if req.queue_deadline is None and default_wait is not None:
                 req.queue_deadline = req.arrived_at + default_wait
             self._scheduler.intake.add(req)

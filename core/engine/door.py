@@ -8,6 +8,7 @@ from typing import Protocol
 
 from core.types.adapters import AdapterList, AdapterLoad
 from core.types.io import EmbedRequest, EmbedResult, GenerateRequest, ModelInfo, OutputEvent
+from core.types.lanes import LaneRecorder
 from core.types.stats import EngineStats
 
 
@@ -79,6 +80,11 @@ class Engine(Protocol):
     @property
     def stats(self) -> EngineStats:
         """The newest immutable snapshot; readable from any thread."""
+        ...
+
+    @property
+    def lanes(self) -> LaneRecorder | None:
+        """Records what the engine's lanes do; from any thread. None where another process runs the steps."""
         ...
 
     @property

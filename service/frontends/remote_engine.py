@@ -62,6 +62,11 @@ class RemoteEngine:
         return self._stats
 
     @property
+    def lanes(self) -> None:
+        """Steps run in the engine's process."""
+        return None
+
+    @property
     def live_requests(self) -> int:
         """Of all front ends."""
         return self._live

@@ -6,7 +6,7 @@ import grpc
 from prometheus_client import CollectorRegistry, Counter, disable_created_metrics
 
 from service.metrics import names
-from service.metrics.names import Metric
+from service.metrics.metric import Metric
 
 REJECTION_REASONS: tuple[str, ...] = (
     "INVALID_REQUEST",
@@ -34,6 +34,7 @@ class RpcMetrics:
             "handled": _counter(names.RPC_HANDLED, registry),
             "rejected": _counter(names.REJECTED, registry),
             "slow": _counter(names.SLOW_CONSUMERS, registry),
+            "frontend_restarts": _counter(names.FRONTEND_RESTARTS, registry),
         }
         for reason in REJECTION_REASONS:
             self._counters["rejected"].labels(reason)
@@ -53,6 +54,10 @@ class RpcMetrics:
     def slow_consumer(self) -> None:
         """A stream was ended because its client did not read fast enough."""
         self.add("slow", ())
+
+    def frontend_restarted(self) -> None:
+        """A front end died and is started again."""
+        self.add("frontend_restarts", ())
 
     def add(self, counter: str, labels: tuple[str, ...], amount: int = 1) -> None:
         """Add to one of the counters by its name here. Raises KeyError."""

@@ -25,6 +25,7 @@ from service.metrics.rpc import RpcMetrics
 from service.pb.slipstream.v1 import inference_pb2 as pb
 from service.pb.slipstream.v1 import inference_pb2_grpc
 from service.status import TOKENS_EMITTED_TRAILER
+from service.tracing.request_span import note_finished, traced
 from service.write_bound import WriteBound
 
 REQUEST_ID_METADATA = "slipstream-request-id"
@@ -71,7 +72,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         if asked.request_id not in self._callers:
             self._callers[asked.request_id] = caller
             held.callback(self._callers.pop, asked.request_id)
-        stream = await engine.generate(asked)
+        stream = await engine.generate(traced(asked, context))
         return asked, stream
 
     async def _pump(self, stream: OutputStream, context: Context, asked: GenerateRequest) -> None:
@@ -87,6 +88,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
                         emitted += len(event.token_ids)
                     elif isinstance(event, Finished):
                         finished += 1
+                        note_finished(event)
                     for piece in convert.split(event):
                         bound.begin()
                         await context.write(encoder.encode(piece))

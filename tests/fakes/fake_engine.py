@@ -38,6 +38,7 @@ from core.types.io import (
     Timing,
     Usage,
 )
+from core.types.lanes import LaneRecorder
 from core.types.sampling_params import SamplingParams
 from core.types.stats import EngineStats, HistogramStats, PoolStats
 from tests.fakes.adapter_shelf import AdapterShelf
@@ -202,12 +203,11 @@ class FakeEngine(AdapterShelf):
 
     def __init__(self, script: Script = count_up, info: ModelInfo = INFO) -> None:
         self.script = script
-        self.model_info = info
-        self.state = EngineState.STARTING
+        self.model_info, self.lanes = info, LaneRecorder()
+        self.state, self.stopped = EngineState.STARTING, 0
         self.streams: list[FakeStream] = []
         self.embedded: list[EmbedRequest] = []
         self.opened = asyncio.Condition()
-        self.stopped = 0
         self._live: dict[str, FakeStream] = {}
         self._idle = asyncio.Event()
         self._idle.set()
@@ -248,8 +248,8 @@ class FakeEngine(AdapterShelf):
 
     async def embed(self, request: EmbedRequest) -> FakeEmbedCall:
         """Play the script for a request of as many outputs as there are inputs."""
-        sampling = SamplingParams(n=len(request.inputs), max_tokens=1)
-        shown = GenerateRequest(request.request_id, sampling=sampling, want_text=False, deadline=request.deadline)
+        params = SamplingParams(n=len(request.inputs), max_tokens=1)
+        shown = GenerateRequest(request.request_id, sampling=params, want_text=False, deadline=request.deadline)
         stream = await self._open(shown)
         self.embedded.append(request)
         return FakeEmbedCall(request, stream, self.model_info.embedding_dimension)

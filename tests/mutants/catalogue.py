@@ -9,6 +9,7 @@ from tests.mutants.embedding import EMBEDDING
 from tests.mutants.encoders import ENCODERS
 from tests.mutants.guarding import GUARDING
 from tests.mutants.mutant import Mutant
+from tests.mutants.observing import OBSERVING
 from tests.mutants.ordering import ORDERING
 from tests.mutants.ownership import OWNERSHIP
 from tests.mutants.relaying import RELAYING
@@ -31,6 +32,7 @@ MUTANTS: tuple[Mutant, ...] = (
     *WINDOWS,
     *CONSTRAINING,
     *CAPTURING,
+    *OBSERVING,
 )
 
 SAMPLE: tuple[str, ...] = (

@@ -41,6 +41,7 @@ OUTSIDE_CORE = (
     "grpc_reflection",
     "grpc_status",
     "prometheus_client",
+    "opentelemetry",
     "asyncio_throttle",
 )
 NO_TORCH = ("core.types", "core.config", "core.errors", "core.invariants")
