@@ -110,11 +110,7 @@ class ServerConfig:
         _core(ExecutorConfig, "cuda_graphs"), bool, "Device", "Capture decode steps as CUDA graphs at start."
     )
     hang_timeout: float = setting(
-        _core(ExecutorConfig, "hang_timeout"),
-        float,
-        "Device",
-        "Seconds without progress before the engine is dead.",
-        low=0,
+        _core(ExecutorConfig, "hang_timeout"), float, "Device", "Seconds without progress until it is dead.", low=0
     )
 
     page_size: int = setting(_core(MemoryConfig, "page_size"), int, "Memory", "Tokens per page of the KV cache.", low=1)
@@ -206,6 +202,10 @@ class ServerConfig:
         low=0,
     )
     reflection: bool = setting(False, bool, "Network", "Serve gRPC reflection, which shows the API to anyone.")
+    gateway: bool = setting(True, bool, "Network", "Serve the dialects of smg where slipstream[gateway] is installed.")
+    gateway_tokenizer: str = setting(
+        "zip", str, "Network", "Gateways are sent the tokenizer, or told its path.", choices=("zip", "path")
+    )
     max_concurrent_streams: int = setting(256, int, "Network", "Most calls open on one connection.", low=1)
     max_receive_bytes: int = setting(4 * 1024 * 1024, int, "Network", "Largest request message in bytes.", low=1024)
     keepalive_time: float = setting(30.0, float, "Network", "Seconds of silence before a client is pinged.", low=0.1)

@@ -1,0 +1,73 @@
+"""Writes the events of one Generate call in a dialect: a chunk per delta if it streams, and each output whole."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import grpc.aio
+
+from core.engine.door import OutputStream
+from core.errors import SlowConsumer
+from core.types.io import Delta, Finished, ModelInfo, OutputEvent, Started
+from service.convert import split
+from service.gateway.dialect import Asked, Dialect, Piece
+from service.gateway.outputs import OutputSoFar, hidden_stops
+from service.metrics.rpc import RpcMetrics
+from service.status import TOKENS_EMITTED_TRAILER
+from service.write_bound import WriteBound
+
+Context = grpc.aio.ServicerContext[Any, Any]
+
+
+class Generation:
+    """The responses to one call. Headers go out with the first of them, so that a refusal before it can be retried, and
+    a client that leaves before it resets the call."""
+
+    def __init__(self, dialect: Dialect, asked: Asked, info: ModelInfo) -> None:
+        self._dialect = dialect
+        self._asked = asked
+        self._stops = hidden_stops(asked.request.sampling, info)
+        self._outputs: dict[int, OutputSoFar] = {}
+        self._emitted = self._finished = 0
+
+    async def write(self, stream: OutputStream, context: Context, metrics: RpcMetrics, write_timeout: float) -> None:
+        """Write every event of `stream`, each within `write_timeout` seconds. A failure leaves the trailer behind."""
+        try:
+            async with WriteBound(write_timeout) as bound:
+                async for event in stream:
+                    for response in self._responses(event):
+                        bound.begin()
+                        await context.write(response)
+                        bound.end()
+            if self._finished != self._asked.request.sampling.n:
+                raise RuntimeError(f"stream ended after {self._finished} of {self._asked.request.sampling.n} terminals")
+        except BaseException as error:  # a revoked token cancels from outside, and its client wants the count too
+            if self._emitted:
+                context.set_trailing_metadata(((TOKENS_EMITTED_TRAILER, str(self._emitted)),))
+            if isinstance(error, SlowConsumer):
+                metrics.slow_consumer()
+            raise
+
+    def _responses(self, event: OutputEvent) -> Iterator[Any]:
+        if isinstance(event, Started):
+            for index in range(self._asked.request.sampling.n):
+                self._outputs[index] = OutputSoFar(index, event.prompt_tokens, self._stops)
+        elif isinstance(event, Finished):
+            piece, whole = self._outputs[event.index].finish(event)
+            yield from self._chunks(piece)
+            self._finished += 1
+            yield self._dialect.complete(self._asked.request.request_id, whole)
+        else:
+            yield from self._deltas(event)
+
+    def _deltas(self, delta: Delta) -> Iterator[Any]:
+        for each in split(delta):
+            assert isinstance(each, Delta), "of a delta"
+            yield from self._chunks(self._outputs[delta.index].add(each))
+
+    def _chunks(self, piece: Piece | None) -> Iterator[Any]:
+        if piece is None or not self._asked.stream:
+            return
+        self._emitted += len(piece.token_ids)
+        yield self._dialect.chunk(self._asked.request.request_id, piece)
