@@ -11,7 +11,7 @@ from core.engine.door import OutputStream
 from core.errors import SlowConsumer
 from core.types.io import Delta, Finished, ModelInfo, OutputEvent, Started
 from service.convert import split
-from service.gateway.dialect import Asked, Dialect, Piece
+from service.gateway.dialect import Asked, Dialect, Piece, Whole
 from service.gateway.outputs import OutputSoFar, hidden_stops
 from service.metrics.rpc import RpcMetrics
 from service.status import TOKENS_EMITTED_TRAILER
@@ -29,7 +29,8 @@ class Generation:
         self._asked = asked
         self._stops = hidden_stops(asked.request.sampling, info)
         self._outputs: dict[int, OutputSoFar] = {}
-        self._emitted = self._finished = 0
+        self._wholes: dict[int, Whole] = {}
+        self._emitted = 0
 
     async def write(self, stream: OutputStream, context: Context, metrics: RpcMetrics, write_timeout: float) -> None:
         """Write every event of `stream`, each within `write_timeout` seconds. A failure leaves the trailer behind."""
@@ -40,8 +41,10 @@ class Generation:
                         bound.begin()
                         await context.write(response)
                         bound.end()
-            if self._finished != self._asked.request.sampling.n:
-                raise RuntimeError(f"stream ended after {self._finished} of {self._asked.request.sampling.n} terminals")
+            if len(self._wholes) != self._asked.request.sampling.n:
+                raise RuntimeError(
+                    f"stream ended after {len(self._wholes)} of {self._asked.request.sampling.n} terminals"
+                )
         except BaseException as error:  # a revoked token cancels from outside, and its client wants the count too
             if self._emitted:
                 context.set_trailing_metadata(((TOKENS_EMITTED_TRAILER, str(self._emitted)),))
@@ -56,10 +59,21 @@ class Generation:
         elif isinstance(event, Finished):
             piece, whole = self._outputs[event.index].finish(event)
             yield from self._chunks(piece)
-            self._finished += 1
-            yield self._dialect.complete(self._asked.request.request_id, whole)
+            yield from self._ended(whole)
         else:
             yield from self._deltas(event)
+
+    def _ended(self, whole: Whole) -> Iterator[Any]:
+        """The whole output; without chunks all of them at the end, for gateways number choices as they come."""
+        self._wholes[whole.index] = whole
+        if self._asked.stream:
+            due = [whole]
+        elif len(self._wholes) == self._asked.request.sampling.n:
+            due = [self._wholes[index] for index in sorted(self._wholes)]
+        else:
+            due = []
+        for each in due:
+            yield self._dialect.complete(self._asked.request.request_id, each)
 
     def _deltas(self, delta: Delta) -> Iterator[Any]:
         for each in split(delta):

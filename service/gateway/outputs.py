@@ -41,11 +41,15 @@ class OutputSoFar:
 
     def finish(self, finished: Finished) -> tuple[Piece | None, Whole]:
         """What is still to be sent, and the whole output."""
-        if self._sent < len(self._ids) and self._ids[-1] == finished.matched_stop:
+        hidden = self._sent < len(self._ids) and self._ids[-1] == finished.matched_stop
+        if hidden:
             self._ids.pop()
             # Without log probabilities there are none to drop.
             del self._logprobs[len(self._ids) :]
         last = self._piece(len(self._ids))
+        if hidden:
+            # Of vLLM's streams the gateway takes the count from the last chunk, so there is one that counts it.
+            last = Piece(self._index, (), (), self._prompt_tokens, len(self._ids) + 1)
         reason = REASONS[finished.reason]
         whole = Whole(self._index, self._ids, self._logprobs, reason, finished.usage, finished.matched_stop)
         return last, whole
