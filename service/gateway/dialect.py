@@ -45,7 +45,7 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class Whole:
-    """A finished output: all its tokens but the stop token, why it ended, what it cost."""
+    """A finished output: all its tokens, why it ended, what it cost."""
 
     index: int
     token_ids: Sequence[int]

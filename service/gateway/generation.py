@@ -9,10 +9,10 @@ import grpc.aio
 
 from core.engine.door import OutputStream
 from core.errors import SlowConsumer
-from core.types.io import Delta, Finished, ModelInfo, OutputEvent, Started
+from core.types.io import Delta, Finished, OutputEvent, Started
 from service.convert import split
-from service.gateway.dialect import Asked, Dialect, Piece, Whole
-from service.gateway.outputs import OutputSoFar, hidden_stops
+from service.gateway.dialect import Asked, Dialect, Whole
+from service.gateway.outputs import OutputSoFar
 from service.metrics.rpc import RpcMetrics
 from service.status import TOKENS_EMITTED_TRAILER
 from service.write_bound import WriteBound
@@ -24,10 +24,9 @@ class Generation:
     """The responses to one call. Headers go out with the first of them, so that a refusal before it can be retried, and
     a client that leaves before it resets the call."""
 
-    def __init__(self, dialect: Dialect, asked: Asked, info: ModelInfo) -> None:
+    def __init__(self, dialect: Dialect, asked: Asked) -> None:
         self._dialect = dialect
         self._asked = asked
-        self._stops = hidden_stops(asked.request.sampling, info)
         self._outputs: dict[int, OutputSoFar] = {}
         self._wholes: dict[int, Whole] = {}
         self._emitted = 0
@@ -55,11 +54,9 @@ class Generation:
     def _responses(self, event: OutputEvent) -> Iterator[Any]:
         if isinstance(event, Started):
             for index in range(self._asked.request.sampling.n):
-                self._outputs[index] = OutputSoFar(index, event.prompt_tokens, self._stops)
+                self._outputs[index] = OutputSoFar(index, event.prompt_tokens)
         elif isinstance(event, Finished):
-            piece, whole = self._outputs[event.index].finish(event)
-            yield from self._chunks(piece)
-            yield from self._ended(whole)
+            yield from self._ended(self._outputs[event.index].finish(event))
         else:
             yield from self._deltas(event)
 
@@ -78,10 +75,8 @@ class Generation:
     def _deltas(self, delta: Delta) -> Iterator[Any]:
         for each in split(delta):
             assert isinstance(each, Delta), "of a delta"
-            yield from self._chunks(self._outputs[delta.index].add(each))
-
-    def _chunks(self, piece: Piece | None) -> Iterator[Any]:
-        if piece is None or not self._asked.stream:
-            return
-        self._emitted += len(piece.token_ids)
-        yield self._dialect.chunk(self._asked.request.request_id, piece)
+            piece = self._outputs[delta.index].add(each)
+            # A delta may have text alone, which gateways make themselves.
+            if self._asked.stream and piece.token_ids:
+                self._emitted += len(piece.token_ids)
+                yield self._dialect.chunk(self._asked.request.request_id, piece)

@@ -47,7 +47,7 @@ class GatewayServicer:
                 asked = self.dialect.generate_request(request, info, self._caller(context))
                 stream = await self._calls.generate(asked.request, held)
             held.push_async_callback(stream.aclose)
-            writing = Generation(self.dialect, asked, info)
+            writing = Generation(self.dialect, asked)
             await writing.write(stream, context, self._calls.metrics, self._calls.config.write_timeout)
 
     async def Embed(self, request: Any, context: Context) -> Any:

@@ -130,10 +130,14 @@ class Smg:
 
     def open(self, method: str, path: str, body: Any = None) -> http.client.HTTPResponse:
         """An answer that is not read yet; leaving it closes the connection."""
+        return self.begin(method, path, body).getresponse()
+
+    def begin(self, method: str, path: str, body: Any = None) -> http.client.HTTPConnection:
+        """A connection with a request on it."""
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=PATIENCE)
         sent = None if body is None else json.dumps(body)
         connection.request(method, path, sent, {"content-type": "application/json", "connection": "close"})
-        return connection.getresponse()
+        return connection
 
     def close(self) -> None:
         """Kill it."""

@@ -77,39 +77,38 @@ def ends_with(*ids: int, matched: int | str | None = None) -> Any:
     return script
 
 
-@pytest.mark.parametrize(
-    ("params", "matched", "shown"),
-    [
-        # 2 is the end-of-sequence token of the model: inside it is one like any other.
-        ({}, 2, [40, 2, 41]),
-        ({"stop_token_ids": [41]}, 2, [40, 2, 41]),
-        ({"ignore_eos": True}, None, [40, 2, 41, 2]),
-        ({"ignore_eos": True, "stop_token_ids": [2]}, 2, [40, 2, 41]),
-        ({}, "end", [40, 2, 41, 2]),
-    ],
-)
-async def test_the_token_that_ended_an_output_is_told_apart(
-    serve: Serve, spoken: Spoken, params: dict[str, Any], matched: int | str | None, shown: list[int]
+@pytest.mark.parametrize("matched", [2, "end", None])
+async def test_the_end_is_told_with_every_id_and_its_log_probability(
+    serve: Serve, spoken: Spoken, matched: int | str | None
 ) -> None:
-    asked = spoken.logprobs(1)
-    request = spoken.generate(IDS, stream=True, **asked | {"params": params | asked.get("params", {})})
+    request = spoken.generate(IDS, stream=True, **spoken.logprobs(1))
     async with serve(FakeEngine(ends_with(40, 2, 41, 2, matched=matched))) as serving:
         chunks, (whole,) = await spoken_of(spoken.stub(serving.client.channel).Generate(request))
-    assert [token for each in chunks for token in each.token_ids] == shown == list(whole.output_ids)
+    assert [token for each in chunks for token in each.token_ids] == [40, 2, 41, 2] == list(whole.output_ids)
+    assert chunks[-1].completion_tokens == whole.completion_tokens == 4
     for rows in (*(each.output_logprobs for each in chunks), whole.output_logprobs):
         assert len(rows.token_logprobs) == len(rows.token_ids) == len(rows.top_logprobs)
         assert all(list(each.token_ids) == [token, 1] for token, each in zip(rows.token_ids, rows.top_logprobs))
-    assert list(whole.output_logprobs.token_ids) == shown
+    assert list(whole.output_logprobs.token_ids) == [40, 2, 41, 2]
+    assert list(whole.output_logprobs.token_logprobs) == [0.0, -1.0, -2.0, -3.0]
     told = whole.WhichOneof("matched_stop")
     assert (None if told is None else getattr(whole, told)) == matched
 
 
-async def test_a_stop_token_that_the_client_wants_is_sent(serve: Serve, spoken: Spoken) -> None:
-    wanted = {"vllm": "include_stop_str_in_output", "sglang": "no_stop_trim"}[spoken.name]
-    async with serve(FakeEngine(ends_with(40, 2, matched=2))) as serving:
+async def test_wholes_without_chunks_come_in_their_order(serve: Serve, spoken: Spoken) -> None:
+    """The gateway numbers the choices of an answer as they come."""
+
+    def backwards(request: GenerateRequest) -> Any:
+        for index in reversed(range(request.sampling.n)):
+            yield Delta(index, 0, (40 + index,))
+            yield finished(index, 1)
+
+    async with serve(FakeEngine(backwards)) as serving:
         stub = spoken.stub(serving.client.channel)
-        chunks, (whole,) = await spoken_of(stub.Generate(spoken.generate(IDS, stream=True, params={wanted: True})))
-    assert [list(each.token_ids) for each in chunks] == [[40], [2]] and list(whole.output_ids) == [40, 2]
+        _, wholes = await spoken_of(stub.Generate(spoken.generate(IDS, params={"n": 3})))
+        chunks, streamed = await spoken_of(stub.Generate(spoken.generate(IDS, stream=True, params={"n": 3})))
+    assert [(each.index, list(each.output_ids)) for each in wholes] == [(0, [40]), (1, [41]), (2, [42])]
+    assert [each.index for each in chunks] == [each.index for each in streamed] == [2, 1, 0]
 
 
 async def test_an_abort_wakes_the_stream_and_a_second_one_finds_nothing(serve: Serve, spoken: Spoken) -> None:
