@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from smg_grpc_proto.generated.common_pb2 import SubscribeKvEventsRequest
-from smg_grpc_proto.sglang_scheduler_pb2_grpc import SglangSchedulerStub
+from smg_grpc_proto.generated.sglang_scheduler_pb2_grpc import SglangSchedulerStub
 
 from service.client import SlipstreamClient
 from service.pb.slipstream.v1 import inference_pb2 as pb
