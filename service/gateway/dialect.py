@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any, Protocol
 
 from core.types.io import EmbedRequest, EmbedResult, GenerateRequest, ModelInfo, TokenLogprob, Usage
@@ -86,12 +87,12 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class ServerFacts:
-    """The server process. `started_at` is seconds since the epoch, `uptime` in seconds."""
+    """The server process; `uptime` in seconds."""
 
     version: str
     active_requests: int
     paused: bool
-    started_at: float
+    started_at: datetime
     uptime: float
     page_size: int
     max_running: int

@@ -10,8 +10,8 @@ every subscription begins with the whole state, whose first batch clears what th
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable, Iterator, Sequence
+from datetime import UTC, datetime
 from hashlib import blake2b
 from typing import Any
 
@@ -62,7 +62,7 @@ class KvEvents:
 
     def heartbeat(self, load: Load) -> pb.KvEventBatch:
         """The load alone; it repeats the last number."""
-        batch = pb.KvEventBatch(sequence_number=self._next - 1, timestamp=time.time(), dp_rank=0)
+        batch = pb.KvEventBatch(sequence_number=self._next - 1, timestamp=datetime.now(UTC).timestamp(), dp_rank=0)
         self._put_load(batch.load, load)
         batch.load.load_only = True
         batch.load.cache_hit_rate = load.cache_hit_rate
@@ -71,7 +71,9 @@ class KvEvents:
         return batch
 
     def _batch(self, events: Iterable[pb.KvCacheEvent], load: Load) -> pb.KvEventBatch:
-        batch = pb.KvEventBatch(sequence_number=self._next, timestamp=time.time(), events=events, dp_rank=0)
+        batch = pb.KvEventBatch(
+            sequence_number=self._next, timestamp=datetime.now(UTC).timestamp(), events=events, dp_rank=0
+        )
         self._next += 1
         self._put_load(batch.load, load)
         return batch

@@ -155,7 +155,7 @@ class SglangDialect(Answers):
             server_type="slipstream",
             max_total_num_tokens=facts.max_total_tokens,
         )
-        response.start_time.FromNanoseconds(int(facts.started_at * 1e9))
+        response.start_time.FromDatetime(facts.started_at)
         response.server_args.update(
             {
                 "tp_size": 1,

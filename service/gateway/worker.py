@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import time
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,7 @@ class Worker:
         self._config = calls.config
         self._slot = calls.slot
         self._folder = model_path(calls.config).resolve()
-        self._started, self._started_at = time.monotonic(), time.time()
+        self._started, self._started_at = time.monotonic(), datetime.now(UTC)
         self._checkpoint: dict[str, Any] | None = None
         self.meter = LoadMeter(lambda: self._slot.stats, calls.config.max_running_requests)
         self.tokenizer = TokenizerZip(self._folder)

@@ -42,7 +42,7 @@ async def test_what_crosses_and_what_says_that_it_does_not() -> None:
                 pass
             assert response.complete.finish_reason == "abort"
             assert await call.read() is grpc.aio.EOF
-            await settled(server.engine)
+            await settled(lambda: not server.engine.live_requests, PATIENCE)
 
             flushed = await other.FlushCache(common_pb2.FlushCacheRequest(timeout_s=5))
             assert flushed.success and int(flushed.message.split()[0]) >= 2
