@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -12,6 +13,7 @@ import pytest
 from core.errors import Overloaded, RequestFailed, SlipstreamError
 from core.types.io import Delta, Finished, FinishReason, GenerateRequest, Timing, TokenLogprob, Usage
 from service.client import CallFailed
+from service.pb.slipstream.v1 import inference_pb2 as pb
 from tests.fakes.fake_engine import FakeEngine, count_up, finished, held, token_at
 from tests.gateway.conftest import Spoken
 from tests.service.conftest import Serve, until
@@ -210,3 +212,27 @@ async def test_deadlines_are_the_callers_and_the_servers(serve: Serve, spoken: S
         failed = await failure_of(spoken.stub(serving.client.channel).Generate(spoken.generate(IDS, stream=True)))
         assert failed.code is grpc.StatusCode.DEADLINE_EXCEEDED
         assert serving.engine.live_requests == 0
+
+
+async def test_only_who_started_a_request_ends_it_whatever_service_is_asked(
+    serve: Serve, spoken: Spoken, tmp_path: Path
+) -> None:
+    tokens = tmp_path / "tokens"
+    tokens.write_text(f"alice:{'a' * 20}\nbob:{'b' * 20}\n")
+    alice, bob = ((("authorization", f"Bearer {letter * 20}"),) for letter in "ab")
+    async with serve(FakeEngine(held(asyncio.Event())), auth_token_file=str(tokens)) as serving:
+        stub = spoken.stub(serving.client.channel)
+        call = stub.Generate(spoken.generate(IDS, request_id="r", stream=True), metadata=alice)
+        await call.read()
+        assert serving.engine.streams[0].request.cache_salt == "alice\0"
+        await stub.Abort(spoken.abort("r"), metadata=bob)
+        assert not (await serving.stub.Abort(pb.AbortRequest(request_id="r"), metadata=bob)).found
+        assert serving.engine.live_requests == 1
+        await stub.Abort(spoken.abort("r"), metadata=alice)
+        _, (whole,) = await spoken_of(call)
+        own = serving.stub.Generate(pb.GenerateRequest(request_id="s", text="hi"), metadata=alice)
+        await own.read()
+        await stub.Abort(spoken.abort("s"), metadata=bob)
+        assert serving.engine.live_requests == 1
+        own.cancel()
+    assert whole.finish_reason == "abort"
