@@ -1,18 +1,16 @@
-"""Both dialects as a client would use them, and a server over a scripted engine."""
+"""Every test here needs the gateway's messages; where they are not installed its file is skipped and says so."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, NoReturn
 
-import grpc.aio
 import pytest
 
-pytest.importorskip("smg_grpc_proto", reason="pip install 'slipstream[gateway]' for the messages of the gateway")
-
-from smg_grpc_proto import sglang_scheduler_pb2, sglang_scheduler_pb2_grpc, vllm_engine_pb2, vllm_engine_pb2_grpc
-
 from tests.service import conftest as scripted
+
+INSTALLED = find_spec("smg_grpc_proto") is not None
 
 # `serve(engine, **config)` as in the tests of the service.
 checkpoint = scripted.checkpoint
@@ -20,62 +18,24 @@ config = scripted.config
 serve = scripted.serve
 
 
-@dataclass(frozen=True)
-class Spoken:
-    """A dialect from outside: messages, stub, and what the two call differently."""
+class Absent(pytest.Module):
+    """A file that is not imported."""
 
-    name: str
-    pb: Any
-    new_stub: Any
-    service: str
-    length: str
-    """The field for the most tokens of an output."""
-
-    def stub(self, channel: grpc.aio.Channel) -> Any:
-        return self.new_stub(channel)
-
-    def generate(self, ids: list[int], *, params: dict[str, Any] | None = None, **fields: Any) -> Any:
-        """A GenerateRequest; `max_tokens` in `params` is called what the dialect calls it."""
-        given = dict(params or {})
-        if "max_tokens" in given:
-            given[self.length] = given.pop("max_tokens")
-        sampling = self.pb.SamplingParams(**given)
-        tokenized = self.pb.TokenizedInput(input_ids=ids)
-        return self.pb.GenerateRequest(tokenized=tokenized, sampling_params=sampling, **fields)
-
-    def logprobs(self, top: int) -> dict[str, Any]:
-        """Fields of `generate` that ask for them."""
-        if self.name == "vllm":
-            return {"params": {"logprobs": top}}
-        return {"return_logprob": True, "top_logprobs_num": top}
-
-    def abort(self, request_id: str) -> Any:
-        """An AbortRequest."""
-        if self.name == "vllm":
-            return self.pb.AbortRequest(request_ids=[request_id])
-        return self.pb.AbortRequest(request_id=request_id, reason="Stream dropped")
+    def collect(self) -> NoReturn:
+        """Skipped as a whole."""
+        pytest.skip(
+            "the gateway's messages are not installed: pip install 'slipstream[gateway]'", allow_module_level=True
+        )
 
 
-DIALECTS = (
-    Spoken(
-        "sglang",
-        sglang_scheduler_pb2,
-        sglang_scheduler_pb2_grpc.SglangSchedulerStub,
-        "sglang.grpc.scheduler.SglangScheduler",
-        "max_new_tokens",
-    ),
-    Spoken(
-        "vllm",
-        vllm_engine_pb2,
-        vllm_engine_pb2_grpc.VllmEngineStub,
-        "vllm.grpc.engine.VllmEngine",
-        "max_tokens",
-    ),
-)
+def pytest_pycollect_makemodule(module_path: Path, parent: Any) -> pytest.Module | None:
+    """A file as usual, if it can be imported."""
+    return None if INSTALLED else Absent.from_parent(parent, path=module_path)
 
 
-@pytest.fixture(params=DIALECTS, ids=lambda spoken: spoken.name)
-def spoken(request: pytest.FixtureRequest) -> Spoken:
+@pytest.fixture(params=["sglang", "vllm"])
+def spoken(request: pytest.FixtureRequest) -> Any:
     """Each dialect in turn."""
-    found: Spoken = request.param
-    return found
+    from tests.gateway.spoken import DIALECTS
+
+    return next(each for each in DIALECTS if each.name == request.param)

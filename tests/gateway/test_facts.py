@@ -28,7 +28,7 @@ from service.gateway.tokenizer_zip import CHUNK_BYTES, pack
 from service.gateway.worker import default_sampling
 from service.server import Server
 from tests.fakes.fake_engine import FakeEngine, info_with
-from tests.gateway.conftest import Spoken
+from tests.gateway.spoken import Spoken
 from tests.service.conftest import Serve
 
 BUNDLED = str(bundled_model_dir())

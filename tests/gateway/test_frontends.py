@@ -10,7 +10,7 @@ import pytest
 from smg_grpc_proto.generated import common_pb2
 
 from service.client import CallFailed
-from tests.gateway.conftest import DIALECTS
+from tests.gateway.spoken import DIALECTS
 from tests.system.test_exactly_once import settled
 from tests.system.test_frontend_doors import group
 from tests.system.test_frontends import PATIENCE

@@ -14,7 +14,7 @@ import grpc.aio
 from google.protobuf.descriptor import FieldDescriptor
 
 from tests.fakes.real_server import serve_checkpoint
-from tests.gateway.conftest import Spoken
+from tests.gateway.spoken import Spoken
 from tests.security import replies
 from tests.security.conftest import LogLines
 from tests.security.conftest import logged as logged

@@ -15,7 +15,7 @@ from core.types.io import Delta, Finished, FinishReason, GenerateRequest, Timing
 from service.client import CallFailed
 from service.pb.slipstream.v1 import inference_pb2 as pb
 from tests.fakes.fake_engine import FakeEngine, count_up, finished, held, token_at
-from tests.gateway.conftest import Spoken
+from tests.gateway.spoken import Spoken
 from tests.service.conftest import Serve, until
 
 IDS = [5, 6, 7]

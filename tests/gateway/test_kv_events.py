@@ -21,7 +21,7 @@ from service.gateway.kv_events import MAX_BLOCKS, KvEvents, block_hash
 from tests.fakes.fake_engine import FakeEngine
 from tests.fakes.fake_prefixes import stored
 from tests.fakes.real_server import serve_checkpoint
-from tests.gateway.conftest import Spoken
+from tests.gateway.spoken import Spoken
 from tests.security.conftest import tiny as tiny
 from tests.service.conftest import Serve, until
 

@@ -14,7 +14,7 @@ from core.types.sampling_params import SamplingParams
 from service.client import CallFailed
 from service.gateway.reading import as_written
 from tests.fakes.fake_engine import INFO, VOCAB, FakeEngine, info_with
-from tests.gateway.conftest import DIALECTS, Spoken
+from tests.gateway.spoken import DIALECTS, Spoken
 from tests.service.conftest import Serve, Serving
 
 SGLANG, VLLM = DIALECTS
