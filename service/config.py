@@ -53,6 +53,10 @@ class ServerConfig(EngineSettings):
         low=0,
     )
     reflection: bool = setting(False, bool, "Network", "Serve gRPC reflection, which shows the API to anyone.")
+    gateway: bool = setting(True, bool, "Network", "Serve the dialects of smg where slipstream[gateway] is installed.")
+    gateway_tokenizer: str = setting(
+        "zip", str, "Network", "Gateways are sent the tokenizer, or told its path.", choices=("zip", "path")
+    )
     max_concurrent_streams: int = setting(256, int, "Network", "Most calls open on one connection.", low=1)
     max_receive_bytes: int = setting(4 * 1024 * 1024, int, "Network", "Largest request message in bytes.", low=1024)
     keepalive_time: float = setting(30.0, float, "Network", "Seconds of silence before a client is pinged.", low=0.1)

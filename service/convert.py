@@ -45,7 +45,7 @@ MAX_QUEUE_TIMEOUT_SECONDS = 315_576_000_000
 MAX_LOGPROB_ENTRIES_PER_MESSAGE = 16_384
 """Alternatives per response; at about 12 bytes each a merged delta stays far below a client's 4 MiB message limit."""
 
-_REQUEST_ID = re.compile(rf"[A-Za-z0-9._:-]{{1,{MAX_REQUEST_ID_CHARS}}}")
+REQUEST_ID = re.compile(rf"[A-Za-z0-9._:-]{{1,{MAX_REQUEST_ID_CHARS}}}")
 
 _REASONS = {
     FinishReason.STOP: pb.FINISH_REASON_STOP,
@@ -124,7 +124,7 @@ def _plain(value: Any) -> Any:
 
 def id_violations(message: pb.GenerateRequest | pb.EmbedRequest) -> Iterator[FieldViolation]:
     """What is wrong with the id, the salt and the name of the adapter."""
-    if message.request_id and not _REQUEST_ID.fullmatch(message.request_id):
+    if message.request_id and not REQUEST_ID.fullmatch(message.request_id):
         yield FieldViolation("request_id", f"must be 1 to {MAX_REQUEST_ID_CHARS} characters of A-Z a-z 0-9 . _ : -")
     if len(message.cache_salt) > MAX_CACHE_SALT_CHARS:
         yield FieldViolation("cache_salt", f"must have at most {MAX_CACHE_SALT_CHARS} characters")

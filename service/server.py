@@ -20,6 +20,7 @@ from service.auth_tokens import token_file
 from service.builder import EngineBuilder, Progress, StartableEngine, in_daemon_thread
 from service.config import ServerConfig
 from service.engine_slot import EngineSlot
+from service.gateway.registration import gateway_of
 from service.health_port import HealthPort
 from service.interceptors import AroundInterceptor, HandlerTracker, count_calls, errors_to_statuses
 from service.metrics.collector import EngineCollector, engine_view
@@ -27,6 +28,7 @@ from service.metrics.door import metrics_server
 from service.metrics.http import MetricsServer
 from service.metrics.names import PREFIX
 from service.metrics.rpc import RpcMetrics
+from service.open_calls import OpenCalls
 from service.options import server_options
 from service.pb.slipstream.v1 import adapters_pb2, adapters_pb2_grpc, inference_pb2, inference_pb2_grpc
 from service.preflight import check, model_path
@@ -113,11 +115,15 @@ class Server:
         admission = Admission(
             self.config.concurrency_limit, self.config.rate_limit, max_wait=self.config.admission_wait
         )
-        servicer = InferenceServicer(self.slot, self.config, admission, metrics, self._version)
+        calls = OpenCalls(self.slot, self.config, admission, metrics)
+        servicer = InferenceServicer(calls, self._version)
         inference_pb2_grpc.add_InferenceServiceServicer_to_server(servicer, server)  # type: ignore[no-untyped-call]
         adapters = AdapterServicer(self.slot, self.config)
         adapters_pb2_grpc.add_AdapterServiceServicer_to_server(adapters, server)  # type: ignore[no-untyped-call]
         health_pb2_grpc.add_HealthServicer_to_server(self.health, server)
+        self._gateway = gateway_of(self.config, calls, self._version)
+        if self._gateway is not None:
+            self._gateway.register(server)
         if self.config.reflection:
             services = [
                 *(
@@ -125,6 +131,7 @@ class Server:
                     for module in (inference_pb2, adapters_pb2, health_pb2)
                     for service in module.DESCRIPTOR.services_by_name.values()
                 ),
+                *(self._gateway.service_names if self._gateway else ()),
                 reflection.SERVICE_NAME,
             ]
             reflection.enable_server_reflection(services, server)
@@ -208,6 +215,8 @@ class Server:
     async def close(self, grace: float = STOP_GRACE_SECONDS) -> None:
         """End watches, let handlers write their statuses, stop the transport, then the engine. Bounded throughout."""
         self.health.close()
+        if self._gateway is not None:
+            self._gateway.close()
         if grace > 0:
             await self.tracker.wait_idle(STATUS_FLUSH_SECONDS)
         await self._grpc.stop(grace)

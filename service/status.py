@@ -35,6 +35,7 @@ from core.errors import (
     RequestFailed,
     SlipstreamError,
     SlowConsumer,
+    Unsupported,
 )
 
 log = logging.getLogger(__name__)
@@ -98,6 +99,7 @@ CODES: dict[type[SlipstreamError], grpc.StatusCode] = {
     AdapterNotFound: grpc.StatusCode.NOT_FOUND,
     AdapterExists: grpc.StatusCode.ALREADY_EXISTS,
     AdaptersOff: grpc.StatusCode.FAILED_PRECONDITION,
+    Unsupported: grpc.StatusCode.UNIMPLEMENTED,
 }
 """StartupError is absent on purpose: its text is for the operator and may hold a path."""
 

@@ -21,6 +21,7 @@ from core.engine.grammar_compiler import GrammarCompiler
 from core.engine.input_processor import InputProcessor
 from core.engine.output import PendingOutput
 from core.engine.output_processor import OutputProcessor, OutputRecord
+from core.engine.prefixes import CachedPrefixes
 from core.engine.stream import TokenStream
 from core.engine.turnstile import Turnstile
 from core.engine.wakeup import Wakeup
@@ -88,6 +89,7 @@ class AsyncEngine:
         self._outputs = OutputProcessor(
             self._scheduler.intake, self._wakeup.set, self._config.max_pending_tokens, self._stream_closed
         )
+        self.prefixes = CachedPrefixes(self._scheduler, self._adapters.table, self._refuse_unless_ready)
         self._tasks = [asyncio.create_task(self._run(), name="slipstream-scheduler")]
         self._tasks.append(asyncio.create_task(self._watch(), name="slipstream-watchdog"))
         # Weights and modules live as long as the process: keep the collector from walking them in a step.

@@ -15,6 +15,7 @@ from core.types.io import Delta, EmbedRequest, EmbedResult, Finished, GenerateRe
 from core.types.stats import EngineStats
 from service.auth import caller_name
 from service.frontends.plain import error_from_plain, from_plain, to_plain, vectors_from_plain
+from service.frontends.remote_prefixes import RemotePrefixes
 from service.frontends.remote_stream import RemoteStream
 from service.frontends.wire import Kind, Link, pack_json, read_events
 
@@ -75,6 +76,11 @@ class RemoteEngine:
     def model_info(self) -> ModelInfo:
         """See `Engine.model_info`."""
         return self._ready.result()
+
+    @property
+    def prefixes(self) -> RemotePrefixes:
+        """See `Engine.prefixes`."""
+        return RemotePrefixes(self.call)
 
     async def start(self) -> None:
         """Wait until the engine process is ready. Raises EngineDead when it goes away first."""

@@ -12,16 +12,14 @@ from typing import Any
 import grpc.aio
 
 from core.engine.door import EmbedCall, OutputStream
-from core.errors import InvalidRequest, SlipstreamError, SlowConsumer
+from core.errors import SlowConsumer
 from core.types.io import Delta, Finished, GenerateRequest
 from service import convert, convert_embed
 from service.admission import Admission
 from service.auth import caller_name
 from service.bounds import detokenize_ids
-from service.config import ServerConfig
-from service.engine_slot import EngineSlot, answered
 from service.metrics.collector import kv_usage
-from service.metrics.rpc import RpcMetrics
+from service.open_calls import OpenCalls
 from service.pb.slipstream.v1 import inference_pb2 as pb
 from service.pb.slipstream.v1 import inference_pb2_grpc
 from service.status import TOKENS_EMITTED_TRAILER
@@ -36,44 +34,29 @@ Context = grpc.aio.ServicerContext[Any, Any]
 class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
     """`slipstream.v1.InferenceService` over whatever engine `slot` holds."""
 
-    def __init__(
-        self, slot: EngineSlot, config: ServerConfig, admission: Admission, metrics: RpcMetrics, version: str
-    ) -> None:
-        self._slot = slot
-        self._config = config
-        self._admission = admission
-        self._text_admission = Admission(config.max_text_calls, max_wait=config.admission_wait)
-        self._metrics = metrics
+    def __init__(self, calls: OpenCalls, version: str) -> None:
+        self._calls = calls
+        self._slot = calls.slot
+        self._config = calls.config
+        self._text_admission = Admission(self._config.max_text_calls, max_wait=self._config.admission_wait)
+        self._metrics = calls.metrics
         self._version = version
         self._started_at = time.monotonic()
-        # Who started each live request: only they may abort it.
-        self._callers: dict[str, str | None] = {}
 
     async def Generate(self, request: pb.GenerateRequest, context: Context) -> None:
         """Admit, then stream. Leaving by any path closes the engine's stream, which aborts what still runs."""
         async with AsyncExitStack() as held:
-            try:
+            with self._calls.counting_refusals():
                 asked, stream = await self._open(request, context, held)
-            except SlipstreamError as error:
-                self._metrics.rejected(error.reason)
-                raise
             held.push_async_callback(stream.aclose)
             await self._pump(stream, context, asked)
 
     async def _open(
         self, request: pb.GenerateRequest, context: Context, held: AsyncExitStack
     ) -> tuple[GenerateRequest, OutputStream]:
-        engine = self._slot.require()
-        caller = caller_name.get()
-        asked = convert.generate_request(request, engine.model_info, self._deadline(context), caller)
-        await held.enter_async_context(self._admission.slot(asked.deadline))
-        # Before it is queued, since it can be aborted while it waits for its constraint. An id that is taken stays with
-        # its owner: the engine refuses this request.
-        if asked.request_id not in self._callers:
-            self._callers[asked.request_id] = caller
-            held.callback(self._callers.pop, asked.request_id)
-        stream = await engine.generate(traced(asked, context))
-        return asked, stream
+        info, deadline = self._calls.engine.model_info, self._calls.deadline(context)
+        asked = convert.generate_request(request, info, deadline, caller_name.get())
+        return asked, await self._calls.generate(traced(asked, context), held)
 
     async def _pump(self, stream: OutputStream, context: Context, asked: GenerateRequest) -> None:
         """Write every event. On failure the trailers say how many tokens went out, the cut-off write included."""
@@ -102,57 +85,36 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
                 self._metrics.slow_consumer()
             raise
 
-    def _deadline(self, context: Context) -> float | None:
-        """The earlier of the client's deadline and the server's own limit, as a `time.monotonic()` instant."""
-        limits = [limit for limit in (context.time_remaining(), self._config.max_request_seconds) if limit is not None]
-        return time.monotonic() + min(limits) if limits else None
-
     async def Abort(self, request: pb.AbortRequest, context: Context) -> pb.AbortResponse:
         """End a live request as cancelled; whether there was one."""
-        if not request.request_id:
-            raise InvalidRequest.of("request_id", "must not be empty")
-        engine = self._slot.require()
-        # Somebody else's request is answered like one that is not there. One that came through another front end is not
-        # known here; the engine's process asks there whose it is.
-        caller = caller_name.get()
-        if self._callers.get(request.request_id, caller) != caller:
-            return pb.AbortResponse(found=False)
-        return pb.AbortResponse(found=await answered(engine.abort(request.request_id)))
+        return pb.AbortResponse(found=await self._calls.abort(request.request_id))
 
     async def Embed(self, request: pb.EmbedRequest, context: Context) -> pb.EmbedResponse:
         """Admit, then wait for every vector. Leaving by any path closes the engine's call, as with Generate."""
         async with AsyncExitStack() as held:
-            try:
+            with self._calls.counting_refusals():
                 call = await self._open_embed(request, context, held)
-            except SlipstreamError as error:
-                self._metrics.rejected(error.reason)
-                raise
             held.push_async_callback(call.aclose)
             return convert_embed.embed_response(await call.result())
 
     async def _open_embed(self, request: pb.EmbedRequest, context: Context, held: AsyncExitStack) -> EmbedCall:
-        engine = self._slot.require()
-        caller, deadline = caller_name.get(), self._deadline(context)
+        info, deadline = self._calls.engine.model_info, self._calls.deadline(context)
         max_queued = self._config.max_queued_requests
-        asked = convert_embed.embed_request(request, engine.model_info, max_queued, deadline, caller)
-        await held.enter_async_context(self._admission.slot(asked.deadline))
-        call = await engine.embed(asked)
-        self._callers[call.request_id] = caller
-        held.callback(self._callers.pop, call.request_id)
-        return call
+        asked = convert_embed.embed_request(request, info, max_queued, deadline, caller_name.get())
+        return await self._calls.embed(asked, held)
 
     async def Tokenize(self, request: pb.TokenizeRequest, context: Context) -> pb.TokenizeResponse:
         """Ids of a text."""
         special = request.add_special_tokens if request.HasField("add_special_tokens") else True
         engine = self._slot.require()
-        async with self._text_admission.slot(self._deadline(context)):
+        async with self._text_admission.slot(self._calls.deadline(context)):
             return pb.TokenizeResponse(token_ids=await engine.tokenize(request.text, special))
 
     async def Detokenize(self, request: pb.DetokenizeRequest, context: Context) -> pb.DetokenizeResponse:
         """Text of ids."""
         skip = request.skip_special_tokens if request.HasField("skip_special_tokens") else True
         engine = self._slot.require()
-        async with self._text_admission.slot(self._deadline(context)):
+        async with self._text_admission.slot(self._calls.deadline(context)):
             ids = detokenize_ids(request, engine.model_info)
             return pb.DetokenizeResponse(text=await engine.detokenize(ids, skip))
 

@@ -42,6 +42,7 @@ from core.types.lanes import LaneRecorder
 from core.types.sampling_params import SamplingParams
 from core.types.stats import EngineStats, HistogramStats, PoolStats
 from tests.fakes.adapter_shelf import AdapterShelf
+from tests.fakes.fake_prefixes import FakePrefixes
 
 Step = OutputEvent | BaseException | asyncio.Event
 """An event to emit, an error to raise, or something to wait for first."""
@@ -207,6 +208,7 @@ class FakeEngine(AdapterShelf):
         self.state, self.stopped = EngineState.STARTING, 0
         self.streams: list[FakeStream] = []
         self.embedded: list[EmbedRequest] = []
+        self.prefixes = FakePrefixes()
         self.opened = asyncio.Condition()
         self._live: dict[str, FakeStream] = {}
         self._idle = asyncio.Event()
@@ -236,9 +238,7 @@ class FakeEngine(AdapterShelf):
             device_idle_ratio=0.125,
             finished={"stop": 3, "length": 4},
             assert_failures={"relay_fresh": 0, "page_double_free": 0},
-            histograms={
-                "time_to_first_token_seconds": HistogramStats((0.01, 0.1, float("inf")), (1, 2, 3), 0.5),
-            },
+            histograms={"time_to_first_token_seconds": HistogramStats((0.01, 0.1, float("inf")), (1, 2, 3), 0.5)},
         )
 
     @property

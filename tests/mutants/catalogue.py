@@ -7,6 +7,7 @@ from tests.mutants.capturing import CAPTURING
 from tests.mutants.constraining import CONSTRAINING
 from tests.mutants.embedding import EMBEDDING
 from tests.mutants.encoders import ENCODERS
+from tests.mutants.gateways import GATEWAYS
 from tests.mutants.guarding import GUARDING
 from tests.mutants.mutant import Mutant
 from tests.mutants.observing import OBSERVING
@@ -33,6 +34,7 @@ MUTANTS: tuple[Mutant, ...] = (
     *CONSTRAINING,
     *CAPTURING,
     *OBSERVING,
+    *GATEWAYS,
 )
 
 SAMPLE: tuple[str, ...] = (
