@@ -14,7 +14,7 @@ ARG TORCH=torch==2.13.0
 WORKDIR /src
 COPY pyproject.toml .
 RUN python -c "import tomllib; p = tomllib.load(open('pyproject.toml', 'rb'))['project']; o = p['optional-dependencies']; \
-    extras = ['quantization', 'grammar'] + ['cuda'] * ('${VARIANT}' == 'cuda'); \
+    extras = ['quantization', 'grammar', 'gateway', 'otel'] + ['cuda'] * ('${VARIANT}' == 'cuda'); \
     print(*p['dependencies'], *(each for extra in extras for each in o[extra]), sep='\n')" > requirements.txt
 RUN python -m venv /opt/slipstream \
     && case "${VARIANT}" in \

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import re
 from dataclasses import dataclass, field
 
 from core.errors import ConfigError
+from core.machine import usable_cpus
 
 DEVICES = ("auto", "cpu", "cuda")
 DTYPES = ("auto", "float32", "bfloat16")
@@ -121,8 +121,8 @@ class ExecutorConfig:
         _at_least("cpu_threads", self.cpu_threads, 1)
 
     def threads(self) -> int:
-        """Threads for math on the CPU: as asked, else every core but one."""
-        return self.cpu_threads or max(1, (os.cpu_count() or 2) - 1)
+        """Threads for math on the CPU: as asked, else every core that this process may use but one."""
+        return self.cpu_threads or max(1, usable_cpus() - 1)
 
 
 @dataclass(frozen=True, slots=True)

@@ -96,7 +96,7 @@ class EngineSettings:
         default_of(ExecutorConfig, "overlap"), bool, "Device", "Plan step N+1 while the device computes step N."
     )
     cpu_threads: int | None = setting(
-        None, int, "Device", "Threads for math on the CPU; unset: all cores but one.", low=1
+        None, int, "Device", "Threads for math on the CPU; unset: one less than the cores it may use.", low=1
     )
     assert_mode: str = setting(
         default_of(ExecutorConfig, "assert_mode"),

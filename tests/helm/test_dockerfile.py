@@ -56,7 +56,7 @@ def test_requirements_are_those_of_the_project(tmp_path: Path, variant: str, mor
     command = STAGES["requirements"].all("RUN")[0].replace("python -c", f"{shlex.quote(sys.executable)} -c")
     subprocess.run(["sh", "-c", command], cwd=tmp_path, env={"VARIANT": variant}, check=True, timeout=60)
     optional = [
-        each for extra in ("quantization", "grammar", *more) for each in PROJECT["optional-dependencies"][extra]
+        each for extra in ("quantization", "grammar", "gateway", "otel", *more) for each in PROJECT["optional-dependencies"][extra]
     ]
     assert (tmp_path / "requirements.txt").read_text().splitlines() == [*PROJECT["dependencies"], *optional]
 

@@ -53,8 +53,8 @@
 {{- end -}}
 
 {{/*
-Threads of math, one core less than there is for the event loop: the server counts the node's cores, and not what the pod
-may use of them. A worker on the CPU without a limit has the node; beside a GPU there is little math, so the request decides.
+Threads of math, one core less than there is for the event loop. The server counts a limit by itself; said here, it is seen in
+`kubectl describe`. A worker on the CPU without a limit has the node; beside a GPU there is little math, so the request decides.
 */}}
 {{- define "slipstream.cpuThreads" -}}
 {{- $limit := get (.Values.resources.limits | default dict) "cpu" -}}
