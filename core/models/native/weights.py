@@ -80,12 +80,16 @@ def check_dense(model: PreTrainedModel, spec: ModelSpec) -> None:
     if rope in DYNAMIC_ROPE:
         raise NotDense(f"its rotary embedding is {rope}")
     for module in model.modules():
-        if not hasattr(module, "in_features"):
-            continue
-        if type(module) is not nn.Linear:
-            raise NotDense("its weights are quantised or adapted")
-        if type(module.weight) not in PLAIN and not is_scaled_int8(module.weight):
-            raise NotDense(f"weights that are {type(module.weight).__name__} have no native code, int8 per output has")
+        if hasattr(module, "in_features") and not _is_dense(module, model.dtype):
+            raise NotDense("its weights are quantised, other than to int8 per output, or adapted")
+
+
+def _is_dense(module: Any, dtype: torch.dtype) -> bool:
+    # compressed-tensors leaves the class alone, takes the weight away or keeps it as int8, and scales elsewhere.
+    if type(module) is not nn.Linear or getattr(module, "quantization_scheme", None) is not None:
+        return False
+    weight = module.weight
+    return is_scaled_int8(weight) or (type(weight) in PLAIN and weight.dtype == dtype)
 
 
 def is_scaled_int8(weight: Any) -> bool:
