@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import AsyncExitStack, contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import grpc.aio
@@ -25,6 +26,13 @@ from service.metrics.rpc import RpcMetrics
 Context = grpc.aio.ServicerContext[Any, Any]
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Owner:
+    """Who started one request, by name; two of the same name are still two."""
+
+    name: str | None
+
+
 class OpenCalls:
     """Opens requests on whatever engine `slot` holds."""
 
@@ -34,7 +42,7 @@ class OpenCalls:
         self.metrics = metrics
         self._admission = admission
         # Who started each live request: only they may abort it.
-        self._callers: dict[str, str | None] = {}
+        self._owners: dict[str, Owner] = {}
 
     @property
     def engine(self) -> Engine:
@@ -59,19 +67,27 @@ class OpenCalls:
         """Admit and queue. The admission lasts as long as `held`, which the caller lets close the stream too."""
         await held.enter_async_context(self._admission.slot(asked.deadline))
         # Before it is queued, since it can be aborted while it waits for its constraint. An id that is taken stays with
-        # its owner: the engine refuses this request.
-        if asked.request_id not in self._callers:
-            self._callers[asked.request_id] = caller_name.get()
-            held.callback(self._callers.pop, asked.request_id)
-        return await self.engine.generate(asked)
+        # its owner until the engine, which refuses one of them, has decided whose it is.
+        owner = Owner(caller_name.get())
+        held.callback(self._give_up, asked.request_id, owner)
+        self._owners.setdefault(asked.request_id, owner)
+        stream = await self.engine.generate(asked)
+        self._owners[asked.request_id] = owner
+        return stream
 
     async def embed(self, asked: EmbedRequest, held: AsyncExitStack) -> EmbedCall:
         """As `generate`, for vectors."""
         await held.enter_async_context(self._admission.slot(asked.deadline))
         call = await self.engine.embed(asked)
-        self._callers[call.request_id] = caller_name.get()
-        held.callback(self._callers.pop, call.request_id)
+        owner = Owner(caller_name.get())
+        held.callback(self._give_up, call.request_id, owner)
+        self._owners[call.request_id] = owner
         return call
+
+    def _give_up(self, request_id: str, owner: Owner) -> None:
+        # Another request may have got the id meanwhile.
+        if self._owners.get(request_id) is owner:
+            del self._owners[request_id]
 
     async def abort(self, request_id: str) -> bool:
         """End a live request of this caller as cancelled; whether there was one."""
@@ -81,6 +97,7 @@ class OpenCalls:
         # Somebody else's request is answered like one that is not there. One that came through another front end is not
         # known here; the engine's process asks there whose it is.
         caller = caller_name.get()
-        if self._callers.get(request_id, caller) != caller:
+        owner = self._owners.get(request_id)
+        if owner is not None and owner.name != caller:
             return False
         return await answered(engine.abort(request_id))

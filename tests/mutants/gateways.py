@@ -12,7 +12,7 @@ GATEWAYS: tuple[Mutant, ...] = (
         "abort-by-anyone",
         "only who started a request ends it, whatever service is asked",
         "service/open_calls.py",
-        "if self._callers.get(request_id, caller) != caller:",
+        "if owner is not None and owner.name != caller:",
         "if False:",
         GATEWAY + "test_generate.py::test_only_who_started_a_request_ends_it_whatever_service_is_asked",
     ),
