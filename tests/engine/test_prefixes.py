@@ -46,14 +46,14 @@ async def test_a_watch_sees_its_own_namespace_first_whole_and_then_each_change(t
     await run(engine, range(100, 140), cache_salt="tenant")
     watch = engine.prefixes.watch("")
     assert [each.ids.tolist() for each in watch.contents] == [list(range(32))]
-    await run(engine, range(100, 140), cache_salt="tenant")
+    await run(engine, range(300, 340), cache_salt="tenant")
     await run(engine, range(200, 240))
     changes = await watch.changes()
     assert [type(each) for each in changes] == [PrefixStored]
     assert changes[0].ids.tolist() == list(range(200, 232)) and changes[0].parent == 0
-    assert engine.prefixes.flush() == 6
+    assert engine.prefixes.flush() == 8
     (removed,) = [await watch.changes()]
-    assert sum(len(each.pages) for each in removed) == 6
+    assert sum(len(each.pages) for each in removed) == 8
     assert all(isinstance(each, PrefixRemoved) for each in removed)
     watch.close()
     watch.close()
