@@ -17,6 +17,7 @@ from typing import Any
 import click
 import torch
 
+from core.config import QUANTIZATIONS
 from service.bench.workloads import NAMES, Contender, Measured, measure, workload
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -69,7 +70,11 @@ CONTENDERS = {"slipstream": _slipstream, "transformers": _transformers}
 @click.option("--rounds", default=3, show_default=True, help="Rounds of all; medians are reported.")
 @click.option("--dtype", default="bfloat16", show_default=True, help="Of the weights: bfloat16 or float32.")
 @click.option(
-    "--quantization", default="none", show_default=True, help="Of the weights at load, by torchao: none or int8."
+    "--quantization",
+    type=click.Choice(QUANTIZATIONS),
+    default="none",
+    show_default=True,
+    help="Of the weights at load, by torchao.",
 )
 @click.option("--threads", default=os.cpu_count() or 1, show_default=True, help="Of each engine.")
 @click.option("--json", "json_too", is_flag=True, help="Print one JSON object as the last line.")

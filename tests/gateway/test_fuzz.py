@@ -9,17 +9,14 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-import grpc
-import grpc.aio
 from google.protobuf.descriptor import FieldDescriptor
 
 from tests.fakes.real_server import serve_checkpoint
 from tests.gateway.spoken import Spoken
-from tests.security import replies
 from tests.security.conftest import LogLines
 from tests.security.conftest import logged as logged
 from tests.security.conftest import tiny as tiny
-from tests.security.test_fuzz import all_given_back
+from tests.security.test_fuzz import all_given_back, code_of
 from tests.security.wire import Fuzzer
 
 REQUESTS = 640
@@ -89,21 +86,3 @@ async def test_fuzzed_requests(tiny: Path, seed: int, spoken: Spoken, logged: Lo
     print(dict(codes))
     assert codes["OK"] > REQUESTS // 20 and codes["INVALID_ARGUMENT"] > REQUESTS // 20
     assert "incident" not in logged.text and "Traceback" not in logged.text
-
-
-async def code_of(channel: grpc.aio.Channel, path: str, streams: bool, raw: bytes) -> str:
-    """The code that a request ends with; a stream is left after its third message."""
-    try:
-        if not streams:
-            await channel.unary_unary(path)(raw, timeout=30)
-            return "OK"
-        call = channel.unary_stream(path)(raw, timeout=30)
-        try:
-            for _ in range(3):
-                if await call.read() is grpc.aio.EOF:
-                    break
-        finally:
-            call.cancel()
-    except grpc.aio.AioRpcError as error:
-        return replies.read(error).code.name
-    return "OK"

@@ -62,11 +62,11 @@ class Sharing {
 
   // Pages are shared from the front, so whoever has another first slot shares nothing.
   bool anybody_shares(const std::vector<Piece>& pieces) {
-    heads_.clear();
+    first_slots_.clear();
     for (const Piece& piece : pieces)
-      if (piece.position >= kPanel) heads_.push_back(piece.table[0]);
-    std::sort(heads_.begin(), heads_.end());
-    return std::adjacent_find(heads_.begin(), heads_.end()) != heads_.end();
+      if (piece.position >= kPanel) first_slots_.push_back(piece.table[0]);
+    std::sort(first_slots_.begin(), first_slots_.end());
+    return std::adjacent_find(first_slots_.begin(), first_slots_.end()) != first_slots_.end();
   }
 
   // By the slots at panels' beginnings: neighbours then have most in common.
@@ -88,7 +88,7 @@ class Sharing {
 
   std::vector<Group> groups_;
   std::vector<int64_t> tokens_;
-  std::vector<int32_t> heads_;
+  std::vector<int32_t> first_slots_;
 };
 
 }  // namespace slipstream
