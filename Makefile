@@ -17,7 +17,7 @@ MODEL := core/models/bundled/checkpoint/config.json
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help venv serve test soak scorecard check sim sim-long mutants demo bench gpu format proto
+.PHONY: help venv serve test soak scorecard check sim sim-long mutants demo bench chart gpu format proto
 .DELETE_ON_ERROR:
 
 help: ## Show this list
@@ -78,6 +78,9 @@ demo: $(STAMP) $(MODEL) ## Start a server, stream three completions at once, sho
 
 bench: $(STAMP) ## Measure how much of the time the device waits, with overlap on and off
 	@$(BIN)/python -m service bench overlap $(ARGS)
+
+chart: $(STAMP) $(MODEL) ## Check the Helm chart and the Dockerfile over every Kubernetes version
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "soak or not soak" tests/helm tests/service/test_health_port.py $(ARGS)
 
 # For a machine with a CUDA device and a CUDA build of PyTorch; elsewhere the tests skip and the benchmark says why it stops.
 gpu: $(STAMP) $(MODEL) ## Run the GPU tests, then measure an 8B-shaped model into build/gpu.json

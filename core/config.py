@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import os
 import re
 from dataclasses import dataclass, field
 
 from core.errors import ConfigError
+from core.machine import usable_cpus
 
 DEVICES = ("auto", "cpu", "cuda")
 DTYPES = ("auto", "float32", "bfloat16")
+QUANTIZATIONS = ("none", "int8")
 QUANTIZED_WEIGHTS = ("compressed", "dense")
 GRAMMAR_BACKENDS = ("auto", "llguidance", "xgrammar", "none")
 NATIVE = ("auto", "wait", "off")
@@ -37,6 +38,8 @@ class ModelConfig:
     dtype: str = "auto"
     context_length: int | None = None
     served_name: str | None = None
+    quantization: str = "none"
+    """Of plain weights, while they are loaded: int8 with a scale per output, by torchao."""
     quantized_weights: str = "compressed"
     """Of compressed-tensors checkpoints: kept packed and unpacked by every call, or dense from load on."""
     native: str = "auto"
@@ -46,6 +49,7 @@ class ModelConfig:
     def __post_init__(self) -> None:
         _one_of("dtype", self.dtype, DTYPES)
         _one_of("native", self.native, NATIVE)
+        _one_of("quantization", self.quantization, QUANTIZATIONS)
         _one_of("quantized_weights", self.quantized_weights, QUANTIZED_WEIGHTS)
         _at_least("context_length", self.context_length, 2)
 
@@ -117,8 +121,8 @@ class ExecutorConfig:
         _at_least("cpu_threads", self.cpu_threads, 1)
 
     def threads(self) -> int:
-        """Threads for math on the CPU: as asked, else every core but one."""
-        return self.cpu_threads or max(1, (os.cpu_count() or 2) - 1)
+        """Threads for math on the CPU: as asked, else every core that this process may use but one."""
+        return self.cpu_threads or max(1, usable_cpus() - 1)
 
 
 @dataclass(frozen=True, slots=True)

@@ -121,6 +121,12 @@ class AdaptersOff(SlipstreamError):
     reason = "ADAPTERS_OFF"
 
 
+class Unsupported(SlipstreamError):
+    """The call exists, and this server as it was started cannot serve it; trying again changes nothing."""
+
+    reason = "UNSUPPORTED"
+
+
 class StartupError(SlipstreamError):
     """The process cannot start. `exit_code` is what it exits with: 2 for configuration and ports, 3 for the model."""
 

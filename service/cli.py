@@ -15,6 +15,8 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "generate": ("service.commands.generate:generate", "Stream a completion to the terminal."),
     "embed": ("service.commands.embed:embed", "Print the vector of a text."),
     "adapters": ("service.commands.adapters:adapters", "List, load and unload LoRA adapters of a running server."),
+    "health": ("service.commands.health:health", "Ask whether a server is ready; the exit code says it."),
+    "trace": ("service.commands.trace:trace", "Record what a running server's scheduler and device do."),
     "bench": ("service.bench:bench", "Measure the server on this machine."),
     "version": ("service.cli:version", "Print the version."),
 }

@@ -7,19 +7,9 @@ YAML file. A flag wins over the environment, that over the file, that over the d
 
 from __future__ import annotations
 
-import dataclasses
 from dataclasses import dataclass
-from typing import Any
 
 from core.config import (
-    ASSERT_MODES,
-    DEVICES,
-    DTYPES,
-    GRAMMAR_BACKENDS,
-    NATIVE,
-    PREFIX_CACHES,
-    QUANTIZED_WEIGHTS,
-    SCHEDULE_POLICIES,
     EngineConfig,
     ExecutorConfig,
     GrammarConfig,
@@ -29,175 +19,32 @@ from core.config import (
     SchedulerConfig,
 )
 from core.errors import ConfigError
-from service.engine_config import engine_config
+from service.engine_settings import EngineSettings, default_of
 from service.settings import setting
 
+TRACE_ENDPOINTS = ("off", "local", "any")
 LOG_LEVELS = ("debug", "info", "warning", "error")
 MAX_PORT = 65535
+BUNDLED_NAME = "slipstream-bundled"
 REFUSAL_ROOM = 256
 
 
-def _core(floor: type[Any], name: str) -> Any:
-    """The default that a floor of core gives the field, so that no default is written twice."""
-    return next(field.default for field in dataclasses.fields(floor) if field.name == name)
-
-
 @dataclass(frozen=True, slots=True)
-class ServerConfig:
+class ServerConfig(EngineSettings):
     """What `slipstream serve` runs with. Raises ConfigError for values that cannot work."""
-
-    model: str | None = setting(
-        None, str, "Model", "Checkpoint directory in Hugging Face format; unset: the bundled model.", metavar="DIR"
-    )
-    served_model_name: str | None = setting(
-        None, str, "Model", "Name that clients see; unset: the directory's name, or slipstream-bundled."
-    )
-    dtype: str = setting(_core(ModelConfig, "dtype"), str, "Model", "Type of weights and cache.", choices=DTYPES)
-    quantized_weights: str = setting(
-        _core(ModelConfig, "quantized_weights"),
-        str,
-        "Model",
-        "Weights of compressed-tensors checkpoints: compressed (less memory) or dense (faster steps).",
-        choices=QUANTIZED_WEIGHTS,
-    )
-    native: str = setting(
-        _core(ModelConfig, "native"),
-        str,
-        "Model",
-        "Compiled code for dense models on the CPU: compile it beside serving (auto), before (wait), or never (off).",
-        choices=NATIVE,
-    )
-    context_length: int | None = setting(
-        None, int, "Model", "Most tokens of prompt and output together; unset: the checkpoint's own.", low=2
-    )
-
-    adapter: tuple[tuple[str, str], ...] | None = setting(
-        None,
-        tuple,
-        "Model",
-        "LoRA adapter in PEFT format, loaded at start and asked for by name; may be repeated (a list in the file, "
-        "commas in the environment).",
-        metavar="NAME=DIR",
-    )
-    max_lora_rank: int = setting(_core(LoraConfig, "max_rank"), int, "Model", "Highest rank of an adapter.", low=1)
-    lora_dir: str | None = setting(
-        None,
-        str,
-        "Model",
-        "Directory below which LoadAdapter may read adapters while serving; unset: none are loaded.",
-        metavar="DIR",
-    )
-    max_lora_bytes: int = setting(
-        _core(LoraConfig, "max_bytes"), int, "Model", "Bytes that all adapters together may take on the device.", low=1
-    )
-
-    device: str = setting(_core(ExecutorConfig, "device"), str, "Device", "Where the model runs.", choices=DEVICES)
-    overlap: bool = setting(
-        _core(ExecutorConfig, "overlap"), bool, "Device", "Plan step N+1 while the device computes step N."
-    )
-    cpu_threads: int | None = setting(
-        None, int, "Device", "Threads for math on the CPU; unset: all cores but one.", low=1
-    )
-    assert_mode: str = setting(
-        _core(ExecutorConfig, "assert_mode"),
-        str,
-        "Device",
-        "Device-side checks: count violations, trap on the first, or off.",
-        choices=ASSERT_MODES,
-    )
-    attention_backend: str = setting(_core(ExecutorConfig, "attention_backend"), str, "Device", "Attention backend.")
-    cuda_graphs: bool = setting(
-        _core(ExecutorConfig, "cuda_graphs"), bool, "Device", "Capture decode steps as CUDA graphs at start."
-    )
-    hang_timeout: float = setting(
-        _core(ExecutorConfig, "hang_timeout"),
-        float,
-        "Device",
-        "Seconds without progress before the engine is dead.",
-        low=0,
-    )
-
-    page_size: int = setting(_core(MemoryConfig, "page_size"), int, "Memory", "Tokens per page of the KV cache.", low=1)
-    max_total_tokens: int | None = setting(
-        None, int, "Memory", "Tokens that the KV cache holds; unset: sized from the memory at hand.", low=1
-    )
-    max_running_requests: int = setting(
-        _core(MemoryConfig, "max_running_requests"), int, "Memory", "Most requests in one batch.", low=1
-    )
-    prefix_cache: str = setting(
-        _core(MemoryConfig, "prefix_cache"), str, "Memory", "Reuse of common prompt prefixes.", choices=PREFIX_CACHES
-    )
-    max_state_slots: int | None = setting(
-        None,
-        int,
-        "Memory",
-        "Recurrent states held at once, for models that have any; unset: two per request, one without prefix reuse.",
-        low=1,
-    )
-    state_track_interval: int = setting(
-        _core(MemoryConfig, "state_track_interval"),
-        int,
-        "Memory",
-        "Every how many output tokens a recurrent state is kept for reuse.",
-        low=1,
-    )
-    sliding_window_pool: bool = setting(
-        _core(MemoryConfig, "sliding_window_pool"),
-        bool,
-        "Memory",
-        "Hold sliding-window layers in a pool of their own that frees what left the window.",
-    )
-    max_window_tokens: int | None = setting(
-        None, int, "Memory", "Tokens that this pool holds; unset: sized from requests and the memory at hand.", low=1
-    )
-
-    chunked_prefill_size: int = setting(
-        _core(SchedulerConfig, "chunked_prefill_size"), int, "Scheduling", "Most prompt tokens in one step.", low=1
-    )
-    mixed_chunk: bool = setting(
-        _core(SchedulerConfig, "mixed_chunk"), bool, "Scheduling", "Put prompt chunks and decoding into one batch."
-    )
-    schedule_policy: str = setting(
-        _core(SchedulerConfig, "policy"),
-        str,
-        "Scheduling",
-        "Who is admitted first: arrival, longest cached prefix, or lowest priority value.",
-        choices=SCHEDULE_POLICIES,
-    )
-    max_queued_requests: int = setting(
-        _core(SchedulerConfig, "max_queued_requests"), int, "Scheduling", "Most requests waiting for the batch.", low=1
-    )
-    queue_timeout: float | None = setting(
-        None, float, "Scheduling", "Seconds a request may wait if it does not say; unset: no limit.", low=0
-    )
-    seed: int | None = setting(None, int, "Scheduling", "Seed for requests that give none; unset: random.", low=0)
-
-    grammar_backend: str = setting(
-        _core(GrammarConfig, "backend"),
-        str,
-        "Constraints",
-        "Library that constraints of outputs are compiled with; auto takes the first that is installed.",
-        choices=GRAMMAR_BACKENDS,
-    )
-    grammar_compile_timeout: float = setting(
-        _core(GrammarConfig, "compile_timeout"),
-        float,
-        "Constraints",
-        "Seconds after which a constraint is refused as too complex.",
-        low=0.01,
-    )
-    grammar_cache_bytes: int = setting(
-        _core(GrammarConfig, "cache_bytes"),
-        int,
-        "Constraints",
-        "Bytes that compiled constraints may take while no request uses them.",
-        low=0,
-    )
 
     host: str = setting("127.0.0.1", str, "Network", "Address of the gRPC port.")
     port: int = setting(50051, int, "Network", "gRPC port; 0 picks a free one.", low=0)
     metrics_host: str = setting("127.0.0.1", str, "Network", "Address of the metrics port.")
     metrics_port: int = setting(9464, int, "Network", "HTTP port of /metrics; 0 picks a free one.", low=0)
+    health_port: int | None = setting(None, int, "Network", "Port for health checks alone, never with TLS.", low=0)
+    trace_endpoint: str = setting(
+        "local",
+        str,
+        "Network",
+        "Who may have /trace of the metrics port record what scheduler and device do: nobody, this machine, or anyone.",
+        choices=TRACE_ENDPOINTS,
+    )
     frontends: int = setting(
         0,
         int,
@@ -206,6 +53,10 @@ class ServerConfig:
         low=0,
     )
     reflection: bool = setting(False, bool, "Network", "Serve gRPC reflection, which shows the API to anyone.")
+    gateway: bool = setting(True, bool, "Network", "Serve the dialects of smg where slipstream[gateway] is installed.")
+    gateway_tokenizer: str = setting(
+        "zip", str, "Network", "Gateways are sent the tokenizer, or told its path.", choices=("zip", "path")
+    )
     max_concurrent_streams: int = setting(256, int, "Network", "Most calls open on one connection.", low=1)
     max_receive_bytes: int = setting(4 * 1024 * 1024, int, "Network", "Largest request message in bytes.", low=1024)
     keepalive_time: float = setting(30.0, float, "Network", "Seconds of silence before a client is pinged.", low=0.1)
@@ -267,7 +118,7 @@ class ServerConfig:
         10.0, float, "Limits", "Seconds one write may take before a slow client is evicted.", low=0.01
     )
     max_pending_tokens: int = setting(
-        _core(EngineConfig, "max_pending_tokens"), int, "Limits", "Most unread tokens of one stream.", low=1
+        default_of(EngineConfig, "max_pending_tokens"), int, "Limits", "Most unread tokens of one stream.", low=1
     )
     max_request_seconds: float | None = setting(
         None,
@@ -296,9 +147,16 @@ class ServerConfig:
     )
     drain_grace: float = setting(30.0, float, "Shutdown", "Seconds that running streams then have to finish.", low=0)
     log_level: str = setting("info", str, "Logging", "Least severity that is logged.", choices=LOG_LEVELS)
+    otlp_endpoint: str | None = setting(
+        None,
+        str,
+        "Logging",
+        "Collector that gets spans of requests over OTLP/gRPC; unset: as the OTEL_* variables say, else none.",
+        metavar="URL",
+    )
 
     def __post_init__(self) -> None:
-        if max(self.port, self.metrics_port) > MAX_PORT:
+        if max(self.port, self.metrics_port, self.health_port or 0) > MAX_PORT:
             raise ConfigError(f"port and metrics_port must be at most {MAX_PORT}")
         if self.port and self.port == self.metrics_port and self.host == self.metrics_host:
             raise ConfigError(f"port and metrics_port must differ; both are {self.port}")
@@ -326,4 +184,44 @@ class ServerConfig:
 
     def engine_config(self, model_path: str) -> EngineConfig:
         """The engine's part, for the checkpoint at `model_path`. Raises ConfigError."""
-        return engine_config(self, model_path)
+        return EngineConfig(
+            model=ModelConfig(
+                path=model_path,
+                dtype=self.dtype,
+                context_length=self.context_length,
+                served_name=self.served_model_name or (None if self.model else BUNDLED_NAME),
+                quantization=self.quantization,
+                quantized_weights=self.quantized_weights,
+                native=self.native,
+            ),
+            memory=MemoryConfig(
+                page_size=self.page_size,
+                max_running_requests=self.max_running_requests,
+                max_total_tokens=self.max_total_tokens,
+                prefix_cache=self.prefix_cache,
+                max_state_slots=self.max_state_slots,
+                state_track_interval=self.state_track_interval,
+                sliding_window_pool=self.sliding_window_pool,
+                max_window_tokens=self.max_window_tokens,
+            ),
+            scheduler=SchedulerConfig(
+                chunked_prefill_size=self.chunked_prefill_size,
+                mixed_chunk=self.mixed_chunk,
+                policy=self.schedule_policy,
+                max_queued_requests=self.max_queued_requests,
+                default_queue_timeout=self.queue_timeout,
+            ),
+            executor=ExecutorConfig(
+                device=self.device,
+                overlap=self.overlap,
+                assert_mode=self.assert_mode,
+                cpu_threads=self.cpu_threads,
+                hang_timeout=self.hang_timeout,
+                attention_backend=self.attention_backend,
+                cuda_graphs=self.cuda_graphs,
+            ),
+            lora=LoraConfig(self.adapter or (), self.max_lora_rank, self.lora_dir, self.max_lora_bytes),
+            grammar=GrammarConfig(self.grammar_backend, self.grammar_compile_timeout, self.grammar_cache_bytes),
+            seed=self.seed,
+            max_pending_tokens=self.max_pending_tokens,
+        )

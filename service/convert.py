@@ -35,7 +35,7 @@ from core.types.stats import EngineStats
 from service.bounds import refuse_oversized
 from service.config import ServerConfig
 from service.pb.slipstream.v1 import inference_pb2 as pb
-from service.tenants.identity import public_id, scoped_id, tenant_salt
+from service.tenants.identity import public_id, tenant_salt
 
 MAX_REQUEST_ID_CHARS = 128
 MAX_CACHE_SALT_CHARS = 256
@@ -46,7 +46,7 @@ MAX_QUEUE_TIMEOUT_SECONDS = 315_576_000_000
 MAX_LOGPROB_ENTRIES_PER_MESSAGE = 16_384
 """Alternatives per response; at about 12 bytes each a merged delta stays far below a client's 4 MiB message limit."""
 
-_REQUEST_ID = re.compile(rf"[A-Za-z0-9._:-]{{1,{MAX_REQUEST_ID_CHARS}}}")
+REQUEST_ID = re.compile(rf"[A-Za-z0-9._:-]{{1,{MAX_REQUEST_ID_CHARS}}}")
 
 _REASONS = {
     FinishReason.STOP: pb.FINISH_REASON_STOP,
@@ -85,7 +85,7 @@ def generate_request(
         raise InvalidRequest(violations)
     kind = message.WhichOneof("input")
     return GenerateRequest(
-        request_id=scoped_id(message.request_id or uuid.uuid4().hex, caller),
+        request_id=message.request_id or uuid.uuid4().hex,
         text=message.text if kind == "text" else None,
         token_ids=tuple(message.token_ids.ids) if kind == "token_ids" else None,
         chat=tuple(ChatMessage(m.role, m.content) for m in message.chat.messages) if kind == "chat" else None,
@@ -120,7 +120,7 @@ def _plain(value: Any) -> Any:
 
 def id_violations(message: pb.GenerateRequest | pb.EmbedRequest) -> Iterator[FieldViolation]:
     """What is wrong with the id, the salt and the name of the adapter."""
-    if message.request_id and not _REQUEST_ID.fullmatch(message.request_id):
+    if message.request_id and not REQUEST_ID.fullmatch(message.request_id):
         yield FieldViolation("request_id", f"must be 1 to {MAX_REQUEST_ID_CHARS} characters of A-Z a-z 0-9 . _ : -")
     if len(message.cache_salt) > MAX_CACHE_SALT_CHARS:
         yield FieldViolation("cache_salt", f"must have at most {MAX_CACHE_SALT_CHARS} characters")

@@ -10,7 +10,7 @@ from core.types.io import Embedding, EmbedRequest, EmbedResult, ModelInfo, Pooli
 from service.bounds import refuse_oversized_embed
 from service.convert import id_violations, queue_timeout_violations, seconds
 from service.pb.slipstream.v1 import inference_pb2 as pb
-from service.tenants.identity import public_id, scoped_id, tenant_salt
+from service.tenants.identity import public_id, tenant_salt
 
 _POOLINGS = {
     pb.POOLING_UNSPECIFIED: Pooling.LAST,
@@ -40,7 +40,7 @@ def embed_request(
         raise InvalidRequest(violations)
     return EmbedRequest(
         inputs=tuple(_given(each) for each in message.inputs),
-        request_id=scoped_id(message.request_id or uuid.uuid4().hex, caller),
+        request_id=message.request_id or uuid.uuid4().hex,
         pooling=pooling,
         normalize=message.normalize if message.HasField("normalize") else True,
         dimensions=message.dimensions if message.HasField("dimensions") else None,

@@ -151,17 +151,21 @@ def count_calls(metrics: RpcMetrics) -> Around:
         metrics.started(method)
         try:
             yield
-        except asyncio.CancelledError:
-            remaining = context.time_remaining()
-            late = remaining is not None and remaining <= 0
-            metrics.handled(method, grpc.StatusCode.DEADLINE_EXCEEDED if late else grpc.StatusCode.CANCELLED)
+        except BaseException as error:
+            metrics.handled(method, final_code(context, error))
             raise
-        except BaseException:
-            metrics.handled(method, _code(context, grpc.StatusCode.UNKNOWN))
-            raise
-        metrics.handled(method, _code(context, grpc.StatusCode.OK))
+        metrics.handled(method, final_code(context, None))
 
     return around
+
+
+def final_code(context: Context, error: BaseException | None) -> grpc.StatusCode:
+    """The code with which a call ends that `error` leaves, None if it just returned."""
+    if isinstance(error, asyncio.CancelledError):
+        remaining = context.time_remaining()
+        late = remaining is not None and remaining <= 0
+        return grpc.StatusCode.DEADLINE_EXCEEDED if late else grpc.StatusCode.CANCELLED
+    return _code(context, grpc.StatusCode.OK if error is None else grpc.StatusCode.UNKNOWN)
 
 
 def _code(context: Context, default: grpc.StatusCode) -> grpc.StatusCode:

@@ -8,6 +8,7 @@ MAX_METADATA_BYTES = 4 * 1024
 HARD_MAX_METADATA_BYTES = 8 * 1024
 HANDSHAKE_TIMEOUT_MS = 10_000
 MAX_CONNECTION_IDLE_MS = 5 * 60 * 1000
+MIN_PING_INTERVAL_MS = 10_000
 
 
 def server_options(config: ServerConfig, *, shared_port: bool = False) -> tuple[tuple[str, int], ...]:
@@ -22,7 +23,9 @@ def server_options(config: ServerConfig, *, shared_port: bool = False) -> tuple[
         ("grpc.keepalive_timeout_ms", _millis(config.keepalive_timeout)),
         ("grpc.http2.ping_timeout_ms", _millis(config.keepalive_timeout)),
         ("grpc.http2.max_pings_without_data", 0),
-        ("grpc.keepalive_permit_without_calls", 0),
+        # Gateways ping every 30 seconds, between calls too; by default that is answered by closing the connection.
+        ("grpc.keepalive_permit_without_calls", 1),
+        ("grpc.http2.min_ping_interval_without_data_ms", MIN_PING_INTERVAL_MS),
         ("grpc.max_connection_idle_ms", MAX_CONNECTION_IDLE_MS),
         ("grpc.max_receive_message_length", config.max_receive_bytes),
         # What is sent is bounded by the engine's own limits and by `convert.split`.

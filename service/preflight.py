@@ -7,6 +7,7 @@ operator and may name a path. The loaders check again, and more.
 from __future__ import annotations
 
 import json
+import os
 import socket
 import struct
 from pathlib import Path
@@ -18,6 +19,7 @@ from service.auth_tokens import token_file
 from service.config import ServerConfig
 from service.tenants.limits import tenants_file
 from service.tls import tls_files
+from service.tracing.endpoint import otlp_endpoint
 
 _HEADER_LENGTH = struct.Struct("<Q")
 MAX_HEADER_BYTES = 100 * 1024 * 1024
@@ -31,6 +33,7 @@ def model_path(config: ServerConfig) -> Path:
 
 def check(config: ServerConfig) -> None:
     """Everything below at once. Raises StartupError."""
+    otlp_endpoint(config.otlp_endpoint, os.environ)
     check_ports(config)
     check_security(config)
     check_model(model_path(config))
@@ -38,10 +41,11 @@ def check(config: ServerConfig) -> None:
 
 
 def check_ports(config: ServerConfig) -> None:
-    """Raise StartupError if the gRPC or the metrics port cannot be bound; port 0 always can."""
+    """Raise StartupError if the gRPC, the metrics or the health port cannot be bound; port 0 always can."""
     for purpose, host, port in (
         ("gRPC", config.host, config.port),
         ("metrics", config.metrics_host, config.metrics_port),
+        ("health", config.host, config.health_port),
     ):
         if port:
             _probe(purpose, host, port)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
+from typing import TYPE_CHECKING
 
 import grpc
 import grpc.aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc  # type: ignore[import-untyped]
 from grpc_reflection.v1alpha import reflection  # type: ignore[import-untyped]
-from prometheus_client import CollectorRegistry
+from prometheus_client import CollectorRegistry, ProcessCollector
 
 from core.errors import StartupError
 from service.admission import Admission
@@ -18,10 +20,15 @@ from service.auth_tokens import token_file
 from service.builder import EngineBuilder, Progress, StartableEngine, in_daemon_thread
 from service.config import ServerConfig
 from service.engine_slot import EngineSlot
+from service.gateway.registration import gateway_of
+from service.health_port import HealthPort
 from service.interceptors import AroundInterceptor, HandlerTracker, count_calls, errors_to_statuses
 from service.metrics.collector import EngineCollector, engine_view
+from service.metrics.door import metrics_server
 from service.metrics.http import MetricsServer
+from service.metrics.names import PREFIX
 from service.metrics.rpc import RpcMetrics
+from service.open_calls import OpenCalls
 from service.options import server_options
 from service.pb.slipstream.v1 import adapters_pb2, adapters_pb2_grpc, inference_pb2, inference_pb2_grpc
 from service.preflight import check, model_path
@@ -32,7 +39,11 @@ from service.tenants.desk import LocalDesk, TenantDesk
 from service.tenants.identity import named_by_certificate
 from service.tls import tls_files
 from service.tls_credentials import server_credentials
+from service.tracing.endpoint import otlp_endpoint
 from service.version import installed_version
+
+if TYPE_CHECKING:
+    from service.tracing.otlp import OtlpTracer
 
 log = logging.getLogger(__name__)
 
@@ -78,6 +89,8 @@ class Server:
         self.slot = EngineSlot()
         self.tracker = HandlerTracker()
         self.health = HealthServicer({LIVENESS: True, READINESS: False}, config.write_timeout)
+        # The front ends of one server have one between them.
+        self.health_port = HealthPort(config, self.health) if counts is None else None
         self.port = 0
         self.metrics_port = 0
         self._build = build
@@ -85,15 +98,18 @@ class Server:
         self._version = installed_version()
         self._engine: StartableEngine | None = None
         self._registry = CollectorRegistry()
-        self._registry.register(EngineCollector(lambda: engine_view(self.slot, self._version)))
+        self._registry.register(EngineCollector(lambda: engine_view(self.slot, config, self._version)))
+        ProcessCollector(PREFIX, registry=self._registry)
         self._metrics: MetricsServer | None = None
         self._leaving: asyncio.Task[None] | None = None
+        self._tracer = self._open_tracer()
         self._grpc = self._assemble()
 
     def _assemble(self) -> grpc.aio.Server:
         metrics = self._counts or RpcMetrics(self._registry)
         # Outermost first: the tracker must outlive the error mapping, and calls are counted by their final code.
-        around = (self.tracker.around, count_calls(metrics), errors_to_statuses)
+        spans = () if self._tracer is None else (self._tracer.around,)
+        around = (self.tracker.around, count_calls(metrics), *spans, errors_to_statuses)
         interceptors: list[grpc.aio.ServerInterceptor] = [AroundInterceptor(each) for each in around]
         if self.config.auth_token_file is not None:
             tokens = token_file(self.config.auth_token_file)
@@ -106,11 +122,15 @@ class Server:
             self.config.concurrency_limit, self.config.rate_limit, max_wait=self.config.admission_wait
         )
         desk = self._desk or LocalDesk(self.slot, self.config, metrics)
-        servicer = InferenceServicer(self.slot, self.config, admission, desk, metrics, self._version)
+        calls = OpenCalls(self.slot, self.config, admission, desk, metrics)
+        servicer = InferenceServicer(calls, self._version)
         inference_pb2_grpc.add_InferenceServiceServicer_to_server(servicer, server)  # type: ignore[no-untyped-call]
         adapters = AdapterServicer(self.slot, self.config)
         adapters_pb2_grpc.add_AdapterServiceServicer_to_server(adapters, server)  # type: ignore[no-untyped-call]
         health_pb2_grpc.add_HealthServicer_to_server(self.health, server)
+        self._gateway = gateway_of(self.config, calls, self._version)
+        if self._gateway is not None:
+            self._gateway.register(server)
         if self.config.reflection:
             services = [
                 *(
@@ -118,10 +138,19 @@ class Server:
                     for module in (inference_pb2, adapters_pb2, health_pb2)
                     for service in module.DESCRIPTOR.services_by_name.values()
                 ),
+                *(self._gateway.service_names if self._gateway else ()),
                 reflection.SERVICE_NAME,
             ]
             reflection.enable_server_reflection(services, server)
         return server
+
+    def _open_tracer(self) -> OtlpTracer | None:
+        endpoint = otlp_endpoint(self.config.otlp_endpoint, os.environ)
+        if endpoint is None:
+            return None
+        from service.tracing.otlp import OtlpTracer
+
+        return OtlpTracer(endpoint, self._version)
 
     @property
     def engine(self) -> StartableEngine:
@@ -133,9 +162,11 @@ class Server:
         """Check the checkpoint's files and both ports, bind, and answer health checks. Raises StartupError."""
         if self._counts is None:
             check(self.config)
-            self._metrics = MetricsServer(self.config.metrics_host, self.config.metrics_port, self._registry)
+            self._metrics = metrics_server(self.config, self._registry, self.slot, self._version)
             self.metrics_port = self._metrics.port
         try:
+            if self.health_port is not None:
+                await self.health_port.listen()
             self.port = self._bind()
         except StartupError:
             if self._metrics is not None:
@@ -161,6 +192,8 @@ class Server:
         self._engine = engine
         await engine.start()
         self.slot.engine = engine
+        if self._tracer is not None:
+            self._tracer.model = engine.model_info.name
         self.health.set(READINESS, True)
 
     def refuse_readiness(self) -> None:
@@ -199,6 +232,8 @@ class Server:
     async def close(self, grace: float = STOP_GRACE_SECONDS) -> None:
         """End watches, let handlers write their statuses, stop the transport, then the engine. Bounded throughout."""
         self.health.close()
+        if self._gateway is not None:
+            self._gateway.close()
         if grace > 0:
             await self.tracker.wait_idle(STATUS_FLUSH_SECONDS)
         await self._grpc.stop(grace)
@@ -213,6 +248,10 @@ class Server:
                     await self._engine.stop()
             except TimeoutError:
                 log.error("the engine did not stop within %g seconds", ENGINE_STOP_SECONDS)
+        if self.health_port is not None:
+            await self.health_port.close()
+        if self._tracer is not None:
+            await in_daemon_thread(self._tracer.close)
         if self._metrics is not None:
             # Joining the thread of the metrics server takes up to its poll interval; the loop has nothing else to do.
             self._metrics.close()

@@ -35,6 +35,7 @@ from core.errors import (
     RequestFailed,
     SlipstreamError,
     SlowConsumer,
+    Unsupported,
 )
 from service.resume.errors import (
     PositionAhead,
@@ -110,6 +111,7 @@ CODES: dict[type[SlipstreamError], grpc.StatusCode] = {
     StreamTakenOver: grpc.StatusCode.ABORTED,
     PositionTooOld: grpc.StatusCode.OUT_OF_RANGE,
     PositionAhead: grpc.StatusCode.OUT_OF_RANGE,
+    Unsupported: grpc.StatusCode.UNIMPLEMENTED,
 }
 """StartupError is absent on purpose: its text is for the operator and may hold a path."""
 

@@ -36,7 +36,7 @@ settings.load_profile("slipstream")
 SEED_ENV = "SLIPSTREAM_TEST_SEED"
 
 # What a developer's shell says about their own server must not reach the servers of the tests.
-for _name in [name for name in os.environ if name.startswith("SLIPSTREAM_") and name != SEED_ENV]:
+for _name in [name for name in os.environ if name.startswith(("SLIPSTREAM_", "OTEL_")) and name != SEED_ENV]:
     del os.environ[_name]
 # Compiled into before the first test, so that no server of a test compiles beside what it is tested for.
 os.environ["SLIPSTREAM_CACHE_DIR"] = str(Path(__file__).resolve().parents[1] / "build" / "cache")

@@ -9,7 +9,10 @@ import torch
 
 
 class Mark(Protocol):
-    """A point in device time."""
+    """A point in device time. `at` is the host's clock at that point, None where only the device knows it."""
+
+    @property
+    def at(self) -> float | None: ...
 
     def seconds_since(self, earlier: Mark) -> float:
         """Device seconds from `earlier` to here, on one stream; waits until this point was passed."""
@@ -30,6 +33,8 @@ class HostMark:
 
 class CudaMark:
     """A timing event on the current stream."""
+
+    at = None
 
     def __init__(self) -> None:
         self.event: Any = torch.cuda.Event(enable_timing=True)

@@ -21,7 +21,7 @@ from core.engine.adapter_table import AdapterTable
 from core.errors import AdapterExists, AdaptersOff, InvalidRequest, ModelLoadError, Overloaded, SlipstreamError
 from core.models.lora.directory import directory_below
 from core.models.lora.packed import Adapter
-from core.scheduler.snapshot import Histogram
+from core.scheduler.histogram import Histogram
 from core.types.adapters import AdapterLoad
 from core.types.stats import EngineStats
 

@@ -21,6 +21,7 @@ from core.engine.grammar_compiler import GrammarCompiler
 from core.engine.input_processor import InputProcessor
 from core.engine.output import PendingOutput
 from core.engine.output_processor import OutputProcessor, OutputRecord
+from core.engine.prefixes import CachedPrefixes
 from core.engine.stream import TokenStream
 from core.engine.turnstile import Turnstile
 from core.engine.wakeup import Wakeup
@@ -39,6 +40,7 @@ from core.text.detokenizer import IncrementalDetokenizer
 from core.text.stop import StopMatcher
 from core.types.adapters import AdapterList, AdapterLoad
 from core.types.io import EmbedRequest, FinishReason, GenerateRequest, ModelInfo, Started
+from core.types.lanes import LaneRecorder
 from core.types.request import Req
 from core.types.stats import EngineStats
 
@@ -58,6 +60,7 @@ class Parts:
     model_info: ModelInfo
     new_executor: Callable[[Callable[[], None]], Executor]
     new_scheduler: Callable[[Executor, Emit], Scheduler]
+    lanes: LaneRecorder
 
 
 class AsyncEngine:
@@ -68,6 +71,7 @@ class AsyncEngine:
         self._parts = parts
         self._inputs = parts.inputs
         self._adapters = parts.adapters
+        self.lanes = parts.lanes
         self._state = EngineState.STARTING
         self._live: dict[str, TokenStream] = {}
         self._arriving = Arrivals()
@@ -85,6 +89,7 @@ class AsyncEngine:
         self._outputs = OutputProcessor(
             self._scheduler.intake, self._wakeup.set, self._config.max_pending_tokens, self._stream_closed
         )
+        self.prefixes = CachedPrefixes(self._scheduler, self._adapters.table, self._refuse_unless_ready)
         self._tasks = [asyncio.create_task(self._run(), name="slipstream-scheduler")]
         self._tasks.append(asyncio.create_task(self._watch(), name="slipstream-watchdog"))
         # Weights and modules live as long as the process: keep the collector from walking them in a step.
@@ -266,6 +271,7 @@ class AsyncEngine:
         default_wait = self._config.scheduler.default_queue_timeout
         for req, output in zip(reqs, outputs, strict=True):
             req.sink = OutputRecord(stream, output, req.params.logprobs)
+            req.trace_id = request.trace_id
             if req.queue_deadline is None and default_wait is not None:
                 req.queue_deadline = req.arrived_at + default_wait
             self._scheduler.intake.add(req)

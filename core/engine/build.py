@@ -51,6 +51,7 @@ from core.sampling.sampler import Sampler
 from core.scheduler.scheduler import Emit, Scheduler
 from core.text.tokenizer import Tokenizer
 from core.types.io import ModelInfo
+from core.types.lanes import LaneRecorder
 from core.types.sampling_params import SamplingParams
 
 Progress = Callable[[str, float], None]
@@ -85,16 +86,20 @@ def assemble(config: EngineConfig, model: Model, tokenizer: Tokenizer, streams: 
         table,
         encoder_input(spec.encoder, pools.max_input_length),
     )
+    lanes = LaneRecorder()
     # Capturing takes seconds, in which the loop that starts the engine must not be held up.
     captures = config.executor.cuda_graphs and streams.device.type == "cuda"
-    runner = _build_runner(config, model, streams, pools) if captures else None
+    runner = _build_runner(config, model, streams, pools, lanes) if captures else None
     parts = Parts(
         inputs=inputs,
         adapters=pools.adapters.loader,
         grammars=grammars,
         model_info=_model_info(config, model, tokenizer, pools, grammars.backend),
-        new_executor=lambda wake: _build_executor(config, runner or _build_runner(config, model, streams, pools), wake),
-        new_scheduler=lambda executor, emit: _build_scheduler(config, model, streams, pools, executor, emit),
+        new_executor=lambda wake: _build_executor(
+            config, runner or _build_runner(config, model, streams, pools, lanes), wake
+        ),
+        new_scheduler=lambda executor, emit: _build_scheduler(config, model, streams, pools, executor, emit, lanes),
+        lanes=lanes,
     )
     return AsyncEngine(config, parts)
 
@@ -169,7 +174,9 @@ def _build_executor(config: EngineConfig, runner: StepRunner, wake: Callable[[],
     return ForwardThread(runner, wake) if config.executor.overlap else InlineExecutor(runner, wake)
 
 
-def _build_runner(config: EngineConfig, model: Model, streams: DeviceStreams, pools: Pools) -> StepRunner:
+def _build_runner(
+    config: EngineConfig, model: Model, streams: DeviceStreams, pools: Pools, lanes: LaneRecorder
+) -> StepRunner:
     executor = config.executor
     checks = DeviceChecks(AssertMode(executor.assert_mode), streams.device)
     attention = build_attention(executor.attention_backend, streams.device)
@@ -186,12 +193,19 @@ def _build_runner(config: EngineConfig, model: Model, streams: DeviceStreams, po
         companions=pools.companions,
         attention=attention,
         graph_sizes=graph_sizes(config.memory.max_running_requests) if executor.cuda_graphs else (),
+        lanes=lanes,
     )
     return StepRunner(state)
 
 
 def _build_scheduler(
-    config: EngineConfig, model: Model, streams: DeviceStreams, pools: Pools, executor: Executor, emit: Emit
+    config: EngineConfig,
+    model: Model,
+    streams: DeviceStreams,
+    pools: Pools,
+    executor: Executor,
+    emit: Emit,
+    lanes: LaneRecorder,
 ) -> Scheduler:
     return Scheduler(
         config.scheduler,
@@ -203,6 +217,7 @@ def _build_scheduler(
         eos_ids=model.spec.eos_token_ids,
         pin=Staging(streams.device).pinned,
         slot_writes=pools.adapters.table.take_writes,
+        lanes=lanes,
     )
 
 

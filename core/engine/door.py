@@ -8,6 +8,8 @@ from typing import Protocol
 
 from core.types.adapters import AdapterList, AdapterLoad
 from core.types.io import EmbedRequest, EmbedResult, GenerateRequest, ModelInfo, OutputEvent
+from core.types.lanes import LaneRecorder
+from core.types.prefixes import PrefixChange, PrefixStored
 from core.types.stats import EngineStats
 
 
@@ -72,6 +74,38 @@ class EmbedCall(Protocol):
     async def aclose(self) -> None: ...
 
 
+class PrefixWatch(Protocol):
+    """What the prefix cache holds of one namespace, and then what changes.
+
+    `close()` is idempotent and must be called on every path.
+    """
+
+    page_size: int
+    contents: Sequence[PrefixStored]
+    """When the watch began, parents before children."""
+
+    async def changes(self) -> Sequence[PrefixChange]:
+        """What happened since the last call, in order, at least one; waits for it.
+
+        Raises SlowConsumer, now and ever after, when more was left unread than is kept: watch again from the start.
+        """
+        ...
+
+    def close(self) -> None: ...
+
+
+class Prefixes(Protocol):
+    """The prefix cache as a front end sees it. Event-loop thread only."""
+
+    def watch(self, cache_salt: str) -> PrefixWatch:
+        """Follow what requests with this salt, and no adapter, would find. Raises Unsupported where nothing is kept."""
+        ...
+
+    def flush(self) -> int | Awaitable[int]:
+        """Give up every cached page that no request holds; how many. Raises Draining or EngineDead."""
+        ...
+
+
 class Engine(Protocol):
     """What a front end may ask. All methods belong to the event-loop thread except `stats` and `state`."""
 
@@ -86,6 +120,11 @@ class Engine(Protocol):
         ...
 
     @property
+    def lanes(self) -> LaneRecorder | None:
+        """Records what the engine's lanes do; from any thread. None where another process runs the steps."""
+        ...
+
+    @property
     def model_info(self) -> ModelInfo:
         """Facts of the served model; valid once READY."""
         ...
@@ -93,6 +132,11 @@ class Engine(Protocol):
     @property
     def live_requests(self) -> int:
         """Streams opened and not yet ended."""
+        ...
+
+    @property
+    def prefixes(self) -> Prefixes:
+        """The prefix cache; valid once READY."""
         ...
 
     async def generate(self, request: GenerateRequest) -> OutputStream:

@@ -22,7 +22,7 @@ from core.engine.grammar_trial import GrammarTrial, TrialFailed
 from core.errors import InvalidRequest, Overloaded
 from core.sampling.grammar.registry import INSTALL, Backend, GrammarError, build_backend
 from core.sampling.grammar.vocabulary import Vocabulary
-from core.scheduler.snapshot import Histogram
+from core.scheduler.histogram import Histogram
 from core.types.constraint import Constraint
 from core.types.grammar import Grammar
 from core.types.stats import EngineStats

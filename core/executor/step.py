@@ -22,6 +22,7 @@ from core.device.timer import Mark
 from core.executor.decode_graphs import DecodeInputs, capture_decode_graphs
 from core.executor.grammar_table import GrammarTable
 from core.executor.pooling import Pooler
+from core.executor.step_lanes import StepLanes, StepTracer
 from core.memory.companion import DeviceCompanion
 from core.memory.kv_pool import KVPool
 from core.memory.req_to_token_pool import ReqToTokenPool
@@ -31,6 +32,7 @@ from core.relay.payload import RelayPayload
 from core.relay.resolve import InputIds, resolve_forward_inputs
 from core.sampling.penalties import TokenHistory
 from core.sampling.sampler import SampleOutput, Sampler
+from core.types.lanes import LaneRecorder
 
 SAMPLED, RESULTS = "sampled", "results"
 """What a recorder knows the outputs of a step by, on the device and on the host; their places are step ids."""
@@ -54,6 +56,7 @@ class DeviceState:
     """What the model was bound to; None if whoever put this together left that to the model."""
     graph_sizes: tuple[int, ...] = ()
     """Batch sizes of decode steps to capture, where the device and the model let us."""
+    lanes: LaneRecorder = field(default_factory=LaneRecorder)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,11 +74,14 @@ class LaunchedStep:
     recorder: Recorder | None
     vectors: torch.Tensor | None = None
     grammar_status: npt.NDArray[np.int8] | None = None
+    lanes: StepLanes | None = None
 
     def result(self) -> StepResult:
         """Wait for the copies and turn them into the result. Blocks: an overlapped loop never calls it."""
         self.copy_done.synchronize()
         batch, host = self.batch, self.host
+        if self.lanes is not None:
+            self.lanes.write(self.began, self.ended)
         if self.recorder is not None:
             self.recorder.read(RESULTS, (batch.step_id,))
         idle = 0.0
@@ -116,6 +122,7 @@ class StepRunner:
         self._grammars = GrammarTable(RESULTS, self._recorder)
         self._pooler: Pooler | None = None
         self._previous_end: Mark | None = None
+        self._tracer = StepTracer(state.lanes)
         self.graphs = capture_decode_graphs(state, state.graph_sizes, state.attention)
 
     @torch.inference_mode()
@@ -129,6 +136,7 @@ class StepRunner:
             if self._recorder is not None:
                 self._recorder.step(batch)
             began = state.streams.mark()
+            lanes = self._tracer.begin(batch, began)
             inputs, logits, vectors = self._compute(batch, computing)
             sampled, status = self._sample(logits, batch)
             if self._recorder is not None:
@@ -137,11 +145,11 @@ class StepRunner:
             published = self._relay(batch, inputs, sampled)
             ended = state.streams.mark()
         previous_end, self._previous_end = self._previous_end, ended
-        host, counts, fetched, copy_done = self._copy_out(batch.step_id, sampled, counted, vectors, published)
+        host, counts, fetched, copy_done = self._copy_out(batch.step_id, sampled, counted, vectors, published, lanes)
         self._grammars.sampled(batch, host, copy_done)
         refs = (sampled, counted, vectors, inputs, published)
         return LaunchedStep(
-            batch, host, counts, copy_done, began, ended, previous_end, refs, self._recorder, fetched, status
+            batch, host, counts, copy_done, began, ended, previous_end, refs, self._recorder, fetched, status, lanes
         )
 
     def _compute(
@@ -269,18 +277,23 @@ class StepRunner:
         counted: torch.Tensor,
         vectors: torch.Tensor | None,
         published: Event,
+        lanes: StepLanes | None,
     ) -> tuple[SampleOutput, torch.Tensor, torch.Tensor | None, Event]:
         """Bring tokens, vectors, log probabilities and assert counters to the host, off the forward stream."""
         streams = self._state.streams
         copy_done = streams.new_event()
         with streams.on_copy():
             published.wait(streams.copy)
+            if lanes is not None:
+                lanes.copying(streams.mark())
             if self._recorder is not None:
                 self._recorder.read(SAMPLED, (step_id,))
                 self._recorder.wrote(RESULTS, (step_id,))
             host = self._to_host(sampled)
             counts = streams.fetch(counted)
             fetched = None if vectors is None else streams.fetch(vectors)
+            if lanes is not None:
+                lanes.copied(streams.mark())
             copy_done.record(streams.copy)
         return host, counts, fetched, copy_done
 

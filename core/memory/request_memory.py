@@ -239,6 +239,12 @@ class RequestMemory:
         self._count[row] = 0
         owned[:] = False
 
+    def flush(self) -> int:
+        """Give up every cached page that no row reads; how many. Not in the middle of a plan."""
+        pages = self.cache.clear()
+        self._free(pages)
+        return len(pages)
+
     def owned_pages(self) -> int:
         """Pages owned by rows, not by the cache."""
         return int(self._owned.sum())

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
-
 import torch
 
 from core.config import MemoryConfig
 from core.errors import ConfigError
+from core.machine import free_memory
 
 CPU_SHARE = 0.25
 CPU_LIMIT = 2 * 2**30
@@ -41,5 +40,4 @@ def free_bytes(device: torch.device) -> int:
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
         return int(free * CUDA_SHARE)
-    available = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    return min(int(available * CPU_SHARE), CPU_LIMIT)
+    return min(int(free_memory() * CPU_SHARE), CPU_LIMIT)

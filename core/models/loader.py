@@ -10,6 +10,7 @@ from core.config import ModelConfig
 from core.errors import ModelLoadError
 from core.models.base import Model, Progress
 from core.models.config import CheckpointConfig, read_checkpoint_config
+from core.models.quantized.at_load import refuse_at_load
 from core.models.quantized.registry import quant_method
 from core.models.registry import ENCODER_DECODER_TYPES, family_of, model_factory
 from core.models.weights import check_weight_files
@@ -38,8 +39,10 @@ def load_model(config: ModelConfig, device: torch.device, progress: Progress | N
     limit, wanted = checkpoint.context_length, config.context_length
     if limit is not None and wanted is not None and wanted > limit:
         raise ModelLoadError(f"context_length {wanted} is more than the {limit} tokens that {checkpoint.path} supports")
+    encoder_decoder = _is_encoder_decoder(checkpoint)
+    refuse_at_load(checkpoint, config.quantization, encoder_decoder=encoder_decoder)
     report("check", 1.0)
-    family = family_of(checkpoint.model_type, encoder_decoder=_is_encoder_decoder(checkpoint))
+    family = family_of(checkpoint.model_type, encoder_decoder=encoder_decoder)
     return model_factory(family)(checkpoint, config, device, report)
 
 

@@ -31,7 +31,8 @@ from core.models.fused.layers import fuse_layers, unfuse_layers, wanted
 from core.models.mla import absorb_latents, expand_latents
 from core.models.packed_attention import IMPLEMENTATION, PackedCall, PackedContext, bind_context
 from core.models.probe import ModelProbe, Unsupported, probe_model
-from core.models.quantized.registry import PLAIN, QuantizedWeights, method_name, quant_method
+from core.models.quantized.at_load import quantize_at_load
+from core.models.quantized.registry import QuantizedWeights, method_name, quant_method
 from core.models.recurrent import StateContext
 from core.models.recurrent_probe import unwrap_mixers, wrap_mixers
 from core.models.self_check import CheckResult, Reference, plain_reference, run_self_check
@@ -112,7 +113,10 @@ def prove_module(
     """A module tree that has its weights, probed and checked. Raises as `load_transformers` does."""
     kind = checkpoint.model_type
     method = quant_method(checkpoint)
-    weights = PLAIN if method is None else method.adopt(model, config.quantized_weights)
+    if method is None:
+        weights = quantize_at_load(model, config.quantization)
+    else:
+        weights = method.adopt(model, config.quantized_weights)
     what = f"model type {kind!r}" + (f" with weights in {weights.name} on {model.device.type}" if weights.name else "")
     progress("self-check", 0.0)
     try:

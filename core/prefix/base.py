@@ -19,6 +19,8 @@ import numpy as np
 import numpy.typing as npt
 
 from core.prefix.node import PrefixNode
+from core.prefix.observer import PrefixObserver
+from core.types.prefixes import PrefixStored
 
 Ids = npt.NDArray[np.int64]
 Pages = npt.NDArray[np.int64]
@@ -124,6 +126,14 @@ class PrefixCache(ABC):
     @abstractmethod
     def clear(self) -> Pages:
         """Evict everything that is not locked."""
+
+    def observe(self, observer: PrefixObserver | None) -> bool:
+        """Tell `observer` of every change from now on, or nobody; whether this cache keeps anything to tell of."""
+        return False
+
+    def contents(self, salt: str) -> list[PrefixStored]:
+        """What is cached under `salt`, parents before children; costs O(nodes) and copies no ids."""
+        return []
 
     @property
     @abstractmethod

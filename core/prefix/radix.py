@@ -17,6 +17,8 @@ from core.invariants import check
 from core.prefix.audit import audit
 from core.prefix.base import NO_PAGES, Ids, InsertResult, Pages, PrefixCache, PrefixMatch
 from core.prefix.node import PrefixNode
+from core.prefix.observer import PrefixObserver
+from core.types.prefixes import PrefixStored
 
 _ID_BYTES = 8
 
@@ -79,6 +81,7 @@ class RadixCache(PrefixCache):
         """By page number: whether some node holds it. Grows with the largest number seen."""
         self._cached = 0
         self._locked = 0
+        self._observer: PrefixObserver | None = None
 
     def namespace(self, salt: str, group_id: str | None) -> str:
         """The salt itself: samples share their prompt as any two requests of a tenant do."""
@@ -130,6 +133,8 @@ class RadixCache(PrefixCache):
         node = self._end(reach)
         if held < pages.size:
             node = self._attach(node, data[held * self._page_bytes :], pages[held:].copy())
+            if self._observer is not None:
+                self._observer.stored(salt, _stored(node))
         self._touch(node)
         return InsertResult(node, pages.size - held, duplicates, originals)
 
@@ -150,6 +155,14 @@ class RadixCache(PrefixCache):
 
     def clear(self) -> Pages:
         return self.evict(self.evictable_pages)
+
+    def observe(self, observer: PrefixObserver | None) -> bool:
+        self._observer = observer
+        return True
+
+    def contents(self, salt: str) -> list[PrefixStored]:
+        root = self._roots.get(salt)
+        return [] if root is None else [_stored(node) for node in root.below() if not node.is_root]
 
     @property
     def cached_pages(self) -> int:
@@ -230,6 +243,8 @@ class RadixCache(PrefixCache):
         self._owned[node.pages] = False
         self._cached -= node.pages.size
         node.parent, node.dead = None, True
+        if self._observer is not None:
+            self._observer.removed(node.pages)
         if parent.is_root and not parent.children:
             del self._roots[parent.salt]
 
@@ -253,3 +268,11 @@ class RadixCache(PrefixCache):
         check("page_conservation", not twice, offered=pages)
         self._owned[pages] = True
         self._cached += pages.size
+
+
+def _stored(node: PrefixNode) -> PrefixStored:
+    """What hangs on one edge. Keys and page arrays are replaced, never changed, so none is copied."""
+    parent = node.parent
+    assert parent is not None, "of a live node"
+    before = 0 if parent.is_root else int(parent.pages[-1])
+    return PrefixStored(before, np.frombuffer(node.key, np.int64), node.pages)

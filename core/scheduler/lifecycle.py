@@ -89,6 +89,10 @@ class Lifecycle:
         ended, self._ended = tuple(self._ended), []
         return ended
 
+    def untold(self) -> list[Req]:
+        """Who has ended since the last call of `take_ended`."""
+        return [ended.req for ended in self._ended]
+
     def take_fresh(self) -> tuple[list[Req], Ints]:
         """Requests admitted since the last call that still run, and their rows as int64[n]."""
         fresh, self._fresh = self._fresh, []

@@ -18,6 +18,7 @@ from core.models.lora.slots import SlotWrite
 from core.scheduler.intake import End, Intake
 from core.scheduler.lifecycle import Lifecycle
 from core.scheduler.outputs import Ended, StepOutputs, StepTokens
+from core.scheduler.phases import PhaseClock
 from core.scheduler.planner import Planner
 from core.scheduler.policy import POLICIES
 from core.scheduler.result_processor import ResultProcessor
@@ -26,6 +27,7 @@ from core.scheduler.sampling_table import SamplingTable
 from core.scheduler.snapshot import StatsRecorder
 from core.scheduler.waiting_queue import WaitingQueue
 from core.types.arrays import Ints
+from core.types.lanes import EMIT, INTAKE, PLAN, PUBLISH, RESULTS, SUBMIT, LaneRecorder
 from core.types.request import Req
 from core.types.stats import EngineStats
 
@@ -52,6 +54,7 @@ class Scheduler:
         eos_ids: tuple[int, ...],
         pin: Callable[[list[Ints]], torch.Tensor],
         slot_writes: Callable[[], tuple[SlotWrite, ...]] = tuple,
+        lanes: LaneRecorder | None = None,
     ) -> None:
         policy = POLICIES[config.policy]()
         num_rows = memory.rows.size + 1
@@ -60,7 +63,8 @@ class Scheduler:
         self.intake = Intake()
         self.waiting = WaitingQueue(policy)
         self.running = RunningSet(num_rows, max_len)
-        self.recorder = StatsRecorder()
+        self._phases = PhaseClock(lanes or LaneRecorder())
+        self.recorder = StatsRecorder(self._phases)
         sampling = SamplingTable(num_rows, eos_ids)
         self._lifecycle = Lifecycle(self.waiting, self.running, memory, sampling, self.recorder)
         self._planner = Planner(config, policy, self._lifecycle, sampling, pin, slot_writes)
@@ -79,11 +83,14 @@ class Scheduler:
 
         Raises the error of a failed step: nothing of that batch or of any other can be trusted after it.
         """
+        self._phases.begin()
         tokens = tuple(out for result in self.executor.completed() if (out := self._take(result, now)))
+        self._phases.done(RESULTS, self.recorder.step)
         commands = len(self.intake)
         self.intake.drain(self.waiting.push, self._end)
         for expired in self.intake.expired(now):
             self._end(expired)
+        self._phases.done(INTAKE, self.recorder.step)
         submitted = self._submit(now)
         ended = self._lifecycle.take_ended()
         for terminal in ended:
@@ -91,8 +98,10 @@ class Scheduler:
         if not (tokens or ended or submitted or commands):
             return False
         self.publish()
+        self._phases.done(PUBLISH, self.recorder.step)
         if tokens or ended:
             self._emit(StepOutputs(tokens, ended), now)
+            self._phases.done(EMIT, self.recorder.step)
         return True
 
     def publish(self) -> None:
@@ -104,8 +113,11 @@ class Scheduler:
         return self.intake.next_expiry()
 
     def abandon(self) -> list[Req]:
-        """Every request that has no terminal yet, for an engine that dies; changes nothing."""
-        return [*self.running.members(), *self.waiting.members(), *self.intake.members()]
+        """Every request that has no terminal yet, for an engine that dies; changes nothing.
+
+        Whoever ended in the step that failed is among them: that step emits nothing any more.
+        """
+        return [*self.running.members(), *self.waiting.members(), *self.intake.members(), *self._lifecycle.untold()]
 
     def _take(self, result: StepResult, now: float) -> StepTokens | None:
         if result.error is not None:
@@ -116,10 +128,12 @@ class Scheduler:
         submitted = False
         while self.executor.has_room:
             batch = self._planner.plan(now, after_idle=self._device_idle)
+            self._phases.done(PLAN, 0 if batch is None else batch.step_id)
             if batch is None:
                 self._device_idle = self._device_idle or self.executor.in_flight == 0
                 break
             self.executor.submit(batch)
+            self._phases.done(SUBMIT, batch.step_id, self.recorder.submitted(batch))
             self._device_idle = False
             submitted = True
         return submitted

@@ -8,48 +8,48 @@ import numpy as np
 
 from core import invariants
 from core.batch.result import StepResult
+from core.batch.schedule_batch import ScheduleBatch
 from core.device.checks import DEVICE_CHECKS
 from core.memory.request_memory import RequestMemory
-from core.types.request import Req
-from core.types.stats import EngineStats, HistogramStats
-
-# From OpenTelemetry's GenAI conventions, with a finer start: small models and cache hits answer in milliseconds.
-SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 5.12, 10.24, 20.48, 40.96, 81.92)
-HISTOGRAMS = (
-    "time_to_first_token_seconds",
-    "inter_token_latency_seconds",
-    "queue_time_seconds",
-    "e2e_request_latency_seconds",
-    "embedding_latency_seconds",
+from core.scheduler.histogram import (
+    FIRST_TOKEN_SECONDS,
+    REQUEST_SECONDS,
+    ROWS,
+    SECONDS,
+    TOKEN_SECONDS,
+    TOKENS,
+    Histogram,
 )
+from core.scheduler.phases import PhaseClock
+from core.types.request import Req
+from core.types.stats import EngineStats
+
+HISTOGRAMS = {
+    "time_to_first_token_seconds": FIRST_TOKEN_SECONDS,
+    "inter_token_latency_seconds": TOKEN_SECONDS,
+    "request_time_per_output_token_seconds": TOKEN_SECONDS,
+    "queue_time_seconds": SECONDS,
+    "request_prefill_time_seconds": SECONDS,
+    "request_decode_time_seconds": REQUEST_SECONDS,
+    "e2e_request_latency_seconds": REQUEST_SECONDS,
+    "embedding_latency_seconds": SECONDS,
+    "request_prompt_tokens": TOKENS,
+    "request_generation_tokens": TOKENS,
+    "step_duration_seconds": SECONDS,
+    "step_tokens": TOKENS,
+    "step_requests": ROWS,
+}
+"""Bounds by name."""
+
 IDLE_WINDOW = 0.98
 """Weight of the past in the idle ratio: about the last 50 steps."""
-
-
-class Histogram:
-    """Cumulative buckets, filled with whole arrays at a time."""
-
-    def __init__(self, bounds: tuple[float, ...] = SECONDS) -> None:
-        self._bounds = np.asarray(bounds)
-        self._counts = np.zeros(len(bounds) + 1, np.int64)
-        self._total = 0.0
-
-    def observe(self, values: np.ndarray) -> None:
-        """Add float64[n] observations."""
-        places = np.searchsorted(self._bounds, values, side="left")
-        self._counts += np.bincount(places, minlength=len(self._counts))
-        self._total += float(values.sum())
-
-    def stats(self) -> HistogramStats:
-        """An immutable copy with cumulative counts; the last bound is +Inf."""
-        bounds = (*self._bounds.tolist(), float("inf"))
-        return HistogramStats(bounds, tuple(np.cumsum(self._counts).tolist()), self._total)
 
 
 class StatsRecorder:
     """Written by the loop thread only; `publish` makes what other threads may read."""
 
-    def __init__(self) -> None:
+    def __init__(self, phases: PhaseClock) -> None:
+        self._phases = phases
         self.preemptions = 0
         self.recomputed_tokens = 0
         self.finished: Counter[str] = Counter({"stop": 0, "length": 0, "cancelled": 0})
@@ -57,15 +57,32 @@ class StatsRecorder:
         self._stale_results = 0
         self._step = 0
         self._busy = self._idle = 0.0
+        self._busy_sum = self._idle_sum = 0.0
+        self._prefilled = self._decoded = 0
         self._last_step_at = 0.0
         self._device_counts = np.zeros(len(DEVICE_CHECKS), np.int64)
-        self._histograms = {name: Histogram() for name in HISTOGRAMS}
+        self._histograms = {name: Histogram(bounds) for name, bounds in HISTOGRAMS.items()}
+
+    @property
+    def step(self) -> int:
+        """The newest step whose result is here."""
+        return self._step
 
     def scheduled(self, req: Req, now: float) -> None:
         """A request got its row for the first time."""
         self._prompt_tokens += req.input_len
         self._cached_tokens += req.cached_tokens
-        self._histograms["queue_time_seconds"].observe(np.array([now - req.arrived_at]))
+        self._histograms["queue_time_seconds"].observe_one(now - req.arrived_at, req.trace_id)
+        self._histograms["request_prompt_tokens"].observe_one(req.input_len)
+
+    def submitted(self, batch: ScheduleBatch) -> int:
+        """A step went to the device; the tokens that it computes."""
+        tokens, decodes = len(batch.out_cache_loc), len(batch.rows) - batch.num_extend
+        self._decoded += decodes
+        self._prefilled += tokens - decodes
+        self._histograms["step_tokens"].observe_one(tokens)
+        self._histograms["step_requests"].observe_one(len(batch.rows))
+        return tokens
 
     def step_done(self, result: StepResult, stale: int) -> None:
         """One result arrived, `stale` of whose tokens were for former owners."""
@@ -73,6 +90,9 @@ class StatsRecorder:
         self._stale_results += stale
         self._busy = self._busy * IDLE_WINDOW + result.busy
         self._idle = self._idle * IDLE_WINDOW + result.idle
+        self._busy_sum += result.busy
+        self._idle_sum += result.idle
+        self._histograms["step_duration_seconds"].observe_one(result.busy)
         if len(result.assert_counts):
             self._device_counts = result.assert_counts
 
@@ -84,17 +104,30 @@ class StatsRecorder:
         if later.any():
             self._histograms["inter_token_latency_seconds"].observe(gaps[later])
         for i in np.flatnonzero(~later).tolist():
-            reqs[i].first_token_at = now
-            self._histograms["time_to_first_token_seconds"].observe(np.array([now - reqs[i].arrived_at]))
+            self._first_token(reqs[i], now)
+
+    def _first_token(self, req: Req, now: float) -> None:
+        req.first_token_at = now
+        self._histograms["time_to_first_token_seconds"].observe_one(now - req.arrived_at, req.trace_id)
+        if req.scheduled_at is not None:
+            self._histograms["request_prefill_time_seconds"].observe_one(now - req.scheduled_at, req.trace_id)
 
     def embedded(self, req: Req, now: float) -> None:
         """The vector of an embedding is there."""
-        self._histograms["embedding_latency_seconds"].observe(np.array([now - req.arrived_at]))
+        self._histograms["embedding_latency_seconds"].observe_one(now - req.arrived_at, req.trace_id)
 
     def ended(self, req: Req, reason: str, now: float) -> None:
         """A terminal left the scheduler."""
         self.finished[reason] += 1
-        self._histograms["e2e_request_latency_seconds"].observe(np.array([now - req.arrived_at]))
+        self._histograms["e2e_request_latency_seconds"].observe_one(now - req.arrived_at, req.trace_id)
+        if req.first_token_at is None:
+            return
+        seconds, tokens = now - req.first_token_at, len(req.outputs)
+        self._histograms["request_decode_time_seconds"].observe_one(seconds, req.trace_id)
+        self._histograms["request_generation_tokens"].observe_one(tokens)
+        if tokens > 1:
+            per_token = seconds / (tokens - 1)
+            self._histograms["request_time_per_output_token_seconds"].observe_one(per_token, req.trace_id)
 
     def assert_failures(self) -> dict[str, int]:
         """Violations by check name, host and device, every name present."""
@@ -113,10 +146,14 @@ class StatsRecorder:
             prompt_tokens=self._prompt_tokens,
             cached_tokens=self._cached_tokens,
             generation_tokens=self._generation_tokens,
+            computed_tokens={"prefill": self._prefilled, "decode": self._decoded},
             preemptions=self.preemptions,
             recomputed_tokens=self.recomputed_tokens,
             stale_results=self._stale_results,
             device_idle_ratio=self._idle / elapsed if elapsed else 0.0,
+            device_busy_seconds=self._busy_sum,
+            device_idle_seconds=self._idle_sum,
+            phase_seconds=self._phases.by_name(),
             last_step_at=self._last_step_at,
             finished=dict(self.finished),
             assert_failures=self.assert_failures(),

@@ -50,6 +50,8 @@ class GenerateRequest:
     cache_salt: str = ""
     adapter: str = ""
     constraint: Constraint | None = None
+    trace_id: str = ""
+    """32 hexadecimal digits if the request belongs to a sampled trace: latency histograms name it as an exemplar."""
 
 
 class Pooling(Enum):

@@ -61,6 +61,8 @@ class Req:
     deadline: float | None = None
     queue_deadline: float | None = None
     arrived_at: float = 0.0
+    trace_id: str = ""
+    """Of the sampled trace that the request belongs to; empty if there is none."""
     sink: Any = None
     """The output processor's own record; the scheduler passes it through and never looks inside."""
 

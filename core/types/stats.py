@@ -25,12 +25,24 @@ class PoolStats:
 
 
 @dataclass(frozen=True, slots=True)
+class Exemplar:
+    """One observation of a traced request, to find an example of what a bucket counts."""
+
+    trace_id: str
+    value: float
+
+
+@dataclass(frozen=True, slots=True)
 class HistogramStats:
-    """A cumulative histogram: `counts[i]` observations fell at or below `bounds[i]`, the last bound is +Inf."""
+    """A cumulative histogram: `counts[i]` observations fell at or below `bounds[i]`, the last bound is +Inf.
+
+    `exemplars[i]` is the last traced observation in that bucket alone; the tuple is empty if there was none at all.
+    """
 
     bounds: tuple[float, ...]
     counts: tuple[int, ...]
     total: float
+    exemplars: tuple[Exemplar | None, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +61,8 @@ class EngineStats:
     prompt_tokens: int = 0
     cached_tokens: int = 0
     generation_tokens: int = 0
+    computed_tokens: dict[str, int] = field(default_factory=dict)
+    """Tokens that went through the model, by `prefill` and `decode`; what the prefix cache held is not among them."""
     preemptions: int = 0
     recomputed_tokens: int = 0
     """Known tokens that preempted requests had to compute again: what preemption costs."""
@@ -63,6 +77,12 @@ class EngineStats:
     grammar_cache_evictions: int = 0
     grammar_compile_failures: int = 0
     device_idle_ratio: float = 0.0
+    """Of about the last 50 steps; the two sums below give it over any time."""
+    device_busy_seconds: float = 0.0
+    device_idle_seconds: float = 0.0
+    """Seconds in which the device waited for the host although there were requests."""
+    phase_seconds: dict[str, float] = field(default_factory=dict)
+    """Of the scheduler's thread, by `core.types.lanes.PHASES`."""
     last_step_at: float = 0.0
     finished: dict[str, int] = field(default_factory=dict)
     assert_failures: dict[str, int] = field(default_factory=dict)

@@ -12,10 +12,12 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 import click
 import torch
 
+from core.config import QUANTIZATIONS
 from service.bench.workloads import NAMES, Contender, Measured, measure, workload
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -46,17 +48,17 @@ MODELS: dict[str, dict[str, object]] = {
 READ_BYTES, READS = 1 << 30, 5
 
 
-def _slipstream(directory: str, dtype: str, threads: int) -> Contender:
+def _slipstream(directory: str, dtype: str, quantization: str, threads: int) -> Contender:
     from service.bench.peer import Peer
 
-    return Peer(directory, threads, dtype=dtype)
+    return Peer(directory, threads, dtype=dtype, quantization=quantization)
 
 
-def _transformers(directory: str, dtype: str, threads: int) -> Contender:
+def _transformers(directory: str, dtype: str, quantization: str, threads: int) -> Contender:
     from service.bench.transformers_peer import TransformersPeer
 
     torch.set_num_threads(threads)
-    return TransformersPeer(directory, dtype)
+    return TransformersPeer(directory, dtype, quantization)
 
 
 CONTENDERS = {"slipstream": _slipstream, "transformers": _transformers}
@@ -67,9 +69,16 @@ CONTENDERS = {"slipstream": _slipstream, "transformers": _transformers}
 @click.option("--workloads", "loads", default=",".join(NAMES), show_default=True, help="Which, with commas.")
 @click.option("--rounds", default=3, show_default=True, help="Rounds of all; medians are reported.")
 @click.option("--dtype", default="bfloat16", show_default=True, help="Of the weights: bfloat16 or float32.")
+@click.option(
+    "--quantization",
+    type=click.Choice(QUANTIZATIONS),
+    default="none",
+    show_default=True,
+    help="Of the weights at load, by torchao.",
+)
 @click.option("--threads", default=os.cpu_count() or 1, show_default=True, help="Of each engine.")
 @click.option("--json", "json_too", is_flag=True, help="Print one JSON object as the last line.")
-def cpu(models: str, loads: str, rounds: int, dtype: str, threads: int, json_too: bool) -> None:
+def cpu(models: str, loads: str, rounds: int, dtype: str, quantization: str, threads: int, json_too: bool) -> None:
     """Output tokens per second on the CPU beside `transformers`, four workloads, as Markdown.
 
     W1: 64 mixed requests at once; W2: one at a time; W3: 32 behind a shared prefix of 512 tokens; W3w: the same, prefix
@@ -81,8 +90,9 @@ def cpu(models: str, loads: str, rounds: int, dtype: str, threads: int, json_too
             raise click.BadParameter(f"{name!r} is none of {', '.join(MODELS)}", param_hint="--models")
         with tempfile.TemporaryDirectory(prefix="slipstream-cpu-") as directory:
             _say(f"{name}: making a checkpoint")
-            size = _make(name, directory, dtype)
-            results = list(_rounds(name, directory, loads.split(","), rounds, dtype, threads))
+            size = _make(name, directory, dtype, quantization)
+            task = {"loads": loads.split(","), "dtype": dtype, "quantization": quantization, "threads": threads}
+            results = list(_rounds(name, directory, rounds, task))
         medians = _medians(results)
         read = _read_bandwidth(threads)
         click.echo(_table(name, loads.split(","), medians, size, read))
@@ -91,26 +101,28 @@ def cpu(models: str, loads: str, rounds: int, dtype: str, threads: int, json_too
         click.echo(json.dumps(found))
 
 
-def _make(name: str, directory: str, dtype: str) -> int:
-    """Bytes of weights that a decode step reads: all but an embedding that is not the head too."""
+def _make(name: str, directory: str, dtype: str, quantization: str) -> int:
+    """Write a checkpoint. Bytes of weights that a decode step of it reads, quantised or not: all but the embedding."""
     from service.bench.random_checkpoint import save_random_checkpoint
 
     module = save_random_checkpoint(MODELS[name], getattr(torch, dtype), Path(directory))
-    inputs, outputs = module.get_input_embeddings().weight, module.get_output_embeddings().weight
-    unread = 0 if inputs is outputs else sum(part.nbytes for part in module.get_input_embeddings().parameters())
-    return sum(parameter.nbytes for parameter in module.parameters()) - unread
+    matrices = [each.weight for each in module.modules() if isinstance(each, torch.nn.Linear)]
+    read = {id(each): each.numel() if quantization == "int8" else each.nbytes for each in matrices}
+    embedding = id(module.get_input_embeddings().weight)
+    rest = sum(each.nbytes for each in module.parameters() if id(each) not in read and id(each) != embedding)
+    return sum(read.values()) + rest
 
 
 Result = tuple[str, str, Measured]
 
 
-def _rounds(model: str, directory: str, loads: list[str], rounds: int, dtype: str, threads: int) -> Iterator[Result]:
+def _rounds(model: str, directory: str, rounds: int, task: dict[str, Any]) -> Iterator[Result]:
     for number in range(1, rounds + 1):
         for contender in CONTENDERS:
             _say(f"{model}: round {number} of {rounds}, {contender}")
-            task = {"contender": contender, "loads": loads, "round": number, "dtype": dtype, "threads": threads}
-            command = (sys.executable, "-P", "-m", "service.bench.cpu", directory, json.dumps(task))
-            env = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": str(threads)}
+            mine = json.dumps(task | {"contender": contender, "round": number})
+            command = (sys.executable, "-P", "-m", "service.bench.cpu", directory, mine)
+            env = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": str(task["threads"])}
             done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
             if done.returncode:
                 raise click.ClickException(f"{contender} failed:\n{done.stderr[-2000:]}")
@@ -167,7 +179,7 @@ def run_here(directory: str, task: str) -> None:
     """One contender through its workloads in this process; prints the figures as one JSON object."""
     what = json.loads(task)
     vocab = json.loads((Path(directory) / "config.json").read_text())["vocab_size"]
-    contender = CONTENDERS[what["contender"]](directory, what["dtype"], what["threads"])
+    contender = CONTENDERS[what["contender"]](directory, what["dtype"], what["quantization"], what["threads"])
     # Ids of a round that is not measured: first calls compile, fill caches and touch memory.
     measure(contender, workload("W3", vocab, 0))
     found = {load: asdict(measure(contender, workload(load, vocab, what["round"]))) for load in what["loads"]}

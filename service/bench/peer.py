@@ -35,13 +35,21 @@ class PeerRequest(TypedDict):
 
 
 class Peer:
-    """A started engine. `options` are strings: `dtype`, and `chunk` (prompt tokens per step), `native`, `overlap`."""
+    """A started engine.
+
+    `options` are strings: `dtype`, `quantization`, and `chunk` (prompt tokens per step), `native`, `overlap`.
+    """
 
     def __init__(self, model_dir: str, threads: int, **options: str) -> None:
         shorten_switch_interval(writes=False)
         dtype = options.get("dtype", "bfloat16")
         config = EngineConfig(
-            model=ModelConfig(model_dir, dtype=DTYPES.get(dtype, dtype), native=options.get("native", "wait")),
+            model=ModelConfig(
+                model_dir,
+                dtype=DTYPES.get(dtype, dtype),
+                native=options.get("native", "wait"),
+                quantization=options.get("quantization", "none"),
+            ),
             memory=MemoryConfig(),
             scheduler=SchedulerConfig(chunked_prefill_size=int(options.get("chunk", "512"))),
             executor=ExecutorConfig(device="cpu", cpu_threads=threads, overlap=options.get("overlap", "on") == "on"),
@@ -58,6 +66,7 @@ class Peer:
             "torch": torch.__version__,
             "dtype": model.dtype,
             "native": model.native,
+            "quantization": model.quantization,
             "page_size": memory.page_size,
             "chunked_prefill_size": self._config.scheduler.chunked_prefill_size,
         }

@@ -29,12 +29,16 @@ class _Watch(StoppingCriteria):
 
 
 class TransformersPeer:
-    """The model of `model_dir` in `dtype` (a name of torch)."""
+    """The model of `model_dir` in `dtype` (a name of torch), quantised at load as this server does it."""
 
-    def __init__(self, model_dir: str, dtype: str) -> None:
+    def __init__(self, model_dir: str, dtype: str, quantization: str = "none") -> None:
         self._model: Any = AutoModelForCausalLM.from_pretrained(
             model_dir, dtype=getattr(torch, dtype), local_files_only=True
         ).eval()
+        if quantization == "int8":
+            from torchao.quantization import Int8WeightOnlyConfig, quantize_
+
+            quantize_(self._model, Int8WeightOnlyConfig())
         self._model.generation_config.eos_token_id = None
 
     @torch.inference_mode()

@@ -18,7 +18,7 @@ from asyncio.subprocess import PIPE, Process, create_subprocess_exec
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from prometheus_client import CollectorRegistry
+from prometheus_client import CollectorRegistry, ProcessCollector
 
 from core.errors import StartupError
 from service.builder import EngineBuilder, Progress, StartableEngine, in_daemon_thread
@@ -27,11 +27,15 @@ from service.engine_slot import EngineSlot
 from service.frontends.host import FrontEndHost
 from service.frontends.plain import to_plain
 from service.frontends.wire import Kind
+from service.health_port import HealthPort
 from service.metrics.collector import EngineCollector, engine_view
+from service.metrics.door import metrics_server
 from service.metrics.http import MetricsServer
+from service.metrics.names import PREFIX
 from service.metrics.rpc import RpcMetrics
 from service.preflight import check, model_path
 from service.server import ENGINE_STOP_SECONDS, drained
+from service.servicers.health import LIVENESS, READINESS, HealthServicer
 from service.tenants.desk import LocalDesk
 from service.version import installed_version
 
@@ -65,11 +69,14 @@ class FrontEndGroup:
     def __init__(self, config: ServerConfig, build: EngineBuilder, progress: Progress | None = None) -> None:
         self.config = config
         self.slot = EngineSlot()
+        self.health = HealthServicer({LIVENESS: True, READINESS: False}, config.write_timeout)
+        self.health_port = HealthPort(config, self.health)
         self.port = self.metrics_port = 0
         self._build, self._progress = build, progress
         self._engine: StartableEngine | None = None
-        self._registry = CollectorRegistry()
-        self._registry.register(EngineCollector(lambda: engine_view(self.slot, installed_version())))
+        self._registry, version = CollectorRegistry(), installed_version()
+        self._registry.register(EngineCollector(lambda: engine_view(self.slot, config, version, self._connected())))
+        ProcessCollector(PREFIX, registry=self._registry)
         self._counts = RpcMetrics(self._registry)
         self._metrics: MetricsServer | None = None
         self._desk = LocalDesk(self.slot, config, self._counts)
@@ -87,8 +94,9 @@ class FrontEndGroup:
     async def listen(self) -> None:
         """Check files and ports, start the front ends and wait until all of them listen. Raises StartupError."""
         check(self.config)
-        self._metrics = MetricsServer(self.config.metrics_host, self.config.metrics_port, self._registry)
+        self._metrics = metrics_server(self.config, self._registry, self.slot, installed_version())
         self.metrics_port = self._metrics.port
+        await self.health_port.listen()
         self._reserved = reserve(self.config.host, self.config.port)
         self.port = self._reserved.getsockname()[1]
         await asyncio.gather(*(self._spawn(place) for place in range(self.config.frontends)))
@@ -109,6 +117,7 @@ class FrontEndGroup:
         for front_end in self._running():
             self._greet(front_end)
         await self._all("serving")
+        self.health.set(READINESS, True)
 
     async def _all(self, reached: str) -> None:
         """Wait until every front end is `listening` or `serving`, or gone. Raises StartupError."""
@@ -124,6 +133,7 @@ class FrontEndGroup:
     async def drain(self, linger: float, grace: float) -> int:
         """As `Server.drain`, in every front end."""
         self.slot.draining = True
+        self.health.set(READINESS, False)
         self._send_state()
         await asyncio.sleep(linger)
         self._leaving = True
@@ -135,10 +145,13 @@ class FrontEndGroup:
     async def die(self) -> None:
         """The engine is dead: the front ends say so to everyone, and everything ends."""
         self.slot.draining = True
+        for service in (LIVENESS, READINESS):
+            self.health.set(service, False)
         await self.close(dead=True)
 
     async def close(self, grace: float = CLOSE_SECONDS, dead: bool = False) -> None:
         """Close the front ends, at once without grace, then the engine. Bounded throughout."""
+        self.health.close()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -160,6 +173,7 @@ class FrontEndGroup:
                     await self._engine.stop()
             except TimeoutError:
                 log.error("the engine did not stop within %g seconds", ENGINE_STOP_SECONDS)
+        await self.health_port.close()
         if self._metrics is not None:
             self._metrics.close()
         if self._reserved is not None:
@@ -167,6 +181,9 @@ class FrontEndGroup:
 
     def _running(self) -> list[FrontEnd]:
         return [front_end for front_end in self._front_ends if front_end is not None]
+
+    def _connected(self) -> int:
+        return sum(not front_end.host.lost for front_end in self._running())
 
     async def _spawn(self, place: int) -> FrontEnd:
         ours, theirs = socket.socketpair()
@@ -215,6 +232,7 @@ class FrontEndGroup:
             front_end.host.link.close()
             if time.monotonic() - front_end.since > LONG_ENOUGH:
                 backoff = FIRST_BACKOFF
+            self._counts.frontend_restarted()
             await asyncio.sleep(backoff)
             backoff = min(2 * backoff, LONGEST_BACKOFF)
             await self._spawn(place)
@@ -238,7 +256,8 @@ class FrontEndGroup:
             "draining": self.slot.draining,
             "leaving": self._leaving,
             "live": live,
-            "stats": to_plain(self.slot.stats),
+            # Histograms are a tenth of a millisecond to write, ten times a second, and only the metrics show them.
+            "stats": to_plain(replace(self.slot.stats, histograms={})),
         }
 
 

@@ -121,6 +121,9 @@ class FrontEndHost:
     async def _list_adapters(self, _number: int, _value: dict[str, Any]) -> Any:
         return to_plain(await answered(self._engine.list_adapters()))
 
+    async def _flush_prefixes(self, _number: int, _value: dict[str, Any]) -> int:
+        return await answered(self._engine.prefixes.flush())
+
     @property
     def _engine(self) -> Engine:
         return self._slot.require()
@@ -206,4 +209,5 @@ _METHODS: dict[str, Callable[[FrontEndHost, int, dict[str, Any]], Awaitable[Any]
     "load_adapter": FrontEndHost._load_adapter,
     "unload_adapter": FrontEndHost._unload_adapter,
     "list_adapters": FrontEndHost._list_adapters,
+    "flush_prefixes": FrontEndHost._flush_prefixes,
 }

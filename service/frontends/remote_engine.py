@@ -14,6 +14,7 @@ from core.types.adapters import AdapterList, AdapterLoad
 from core.types.io import Delta, EmbedRequest, EmbedResult, Finished, GenerateRequest, ModelInfo, Started
 from core.types.stats import EngineStats
 from service.frontends.plain import error_from_plain, from_plain, to_plain, vectors_from_plain
+from service.frontends.remote_prefixes import RemotePrefixes
 from service.frontends.remote_stream import RemoteReader, RemoteStream
 from service.frontends.wire import Kind, Link, pack_json, read_events
 
@@ -63,6 +64,11 @@ class RemoteEngine:
         return self._stats
 
     @property
+    def lanes(self) -> None:
+        """Steps run in the engine's process."""
+        return None
+
+    @property
     def live_requests(self) -> int:
         """Of all front ends."""
         return self._live
@@ -71,6 +77,11 @@ class RemoteEngine:
     def model_info(self) -> ModelInfo:
         """See `Engine.model_info`."""
         return self._ready.result()
+
+    @property
+    def prefixes(self) -> RemotePrefixes:
+        """See `Engine.prefixes`."""
+        return RemotePrefixes(self.call)
 
     async def start(self) -> None:
         """Wait until the engine process is ready. Raises EngineDead when it goes away first."""

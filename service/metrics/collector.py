@@ -5,50 +5,81 @@ One immutable `EngineStats` per scrape, so all figures of a scrape belong to the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.core import Metric as Family
 from prometheus_client.registry import Collector
+from prometheus_client.samples import Exemplar
 
 from core.engine.door import EngineState
 from core.types.io import FinishReason
+from core.types.lanes import PHASES
 from core.types.stats import EngineStats, HistogramStats
+from service.config import ServerConfig
 from service.engine_slot import EngineSlot
 from service.metrics import names
-from service.metrics.names import Metric
+from service.metrics.histograms import HISTOGRAMS
+from service.metrics.metric import Metric
 
-KV_POOL_PREFIX = "kv"
-"""Pools whose name begins so hold keys and values; other pools are request rows and recurrent states."""
+KV_POOL = "kv_page"
+DRAIN_MARGIN_SECONDS = 10.0
+"""What ending the streams that a drain cut, and closing, may take at most."""
+
+Bucket = tuple[str, float] | tuple[str, float, Exemplar]
+
+NOT_MEMORY = frozenset({"req"})
+"""Pools without memory of their own to run out of; every other one holds up admission when it is full."""
 
 _ALWAYS_FINISHED = tuple(reason.value for reason in FinishReason)
 
 
 @dataclass(frozen=True, slots=True)
 class ServerView:
-    """What the collector shows of one moment: the snapshot, the state, and the labels of `slipstream_build_info`."""
+    """What the collector shows of one moment. `singles` are values by metric, `infos` label values by metric."""
 
     stats: EngineStats
     state: EngineState
-    version: str
-    model: str = ""
-    dtype: str = ""
+    singles: tuple[tuple[Metric, float], ...] = ()
+    infos: tuple[tuple[Metric, tuple[str, ...]], ...] = ()
 
 
-def engine_view(slot: EngineSlot, version: str) -> ServerView:
-    """The moment that `slot` shows."""
-    if slot.engine is None:
-        return ServerView(slot.stats, slot.state, version)
-    info = slot.engine.model_info
-    return ServerView(slot.stats, slot.state, version, info.name, info.dtype)
+def engine_view(slot: EngineSlot, config: ServerConfig, version: str, frontends: int = 0) -> ServerView:
+    """The moment that `slot` shows, with so many front ends connected."""
+    stats = slot.stats
+    info = None if slot.engine is None else slot.engine.model_info
+    kv = next((pool.capacity for pool in stats.pools if pool.name == KV_POOL), 0)
+    settings = {name: getattr(config, name) for name in names.CONFIG_INFO.labels}
+    return ServerView(
+        stats,
+        slot.state,
+        singles=(
+            (names.WAITING_LIMIT, config.max_queued_requests),
+            (names.FRONTENDS_RUNNING, frontends),
+            (names.STARTUP_SECONDS, slot.startup_seconds),
+            (names.DRAIN_SECONDS, slot.drain_seconds),
+            (names.DRAIN_LIMIT_SECONDS, config.drain_linger + config.drain_grace + DRAIN_MARGIN_SECONDS),
+        ),
+        infos=(
+            (names.CACHE_CONFIG_INFO, (str(stats.page_size), str(kv))),
+            (
+                names.BUILD_INFO,
+                (version, *((info.name, info.dtype, info.architecture, info.quantization) if info else ("",) * 4)),
+            ),
+            (names.CONFIG_INFO, tuple(str(value).lower() for value in settings.values())),
+        ),
+    )
 
 
 def kv_usage(stats: EngineStats) -> float:
-    """Share of the KV pools that live requests hold, 0 to 1; 0 before there are pools."""
-    pools = [pool for pool in stats.pools if pool.name.startswith(KV_POOL_PREFIX)]
-    capacity = sum(pool.capacity for pool in pools)
-    return sum(pool.used for pool in pools) / capacity if capacity else 0.0
+    """Share of the fullest memory pool that live requests hold, 0 to 1; 0 before there are pools.
+
+    KV pages, window pages, encoder pages and recurrent states run out one by one, and the first of them to do so keeps
+    requests waiting; a mean would hide it.
+    """
+    shares = (pool.used / pool.capacity for pool in stats.pools if pool.capacity and pool.name not in NOT_MEMORY)
+    return max(shares, default=0.0)
 
 
 class EngineCollector(Collector):
@@ -60,17 +91,22 @@ class EngineCollector(Collector):
     def collect(self) -> Iterator[Family]:
         """All families of one snapshot."""
         view = self._view()
-        yield from _pools(view.stats)
-        yield from (_single(metric, getattr(view.stats, metric.field)) for metric in names.SNAPSHOT)
-        yield _single(names.KV_CACHE_USAGE, kv_usage(view.stats))
-        yield from _histograms(view.stats)
-        yield _labelled(names.ASSERT_FAILURES, view.stats.assert_failures)
-        yield _labelled(names.REQUESTS_FINISHED, dict.fromkeys(_ALWAYS_FINISHED, 0) | view.stats.finished)
+        stats = view.stats
+        yield from _pools(stats)
+        yield from (_single(metric, getattr(stats, metric.field)) for metric in names.SNAPSHOT)
+        yield from (_single(metric, value) for metric, value in view.singles)
+        yield _single(names.KV_CACHE_USAGE, kv_usage(stats))
+        yield from _histograms(stats)
+        yield _labelled(names.COMPUTED_TOKENS, dict.fromkeys(("prefill", "decode"), 0) | stats.computed_tokens)
+        yield _labelled(names.PHASE_SECONDS, dict.fromkeys(PHASES, 0.0) | stats.phase_seconds)
+        yield _labelled(names.ASSERT_FAILURES, stats.assert_failures)
+        yield _labelled(names.REQUESTS_FINISHED, dict.fromkeys(_ALWAYS_FINISHED, 0) | stats.finished)
         yield _single(names.READY, float(view.state is EngineState.READY))
         yield _single(names.DRAINING, float(view.state is EngineState.DRAINING))
-        build = _family(names.BUILD_INFO)
-        build.add_metric([view.version, view.model, view.dtype], 1)
-        yield build
+        for metric, labels in view.infos:
+            info = _family(metric)
+            info.add_metric(labels, 1)
+            yield info
 
 
 def _family(metric: Metric) -> CounterMetricFamily | GaugeMetricFamily:
@@ -84,7 +120,7 @@ def _single(metric: Metric, value: float) -> Family:
     return family
 
 
-def _labelled(metric: Metric, values: dict[str, int]) -> Family:
+def _labelled(metric: Metric, values: Mapping[str, float]) -> Family:
     family = _family(metric)
     for label, value in sorted(values.items()):
         family.add_metric([label], value)
@@ -101,7 +137,7 @@ def _pools(stats: EngineStats) -> Iterator[Family]:
 
 
 def _histograms(stats: EngineStats) -> Iterator[Family]:
-    for key, metric in names.HISTOGRAMS.items():
+    for key, metric in HISTOGRAMS.items():
         family = HistogramMetricFamily(metric.name, metric.help)
         recorded = stats.histograms.get(key)
         if recorded is not None:
@@ -109,7 +145,11 @@ def _histograms(stats: EngineStats) -> Iterator[Family]:
         yield family
 
 
-def _buckets(recorded: HistogramStats) -> list[tuple[str, float]]:
-    """Cumulative counts by upper bound in Prometheus spelling; the last bound is always +Inf."""
-    bounds = [f"{bound:g}" for bound in recorded.bounds[:-1]] + ["+Inf"]
-    return list(zip(bounds, map(float, recorded.counts), strict=True))
+def _buckets(recorded: HistogramStats) -> list[Bucket]:
+    """Cumulative counts by upper bound in Prometheus spelling, the last always +Inf; exemplars where there are some."""
+    bounds = [f"{bound:.12g}" for bound in recorded.bounds[:-1]] + ["+Inf"]
+    found: list[Bucket] = list(zip(bounds, map(float, recorded.counts), strict=True))
+    for place, traced in enumerate(recorded.exemplars):
+        if traced is not None:
+            found[place] = (*found[place][:2], Exemplar({"trace_id": traced.trace_id}, traced.value))
+    return found

@@ -1,4 +1,4 @@
-"""The HTTP server of `/metrics`: its own thread and port, so that the event loop and a scraper never stall each other.
+"""The HTTP server of the metrics port: its own threads, so that the event loop and a scraper never stall each other.
 
 Connections are bounded in number and in time: a scraper that connects and never speaks costs one slot for seconds.
 """
@@ -15,13 +15,14 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
 
 from core.errors import StartupError
+from service.metrics.trace import PATH, Refusal, TraceDoor
 
 MAX_CONNECTIONS = 16
 CONNECTION_TIMEOUT_SECONDS = 5.0
 
 
 class _Handler(BaseHTTPRequestHandler):
-    """GET /metrics, and nothing else."""
+    """GET /metrics, and POST /trace if there is somebody to record it."""
 
     server: _Server
     timeout = CONNECTION_TIMEOUT_SECONDS
@@ -41,6 +42,27 @@ class _Handler(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(body)
 
+    def do_POST(self) -> None:
+        """Record a trace and send it as it is written; the end of the connection is its end."""
+        path, _, query = self.path.partition("?")
+        if path != PATH or self.server.trace is None:
+            self.send_error(404, "nothing here takes a POST")
+            return
+        found = self.server.trace.record(self.client_address[0], query)
+        if isinstance(found, Refusal):
+            body = (found.message + "\n").encode()
+            self.send_response(found.status)
+            self.send_header("Content-Type", "text/plain; charset=utf-8")
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+            return
+        self.send_response(200)
+        self.send_header("Content-Type", "application/json")
+        self.end_headers()
+        for piece in found:
+            self.wfile.write(piece)
+
     def log_message(self, format: str, *args: Any) -> None:
         """Silent: one line per scrape helps nobody."""
 
@@ -49,8 +71,8 @@ class _Server(ThreadingHTTPServer):
     daemon_threads = True
     request_queue_size = MAX_CONNECTIONS
 
-    def __init__(self, address: tuple[str, int], registry: CollectorRegistry) -> None:
-        self.registry = registry
+    def __init__(self, address: tuple[str, int], registry: CollectorRegistry, trace: TraceDoor | None) -> None:
+        self.registry, self.trace = registry, trace
         self._slots = threading.BoundedSemaphore(MAX_CONNECTIONS)
         self.address_family = AF_INET6 if ":" in address[0] else AF_INET
         super().__init__(address, _Handler)
@@ -79,14 +101,14 @@ class _Server(ThreadingHTTPServer):
 
 
 class MetricsServer:
-    """Serves `registry` on `host:port` from a daemon thread; port 0 picks a free one.
+    """Serves `registry`, and traces of `trace`, on `host:port` from a daemon thread; port 0 picks a free one.
 
     Raises StartupError if the port is taken.
     """
 
-    def __init__(self, host: str, port: int, registry: CollectorRegistry) -> None:
+    def __init__(self, host: str, port: int, registry: CollectorRegistry, trace: TraceDoor | None = None) -> None:
         try:
-            self._server = _Server((host, port), registry)
+            self._server = _Server((host, port), registry, trace)
         except OSError as error:
             raise StartupError(f"cannot serve metrics on {host}:{port}: {error.strerror or error}") from None
         self._thread = threading.Thread(

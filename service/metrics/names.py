@@ -5,27 +5,10 @@ Counters are named here without `_total`; the client library adds it. Units are 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
+from service.metrics.histograms import HISTOGRAMS
+from service.metrics.metric import Metric
 
-PREFIX = "slipstream_"
-
-
-@dataclass(frozen=True, slots=True)
-class Metric:
-    """One metric. `field` names the `EngineStats` attribute it shows, empty if it is derived or kept by the service."""
-
-    name: str
-    kind: Literal["counter", "gauge", "histogram"]
-    help: str
-    labels: tuple[str, ...] = ()
-    field: str = ""
-
-    @property
-    def exported(self) -> str:
-        """The name as scraped."""
-        return self.name + ("_total" if self.kind == "counter" else "")
-
+PREFIX = "slipstream"
 
 POOL_CAPACITY = Metric("slipstream_pool_capacity", "gauge", "Units in the pool, in rows or pages.", ("pool",))
 POOL_USED = Metric("slipstream_pool_used", "gauge", "Units of the pool held by live requests.", ("pool",))
@@ -41,11 +24,54 @@ ASSERT_FAILURES = Metric(
 REQUESTS_FINISHED = Metric(
     "slipstream_requests_finished", "counter", "Requests that left the engine, by how they ended.", ("reason",)
 )
+COMPUTED_TOKENS = Metric(
+    "slipstream_computed_tokens", "counter", "Tokens that went through the model, by prefill and decode.", ("kind",)
+)
+PHASE_SECONDS = Metric(
+    "slipstream_scheduler_phase_seconds",
+    "counter",
+    "Seconds that the scheduler spent in each phase of its steps; without overlap, submit is the step itself.",
+    ("phase",),
+)
 KV_CACHE_USAGE = Metric(
-    "slipstream_kv_cache_usage_ratio", "gauge", "Share of the KV pool held by live requests, 0 to 1."
+    "slipstream_kv_cache_usage_ratio",
+    "gauge",
+    "Share of the fullest memory pool (all but request rows) held by live requests, 0 to 1.",
+)
+CACHE_CONFIG_INFO = Metric(
+    "slipstream_cache_config_info",
+    "gauge",
+    "Always 1; the labels are the page size in tokens and the pages of the KV pool, by the names that gateways read.",
+    ("block_size", "num_gpu_blocks"),
 )
 BUILD_INFO = Metric(
-    "slipstream_build_info", "gauge", "Always 1; the labels say what is running.", ("version", "model", "dtype")
+    "slipstream_build_info",
+    "gauge",
+    "Always 1; the labels say what is running.",
+    ("version", "model", "dtype", "architecture", "quantization"),
+)
+CONFIG_INFO = Metric(
+    "slipstream_config_info",
+    "gauge",
+    "Always 1; the labels are settings that explain the other figures.",
+    (
+        *("device", "overlap", "page_size", "max_running_requests", "max_queued_requests", "chunked_prefill_size"),
+        *("mixed_chunk", "schedule_policy", "prefix_cache", "frontends"),
+    ),
+)
+WAITING_LIMIT = Metric("slipstream_requests_waiting_limit", "gauge", "Most requests that may wait for the batch.")
+STARTUP_SECONDS = Metric("slipstream_startup_seconds", "gauge", "From the server's start to readiness; 0 until then.")
+DRAIN_SECONDS = Metric("slipstream_drain_seconds", "gauge", "Seconds since the drain began; 0 while there is none.")
+DRAIN_LIMIT_SECONDS = Metric(
+    "slipstream_drain_limit_seconds", "gauge", "Seconds after which a drain should be over: linger, grace and a margin."
+)
+FRONTENDS_RUNNING = Metric(
+    "slipstream_frontends_running",
+    "gauge",
+    "Front-end processes that are connected; 0 if one process does all.",
+)
+FRONTEND_RESTARTS = Metric(
+    "slipstream_frontend_restarts", "counter", "Front-end processes that died and were started again."
 )
 READY = Metric("slipstream_ready", "gauge", "1 while the server is ready to admit requests, else 0.")
 DRAINING = Metric("slipstream_draining", "gauge", "1 while the server drains before it exits, else 0.")
@@ -120,57 +146,20 @@ SNAPSHOT: tuple[Metric, ...] = (
         "Share of recent time in which the device had nothing to do, 0 to 1.",
         field="device_idle_ratio",
     ),
+    Metric(
+        "slipstream_device_busy_seconds",
+        "counter",
+        "Seconds in which the device computed steps.",
+        field="device_busy_seconds",
+    ),
+    Metric(
+        "slipstream_device_idle_seconds",
+        "counter",
+        "Seconds in which the device waited between two steps although there were requests.",
+        field="device_idle_seconds",
+    ),
 )
 """Metrics that are one number of the snapshot."""
-
-HISTOGRAMS: dict[str, Metric] = {
-    metric.field: metric
-    for metric in (
-        Metric(
-            "slipstream_time_to_first_token_seconds",
-            "histogram",
-            "From a request's arrival to its first token.",
-            field="time_to_first_token_seconds",
-        ),
-        Metric(
-            "slipstream_inter_token_latency_seconds",
-            "histogram",
-            "Between two tokens of one output.",
-            field="inter_token_latency_seconds",
-        ),
-        Metric(
-            "slipstream_queue_time_seconds",
-            "histogram",
-            "From a request's arrival to its first forward step.",
-            field="queue_time_seconds",
-        ),
-        Metric(
-            "slipstream_e2e_request_latency_seconds",
-            "histogram",
-            "From a request's arrival to its end.",
-            field="e2e_request_latency_seconds",
-        ),
-        Metric(
-            "slipstream_adapter_load_seconds",
-            "histogram",
-            "From a call that loads a LoRA adapter to its first possible use.",
-            field="adapter_load_seconds",
-        ),
-        Metric(
-            "slipstream_grammar_compile_seconds",
-            "histogram",
-            "Of a constraint's compile, the wait for its turn included.",
-            field="grammar_compile_seconds",
-        ),
-        Metric(
-            "slipstream_embedding_latency_seconds",
-            "histogram",
-            "From an Embed call's arrival to the vector of one of its inputs.",
-            field="embedding_latency_seconds",
-        ),
-    )
-}
-"""Histograms of the snapshot, by their key in `EngineStats.histograms`."""
 
 RPC_STARTED = Metric("slipstream_rpc_started", "counter", "Calls that reached a handler.", ("method",))
 RPC_HANDLED = Metric("slipstream_rpc_handled", "counter", "Calls that ended, by gRPC code.", ("method", "code"))
@@ -198,12 +187,26 @@ ATTACHES = Metric(
     "slipstream_attaches", "counter", "Attach calls, by how they began: attached, or the refusal.", ("how",)
 )
 
+PROCESS: tuple[Metric, ...] = (
+    Metric("slipstream_process_start_time_seconds", "gauge", "Unix time at which the process began."),
+    Metric("slipstream_process_cpu_seconds", "counter", "Seconds of user and system time."),
+    Metric("slipstream_process_resident_memory_bytes", "gauge", "Resident memory."),
+    Metric("slipstream_process_virtual_memory_bytes", "gauge", "Virtual memory."),
+    Metric("slipstream_process_open_fds", "gauge", "Open file descriptors."),
+    Metric("slipstream_process_max_fds", "gauge", "Most file descriptors that the process may open."),
+)
+"""Of the process that serves metrics, which is the engine's; the client library reads them from /proc."""
+
 ALL: tuple[Metric, ...] = (
     POOL_CAPACITY,
     POOL_USED,
     POOL_CACHED,
     KV_CACHE_USAGE,
+    CACHE_CONFIG_INFO,
     *SNAPSHOT,
+    WAITING_LIMIT,
+    COMPUTED_TOKENS,
+    PHASE_SECONDS,
     *HISTOGRAMS.values(),
     REQUESTS_FINISHED,
     ASSERT_FAILURES,
@@ -216,7 +219,14 @@ ALL: tuple[Metric, ...] = (
     KEPT_BYTES,
     KEPT_GONE,
     ATTACHES,
+    FRONTENDS_RUNNING,
+    FRONTEND_RESTARTS,
     READY,
+    STARTUP_SECONDS,
     DRAINING,
+    DRAIN_SECONDS,
+    DRAIN_LIMIT_SECONDS,
     BUILD_INFO,
+    CONFIG_INFO,
+    *PROCESS,
 )

@@ -8,7 +8,7 @@ import grpc
 from prometheus_client import CollectorRegistry, Counter, Gauge, disable_created_metrics
 
 from service.metrics import names
-from service.metrics.names import Metric
+from service.metrics.metric import Metric
 
 REJECTION_REASONS: tuple[str, ...] = (
     "INVALID_REQUEST",
@@ -55,6 +55,7 @@ class RpcMetrics:
             "tenant": _counter(names.TENANT_REFUSALS, registry),
             "gone": _counter(names.KEPT_GONE, registry),
             "attach": _counter(names.ATTACHES, registry),
+            "frontend_restarts": _counter(names.FRONTEND_RESTARTS, registry),
         }
         self._gauges = {each: _gauge(each, registry) for each in (names.KEPT_STREAMS, names.KEPT_BYTES)}
         for reason in REJECTION_REASONS:
@@ -96,6 +97,10 @@ class RpcMetrics:
         """Have kept streams shown by these; called on the scraper's thread."""
         self._gauges[names.KEPT_STREAMS].set_function(streams)
         self._gauges[names.KEPT_BYTES].set_function(size)
+
+    def frontend_restarted(self) -> None:
+        """A front end died and is started again."""
+        self.add("frontend_restarts", ())
 
     def add(self, counter: str, labels: tuple[str, ...], amount: int = 1) -> None:
         """Add to one of the counters by its name here. Raises KeyError."""

@@ -222,9 +222,9 @@ class Retention:
 
 
 def _digest(asked: GenerateRequest) -> bytes:
-    """Equal for the same request sent again: its deadline moves, and nothing else."""
+    """Equal for the same request sent again: its deadline and its trace move, and nothing else."""
     # Ids apart: a million of them as JSON would hold up the loop for as long as a step takes.
-    plain = to_plain(dataclasses.replace(asked, deadline=None, token_ids=None))
+    plain = to_plain(dataclasses.replace(asked, deadline=None, token_ids=None, trace_id=""))
     ids = b"" if asked.token_ids is None else array("q", asked.token_ids).tobytes()
     whole = hashlib.sha256(json.dumps(plain, sort_keys=True).encode("utf-8", "surrogatepass"))
     whole.update(ids)

@@ -13,21 +13,18 @@ from typing import Any
 import grpc.aio
 
 from core.engine.door import EmbedCall, OutputStream
-from core.errors import InvalidRequest, SlipstreamError, SlowConsumer
+from core.errors import SlowConsumer
 from core.types.io import Delta, Finished, GenerateRequest, Started
 from service import convert, convert_attach, convert_embed
 from service.admission import Admission
 from service.auth import caller_name
 from service.bounds import detokenize_ids
-from service.config import ServerConfig
-from service.engine_slot import EngineSlot, answered
 from service.metrics.collector import kv_usage
-from service.metrics.rpc import RpcMetrics
+from service.open_calls import OpenCalls
 from service.pb.slipstream.v1 import inference_pb2 as pb
 from service.pb.slipstream.v1 import inference_pb2_grpc
 from service.status import TOKENS_EMITTED_TRAILER
-from service.tenants.desk import ResumedStream, TenantDesk
-from service.tenants.identity import scoped_id
+from service.tracing.request_span import note_finished, traced
 from service.write_bound import WriteBound
 
 REQUEST_ID_METADATA = "slipstream-request-id"
@@ -44,30 +41,15 @@ class _Told:
     response: Any
 
 
-async def _hold(stream: ResumedStream, held: AsyncExitStack) -> None:
-    """Let go of the stream with `held`, and interrupt what waits in it when the stream is taken over."""
-    held.push_async_callback(stream.aclose)
-    await held.enter_async_context(stream)
-
-
 class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
     """`slipstream.v1.InferenceService` over whatever engine `slot` holds."""
 
-    def __init__(
-        self,
-        slot: EngineSlot,
-        config: ServerConfig,
-        admission: Admission,
-        desk: TenantDesk,
-        metrics: RpcMetrics,
-        version: str,
-    ) -> None:
-        self._slot = slot
-        self._config = config
-        self._admission = admission
-        self._desk = desk
-        self._text_admission = Admission(config.max_text_calls, max_wait=config.admission_wait)
-        self._metrics = metrics
+    def __init__(self, calls: OpenCalls, version: str) -> None:
+        self._calls = calls
+        self._slot = calls.slot
+        self._config = calls.config
+        self._text_admission = Admission(self._config.max_text_calls, max_wait=self._config.admission_wait)
+        self._metrics = calls.metrics
         self._version = version
         self._started_at = time.monotonic()
 
@@ -77,42 +59,25 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         A resumable one is only let go of.
         """
         async with AsyncExitStack() as held:
-            try:
+            with self._calls.counting_refusals():
                 asked, stream = await self._open(request, context, held)
-            except SlipstreamError as error:
-                self._metrics.rejected(error.reason)
-                raise
             await self._pump(stream, context, _Told(asked.sampling.n, asked.want_text, pb.GenerateResponse))
 
     async def Attach(self, request: pb.AttachRequest, context: Context) -> None:
         """Go on with a kept stream. Leaving lets go of it."""
         async with AsyncExitStack() as held:
-            try:
-                self._slot.require()
-                positions = convert_attach.positions(request)
-                stream = await self._desk.attach(scoped_id(request.request_id, caller_name.get()), positions)
-            except SlipstreamError as error:
-                self._metrics.attach(error.reason)
-                raise
-            self._metrics.attach("attached")
-            await _hold(stream, held)
+            with self._calls.counting_attaches():
+                stream = await self._calls.attach(request.request_id, convert_attach.positions(request), held)
             await self._pump(stream, context, _Told(stream.expected, stream.want_text, pb.AttachResponse))
 
     async def _open(
         self, request: pb.GenerateRequest, context: Context, held: AsyncExitStack
     ) -> tuple[GenerateRequest, OutputStream]:
-        engine = self._slot.require()
-        caller = caller_name.get()
-        asked = convert.generate_request(request, engine.model_info, self._deadline(context), caller)
-        place = await self._desk.enter(caller, asked.deadline)
-        held.callback(place.release)
-        # Behind the tenant's own limits: one that floods must not use up what all share.
-        await held.enter_async_context(self._admission.slot(asked.deadline))
+        info, deadline = self._calls.engine.model_info, self._calls.deadline(context)
+        asked = traced(convert.generate_request(request, info, deadline, caller_name.get()), context)
         if request.resumable:
-            kept = await self._desk.open(asked, caller, place)
-            await _hold(kept, held)
-            return asked, kept
-        stream = await engine.generate(asked)
+            return asked, await self._calls.keep(asked, held)
+        stream = await self._calls.generate(asked, held)
         held.push_async_callback(stream.aclose)
         return asked, stream
 
@@ -128,6 +93,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
                         emitted += len(event.token_ids)
                     elif isinstance(event, Finished):
                         finished += 1
+                        note_finished(event)
                     elif isinstance(event, Started):
                         waiting = event
                         continue
@@ -154,53 +120,36 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
                 self._metrics.slow_consumer()
             raise
 
-    def _deadline(self, context: Context) -> float | None:
-        """The earlier of the client's deadline and the server's own limit, as a `time.monotonic()` instant."""
-        limits = [limit for limit in (context.time_remaining(), self._config.max_request_seconds) if limit is not None]
-        return time.monotonic() + min(limits) if limits else None
-
     async def Abort(self, request: pb.AbortRequest, context: Context) -> pb.AbortResponse:
         """End a live request as cancelled; whether there was one."""
-        if not request.request_id:
-            raise InvalidRequest.of("request_id", "must not be empty")
-        engine = self._slot.require()
-        # Somebody else's request has another id.
-        found = await answered(engine.abort(scoped_id(request.request_id, caller_name.get())))
-        return pb.AbortResponse(found=found)
+        return pb.AbortResponse(found=await self._calls.abort(request.request_id))
 
     async def Embed(self, request: pb.EmbedRequest, context: Context) -> pb.EmbedResponse:
         """Admit, then wait for every vector. Leaving by any path closes the engine's call, as with Generate."""
         async with AsyncExitStack() as held:
-            try:
+            with self._calls.counting_refusals():
                 call = await self._open_embed(request, context, held)
-            except SlipstreamError as error:
-                self._metrics.rejected(error.reason)
-                raise
             held.push_async_callback(call.aclose)
             return convert_embed.embed_response(await call.result())
 
     async def _open_embed(self, request: pb.EmbedRequest, context: Context, held: AsyncExitStack) -> EmbedCall:
-        engine = self._slot.require()
-        caller, deadline = caller_name.get(), self._deadline(context)
+        info, deadline = self._calls.engine.model_info, self._calls.deadline(context)
         max_queued = self._config.max_queued_requests
-        asked = convert_embed.embed_request(request, engine.model_info, max_queued, deadline, caller)
-        place = await self._desk.enter(caller, asked.deadline)
-        held.callback(place.release)
-        await held.enter_async_context(self._admission.slot(asked.deadline))
-        return await engine.embed(asked)
+        asked = convert_embed.embed_request(request, info, max_queued, deadline, caller_name.get())
+        return await self._calls.embed(asked, held)
 
     async def Tokenize(self, request: pb.TokenizeRequest, context: Context) -> pb.TokenizeResponse:
         """Ids of a text."""
         special = request.add_special_tokens if request.HasField("add_special_tokens") else True
         engine = self._slot.require()
-        async with self._text_admission.slot(self._deadline(context)):
+        async with self._text_admission.slot(self._calls.deadline(context)):
             return pb.TokenizeResponse(token_ids=await engine.tokenize(request.text, special))
 
     async def Detokenize(self, request: pb.DetokenizeRequest, context: Context) -> pb.DetokenizeResponse:
         """Text of ids."""
         skip = request.skip_special_tokens if request.HasField("skip_special_tokens") else True
         engine = self._slot.require()
-        async with self._text_admission.slot(self._deadline(context)):
+        async with self._text_admission.slot(self._calls.deadline(context)):
             ids = detokenize_ids(request, engine.model_info)
             return pb.DetokenizeResponse(text=await engine.detokenize(ids, skip))
 

@@ -29,13 +29,18 @@ PATIENCE = 20.0
 
 
 class ServerProcess:
-    """One server with free ports; `settings` are its flags. `close` kills what still runs."""
+    """One server with free ports; `settings` are its flags. `close` kills what still runs.
 
-    def __init__(self, faults: Faults | None = None, **settings: Any) -> None:
+    With the program `service` it is the real one: its model is real, and it cannot be probed.
+    """
+
+    def __init__(
+        self, faults: Faults | None = None, program: str = "tests.chaos.serve_emulated", **settings: Any
+    ) -> None:
         defaults = {"model": bundled_model_dir(), "port": 0, "metrics_port": 0, "drain_linger": 0, "log_level": "error"}
         flags = [f"--{name.replace('_', '-')}={value}" for name, value in (defaults | settings).items()]
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "tests.chaos.serve_emulated", "serve", *flags],
+            [sys.executable, "-m", program, "serve", *flags],
             cwd=ROOT,
             env=os.environ | (faults or Faults()).as_env() | {"OMP_NUM_THREADS": "1"},
             stdin=subprocess.PIPE,

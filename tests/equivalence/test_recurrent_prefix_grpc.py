@@ -25,7 +25,7 @@ TURN = 10
 """Output tokens that a second turn sends back as its prompt's end."""
 
 
-@pytest.fixture(scope="module", params=RECURRENT_CONFIGS)
+@pytest.fixture(scope="module")
 def reference(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Example]]:
     """A checkpoint with seeded random weights, and the oracle's examples for it."""
     directory = make_checkpoint(request.param, tmp_path_factory.mktemp(request.param), seed=0)
@@ -58,15 +58,26 @@ def _second_turn_starts_at(prompt: int, buffers: int) -> int:
     return max((end for end in kept if end < prompt + TURN), default=in_prompt)
 
 
-@pytest.mark.parametrize(
-    ("overlap", "interval", "slots"),
-    [(True, PAGE, MANY), (False, PAGE, MANY), (True, 4096, MANY), (True, PAGE, 5)],
-    ids=["overlap", "inline", "prompts-only", "few-slots"],
-)
-async def test_prefix_hits_equal_transformers(
-    reference: tuple[Path, list[Example]], overlap: bool, interval: int, slots: int
-) -> None:
+PATHS = {
+    "overlap": (True, PAGE, MANY),
+    "inline": (False, PAGE, MANY),
+    "prompts-only": (True, 4096, MANY),
+    "few-slots": (True, PAGE, 5),
+}
+"""Overlap, every how many tokens a state is kept in decode, state slots."""
+QUICK = ("qwen3_next", "bamba", "mamba2", "lfm2")
+"""Take every path in every run; the others two of them, and all four in the soak."""
+CASES = [
+    pytest.param(kind, path, marks=() if kind in QUICK or path in ("overlap", "few-slots") else pytest.mark.soak)
+    for kind in RECURRENT_CONFIGS
+    for path in PATHS
+]
+
+
+@pytest.mark.parametrize(("reference", "path"), CASES, indirect=["reference"])
+async def test_prefix_hits_equal_transformers(reference: tuple[Path, list[Example]], path: str) -> None:
     directory, examples = reference
+    overlap, interval, slots = PATHS[path]
     async with serve_checkpoint(
         directory,
         _kept_every(interval, slots),
@@ -97,6 +108,7 @@ async def test_prefix_hits_equal_transformers(
     assert all(pool.used == 0 for pool in stats.pools)
 
 
+@pytest.mark.parametrize("reference", RECURRENT_CONFIGS, indirect=True)
 async def test_a_shared_system_prompt_is_found_by_the_third_who_sends_it(
     reference: tuple[Path, list[Example]],
 ) -> None:

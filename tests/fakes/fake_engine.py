@@ -38,9 +38,11 @@ from core.types.io import (
     Timing,
     Usage,
 )
+from core.types.lanes import LaneRecorder
 from core.types.sampling_params import SamplingParams
 from core.types.stats import EngineStats, HistogramStats, PoolStats
 from tests.fakes.adapter_shelf import AdapterShelf
+from tests.fakes.fake_prefixes import FakePrefixes
 
 Step = OutputEvent | BaseException | asyncio.Event
 """An event to emit, an error to raise, or something to wait for first."""
@@ -202,12 +204,12 @@ class FakeEngine(AdapterShelf):
 
     def __init__(self, script: Script = count_up, info: ModelInfo = INFO) -> None:
         self.script = script
-        self.model_info = info
-        self.state = EngineState.STARTING
+        self.model_info, self.lanes = info, LaneRecorder()
+        self.state, self.stopped = EngineState.STARTING, 0
         self.streams: list[FakeStream] = []
         self.embedded: list[EmbedRequest] = []
+        self.prefixes = FakePrefixes()
         self.opened = asyncio.Condition()
-        self.stopped = 0
         self._live: dict[str, FakeStream] = {}
         self._idle = asyncio.Event()
         self._idle.set()
@@ -236,9 +238,7 @@ class FakeEngine(AdapterShelf):
             device_idle_ratio=0.125,
             finished={"stop": 3, "length": 4},
             assert_failures={"relay_fresh": 0, "page_double_free": 0},
-            histograms={
-                "time_to_first_token_seconds": HistogramStats((0.01, 0.1, float("inf")), (1, 2, 3), 0.5),
-            },
+            histograms={"time_to_first_token_seconds": HistogramStats((0.01, 0.1, float("inf")), (1, 2, 3), 0.5)},
         )
 
     @property
@@ -248,8 +248,8 @@ class FakeEngine(AdapterShelf):
 
     async def embed(self, request: EmbedRequest) -> FakeEmbedCall:
         """Play the script for a request of as many outputs as there are inputs."""
-        sampling = SamplingParams(n=len(request.inputs), max_tokens=1)
-        shown = GenerateRequest(request.request_id, sampling=sampling, want_text=False, deadline=request.deadline)
+        params = SamplingParams(n=len(request.inputs), max_tokens=1)
+        shown = GenerateRequest(request.request_id, sampling=params, want_text=False, deadline=request.deadline)
         stream = await self._open(shown)
         self.embedded.append(request)
         return FakeEmbedCall(request, stream, self.model_info.embedding_dimension)

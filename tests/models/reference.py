@@ -22,14 +22,14 @@ class PlainModel:
     """Answers what the packed model must answer."""
 
     def __init__(self, directory: Path, dtype: torch.dtype = torch.float32) -> None:
-        self._model: Any = AutoModelForCausalLM.from_pretrained(
+        self.module: Any = AutoModelForCausalLM.from_pretrained(
             directory, dtype=dtype, attn_implementation="eager", local_files_only=True
         ).eval()
 
     def logits(self, ids: Sequence[int]) -> torch.Tensor:
         """float32[n, vocab] of one sequence of n tokens."""
         with torch.inference_mode():
-            found: torch.Tensor = self._model(input_ids=torch.tensor([list(ids)]), use_cache=False).logits[0].float()
+            found: torch.Tensor = self.module(input_ids=torch.tensor([list(ids)]), use_cache=False).logits[0].float()
         return found
 
 

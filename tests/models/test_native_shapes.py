@@ -39,6 +39,8 @@ SHAPES: dict[str, dict[str, Any]] = {
     "heads of eight": {"num_attention_heads": 4, "num_key_value_heads": 4, "head_dim": 8},
     "biases everywhere": {"attention_bias": True, "mlp_bias": True},
 }
+INT8_TOLERANCE = [("float32", 1e-4), ("bfloat16", 0.1)]
+"""Of the largest logit. torchao rounds to bfloat16 between its product and the scale, native code once, behind both."""
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -71,15 +73,18 @@ def steps(rows: dict[int, list[int]]) -> list[tuple[list[Part], int]]:
     ]
 
 
-def logits(path: Path, threads: int, dtype: str = "float32") -> list[torch.Tensor]:
-    """By step, of the last token of every part; native code with so many threads."""
+def logits(
+    path: Path, threads: int, dtype: str = "float32", quantization: str = "none", native: str = "wait"
+) -> list[torch.Tensor]:
+    """By step, of the last token of every part; native code, unless it is off, with so many threads."""
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
-        model = load_model(ModelConfig(str(path), dtype=dtype, native="wait"), CPU)
+        config = ModelConfig(str(path), dtype=dtype, native=native, quantization=quantization)
+        model = load_model(config, CPU)
     finally:
         torch.set_num_threads(before)
-    assert isinstance(model, UpgradingModel) and model.native
+    assert (isinstance(model, UpgradingModel) and model.native) == (native == "wait")
     rows = sequences()
     run = PackedRun(model, rows, max_len=LONG + 2)
     return [run.step(parts, num_extend).clone() for parts, num_extend in steps(rows)]
@@ -111,11 +116,35 @@ def test_bfloat16_tiles_and_single_rows_agree_with_transformers(checkpoint: Call
         assert float((got - want).abs().max()) < 0.05 * scale
 
 
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize(("dtype", "tolerance"), INT8_TOLERANCE)
+def test_int8_weights_give_what_transformers_makes_of_them(
+    checkpoint: Callable[..., Path], shape: str, dtype: str, tolerance: float
+) -> None:
+    """One row, few and many are three ways through the products, and no shape fills its last panel."""
+    path = checkpoint(**SHAPES[shape])
+    plain = logits(path, 1, dtype, "int8", native="off")
+    scale = max(float(found.abs().max()) for found in plain)
+    for got, want in zip(logits(path, 2, dtype, "int8"), plain, strict=True):
+        assert float((got - want).abs().max()) < tolerance * scale
+
+
+def test_int8_panels_are_read_to_their_end(checkpoint: Callable[..., Path]) -> None:
+    """A layer of more inputs than are widened at a time."""
+    path = checkpoint(hidden_size=64, intermediate_size=4500, num_hidden_layers=1)
+    for dtype, tolerance in INT8_TOLERANCE:
+        plain = logits(path, 1, dtype, "int8", native="off")
+        scale = max(float(found.abs().max()) for found in plain)
+        for got, want in zip(logits(path, 2, dtype, "int8"), plain, strict=True):
+            assert float((got - want).abs().max()) < tolerance * scale
+
+
+@pytest.mark.parametrize("quantization", ["none", "int8"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_threads_do_not_change_a_bit(checkpoint: Callable[..., Path], dtype: str) -> None:
+def test_threads_do_not_change_a_bit(checkpoint: Callable[..., Path], dtype: str, quantization: str) -> None:
     """More threads than cores, so that they are taken off their cores within a phase, and again and again."""
     path = checkpoint()
-    alone = logits(path, 1, dtype)
+    alone = logits(path, 1, dtype, quantization)
     for _ in range(5):
-        for one, other in zip(alone, logits(path, 5, dtype), strict=True):
+        for one, other in zip(alone, logits(path, 5, dtype, quantization), strict=True):
             assert torch.equal(one, other)

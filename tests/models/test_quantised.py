@@ -17,7 +17,7 @@ from tests.fakes.paged_steps import Part
 from tests.fakes.quantised import COMPRESSED, TORCHAO, make_compressed, make_quantised, make_torchao, make_torchao_from
 from tests.models.lora.peft_oracle import PeftOracle, make_adapter
 from tests.models.lora.test_adapters import Mixed, SlotWrite
-from tests.models.reference import CPU, PackedRun
+from tests.models.reference import CPU, PackedRun, PlainModel
 
 pytest.importorskip("compressed_tensors", reason="needs the extra: pip install slipstream[quantization]")
 pytest.importorskip("torchao", reason="needs the extra: pip install slipstream[quantization]")
@@ -62,6 +62,22 @@ def test_weights_stay_packed_in_memory(name: str, tmp_path: Path) -> None:
     print(f"{name} ({model.spec.quantization}): {held} bytes for {weights} weights, {2 * weights} in bf16")
     # The rest are float32 scales, many beside such small matrices: one per 32 weights at most.
     assert weights * BITS[name] / 8 <= held <= weights * (BITS[name] / 8 + 4 / 32 + 0.1) < 2 * weights
+
+
+def test_plain_weights_are_quantised_at_load_as_torchao_does(tmp_path: Path) -> None:
+    """The output matrix too; embeddings, which are looked up, stay as they are."""
+    from torchao.quantization import Int8WeightOnlyConfig, quantize_
+
+    directory = make_checkpoint("llama", tmp_path, seed=0)
+    model = load_model(ModelConfig(str(directory), dtype="float32", quantization="int8", native="off"), CPU)
+    assert model.spec.quantization == "torchao Int8Tensor"
+    held, weights = layer_bytes(model)
+    assert weights <= held < 1.25 * weights
+    plain = PlainModel(directory)
+    quantize_(plain.module, Int8WeightOnlyConfig())
+    ids = [random.Random(0).randrange(3, VOCAB_SIZE) for _ in range(20)]
+    torch.testing.assert_close(some_logits(model)[-1], plain.logits(ids)[-1], atol=1e-4, rtol=0)
+    assert not torch.allclose(some_logits(model)[-1], PlainModel(directory).logits(ids)[-1], atol=1e-4)
 
 
 @pytest.mark.parametrize("name", COMPRESSED)

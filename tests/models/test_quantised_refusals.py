@@ -14,8 +14,9 @@ import torch
 from core.config import ModelConfig
 from core.errors import ModelLoadError
 from core.models.loader import check_checkpoint, load_model
-from core.models.quantized import registry
+from core.models.quantized import at_load, registry
 from tests.fakes.checkpoints import make_checkpoint
+from tests.fakes.encoder_decoders import make_encoder_decoder
 from tests.fakes.quantised import COMPRESSED, make_compressed, make_torchao, make_torchao_from
 from tests.models.reference import CPU
 
@@ -187,3 +188,15 @@ def test_experts_that_were_left_plain(tmp_path: Path) -> None:
     base = make_checkpoint("mixtral", tmp_path / "base")
     message = refusal(make_compressed(base, tmp_path / "made", COMPRESSED["ct-w4a16"]))
     assert "cannot be loaded as 'mixtral' with compressed-tensors weights" in message
+
+
+def test_plain_weights_only_are_quantised_at_load(llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(directory: Path) -> str:
+        with pytest.raises(ModelLoadError) as caught:
+            load_model(ModelConfig(str(directory), quantization="int8"), CPU)
+        return caught.value.message
+
+    assert "quantised with 'torchao' already" in refused(make_torchao(llama, tmp_path / "made", "ao-int8"))
+    assert "encoder-decoders ('bart')" in refused(make_encoder_decoder("bart", tmp_path / "bart"))
+    monkeypatch.setattr(at_load, "find_spec", lambda _: None)
+    assert "needs the package torchao: pip install" in refused(llama)

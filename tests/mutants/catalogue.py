@@ -7,8 +7,10 @@ from tests.mutants.capturing import CAPTURING
 from tests.mutants.constraining import CONSTRAINING
 from tests.mutants.embedding import EMBEDDING
 from tests.mutants.encoders import ENCODERS
+from tests.mutants.gateways import GATEWAYS
 from tests.mutants.guarding import GUARDING
 from tests.mutants.mutant import Mutant
+from tests.mutants.observing import OBSERVING
 from tests.mutants.ordering import ORDERING
 from tests.mutants.ownership import OWNERSHIP
 from tests.mutants.relaying import RELAYING
@@ -33,6 +35,8 @@ MUTANTS: tuple[Mutant, ...] = (
     *CONSTRAINING,
     *CAPTURING,
     *RESUMING,
+    *OBSERVING,
+    *GATEWAYS,
 )
 
 SAMPLE: tuple[str, ...] = (

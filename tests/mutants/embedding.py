@@ -103,9 +103,8 @@ EMBEDDING: tuple[Mutant, ...] = (
         "embed-refusal-uncounted",
         "a refused call is a rejected request on the metrics page",
         SERVICER,
-        "self._open_embed(request, context, held)\n            except SlipstreamError as error:\n"
-        "                self._metrics.rejected(error.reason)\n",
-        "self._open_embed(request, context, held)\n            except SlipstreamError:\n",
+        "with self._calls.counting_refusals():\n                call = await self._open_embed",
+        "if True:\n                call = await self._open_embed",
         WIRE + "test_bad_requests_never_reach_the_engine",
     ),
     Mutant(
@@ -135,9 +134,9 @@ EMBEDDING: tuple[Mutant, ...] = (
     Mutant(
         "embed-caller-forgotten",
         "only who asked for it can abort an embedding",
-        SERVICER,
-        "        self._callers[call.request_id] = caller\n",
-        "        self._callers[call.request_id] = None\n",
+        "service/open_calls.py",
+        "        self._owners[call.request_id] = owner\n",
+        "        self._owners[call.request_id] = Owner(None)\n",
         "tests/security/test_tenants.py::test_vectors_share_no_cached_prefix_and_are_aborted_by_their_caller_only",
     ),
 )

@@ -11,6 +11,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 COPIED = ("core", "service", "tests", "protos", "pyproject.toml")
+CACHE = "build/cache"
 TIMEOUT_SECONDS = 180
 
 
@@ -55,6 +56,10 @@ class Workshop:
                 shutil.copytree(source, directory / name, ignore=shutil.ignore_patterns("__pycache__", "node_modules"))
             else:
                 shutil.copy(source, directory / name)
+        # Native code is compiled anew only where a mutant breaks that.
+        (directory / "build").mkdir()
+        (ROOT / CACHE).mkdir(parents=True, exist_ok=True)
+        (directory / CACHE).symlink_to(ROOT / CACHE)
 
     def try_one(self, mutant: Mutant) -> Verdict:
         """Apply, run the named test, restore."""

@@ -210,6 +210,21 @@ def test_failed_step_is_raised_to_the_shell() -> None:
         harness.step()
 
 
+def test_who_ended_in_the_step_that_failed_is_not_forgotten() -> None:
+    """Its last token arrives together with the failure, so nothing of that step is emitted any more."""
+    harness = Harness()
+    done, other = harness.add([1, 2], max_tokens=1), harness.add([3, 4], max_tokens=6)
+    harness.step(run=False)
+    harness.step(run=False)
+    assert harness.executor.run_one()
+    harness.executor.mutate = lambda r: replace(r, error=RuntimeError("device lost"))
+    assert harness.executor.run_one()
+    with pytest.raises(RuntimeError, match="device lost"):
+        harness.step()
+    assert harness.seen[done].terminals == 0
+    assert set(harness.scheduler.abandon()) == {done, other}
+
+
 @pytest.mark.parametrize("depth", [1, 2])
 def test_no_step_is_planned_past_the_last_token(depth: int) -> None:
     harness = Harness(depth=depth)

@@ -35,11 +35,12 @@ class Authority:
         out = ("-keyout", self._key, "-out", self.cert, "-days", "2", "-subj", f"/CN={name}")
         _openssl("req", "-x509", *CURVE, *out)
 
-    def issue(self, name: str, *, days: int = 2) -> Pair:
-        """A certificate for 127.0.0.1 and localhost, good as server and as client; `days=0` has expired already."""
+    def issue(self, name: str, *, days: int = 2, names: tuple[str, ...] = ("localhost",)) -> Pair:
+        """A certificate for 127.0.0.1 and these names, good as server and as client; `days=0` has expired already."""
         self._issued += 1
         key, request, cert = (self.folder / f"{self.name}-{name}.{end}" for end in ("key", "csr", "crt"))
-        subject = ("-subj", f"/CN={name}", "-addext", "subjectAltName=IP:127.0.0.1,DNS:localhost")
+        reached = ",".join(("IP:127.0.0.1", *(f"DNS:{each}" for each in names)))
+        subject = ("-subj", f"/CN={name}", "-addext", f"subjectAltName={reached}")
         _openssl("req", *CURVE, "-keyout", key, "-out", request, *subject)
         signer = ("-CA", self.cert, "-CAkey", self._key, "-set_serial", hex(self._issued), "-days", str(days))
         _openssl("x509", "-req", "-in", request, *signer, "-copy_extensions", "copy", "-out", cert)

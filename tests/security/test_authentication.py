@@ -85,7 +85,9 @@ async def test_every_registered_method_is_refused_without_a_token(
         with pytest.raises(grpc.aio.AioRpcError) as unknown:
             await channel.unary_unary("/slipstream.v1.InferenceService/Nothing")(b"")
     await server.close(grace=0)
-    assert len(found) == 8 + 3 + 3 + 1, sorted(found)
+    own = {name for name in found if not name.startswith(("/sglang.", "/vllm."))}
+    # The dialects of the gateway are there where its messages are installed.
+    assert (len(own), len(found) - len(own)) in ((8 + 3 + 3 + 1, 0), (8 + 3 + 3 + 1, 10 + 10)), sorted(found)
     assert opened == dict.fromkeys(REFUSED, HEALTH)
     assert unknown.value.code() is grpc.StatusCode.UNIMPLEMENTED
     assert not any(secret in logged.text for secret in (GOOD, OTHER, WRONG))

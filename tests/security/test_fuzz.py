@@ -61,7 +61,7 @@ async def attack(client: SlipstreamClient, fuzzer: Fuzzer) -> Counter[str]:
             left -= 1
             name = fuzzer.random.choices(names, weights)[0]
             raw = fuzzer.request(getattr(pb, SERVICE.methods_by_name[name].input_type.name))
-            codes[await code_of(client, name, raw)] += 1
+            codes[await code_of(client.channel, f"/{SERVICE.full_name}/{name}", name == "Generate", raw)] += 1
 
     async with asyncio.TaskGroup() as workers:
         for _ in range(AT_ONCE):
@@ -69,14 +69,13 @@ async def attack(client: SlipstreamClient, fuzzer: Fuzzer) -> Counter[str]:
     return codes
 
 
-async def code_of(client: SlipstreamClient, name: str, raw: bytes) -> str:
+async def code_of(channel: grpc.aio.Channel, path: str, streams: bool, raw: bytes) -> str:
     """The code that a request ends with; a stream is left after its third event."""
-    path = f"/{SERVICE.full_name}/{name}"
     try:
-        if name != "Generate":
-            await client.channel.unary_unary(path)(raw, timeout=30)
+        if not streams:
+            await channel.unary_unary(path)(raw, timeout=30)
             return "OK"
-        stream: Any = client.channel.unary_stream(path)(raw, timeout=30)
+        stream: Any = channel.unary_stream(path)(raw, timeout=30)
         try:
             for _ in range(3):
                 if await stream.read() is grpc.aio.EOF:

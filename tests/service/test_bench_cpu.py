@@ -39,9 +39,15 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("cpu")
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(MODELS, "micro", SHAPE)
-        size = _make("micro", str(directory), "float32")
+        size = _make("micro", str(directory), "float32", "none")
     module = random_module(SHAPE, bench.torch.float32, bench.torch.device("cpu"))
-    assert size == 4 * (sum(p.numel() for p in module.parameters()) - SHAPE["vocab_size"] * SHAPE["hidden_size"])
+    read = sum(p.numel() for p in module.parameters()) - SHAPE["vocab_size"] * SHAPE["hidden_size"]
+    assert size == 4 * read
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(MODELS, "micro", SHAPE)
+        norms = SHAPE["hidden_size"] * (2 * SHAPE["num_hidden_layers"] + 1)
+        packed = _make("micro", str(tmp_path_factory.mktemp("int8")), "float32", "int8")
+    assert packed == read - norms + 4 * norms
     return directory
 
 
@@ -66,15 +72,18 @@ def test_a_short_answer_is_no_figure() -> None:
         measure(Counting(missing=1), workload("W2", 8192, 1))
 
 
-@pytest.mark.parametrize("together", [True, False])
-def test_both_engines_give_the_same_tokens(checkpoint: Path, together: bool) -> None:
+@pytest.mark.parametrize(("together", "quantization"), [(True, "none"), (False, "none"), (True, "int8")])
+def test_both_engines_give_the_same_tokens(checkpoint: Path, together: bool, quantization: str) -> None:
     requests = tuple(
         PeerRequest(id=i, prompt=[10 + (i * 37 + j * j) % 380 for j in range(5 + 9 * i)], max_new=6 + i)
         for i in range(4)
     )
     answers = {}
     for name, make in CONTENDERS.items():
-        contender, tokens = make(str(checkpoint), "float32", 1), {request["id"]: [] for request in requests}
+        contender, tokens = (
+            make(str(checkpoint), "float32", quantization, 1),
+            {request["id"]: [] for request in requests},
+        )
         for group in [requests] if together else [(request,) for request in requests]:
             contender.run(group, lambda request, token, tokens=tokens: tokens[request].append(token))
         assert measure(contender, Workload(requests, together)).rate > 0

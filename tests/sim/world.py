@@ -52,6 +52,9 @@ class Deaf:
     def observe(self, values: np.ndarray) -> None:
         """Nothing is kept."""
 
+    def observe_one(self, value: float, trace_id: str = "") -> None:
+        """Nothing is kept."""
+
     def stats(self) -> HistogramStats:
         """Nothing was seen."""
         return HistogramStats((), (), 0.0)

@@ -17,6 +17,7 @@ FLOORS = {
     "core.config": 0,
     "core.errors": 0,
     "core.invariants": 0,
+    "core.machine": 0,
     "core.device": 1,
     "core.memory": 2,
     "core.prefix": 2,
@@ -41,9 +42,10 @@ OUTSIDE_CORE = (
     "grpc_reflection",
     "grpc_status",
     "prometheus_client",
+    "opentelemetry",
     "asyncio_throttle",
 )
-NO_TORCH = ("core.types", "core.config", "core.errors", "core.invariants")
+NO_TORCH = ("core.types", "core.config", "core.errors", "core.invariants", "core.machine")
 LIGHT = ("torch", "transformers", "tokenizers", "safetensors")
 
 DOORS = (

@@ -18,7 +18,7 @@ from tests.tidy.source import ROOT, Source, texts
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 TARGETS = (
     *("help", "venv", "serve", "test", "soak", "scorecard", "check", "sim", "sim-long", "mutants", "demo", "bench"),
-    *("format", "proto"),
+    *("chart", "format", "proto"),
 )
 
 

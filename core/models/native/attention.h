@@ -5,10 +5,12 @@
 
 #include <algorithm>
 #include <limits>
+#include <optional>
 
 #include "kernels.h"
 #include "panels.h"
 #include "scratch.h"
+#include "sharing.h"
 
 namespace slipstream {
 
@@ -19,13 +21,14 @@ struct Pages {
   const int32_t* table;    // [tokens]
 };
 
-// Consecutive tokens of one request (a part of a prompt, or the one that is decoded), and where their queries and outputs
-// are: of the first token, tokens apart by the strides, all H heads side by side.
+// Tokens that read the same keys: consecutive ones of one request (a part of a prompt, or the one that is decoded), or of
+// several, as far as their prefix is the same. Queries and outputs have all H heads of a token side by side.
 template <typename T>
 struct Block {
   const T* q;
   T* out;
   int64_t q_stride, out_stride;
+  const int64_t* places;     // by token: its row of q and out
   int64_t tokens, position;  // how many, and the position of the first
 };
 
@@ -35,8 +38,9 @@ struct Block {
 template <typename T>
 class BlockAttention {
  public:
+  // `room` is the first of the eight places of `scratch` that are used.
   BlockAttention(const Shape& shape, const Block<T>& block, const Pages<T>& pages, int64_t first, int64_t last,
-                 Scratch& scratch)
+                 Scratch& scratch, int64_t room)
       : shape_(shape),
         block_(block),
         pages_(pages),
@@ -46,20 +50,43 @@ class BlockAttention {
         depth_(round_up(shape.dim, kDepth)),
         panels_(round_up(shape.dim, kPanel) / kPanel),
         padded_(round_up(rows_, kRows)),
-        q_(scratch.take<T>(0, heads_ * padded_ * depth_)),
-        keys_(scratch.take<T>(1, heads_ * depth_ * kPanel)),
-        values_(scratch.take<T>(2, heads_ * panels_ * kPanel * kPanel)),
-        scores_(scratch.take<float>(3, padded_ * kPanel)),
-        weights_(scratch.take<T>(4, heads_ * padded_ * kPanel)),
-        sums_(scratch.take<float>(5, heads_ * panels_ * padded_ * kPanel)),
-        tops_(scratch.take<float>(6, heads_ * rows_)),
-        totals_(scratch.take<float>(7, heads_ * rows_)) {}
+        q_(scratch.take<T>(room, heads_ * padded_ * depth_)),
+        keys_(scratch.take<T>(room + 1, heads_ * depth_ * kPanel)),
+        values_(scratch.take<T>(room + 2, heads_ * panels_ * kPanel * kPanel)),
+        scores_(scratch.take<float>(room + 3, padded_ * kPanel)),
+        weights_(scratch.take<T>(room + 4, heads_ * padded_ * kPanel)),
+        sums_(scratch.take<float>(room + 5, heads_ * panels_ * padded_ * kPanel)),
+        tops_(scratch.take<float>(room + 6, heads_ * rows_)),
+        totals_(scratch.take<float>(room + 7, heads_ * rows_)) {
+    ask();
+  }
 
-  void attend() {
-    begin();
-    end_ = block_.position + block_.tokens;
-    for (int64_t from = 0; from < end_; from += kPanel) {
-      const int64_t count = std::min(kPanel, end_ - from);
+  // Nothing was read yet.
+  void begin() {
+    std::fill_n(sums_, heads_ * panels_ * padded_ * kPanel, 0.0f);
+    std::fill_n(tops_, heads_ * rows_, -std::numeric_limits<float>::infinity());
+    std::fill_n(totals_, heads_ * rows_, 0.0f);
+  }
+
+  // Goes on from what `other` read, whose tokens from `token` on are these.
+  void go_on(const BlockAttention& other, int64_t token) {
+    const int64_t from = token * shape_.group();
+    for (int64_t h = 0; h < heads_; ++h) {
+      std::copy_n(other.tops_ + h * other.rows_ + from, rows_, tops_ + h * rows_);
+      std::copy_n(other.totals_ + h * other.rows_ + from, rows_, totals_ + h * rows_);
+    }
+    for (int64_t part = 0; part < heads_ * panels_; ++part) {
+      float* sums = sums_ + part * padded_ * kPanel;
+      std::copy_n(other.sums_ + (part * other.padded_ + from) * kPanel, rows_ * kPanel, sums);
+      std::fill_n(sums + rows_ * kPanel, (padded_ - rows_) * kPanel, 0.0f);
+    }
+  }
+
+  // Reads keys `from` (where a panel begins) to `end`, each as far as it lies before a token or is its own.
+  void read(int64_t from, int64_t end) {
+    end_ = end;
+    for (; from < end; from += kPanel) {
+      const int64_t count = std::min(kPanel, end - from);
       pack_keys(from, count);
       for (int64_t h = 0; h < heads_; ++h) {
         multiply<false>(q_ + h * padded_ * depth_, depth_, rows_, keys_ + h * depth_ * kPanel, depth_, scores_,
@@ -71,23 +98,33 @@ class BlockAttention {
         multiply<false>(weights_ + part / panels_ * padded_ * kPanel, kPanel, rows_, values_ + part * kPanel * kPanel,
                         kPanel, sums_ + part * padded_ * kPanel, true);
     }
-    finish();
+  }
+
+  void finish() {
+    const int64_t group = shape_.group(), dim = shape_.dim;
+    for (int64_t h = 0; h < heads_; ++h)
+      for (int64_t row = 0; row < rows_; ++row) {
+        const float factor = 1.0f / totals_[h * rows_ + row];
+        T* to = block_.out + place(row) * block_.out_stride + ((first_ + h) * group + row % group) * dim;
+        for (int64_t d = 0; d < dim; ++d)
+          narrow(sums_[((h * panels_ + d / kPanel) * padded_ + row) * kPanel + d % kPanel] * factor, to[d]);
+      }
   }
 
  private:
   static constexpr int64_t kWord = 4 / static_cast<int64_t>(sizeof(T));
 
-  void begin() {
+  int64_t place(int64_t row) const { return block_.places[row / shape_.group()]; }
+
+  // Lines up the queries.
+  void ask() {
     const int64_t group = shape_.group(), dim = shape_.dim;
     for (int64_t h = 0; h < heads_; ++h)
       for (int64_t row = 0; row < rows_; ++row) {
         T* to = q_ + (h * padded_ + row) * depth_;
-        std::copy_n(block_.q + row / group * block_.q_stride + ((first_ + h) * group + row % group) * dim, dim, to);
+        std::copy_n(block_.q + place(row) * block_.q_stride + ((first_ + h) * group + row % group) * dim, dim, to);
         std::fill(to + dim, to + depth_, T(0.0f));
       }
-    std::fill_n(sums_, heads_ * panels_ * padded_ * kPanel, 0.0f);
-    std::fill_n(tops_, heads_ * rows_, -std::numeric_limits<float>::infinity());
-    std::fill_n(totals_, heads_ * rows_, 0.0f);
   }
 
   // What is at `token` in one of a layer's two tensors, from head `first` on.
@@ -208,17 +245,6 @@ class BlockAttention {
     }
   }
 
-  void finish() {
-    const int64_t group = shape_.group(), dim = shape_.dim;
-    for (int64_t h = 0; h < heads_; ++h)
-      for (int64_t row = 0; row < rows_; ++row) {
-        const float factor = 1.0f / totals_[h * rows_ + row];
-        T* to = block_.out + row / group * block_.out_stride + ((first_ + h) * group + row % group) * dim;
-        for (int64_t d = 0; d < dim; ++d)
-          narrow(sums_[((h * panels_ + d / kPanel) * padded_ + row) * kPanel + d % kPanel] * factor, to[d]);
-      }
-  }
-
   const Shape& shape_;
   const Block<T>& block_;
   const Pages<T>& pages_;
@@ -228,5 +254,39 @@ class BlockAttention {
   T* weights_;
   float *sums_, *tops_, *totals_;
 };
+
+// Attention of a group for KV heads `first` to `last`: what all share is read for all at once, the rest by each.
+template <typename T>
+void attend(const Shape& shape, const Group& group, Block<T> block, const T* keys, const T* values, int64_t first,
+            int64_t last, Scratch& scratch) {
+  block.places = group.tokens;
+  block.tokens = 0;
+  for (int64_t i = 0; i < group.count; ++i) block.tokens += group.pieces[i].tokens;
+  // The last key that is shared lies before every token.
+  block.position = group.shared;
+  std::optional<BlockAttention<T>> together;
+  if (group.shared > 0) {
+    together.emplace(shape, block, Pages<T>{keys, values, group.pieces[0].table}, first, last, scratch, 8);
+    together->begin();
+    together->read(0, group.shared);
+  }
+  int64_t done = 0;
+  for (int64_t i = 0; i < group.count; ++i) {
+    const Piece& piece = group.pieces[i];
+    Block<T> own = block;
+    own.places += done;
+    own.tokens = piece.tokens;
+    own.position = piece.position;
+    BlockAttention<T> alone(shape, own, Pages<T>{keys, values, piece.table}, first, last, scratch, 0);
+    if (together) {
+      alone.go_on(*together, done);
+    } else {
+      alone.begin();
+    }
+    alone.read(group.shared, piece.position + piece.tokens);
+    alone.finish();
+    done += piece.tokens;
+  }
+}
 
 }  // namespace slipstream

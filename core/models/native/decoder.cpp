@@ -12,6 +12,7 @@
 
 #include <memory>
 #include <optional>
+#include <tuple>
 #include <vector>
 
 #include "attention.h"
@@ -23,7 +24,9 @@ namespace {
 
 using namespace slipstream;
 using at::Tensor;
-using MaybeTensor = std::optional<Tensor>;
+
+// Weight [N, K], scale [N] if that is int8, bias [N] if there is one.
+using Matrix = std::tuple<Tensor, MaybeTensor, MaybeTensor>;
 
 // What a step is computed for; see `Decoder::forward`.
 struct Step {
@@ -38,9 +41,7 @@ class Decoder {
   virtual ~Decoder() = default;
   // Matrices and norms of one layer, by name of the argument; see `core/models/native/weights.py`.
   virtual void add_layer(Tensor attention_norm, Tensor mlp_norm, MaybeTensor q_norm, MaybeTensor k_norm,
-                         const Tensor& qkv, const MaybeTensor& qkv_bias, const Tensor& out, const MaybeTensor& out_bias,
-                         const Tensor& gate_up, const MaybeTensor& gate_up_bias, const Tensor& down,
-                         const MaybeTensor& down_bias) = 0;
+                         const Matrix& qkv, const Matrix& out, const Matrix& gate_up, const Matrix& down) = 0;
   virtual std::vector<Tensor> forward(const Step& step) = 0;
 };
 
@@ -48,26 +49,23 @@ template <typename T>
 class DecoderOf final : public Decoder {
  public:
   DecoderOf(Shape shape, int64_t threads, Tensor embedding, Tensor cos, Tensor sin, Tensor final_norm,
-            const Tensor& head, const MaybeTensor& head_bias)
+            const Matrix& head)
       : shape_(shape),
         embedding_(std::move(embedding)),
         cos_(std::move(cos)),
         sin_(std::move(sin)),
         final_norm_(std::move(final_norm)),
-        head_(head, head_bias),
+        head_(linear(head)),
         hidden_(embedding_.size(1)),
         stride_(round_up(hidden_, kDepth)),
         team_(threads),
         scratch_(threads) {}
 
-  void add_layer(Tensor attention_norm, Tensor mlp_norm, MaybeTensor q_norm, MaybeTensor k_norm, const Tensor& qkv,
-                 const MaybeTensor& qkv_bias, const Tensor& out, const MaybeTensor& out_bias, const Tensor& gate_up,
-                 const MaybeTensor& gate_up_bias, const Tensor& down, const MaybeTensor& down_bias) override {
-    MaybeTensor bias;
-    if (gate_up_bias) bias = paired(gate_up_bias->unsqueeze(1)).squeeze(1);
-    layers_.push_back({std::move(attention_norm), std::move(mlp_norm), std::move(q_norm), std::move(k_norm),
-                       Linear<T>(qkv, qkv_bias), Linear<T>(out, out_bias), Linear<T>(paired(gate_up), bias),
-                       Linear<T>(down, down_bias)});
+  void add_layer(Tensor attention_norm, Tensor mlp_norm, MaybeTensor q_norm, MaybeTensor k_norm, const Matrix& qkv,
+                 const Matrix& out, const Matrix& gate_up, const Matrix& down) override {
+    const auto& [weight, scale, bias] = gate_up;
+    layers_.push_back({std::move(attention_norm), std::move(mlp_norm), std::move(q_norm), std::move(k_norm), linear(qkv),
+                       linear(out), Linear<T>(paired(weight), paired(scale), paired(bias)), linear(down)});
   }
 
   std::vector<Tensor> forward(const Step& step) override {
@@ -101,12 +99,12 @@ class DecoderOf final : public Decoder {
     Linear<T> qkv, out, gate_up, down;
   };
 
-  // A piece of attention: tokens from `token` on, of the request at `place` in the batch.
-  struct Piece {
-    int64_t place, token, tokens, position;
-  };
-
   static constexpr int64_t kBlockTokens = 64, kNormRows = 8, kTurnTokens = 4;
+
+  static Linear<T> linear(const Matrix& matrix) {
+    const auto& [weight, scale, bias] = matrix;
+    return Linear<T>(weight, scale, bias);
+  }
 
   // gate and up [2 I, C], row by row in turns of half a panel, so that one panel holds both sides of its 32 products.
   static Tensor paired(const Tensor& gate_up) {
@@ -118,23 +116,32 @@ class DecoderOf final : public Decoder {
     return out.view({2 * padded, gate_up.size(1)});
   }
 
+  static MaybeTensor paired(const MaybeTensor& by_output) {
+    if (!by_output) return std::nullopt;
+    return paired(by_output->unsqueeze(1)).squeeze(1);
+  }
+
   // [rows][stride] at buffer `place`, rows filled up to what products may touch.
   T* buffer(int64_t place, int64_t rows, int64_t stride) {
     return buffers_.take<T>(place, round_up(rows, kRows) * stride);
   }
 
-  // Which pieces attention falls into: blocks of prompts first, since they take longest.
+  // Which pieces attention falls into, and who reads the same keys.
   void plan(const Step& step, int64_t tokens) {
     const int64_t* prefixes = step.prefixes.const_data_ptr<int64_t>();
     const int64_t* extends = step.extends.const_data_ptr<int64_t>();
     pieces_.clear();
+    const int64_t* rows = step.rows.const_data_ptr<int64_t>();
+    const int32_t* table = step.table.const_data_ptr<int32_t>();
     int64_t token = 0;
     for (int64_t place = 0; place < step.rows.size(0); ++place) {
       for (int64_t done = 0; done < extends[place]; done += kBlockTokens)
-        pieces_.push_back({place, token + done, std::min(kBlockTokens, extends[place] - done), prefixes[place] + done});
+        pieces_.push_back({token + done, std::min(kBlockTokens, extends[place] - done), prefixes[place] + done,
+                           table + rows[place] * step.table.size(1)});
       token += extends[place];
     }
     TORCH_CHECK(token == tokens, "the requests of a step have ", token, " tokens, and ", tokens, " ids came");
+    groups_ = &sharing_.plan(pieces_, shape_.group());
   }
 
   T* embed(const Tensor& ids) {
@@ -190,19 +197,13 @@ class DecoderOf final : public Decoder {
     if (stride > shape_.q_width())
       for (int64_t t = 0; t < tokens; ++t)
         std::fill(out + t * stride + shape_.q_width(), out + (t + 1) * stride, T(0.0f));
-    const int64_t* rows = step.rows.const_data_ptr<int64_t>();
-    const int32_t* table = step.table.const_data_ptr<int32_t>();
-    const int64_t table_width = step.table.size(1);
     // Heads of a token are side by side in memory: they part only if there is not enough to do otherwise.
-    const int64_t pieces = static_cast<int64_t>(pieces_.size());
-    const int64_t parts = pieces < 2 * team_.size() ? shape_.kv_heads : 1, heads = shape_.kv_heads / parts;
-    team_.run(pieces * parts, [&](int64_t chunk, int64_t worker) {
-      const Piece& piece = pieces_[chunk / parts];
+    const int64_t groups = static_cast<int64_t>(groups_->size());
+    const int64_t parts = groups < 2 * team_.size() ? shape_.kv_heads : 1, heads = shape_.kv_heads / parts;
+    const Block<T> block{qkv, out, width, stride, nullptr, 0, 0};
+    team_.run(groups * parts, [&](int64_t chunk, int64_t worker) {
       const int64_t head = chunk % parts * heads;
-      const Block<T> block{qkv + piece.token * width, out + piece.token * stride, width,
-                           stride,                    piece.tokens,               piece.position};
-      const Pages<T> pages{k, v, table + rows[piece.place] * table_width};
-      BlockAttention<T>(shape_, block, pages, head, head + heads, scratch_[worker]).attend();
+      slipstream::attend(shape_, (*groups_)[chunk / parts], block, k, v, head, head + heads, scratch_[worker]);
     });
     return out;
   }
@@ -267,16 +268,18 @@ class DecoderOf final : public Decoder {
   Scratch buffers_;
   std::vector<Layer> layers_;
   std::vector<Piece> pieces_;
+  Sharing sharing_;
+  const std::vector<Group>* groups_ = nullptr;
 };
 
 std::unique_ptr<Decoder> make_decoder(int64_t heads, int64_t kv_heads, int64_t dim, double eps, double scale,
                                       int64_t threads, Tensor embedding, Tensor cos, Tensor sin, Tensor final_norm,
-                                      const Tensor& head, const MaybeTensor& head_bias) {
+                                      const Matrix& head) {
   const Shape shape{heads, kv_heads, dim, eps, scale};
   if (embedding.scalar_type() == at::kFloat)
-    return std::make_unique<DecoderOf<float>>(shape, threads, embedding, cos, sin, final_norm, head, head_bias);
+    return std::make_unique<DecoderOf<float>>(shape, threads, embedding, cos, sin, final_norm, head);
   TORCH_CHECK(embedding.scalar_type() == at::kBFloat16, "weights are float32 or bfloat16");
-  return std::make_unique<DecoderOf<BFloat16>>(shape, threads, embedding, cos, sin, final_norm, head, head_bias);
+  return std::make_unique<DecoderOf<BFloat16>>(shape, threads, embedding, cos, sin, final_norm, head);
 }
 
 // ids, positions, slots int64[T]; rows, prefixes, extends int64[B]; wanted int64[S] ascending; table int32[R, width];

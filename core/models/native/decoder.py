@@ -38,13 +38,11 @@ class NativeDecoder:
             weights.cos,
             weights.sin,
             weights.final_norm,
-            weights.head.weight,
-            weights.head.bias,
+            weights.head,
         )
         for layer in decoder_layers(model):
             norms = (layer.attention_norm, layer.mlp_norm, layer.q_norm, layer.k_norm)
-            matrices = (layer.qkv, layer.out, layer.gate_up, layer.down)
-            self._decoder.add_layer(*norms, *(part for each in matrices for part in (each.weight, each.bias)))
+            self._decoder.add_layer(*norms, layer.qkv, layer.out, layer.gate_up, layer.down)
         self._keys: list[torch.Tensor] = []
         self._values: list[torch.Tensor] = []
 

@@ -24,7 +24,7 @@ from typing import Any
 import torch
 
 NAME = "slipstream_decoder"
-PARTS = ("decoder.cpp", "attention.h", "kernels.h", "linear.h", "panels.h", "scratch.h", "team.h", "vectors.h")
+PARTS = "decoder.cpp attention.h bytes.h kernels.h linear.h panels.h scratch.h sharing.h team.h vectors.h".split()
 SOURCES = tuple(Path(__file__).with_name(name) for name in PARTS)
 """What is compiled, and what that includes."""
 FLAGS = "-std=c++20 -O3 -march=native -fno-math-errno -Wno-psabi -pthread -shared -fPIC".split()

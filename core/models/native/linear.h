@@ -11,33 +11,28 @@
 #include <optional>
 #include <vector>
 
+#include "bytes.h"
 #include "panels.h"
 #include "scratch.h"
 #include "team.h"
 
 namespace slipstream {
 
+using MaybeTensor = std::optional<at::Tensor>;
+
 template <typename T>
 class Linear {
  public:
-  // weight [N, K], bias [N] or none.
-  Linear(const at::Tensor& weight, const std::optional<at::Tensor>& bias)
-      : outputs_(weight.size(0)), depth_(round_up(weight.size(1), kDepth)), panels_(at::zeros({0})) {
-    const int64_t inputs = weight.size(1), count = round_up(outputs_, kPanel) / kPanel;
-    panels_ = at::empty({count * kPanel * depth_}, weight.options());
-    T* to = panels_.mutable_data_ptr<T>();
-#if defined(__linux__)
-    // A product reads front to back, and a page of 4 KiB is over in a third of a microsecond.
-    const uintptr_t page = 4096, begin = (reinterpret_cast<uintptr_t>(to) + page - 1) / page * page;
-    const uintptr_t end = reinterpret_cast<uintptr_t>(to + panels_.numel()) / page * page;
-    if (end > begin) madvise(reinterpret_cast<void*>(begin), end - begin, MADV_HUGEPAGE);
-#endif
-    std::fill_n(to, panels_.numel(), T(0.0f));
-    const at::Tensor rows = weight.contiguous();
-    const T* from = rows.const_data_ptr<T>();
-    for (int64_t n = 0; n < outputs_; ++n)
-      for (int64_t k = 0; k < inputs; ++k)
-        to[n / kPanel * kPanel * depth_ + panel_place<T>(n % kPanel, k)] = from[n * inputs + k];
+  // weight [N, K] of T, or of int8 with what each output is multiplied by as scale [N]; bias [N] or none.
+  Linear(const at::Tensor& weight, const MaybeTensor& scale, const MaybeTensor& bias)
+      : outputs_(weight.size(0)), depth_(round_up(weight.size(1), kDepth)) {
+    if (scale) {
+      TORCH_CHECK(weight.scalar_type() == at::kChar, "only int8 weights have scales");
+      scale_ = scale->to(at::kFloat).contiguous();
+      pack<int8_t>(weight.contiguous());
+    } else {
+      pack<T>(weight.contiguous());
+    }
     if (bias) bias_ = bias->to(at::kFloat).contiguous();
   }
 
@@ -49,15 +44,17 @@ class Linear {
   template <typename Sink>
   void apply(Team& team, std::vector<Scratch>& scratch, const T* x, int64_t rows, const Sink& sink) const {
     const int64_t panels = (outputs_ + kPanel - 1) / kPanel, blocks = (rows + kBlock - 1) / kBlock;
-    const T* weights = panels_.const_data_ptr<T>();
+    const float* scale = scale_ ? scale_->const_data_ptr<float>() : nullptr;
     const float* bias = bias_ ? bias_->const_data_ptr<float>() : nullptr;
     team.run(panels * blocks, [&](int64_t chunk, int64_t worker) {
       const int64_t panel = chunk / blocks, from = chunk % blocks * kBlock, mine = std::min(kBlock, rows - from);
       float* out = scratch[worker].take<float>(0, round_up(mine, kRows) * kPanel);
-      multiply<true>(x + from * depth_, depth_, mine, weights + panel * kPanel * depth_, depth_, out, false);
+      product(scratch[worker], x + from * depth_, mine, panel, out);
       const int64_t first = panel * kPanel, count = std::min(kPanel, outputs_ - first);
       for (int64_t row = 0; row < mine; ++row) {
         float* found = out + row * kPanel;
+        if (scale != nullptr)
+          for (int64_t i = 0; i < count; ++i) found[i] *= scale[first + i];
         if (bias != nullptr)
           for (int64_t i = 0; i < count; ++i) found[i] += bias[first + i];
         sink(from + row, first, found, count);
@@ -68,9 +65,38 @@ class Linear {
  private:
   static constexpr int64_t kBlock = 256;
 
+  // Panels of S, as `panels.h` and `bytes.h` read them.
+  template <typename S>
+  void pack(const at::Tensor& weight) {
+    const int64_t inputs = weight.size(1), count = round_up(outputs_, kPanel) / kPanel;
+    panels_ = at::empty({count * kPanel * depth_}, weight.options());
+    S* to = panels_.mutable_data_ptr<S>();
+#if defined(__linux__)
+    // A product reads front to back, and a page of 4 KiB is over in a third of a microsecond.
+    const uintptr_t page = 4096, begin = (reinterpret_cast<uintptr_t>(to) + page - 1) / page * page;
+    const uintptr_t end = reinterpret_cast<uintptr_t>(to + panels_.numel()) / page * page;
+    if (end > begin) madvise(reinterpret_cast<void*>(begin), end - begin, MADV_HUGEPAGE);
+#endif
+    std::fill_n(to, panels_.numel(), S(0));
+    const S* from = weight.const_data_ptr<S>();
+    for (int64_t n = 0; n < outputs_; ++n)
+      for (int64_t k = 0; k < inputs; ++k)
+        to[n / kPanel * kPanel * depth_ + panel_place<S>(n % kPanel, k)] = from[n * inputs + k];
+  }
+
+  void product(Scratch& scratch, const T* x, int64_t rows, int64_t panel, float* out) const {
+    const int64_t place = panel * kPanel * depth_;
+    if (scale_) {
+      T* room = scratch.take<T>(1, widened_room<T>(depth_));
+      multiply(x, depth_, rows, panels_.const_data_ptr<int8_t>() + place, depth_, out, room);
+    } else {
+      multiply<true>(x, depth_, rows, panels_.const_data_ptr<T>() + place, depth_, out, false);
+    }
+  }
+
   int64_t outputs_, depth_;
   at::Tensor panels_;
-  std::optional<at::Tensor> bias_;
+  MaybeTensor scale_, bias_;
 };
 
 }  // namespace slipstream

@@ -7,7 +7,7 @@
 
 namespace slipstream {
 
-// Eight buffers of one thread, each as large as it ever had to be, aligned to a cache line.
+// Sixteen buffers of one thread, each as large as it ever had to be, aligned to a cache line.
 // What `take` gave before is lost when the same place is taken again.
 class Scratch {
  public:
@@ -20,7 +20,7 @@ class Scratch {
   }
 
  private:
-  std::vector<char> bytes_[8];
+  std::vector<char> bytes_[16];
 };
 
 }  // namespace slipstream

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -14,6 +14,8 @@ from core.models.base import ModelSpec
 
 DYNAMIC_ROPE = ("dynamic", "longrope")
 """Rotary embeddings that depend on how long a sequence has become: no table holds them."""
+
+PLAIN = (torch.Tensor, nn.Parameter)
 
 
 class NotDense(Exception):
@@ -31,11 +33,11 @@ class DecoderShape:
     scale: float
 
 
-@dataclass(frozen=True, slots=True)
-class Matrix:
-    """A weight [N, K] with its bias [N]; the decoder packs it."""
+class Matrix(NamedTuple):
+    """A weight [N, K], by which its outputs are scaled [N] if it is int8, and its bias [N]; the decoder packs it."""
 
     weight: torch.Tensor
+    scale: torch.Tensor | None
     bias: torch.Tensor | None
 
 
@@ -77,8 +79,28 @@ def check_dense(model: PreTrainedModel, spec: ModelSpec) -> None:
     rope = str((config.rope_parameters or {}).get("rope_type", "default"))
     if rope in DYNAMIC_ROPE:
         raise NotDense(f"its rotary embedding is {rope}")
-    if any(type(module) is not nn.Linear for module in model.modules() if hasattr(module, "in_features")):
-        raise NotDense("its weights are quantised or adapted")
+    for module in model.modules():
+        if hasattr(module, "in_features") and not _is_dense(module, model.dtype):
+            raise NotDense("its weights are quantised, other than to int8 per output, or adapted")
+
+
+def _is_dense(module: Any, dtype: torch.dtype) -> bool:
+    # compressed-tensors leaves the class alone, takes the weight away or keeps it as int8, and scales elsewhere.
+    if type(module) is not nn.Linear or getattr(module, "quantization_scheme", None) is not None:
+        return False
+    weight = module.weight
+    return is_scaled_int8(weight) or (type(weight) in PLAIN and weight.dtype == dtype)
+
+
+def is_scaled_int8(weight: Any) -> bool:
+    """Whether it is torchao's int8 of weights only, symmetric, with one scale per output."""
+    if type(weight).__name__ != "Int8Tensor":
+        return False
+    if weight.qdata.dim() != 2 or weight.scale.numel() != weight.shape[0]:
+        return False
+    if weight.act_quant_kwargs is not None or weight.act_quant_scale is not None or weight.act_pre_scale is not None:
+        return False
+    return weight.zero_point is None or not bool(weight.zero_point.any())
 
 
 def decoder_weights(model: PreTrainedModel, positions: int) -> DecoderWeights:
@@ -130,7 +152,13 @@ def _weight(module: nn.Module | None) -> torch.Tensor | None:
 
 
 def _fused(linears: Sequence[Any]) -> Matrix:
-    weight = torch.cat([linear.weight.detach() for linear in linears])
     biases = [linear.bias for linear in linears]
     bias = None if biases[0] is None else torch.cat([found.detach() for found in biases])
-    return Matrix(weight, bias)
+    weights: list[Any] = [linear.weight.detach() for linear in linears]
+    scaled = {type(weight) not in PLAIN for weight in weights}
+    if scaled == {False}:
+        return Matrix(torch.cat(weights), None, bias)
+    if scaled != {True}:
+        raise NotDense("some of the matrices that it would multiply as one are int8 and some are not")
+    scale = torch.cat([weight.scale.reshape(-1).float() for weight in weights])
+    return Matrix(torch.cat([weight.qdata for weight in weights]), scale, bias)

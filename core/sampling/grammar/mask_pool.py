@@ -8,7 +8,6 @@ grammars that have proved quick are done here while the step's budget lasts, and
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 from llguidance import LLExecutor, LLMatcher
 
+from core.machine import usable_cpus
 from core.types.grammar import Words
 
 MAX_THREADS = 8
@@ -47,7 +47,7 @@ class MaskPool:
     def __init__(self) -> None:
         self.handed_over = 0
         """Calls that went to the threads."""
-        self._executor = LLExecutor(num_threads=max(1, min(MAX_THREADS, (os.cpu_count() or 2) // 2)))
+        self._executor = LLExecutor(num_threads=max(1, min(MAX_THREADS, usable_cpus() // 2)))
 
     def accept(self, rows: Sequence[PacedRow], tokens: Sequence[int]) -> list[bool]:
         """`consume_token` of each."""

@@ -1,0 +1,64 @@
+# syntax=docker/dockerfile:1
+# One image, two variants. The wheels of PyTorch bring the CUDA libraries, so both stand on the same Debian.
+#   docker build --build-arg VARIANT=cpu  --tag slipstream:0.1.0-cpu  .
+#   docker build --build-arg VARIANT=cuda --tag slipstream:0.1.0-cuda .
+ARG PYTHON=3.11
+
+FROM python:${PYTHON}-slim-bookworm AS python
+ENV PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_CACHE_DIR=1 PIP_ROOT_USER_ACTION=ignore
+
+# Everything but the server: gigabytes that change only with pyproject.toml.
+FROM python AS requirements
+ARG VARIANT=cpu
+ARG TORCH=torch==2.13.0
+WORKDIR /src
+COPY pyproject.toml .
+RUN python -c "import tomllib; p = tomllib.load(open('pyproject.toml', 'rb'))['project']; o = p['optional-dependencies']; \
+    extras = ['quantization', 'grammar', 'gateway', 'otel'] + ['cuda'] * ('${VARIANT}' == 'cuda'); \
+    print(*p['dependencies'], *(each for extra in extras for each in o[extra]), sep='\n')" > requirements.txt
+RUN python -m venv /opt/slipstream \
+    && case "${VARIANT}" in \
+         cpu) index=https://download.pytorch.org/whl/cpu ;; \
+         cuda) index=https://pypi.org/simple ;; \
+         *) echo "VARIANT is cpu or cuda" >&2; exit 1 ;; \
+       esac \
+    && /opt/slipstream/bin/pip install --index-url "${index}" "${TORCH}" \
+    && /opt/slipstream/bin/pip install --requirement requirements.txt
+
+FROM python AS wheel
+WORKDIR /src
+COPY pyproject.toml README.md LICENSE ./
+COPY core core
+COPY service service
+RUN pip wheel --no-deps --wheel-dir /dist .
+
+FROM python AS image
+# tini, because the kernel ignores a SIGTERM to process 1 that has no handler yet; the compiler, because the decoder of
+# the CPU is built for the processor it runs on, and Triton builds its launchers.
+# hadolint ignore=DL3008
+RUN apt-get update \
+    && apt-get install --yes --no-install-recommends tini g++ \
+    && rm -rf /var/lib/apt/lists/* \
+    && useradd --uid 10001 --user-group --no-create-home --home-dir /tmp --shell /usr/sbin/nologin slipstream \
+    && install --directory --owner slipstream --group slipstream --mode 0700 /cache
+COPY --from=requirements /opt/slipstream /opt/slipstream
+# A layer of its own, and a small one: what a new version of the server has to pull.
+RUN --mount=type=bind,from=wheel,source=/dist,target=/dist \
+    /opt/slipstream/bin/pip install --no-deps /dist/*.whl
+# The driver's libraries come from the node. Which devices are seen is not said here: with NVIDIA's runtime as a node's
+# default one, "all" would give every GPU to pods that asked for none.
+ENV PATH=/opt/slipstream/bin:$PATH \
+    PYTHONUNBUFFERED=1 \
+    NVIDIA_DRIVER_CAPABILITIES=compute,utility \
+    SLIPSTREAM_CACHE_DIR=/cache \
+    HF_HUB_OFFLINE=1 \
+    HF_HUB_DISABLE_TELEMETRY=1
+LABEL org.opencontainers.image.title="slipstream" \
+      org.opencontainers.image.licenses="Apache-2.0"
+# By number, so that a kubelet can see that it is not root.
+USER 10001:10001
+WORKDIR /tmp
+EXPOSE 50051 9464
+HEALTHCHECK --interval=10s --timeout=10s --start-period=10m CMD ["slipstream", "health"]
+ENTRYPOINT ["tini", "--", "slipstream"]
+CMD ["serve", "--host=0.0.0.0", "--metrics-host=0.0.0.0"]

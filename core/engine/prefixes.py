@@ -1,0 +1,111 @@
+"""The engine's `Prefixes`: who follows the prefix cache, and the flush.
+
+On the scheduler's path a change costs one call and one append per watcher, and nothing where nobody watches; whatever
+is made of the changes is made in the watcher's own time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Sequence
+
+from core.engine.adapter_table import AdapterTable
+from core.errors import SlowConsumer, Unsupported
+from core.models.lora.slots import NONE_SLOT
+from core.scheduler.scheduler import Scheduler
+from core.types.arrays import Ints
+from core.types.prefixes import PrefixChange, PrefixRemoved, PrefixStored
+
+MAX_UNREAD_PAGES = 65_536
+"""Of one watcher: about 0.5 MiB of page numbers, and ids that the cache may have given up meanwhile."""
+
+
+class CachedPrefixWatch:
+    """The `PrefixWatch` of `core.engine.door`. One task reads."""
+
+    def __init__(
+        self,
+        page_size: int,
+        contents: Sequence[PrefixStored],
+        close: Callable[[CachedPrefixWatch], None],
+        max_unread: int = MAX_UNREAD_PAGES,
+    ) -> None:
+        self.page_size = page_size
+        self.contents = contents
+        self._close = close
+        self._max_unread = max_unread
+        self._changes: deque[PrefixChange] = deque()
+        self._unread = 0
+        self._lost = False
+        self._news = asyncio.Event()
+
+    def add(self, change: PrefixChange) -> None:
+        """One more change; past the bound everything unread is dropped, and the watch is over."""
+        if self._lost:
+            return
+        self._changes.append(change)
+        self._unread += len(change.pages)
+        if self._unread > self._max_unread:
+            self._lost = True
+            self._changes.clear()
+            self.close()
+        self._news.set()
+
+    async def changes(self) -> Sequence[PrefixChange]:
+        """See `PrefixWatch.changes`."""
+        await self._news.wait()
+        if self._lost:
+            raise SlowConsumer("the prefix cache changed more than was read; subscribe again")
+        self._news.clear()
+        read, self._changes, self._unread = self._changes, deque(), 0
+        return read
+
+    def close(self) -> None:
+        """See `PrefixWatch`."""
+        self._close(self)
+
+
+class CachedPrefixes:
+    """The `Prefixes` of `core.engine.door`, and the cache's `PrefixObserver` while anybody watches."""
+
+    def __init__(self, scheduler: Scheduler, adapters: AdapterTable, refuse_unless_ready: Callable[[], None]) -> None:
+        self._scheduler = scheduler
+        self._memory = scheduler.memory
+        self._adapters = adapters
+        self._refuse_unless_ready = refuse_unless_ready
+        self._watches: dict[CachedPrefixWatch, str] = {}
+
+    def watch(self, cache_salt: str) -> CachedPrefixWatch:
+        """See `Prefixes.watch`."""
+        cache = self._memory.cache
+        if not cache.observe(self):
+            raise Unsupported("this server keeps no prefixes (prefix_cache is none)")
+        salt = cache.namespace(self._adapters.salt(NONE_SLOT, cache_salt), None)
+        watch = CachedPrefixWatch(self._memory.page_size, cache.contents(salt), self._forget)
+        self._watches[watch] = salt
+        return watch
+
+    def flush(self) -> int:
+        """See `Prefixes.flush`."""
+        self._refuse_unless_ready()
+        flushed = self._memory.flush()
+        self._scheduler.publish()
+        return flushed
+
+    def stored(self, salt: str, change: PrefixStored) -> None:
+        """See `PrefixObserver`."""
+        for watch, followed in list(self._watches.items()):
+            if followed == salt:
+                watch.add(change)
+
+    def removed(self, pages: Ints) -> None:
+        """See `PrefixObserver`. No node knows its namespace, and readers know their pages."""
+        change = PrefixRemoved(pages)
+        for watch in list(self._watches):
+            watch.add(change)
+
+    def _forget(self, watch: CachedPrefixWatch) -> None:
+        self._watches.pop(watch, None)
+        if not self._watches:
+            self._memory.cache.observe(None)

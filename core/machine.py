@@ -1,0 +1,85 @@
+"""What this process may use of the machine: a container's limits, which `os` tells nothing of.
+
+A pod of two cores and 4 GiB runs on a node of 96 and 1 TiB. Sized by the node, its threads stand in each other's way
+and its pools are killed when they fill. Linux keeps the limits as files of control groups, of version 2 (`memory.max`,
+`cpu.max`) or 1; those of every enclosing group hold too.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterator
+from pathlib import Path, PurePosixPath
+
+GROUPS = Path("/sys/fs/cgroup")
+OF_THIS_PROCESS = Path("/proc/self/cgroup")
+
+MEMORY_FILES = (
+    ("memory.max", "memory.current", "inactive_file"),
+    ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+)
+"""By version: the limit, what is used, and what of it the kernel would give up, a line of `memory.stat`."""
+
+
+def usable_cpus() -> int:
+    """Cores that this process may keep busy, at least 1: by affinity, and by quotas, rounded up."""
+    found = float(len(os.sched_getaffinity(0))) if hasattr(os, "sched_getaffinity") else float(os.cpu_count() or 1)
+    for group in _groups("cpu"):
+        quota = _quota(group)
+        if quota is not None:
+            found = min(found, quota)
+    return max(1, math.ceil(found))
+
+
+def free_memory() -> int:
+    """Bytes that can still be taken before the machine, or a limit, has none left."""
+    found = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    for group in _groups("memory"):
+        for limit_file, used_file, given_up in MEMORY_FILES:
+            limit, used = _number(group / limit_file), _number(group / used_file)
+            if limit is not None and used is not None:
+                found = min(found, limit - used + _line_of(group / "memory.stat", given_up))
+    return max(0, int(found))
+
+
+def _groups(controller: str) -> Iterator[Path]:
+    """Directories of the group that `controller` has this process in, and of those around it."""
+    try:
+        lines = OF_THIS_PROCESS.read_text().splitlines()
+    except OSError:
+        return
+    for line in lines:
+        number, controllers, path = line.split(":", 2)
+        if number != "0" and controller not in controllers.split(","):
+            continue
+        root = GROUPS if number == "0" else GROUPS / controller
+        inside = PurePosixPath(path.lstrip("/"))
+        # Inside a container its own group may be mounted as the root, below which the path leads nowhere.
+        yield from (each for part in (inside, *inside.parents) if (each := root / part).is_dir())
+
+
+def _quota(group: Path) -> float | None:
+    """Cores' worth of time per period; None for no bound."""
+    try:
+        quota, period = (group / "cpu.max").read_text().split()
+    except (OSError, ValueError):
+        found, of = _number(group / "cpu.cfs_quota_us"), _number(group / "cpu.cfs_period_us")
+        return found / of if found is not None and of and found > 0 else None
+    return None if quota == "max" else int(quota) / int(period)
+
+
+def _number(file: Path) -> int | None:
+    """The number in a file; None where there is none, as for `max`."""
+    try:
+        return int(file.read_text())
+    except (OSError, ValueError):
+        return None
+
+
+def _line_of(file: Path, name: str) -> int:
+    try:
+        lines = (line.split() for line in file.read_text().splitlines())
+        return next((int(value) for key, value in lines if key == name), 0)
+    except (OSError, ValueError):
+        return 0

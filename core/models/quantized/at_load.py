@@ -1,0 +1,55 @@
+"""Plain weights that are quantised while they are loaded, because the server was told to.
+
+Weights only, and not what they are multiplied with: int8 with one scale per output, symmetric, as torchao does it
+(`Int8WeightOnlyConfig`). Every linear layer is quantised, the output matrix too; embeddings are looked up, not read as
+a whole, and stay. transformers computes with torchao's own product, dense models on the CPU with native code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from importlib.util import find_spec
+
+from transformers import PreTrainedModel
+
+from core.errors import ModelLoadError
+from core.models.config import CheckpointConfig
+from core.models.quantized.registry import INSTALL, PLAIN, QuantizedWeights, method_name
+
+
+def quantize_at_load(model: PreTrainedModel, name: str) -> QuantizedWeights:
+    """Quantise the linear layers of `model` in place as `name` (of `AT_LOAD`) says; "none" leaves all as it is.
+
+    `refuse_at_load` comes first.
+    """
+    return PLAIN if name == "none" else AT_LOAD[name](model)
+
+
+def refuse_at_load(checkpoint: CheckpointConfig, name: str, *, encoder_decoder: bool) -> None:
+    """Raises ModelLoadError for what rules `name` out, before weights are read."""
+    if name == "none":
+        return
+    if encoder_decoder:
+        raise ModelLoadError(
+            f"quantization {name!r} is not supported for encoder-decoders ({checkpoint.model_type!r}); leave it out"
+        )
+    if checkpoint.quantization is not None:
+        raise ModelLoadError(
+            f"quantization {name!r} is for plain weights; these are quantised with "
+            f"{method_name(checkpoint.quantization)!r} already, so leave the setting out"
+        )
+    if find_spec("torchao") is None:
+        raise ModelLoadError(f"quantization {name!r} needs the package torchao: {INSTALL}")
+
+
+def _int8(model: PreTrainedModel) -> QuantizedWeights:
+    from torchao.quantization import Int8WeightOnlyConfig, quantize_
+
+    from core.models.quantized.torchao import TORCHAO
+
+    quantize_(model, Int8WeightOnlyConfig())
+    return TORCHAO.adopt(model, "compressed")
+
+
+AT_LOAD: Mapping[str, Callable[[PreTrainedModel], QuantizedWeights]] = {"int8": _int8}
+"""How weights are quantised, by the name in the configuration."""

@@ -1,0 +1,97 @@
+"""What each lane of the engine did when: a ring per lane, filled a few times per step while somebody records.
+
+Off, which it is unless asked for, a lane costs one look at an attribute. On, a slice is packed into memory that was
+taken when the recording began, so nothing is allocated that stays. The idea of lanes in one picture is Perfetto's.
+"""
+
+from __future__ import annotations
+
+import struct
+import time
+from dataclasses import dataclass
+
+PHASES = ("results", "intake", "plan", "submit", "publish", "emit")
+"""What one call of the scheduler does, in this order; plan and submit repeat while there is room."""
+
+RESULTS, INTAKE, PLAN, SUBMIT, PUBLISH, EMIT = range(len(PHASES))
+
+SLICES_PER_LANE = 1 << 16
+"""Newest slices that a lane keeps: minutes of small steps, 2 MiB each."""
+
+_SLICE = struct.Struct("<ddqii")
+
+
+@dataclass(frozen=True, slots=True)
+class Slice:
+    """One piece of work: from `begin` to `end` in `time.monotonic` seconds, for `step`; `kind` is an index of PHASES in
+    the scheduler's lane and 0 elsewhere, `tokens` how many the step computes (0 where that says nothing)."""
+
+    begin: float
+    end: float
+    step: int
+    kind: int
+    tokens: int
+
+
+class Lane:
+    """A ring of slices with one writer."""
+
+    __slots__ = ("_buffer", "_capacity", "_count")
+
+    def __init__(self, capacity: int = SLICES_PER_LANE) -> None:
+        self._capacity = capacity
+        self._buffer = bytearray(capacity * _SLICE.size)
+        self._count = 0
+
+    def add(self, begin: float, end: float, step: int, kind: int = 0, tokens: int = 0) -> None:
+        """One slice, over the oldest once the ring is full."""
+        _SLICE.pack_into(self._buffer, self._count % self._capacity * _SLICE.size, begin, end, step, kind, tokens)
+        self._count += 1
+
+    def slices(self, offset: float = 0.0) -> list[Slice]:
+        """What is kept, oldest first, `offset` seconds later than it was written."""
+        kept = min(self._count, self._capacity)
+        places = (place % self._capacity * _SLICE.size for place in range(self._count - kept, self._count))
+        found = (_SLICE.unpack_from(self._buffer, place) for place in places)
+        return [Slice(begin + offset, end + offset, step, kind, tokens) for begin, end, step, kind, tokens in found]
+
+
+class Recording:
+    """The lanes of one recording. `scheduler` is written by the loop thread, `launch` by the forward thread, the two of
+    the device by whoever takes its results; those are in the device's time, `device_offset` behind the host's."""
+
+    def __init__(self, capacity: int = SLICES_PER_LANE) -> None:
+        self.scheduler = Lane(capacity)
+        self.launch = Lane(capacity)
+        self.forward = Lane(capacity)
+        self.copy = Lane(capacity)
+        self.device_offset = float("inf")
+        self.began = time.monotonic()
+
+    def lanes(self) -> dict[str, list[Slice]]:
+        """Slices by lane, all in `time.monotonic` seconds."""
+        return {
+            "scheduler": self.scheduler.slices(),
+            "launch": self.launch.slices(),
+            "forward": self.forward.slices(self.device_offset),
+            "copy": self.copy.slices(self.device_offset),
+        }
+
+
+class LaneRecorder:
+    """Where writers look whether somebody records. `start` and `stop` may be called from any thread."""
+
+    __slots__ = ("recording",)
+
+    def __init__(self) -> None:
+        self.recording: Recording | None = None
+        """None while nobody records."""
+
+    def start(self) -> Recording:
+        """Begin a new recording; one that is under way is given up."""
+        recording = self.recording = Recording()
+        return recording
+
+    def stop(self) -> None:
+        """Record no more; a writer that is within a slice may still finish it."""
+        self.recording = None

@@ -1,0 +1,32 @@
+"""What a prefix cache tells of its pages: plain data, one record per change."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PrefixStored:
+    """Pages that joined the cache: `pages[i]` holds tokens [i * page_size, (i + 1) * page_size) of `ids`.
+
+    `ids` is int64[pages * page_size], `pages` int64[n]; neither changes any more. A page number names one content from
+    here until a `PrefixRemoved` names it.
+    """
+
+    parent: int
+    """The page before the first of these; 0 where they begin a prompt."""
+    ids: npt.NDArray[np.int64]
+    pages: npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PrefixRemoved:
+    """Pages, int64[n], that the cache gave up; some may be of a namespace that the reader does not follow."""
+
+    pages: npt.NDArray[np.int64]
+
+
+PrefixChange = PrefixStored | PrefixRemoved

@@ -1,0 +1,94 @@
+{{/* What cannot work together is refused here, with the reason. What one value may be is the schema's business. */}}
+{{- define "slipstream.checks" -}}
+{{- $v := .Values -}}
+
+{{- if gt (int64 $v.nodes) 1 -}}
+{{- fail (printf "nodes: %d: a worker runs on one node. The engine has no tensor- or pipeline-parallel ranks yet, so a LeaderWorkerSet would start processes that do nothing; use replicas" (int64 $v.nodes)) -}}
+{{- end -}}
+{{- if and $v.gpu.enabled (gt (int64 $v.gpu.count) 1) -}}
+{{- fail (printf "gpu.count: %d: a worker uses one device; the others would be paid for and idle. Use replicas" (int64 $v.gpu.count)) -}}
+{{- end -}}
+
+{{- $drain := int64 (include "slipstream.drainSeconds" .) -}}
+{{- $termination := int64 (include "slipstream.terminationSeconds" .) -}}
+{{- if lt $termination (add $drain 5) -}}
+{{- fail (printf "drain.terminationGracePeriodSeconds: %d would cut streams: preStop, linger and grace take %d, and 5 more are needed to end" $termination $drain) -}}
+{{- end -}}
+{{- $nothing := list "0" "0%" -}}
+{{- if and (has (toString $v.rollout.maxSurge) $nothing) (has (toString $v.rollout.maxUnavailable) $nothing) -}}
+{{- fail "rollout: maxSurge and maxUnavailable are both 0, so no rollout could take a step" -}}
+{{- end -}}
+{{- if le (int64 (include "slipstream.progressSeconds" .)) (add (int64 (include "slipstream.startupSeconds" .)) (int64 $v.rollout.minReadySeconds)) -}}
+{{- fail "rollout.progressDeadlineSeconds: a rollout would count as failed while probes.startup still allows weights to load" -}}
+{{- end -}}
+{{- if and $v.podDisruptionBudget.enabled (eq (kindIs "invalid" $v.podDisruptionBudget.maxUnavailable) (kindIs "invalid" $v.podDisruptionBudget.minAvailable)) -}}
+{{- fail "podDisruptionBudget: give one of maxUnavailable and minAvailable, and set the other to null" -}}
+{{- end -}}
+
+{{- include "slipstream.modelChecks" . -}}
+{{- include "slipstream.accessChecks" . -}}
+{{- include "slipstream.scaleChecks" . -}}
+{{- end -}}
+
+{{- define "slipstream.modelChecks" -}}
+{{- $model := .Values.model -}}
+{{- if and (eq $model.source "existingClaim") (not $model.existingClaim) -}}
+{{- fail "model.existingClaim: needs the name of the claim" -}}
+{{- end -}}
+{{- if and $model.existingClaim (ne $model.source "existingClaim") -}}
+{{- fail (printf "model.existingClaim is given, but model.source is %s" $model.source) -}}
+{{- end -}}
+{{- if and (eq $model.source "emptyDir") (not $model.init.enabled) -}}
+{{- fail "model.source: emptyDir begins empty; model.init has to fill it" -}}
+{{- end -}}
+{{- if and (eq $model.source "bundled") (or $model.init.enabled $model.path) -}}
+{{- fail "model.source: bundled is in the image; model.init and model.path need another source" -}}
+{{- end -}}
+{{- if and $model.init.enabled (not $model.init.command) -}}
+{{- fail "model.init.command: needs what fills MODEL_DIR" -}}
+{{- end -}}
+{{- if or (hasPrefix "/" $model.path) (has ".." (splitList "/" $model.path)) -}}
+{{- fail "model.path: is below the volume" -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "slipstream.accessChecks" -}}
+{{- $v := .Values -}}
+{{- if and $v.tls.clientCa.existingSecret (not $v.tls.existingSecret) -}}
+{{- fail "tls.clientCa.existingSecret needs tls.existingSecret" -}}
+{{- end -}}
+{{- if and $v.auth.adapterAdmins (not $v.auth.existingSecret) -}}
+{{- fail "auth.adapterAdmins needs auth.existingSecret, which says who calls" -}}
+{{- end -}}
+{{- if or (hasPrefix "127." $v.listenAddress) (eq "::1" $v.listenAddress) -}}
+{{- fail (printf "listenAddress: %s is seen by nobody outside the pod, the kubelet included" $v.listenAddress) -}}
+{{- end -}}
+{{- $ports := list (int64 $v.ports.grpc) (int64 $v.ports.metrics) (int64 $v.ports.health) -}}
+{{- if ne (len (uniq $ports)) 3 -}}
+{{- fail (printf "ports: %v must differ" $ports) -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "slipstream.scaleChecks" -}}
+{{- $v := .Values -}}
+{{- $scale := $v.autoscaling -}}
+{{- if gt (int64 $scale.minReplicas) (int64 $scale.maxReplicas) -}}
+{{- fail "autoscaling: minReplicas is more than maxReplicas" -}}
+{{- end -}}
+{{- if and (eq $scale.type "keda") (not $scale.keda.serverAddress) -}}
+{{- fail "autoscaling.keda.serverAddress: needs the address of Prometheus" -}}
+{{- end -}}
+{{- $most := ternary $v.replicas $scale.maxReplicas (eq $scale.type "none") | int64 -}}
+{{- if and (eq $v.model.source "claim") (has "ReadWriteOncePod" $v.model.claim.accessModes) (gt $most 1) -}}
+{{- fail "model.claim.accessModes: ReadWriteOncePod is for one pod, and there may be several" -}}
+{{- end -}}
+{{- $limits := $v.resources.limits | default dict -}}
+{{- $requests := $v.resources.requests | default dict -}}
+{{- $limit := int64 (include "slipstream.milliCpu" (get $limits "cpu" | default nil)) -}}
+{{- if and $limit (gt (int64 (include "slipstream.milliCpu" (get $requests "cpu" | default nil))) $limit) -}}
+{{- fail "resources: requests.cpu is more than limits.cpu" -}}
+{{- end -}}
+{{- if or (hasKey $limits $v.gpu.resource) (hasKey $requests $v.gpu.resource) -}}
+{{- fail (printf "resources: %s is added by gpu.enabled" $v.gpu.resource) -}}
+{{- end -}}
+{{- end -}}

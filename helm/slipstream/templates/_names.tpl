@@ -1,0 +1,60 @@
+{{- define "slipstream.name" -}}
+{{- .Values.nameOverride | default .Chart.Name | trunc 50 | trimSuffix "-" -}}
+{{- end -}}
+
+{{/* At most 50 characters, so that suffixes still fit into the 63 of a Service's name. */}}
+{{- define "slipstream.fullname" -}}
+{{- $name := include "slipstream.name" . -}}
+{{- $full := ternary .Release.Name (printf "%s-%s" .Release.Name $name) (contains $name .Release.Name) -}}
+{{- .Values.fullnameOverride | default $full | trunc 50 | trimSuffix "-" -}}
+{{- end -}}
+
+{{- define "slipstream.podsService" -}}
+{{- printf "%s-pods" (include "slipstream.fullname" .) -}}
+{{- end -}}
+
+{{- define "slipstream.serviceAccount" -}}
+{{- if .Values.serviceAccount.create -}}
+{{- .Values.serviceAccount.name | default (include "slipstream.fullname" .) -}}
+{{- else -}}
+{{- .Values.serviceAccount.name | default "default" -}}
+{{- end -}}
+{{- end -}}
+
+{{/* What tells this release's servers from all other pods, the test's included. Never changes: selectors cannot. */}}
+{{- define "slipstream.selector" -}}
+app.kubernetes.io/name: {{ include "slipstream.name" . | quote }}
+app.kubernetes.io/instance: {{ .Release.Name | quote }}
+app.kubernetes.io/component: server
+{{- end -}}
+
+{{- define "slipstream.labels" -}}
+{{ include "slipstream.selector" . }}
+{{ include "slipstream.commonLabels" . }}
+{{- end -}}
+
+{{- define "slipstream.commonLabels" -}}
+app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ .Release.Service }}
+helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
+{{- with .Values.commonLabels }}
+{{ toYaml . }}
+{{- end }}
+{{- end -}}
+
+{{/* Labels of the pod of `helm test`: no selector of the server matches them. */}}
+{{- define "slipstream.testSelector" -}}
+app.kubernetes.io/name: {{ include "slipstream.name" . | quote }}
+app.kubernetes.io/instance: {{ .Release.Name | quote }}
+app.kubernetes.io/component: test
+{{- end -}}
+
+{{- define "slipstream.image" -}}
+{{- $variant := ternary "cuda" "cpu" .Values.gpu.enabled -}}
+{{- $tag := .Values.image.tag | default (printf "%s-%s" .Chart.AppVersion $variant) -}}
+{{- if .Values.image.digest -}}
+{{- printf "%s@%s" .Values.image.repository .Values.image.digest -}}
+{{- else -}}
+{{- printf "%s:%s" .Values.image.repository $tag -}}
+{{- end -}}
+{{- end -}}

@@ -1,0 +1,131 @@
+{{/* The server's command line: flags only, so that `kubectl describe pod` shows all there is. */}}
+{{- define "slipstream.args" -}}
+{{- $v := .Values -}}
+- serve
+- {{ printf "--host=%s" $v.listenAddress | quote }}
+- --port={{ int64 $v.ports.grpc }}
+- {{ printf "--metrics-host=%s" $v.listenAddress | quote }}
+- --metrics-port={{ int64 $v.ports.metrics }}
+- --device={{ ternary "cuda" "cpu" $v.gpu.enabled }}
+{{- if ne $v.model.source "bundled" }}
+- {{ printf "--model=%s" (include "slipstream.modelPath" .) | quote }}
+{{- end }}
+{{- with $v.model.servedName }}
+- {{ printf "--served-model-name=%s" . | quote }}
+{{- end }}
+- --drain-linger={{ int64 $v.drain.lingerSeconds }}
+- --drain-grace={{ int64 $v.drain.graceSeconds }}
+{{- if $v.auth.existingSecret }}
+- --auth-token-file=/etc/slipstream/auth/{{ $v.auth.key }}
+{{- with $v.auth.adapterAdmins }}
+- {{ printf "--adapter-admins=%s" . | quote }}
+{{- end }}
+{{- end }}
+{{- if $v.tls.existingSecret }}
+- --tls-cert=/etc/slipstream/tls/{{ $v.tls.certKey }}
+- --tls-key=/etc/slipstream/tls/{{ $v.tls.privateKeyKey }}
+- --health-port={{ int64 $v.ports.health }}
+{{- if $v.tls.clientCa.existingSecret }}
+- --tls-client-ca=/etc/slipstream/client-ca/{{ $v.tls.clientCa.key }}
+{{- end }}
+{{- end }}
+{{- include "slipstream.settings" . }}
+{{- end -}}
+
+{{/* `settings` as flags: lists repeat theirs, switches have a `--no-` twin, null is left out. */}}
+{{- define "slipstream.settings" -}}
+{{- $settings := merge (dict) .Values.settings (include "slipstream.cpuThreads" . | fromYaml) -}}
+{{- range $name := keys $settings | sortAlpha -}}
+{{- $value := get $settings $name -}}
+{{- $flag := $name | replace "_" "-" -}}
+{{- if kindIs "bool" $value }}
+- --{{ ternary "" "no-" $value }}{{ $flag }}
+{{- else if kindIs "slice" $value -}}
+{{- range $value }}
+- {{ printf "--%s=%s" $flag . | quote }}
+{{- end -}}
+{{- else if kindIs "string" $value }}
+- {{ printf "--%s=%s" $flag $value | quote }}
+{{- else if not (kindIs "invalid" $value) }}
+- --{{ $flag }}={{ $value | toJson }}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
+{{/*
+Threads of math, one core less than there is for the event loop. The server counts a limit by itself; said here, it is seen in
+`kubectl describe`. A worker on the CPU without a limit has the node; beside a GPU there is little math, so the request decides.
+*/}}
+{{- define "slipstream.cpuThreads" -}}
+{{- $limit := get (.Values.resources.limits | default dict) "cpu" -}}
+{{- $request := get (.Values.resources.requests | default dict) "cpu" -}}
+{{- $cores := ternary ($limit | default $request) $limit .Values.gpu.enabled -}}
+{{- if $cores -}}
+cpu_threads: {{ max 1 (sub (div (int64 (include "slipstream.milliCpu" $cores)) 1000) 1) }}
+{{- end -}}
+{{- end -}}
+
+{{- define "slipstream.modelPath" -}}
+{{- printf "/models/%s" .Values.model.path | trimSuffix "/" -}}
+{{- end -}}
+
+{{/* Everything that libraries want to write goes to mounted directories: the root is read-only. */}}
+{{- define "slipstream.env" -}}
+- name: SLIPSTREAM_CACHE_DIR
+  value: /cache
+- name: XDG_CACHE_HOME
+  value: /cache/xdg
+- name: TRITON_CACHE_DIR
+  value: /cache/triton
+- name: TORCHINDUCTOR_CACHE_DIR
+  value: /cache/inductor
+- name: HF_HOME
+  value: /cache/huggingface
+- name: HF_HUB_OFFLINE
+  value: "1"
+- name: HOME
+  value: /tmp
+# Libraries that ask for the user's name look here before they look for a line in /etc/passwd.
+- name: USER
+  value: slipstream
+{{- with .Values.extraEnv }}
+{{ toYaml . }}
+{{- end }}
+{{- end -}}
+
+{{- define "slipstream.mounts" -}}
+- name: tmp
+  mountPath: /tmp
+- name: cache
+  mountPath: /cache
+- name: shm
+  mountPath: /dev/shm
+{{- if ne .Values.model.source "bundled" }}
+- name: model
+  mountPath: /models
+  readOnly: true
+{{- end }}
+{{- if .Values.auth.existingSecret }}
+- name: auth
+  mountPath: /etc/slipstream/auth
+  readOnly: true
+{{- end }}
+{{- if .Values.tls.existingSecret }}
+- name: tls
+  mountPath: /etc/slipstream/tls
+  readOnly: true
+{{- end }}
+{{- if .Values.tls.clientCa.existingSecret }}
+- name: client-ca
+  mountPath: /etc/slipstream/client-ca
+  readOnly: true
+{{- end }}
+{{- with .Values.extraVolumeMounts }}
+{{ toYaml . }}
+{{- end }}
+{{- end -}}
+
+{{/* A health check by the kubelet; it needs a number, and cannot speak TLS. */}}
+{{- define "slipstream.probePort" -}}
+{{- ternary .Values.ports.health .Values.ports.grpc (ne .Values.tls.existingSecret "") | int64 -}}
+{{- end -}}

@@ -1,0 +1,57 @@
+{{/* Secrets are mounted as directories: a file mounted by subPath would never change. */}}
+{{- define "slipstream.volumes" -}}
+- name: tmp
+  emptyDir:
+    sizeLimit: {{ .Values.tmp.sizeLimit }}
+- name: shm
+  emptyDir:
+    medium: Memory
+    sizeLimit: {{ .Values.shm.sizeLimit }}
+- name: cache
+  {{- if .Values.cache.existingClaim }}
+  persistentVolumeClaim:
+    claimName: {{ .Values.cache.existingClaim | quote }}
+  {{- else }}
+  emptyDir:
+    sizeLimit: {{ .Values.cache.sizeLimit }}
+  {{- end }}
+{{- include "slipstream.modelVolume" . }}
+{{- with .Values.auth.existingSecret }}
+- name: auth
+  secret:
+    secretName: {{ . | quote }}
+    defaultMode: 288 # 0440
+{{- end }}
+{{- with .Values.tls.existingSecret }}
+- name: tls
+  secret:
+    secretName: {{ . | quote }}
+    defaultMode: 288 # 0440
+{{- end }}
+{{- with .Values.tls.clientCa.existingSecret }}
+- name: client-ca
+  secret:
+    secretName: {{ . | quote }}
+    defaultMode: 288 # 0440
+{{- end }}
+{{- with .Values.extraVolumes }}
+{{ toYaml . }}
+{{- end }}
+{{- end -}}
+
+{{- define "slipstream.modelVolume" -}}
+{{- $model := .Values.model -}}
+{{- if eq $model.source "emptyDir" }}
+- name: model
+  emptyDir:
+    sizeLimit: {{ $model.emptyDir.sizeLimit }}
+{{- else if eq $model.source "existingClaim" }}
+- name: model
+  persistentVolumeClaim:
+    claimName: {{ $model.existingClaim | quote }}
+{{- else if eq $model.source "claim" }}
+- name: model
+  persistentVolumeClaim:
+    claimName: {{ include "slipstream.fullname" . }}-model
+{{- end }}
+{{- end -}}

@@ -1,0 +1,42 @@
+"""`slipstream health`: ask a server whether it is ready, or alive; the exit code is the answer."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from typing import Any
+
+import click
+
+from service.server_access import ServerAccess, access_options
+
+DEFAULT_SERVER = "127.0.0.1:50051"
+DEFAULT_SECONDS = 5.0
+
+
+@click.command()
+@click.option("--server", metavar="HOST:PORT", default=DEFAULT_SERVER, show_default=True, help="Ask it.")
+@click.option("--live", is_flag=True, help="Ask whether it is alive, not whether it is ready.")
+@click.option("--timeout", default=DEFAULT_SECONDS, show_default=True, help="Seconds to wait for the answer.")
+@access_options
+def health(server: str, live: bool, timeout: float, **options: Any) -> None:
+    """Say whether a server is ready for requests. Exit codes: 0 it is, 1 it is not or did not answer."""
+    answer = asyncio.run(_ask(server, ServerAccess.taken_from(options), live, timeout))
+    click.echo(answer)
+    sys.exit(answer != "SERVING")
+
+
+async def _ask(server: str, access: ServerAccess, live: bool, timeout: float) -> str:
+    """Name of the serving status, or of the gRPC code that came instead of it."""
+    import grpc.aio
+    from grpc_health.v1 import health_pb2, health_pb2_grpc  # type: ignore[import-untyped]
+
+    from service.servicers.health import LIVENESS, READINESS
+
+    request = health_pb2.HealthCheckRequest(service=LIVENESS if live else READINESS)
+    async with access.client(server) as client:
+        try:
+            found = await health_pb2_grpc.HealthStub(client.channel).Check(request, timeout=timeout)
+        except grpc.aio.AioRpcError as error:
+            return error.code().name
+    return str(health_pb2.HealthCheckResponse.ServingStatus.Name(found.status))

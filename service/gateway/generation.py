@@ -1,0 +1,84 @@
+"""Writes the events of one Generate call in a dialect: a chunk per delta if it streams, and each output whole."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import grpc.aio
+
+from core.engine.door import OutputStream
+from core.errors import SlowConsumer
+from core.types.io import Delta, Finished, OutputEvent, Started
+from service.convert import split
+from service.gateway.dialect import Asked, Dialect, Whole
+from service.gateway.outputs import OutputSoFar
+from service.metrics.rpc import RpcMetrics
+from service.status import TOKENS_EMITTED_TRAILER
+from service.tracing.request_span import note_finished
+from service.write_bound import WriteBound
+
+Context = grpc.aio.ServicerContext[Any, Any]
+
+
+class Generation:
+    """The responses to one call. Headers go out with the first of them, so that a refusal before it can be retried, and
+    a client that leaves before it resets the call."""
+
+    def __init__(self, dialect: Dialect, asked: Asked) -> None:
+        self._dialect = dialect
+        self._asked = asked
+        self._outputs: dict[int, OutputSoFar] = {}
+        self._wholes: dict[int, Whole] = {}
+        self._emitted = 0
+
+    async def write(self, stream: OutputStream, context: Context, metrics: RpcMetrics, write_timeout: float) -> None:
+        """Write every event of `stream`, each within `write_timeout` seconds. A failure leaves the trailer behind."""
+        try:
+            async with WriteBound(write_timeout) as bound:
+                async for event in stream:
+                    for response in self._responses(event):
+                        bound.begin()
+                        await context.write(response)
+                        bound.end()
+            if len(self._wholes) != self._asked.request.sampling.n:
+                raise RuntimeError(
+                    f"stream ended after {len(self._wholes)} of {self._asked.request.sampling.n} terminals"
+                )
+        except BaseException as error:  # a revoked token cancels from outside, and its client wants the count too
+            if self._emitted:
+                context.set_trailing_metadata(((TOKENS_EMITTED_TRAILER, str(self._emitted)),))
+            if isinstance(error, SlowConsumer):
+                metrics.slow_consumer()
+            raise
+
+    def _responses(self, event: OutputEvent) -> Iterator[Any]:
+        if isinstance(event, Started):
+            for index in range(self._asked.request.sampling.n):
+                self._outputs[index] = OutputSoFar(index, event.prompt_tokens)
+        elif isinstance(event, Finished):
+            note_finished(event)
+            yield from self._ended(self._outputs[event.index].finish(event))
+        else:
+            yield from self._deltas(event)
+
+    def _ended(self, whole: Whole) -> Iterator[Any]:
+        """The whole output; without chunks all of them at the end, for gateways number choices as they come."""
+        self._wholes[whole.index] = whole
+        if self._asked.stream:
+            due = [whole]
+        elif len(self._wholes) == self._asked.request.sampling.n:
+            due = [self._wholes[index] for index in sorted(self._wholes)]
+        else:
+            due = []
+        for each in due:
+            yield self._dialect.complete(self._asked.request.request_id, each)
+
+    def _deltas(self, delta: Delta) -> Iterator[Any]:
+        for each in split(delta):
+            assert isinstance(each, Delta), "of a delta"
+            piece = self._outputs[delta.index].add(each)
+            # A delta may have text alone, which gateways make themselves.
+            if self._asked.stream and piece.token_ids:
+                self._emitted += len(piece.token_ids)
+                yield self._dialect.chunk(self._asked.request.request_id, piece)

@@ -1,0 +1,134 @@
+"""How messages of any dialect become the engine's requests: tables of fields, and the checks that only the wire needs.
+
+Gateway protos have scalars without presence, so an unset `top_p` arrives as 0: zeros that mean "off" are read as what
+switches the option off here. Their floats are singles; 0.7 is read as 0.7 and not as 0.699999988, so that the same
+request samples the same tokens through every service.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from google.protobuf.descriptor import FieldDescriptor
+
+from core.config import ADAPTER_NAME
+from core.errors import FieldViolation, InvalidRequest
+from core.types.io import ModelInfo
+from core.types.sampling_params import MAX_LOGIT_BIAS, MAX_STOP_STRINGS, MAX_STOP_TOKEN_IDS, SamplingParams
+from service.convert import MAX_REQUEST_ID_CHARS, REQUEST_ID
+
+PARAMS = "sampling_params"
+IDS = "tokenized.input_ids"
+
+_NEUTRAL: Mapping[tuple[str, float], float] = {
+    ("top_p", 0): 1.0,
+    ("repetition_penalty", 0): 1.0,
+    ("n", 0): 1,
+    ("top_k", -1): 0,
+}
+"""(option, value on the wire) -> what it means."""
+
+_LIMITS = (("stop", MAX_STOP_STRINGS), ("stop_token_ids", MAX_STOP_TOKEN_IDS), ("logit_bias", MAX_LOGIT_BIAS))
+
+
+def sampling(message: Any, names: Mapping[str, str], defaults: SamplingParams, **given: Any) -> SamplingParams:
+    """The options of `message` (dialect's name -> ours in `names`), `given` on top.
+
+    Fields with presence that are not set keep the checkpoint's defaults.
+    """
+    values: dict[str, Any] = {}
+    for theirs, ours in names.items():
+        if _unset(message, theirs):
+            continue
+        value = _plain(getattr(message, theirs), message.DESCRIPTOR.fields_by_name[theirs])
+        values[ours] = _NEUTRAL.get((ours, value), value) if isinstance(value, int | float) else value
+    return dataclasses.replace(defaults, **(values | given))
+
+
+def _unset(message: Any, name: str) -> bool:
+    return message.DESCRIPTOR.fields_by_name[name].has_presence and not message.HasField(name)
+
+
+def _plain(value: Any, field: FieldDescriptor) -> Any:
+    """A scalar as it was meant, a repeated field as a tuple, a map as a dict."""
+    if isinstance(value, float):
+        return as_written(value)
+    if isinstance(value, bool | int | str):
+        return value
+    if field.message_type is not None:
+        return {key: as_written(each) for key, each in value.items()}
+    return tuple(value)
+
+
+def as_written(value: float) -> float:
+    """The shortest decimal number that a single stands for."""
+    return float(str(np.float32(value)))
+
+
+def request_id(message: Any) -> str:
+    """The id, drawn if there is none."""
+    return message.request_id or uuid.uuid4().hex
+
+
+def id_violations(message: Any, adapter: str = "") -> Iterator[FieldViolation]:
+    """What is wrong with the id and with the name of an adapter."""
+    if message.request_id and not REQUEST_ID.fullmatch(message.request_id):
+        yield FieldViolation("request_id", f"must be 1 to {MAX_REQUEST_ID_CHARS} characters of A-Z a-z 0-9 . _ : -")
+    if adapter and not ADAPTER_NAME.fullmatch(adapter):
+        yield FieldViolation("lora_id", "must be 1 to 128 characters of A-Z a-z 0-9 . _ : / -")
+
+
+def refuse_oversized(message: Any, info: ModelInfo) -> None:
+    """Raises InvalidRequest naming every collection of a Generate that is too large, before anything is copied."""
+    refuse_long_prompt(message, info)
+    params = message.sampling_params
+    sized = ((f"{PARAMS}.{name}", len(getattr(params, name)), limit) for name, limit in _LIMITS)
+    refuse(
+        [FieldViolation(name, f"has {n} entries, at most {most} can be served") for name, n, most in sized if n > most]
+    )
+
+
+def refuse_long_prompt(message: Any, info: ModelInfo) -> None:
+    """Raises InvalidRequest when there are more ids than the model takes."""
+    count, most = len(message.tokenized.input_ids), info.max_input_length
+    if count > most:
+        raise InvalidRequest.of(IDS, f"has {count} tokens, but the model takes at most {most}")
+
+
+def unserved(message: Any, names: Mapping[str, str], prefix: str = "") -> Iterator[FieldViolation]:
+    """A violation for every field of `names` that is set, with the reason given there."""
+    for field, _ in message.ListFields():
+        if field.name in names:
+            yield FieldViolation(prefix + field.name, names[field.name])
+
+
+def rank_violations(message: Any) -> Iterator[FieldViolation]:
+    """This server is one rank."""
+    if message.data_parallel_rank > 0:
+        yield FieldViolation("data_parallel_rank", "this server has rank 0 only")
+
+
+def prompt_violations(ids: Sequence[int]) -> Iterator[FieldViolation]:
+    """Token ids are needed; their range is the engine's to check."""
+    if not ids:
+        yield FieldViolation(IDS, "must not be empty")
+
+
+def refuse(violations: Sequence[FieldViolation]) -> None:
+    """Raises InvalidRequest if there are any."""
+    if violations:
+        raise InvalidRequest(list(violations))
+
+
+def renamed(error: InvalidRequest, names: Mapping[str, str]) -> InvalidRequest:
+    """`error` with the fields as the dialect calls them; what follows a bracket stays."""
+
+    def name_of(field: str) -> str:
+        stem, bracket, place = field.partition("[")
+        return names.get(stem, stem) + bracket + place
+
+    return InvalidRequest([FieldViolation(name_of(each.field), each.description) for each in error.violations])

@@ -1,0 +1,126 @@
+"""What a gateway may ask of this server, in any dialect: the behaviour is here, the messages are the codec's."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Iterator
+from contextlib import AsyncExitStack, contextmanager
+from datetime import UTC, datetime
+from typing import Any
+
+import grpc.aio
+from smg_grpc_proto.generated import common_pb2
+
+from core.engine.door import EngineState
+from core.errors import InvalidRequest
+from service.auth import caller_name
+from service.engine_slot import answered
+from service.gateway.dialect import Caller, Dialect
+from service.gateway.generation import Generation
+from service.gateway.reading import renamed
+from service.gateway.tokenizer_zip import chunks
+from service.gateway.worker import Worker
+from service.open_calls import OpenCalls
+from service.status import NotPermitted
+from service.tracing.request_span import traced
+from service.write_bound import WriteBound
+
+MAX_FLUSH_WAIT = 60.0
+FLUSH_POLL_SECONDS = 0.02
+
+Context = grpc.aio.ServicerContext[Any, Any]
+
+
+class GatewayServicer:
+    """One dialect over the server's open calls. Methods of its service that are not here are UNIMPLEMENTED."""
+
+    def __init__(self, dialect: Dialect, calls: OpenCalls, worker: Worker) -> None:
+        self.dialect = dialect
+        self._calls = calls
+        self._worker = worker
+
+    async def Generate(self, request: Any, context: Context) -> None:
+        """Admit, then write. Leaving by any path closes the engine's stream, which aborts what still runs."""
+        async with AsyncExitStack() as held:
+            with self._calls.counting_refusals(), self._own_names():
+                info = self._calls.engine.model_info
+                asked = self.dialect.generate_request(request, info, self._caller(context))
+                stream = await self._calls.generate(traced(asked.request, context), held)
+            held.push_async_callback(stream.aclose)
+            writing = Generation(self.dialect, asked)
+            await writing.write(stream, context, self._calls.metrics, self._calls.config.write_timeout)
+
+    async def Embed(self, request: Any, context: Context) -> Any:
+        """The vector of one input: of its last token, scaled to length 1."""
+        async with AsyncExitStack() as held:
+            with self._calls.counting_refusals(), self._own_names():
+                info = self._calls.engine.model_info
+                call = await self._calls.embed(self.dialect.embed_request(request, info, self._caller(context)), held)
+            held.push_async_callback(call.aclose)
+            return self.dialect.embed_response(await call.result())
+
+    async def Abort(self, request: Any, context: Context) -> Any:
+        """End live requests as cancelled, which wakes their streams; idempotent."""
+        found = [await self._calls.abort(each) for each in self.dialect.abort_ids(request)]
+        return self.dialect.abort_response(any(found))
+
+    async def HealthCheck(self, request: Any, context: Context) -> Any:
+        """Readiness; answers in every state."""
+        state = self._calls.slot.state
+        return self.dialect.health(state is EngineState.READY, state.value)
+
+    async def GetModelInfo(self, request: Any, context: Context) -> Any:
+        """Facts of the model."""
+        return self.dialect.model_info(self._worker.model(self._calls.engine.model_info))
+
+    async def GetServerInfo(self, request: Any, context: Context) -> Any:
+        """Facts of the process."""
+        return self.dialect.server_info(self._worker.server(self._calls.engine))
+
+    async def GetLoads(self, request: Any, context: Context) -> Any:
+        """Load as of the last step, of the one rank that there is."""
+        if request.dp_rank:
+            raise InvalidRequest.of("dp_rank", "this server has rank 0 only")
+        timestamp = datetime.now(UTC).isoformat()
+        return self.dialect.loads(self._worker.version, timestamp, self._worker.meter.load())
+
+    async def GetTokenizer(self, request: Any, context: Context) -> None:
+        """The zip in chunks, its digest with the last."""
+        data, digest = await self._worker.tokenizer.packed()
+        async with WriteBound(self._calls.config.write_timeout) as bound:
+            for piece, last in chunks(data):
+                bound.begin()
+                await context.write(common_pb2.GetTokenizerChunk(data=piece, sha256=digest if last else ""))
+                bound.end()
+
+    async def SubscribeKvEvents(self, request: Any, context: Context) -> None:
+        """What the prefix cache holds of this caller, and then what changes."""
+        await self._worker.subscriptions.serve(request.start_sequence_number, caller_name.get(), context)
+
+    async def FlushCache(self, request: Any, context: Context) -> Any:
+        """Evict what no request holds, after waiting up to `timeout_s` seconds for there to be none."""
+        admins = self._calls.config.adapter_admin_names
+        if admins is not None and caller_name.get() not in admins:
+            raise NotPermitted("this caller may not flush the cache")
+        if not (0 <= request.timeout_s <= MAX_FLUSH_WAIT and math.isfinite(request.timeout_s)):
+            raise InvalidRequest.of("timeout_s", f"must be between 0 and {MAX_FLUSH_WAIT:g}")
+        engine, ends = self._calls.engine, asyncio.get_running_loop().time() + request.timeout_s
+        # The engine has no event for it, and what a front end knows of it is renewed ten times a second.
+        while engine.live_requests and asyncio.get_running_loop().time() < ends:  # noqa: ASYNC110
+            await asyncio.sleep(FLUSH_POLL_SECONDS)
+        flushed = await answered(engine.prefixes.flush())
+        left = engine.live_requests
+        told = f"{flushed} pages evicted" + (f"; what {left} live requests hold stays" if left else "")
+        return common_pb2.FlushCacheResponse(success=True, message=told)
+
+    def _caller(self, context: Context) -> Caller:
+        return Caller(self._calls.deadline(context), caller_name.get())
+
+    @contextmanager
+    def _own_names(self) -> Iterator[None]:
+        """What the engine says of a field is said in this dialect's words."""
+        try:
+            yield
+        except InvalidRequest as error:
+            raise renamed(error, self.dialect.fields) from None

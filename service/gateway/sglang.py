@@ -1,0 +1,192 @@
+"""The codec of `sglang.grpc.scheduler.SglangScheduler`, the dialect that the gateway prefers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from smg_grpc_proto import sglang_scheduler_pb2 as pb
+
+from core.errors import FieldViolation
+from core.types.constraint import Constraint, ConstraintKind
+from core.types.io import EmbedRequest, GenerateRequest, ModelInfo
+from service.gateway import reading
+from service.gateway.answers import Answers
+from service.gateway.dialect import Asked, Caller, Load, ServerFacts
+from service.gateway.reading import IDS, PARAMS
+from service.tenants.identity import tenant_salt
+
+SAMPLING: Mapping[str, str] = {
+    "temperature": "temperature",
+    "top_p": "top_p",
+    "top_k": "top_k",
+    "min_p": "min_p",
+    "frequency_penalty": "frequency_penalty",
+    "presence_penalty": "presence_penalty",
+    "repetition_penalty": "repetition_penalty",
+    "max_new_tokens": "max_tokens",
+    "stop": "stop",
+    "stop_token_ids": "stop_token_ids",
+    "skip_special_tokens": "skip_special_tokens",
+    "n": "n",
+    "min_new_tokens": "min_tokens",
+    "ignore_eos": "ignore_eos",
+    "no_stop_trim": "include_stop_in_output",
+}
+
+CONSTRAINTS: Mapping[str, ConstraintKind] = {
+    "regex": ConstraintKind.REGEX,
+    "json_schema": ConstraintKind.JSON_SCHEMA,
+    "ebnf_grammar": ConstraintKind.EBNF,
+}
+
+UNSERVED: Mapping[str, str] = {
+    "mm_inputs": "this server takes text only",
+    "token_ids_logprob": "log probabilities of chosen tokens are not served",
+    "return_hidden_states": "hidden states are not served",
+    "disaggregated_params": "this server prefills and decodes itself",
+    "custom_logit_processor": "is not run here",
+    "input_embeds": "prompts are token ids here",
+}
+UNSERVED_PARAMS: Mapping[str, str] = {
+    "structural_tag": "structural tags are not served; use json_schema, regex or ebnf_grammar",
+    "custom_params": "are for custom logit processors, which are not run here",
+}
+UNSERVED_EMBED: Mapping[str, str] = {
+    "mm_inputs": "this server takes text only",
+    "token_type_ids": "are not served",
+    "is_cross_encoder": "this server has no cross-encoder",
+    "texts": "are for cross-encoders, which are not served",
+}
+
+
+class SglangDialect(Answers):
+    """See `service.gateway.dialect.Dialect`."""
+
+    name = "sglang"
+    messages = pb
+    service = pb.DESCRIPTOR.services_by_name["SglangScheduler"]
+    fields: Mapping[str, str] = {
+        "token_ids.ids": IDS,
+        "inputs[0].token_ids.ids": IDS,
+        "text": IDS,
+        "adapter": "lora_id",
+        **{f"{PARAMS}.{ours}": f"{PARAMS}.{theirs}" for theirs, ours in SAMPLING.items()},
+        f"{PARAMS}.top_logprobs": "top_logprobs_num",
+        **{f"constraint.{kind.value}": f"{PARAMS}.{theirs}" for theirs, kind in CONSTRAINTS.items()},
+    }
+
+    def generate_request(self, message: pb.GenerateRequest, info: ModelInfo, caller: Caller) -> Asked:
+        """Unset options are off, as in SGLang: without a temperature the output is greedy."""
+        reading.refuse_oversized(message, info)
+        params = message.sampling_params
+        violations = [
+            *reading.id_violations(message, message.lora_id),
+            *reading.prompt_violations(message.tokenized.input_ids),
+            *reading.unserved(message, UNSERVED),
+            *reading.unserved(params, UNSERVED_PARAMS, f"{PARAMS}."),
+            *reading.rank_violations(message),
+        ]
+        if message.logprob_start_len > 0:
+            violations.append(FieldViolation("logprob_start_len", "log probabilities of the prompt are not served"))
+        if not message.return_logprob and message.top_logprobs_num:
+            violations.append(FieldViolation("top_logprobs_num", "needs return_logprob"))
+        bias = {key: _token_id(key) for key in params.logit_bias}
+        violations += [
+            FieldViolation(f"{PARAMS}.logit_bias", "keys must be token ids") for token in bias.values() if token is None
+        ][:1]
+        reading.refuse(violations)
+        sampling = reading.sampling(
+            params,
+            SAMPLING,
+            info.default_sampling,
+            logprobs=message.return_logprob,
+            top_logprobs=message.top_logprobs_num,
+            logit_bias={bias[key]: reading.as_written(value) for key, value in params.logit_bias.items()},
+        )
+        request = GenerateRequest(
+            request_id=reading.request_id(message),
+            token_ids=tuple(message.tokenized.input_ids),
+            sampling=sampling,
+            want_text=False,
+            deadline=caller.deadline,
+            cache_salt=tenant_salt("", caller.name),
+            adapter=message.lora_id,
+            constraint=_constraint(params),
+        )
+        return Asked(request, message.stream)
+
+    def embed_request(self, message: pb.EmbedRequest, info: ModelInfo, caller: Caller) -> EmbedRequest:
+        """One input, its ids."""
+        reading.refuse_long_prompt(message, info)
+        reading.refuse(
+            [
+                *reading.id_violations(message),
+                *reading.prompt_violations(message.tokenized.input_ids),
+                *reading.unserved(message, UNSERVED_EMBED),
+                *reading.rank_violations(message),
+            ]
+        )
+        return EmbedRequest(
+            inputs=(tuple(message.tokenized.input_ids),),
+            request_id=reading.request_id(message),
+            deadline=caller.deadline,
+            cache_salt=tenant_salt("", caller.name),
+        )
+
+    def response(self, request_id: str, **one: Any) -> pb.GenerateResponse:
+        """With the id."""
+        return pb.GenerateResponse(request_id=request_id, **one)
+
+    def abort_ids(self, message: pb.AbortRequest) -> Sequence[str]:
+        """The one id."""
+        return (message.request_id,)
+
+    def abort_response(self, found: bool) -> pb.AbortResponse:
+        """Whether it was live."""
+        return pb.AbortResponse(success=found, message="" if found else "no live request of this caller has this id")
+
+    def server_info(self, facts: ServerFacts) -> pb.GetServerInfoResponse:
+        """`server_args` under SGLang's names."""
+        response = pb.GetServerInfoResponse(
+            active_requests=facts.active_requests,
+            is_paused=facts.paused,
+            uptime_seconds=facts.uptime,
+            server_type="slipstream",
+            max_total_num_tokens=facts.max_total_tokens,
+        )
+        response.start_time.FromDatetime(facts.started_at)
+        response.server_args.update(
+            {
+                "tp_size": 1,
+                "dp_size": 1,
+                "max_running_requests": facts.max_running,
+                "disaggregation_mode": "null",
+                "page_size": facts.page_size,
+                "dtype": facts.dtype,
+                "slipstream_version": facts.version,
+            }
+        )
+        return response
+
+    def loads(self, version: str, timestamp: str, load: Load) -> pb.GetLoadsResponse:
+        """One rank, and the same as its own aggregate."""
+        response: pb.GetLoadsResponse = super().loads(version, timestamp, load)
+        aggregate = response.aggregate
+        aggregate.total_running_reqs = load.running
+        aggregate.total_waiting_reqs = load.waiting
+        aggregate.total_reqs = load.running + load.waiting
+        aggregate.avg_token_usage = load.token_usage
+        aggregate.avg_throughput = load.gen_throughput
+        aggregate.avg_utilization = load.running / load.max_running
+        return response
+
+
+def _constraint(params: pb.SamplingParams) -> Constraint | None:
+    kind = params.WhichOneof("constraint")
+    return None if kind is None else Constraint(CONSTRAINTS[kind], getattr(params, kind))
+
+
+def _token_id(key: str) -> int | None:
+    """Keys of the map are decimal numbers."""
+    return int(key) if key.isascii() and key.isdigit() and len(key) <= 10 else None

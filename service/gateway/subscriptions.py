@@ -1,0 +1,99 @@
+"""The subscribers to the prefix cache: how many, how fast they must read, and how they are told to go."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, closing
+from typing import Any
+
+import grpc.aio
+
+from core.engine.door import PrefixWatch
+from core.errors import Draining, Overloaded, SlowConsumer
+from service.gateway.kv_events import KvEvents
+from service.gateway.loads import LoadMeter
+from service.open_calls import OpenCalls
+from service.tenants.identity import tenant_salt
+from service.write_bound import WriteBound
+
+MAX_SUBSCRIBERS = 16
+HEARTBEAT_SECONDS = 1.0
+GATHER_SECONDS = 0.02
+"""Changes of so long go into one batch: a decode step stores a page now and then, and takes milliseconds."""
+
+Context = grpc.aio.ServicerContext[Any, Any]
+
+
+class Subscriptions:
+    """Every SubscribeKvEvents call of a server, of all its dialects."""
+
+    def __init__(self, calls: OpenCalls, meter: LoadMeter) -> None:
+        self._calls = calls
+        self._meter = meter
+        self._open: set[asyncio.Timeout] = set()
+        self._closed = False
+
+    async def serve(self, start: int, caller: str | None, context: Context) -> None:
+        """Write batches until the client goes, reads too slowly, or the server closes.
+
+        A caller sees the blocks that its own requests can find, and nobody else's prompts.
+        """
+        async with self._held():
+            with closing(self._calls.engine.prefixes.watch(tenant_salt("", caller))) as watch:
+                try:
+                    await self._write(watch, KvEvents(watch.page_size, start), context)
+                except SlowConsumer:
+                    self._calls.metrics.slow_consumer()
+                    raise
+
+    async def _write(self, watch: PrefixWatch, events: KvEvents, context: Context) -> None:
+        meter = self._meter
+        async with WriteBound(self._calls.config.write_timeout) as bound:
+
+            async def write(batch: Any) -> None:
+                bound.begin()
+                await context.write(batch)
+                bound.end()
+                # A write that needs not wait lets nobody else run, and a large cache has many batches.
+                await asyncio.sleep(0)
+
+            for batch in events.snapshot(watch.contents, meter.load()):
+                await write(batch)
+            while True:
+                try:
+                    async with asyncio.timeout(HEARTBEAT_SECONDS):
+                        changes = await watch.changes()
+                except TimeoutError:
+                    await write(events.heartbeat(meter.load()))
+                    continue
+                for batch in events.changes(changes, meter.load()):
+                    await write(batch)
+                await asyncio.sleep(GATHER_SECONDS)
+
+    @asynccontextmanager
+    async def _held(self) -> AsyncIterator[None]:
+        """One place among the subscribers; ends as Draining when the server closes."""
+        if self._closed:
+            raise Draining("the server is shutting down")
+        if len(self._open) >= MAX_SUBSCRIBERS:
+            raise Overloaded(f"at most {MAX_SUBSCRIBERS} subscribers", reason="SUBSCRIBERS", retry_after=10.0)
+        bound = asyncio.timeout(None)
+        self._open.add(bound)
+        try:
+            async with bound:
+                yield
+        except TimeoutError:
+            if not bound.expired():
+                raise
+            raise Draining("the server is shutting down") from None
+        finally:
+            self._open.discard(bound)
+
+    def close(self) -> None:
+        """End them all; an open stream would hold up the transport's stop."""
+        if self._closed:
+            return
+        self._closed = True
+        for bound in self._open:
+            bound.reschedule(asyncio.get_running_loop().time())

@@ -1,0 +1,155 @@
+"""The codec of `vllm.grpc.engine.VllmEngine`. Field numbers differ from SGLang's everywhere, so no bytes are shared."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from smg_grpc_proto import vllm_engine_pb2 as pb
+
+from core.errors import FieldViolation
+from core.types.constraint import MAX_CHOICES, Constraint, ConstraintKind
+from core.types.io import EmbedRequest, GenerateRequest, ModelInfo
+from service.gateway import reading
+from service.gateway.answers import Answers
+from service.gateway.dialect import Asked, Caller, ServerFacts
+from service.gateway.reading import IDS, PARAMS
+from service.tenants.identity import tenant_salt
+
+MAX_ABORT_IDS = 256
+
+SAMPLING: Mapping[str, str] = {
+    "temperature": "temperature",
+    "top_p": "top_p",
+    "top_k": "top_k",
+    "min_p": "min_p",
+    "frequency_penalty": "frequency_penalty",
+    "presence_penalty": "presence_penalty",
+    "repetition_penalty": "repetition_penalty",
+    "max_tokens": "max_tokens",
+    "min_tokens": "min_tokens",
+    "stop": "stop",
+    "stop_token_ids": "stop_token_ids",
+    "skip_special_tokens": "skip_special_tokens",
+    "ignore_eos": "ignore_eos",
+    "n": "n",
+    "seed": "seed",
+    "include_stop_str_in_output": "include_stop_in_output",
+    "logit_bias": "logit_bias",
+}
+
+CONSTRAINTS: Mapping[str, ConstraintKind] = {
+    "json_schema": ConstraintKind.JSON_SCHEMA,
+    "regex": ConstraintKind.REGEX,
+    "grammar": ConstraintKind.EBNF,
+}
+ANY_OBJECT = '{"type": "object"}'
+
+UNSERVED: Mapping[str, str] = {
+    "kv_transfer_params": "this server prefills and decodes itself",
+    "kv_transfer_params_json": "this server prefills and decodes itself",
+    "mm_inputs": "this server takes text only",
+    "extra_mm_inputs": "this server takes text only",
+    "media_refs": "this server takes text only",
+}
+UNSERVED_PARAMS: Mapping[str, str] = {
+    "structural_tag": "structural tags are not served; use json_schema, regex, grammar or choice",
+    "prompt_logprobs": "log probabilities of the prompt are not served",
+    "truncate_prompt_tokens": "prompts are not truncated here",
+}
+
+
+class VllmDialect(Answers):
+    """See `service.gateway.dialect.Dialect`. Its responses carry no request id."""
+
+    name = "vllm"
+    messages = pb
+    service = pb.DESCRIPTOR.services_by_name["VllmEngine"]
+    fields: Mapping[str, str] = {
+        "token_ids.ids": IDS,
+        "inputs[0].token_ids.ids": IDS,
+        "text": "input",
+        **{f"{PARAMS}.{ours}": f"{PARAMS}.{theirs}" for theirs, ours in SAMPLING.items()},
+        f"{PARAMS}.top_logprobs": f"{PARAMS}.logprobs",
+        **{f"constraint.{kind.value}": f"{PARAMS}.{theirs}" for theirs, kind in CONSTRAINTS.items()},
+        "constraint.choice": f"{PARAMS}.choice",
+    }
+
+    def generate_request(self, message: pb.GenerateRequest, info: ModelInfo, caller: Caller) -> Asked:
+        """An unset temperature, length or seed is the checkpoint's default, other unset options are off."""
+        reading.refuse_oversized(message, info)
+        params, wants = message.sampling_params, message.sampling_params.HasField("logprobs")
+        text = message.text if message.WhichOneof("input") == "text" else None
+        violations = [
+            *reading.id_violations(message),
+            *(reading.prompt_violations(message.tokenized.input_ids) if text is None else ()),
+            *reading.unserved(message, UNSERVED),
+            *reading.unserved(params, UNSERVED_PARAMS, f"{PARAMS}."),
+            *reading.rank_violations(message),
+        ]
+        if text == "":
+            violations.append(FieldViolation("text", "must not be empty"))
+        if len(params.choice.choices) > MAX_CHOICES:
+            violations.append(FieldViolation(f"{PARAMS}.choice", f"at most {MAX_CHOICES} choices can be served"))
+        reading.refuse(violations)
+        sampling = reading.sampling(
+            params,
+            SAMPLING,
+            info.default_sampling,
+            logprobs=wants,
+            top_logprobs=params.logprobs,
+        )
+        request = GenerateRequest(
+            request_id=reading.request_id(message),
+            text=text,
+            token_ids=tuple(message.tokenized.input_ids) if text is None else None,
+            sampling=sampling,
+            want_text=False,
+            deadline=caller.deadline,
+            cache_salt=tenant_salt("", caller.name),
+            constraint=_constraint(params),
+        )
+        return Asked(request, message.stream)
+
+    def embed_request(self, message: pb.EmbedRequest, info: ModelInfo, caller: Caller) -> EmbedRequest:
+        """One input, its ids."""
+        reading.refuse_long_prompt(message, info)
+        reading.refuse([*reading.id_violations(message), *reading.prompt_violations(message.tokenized.input_ids)])
+        return EmbedRequest(
+            inputs=(tuple(message.tokenized.input_ids),),
+            request_id=reading.request_id(message),
+            deadline=caller.deadline,
+            cache_salt=tenant_salt("", caller.name),
+        )
+
+    def abort_ids(self, message: pb.AbortRequest) -> Sequence[str]:
+        """Any number up to a bound."""
+        if not 1 <= len(message.request_ids) <= MAX_ABORT_IDS:
+            reading.refuse([FieldViolation("request_ids", f"must have 1 to {MAX_ABORT_IDS} ids")])
+        return tuple(message.request_ids)
+
+    def abort_response(self, found: bool) -> pb.AbortResponse:
+        """Says nothing."""
+        return pb.AbortResponse()
+
+    def server_info(self, facts: ServerFacts) -> pb.GetServerInfoResponse:
+        """No connector: this server prefills and decodes itself."""
+        return pb.GetServerInfoResponse(
+            active_requests=facts.active_requests,
+            is_paused=facts.paused,
+            uptime_seconds=facts.uptime,
+            server_type="slipstream",
+            data_parallel_size=1,
+            block_size=facts.page_size,
+            model_dtype=facts.dtype,
+            max_num_seqs=facts.max_running,
+            constrained_decoding_start="first_token",
+        )
+
+
+def _constraint(params: pb.SamplingParams) -> Constraint | None:
+    kind = params.WhichOneof("constraint")
+    if kind == "choice":
+        return Constraint.choice(list(params.choice.choices))
+    if kind == "json_object":
+        return Constraint(ConstraintKind.JSON_SCHEMA, ANY_OBJECT) if params.json_object else None
+    return None if kind is None else Constraint(CONSTRAINTS[kind], getattr(params, kind))

@@ -1,0 +1,82 @@
+"""Facts of the worker that no single call owns: its model's files, its load, its subscribers. One per server."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from core.engine.door import Engine
+from core.types.io import ModelInfo
+from core.types.sampling_params import SamplingParams
+from service.gateway.dialect import ModelFacts, ServerFacts
+from service.gateway.loads import LoadMeter
+from service.gateway.subscriptions import Subscriptions
+from service.gateway.tokenizer_zip import TokenizerZip
+from service.open_calls import OpenCalls
+from service.preflight import model_path
+
+NOWHERE = Path("/dev/null")
+"""No host has a directory in here: a gateway that looks for one asks the worker for its tokenizer at once, where for a
+name it would first ask the internet."""
+
+_SHARED = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "frequency_penalty", "presence_penalty")
+
+
+class Worker:
+    """What the dialects of one server share."""
+
+    def __init__(self, calls: OpenCalls, version: str) -> None:
+        self.version = version
+        self._config = calls.config
+        self._slot = calls.slot
+        self._folder = model_path(calls.config).resolve()
+        self._started, self._started_at = time.monotonic(), datetime.now(UTC)
+        self._checkpoint: dict[str, Any] | None = None
+        self.meter = LoadMeter(lambda: self._slot.stats, calls.config.max_running_requests)
+        self.tokenizer = TokenizerZip(self._folder)
+        self.subscriptions = Subscriptions(calls, self.meter)
+
+    def model(self, info: ModelInfo) -> ModelFacts:
+        """The model; its path is told where gateways are to read the tokenizer from it, and else leads nowhere."""
+        checkpoint = self._read_checkpoint()
+        shown = self._folder if self._config.gateway_tokenizer == "path" else NOWHERE / info.name
+        pad = checkpoint.get("pad_token_id")
+        return ModelFacts(
+            info=info,
+            path=str(shown),
+            model_type=str(checkpoint.get("model_type", "")),
+            pad_token_id=pad if isinstance(pad, int) and 0 <= pad < 2**31 else 0,
+            default_sampling=default_sampling(info.default_sampling),
+        )
+
+    def server(self, engine: Engine) -> ServerFacts:
+        """The process."""
+        return ServerFacts(
+            version=self.version,
+            active_requests=engine.live_requests,
+            paused=self._slot.draining,
+            started_at=self._started_at,
+            uptime=time.monotonic() - self._started,
+            page_size=self._config.page_size,
+            max_running=self._config.max_running_requests,
+            max_total_tokens=self.meter.load().max_total_tokens,
+            dtype=engine.model_info.dtype,
+        )
+
+    def _read_checkpoint(self) -> dict[str, Any]:
+        """The checkpoint's config.json; the loader has read it before, so it is small and in order."""
+        if self._checkpoint is None:
+            self._checkpoint = json.loads((self._folder / "config.json").read_text(encoding="utf-8"))
+        return self._checkpoint
+
+
+def default_sampling(params: SamplingParams) -> str:
+    """JSON of the checkpoint's own defaults, under the names of OpenAI's options; empty if it has none."""
+    plain = SamplingParams()
+    given = dataclasses.asdict(params)
+    own = {name: given[name] for name in _SHARED if given[name] != getattr(plain, name)}
+    return json.dumps(own) if own else ""

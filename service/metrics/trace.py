@@ -1,0 +1,81 @@
+"""Records a trace for whoever asks the metrics port for one, if they may: one at a time, for a bounded time.
+
+It starts something, so it is a POST; and it costs the server a little, so by default only this machine may ask.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from http import HTTPStatus
+from ipaddress import ip_address
+from typing import Any
+from urllib.parse import parse_qs
+
+from core.types.lanes import LaneRecorder
+from service.metrics.chrome_trace import chrome_trace
+
+PATH = "/trace"
+MAX_SECONDS = 60.0
+LAST_RESULT_SECONDS = 0.05
+"""The lanes of a step are written with its result, so the newest steps are waited for a moment."""
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Why there is no trace."""
+
+    status: HTTPStatus
+    message: str
+
+
+class TraceDoor:
+    """Answers requests for traces. `lanes` gives the engine's recorder, None before there is an engine.
+
+    `who` is `off` (nobody), `local` (connections from this machine) or `any`. Called from the threads of the metrics
+    server.
+    """
+
+    def __init__(
+        self, who: str, lanes: Callable[[], LaneRecorder | None], about: Callable[[], Mapping[str, Any]]
+    ) -> None:
+        self._who, self._lanes, self._about = who, lanes, about
+        self._busy = threading.Lock()
+
+    def record(self, peer: str, query: str) -> Iterable[bytes] | Refusal:
+        """Record for as long as the `query` says (`seconds=5`) and return the trace, in pieces; blocks meanwhile."""
+        if self._who == "off" or (self._who == "local" and not _is_local(peer)):
+            return Refusal(HTTPStatus.FORBIDDEN, "traces are not given to you here; see --trace-endpoint")
+        seconds = _seconds(query)
+        if seconds is None:
+            return Refusal(HTTPStatus.BAD_REQUEST, f"seconds must be a number above 0 and at most {MAX_SECONDS:g}")
+        lanes = self._lanes()
+        if lanes is None:
+            return Refusal(HTTPStatus.SERVICE_UNAVAILABLE, "the model is still being loaded")
+        if not self._busy.acquire(blocking=False):
+            return Refusal(HTTPStatus.CONFLICT, "a trace is being recorded")
+        try:
+            recording = lanes.start()
+            try:
+                time.sleep(seconds)
+            finally:
+                lanes.stop()
+            time.sleep(LAST_RESULT_SECONDS)
+            return chrome_trace(recording.lanes(), recording.began, self._about())
+        finally:
+            self._busy.release()
+
+
+def _is_local(peer: str) -> bool:
+    address = ip_address(peer.partition("%")[0])
+    return (getattr(address, "ipv4_mapped", None) or address).is_loopback
+
+
+def _seconds(query: str) -> float | None:
+    try:
+        seconds = float(parse_qs(query).get("seconds", ["5"])[-1])
+    except ValueError:
+        return None
+    return seconds if 0 < seconds <= MAX_SECONDS else None

@@ -1,0 +1,53 @@
+"""The dialects with `--frontends`: everything but the events of the prefix cache crosses to the engine's process."""
+
+from __future__ import annotations
+
+import asyncio
+
+import grpc
+import grpc.aio
+import pytest
+from smg_grpc_proto.generated import common_pb2
+
+from service.client import CallFailed
+from tests.gateway.spoken import DIALECTS
+from tests.system.test_exactly_once import settled
+from tests.system.test_frontend_doors import group
+from tests.system.test_frontends import PATIENCE
+
+IDS = list(range(3, 43))
+SHORT = {"max_tokens": 4, "ignore_eos": True, "temperature": 0.0}
+
+
+async def test_what_crosses_and_what_says_that_it_does_not() -> None:
+    async with group() as server, server.places() as clients, asyncio.timeout(2 * PATIENCE):
+        first, second = clients.values()
+        for spoken in DIALECTS:
+            mine, other = spoken.stub(first.channel), spoken.stub(second.channel)
+            assert (await mine.HealthCheck(spoken.pb.HealthCheckRequest())).healthy
+            assert (await mine.GetModelInfo(spoken.pb.GetModelInfoRequest())).vocab_size > 0
+            chunks = [each async for each in mine.GetTokenizer(common_pb2.GetTokenizerRequest())]
+            assert chunks[-1].sha256
+            (whole,) = [each.complete async for each in mine.Generate(spoken.generate(IDS, params=SHORT))]
+            assert (whole.finish_reason, len(whole.output_ids), whole.prompt_tokens) == ("length", 4, len(IDS))
+
+            # Started at one front end, ended through the other.
+            long = spoken.generate(IDS, request_id="r", stream=True, params=SHORT | {"max_tokens": 4000})
+            call = mine.Generate(long)
+            await call.read()
+            (load,) = (await other.GetLoads(spoken.pb.GetLoadsRequest())).loads
+            assert load.max_total_num_tokens == 64 * 1024
+            await other.Abort(spoken.abort("r"))
+            while (response := await call.read()).WhichOneof("response") == "chunk":
+                pass
+            assert response.complete.finish_reason == "abort"
+            assert await call.read() is grpc.aio.EOF
+            await settled(lambda: not server.engine.live_requests, PATIENCE)
+
+            flushed = await other.FlushCache(common_pb2.FlushCacheRequest(timeout_s=5))
+            assert flushed.success and int(flushed.message.split()[0]) >= 2
+            with pytest.raises(grpc.aio.AioRpcError) as refused:
+                await mine.SubscribeKvEvents(common_pb2.SubscribeKvEventsRequest()).read()
+            told = CallFailed(refused.value)
+            assert (told.code, told.reason) == (grpc.StatusCode.UNIMPLEMENTED, "UNSUPPORTED")
+            assert "--frontends" in told.message
