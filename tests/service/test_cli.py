@@ -15,7 +15,7 @@ from service import docs
 from service.bench import bench
 from service.cli import cli
 from service.cli_options import setting_options
-from service.client import SERVICE_CONFIG
+from service.client import FLEET_CONFIG, SERVICE_CONFIG
 from service.config import ServerConfig
 from service.progress import TerminalProgress
 from service.settings import settings_of
@@ -55,8 +55,9 @@ def test_tables_in_readmes_are_as_new(path: Path) -> None:
 
 
 def test_the_readme_has_the_service_config_of_the_code() -> None:
-    (block,) = re.findall(r"```json\n(.*?)```", README, re.DOTALL)
-    assert json.loads(block) == SERVICE_CONFIG
+    one, beside = re.findall(r"```json\n(.*?)```", README, re.DOTALL)
+    assert json.loads(one) == SERVICE_CONFIG
+    assert SERVICE_CONFIG | json.loads(f"{{{beside}}}") == FLEET_CONFIG
 
 
 def test_generate_help_shows_sampling_and_engine_options_only() -> None:

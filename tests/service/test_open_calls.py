@@ -22,7 +22,7 @@ from service.tenants.desk import LocalDesk
 
 
 class OneAtATime:
-    """An engine as far as ids go: a live one is not taken twice. A generation waits for `go` and then runs, or fails."""
+    """An engine as far as ids go: a live one is not taken twice. Generating waits for `go`, then runs or fails."""
 
     def __init__(self, fails: bool = False) -> None:
         self.fails = fails
@@ -106,7 +106,7 @@ async def test_one_id_of_two_tenants_is_two_requests() -> None:
 @pytest.mark.parametrize("caller", ["early", None])
 @pytest.mark.parametrize("fails", [True, False])
 async def test_an_id_belongs_to_whom_the_engine_gave_it(caller: str | None, fails: bool) -> None:
-    """A second request of one tenant under a live id is refused, and takes nothing from the first; then the id is free."""
+    """A tenant's second request under a live id is refused, and takes nothing from the first; then the id is free."""
     engine = OneAtATime(fails)
     calls = open_calls(engine)
     async with generating(calls, engine, caller) as task:
