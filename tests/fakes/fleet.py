@@ -1,7 +1,7 @@
 """Workers as an operator runs them, restarted one after the other while clients go on calling.
 
-What stands between the clients and the workers is a `FrontDoor`: here a gRPC client with a service config. Another one
-(a gateway) needs a class with the same two methods, and an entry in `DOORS` of `tests/system/test_rolling_restart.py`.
+What stands between the clients and the workers is a `FrontDoor`: here a gRPC client with a service config; that of
+`tests.gateway.smg_door` is a gateway.
 """
 
 from __future__ import annotations
@@ -83,6 +83,10 @@ class Worker:
 class FrontDoor(Protocol):
     """What clients call. `close` is called once."""
 
+    async def settle(self) -> None:
+        """Wait until all workers get calls, as far as somebody outside can see that."""
+        ...
+
     async def stream(self, prompt: str, tokens: int) -> AsyncIterator[int]:
         """Numbers of tokens as they come; raises `Refused`."""
         ...
@@ -111,6 +115,9 @@ class GrpcDoor:
             ("grpc.max_reconnect_backoff_ms", 500),
         )
         self._client = SlipstreamClient("ipv4:" + ",".join(worker.target for worker in workers), own, fleet=True)
+
+    async def settle(self) -> None:
+        """See `FrontDoor`. It watches their readiness, so there is nothing to wait for."""
 
     async def stream(self, prompt: str, tokens: int) -> AsyncIterator[int]:
         """See `FrontDoor`."""
