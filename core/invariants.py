@@ -47,7 +47,6 @@ HOST_CHECKS: tuple[str, ...] = (
     "adapter_users",
     "adapter_bytes",
     "encoder_length",
-    "resume_bytes",
 )
 """Checks that run on the host. Device checks are named in `core.device.checks.DEVICE_CHECKS`."""
 

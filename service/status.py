@@ -50,6 +50,8 @@ log = logging.getLogger(__name__)
 DOMAIN = "slipstream"
 TOKENS_EMITTED_TRAILER = "slipstream-tokens-emitted"
 PUSHBACK_TRAILER = "grpc-retry-pushback-ms"
+NO_RETRY = "-1"
+"""As a pushback: whatever the client's policy says."""
 DETAILS_TRAILER = "grpc-status-details-bin"
 
 # A client's default limit for all trailers together is 8 KiB; past it the status itself would be lost.

@@ -13,7 +13,7 @@ from typing import Any
 import grpc.aio
 
 from core.engine.door import EmbedCall, OutputStream
-from core.errors import SlowConsumer
+from core.errors import EngineDead, SlowConsumer
 from core.types.io import Delta, Finished, GenerateRequest, Started
 from service import convert, convert_attach, convert_embed
 from service.admission import Admission
@@ -23,7 +23,7 @@ from service.metrics.collector import kv_usage
 from service.open_calls import OpenCalls
 from service.pb.slipstream.v1 import inference_pb2 as pb
 from service.pb.slipstream.v1 import inference_pb2_grpc
-from service.status import TOKENS_EMITTED_TRAILER
+from service.status import NO_RETRY, PUSHBACK_TRAILER, TOKENS_EMITTED_TRAILER
 from service.tracing.request_span import note_finished, traced
 from service.write_bound import WriteBound
 
@@ -116,6 +116,9 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         except BaseException as error:  # a revoked token cancels from outside, and its client wants the count too
             if emitted:
                 context.set_trailing_metadata(((TOKENS_EMITTED_TRAILER, str(emitted)),))
+            elif isinstance(error, EngineDead):
+                # It may be this request that the engine died of, and it would take the next server with it.
+                context.set_trailing_metadata(((PUSHBACK_TRAILER, NO_RETRY),))
             if isinstance(error, SlowConsumer):
                 self._metrics.slow_consumer()
             raise

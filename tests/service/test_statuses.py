@@ -10,12 +10,13 @@ import grpc.aio
 import pytest
 
 from core import errors
-from core.errors import FieldViolation, InvalidRequest, Overloaded, SlipstreamError
+from core.errors import Draining, FieldViolation, InvalidRequest, Overloaded, SlipstreamError
 from core.invariants import InvariantViolation
+from core.types.io import Delta, GenerateRequest
 from service.client import CallFailed
 from service.pb.slipstream.v1 import inference_pb2 as pb
 from service.status import CODES, status_of
-from tests.fakes.fake_engine import FakeEngine
+from tests.fakes.fake_engine import FakeEngine, Step, token_at
 from tests.service.conftest import Serve
 
 EXAMPLES: list[tuple[SlipstreamError, str, str]] = [
@@ -74,9 +75,22 @@ async def test_failures_inside_a_stream_look_the_same(
     async with serve(FakeEngine(lambda request: [error])) as serving:
         with pytest.raises(CallFailed) as failed:
             await serving.client.complete("hi")
-        assert serving.engine.streams[0].closed.is_set()
-        assert len(serving.engine.streams) == 1, "a stream that has begun is not retried"
+        assert all(stream.closed.is_set() for stream in serving.engine.streams)
+        attempts = len(serving.engine.streams)
+    # Nothing had been told yet, so gRPC may try elsewhere; but not with a request that an engine may have died of.
+    assert attempts == (3 if code == "UNAVAILABLE" and reason != "ENGINE_DEAD" else 1)
     assert (failed.value.code.name, failed.value.reason) == (code, reason)
+
+
+async def test_a_stream_that_has_begun_is_not_retried(serve: Serve) -> None:
+    def one_token(request: GenerateRequest) -> list[Step]:
+        return [Delta(0, 0, (token_at(0),), "a", ()), Draining("going")]
+
+    async with serve(FakeEngine(one_token)) as serving:
+        with pytest.raises(CallFailed) as failed:
+            await serving.client.complete("hi")
+        assert len(serving.engine.streams) == 1
+    assert (failed.value.reason, failed.value.tokens_emitted) == ("DRAINING", 1)
 
 
 async def test_bad_fields_are_named_all_at_once(serve: Serve) -> None:
