@@ -26,7 +26,7 @@ READY = re.compile(r"serving \S+ on \S+, metrics on \S+")
 PATIENCE = 90.0
 """Seconds in which a worker starts, or drains and ends."""
 
-LINGER, GRACE = 1.0, 10.0
+GRACE = 10.0
 
 
 def free_port() -> int:
@@ -39,9 +39,9 @@ def free_port() -> int:
 class Worker:
     """`python -m service serve` of the bundled model, always on the same port."""
 
-    def __init__(self, *flags: str) -> None:
+    def __init__(self, linger: float, *flags: str) -> None:
         self.port = free_port()
-        self._flags = flags
+        self._linger, self._flags = linger, flags
         self._process: asyncio.subprocess.Process | None = None
 
     @property
@@ -51,7 +51,13 @@ class Worker:
 
     async def start(self) -> None:
         """Start it, and wait until it serves."""
-        own = {"port": self.port, "metrics-port": 0, "drain-linger": LINGER, "drain-grace": GRACE, "native": "off"}
+        own = {
+            "port": self.port,
+            "metrics-port": 0,
+            "drain-linger": self._linger,
+            "drain-grace": GRACE,
+            "native": "off",
+        }
         flags = [f"--{name}={value}" for name, value in own.items()]
         self._process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "service", "serve", "--cpu-threads=1", "--log-level=error", *flags, *self._flags),
@@ -81,7 +87,13 @@ class Worker:
 
 
 class FrontDoor(Protocol):
-    """What clients call. `close` is called once."""
+    """What clients call, and what a rollout must know of it. `close` is called once."""
+
+    linger: float
+    """Seconds in which it notices that a worker drains."""
+    min_ready: float
+    """Seconds in which it notices that a new worker is ready: the next one must not go before, as Kubernetes knows it
+    by `minReadySeconds`."""
 
     async def settle(self) -> None:
         """Wait until all workers get calls, as far as somebody outside can see that."""
@@ -107,7 +119,9 @@ class Refused(Exception):
 class GrpcDoor:
     """One gRPC channel to all workers, with the service config that `service/README.md` publishes for fleets."""
 
-    def __init__(self, workers: Sequence[Worker]) -> None:
+    linger, min_ready = 1.0, 0.0
+
+    def __init__(self, workers: Sequence[Worker], _folder: Path) -> None:
         own = (
             ("grpc.use_local_subchannel_pool", 1),
             ("grpc.min_reconnect_backoff_ms", 100),
@@ -134,10 +148,10 @@ class GrpcDoor:
 
 
 class Load:
-    """Clients that call without a pause; `seen` counts how their calls ended, failures by whether a token had come."""
+    """Clients that call again after `pause` seconds; `seen` counts how their calls ended, failures by whether a token had come."""
 
-    def __init__(self, door: FrontDoor, clients: int) -> None:
-        self._door, self._over = door, False
+    def __init__(self, door: FrontDoor, clients: int, pause: float = 0.0) -> None:
+        self._door, self._pause, self._over = door, pause, False
         self.seen: Counter[str] = Counter()
         self.slowest = 0.0
         self._tasks = [asyncio.create_task(self._call_on(number)) for number in range(clients)]
@@ -155,6 +169,7 @@ class Load:
                 self.seen[f"{'after' if came else 'before'} the first token: {refused.what}"] += 1
                 continue
             self.seen["whole" if came == tokens else "short"] += 1
+            await asyncio.sleep(self._pause)
 
     async def more(self, calls: int) -> None:
         """Wait until so many more calls were whole."""
@@ -170,9 +185,9 @@ class Load:
 
 
 @asynccontextmanager
-async def fleet(count: int = 2, *flags: str) -> AsyncIterator[list[Worker]]:
-    """Workers that serve; killed at the end."""
-    workers = [Worker(*flags) for _ in range(count)]
+async def fleet(linger: float, *flags: str) -> AsyncIterator[list[Worker]]:
+    """Two workers that serve; killed at the end."""
+    workers = [Worker(linger, *flags) for _ in range(2)]
     async with AsyncExitStack() as held:
         for worker in workers:
             held.push_async_callback(worker.kill)

@@ -23,6 +23,9 @@ worker drains after three minutes."""
 class SmgDoor:
     """OpenAI's own client, which is told not to repeat anything, and one gateway with `flags` to all workers."""
 
+    # Twice the interval of its health checks, or its two successes in a row, and some.
+    linger, min_ready = 3.0, 4.0
+
     def __init__(self, workers: Sequence[Worker], folder: Path, **flags: Any) -> None:
         import openai
 

@@ -1,42 +1,69 @@
 """Two real workers, restarted one after the other under load: no client sees a failure before its first token.
 
-`-m soak` restarts both five times; the ordinary suite does it once.
+`-m soak` restarts both five times, behind a gRPC client and behind a real gateway; the ordinary suite does it once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import asyncio
+from pathlib import Path
 
 import pytest
 
-from tests.fakes.fleet import FrontDoor, GrpcDoor, Load, Worker, fleet
+from tests.fakes.fleet import GrpcDoor, Load, fleet
+from tests.gateway.smg import needs_smg
+from tests.gateway.smg_door import SmgDoor
 from tests.scorecard import Scorecard
 
-CLIENTS = 6
-DOORS: dict[str, Callable[[Sequence[Worker]], FrontDoor]] = {"grpc": GrpcDoor}
+Door = type[GrpcDoor] | type[SmgDoor]
+FRONT_ENDS = ("--frontends=2",)
 
 
-@pytest.mark.parametrize("rounds", [1, pytest.param(5, marks=pytest.mark.soak)])
-@pytest.mark.parametrize("door", DOORS)
-@pytest.mark.parametrize("flags", [(), ("--frontends=2",)], ids=["one process", "front ends"])
-async def test_no_failure_before_the_first_token(
-    door: str, rounds: int, flags: tuple[str, ...], scorecard: Scorecard
-) -> None:
-    if rounds == 1 and flags:
-        pytest.skip("front ends are restarted by the soak; their drain is in tests/system/test_frontends.py")
-    async with fleet(2, *flags) as workers:
-        front = DOORS[door](workers)
-        load = Load(front, CLIENTS)
-        await load.more(CLIENTS)
+async def rolling_restart(
+    door: Door, flags: tuple[str, ...], rounds: int, load: tuple[int, float], folder: Path
+) -> Load:
+    """Restart two workers in turn, `rounds` times, under the `load` of so many clients and their pause in seconds."""
+    async with fleet(door.linger, *flags) as workers:
+        front = door(workers, folder)
+        await front.settle()
+        clients = Load(front, *load)
         codes = []
-        for _ in range(rounds):
-            for worker in workers:
+        try:
+            await clients.more(load[0])
+            for worker in workers * rounds:
                 codes.append(await worker.restart())
-                await load.more(CLIENTS)
-        await load.stop()
-        await front.close()
+                # As a Deployment does with minReadySeconds.
+                await asyncio.sleep(door.min_ready)
+                await clients.more(load[0])
+        finally:
+            await clients.stop()
+            await front.close()
+    assert codes == [0] * (2 * rounds)
+    return clients
+
+
+def check(load: Load, rounds: int, scorecard: Scorecard) -> None:
+    """Every call was whole."""
     failures = {what: count for what, count in load.seen.items() if what != "whole"}
     print(f"{load.seen['whole']} whole calls, first token after {load.slowest:.2f} s at most, failures {failures}")
     scorecard(38, f"{rounds} x 2 restarts: calls, failures", f"{load.seen['whole']}, {failures or 0}")
     assert not failures
-    assert codes == [0] * (2 * rounds)
+
+
+@pytest.mark.slow
+async def test_no_call_fails_in_a_rolling_restart(tmp_path: Path, scorecard: Scorecard) -> None:
+    check(await rolling_restart(GrpcDoor, (), 1, (2, 0.1), tmp_path), 1, scorecard)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize(
+    ("door", "flags"),
+    [
+        pytest.param(GrpcDoor, (), id="grpc"),
+        pytest.param(GrpcDoor, FRONT_ENDS, id="grpc-frontends"),
+        pytest.param(SmgDoor, (), id="smg", marks=needs_smg),
+        pytest.param(SmgDoor, FRONT_ENDS, id="smg-frontends", marks=needs_smg),
+    ],
+)
+async def test_no_call_fails_in_five(door: Door, flags: tuple[str, ...], tmp_path: Path, scorecard: Scorecard) -> None:
+    check(await rolling_restart(door, flags, 5, (6, 0.0), tmp_path), 5, scorecard)
