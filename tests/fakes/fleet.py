@@ -51,14 +51,8 @@ class Worker:
 
     async def start(self) -> None:
         """Start it, and wait until it serves."""
-        own = {
-            "port": self.port,
-            "metrics-port": 0,
-            "drain-linger": self._linger,
-            "drain-grace": GRACE,
-            "native": "off",
-        }
-        flags = [f"--{name}={value}" for name, value in own.items()]
+        own = {"port": self.port, "metrics-port": 0, "drain-linger": self._linger, "drain-grace": GRACE}
+        flags = ["--native=off", *(f"--{name}={value}" for name, value in own.items())]
         self._process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "service", "serve", "--cpu-threads=1", "--log-level=error", *flags, *self._flags),
             cwd=ROOT,
@@ -148,7 +142,10 @@ class GrpcDoor:
 
 
 class Load:
-    """Clients that call again after `pause` seconds; `seen` counts how their calls ended, failures by whether a token had come."""
+    """Clients that call on, `pause` seconds after each call.
+
+    `seen` counts how the calls ended, failures by whether a token had come.
+    """
 
     def __init__(self, door: FrontDoor, clients: int, pause: float = 0.0) -> None:
         self._door, self._pause, self._over = door, pause, False
