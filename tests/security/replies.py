@@ -31,6 +31,9 @@ DOCUMENTED = frozenset(
         grpc.StatusCode.NOT_FOUND,
         grpc.StatusCode.UNIMPLEMENTED,
         grpc.StatusCode.CANCELLED,
+        # Of Attach alone: a reader that is taken over, and a place that the stream has not or no longer.
+        grpc.StatusCode.ABORTED,
+        grpc.StatusCode.OUT_OF_RANGE,
     }
 )
 """What may come of any input. UNKNOWN is never ours, and INTERNAL is a bug here: no test of this package breaks the

@@ -87,7 +87,7 @@ async def test_every_registered_method_is_refused_without_a_token(
     await server.close(grace=0)
     own = {name for name in found if not name.startswith(("/sglang.", "/vllm."))}
     # The dialects of the gateway are there where its messages are installed.
-    assert (len(own), len(found) - len(own)) in ((8 + 3 + 3 + 1, 0), (8 + 3 + 3 + 1, 10 + 10)), sorted(found)
+    assert (len(own), len(found) - len(own)) in ((9 + 3 + 3 + 1, 0), (9 + 3 + 3 + 1, 10 + 10)), sorted(found)
     assert opened == dict.fromkeys(REFUSED, HEALTH)
     assert unknown.value.code() is grpc.StatusCode.UNIMPLEMENTED
     assert not any(secret in logged.text for secret in (GOOD, OTHER, WRONG))

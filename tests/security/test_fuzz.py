@@ -31,7 +31,7 @@ WEIGHTS = {"Generate": 50, "Embed": 10, "Tokenize": 10, "Detokenize": 10, "Abort
 
 async def test_ten_thousand_fuzzed_requests(tiny: Path, seed: int, scorecard: Scorecard, logged: LogLines) -> None:
     print(f"fuzz seed {seed}")
-    async with serve_checkpoint(tiny, max_running_requests=64) as (server, client):
+    async with serve_checkpoint(tiny, max_running_requests=64, resume_seconds=0.2) as (server, client):
         alone = await client.complete(PROMPT, **ASKED)
         before = time.monotonic()
         codes = await attack(client, Fuzzer(seed))
@@ -59,9 +59,10 @@ async def attack(client: SlipstreamClient, fuzzer: Fuzzer) -> Counter[str]:
         nonlocal left
         while left > 0:
             left -= 1
-            name = fuzzer.random.choices(names, weights)[0]
-            raw = fuzzer.request(getattr(pb, SERVICE.methods_by_name[name].input_type.name))
-            codes[await code_of(client.channel, f"/{SERVICE.full_name}/{name}", name == "Generate", raw)] += 1
+            method = SERVICE.methods_by_name[fuzzer.random.choices(names, weights)[0]]
+            raw = fuzzer.request(getattr(pb, method.input_type.name))
+            path = f"/{SERVICE.full_name}/{method.name}"
+            codes[await code_of(client.channel, path, method.server_streaming, raw)] += 1
 
     async with asyncio.TaskGroup() as workers:
         for _ in range(AT_ONCE):
