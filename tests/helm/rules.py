@@ -193,7 +193,7 @@ def restricted(rendered: Rendered) -> Iterator[str]:
         if {"hostNetwork", "hostPID", "hostIPC"} & pod.keys() or pod["automountServiceAccountToken"]:
             yield "reaches into the node or the API"
         kinds = {key for each in pod["volumes"] for key in each} - {"name"}
-        if not kinds <= {"emptyDir", "secret", "persistentVolumeClaim"}:
+        if not kinds <= {"emptyDir", "secret", "configMap", "persistentVolumeClaim"}:
             yield f"volumes of kinds {kinds}"
 
 

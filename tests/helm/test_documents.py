@@ -83,6 +83,7 @@ OTHERS: dict[str, tuple[Any, ...]] = {
     "settings": ({"page_size": 32},),
     "extraContainers": ([{"name": "other", "image": "x"}],),
     "model.claim.accessModes": (["ReadOnlyMany"],),
+    "tenants": ({"other": {"concurrent_requests": 7}},),
     "metrics.prometheusRule.additionalGroups": ([{"name": "other", "rules": []}],),
 }
 """What some values can be instead; for the others their type says it."""

@@ -60,6 +60,9 @@
 {{- if and $v.auth.adapterAdmins (not $v.auth.existingSecret) -}}
 {{- fail "auth.adapterAdmins needs auth.existingSecret, which says who calls" -}}
 {{- end -}}
+{{- if and $v.tenants (not $v.auth.existingSecret) (not $v.tls.clientCa.existingSecret) -}}
+{{- fail "tenants needs auth.existingSecret or tls.clientCa.existingSecret, which say who calls" -}}
+{{- end -}}
 {{- if or (hasPrefix "127." $v.listenAddress) (eq "::1" $v.listenAddress) -}}
 {{- fail (printf "listenAddress: %s is seen by nobody outside the pod, the kubelet included" $v.listenAddress) -}}
 {{- end -}}

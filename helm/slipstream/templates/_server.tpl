@@ -21,6 +21,9 @@
 - {{ printf "--adapter-admins=%s" . | quote }}
 {{- end }}
 {{- end }}
+{{- if $v.tenants }}
+- --tenants-file=/etc/slipstream/tenants/tenants.yaml
+{{- end }}
 {{- if $v.tls.existingSecret }}
 - --tls-cert=/etc/slipstream/tls/{{ $v.tls.certKey }}
 - --tls-key=/etc/slipstream/tls/{{ $v.tls.privateKeyKey }}
@@ -108,6 +111,11 @@ cpu_threads: {{ max 1 (sub (div (int64 (include "slipstream.milliCpu" $cores)) 1
 {{- if .Values.auth.existingSecret }}
 - name: auth
   mountPath: /etc/slipstream/auth
+  readOnly: true
+{{- end }}
+{{- if .Values.tenants }}
+- name: tenants
+  mountPath: /etc/slipstream/tenants
   readOnly: true
 {{- end }}
 {{- if .Values.tls.existingSecret }}

@@ -22,6 +22,11 @@
     secretName: {{ . | quote }}
     defaultMode: 288 # 0440
 {{- end }}
+{{- if .Values.tenants }}
+- name: tenants
+  configMap:
+    name: {{ include "slipstream.fullname" . }}-tenants
+{{- end }}
 {{- with .Values.tls.existingSecret }}
 - name: tls
   secret:
