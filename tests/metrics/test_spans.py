@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -77,6 +78,19 @@ async def test_a_span_joins_the_callers_trace_and_tells_what_happened_when(colle
     )
     assert attributes(span.events[-1].attributes) == {"index": 0, "reason": "length", "tokens": 5}
     assert collector.resources[0]["service.name"] == "slipstream" and collector.resources[0]["service.version"]
+
+
+async def test_a_tenants_span_has_the_id_that_its_client_gave(collector: Collector, tmp_path: Path) -> None:
+    """Within the engine the id has the tenant's name before it."""
+    (tmp_path / "tokens").write_text(f"alice:{'a' * 20}\n")
+    async with serving(otlp_endpoint=collector.endpoint, auth_token_file=str(tmp_path / "tokens")) as (_, client):
+        client.metadata = (SAMPLED, ("authorization", f"Bearer {'a' * 20}"))
+        for resumable in (False, True):
+            await client.complete([5, 6, 7], request_id=f"mine-{resumable}", resumable=resumable, **GREEDY)
+        spans = await asyncio.to_thread(collector.wait, 2)
+    assert {attributes(each.attributes)["gen_ai.response.id"] for each in spans} == {"mine-False", "mine-True"}
+    assert all([event.name for event in each.events][-1] == "finish" for each in spans)
+    assert not any(b"alice" in each.SerializeToString() for each in spans)
 
 
 async def test_calls_without_a_trace_begin_one_and_unsampled_ones_stay_out(collector: Collector) -> None:

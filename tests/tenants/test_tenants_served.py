@@ -36,7 +36,7 @@ async def refused(client: SlipstreamClient, **options: Any) -> CallFailed:
     return failed.value
 
 
-async def test_ids_are_the_tenants_own(serve: Serve, tmp_path: Path) -> None:  # noqa: F811
+async def test_ids_are_the_tenants_own(serve: Serve, tmp_path: Path, logged: Any) -> None:  # noqa: F811
     gate = asyncio.Event()
     engine = FakeEngine(held(gate))
     async with serve(engine, **files(tmp_path)) as serving:
@@ -51,6 +51,8 @@ async def test_ids_are_the_tenants_own(serve: Serve, tmp_path: Path) -> None:  #
             assert [len([event async for event in stream]) for stream in (hers, his)] == [8, 8]
             vectors = asyncio.create_task(alice.embed("hi", request_id="same"))
             assert len(await vectors) == 1
+            assert "same" not in await serving.metrics()
+    assert "\0" not in logged.text and "\\x00" not in logged.text, "ids of the engine are nobody's business"
 
 
 async def test_limits_are_kept_told_counted_and_read_again(serve: Serve, tmp_path: Path, logged: Any) -> None:  # noqa: F811
