@@ -53,7 +53,6 @@ UNCOVERED: dict[int, str] = {
     23: "needs a preloaded fake clock; a house rule bans the wall clock for durations instead (tests/tidy)",
     25: "`make test ARGS=tests/equivalence`; figures in the README",
     35: "floods need a machine that is not shared; the limits are set and tested one by one (tests/service)",
-    38: "restarts real workers for minutes: `pytest -m soak tests/system/test_rolling_restart.py` prints it",
     39: "a request that kills a worker is not told apart from a broken device yet",
     40: "`make mutants` prints killed and survivors",
 }
