@@ -80,7 +80,7 @@ class RemoteEngine:
     @property
     def prefixes(self) -> RemotePrefixes:
         """See `Engine.prefixes`."""
-        return RemotePrefixes(self.call)
+        return RemotePrefixes(self)
 
     async def start(self) -> None:
         """Wait until the engine process is ready. Raises EngineDead when it goes away first."""
@@ -100,8 +100,7 @@ class RemoteEngine:
 
     async def embed(self, request: EmbedRequest) -> RemoteEmbedCall:
         """See `Engine.embed`."""
-        number = self._next()
-        request_id = await self._ask(number, "embed", request=to_plain(request), caller=caller_name.get())
+        number, request_id = await self.open("embed", request=to_plain(request), caller=caller_name.get())
         return RemoteEmbedCall(self, number, request_id)
 
     async def abort(self, request_id: str) -> bool:
@@ -161,6 +160,11 @@ class RemoteEngine:
     async def call(self, method: str, **arguments: Any) -> Any:
         """Ask and wait for the answer. Raises what the engine raised."""
         return await self._ask(self._next(), method, **arguments)
+
+    async def open(self, method: str, **arguments: Any) -> tuple[int, Any]:
+        """As `call`, for what the engine keeps until `end`: its number, and the answer."""
+        number = self._next()
+        return number, await self._ask(number, method, **arguments)
 
     def _next(self) -> int:
         self._number += 1
