@@ -154,7 +154,7 @@ class StateSlots:
         return list(zip(places.tolist(), at[places, kinds].tolist(), (kinds < 2).tolist(), strict=True))
 
     def _slot_for(self, turns: deque[int] | None, taken: list[int]) -> int:
-        """A slot for one more snapshot: the request's own oldest when its turns are over, unless others began behind it;
+        """A slot for one more snapshot: the request's own oldest when its turns are over, unless others count on it;
         0 when there is none.
 
         `taken` in this step: one slot cannot take two states in one step.

@@ -28,7 +28,7 @@ class StateSnapshots:
         self._slot_of: dict[int, int] = {}
         """KV page -> slot."""
         self._shared: set[int] = set()
-        """Pages, of those above, that somebody else than the maker of their snapshot has: it is not his to overwrite."""
+        """Pages, of those above, that somebody beside the maker of their snapshot has: it is not his to overwrite."""
 
     def __len__(self) -> int:
         return len(self._slot_of)
