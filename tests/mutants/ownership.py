@@ -111,7 +111,6 @@ OWNERSHIP: tuple[Mutant, ...] = (
         "core/memory/state_slots.py",
         "self._snapshots.drop_own(turns",
         "self._snapshots.drop(turns",
-        "tests/memory/test_state_snapshots.py"
-        "::test_what_others_began_behind_is_not_overwritten_when_a_turn_is_over",
+        "tests/memory/test_state_snapshots.py::test_what_others_began_behind_is_not_overwritten_when_a_turn_is_over",
     ),
 )
