@@ -97,7 +97,7 @@ class PrefixWatch(Protocol):
 class Prefixes(Protocol):
     """The prefix cache as a front end sees it. Event-loop thread only."""
 
-    def watch(self, cache_salt: str) -> PrefixWatch:
+    def watch(self, cache_salt: str) -> PrefixWatch | Awaitable[PrefixWatch]:
         """Follow what requests with this salt, and no adapter, would find. Raises Unsupported where nothing is kept."""
         ...
 

@@ -102,6 +102,7 @@ class StateSlots:
             source = self._snapshots.find(page)
             check("state_snapshot_present", source > 0, row=row, page=page)
             self._snapshots.keep(page, source)
+            self._snapshots.share(cached.tolist())
         slot = self._take()
         self._slot_of[row] = slot
         self._fresh[row] = (slot, source)
@@ -153,13 +154,14 @@ class StateSlots:
         return list(zip(places.tolist(), at[places, kinds].tolist(), (kinds < 2).tolist(), strict=True))
 
     def _slot_for(self, turns: deque[int] | None, taken: list[int]) -> int:
-        """A slot for one more snapshot: the request's own oldest when its turns are over; 0 when there is none.
+        """A slot for one more snapshot: the request's own oldest when its turns are over, unless others count on it;
+        0 when there is none.
 
         `taken` in this step: one slot cannot take two states in one step.
         """
         assert self._tracking is not None
         if turns is not None and len(turns) >= self._tracking.buffers:
-            own = self._snapshots.drop(turns.popleft())
+            own = self._snapshots.drop_own(turns.popleft())
             if own:
                 return own
         if not self._free and next(iter(self._snapshots.slots), 0) in (0, *taken):
@@ -187,6 +189,7 @@ class StateSlots:
         for page, original in zip(pages.tolist(), originals.tolist(), strict=True):
             if not self._snapshots.find(original) and (slot := self._snapshots.drop(page)):
                 self._snapshots.keep(original, slot)
+        self._snapshots.share(originals.tolist())
 
     def freed(self, pages: Ints) -> None:
         """See `Companion`: their snapshots become free slots."""

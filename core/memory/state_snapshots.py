@@ -27,6 +27,8 @@ class StateSnapshots:
     def __init__(self) -> None:
         self._slot_of: dict[int, int] = {}
         """KV page -> slot."""
+        self._shared: set[int] = set()
+        """Pages, of those above, that somebody beside the maker of their snapshot has: it is not his to overwrite."""
 
     def __len__(self) -> int:
         return len(self._slot_of)
@@ -50,10 +52,19 @@ class StateSnapshots:
         self._slot_of.pop(page, None)
         self._slot_of[page] = slot
 
+    def share(self, pages: Iterable[int]) -> None:
+        """Requests have `pages` that did not compute them, and count on what is kept for them."""
+        self._shared.update(self._slot_of.keys() & pages)
+
     def drop(self, page: int) -> int:
         """Forget what is kept for `page`; returns its slot, 0 when there was none."""
+        self._shared.discard(page)
         return self._slot_of.pop(page, 0)
+
+    def drop_own(self, page: int) -> int:
+        """As `drop`, for whoever made the snapshot; 0 as well when others count on it."""
+        return 0 if page in self._shared else self.drop(page)
 
     def drop_oldest(self) -> int:
         """Forget the least recently used snapshot, of which there must be one; returns its slot."""
-        return self._slot_of.pop(next(iter(self._slot_of)))
+        return self.drop(next(iter(self._slot_of)))

@@ -13,6 +13,7 @@ from core.errors import SlipstreamError
 from core.types.io import Delta, EmbedRequest, Finished, GenerateRequest, OutputEvent
 from service.engine_slot import EngineSlot, answered
 from service.frontends.plain import error_to_plain, from_plain, to_plain, vectors_to_plain
+from service.frontends.prefix_watches import PrefixWatches
 from service.frontends.wire import EventBatch, Kind, Link, pack_json
 from service.metrics.rpc import RpcMetrics
 from service.resume.history import Position
@@ -37,6 +38,7 @@ class FrontEndHost:
         self._streams: dict[int, PolledStream] = {}
         self._embeds: dict[int, EmbedCall] = {}
         self._holds: dict[int, Hold] = {}
+        self._prefixes = PrefixWatches()
         self._calls: dict[int, asyncio.Task[None]] = {}
         self._ready: dict[int, None] = {}
         self._closing: set[asyncio.Task[None]] = set()
@@ -124,6 +126,15 @@ class FrontEndHost:
     async def _flush_prefixes(self, _number: int, _value: dict[str, Any]) -> int:
         return await answered(self._engine.prefixes.flush())
 
+    async def _watch_prefixes(self, number: int, value: dict[str, Any]) -> Any:
+        return self._prefixes.open(number, await answered(self._engine.prefixes.watch(value["cache_salt"])))
+
+    async def _prefix_contents(self, _number: int, value: dict[str, Any]) -> Any:
+        return self._prefixes.contents(value["of"], value["start"])
+
+    async def _prefix_changes(self, _number: int, value: dict[str, Any]) -> Any:
+        return await self._prefixes.changes(value["of"])
+
     @property
     def _engine(self) -> Engine:
         return self._slot.require()
@@ -167,6 +178,7 @@ class FrontEndHost:
             self._close(self._embeds.pop(number))
         if number in self._holds:
             self._holds.pop(number).release()
+        self._prefixes.close(number)
 
     def _close(self, held: OutputStream | EmbedCall) -> None:
         task = asyncio.create_task(held.aclose())
@@ -175,7 +187,7 @@ class FrontEndHost:
 
     def _lost(self) -> None:
         """The front end is gone: its requests go too, those of others stay."""
-        for number in [*self._calls, *self._streams, *self._embeds, *self._holds]:
+        for number in [*self._calls, *self._streams, *self._embeds, *self._holds, *self._prefixes]:
             self._end(number)
         self.lost = True
         self.listening.set()
@@ -210,4 +222,7 @@ _METHODS: dict[str, Callable[[FrontEndHost, int, dict[str, Any]], Awaitable[Any]
     "unload_adapter": FrontEndHost._unload_adapter,
     "list_adapters": FrontEndHost._list_adapters,
     "flush_prefixes": FrontEndHost._flush_prefixes,
+    "watch_prefixes": FrontEndHost._watch_prefixes,
+    "prefix_contents": FrontEndHost._prefix_contents,
+    "prefix_changes": FrontEndHost._prefix_changes,
 }

@@ -81,7 +81,7 @@ class RemoteEngine:
     @property
     def prefixes(self) -> RemotePrefixes:
         """See `Engine.prefixes`."""
-        return RemotePrefixes(self.call)
+        return RemotePrefixes(self)
 
     async def start(self) -> None:
         """Wait until the engine process is ready. Raises EngineDead when it goes away first."""
@@ -101,9 +101,7 @@ class RemoteEngine:
 
     async def entered(self, tenant: str, deadline: float | None) -> int:
         """A place in the tenant's gate; `end` gives it back."""
-        number = self._next()
-        await self._ask(number, "enter", tenant=tenant, deadline=deadline)
-        return number
+        return (await self.open("enter", tenant=tenant, deadline=deadline))[0]
 
     async def resumed(self, method: str, known_as: str, **arguments: Any) -> RemoteReader:
         """What `open` or `attach` of the desk give: a kept stream, from some place on."""
@@ -121,8 +119,7 @@ class RemoteEngine:
 
     async def embed(self, request: EmbedRequest) -> RemoteEmbedCall:
         """See `Engine.embed`."""
-        number = self._next()
-        request_id = await self._ask(number, "embed", request=to_plain(request))
+        number, request_id = await self.open("embed", request=to_plain(request))
         return RemoteEmbedCall(self, number, request_id)
 
     async def abort(self, request_id: str) -> bool:
@@ -182,6 +179,11 @@ class RemoteEngine:
     async def call(self, method: str, **arguments: Any) -> Any:
         """Ask and wait for the answer. Raises what the engine raised."""
         return await self._ask(self._next(), method, **arguments)
+
+    async def open(self, method: str, **arguments: Any) -> tuple[int, Any]:
+        """As `call`, for what the engine keeps until `end`: its number, and the answer."""
+        number = self._next()
+        return number, await self._ask(number, method, **arguments)
 
     def _next(self) -> int:
         self._number += 1

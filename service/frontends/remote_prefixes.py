@@ -1,23 +1,69 @@
-"""The prefix cache in a front end: it can be flushed from here, and followed only where it is."""
+"""The prefix cache in a front end, over the connection to the engine process."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-from typing import Any, NoReturn
+import asyncio
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, cast
 
-from core.errors import Unsupported
+from core.types.prefixes import PrefixChange, PrefixStored
+from service.frontends.prefix_watches import changes_from_plain
+
+if TYPE_CHECKING:
+    from service.frontends.remote_engine import RemoteEngine
+
+
+class RemotePrefixWatch:
+    """The `PrefixWatch` of `core.engine.door` in a front end. One task reads."""
+
+    def __init__(self, engine: RemoteEngine, number: int, page_size: int, contents: Sequence[PrefixStored]) -> None:
+        self.page_size = page_size
+        self.contents = contents
+        self._engine, self._number = engine, number
+        self._asked: asyncio.Future[list[Any]] | None = None
+
+    async def changes(self) -> Sequence[PrefixChange]:
+        """See `PrefixWatch.changes`. A reader that gives up waiting finds the answer at its next call."""
+        if self._asked is None:
+            self._asked = asyncio.ensure_future(self._engine.call("prefix_changes", of=self._number))
+            self._asked.add_done_callback(_look)
+        # What the engine has told is told once: it must not get lost with the reader's patience.
+        plain = await asyncio.shield(self._asked)
+        self._asked = None
+        return changes_from_plain(plain)
+
+    def close(self) -> None:
+        """See `PrefixWatch`."""
+        if self._asked is not None:
+            self._asked.cancel()
+        self._engine.end(self._number)
 
 
 class RemotePrefixes:
-    """The `Prefixes` of `core.engine.door` in a front end. `call` asks the engine's process."""
+    """The `Prefixes` of `core.engine.door` in a front end."""
 
-    def __init__(self, call: Callable[[str], Awaitable[Any]]) -> None:
-        self._call = call
+    def __init__(self, engine: RemoteEngine) -> None:
+        self._engine = engine
 
-    def watch(self, cache_salt: str) -> NoReturn:
-        """Raises Unsupported: every change of every step would go to every front end."""
-        raise Unsupported("changes of the prefix cache do not cross to front ends; serve without --frontends for them")
+    async def watch(self, cache_salt: str) -> RemotePrefixWatch:
+        """See `Prefixes.watch`. The state comes in pieces, between which the engine goes on with its steps."""
+        number, known = await self._engine.open("watch_prefixes", cache_salt=cache_salt)
+        contents: list[PrefixStored] = []
+        try:
+            while len(contents) < known["stored"]:
+                piece = await self._engine.call("prefix_contents", of=number, start=len(contents))
+                contents += cast(list[PrefixStored], changes_from_plain(piece))
+        except BaseException:
+            self._engine.end(number)
+            raise
+        return RemotePrefixWatch(self._engine, number, known["page_size"], contents)
 
     async def flush(self) -> int:
         """See `Prefixes.flush`."""
-        return int(await self._call("flush_prefixes"))
+        return int(await self._engine.call("flush_prefixes"))
+
+
+def _look(asked: asyncio.Future[list[Any]]) -> None:
+    """An engine that goes away while nobody waits is not an error that nobody looked at."""
+    if not asked.cancelled():
+        asked.exception()

@@ -11,6 +11,7 @@ import grpc.aio
 
 from core.engine.door import PrefixWatch
 from core.errors import Draining, Overloaded, SlowConsumer
+from service.engine_slot import answered
 from service.gateway.kv_events import KvEvents
 from service.gateway.loads import LoadMeter
 from service.open_calls import OpenCalls
@@ -40,7 +41,7 @@ class Subscriptions:
         A caller sees the blocks that its own requests can find, and nobody else's prompts.
         """
         async with self._held():
-            with closing(self._calls.engine.prefixes.watch(tenant_salt("", caller))) as watch:
+            with closing(await answered(self._calls.engine.prefixes.watch(tenant_salt("", caller)))) as watch:
                 try:
                     await self._write(watch, KvEvents(watch.page_size, start), context)
                 except SlowConsumer:

@@ -18,6 +18,8 @@ from service.pb.slipstream.v1 import adapters_pb2 as pb
 from tests.equivalence.adapter_world import GREEDY, Serving, World
 
 LONG = 60
+FIRST_STEPS = 3
+"""Enough for a prompt and its first token."""
 
 
 @pytest.fixture(scope="module")
@@ -98,13 +100,21 @@ class Gate:
     def __init__(self) -> None:
         self.open = threading.Event()
         self.open.set()
+        self._left: int | None = None
         launch = StepRunner.launch
 
         def held(runner: StepRunner, batch: ScheduleBatch, *rest: Any) -> LaunchedStep:
+            if self._left == 0:
+                self.open.clear()
+            self._left = self._left - 1 if self._left else None
             assert self.open.wait(30)
             return launch(runner, batch, *rest)
 
         self.launch = held
+
+    def shut_after(self, steps: int) -> None:
+        """Let so many more through. Whoever shuts it from outside may be late, and the stream may have ended."""
+        self._left = steps
 
 
 @pytest.fixture
@@ -117,8 +127,8 @@ def gate(monkeypatch: pytest.MonkeyPatch) -> Gate:
 async def begin(serving: Serving, gate: Gate, adapter: str) -> tuple[Any, list[int]]:
     """A stream that has begun and cannot go on, and its first tokens."""
     stream = serving.client.generate(serving.world.prompts[2], adapter=adapter, max_tokens=LONG, **GREEDY)
+    gate.shut_after(FIRST_STEPS)
     first = await anext(stream)
-    gate.open.clear()
     return stream, list(first.token_ids)
 
 

@@ -51,7 +51,7 @@ PATHS: dict[str, dict[str, Any]] = {
 }
 """Settings that must not change a token; `separate` never puts prompt chunks and decodes into one step."""
 
-QUICK = ("llama", "qwen2", "qwen3", "mistral", "deepseek_v3")
+QUICK = ("llama", "deepseek_v3")
 """Take every path in every run; the others two of them, and all five in the soak."""
 CASES = [
     pytest.param(kind, path, marks=() if kind in QUICK or path in ("overlap-radix", "separate") else pytest.mark.soak)

@@ -65,7 +65,7 @@ PATHS = {
     "few-slots": (True, PAGE, 5),
 }
 """Overlap, every how many tokens a state is kept in decode, state slots."""
-QUICK = ("qwen3_next", "bamba", "mamba2", "lfm2")
+QUICK = ("qwen3_next", "mamba2")
 """Take every path in every run; the others two of them, and all four in the soak."""
 CASES = [
     pytest.param(kind, path, marks=() if kind in QUICK or path in ("overlap", "few-slots") else pytest.mark.soak)

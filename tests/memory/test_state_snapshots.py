@@ -171,6 +171,21 @@ def test_decode_takes_turns_and_what_is_kept_outlives_the_row() -> None:
     assert admit(memory, ids(24)).cached_tokens == 16, "the state before the last is whole"
 
 
+def test_what_others_began_behind_is_not_overwritten_when_a_turn_is_over() -> None:
+    states, memory = make(slots=8, buffers=1)
+    maker = admit(memory, ids(24))
+    states._marks[maker.row] = 0
+    (shared,) = plan(memory, maker.row, 3, 1).tracked.slots.tolist()
+    memory.offer(maker.row, ids(4))
+    other = admit(memory, np.append(ids(4), ids(4, 100)))
+    assert other.cached_tokens == 4
+    assert plan(memory, other.row, 4, 4).sources.tolist() == [shared]
+    turns = [int(plan(memory, maker.row, end - 1, 1).tracked.slots[0]) for end in (8, 12)]
+    assert shared not in turns and turns[0] == turns[1], "its own it overwrites"
+    assert states.resumable(memory._pages[other.row, :1]) == 1, "it could be resumed there, were it to give way"
+    memory.check_integrity()
+
+
 def test_random_histories_conserve_slots() -> None:
     rng = np.random.default_rng(seed := 7)
     _, memory = make(slots=6, pages=24)

@@ -42,14 +42,9 @@ MUTANTS: tuple[Mutant, ...] = (
 SAMPLE: tuple[str, ...] = (
     "skip-generation-check",
     "off-by-one-page-need",
-    "recompute-forgets-outputs",
     "terminal-twice",
     "read-does-not-consume",
-    "tails-before-chunks",
-    "event-wait-dropped",
     "results-overtake",
-    "run-on-after-a-failure",
     "prefix-locked-beside-own-copy",
-    "tokens-compared-by-value",
 )
 """Tried inside the ordinary suite: quick, and one for each kind of breakage."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from tests.mutants.mutant import Mutant
 
 GATEWAY = "tests/gateway/"
+REMOTE = GATEWAY + "test_remote_prefixes.py::"
 WATCH = "tests/engine/test_prefixes.py::"
 
 GATEWAYS: tuple[Mutant, ...] = (
@@ -95,5 +96,29 @@ GATEWAYS: tuple[Mutant, ...] = (
         "            self._gateway.close()\n",
         "            pass\n",
         GATEWAY + "test_kv_events.py::test_a_client_that_goes_is_forgotten_and_a_closing_server_ends_the_others",
+    ),
+    Mutant(
+        "told-and-forgotten",
+        "a change that a front end's reader had no patience for is told at its next call",
+        "service/frontends/remote_prefixes.py",
+        "        plain = await asyncio.shield(self._asked)\n        self._asked = None\n",
+        "        asked, self._asked = self._asked, None\n        plain = await asyncio.shield(asked)\n",
+        REMOTE + "test_changes_outlast_the_patience_of_their_reader",
+    ),
+    Mutant(
+        "watch-of-the-dead",
+        "a front end that goes leaves no watch behind",
+        "service/frontends/host.py",
+        "        self._prefixes.close(number)\n",
+        "",
+        REMOTE + "test_a_front_end_that_dies_takes_its_watches_along",
+    ),
+    Mutant(
+        "pieces-overlap",
+        "each record of a state is told once",
+        "service/frontends/prefix_watches.py",
+        ".contents[start:]",
+        ".contents[max(0, start - 1) :]",
+        REMOTE + "test_a_state_comes_in_pieces_and_is_whole",
     ),
 )
