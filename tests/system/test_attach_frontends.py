@@ -99,8 +99,12 @@ async def test_limits_of_a_tenant_are_one_for_all_front_ends_and_freed_with_the_
                 await one.complete(PROMPT, max_tokens=2, **GREEDY)
             assert await other.abort("a") and await other.abort("b")
             await settled(lambda: not server.engine.live_requests, within=PATIENCE)
-            plain = [asyncio.create_task(one.complete(PROMPT, max_tokens=6000, **GREEDY)) for _ in range(2)]
-            await settled(lambda: server.engine.live_requests == 2, within=PATIENCE)
+            plain = [one.generate(PROMPT, max_tokens=6000, **GREEDY) for _ in range(2)]
+            for stream in plain:
+                await anext(stream)
             os.kill(dying, signal.SIGKILL)
-            await asyncio.gather(*plain, return_exceptions=True)
+            for stream in plain:
+                with pytest.raises(CallFailed):
+                    async for _ in stream:
+                        pass
             await other.complete(PROMPT, max_tokens=2, **GREEDY)
