@@ -148,6 +148,8 @@ async def test_the_same_request_sent_again_is_the_same_stream_and_another_is_ref
         call, _ = await begun(client, "mine", 200)
         call.cancel()
         options = {"request_id": "mine", "resumable": True, **GREEDY}
+        # Sent again by another process, it belongs to another trace.
+        client.metadata = (("traceparent", f"00-{'4b' * 16}-{'f0' * 8}-01"),)
         whole = await uninterrupted(client, PROMPT, max_tokens=200, **options)
         assert len(whole.ids[0]) == 200
         with pytest.raises(CallFailed) as refused:
