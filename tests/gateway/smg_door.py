@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from tests.fakes.fleet import Refused, Worker
 from tests.gateway.smg import Smg
@@ -18,6 +21,9 @@ FLEET_FLAGS: dict[str, Any] = {
 }
 """As `service/README.md` says; the retries are the gateway's defaults. By its other defaults it would notice that a
 worker drains after three minutes."""
+
+
+needs_openai = pytest.mark.skipif(find_spec("openai") is None, reason="pip install openai for its client")
 
 
 class SmgDoor:

@@ -15,6 +15,7 @@ from tests.gateway.spoken import Spoken
 from tests.gateway.test_generate import IDS, failure_of, spoken_of
 from tests.service.conftest import Serve
 
+SOON = 5.0
 ALICE, BOB = ((("authorization", f"Bearer {letter * 20}"),) for letter in "ab")
 
 
@@ -31,8 +32,8 @@ async def test_one_tenant_is_limited_and_the_other_is_not(serve: Serve, spoken: 
         hers = stub.Generate(spoken.generate(IDS, request_id="same", stream=True), metadata=ALICE)
         first = await hers.read()
         for call in (
-            stub.Generate(spoken.generate(IDS, stream=True), metadata=ALICE),
-            serving.stub.Generate(pb.GenerateRequest(text="hi"), metadata=ALICE),
+            stub.Generate(spoken.generate(IDS, stream=True), metadata=ALICE, timeout=SOON),
+            serving.stub.Generate(pb.GenerateRequest(text="hi"), metadata=ALICE, timeout=SOON),
         ):
             failed = await failure_of(call)
             assert (failed.code.name, failed.reason) == ("RESOURCE_EXHAUSTED", "TENANT_CONCURRENCY_LIMIT")

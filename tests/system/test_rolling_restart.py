@@ -12,7 +12,7 @@ import pytest
 
 from tests.fakes.fleet import GrpcDoor, Load, fleet
 from tests.gateway.smg import needs_smg
-from tests.gateway.smg_door import SmgDoor
+from tests.gateway.smg_door import SmgDoor, needs_openai
 from tests.scorecard import Scorecard
 
 Door = type[GrpcDoor] | type[SmgDoor]
@@ -61,8 +61,8 @@ async def test_no_call_fails_in_a_rolling_restart(tmp_path: Path, scorecard: Sco
     [
         pytest.param(GrpcDoor, (), id="grpc"),
         pytest.param(GrpcDoor, FRONT_ENDS, id="grpc-frontends"),
-        pytest.param(SmgDoor, (), id="smg", marks=needs_smg),
-        pytest.param(SmgDoor, FRONT_ENDS, id="smg-frontends", marks=needs_smg),
+        pytest.param(SmgDoor, (), id="smg", marks=(needs_smg, needs_openai)),
+        pytest.param(SmgDoor, FRONT_ENDS, id="smg-frontends", marks=(needs_smg, needs_openai)),
     ],
 )
 async def test_no_call_fails_in_five(door: Door, flags: tuple[str, ...], tmp_path: Path, scorecard: Scorecard) -> None:
