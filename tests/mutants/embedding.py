@@ -135,8 +135,8 @@ EMBEDDING: tuple[Mutant, ...] = (
         "embed-caller-forgotten",
         "only who asked for it can abort an embedding",
         "service/open_calls.py",
-        "        self._owners[call.request_id] = owner\n",
-        "        self._owners[call.request_id] = Owner(None)\n",
+        "self.engine.embed(_within_tenant(asked))",
+        "self.engine.embed(asked)",
         "tests/security/test_tenants.py::test_vectors_share_no_cached_prefix_and_are_aborted_by_their_caller_only",
     ),
 )

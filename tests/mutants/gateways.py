@@ -12,9 +12,9 @@ GATEWAYS: tuple[Mutant, ...] = (
     Mutant(
         "abort-by-anyone",
         "only who started a request ends it, whatever service is asked",
-        "service/open_calls.py",
-        "if owner is not None and owner.name != caller:",
-        "if False:",
+        "service/tenants/identity.py",
+        'return request_id if caller is None else f"{caller}\\0{request_id}"',
+        "return request_id",
         GATEWAY + "test_generate.py::test_only_who_started_a_request_ends_it_whatever_service_is_asked",
     ),
     Mutant(
