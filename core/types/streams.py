@@ -1,0 +1,21 @@
+"""Streams as an onlooker sees them: plain data, and nothing of what was asked or answered."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class StreamInfo:
+    """One request that has not ended, all its outputs (or the inputs of an embedding) together."""
+
+    request_id: str
+    """As its client knows it."""
+    state: str
+    """How far it got: `waiting`, `prefill`, `decode`, or `preempted` while it waits for its pages again."""
+    prompt_tokens: int
+    output_tokens: int
+    arrived_at: float
+    """In `time.monotonic` seconds."""
+    adapter: str
+    """Name of its LoRA adapter; empty for none."""
