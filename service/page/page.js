@@ -82,7 +82,10 @@ function spark(id, values, top) {
   const step = 120 / (KEPT_SAMPLES - 1);
   const left = 120 - (values.length - 1) * step;
   const points = values.map((value, place) => `${(left + place * step).toFixed(1)},${(27 - (26 * value) / most).toFixed(1)}`);
-  at(id).firstElementChild.setAttribute("d", points.length > 1 ? `M${points.join("L")}` : "");
+  const line = points.length > 1 ? `M${points.join("L")}` : "";
+  const [area, stroke] = at(id).children;
+  area.setAttribute("d", line && `${line}L120,28L${left.toFixed(1)},28Z`);
+  stroke.setAttribute("d", line);
 }
 
 function showLoad(moment) {
@@ -264,7 +267,7 @@ function drawAxis(pen, span, width) {
     fill(pen, "quiet", Math.min(place, width - 1), 1, AXIS_TOP + 3, 4);
     pen.textAlign = place < 20 ? "left" : place > width - 30 ? "right" : "center";
     pen.fillStyle = inks.quiet;
-    pen.fillText(lasting(tick), place, AXIS_TOP + 10);
+    pen.fillText(tick ? lasting(tick) : "0", place, AXIS_TOP + 10);
   }
 }
 
@@ -328,7 +331,8 @@ function showPools(pools) {
     const [, meter, figures] = list.children[place].children;
     const share = (units) => (pool.capacity ? units / pool.capacity : 0);
     meter.children[0].style.width = `${100 * share(pool.used)}%`;
-    meter.children[0].classList.toggle("near", share(pool.used) >= NEAR_FULL);
+    // A full batch is what one hopes for; memory that runs out is not.
+    meter.children[0].classList.toggle("near", pool.name !== "req" && share(pool.used) >= NEAR_FULL);
     meter.children[1].style.width = `${100 * share(pool.cached)}%`;
     const told = pool.name === "adapter_bytes" ? (bytes) => `${count(Math.round(bytes / 2 ** 20))} MiB` : count;
     const cached = pool.cached ? ` + ${told(pool.cached)} cached` : "";
