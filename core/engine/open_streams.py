@@ -10,6 +10,9 @@ from core.engine.stream import TokenStream
 from core.types.request import Req, RequestState
 from core.types.streams import StreamInfo
 
+STAGES = ("waiting", "preempted", "prefill", "decode")
+WAITING, PREEMPTED, PREFILL, DECODE = range(len(STAGES))
+
 
 class LiveStreams:
     """The `OpenStreams` of `core.engine.door`, over the engine's own table of streams by id. Event-loop thread only."""
@@ -25,22 +28,25 @@ class LiveStreams:
         return tuple(self._info(stream) for stream in islice(self._live.values(), count))
 
     def _info(self, stream: TokenStream) -> StreamInfo:
-        first = stream.reqs[0]
+        reqs, outputs = stream.reqs, stream.outputs
+        first, tokens = reqs[0], outputs[0].total
+        prompt = first.input_len
+        for output in outputs[1:]:
+            tokens += output.total
         # The outputs of one prompt share it; the inputs of an embedding are prompts of their own.
-        prompts = stream.reqs[:1] if first.pooling is None else stream.reqs
-        return StreamInfo(
-            request_id=stream.request_id,
-            state=stage(stream.reqs),
-            prompt_tokens=sum(req.input_len for req in prompts),
-            output_tokens=sum(output.total for output in stream.outputs),
-            arrived_at=first.arrived_at,
-            adapter=self._adapters.name(first.adapter_slot),
-        )
+        if first.pooling is not None:
+            prompt = sum(req.input_len for req in reqs)
+        slot = first.adapter_slot
+        adapter = self._adapters.name(slot) if slot else ""
+        return StreamInfo(stream.request_id, stage(reqs), prompt, tokens, first.arrived_at, adapter)
 
 
 def stage(reqs: Sequence[Req]) -> str:
     """The state of a request whose sequences are `reqs`: that of the one which got furthest."""
-    running = [req for req in reqs if req.state is RequestState.RUNNING]
-    if running:
-        return "decode" if any(req.first_token_at is not None for req in running) else "prefill"
-    return "preempted" if any(req.retractions for req in reqs) else "waiting"
+    furthest = 0
+    for req in reqs:
+        if req.state is RequestState.RUNNING:
+            furthest = max(furthest, PREFILL if req.first_token_at is None else DECODE)
+        elif req.retractions:
+            furthest = max(furthest, PREEMPTED)
+    return STAGES[furthest]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import struct
 import threading
-from dataclasses import dataclass
+from typing import NamedTuple
 
 PHASES = ("results", "intake", "plan", "submit", "publish", "emit")
 """What one call of the scheduler does, in this order; plan and submit repeat while there is room."""
@@ -21,8 +21,7 @@ SLICES_PER_LANE = 1 << 16
 _SLICE = struct.Struct("<ddqii")
 
 
-@dataclass(frozen=True, slots=True)
-class Slice:
+class Slice(NamedTuple):
     """One piece of work: from `begin` to `end` in `time.monotonic` seconds, for `step`; `kind` is an index of PHASES in
     the scheduler's lane and 0 elsewhere, `tokens` how many the step computes (0 where that says nothing)."""
 

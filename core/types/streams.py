@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 
-@dataclass(frozen=True, slots=True)
-class StreamInfo:
-    """One request that has not ended, all its outputs (or the inputs of an embedding) together."""
+class StreamInfo(NamedTuple):
+    """One request that has not ended, all its outputs (or the inputs of an embedding) together.
+
+    A tuple, because the event loop makes hundreds of them in one go.
+    """
 
     request_id: str
     """As its client knows it."""

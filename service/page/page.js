@@ -12,11 +12,12 @@ const POOLS = {
 };
 const NEAR_FULL = 0.9;
 const KEPT_SAMPLES = 121; // half a minute
+const FEWEST_SAMPLES = 41; // a line of less than ten seconds does not fill its tile
 const RATE_SECONDS = 2;
 const SILENT_SECONDS = 3;
 const SUBMIT = 3;
 const PHASE_INKS = ["take", "take", "plan", "plan", "tell", "tell"]; // of PHASES in core/types/lanes.py
-const INKS = ["card", "ink", "quiet", "track", "take", "plan", "tell", "device", "on-device", "copy", "gap", "on-gap"];
+const INKS = ["card", "ink", "quiet", "track", "take", "plan", "tell", "device", "device-odd", "on-device", "copy", "gap", "on-gap"];
 const LANES = { scheduler: [0, 34], device: [40, 46], copy: [92, 16] }; // top and height; page.css names them beside
 const AXIS_TOP = 108;
 
@@ -79,7 +80,7 @@ function recently() {
 
 function spark(id, values, top) {
   const most = Math.max(top, ...values);
-  const step = 120 / (KEPT_SAMPLES - 1);
+  const step = 120 / (Math.max(values.length, FEWEST_SAMPLES) - 1);
   const left = 120 - (values.length - 1) * step;
   const points = values.map((value, place) => `${(left + place * step).toFixed(1)},${(27 - (26 * value) / most).toFixed(1)}`);
   const line = points.length > 1 ? `M${points.join("L")}` : "";
@@ -233,7 +234,7 @@ function fill(pen, ink, left, wide, top, tall) {
   pen.fillRect(left, top, wide, tall);
 }
 
-// What is not covered by a step is idle time; steps take turns in strength, so that each is seen without a seam.
+// What is not covered by a step is idle time; steps take turns in colour, so that each is seen without a seam.
 function drawDevice(pen, seen, x, width) {
   const [top, tall] = LANES.device;
   fill(pen, "gap", 0, width, top, tall);
@@ -241,10 +242,7 @@ function drawDevice(pen, seen, x, width) {
   pen.textBaseline = "middle";
   seen.steps.forEach((step, place) => {
     const [left, wide] = [x(step.begin), Math.max(x(step.end) - x(step.begin), 0.75)];
-    fill(pen, "card", left, wide, top, tall);
-    pen.globalAlpha = step.number % 2 ? 0.8 : 1;
-    fill(pen, "device", left, wide, top, tall);
-    pen.globalAlpha = 1;
+    fill(pen, step.number % 2 ? "device-odd" : "device", left, wide, top, tall);
     const gap = place ? left - x(seen.steps[place - 1].end) : 0;
     label(pen, "on-gap", place ? lasting(step.begin - seen.steps[place - 1].end) : "", left - gap / 2, gap, top + tall / 2);
     label(pen, "on-device", `${count(step.tokens)} tok`, left + wide / 2, wide, top + tall / 2);

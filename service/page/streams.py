@@ -12,7 +12,7 @@ from core.types.streams import StreamInfo
 from service.engine_slot import EngineSlot
 
 MAX_ROWS = 200
-"""Oldest streams that are shown; looking at one costs the event loop about a microsecond."""
+"""Oldest streams that are shown; looking at one costs the event loop some microseconds."""
 
 ANSWER_SECONDS = 0.1
 """How long the loop is waited for; behind a longer pass of it, the last answer is shown with its age."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any
 
 from core.types.lanes import Recording, Slice
@@ -13,8 +12,10 @@ STEPS = 64
 SECONDS = 5.0
 """Longest time that a picture shows."""
 
-SCHEDULER_SLICES = 1024
-"""Newest slices of the scheduler that are looked at: a step has six or more, and every wake-up three."""
+SCHEDULER_SLICES = 10 * STEPS
+"""Newest slices of the scheduler that are looked at: a step has six or more, and a wake-up for nothing three."""
+
+STEP, KIND = Slice._fields.index("step"), Slice._fields.index("kind")
 
 
 def timeline(recording: Recording | None) -> dict[str, Any]:
@@ -33,24 +34,21 @@ def timeline(recording: Recording | None) -> dict[str, Any]:
     # Before the oldest slice of a full look back, the scheduler would seem idle.
     earliest = max(end - SECONDS, work[0].begin if len(work) == SCHEDULER_SLICES else 0.0)
     begin = next((each.begin for each in steps if each.begin >= earliest), earliest)
-    span = _micros(end - begin)
+    span = round((end - begin) * 1e6)
     return {
         "span": span,
-        "scheduler": _flat(((each, each.kind) for each in work), begin, span),
-        "device": _flat(((each, each.step) for each in steps), begin, span),
-        "copy": _flat(((each, each.step) for each in copies), begin, span),
+        "scheduler": _flat(work, KIND, begin, span),
+        "device": _flat(steps, STEP, begin, span),
+        "copy": _flat(copies, STEP, begin, span),
     }
 
 
-def _flat(numbered: Iterable[tuple[Slice, int]], begin: float, span: int) -> list[int]:
-    """What of the slices is in the picture, four numbers each."""
+def _flat(slices: list[Slice], number: int, begin: float, span: int) -> list[int]:
+    """What of the slices is in the picture, four numbers each; `number` is the field that the third one is."""
     found: list[int] = []
-    for each, number in numbered:
-        at, end = max(0, _micros(each.begin - begin)), min(span, _micros(each.end - begin))
-        if at < end:
-            found += (at, end - at, number, each.tokens)
+    for each in slices:
+        at, end = round((each[0] - begin) * 1e6), round((each[1] - begin) * 1e6)
+        if at < span and end > 0 and at < end:
+            at, end = max(at, 0), min(end, span)
+            found += (at, end - at, each[number], each[4])
     return found
-
-
-def _micros(seconds: float) -> int:
-    return round(seconds * 1e6)

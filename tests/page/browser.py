@@ -24,6 +24,9 @@ INSTALL = "no Chromium here: apt-get install chromium-headless-shell"
 PATIENCE = 30.0
 """Seconds after which what should have happened counts as missing."""
 
+KEYS = {"Tab": (9, ""), "Enter": (13, "\r"), "ArrowLeft": (37, "")}
+"""Keys that can be pressed, with their number and what they write."""
+
 _FLAGS = (
     *("--headless", "--remote-debugging-pipe", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"),
     *("--no-first-run", "--disable-background-networking", "--disable-component-update", "--disable-sync"),
@@ -131,9 +134,11 @@ class Tab:
         return str(await self.run(f"document.querySelector({json.dumps(selector)}).textContent"))
 
     async def press(self, key: str) -> None:
-        """Press one key and let it go."""
-        for kind in ("keyDown", "keyUp"):
-            await self.ask("Input.dispatchKeyEvent", type=kind, key=key, code=key)
+        """Press one key of `KEYS` and let it go."""
+        number, text = KEYS[key]
+        told = {"key": key, "code": key, "windowsVirtualKeyCode": number}
+        await self.ask("Input.dispatchKeyEvent", type="keyDown", text=text, **told)
+        await self.ask("Input.dispatchKeyEvent", type="keyUp", **told)
 
     async def until(self, expression: str) -> Any:
         """Wait until the expression is true; its value."""
