@@ -51,8 +51,7 @@ class PageDoor:
     def __init__(self, feed: Feed) -> None:
         self.feed = feed
         self._documents = {
-            path: Document((_FOLDER / name).read_bytes(), content_type)
-            for path, (name, content_type) in _FILES.items()
+            path: Document((_FOLDER / name).read_bytes(), content_type) for path, (name, content_type) in _FILES.items()
         }
 
     def document(self, path: str) -> Document | None:

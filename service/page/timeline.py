@@ -15,11 +15,9 @@ SECONDS = 5.0
 SCHEDULER_SLICES = 10 * STEPS
 """Newest slices of the scheduler that are looked at: a step has six or more, and a wake-up for nothing three."""
 
-STEP, KIND = Slice._fields.index("step"), Slice._fields.index("kind")
-
 
 def timeline(recording: Recording | None) -> dict[str, Any]:
-    """The last steps whose results are here; `span` is the microseconds from the first one's begin to the last one's end.
+    """The last steps whose results are here, from the begin of the first to the end of the last: `span` microseconds.
 
     Slices are begin, duration, number and tokens, one after another, in microseconds since the picture's begin. The
     number is that of the step; in the scheduler's lane it is an index of `core.types.lanes.PHASES`. What the scheduler
@@ -37,18 +35,18 @@ def timeline(recording: Recording | None) -> dict[str, Any]:
     span = round((end - begin) * 1e6)
     return {
         "span": span,
-        "scheduler": _flat(work, KIND, begin, span),
-        "device": _flat(steps, STEP, begin, span),
-        "copy": _flat(copies, STEP, begin, span),
+        "scheduler": _flat(work, begin, span, kinds=True),
+        "device": _flat(steps, begin, span),
+        "copy": _flat(copies, begin, span),
     }
 
 
-def _flat(slices: list[Slice], number: int, begin: float, span: int) -> list[int]:
-    """What of the slices is in the picture, four numbers each; `number` is the field that the third one is."""
+def _flat(slices: list[Slice], begin: float, span: int, *, kinds: bool = False) -> list[int]:
+    """What of the slices is in the picture, four numbers each; the third is the kind or the step."""
     found: list[int] = []
-    for each in slices:
-        at, end = round((each[0] - begin) * 1e6), round((each[1] - begin) * 1e6)
+    for started, ended, step, kind, tokens in slices:
+        at, end = round((started - begin) * 1e6), round((ended - begin) * 1e6)
         if at < span and end > 0 and at < end:
             at, end = max(at, 0), min(end, span)
-            found += (at, end - at, each[number], each[4])
+            found += (at, end - at, kind if kinds else step, tokens)
     return found

@@ -17,7 +17,7 @@ import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 PROGRAMS = ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome")
 INSTALL = "no Chromium here: apt-get install chromium-headless-shell"
@@ -179,37 +179,39 @@ async def settled(look: Callable[[], Awaitable[Any]], what: str) -> Any:
 @asynccontextmanager
 async def browser(profile: Path) -> AsyncIterator[Browser]:
     """A browser with nothing in it; `profile` is an empty folder for what it keeps."""
+    (theirs_in, ours_out), (ours_in, theirs_out) = os.pipe(), os.pipe()
+    with (profile / "stderr").open("wb") as said, os.fdopen(ours_in, "rb") as answers:
+        process = _start(profile, (theirs_in, theirs_out), said)
+        reader = asyncio.StreamReader(limit=_ANSWER_BYTES)
+        transport, _ = await asyncio.get_running_loop().connect_read_pipe(
+            lambda: asyncio.StreamReaderProtocol(reader), answers
+        )
+        opened = Browser(reader, ours_out)
+        try:
+            yield opened
+        finally:
+            await opened.close()
+            os.close(ours_out)
+            transport.close()
+            await asyncio.to_thread(_end, process)
+
+
+def _start(profile: Path, pipes: tuple[int, int], said: IO[bytes]) -> subprocess.Popen[bytes]:
+    """The browser with `pipes` as its ends of the connection, which are its alone from here on."""
     found = program()
     assert found is not None, INSTALL
-    (theirs_in, ours_out), (ours_in, theirs_out) = os.pipe(), os.pipe()
-    errors = (profile / "stderr").open("wb")
-    process = subprocess.Popen(
-        [
-            *(sys.executable, "-c", _ON_FDS_3_AND_4.format(theirs_in, theirs_out)),
-            *(found, *_FLAGS, f"--user-data-dir={profile}"),
-        ],
-        pass_fds=(theirs_in, theirs_out),
-        stdin=subprocess.DEVNULL,
-        stdout=errors,
-        stderr=errors,
-    )
-    os.close(theirs_in)
-    os.close(theirs_out)
-    reader = asyncio.StreamReader(limit=_ANSWER_BYTES)
-    pipe = os.fdopen(ours_in, "rb")
-    transport, _ = await asyncio.get_running_loop().connect_read_pipe(
-        lambda: asyncio.StreamReaderProtocol(reader), pipe
-    )
-    opened = Browser(reader, ours_out)
+    bridge = (sys.executable, "-c", _ON_FDS_3_AND_4.format(*pipes))
+    command = [*bridge, found, *_FLAGS, f"--user-data-dir={profile}"]
+    process = subprocess.Popen(command, pass_fds=pipes, stdin=subprocess.DEVNULL, stdout=said, stderr=said)
+    for each in pipes:
+        os.close(each)
+    return process
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """Its pipe is closed, so it goes; or it is made to."""
     try:
-        yield opened
-    finally:
-        await opened.close()
-        os.close(ours_out)
-        transport.close()
-        try:
-            await asyncio.to_thread(process.wait, 5)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            await asyncio.to_thread(process.wait, 5)
-        errors.close()
+        process.wait(5)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait(5)

@@ -26,7 +26,7 @@ _PICTURE = """(() => {
   pen.drawImage(canvas, 0, 0);
   const data = pen.getImageData(0, 0, canvas.width, canvas.height).data;
   let text = "";
-  for (let place = 0; place < data.length; place += 8192) text += String.fromCharCode(...data.slice(place, place + 8192));
+  for (let at = 0; at < data.length; at += 8192) text += String.fromCharCode(...data.slice(at, at + 8192));
   return {pixels: btoa(text), width: canvas.width, height: canvas.height, points: canvas.clientWidth};
 })()"""
 

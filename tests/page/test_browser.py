@@ -1,4 +1,4 @@
-"""The page in a real browser, without a window: what it shows is what /metrics says, and the lanes are drawn as sent."""
+"""The page in a real headless browser: what it shows is what /metrics says, and lanes are drawn as they were sent."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 import json
 import random
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, AsyncExitStack
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -25,7 +25,14 @@ ROWS, PAGES, STREAMS = 4, 256, 6
 TEXT_CONTRAST = 4.5
 WORDS = [
     *(("ink", "card"), ("ink", "paper"), ("quiet", "card"), ("quiet", "paper"), ("accent", "card"), ("quiet", "track")),
-    *(("good", "good-back"), ("warn", "warn-back"), ("bad", "bad-back"), ("on-device", "device"), ("on-device", "device-odd"), ("on-gap", "gap")),
+    *(
+        ("good", "good-back"),
+        ("warn", "warn-back"),
+        ("bad", "bad-back"),
+        ("on-device", "device"),
+        ("on-device", "device-odd"),
+        ("on-gap", "gap"),
+    ),
 ]
 """Text and what it stands on."""
 
@@ -66,7 +73,9 @@ async def figures(tab: Tab) -> dict[str, float]:
 async def agrees_with_metrics(tab: Tab, server: ServerProcess) -> None:
     """Counters lie between those of two scrapes, capacities are equal, and the batch is full."""
     before = await server.metrics()
-    newer = f"Number(document.getElementById('step').textContent.replaceAll(',', '')) > {before['slipstream_steps_total']}"
+    newer = (
+        f"Number(document.getElementById('step').textContent.replaceAll(',', '')) > {before['slipstream_steps_total']}"
+    )
     await tab.until(newer)
     shown = await figures(tab)
     after = await server.metrics()
@@ -95,7 +104,9 @@ async def lanes_are_drawn(tab: Tab) -> None:
         lanes = {lane: seen.shares(lane) for lane in ("scheduler", "device", "copy")}
         phases = sum(lanes["scheduler"][ink] for ink in ("take", "plan", "tell"))
         assert phases > 0 and lanes["scheduler"]["device"] == lanes["scheduler"]["gap"] == 0, lanes
-        assert lanes["device"]["device"] > 0.2 and not any(lanes["device"][ink] for ink in ("take", "plan", "tell", "copy"))
+        assert lanes["device"]["device"] > 0.2 and not any(
+            lanes["device"][ink] for ink in ("take", "plan", "tell", "copy")
+        )
         assert lanes["copy"]["copy"] > 0 and lanes["copy"]["device"] == 0, lanes
         assert abs(lanes["device"]["gap"] - await number(tab, "view-idle") / 100) < 0.06, lanes
     await tab.run("document.getElementById('pause').click()")
@@ -105,7 +116,9 @@ async def reads_well(tab: Tab) -> None:
     """Nothing is cut off at the side, and every text stands out from what it stands on."""
     assert await tab.run("document.documentElement.scrollWidth <= document.documentElement.clientWidth")
     names = json.dumps([name for pair in WORDS for name in pair])
-    values = await tab.run(f"{names}.map((name) => getComputedStyle(document.documentElement).getPropertyValue(`--${{name}}`))")
+    values = await tab.run(
+        f"{names}.map((name) => getComputedStyle(document.documentElement).getPropertyValue(`--${{name}}`))"
+    )
     inks = iter(map(colour, map(str.strip, values)))
     for text, back in WORDS:
         assert (ratio := contrast(next(inks), next(inks))) >= TEXT_CONTRAST, (text, back, ratio)
@@ -117,7 +130,13 @@ async def has_names(tab: Tab) -> None:
     nodes = (await tab.ask("Accessibility.getFullAXTree"))["nodes"]
     named = [(node["role"]["value"], node["name"]["value"]) for node in nodes if node.get("name", {}).get("value")]
     for role, name in (
-        *(("heading", "slipstream"), ("heading", "Pools"), ("button", "Pause"), ("radio", "32"), ("link", "All metrics")),
+        *(
+            ("heading", "slipstream"),
+            ("heading", "Pools"),
+            ("button", "Pause"),
+            ("radio", "32"),
+            ("link", "All metrics"),
+        ),
         *(("meter", "KV pages"), ("meter", "Request rows"), ("columnheader", "Output"), ("region", "Streams")),
     ):
         assert (role, name) in named, (role, name, named)
@@ -129,7 +148,9 @@ async def keys_reach_everything(tab: Tab) -> None:
     visited = []
     for _ in range(5):
         await tab.press("Tab")
-        visited.append(await tab.run("((now) => now.id || now.name || now.className || now.tagName)(document.activeElement)"))
+        visited.append(
+            await tab.run("((now) => now.id || now.name || now.className || now.tagName)(document.activeElement)")
+        )
         if visited[-1] == "pause":
             await tab.press("Enter")
             assert await tab.run("paused")
@@ -175,7 +196,8 @@ async def test_the_page_shows_what_metrics_say_and_the_lanes_as_they_were(tmp_pa
 
 async def streams_move(tab: Tab) -> None:
     """Every stream has its line, with the id that its client gave, and what is decoded grows."""
-    rows = "[...document.querySelectorAll('#streams tbody tr')].map((row) => [...row.cells].map((cell) => cell.textContent))"
+    lines = "[...document.querySelectorAll('#streams tbody tr')]"
+    rows = f"{lines}.map((row) => [...row.cells].map((cell) => cell.textContent))"
     await tab.until(f"{rows}.filter((row) => row[1] === 'decode').length === {ROWS}")
     before = {row[0]: row for row in await tab.run(rows)}
     assert len(before) <= STREAMS and all(name.startswith("chat-") for name in before)
@@ -221,4 +243,8 @@ async def nothing_is_markup(tab: Tab) -> None:
     event["streams"] = {"age": 0, "total": 1, "rows": [[hostile, hostile, 1, 1, 0.5, hostile]]}
     await tab.run(f"show({json.dumps(event)})")
     assert await tab.run("document.images.length") == 0
-    assert hostile in await tab.text("#served") and hostile in await tab.text("#streams") and hostile in await tab.text("#pools")
+    assert (
+        hostile in await tab.text("#served")
+        and hostile in await tab.text("#streams")
+        and hostile in await tab.text("#pools")
+    )
