@@ -28,13 +28,6 @@ PATIENCE = 20.0
 """Seconds after which something that should have happened counts as missing."""
 
 
-def flag(name: str, value: Any) -> str:
-    """A setting as it is given on the command line; a switch takes no value."""
-    if isinstance(value, bool):
-        return f"--{name}" if value else f"--no-{name}"
-    return f"--{name}={value}"
-
-
 class ServerProcess:
     """One server with free ports; `settings` are its flags. `close` kills what still runs.
 
@@ -45,7 +38,7 @@ class ServerProcess:
         self, faults: Faults | None = None, program: str = "tests.chaos.serve_emulated", **settings: Any
     ) -> None:
         defaults = {"model": bundled_model_dir(), "port": 0, "metrics_port": 0, "drain_linger": 0, "log_level": "error"}
-        flags = [flag(name.replace("_", "-"), value) for name, value in (defaults | settings).items()]
+        flags = [f"--{name.replace('_', '-')}={value}" for name, value in (defaults | settings).items()]
         self.process = subprocess.Popen(
             [sys.executable, "-m", program, "serve", *flags],
             cwd=ROOT,

@@ -15,8 +15,8 @@ from core.types.lanes import EMIT, INTAKE, PLAN, PUBLISH, RESULTS, SUBMIT
 from tests.page.browser import Tab
 
 INK_OF_PHASE = {RESULTS: "take", INTAKE: "take", PLAN: "plan", SUBMIT: "plan", PUBLISH: "tell", EMIT: "tell"}
-BANDS = {"scheduler": (0, 34), "device": (40, 86), "copy": (92, 108)}
-"""Top and bottom of each lane, in points."""
+ROWS = {"scheduler": 7, "device": 49, "copy": 95}
+"""Points from the top at which a lane is looked at: above its middle, where words may stand."""
 
 _PICTURE = """(() => {
   const canvas = document.getElementById("lanes");
@@ -24,10 +24,9 @@ _PICTURE = """(() => {
   [copy.width, copy.height] = [canvas.width, canvas.height];
   const pen = copy.getContext("2d", { willReadFrequently: true });
   pen.drawImage(canvas, 0, 0);
-  const data = pen.getImageData(0, 0, canvas.width, canvas.height).data;
-  let text = "";
-  for (let at = 0; at < data.length; at += 8192) text += String.fromCharCode(...data.slice(at, at + 8192));
-  return {pixels: btoa(text), width: canvas.width, height: canvas.height, points: canvas.clientWidth};
+  const scale = canvas.width / canvas.clientWidth;
+  const row = (y) => btoa(String.fromCharCode(...pen.getImageData(0, Math.floor(y * scale), canvas.width, 1).data));
+  return {rows: %s.map(row), scale};
 })()"""
 
 Colour = tuple[int, int, int]
@@ -35,22 +34,26 @@ Colour = tuple[int, int, int]
 
 @dataclass(frozen=True)
 class Picture:
-    """uint8[height, width, 3] of the canvas, `scale` pixels to a point, and the colours by their names in the page."""
+    """A row of each lane, uint8[width, 3], `scale` pixels to a point, and the colours by their names in the page."""
 
-    pixels: npt.NDArray[np.uint8]
+    rows: dict[str, npt.NDArray[np.uint8]]
     scale: float
     inks: dict[str, Colour]
 
+    @property
+    def points(self) -> float:
+        """How wide it is."""
+        return len(self.rows["device"]) / self.scale
+
     def colour(self, lane: str, x: float) -> Colour:
-        """At `x` points from the left, above the middle of the lane, where no word stands."""
-        top, bottom = BANDS[lane]
-        row, column = int((top + (bottom - top) / 5) * self.scale), min(int(x * self.scale), self.pixels.shape[1] - 1)
-        red, green, blue = self.pixels[row, column].tolist()
+        """At `x` points from the left."""
+        row = self.rows[lane]
+        red, green, blue = row[min(int(x * self.scale), len(row) - 1)].tolist()
         return red, green, blue
 
     def shares(self, lane: str) -> dict[str, float]:
-        """Of the same row of the lane, the share of each ink; steps of either colour are `device`."""
-        row = self.pixels[int((BANDS[lane][0] + (BANDS[lane][1] - BANDS[lane][0]) / 5) * self.scale)]
+        """Of the lane's length, the share of each ink; steps of either colour are `device`."""
+        row = self.rows[lane]
         found = {name: float((row == np.asarray(ink, np.uint8)).all(axis=1).mean()) for name, ink in self.inks.items()}
         found["device"] += found.pop("device-odd")
         return found
@@ -58,11 +61,10 @@ class Picture:
 
 async def picture(tab: Tab) -> Picture:
     """What the canvas shows now."""
-    told = await tab.run(_PICTURE)
+    told = await tab.run(_PICTURE % [*ROWS.values()])
     inks = await tab.run("Object.fromEntries(INKS.map((name) => [name, inks[name]]))")
-    shape = (told["height"], told["width"], 4)
-    pixels = np.frombuffer(base64.b64decode(told["pixels"]), np.uint8).reshape(shape)[:, :, :3]
-    return Picture(pixels, told["width"] / told["points"], {name: colour(text) for name, text in inks.items()})
+    rows = (np.frombuffer(base64.b64decode(row), np.uint8).reshape(-1, 4)[:, :3] for row in told["rows"])
+    return Picture(dict(zip(ROWS, rows)), told["scale"], {name: colour(text) for name, text in inks.items()})
 
 
 def colour(text: str) -> Colour:
@@ -91,10 +93,10 @@ def shown_event(tab: Tab, step: int) -> dict[str, Any]:
 
 def misdrawn(seen: Picture, event: dict[str, Any], steps: int) -> tuple[int, list[str]]:
     """How many slices were wide enough to be looked at, and those that are not where and what they should be."""
-    lanes = {name: list(zip(*[iter(event["timeline"][name])] * 4, strict=True)) for name in BANDS}
+    lanes = {name: list(zip(*[iter(event["timeline"][name])] * 4, strict=True)) for name in ROWS}
     shown = lanes["device"][-steps:]
     begin, end = shown[0][0], shown[-1][0] + shown[-1][1]
-    points = seen.pixels.shape[1] / seen.scale
+    points = seen.points
     looked, wrong = 0, []
     for lane, slices in lanes.items():
         for at, took, number, _ in slices if lane != "device" else shown:

@@ -13,10 +13,9 @@ import pytest
 
 from service.client import SlipstreamClient
 from service.page import feed
-from tests.chaos.process import ServerProcess
 from tests.page.browser import INSTALL, Tab, browser, program
 from tests.page.pixels import colour, contrast, misdrawn, picture, shown_event
-from tests.page.watching import serve_emulated, until, watched
+from tests.page.watching import Serving, serve_bundled, serve_emulated, until, watched
 
 pytestmark = pytest.mark.skipif(program() is None, reason=INSTALL)
 
@@ -70,7 +69,7 @@ async def figures(tab: Tab) -> dict[str, float]:
     return dict(zip(json.loads(places), map(float, told), strict=True))
 
 
-async def agrees_with_metrics(tab: Tab, server: ServerProcess) -> None:
+async def agrees_with_metrics(tab: Tab, server: Serving) -> None:
     """Counters lie between those of two scrapes, capacities are equal, and the batch is full."""
     before = await server.metrics()
     newer = (
@@ -162,36 +161,30 @@ async def keys_reach_everything(tab: Tab) -> None:
 
 
 async def test_the_page_shows_what_metrics_say_and_the_lanes_as_they_were(tmp_path: Path, seed: int) -> None:
-    server = ServerProcess(
-        program="service", ui=True, native="off", max_running_requests=ROWS, max_total_tokens=PAGES * 16, page_size=16
-    )
-    try:
-        address = (await asyncio.to_thread(server.wait_ready)).metrics_address.replace("/metrics", "/ui")
-        async with server.client() as client, load(client, seed), browser(tmp_path) as chromium:
-            tab = await chromium.open(1200, 900)
-            await tab.visit(address)
-            await tab.until("document.getElementById('link').textContent === 'live' && samples.length > 8")
-            await tab.until("view()?.steps.length === 32")
-            await agrees_with_metrics(tab, server)
-            await streams_move(tab)
-            await lanes_are_drawn(tab)
-            await has_names(tab)
-            await reads_well(tab)
-            await tab.shoot(ARTEFACTS / "page-light.png")
-            await keys_reach_everything(tab)
-            await tab.colours(dark=True)
-            await tab.until("inks.card !== '#ffffff'")
-            await lanes_are_drawn(tab)
-            await reads_well(tab)
-            await tab.shoot(ARTEFACTS / "page-dark.png")
-            await tab.resize(390, 844)
-            await tab.until("document.getElementById('lanes').clientWidth < 390")
-            await lanes_are_drawn(tab)
-            await reads_well(tab)
-            await tab.shoot(ARTEFACTS / "page-phone.png")
-            assert tab.complaints == []
-    finally:
-        server.close()
+    settings = {"max_running_requests": ROWS, "max_total_tokens": PAGES * 16, "page_size": 16, "native": "off"}
+    async with serve_bundled(**settings) as serving, load(serving.client, seed), browser(tmp_path) as chromium:
+        tab = await chromium.open(1200, 900)
+        await tab.visit(f"http://127.0.0.1:{serving.port}/ui")
+        await tab.until("document.getElementById('link').textContent === 'live' && samples.length > 4")
+        await tab.until("view()?.steps.length === 32")
+        await agrees_with_metrics(tab, serving)
+        await streams_move(tab)
+        await lanes_are_drawn(tab)
+        await has_names(tab)
+        await reads_well(tab)
+        await tab.shoot(ARTEFACTS / "page-light.png")
+        await keys_reach_everything(tab)
+        await tab.colours(dark=True)
+        await tab.until("inks.card !== '#ffffff'")
+        await lanes_are_drawn(tab)
+        await reads_well(tab)
+        await tab.shoot(ARTEFACTS / "page-dark.png")
+        await tab.resize(390, 844)
+        await tab.until("document.getElementById('lanes').clientWidth < 390")
+        await lanes_are_drawn(tab)
+        await reads_well(tab)
+        await tab.shoot(ARTEFACTS / "page-phone.png")
+        assert tab.complaints == []
 
 
 async def streams_move(tab: Tab) -> None:

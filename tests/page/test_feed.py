@@ -11,11 +11,14 @@ from contextlib import AsyncExitStack
 
 import pytest
 
+from core.models.bundled import bundled_model_dir
 from core.types.lanes import RESULTS, SUBMIT, Recording
+from service.client import SlipstreamClient
+from service.config import ServerConfig
+from service.frontends.group import FrontEndGroup
 from service.page import feed, streams
 from service.page.timeline import SCHEDULER_SLICES, SECONDS, STEPS, timeline
-from tests.chaos.process import ServerProcess
-from tests.page.watching import PATIENCE, STEP_SECONDS, asked, serve_emulated, until, watched
+from tests.page.watching import PATIENCE, STEP_SECONDS, asked, serve_emulated, timed_engine, until, watched
 
 
 async def test_an_event_agrees_with_metrics_and_names_streams_but_no_text() -> None:
@@ -113,15 +116,14 @@ async def test_a_trace_and_a_page_record_side_by_side() -> None:
 
 
 async def test_all_watchers_together_cost_what_one_costs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(feed, "PERIOD_SECONDS", 0.05)
     made = []
     real = feed.moment
     monkeypatch.setattr(feed, "moment", lambda *args: made.append(time.monotonic()) or real(*args))  # type: ignore[func-returns-value]
     async with serve_emulated() as serving, AsyncExitStack() as held:
         for _ in range(feed.MAX_WATCHERS):
             await held.enter_async_context(watched(serving.port))
-        last = await held.enter_async_context(AsyncExitStack())
         await until(lambda: len(made) >= 8)
-        del last
     gaps = [after - before for before, after in itertools.pairwise(made)]
     assert min(gaps) > feed.PERIOD_SECONDS / 2, gaps
     before = len(made)
@@ -151,21 +153,21 @@ async def test_a_loop_that_is_busy_leaves_the_page_its_other_figures() -> None:
         assert [event["streams"]["rows"][0][0] for event in seen] == ["look-0"] * 4
 
 
-@pytest.mark.alone
-async def test_front_ends_leave_the_page_to_the_engines_process() -> None:
-    server = ServerProcess(frontends=1, ui=True, log_level="info", max_total_tokens=1 << 16)
+async def test_front_ends_leave_the_page_to_the_engines_process(caplog: pytest.LogCaptureFixture) -> None:
+    settings = {"port": 0, "metrics_port": 0, "drain_linger": 0.0, "frontends": 1, "ui": True}
+    engine = timed_engine()
+    server = FrontEndGroup(ServerConfig(model=str(bundled_model_dir()), **settings), lambda *_: engine)
+    with caplog.at_level("INFO", "service.metrics"):
+        await server.listen()
     try:
-        address = (await asyncio.to_thread(server.wait_ready)).metrics_address
-        port = int(address.removesuffix("/metrics").rpartition(":")[2])
-        async with watched(port) as reading, server.client() as client:
-            request = asyncio.create_task(
-                client.complete([5, 6, 7], max_tokens=8000, ignore_eos=True, request_id="far")
-            )
+        await server.load()
+        assert f"http://127.0.0.1:{server.metrics_port}/ui" in caplog.text, "told where it is"
+        async with watched(server.metrics_port) as reading, SlipstreamClient(f"127.0.0.1:{server.port}") as client:
+            asking = asyncio.create_task(client.complete([5, 6, 7], max_tokens=8000, ignore_eos=True, request_id="far"))
             while (event := await reading.event()) and not event["streams"]["total"]:
-                pass
+                assert not asking.done(), asking
             assert event and event["streams"]["rows"][0][0] == "far"
-            request.cancel()
-            await asyncio.gather(request, return_exceptions=True)
-        assert f"http://127.0.0.1:{port}/ui" in server.errors, "told where it is"
+            asking.cancel()
+            await asyncio.gather(asking, return_exceptions=True)
     finally:
-        server.close()
+        await server.close(grace=0)

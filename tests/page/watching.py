@@ -97,19 +97,32 @@ async def watched(port: int, **options: Any) -> AsyncIterator[Reading]:
         yield reading
 
 
-@asynccontextmanager
-async def serve_emulated(*, ui: bool = True, rows: int = 8, **settings: Any) -> AsyncIterator[Emulated]:
-    """A server whose device is a timer: steps take `STEP_SECONDS`, and every token is known."""
+def timed_engine(rows: int = 8) -> AsyncEngine:
+    """The production engine over a device that is a timer: steps take `STEP_SECONDS`, and every token is known."""
     tokenizer = Tokenizer.load(str(bundled_model_dir()))
-    engine = emulated_engine(
-        tokenizer, step_seconds=STEP_SECONDS, rows=rows, context=LONGEST, max_total_tokens=rows * LONGEST
-    )
+    room = {"context": LONGEST, "max_total_tokens": rows * LONGEST}
+    return emulated_engine(tokenizer, step_seconds=STEP_SECONDS, rows=rows, **room)
+
+
+@asynccontextmanager
+async def serve_emulated(*, ui: bool = True, rows: int = 8, **settings: Any) -> AsyncIterator[Serving]:
+    """A server with such an engine."""
+    engine = timed_engine(rows)
     async with serve_checkpoint(bundled_model_dir(), lambda *_: engine, ui=ui, **settings) as (server, client):
-        yield Emulated(server, engine, client)
+        yield Serving(server, engine, client)
+
+
+@asynccontextmanager
+async def serve_bundled(**settings: Any) -> AsyncIterator[Serving]:
+    """A server with the bundled model and its page."""
+    async with serve_checkpoint(bundled_model_dir(), ui=True, **settings) as (server, client):
+        engine = server.engine
+        assert isinstance(engine, AsyncEngine)
+        yield Serving(server, engine, client)
 
 
 @dataclass
-class Emulated:
+class Serving:
     """A running server, its engine and a client of it."""
 
     server: Server
