@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from core.types.lanes import PLAN
 from service.client import SlipstreamClient
 from service.page import feed
 from tests.page.browser import INSTALL, Tab, browser, program
@@ -211,10 +212,9 @@ async def test_the_page_says_when_it_is_refused_and_comes_back_by_itself(
         await tab.until("document.getElementById('link').textContent.startsWith('as many pages')")
         await held.aclose()
         await tab.until("document.getElementById('link').textContent === 'live'")
-        await nothing_is_markup(tab)
         monkeypatch.setattr(feed, "PERIOD_SECONDS", 60.0)
-        await tab.run("heardAt -= 1000 * SILENT_SECONDS")
-        await tab.until("document.getElementById('link').textContent.startsWith('no news')")
+        # Every look makes it half a second later.
+        await tab.until("(heardAt -= 500) && document.getElementById('link').textContent.startsWith('no news')")
         await first.server.close(grace=0)
         await tab.until("document.getElementById('link').textContent === 'connection lost, trying again'")
         monkeypatch.undo()
@@ -227,17 +227,28 @@ async def test_the_page_says_when_it_is_refused_and_comes_back_by_itself(
         await until(lambda: second.engine.lanes.recording is None)
 
 
-async def nothing_is_markup(tab: Tab) -> None:
-    """Names that somebody else chose are shown as they are spelled."""
-    event = json.loads(tab.events[-1])
-    hostile = "<img src=x onerror='document.title=1'>"
-    event["served"]["model"] = hostile
-    event["pools"][0]["name"] = hostile
-    event["streams"] = {"age": 0, "total": 1, "rows": [[hostile, hostile, 1, 1, 0.5, hostile]]}
-    await tab.run(f"show({json.dumps(event)})")
-    assert await tab.run("document.images.length") == 0
-    assert (
-        hostile in await tab.text("#served")
-        and hostile in await tab.text("#streams")
-        and hostile in await tab.text("#pools")
-    )
+async def test_gaps_and_names_are_shown_as_they_came(tmp_path: Path) -> None:
+    """An event that no server sends: eight steps with as much idle time between them, and names that are markup."""
+    async with browser(tmp_path) as chromium, serve_emulated() as serving:
+        tab = await chromium.open(1000, 800)
+        await tab.visit(f"http://127.0.0.1:{serving.port}/ui")
+        await tab.until("document.getElementById('link').textContent === 'live'")
+        await tab.run("document.getElementById('pause').click()")
+        event = json.loads(tab.events[-1])
+        hostile = "<img src=x onerror='document.title=1'>"
+        event["served"]["model"] = event["pools"][0]["name"] = hostile
+        event["streams"] = {"age": 0, "total": 1, "rows": [[hostile, hostile, 1, 1, 0.5, hostile]]}
+        steps = [number for step in range(8) for number in (2000 * step, 1000, step + 1, 3)]
+        work = [number for step in range(8) for number in (2000 * step + 500, 1000, PLAN, 0)]
+        event["timeline"] = {"span": 15000, "device": steps, "scheduler": work, "copy": []}
+        await tab.run(f"show({json.dumps(event)})")
+        assert await tab.run("document.images.length") == 0
+        for place in ("#served", "#streams", "#pools"):
+            assert hostile in await tab.text(place)
+        assert await tab.text("#shown") == "8 in 15 ms" and await tab.text("#median") == "1 ms"
+        assert await tab.text("#view-idle") == "47 %" and await tab.text("#beside") == "53 %"
+        seen = await picture(tab)
+        shares = seen.shares("device")
+        assert abs(shares["gap"] - 7 / 15) < 0.01 and abs(shares["device"] - 8 / 15) < 0.01, shares
+        assert misdrawn(seen, event, 8) == (16, [])
+        assert tab.complaints == []
