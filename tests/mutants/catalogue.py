@@ -17,6 +17,7 @@ from tests.mutants.relaying import RELAYING
 from tests.mutants.scheduling import SCHEDULING
 from tests.mutants.serving import SERVING
 from tests.mutants.shell import SHELL
+from tests.mutants.showing import SHOWING
 from tests.mutants.windows import WINDOWS
 
 MUTANTS: tuple[Mutant, ...] = (
@@ -35,6 +36,7 @@ MUTANTS: tuple[Mutant, ...] = (
     *CAPTURING,
     *OBSERVING,
     *GATEWAYS,
+    *SHOWING,
 )
 
 SAMPLE: tuple[str, ...] = (
