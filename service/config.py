@@ -45,6 +45,9 @@ class ServerConfig(EngineSettings):
         "Who may have /trace of the metrics port record what scheduler and device do: nobody, this machine, or anyone.",
         choices=TRACE_ENDPOINTS,
     )
+    ui: bool = setting(
+        False, bool, "Network", "Serve a page for people at /ui of the metrics port: load, steps, ids of requests."
+    )
     frontends: int = setting(
         0,
         int,

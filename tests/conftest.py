@@ -50,7 +50,8 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 ALONE = re.compile(
-    r"/tests/(chaos/|system/test_(?!exactly_once|frontend_doors)|engine/test_trouble"
+    r"/tests/(chaos/test_(?!unusable|metrics_truth|preemption|history)"
+    r"|system/test_(?!exactly_once|frontend_doors)|engine/test_trouble"
     r"|security/test_(complexity|fuzz|unbounded)"
     r"|service/test_(admission|cancellation|startup|write_bound))"
 )

@@ -80,6 +80,10 @@ class AdapterTable:
             raise AdapterNotFound("no adapter of this name is loaded; it may have been unloaded or evicted")
         return found.slot
 
+    def name(self, slot: int) -> str:
+        """Whose `slot` it is, which somebody uses; empty for that of none."""
+        return "" if slot == NONE_SLOT else self._by_slot[slot].name
+
     def salt(self, slot: int, salt: str) -> str:
         """The prefix-cache salt of a tenant's requests for `slot`: KV of one adapter is wrong for every other.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -18,7 +19,9 @@ from core.models.base import Model
 from core.models.lora.checkpoint import AdapterLimits, read_adapter
 from core.models.lora.packed import Adapter
 from core.models.lora.slots import LORA, AdapterSlots, LoraWrites
-from core.models.transformers_backend import TransformersModel
+
+if TYPE_CHECKING:
+    from core.models.transformers_backend import TransformersModel
 
 FILE_SHARE = 2
 """A weights file may be so many times as large as all adapters on the device: float32 files for 16-bit models."""
@@ -45,6 +48,9 @@ def build_adapters(config: LoraConfig, model: Model, device: torch.device) -> Ad
     table = AdapterTable(config.max_bytes, enabled=config.enabled)
     if not config.enabled:
         return Adapters(AdapterLoader(table))
+    # Three seconds of imports, which whatever loads a checkpoint has paid by now, and nothing else should.
+    from core.models.transformers_backend import TransformersModel
+
     if model.spec.encoder is not None:
         raise ModelLoadError(f"adapters of encoder-decoders are not supported, and {model.spec.architecture} is one")
     if not isinstance(model, TransformersModel):

@@ -19,6 +19,7 @@ from core.engine.door import EngineState
 from core.engine.embedding import EmbeddingCall, as_generation
 from core.engine.grammar_compiler import GrammarCompiler
 from core.engine.input_processor import InputProcessor
+from core.engine.open_streams import LiveStreams
 from core.engine.output import PendingOutput
 from core.engine.output_processor import OutputProcessor, OutputRecord
 from core.engine.prefixes import CachedPrefixes
@@ -74,6 +75,7 @@ class AsyncEngine:
         self.lanes = parts.lanes
         self._state = EngineState.STARTING
         self._live: dict[str, TokenStream] = {}
+        self.open_streams = LiveStreams(self._live, parts.adapters.table)
         self._arriving = Arrivals()
         self._turnstile = Turnstile()
         self._tasks: list[asyncio.Task[None]] = []

@@ -11,6 +11,7 @@ from core.types.io import EmbedRequest, EmbedResult, GenerateRequest, ModelInfo,
 from core.types.lanes import LaneRecorder
 from core.types.prefixes import PrefixChange, PrefixStored
 from core.types.stats import EngineStats
+from core.types.streams import StreamInfo
 
 
 class EngineState(Enum):
@@ -106,6 +107,16 @@ class Prefixes(Protocol):
         ...
 
 
+class OpenStreams(Protocol):
+    """The streams that have not ended. Event-loop thread only."""
+
+    def __len__(self) -> int: ...
+
+    def oldest(self, count: int) -> Sequence[StreamInfo]:
+        """At most `count` of them, oldest first."""
+        ...
+
+
 class Engine(Protocol):
     """What a front end may ask. All methods belong to the event-loop thread except `stats` and `state`."""
 
@@ -122,6 +133,11 @@ class Engine(Protocol):
     @property
     def lanes(self) -> LaneRecorder | None:
         """Records what the engine's lanes do; from any thread. None where another process runs the steps."""
+        ...
+
+    @property
+    def open_streams(self) -> OpenStreams | None:
+        """For whoever looks on. None where another process knows them."""
         ...
 
     @property

@@ -7,8 +7,8 @@ taken when the recording began, so nothing is allocated that stays. The idea of 
 from __future__ import annotations
 
 import struct
-import time
-from dataclasses import dataclass
+import threading
+from typing import NamedTuple
 
 PHASES = ("results", "intake", "plan", "submit", "publish", "emit")
 """What one call of the scheduler does, in this order; plan and submit repeat while there is room."""
@@ -21,8 +21,7 @@ SLICES_PER_LANE = 1 << 16
 _SLICE = struct.Struct("<ddqii")
 
 
-@dataclass(frozen=True, slots=True)
-class Slice:
+class Slice(NamedTuple):
     """One piece of work: from `begin` to `end` in `time.monotonic` seconds, for `step`; `kind` is an index of PHASES in
     the scheduler's lane and 0 elsewhere, `tokens` how many the step computes (0 where that says nothing)."""
 
@@ -48,10 +47,14 @@ class Lane:
         _SLICE.pack_into(self._buffer, self._count % self._capacity * _SLICE.size, begin, end, step, kind, tokens)
         self._count += 1
 
-    def slices(self, offset: float = 0.0) -> list[Slice]:
-        """What is kept, oldest first, `offset` seconds later than it was written."""
-        kept = min(self._count, self._capacity)
-        places = (place % self._capacity * _SLICE.size for place in range(self._count - kept, self._count))
+    def slices(self, offset: float = 0.0, newest: int | None = None) -> list[Slice]:
+        """What is kept, oldest first, `offset` seconds later than it was written; only the `newest` so many if given.
+
+        From any thread, as long as the ring is far longer than what is written meanwhile.
+        """
+        count = self._count
+        kept = min(count, self._capacity if newest is None else newest)
+        places = (place % self._capacity * _SLICE.size for place in range(count - kept, count))
         found = (_SLICE.unpack_from(self._buffer, place) for place in places)
         return [Slice(begin + offset, end + offset, step, kind, tokens) for begin, end, step, kind, tokens in found]
 
@@ -66,32 +69,40 @@ class Recording:
         self.forward = Lane(capacity)
         self.copy = Lane(capacity)
         self.device_offset = float("inf")
-        self.began = time.monotonic()
 
-    def lanes(self) -> dict[str, list[Slice]]:
-        """Slices by lane, all in `time.monotonic` seconds."""
-        return {
+    def lanes(self, since: float = 0.0) -> dict[str, list[Slice]]:
+        """Slices by lane that began at `since` or later, all in `time.monotonic` seconds."""
+        found = {
             "scheduler": self.scheduler.slices(),
             "launch": self.launch.slices(),
             "forward": self.forward.slices(self.device_offset),
             "copy": self.copy.slices(self.device_offset),
         }
+        return {name: [each for each in slices if each.begin >= since] for name, slices in found.items()}
 
 
 class LaneRecorder:
-    """Where writers look whether somebody records. `start` and `stop` may be called from any thread."""
+    """Where writers look whether somebody records. `start` and `stop` may be called from any thread, in pairs."""
 
-    __slots__ = ("recording",)
+    __slots__ = ("_lock", "_users", "recording")
 
     def __init__(self) -> None:
         self.recording: Recording | None = None
         """None while nobody records."""
+        self._lock = threading.Lock()
+        self._users = 0
 
     def start(self) -> Recording:
-        """Begin a new recording; one that is under way is given up."""
-        recording = self.recording = Recording()
-        return recording
+        """Begin a recording, or share the one that is under way."""
+        with self._lock:
+            self._users += 1
+            if self.recording is None:
+                self.recording = Recording()
+            return self.recording
 
     def stop(self) -> None:
-        """Record no more; a writer that is within a slice may still finish it."""
-        self.recording = None
+        """Record no more, once all who started have stopped; a writer that is within a slice may still finish it."""
+        with self._lock:
+            self._users -= 1
+            if not self._users:
+                self.recording = None

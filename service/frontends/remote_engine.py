@@ -69,6 +69,11 @@ class RemoteEngine:
         return None
 
     @property
+    def open_streams(self) -> None:
+        """Shown by the engine's process."""
+        return None
+
+    @property
     def live_requests(self) -> int:
         """Of all front ends."""
         return self._live

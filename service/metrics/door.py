@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import logging
 from typing import Any
 
 from prometheus_client import CollectorRegistry
@@ -11,10 +13,17 @@ from service.config import ServerConfig
 from service.engine_slot import EngineSlot
 from service.metrics.http import MetricsServer
 from service.metrics.trace import TraceDoor
+from service.page.door import PATH, PageDoor
+from service.page.feed import Feed
+
+log = logging.getLogger(__name__)
 
 
 def metrics_server(config: ServerConfig, registry: CollectorRegistry, slot: EngineSlot, version: str) -> MetricsServer:
-    """Serves the metrics of `registry` and traces of the engine in `slot`. Raises StartupError for a taken port."""
+    """Serves the metrics of `registry`, traces of the engine in `slot` and, if it is on, the page that shows it.
+
+    On the engine's event loop. Raises StartupError for a taken port.
+    """
 
     def lanes() -> LaneRecorder | None:
         return None if slot.engine is None else slot.engine.lanes
@@ -24,4 +33,8 @@ def metrics_server(config: ServerConfig, registry: CollectorRegistry, slot: Engi
         return {"version": version, "model": model, "overlap": config.overlap}
 
     trace = TraceDoor(config.trace_endpoint, lanes, about)
-    return MetricsServer(config.metrics_host, config.metrics_port, registry, trace)
+    page = PageDoor(Feed(slot, config, version, asyncio.get_running_loop())) if config.ui else None
+    server = MetricsServer(config.metrics_host, config.metrics_port, registry, trace, page)
+    if page is not None:
+        log.info("a page to look at is on http://%s:%d%s", config.metrics_host, server.port, PATH)
+    return server

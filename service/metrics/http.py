@@ -1,13 +1,16 @@
 """The HTTP server of the metrics port: its own threads, so that the event loop and a scraper never stall each other.
 
-Connections are bounded in number and in time: a scraper that connects and never speaks costs one slot for seconds.
+Connections are bounded in number and in time: a scraper that connects and never speaks costs one slot for seconds, and
+so does a page whose browser stops reading.
 """
 
 from __future__ import annotations
 
 import threading
+from collections.abc import Mapping
+from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from socket import AF_INET, AF_INET6, socket
+from socket import AF_INET, AF_INET6, SO_SNDBUF, SOL_SOCKET, socket
 from socketserver import TCPServer
 from typing import Any
 
@@ -16,13 +19,18 @@ from prometheus_client.exposition import choose_encoder
 
 from core.errors import StartupError
 from service.metrics.trace import PATH, Refusal, TraceDoor
+from service.page import door as page
 
 MAX_CONNECTIONS = 16
 CONNECTION_TIMEOUT_SECONDS = 5.0
+EVENTS_BUFFER_BYTES = 64 * 1024
+"""What the system takes for a page that does not read; behind it the next write waits, and times out."""
+
+NO_HEADERS: Mapping[str, str] = {}
 
 
 class _Handler(BaseHTTPRequestHandler):
-    """GET /metrics, and POST /trace if there is somebody to record it."""
+    """GET /metrics, GET /ui if it is on, and POST /trace if there is somebody to record it."""
 
     server: _Server
     timeout = CONNECTION_TIMEOUT_SECONDS
@@ -30,38 +38,77 @@ class _Handler(BaseHTTPRequestHandler):
     sys_version = ""
 
     def do_GET(self) -> None:
-        """Render the registry in the format that the Accept header asks for."""
-        if self.path.partition("?")[0] != "/metrics":
-            self.send_error(404, "only /metrics is served here")
-            return
-        encode, content_type = choose_encoder(self.headers.get("Accept", ""))
-        body = encode(self.server.registry)
-        self.send_response(200)
-        self.send_header("Content-Type", content_type)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
+        """Render the registry in the format that the Accept header asks for, or show the page."""
+        path = self.path.partition("?")[0]
+        if page.is_below(path):
+            self._page(path)
+        elif path == "/metrics":
+            encode, content_type = choose_encoder(self.headers.get("Accept", ""))
+            self._answer(HTTPStatus.OK, encode(self.server.registry), content_type)
+        else:
+            self._refuse(HTTPStatus.NOT_FOUND, "only /metrics is served here")
+
+    do_HEAD = do_GET
 
     def do_POST(self) -> None:
         """Record a trace and send it as it is written; the end of the connection is its end."""
         path, _, query = self.path.partition("?")
+        if path == "/metrics" or page.is_below(path):
+            self._refuse(HTTPStatus.METHOD_NOT_ALLOWED, "only read, please", {"Allow": "GET, HEAD"})
+            return
         if path != PATH or self.server.trace is None:
-            self.send_error(404, "nothing here takes a POST")
+            self._refuse(HTTPStatus.NOT_FOUND, "nothing here takes a POST")
             return
         found = self.server.trace.record(self.client_address[0], query)
         if isinstance(found, Refusal):
-            body = (found.message + "\n").encode()
-            self.send_response(found.status)
-            self.send_header("Content-Type", "text/plain; charset=utf-8")
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
+            self._refuse(found.status, found.message)
             return
         self.send_response(200)
         self.send_header("Content-Type", "application/json")
         self.end_headers()
         for piece in found:
             self.wfile.write(piece)
+
+    def _page(self, path: str) -> None:
+        door = self.server.page
+        if door is None:
+            self._refuse(HTTPStatus.NOT_FOUND, page.OFF)
+        elif path == page.EVENTS:
+            self._events(door)
+        elif (document := door.document(path)) is not None:
+            self._answer(HTTPStatus.OK, document.body, document.content_type, page.HEADERS)
+        else:
+            self._refuse(HTTPStatus.NOT_FOUND, "the page has no such part", page.HEADERS)
+
+    def _events(self, door: page.PageDoor) -> None:
+        """Events until the browser goes, stops reading, or the server closes."""
+        watcher = door.feed.watch()
+        if watcher is None:
+            self._refuse(HTTPStatus.SERVICE_UNAVAILABLE, page.FULL, page.HEADERS)
+            return
+        with watcher:
+            self.connection.setsockopt(SOL_SOCKET, SO_SNDBUF, EVENTS_BUFFER_BYTES)
+            self._begin(HTTPStatus.OK, "text/event-stream", {**page.HEADERS, "Cache-Control": "no-store"})
+            if self.command != "HEAD":
+                for event in watcher:
+                    self.wfile.write(event)
+
+    def _answer(
+        self, status: HTTPStatus, body: bytes, content_type: str, headers: Mapping[str, str] = NO_HEADERS
+    ) -> None:
+        self._begin(status, content_type, {**headers, "Content-Length": str(len(body))})
+        if self.command != "HEAD":
+            self.wfile.write(body)
+
+    def _begin(self, status: HTTPStatus, content_type: str, headers: Mapping[str, str]) -> None:
+        self.send_response(status)
+        self.send_header("Content-Type", content_type)
+        for name, value in headers.items():
+            self.send_header(name, value)
+        self.end_headers()
+
+    def _refuse(self, status: HTTPStatus, message: str, headers: Mapping[str, str] = NO_HEADERS) -> None:
+        self._answer(status, (message + "\n").encode(), "text/plain; charset=utf-8", headers)
 
     def log_message(self, format: str, *args: Any) -> None:
         """Silent: one line per scrape helps nobody."""
@@ -71,8 +118,14 @@ class _Server(ThreadingHTTPServer):
     daemon_threads = True
     request_queue_size = MAX_CONNECTIONS
 
-    def __init__(self, address: tuple[str, int], registry: CollectorRegistry, trace: TraceDoor | None) -> None:
-        self.registry, self.trace = registry, trace
+    def __init__(
+        self,
+        address: tuple[str, int],
+        registry: CollectorRegistry,
+        trace: TraceDoor | None,
+        door: page.PageDoor | None,
+    ) -> None:
+        self.registry, self.trace, self.page = registry, trace, door
         self._slots = threading.BoundedSemaphore(MAX_CONNECTIONS)
         self.address_family = AF_INET6 if ":" in address[0] else AF_INET
         super().__init__(address, _Handler)
@@ -101,14 +154,22 @@ class _Server(ThreadingHTTPServer):
 
 
 class MetricsServer:
-    """Serves `registry`, and traces of `trace`, on `host:port` from a daemon thread; port 0 picks a free one.
+    """Serves `registry`, traces of `trace` and the page of `door` on `host:port` from a daemon thread; port 0 is any.
 
     Raises StartupError if the port is taken.
     """
 
-    def __init__(self, host: str, port: int, registry: CollectorRegistry, trace: TraceDoor | None = None) -> None:
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        registry: CollectorRegistry,
+        trace: TraceDoor | None = None,
+        door: page.PageDoor | None = None,
+    ) -> None:
+        self._door = door
         try:
-            self._server = _Server((host, port), registry, trace)
+            self._server = _Server((host, port), registry, trace, door)
         except OSError as error:
             raise StartupError(f"cannot serve metrics on {host}:{port}: {error.strerror or error}") from None
         self._thread = threading.Thread(
@@ -122,7 +183,9 @@ class MetricsServer:
         return int(self._server.server_address[1])
 
     def close(self) -> None:
-        """Stop listening and wait for the thread; open connections are left to their own timeout."""
+        """Stop listening, end the pages and wait for the thread; other connections are left to their own timeout."""
+        if self._door is not None:
+            self._door.feed.close()
         self._server.shutdown()
         self._server.server_close()
         self._thread.join(timeout=2.0)

@@ -57,13 +57,13 @@ class TraceDoor:
         if not self._busy.acquire(blocking=False):
             return Refusal(HTTPStatus.CONFLICT, "a trace is being recorded")
         try:
-            recording = lanes.start()
+            recording, began = lanes.start(), time.monotonic()
             try:
                 time.sleep(seconds)
             finally:
                 lanes.stop()
             time.sleep(LAST_RESULT_SECONDS)
-            return chrome_trace(recording.lanes(), recording.began, self._about())
+            return chrome_trace(recording.lanes(began), began, self._about())
         finally:
             self._busy.release()
 

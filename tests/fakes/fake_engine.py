@@ -204,7 +204,7 @@ class FakeEngine(AdapterShelf):
 
     def __init__(self, script: Script = count_up, info: ModelInfo = INFO) -> None:
         self.script = script
-        self.model_info, self.lanes = info, LaneRecorder()
+        self.model_info, self.lanes, self.open_streams = info, LaneRecorder(), None
         self.state, self.stopped = EngineState.STARTING, 0
         self.streams: list[FakeStream] = []
         self.embedded: list[EmbedRequest] = []

@@ -167,7 +167,7 @@ async def test_who_may_ask_and_for_what() -> None:
         assert (await asyncio.to_thread(asked, f"{address}/trace?seconds=0.01", "GET"))[0] == 404, (
             "a GET starts nothing"
         )
-        assert (await asyncio.to_thread(asked, f"{address}/metrics"))[0] == 404
+        assert (await asyncio.to_thread(asked, f"{address}/metrics"))[0] == 405, "it is there, for reading"
         ran = await asyncio.to_thread(CliRunner().invoke, cli, ["trace", "--metrics", address])
         assert ran.exit_code == 1 and "--trace-endpoint" in ran.output
 

@@ -18,6 +18,7 @@ from tests.mutants.resuming import RESUMING
 from tests.mutants.scheduling import SCHEDULING
 from tests.mutants.serving import SERVING
 from tests.mutants.shell import SHELL
+from tests.mutants.showing import SHOWING
 from tests.mutants.windows import WINDOWS
 
 MUTANTS: tuple[Mutant, ...] = (
@@ -37,6 +38,7 @@ MUTANTS: tuple[Mutant, ...] = (
     *RESUMING,
     *OBSERVING,
     *GATEWAYS,
+    *SHOWING,
 )
 
 SAMPLE: tuple[str, ...] = (

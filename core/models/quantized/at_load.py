@@ -9,12 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from importlib.util import find_spec
-
-from transformers import PreTrainedModel
+from typing import TYPE_CHECKING
 
 from core.errors import ModelLoadError
 from core.models.config import CheckpointConfig
 from core.models.quantized.registry import INSTALL, PLAIN, QuantizedWeights, method_name
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 
 def quantize_at_load(model: PreTrainedModel, name: str) -> QuantizedWeights:

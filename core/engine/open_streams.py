@@ -1,0 +1,52 @@
+"""The engine's live streams for whoever looks on: counted out when asked for, at no cost while nobody does."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import islice
+
+from core.engine.adapter_table import AdapterTable
+from core.engine.stream import TokenStream
+from core.types.request import Req, RequestState
+from core.types.streams import StreamInfo
+
+STAGES = ("waiting", "preempted", "prefill", "decode")
+WAITING, PREEMPTED, PREFILL, DECODE = range(len(STAGES))
+
+
+class LiveStreams:
+    """The `OpenStreams` of `core.engine.door`, over the engine's own table of streams by id. Event-loop thread only."""
+
+    def __init__(self, live: Mapping[str, TokenStream], adapters: AdapterTable) -> None:
+        self._live, self._adapters = live, adapters
+
+    def __len__(self) -> int:
+        return len(self._live)
+
+    def oldest(self, count: int) -> tuple[StreamInfo, ...]:
+        """See `OpenStreams.oldest`."""
+        return tuple(self._info(stream) for stream in islice(self._live.values(), count))
+
+    def _info(self, stream: TokenStream) -> StreamInfo:
+        reqs, outputs = stream.reqs, stream.outputs
+        first, tokens = reqs[0], outputs[0].total
+        prompt = first.input_len
+        for output in outputs[1:]:
+            tokens += output.total
+        # The outputs of one prompt share it; the inputs of an embedding are prompts of their own.
+        if first.pooling is not None:
+            prompt = sum(req.input_len for req in reqs)
+        slot = first.adapter_slot
+        adapter = self._adapters.name(slot) if slot else ""
+        return StreamInfo(stream.request_id, stage(reqs), prompt, tokens, first.arrived_at, adapter)
+
+
+def stage(reqs: Sequence[Req]) -> str:
+    """The state of a request whose sequences are `reqs`: that of the one which got furthest."""
+    furthest = 0
+    for req in reqs:
+        if req.state is RequestState.RUNNING:
+            furthest = max(furthest, PREFILL if req.first_token_at is None else DECODE)
+        elif req.retractions:
+            furthest = max(furthest, PREEMPTED)
+    return STAGES[furthest]

@@ -1,0 +1,23 @@
+"""Streams as an onlooker sees them: plain data, and nothing of what was asked or answered."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class StreamInfo(NamedTuple):
+    """One request that has not ended, all its outputs (or the inputs of an embedding) together.
+
+    A tuple, because the event loop makes hundreds of them in one go.
+    """
+
+    request_id: str
+    """As the engine knows it."""
+    state: str
+    """How far it got: `waiting`, `prefill`, `decode`, or `preempted` while it waits for its pages again."""
+    prompt_tokens: int
+    output_tokens: int
+    arrived_at: float
+    """In `time.monotonic` seconds."""
+    adapter: str
+    """Name of its LoRA adapter; empty for none."""

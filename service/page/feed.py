@@ -1,0 +1,106 @@
+"""What all who watch the page are sent: made when it is due, at most once for all of them, on their own threads."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+import time
+from collections.abc import Iterator
+from types import TracebackType
+
+from core.types.lanes import LaneRecorder, Recording
+from service.config import ServerConfig
+from service.engine_slot import EngineSlot
+from service.page.moment import moment
+from service.page.streams import StreamTable
+
+PERIOD_SECONDS = 0.25
+MAX_WATCHERS = 8
+"""Pages at once; they are connections of the metrics port, and half of those are left to scrapers."""
+
+RETRY_MILLISECONDS = 1000
+"""After which a browser comes back to a server that hung up."""
+
+
+class Feed:
+    """Gives moments to watchers. Lanes are recorded while there is one, and not a step longer."""
+
+    def __init__(self, slot: EngineSlot, config: ServerConfig, version: str, loop: asyncio.AbstractEventLoop) -> None:
+        self._slot, self._config, self._version = slot, config, version
+        self._streams = StreamTable(slot, loop)
+        self._closed = threading.Event()
+        self._lock = threading.Lock()
+        """Guards who watches and what is recorded."""
+        self._watchers = 0
+        self._lanes: LaneRecorder | None = None
+        self._recording: Recording | None = None
+        self._turn = threading.Lock()
+        """Held while an event is made: one of the watchers makes it, the others wait that millisecond."""
+        self._event, self._made_at = b"", float("-inf")
+
+    @property
+    def watchers(self) -> int:
+        """Who watches now."""
+        return self._watchers
+
+    def watch(self) -> Watcher | None:
+        """A place for one more watcher, to be entered and left; None if all are taken or the server is closing."""
+        with self._lock:
+            if self._watchers == MAX_WATCHERS or self._closed.is_set():
+                return None
+            self._watchers += 1
+        return Watcher(self, self._closed)
+
+    def leave(self) -> None:
+        """One watcher went."""
+        with self._lock:
+            self._watchers -= 1
+            if not self._watchers and self._lanes is not None:
+                self._lanes.stop()
+                self._lanes = self._recording = None
+
+    def close(self) -> None:
+        """End every watcher's events, and take no more."""
+        self._closed.set()
+
+    def newest(self) -> bytes:
+        """One event with what there is now, or what another watcher got within half a period."""
+        with self._turn:
+            if time.monotonic() - self._made_at > PERIOD_SECONDS / 2:
+                seen = self._streams.look()
+                now = moment(self._slot, self._config, self._version, seen, self._record())
+                self._event = b"data: " + json.dumps(now, separators=(",", ":")).encode() + b"\n\n"
+                self._made_at = time.monotonic()
+            return self._event
+
+    def _record(self) -> Recording | None:
+        """The recording, begun with the first look after there is an engine."""
+        with self._lock:
+            if self._recording is None and self._watchers and self._slot.engine is not None:
+                self._lanes = self._slot.engine.lanes
+                self._recording = None if self._lanes is None else self._lanes.start()
+            return self._recording
+
+
+class Watcher:
+    """One page that is open somewhere: iterate over its events within `with`."""
+
+    def __init__(self, feed: Feed, closed: threading.Event) -> None:
+        self._feed, self._closed = feed, closed
+
+    def __enter__(self) -> Watcher:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._feed.leave()
+
+    def __iter__(self) -> Iterator[bytes]:
+        """Events as they are due, until the server closes."""
+        yield b"retry: %d\n\n" % RETRY_MILLISECONDS
+        while True:
+            yield self._feed.newest()
+            if self._closed.wait(PERIOD_SECONDS):
+                return

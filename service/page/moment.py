@@ -1,0 +1,76 @@
+"""What the page shows of one moment, as plain data: figures and ids, nothing of what was asked or answered."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from core.types.lanes import Recording
+from core.types.stats import EngineStats
+from service.config import ServerConfig
+from service.engine_slot import EngineSlot
+from service.page.streams import StreamsSeen
+from service.page.timeline import timeline
+from service.tenants.identity import public_id
+
+ADAPTER_BYTES = "adapter_bytes"
+
+
+def moment(
+    slot: EngineSlot, config: ServerConfig, version: str, streams: StreamsSeen, recording: Recording | None
+) -> dict[str, Any]:
+    """One event for the page. All but the streams and the lanes are of one step; times are seconds."""
+    stats, now = slot.stats, time.monotonic()
+    return {
+        "at": round(now, 4),
+        "state": slot.state.value,
+        "drain_seconds": round(slot.drain_seconds, 1),
+        "served": _served(slot, config, version),
+        "step": stats.step,
+        "running": stats.running,
+        "waiting": stats.waiting,
+        "waiting_limit": config.max_queued_requests,
+        "generation_tokens": stats.generation_tokens,
+        "prompt_tokens": stats.prompt_tokens,
+        "cached_tokens": stats.cached_tokens,
+        "preemptions": stats.preemptions,
+        "finished": stats.finished,
+        "assert_failures": sum(stats.assert_failures.values()),
+        "device_busy_seconds": round(stats.device_busy_seconds, 6),
+        "device_idle_seconds": round(stats.device_idle_seconds, 6),
+        "pools": _pools(stats, config),
+        "streams": _streams(streams, now),
+        "timeline": timeline(recording),
+    }
+
+
+def _served(slot: EngineSlot, config: ServerConfig, version: str) -> dict[str, Any]:
+    info = None if slot.engine is None else slot.engine.model_info
+    return {
+        "version": version,
+        "model": "" if info is None else info.name,
+        "dtype": "" if info is None else info.dtype,
+        "quantization": "" if info is None else info.quantization,
+        "overlap": config.overlap,
+    }
+
+
+def _pools(stats: EngineStats, config: ServerConfig) -> list[dict[str, Any]]:
+    """Every pool of the engine by its own name, and the memory of adapters where there can be some."""
+    pools: list[dict[str, Any]] = [
+        {"name": pool.name, "capacity": pool.capacity, "used": pool.used, "cached": pool.cached} for pool in stats.pools
+    ]
+    if pools and (config.adapter or config.lora_dir):
+        pools.append(
+            {"name": ADAPTER_BYTES, "capacity": config.max_lora_bytes, "used": stats.adapter_bytes, "cached": 0}
+        )
+    return pools
+
+
+def _streams(seen: StreamsSeen, now: float) -> dict[str, Any]:
+    """Rows of id, as its client knows it, state, prompt tokens, output tokens, age and adapter."""
+    rows: list[list[Any]] = []
+    for row in seen.rows:
+        age = round(now - row.arrived_at, 1)
+        rows.append([public_id(row.request_id), row.state, row.prompt_tokens, row.output_tokens, age, row.adapter])
+    return {"age": round(now - seen.at, 2), "total": seen.total, "rows": rows}

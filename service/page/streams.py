@@ -1,0 +1,60 @@
+"""The table of streams, which the event loop owns and a thread of the metrics port wants to show."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from core.types.streams import StreamInfo
+from service.engine_slot import EngineSlot
+
+MAX_ROWS = 200
+"""Oldest streams that are shown; looking at one costs the event loop some microseconds."""
+
+ANSWER_SECONDS = 0.1
+"""How long the loop is waited for; behind a longer pass of it, the last answer is shown with its age."""
+
+
+@dataclass(frozen=True, slots=True)
+class StreamsSeen:
+    """At `at`, in `time.monotonic` seconds, there were `total` streams, of which `rows` are the oldest."""
+
+    at: float
+    total: int = 0
+    rows: Sequence[StreamInfo] = ()
+
+
+class StreamTable:
+    """Asks the event loop what streams there are, one question at a time; `look` is for one thread at a time."""
+
+    def __init__(self, slot: EngineSlot, loop: asyncio.AbstractEventLoop) -> None:
+        self._slot, self._loop = slot, loop
+        self._seen = StreamsSeen(time.monotonic())
+        self._answered = threading.Event()
+        self._answered.set()
+
+    def look(self) -> StreamsSeen:
+        """The streams now, or as they were when the loop last had time. Never waits long."""
+        if self._answered.is_set():
+            self._answered.clear()
+            try:
+                self._loop.call_soon_threadsafe(self._answer)
+            except RuntimeError:
+                # The loop is closed: the server is gone but for this thread.
+                self._answered.set()
+        self._answered.wait(ANSWER_SECONDS)
+        return self._seen
+
+    def _answer(self) -> None:
+        engine = self._slot.engine
+        streams = None if engine is None else engine.open_streams
+        try:
+            if streams is not None:
+                self._seen = StreamsSeen(time.monotonic(), len(streams), streams.oldest(MAX_ROWS))
+            else:
+                self._seen = StreamsSeen(time.monotonic())
+        finally:
+            self._answered.set()

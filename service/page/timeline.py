@@ -1,0 +1,52 @@
+"""The newest steps as three lanes, in as few numbers as a picture of them needs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from core.types.lanes import Recording, Slice
+
+STEPS = 64
+"""Most steps of one picture. However fast they come, a picture costs the same."""
+
+SECONDS = 5.0
+"""Longest time that a picture shows."""
+
+SCHEDULER_SLICES = 10 * STEPS
+"""Newest slices of the scheduler that are looked at: a step has six or more, and a wake-up for nothing three."""
+
+
+def timeline(recording: Recording | None) -> dict[str, Any]:
+    """The last steps whose results are here, from the begin of the first to the end of the last: `span` microseconds.
+
+    Slices are begin, duration, number and tokens, one after another, in microseconds since the picture's begin. The
+    number is that of the step; in the scheduler's lane it is an index of `core.types.lanes.PHASES`. What the scheduler
+    did after the last of these steps belongs to steps that are not shown.
+    """
+    steps = [] if recording is None else recording.forward.slices(recording.device_offset, STEPS)
+    if recording is None or not steps:
+        return {"span": 0, "scheduler": [], "device": [], "copy": []}
+    work = recording.scheduler.slices(newest=SCHEDULER_SLICES)
+    copies = recording.copy.slices(recording.device_offset, STEPS)
+    end = steps[-1].end
+    # Before the oldest slice of a full look back, the scheduler would seem idle.
+    earliest = max(end - SECONDS, work[0].begin if len(work) == SCHEDULER_SLICES else 0.0)
+    begin = next((each.begin for each in steps if each.begin >= earliest), earliest)
+    span = round((end - begin) * 1e6)
+    return {
+        "span": span,
+        "scheduler": _flat(work, begin, span, kinds=True),
+        "device": _flat(steps, begin, span),
+        "copy": _flat(copies, begin, span),
+    }
+
+
+def _flat(slices: list[Slice], begin: float, span: int, *, kinds: bool = False) -> list[int]:
+    """What of the slices is in the picture, four numbers each; the third is the kind or the step."""
+    found: list[int] = []
+    for started, ended, step, kind, tokens in slices:
+        at, end = round((started - begin) * 1e6), round((ended - begin) * 1e6)
+        if at < span and end > 0 and at < end:
+            at, end = max(at, 0), min(end, span)
+            found += (at, end - at, kind if kinds else step, tokens)
+    return found
