@@ -149,6 +149,7 @@ def test_sigterm_drains_within_the_grace(worker: Worker) -> None:
     assert "drained" in worker.server.output
 
 
+@pytest.mark.soak
 def test_the_commands_of_the_image_alone(helm4: Helm4, image: Stage, prefix: Path, tmp_path: Path) -> None:
     """`docker run` without arguments; process 1 passes on a signal that comes before anybody handles signals."""
     rendered = helm4.render(CPU)
@@ -180,6 +181,7 @@ def pem(pair: Pair, authority: Authority) -> dict[str, bytes]:
 
 
 @needs_openssl
+@pytest.mark.soak
 def test_fetched_weights_and_renewed_secrets(helm4: Helm4, image: Stage, prefix: Path, tmp_path: Path) -> None:
     """An init container fills the volume; mutual TLS and tokens; plain probes; a swapped Secret counts at once."""
     authority, next_authority = Authority(tmp_path, "ca"), Authority(tmp_path, "next")
