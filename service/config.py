@@ -66,6 +66,13 @@ class ServerConfig(EngineSettings):
     keepalive_timeout: float = setting(
         10.0, float, "Network", "Seconds a client has to answer a ping before it counts as gone.", low=0.1
     )
+    max_connection_age: float = setting(
+        1800.0,
+        float,
+        "Network",
+        "Seconds after which clients are told to connect again, once their calls have ended; 0: never.",
+        low=0,
+    )
 
     auth_token_file: str | None = setting(
         None,

@@ -9,6 +9,7 @@ HARD_MAX_METADATA_BYTES = 8 * 1024
 HANDSHAKE_TIMEOUT_MS = 10_000
 MAX_CONNECTION_IDLE_MS = 5 * 60 * 1000
 MIN_PING_INTERVAL_MS = 10_000
+FOREVER_MS = 2**31 - 1
 
 
 def server_options(config: ServerConfig, *, shared_port: bool = False) -> tuple[tuple[str, int], ...]:
@@ -27,6 +28,10 @@ def server_options(config: ServerConfig, *, shared_port: bool = False) -> tuple[
         ("grpc.keepalive_permit_without_calls", 1),
         ("grpc.http2.min_ping_interval_without_data_ms", MIN_PING_INTERVAL_MS),
         ("grpc.max_connection_idle_ms", MAX_CONNECTION_IDLE_MS),
+        # Connections that live for ever never hear of servers that joined since; gRPC spreads the age by a tenth. Calls
+        # that are open when it comes stay as long as they take.
+        ("grpc.max_connection_age_ms", _millis(config.max_connection_age) if config.max_connection_age else FOREVER_MS),
+        ("grpc.max_connection_age_grace_ms", FOREVER_MS),
         ("grpc.max_receive_message_length", config.max_receive_bytes),
         # What is sent is bounded by the engine's own limits and by `convert.split`.
         ("grpc.max_send_message_length", -1),

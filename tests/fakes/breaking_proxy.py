@@ -11,14 +11,14 @@ ENDLESS = 1 << 60
 
 
 class BreakingProxy:
-    """Between clients and `port` on this machine. `broken` counts connections that were cut, by anybody."""
+    """Between clients and `port` on this machine. `accepted` counts connections, `broken` those that were cut."""
 
     def __init__(self, port: int, patience: Callable[[], int]) -> None:
         self._port, self._patience = port, patience
         self._writers: set[asyncio.StreamWriter] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self.target = ""
-        self.broken = 0
+        self.accepted = self.broken = 0
 
     def cut(self) -> None:
         """Break every connection that is there now."""
@@ -27,6 +27,7 @@ class BreakingProxy:
             writer.transport.abort()
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.accepted += 1
         theirs, ours = await asyncio.open_connection("127.0.0.1", self._port)
         both = {writer, ours}
         self._writers |= both

@@ -1,7 +1,8 @@
-"""Costs grow with the prompt and nothing else: twice the pages take at most 2.5 times as long.
+"""Costs grow with the prompt and nothing else: four times the pages take at most eight times as long.
 
-A quadratic step would show as a factor of 4. The two sizes are measured in turns and compared by their fastest runs,
-because a neighbour on the same core slows single runs down by half.
+A quadratic step would show as a factor of 16, what does not fit the caches of the processor as one of 5. The two sizes
+are measured in turns and compared by their fastest runs, because a neighbour on the same core slows single runs down by
+half.
 """
 
 from __future__ import annotations
@@ -33,13 +34,13 @@ def seconds(work: Work) -> float:
     return spent
 
 
-def growth(make: Callable[[int], Work], small: int, large: int) -> float:
-    """How many times longer `large` takes; measured until it looks linear, at least 4 and at most 16 times."""
+def growth(make: Callable[[int], Work], small: int, large: int, most: float) -> float:
+    """How many times longer `large` takes; measured until it is well below `most`, at least 4 and at most 16 times."""
     best = {small: float("inf"), large: float("inf")}
     for turn in range(16):
         for size in best:
             best[size] = min(best[size], seconds(make(size)))
-        if turn >= 3 and best[large] / best[small] < 2.2:
+        if turn >= 3 and best[large] / best[small] < 0.85 * most:
             break
     print(f"{make.__name__}: {best[small] * 1e3:.2f} ms at {small}, {best[large] * 1e3:.2f} ms at {large}")
     return best[large] / best[small]
@@ -98,9 +99,9 @@ def matching_shallow(prompts: int) -> Work:
 
 @pytest.mark.parametrize("make", [inserting, matching_deep, evicting], ids=lambda make: make.__name__)
 def test_cost_is_linear_in_pages(make: Callable[[int], Work]) -> None:
-    assert growth(make, 3000, 6000) < 2.5
+    assert growth(make, 1500, 6000, most=8) < 8
 
 
 def test_cost_of_a_match_does_not_grow_with_the_tree() -> None:
     """Caches of the processor may show; a scan of the tree would be a factor of 8."""
-    assert growth(matching_shallow, 500, 4000) < 2.5
+    assert growth(matching_shallow, 500, 4000, most=2.5) < 2.5
