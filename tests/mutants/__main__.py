@@ -13,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from queue import SimpleQueue
 
+from tests.mutants.bare import by_folder, shrink
 from tests.mutants.catalogue import MUTANTS
 from tests.mutants.mutant import Mutant, Verdict, Workshop
 
@@ -22,7 +23,11 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.mutants", description=__doc__)
     parser.add_argument("--only", metavar="TEXT", default="", help="only mutants whose name contains TEXT")
     parser.add_argument("--jobs", type=int, default=2, help="how many at a time (%(default)s)")
+    parser.add_argument("--bare", action="store_true", help="shorten the list of files without a mutant, and show it")
     asked = parser.parse_args()
+    if asked.bare:
+        print(by_folder(shrink(MUTANTS)))
+        return 0
     chosen = [mutant for mutant in MUTANTS if asked.only in mutant.name]
     began = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
