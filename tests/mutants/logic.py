@@ -32,7 +32,7 @@ def files_with_logic() -> list[str]:
 
 
 def has_logic(source: str) -> bool:
-    """Whether some function of this Python source decides, computes or calls, or the module itself calls or branches."""
+    """Whether some function of this Python source decides, computes or calls, or the module itself does."""
     return any(isinstance(node, _BRANCHES + _EFFECTS) for node in _executed(ast.parse(source)))
 
 
