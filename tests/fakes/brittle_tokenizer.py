@@ -10,7 +10,7 @@ SECRET = "what the client wrote"
 """Stands for text of a client in an exception's message; no log may show it."""
 
 
-class PanicException(BaseException):  # noqa: N818 - the name that pyo3 gives it
+class PanicException(BaseException):
     """What a panic in a Rust library is in Python: no `Exception`, so `except Exception` lets it pass."""
 
 
