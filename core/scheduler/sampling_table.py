@@ -73,7 +73,7 @@ class SamplingTable:
     def _check_indices(self, row: int) -> None:
         """Each id that may be written into the row's logits is one of them: elsewhere CUDA would end the process."""
         ids = np.concatenate([self._bias[row][0], self._blocked[row], *self._forced[row]])
-        inside = not len(ids) or bool(0 <= ids.min() and ids.max() < self._vocab_size)
+        inside = not len(ids) or bool(ids.min() >= 0 and ids.max() < self._vocab_size)
         check("bias_in_logits", inside, row=row, vocab_size=self._vocab_size)
 
     def may_stop(self, rows: Ints, tokens: Ints) -> np.ndarray:

@@ -19,6 +19,7 @@ from tests.mutants.scheduling import SCHEDULING
 from tests.mutants.serving import SERVING
 from tests.mutants.shell import SHELL
 from tests.mutants.showing import SHOWING
+from tests.mutants.texting import TEXTING
 from tests.mutants.windows import WINDOWS
 
 MUTANTS: tuple[Mutant, ...] = (
@@ -39,6 +40,7 @@ MUTANTS: tuple[Mutant, ...] = (
     *OBSERVING,
     *GATEWAYS,
     *SHOWING,
+    *TEXTING,
 )
 
 SAMPLE: tuple[str, ...] = (
