@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import random
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -12,6 +11,7 @@ import numpy as np
 
 from core.engine.adapter_table import AdapterTable
 from core.engine.encoder_input import EncoderInput
+from core.engine.off_loop import off_loop
 from core.errors import FieldViolation, InvalidRequest
 from core.memory.request_memory import RequestMemory
 from core.sampling.uniform import derive_seed
@@ -235,4 +235,4 @@ class InputProcessor:
 
     async def _off_loop(self, function: Callable[..., T], *args: object) -> T:
         with self.failures.told():
-            return await asyncio.get_running_loop().run_in_executor(self._pool, function, *args)
+            return await off_loop(self._pool, function, *args)

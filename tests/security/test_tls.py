@@ -6,7 +6,6 @@ import asyncio
 import shutil
 import socket
 import ssl
-import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -118,10 +117,7 @@ async def test_rotation_under_load_breaks_no_stream(
             loading = asyncio.create_task(load(old, stop))
             assert await serial(serving, authority) == first.serial
             install(second, tmp_path)
-            before = time.monotonic()
-            while await serial(serving, authority) != second.serial:
-                assert time.monotonic() - before < 5
-            seconds = time.monotonic() - before
+            assert await serial(serving, authority) == second.serial, "to the very next connection"
             async with client(serving, authority) as new:
                 assert await new.tokenize("a") == [1, 97]
             gate.set()
@@ -130,7 +126,7 @@ async def test_rotation_under_load_breaks_no_stream(
             await loading
     assert rest == [7] * STREAMS and broken == [] and calls > 0
     scorecard(37, "streams broken by a rotation", f"{len(broken)} of {STREAMS}, {calls} calls beside them")
-    scorecard(37, "seconds until the new certificate is served", seconds)
+    scorecard(37, "connections after the renewal that are shown the old certificate", 0)
 
 
 async def collect(stream: AsyncIterator[object]) -> int:
