@@ -6,7 +6,7 @@ import asyncio
 import logging
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -52,8 +52,9 @@ async def neighbours_go_on(engine: AsyncEngine, tokenizer: Tokenizer, work: Call
         ids, text, end = await task
         assert ids == expected_output(list(other), TOKENS, tokenizer.vocab_size)
         assert (text, end.reason) == (tokenizer.decode(ids, True), FinishReason.LENGTH)
-    await until(lambda: engine.live_requests == 0)
-    await until(lambda: all(pool.used == 0 for pool in engine.stats.pools))
+    with suppress(TimeoutError):
+        await until(lambda: engine.live_requests == 0 and all(pool.used == 0 for pool in engine.stats.pools))
+    assert engine.live_requests == 0 and all(pool.used == 0 for pool in engine.stats.pools), "rows and pages went back"
     assert engine.state is EngineState.READY
     assert engine.stats.text_failures == 1
     ids, _, _ = await read(engine, ask(OTHERS[0], tokens=3, want_text=True))
@@ -63,10 +64,11 @@ async def neighbours_go_on(engine: AsyncEngine, tokenizer: Tokenizer, work: Call
 async def fails(engine: AsyncEngine, request: GenerateRequest) -> list[int]:
     """Read `request` to its TextFailed; the ids that came before it."""
     ids: list[int] = []
-    with pytest.raises(TextFailed) as caught:
+    with pytest.raises(BaseException) as caught:
         async for event in await engine.generate(request):
             assert not isinstance(event, Finished), "an output whose text failed has no good end"
             ids += event.token_ids if isinstance(event, Delta) else ()
+    assert caught.type is TextFailed, "and no panic, which passes every except Exception"
     assert SECRET not in str(caught.value)
     return ids
 

@@ -56,7 +56,7 @@ TEXTING: tuple[Mutant, ...] = (
         "core/text/failures.py",
         "return not isinstance(error, PASSED)",
         "return isinstance(error, Exception) and not isinstance(error, PASSED)",
-        FAILURES + "test_calls_that_make_text_or_ids_off_the_loop_fail_typed[detokenize-panic]",
+        READ.replace("value_error", "panic"),
     ),
     Mutant(
         "unknown-ids-decoded",
