@@ -57,6 +57,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker("alone")
     if os.environ.get(scores.FILE_ENV):
         kept = scores.only_recording(items)
+        scores.note_session(config, kept)
         config.hook.pytest_deselected(items=[item for item in items if item not in kept])
         items[:] = kept
 
@@ -69,8 +70,8 @@ def pytest_sessionstart(session: pytest.Session) -> None:
 
 
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> None:
-    """Tells the scorecard of failures; the report itself is pytest's own."""
-    scores.note_failure(item, call)
+    """Tells the scorecard which of its tests ran; the report itself is pytest's own."""
+    scores.note_outcome(item, call)
 
 
 def pytest_report_header(config: pytest.Config) -> str:

@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parents[2]
 COPIED = ("core", "service", "tests", "protos", "pyproject.toml")
 CACHE = "build/cache"
 WARM = ("numpy", "torch", "hypothesis", "grpc", "grpc_status.rpc_status", "grpc_health.v1.health", "tokenizers")
-"""Imported once for all trials, beside pytest: what most tests need and the tree does not contain. None starts threads."""
+"""Imported once for all trials, beside pytest: what most tests need from outside the tree, and starts no thread."""
 SEED = "1"
 """Of every trial: a verdict depends on the tree alone."""
 TEST_SECONDS = 60
