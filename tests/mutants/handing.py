@@ -13,8 +13,12 @@ HANDING: tuple[Mutant, ...] = (
         "waiter-counted-out-early",
         "a step does not overtake the one that the waiter is at",
         "core/executor/completion.py",
-        "            self._deliver(launched)\n            with self._lock:\n                self._pending -= 1\n",
-        "            with self._lock:\n                self._pending -= 1\n            self._deliver(launched)\n",
+        "                self._deliver(launched)\n"
+        "                with self._lock:\n"
+        "                    self._pending -= 1\n",
+        "                with self._lock:\n"
+        "                    self._pending -= 1\n"
+        "                self._deliver(launched)\n",
         "tests/executor/test_completion.py::test_a_step_that_is_done_does_not_overtake_the_one_that_the_waiter_is_at",
     ),
     Mutant(
