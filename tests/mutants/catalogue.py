@@ -7,8 +7,11 @@ from tests.mutants.capturing import CAPTURING
 from tests.mutants.constraining import CONSTRAINING
 from tests.mutants.embedding import EMBEDDING
 from tests.mutants.encoders import ENCODERS
+from tests.mutants.figures import FIGURES
 from tests.mutants.gateways import GATEWAYS
 from tests.mutants.guarding import GUARDING
+from tests.mutants.handing import HANDING
+from tests.mutants.keeping import KEEPING
 from tests.mutants.mutant import Mutant
 from tests.mutants.observing import OBSERVING
 from tests.mutants.ordering import ORDERING
@@ -41,6 +44,9 @@ MUTANTS: tuple[Mutant, ...] = (
     *GATEWAYS,
     *SHOWING,
     *TEXTING,
+    *FIGURES,
+    *HANDING,
+    *KEEPING,
 )
 
 SAMPLE: tuple[str, ...] = (
