@@ -262,8 +262,8 @@ class SimExecutor(ABC):
     def _forward(self, plain: Plain, ids: list[int], tables: list[Table], out: list[int]) -> list[int]:
         """What the fake model makes of each row: what all the pools that it reads say together."""
         found = (side.roots(plain) for side in self.sides)
-        roots = next((each for each in found if each is not None), [ROOT] * len(plain.rows))
-        read = [self.kv.run(plain.rows, plain.starts, plain.lens, ids, tables, out, roots)]
+        plain.roots = next((each for each in found if each is not None), [ROOT] * len(plain.rows))
+        read = [self.kv.run(plain.rows, plain.starts, plain.lens, ids, tables, out, plain.roots)]
         read += [side.run(plain, ids, tables, self.kv) for side in self.sides]
         return read[0] if len(read) == 1 else list(map(blend, *read))
 
