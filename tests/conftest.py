@@ -6,7 +6,6 @@ import contextlib
 import ipaddress
 import os
 import random
-import re
 import socket
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,6 +23,7 @@ from hypothesis import settings
 from core.invariants import FAILURES
 from core.models.native.extension import ExtensionUnavailable, is_built, load_extension
 from tests import scorecard as scores
+from tests.alone import ALONE
 
 scorecard = scores.scorecard
 
@@ -47,15 +47,6 @@ def pytest_configure(config: pytest.Config) -> None:
     """Choose the seed of this run, unless one was asked for, before Hypothesis reads its option."""
     if config.option.hypothesis_seed is None:
         config.option.hypothesis_seed = os.environ.get(SEED_ENV) or str(random.SystemRandom().randrange(2**32))
-
-
-ALONE = re.compile(
-    r"/tests/(chaos/test_(?!unusable|metrics_truth|preemption|history)"
-    r"|system/test_(?!exactly_once|frontend_doors)|engine/test_trouble"
-    r"|security/test_(complexity|fuzz|unbounded)"
-    r"|service/test_(admission|cancellation|startup|write_bound))"
-)
-"""Tests that measure time, or start servers that do: two at once on two cores would measure one another."""
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -48,7 +48,7 @@ ROWS: dict[int, tuple[str, str]] = {
     34: ("malicious model directories", "refused, no canary"),
     35: ("transport abuse", "probe without errors, p99 below 500 ms"),
     36: ("metrics against the history of clients", "equal; series constant; a stalled scraper stalls nothing"),
-    37: ("TLS rotation under load, mTLS", "0 broken streams; new certificate within 5 s"),
+    37: ("TLS rotation under load, mTLS", "0 broken streams; new certificate for the next connection"),
     38: ("rolling restart of two replicas", "every call whole"),
     39: ("query of death with retries on", "at most 2 workers lost"),
     40: ("mutants", "all killed but named equivalents"),

@@ -252,14 +252,3 @@ def decodes_give_way_every_time(patch: Patch) -> None:
 def abandoned_requests_are_forgotten(patch: Patch) -> None:
     """An engine that dies ends only those who run."""
     patch.setattr(Scheduler, "abandon", lambda self: self.running.members())
-
-
-@mutant("stats")
-def preemptions_are_not_counted(patch: Patch) -> None:
-    """The metric says that all is well."""
-
-    def silent(old: Any, self: Lifecycle, req: Req) -> None:
-        old(self, req)
-        self._recorder.preemptions -= 1
-
-    put(patch, Lifecycle, "retract", silent)
