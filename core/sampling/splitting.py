@@ -126,6 +126,8 @@ def _nothing(sampler: Sampler) -> SampleOutput:
 
 def _joined(outputs: Sequence[SampleOutput], batch: SamplingBatch, vocab_size: int) -> SampleOutput:
     """All rows in one; columns that a piece has none of, or is narrower in, are filled up with zeros."""
+    if len(outputs) == 1 and (outputs[0].logprobs is not None or not batch.logprobs):
+        return outputs[0]
     tokens = torch.cat([output.tokens for output in outputs])
     non_finite = torch.cat([output.non_finite for output in outputs])
     if not batch.logprobs:

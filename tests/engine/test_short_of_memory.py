@@ -86,17 +86,18 @@ def requests(constraint: Constraint) -> list[GenerateRequest]:
     return [*asked, ask(PROMPT, tokens=24, temperature=0.9, seed=6, ignore_eos=False, constraint=constraint)]
 
 
-async def outputs(engine: AsyncEngine, request: GenerateRequest) -> dict[int, list[Any]]:
+async def outputs(engine: AsyncEngine, request: GenerateRequest) -> dict[tuple[int, str], list[Any]]:
     """Tokens and log probabilities by output."""
-    got: dict[int, list[Any]] = {}
+    got: dict[tuple[int, str], list[Any]] = {}
     async for event in await engine.generate(request):
         if isinstance(event, Delta):
-            got.setdefault(event.index, []).extend([*event.token_ids, *(event.logprobs or ())])
+            got.setdefault((event.index, "tokens"), []).extend(event.token_ids)
+            got.setdefault((event.index, "logprobs"), []).extend(event.logprobs or ())
     return got
 
 
 async def embedding(engine: AsyncEngine, prompt: tuple[int, ...]) -> list[float]:
-    result = await (await engine.embed(EmbedRequest(token_ids=(prompt,)))).result()
+    result = await (await engine.embed(EmbedRequest(inputs=(prompt,)))).result()
     return list(map(float, result.embeddings[0].values))
 
 

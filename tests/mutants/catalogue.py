@@ -7,6 +7,7 @@ from tests.mutants.capturing import CAPTURING
 from tests.mutants.constraining import CONSTRAINING
 from tests.mutants.embedding import EMBEDDING
 from tests.mutants.encoders import ENCODERS
+from tests.mutants.exhausting import EXHAUSTING
 from tests.mutants.gateways import GATEWAYS
 from tests.mutants.guarding import GUARDING
 from tests.mutants.mutant import Mutant
@@ -39,6 +40,7 @@ MUTANTS: tuple[Mutant, ...] = (
     *OBSERVING,
     *GATEWAYS,
     *SHOWING,
+    *EXHAUSTING,
 )
 
 SAMPLE: tuple[str, ...] = (

@@ -94,7 +94,7 @@ def test_every_allocation_may_fail(all_random: bool, accelerator: bool, logprobs
 
     case.pieces(counts)
     # A bisection allocates in each of its passes, and one of them is like another.
-    for at in range(0, len(sizes), max(1, len(sizes) // (MOST_TRIED // (5 if accelerator else 1)))):
+    for at in range(0, len(sizes), max(1, len(sizes) // (MOST_TRIED // (10 if accelerator else 1)))):
         left = iter([False] * at + [True])
         got = case.pieces(lambda _, left=left: next(left, False))
         assert len(got.given_up) == 0 and next(left, None) is None, at
