@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import gc
 import logging
 import time
@@ -20,7 +21,7 @@ from core.engine.grammar_compiler import GrammarCompiler
 from core.engine.input_processor import InputProcessor
 from core.engine.off_loop import in_daemon_thread
 from core.engine.open_streams import LiveStreams
-from core.engine.output import PendingOutput
+from core.engine.output import pending_output
 from core.engine.output_processor import OutputProcessor, OutputRecord
 from core.engine.prefixes import CachedPrefixes
 from core.engine.stream import TokenStream
@@ -38,8 +39,6 @@ from core.errors import (
 from core.executor.interface import Executor
 from core.scheduler.intake import End
 from core.scheduler.scheduler import Emit, Scheduler
-from core.text.detokenizer import IncrementalDetokenizer
-from core.text.stop import StopMatcher
 from core.types.adapters import AdapterList, AdapterLoad
 from core.types.io import EmbedRequest, FinishReason, GenerateRequest, ModelInfo, Started
 from core.types.lanes import LaneRecorder
@@ -89,7 +88,11 @@ class AsyncEngine:
         self._executor = self._parts.new_executor(self._wakeup.set_threadsafe)
         self._scheduler = self._parts.new_scheduler(self._executor, self._emit)
         self._outputs = OutputProcessor(
-            self._scheduler.intake, self._wakeup.set, self._config.max_pending_tokens, self._stream_closed
+            self._scheduler.intake,
+            self._wakeup.set,
+            self._config.max_pending_tokens,
+            self._stream_closed,
+            self._inputs.failures,
         )
         self.prefixes = CachedPrefixes(self._scheduler, self._adapters.table, self._refuse_unless_ready)
         self._tasks = [asyncio.create_task(self._run(), name="slipstream-scheduler")]
@@ -111,7 +114,8 @@ class AsyncEngine:
         """The newest snapshot; readable from any thread."""
         if self._state is EngineState.STARTING:
             return EngineStats()
-        return self._parts.grammars.add_stats(self._adapters.add_stats(self._scheduler.stats))
+        stats = self._parts.grammars.add_stats(self._adapters.add_stats(self._scheduler.stats))
+        return dataclasses.replace(stats, text_failures=self._inputs.failures.count)
 
     @property
     def model_info(self) -> ModelInfo:
@@ -253,8 +257,10 @@ class AsyncEngine:
             raise Overloaded("the waiting queue is full", reason="QUEUE_FULL")
 
     def _enter(self, request: GenerateRequest, request_id: str, reqs: list[Req]) -> TokenStream:
-        outputs = [self._pending_output(request, req) for req in reqs]
-        stream = TokenStream(Started(request_id, reqs[0].input_len), outputs, self._abort_stream, self._turnstile)
+        with self._inputs.failures.told():
+            outputs = [pending_output(req, self._inputs.tokenizer, want_text=request.want_text) for req in reqs]
+        started = Started(request_id, reqs[0].input_len)
+        stream = TokenStream(started, outputs, self._abort_stream, self._turnstile, self._outputs.text_failed)
         stream.reqs = reqs
         self._live[request_id] = stream
         self._adapters.table.acquire(reqs[0].adapter_slot)
@@ -268,14 +274,6 @@ class AsyncEngine:
             self._scheduler.intake.add(req)
         self._wakeup.set()
         return stream
-
-    def _pending_output(self, request: GenerateRequest, req: Req) -> PendingOutput:
-        params = req.params
-        if not (request.want_text or params.stop):
-            return PendingOutput(req.index, None, None)
-        detokenizer = IncrementalDetokenizer(self._inputs.tokenizer, req.prompt.tolist(), params.skip_special_tokens)
-        stops = StopMatcher(params.stop, params.include_stop_in_output) if params.stop else None
-        return PendingOutput(req.index, detokenizer, stops)
 
     def _emit(self, outputs: object, now: float) -> None:
         self._outputs.emit(outputs, now)  # type: ignore[arg-type]

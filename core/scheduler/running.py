@@ -31,6 +31,7 @@ class RunningSet:
         self.limit: Ints = np.zeros(num_rows, np.int64)
         self.adapter_slots: Ints = np.zeros(num_rows, np.int64)
         self.last_token_at = np.zeros(num_rows, np.float64)
+        """When the owner's newest token came, in whatever row it was then; means nothing before its first."""
         self._member = np.zeros(num_rows, np.bool_)
         self._order: Ints = np.empty(num_rows, np.int64)
         self._ordered = 0
@@ -61,6 +62,7 @@ class RunningSet:
         self.prompt_lens[row] = req.prompt_len
         self.limit[row] = req.prompt_len + req.max_new_tokens - 1
         self.adapter_slots[row] = req.adapter_slot
+        self.last_token_at[row] = req.last_token_at
         self.reqs[row] = req
         self._member[row] = True
         self._order[place] = row
@@ -76,6 +78,7 @@ class RunningSet:
         check("request_state", planned <= known + 1, planned=planned, known=known)
         req.outputs = self.tokens[row, req.prompt_len : known].tolist()
         written = self.ids(row, min(planned, known))
+        req.last_token_at = float(self.last_token_at[row])
         self.reqs[row] = None
         self._member[row] = False
         self._stale_order = True
