@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from core.batch.grammar_batch import GrammarStatus
-from core.batch.result import StepResult, VectorResult
-from core.errors import RequestFailed
+from core.batch.result import Exhausted, StepResult, VectorResult
+from core.errors import Overloaded, RequestFailed
 from core.invariants import check
 from core.scheduler.lifecycle import Lifecycle
 from core.scheduler.outputs import Ended, StepTokens
@@ -14,6 +14,9 @@ from core.scheduler.snapshot import StatsRecorder
 from core.types.arrays import Ints
 from core.types.io import FinishReason
 from core.types.request import Req
+
+EXHAUSTED = "DEVICE_MEMORY"
+"""The reason that such a request ends with: RESOURCE_EXHAUSTED, worth trying again elsewhere or with less."""
 
 
 class ResultProcessor:
@@ -36,6 +39,9 @@ class ResultProcessor:
         self._last_step = result.step_id
         current = self._memory.rows.is_current(result.rows, result.generations)
         self._recorder.step_done(result, stale=len(current) - int(current.sum()))
+        if len(result.exhausted):
+            self._end_exhausted(result.exhausted)
+            current = self._memory.rows.is_current(result.rows, result.generations)
         places = np.flatnonzero(current)
         if result.grammar_status is not None:
             places = self._end_constrained(result, places, result.grammar_status)
@@ -53,6 +59,13 @@ class ResultProcessor:
             error = RequestFailed("the model produced non-finite logits for this request")
             self._lifecycle.end(Ended(self._req(row), error=error))
         return places[~bad]
+
+    def _end_exhausted(self, exhausted: Exhausted) -> None:
+        """End those that memory did not suffice for, and none beside them; what they have in the pools is sound."""
+        current = self._memory.rows.is_current(exhausted.rows, exhausted.generations)
+        for row in exhausted.rows[current].tolist():
+            error = Overloaded("the device has no memory for this request's options", reason=EXHAUSTED)
+            self._lifecycle.end(Ended(self._req(row), error=error))
 
     def _end_constrained(self, result: StepResult, places: Ints, status: np.ndarray) -> Ints:
         """End whose constraint allows nothing more; the tokens of those rows mean nothing."""

@@ -55,6 +55,7 @@ class StatsRecorder:
         self.finished: Counter[str] = Counter({"stop": 0, "length": 0, "cancelled": 0})
         self._prompt_tokens = self._cached_tokens = self._generation_tokens = 0
         self._stale_results = 0
+        self._split_steps = 0
         self._step = 0
         self._busy = self._idle = 0.0
         self._busy_sum = self._idle_sum = 0.0
@@ -88,6 +89,7 @@ class StatsRecorder:
         """One result arrived, `stale` of whose tokens were for former owners."""
         self._step = result.step_id
         self._stale_results += stale
+        self._split_steps += result.was_split
         self._busy = self._busy * IDLE_WINDOW + result.busy
         self._idle = self._idle * IDLE_WINDOW + result.idle
         self._busy_sum += result.busy
@@ -150,6 +152,7 @@ class StatsRecorder:
             preemptions=self.preemptions,
             recomputed_tokens=self.recomputed_tokens,
             stale_results=self._stale_results,
+            split_steps=self._split_steps,
             device_idle_ratio=self._idle / elapsed if elapsed else 0.0,
             device_busy_seconds=self._busy_sum,
             device_idle_seconds=self._idle_sum,

@@ -102,6 +102,12 @@ SNAPSHOT: tuple[Metric, ...] = (
         field="stale_results",
     ),
     Metric(
+        "slipstream_split_steps",
+        "counter",
+        "Steps whose rows were sampled a few at a time, for want of memory.",
+        field="split_steps",
+    ),
+    Metric(
         "slipstream_text_failures",
         "counter",
         "Requests on which the tokenizer failed, on their input or on their output.",

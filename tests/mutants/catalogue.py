@@ -7,6 +7,7 @@ from tests.mutants.capturing import CAPTURING
 from tests.mutants.constraining import CONSTRAINING
 from tests.mutants.embedding import EMBEDDING
 from tests.mutants.encoders import ENCODERS
+from tests.mutants.exhausting import EXHAUSTING
 from tests.mutants.figures import FIGURES
 from tests.mutants.gateways import GATEWAYS
 from tests.mutants.guarding import GUARDING
@@ -47,6 +48,7 @@ MUTANTS: tuple[Mutant, ...] = (
     *FIGURES,
     *HANDING,
     *KEEPING,
+    *EXHAUSTING,
 )
 
 SAMPLE: tuple[str, ...] = (
