@@ -7,8 +7,11 @@ from tests.mutants.capturing import CAPTURING
 from tests.mutants.constraining import CONSTRAINING
 from tests.mutants.embedding import EMBEDDING
 from tests.mutants.encoders import ENCODERS
+from tests.mutants.figures import FIGURES
 from tests.mutants.gateways import GATEWAYS
 from tests.mutants.guarding import GUARDING
+from tests.mutants.handing import HANDING
+from tests.mutants.keeping import KEEPING
 from tests.mutants.mutant import Mutant
 from tests.mutants.observing import OBSERVING
 from tests.mutants.ordering import ORDERING
@@ -19,6 +22,7 @@ from tests.mutants.scheduling import SCHEDULING
 from tests.mutants.serving import SERVING
 from tests.mutants.shell import SHELL
 from tests.mutants.showing import SHOWING
+from tests.mutants.texting import TEXTING
 from tests.mutants.windows import WINDOWS
 
 MUTANTS: tuple[Mutant, ...] = (
@@ -39,6 +43,10 @@ MUTANTS: tuple[Mutant, ...] = (
     *OBSERVING,
     *GATEWAYS,
     *SHOWING,
+    *TEXTING,
+    *FIGURES,
+    *HANDING,
+    *KEEPING,
 )
 
 SAMPLE: tuple[str, ...] = (
