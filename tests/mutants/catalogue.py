@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from tests.mutants.adapting import ADAPTING
 from tests.mutants.capturing import CAPTURING
+from tests.mutants.clients import CLIENTS
+from tests.mutants.commands import COMMANDS
 from tests.mutants.constraining import CONSTRAINING
+from tests.mutants.doors import DOORS
 from tests.mutants.embedding import EMBEDDING
 from tests.mutants.encoders import ENCODERS
 from tests.mutants.exhausting import EXHAUSTING
@@ -49,6 +52,9 @@ MUTANTS: tuple[Mutant, ...] = (
     *HANDING,
     *KEEPING,
     *EXHAUSTING,
+    *COMMANDS,
+    *CLIENTS,
+    *DOORS,
 )
 
 SAMPLE: tuple[str, ...] = (
