@@ -20,25 +20,25 @@ Break = Callable[[Patch], None]
 
 @dataclass(frozen=True, slots=True)
 class Mutant:
-    """`seen_by`: the oracles of which one must speak first. `real`: only the production step can show it. `seeds`: in
-    others something else speaks first; none for the first hundred.
+    """`seen_by`: the oracles of which one must speak first. `real`: only the production step can show it. `scene`: a
+    scripted run that shows it, where seeds do too rarely.
     """
 
     name: str
     seen_by: tuple[str, ...]
     apply: Break
     real: bool = False
-    seeds: tuple[int, ...] = ()
+    scene: Callable[[], None] | None = None
 
 
 MUTANTS: list[Mutant] = []
 
 
-def mutant(*seen_by: str, real: bool = False, seeds: tuple[int, ...] = ()) -> Callable[[Break], Break]:
+def mutant(*seen_by: str, real: bool = False, scene: Callable[[], None] | None = None) -> Callable[[Break], Break]:
     """Put a function into the list."""
 
     def enter(apply: Break) -> Break:
-        MUTANTS.append(Mutant(apply.__name__, seen_by, apply, real, seeds))
+        MUTANTS.append(Mutant(apply.__name__, seen_by, apply, real, scene))
         return apply
 
     return enter

@@ -7,7 +7,7 @@ it is always the same oracle that speaks first.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable
 
 import pytest
 
@@ -24,6 +24,8 @@ from tests.sim import (
 )
 from tests.sim.mutants import MUTANTS, Mutant
 from tests.sim.scenario import REAL_STEPS, STEPS
+from tests.sim.scenes import the_device_is_ahead, two_tenants_wait, younger_ones_pass
+from tests.sim.story import Violation
 from tests.sim.sweep import play
 from tests.tidy.source import python
 
@@ -52,16 +54,25 @@ BACKSTOPS: dict[str, str] = {
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
 def test_the_mutant_is_seen(mutant: Mutant, monkeypatch: pytest.MonkeyPatch) -> None:
     mutant.apply(monkeypatch)
+    if mutant.scene is not None:
+        with pytest.raises(Violation) as seen:
+            mutant.scene()
+        assert seen.value.oracle in mutant.seen_by
+        return
     # Where only the production step can show it, seeds that run the twin would prove nothing.
-    first = range(7, 7 + WITHIN * REAL_STEPS, REAL_STEPS) if mutant.real else range(WITHIN)
-    seeds: Sequence[int] = mutant.seeds or first
+    seeds = range(7, 7 + WITHIN * REAL_STEPS, REAL_STEPS) if mutant.real else range(WITHIN)
     for played, seed in enumerate(seeds, 1):
-        outcome = play(seed, None if mutant.seeds else STEPS)
+        outcome = play(seed, STEPS)
         if outcome.oracle:
             print(f"{mutant.name}: {outcome.text[:100]!r} by {outcome.oracle} at seed {seed}, the {played}.")
             assert outcome.oracle in mutant.seen_by
             return
     pytest.fail(f"{mutant.name} survives {WITHIN} seeds")
+
+
+@pytest.mark.parametrize("scene", [the_device_is_ahead, two_tenants_wait, younger_ones_pass])
+def test_nothing_is_wrong_with_the_scenes(scene: Callable[[], None]) -> None:
+    scene()
 
 
 def test_every_oracle_is_needed() -> None:
