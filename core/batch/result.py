@@ -52,6 +52,8 @@ class StepResult:
     """Of the embeddings that end with this step."""
     grammar_status: npt.NDArray[np.int8] | None = None
     """int8[S] of GrammarStatus; None if no row of the step is constrained."""
+    violated: npt.NDArray[np.bool_] | None = None
+    """bool[S]: the row's input violated a device check, so that `tokens[i]` means nothing; None where no row's did."""
 
     @classmethod
     def failed(cls, step_id: int, error: BaseException) -> StepResult:

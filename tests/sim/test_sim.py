@@ -21,10 +21,17 @@ SEEDS = 2000
 LONG_SEEDS = 20_000
 HITS = 100
 """At least so often must each of these have happened in a sweep: a fault that is never hit proves nothing."""
-SELDOM = {"window_not_grown": 5, "adapter_emptied_in_flight": 5, "cross_together": 20, "adapters_mixed": 20}
-"""What takes rare company: growth is refused only where several rows grow into a pool that just holds them, an unloaded
-adapter goes with a step in flight only if its last request is aborted under it, and the others take two newcomers in
-one step, or two adapters.
+SELDOM = {
+    "poison_reader": 5,
+    "poison_spread": 5,
+    "window_not_grown": 5,
+    "adapter_emptied_in_flight": 5,
+    "cross_together": 20,
+    "adapters_mixed": 20,
+}
+"""What takes rare company: NaN that others read before it is known takes a shared prompt; growth is refused only where
+several rows grow into a pool that just holds them; an unloaded adapter goes with a step in flight only if its last
+request is aborted under it; and the others take two newcomers in one step, or two adapters.
 """
 FAULTS = (
     *("abort_in_intake", "abort_waiting", "abort_prefilling", "abort_decoding", "abort_retracted", "abort_in_flight"),
@@ -32,7 +39,7 @@ FAULTS = (
     *("DeadlinePassed", "QueueTimeout", "SlowConsumer", "RequestFailed", "Draining", "slow_reader", "stop_string"),
     *("clock_jump", "device_lag", "drain", "step_failure", "forced_retraction", "retraction", "stale_result"),
     *("row_reused_in_flight", "page_reused_in_flight", "prefix_hit", "mixed_step", "middle_chunk", "empty_plan"),
-    *("ended_by_length", "stop_token", "logprobs"),
+    *("ended_by_length", "stop_token", "logprobs", "poison_spread", "poison_reader"),
     *("state_cleared", "state_resumed", "state_resumed_retraction", "state_refused", "state_evicted", "state_replaced"),
     *("state_kept_in_prompt", "state_kept_at_branch", "state_kept_in_decode", "state_not_kept"),
     *("state_reused_in_flight", "state_source_taken"),
