@@ -27,7 +27,7 @@ class ResultProcessor:
         self._memory = lifecycle.memory
         self._recorder = recorder
         self._is_eos = np.zeros(vocab_size, np.bool_)
-        self._is_eos[[token for token in eos_ids if token < vocab_size]] = True
+        self._is_eos[list(eos_ids)] = True
         self._last_step = 0
 
     def process(self, result: StepResult, now: float) -> StepTokens | None:
@@ -55,15 +55,19 @@ class ResultProcessor:
         computed again and not to fail for it.
         """
         violated = result.violated
+        failed = 0
         for place in sorted(places[bad[places]].tolist(), key=lambda place: self._memory.shared(result.rows[place])):
             if not self._is_current(result, np.array([place]))[0]:
                 continue
+            failed += 1
             if violated is not None and violated[place]:
                 error = RequestFailed("this request's newest token was lost inside the engine")
             else:
                 error = RequestFailed("the model produced non-finite logits for this request")
             self._lifecycle.condemn(self._req(int(result.rows[place])), error)
-        return places[self._is_current(result, places)]
+        rest: Ints = places[self._is_current(result, places)]
+        self._recorder.dropped(len(places) - len(rest) - failed)
+        return rest
 
     def _is_current(self, result: StepResult, places: Ints) -> Bools:
         return self._memory.rows.is_current(result.rows[places], result.generations[places])
