@@ -17,7 +17,7 @@ CONDEMNING: tuple[Mutant, ...] = (
         "core/scheduler/lifecycle.py",
         "written if keep else written[:0]",
         "written",
-        CONDEMNED + "test_nothing_of_a_failed_request_is_found[0-nan]",
+        CONDEMNED + "test_what_it_decoded_goes_where_its_prompt_was_no_page",
     ),
     Mutant(
         "early-offers-stay",

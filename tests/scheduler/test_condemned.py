@@ -82,6 +82,15 @@ def test_where_it_fails_first_everything_goes() -> None:
     assert harness.memory.cache.cached_pages == 0 and harness.memory.allocator.held == 0
 
 
+def test_what_it_decoded_goes_where_its_prompt_was_no_page() -> None:
+    harness = Harness()
+    bad = harness.add(PROMPT[:3], max_tokens=40)
+    until(harness, bad, 12)
+    fail(harness, bad)
+    harness.drain()
+    assert harness.memory.cache.cached_pages == 0
+
+
 def test_pages_of_an_earlier_admission_go_as_well() -> None:
     """It gave way once, so what it found when it came back is its own work."""
     harness = Harness()
