@@ -30,6 +30,7 @@ class RunningSet:
         self.prompt_lens: Ints = np.zeros(num_rows, np.int64)
         self.limit: Ints = np.zeros(num_rows, np.int64)
         self.adapter_slots: Ints = np.zeros(num_rows, np.int64)
+        self.priorities: Ints = np.zeros(num_rows, np.int64)
         self.last_token_at = np.zeros(num_rows, np.float64)
         self._member = np.zeros(num_rows, np.bool_)
         self._order: Ints = np.empty(num_rows, np.int64)
@@ -61,6 +62,7 @@ class RunningSet:
         self.prompt_lens[row] = req.prompt_len
         self.limit[row] = req.prompt_len + req.max_new_tokens - 1
         self.adapter_slots[row] = req.adapter_slot
+        self.priorities[row] = req.priority
         self.reqs[row] = req
         self._member[row] = True
         self._order[place] = row

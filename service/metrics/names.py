@@ -85,8 +85,14 @@ SNAPSHOT: tuple[Metric, ...] = (
     Metric(
         "slipstream_preemptions",
         "counter",
-        "Requests put back in the queue for want of pages.",
+        "Requests put back in the queue, for want of pages or in favour of a request of a higher class.",
         field="preemptions",
+    ),
+    Metric(
+        "slipstream_priority_preemptions",
+        "counter",
+        "Of these, the ones in favour of a request of a higher class.",
+        field="priority_preemptions",
     ),
     Metric(
         "slipstream_recomputed_tokens",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tests.mutants.adapting import ADAPTING
 from tests.mutants.capturing import CAPTURING
+from tests.mutants.classes import CLASSES
 from tests.mutants.constraining import CONSTRAINING
 from tests.mutants.embedding import EMBEDDING
 from tests.mutants.encoders import ENCODERS
@@ -24,6 +25,7 @@ from tests.mutants.windows import WINDOWS
 MUTANTS: tuple[Mutant, ...] = (
     *OWNERSHIP,
     *SCHEDULING,
+    *CLASSES,
     *RELAYING,
     *ORDERING,
     *SHELL,

@@ -44,6 +44,8 @@ class Client:
     """The number of the adapter that it came for, where there are any."""
     forced: int = 0
     """Retractions of it that the run forced; the others are the scheduler's own."""
+    by_class: int = 0
+    """Retractions of it in favour of a request of a higher class."""
     gave_way: int = 0
     """Its own retractions so far, the run's progress at the last, and how many in a row came without progress."""
     retracted_at: int = -1

@@ -20,22 +20,25 @@ Break = Callable[[Patch], None]
 
 @dataclass(frozen=True, slots=True)
 class Mutant:
-    """`seen_by`: the oracles of which one must speak first. `real`: only the production step can show it."""
+    """`seen_by`: the oracles of which one must speak first. `real`: only the production step can show it. `policy`:
+    only seeds with this one can; empty for any.
+    """
 
     name: str
     seen_by: tuple[str, ...]
     apply: Break
     real: bool = False
+    policy: str = ""
 
 
 MUTANTS: list[Mutant] = []
 
 
-def mutant(*seen_by: str, real: bool = False) -> Callable[[Break], Break]:
+def mutant(*seen_by: str, real: bool = False, policy: str = "") -> Callable[[Break], Break]:
     """Put a function into the list."""
 
     def enter(apply: Break) -> Break:
-        MUTANTS.append(Mutant(apply.__name__, seen_by, apply, real))
+        MUTANTS.append(Mutant(apply.__name__, seen_by, apply, real, policy))
         return apply
 
     return enter

@@ -149,7 +149,7 @@ class Oracles:
             return
         self._preemptions = self._scheduler.recorder.preemptions
         for req, client in self._clients.live.items():
-            own = req.retractions - client.forced
+            own = req.retractions - client.forced - client.by_class
             if own > client.gave_way:
                 client.gave_way = own
                 self._check_preempted(client)

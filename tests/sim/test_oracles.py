@@ -6,7 +6,9 @@ it is always the same oracle that speaks first.
 
 from __future__ import annotations
 
+import itertools
 import re
+from collections.abc import Iterable
 
 import pytest
 
@@ -15,11 +17,12 @@ from tests.sim import (
     mutants_of_cross,
     mutants_of_memory,
     mutants_of_requests,
+    mutants_of_shares,
     mutants_of_states,
     mutants_of_windows,
 )
 from tests.sim.mutants import MUTANTS, Mutant
-from tests.sim.scenario import REAL_STEPS
+from tests.sim.scenario import REAL_STEPS, draw
 from tests.sim.sweep import play
 from tests.tidy.source import python
 
@@ -28,6 +31,7 @@ MODULES = (
     mutants_of_cross,
     mutants_of_memory,
     mutants_of_requests,
+    mutants_of_shares,
     mutants_of_states,
     mutants_of_windows,
 )
@@ -46,8 +50,10 @@ BACKSTOPS = {
 def test_the_mutant_is_seen(mutant: Mutant, monkeypatch: pytest.MonkeyPatch) -> None:
     mutant.apply(monkeypatch)
     # Where only the production step can show it, seeds that run the twin would prove nothing.
-    seeds = range(7, 7 + WITHIN * REAL_STEPS, REAL_STEPS) if mutant.real else range(WITHIN)
-    for played, seed in enumerate(seeds, 1):
+    seeds: Iterable[int] = itertools.count(7, REAL_STEPS) if mutant.real else itertools.count()
+    if mutant.policy:
+        seeds = (seed for seed in seeds if draw(seed).config.policy == mutant.policy)
+    for played, seed in enumerate(itertools.islice(seeds, WITHIN), 1):
         outcome = play(seed)
         if outcome.oracle:
             print(f"{mutant.name}: {outcome.text[:100]!r} by {outcome.oracle} at seed {seed}, the {played}.")
