@@ -28,6 +28,14 @@ class VectorResult:
     values: npt.NDArray[np.float32]
 
 
+class StepBroken(Exception):
+    """A step was ended by something that is no Exception: a panic of native code (pyo3), SystemExit, a cancellation.
+
+    Raised on the event loop in its place, as the cause, because the loop would take a SystemExit for an order to stop
+    and a CancelledError for the end of the scheduler's task.
+    """
+
+
 @dataclass(frozen=True, slots=True)
 class StepResult:
     """Sampled tokens of step `step_id` on the host, with the identity (row, generation) each is for.
@@ -47,7 +55,7 @@ class StepResult:
     assert_counts: Ints = field(default_factory=lambda: np.empty(0, np.int64))
     busy: float = 0.0
     idle: float = 0.0
-    error: BaseException | None = None
+    error: Exception | None = None
     vectors: VectorResult | None = None
     """Of the embeddings that end with this step."""
     grammar_status: npt.NDArray[np.int8] | None = None
@@ -55,6 +63,9 @@ class StepResult:
 
     @classmethod
     def failed(cls, step_id: int, error: BaseException) -> StepResult:
-        """The result of a step that raised."""
+        """The result of a step that raised; what is no Exception comes wrapped in `StepBroken`."""
+        if not isinstance(error, Exception):
+            cause, error = error, StepBroken(f"the step was ended by {type(error).__name__}: {error}")
+            error.__cause__ = cause
         none = np.empty(0, np.int64)
         return cls(step_id, none, none, none, np.empty(0, np.bool_), error=error)

@@ -6,7 +6,6 @@ change of the books plus one copy at the start of the next step.
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
 import logging
 import time
@@ -18,6 +17,7 @@ import numpy as np
 
 from core.config import ADAPTER_NAME
 from core.engine.adapter_table import AdapterTable
+from core.engine.off_loop import off_loop
 from core.errors import AdapterExists, AdaptersOff, InvalidRequest, ModelLoadError, Overloaded, SlipstreamError
 from core.models.lora.directory import directory_below
 from core.models.lora.packed import Adapter
@@ -61,7 +61,7 @@ class AdapterLoader:
             self._refuse(name)
             self._loading.add(name)
             try:
-                adapter = await asyncio.get_running_loop().run_in_executor(self._pool, self._read_below, path or name)
+                adapter = await off_loop(self._pool, self._read_below, path or name)
             finally:
                 self._loading.discard(name)
             still_wanted()

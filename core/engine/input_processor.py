@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import random
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -12,9 +11,11 @@ import numpy as np
 
 from core.engine.adapter_table import AdapterTable
 from core.engine.encoder_input import EncoderInput
+from core.engine.off_loop import off_loop
 from core.errors import FieldViolation, InvalidRequest
 from core.memory.request_memory import RequestMemory
 from core.sampling.uniform import derive_seed
+from core.text.failures import TextFailures
 from core.text.tokenizer import Tokenizer
 from core.types.arrays import Ints
 from core.types.constraint import conflicts
@@ -44,6 +45,7 @@ class InputProcessor:
         encoder: EncoderInput | None = None,
     ) -> None:
         self.tokenizer = tokenizer
+        self.failures = TextFailures()
         self._memory = memory
         self._vocab_size = vocab_size
         self._context_length = context_length
@@ -232,4 +234,5 @@ class InputProcessor:
             raise InvalidRequest.of(field, f"must have at most {limit} characters")
 
     async def _off_loop(self, function: Callable[..., T], *args: object) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self._pool, function, *args)
+        with self.failures.told():
+            return await off_loop(self._pool, function, *args)

@@ -27,7 +27,7 @@ class ResultProcessor:
         self._memory = lifecycle.memory
         self._recorder = recorder
         self._is_eos = np.zeros(vocab_size, np.bool_)
-        self._is_eos[[token for token in eos_ids if token < vocab_size]] = True
+        self._is_eos[list(eos_ids)] = True
         self._last_step = 0
 
     def process(self, result: StepResult, now: float) -> StepTokens | None:

@@ -32,6 +32,7 @@ class RunningSet:
         self.adapter_slots: Ints = np.zeros(num_rows, np.int64)
         self.priorities: Ints = np.zeros(num_rows, np.int64)
         self.last_token_at = np.zeros(num_rows, np.float64)
+        """When the owner's newest token came, in whatever row it was then; means nothing before its first."""
         self._member = np.zeros(num_rows, np.bool_)
         self._order: Ints = np.empty(num_rows, np.int64)
         self._ordered = 0
@@ -63,6 +64,7 @@ class RunningSet:
         self.limit[row] = req.prompt_len + req.max_new_tokens - 1
         self.adapter_slots[row] = req.adapter_slot
         self.priorities[row] = req.priority
+        self.last_token_at[row] = req.last_token_at
         self.reqs[row] = req
         self._member[row] = True
         self._order[place] = row
@@ -78,6 +80,7 @@ class RunningSet:
         check("request_state", planned <= known + 1, planned=planned, known=known)
         req.outputs = self.tokens[row, req.prompt_len : known].tolist()
         written = self.ids(row, min(planned, known))
+        req.last_token_at = float(self.last_token_at[row])
         self.reqs[row] = None
         self._member[row] = False
         self._stale_order = True

@@ -81,6 +81,8 @@ class Req:
     """Prompt tokens that came from the prefix cache at the first admission."""
     scheduled_at: float | None = None
     first_token_at: float | None = None
+    last_token_at: float = 0.0
+    """Brought up to date when the row is given back, as `outputs` is."""
     passed_over: int = 0
     """How often a younger request was admitted before this one."""
     retractions: int = 0

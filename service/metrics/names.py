@@ -107,6 +107,12 @@ SNAPSHOT: tuple[Metric, ...] = (
         "Results dropped because their row had changed owner in the meantime.",
         field="stale_results",
     ),
+    Metric(
+        "slipstream_text_failures",
+        "counter",
+        "Requests on which the tokenizer failed, on their input or on their output.",
+        field="text_failures",
+    ),
     Metric("slipstream_adapters_loaded", "gauge", "LoRA adapters that hold memory.", field="adapters_loaded"),
     Metric("slipstream_adapter_bytes", "gauge", "Bytes that LoRA adapters take on the device.", field="adapter_bytes"),
     Metric(

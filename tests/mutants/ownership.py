@@ -16,6 +16,7 @@ OWNERSHIP: tuple[Mutant, ...] = (
         "current = self._memory.rows.is_current(result.rows, result.generations)",
         "current = np.ones(len(result.rows), np.bool_)",
         SCHEDULER + "test_row_reused_while_the_old_owner_is_in_flight",
+        dies_by="invariant",
     ),
     Mutant(
         "generation-survives-free",
@@ -88,6 +89,7 @@ OWNERSHIP: tuple[Mutant, ...] = (
         "if tokens <= cached or self.cache.peek(ids, tokens, self._salts[row]) > cached:",
         "if tokens <= cached:",
         MEMORY + "test_a_prefix_computed_twice_is_kept_once_and_never_locked_twice",
+        dies_by="invariant",
     ),
     Mutant(
         "match-the-whole-prompt",

@@ -30,6 +30,7 @@ SCHEDULING: tuple[Mutant, ...] = (
         "        if req.state is RequestState.FINISHED:\n            return\n",
         "",
         SCHEDULER + "test_abort_twice_and_after_the_end_is_harmless",
+        dies_by="invariant",
     ),
     Mutant(
         "cancel-keeps-the-row",

@@ -11,7 +11,7 @@ import pickle
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -29,6 +29,8 @@ from tests.sim.scenario import Scenario
 from tests.sim.story import Hits, Story, Violation
 
 FINGERPRINT_EVERY = 8
+SECONDS = 2.0**-16
+"""That the fake device takes for a token; a power of two, so that sums of times are exact."""
 
 
 class DeviceLost(RuntimeError):
@@ -48,7 +50,7 @@ class Watch:
 
     def __init__(self, memory: RequestMemory) -> None:
         self._rows = memory.rows
-        self._seen = self._rows.generations.tolist()
+        self._told = self._rows.generations.tolist()
         self._pages: list[int] = []
         self.frees = 0
         free = memory.allocator.free
@@ -64,10 +66,10 @@ class Watch:
         """What was freed since the last call."""
         now: list[int] = self._rows.generations.tolist()
         handover = Handover(pages=self._pages)
-        if now != self._seen:
-            for row, (old, new) in enumerate(zip(self._seen, now, strict=True)):
+        if now != self._told:
+            for row, (old, new) in enumerate(zip(self._told, now, strict=True)):
                 handover.owners += [(row, generation) for generation in range(old, new)]
-            self._seen = now
+            self._told = now
         self._pages = []
         return handover
 
@@ -82,6 +84,18 @@ class Job:
     freed: Handover
     left: list[Any]
     print: tuple[bytes, ...] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Timed:
+    """What one executed step took, and the device's wait before it, in seconds of the world's clock."""
+
+    step_id: int
+    sampled: int
+    """Rows that sampled."""
+    busy: float
+    waited: float
+    """Whether it could have had work in that time or not."""
 
 
 def fingerprint(batch: ScheduleBatch) -> tuple[bytes, ...]:
@@ -121,6 +135,8 @@ class SimExecutor(ABC):
         self.spoiled: set[tuple[int, int]] = set()
         """Owners (row, generation) whose logits were spoiled so far."""
         self.fail_next = False
+        self.now = 0.0
+        """The world's clock."""
         size = memory.allocator.page_size
         self.kv = KVMemory((memory.allocator.num_pages + 1) * size, size)
         self._watch = Watch(memory)
@@ -128,6 +144,10 @@ class SimExecutor(ABC):
         self._submitted: deque[Job] = deque()
         self._executed: deque[StepResult] = deque()
         self._delivered: list[StepResult] = []
+        self._timed: deque[Timed] = deque()
+        self._told: list[Timed] = []
+        self._free_at: float | None = None
+        """When the step before was over."""
         self._flying = 0
         self._failure: Exception | None = None
         # Tokens of each row whose KV is written; -1 for a row whose owner's first step is still to come.
@@ -175,7 +195,13 @@ class SimExecutor(ABC):
         """Results that were delivered since the last call."""
         results, self._delivered = self._delivered, []
         self._flying -= len(results)
+        self._told += [self._timed.popleft() for result in results if result.error is None]
         return results
+
+    def take_timed(self) -> list[Timed]:
+        """Of the steps whose results were taken since the last call."""
+        seen, self._told = self._told, []
+        return seen
 
     def stop(self) -> None:
         """Nothing more is submitted."""
@@ -198,7 +224,7 @@ class SimExecutor(ABC):
         for side, left in zip(self.sides, job.left, strict=True):
             side.take_back(job.freed.owners, left)
             side.check_writes(plain, job.batch.companion_writes.get(side.name))
-        result = self._compute(job.batch, plain)
+        result = self._time(job.batch, plain, self._compute(job.batch, plain))
         for side, left in zip(self.sides, job.left, strict=True):
             side.look_back(self.kv, left)
         for row, end in zip(plain.rows, plain.ends, strict=True):
@@ -219,6 +245,15 @@ class SimExecutor(ABC):
         self._take_back(self._watch.take())
         if self.ledger.open_rows():
             raise Violation("unread_token", f"tokens that nobody read or discarded in rows {self.ledger.open_rows()}")
+
+    def _time(self, batch: ScheduleBatch, plain: Plain, result: StepResult) -> StepResult:
+        """As the production step reports it: a wait for want of requests is none."""
+        busy = (1 + sum(plain.lens) + len(plain.encoder_ids)) * SECONDS
+        began = self.now if self._free_at is None else max(self.now, self._free_at)
+        waited = 0.0 if self._free_at is None else began - self._free_at
+        self._free_at = began + busy
+        self._timed.append(Timed(batch.step_id, len(plain.places), busy, waited))
+        return replace(result, busy=busy, idle=0.0 if batch.after_idle else waited)
 
     @abstractmethod
     def _compute(self, batch: ScheduleBatch, plain: Plain) -> StepResult:

@@ -24,8 +24,8 @@ from tests.sim.reference import VOCAB, EncoderSide
 from tests.sim.scenario import Scenario
 from tests.sim.story import Hits, Story, Violation
 
-TICK = 0.01
-"""Seconds between two steps of the scheduler."""
+TICK = 2.0**-7
+"""Seconds between two steps of the scheduler; a power of two, so that sums of times are exact."""
 TOO_BIG = 0.02
 """Share of requests that ask for more than the server can ever hold."""
 
@@ -129,17 +129,25 @@ class Inputs:
             raise Violation("entry", f"prompt {len(prompt)} asks {asked}, more than {room} or than fits, and is let in")
         spec = None if cross is None else cross.cross
         encoder = None if spec is None else EncoderSide(tuple(prompt), spec.forced_first, spec.forced_last)
-        self._enter(reqs, encoder, None if self.adapters is None else self.adapters.enter(request.adapter, reqs))
+        self._enter(
+            request, reqs, encoder, None if self.adapters is None else self.adapters.enter(request.adapter, reqs), now
+        )
 
-    def _enter(self, reqs: list[Req], encoder: EncoderSide | None, adapter: int | None) -> None:
+    def _enter(
+        self, request: GenerateRequest, reqs: list[Req], encoder: EncoderSide | None, adapter: int | None, now: float
+    ) -> None:
         siblings: list[Client] = []
         reads, stop_after = not self._chance("slow_reader"), 0
         if self._chance("stop_string"):
             stop_after = 1 + int(self._rng.random() * 8)
         for req in reqs:
             self._arrived += 1
-            client = Client(f"#{self._arrived}", req, siblings, reads=reads, stop_after=stop_after)
+            client = Client(f"#{self._arrived}", req, siblings, number=self._arrived, arrived=now, reads=reads)
             client.pools, client.encoder, client.adapter = self._scenario.pools, encoder, adapter
+            client.stop_after, client.salt, client.priority = stop_after, request.cache_salt, request.priority
+            client.deadline = request.deadline
+            client.queue_deadline = None if request.queue_timeout is None else now + request.queue_timeout
+            _check_entered(client, request)
             siblings.append(client)
             req.sink = client
             self._clients.live[req] = client
@@ -260,6 +268,15 @@ class Inputs:
             self._hits("abort_in_flight")
         if any(len(batch.encoder_lens) and _starts(batch, req) for batch in flying):
             self._hits("abort_before_encoding")
+
+
+def _check_entered(client: Client, request: GenerateRequest) -> None:
+    """The door passes on what was asked."""
+    req, params = client.req, request.sampling
+    told = (req.max_new_tokens, req.priority, req.deadline, req.queue_deadline, req.arrived_at, req.params)
+    asked = (params.max_tokens, client.priority, client.deadline, client.queue_deadline, client.arrived, params)
+    if told != asked:
+        raise Violation("entry", f"{client.name} asked for {asked}, and enters with {told}")
 
 
 def _starts(batch: ScheduleBatch, req: Req) -> bool:
