@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from tests.mutants.adapting import ADAPTING
 from tests.mutants.capturing import CAPTURING
+from tests.mutants.classes import CLASSES
+from tests.mutants.condemning import CONDEMNING
 from tests.mutants.constraining import CONSTRAINING
 from tests.mutants.embedding import EMBEDDING
 from tests.mutants.encoders import ENCODERS
+from tests.mutants.exhausting import EXHAUSTING
 from tests.mutants.figures import FIGURES
 from tests.mutants.gateways import GATEWAYS
 from tests.mutants.guarding import GUARDING
@@ -28,6 +31,7 @@ from tests.mutants.windows import WINDOWS
 MUTANTS: tuple[Mutant, ...] = (
     *OWNERSHIP,
     *SCHEDULING,
+    *CLASSES,
     *RELAYING,
     *ORDERING,
     *SHELL,
@@ -47,6 +51,8 @@ MUTANTS: tuple[Mutant, ...] = (
     *FIGURES,
     *HANDING,
     *KEEPING,
+    *EXHAUSTING,
+    *CONDEMNING,
 )
 
 SAMPLE: tuple[str, ...] = (

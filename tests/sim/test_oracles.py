@@ -6,8 +6,9 @@ it is always the same oracle that speaks first.
 
 from __future__ import annotations
 
+import itertools
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import pytest
 
@@ -17,13 +18,15 @@ from tests.sim import (
     mutants_of_cross,
     mutants_of_measures,
     mutants_of_memory,
+    mutants_of_poison,
     mutants_of_progress,
     mutants_of_requests,
+    mutants_of_shares,
     mutants_of_states,
     mutants_of_windows,
 )
 from tests.sim.mutants import MUTANTS, Mutant
-from tests.sim.scenario import REAL_STEPS, STEPS
+from tests.sim.scenario import REAL_STEPS, STEPS, draw
 from tests.sim.scenes import the_device_is_ahead, two_tenants_wait, younger_ones_pass
 from tests.sim.story import Violation
 from tests.sim.sweep import play
@@ -36,7 +39,9 @@ MODULES = (
     mutants_of_measures,
     mutants_of_memory,
     mutants_of_progress,
+    mutants_of_poison,
     mutants_of_requests,
+    mutants_of_shares,
     mutants_of_states,
     mutants_of_windows,
 )
@@ -60,9 +65,12 @@ def test_the_mutant_is_seen(mutant: Mutant, monkeypatch: pytest.MonkeyPatch) -> 
         assert seen.value.oracle in mutant.seen_by
         return
     # Where only the production step can show it, seeds that run the twin would prove nothing.
-    seeds = range(7, 7 + WITHIN * REAL_STEPS, REAL_STEPS) if mutant.real else range(WITHIN)
+    first: Iterable[int] = itertools.count(7, REAL_STEPS) if mutant.real else itertools.count()
+    if mutant.policy:
+        first = (seed for seed in first if draw(seed).config.policy == mutant.policy)
+    seeds = mutant.seeds or itertools.islice(first, WITHIN)
     for played, seed in enumerate(seeds, 1):
-        outcome = play(seed, STEPS)
+        outcome = play(seed, None if mutant.seeds else STEPS)
         if outcome.oracle:
             print(f"{mutant.name}: {outcome.text[:100]!r} by {outcome.oracle} at seed {seed}, the {played}.")
             assert outcome.oracle in mutant.seen_by
