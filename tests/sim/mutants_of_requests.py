@@ -187,7 +187,7 @@ def expiries_are_not_announced(patch: Patch) -> None:
     patch.setattr(Intake, "next_expiry", lambda self: None)
 
 
-@mutant("one_place")
+@mutant("one_place", "order")
 def retracted_request_is_not_queued(patch: Patch) -> None:
     """It is in no place at all."""
 
@@ -228,7 +228,7 @@ def lone_request_is_ended(patch: Patch) -> None:
     put(patch, Planner, "_give_way", harsh)
 
 
-@mutant("wedged")
+@mutant("wedged", "kept_waiting")
 def reserve_is_kept_for_nobody(patch: Patch) -> None:
     """Pages are reserved for the outputs of others where there are no others: the big one waits for ever."""
     patch.setattr(
