@@ -98,6 +98,10 @@ class StatsRecorder:
         if len(result.assert_counts):
             self._device_counts = result.assert_counts
 
+    def dropped(self, count: int) -> None:
+        """So many tokens of the result that arrived last were for owners who lost their row over it."""
+        self._stale_results += count
+
     def tokens(self, reqs: list[Req], positions: np.ndarray, gaps: np.ndarray, now: float) -> None:
         """New tokens of one step: int64[n] output positions, float64[n] seconds since the row's token before."""
         self._generation_tokens += len(reqs)

@@ -85,7 +85,7 @@ SNAPSHOT: tuple[Metric, ...] = (
     Metric(
         "slipstream_preemptions",
         "counter",
-        "Requests put back in the queue for want of pages.",
+        "Requests put back in the queue for want of pages, or because a failed one had computed what they read.",
         field="preemptions",
     ),
     Metric(

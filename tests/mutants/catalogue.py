@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tests.mutants.adapting import ADAPTING
 from tests.mutants.capturing import CAPTURING
+from tests.mutants.condemning import CONDEMNING
 from tests.mutants.constraining import CONSTRAINING
 from tests.mutants.embedding import EMBEDDING
 from tests.mutants.encoders import ENCODERS
@@ -49,6 +50,7 @@ MUTANTS: tuple[Mutant, ...] = (
     *HANDING,
     *KEEPING,
     *EXHAUSTING,
+    *CONDEMNING,
 )
 
 SAMPLE: tuple[str, ...] = (
