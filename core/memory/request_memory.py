@@ -92,18 +92,46 @@ class RequestMemory:
             return False
         return all(c.fits_alone(total_tokens, **_encoder(encoder_tokens)) for c in self.companions)
 
+    def would_admit(
+        self, ids: Ints, salt: str, reserve_pages: int, leaving: Ints, *, reuse: bool = True, encoder_tokens: int = 0
+    ) -> int | None:
+        """Whether `admit` would succeed once the owners of rows `leaving`, int64[k >= 1], have given them back.
+
+        Returns the cached tokens that it counts on: with them as `at_most`, `admit` succeeds if these releases are all
+        that happens in between. None: it would not succeed. Changes nothing but recency.
+        """
+        match, _ = self._match(ids, len(ids) - 1 if reuse else 0, salt)
+        needed = self.allocator.pages_for(len(ids)) - len(match.pages)
+        # Under this lock the newcomer's own prefix is not counted as a page that comes free.
+        self.cache.lock(match.node)
+        coming = int(self._owned[leaving].sum()) + self.cache.held_only_by([self._nodes[row] for row in leaving])
+        fits = needed + reserve_pages <= self.obtainable_pages + coming and all(
+            c.would_admit(len(ids), match.pages, leaving, **_encoder(encoder_tokens)) for c in self.companions
+        )
+        self._free(self.cache.unlock(match.node))
+        return len(match.pages) * self.page_size if fits else None
+
     def admit(
-        self, ids: Ints, salt: str, reserve_pages: int, *, reuse: bool = True, encoder_tokens: int = 0
+        self,
+        ids: Ints,
+        salt: str,
+        reserve_pages: int,
+        *,
+        reuse: bool = True,
+        encoder_tokens: int = 0,
+        at_most: int | None = None,
     ) -> Admission | None:
         """Take a row and pages for all of `ids`, sharing what the cache has; None (and no change) when it does not fit.
 
         `reserve_pages` must stay obtainable afterwards, for the decode steps of those already running. At least one
         token is always left to compute, because its logits are what the first output is sampled from; with `reuse` off
-        all of them are. `encoder_tokens`: see `Companion`.
+        all of them are. `encoder_tokens`: see `Companion`; `at_most` so many cached tokens are shared: see
+        `would_admit`.
         """
         if not self.rows.available:
             return None
-        match, known = self._match(ids, len(ids) - 1 if reuse else 0, salt)
+        limit = len(ids) - 1 if reuse else 0
+        match, known = self._match(ids, limit if at_most is None else min(limit, at_most), salt)
         needed = self.allocator.pages_for(len(ids)) - len(match.pages)
         self.cache.lock(match.node)
         pages = None
@@ -151,6 +179,13 @@ class RequestMemory:
         positions = (page_places[:, None] * self.page_size + within).ravel()
         slots = (pages[:, None] * self.page_size + within).ravel()
         self._writes.append((np.repeat(rows, self.page_size), positions, slots))
+
+    def _forget_writes(self, row: int) -> None:
+        """Drop the entries noted for `row`: its next owner may note the same ones for the same step, and the device
+        applies those of one step in no order.
+        """
+        kept = [(noted, noted[0] != row) for noted in self._writes]
+        self._writes = [(rows[stay], places[stay], slots[stay]) for (rows, places, slots), stay in kept if stay.any()]
 
     def _alloc(self, count: int) -> Ints | None:
         short = count - self.allocator.available
@@ -238,6 +273,7 @@ class RequestMemory:
         for companion in self.companions:
             companion.released(row)
         self.rows.free(row, generation)
+        self._forget_writes(row)
         count = len(ids) // self.page_size
         owned = self._owned[row]
         if count * self.page_size > self._cached[row]:

@@ -13,6 +13,7 @@ write always precedes the read. The same law makes it safe to hand out a freed p
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -158,6 +159,13 @@ class PrefixCache(ABC):
     @abstractmethod
     def locked_pages(self) -> int:
         """Pages that cannot be evicted now."""
+
+    @abstractmethod
+    def held_only_by(self, nodes: Sequence[PrefixNode]) -> int:
+        """Locked pages that no lock would protect any more if one lock of each of `nodes` were undone.
+
+        A node that is named twice loses two locks. Mutates nothing, not even recency.
+        """
 
     @property
     def evictable_pages(self) -> int:

@@ -7,7 +7,8 @@ parent whose last child went is exactly as old as its own last use. Nothing is e
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -204,6 +205,11 @@ class RadixCache(PrefixCache):
     def namespaces(self) -> int:
         """Salts under which anything is cached: what the memory for tenants is bounded by."""
         return len(self._roots)
+
+    def held_only_by(self, nodes: Sequence[PrefixNode]) -> int:
+        """O(nodes of their paths)."""
+        undone = Counter(each for node in nodes for each in node.path())
+        return sum(each.pages.size for each, count in undone.items() if each.locks == count)
 
     def check_integrity(self) -> None:
         counted = audit(self._roots, self._lru, self._page_bytes)

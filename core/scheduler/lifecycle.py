@@ -34,11 +34,25 @@ class Lifecycle:
         self._ended: list[Ended] = []
         self._fresh: list[Req] = []
 
-    def admit(self, req: Req, reserve_pages: int, now: float) -> bool:
-        """Give a waiting request a row and pages for its whole prompt; False, and no change, when it does not fit."""
+    def would_admit(self, req: Req, reserve_pages: int, leaving: Ints) -> int | None:
+        """What to pass to `admit` as `at_most` once the owners of rows `leaving` are retracted; None: it is no use."""
+        return self.memory.would_admit(
+            req.known_ids(), req.salt, reserve_pages, leaving, reuse=req.reuses_prefix, encoder_tokens=req.encoder_len
+        )
+
+    def admit(self, req: Req, reserve_pages: int, now: float, at_most: int | None = None) -> bool:
+        """Give a waiting request a row and pages for its whole prompt; False, and no change, when it does not fit.
+
+        At most `at_most` of its tokens come from the prefix cache.
+        """
         ids = req.known_ids()
         admission = self.memory.admit(
-            ids, req.salt, reserve_pages, reuse=req.reuses_prefix, encoder_tokens=req.encoder_len
+            ids,
+            req.salt,
+            reserve_pages,
+            reuse=req.reuses_prefix,
+            encoder_tokens=req.encoder_len,
+            at_most=at_most,
         )
         if admission is None:
             return False
@@ -67,6 +81,11 @@ class Lifecycle:
         req.retractions += 1
         self._recorder.preemptions += 1
         self.waiting.push(req)
+
+    def preempt(self, req: Req) -> None:
+        """Retract a request for one of a higher class."""
+        self.retract(req)
+        self._recorder.priority_preemptions += 1
 
     def condemn(self, req: Req, error: RequestFailed) -> None:
         """End a running request whose numbers are wrong. No later request finds anything that it computed.

@@ -30,6 +30,7 @@ class RunningSet:
         self.prompt_lens: Ints = np.zeros(num_rows, np.int64)
         self.limit: Ints = np.zeros(num_rows, np.int64)
         self.adapter_slots: Ints = np.zeros(num_rows, np.int64)
+        self.priorities: Ints = np.zeros(num_rows, np.int64)
         self.last_token_at = np.zeros(num_rows, np.float64)
         """When the owner's newest token came, in whatever row it was then; means nothing before its first."""
         self._member = np.zeros(num_rows, np.bool_)
@@ -62,6 +63,7 @@ class RunningSet:
         self.prompt_lens[row] = req.prompt_len
         self.limit[row] = req.prompt_len + req.max_new_tokens - 1
         self.adapter_slots[row] = req.adapter_slot
+        self.priorities[row] = req.priority
         self.last_token_at[row] = req.last_token_at
         self.reqs[row] = req
         self._member[row] = True

@@ -51,6 +51,7 @@ class StatsRecorder:
     def __init__(self, phases: PhaseClock) -> None:
         self._phases = phases
         self.preemptions = 0
+        self.priority_preemptions = 0
         self.recomputed_tokens = 0
         self.finished: Counter[str] = Counter({"stop": 0, "length": 0, "cancelled": 0})
         self._prompt_tokens = self._cached_tokens = self._generation_tokens = 0
@@ -154,6 +155,7 @@ class StatsRecorder:
             generation_tokens=self._generation_tokens,
             computed_tokens={"prefill": self._prefilled, "decode": self._decoded},
             preemptions=self.preemptions,
+            priority_preemptions=self.priority_preemptions,
             recomputed_tokens=self.recomputed_tokens,
             stale_results=self._stale_results,
             split_steps=self._split_steps,

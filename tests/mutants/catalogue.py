@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tests.mutants.adapting import ADAPTING
 from tests.mutants.capturing import CAPTURING
+from tests.mutants.classes import CLASSES
 from tests.mutants.condemning import CONDEMNING
 from tests.mutants.constraining import CONSTRAINING
 from tests.mutants.embedding import EMBEDDING
@@ -30,6 +31,7 @@ from tests.mutants.windows import WINDOWS
 MUTANTS: tuple[Mutant, ...] = (
     *OWNERSHIP,
     *SCHEDULING,
+    *CLASSES,
     *RELAYING,
     *ORDERING,
     *SHELL,

@@ -231,7 +231,9 @@ def lone_request_is_ended(patch: Patch) -> None:
 @mutant("wedged")
 def reserve_is_kept_for_nobody(patch: Patch) -> None:
     """Pages are reserved for the outputs of others where there are no others: the big one waits for ever."""
-    patch.setattr(PrefillAdder, "_reserve_pages", lambda self, newcomer: self._memory.allocator.num_pages // 2 + 1)
+    patch.setattr(
+        PrefillAdder, "_reserve_pages", lambda self, newcomer, leaving=(): self._memory.allocator.num_pages // 2 + 1
+    )
 
 
 @mutant("preempted_for_ever")

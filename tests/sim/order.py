@@ -88,6 +88,10 @@ class Order(Family):
             if client.forced > client.forced_before:
                 client.forced_before += 1
                 continue
+            if client.by_class > client.by_class_before:
+                # `classes` looks at those.
+                client.by_class_before += 1
+                continue
             client.gave_way += 1
             self.view.hits("retraction")
             self._check_progress(client)

@@ -6,8 +6,9 @@ it is always the same oracle that speaks first.
 
 from __future__ import annotations
 
+import itertools
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable
 
 import pytest
 
@@ -20,11 +21,12 @@ from tests.sim import (
     mutants_of_poison,
     mutants_of_progress,
     mutants_of_requests,
+    mutants_of_shares,
     mutants_of_states,
     mutants_of_windows,
 )
 from tests.sim.mutants import MUTANTS, Mutant
-from tests.sim.scenario import REAL_STEPS, STEPS
+from tests.sim.scenario import REAL_STEPS, STEPS, draw
 from tests.sim.sweep import play
 from tests.tidy.source import python
 
@@ -37,6 +39,7 @@ MODULES = (
     mutants_of_progress,
     mutants_of_poison,
     mutants_of_requests,
+    mutants_of_shares,
     mutants_of_states,
     mutants_of_windows,
 )
@@ -55,8 +58,10 @@ BACKSTOPS: dict[str, str] = {
 def test_the_mutant_is_seen(mutant: Mutant, monkeypatch: pytest.MonkeyPatch) -> None:
     mutant.apply(monkeypatch)
     # Where only the production step can show it, seeds that run the twin would prove nothing.
-    first = range(7, 7 + WITHIN * REAL_STEPS, REAL_STEPS) if mutant.real else range(WITHIN)
-    seeds: Sequence[int] = mutant.seeds or first
+    first: Iterable[int] = itertools.count(7, REAL_STEPS) if mutant.real else itertools.count()
+    if mutant.policy:
+        first = (seed for seed in first if draw(seed).config.policy == mutant.policy)
+    seeds = mutant.seeds or itertools.islice(first, WITHIN)
     for played, seed in enumerate(seeds, 1):
         outcome = play(seed, None if mutant.seeds else STEPS)
         if outcome.oracle:

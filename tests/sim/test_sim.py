@@ -42,7 +42,7 @@ FAULTS = (
     *("DeadlinePassed", "QueueTimeout", "SlowConsumer", "RequestFailed", "Draining", "slow_reader", "stop_string"),
     *("clock_jump", "device_lag", "drain", "step_failure", "forced_retraction", "retraction", "stale_result"),
     *("row_reused_in_flight", "page_reused_in_flight", "prefix_hit", "mixed_step", "middle_chunk", "empty_plan"),
-    *("ended_by_length", "stop_token", "logprobs", "poison_spread", "poison_reader"),
+    *("ended_by_length", "stop_token", "logprobs", "poison_spread", "poison_reader", "class_preemption", "decode_owed"),
     *("state_cleared", "state_resumed", "state_resumed_retraction", "state_refused", "state_evicted", "state_replaced"),
     *("state_kept_in_prompt", "state_kept_at_branch", "state_kept_in_decode", "state_not_kept"),
     *("state_reused_in_flight", "state_source_taken"),

@@ -24,6 +24,7 @@ from core.scheduler.scheduler import Scheduler
 from core.types.request import Req
 from core.types.stats import EngineStats
 from tests.sim.adapters import AdapterTwin
+from tests.sim.classes import Classes
 from tests.sim.clients import Clients
 from tests.sim.companions import CompanionSide
 from tests.sim.cross import CrossTwin
@@ -35,6 +36,7 @@ from tests.sim.real_states import RealStates
 from tests.sim.real_step import RunnerDevice
 from tests.sim.reference import EOS, VOCAB
 from tests.sim.scenario import Scenario
+from tests.sim.shares import Shares
 from tests.sim.states import StateTwin
 from tests.sim.story import Hits, Story, Violation
 from tests.sim.twin_device import TwinDevice
@@ -104,6 +106,8 @@ class World:
             scenario, self.scheduler, self.device, self.clients, self._rng, self.story, self.hits, table
         )
         self.oracles = Oracles(scenario, self.scheduler, self.device, self.clients, self.hits)
+        self._classes = Classes(scenario, self.scheduler, self.hits)
+        self._shares = Shares(scenario, self.scheduler, self.hits)
         self._hook_planner()
         self.device.poison.watch(self.scheduler._lifecycle)
         self._hook_condemnation()
@@ -123,7 +127,10 @@ class World:
             plans += 1
             if self.scenario.retract_every and self._open and plans % self.scenario.retract_every == 0:
                 self._force_retraction()
+            self._shares.before_plan()
             batch = plan(now, after_idle=after_idle)
+            self._shares.after_plan(batch)
+            self._classes.after_plan(batch)
             self.oracles.planned(batch)
             self._note_batch(batch)
             return batch
