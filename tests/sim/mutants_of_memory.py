@@ -94,11 +94,11 @@ def pages_are_freed_twice(patch: Patch) -> None:
 
 def _release_skipped(when: Callable[[Ended], bool]) -> Break:
     def apply(patch: Patch) -> None:
-        def leaky(old: Any, self: Lifecycle, ended: Ended) -> None:
+        def leaky(old: Any, self: Lifecycle, ended: Ended, **how: bool) -> None:
             memory = self.memory
             if when(ended) and ended.req.state is RequestState.RUNNING:
                 self.memory = type("Forgetful", (), {"release": lambda *_: None})()
-            old(self, ended)
+            old(self, ended, **how)
             self.memory = memory
 
         put(patch, Lifecycle, "end", leaky)

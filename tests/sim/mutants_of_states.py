@@ -92,11 +92,11 @@ def slot_is_taken_in_the_queue(patch: Patch) -> None:
 def slot_is_lost_when_a_prefill_is_aborted(patch: Patch) -> None:
     """Rows and pages go back, and the companion is not told."""
 
-    def unseat(old: Any, self: Lifecycle, req: Req) -> None:
+    def unseat(old: Any, self: Lifecycle, req: Req, **how: bool) -> None:
         companions = self.memory.companions
         if self.running.planned[req.row] < self.running.prefill_end[req.row]:
             self.memory.companions = ()
-        old(self, req)
+        old(self, req, **how)
         self.memory.companions = companions
 
     put(patch, Lifecycle, "_unseat", unseat)
