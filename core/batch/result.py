@@ -28,6 +28,31 @@ class VectorResult:
     values: npt.NDArray[np.float32]
 
 
+@dataclass(frozen=True, slots=True)
+class Exhausted:
+    """Owners (row, generation) that memory did not suffice for, int64[n] each; their tokens mean nothing."""
+
+    rows: Ints
+    generations: Ints
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def beside(self, others: Exhausted) -> Exhausted:
+        """These and `others`."""
+        if not len(others):
+            return self
+        rows, generations = (self.rows, others.rows), (self.generations, others.generations)
+        return Exhausted(np.concatenate(rows), np.concatenate(generations))
+
+
+NO_ROWS = Exhausted(np.empty(0, np.int64), np.empty(0, np.int64))
+
+
+class StepOutOfMemory(Exception):
+    """A step had no memory where it cannot be run again; says how much was missing, and what the step was."""
+
+
 class StepBroken(Exception):
     """A step was ended by something that is no Exception: a panic of native code (pyo3), SystemExit, a cancellation.
 
@@ -60,6 +85,11 @@ class StepResult:
     """Of the embeddings that end with this step."""
     grammar_status: npt.NDArray[np.int8] | None = None
     """int8[S] of GrammarStatus; None if no row of the step is constrained."""
+    exhausted: Exhausted = NO_ROWS
+    was_split: bool = False
+    """Rows were sampled a few at a time, for want of memory."""
+    violated: npt.NDArray[np.bool_] | None = None
+    """bool[S]: the row's input violated a device check, so that `tokens[i]` means nothing; None where no row's did."""
 
     @classmethod
     def failed(cls, step_id: int, error: BaseException) -> StepResult:

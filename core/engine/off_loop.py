@@ -46,4 +46,6 @@ def _guarded(function: Callable[..., T], *args: object) -> T:
     except Exception:
         raise
     except BaseException as error:
-        raise WorkBroken(f"{type(error).__name__} in a thread of the pool") from error
+        broken = WorkBroken(f"{type(error).__name__} in a thread of the pool")
+        # Its place is that of the panic, which is all that is logged of it where its message may quote a client.
+        raise broken.with_traceback(error.__traceback__) from error

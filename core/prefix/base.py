@@ -128,6 +128,20 @@ class PrefixCache(ABC):
     def clear(self) -> Pages:
         """Evict everything that is not locked."""
 
+    @abstractmethod
+    def behind(self, ids: Ids, kept: int, salt: str) -> PrefixNode | None:
+        """The node at which begins what is held of `ids` behind their first `kept` tokens, whole pages of them.
+
+        None when nothing is. May split a node, and is no use of the prefix. Good as long as that of a match is.
+        """
+
+    @abstractmethod
+    def condemn(self, node: PrefixNode) -> Pages:
+        """Give up `node` and everything below it, none of which is locked any more: no match finds it again.
+
+        Returns the pages for the caller to free; none where the last `unlock` has dropped them already.
+        """
+
     def observe(self, observer: PrefixObserver | None) -> bool:
         """Tell `observer` of every change from now on, or nobody; whether this cache keeps anything to tell of."""
         return False

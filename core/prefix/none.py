@@ -56,6 +56,13 @@ class NoPrefixCache(PrefixCache):
     def clear(self) -> Pages:
         return self._groups.clear()
 
+    def behind(self, ids: Ids, kept: int, salt: str) -> PrefixNode | None:
+        """Always None outside groups."""
+        return self._groups.behind(ids, kept, salt) if salt.startswith(GROUP_MARK) else None
+
+    def condemn(self, node: PrefixNode) -> Pages:
+        return self._groups.condemn(node)
+
     @property
     def cached_pages(self) -> int:
         return self._groups.cached_pages

@@ -89,6 +89,7 @@ class SamplingTable:
         random = columns["temperature"] > 0
         all_greedy = not random.any()
         logprobs = self._logprobs[rows]
+        any_logprobs = bool(logprobs.any())
         bias_rows, bias_tokens, bias_values = self._biases(rows, outputs)
         return SamplingBatch(
             rows=rows,
@@ -110,9 +111,10 @@ class SamplingTable:
             any_top_p=bool((random & (columns["top_p"] < 1)).any()),
             any_min_p=bool((random & (columns["min_p"] > 0)).any()),
             any_penalty=bool(self._penalised[rows].any()),
-            logprobs=bool(logprobs.any()),
+            logprobs=any_logprobs,
             top_logprobs=int(self._top_logprobs[rows].max(initial=0)),
             constrained=np.flatnonzero(self._constrained[rows]),
+            alternatives=np.where(logprobs, self._top_logprobs[rows], -1) if any_logprobs else None,
         )
 
     def _biases(self, rows: Ints, outputs: Ints) -> tuple[Ints, Ints, np.ndarray]:

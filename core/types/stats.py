@@ -69,6 +69,8 @@ class EngineStats:
     recomputed_tokens: int = 0
     """Known tokens that preempted requests had to compute again: what preemption costs."""
     stale_results: int = 0
+    split_steps: int = 0
+    """Steps whose rows were sampled a few at a time, for want of memory."""
     text_failures: int = 0
     """Requests on which the tokenizer failed; one whose output was complete by then is among `finished` as that."""
     adapters_loaded: int = 0

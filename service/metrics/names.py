@@ -85,7 +85,8 @@ SNAPSHOT: tuple[Metric, ...] = (
     Metric(
         "slipstream_preemptions",
         "counter",
-        "Requests put back in the queue, for want of pages or in favour of a request of a higher class.",
+        "Requests put back in the queue: for want of pages, for one of a higher class, or because a failed one had "
+        "computed what they read.",
         field="preemptions",
     ),
     Metric(
@@ -106,6 +107,12 @@ SNAPSHOT: tuple[Metric, ...] = (
         "counter",
         "Results dropped because their row had changed owner in the meantime.",
         field="stale_results",
+    ),
+    Metric(
+        "slipstream_split_steps",
+        "counter",
+        "Steps whose rows were sampled a few at a time, for want of memory.",
+        field="split_steps",
     ),
     Metric(
         "slipstream_text_failures",

@@ -36,7 +36,7 @@ def with_foreign_ends(directory: Path) -> Path:
 async def test_an_end_that_has_no_logit_is_left_out(kind: str, tmp_path: Path) -> None:
     """`min_tokens` forbids every end by its place among the logits, so one outside of them killed the engine."""
     made = make_encoder_decoder(kind, tmp_path) if kind == "bart" else make_checkpoint(kind, tmp_path)
-    async with serve_checkpoint(with_foreign_ends(made), max_running_requests=4) as (server, client):
+    async with serve_checkpoint(with_foreign_ends(made), max_running_requests=4) as (_, client):
         options: dict[str, Any] = {"temperature": 0.0, "max_tokens": 12}
         plain = await tokens(client, options)
         assert len(await tokens(client, options | {"min_tokens": 12})) == 12

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ import pytest
 
 from core.engine.async_engine import AsyncEngine
 from core.engine.door import EngineState
-from core.errors import TextFailed
+from core.errors import EngineDead, TextFailed
 from core.text.tokenizer import Tokenizer
 from core.types.io import Delta, Finished, FinishReason, GenerateRequest
 from service.bench.emulated import EmulatedModel, expected_output
@@ -52,8 +52,9 @@ async def neighbours_go_on(engine: AsyncEngine, tokenizer: Tokenizer, work: Call
         ids, text, end = await task
         assert ids == expected_output(list(other), TOKENS, tokenizer.vocab_size)
         assert (text, end.reason) == (tokenizer.decode(ids, True), FinishReason.LENGTH)
-    await until(lambda: engine.live_requests == 0)
-    await until(lambda: all(pool.used == 0 for pool in engine.stats.pools))
+    with suppress(TimeoutError):
+        await until(lambda: engine.live_requests == 0 and all(pool.used == 0 for pool in engine.stats.pools))
+    assert engine.live_requests == 0 and all(pool.used == 0 for pool in engine.stats.pools), "rows and pages went back"
     assert engine.state is EngineState.READY
     assert engine.stats.text_failures == 1
     ids, _, _ = await read(engine, ask(OTHERS[0], tokens=3, want_text=True))
@@ -63,10 +64,11 @@ async def neighbours_go_on(engine: AsyncEngine, tokenizer: Tokenizer, work: Call
 async def fails(engine: AsyncEngine, request: GenerateRequest) -> list[int]:
     """Read `request` to its TextFailed; the ids that came before it."""
     ids: list[int] = []
-    with pytest.raises(TextFailed) as caught:
+    with pytest.raises(BaseException) as caught:
         async for event in await engine.generate(request):
             assert not isinstance(event, Finished), "an output whose text failed has no good end"
             ids += event.token_ids if isinstance(event, Delta) else ()
+    assert caught.type is TextFailed, "and no panic, which passes every except Exception"
     assert SECRET not in str(caught.value)
     return ids
 
@@ -82,8 +84,12 @@ async def test_text_that_cannot_be_made_ends_its_request_alone(
 
         async def doomed() -> None:
             ids = await fails(engine, ask(PROMPT, tokens=2000, stop=stop, want_text=True))
-            assert ids == expected_output(list(PROMPT), len(ids), tokenizer.vocab_size)
-            assert 20 <= len(ids) < TOKENS, "what came before the failure was delivered"
+            output = expected_output(list(PROMPT), TOKENS, tokenizer.vocab_size)
+            place = output.index(*brittle.bad)
+            if stop:
+                assert ids == output[: place + 1], "what came before the failure is delivered"
+            else:
+                assert ids == output[: len(ids)] and len(ids) <= place
 
         with told_once(caplog):
             await neighbours_go_on(engine, tokenizer, doomed)
@@ -106,6 +112,21 @@ async def test_text_that_fails_at_the_end_of_its_output(
 
         with told_once(caplog):
             await neighbours_go_on(engine, tokenizer, doomed)
+
+
+async def test_text_that_fails_with_the_last_token_has_no_good_end(tokenizer: Tokenizer) -> None:
+    """The step that hands the token out ends the output too, by its length."""
+    output = expected_output(list(PROMPT), TOKENS, tokenizer.vocab_size)
+    bad = bad_token(tokenizer.vocab_size)
+    brittle, length = BrittleTokenizer(tokenizer, [bad], times=1), output.index(bad) + 1
+    async with running(brittle) as engine:
+        stream = await engine.generate(ask(PROMPT, tokens=length, stop=("never said",), want_text=True))
+        await until(lambda: engine.live_requests == 0)
+        seen: list[object] = []
+        with pytest.raises(TextFailed):
+            async for event in stream:
+                seen.append(event)
+        assert not any(isinstance(event, Finished) for event in seen)
 
 
 @FAILURES
@@ -203,3 +224,18 @@ async def test_ids_beyond_a_python_tokenizer_add_no_text(tmp_path: Path, stop: t
         assert max(ids) >= tokenizer.vocab_size and end.reason is FinishReason.LENGTH
         assert text == tokenizer.decode([token for token in ids if token < tokenizer.vocab_size], True)
         assert engine.stats.text_failures == 0
+
+
+async def test_a_panic_outside_any_text_ends_the_engine_at_once(tokenizer: Tokenizer) -> None:
+    """It is no `Exception`: the scheduler's task ended without a word, and its streams hung."""
+    model = HookedModel(tokenizer)
+
+    def fail(*_: object) -> None:
+        raise panic()
+
+    model.hook = fail
+    async with running(tokenizer, model, overlap=False, hang_timeout=1000.0) as engine:
+        stream = await engine.generate(ask(tokens=5))
+        with pytest.raises(EngineDead):
+            await asyncio.wait_for(last(stream), 30)
+        assert engine.state is EngineState.DEAD

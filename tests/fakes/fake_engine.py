@@ -236,6 +236,7 @@ class FakeEngine(AdapterShelf):
             priority_preemptions=1,
             recomputed_tokens=13,
             stale_results=1,
+            split_steps=1,
             device_idle_ratio=0.125,
             finished={"stop": 3, "length": 4},
             assert_failures={"relay_fresh": 0, "page_double_free": 0},

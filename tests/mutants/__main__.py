@@ -22,6 +22,7 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from queue import SimpleQueue
 from typing import TypeVar
@@ -33,7 +34,6 @@ from tests.mutants.proved import LEDGER, Ledger, due, ledger_of
 from tests.mutants.workshop import Trial, Workshop
 
 J = TypeVar("J")
-T = TypeVar("T")
 
 
 def main() -> int:
@@ -45,24 +45,17 @@ def main() -> int:
         return 0
     ledger = Ledger(LEDGER.read_text() if LEDGER.exists() else "")
     chosen = _chosen(asked, ledger)
+    book = Book(ledger, trusting=asked.judge, end=began + asked.budget if asked.budget else float("inf"))
     with contextlib.ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="mutants-"))
         benches = Benches([Workshop(Path(folder, str(number))) for number in range(asked.jobs)])
         stack.callback(benches.close)
-        end = began + asked.budget if asked.budget else float("inf")
-        trials = benches.each(chosen, lambda workshop, mutant: _try(workshop, mutant, end))
-        tried = [(mutant, trial) for mutant, trial in zip(chosen, trials, strict=True) if trial is not None]
-        tests = [] if asked.judge else sorted({mutant.test for mutant, _ in tried})
-        passed = benches.each(tests, lambda workshop, test: workshop.passes(test))
-        unfit = {test for test, fine in zip(tests, passed, strict=True) if not fine}
-    if not asked.judge:
-        for mutant, trial in tried:
-            ledger.record(mutant, killed=trial.verdict is Verdict.KILLED and mutant.test not in unfit)
-        LEDGER.write_text(ledger.text(MUTANTS))
-    print(f"\n{_summary(tried, time.monotonic() - began, len(chosen) - len(tried))}")
-    for test in sorted(unfit):
-        print(f"  fails without any mutant: {test}")
-    return 0 if not unfit and all(trial.verdict is Verdict.KILLED for _, trial in tried) else 1
+        if not asked.judge:
+            # Also of a run that is interrupted.
+            stack.callback(lambda: LEDGER.write_text(ledger.text(MUTANTS)))
+        benches.each(chosen, book.enter)
+    print(f"\n{book.summary(time.monotonic() - began, len(chosen) - len(book.tried))}")
+    return 0 if all(trial.verdict is Verdict.KILLED for _, trial in book.tried) else 1
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -106,44 +99,71 @@ class Benches:
         for workshop in self._workshops:
             workshop.close()
 
-    def each(self, jobs: Sequence[J], do: Callable[[Workshop, J], T]) -> list[T]:
+    def each(self, jobs: Sequence[J], do: Callable[[Workshop, J], None]) -> None:
         """`do` for each job in order, in the first workshop that is free."""
 
-        def one(job: J) -> T:
+        def one(job: J) -> None:
             workshop = self._free.get()
             try:
-                return do(workshop, job)
+                do(workshop, job)
             finally:
                 self._free.put(workshop)
 
         with ThreadPoolExecutor(len(self._workshops)) as pool:
-            return list(pool.map(one, jobs))
+            try:
+                for _ in pool.map(one, jobs):
+                    pass
+            except BaseException:
+                pool.shutdown(wait=False, cancel_futures=True)
+                self.close()
+                raise
 
 
-def _try(workshop: Workshop, mutant: Mutant, end: float) -> Trial | None:
-    """None where the time is over."""
-    if time.monotonic() >= end:
-        return None
-    trial = workshop.try_one(mutant)
-    print(f"{trial.verdict.value:8}  {mutant.name:34}  {trial.seconds:5.1f} s  {mutant.breaks}", flush=True)
-    print(f"{'':10}{trial.test or mutant.test}\n{'':10}{trial.where}  {trial.text}", flush=True)
-    return trial
+class Book:
+    """What became of each mutant of this run. No trial begins after `end`, an instant of `time.monotonic`."""
 
+    def __init__(self, ledger: Ledger, *, trusting: bool, end: float) -> None:
+        self.tried: list[tuple[Mutant, Trial]] = []
+        self._ledger = ledger
+        self._trusting = trusting
+        self._end = end
+        self._sound: dict[str, bool] = {}
 
-def _summary(tried: list[tuple[Mutant, Trial]], seconds: float, left: int) -> str:
-    """How many died, which did not, and which died by anything but an assertion of their test."""
-    killed = [(mutant, trial) for mutant, trial in tried if trial.verdict is Verdict.KILLED]
-    lines = [f"{len(killed)} of {len(tried)} mutants killed in {seconds:.0f} s"]
-    if left:
-        lines.append(f"  {left} more did not fit into the budget and were not tried")
-    for how in ("invariant", "timeout"):
-        names = [mutant.name for mutant, trial in killed if trial.how == how]
-        if names:
-            lines.append(f"  {len(names)} by {how}, as declared: {', '.join(names)}")
-    for mutant, trial in tried:
-        if trial.verdict is not Verdict.KILLED:
-            lines.append(f"  {trial.verdict.value}: {mutant.name} ({trial.how}) {trial.where} {trial.text}")
-    return "\n".join(lines)
+    def enter(self, workshop: Workshop, mutant: Mutant) -> None:
+        """Try it, and print and note what came of it."""
+        if time.monotonic() >= self._end:
+            return
+        trial = workshop.try_one(mutant)
+        if trial.verdict is Verdict.KILLED and not self._passes(workshop, mutant.test):
+            trial = replace(trial, verdict=Verdict.BROKEN, text=f"fails without any mutant: {trial.text}")
+        self.tried.append((mutant, trial))
+        self._ledger.record(mutant, killed=trial.verdict is Verdict.KILLED)
+        print(
+            f"{trial.verdict.value:8}  {mutant.name:34}  {trial.seconds:5.1f} s  {mutant.breaks}\n"
+            f"{'':10}{trial.test or mutant.test}\n{'':10}{trial.where}  {trial.text}",
+            flush=True,
+        )
+
+    def _passes(self, workshop: Workshop, test: str) -> bool:
+        """On the unbroken copy, tried once per test: what fails there would kill anything."""
+        if test not in self._sound:
+            self._sound[test] = self._trusting or workshop.passes(test)
+        return self._sound[test]
+
+    def summary(self, seconds: float, left: int) -> str:
+        """How many died, which did not, and which died by anything but an assertion of their test."""
+        killed = [(mutant, trial) for mutant, trial in self.tried if trial.verdict is Verdict.KILLED]
+        lines = [f"{len(killed)} of {len(self.tried)} mutants killed in {seconds:.0f} s"]
+        if left:
+            lines.append(f"  {left} more did not fit into the budget and were not tried")
+        for how in ("invariant", "timeout"):
+            names = [mutant.name for mutant, trial in killed if trial.how == how]
+            if names:
+                lines.append(f"  {len(names)} by {how}, as declared: {', '.join(names)}")
+        for mutant, trial in self.tried:
+            if trial.verdict is not Verdict.KILLED:
+                lines.append(f"  {trial.verdict.value}: {mutant.name} ({trial.how}) {trial.where} {trial.text}")
+        return "\n".join(lines)
 
 
 if __name__ == "__main__":

@@ -5,11 +5,16 @@ from __future__ import annotations
 from tests.mutants.adapting import ADAPTING
 from tests.mutants.capturing import CAPTURING
 from tests.mutants.classes import CLASSES
+from tests.mutants.condemning import CONDEMNING
 from tests.mutants.constraining import CONSTRAINING
 from tests.mutants.embedding import EMBEDDING
 from tests.mutants.encoders import ENCODERS
+from tests.mutants.exhausting import EXHAUSTING
+from tests.mutants.figures import FIGURES
 from tests.mutants.gateways import GATEWAYS
 from tests.mutants.guarding import GUARDING
+from tests.mutants.handing import HANDING
+from tests.mutants.keeping import KEEPING
 from tests.mutants.mutant import Mutant
 from tests.mutants.observing import OBSERVING
 from tests.mutants.ordering import ORDERING
@@ -20,6 +25,7 @@ from tests.mutants.scheduling import SCHEDULING
 from tests.mutants.serving import SERVING
 from tests.mutants.shell import SHELL
 from tests.mutants.showing import SHOWING
+from tests.mutants.texting import TEXTING
 from tests.mutants.windows import WINDOWS
 
 MUTANTS: tuple[Mutant, ...] = (
@@ -41,6 +47,12 @@ MUTANTS: tuple[Mutant, ...] = (
     *OBSERVING,
     *GATEWAYS,
     *SHOWING,
+    *TEXTING,
+    *FIGURES,
+    *HANDING,
+    *KEEPING,
+    *EXHAUSTING,
+    *CONDEMNING,
 )
 
 SAMPLE: tuple[str, ...] = (

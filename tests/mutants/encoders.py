@@ -24,6 +24,7 @@ ENCODERS: tuple[Mutant, ...] = (
         "        self.allocator.free(self._pages[row])\n",
         "",
         PLANS + "test_ends_at_any_time_free_both_pools",
+        dies_by="invariant",
     ),
     Mutant(
         "cross-pool-never-full",
@@ -32,6 +33,7 @@ ENCODERS: tuple[Mutant, ...] = (
         "return self.allocator.pages_for(encoder_tokens) <= self.allocator.available",
         "return True",
         PLANS + "test_a_full_pool_of_cross_pages_makes_wait_and_retracts_nobody",
+        dies_by="invariant",
     ),
     Mutant(
         "cross-entry-unchecked",
@@ -72,6 +74,7 @@ ENCODERS: tuple[Mutant, ...] = (
         "        self._fresh.discard(row)\n",
         "",
         POOL + "test_the_device_agrees_with_a_dictionary",
+        dies_by="invariant",
     ),
     Mutant(
         "encoder-shares-a-full-step",

@@ -33,6 +33,7 @@ OWNERSHIP: tuple[Mutant, ...] = (
         "list(range(size, 0, -1))",
         "list(range(size - 1, -1, -1))",
         "tests/memory/test_rows.py::test_hands_out_every_row_but_padding_and_then_none",
+        dies_by="invariant",
     ),
     Mutant(
         "hand-out-page-0",
@@ -57,6 +58,7 @@ OWNERSHIP: tuple[Mutant, ...] = (
         "        self._free(left)\n",
         "        self._free(left)\n        self._free(left)\n",
         MEMORY + "test_stats_add_up",
+        dies_by="invariant",
     ),
     Mutant(
         "leak-partial-page",
@@ -81,6 +83,7 @@ OWNERSHIP: tuple[Mutant, ...] = (
         "        self.cache.lock(match.node)\n        pages = None\n",
         "        pages = None\n",
         MEMORY + "test_offered_pages_are_shared_while_their_owner_runs",
+        dies_by="invariant",
     ),
     Mutant(
         "prefix-locked-beside-own-copy",

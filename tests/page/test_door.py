@@ -13,6 +13,7 @@ from service.metrics import http
 from service.page import feed
 from service.page.door import FULL, OFF
 from service.server import Server
+from tests.fakes.within import within
 from tests.page.watching import PATIENCE, asked, serve_emulated, until, watched
 
 PARTS = {"/ui": "text/html", "/ui/page.css": "text/css", "/ui/page.js": "text/javascript"}
@@ -87,7 +88,7 @@ async def test_a_reader_that_stalls_is_cut_and_holds_up_nobody(monkeypatch: pyte
         stalled.writer.transport.pause_reading()  # type: ignore[attr-defined]
         await until(lambda: serving.watchers == 2)
         before = await reading.event()
-        async with asyncio.timeout(PATIENCE):
+        async with within(PATIENCE, "the stalled one is cut"):
             while serving.watchers == 2:
                 now = await reading.event()
         assert before and now and now["generation_tokens"] > before["generation_tokens"]

@@ -22,6 +22,7 @@ from service.client import CallFailed, SlipstreamClient
 from service.config import ServerConfig
 from service.server import Server
 from tests.fakes.fake_engine import FakeEngine, count_up, held
+from tests.fakes.within import within
 from tests.scorecard import Scorecard
 from tests.security import methods, replies
 from tests.security.conftest import LogLines
@@ -151,7 +152,7 @@ async def test_a_revoked_token_ends_its_stream_and_no_other(
             replacement.write_text(f"bob:{OTHER}\n")
             replacement.replace(tokens)
             with pytest.raises(CallFailed) as ended:
-                async with asyncio.timeout(10):
+                async with within(10, "the stream of the revoked token ends"):
                     await anext(revoked)
             with pytest.raises(CallFailed) as again:
                 await alice.complete("hi")

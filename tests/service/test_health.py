@@ -99,7 +99,11 @@ async def test_watch_tells_of_the_drain_and_then_ends(serve: Serve, scorecard: S
         # Behind the linger this port is closed, and the health port answers: tests/service/test_health_port.py.
         draining = asyncio.create_task(serving.server.drain(0.5, PATIENCE))
         assert (await watches[READINESS].read()).status == NOT_SERVING
-        scorecard(24, "draining: liveness, readiness", _named(await check(serving.client.channel)), equals=LIVES_ONLY)
+        try:
+            states = await check(serving.client.channel)
+        except grpc.aio.AioRpcError as gone:
+            pytest.fail(f"readiness fell only when the port was closed: {gone.details()}")
+        scorecard(24, "draining: liveness, readiness", _named(states), equals=LIVES_ONLY)
         gate.set()
         assert len((await running)[0].token_ids) == 8
         assert await draining == 0

@@ -9,6 +9,7 @@ import pytest
 
 from core.errors import SlowConsumer
 from service.write_bound import WriteBound
+from tests.fakes.within import within
 
 
 async def forever() -> None:
@@ -17,7 +18,7 @@ async def forever() -> None:
 
 async def test_a_write_that_hangs_is_cut() -> None:
     with pytest.raises(SlowConsumer):
-        async with WriteBound(0.05) as bound:
+        async with within(5, "the write is cut"), WriteBound(0.05) as bound:
             bound.begin()
             await forever()
 

@@ -20,25 +20,29 @@ Break = Callable[[Patch], None]
 
 @dataclass(frozen=True, slots=True)
 class Mutant:
-    """`seen_by`: the oracles of which one must speak first. `real`: only the production step can show it. `policy`:
-    only seeds with this one can; empty for any.
+    """`seen_by`: the oracles of which one must speak first. `real`: only the production step can show it. `seeds`: in
+    others something else speaks first; none for the first hundred. `policy`: only seeds with this one can; empty for
+    any.
     """
 
     name: str
     seen_by: tuple[str, ...]
     apply: Break
     real: bool = False
+    seeds: tuple[int, ...] = ()
     policy: str = ""
 
 
 MUTANTS: list[Mutant] = []
 
 
-def mutant(*seen_by: str, real: bool = False, policy: str = "") -> Callable[[Break], Break]:
+def mutant(
+    *seen_by: str, real: bool = False, seeds: tuple[int, ...] = (), policy: str = ""
+) -> Callable[[Break], Break]:
     """Put a function into the list."""
 
     def enter(apply: Break) -> Break:
-        MUTANTS.append(Mutant(apply.__name__, seen_by, apply, real, policy))
+        MUTANTS.append(Mutant(apply.__name__, seen_by, apply, real, seeds, policy))
         return apply
 
     return enter

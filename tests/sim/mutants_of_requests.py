@@ -20,7 +20,7 @@ from core.scheduler.running import RunningSet
 from core.scheduler.sampling_table import SamplingTable
 from core.scheduler.scheduler import Scheduler
 from core.scheduler.waiting_queue import WaitingQueue
-from core.types.arrays import Ints
+from core.types.arrays import Bools, Ints
 from core.types.io import FinishReason
 from core.types.request import Req, RequestState
 from tests.sim.mutants import Patch, mutant, put
@@ -105,18 +105,18 @@ def history_misses_the_outputs(patch: Patch) -> None:
 @mutant("tokens")
 def rows_of_nan_are_emitted(patch: Patch) -> None:
     """Token 0 of a spoiled row reaches the client."""
-    patch.setattr(ResultProcessor, "_fail_non_finite", lambda self, result, places: places)
+    patch.setattr(ResultProcessor, "_fail_untrusted", lambda self, result, places, bad: places)
 
 
 @mutant("unasked_end")
 def neighbours_of_nan_fail_too(patch: Patch) -> None:
     """Only the row itself may."""
 
-    def broad(old: Any, self: ResultProcessor, result: StepResult, places: Ints) -> Ints:
-        kept: Ints = old(self, replace(result, non_finite=np.ones_like(result.non_finite)), places)
+    def broad(old: Any, self: ResultProcessor, result: StepResult, places: Ints, bad: Bools) -> Ints:
+        kept: Ints = old(self, result, places, np.ones_like(bad))
         return kept
 
-    put(patch, ResultProcessor, "_fail_non_finite", broad)
+    put(patch, ResultProcessor, "_fail_untrusted", broad)
 
 
 @mutant("ending", "end_obeyed")
@@ -254,14 +254,3 @@ def decodes_give_way_every_time(patch: Patch) -> None:
 def abandoned_requests_are_forgotten(patch: Patch) -> None:
     """An engine that dies ends only those who run."""
     patch.setattr(Scheduler, "abandon", lambda self: self.running.members())
-
-
-@mutant("stats")
-def preemptions_are_not_counted(patch: Patch) -> None:
-    """The metric says that all is well."""
-
-    def silent(old: Any, self: Lifecycle, req: Req) -> None:
-        old(self, req)
-        self._recorder.preemptions -= 1
-
-    put(patch, Lifecycle, "retract", silent)

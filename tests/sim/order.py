@@ -49,9 +49,9 @@ class Order(Family):
                         self.view.hits("lpm_passed_over")
             return taken
 
-        def gave_way(req: Req) -> None:
+        def gave_way(req: Req, **kwargs: Any) -> None:
             self._gave.append((req.sink, set(self.view.seated())))
-            retract(req)
+            retract(req, **kwargs)
 
         lifecycle.admit, lifecycle.retract = admitted, gave_way  # type: ignore[method-assign]
 

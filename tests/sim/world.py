@@ -12,7 +12,7 @@ import torch
 from core.batch.schedule_batch import ScheduleBatch
 from core.device.staging import Staging
 from core.engine.adapter_table import AdapterTable
-from core.errors import Draining, EngineDead
+from core.errors import Draining, EngineDead, RequestFailed
 from core.memory.kv_allocator import PagedKVAllocator
 from core.memory.req_to_token_pool import ReqToTokenPool
 from core.memory.request_memory import RequestMemory
@@ -21,6 +21,7 @@ from core.prefix.registry import build_prefix_cache
 from core.scheduler.intake import End
 from core.scheduler.outputs import StepOutputs
 from core.scheduler.scheduler import Scheduler
+from core.types.request import Req
 from core.types.stats import EngineStats
 from tests.sim.adapters import AdapterTwin
 from tests.sim.classes import Classes
@@ -108,6 +109,8 @@ class World:
         self._classes = Classes(scenario, self.scheduler, self.hits)
         self._shares = Shares(scenario, self.scheduler, self.hits)
         self._hook_planner()
+        self.device.poison.watch(self.scheduler._lifecycle)
+        self._hook_condemnation()
         if not scenario.real_steps:
             self._thin_stats()
 
@@ -133,6 +136,20 @@ class World:
             return batch
 
         planner.plan = hooked  # type: ignore[method-assign]
+
+    def _hook_condemnation(self) -> None:
+        """Readers of what failed are computed again: not a retraction that the policy decides."""
+        lifecycle, condemn = self.scheduler._lifecycle, self.scheduler._lifecycle.condemn
+
+        def hooked(req: Req, error: RequestFailed) -> None:
+            before = {each: each.retractions for each in self.clients.live}
+            condemn(req, error)
+            for reader in (each for each, retractions in before.items() if each.retractions > retractions):
+                reader.sink.forced += 1
+                self.hits("poison_reader")
+                self.story.note(f"{reader.sink.name} is computed again: it read what {req.sink.name} computed")
+
+        lifecycle.condemn = hooked  # type: ignore[method-assign]
 
     def _force_retraction(self) -> None:
         members = self.scheduler.running.members()

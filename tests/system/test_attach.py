@@ -12,6 +12,7 @@ from service.client import CallFailed, Chunk, SlipstreamClient
 from service.pb.slipstream.v1 import inference_pb2 as pb
 from service.resumed_call import Received
 from tests.fakes.breaking_proxy import breaking_proxy
+from tests.fakes.granted import granted
 from tests.fakes.kept_server import GREEDY, KeptServer, Seen, kept_server, uninterrupted
 from tests.system.test_exactly_once import settled
 
@@ -110,7 +111,8 @@ async def test_a_client_that_died_goes_on_from_a_new_process() -> None:
         _, seen = await begun(dying, "mine", 300)
         await dying.close()
         assert server.engine.live_requests == 1, "it goes on without a reader"
-        assert len((await rest(fresh, "mine", seen)).ids[0]) == 300
+        with granted("the stream goes on from there"):
+            assert len((await rest(fresh, "mine", seen)).ids[0]) == 300
         again = await rest(fresh, "mine", Seen())
         assert again.outcome == seen.outcome, "kept for a while after its end too"
 
@@ -153,7 +155,8 @@ async def test_the_same_request_sent_again_is_the_same_stream_and_another_is_ref
         options = {"request_id": "mine", "resumable": True, **GREEDY}
         # Sent again by another process, it belongs to another trace.
         client.metadata = (("traceparent", f"00-{'4b' * 16}-{'f0' * 8}-01"),)
-        whole = await uninterrupted(client, PROMPT, max_tokens=200, **options)
+        with granted("it is the same request"):
+            whole = await uninterrupted(client, PROMPT, max_tokens=200, **options)
         assert len(whole.ids[0]) == 200
         with pytest.raises(CallFailed) as refused:
             await uninterrupted(client, PROMPT, max_tokens=201, **options)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import random
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -31,9 +32,10 @@ def tokenizer() -> Tokenizer:
 async def settled(condition: object, within: float = 1.0) -> None:
     """Wait until `condition()` holds; fails after `within` seconds."""
     assert callable(condition)
-    async with asyncio.timeout(within):
-        while not condition():
-            await asyncio.sleep(0.01)
+    end = time.monotonic() + within
+    while not condition():
+        assert time.monotonic() < end, f"within {within:g} s the condition did not hold"
+        await asyncio.sleep(0.01)
 
 
 def open_files() -> int:

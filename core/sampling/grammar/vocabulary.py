@@ -27,7 +27,10 @@ class Vocabulary:
 
     @classmethod
     def of(cls, backend: tokenizers.Tokenizer, model_size: int, ends: tuple[int, ...]) -> Vocabulary:
-        """`ends`: below `model_size`. Libraries cannot do without an end token, so a model that has none gets one outside of what it can sample."""
+        """`ends` are ids below `model_size`.
+
+        Libraries cannot do without an end token, so a model that has none gets one outside of what it can sample.
+        """
         copy = tokenizers.Tokenizer.from_str(backend.to_str())
         if not ends:
             copy.add_special_tokens([END])
