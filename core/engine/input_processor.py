@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 import random
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from typing import TypeVar
+from collections.abc import Sequence
 
 import numpy as np
 
 from core.engine.adapter_table import AdapterTable
 from core.engine.encoder_input import EncoderInput
+from core.engine.workers import Workers
 from core.errors import FieldViolation, InvalidRequest
 from core.memory.request_memory import RequestMemory
 from core.sampling.uniform import derive_seed
@@ -22,8 +20,6 @@ from core.types.grammar import Grammar
 from core.types.io import EmbedRequest, GenerateRequest
 from core.types.request import Req
 from core.types.sampling_params import SamplingParams
-
-T = TypeVar("T")
 
 CHARS_PER_TOKEN = 64
 """No tokenizer packs more characters into one token on average; longer prompts are refused before tokenising."""
@@ -52,7 +48,7 @@ class InputProcessor:
         self._encoder = encoder
         self._max_input = context_length - 1 if encoder is None else encoder.max_tokens
         self._random = random.Random(seed)
-        self._pool = ThreadPoolExecutor(2, thread_name_prefix="slipstream-text")
+        self._workers = Workers(2, "slipstream-text")
 
     def refuse_out_of_range(self, params: SamplingParams) -> None:
         """Raises InvalidRequest naming every field of `sampling_params` that no prompt could make servable."""
@@ -67,7 +63,7 @@ class InputProcessor:
             field, ids = "token_ids.ids", request.token_ids
         elif request.chat is not None:
             self._refuse_long(sum(len(turn.content) for turn in request.chat), "chat.messages")
-            field, ids = "chat.messages", await self._off_loop(self._encode_chat, request)
+            field, ids = "chat.messages", await self._workers.run(self._encode_chat, request)
         else:
             field, ids = "text", await self.tokenize(request.text or "", field="text")
         prompt = np.asarray(ids, np.int64)
@@ -83,12 +79,12 @@ class InputProcessor:
     async def tokenize(self, text: str, *, add_special_tokens: bool = True, field: str = "text") -> list[int]:
         """Ids of `text`, made off the loop. Raises InvalidRequest when it is longer than any context could hold."""
         self._refuse_long(len(text), field)
-        return await self._off_loop(self.tokenizer.encode, text, add_special_tokens)
+        return await self._workers.run(self.tokenizer.encode, text, add_special_tokens)
 
     async def detokenize(self, ids: Sequence[int], skip_special_tokens: bool) -> str:
         """Text of `ids`, made off the loop. Raises InvalidRequest for ids outside the vocabulary."""
         self._refuse_foreign_ids("token_ids", np.asarray(ids, np.int64))
-        return await self._off_loop(self.tokenizer.decode, list(ids), skip_special_tokens)
+        return await self._workers.run(self.tokenizer.decode, list(ids), skip_special_tokens)
 
     def refuse_unconstrainable(self, request: GenerateRequest) -> None:
         """Raises InvalidRequest naming what is wrong with the constraint, if there is one, or contradicts it."""
@@ -192,7 +188,7 @@ class InputProcessor:
 
     def close(self) -> None:
         """End the worker threads without waiting for queued work."""
-        self._pool.shutdown(wait=False, cancel_futures=True)
+        self._workers.close()
 
     def _refuse_foreign_ids(self, field: str, ids: Ints) -> None:
         bad = np.flatnonzero((ids < 0) | (ids >= self._vocab_size))
@@ -230,6 +226,3 @@ class InputProcessor:
         limit = (self._max_input + 1) * CHARS_PER_TOKEN
         if chars > limit:
             raise InvalidRequest.of(field, f"must have at most {limit} characters")
-
-    async def _off_loop(self, function: Callable[..., T], *args: object) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self._pool, function, *args)
