@@ -76,7 +76,7 @@ async def turns(count: int = 5) -> None:
 
 
 async def test_a_call_that_is_given_up_before_its_first_step_leaves_nothing(host: FrontEndHost) -> None:
-    """Found by the simulation of the shell (seed 5): both frames came in one read, and the call stayed for ever."""
+    """Found by the simulation of the shell (seed 7): both frames came in one read, and the call stayed for ever."""
     host.link.data_received(call(1) + pack_json(Kind.END, {"id": 1}) + call(2))
     await until(lambda: 2 not in host._calls)
     await turns()
@@ -91,7 +91,7 @@ async def test_a_front_end_that_is_lost_with_calls_at_their_beginning_leaves_not
 
 
 async def test_a_front_end_that_is_lost_while_its_connection_is_full_leaves_nothing(host: FrontEndHost) -> None:
-    """Found by the simulation of the shell (seed 6): streams that had news were marked for a write that never came."""
+    """Found by the simulation of the shell (seed 449): streams that had news were marked for a write that never came."""
     host.link.data_received(pack_json(Kind.CALL, {"id": 1, "method": "attach", "request_id": "r", "positions": {}}))
     await until(lambda: 1 in host._streams and 1 not in host._calls)
     await turns()

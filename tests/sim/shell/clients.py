@@ -115,6 +115,7 @@ class Client:
         try:
             if await calls.abort(self.plan.asked.request_id):
                 self.world.hits("abort_found")
+                self.world.closings.aborted(self.world.scoped(self.plan))
         except SlipstreamError as error:
             refuse_illegal(self, error, aborting=True)
 
@@ -205,6 +206,8 @@ class Client:
         finally:
             if history.began:
                 self.left_at = self.world.loop.now
+            if plan.kind == "generate":
+                self.world.closings.left(history.request_id, local=plan.local)
             self._leave_door()
 
     async def _open(self, calls: OpenCalls, history: History, held: AsyncExitStack) -> Any:

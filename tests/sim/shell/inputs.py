@@ -10,6 +10,7 @@ from core.types.io import EmbedRequest, GenerateRequest, Pooling
 from core.types.sampling_params import SamplingParams
 from tests.sim.reference import EOS, VOCAB
 from tests.sim.shell.clients import Plan
+from tests.sim.shell.expected import expected
 from tests.sim.shell.process import ADAPTERS
 from tests.sim.shell.scenario import ShellScenario
 from tests.sim.shell.tokens import WORDS, ids_of
@@ -114,7 +115,7 @@ class Inputs:
         prompt = self._prompt()
         plan.prompts = [prompt]
         room = self._scenario.sizes.room(len(prompt))
-        params = self._sampling(min(1 + rng.randrange(MOST_TOKENS), room))
+        params = self._tight(prompt, self._sampling(min(1 + rng.randrange(MOST_TOKENS), room)), room)
         text = "".join(chr(0x20 + each) for each in prompt)
         asked = GenerateRequest(
             sampling=params, want_text=rng.random() < 0.7, **self._common(plan, request_id),
@@ -125,6 +126,14 @@ class Inputs:
         plan.bad = True
         wrong: Any = rng.choice(({"max_tokens": room + 1}, {"temperature": -1.0}, {"top_p": 0.0}))
         return replace(asked, sampling=replace(params, **wrong))
+
+    def _tight(self, prompt: list[int], params: SamplingParams, room: int) -> SamplingParams:
+        """Often with a limit of length just where a stop string ends the output: which of the two wins is a race."""
+        if params.stop and self._rng.random() < 0.5:
+            right = expected(prompt, params, 0, None)
+            if right.matched in params.stop:
+                return replace(params, max_tokens=min(room, len(right.tokens) + self._rng.randrange(3)))
+        return params
 
     def _sampling(self, most: int) -> SamplingParams:
         rng, own = self._rng, {}

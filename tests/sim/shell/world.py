@@ -19,6 +19,7 @@ from service.tenants.identity import scoped_id
 from tests.sim.device import DeviceLost
 from tests.sim.shell import books
 from tests.sim.shell.clients import Client, Plan
+from tests.sim.shell.closings import Closings
 from tests.sim.shell.expected import Expected, embedded, expected
 from tests.sim.shell.front_end import FrontEnd
 from tests.sim.shell.inputs import Inputs
@@ -40,6 +41,7 @@ class ShellWorld:
     """Everything of one run. `run` raises what the first oracle has to say."""
 
     process: EngineProcess
+    closings: Closings
 
     def __init__(self, scenario: ShellScenario, story: Story, hits: Hits) -> None:
         self.scenario, self.story, self.hits = scenario, story, hits
@@ -127,6 +129,7 @@ class ShellWorld:
     async def _main(self, descriptors: Descriptors) -> None:
         self.process = EngineProcess(self.scenario, self.loop, self._rng, self.story, self.hits)
         process, scenario = self.process, self.scenario
+        self.closings = Closings(self, process)
         await process.engine.start()
         process.slot.engine = process.engine
         limit = float("inf") if scenario.max_concurrent is None else scenario.max_concurrent
