@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from core.engine.async_engine import AsyncEngine
+from core.engine.workers import Workers
 from core.errors import Draining
 from core.text.tokenizer import Tokenizer
 from core.types.io import EmbedRequest, GenerateRequest
@@ -62,16 +63,13 @@ async def test_an_embedding_between_two_of_its_inputs_ends_with_draining(
         assert isinstance(told, Draining), told
 
 
-async def test_a_client_that_leaves_while_it_waits_is_cancelled_and_not_told_of_a_drain(
-    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async with running(tokenizer) as engine:
-        held = Held(engine, monkeypatch)
-        asked = [asyncio.create_task(engine.generate(GenerateRequest(text="hello"))) for _ in range(3)]
-        await until(lambda: held.entered == 2)
-        asked[2].cancel()
-        stopping = asyncio.create_task(engine.stop())
-        held.gate.set()
-        await stopping
-        told = await asyncio.gather(*asked, return_exceptions=True)
-        assert isinstance(told[2], asyncio.CancelledError), told
+async def test_a_client_that_leaves_while_it_waits_is_cancelled_and_not_told_of_a_drain() -> None:
+    workers, gate = Workers(1, "slipstream-test"), threading.Event()
+    asked = [asyncio.create_task(workers.run(gate.wait, 30)) for _ in range(3)]
+    await asyncio.sleep(0)
+    workers.close()
+    asked[2].cancel()
+    told = await asyncio.gather(*asked[1:], return_exceptions=True)
+    gate.set()
+    assert [type(each) for each in told] == [Draining, asyncio.CancelledError]
+    assert await asked[0]

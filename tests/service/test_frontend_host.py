@@ -91,7 +91,7 @@ async def test_a_front_end_that_is_lost_with_calls_at_their_beginning_leaves_not
 
 
 async def test_a_front_end_that_is_lost_while_its_connection_is_full_leaves_nothing(host: FrontEndHost) -> None:
-    """Found by the simulation of the shell (seed 449): streams that had news were marked for a write that never came."""
+    """Found by the simulation of the shell (seed 449): streams with news were marked for a write that never came."""
     host.link.data_received(pack_json(Kind.CALL, {"id": 1, "method": "attach", "request_id": "r", "positions": {}}))
     await until(lambda: 1 in host._streams and 1 not in host._calls)
     await turns()
@@ -102,6 +102,7 @@ async def test_a_front_end_that_is_lost_while_its_connection_is_full_leaves_noth
     await turns()
     assert host._ready, "it waits for room"
     host.link.connection_lost(None)
+    assert not host._ready
     stream.ready()
     await turns()
     assert stream.closed and not (host._ready or host._streams or host._calls or host._closing)
