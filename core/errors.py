@@ -85,6 +85,12 @@ class RequestFailed(SlipstreamError):
     reason = "REQUEST_FAILED"
 
 
+class TextFailed(RequestFailed):
+    """The tokenizer failed on this request's text; its neighbours in the batch are untouched."""
+
+    reason = "TEXT_FAILED"
+
+
 class RequestAborted(SlipstreamError):
     """Somebody ended the request by its id, and it has no output in which to say so (an embedding)."""
 

@@ -39,6 +39,7 @@ HOST_CHECKS: tuple[str, ...] = (
     "result_order",
     "request_state",
     "output_position",
+    "bias_in_logits",
     "terminal_once",
     "streams_distinct",
     "staging_consumed",

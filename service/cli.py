@@ -8,6 +8,7 @@ import click
 
 from core.errors import StartupError
 from service.lazy_group import LazyGroup
+from service.logs import hush_libraries
 from service.version import installed_version
 
 COMMANDS: dict[str, tuple[str, str]] = {
@@ -37,6 +38,8 @@ def cli() -> None:
       slipstream embed "a quick fox"        print a text's vector
       slipstream serve --model DIR          serve a Hugging Face checkpoint directory
     """
+    # Every command that loads a model imports them, `serve` and benchmarks as well.
+    hush_libraries()
 
 
 @click.command()

@@ -259,6 +259,11 @@ class SlipstreamClient:
         response: pb.GetModelInfoResponse = await self._unary(self.stub.GetModelInfo, pb.GetModelInfoRequest())
         return response
 
+    async def server_info(self) -> pb.GetServerInfoResponse:
+        """Facts of the process, its state among them; answered while the model is loading too. Raises CallFailed."""
+        response: pb.GetServerInfoResponse = await self._unary(self.stub.GetServerInfo, pb.GetServerInfoRequest())
+        return response
+
     async def _unary(self, method: Any, request: Any, timeout: float | None = None) -> Any:
         try:
             return await method(request, timeout=timeout, metadata=self.metadata)

@@ -67,8 +67,12 @@ async def start_server() -> tuple[asyncio.subprocess.Process, str, str]:
         sys.executable, "-m", "service", "serve", *ports, *sys.argv[1:], stdout=asyncio.subprocess.PIPE
     )
     assert process.stdout is not None, "piped"
-    async with asyncio.timeout(START_SECONDS):
-        line = (await process.stdout.readline()).decode()
+    try:
+        async with asyncio.timeout(START_SECONDS):
+            line = (await process.stdout.readline()).decode()
+    except TimeoutError:
+        process.kill()
+        raise SystemExit(f"the server was not ready within {START_SECONDS:g} s") from None
     found = _READY.search(line)
     if found is None:
         raise SystemExit(f"the server did not start (status {await process.wait()})")

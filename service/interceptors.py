@@ -101,7 +101,9 @@ async def errors_to_statuses(_method: str, context: Context) -> AsyncIterator[No
         yield
     except grpc.aio.AbortError:
         raise
-    except Exception as error:  # CancelledError is a BaseException and must reach grpc
+    except (asyncio.CancelledError, GeneratorExit, KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:  # a panic of native code too: grpc.aio would leave its call without a status
         write_status(context, status_of(error))
 
 

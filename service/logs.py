@@ -11,12 +11,17 @@ CHATTY = ("torchao", "torch.utils._pytree")
 """They warn at import of what an operator can do nothing about, also where no weight is quantised."""
 
 
+def hush_libraries() -> None:
+    """Before they are imported, have CHATTY libraries tell errors only."""
+    for name in CHATTY:
+        logging.getLogger(name).setLevel(logging.ERROR)
+
+
 def configure(level: str) -> None:
     """Log records of at least `level` to stderr."""
     logging.basicConfig(stream=sys.stderr, level=level.upper(), format=FORMAT)
     logging.getLogger(GRPC_LOGGER).addFilter(not_a_lost_client)
-    for name in CHATTY:
-        logging.getLogger(name).setLevel(logging.ERROR)
+    hush_libraries()
 
 
 def not_a_lost_client(record: logging.LogRecord) -> bool:

@@ -12,6 +12,9 @@ from types import TracebackType
 
 from core.errors import SlowConsumer
 
+STALL_SECONDS = 1.0
+"""A timer this late means that this process did not run, and a stopped process reads no acknowledgements either."""
+
 
 class WriteBound:
     """`async with WriteBound(seconds) as bound:` then `bound.begin()`, the write, `bound.end()`, any number of times.
@@ -25,12 +28,14 @@ class WriteBound:
         self._loop = asyncio.get_running_loop()
         self._timeout = asyncio.timeout(None)
         self._timer: asyncio.TimerHandle | None = None
+        self._look_due = self._loop.time() + seconds
         # Loop time at which the pending write began; None while no write is pending.
         self._since: float | None = None
 
     async def __aenter__(self) -> WriteBound:
         await self._timeout.__aenter__()
-        self._timer = self._loop.call_later(self._seconds, self._look)
+        self._look_due = self._loop.time() + self._seconds
+        self._timer = self._loop.call_at(self._look_due, self._look)
         return self
 
     async def __aexit__(
@@ -54,8 +59,11 @@ class WriteBound:
     def _look(self) -> None:
         """Cut off the pending write if it is overdue; otherwise look again when it, or the next one, could be."""
         now = self._loop.time()
+        if self._since is not None and now - self._look_due > STALL_SECONDS:
+            self._since = now
         due = (now if self._since is None else self._since) + self._seconds
         if due <= now:
             self._timeout.reschedule(now)
         else:
+            self._look_due = due
             self._timer = self._loop.call_at(due, self._look)

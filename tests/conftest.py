@@ -6,7 +6,6 @@ import contextlib
 import ipaddress
 import os
 import random
-import re
 import socket
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,6 +23,7 @@ from hypothesis import settings
 from core.invariants import FAILURES
 from core.models.native.extension import ExtensionUnavailable, is_built, load_extension
 from tests import scorecard as scores
+from tests.alone import ALONE
 
 scorecard = scores.scorecard
 
@@ -49,15 +49,6 @@ def pytest_configure(config: pytest.Config) -> None:
         config.option.hypothesis_seed = os.environ.get(SEED_ENV) or str(random.SystemRandom().randrange(2**32))
 
 
-ALONE = re.compile(
-    r"/tests/(chaos/test_(?!unusable|metrics_truth|preemption|history)"
-    r"|system/test_(?!exactly_once|frontend_doors)|engine/test_trouble"
-    r"|security/test_(complexity|fuzz|unbounded)"
-    r"|service/test_(admission|cancellation|startup|write_bound))"
-)
-"""Tests that measure time, or start servers that do: two at once on two cores would measure one another."""
-
-
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Mark what has to run alone. While the scorecard is made, only tests that record something run."""
@@ -66,6 +57,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker("alone")
     if os.environ.get(scores.FILE_ENV):
         kept = scores.only_recording(items)
+        scores.note_session(config, kept)
         config.hook.pytest_deselected(items=[item for item in items if item not in kept])
         items[:] = kept
 
@@ -78,8 +70,8 @@ def pytest_sessionstart(session: pytest.Session) -> None:
 
 
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> None:
-    """Tells the scorecard of failures; the report itself is pytest's own."""
-    scores.note_failure(item, call)
+    """Tells the scorecard which of its tests ran; the report itself is pytest's own."""
+    scores.note_outcome(item, call)
 
 
 def pytest_report_header(config: pytest.Config) -> str:

@@ -51,6 +51,8 @@ class SamplingBatch:
     """The most alternatives that any row wants; 0 for none."""
     constrained: Ints = field(default_factory=lambda: np.empty(0, np.int64))
     """Any length: indices into S of rows with a grammar, whose mask depends on the token before."""
+    alternatives: Ints | None = None
+    """int64[S]: how many each row wants, -1 where it wants no log probability at all; None where no row wants any."""
 
     def __len__(self) -> int:
         return len(self.rows)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import gc
 import logging
-import threading
 import time
 import uuid
 from collections.abc import Awaitable, Callable, Sequence
@@ -19,13 +19,15 @@ from core.engine.door import EngineState
 from core.engine.embedding import EmbeddingCall, as_generation
 from core.engine.grammar_compiler import GrammarCompiler
 from core.engine.input_processor import InputProcessor
+from core.engine.off_loop import in_daemon_thread
 from core.engine.open_streams import LiveStreams
-from core.engine.output import PendingOutput
+from core.engine.output import pending_output
 from core.engine.output_processor import OutputProcessor, OutputRecord
 from core.engine.prefixes import CachedPrefixes
 from core.engine.stream import TokenStream
 from core.engine.turnstile import Turnstile
 from core.engine.wakeup import Wakeup
+from core.engine.watchdog import PERIOD, Watchdog
 from core.errors import (
     DeadlinePassed,
     Draining,
@@ -37,8 +39,6 @@ from core.errors import (
 from core.executor.interface import Executor
 from core.scheduler.intake import End
 from core.scheduler.scheduler import Emit, Scheduler
-from core.text.detokenizer import IncrementalDetokenizer
-from core.text.stop import StopMatcher
 from core.types.adapters import AdapterList, AdapterLoad
 from core.types.io import EmbedRequest, FinishReason, GenerateRequest, ModelInfo, Started
 from core.types.lanes import LaneRecorder
@@ -47,7 +47,6 @@ from core.types.stats import EngineStats
 
 log = logging.getLogger(__name__)
 
-WATCHDOG_PERIOD = 1.0
 DRAIN_END_SECONDS = 5.0
 
 
@@ -89,11 +88,17 @@ class AsyncEngine:
         self._executor = self._parts.new_executor(self._wakeup.set_threadsafe)
         self._scheduler = self._parts.new_scheduler(self._executor, self._emit)
         self._outputs = OutputProcessor(
-            self._scheduler.intake, self._wakeup.set, self._config.max_pending_tokens, self._stream_closed
+            self._scheduler.intake,
+            self._wakeup.set,
+            self._config.max_pending_tokens,
+            self._stream_closed,
+            self._inputs.failures,
         )
         self.prefixes = CachedPrefixes(self._scheduler, self._adapters.table, self._refuse_unless_ready)
         self._tasks = [asyncio.create_task(self._run(), name="slipstream-scheduler")]
         self._tasks.append(asyncio.create_task(self._watch(), name="slipstream-watchdog"))
+        for task in self._tasks:
+            task.add_done_callback(self._task_ended)
         # Weights and modules live as long as the process: keep the collector from walking them in a step.
         gc.collect()
         gc.freeze()
@@ -109,7 +114,8 @@ class AsyncEngine:
         """The newest snapshot; readable from any thread."""
         if self._state is EngineState.STARTING:
             return EngineStats()
-        return self._parts.grammars.add_stats(self._adapters.add_stats(self._scheduler.stats))
+        stats = self._parts.grammars.add_stats(self._adapters.add_stats(self._scheduler.stats))
+        return dataclasses.replace(stats, text_failures=self._inputs.failures.count)
 
     @property
     def model_info(self) -> ModelInfo:
@@ -225,24 +231,11 @@ class AsyncEngine:
         self._fail_streams(Draining("the server is shutting down"))
         self._inputs.close()
         self._adapters.close()
-        self._arriving.end_all(Draining("the server is shutting down"))
         await self._parts.grammars.close()
         if not was_dead:
             # A dead engine's thread may hang for ever; it is a daemon and ends with the process.
-            await self._stop_executor()
+            await in_daemon_thread(self._executor.stop, "slipstream-stop")
             self._wakeup.close()
-
-    async def _stop_executor(self) -> None:
-        """Wait for the executor in a daemon thread: a pool's thread behind a hung step would outlive `asyncio.run`."""
-        loop, stopped = asyncio.get_running_loop(), asyncio.Event()
-
-        def stop() -> None:
-            self._executor.stop()
-            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
-                loop.call_soon_threadsafe(stopped.set)
-
-        threading.Thread(target=stop, name="slipstream-stop", daemon=True).start()
-        await stopped.wait()
 
     async def wait_dead(self) -> BaseException:
         """The cause of death, once there is one."""
@@ -264,8 +257,10 @@ class AsyncEngine:
             raise Overloaded("the waiting queue is full", reason="QUEUE_FULL")
 
     def _enter(self, request: GenerateRequest, request_id: str, reqs: list[Req]) -> TokenStream:
-        outputs = [self._pending_output(request, req) for req in reqs]
-        stream = TokenStream(Started(request_id, reqs[0].input_len), outputs, self._abort_stream, self._turnstile)
+        with self._inputs.failures.told():
+            outputs = [pending_output(req, self._inputs.tokenizer, want_text=request.want_text) for req in reqs]
+        started = Started(request_id, reqs[0].input_len)
+        stream = TokenStream(started, outputs, self._abort_stream, self._turnstile, self._outputs.text_failed)
         stream.reqs = reqs
         self._live[request_id] = stream
         self._adapters.table.acquire(reqs[0].adapter_slot)
@@ -279,14 +274,6 @@ class AsyncEngine:
             self._scheduler.intake.add(req)
         self._wakeup.set()
         return stream
-
-    def _pending_output(self, request: GenerateRequest, req: Req) -> PendingOutput:
-        params = req.params
-        if not (request.want_text or params.stop):
-            return PendingOutput(req.index, None, None)
-        detokenizer = IncrementalDetokenizer(self._inputs.tokenizer, req.prompt.tolist(), params.skip_special_tokens)
-        stops = StopMatcher(params.stop, params.include_stop_in_output) if params.stop else None
-        return PendingOutput(req.index, detokenizer, stops)
 
     def _emit(self, outputs: object, now: float) -> None:
         self._outputs.emit(outputs, now)  # type: ignore[arg-type]
@@ -306,29 +293,34 @@ class AsyncEngine:
         del self._live[stream.request_id]
         # The scheduler has ended its sequences, so no step that is planned from now on names their slot.
         self._adapters.table.release(stream.reqs[0].adapter_slot)
+        if stream.reqs[0].pooling is None:
+            # A stream that is kept for Attach outlives its requests by minutes; their prompts are nothing to it.
+            stream.reqs = []
         if not self._live:
             self._empty.set()
 
     async def _run(self) -> None:
         """The scheduler's loop: one call of `step` per wake-up."""
-        try:
-            while self._state is not EngineState.DEAD:
-                self._scheduler.step(time.monotonic())
-                await self._wakeup.wait(self._scheduler.next_expiry())
-        except Exception as error:
-            self._die(error)
+        while self._state is not EngineState.DEAD:
+            self._scheduler.step(time.monotonic())
+            await self._wakeup.wait(self._scheduler.next_expiry())
 
     async def _watch(self) -> None:
-        """A step that never comes back is found by its absence."""
-        step, since = -1, time.monotonic()
+        """A step that never comes back is found by its absence; a wake-up that got lost costs one period."""
+        watchdog = Watchdog(self._config.executor.hang_timeout, time.monotonic())
         while self._state is not EngineState.DEAD:
-            await asyncio.sleep(WATCHDOG_PERIOD)
-            now, newest = time.monotonic(), self._scheduler.stats.step
-            # Only results count: requests keep arriving while a device hangs.
-            if newest != step or not self._executor.in_flight:
-                step, since = newest, now
-            elif now - since > self._config.executor.hang_timeout:
-                self._die(TimeoutError(f"no step finished for {now - since:.0f} s"))
+            await asyncio.sleep(PERIOD)
+            if self._executor.in_flight:
+                self._wakeup.set()
+            if watchdog.hangs(time.monotonic(), self._scheduler.stats.step, self._executor.in_flight):
+                self._die(TimeoutError(f"no step finished for {watchdog.waited:.0f} s"))
+
+    def _task_ended(self, task: asyncio.Task[None]) -> None:
+        """Neither task ends before the engine does; without them, or with a panic in one, every stream would hang."""
+        if task.cancelled():
+            self._die(RuntimeError(f"the task {task.get_name()} was cancelled"))
+        else:
+            self._die(task.exception() or RuntimeError(f"the task {task.get_name()} ended"))
 
     def _die(self, cause: BaseException) -> None:
         """A step failed or hung: nothing it touched can be trusted, so everything ends and the process should exit."""
@@ -336,12 +328,14 @@ class AsyncEngine:
             return
         log.critical("the engine died: %s: %s", type(cause).__name__, cause, exc_info=cause)
         self._state = EngineState.DEAD
-        self._scheduler.publish()
         self._fail_streams(EngineDead("the engine failed; this server is going away"))
         if not self._dead.done():
             self._dead.set_result(cause)
+        # The last word, for those who scrape; it comes last because what it reads may be what is broken.
+        self._scheduler.publish()
 
     def _fail_streams(self, error: SlipstreamError) -> None:
+        self._arriving.end_all(error)
         for stream in self._live.values():
             stream.fail(error)
         self._live.clear()

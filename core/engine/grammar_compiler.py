@@ -19,6 +19,7 @@ import numpy as np
 from core.config import GrammarConfig
 from core.engine.grammar_cache import GrammarCache
 from core.engine.grammar_trial import GrammarTrial, TrialFailed
+from core.engine.off_loop import off_loop
 from core.errors import InvalidRequest, Overloaded
 from core.sampling.grammar.registry import INSTALL, Backend, GrammarError, build_backend
 from core.sampling.grammar.vocabulary import Vocabulary
@@ -111,8 +112,7 @@ class GrammarCompiler:
             self._seconds_seen = self._seconds.stats()
 
     async def _compile(self, constraint: Constraint) -> Grammar:
-        loop = asyncio.get_running_loop()
-        vocabulary = await loop.run_in_executor(self._pool, self._get_vocabulary)
+        vocabulary = await off_loop(self._pool, self._get_vocabulary)
         trial = await self._idle_trials(vocabulary).get()
         try:
             size = await trial.examine(constraint)
@@ -121,7 +121,7 @@ class GrammarCompiler:
         finally:
             self._idle_trials(vocabulary).put_nowait(trial)
         try:
-            grammar = await loop.run_in_executor(self._pool, self._compile_here, constraint, vocabulary)
+            grammar = await off_loop(self._pool, self._compile_here, constraint, vocabulary)
         except GrammarError as error:
             raise InvalidRequest.of(constraint.field, "cannot be compiled") from error
         self._cache.put(constraint, grammar, size)

@@ -11,11 +11,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from core.errors import RequestFailed
+from core.errors import Overloaded, RequestFailed
 from core.sampling.grammar.vocabulary import Vocabulary
 from core.types.constraint import Constraint
 
 START_SECONDS = 60.0
+PATIENCE = 10
+"""How many times its seconds of work a constraint may take on the clock, on a machine that has no core for it."""
 MEMORY_BYTES = 1 << 29
 """Beyond what the process has once it is ready; 512 MiB."""
 
@@ -23,12 +25,21 @@ PATHS = (str(Path(__file__).resolve().parents[2]), *(path for path in sys.path i
 """Where this process found its modules, whatever directory it runs in."""
 
 
+Answer = dict[str, Any] | None
+"""None from a process that is gone."""
+
+
 class TrialFailed(Exception):
     """The constraint is refused; the text says why, and may quote the library."""
 
 
 class GrammarTrial:
-    """One process, started when first needed and again after it was killed. One question at a time."""
+    """One process, started when first needed and again after it was killed. One question at a time.
+
+    `seconds` bound the work (CPU time of the process) of one question. The clock goes on while a loaded machine has no
+    core for a process of low priority, so it bounds only how long the answer is waited for, and then nothing is said
+    against the constraint.
+    """
 
     def __init__(self, backend: str, vocabulary: Vocabulary, seconds: float) -> None:
         self._backend = backend
@@ -37,14 +48,14 @@ class GrammarTrial:
         self._process: asyncio.subprocess.Process | None = None
 
     async def examine(self, constraint: Constraint) -> int:
-        """Bytes that the compiled grammar takes. Raises TrialFailed, and RequestFailed if no process can be had."""
+        """Bytes that the compiled grammar takes.
+
+        Raises TrialFailed, RequestFailed if no process can be had, and Overloaded if it got no core for its work.
+        """
         process = await self._running()
         question = {"kind": constraint.kind.value, "source": constraint.source}
         try:
-            answer = await asyncio.wait_for(self._ask(process, question), self._seconds)
-        except TimeoutError:
-            await self.close()
-            raise TrialFailed(f"takes longer than {self._seconds:g} s to compile") from None
+            answer = await self._within(process, asyncio.ensure_future(self._ask(process, question)))
         except BaseException:
             # Cancelled half way: its answer would be taken for the next one's.
             await self.close()
@@ -55,6 +66,23 @@ class GrammarTrial:
         if "error" in answer:
             raise TrialFailed(f"cannot be served: {_printable(answer['error'])}")
         return int(answer["bytes"])
+
+    async def _within(self, process: asyncio.subprocess.Process, asked: asyncio.Future[Answer]) -> Answer:
+        """The answer, as long as the process has not worked for too long on it."""
+        began, looks = cpu_seconds(process.pid), 0
+        left = self._seconds
+        try:
+            while not (await asyncio.wait((asked,), timeout=left))[0]:
+                looks, left = looks + 1, self._seconds - (cpu_seconds(process.pid) - began)
+                if left <= 0:
+                    raise TrialFailed(f"takes longer than {self._seconds:g} s to compile")
+                if looks >= PATIENCE:
+                    raise Overloaded("the machine has no core to compile the constraint on", reason="GRAMMAR_COMPILES")
+                # Work of a few milliseconds that is left would be looked at that often.
+                left = max(left, self._seconds / 4)
+            return asked.result()
+        finally:
+            asked.cancel()
 
     async def close(self) -> None:
         """End the process, whatever it is doing. Idempotent."""
@@ -98,7 +126,7 @@ class GrammarTrial:
         return process
 
     @staticmethod
-    async def _ask(process: asyncio.subprocess.Process, message: dict[str, Any]) -> dict[str, Any] | None:
+    async def _ask(process: asyncio.subprocess.Process, message: dict[str, Any]) -> Answer:
         """The answer to one line; None when the process died over it."""
         assert process.stdin is not None and process.stdout is not None
         try:
@@ -107,8 +135,18 @@ class GrammarTrial:
             line = await process.stdout.readline()
         except (BrokenPipeError, ConnectionResetError):
             return None
-        answer: dict[str, Any] | None = json.loads(line) if line else None
+        answer: Answer = json.loads(line) if line else None
         return answer
+
+
+def cpu_seconds(pid: int) -> float:
+    """CPU time that a process has used so far, in all its threads; 0 for one that is gone."""
+    try:
+        # Behind the name, which may hold spaces and parentheses: user and system time are its fields 14 and 15.
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return 0.0
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def _printable(text: str) -> str:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 import numpy as np
 
@@ -13,6 +14,7 @@ from core.engine.workers import Workers
 from core.errors import FieldViolation, InvalidRequest
 from core.memory.request_memory import RequestMemory
 from core.sampling.uniform import derive_seed
+from core.text.failures import TextFailures
 from core.text.tokenizer import Tokenizer
 from core.types.arrays import Ints
 from core.types.constraint import conflicts
@@ -20,6 +22,8 @@ from core.types.grammar import Grammar
 from core.types.io import EmbedRequest, GenerateRequest
 from core.types.request import Req
 from core.types.sampling_params import SamplingParams
+
+T = TypeVar("T")
 
 CHARS_PER_TOKEN = 64
 """No tokenizer packs more characters into one token on average; longer prompts are refused before tokenising."""
@@ -40,6 +44,7 @@ class InputProcessor:
         encoder: EncoderInput | None = None,
     ) -> None:
         self.tokenizer = tokenizer
+        self.failures = TextFailures()
         self._memory = memory
         self._vocab_size = vocab_size
         self._context_length = context_length
@@ -63,7 +68,7 @@ class InputProcessor:
             field, ids = "token_ids.ids", request.token_ids
         elif request.chat is not None:
             self._refuse_long(sum(len(turn.content) for turn in request.chat), "chat.messages")
-            field, ids = "chat.messages", await self._workers.run(self._encode_chat, request)
+            field, ids = "chat.messages", await self._off_loop(self._encode_chat, request)
         else:
             field, ids = "text", await self.tokenize(request.text or "", field="text")
         prompt = np.asarray(ids, np.int64)
@@ -79,12 +84,12 @@ class InputProcessor:
     async def tokenize(self, text: str, *, add_special_tokens: bool = True, field: str = "text") -> list[int]:
         """Ids of `text`, made off the loop. Raises InvalidRequest when it is longer than any context could hold."""
         self._refuse_long(len(text), field)
-        return await self._workers.run(self.tokenizer.encode, text, add_special_tokens)
+        return await self._off_loop(self.tokenizer.encode, text, add_special_tokens)
 
     async def detokenize(self, ids: Sequence[int], skip_special_tokens: bool) -> str:
         """Text of `ids`, made off the loop. Raises InvalidRequest for ids outside the vocabulary."""
         self._refuse_foreign_ids("token_ids", np.asarray(ids, np.int64))
-        return await self._workers.run(self.tokenizer.decode, list(ids), skip_special_tokens)
+        return await self._off_loop(self.tokenizer.decode, list(ids), skip_special_tokens)
 
     def refuse_unconstrainable(self, request: GenerateRequest) -> None:
         """Raises InvalidRequest naming what is wrong with the constraint, if there is one, or contradicts it."""
@@ -226,3 +231,7 @@ class InputProcessor:
         limit = (self._max_input + 1) * CHARS_PER_TOKEN
         if chars > limit:
             raise InvalidRequest.of(field, f"must have at most {limit} characters")
+
+    async def _off_loop(self, function: Callable[..., T], *args: object) -> T:
+        with self.failures.told():
+            return await self._workers.run(function, *args)

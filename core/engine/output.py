@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-from core.text.detokenizer import IncrementalDetokenizer
+from core.text.detokenizer import MAX_CONTEXT, IncrementalDetokenizer
 from core.text.stop import StopMatcher
+from core.text.tokenizer import Tokenizer
 from core.types.io import Delta, Finished, TokenLogprob
+from core.types.request import Req
 
 
 class PendingOutput:
     """Collects tokens between two reads and turns them into one `Delta`.
 
     Text is made when the client reads, so a reader that falls behind costs one call for many tokens; only stop strings
-    need the text of every token at once.
+    need the text of every token at once. `push`, `finish` and `take` raise what the tokenizer raises; `give_up` then.
     """
 
     __slots__ = (
         "_decoded",
         "_detokenizer",
+        "_given_up",
         "_logprobs",
         "_position",
         "_stops",
@@ -42,6 +45,7 @@ class PendingOutput:
         self._text = ""
         self._logprobs: list[TokenLogprob] = []
         self._position = 0
+        self._given_up = False
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -91,7 +95,8 @@ class PendingOutput:
             else:
                 # A stop string that only the last, incomplete character would complete can no longer be acted on.
                 self._text += self._stops.feed(rest)[0] + self._stops.finish()
-        self.finished = event
+        if not self._given_up:
+            self.finished = event
 
     def take(self) -> Delta | Finished | None:
         """What is new since the last call: first a delta, then the terminal, then None."""
@@ -108,7 +113,26 @@ class PendingOutput:
         self._decoded, self._text = 0, ""
         return delta
 
+    def give_up(self) -> None:
+        """Its text cannot be made: what is text already can still be taken, and nothing after it."""
+        del self.ids[self._decoded :]
+        del self._logprobs[self._decoded :]
+        self.finished = self._detokenizer = None
+        self._given_up = True
+
     def _decode_pending(self) -> None:
         if self._detokenizer is not None and self._decoded < len(self.ids):
             self._text += self._detokenizer.feed(self.ids[self._decoded :])
             self._decoded = len(self.ids)
+
+
+def pending_output(req: Req, tokenizer: Tokenizer, *, want_text: bool) -> PendingOutput:
+    """That of an entering request. Raises what the tokenizer raises on the end of the prompt."""
+    params = req.params
+    if not (want_text or params.stop):
+        return PendingOutput(req.index, None, None)
+    # On the event loop, once for each output: not the whole of a long prompt.
+    context = req.prompt[-MAX_CONTEXT:].tolist()
+    detokenizer = IncrementalDetokenizer(tokenizer, context, params.skip_special_tokens)
+    stops = StopMatcher(params.stop, params.include_stop_in_output) if params.stop else None
+    return PendingOutput(req.index, detokenizer, stops)

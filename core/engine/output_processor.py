@@ -11,6 +11,7 @@ from core.engine.stream import TokenStream
 from core.errors import SlowConsumer
 from core.scheduler.intake import End, Intake
 from core.scheduler.outputs import Ended, StepOutputs, StepTokens
+from core.text.failures import TextFailures, is_failure
 from core.types.io import Finished, FinishReason, Timing, TokenLogprob, Usage
 from core.types.request import Req
 
@@ -62,11 +63,13 @@ class OutputProcessor:
         wake: Callable[[], None],
         max_pending_tokens: int,
         on_closed: Callable[[TokenStream], None],
+        failures: TextFailures,
     ) -> None:
         self._intake = intake
         self._wake = wake
         self._max_pending = max_pending_tokens
         self._on_closed = on_closed
+        self._failures = failures
 
     def emit(self, outputs: StepOutputs, now: float) -> None:
         """Take over one step: tokens first, then terminals (the order that `StepOutputs` promises)."""
@@ -100,12 +103,16 @@ class OutputProcessor:
         found = None
         if logprobs is not None and req.params.logprobs:
             found = logprobs.of(step.logprob_rows[i], token, req.params.top_logprobs)
-        matched = record.output.push(
-            token,
-            found,
-            textless=stops.get(id(req)) == step.positions[i] and not req.params.include_stop_in_output,
-            match_stops=record.tokens + 1 >= req.params.min_tokens,
-        )
+        try:
+            matched = record.output.push(
+                token,
+                found,
+                textless=stops.get(id(req)) == step.positions[i] and not req.params.include_stop_in_output,
+                match_stops=record.tokens + 1 >= req.params.min_tokens,
+            )
+        except BaseException as error:
+            self.text_failed(record.stream, record.output, error)
+            return
         if matched is not None:
             self._stopped_by_text(req, record, matched)
 
@@ -123,6 +130,23 @@ class OutputProcessor:
 
     def _slow(self) -> SlowConsumer:
         return SlowConsumer(f"more than {self._max_pending} tokens were left unread")
+
+    def text_failed(self, stream: TokenStream, output: PendingOutput, error: BaseException) -> None:
+        """The tokenizer raised `error` on the text of `output`, which ends its request: all outputs, and their rows.
+
+        Counted and logged once for a request. Raises `error` again if it is no failure of a tokenizer.
+        """
+        if not is_failure(error):
+            raise error
+        output.give_up()
+        if stream.failed:
+            return
+        failure = self._failures.noted(error)
+        stream.fail(failure)
+        for req in stream.reqs:
+            if not req.sink.done:
+                req.sink.done = True
+                self._end(End(req, error=failure))
 
     def _end(self, command: End) -> None:
         self._intake.end(command)
@@ -145,11 +169,17 @@ class OutputProcessor:
         else:
             reason, matched = self._reason(ended, record)
             event = Finished(req.index, reason, _usage(req, record), _timing(req, now), matched)
-            record.output.finish(event, stopped_by_text=record.stop_match is not None)
-            stream.notify(record.output)
+            self._finish(record, event)
         stream.output_ended()
         if stream.open_outputs == 0:
             self._on_closed(stream)
+
+    def _finish(self, record: OutputRecord, event: Finished) -> None:
+        try:
+            record.output.finish(event, stopped_by_text=record.stop_match is not None)
+        except BaseException as error:
+            self.text_failed(record.stream, record.output, error)
+        record.stream.notify(record.output)
 
     @staticmethod
     def _reason(ended: Ended, record: OutputRecord) -> tuple[FinishReason, str | int | None]:

@@ -27,7 +27,10 @@ class TokenStream:
         outputs: list[PendingOutput],
         abort: Callable[[TokenStream], None],
         turnstile: Turnstile,
+        text_failed: Callable[[TokenStream, PendingOutput, BaseException], None],
     ) -> None:
+        """`text_failed(stream, output, error)` is told what `output` raised when its text was made for the reader; it
+        has the stream `fail`, or raises `error` again."""
         self.request_id = started.request_id
         self.outputs = outputs
         self.reqs: list[Req] = []
@@ -38,6 +41,7 @@ class TokenStream:
         self._ended = False
         self._abort = abort
         self._turnstile = turnstile
+        self._text_failed = text_failed
         # Set while the reader waits for something to read; it may have been let through already.
         self._waiter: asyncio.Future[None] | None = None
         self._in_line = False
@@ -59,6 +63,11 @@ class TokenStream:
         check("terminal_once", self.open_outputs > 0, request_id=self.request_id)
         self.open_outputs -= 1
         self._wake()
+
+    @property
+    def failed(self) -> bool:
+        """Whether it ends with an error."""
+        return self._error is not None
 
     def fail(self, error: SlipstreamError) -> None:
         """End with `error` after what is pending was read; the first error wins."""
@@ -133,12 +142,19 @@ class TokenStream:
             return self._events.popleft()
         while self._ready:
             output = self._ready[0]
-            event = output.take()
+            event = self._taken(output)
             if not output.readable:
                 self._ready.popleft()
             if event is not None:
                 return event
         return None
+
+    def _taken(self, output: PendingOutput) -> OutputEvent | None:
+        try:
+            return output.take()
+        except BaseException as error:
+            self._text_failed(self, output, error)
+            return None
 
     def _wake(self) -> None:
         if self._watcher is not None:

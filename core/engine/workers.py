@@ -7,6 +7,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
+from core.engine.off_loop import off_loop
 from core.errors import Draining
 
 T = TypeVar("T")
@@ -20,11 +21,13 @@ class Workers:
         self._closed = False
 
     async def run(self, function: Callable[..., T], *args: object) -> T:
-        """What `function(*args)` gives, called in one of the threads. Raises Draining once `close` was called."""
+        """What `function(*args)` gives, called in one of the threads. Raises Draining once `close` was called, and what
+        `off_loop` does.
+        """
         if self._closed:
             raise Draining("the server is shutting down")
         try:
-            return await asyncio.get_running_loop().run_in_executor(self._pool, function, *args)
+            return await off_loop(self._pool, function, *args)
         except asyncio.CancelledError:
             task = asyncio.current_task()
             # `close` cancels what still waits for a thread. The caller that nobody cancelled must not look as if.

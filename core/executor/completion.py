@@ -30,6 +30,14 @@ class Completion:
         self._pending = 0
         self._lock = threading.Lock()
 
+    def break_off(self, error: BaseException) -> None:
+        """Deliver a failure that belongs to no step: the calling thread cannot go on. Callable from any thread.
+
+        Without it a thread of the executor would end in silence, and every stream would wait for its next step.
+        """
+        self._done.append(StepResult.failed(0, error))
+        self._wake()
+
     def bring(self, launched: Launched) -> None:
         """Take over a step, in submission order. Called by the forward thread only."""
         with self._lock:
@@ -59,10 +67,13 @@ class Completion:
             self._thread = None
 
     def _wait(self) -> None:
-        while (launched := self._queue.get()) is not None:
-            self._deliver(launched)
-            with self._lock:
-                self._pending -= 1
+        try:
+            while (launched := self._queue.get()) is not None:
+                self._deliver(launched)
+                with self._lock:
+                    self._pending -= 1
+        except BaseException as error:
+            self.break_off(error)
 
     def _deliver(self, launched: Launched) -> None:
         self._done.append(_result_of(launched))
@@ -74,5 +85,5 @@ def _result_of(launched: Launched) -> StepResult:
         return launched
     try:
         return launched.result()
-    except Exception as error:  # a device fault surfaces at the first wait after it
+    except BaseException as error:  # a device fault surfaces at the first wait after it, a panic anywhere
         return StepResult.failed(launched.batch.step_id, error)

@@ -66,7 +66,14 @@ class ForwardThread:
             self._completion.stop()
 
     def _run(self) -> None:
-        failure: Exception | None = None
+        """Never ends in silence: whatever ends it, a panic of native code too, reaches the scheduler as a failure."""
+        try:
+            self._serve()
+        except BaseException as error:
+            self._completion.break_off(error)
+
+    def _serve(self) -> None:
+        failure: BaseException | None = None
         while (batch := self._inbox.get()) is not None:
             if failure is None:
                 failure = self._launch(batch)
@@ -74,10 +81,10 @@ class ForwardThread:
                 self._completion.bring(StepResult.failed(batch.step_id, failure))
         self._let_go()
 
-    def _launch(self, batch: ScheduleBatch) -> Exception | None:
+    def _launch(self, batch: ScheduleBatch) -> BaseException | None:
         try:
             launched = self._runner.launch(batch, self._let_go)
-        except Exception as error:
+        except BaseException as error:
             self._let_go()
             self._completion.bring(StepResult.failed(batch.step_id, error))
             return error

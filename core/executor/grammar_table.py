@@ -30,7 +30,7 @@ Statuses = npt.NDArray[np.int8]
 log = logging.getLogger(__name__)
 
 MAX_MASK_SECONDS = 1.0
-"""A request whose grammar takes longer for one token fails: everybody else in its step waits for it."""
+"""Of one core's work. A request whose grammar takes more for one token fails: the rest of its step waits for it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +94,7 @@ class GrammarTable:
             self._accept(last, going)
         began = time.monotonic()
         status[places] = found = fill(followers, words)
+        # A suspicion, no verdict: a stalled host makes every step slow, and threads of a library share their work.
         self._was_slow = time.monotonic() - began > MAX_MASK_SECONDS
         # Their tokens are not looked at; any finite logit will do.
         words[found != GrammarStatus.OPEN] = -1
@@ -130,11 +131,15 @@ class GrammarTable:
         return self._statuses(followers, some)
 
     def _fill_each(self, followers: list[Follower], words: Words) -> Statuses:
-        """After a step whose masks took too long: find out whose they were."""
+        """After a step whose masks took too long: find out whose they were, by the work that each is.
+
+        Filled one at a time, a row does all its work on this thread (in both libraries), whose CPU time stands still
+        while the host has no core for it, the process is stopped, or another thread has the interpreter.
+        """
         some = np.zeros(len(followers), np.bool_)
         for place, follower in enumerate(followers):
-            began = time.monotonic()
-            some[place] = follower.matcher.fill(words[place]) and time.monotonic() - began < MAX_MASK_SECONDS
+            began = time.thread_time()
+            some[place] = follower.matcher.fill(words[place]) and time.thread_time() - began < MAX_MASK_SECONDS
         return self._statuses(followers, some)
 
     def _statuses(self, followers: list[Follower], some: npt.NDArray[np.bool_]) -> Statuses:

@@ -31,11 +31,13 @@ class InlineExecutor:
         return not self._done and not self._stopped
 
     def submit(self, batch: ScheduleBatch) -> None:
-        """Run the step now; its result waits for `completed`."""
+        """Run the step now; its result waits for `completed`. An interrupt of the whole process goes through."""
         check("executor_depth", self.has_room, in_flight=self.in_flight, stopped=self._stopped)
         try:
             result = self._runner.launch(batch).result()
-        except Exception as error:
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:
             result = StepResult.failed(batch.step_id, error)
         self._done.append(result)
         self._wake()

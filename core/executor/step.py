@@ -12,16 +12,18 @@ import torch
 from core.attention.base import AttentionBackend
 from core.batch.build import token_positions
 from core.batch.forward_batch import ForwardBatch
-from core.batch.result import LogprobResult, StepResult, VectorResult
+from core.batch.result import NO_ROWS, Exhausted, LogprobResult, StepResult, VectorResult
 from core.batch.schedule_batch import ScheduleBatch
-from core.device.checks import DeviceChecks
+from core.device.checks import DEVICE_CHECKS, DeviceChecks
 from core.device.recorder import Recorder
+from core.device.shortage import MEMORY_ERRORS, is_out_of_memory
 from core.device.staging import Staging
 from core.device.streams import DeviceStreams, Event
 from core.device.timer import Mark
 from core.executor.decode_graphs import DecodeInputs, capture_decode_graphs
-from core.executor.grammar_table import GrammarTable
+from core.executor.exhaustion import embedded, out_of_memory
 from core.executor.pooling import Pooler
+from core.executor.sampling_step import SampledRows, SamplingStep
 from core.executor.step_lanes import StepLanes, StepTracer
 from core.memory.companion import DeviceCompanion
 from core.memory.kv_pool import KVPool
@@ -30,7 +32,6 @@ from core.models.base import Model
 from core.relay.future_map import FutureMap
 from core.relay.payload import RelayPayload
 from core.relay.resolve import InputIds, resolve_forward_inputs
-from core.sampling.penalties import TokenHistory
 from core.sampling.sampler import SampleOutput, Sampler
 from core.types.lanes import LaneRecorder
 
@@ -66,14 +67,16 @@ class LaunchedStep:
     batch: ScheduleBatch
     host: SampleOutput
     counts: torch.Tensor
+    """`DeviceChecks.snapshot`, for the decode rows."""
     copy_done: Event
     began: Mark
     ended: Mark
     previous_end: Mark | None
     device_refs: tuple[object, ...]
     recorder: Recorder | None
+    sampled: SampledRows
     vectors: torch.Tensor | None = None
-    grammar_status: npt.NDArray[np.int8] | None = None
+    exhausted: Exhausted = NO_ROWS
     lanes: StepLanes | None = None
 
     def result(self) -> StepResult:
@@ -94,12 +97,25 @@ class LaunchedStep:
             tokens=host.tokens.numpy(),
             non_finite=host.non_finite.numpy(),
             logprobs=_logprobs(host),
-            assert_counts=self.counts.numpy(),
+            assert_counts=self.counts.numpy()[: len(DEVICE_CHECKS)],
             busy=self.ended.seconds_since(self.began),
             idle=idle,
             vectors=self._vectors(),
-            grammar_status=self.grammar_status,
+            grammar_status=self.sampled.status,
+            exhausted=self.exhausted,
+            was_split=self.sampled.was_split,
+            violated=self._violated(),
         )
+
+    def _violated(self) -> npt.NDArray[np.bool_] | None:
+        """Decode rows come last in a batch, and all of them sample."""
+        decodes = self.counts.numpy()[len(DEVICE_CHECKS) :]
+        if not decodes.any():
+            return None
+        samples = len(self.batch.sample_indices)
+        violated = np.zeros(samples, np.bool_)
+        violated[samples - len(decodes) :] = decodes
+        return violated
 
     def _vectors(self) -> VectorResult | None:
         pooling = self.batch.pooling
@@ -118,8 +134,7 @@ class StepRunner:
         state.streams.synchronize()
         for companion in state.companions.values():
             companion.recorder = self._recorder
-        self._history: TokenHistory | None = None
-        self._grammars = GrammarTable(RESULTS, self._recorder)
+        self._sampling = SamplingStep(state.pool, state.sampler, RESULTS, self._recorder)
         self._pooler: Pooler | None = None
         self._previous_end: Mark | None = None
         self._tracer = StepTracer(state.lanes)
@@ -129,8 +144,17 @@ class StepRunner:
     def launch(self, batch: ScheduleBatch, computing: Callable[[], None] = lambda: None) -> LaunchedStep:
         """Steps 4 to 7 of DESIGN section 4: table writes, input resolution, forward, sampling, relay, copies.
 
-        `computing` is called right before the forward pass, which needs no interpreter.
+        `computing` is called right before the forward pass, which needs no interpreter. Raises StepOutOfMemory where
+        the step cannot do with less memory: what it has written by then is not looked at again.
         """
+        try:
+            return self._launch(batch, computing)
+        except MEMORY_ERRORS as error:
+            if not is_out_of_memory(error):
+                raise
+            raise out_of_memory(error, batch, self._state.streams.device) from error
+
+    def _launch(self, batch: ScheduleBatch, computing: Callable[[], None]) -> LaunchedStep:
         state = self._state
         with state.streams.on_forward():
             if self._recorder is not None:
@@ -138,18 +162,21 @@ class StepRunner:
             began = state.streams.mark()
             lanes = self._tracer.begin(batch, began)
             inputs, logits, vectors = self._compute(batch, computing)
-            sampled, status = self._sample(logits, batch)
+            rows = self._sampling.sample(logits, batch)
+            sampled = rows.output
             if self._recorder is not None:
                 self._recorder.wrote(SAMPLED, (batch.step_id,))
-            counted = state.checks.snapshot()
+            counted = state.checks.snapshot(state.future_map.violated(batch.num_decode))
             published = self._relay(batch, inputs, sampled)
             ended = state.streams.mark()
         previous_end, self._previous_end = self._previous_end, ended
         host, counts, fetched, copy_done = self._copy_out(batch.step_id, sampled, counted, vectors, published, lanes)
-        self._grammars.sampled(batch, host, copy_done)
+        self._sampling.on_their_way(batch, host, copy_done)
         refs = (sampled, counted, vectors, inputs, published)
+        exhausted = rows.exhausted if vectors is not None else rows.exhausted.beside(embedded(batch))
         return LaunchedStep(
-            batch, host, counts, copy_done, began, ended, previous_end, refs, self._recorder, fetched, status, lanes
+            *(batch, host, counts, copy_done, began, ended, previous_end, refs, self._recorder),
+            *(rows, fetched, exhausted, lanes),
         )
 
     def _compute(
@@ -167,23 +194,20 @@ class StepRunner:
         logits = self._state.model.forward(forward_batch)
         return forward_batch, logits, self._pool(batch, forward_batch)
 
-    def _sample(self, logits: torch.Tensor, batch: ScheduleBatch) -> tuple[SampleOutput, npt.NDArray[np.int8] | None]:
-        """The forward pass is launched; only a constrained batch now waits for the tokens before it (law 14)."""
-        sampler = self._state.sampler
-        if not len(batch.sampling.constrained):
-            return sampler.sample(logits, batch.sampling, self._history), None
-        scored = sampler.score(logits, batch.sampling, self._history)
-        grammars = self._grammars.masks(batch)
-        return sampler.pick(scored, batch.sampling, grammars.mask), grammars.status
-
     def _pool(self, batch: ScheduleBatch, forward_batch: ForwardBatch) -> torch.Tensor | None:
+        """float32[E, H]; None without embeddings in the step, or without memory for them."""
         if batch.pooling is None:
             return None
         hidden = forward_batch.hidden
         assert hidden is not None, "the engine lets embeddings in only for a model that gives hidden states"
         if self._pooler is None:
             self._pooler = Pooler(self._state.pool, hidden.shape[1])
-        return self._pooler.pool(hidden, batch.pooling)
+        try:
+            return self._pooler.pool(hidden, batch.pooling)
+        except MEMORY_ERRORS as error:
+            if not is_out_of_memory(error):
+                raise
+            return None
 
     def _prepare(self, batch: ScheduleBatch) -> ForwardBatch:
         """Apply what the scheduler decided to device state, then gather the inputs: the other way rows are stale."""
@@ -243,19 +267,7 @@ class StepRunner:
         for name, companion in state.companions.items():
             companion.begin(rows, batch.companion_writes.get(name), state.staging)
         state.future_map.forget(fresh)
-        self._seed_history(batch)
-        self._grammars.begin(batch)
-
-    def _seed_history(self, batch: ScheduleBatch) -> None:
-        seeds = batch.history_writes
-        if not seeds.rows:
-            return
-        if self._history is None:
-            # Rows x context entries: taken only once somebody asks for penalties.
-            pool = self._state.pool
-            buffer = pool.new_row_buffer((pool.max_context_len,), torch.int32)
-            self._history = TokenHistory(buffer, self._recorder)
-        self._history.seed(seeds.rows, seeds.ids)
+        self._sampling.begin(batch)
 
     def _relay(self, batch: ScheduleBatch, inputs: ForwardBatch | DecodeInputs, sampled: SampleOutput) -> Event:
         future_map = self._state.future_map
@@ -266,8 +278,7 @@ class StepRunner:
             if len(batch.sample_indices) < len(batch.rows):
                 rows, lens = self._state.staging.upload([batch.sample_rows, batch.seq_lens[batch.sample_indices]])
             future_map.stash(rows, RelayPayload(sampled.tokens))
-            if self._history is not None and batch.sampling.any_penalty:
-                self._history.append(rows, lens, sampled.tokens)
+            self._sampling.append(rows, lens, sampled.tokens, batch)
         return published
 
     def _copy_out(

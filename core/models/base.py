@@ -39,6 +39,7 @@ class ModelSpec:
     kv_layers: tuple[KVLayerSpec, ...]
     """Layer ids ascend and may have gaps."""
     eos_token_ids: tuple[int, ...] = ()
+    """Ids of logits, every one: `min_tokens` forbids them by their place."""
     bos_token_id: int | None = None
     state_layers: tuple[StateLayerSpec, ...] = ()
     """Recurrent layers, ascending. A model has layers of one kind at least."""
@@ -56,6 +57,7 @@ class ModelSpec:
     def __post_init__(self) -> None:
         assert self.vocab_size >= 1, self.vocab_size
         assert self.context_length >= 2, self.context_length
+        assert all(0 <= token < self.vocab_size for token in self.eos_token_ids), (self.eos_token_ids, self.vocab_size)
         assert self.kv_layers or self.state_layers, "a model that keeps nothing needs no pool"
 
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from core.errors import ModelLoadError
+
+log = logging.getLogger(__name__)
 
 MAX_JSON_BYTES = 64 << 20
 """The largest JSON file worth reading; a weight index of a thousand shards stays below."""
@@ -40,6 +43,20 @@ class CheckpointConfig:
     """What the authors recommend, of `SAMPLING_KEYS`; `do_sample: false` shows as temperature 0."""
     quantization: Mapping[str, Any] | None = None
     """`quantization_config` as it stands; None for plain weights."""
+
+
+def own_ids(checkpoint: CheckpointConfig, vocab_size: int) -> dict[str, Any]:
+    """The token ids of a `ModelSpec` with so many logits. One without a logit can never be sampled, so it is left out:
+    forbidding it for `min_tokens` would reach outside the logits, which on CUDA ends the process.
+    """
+    foreign = [token for token in checkpoint.eos_token_ids if token >= vocab_size]
+    if foreign:
+        log.warning("%s: eos_token_id %s is beyond the %d logits", checkpoint.path.name, foreign, vocab_size)
+    bos = checkpoint.bos_token_id
+    return {
+        "eos_token_ids": tuple(token for token in checkpoint.eos_token_ids if token < vocab_size),
+        "bos_token_id": None if bos is None or bos >= vocab_size else bos,
+    }
 
 
 def read_checkpoint_config(directory: str | Path) -> CheckpointConfig:

@@ -23,7 +23,7 @@ from core.memory.cross_pages import CROSS
 from core.memory.cross_pool import CrossPool
 from core.memory.kv_pool import KVPool
 from core.models.base import NO_COMPANIONS, ModelSpec, Progress
-from core.models.config import CheckpointConfig
+from core.models.config import CheckpointConfig, own_ids
 from core.models.cross_attention import CrossAttention
 from core.models.encoder_decoder import EncoderDecoder
 from core.models.encoder_decoder_check import check_encoder_decoder, plain_reference
@@ -152,8 +152,7 @@ def _assemble(
         context_length=length,
         dtype=model.dtype,
         kv_layers=packed.kv_layers,
-        eos_token_ids=checkpoint.eos_token_ids,
-        bos_token_id=checkpoint.bos_token_id,
+        **own_ids(checkpoint, vocab_size),
         sampling_defaults=checkpoint.sampling_defaults,
         encoder=EncoderSpec(
             max_tokens=length,

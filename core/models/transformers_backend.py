@@ -26,7 +26,7 @@ from core.memory.kv_pool import KVPool
 from core.memory.state_slots import NAME as STATES
 from core.memory.window_pages import NAME as WINDOW
 from core.models.base import NO_COMPANIONS, ModelSpec, Progress
-from core.models.config import CheckpointConfig
+from core.models.config import CheckpointConfig, own_ids
 from core.models.fused.layers import fuse_layers, unfuse_layers, wanted
 from core.models.mla import absorb_latents, expand_latents
 from core.models.packed_attention import IMPLEMENTATION, PackedCall, PackedContext, bind_context
@@ -294,8 +294,7 @@ def _assemble(
         dtype=model.dtype,
         kv_layers=tuple(probe.layers.values()),
         state_layers=probe.cache.specs(),
-        eos_token_ids=checkpoint.eos_token_ids,
-        bos_token_id=checkpoint.bos_token_id,
+        **own_ids(checkpoint, vocab_size),
         sampling_defaults=checkpoint.sampling_defaults,
         hidden_size=_hidden_size(model),
         quantization=weights.name,

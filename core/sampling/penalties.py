@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from core.batch.sampling_batch import SamplingBatch
@@ -119,9 +120,14 @@ def apply_penalties(logits: torch.Tensor, batch: SamplingBatch, history: TokenHi
     logits.index_put_((index[:, None].expand_as(tokens), tokens), new)
 
 
-def _penalised(batch: SamplingBatch) -> Ints:
-    """Places in the batch whose logits a penalty changes."""
-    changed = (
+def has_penalty(batch: SamplingBatch) -> npt.NDArray[np.bool_]:
+    """bool[S]: rows with a penalty that is on."""
+    on: npt.NDArray[np.bool_] = (
         (batch.repetition_penalties != 1.0) | (batch.frequency_penalties != 0.0) | (batch.presence_penalties != 0.0)
     )
-    return np.flatnonzero(changed & (batch.history_lens > 0))
+    return on
+
+
+def _penalised(batch: SamplingBatch) -> Ints:
+    """Places in the batch whose logits a penalty changes."""
+    return np.flatnonzero(has_penalty(batch) & (batch.history_lens > 0))

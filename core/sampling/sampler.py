@@ -50,16 +50,35 @@ class SampleOutput:
     """float32[S, K], falling."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Scored:
-    """S rows before their tokens are picked, on the sampler's device."""
+    """S rows on their way to tokens, on the sampler's device, and how far they have come.
+
+    Logits are changed in place, and memory may run out between two changes. Each change happens as a whole or not at
+    all (an allocator raises before its kernel is launched) and is noted here, so that none is done twice.
+    """
 
     logits: torch.Tensor
-    """float32[S, V] with bias and penalties."""
-    raw: torch.Tensor | None
+    """float32[S, V]; of the model, then with bias, penalties, mask and temperature."""
+    raw: torch.Tensor | None = None
     """float32[S, V]: log probabilities of the model itself, None unless some row wants them."""
-    top_ids: torch.Tensor | None
+    top_ids: torch.Tensor | None = None
     """int64[S, K]: the model's most likely tokens, None unless some row wants them."""
+    is_biased: bool = False
+    is_penalised: bool = False
+    tops: torch.Tensor | None = None
+    """float32[S]: row maxima, once the mask is applied."""
+    greedy: torch.Tensor | None = None
+    """int64[S]: where they stand."""
+    divided: int = 0
+    """Leading rows whose logits were divided by their temperatures."""
+
+    def part(self, places: slice) -> Scored:
+        """Some of the rows; tensors are views."""
+        tensors = (self.raw, self.top_ids, self.tops, self.greedy)
+        raw, top_ids, tops, greedy = (None if tensor is None else tensor[places] for tensor in tensors)
+        divided = min(max(self.divided, places.start), places.stop) - places.start
+        return Scored(self.logits[places], raw, top_ids, self.is_biased, self.is_penalised, tops, greedy, divided)
 
 
 class Sampler:
@@ -90,26 +109,40 @@ class Sampler:
         logits: contiguous float32[S, V], modified in place. `history` must be given when the batch has penalties, and
         must hold `batch.history_lens` tokens per penalised row; appending the new tokens is the caller's.
         """
+        scored = Scored(logits)
+        self.score_on(scored, batch, history)
+        return scored
+
+    def score_on(self, scored: Scored, batch: SamplingBatch, history: TokenHistory | None = None) -> None:
+        """`score` from wherever `scored` has come to; after a lack of memory it can be called again."""
+        logits = scored.logits
         assert logits.shape == (len(batch), self.vocab_size), (logits.shape, len(batch), self.vocab_size)
         assert logits.dtype == torch.float32 and logits.is_contiguous(), (logits.dtype, logits.stride())
-        raw = top_ids = None
         if batch.logprobs:
-            raw = raw_logprobs(logits)
-            top_ids = leading_ids(raw, batch.top_logprobs) if batch.top_logprobs else None
-        apply_bias(logits, batch)
-        if batch.any_penalty:
+            if scored.raw is None:
+                scored.raw = raw_logprobs(logits)
+            if batch.top_logprobs and scored.top_ids is None:
+                scored.top_ids = leading_ids(scored.raw, batch.top_logprobs)
+        if not scored.is_biased:
+            apply_bias(logits, batch)
+            scored.is_biased = True
+        if batch.any_penalty and not scored.is_penalised:
             assert history is not None, "penalties need the token history"
             apply_penalties(logits, batch, history)
-        return Scored(logits, raw, top_ids)
+            scored.is_penalised = True
 
     def pick(self, scored: Scored, batch: SamplingBatch, mask: TokenMask | None = None) -> SampleOutput:
-        """One token per row among those that `mask` allows, whatever bias and penalties made of the others."""
-        logits = scored.logits
-        if mask is not None:
-            apply_mask(logits, mask, self._staging)
-        tops, tokens = logits.max(-1)
+        """One token per row among those that `mask` allows, whatever bias and penalties made of the others.
+
+        After a lack of memory it can be called again, with the same `scored`.
+        """
+        if scored.tops is None or scored.greedy is None:
+            if mask is not None:
+                apply_mask(scored.logits, mask, self._staging)
+            scored.tops, scored.greedy = scored.logits.max(-1)
+        tops, tokens = scored.tops, scored.greedy
         if not batch.all_greedy:
-            tokens = self._draw_sampled(logits, tops, tokens, batch)
+            tokens = self._draw_sampled(scored, tops, tokens, batch)
         non_finite = ~tops.isfinite()
         tokens = tokens.masked_fill(non_finite, 0)
         if scored.raw is None:
@@ -118,7 +151,7 @@ class Sampler:
         return SampleOutput(tokens, non_finite, picked.values, picked.top_ids, picked.top_values)
 
     def _draw_sampled(
-        self, logits: torch.Tensor, tops: torch.Tensor, greedy: torch.Tensor, batch: SamplingBatch
+        self, scored: Scored, tops: torch.Tensor, greedy: torch.Tensor, batch: SamplingBatch
     ) -> torch.Tensor:
         """int64[S]: `greedy` with the rows of positive temperature replaced by draws."""
         places = np.flatnonzero(batch.temperatures > 0)
@@ -126,22 +159,28 @@ class Sampler:
             return greedy
         if len(places) < len(batch):
             (index,) = self._staging.upload([places])
-            logits, tops = logits.index_select(0, index), tops.index_select(0, index)
+            # Copies: what is done to them leaves `scored` where it was.
+            scored, tops = Scored(scored.logits.index_select(0, index)), tops.index_select(0, index)
         # On the CPU a few rows at a time, so that a row stays in the cache from its division to its draw.
         step = max(1, CACHED_LOGITS // self.vocab_size) if self.device.type == "cpu" else len(places)
         parts = [
-            self._draw(logits[i : i + step], tops[i : i + step], batch, places[i : i + step])
-            for i in range(0, len(places), step)
+            self._draw(scored, i, tops[i : i + step], batch, places[i : i + step]) for i in range(0, len(places), step)
         ]
         drawn = torch.cat(parts) if len(parts) > 1 else parts[0]
         return drawn if len(places) == len(batch) else greedy.index_copy(0, index, drawn)
 
-    def _draw(self, logits: torch.Tensor, tops: torch.Tensor, batch: SamplingBatch, places: Ints) -> torch.Tensor:
-        """int64[n] tokens of the n rows at `places` of the batch, all of positive temperature."""
+    def _draw(self, scored: Scored, start: int, tops: torch.Tensor, batch: SamplingBatch, places: Ints) -> torch.Tensor:
+        """int64[n] tokens of the n rows from `start` on, which are `places` of the batch and sample at random."""
         temperatures, uniforms = self._staging.upload_floats(
             [np.maximum(batch.temperatures[places], np.float32(MIN_TEMPERATURE)), batch.uniforms[places]]
         )
-        scaled = padded(logits.div_(temperatures[:, None]))
+        logits, done = scored.logits[start : start + len(places)], scored.divided - start
+        if done <= 0:
+            logits.div_(temperatures[:, None])
+        else:
+            logits[done:].div_(temperatures[done:, None])
+        scored.divided = max(scored.divided, start + len(places))
+        scaled = padded(logits)
         tops = tops / temperatures
         weights = weigh(scaled, tops)
         if not (batch.any_top_k or batch.any_top_p or batch.any_min_p):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from core.batch.sampling_batch import SamplingBatch
+from core.invariants import check
 from core.sampling.uniform import uniforms
 from core.types.arrays import Ints
 from core.types.request import Req
@@ -22,7 +23,8 @@ STOP_BITS = 64
 class SamplingTable:
     """One column per option, indexed by row. `fill` at admission, `batch` at every step."""
 
-    def __init__(self, num_rows: int, eos_ids: tuple[int, ...]) -> None:
+    def __init__(self, num_rows: int, vocab_size: int, eos_ids: tuple[int, ...]) -> None:
+        self._vocab_size = vocab_size
         self._eos_ids = eos_ids
         floats = ("temperature", "top_p", "min_p", "repetition_penalty", "frequency_penalty", "presence_penalty")
         self._floats = {name: np.zeros(num_rows, np.float32) for name in floats}
@@ -66,6 +68,13 @@ class SamplingTable:
         last = req.max_new_tokens - 1
         self._forced_at[row] = 0 if req.forced_first else -1, last if req.forced_last else -1
         self._forced[row] = np.array(req.forced_first, np.int64), np.array(req.forced_last, np.int64)
+        self._check_indices(row)
+
+    def _check_indices(self, row: int) -> None:
+        """Each id that may be written into the row's logits is one of them: elsewhere CUDA would end the process."""
+        ids = np.concatenate([self._bias[row][0], self._blocked[row], *self._forced[row]])
+        inside = not len(ids) or bool(ids.min() >= 0 and ids.max() < self._vocab_size)
+        check("bias_in_logits", inside, row=row, vocab_size=self._vocab_size)
 
     def may_stop(self, rows: Ints, tokens: Ints) -> np.ndarray:
         """bool[n]: whether `tokens[i]` could be a stop id of its row. Never False for one that is."""
@@ -80,6 +89,7 @@ class SamplingTable:
         random = columns["temperature"] > 0
         all_greedy = not random.any()
         logprobs = self._logprobs[rows]
+        any_logprobs = bool(logprobs.any())
         bias_rows, bias_tokens, bias_values = self._biases(rows, outputs)
         return SamplingBatch(
             rows=rows,
@@ -101,9 +111,10 @@ class SamplingTable:
             any_top_p=bool((random & (columns["top_p"] < 1)).any()),
             any_min_p=bool((random & (columns["min_p"] > 0)).any()),
             any_penalty=bool(self._penalised[rows].any()),
-            logprobs=bool(logprobs.any()),
+            logprobs=any_logprobs,
             top_logprobs=int(self._top_logprobs[rows].max(initial=0)),
             constrained=np.flatnonzero(self._constrained[rows]),
+            alternatives=np.where(logprobs, self._top_logprobs[rows], -1) if any_logprobs else None,
         )
 
     def _biases(self, rows: Ints, outputs: Ints) -> tuple[Ints, Ints, np.ndarray]:

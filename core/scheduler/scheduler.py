@@ -66,7 +66,7 @@ class Scheduler:
         self.running = RunningSet(num_rows, max_len)
         self._phases = PhaseClock(lanes or LaneRecorder())
         self.recorder = StatsRecorder(self._phases)
-        sampling = SamplingTable(num_rows, eos_ids)
+        sampling = SamplingTable(num_rows, vocab_size, eos_ids)
         self._lifecycle = Lifecycle(self.waiting, self.running, memory, sampling, self.recorder)
         self._planner = Planner(config, policy, self._lifecycle, sampling, pin, slot_writes)
         self._results = ResultProcessor(self._lifecycle, self.recorder, vocab_size, eos_ids)
@@ -96,6 +96,7 @@ class Scheduler:
         ended = self._lifecycle.take_ended()
         for terminal in ended:
             self.recorder.ended(terminal.req, _reason(terminal), now)
+            self.intake.forget(terminal.req)
         if not (tokens or ended or submitted or commands):
             return False
         self.publish()

@@ -51,10 +51,12 @@ class StatsRecorder:
     def __init__(self, phases: PhaseClock) -> None:
         self._phases = phases
         self.preemptions = 0
+        self.priority_preemptions = 0
         self.recomputed_tokens = 0
         self.finished: Counter[str] = Counter({"stop": 0, "length": 0, "cancelled": 0})
         self._prompt_tokens = self._cached_tokens = self._generation_tokens = 0
         self._stale_results = 0
+        self._split_steps = 0
         self._step = 0
         self._busy = self._idle = 0.0
         self._busy_sum = self._idle_sum = 0.0
@@ -88,6 +90,7 @@ class StatsRecorder:
         """One result arrived, `stale` of whose tokens were for former owners."""
         self._step = result.step_id
         self._stale_results += stale
+        self._split_steps += result.was_split
         self._busy = self._busy * IDLE_WINDOW + result.busy
         self._idle = self._idle * IDLE_WINDOW + result.idle
         self._busy_sum += result.busy
@@ -95,6 +98,10 @@ class StatsRecorder:
         self._histograms["step_duration_seconds"].observe_one(result.busy)
         if len(result.assert_counts):
             self._device_counts = result.assert_counts
+
+    def dropped(self, count: int) -> None:
+        """So many tokens of the result that arrived last were for owners who lost their row over it."""
+        self._stale_results += count
 
     def tokens(self, reqs: list[Req], positions: np.ndarray, gaps: np.ndarray, now: float) -> None:
         """New tokens of one step: int64[n] output positions, float64[n] seconds since the row's token before."""
@@ -148,8 +155,10 @@ class StatsRecorder:
             generation_tokens=self._generation_tokens,
             computed_tokens={"prefill": self._prefilled, "decode": self._decoded},
             preemptions=self.preemptions,
+            priority_preemptions=self.priority_preemptions,
             recomputed_tokens=self.recomputed_tokens,
             stale_results=self._stale_results,
+            split_steps=self._split_steps,
             device_idle_ratio=self._idle / elapsed if elapsed else 0.0,
             device_busy_seconds=self._busy_sum,
             device_idle_seconds=self._idle_sum,

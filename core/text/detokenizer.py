@@ -25,6 +25,8 @@ MAX_OPEN: Final = 3
 """Ids that may be the beginning of one character."""
 _CONTEXTS: Final = (8, 32, 128)
 """Prompt ids looked at, until they end in complete text."""
+MAX_CONTEXT: Final = _CONTEXTS[-1]
+"""Prompt ids that an `IncrementalDetokenizer` looks at, at most: the last ones."""
 _CUT_CONTEXT: Final = 4
 _REPLACEMENT: Final = "\ufffd"
 
@@ -35,7 +37,7 @@ class IncrementalDetokenizer:
     """Text of one output. `feed` ids in order, then `finish` once; not for use from two threads at a time."""
 
     def __init__(self, tokenizer: Tokenizer, prompt_ids: Sequence[int], skip_special_tokens: bool) -> None:
-        """`prompt_ids` precede the output and decide about its leading space; only the last of them are kept."""
+        """`prompt_ids` precede the output and decide about its leading space; the last MAX_CONTEXT of them do."""
         decode: Decode = partial(tokenizer.decode, skip_special_tokens=skip_special_tokens)
         self._skipped = tokenizer.special_ids if skip_special_tokens else frozenset[int]()
         context = _context_of(prompt_ids, self._skipped, decode)

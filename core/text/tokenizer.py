@@ -49,6 +49,8 @@ class Tokenizer:
         """Ids that `decode` leaves out when it skips special tokens."""
         self._bos_token: str | None = hf.bos_token
         self._added: dict[int, str] = {index: str(token) for index, token in hf.added_tokens_decoder.items()}
+        self._known = None if self.backend is not None else _known_ids(hf)
+        """Ids of the vocabulary, which has holes; None where the backend passes over all others by itself."""
 
     @classmethod
     def load(cls, directory: str | Path) -> Tokenizer:
@@ -100,10 +102,10 @@ class Tokenizer:
                 (text,) = self.backend.decode_batch([list(ids)], skip_special_tokens=skip_special_tokens)
                 return str(text)
             return self.backend.decode(list(ids), skip_special_tokens=skip_special_tokens)
+        assert self._known is not None, "set where there is no backend"
+        known = [token for token in ids if token in self._known]
         with self._lock:
-            text = self._hf.decode(
-                list(ids), skip_special_tokens=skip_special_tokens, clean_up_tokenization_spaces=False
-            )
+            text = self._hf.decode(known, skip_special_tokens=skip_special_tokens, clean_up_tokenization_spaces=False)
         return str(text)
 
     def token_text(self, token_id: int) -> str:
@@ -147,6 +149,21 @@ def _special_ids(hf: Any, backend: tokenizers.Tokenizer | None) -> frozenset[int
     if backend is None:
         return frozenset(hf.all_special_ids)
     return frozenset(index for index, token in backend.get_added_tokens_decoder().items() if token.special)
+
+
+def _known_ids(hf: Any) -> frozenset[int]:
+    """Ids that have a token. Tokenizers written in Python raise for others, or decode them as their unknown token."""
+    ids = {*hf.get_vocab().values(), *hf.added_tokens_decoder}
+    # Tokens that share a text with another one are missing in `get_vocab`: parts of characters in mistral-common.
+    return frozenset({*ids, *(token for token in range(len(hf)) if token not in ids and _has_token(hf, token))})
+
+
+def _has_token(hf: Any, token_id: int) -> bool:
+    try:
+        token = hf.convert_ids_to_tokens(token_id)
+    except Exception:  # whatever the library looks it up in raises
+        return False
+    return isinstance(token, str) and token != hf.unk_token
 
 
 def _template_reason(error: Exception) -> str:

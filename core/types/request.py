@@ -79,8 +79,14 @@ class Req:
     outputs: list[int] = field(default_factory=list)
     cached_tokens: int = 0
     """Prompt tokens that came from the prefix cache at the first admission."""
+    computed_from: int = 0
+    """The least number of cached tokens that any admission began behind: whatever comes after them, the request itself
+    may have computed.
+    """
     scheduled_at: float | None = None
     first_token_at: float | None = None
+    last_token_at: float = 0.0
+    """Brought up to date when the row is given back, as `outputs` is."""
     passed_over: int = 0
     """How often a younger request was admitted before this one."""
     retractions: int = 0

@@ -64,9 +64,15 @@ class EngineStats:
     computed_tokens: dict[str, int] = field(default_factory=dict)
     """Tokens that went through the model, by `prefill` and `decode`; what the prefix cache held is not among them."""
     preemptions: int = 0
+    priority_preemptions: int = 0
+    """Of `preemptions`, those in favour of a request of a higher class; the others were for want of pages."""
     recomputed_tokens: int = 0
     """Known tokens that preempted requests had to compute again: what preemption costs."""
     stale_results: int = 0
+    split_steps: int = 0
+    """Steps whose rows were sampled a few at a time, for want of memory."""
+    text_failures: int = 0
+    """Requests on which the tokenizer failed; one whose output was complete by then is among `finished` as that."""
     adapters_loaded: int = 0
     adapter_bytes: int = 0
     adapter_evictions: int = 0

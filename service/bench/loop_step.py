@@ -24,6 +24,7 @@ from core.engine.turnstile import Turnstile
 from core.models.bundled import bundled_model_dir
 from core.scheduler.outputs import StepOutputs
 from core.text.detokenizer import IncrementalDetokenizer
+from core.text.failures import TextFailures
 from core.text.tokenizer import Tokenizer
 from core.types.io import Started
 from core.types.request import Req
@@ -88,7 +89,7 @@ class LoopStep:
         """Blocks of memory that Python held when the last step's tokens were handed over."""
         tokens = SETTLE + steps + 8
         self.scheduler = new_scheduler(running + spare, tokens + 2 * PAGE_SIZE, TimedExecutor(self._mark), self._emit)
-        self._outputs = OutputProcessor(self.scheduler.intake, lambda: None, tokens, lambda _: None)
+        self._outputs = OutputProcessor(self.scheduler.intake, lambda: None, tokens, lambda _: None, TextFailures())
         self.streams = [self._stream(index, tokens, text) for index in range(running)]
         for _ in range(SETTLE):
             self.step()
@@ -139,7 +140,11 @@ class LoopStep:
         req = Req(str(index), 0, prompt, params, 0, tokens)
         detokenizer = IncrementalDetokenizer(_tokenizer(), [3], True) if text else None
         stream = TokenStream(
-            Started(str(index), PROMPT), [PendingOutput(0, detokenizer, None)], lambda _: None, Turnstile()
+            Started(str(index), PROMPT),
+            [PendingOutput(0, detokenizer, None)],
+            lambda _: None,
+            Turnstile(),
+            self._outputs.text_failed,
         )
         stream.reqs = [req]
         req.sink = OutputRecord(stream, stream.outputs[0], logprobs=False)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from service.commands.waiting import wait_option, wait_until_loaded
 from service.server_access import ServerAccess, access_options
 
 if TYPE_CHECKING:
@@ -35,14 +36,14 @@ def adapters() -> None:
 
 def _reaching(command: Command) -> Command:
     option = click.option("--server", metavar="HOST:PORT", default=DEFAULT_SERVER, show_default=True, help="Ask it.")
-    return option(access_options(command))
+    return option(wait_option(access_options(command)))
 
 
 @adapters.command(name="list")
 @_reaching
-def list_command(server: str, **options: Any) -> None:
+def list_command(server: str, wait: float, **options: Any) -> None:
     """Show what is loaded: rank, bytes on the device, who uses it, when it was last used."""
-    listed = _ask(server, options, lambda client: client.list())
+    listed = _ask(server, wait, options, lambda client: client.list())
     rows = [COLUMNS, *map(_row, listed.adapters)]
     widths = [max(len(row[i]) for row in rows) for i in range(len(COLUMNS))]
     for row in rows:
@@ -55,9 +56,9 @@ def list_command(server: str, **options: Any) -> None:
 @click.argument("path", default="")
 @click.option("--pin", is_flag=True, help="Never evict it for others.")
 @_reaching
-def load(name: str, path: str, pin: bool, server: str, **options: Any) -> None:
+def load(name: str, path: str, pin: bool, server: str, wait: float, **options: Any) -> None:
     """Load the adapter in PATH, below the server's --lora-dir, as NAME. Without PATH it is the one called NAME."""
-    loaded = _ask(server, options, lambda client: client.load(name, path, pinned=pin))
+    loaded = _ask(server, wait, options, lambda client: client.load(name, path, pinned=pin))
     click.echo(f"loaded {name}: rank {loaded.adapter.rank}, {loaded.adapter.bytes} bytes")
     for each in loaded.evicted:
         click.echo(f"evicted {each}")
@@ -66,13 +67,15 @@ def load(name: str, path: str, pin: bool, server: str, **options: Any) -> None:
 @adapters.command()
 @click.argument("name")
 @_reaching
-def unload(name: str, server: str, **options: Any) -> None:
+def unload(name: str, server: str, wait: float, **options: Any) -> None:
     """Unload NAME: new requests do not find it, those that use it run to their end."""
-    left = _ask(server, options, lambda client: client.unload(name))
+    left = _ask(server, wait, options, lambda client: client.unload(name))
     click.echo(f"unloaded {name}" + (f"; {left} requests still use it" if left else ""))
 
 
-def _ask(server: str, options: dict[str, Any], question: Callable[[AdapterClient], Awaitable[Result]]) -> Result:
+def _ask(
+    server: str, wait: float, options: dict[str, Any], question: Callable[[AdapterClient], Awaitable[Result]]
+) -> Result:
     """The answer; a failed call is one line and exit status 1. Raises StartupError for unusable files."""
     from service.adapter_client import AdapterClient
     from service.client import CallFailed
@@ -81,6 +84,7 @@ def _ask(server: str, options: dict[str, Any], question: Callable[[AdapterClient
 
     async def asked() -> Result:
         async with access.client(server) as client:
+            await wait_until_loaded(client, server, wait)
             return await question(AdapterClient(client))
 
     try:

@@ -14,6 +14,7 @@ import click
 from core.errors import SlipstreamError, StartupError
 from service.cli_options import GroupedCommand, setting_options
 from service.commands.generate import ENGINE_GROUPS
+from service.commands.waiting import wait_option, wait_until_loaded
 from service.config import ServerConfig
 from service.server_access import ServerAccess, access_options
 from service.settings import load
@@ -24,6 +25,7 @@ POOLINGS = ("last", "mean", "cls")
 @click.command(cls=GroupedCommand)
 @click.argument("texts", nargs=-1, required=True, metavar="TEXT...")
 @click.option("--server", metavar="HOST:PORT", help="Ask this server instead of loading a model here.")
+@wait_option
 @access_options
 @click.option("--adapter", metavar="NAME", help="With --server: use this LoRA adapter of the server.")
 @click.option(
@@ -45,6 +47,7 @@ POOLINGS = ("last", "mean", "cls")
 def embed(
     texts: tuple[str, ...],
     server: str | None,
+    wait: float,
     adapter: str | None,
     pooling: str,
     normalize: bool,
@@ -70,7 +73,7 @@ def embed(
         raise click.UsageError("--adapter needs --server")
     if server:
         asked["adapter"] = adapter or ""
-        found = _remote(server, access, given, asked)
+        found = _remote(server, wait, access, given, asked)
     else:
         found = _local(load(ServerConfig, options, os.environ, config_file), given, asked)
     try:
@@ -99,7 +102,7 @@ def _print(vectors: list[dict[str, Any]], whole: bool) -> None:
 
 
 async def _remote(
-    server: str, access: ServerAccess, texts: tuple[str, ...], asked: dict[str, Any]
+    server: str, wait: float, access: ServerAccess, texts: tuple[str, ...], asked: dict[str, Any]
 ) -> list[dict[str, Any]]:
     """Vectors from a server. Raises StartupError for a token or TLS file that cannot be used."""
     from dataclasses import asdict
@@ -107,6 +110,7 @@ async def _remote(
     from service.client import CallFailed
 
     async with access.client(server) as client:
+        await wait_until_loaded(client, server, wait)
         try:
             return [asdict(vector) for vector in await client.embed(*texts, **asked)]
         except CallFailed as failure:

@@ -16,6 +16,7 @@ import click
 from core.errors import InvalidRequest, SlipstreamError, StartupError
 from core.types.constraint import Constraint, ConstraintKind
 from service.cli_options import GroupedCommand, setting_options
+from service.commands.waiting import wait_option, wait_until_loaded
 from service.config import ServerConfig
 from service.server_access import ServerAccess, access_options
 from service.settings import load
@@ -26,6 +27,7 @@ ENGINE_GROUPS = ("Model", "Device", "Memory", "Scheduling", "Constraints")
 @click.command(cls=GroupedCommand)
 @click.argument("text")
 @click.option("--server", metavar="HOST:PORT", help="Ask this server instead of loading a model here.")
+@wait_option
 @access_options
 @click.option(
     "--adapter",
@@ -48,6 +50,7 @@ ENGINE_GROUPS = ("Model", "Device", "Memory", "Scheduling", "Constraints")
 def generate(
     text: str,
     server: str | None,
+    wait: float,
     adapter: str | None,
     chat: bool,
     stop: tuple[str, ...],
@@ -71,7 +74,7 @@ def generate(
     if adapter and bool(server) == bool(is_local):
         raise click.UsageError("--adapter takes a NAME with --server, and NAME=DIR without")
     if server:
-        pieces = _remote(server, access, text, chat, name, constraint, given)
+        pieces = _remote(server, wait, access, text, chat, name, constraint, given)
     else:
         # What the environment or the file lists stays unloaded: one request needs one.
         config = load(ServerConfig, options, os.environ, config_file)
@@ -109,6 +112,7 @@ async def _print(pieces: AsyncGenerator[str, None]) -> None:
 
 async def _remote(
     server: str,
+    wait: float,
     access: ServerAccess,
     text: str,
     chat: bool,
@@ -125,6 +129,7 @@ async def _remote(
         is_choice = constraint.kind is ConstraintKind.CHOICE
         wanted = {constraint.kind.value: json.loads(constraint.source) if is_choice else constraint.source}
     async with access.client(server) as client:
+        await wait_until_loaded(client, server, wait)
         try:
             async for event in client.generate(prompt, adapter=adapter, constraint=wanted, **sampling):
                 if isinstance(event, Chunk):
@@ -143,18 +148,9 @@ async def _local(
 ) -> AsyncGenerator[str, None]:
     """Text pieces from an engine that lives as long as this call."""
     from core.types.io import ChatMessage, Delta, GenerateRequest
-    from service.builder import build_core_engine, in_daemon_thread
-    from service.preflight import check_adapters, check_model, model_path
-    from service.progress import TerminalProgress
+    from service.commands.local import local_engine
 
-    path = model_path(config)
-    check_model(path)
-    check_adapters(config)
-    progress = TerminalProgress()
-    engine = await in_daemon_thread(lambda: build_core_engine(config.engine_config(str(path)), progress))
-    progress.close()
-    await engine.start()
-    try:
+    async with local_engine(config) as engine:
         if chat and not engine.model_info.has_chat_template:
             raise InvalidRequest.of("chat", "the model has no chat template")
         request = GenerateRequest(
@@ -169,5 +165,3 @@ async def _local(
             async for event in stream:
                 if isinstance(event, Delta):
                     yield event.text
-    finally:
-        await engine.stop()

@@ -67,7 +67,9 @@ class FrontEndHost:
         """Run one call and send its reply."""
         try:
             reply = {"id": number, "ok": await _METHODS[method](self, number, value)}
-        except Exception as error:
+        except (asyncio.CancelledError, KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as error:  # a panic of native code too: the front end would wait for its reply
             if not isinstance(error, SlipstreamError):
                 log.exception("a call of a front end failed")
             reply = {"id": number, **error_to_plain(error)}
@@ -165,7 +167,9 @@ class FrontEndHost:
         try:
             while (event := stream.poll()) is not None:
                 _add(batch, number, event)
-        except Exception as error:
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as error:
             batch.after.append([number, "error", error_to_plain(error)])
         if stream.ended:
             del self._streams[number]

@@ -85,8 +85,15 @@ SNAPSHOT: tuple[Metric, ...] = (
     Metric(
         "slipstream_preemptions",
         "counter",
-        "Requests put back in the queue for want of pages.",
+        "Requests put back in the queue: for want of pages, for one of a higher class, or because a failed one had "
+        "computed what they read.",
         field="preemptions",
+    ),
+    Metric(
+        "slipstream_priority_preemptions",
+        "counter",
+        "Of these, the ones in favour of a request of a higher class.",
+        field="priority_preemptions",
     ),
     Metric(
         "slipstream_recomputed_tokens",
@@ -100,6 +107,18 @@ SNAPSHOT: tuple[Metric, ...] = (
         "counter",
         "Results dropped because their row had changed owner in the meantime.",
         field="stale_results",
+    ),
+    Metric(
+        "slipstream_split_steps",
+        "counter",
+        "Steps whose rows were sampled a few at a time, for want of memory.",
+        field="split_steps",
+    ),
+    Metric(
+        "slipstream_text_failures",
+        "counter",
+        "Requests on which the tokenizer failed, on their input or on their output.",
+        field="text_failures",
     ),
     Metric("slipstream_adapters_loaded", "gauge", "LoRA adapters that hold memory.", field="adapters_loaded"),
     Metric("slipstream_adapter_bytes", "gauge", "Bytes that LoRA adapters take on the device.", field="adapter_bytes"),

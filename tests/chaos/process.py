@@ -157,6 +157,7 @@ async def settled(
 ) -> tuple[Inside, float]:
     """Ask until nothing is held and, if given, tasks and files are back at `baseline`; the seconds that took."""
     before = time.monotonic()
+    end = before + within
     while True:
         now = await server.probe()
         seconds = time.monotonic() - before
@@ -164,5 +165,5 @@ async def settled(
         if now.idle and back:
             assert not now.unsound, now.unsound
             return now, seconds
-        assert seconds < within, f"not settled within {within:g} s: {now}, baseline {baseline}"
+        assert time.monotonic() < end, f"not settled within {within:g} s: {now}, baseline {baseline}"
         await asyncio.sleep(0.01)

@@ -39,9 +39,9 @@ async def test_every_stream_is_complete_whatever_its_reader_is_like(
         )
         seconds = time.monotonic() - before
     found = verdict(streams, vocab)
-    scorecard(1, "streams × tokens", f"{sizes[0]} × {sizes[1]}")
-    scorecard(1, "duplicated, missing, wrong, terminals ≠ 1", _four(found))
-    scorecard(1, "tokens/s", round(sum(stream.received for stream in streams) / seconds))
+    what = f"{sizes[0]} streams × {sizes[1]} tokens"
+    scorecard(1, f"{what}: duplicated, missing, wrong, terminals ≠ 1", _four(found), equals=[0] * 4)
+    scorecard(1, f"{what}: tokens/s", round(sum(stream.received for stream in streams) / seconds))
     assert found == Verdict()
     assert endings(streams) == {FULL: sizes[0]}
     await settled(shared)
@@ -67,10 +67,11 @@ async def test_leaving_freezing_and_running_late_costs_nobody_else_anything(
         streams = list(await asyncio.gather(*tasks.values()))
         found = verdict(streams, vocab)
         ended = endings(streams)
-        scorecard(2, "streams × tokens", f"{count} × {tokens}")
-        scorecard(2, "duplicated, missing, wrong, terminals ≠ 1", _four(found))
-        scorecard(2, "after a terminal, of another stream", f"{found.after_terminal}, {found.foreign}")
-        scorecard(2, "endings", ", ".join(f"{n} {word}" for word, n in ended.items()))
+        what = f"{count} streams × {tokens} tokens"
+        scorecard(2, f"{what}: duplicated, missing, wrong, terminals ≠ 1", _four(found), equals=[0] * 4)
+        strays = [found.after_terminal, found.foreign]
+        scorecard(2, f"{what}: events after a terminal, of another stream", strays, equals=[0, 0])
+        scorecard(2, f"{what}: endings", ", ".join(f"{n} {word}" for word, n in ended.items()))
         assert found == Verdict()
         assert set(ended) <= {FULL, LEFT, "cancelled", "DEADLINE_EXCEEDED"} and ended[FULL] >= count * 0.75
         await _still_right(busy, vocab, rng)
@@ -99,5 +100,5 @@ async def _still_right(client: SlipstreamClient, vocab: int, rng: random.Random)
     assert verdict(after, vocab) == Verdict() and endings(after) == {FULL: 3}
 
 
-def _four(found: Verdict) -> str:
-    return f"{found.duplicated}, {found.missing}, {found.wrong}, {found.terminals}"
+def _four(found: Verdict) -> list[int]:
+    return [found.duplicated, found.missing, found.wrong, found.terminals]

@@ -13,7 +13,7 @@ from tests.chaos.conftest import Launch
 from tests.chaos.device import Faults, expected
 from tests.chaos.history import FULL, Stream, Verdict
 from tests.chaos.process import PATIENCE, ServerProcess, settled
-from tests.chaos.readers import ask, endings, read, verdict
+from tests.chaos.readers import ask, read, verdict
 from tests.chaos.watching import Diary, watched
 from tests.scorecard import Scorecard
 
@@ -50,10 +50,9 @@ async def test_non_finite_logits_fail_their_own_request_only(
         await asyncio.gather(*(read(client, stream) for stream in (*doomed, *others)))
         again = await read(client, ask(vocab, 50, rng))
     hit = sum(stream.terminals == ["REQUEST_FAILED"] for stream in doomed)
-    equal = verdict(others, vocab) == Verdict() and endings(others) == {FULL: 20}
-    scorecard(18, "rows hit of rows planted", f"{hit} of {len(doomed)}")
-    scorecard(18, "others bit-equal", f"{20 if equal else endings(others)} of 20")
-    assert hit == len(doomed) and equal
+    scorecard(18, f"of {len(doomed)} rows planted, rows hit", hit, equals=len(doomed))
+    equal = sum(verdict([stream], vocab) == Verdict() and stream.terminals == [FULL] for stream in others)
+    scorecard(18, "of 20 others, bit-equal", equal, equals=20)
     assert verdict([*doomed, again], vocab) == Verdict()
     # The token sampled at the position itself is the first that nobody may see.
     assert [stream.received for stream in doomed] == [NAN_AT - len(stream.prompt) + 1 for stream in doomed]
@@ -68,8 +67,11 @@ async def test_a_violated_device_check_is_counted_on_the_metrics_page(flawed: Se
     async with flawed.client() as client:
         vocab = (await client.model_info()).vocab_size
         stream = await read(client, reaching(FORGOTTEN, vocab, random.Random(seed)))
+        other = await read(client, ask(vocab, 50, random.Random(seed)))
     assert (await flawed.metrics())[series] == 1
-    assert stream.terminals == [FULL], "counted, not trapped"
+    assert stream.terminals == ["REQUEST_FAILED"], "no token that follows from a lost one"
+    assert stream.received == FORGOTTEN - len(stream.prompt) + 1 and verdict([stream, other], vocab) == Verdict()
+    assert other.terminals == [FULL], "counted, not trapped"
     await settled(flawed)
 
 
@@ -103,19 +105,14 @@ async def test_a_broken_device_ends_every_stream_once_and_then_the_process(
             await diary.wait_for("liveness", "NOT_SERVING", 1.0)
     found = verdict(streams, vocab)
     with_terminal = sum(stream.terminals == ["ENGINE_DEAD"] for stream in streams)
-    scorecard(row, f"{way}: streams told", f"{with_terminal} of {STREAMS}")
-    scorecard(row, f"seconds from the last token to every terminal, to the exit (bound {bound:g})", _two(told, gone))
-    scorecard(row, "exit code", code)
-    assert with_terminal == STREAMS and found == Verdict()
-    fallen = diary.of("readiness")[:1] == diary.of("liveness")[:1] == ["NOT_SERVING"]
-    scorecard(24, f"engine dead ({way}): both services NOT_SERVING before the end", "yes" if fallen else "no")
-    assert fallen
-    assert code == 1 and gone <= bound
+    scorecard(row, f"{way}: of {STREAMS} streams, told", with_terminal, equals=STREAMS)
+    assert found == Verdict()
+    scorecard(row, f"{way}: seconds from the last token to every terminal", told, at_most=bound)
+    scorecard(row, f"{way}: seconds from the last token to the exit", gone, at_most=bound)
+    scorecard(row, f"{way}: exit code", code, equals=1)
+    fallen = [*diary.of("readiness")[:1], *diary.of("liveness")[:1]]
+    scorecard(24, f"engine dead ({way}): both services before the end", fallen, equals=["NOT_SERVING"] * 2)
     assert "/secret" not in repr([stream.terminals for stream in streams])
-
-
-def _two(first: float, second: float) -> str:
-    return f"{first:.2f}, {second:.2f}"
 
 
 async def test_the_emulated_device_is_what_the_checker_expects(flawed: ServerProcess) -> None:

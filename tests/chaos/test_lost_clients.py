@@ -57,5 +57,5 @@ async def test_a_lost_client_gives_everything_back_in_bounded_time(
         after, _ = await settled(shared, within=PATIENCE)
         seconds = time.monotonic() - began
     made = after.step - before.step
-    scorecard(14, f"{number.name}: seconds to pages free (bound {bound:g})", seconds)
-    assert seconds <= bound, f"{made} steps were spent on a dead client"
+    print(f"{made} steps were spent on a dead client")
+    scorecard(14, f"{number.name}: seconds to pages free", seconds, at_most=bound)

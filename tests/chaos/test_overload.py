@@ -101,24 +101,23 @@ async def test_three_times_its_capacity_costs_it_nothing_of_it(
         goodput = len(tally.done) / (time.monotonic() - began)
         checking.cancel()
         await asyncio.gather(checking, return_exceptions=True)
-    _record(scorecard, peak, goodput, tally, latencies)
-    assert goodput >= 0.8 * peak, "0.9 is asked for on a quiet machine; the emptying of the queue is in it"
     assert all(list(done.token_ids) == expected(PROMPT, TOKENS, vocab) for done in tally.done)
     assert {(failed.code.name, failed.reason) for failed, _ in tally.refused} == {("RESOURCE_EXHAUSTED", "QUEUE_FULL")}
     assert all(failed.retry_after for failed, _ in tally.refused)
-    assert np.median([late for _, late in tally.refused]) < 0.05
-    assert answers == {"SERVING"}
-    assert np.percentile(latencies, 99) < 0.25, "50 ms is asked for on a quiet machine"
+    _record(scorecard, peak, goodput, tally, latencies)
+    scorecard(11, "answers of both health services", sorted(answers), equals=["SERVING"])
     await _nothing_left(server)
 
 
 def _record(scorecard: Scorecard, peak: float, goodput: float, tally: Tally, latencies: list[float]) -> None:
     waits = np.asarray([late for _, late in tally.refused]) * 1000
     checks = np.asarray(latencies) * 1000
-    scorecard(11, "peak, goodput at 3 times it, completions/s", f"{peak:.0f}, {goodput:.0f}")
-    scorecard(11, "ratio", f"{goodput / peak:.2f}")
-    scorecard(11, "refused, p50, p99 ms", f"{len(waits)}, {np.median(waits):.1f}, {np.percentile(waits, 99):.1f}")
-    scorecard(24, "Check p50, p99 ms at 3 times the load", f"{np.median(checks):.1f}, {np.percentile(checks, 99):.1f}")
+    scorecard(11, "peak, goodput at 3 times it, completions/s", [peak, goodput])
+    # The emptying of the queue is in it.
+    scorecard(11, "goodput over peak", goodput / peak, at_least=0.9, shared=0.8)
+    scorecard(11, f"median ms of {len(waits)} refusals", float(np.median(waits)), at_most=50)
+    scorecard(11, "their p99 ms", float(np.percentile(waits, 99)), at_most=50, shared=1000)
+    scorecard(24, "p99 ms of Check at 3 times the load", float(np.percentile(checks, 99)), at_most=50, shared=250)
 
 
 async def _nothing_left(server: ServerProcess) -> None:

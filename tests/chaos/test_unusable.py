@@ -104,5 +104,6 @@ async def test_what_cannot_be_loaded_is_one_line_and_an_exit_code(
         fine = code == due and not out and len(lines) == 1 and "Traceback" not in err
         if not fine or re.search(r"0x[0-9a-f]{6,}", err):
             wrong[spoil.__name__] = (code, out, err)
-        scorecard(22, spoil.__name__.replace("_", " "), f"exit {code} after {seconds:.1f} s")
+        scorecard(22, f"{spoil.__name__.replace('_', ' ')}: exit code", code, equals=due)
+        scorecard(22, f"{spoil.__name__.replace('_', ' ')}: seconds to the exit, beside others", seconds)
     assert not wrong

@@ -5,14 +5,17 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pytest
 
 from core.engine.async_engine import AsyncEngine
+from core.engine.grammar_trial import GrammarTrial
 from core.errors import Draining, RequestFailed
 from core.executor import grammar_table
+from core.executor.grammar_table import GrammarTable
 from core.text.tokenizer import Tokenizer
 from core.types.constraint import Constraint, ConstraintKind
 from core.types.grammar import Matcher, Words
@@ -77,20 +80,34 @@ class DeadEnd(StepGrammar):
         return some
 
 
-class Sleepy(StepMatcher):
-    """Takes its time over the third mask and each after it."""
+WORK = 0.1
+"""CPU seconds of a matcher that works too much, where half of that is allowed."""
+
+
+class Stalled(StepMatcher):
+    """Has no core for the third mask and each after it, as on a host that is starved or was stopped."""
 
     def fill(self, words: Words) -> bool:
         if len(self.taken) >= 2:
-            time.sleep(0.1)
+            time.sleep(WORK)
         return super().fill(words)
 
 
-class SleepyGrammar(StepGrammar):
-    """Of `Sleepy` matchers."""
+class Burning(StepMatcher):
+    """Works for the third mask and each after it, however long the machine takes for that work."""
 
-    def matcher(self) -> Matcher:
-        return Sleepy()
+    def fill(self, words: Words) -> bool:
+        end = time.thread_time() + WORK
+        while len(self.taken) >= 2 and time.thread_time() < end:
+            pass
+        return super().fill(words)
+
+
+class GrammarOf(StepGrammar):
+    """Of matchers of one kind."""
+
+    def __init__(self, kind: type[StepMatcher]) -> None:
+        self.matcher = kind  # type: ignore[assignment]
 
 
 @pytest.mark.parametrize("overlap", [True, False])
@@ -108,9 +125,9 @@ async def test_a_dead_end_fails_its_request_alone(tokenizer: Tokenizer, overlap:
 async def test_masks_that_take_too_long_fail_their_request_alone(
     tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(grammar_table, "MAX_MASK_SECONDS", 0.05)
+    monkeypatch.setattr(grammar_table, "MAX_MASK_SECONDS", WORK / 2)
     async with running(tokenizer) as engine:
-        slow, quick = plant(engine, SleepyGrammar(), "slow"), plant(engine, StepGrammar(), "quick")
+        slow, quick = plant(engine, GrammarOf(Burning), "slow"), plant(engine, StepGrammar(), "quick")
         failing = asyncio.create_task(ask(engine, slow, 20))
         fine = asyncio.create_task(ask(engine, quick, 20))
         with pytest.raises(RequestFailed):
@@ -119,14 +136,41 @@ async def test_masks_that_take_too_long_fail_their_request_alone(
         assert len(tokens) == 20 and follows(tokens) and end.reason is FinishReason.LENGTH
 
 
-async def test_a_drain_ends_those_that_wait_for_their_constraint(tokenizer: Tokenizer) -> None:
-    slow = Constraint(ConstraintKind.JSON_SCHEMA, '{"type": "integer", "multipleOf": 999983}')
-    async with running(tokenizer) as engine:
-        waiting = asyncio.create_task(ask(engine, slow, 20))
-        while not engine._parts.grammars._compiling:
-            await asyncio.sleep(0.01)
-        began = time.monotonic()
-        await engine.drain(10.0)
+@pytest.mark.parametrize("overlap", [True, False])
+async def test_a_host_that_stalls_fails_nobody(
+    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch, overlap: bool
+) -> None:
+    monkeypatch.setattr(grammar_table, "MAX_MASK_SECONDS", WORK / 2)
+    filled_each = list[int]()
+    inner = GrammarTable._fill_each
+
+    def fill_each(self: GrammarTable, followers: list[Any], words: Words) -> Any:
+        filled_each.append(len(followers))
+        return inner(self, followers, words)
+
+    monkeypatch.setattr(GrammarTable, "_fill_each", fill_each)
+    async with running(tokenizer, overlap=overlap) as engine:
+        asked = [plant(engine, GrammarOf(Stalled), "stalled"), plant(engine, StepGrammar(), "quick")]
+        for tokens, end in await asyncio.gather(*(ask(engine, each, 8) for each in asked)):
+            assert len(tokens) == 8 and follows(tokens) and end.reason is FinishReason.LENGTH
+    assert len(filled_each) >= 5, "the rows were suspected all along, and looked at one by one"
+
+
+async def test_a_drain_ends_those_that_wait_for_their_constraint(
+    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The compile never ends, so a drain that waited for it would not either."""
+    asked = asyncio.Event()
+
+    async def for_ever(_trial: GrammarTrial, _constraint: Constraint) -> int:
+        asked.set()
+        await asyncio.get_running_loop().create_future()
+        raise AssertionError("nothing resolves this future")
+
+    monkeypatch.setattr(GrammarTrial, "examine", for_ever)
+    async with running(tokenizer) as engine, asyncio.timeout(60):
+        waiting = asyncio.create_task(ask(engine, Constraint(ConstraintKind.REGEX, "[0-9]"), 20))
+        await asked.wait()
+        await engine.drain(3600)
         with pytest.raises(Draining):
             await waiting
-        assert time.monotonic() - began < 2.0, "it did not wait for the compile"

@@ -27,7 +27,7 @@ served_tokenizer = conftest.tokenizer
 COUNT, WALKS, LONGEST = 150, 2, 120
 BROKEN = 40
 SLOWEST = 10.0
-"""Seconds of one compile on a busy machine; the server's own bound kills it after three."""
+"""Seconds of the processor for one compile; the server's own bound kills it after three of the clock."""
 
 
 def walk(matcher: Matcher, words: int, rng: random.Random) -> list[int] | None:
@@ -55,13 +55,13 @@ def test_what_passes_meets_the_constraint(name: str, seed: int) -> None:
         judged = draw(rng)
         assert not judged.constraint.violations()
         kind = judged.constraint.kind.value
-        began = time.monotonic()
+        began = time.thread_time()
         try:
             grammar = backend.compile(judged.constraint)
         except GrammarError:
             outcomes[f"{kind} refused"] += 1
             continue
-        assert time.monotonic() - began < SLOWEST, judged.constraint
+        assert time.thread_time() - began < SLOWEST, judged.constraint
         for _ in range(WALKS):
             taken = walk(grammar.matcher(), vocabulary.words, rng)
             outcomes[f"{kind} {'met' if taken is not None else 'without end'}"] += 1

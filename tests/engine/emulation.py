@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import threading
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -101,6 +102,7 @@ def assert_opened(gate: threading.Event) -> None:
 
 
 async def until(condition: Callable[[], bool], within: float = 5.0) -> None:
-    async with asyncio.timeout(within):
-        while not condition():
-            await asyncio.sleep(0.001)
+    end = time.monotonic() + within
+    while not condition():
+        assert time.monotonic() < end, f"within {within:g} s the condition did not hold"
+        await asyncio.sleep(0.001)

@@ -107,6 +107,7 @@ def test_an_unloaded_adapter_stays_for_those_who_use_it() -> None:
         books.unload("a")
     again, _ = books.load("a", adapter(), pinned=False)
     assert again.load_id != first and books.slot("a") == again.load_id
+    assert len(books.listed().adapters) == 2, "the old one is there until its requests have ended"
     old, new = books.listed().adapters
     assert (old.name, old.unloading, old.live_requests) == ("a", True, 2) and not new.unloading
     use(books, "a")

@@ -49,7 +49,7 @@ def test_tokens_of_all_outputs_count_and_prompts_once_unless_they_differ() -> No
     live = {}
     for name, prompts, pooling in (("chat", (3, 3), None), ("vectors", (3, 5), Pooling.MEAN)):
         outputs = [PendingOutput(index, None, None) for index in range(2)]
-        stream = TokenStream(Started(name, 3), outputs, lambda _: None, Turnstile())
+        stream = TokenStream(Started(name, 3), outputs, lambda _: None, Turnstile(), lambda *_: None)
         stream.reqs = [req("decode", index, prompt) for index, prompt in enumerate(prompts)]
         for each in stream.reqs:
             each.pooling = pooling

@@ -12,6 +12,7 @@ from core.engine.turnstile import Turnstile
 from core.scheduler.intake import Intake
 from core.scheduler.outputs import Ended, StepOutputs, StepTokens
 from core.text.detokenizer import IncrementalDetokenizer
+from core.text.failures import TextFailures
 from core.text.tokenizer import Tokenizer
 from core.types.io import Delta, Finished, FinishReason, OutputEvent, Started
 from core.types.request import Req
@@ -21,10 +22,14 @@ TOKENS = (40, 41, 42, 50)
 STOP = 50
 
 
+def unfailing(_stream: TokenStream, _output: PendingOutput, error: BaseException) -> None:
+    raise error
+
+
 def made_stream(tokenizer: Tokenizer, params: SamplingParams) -> tuple[TokenStream, Req]:
     req = Req("r", 0, np.array([7]), params, 0, 16)
     output = PendingOutput(0, IncrementalDetokenizer(tokenizer, [7], True), None)
-    stream = TokenStream(Started("r", 1), [output], lambda _: None, Turnstile())
+    stream = TokenStream(Started("r", 1), [output], lambda _: None, Turnstile(), unfailing)
     stream.reqs = [req]
     req.sink = OutputRecord(stream, output)
     req.outputs = list(TOKENS)
@@ -42,7 +47,7 @@ async def test_only_the_stop_token_has_no_text(tokenizer: Tokenizer, split: int,
     params = SamplingParams(stop_token_ids=(STOP,), include_stop_in_output=include)
     stream, req = made_stream(tokenizer, params)
     closed: list[TokenStream] = []
-    processor = OutputProcessor(Intake(), lambda: None, 100, closed.append)
+    processor = OutputProcessor(Intake(), lambda: None, 100, closed.append, TextFailures())
     steps = [StepTokens([req], [token], [place]) for place, token in enumerate(TOKENS)]
     ended = Ended(req, FinishReason.STOP, STOP)
     if split:

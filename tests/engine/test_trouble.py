@@ -20,12 +20,14 @@ from core.errors import (
     Overloaded,
     QueueTimeout,
     RequestFailed,
+    SlipstreamError,
     SlowConsumer,
 )
 from core.text.tokenizer import Tokenizer
 from core.types.io import Delta, FinishReason, GenerateRequest
 from service.bench.emulated import expected_output
 from tests.engine.emulation import HookedModel, ask, assert_opened, last, read, running, until
+from tests.fakes.within import within
 
 
 @pytest.mark.parametrize(
@@ -59,11 +61,15 @@ async def test_bad_input_names_its_field_and_harms_nobody(
 
 async def test_what_never_fits_the_pool_is_refused_and_what_just_fits_is_served(tokenizer: Tokenizer) -> None:
     async with running(tokenizer, max_total_tokens=64, page_size=16) as engine:
-        with pytest.raises(InvalidRequest):
+        with pytest.raises(SlipstreamError) as refused:
             await engine.generate(ask((1,) * 40, tokens=26))
+        assert isinstance(refused.value, InvalidRequest), "it is told at the door, not by the pool"
         ids, _, _ = await read(engine, ask((1,) * 40, tokens=25))
         assert len(ids) == 25
-        _, _, end = await read(engine, ask((1,) * 40, max_tokens=None))
+        try:
+            _, _, end = await read(engine, ask((1,) * 40, max_tokens=None))
+        except Overloaded as full:
+            pytest.fail(f"it was let in and then did not fit: {full}")
         assert end.usage.completion_tokens == 25, "an open limit is cut to what fits"
 
 
@@ -147,7 +153,8 @@ async def test_failing_forward_ends_every_stream_and_the_engine(tokenizer: Token
         streams = [await engine.generate(ask((n + 1,), tokens=200)) for n in range(4)]
         for stream in streams:
             with pytest.raises(EngineDead) as caught:
-                await asyncio.wait_for(last(stream), 5)
+                async with within(5, "every stream ends"):
+                    await last(stream)
             assert "secret" not in str(caught.value)
         assert "device-side assert" in str(await asyncio.wait_for(engine.wait_dead(), 5))
         assert engine.state is EngineState.DEAD and engine.live_requests == 0
@@ -168,7 +175,8 @@ async def test_hanging_forward_is_noticed(tokenizer: Tokenizer) -> None:
             if (await asyncio.wait({dead}, timeout=0.1))[0]:
                 break
         with pytest.raises(EngineDead):
-            await asyncio.wait_for(last(stream), 5)
+            async with within(5, "the stream ends"):
+                await last(stream)
         gate.set()
         assert engine.state is EngineState.DEAD
 

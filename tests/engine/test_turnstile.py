@@ -33,7 +33,8 @@ class Passes:
 def made_streams(count: int) -> list[TokenStream]:
     turnstile = Turnstile(WIDTH)
     return [
-        TokenStream(Started(str(i), 1), [PendingOutput(0, None, None)], lambda _: None, turnstile) for i in range(count)
+        TokenStream(Started(str(i), 1), [PendingOutput(0, None, None)], lambda _: None, turnstile, lambda *_: None)
+        for i in range(count)
     ]
 
 

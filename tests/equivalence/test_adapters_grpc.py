@@ -16,6 +16,7 @@ from core.models.lora.packed import Adapter
 from service.client import CallFailed, Chunk
 from service.pb.slipstream.v1 import adapters_pb2 as pb
 from tests.equivalence.adapter_world import GREEDY, Serving, World
+from tests.fakes.within import within
 
 LONG = 60
 FIRST_STEPS = 3
@@ -141,7 +142,7 @@ async def rest(stream: Any, ids: list[int]) -> list[int]:
 
 async def listed(serving: Serving, wanted: list[tuple[str, int, int]]) -> None:
     """Until names, states and requests are these."""
-    async with asyncio.timeout(10):
+    async with within(10, f"{wanted} are listed"):
         while [(a.name, a.state, a.live_requests) for a in (await serving.adapters.list()).adapters] != wanted:
             await asyncio.sleep(0)
 
@@ -210,7 +211,7 @@ async def test_streams_go_on_while_an_adapter_is_read(world: World) -> None:
         assert await refusal(serving.adapters.load("z", "twin")) == ("RESOURCE_EXHAUSTED", "ADAPTER_LOADS")
         for each in waiting:
             each.cancel()
-        async with asyncio.timeout(10):
+        async with within(10, "cancelled loads leave their places"):
             while len(reading.loader._loading) > 1:
                 await asyncio.sleep(0)
         reading.go.set()

@@ -276,7 +276,8 @@ def scaled(pool: Any, factor: float, *, first_only: bool = False) -> Any:
 async def test_a_queue_of_prefills_alone_never_wedges(llama: Path) -> None:
     async with engine(llama, rows=2) as made, asyncio.timeout(60):
         prompts = make_prompts(500, 40, seed=3)
-        answers = await asyncio.gather(*(embed(made, prompt) for prompt in prompts))
+        answers = await asyncio.gather(*(embed(made, prompt) for prompt in prompts), return_exceptions=True)
+        assert [answer for answer in answers if isinstance(answer, BaseException)] == []
         assert len({answer.request_id for answer in answers}) == 500
         assert (made.stats.finished["stop"], made.stats.generation_tokens) == (500, 0)
 

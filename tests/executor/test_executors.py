@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from core.batch.result import StepResult
+from core.batch.result import StepBroken, StepResult
 from core.batch.schedule_batch import ScheduleBatch
 from core.executor.completion import Completion
 from core.executor.forward_thread import ForwardThread
@@ -25,6 +25,10 @@ class Batch:
     """The one field of a batch that executors look at."""
 
     step_id: int
+
+
+class Panic(BaseException):
+    """Like `pyo3_runtime.PanicException`: no Exception."""
 
 
 class Gate:
@@ -196,16 +200,37 @@ def test_a_failed_step_fails_those_behind_it_and_nothing_hangs() -> None:
     thread.stop()
 
 
-def test_a_fault_found_while_waiting_becomes_a_failed_result() -> None:
+@pytest.mark.parametrize("kind", [RuntimeError, Panic])
+def test_a_fault_found_while_waiting_becomes_a_failed_result(kind: type[BaseException]) -> None:
     class Faulty(Launched):
         def result(self) -> StepResult:
-            raise RuntimeError("illegal address")
+            raise kind("illegal address")
 
     waker = Waker()
     completion = Completion(waker)
     completion.bring(Faulty(batch(7), Gate(is_open=True)))  # type: ignore[arg-type]
     (result,) = completion.take()
     assert result.step_id == 7 and "illegal address" in str(result.error)
+
+
+def test_a_panic_fails_its_own_step() -> None:
+    """By its number, with what was computed before it; the steps behind it fail with the same cause."""
+    waker, panic = Waker(), Panic("unreachable code")
+
+    def computes(step_id: int) -> None:
+        if step_id == 2:
+            raise panic
+
+    thread = two_steps(Runner(computes=computes), waker)
+    waker.wait_for(2)
+    first, second = thread.completed()
+    thread.submit(batch(3))
+    waker.wait_for(3)
+    (third,) = thread.completed()
+    assert [r.step_id for r in (first, second, third)] == [1, 2, 3] and first.error is None
+    for failed in (second, third):
+        assert isinstance(failed.error, StepBroken) and failed.error.__cause__ is panic
+    thread.stop()
 
 
 def test_completion_keeps_order_across_its_two_paths() -> None:

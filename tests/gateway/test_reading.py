@@ -14,6 +14,7 @@ from core.types.sampling_params import SamplingParams
 from service.client import CallFailed
 from service.gateway.reading import as_written
 from tests.fakes.fake_engine import INFO, VOCAB, FakeEngine, info_with
+from tests.fakes.granted import granted
 from tests.gateway.spoken import DIALECTS, Spoken
 from tests.service.conftest import Serve, Serving
 
@@ -23,8 +24,9 @@ IDS = [5, 6, 7]
 
 async def asked(serving: Serving, spoken: Spoken, message: Any) -> Any:
     """What the engine was asked for."""
-    async for _ in spoken.stub(serving.client.channel).Generate(message):
-        pass
+    with granted("the engine is asked"):
+        async for _ in spoken.stub(serving.client.channel).Generate(message):
+            pass
     return serving.engine.streams[-1].request
 
 

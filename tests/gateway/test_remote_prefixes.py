@@ -20,7 +20,8 @@ from service.frontends.remote_prefixes import RemotePrefixWatch
 from service.metrics.rpc import RpcMetrics
 from tests.fakes.fake_engine import FakeEngine
 from tests.fakes.fake_prefixes import FakeWatch, stored
-from tests.service.conftest import until
+from tests.fakes.within import within
+from tests.service.conftest import PATIENCE, until
 
 
 @dataclass
@@ -80,8 +81,9 @@ async def test_changes_outlast_the_patience_of_their_reader(pair: Pair) -> None:
     # Read by the call that is out already, so it is on its way, or here, while nobody waits for it.
     await until(inner.queue.empty)
     inner.queue.put_nowait([stored(1, [7])])
-    assert told(await watch.changes()) == told(first)
-    assert told(await watch.changes()) == told([stored(1, [7])])
+    async with within(PATIENCE, "each change is told"):
+        assert told(await watch.changes()) == told(first)
+        assert told(await watch.changes()) == told([stored(1, [7])])
 
 
 async def test_who_fell_behind_is_told_now_and_ever_after(pair: Pair) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import timeit
 from collections import Counter
 
 import pytest
@@ -13,12 +12,14 @@ from core.device.streams import COPY, FORWARD, DeviceStreams
 from core.executor.step import StepRunner
 from tests.happens_before.clocks import VectorClocks
 from tests.happens_before.harness import Ask, Scenario, play_lazily, play_plainly
+from tests.scheduler.counting import opcodes
 
 CPU = torch.device("cpu")
 LAYERS = 32
 """KV writes of a step in a model of usual depth; the model of these tests has one."""
 
-BUDGET_SECONDS = 1e-6
+MAX_HOOKS = 64
+"""In a step. Unused, each is a test of an attribute (measured: 5 ns), so a step pays a third of a microsecond."""
 
 
 def test_without_a_recorder_nothing_is_wrapped() -> None:
@@ -46,8 +47,8 @@ def test_lanes_and_events_are_told() -> None:
     assert event.query()
 
 
-def test_an_unused_seam_costs_less_than_a_microsecond_per_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every call that a recorder gets is one test of an attribute when there is none."""
+def test_an_unused_seam_is_a_few_tests_of_an_attribute(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every call that a recorder gets is one such test when there is none."""
     calls: Counter[str] = Counter()
     for name in ("step", "read", "wrote", "recorded", "awaited", "passed", "enter"):
         monkeypatch.setattr(VectorClocks, name, lambda self, *_, name=name: calls.update([name]))
@@ -55,12 +56,15 @@ def test_an_unused_seam_costs_less_than_a_microsecond_per_step(monkeypatch: pyte
     monkeypatch.setattr("tests.happens_before.lazy_ops.LazyOps._tell", lambda *_: None)
     outcome = play_lazily(Scenario([Ask([1, 2, 3], tokens=20)]), seed=0)
     hooks = calls.total() / outcome.stats.step + LAYERS - 1
+    print(f"{hooks:.1f} hooks a step")
+    assert LAYERS < hooks <= MAX_HOOKS
     holder = DeviceStreams(CPU)
-    tested = min(timeit.repeat("if holder.recorder is not None: pass", globals={"holder": holder}, number=10**5))
-    empty = min(timeit.repeat("pass", number=10**5))
-    seconds = hooks * (tested - empty) / 10**5
-    print(f"{hooks:.0f} hooks a step, {(tested - empty) * 1e4:.1f} ns each: {seconds * 1e6:.2f} µs")
-    assert seconds < BUDGET_SECONDS
+
+    def unused() -> None:
+        if holder.recorder is not None:
+            raise AssertionError("there is none")
+
+    assert opcodes(unused) - opcodes(lambda: None) <= 8, "a plain attribute, no property"
 
 
 def test_a_recorder_reaches_everything_that_is_written(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -197,6 +197,15 @@ def test_rows_that_outgrow_the_pool_are_told_so_before_they_are_planned() -> Non
     assert windows.stats()[0].used <= windows.size
 
 
+def test_a_row_gets_no_page_where_another_pool_has_none_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    windows, memory = make(size=20)
+    taken = prefill(memory, ids(4))
+    monkeypatch.setattr(type(windows), "can_grow", lambda self, rows: False)
+    free = memory.obtainable_pages
+    assert not decode(memory, taken.row, 4)
+    assert memory.obtainable_pages == free
+
+
 def test_the_entry_check_knows_the_longest_request_and_the_largest_chunk() -> None:
     windows, _ = make(size=BOUNDS.alone)
     assert windows.fits_alone(10**6)

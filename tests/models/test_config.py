@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from core.errors import ModelLoadError
-from core.models.config import CheckpointConfig, read_checkpoint_config
+from core.models.config import CheckpointConfig, own_ids, read_checkpoint_config
 
 PLAIN = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "vocab_size": 100}
 
@@ -121,3 +121,10 @@ def test_missing_directory_and_missing_config(tmp_path: Path) -> None:
         read_checkpoint_config(tmp_path / "file")
     with pytest.raises(ModelLoadError, match=r"has no config\.json"):
         read_checkpoint_config(tmp_path)
+
+
+def test_ends_without_a_logit_are_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    found = read(tmp_path, {**PLAIN, "eos_token_id": [7, 2**40], "bos_token_id": 3}, {"eos_token_id": 64})
+    assert own_ids(found, 64) == {"eos_token_ids": (7,), "bos_token_id": 3}
+    assert "[64, 1099511627776] is beyond the 64 logits" in caplog.text
+    assert own_ids(found, 3) == {"eos_token_ids": (), "bos_token_id": None}

@@ -64,6 +64,7 @@ ADAPTING: tuple[Mutant, ...] = (
         "not (self.users or self.pinned or self.unloading)",
         "not (self.pinned or self.unloading)",
         BOOKS + "test_what_is_used_or_pinned_stays_and_then_nobody_goes",
+        dies_by="invariant",
     ),
     Mutant(
         "first-loaded-adapter-evicted",
@@ -103,7 +104,7 @@ ADAPTING: tuple[Mutant, ...] = (
         "core/scheduler/planner.py",
         "if not (groups or slots):",
         "if not groups:",
-        SERVED + "test_load_generate_unload_and_other_weights_under_the_name",
+        "tests/sim/test_sim.py::test_the_corpus_comes_first",
     ),
     Mutant(
         "load-outlives-the-drain",

@@ -4,11 +4,20 @@ from __future__ import annotations
 
 from tests.mutants.adapting import ADAPTING
 from tests.mutants.capturing import CAPTURING
+from tests.mutants.classes import CLASSES
+from tests.mutants.clients import CLIENTS
+from tests.mutants.commands import COMMANDS
+from tests.mutants.condemning import CONDEMNING
 from tests.mutants.constraining import CONSTRAINING
+from tests.mutants.doors import DOORS
 from tests.mutants.embedding import EMBEDDING
 from tests.mutants.encoders import ENCODERS
+from tests.mutants.exhausting import EXHAUSTING
+from tests.mutants.figures import FIGURES
 from tests.mutants.gateways import GATEWAYS
 from tests.mutants.guarding import GUARDING
+from tests.mutants.handing import HANDING
+from tests.mutants.keeping import KEEPING
 from tests.mutants.mutant import Mutant
 from tests.mutants.observing import OBSERVING
 from tests.mutants.ordering import ORDERING
@@ -19,11 +28,13 @@ from tests.mutants.scheduling import SCHEDULING
 from tests.mutants.serving import SERVING
 from tests.mutants.shell import SHELL
 from tests.mutants.showing import SHOWING
+from tests.mutants.texting import TEXTING
 from tests.mutants.windows import WINDOWS
 
 MUTANTS: tuple[Mutant, ...] = (
     *OWNERSHIP,
     *SCHEDULING,
+    *CLASSES,
     *RELAYING,
     *ORDERING,
     *SHELL,
@@ -39,6 +50,15 @@ MUTANTS: tuple[Mutant, ...] = (
     *OBSERVING,
     *GATEWAYS,
     *SHOWING,
+    *TEXTING,
+    *FIGURES,
+    *HANDING,
+    *KEEPING,
+    *EXHAUSTING,
+    *CONDEMNING,
+    *COMMANDS,
+    *CLIENTS,
+    *DOORS,
 )
 
 SAMPLE: tuple[str, ...] = (

@@ -49,4 +49,39 @@ CONSTRAINING: tuple[Mutant, ...] = (
         "        while self.used_bytes + size > self.max_bytes and not self._entries:",
         "tests/constraints/test_grammars.py::test_ten_thousand_schemas_stay_within_the_bytes",
     ),
+    Mutant(
+        "mask-time-of-the-wall",
+        "a stalled host fails no request",
+        TABLE,
+        "            began = time.thread_time()\n"
+        "            some[place] = follower.matcher.fill(words[place]) and time.thread_time()",
+        "            began = time.monotonic()\n"
+        "            some[place] = follower.matcher.fill(words[place]) and time.monotonic()",
+        "tests/constraints/test_endings.py::test_a_host_that_stalls_fails_nobody",
+    ),
+    Mutant(
+        "mask-work-unbounded",
+        "a grammar that works too long fails its request",
+        TABLE,
+        "time.thread_time() - began < MAX_MASK_SECONDS",
+        "time.thread_time() >= began",
+        "tests/constraints/test_endings.py::test_masks_that_take_too_long_fail_their_request_alone",
+    ),
+    Mutant(
+        "trial-time-of-the-wall",
+        "a constraint is refused for its work, not for the machine's",
+        "core/engine/grammar_trial.py",
+        "looks + 1, self._seconds - (cpu_seconds(process.pid) - began)",
+        "looks + 1, 0.0",
+        "tests/engine/test_grammar_trial.py::test_a_process_that_is_stopped_refuses_nothing",
+    ),
+    Mutant(
+        "probe-time-of-the-wall",
+        "a mask is too slow for its work alone",
+        "core/sampling/grammar/trial.py",
+        "        began = time.process_time()\n        some = matcher.fill(words)\n",
+        "        began, clock = time.process_time(), time.monotonic()\n        some = matcher.fill(words)\n"
+        "        began -= time.monotonic() - clock\n",
+        "tests/engine/test_grammar_trial.py::test_masks_are_judged_by_their_work",
+    ),
 )

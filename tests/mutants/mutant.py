@@ -1,25 +1,22 @@
-"""What a mutant is, and how one is tried."""
+"""What a mutant is."""
 
 from __future__ import annotations
 
-import shutil
-import subprocess
-import sys
 from dataclasses import dataclass
 from enum import Enum
-from pathlib import Path
-
-ROOT = Path(__file__).parents[2]
-COPIED = ("core", "service", "tests", "protos", "pyproject.toml")
-CACHE = "build/cache"
-TIMEOUT_SECONDS = 180
+from typing import Literal
 
 
 class Verdict(Enum):
-    """KILLED: the named test failed. SURVIVED: it passed. BROKEN: it could not be run, so nothing was learned."""
+    """What a trial says of the named test.
+
+    KILLED: it failed by an assertion of its own, or by what the mutant declares. SURVIVED: it passed. HANGS: a bound
+    on time ended it. BROKEN: it crashed, could not be run or was skipped, so nothing was learned.
+    """
 
     KILLED = "killed"
     SURVIVED = "SURVIVED"
+    HANGS = "HANGS"
     BROKEN = "BROKEN"
 
 
@@ -27,7 +24,9 @@ class Verdict(Enum):
 class Mutant:
     """Replace `before`, which occurs exactly once in `file`, by `after`; `test` must then fail.
 
-    `breaks` names the law, invariant or promise that is broken, in words.
+    `breaks` names the law, invariant or promise that is broken, in words. `dies_by` is how the test may fail: by an
+    `assertion` of its own always; by an `invariant`, an assertion of the product (`core.invariants`), where the mutant
+    breaks what that guards; by a `timeout` where the law is that something ends.
     """
 
     name: str
@@ -36,6 +35,7 @@ class Mutant:
     before: str
     after: str
     test: str
+    dies_by: Literal["assertion", "invariant", "timeout"] = "assertion"
 
     def applied(self, source: str) -> str:
         """`source` with the mutation. Raises ValueError when the line it breaks is no longer there, or not alone."""
@@ -44,42 +44,8 @@ class Mutant:
             raise ValueError(f"{self.name}: {self.before!r} occurs {found} times in {self.file}")
         return source.replace(self.before, self.after)
 
-
-class Workshop:
-    """A copy of the tree in which one mutant at a time is tried; the repository itself is never touched."""
-
-    def __init__(self, directory: Path) -> None:
-        self._root = directory
-        for name in COPIED:
-            source = ROOT / name
-            if source.is_dir():
-                shutil.copytree(source, directory / name, ignore=shutil.ignore_patterns("__pycache__", "node_modules"))
-            else:
-                shutil.copy(source, directory / name)
-        # Native code is compiled anew only where a mutant breaks that.
-        (directory / "build").mkdir()
-        (ROOT / CACHE).mkdir(parents=True, exist_ok=True)
-        (directory / CACHE).symlink_to(ROOT / CACHE)
-
-    def try_one(self, mutant: Mutant) -> Verdict:
-        """Apply, run the named test, restore."""
-        path = self._root / mutant.file
-        original = path.read_text()
-        path.write_text(mutant.applied(original))
-        try:
-            return self._run(mutant.test)
-        finally:
-            path.write_text(original)
-
-    def passes(self, test: str) -> bool:
-        """Whether the test passes on the unbroken copy: else its failure on a broken one would prove nothing."""
-        return self._run(test) is Verdict.SURVIVED
-
-    def _run(self, test: str) -> Verdict:
-        # A hang is a death like any other: several mutants end in a livelock.
-        command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "--timeout=60", test]
-        try:
-            done = subprocess.run(command, cwd=self._root, capture_output=True, timeout=TIMEOUT_SECONDS, check=False)
-        except subprocess.TimeoutExpired:
+    def verdict(self, how: str) -> Verdict:
+        """`how` is what `tests.mutants.witness` saw."""
+        if how in ("assertion", self.dies_by):
             return Verdict.KILLED
-        return {0: Verdict.SURVIVED, 1: Verdict.KILLED}.get(done.returncode, Verdict.BROKEN)
+        return {"passed": Verdict.SURVIVED, "timeout": Verdict.HANGS}.get(how, Verdict.BROKEN)

@@ -13,9 +13,10 @@ OWNERSHIP: tuple[Mutant, ...] = (
         "skip-generation-check",
         "law 1: results of a former owner are dropped",
         "core/scheduler/result_processor.py",
-        "current = self._memory.rows.is_current(result.rows, result.generations)",
-        "current = np.ones(len(result.rows), np.bool_)",
+        "current = self._memory.rows.is_current(result.rows, result.generations)\n        self._recorder",
+        "current = np.ones(len(result.rows), np.bool_)\n        self._recorder",
         SCHEDULER + "test_row_reused_while_the_old_owner_is_in_flight",
+        dies_by="invariant",
     ),
     Mutant(
         "generation-survives-free",
@@ -32,6 +33,7 @@ OWNERSHIP: tuple[Mutant, ...] = (
         "list(range(size, 0, -1))",
         "list(range(size - 1, -1, -1))",
         "tests/memory/test_rows.py::test_hands_out_every_row_but_padding_and_then_none",
+        dies_by="invariant",
     ),
     Mutant(
         "hand-out-page-0",
@@ -56,6 +58,7 @@ OWNERSHIP: tuple[Mutant, ...] = (
         "        self._free(left)\n",
         "        self._free(left)\n        self._free(left)\n",
         MEMORY + "test_stats_add_up",
+        dies_by="invariant",
     ),
     Mutant(
         "leak-partial-page",
@@ -80,6 +83,7 @@ OWNERSHIP: tuple[Mutant, ...] = (
         "        self.cache.lock(match.node)\n        pages = None\n",
         "        pages = None\n",
         MEMORY + "test_offered_pages_are_shared_while_their_owner_runs",
+        dies_by="invariant",
     ),
     Mutant(
         "prefix-locked-beside-own-copy",
@@ -88,6 +92,7 @@ OWNERSHIP: tuple[Mutant, ...] = (
         "if tokens <= cached or self.cache.peek(ids, tokens, self._salts[row]) > cached:",
         "if tokens <= cached:",
         MEMORY + "test_a_prefix_computed_twice_is_kept_once_and_never_locked_twice",
+        dies_by="invariant",
     ),
     Mutant(
         "match-the-whole-prompt",

@@ -30,6 +30,7 @@ SCHEDULING: tuple[Mutant, ...] = (
         "        if req.state is RequestState.FINISHED:\n            return\n",
         "",
         SCHEDULER + "test_abort_twice_and_after_the_end_is_harmless",
+        dies_by="invariant",
     ),
     Mutant(
         "cancel-keeps-the-row",
@@ -107,8 +108,8 @@ SCHEDULING: tuple[Mutant, ...] = (
         "non-finite-row-goes-on",
         "a row without finite logits fails, alone",
         "core/scheduler/result_processor.py",
-        "if result.non_finite.any():",
-        "if False:",
+        "        if bad.any():",
+        "        if False:",
         SCHEDULER + "test_non_finite_row_fails_alone",
     ),
     Mutant(

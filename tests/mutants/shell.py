@@ -5,10 +5,11 @@ from __future__ import annotations
 from tests.mutants.mutant import Mutant
 
 ENGINE = "tests/engine/test_async_engine.py::"
+PANICS = "tests/engine/test_panics.py::"
 TROUBLE = "tests/engine/test_trouble.py::"
 EXECUTOR = "tests/executor/test_executors.py::"
 ARRIVING = "tests/engine/test_stopping_while_arriving.py::"
-HOST = "tests/service/test_frontend_host.py::"
+HOST = "tests/service/test_frontend_host_leftovers.py::"
 
 SHELL: tuple[Mutant, ...] = (
     Mutant(
@@ -78,10 +79,99 @@ SHELL: tuple[Mutant, ...] = (
     Mutant(
         "watchdog-asleep",
         "a step that never comes back is noticed",
-        "core/engine/async_engine.py",
-        "elif now - since > self._config.executor.hang_timeout:",
-        "elif now < since:",
+        "core/engine/watchdog.py",
+        "return self.waited > self._limit",
+        "return self.waited < 0",
         TROUBLE + "test_hanging_forward_is_noticed",
+    ),
+    Mutant(
+        "stopped-process-taken-for-a-hang",
+        "time in which the process did not run is no time of the device",
+        "core/engine/watchdog.py",
+        "min(now - self._looked_at, MOST_PER_LOOK), now",
+        "now - self._looked_at, now",
+        PANICS + "test_a_process_that_was_stopped_is_no_hanging_device",
+    ),
+    Mutant(
+        "panic-passes-the-forward-thread",
+        "a panic on the forward thread ends the engine at once",
+        "core/executor/forward_thread.py",
+        "        except BaseException as error:\n            self._let_go()",
+        "        except Exception as error:\n            self._let_go()",
+        EXECUTOR + "test_a_panic_fails_its_own_step",
+    ),
+    Mutant(
+        "forward-thread-ends-in-silence",
+        "whatever ends the forward thread reaches the scheduler",
+        "core/executor/forward_thread.py",
+        "            self._completion.break_off(error)",
+        "            pass",
+        PANICS + "test_in_the_executor[where_a_step_is_let_go-True-Panic]",
+    ),
+    Mutant(
+        "panic-passes-the-result",
+        "a panic in a result ends the engine at once",
+        "core/executor/completion.py",
+        "    except BaseException as error:  # a device fault",
+        "    except Exception as error:  # a device fault",
+        EXECUTOR + "test_a_fault_found_while_waiting_becomes_a_failed_result",
+    ),
+    Mutant(
+        "waiter-ends-in-silence",
+        "whatever ends the thread that waits for copies reaches the scheduler",
+        "core/executor/completion.py",
+        "        except BaseException as error:\n            self.break_off(error)",
+        "        except BaseException:\n            pass",
+        PANICS + "test_a_wake_up_that_panics_on_either_thread",
+    ),
+    Mutant(
+        "panic-passes-inline",
+        "a panic in a step without overlap is a failed step",
+        "core/executor/inline.py",
+        "except BaseException as error:",
+        "except Exception as error:",
+        PANICS + "test_in_the_executor[in_the_result-False-CancelledError]",
+    ),
+    Mutant(
+        "panic-unwrapped",
+        "what a step raised ends neither the loop nor the scheduler's task",
+        "core/batch/result.py",
+        "        if not isinstance(error, Exception):",
+        "        if False:",
+        PANICS + "test_in_the_executor[at_launch-True-CancelledError]",
+    ),
+    Mutant(
+        "task-ends-in-silence",
+        "the engine ends with either of its tasks",
+        "core/engine/async_engine.py",
+        "            task.add_done_callback(self._task_ended)",
+        "            pass",
+        PANICS + "test_a_task_of_the_engine_that_ends_ends_the_engine",
+    ),
+    Mutant(
+        "snapshot-before-streams",
+        "streams end before anything that may be broken is read",
+        "core/engine/async_engine.py",
+        '        self._fail_streams(EngineDead("the engine failed; this server is going away"))\n',
+        "        self._scheduler.publish()\n"
+        '        self._fail_streams(EngineDead("the engine failed; this server is going away"))\n',
+        PANICS + "test_a_snapshot_that_cannot_be_taken_keeps_no_stream_waiting",
+    ),
+    Mutant(
+        "lost-wake-up-hangs",
+        "a wake-up that got lost costs one period",
+        "core/engine/async_engine.py",
+        "            if self._executor.in_flight:\n                self._wakeup.set()\n",
+        "",
+        PANICS + "test_a_wake_up_that_got_lost_costs_one_period",
+    ),
+    Mutant(
+        "pool-passes-panics",
+        "a panic in a pool reaches its caller as an exception",
+        "core/engine/off_loop.py",
+        "    except BaseException as error:",
+        "    except ZeroDivisionError as error:",
+        PANICS + "test_a_panic_in_a_pool_of_threads_reaches_its_caller_as_an_exception",
     ),
     Mutant(
         "dead-engine-keeps-streams",

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.mutants.catalogue import MUTANTS, SAMPLE
-from tests.mutants.mutant import ROOT, Verdict, Workshop
+from tests.mutants.mutant import Verdict
+from tests.mutants.workshop import ROOT, Workshop
 
 
 @pytest.fixture(scope="module")
-def workshop(tmp_path_factory: pytest.TempPathFactory) -> Workshop:
-    return Workshop(tmp_path_factory.mktemp("workshop"))
+def workshop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Workshop]:
+    made = Workshop(tmp_path_factory.mktemp("workshop"))
+    yield made
+    made.close()
 
 
 def test_every_mutant_still_applies() -> None:
@@ -29,7 +33,8 @@ def test_every_mutant_still_applies() -> None:
 @pytest.mark.parametrize("name", SAMPLE)
 def test_sampled_mutants_are_killed(workshop: Workshop, name: str) -> None:
     (mutant,) = (each for each in MUTANTS if each.name == name)
-    assert workshop.try_one(mutant) is Verdict.KILLED, f"{mutant.test} does not notice that {mutant.breaks!r} is broken"
+    trial = workshop.try_one(mutant)
+    assert trial.verdict is Verdict.KILLED, f"{mutant.test} does not assert {mutant.breaks!r}: {trial}"
 
 
 def test_an_unbroken_copy_passes(workshop: Workshop) -> None:

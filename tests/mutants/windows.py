@@ -25,6 +25,7 @@ WINDOWS: tuple[Mutant, ...] = (
         "            if self._users[page] == 0:\n                self._idle[page] = None",
         "            self._idle[page] = None",
         TEST + "test_what_one_row_passed_stays_while_another_needs_it",
+        dies_by="invariant",
     ),
     Mutant(
         "shared-window-has-no-user",
@@ -33,6 +34,7 @@ WINDOWS: tuple[Mutant, ...] = (
         "        self._users[needed] += 1\n",
         "",
         TEST + "test_what_one_row_passed_stays_while_another_needs_it",
+        dies_by="invariant",
     ),
     Mutant(
         "resumes-behind-a-broken-window",
@@ -46,8 +48,8 @@ WINDOWS: tuple[Mutant, ...] = (
         "shared-window-not-charged",
         "a shared page is charged from the moment it is shared",
         PAGES,
-        "self._shared + int((self._guests[needed] == 0).sum()))\n\n    def admitted",
-        "self._shared)\n\n    def admitted",
+        "return self._holds(own, shared + int((guests[needed] == 0).sum()))",
+        "return self._holds(own, shared)",
         TEST + "test_a_shared_window_is_charged_once_from_the_moment_it_is_shared",
     ),
     Mutant(
@@ -72,7 +74,7 @@ WINDOWS: tuple[Mutant, ...] = (
         "core/memory/request_memory.py",
         "if all(c.can_grow(rows) for c in self._growing) else None",
         "if True else None",
-        TEST + "test_rows_that_outgrow_the_pool_are_told_so_before_they_are_planned",
+        TEST + "test_a_row_gets_no_page_where_another_pool_has_none_for_it",
     ),
     Mutant(
         "lost-window-never-comes-back",

@@ -13,6 +13,7 @@ from service.metrics import http
 from service.page import feed
 from service.page.door import FULL, OFF
 from service.server import Server
+from tests.fakes.within import within
 from tests.page.watching import PATIENCE, asked, serve_emulated, until, watched
 
 PARTS = {"/ui": "text/html", "/ui/page.css": "text/css", "/ui/page.js": "text/javascript"}
@@ -40,6 +41,7 @@ async def test_three_files_that_may_load_nothing_from_elsewhere() -> None:
             assert int(head.headers["content-length"]) == len(body.encode()) and head.body == ""
             policy = answer.headers["content-security-policy"]
             assert "default-src 'none'" in policy and "unsafe" not in policy and "*" not in policy
+            assert "frame-ancestors 'none'" in policy and answer.headers["x-content-type-options"] == "nosniff"
             assert "://" not in body.replace("http://www.w3.org/2000/svg", "")
         for path, status in (("/ui/nothing", 404), ("/ui/../config.py", 404), ("/uix", 404), ("/", 404)):
             assert (await asked(serving.port, path)).status == status, path
@@ -87,7 +89,7 @@ async def test_a_reader_that_stalls_is_cut_and_holds_up_nobody(monkeypatch: pyte
         stalled.writer.transport.pause_reading()  # type: ignore[attr-defined]
         await until(lambda: serving.watchers == 2)
         before = await reading.event()
-        async with asyncio.timeout(PATIENCE):
+        async with within(PATIENCE, "the stalled one is cut"):
             while serving.watchers == 2:
                 now = await reading.event()
         assert before and now and now["generation_tokens"] > before["generation_tokens"]

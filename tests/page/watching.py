@@ -16,6 +16,7 @@ from core.text.tokenizer import Tokenizer
 from service.client import SlipstreamClient
 from service.server import Server
 from tests.fakes.real_server import emulated_engine, serve_checkpoint
+from tests.fakes.within import within
 
 PATIENCE = 20.0
 STEP_SECONDS = 0.004
@@ -42,7 +43,7 @@ class Reading:
 
     async def body(self) -> str:
         """What comes until the server hangs up."""
-        async with asyncio.timeout(PATIENCE):
+        async with within(PATIENCE, "the server hangs up"):
             return (await self._reader.read()).decode()
 
     async def event(self) -> dict[str, Any] | None:
@@ -167,6 +168,6 @@ class Serving:
 
 async def until(condition: Callable[[], Any]) -> None:
     """Wait until the condition holds; fails past PATIENCE."""
-    async with asyncio.timeout(PATIENCE):
+    async with within(PATIENCE, "the condition holds"):
         while not condition():
             await asyncio.sleep(0.005)

@@ -37,9 +37,9 @@ def test_gather_sees_the_last_stash_once() -> None:
 
 def test_last_row_is_inside_and_buffers_follow_the_table() -> None:
     future_map, _ = make(size=5)
+    assert future_map.num_rows == 6 == len(future_map.buffer("new_seq_lens_buf"))
     future_map.stash(rows(5), RelayPayload(torch.tensor([7])))
     assert future_map.gather(rows(5)).tolist() == [7]
-    assert future_map.num_rows == 6 == len(future_map.buffer("new_seq_lens_buf"))
 
 
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int64])

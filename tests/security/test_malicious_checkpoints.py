@@ -43,13 +43,9 @@ async def test_refused(folder: Path, canary: Path, spoil: Spoil, scorecard: Scor
     spoil(folder, canary)
     with pytest.raises(ModelLoadError) as refused:
         await greedy(folder)
-    assert not canary.exists()
-    assert (refused.value.exit_code, "\n" in refused.value.message, len(refused.value.message) < 600) == (
-        3,
-        False,
-        True,
-    )
-    scorecard(34, spoil.__name__, "refused, no canary")
+    assert "\n" not in refused.value.message and len(refused.value.message) < 600
+    scorecard(34, f"{spoil.__name__}: canaries", int(canary.exists()), equals=0)
+    scorecard(34, f"{spoil.__name__}: exit code", refused.value.exit_code, equals=3)
 
 
 @pytest.mark.parametrize("spoil", SERVED_OR_REFUSED, ids=lambda spoil: spoil.__name__)
@@ -61,9 +57,9 @@ async def test_never_run(tiny: Path, folder: Path, canary: Path, spoil: Spoil, s
     except ModelLoadError as refused:
         found = None
         assert "\n" not in refused.message
-    assert not canary.exists()
+    word = "refused" if found is None else "served as without it"
+    scorecard(34, f"{spoil.__name__}, {word}: canaries", int(canary.exists()), equals=0)
     assert found in (None, clean)
-    scorecard(34, spoil.__name__, "no canary, " + ("refused" if found is None else "served as without it"))
 
 
 SECRET = "what only the operator may read"

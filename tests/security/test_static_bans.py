@@ -98,7 +98,7 @@ def test_nothing_on_the_lists_is_in_the_product(scorecard: Scorecard) -> None:
     sources = [each for each in python("core", "service") if not each.path.startswith(TOOLS)]
     found = [finding for source in sources for finding in findings(source)]
     report(found)
-    scorecard(33, "banned things in files of the product", f"{len(found)} in {len(sources)}")
+    scorecard(33, f"in {len(sources)} files of the product, banned things", len(found), equals=0)
 
 
 def test_the_defaults_listen_on_this_machine_only() -> None:

@@ -39,9 +39,8 @@ async def test_salts_share_nothing(tiny: Path, scorecard: Scorecard) -> None:
             await hits(client, salt) for salt in ("tenant b", "", "tenant A", "tenant a ", "tenant", "\0tenant a")
         ]
         (bare,) = [await hits(client, "")]
-    assert crossed == [0] * len(crossed)
     assert bare > 0
-    scorecard(27, "hits across salts", sum(crossed))
+    scorecard(27, "tokens hit across salts", sum(crossed), equals=0)
 
 
 async def test_callers_share_nothing_whatever_salt_they_choose(tiny: Path, tmp_path: Path) -> None:
@@ -151,8 +150,9 @@ async def test_freed_pages_are_never_read_before_they_are_written(
             assert server.engine.live_requests == 0
             poisoned += builder.poison()
             found.append(await answers(client, length))
-    assert found == clean and poisoned > 1000
-    scorecard(27, "outputs changed by poisoned pages", f"0 of {len(clean) * 3} ({poisoned} pages filled with NaN)")
+    changed = sum(a != b for mine, theirs in zip(found, clean, strict=True) for a, b in zip(mine, theirs, strict=True))
+    scorecard(27, "pages filled with NaN", poisoned, at_least=1000)
+    scorecard(27, f"of {len(clean) * 3} outputs, changed by them", changed, equals=0)
 
 
 LENGTHS = (1, 2, 15, 16, 17, 31, 32, 33, 64, 65, 100, 16, 1)
@@ -199,5 +199,5 @@ async def test_outputs_are_right_when_every_hash_collides(
 
     expected = await run()
     monkeypatch.setattr(radix, "page_key", lambda data, at, size: Colliding(data[at : at + size]))
-    assert await run() == expected
-    scorecard(27, "outputs changed by colliding hashes", f"0 of {len(expected)}")
+    changed = sum(a != b for a, b in zip(await run(), expected, strict=True))
+    scorecard(27, f"of {len(expected)} outputs, changed by colliding hashes", changed, equals=0)

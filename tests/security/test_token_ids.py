@@ -55,7 +55,8 @@ async def test_bad_ids_are_refused_and_the_batch_beside_them_is_unchanged(tiny: 
                 assert await failure(client, prompt(token, 0, length)) is None, (token, length)
                 cases += 1
         assert await failure(client, pb.GenerateRequest(text="<|pad|><|bos|><|eos|>" * 9)) is None
-    scorecard(29, "ids at their edges, good stream identical", f"{cases}, {neighbour.answers} of {neighbour.answers}")
+    scorecard(29, "ids at their edges", cases, at_least=50)
+    scorecard(29, "answers beside them, all identical", neighbour.answers, at_least=1)
 
 
 async def test_rows_of_the_embedding_without_a_token_do_not_harm(tmp_path: Path) -> None:

@@ -71,12 +71,10 @@ async def test_the_table_of_edges(client: SlipstreamClient, scorecard: Scorecard
                 refusals.append(seconds)
     print(f"{len(edges)} edges, {neighbour.answers} answers beside them, loop late by {neighbour.worst_lag:.3f} s")
     assert not wrong, "\n".join(wrong)
-    assert len(edges) >= 400
-    assert statistics.median(refusals) < 0.05
-    scorecard(28, "edges, bad codes", f"{len(edges)}, 0")
-    scorecard(
-        28, "refusal median, slowest", f"{statistics.median(refusals) * 1e3:.1f} ms, {max(refusals) * 1e3:.0f} ms"
-    )
+    scorecard(28, "edges", len(edges), at_least=400)
+    scorecard(28, "edges answered by another code, or naming another field", len(wrong), equals=0)
+    scorecard(28, "median ms of a refusal", statistics.median(refusals) * 1e3, at_most=50)
+    scorecard(28, "slowest refusal, ms", max(refusals) * 1e3)
 
 
 def faults(edge: Edge, failed: CallFailed | None) -> list[str]:
@@ -164,9 +162,8 @@ async def test_floods_within_one_message(client: SlipstreamClient, name: str, sc
         seconds = time.monotonic() - before
     assert failed is not None and failed.code is grpc.StatusCode.INVALID_ARGUMENT, failed
     assert field in failed.fields
-    print(f"{name}: {seconds * 1e3:.0f} ms, loop late by {neighbour.worst_lag * 1e3:.0f} ms")
-    assert seconds < 1.0
-    scorecard(28, f"{name} refused in, loop late by", f"{seconds * 1e3:.0f}, {neighbour.worst_lag * 1e3:.0f} ms")
+    scorecard(28, f"megabytes of {name}: ms to the refusal", seconds * 1e3, at_most=1000)
+    scorecard(28, f"megabytes of {name}: loop late by, ms", neighbour.worst_lag * 1e3)
 
 
 @shared_loop

@@ -18,6 +18,7 @@ from service.client import SlipstreamClient
 from service.config import ServerConfig
 from service.server import Server
 from tests.fakes.fake_engine import FakeEngine
+from tests.fakes.within import within
 
 PATIENCE = 10.0
 """Seconds after which an awaited event counts as missing; nothing here takes a tenth of it."""
@@ -25,7 +26,7 @@ PATIENCE = 10.0
 
 async def until(condition: Callable[[], bool]) -> None:
     """Let the loop run until `condition` holds, which must not need anything but the loop; fails past PATIENCE."""
-    async with asyncio.timeout(PATIENCE):
+    async with within(PATIENCE, "the condition holds"):
         while not condition():
             await asyncio.sleep(0)
 

@@ -12,12 +12,13 @@ import pytest
 from service.client import CallFailed, Chunk, SlipstreamClient
 from service.pb.slipstream.v1 import inference_pb2 as pb
 from tests.fakes.fake_engine import FakeEngine, held
+from tests.fakes.within import within
 from tests.service.conftest import PATIENCE, Serve
 
 
 async def closed(engine: FakeEngine, count: int = 1) -> None:
     """Wait until the `count`-th stream was closed."""
-    async with asyncio.timeout(PATIENCE):
+    async with within(PATIENCE, f"stream {count} is closed"):
         stream = await engine.stream_number(count)
         await stream.closed.wait()
 

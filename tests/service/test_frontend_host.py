@@ -1,108 +1,180 @@
-"""What the engine's process keeps for a front end is given up with what it was for, whenever that goes."""
+"""The engine's side of a front end: what waits while the connection is full, and what ends when it is lost."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
 from prometheus_client import CollectorRegistry
 
+from core.types.io import Delta, EmbedRequest, GenerateRequest
+from core.types.sampling_params import SamplingParams
 from service.engine_slot import EngineSlot
 from service.frontends.host import FrontEndHost
-from service.frontends.wire import Kind, pack_json
+from service.frontends.plain import to_plain
+from service.frontends.wire import Kind, Link, pack_json, read_events
 from service.metrics.rpc import RpcMetrics
-from tests.fakes.fake_engine import FakeEngine
+from service.tenants.gates import Hold
+from tests.fakes.fake_engine import FakeEngine, held
+from tests.fakes.kept_server import small_engine
 from tests.service.conftest import until
+from tests.system.test_exactly_once import settled
+
+PATIENCE = 20.0
 
 
-class Sink(asyncio.Transport):
-    """A connection on which everything is written at once."""
+class Wire(asyncio.Transport):
+    """The connection to a front end that a test plays; `frames` is what was written, in order."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.written = b""
-
-    def write(self, data: bytes | bytearray | memoryview) -> None:
-        self.written += data
-
-    def is_closing(self) -> bool:
-        return False
+        self.frames: list[tuple[Kind, bytes]] = []
+        self._reader = Link(lambda kind, body: self.frames.append((kind, bytes(body))), lambda: None)
 
     def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
-        """None are needed."""
+        """The test says when it is full."""
 
+    def is_closing(self) -> bool:
+        """Never: the test says when it is lost."""
+        return False
 
-class News:
-    """A kept stream that has news whenever the test says so."""
+    def write(self, data: Any) -> None:
+        """Read at once, as by a front end that keeps up."""
+        self._reader.data_received(bytes(data))
 
-    expected, want_text, open_outputs, ended, closed = 1, True, 1, False, False
-
-    def watch(self, ready: Callable[[], None]) -> None:
-        self.ready = ready
-
-    def poll(self) -> None:
-        """Nothing is there yet."""
-
-    async def aclose(self) -> None:
-        self.closed = True
+    def events(self) -> list[bytes]:
+        """Bodies of the EVENTS frames."""
+        return [body for kind, body in self.frames if kind is Kind.EVENTS]
 
 
 class Desk:
-    """Gives the one stream."""
+    """Lets every call in, and knows which places were given back."""
 
-    async def attach(self, request_id: str, positions: dict[int, Any]) -> News:
-        return News()
+    def __init__(self) -> None:
+        self.left: list[str] = []
 
-
-@pytest.fixture
-def host() -> FrontEndHost:
-    slot = EngineSlot()
-    slot.engine = FakeEngine()
-    desk: Any = Desk()
-    made = FrontEndHost(slot, desk, RpcMetrics(CollectorRegistry()), lambda: None)
-    made.link.connection_made(Sink())
-    return made
+    async def enter(self, tenant: str, _deadline: float | None) -> Hold:
+        """A place, by the tenant's name."""
+        return Hold(lambda: self.left.append(tenant))
 
 
-def call(number: int) -> bytes:
-    return pack_json(Kind.CALL, {"id": number, "method": "tokenize", "text": "hello", "special": True})
+class Connected:
+    """A host with `engine` behind it and a front end that the test plays before it."""
+
+    def __init__(self, engine: Any) -> None:
+        slot = EngineSlot()
+        slot.engine = engine
+        self.desk, self.wire, self.losses = Desk(), Wire(), list[str]()
+        desk: Any = self.desk
+        self.host = FrontEndHost(slot, desk, RpcMetrics(CollectorRegistry()), lambda: self.losses.append("lost"))
+        self.host.link.connection_made(self.wire)
+
+    def call(self, number: int, method: str, **arguments: Any) -> None:
+        """What a front end sends."""
+        self.host.link.data_received(pack_json(Kind.CALL, {"id": number, "method": method, **arguments}))
+
+    def replies(self) -> int:
+        """How many calls were answered."""
+        return sum(kind is Kind.REPLY for kind, _ in self.wire.frames)
 
 
-async def turns(count: int = 5) -> None:
-    for _ in range(count):
+@asynccontextmanager
+async def real_engine() -> AsyncIterator[Any]:
+    engine = small_engine()
+    await engine.start()
+    try:
+        yield engine
+    finally:
+        await engine.stop()
+
+
+def request(tokens: int, name: str = "mine") -> Any:
+    sampling = SamplingParams(max_tokens=tokens, temperature=0.0, ignore_eos=True)
+    return to_plain(GenerateRequest(name, token_ids=(5, 6, 7), sampling=sampling, want_text=False))
+
+
+def told(body: bytes) -> tuple[list[Delta], list[Any]]:
+    """Deltas and what comes behind them."""
+    _, deltas, after = read_events(body)
+    return [delta for _, delta in deltas], after
+
+
+async def test_tokens_wait_in_the_engine_while_the_connection_is_full() -> None:
+    """Nothing is written after `pause_writing`; what came meanwhile is one frame, merged, once there is room."""
+    async with real_engine() as engine:
+        front = Connected(engine)
+        front.call(1, "generate", request=request(60))
+        async with asyncio.timeout(PATIENCE):
+            while not any(told(body)[0] for body in front.wire.events()):
+                await asyncio.sleep(0.001)
+        front.host.link.pause_writing()
+        before = front.wire.events()
+        await settled(lambda: engine.stats.finished["length"] == 1, within=PATIENCE)
         await asyncio.sleep(0)
+        assert len(front.wire.events()) == len(before), "written to a connection that is full"
+        front.host.link.resume_writing()
+        (last,) = front.wire.events()[len(before) :]
+        deltas, after = told(last)
+        seen = [delta for body in before for delta in told(body)[0]]
+        ids = [token for delta in (*seen, *deltas) for token in delta.token_ids]
+        assert len(deltas) == 1 and len(ids) == 60 and deltas[0].position == sum(len(d.token_ids) for d in seen)
+        assert [(number, kind) for number, kind, _ in after] == [(1, "finished")]
 
 
-async def test_a_call_that_is_given_up_before_its_first_step_leaves_nothing(host: FrontEndHost) -> None:
-    """Found by the simulation of the shell (seed 7): both frames came in one read, and the call stayed for ever."""
-    host.link.data_received(call(1) + pack_json(Kind.END, {"id": 1}) + call(2))
-    await until(lambda: 2 not in host._calls)
-    await turns()
-    assert not host._calls
+async def test_one_step_of_many_streams_is_one_frame() -> None:
+    async with real_engine() as engine:
+        front = Connected(engine)
+        for number in range(8):
+            front.call(number, "generate", request=request(60, f"r{number}"))
+
+        def ends() -> list[int]:
+            return [number for body in front.wire.events() for number, kind, _ in told(body)[1] if kind == "finished"]
+
+        await settled(lambda: len(ends()) == 8, within=PATIENCE)
+        assert sorted(ends()) == list(range(8))
+        frames = [told(body)[0] for body in front.wire.events()]
+        assert sum(len(delta.token_ids) for deltas in frames for delta in deltas) == 8 * 60
+        assert max(map(len, frames)) == 8, "streams that a step reached together"
+        assert not front.host._streams, "a stream that has ended is let go of"
 
 
-async def test_a_front_end_that_is_lost_with_calls_at_their_beginning_leaves_nothing(host: FrontEndHost) -> None:
-    host.link.data_received(call(1) + call(2))
-    host.link.connection_lost(None)
-    await turns()
-    assert not host._calls and host.lost
+async def test_a_front_end_that_is_lost_takes_along_everything_it_had() -> None:
+    """Streams, embeddings, calls that were not answered yet, and places in a tenant's gate; once."""
+    engine = FakeEngine(held(asyncio.Event(), after=0))
+    await engine.start()
+    front, other = Connected(engine), Connected(engine)
+    for each, name in ((front, "front"), (other, "other")):
+        embedding = to_plain(EmbedRequest(((1, 2), (3,)), request_id=f"{name}-embedding"))
+        each.call(1, "embed", request=embedding)
+        each.call(2, "enter", tenant=name, deadline=None)
+        await until(lambda each=each: each.replies() == 2)
+        each.call(3, "vectors", of=1)
+    await until(lambda: set(front.host._calls) == set(other.host._calls) == {3})
+    assert engine.live_requests == 2
+    front.host.link.connection_lost(None)
+    await until(lambda: not front.host._calls)
+    closed = {stream.request_id: stream.closed for stream in engine.streams}
+    ended, _ = await asyncio.wait([asyncio.ensure_future(closed["front-embedding"].wait())], timeout=2)
+    assert ended, "the embedding of a front end that is gone goes on"
+    assert not closed["other-embedding"].is_set() and engine.live_requests == 1
+    assert (front.desk.left, other.desk.left, front.losses, other.losses) == (["front"], [], ["lost"], [])
+    assert front.host.lost and not other.host.lost
+    other.host.link.connection_lost(None)
+    await until(lambda: not engine.live_requests and not other.host._calls)
 
 
-async def test_a_front_end_that_is_lost_while_its_connection_is_full_leaves_nothing(host: FrontEndHost) -> None:
-    """Found by the simulation of the shell (seed 449): streams with news were marked for a write that never came."""
-    host.link.data_received(pack_json(Kind.CALL, {"id": 1, "method": "attach", "request_id": "r", "positions": {}}))
-    await until(lambda: 1 in host._streams and 1 not in host._calls)
-    await turns()
-    stream = host._streams[1]
-    assert isinstance(stream, News)
-    host.link.pause_writing()
-    stream.ready()
-    await turns()
-    assert host._ready, "it waits for room"
-    host.link.connection_lost(None)
-    assert not host._ready
-    stream.ready()
-    await turns()
-    assert stream.closed and not (host._ready or host._streams or host._calls or host._closing)
+@pytest.mark.parametrize("lost", [True, False])
+async def test_streams_of_a_lost_front_end_are_aborted(lost: bool) -> None:
+    async with real_engine() as engine:
+        front = Connected(engine)
+        front.call(1, "generate", request=request(5000))
+        await until(lambda: front.replies() == 1)
+        if lost:
+            front.host.link.connection_lost(None)
+        else:
+            front.host.link.data_received(pack_json(Kind.END, {"id": 1}))
+        await settled(lambda: not engine.live_requests, within=PATIENCE)
+        assert engine.stats.finished["cancelled"] == 1 and front.host.lost == lost

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
+from unittest import mock
 
 import grpc
 import grpc.aio
@@ -100,9 +101,11 @@ async def test_results_and_deliberate_aborts_pass() -> None:
 
 
 async def test_cancellation_is_raised_again() -> None:
+    context = mock.create_autospec(grpc.aio.ServicerContext)
     with pytest.raises(asyncio.CancelledError):
-        async with errors_to_statuses("m", None):  # type: ignore[arg-type]
+        async with errors_to_statuses("m", context):
             raise asyncio.CancelledError
+    assert not context.method_calls, "a call that was cancelled has no status of ours"
 
 
 def test_a_handler_in_a_thread_is_refused() -> None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 import pytest
 
 from core.errors import SlowConsumer
 from service.write_bound import WriteBound
+from tests.fakes.within import within
 
 
 async def forever() -> None:
@@ -16,7 +18,7 @@ async def forever() -> None:
 
 async def test_a_write_that_hangs_is_cut() -> None:
     with pytest.raises(SlowConsumer):
-        async with WriteBound(0.05) as bound:
+        async with within(5, "the write is cut"), WriteBound(0.05) as bound:
             bound.begin()
             await forever()
 
@@ -70,3 +72,43 @@ async def test_errors_of_the_body_pass_a_timeout_included() -> None:
     with pytest.raises(TimeoutError):
         async with WriteBound(5.0):
             raise TimeoutError
+
+
+class StoppedLoop:
+    """The running loop with a clock that a test moves on, as it is across SIGSTOP."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self.jumped = 0.0
+
+    def time(self) -> float:
+        return self._loop.time() + self.jumped
+
+    def call_at(self, due: float, function: Callable[[], None]) -> asyncio.TimerHandle:
+        return self._loop.call_at(due - self.jumped, function)
+
+
+async def test_a_process_that_was_stopped_does_not_cut_its_clients() -> None:
+    stopped, looks = StoppedLoop(), list[float]()
+
+    class Watched(WriteBound):
+        def _look(self) -> None:
+            looks.append(self._loop.time())
+            super()._look()
+
+    async def cut(*, acknowledged: bool) -> None:
+        bound = Watched(0.05)
+        bound._loop = stopped  # type: ignore[assignment]
+        async with bound:
+            bound.begin()
+            stopped.jumped += 100.0
+            while acknowledged and not looks:
+                await asyncio.sleep(0.001)
+            if not acknowledged:
+                await forever()
+            bound.end()
+
+    await cut(acknowledged=True)
+    with pytest.raises(SlowConsumer):
+        await cut(acknowledged=False)
+    assert len(looks) >= 3, "a client that does not read is cut all the same, one period later"

@@ -12,7 +12,7 @@ import torch
 
 from tests.sim.scenario import draw
 from tests.sim.story import Hits, Story
-from tests.sim.sweep import STEPS, corpus, play, sweep, told
+from tests.sim.sweep import corpus, play, sweep, told
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -26,7 +26,9 @@ def main(argv: list[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m tests.sim", description=__doc__)
     parser.add_argument("--seed", type=int, help="replay this seed and print how it went")
-    parser.add_argument("--steps", type=int, default=STEPS, help="steps with input, before everybody may finish")
+    parser.add_argument(
+        "--steps", type=int, help="steps with input, before everybody may finish; by default what the seed draws"
+    )
     parser.add_argument("--trace", action="store_true", help="with --seed: print every decision")
     parser.add_argument("--seeds", type=int, default=2000, help="without --seed: how many to play")
     parser.add_argument("--base", type=int, help="the first of them; drawn anew if not given")

@@ -17,6 +17,20 @@ PATIENCE = 4
 """Tokens that a reader may leave unread."""
 
 
+@dataclass(slots=True)
+class Admission:
+    """One stay in a row, as the submitted batches tell of it."""
+
+    at: float
+    """Seconds: when its first step was planned."""
+    cached: int
+    """Tokens that were in the pools before that step."""
+    target: int
+    """Tokens known by then: behind the last of them the first new one is sampled."""
+    planned: int
+    """Tokens whose steps are planned so far."""
+
+
 @dataclass(slots=True, eq=False)
 class Client:
     """The reader of one output, and `Req.sink` of it."""
@@ -26,6 +40,20 @@ class Client:
     siblings: list[Client] = field(default_factory=list)
     tokens: list[int] = field(default_factory=list)
     ended: Ended | None = None
+    number: int = 0
+    """In order of arrival, from 1."""
+    arrived: float = 0.0
+    """Seconds on the world's clock, as are all times below."""
+    deadline: float | None = None
+    queue_deadline: float | None = None
+    priority: int = 0
+    salt: str = ""
+    """As the client said it."""
+    times: list[float] = field(default_factory=list)
+    """When each of `tokens` came."""
+    ended_at: float = 0.0
+    admissions: list[Admission] = field(default_factory=list)
+    """Every time that it got a row, in order; the last is over when it waits or has ended."""
     reads: bool = True
     """A reader that does not read is ended after `patience` tokens, as the output processor does."""
     stop_after: int = 0
@@ -44,11 +72,37 @@ class Client:
     """The number of the adapter that it came for, where there are any."""
     forced: int = 0
     """Retractions of it that the run forced; the others are the scheduler's own."""
+    forced_before: int = 0
+    """As many of those have been told from the others."""
+    by_class: int = 0
+    """Retractions of it in favour of a request of a higher class."""
+    by_class_before: int = 0
+    """As many of those have been told from the others."""
     gave_way: int = 0
     """Its own retractions so far, the run's progress at the last, and how many in a row came without progress."""
     retracted_at: int = -1
     in_vain: int = 0
     _answer: Answer | None = None
+
+    @property
+    def sent(self) -> int:
+        """Tokens that the client sent."""
+        return self.req.prompt_len if self.encoder is None else len(self.encoder.ids)
+
+    @property
+    def encoder_len(self) -> int:
+        """Of those, tokens that an encoder reads."""
+        return 0 if self.encoder is None else len(self.encoder.ids)
+
+    @property
+    def failed(self) -> bool:
+        """Whether it ended for what the device made of it."""
+        return self.ended is not None and isinstance(self.ended.error, RequestFailed)
+
+    @property
+    def last(self) -> int:
+        """Tokens that are in the pools when its last useful step is over: the last token out is never fed back."""
+        return self.req.prompt_len + self.req.max_new_tokens - 1
 
     @property
     def answer(self) -> Answer:
@@ -70,6 +124,8 @@ class Clients:
         self.gone: list[Client] = []
         self.progress = 0
         """Grows with every token and every terminal."""
+        self.received = 0
+        """Tokens, of all clients."""
         self.closed: Callable[[Req], None] | None = None
         """Told of the last request of each stream that ends."""
         self._due: list[Client] = []
@@ -92,11 +148,11 @@ class Clients:
     def emit(self, outputs: StepOutputs, now: float) -> None:
         """The scheduler's `Emit`."""
         for step in outputs.tokens:
-            self._take_tokens(step)
+            self._take_tokens(step, now)
         for ended in outputs.ended:
             self._take_end(ended, now)
 
-    def _take_tokens(self, step: StepTokens) -> None:
+    def _take_tokens(self, step: StepTokens, now: float) -> None:
         logprobs = step.logprobs
         for place, (req, token, position) in enumerate(zip(step.reqs, step.tokens, step.positions, strict=True)):
             client: Client = req.sink
@@ -109,12 +165,14 @@ class Clients:
                 wanted = expected[position] if position < len(expected) else "nothing more"
                 raise Violation("tokens", f"{client.name} gets {token} at {position}, the reference says {wanted}")
             client.tokens.append(token)
+            client.times.append(now)
             if req.params.logprobs:
                 if logprobs is None:
                     raise Violation("logprobs", f"{client.name} asked for them at {position}")
                 self._check_logprobs(client, token, step, place)
             self._react(client)
         self.progress += len(step.tokens)
+        self.received += len(step.tokens)
 
     def _check_logprobs(self, client: Client, token: int, step: StepTokens, place: int) -> None:
         assert step.logprobs is not None
@@ -146,7 +204,7 @@ class Clients:
             raise Violation("terminal_once", f"{client.name} ends twice")
         if (ended.reason is None) == (ended.error is None):
             raise Violation("terminal_once", f"{client.name} ends with {ended.reason} and {ended.error}")
-        client.ended = ended
+        client.ended, client.ended_at = ended, now
         del self.live[ended.req]
         self.gone.append(client)
         self.progress += 1
@@ -178,17 +236,16 @@ class Clients:
 
     def _check_error(self, client: Client, error: SlipstreamError, now: float) -> None:
         """Time limits strike when they are due and not before; a pool is never too small for who fits it alone."""
-        req = client.req
         if isinstance(error, Overloaded) and error.reason == "POOL_EXHAUSTED":
             raise Violation("fits_alone", f"{client.name} fits the empty pool, and is ended with {error!r}")
         if isinstance(error, QueueTimeout):
-            right = req.scheduled_at is None and req.queue_deadline is not None and req.queue_deadline <= now
+            right = not client.admissions and client.queue_deadline is not None and client.queue_deadline <= now
         elif isinstance(error, DeadlinePassed):
-            right = req.deadline is not None and req.deadline <= now
+            right = client.deadline is not None and client.deadline <= now
         elif isinstance(error, RequestFailed):
             right = client.owner in self._spoiled
         else:
             right = client.ordered
         if not right:
-            raise Violation("unasked_end", f"{client.name} is ended at {now:.2f} with {error!r}: {req}")
+            raise Violation("unasked_end", f"{client.name} is ended at {now:.2f} with {error!r}: {client.req}")
         self._hits(type(error).__name__)

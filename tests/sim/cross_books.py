@@ -69,7 +69,7 @@ class CrossBooks:
         owned = [page for pages in by_row.values() for page in pages]
         if sorted(free + owned) != list(range(1, allocator.num_pages + 1)):
             raise Violation("cross_owner", f"free {free}, by row {by_row}, of {allocator.num_pages}")
-        needed = {req.row: -(-req.encoder_len // allocator.page_size) for req in seats}
+        needed = {req.row: -(-req.sink.encoder_len // allocator.page_size) for req in seats}
         if {row: len(pages) for row, pages in by_row.items()} != needed:
             raise Violation("cross_owner", f"by row {by_row}, those who run need {needed}")
         for req in seats:

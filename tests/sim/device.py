@@ -11,7 +11,7 @@ import pickle
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -24,11 +24,14 @@ from tests.sim.companions import CompanionSide
 from tests.sim.kv_memory import KVMemory, Table
 from tests.sim.ledger import Ledger
 from tests.sim.plain import Plain
+from tests.sim.poison import Poison
 from tests.sim.reference import ROOT, blend
 from tests.sim.scenario import Scenario
 from tests.sim.story import Hits, Story, Violation
 
 FINGERPRINT_EVERY = 8
+SECONDS = 2.0**-16
+"""That the fake device takes for a token; a power of two, so that sums of times are exact."""
 
 
 class DeviceLost(RuntimeError):
@@ -48,7 +51,7 @@ class Watch:
 
     def __init__(self, memory: RequestMemory) -> None:
         self._rows = memory.rows
-        self._seen = self._rows.generations.tolist()
+        self._told = self._rows.generations.tolist()
         self._pages: list[int] = []
         self.frees = 0
         free = memory.allocator.free
@@ -64,10 +67,10 @@ class Watch:
         """What was freed since the last call."""
         now: list[int] = self._rows.generations.tolist()
         handover = Handover(pages=self._pages)
-        if now != self._seen:
-            for row, (old, new) in enumerate(zip(self._seen, now, strict=True)):
+        if now != self._told:
+            for row, (old, new) in enumerate(zip(self._told, now, strict=True)):
                 handover.owners += [(row, generation) for generation in range(old, new)]
-            self._seen = now
+            self._told = now
         self._pages = []
         return handover
 
@@ -82,6 +85,20 @@ class Job:
     freed: Handover
     left: list[Any]
     print: tuple[bytes, ...] | None
+    condemned: list[tuple[int, int]]
+    """Owners of the requests that failed before it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Timed:
+    """What one executed step took, and the device's wait before it, in seconds of the world's clock."""
+
+    step_id: int
+    sampled: int
+    """Rows that sampled."""
+    busy: float
+    waited: float
+    """Whether it could have had work in that time or not."""
 
 
 def fingerprint(batch: ScheduleBatch) -> tuple[bytes, ...]:
@@ -117,17 +134,24 @@ class SimExecutor(ABC):
         self._budget = scenario.config.chunked_prefill_size
         self.ledger = Ledger()
         self.spoil = -1
-        """Which sampling row of the next step that samples gets non-finite logits; -1: none."""
+        """Which row of the next step computes NaN, counted from those that sample; -1: none."""
         self.spoiled: set[tuple[int, int]] = set()
         """Owners (row, generation) whose logits were spoiled so far."""
         self.fail_next = False
+        self.now = 0.0
+        """The world's clock."""
         size = memory.allocator.page_size
         self.kv = KVMemory((memory.allocator.num_pages + 1) * size, size)
+        self.poison = Poison(size, hits)
         self._watch = Watch(memory)
         self._story, self._hits = story, hits
         self._submitted: deque[Job] = deque()
         self._executed: deque[StepResult] = deque()
         self._delivered: list[StepResult] = []
+        self._timed: deque[Timed] = deque()
+        self._told: list[Timed] = []
+        self._free_at: float | None = None
+        """When the step before was over."""
         self._flying = 0
         self._failure: Exception | None = None
         # Tokens of each row whose KV is written; -1 for a row whose owner's first step is still to come.
@@ -168,14 +192,26 @@ class SimExecutor(ABC):
             self._note_reuse(batch, freed)
         left = [side.leave(batch, [job.left[i] for job in self._submitted]) for i, side in enumerate(self.sides)]
         self._submitted.append(
-            Job(batch, freed, left, fingerprint(batch) if batch.step_id % FINGERPRINT_EVERY == 0 else None)
+            Job(
+                batch,
+                freed,
+                left,
+                fingerprint(batch) if batch.step_id % FINGERPRINT_EVERY == 0 else None,
+                self.poison.take(),
+            )
         )
 
     def completed(self) -> list[StepResult]:
         """Results that were delivered since the last call."""
         results, self._delivered = self._delivered, []
         self._flying -= len(results)
+        self._told += [self._timed.popleft() for result in results if result.error is None]
         return results
+
+    def take_timed(self) -> list[Timed]:
+        """Of the steps whose results were taken since the last call."""
+        seen, self._told = self._told, []
+        return seen
 
     def stop(self) -> None:
         """Nothing more is submitted."""
@@ -194,11 +230,12 @@ class SimExecutor(ABC):
             return True
         plain = Plain.of(job.batch)
         self._take_back(job.freed)
+        self.poison.begin(job.condemned)
         self._check(job, plain)
         for side, left in zip(self.sides, job.left, strict=True):
             side.take_back(job.freed.owners, left)
             side.check_writes(plain, job.batch.companion_writes.get(side.name))
-        result = self._compute(job.batch, plain)
+        result = self._time(job.batch, plain, self._compute(job.batch, plain))
         for side, left in zip(self.sides, job.left, strict=True):
             side.look_back(self.kv, left)
         for row, end in zip(plain.rows, plain.ends, strict=True):
@@ -220,6 +257,15 @@ class SimExecutor(ABC):
         if self.ledger.open_rows():
             raise Violation("unread_token", f"tokens that nobody read or discarded in rows {self.ledger.open_rows()}")
 
+    def _time(self, batch: ScheduleBatch, plain: Plain, result: StepResult) -> StepResult:
+        """As the production step reports it: a wait for want of requests is none."""
+        busy = (1 + sum(plain.lens) + len(plain.encoder_ids)) * SECONDS
+        began = self.now if self._free_at is None else max(self.now, self._free_at)
+        waited = 0.0 if self._free_at is None else began - self._free_at
+        self._free_at = began + busy
+        self._timed.append(Timed(batch.step_id, len(plain.places), busy, waited))
+        return replace(result, busy=busy, idle=0.0 if batch.after_idle else waited)
+
     @abstractmethod
     def _compute(self, batch: ScheduleBatch, plain: Plain) -> StepResult:
         """Table writes, inputs, forward, sampling, relay."""
@@ -227,9 +273,10 @@ class SimExecutor(ABC):
     def _forward(self, plain: Plain, ids: list[int], tables: list[Table], out: list[int]) -> list[int]:
         """What the fake model makes of each row: what all the pools that it reads say together."""
         found = (side.roots(plain) for side in self.sides)
-        roots = next((each for each in found if each is not None), [ROOT] * len(plain.rows))
-        read = [self.kv.run(plain.rows, plain.starts, plain.lens, ids, tables, out, roots)]
+        plain.roots = next((each for each in found if each is not None), [ROOT] * len(plain.rows))
+        read = [self.kv.run(plain.rows, plain.starts, plain.lens, ids, tables, out, plain.roots)]
         read += [side.run(plain, ids, tables, self.kv) for side in self.sides]
+        self.poison.run(plain, tables, out, self._spoiled_place(plain))
         return read[0] if len(read) == 1 else list(map(blend, *read))
 
     @abstractmethod
@@ -242,6 +289,7 @@ class SimExecutor(ABC):
             self._forget_table(row)
             self._lens[row] = -1
         self.kv.poison(freed.pages)
+        self.poison.freed(freed.pages)
 
     def _check(self, job: Job, plain: Plain) -> None:
         step, rows, fresh = job.batch.step_id, plain.rows, plain.fresh
@@ -279,12 +327,19 @@ class SimExecutor(ABC):
         if not written.isdisjoint(taken):
             self._hits("page_reused_in_flight")
 
+    def _spoiled_place(self, plain: Plain) -> int:
+        """Which row of the step goes wrong by itself, one in the middle of its prompt where none samples; -1: none."""
+        if self.spoil < 0:
+            return -1
+        spoil, self.spoil = self.spoil, -1
+        return plain.places[spoil % len(plain.places)] if plain.places else spoil % len(plain.rows)
+
     def _spoil(self, batch: ScheduleBatch, tokens: list[int]) -> np.ndarray:
         """bool[S] for the next result; a spoiled token is 0, as the real sampler leaves it."""
         marks = np.zeros(len(tokens), np.bool_)
-        if self.spoil >= 0 and tokens:
-            place, self.spoil = self.spoil % len(tokens), -1
-            marks[place] = True
-            tokens[place] = 0
-            self.spoiled.add((int(batch.sample_rows[place]), int(batch.sample_generations[place])))
+        for place, row in enumerate(batch.sample_rows.tolist() if self.poison.bad else ()):
+            if row in self.poison.bad:
+                marks[place] = True
+                tokens[place] = 0
+                self.spoiled.add(self.poison.bad[row])
         return marks

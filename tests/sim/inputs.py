@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from types import SimpleNamespace
+from typing import cast
 
 import numpy as np
 
 from core.batch.schedule_batch import ScheduleBatch
 from core.engine.adapter_table import AdapterTable
+from core.engine.async_engine import AsyncEngine
 from core.engine.input_processor import InputProcessor
-from core.errors import AdapterNotFound, InvalidRequest
+from core.errors import AdapterNotFound, DeadlinePassed, InvalidRequest, Overloaded
 from core.scheduler.intake import End
 from core.scheduler.scheduler import Scheduler
 from core.types.io import FinishReason, GenerateRequest
@@ -24,10 +27,8 @@ from tests.sim.reference import VOCAB, EncoderSide
 from tests.sim.scenario import Scenario
 from tests.sim.story import Hits, Story, Violation
 
-TICK = 0.01
-"""Seconds between two steps of the scheduler."""
-TOO_BIG = 0.02
-"""Share of requests that ask for more than the server can ever hold."""
+TICK = 2.0**-7
+"""Seconds between two steps of the scheduler; a power of two, so that sums of times are exact."""
 
 
 class Inputs:
@@ -61,6 +62,8 @@ class Inputs:
         if scenario.adapters is not None and table is not None:
             adapters = self.adapters = AdapterInputs(scenario.adapters, table, rng, story, hits)
             clients.closed = lambda req: adapters.closed(req.adapter_slot)
+        config = SimpleNamespace(scheduler=scenario.config)
+        self._door = cast(AsyncEngine, SimpleNamespace(_scheduler=scheduler, _config=config))
         self._prompts: list[list[int]] = [[0]]
         self._arrived = 0
         rates = (("abort", self._abort), ("abort_late", self._abort_late))
@@ -98,16 +101,17 @@ class Inputs:
         room = self._scenario.room(len(prompt if cross is None else cross.cross.start_ids))
         power = 1 if self._scenario.long_outputs else 4
         asked = 1 + int(self._rng.random() ** power * room)
-        if self._rng.random() < TOO_BIG:
+        if self._chance("too_big"):
             asked = room + 1 + int(self._rng.random() * 4)
         request = self._request(prompt, asked, now)
-        scheduler = self._scheduler
-        # The engine's own bound: a full queue refuses, and what it refuses is not heard of again.
-        if (
-            len(scheduler.waiting) + len(scheduler.intake) + request.sampling.n
-            > self._scenario.config.max_queued_requests
-        ):
+        try:
+            # The production rule, of which the harness only counts what comes of it (`queue_bound`).
+            AsyncEngine._refuse_if_late_or_full(self._door, request, now)
+        except Overloaded:
             self._hits("queue_full")
+            return
+        except DeadlinePassed:
+            self._check_late(request, now)
             return
         fits = cross is None or cross.fits(prompt)
         try:
@@ -119,9 +123,12 @@ class Inputs:
             self._hits("adapter_unknown")
             return
         except InvalidRequest as error:
-            if asked <= room and fits:
+            if asked > room or not fits:
+                self._hits("too_big" if fits else "cross_too_big")
+            elif self._windows_are_scarce(len(prompt) + asked - 1):
+                self._hits("window_too_big")
+            else:
                 raise Violation("entry", f"prompt {len(prompt)} asks {asked} of {room}, refused: {error}") from error
-            self._hits("too_big" if fits else "cross_too_big")
             return
         if self.adapters is not None and not self.adapters.known(request.adapter):
             raise Violation("entry", f"nobody loaded {request.adapter!r}, and a request for it is let in")
@@ -129,17 +136,37 @@ class Inputs:
             raise Violation("entry", f"prompt {len(prompt)} asks {asked}, more than {room} or than fits, and is let in")
         spec = None if cross is None else cross.cross
         encoder = None if spec is None else EncoderSide(tuple(prompt), spec.forced_first, spec.forced_last)
-        self._enter(reqs, encoder, None if self.adapters is None else self.adapters.enter(request.adapter, reqs))
+        self._enter(
+            request, reqs, encoder, None if self.adapters is None else self.adapters.enter(request.adapter, reqs), now
+        )
 
-    def _enter(self, reqs: list[Req], encoder: EncoderSide | None, adapter: int | None) -> None:
+    def _windows_are_scarce(self, tokens: int) -> bool:
+        """Whether the door may refuse for want of window pages: a row is charged one at most that it may not touch."""
+        scenario = self._scenario
+        if scenario.windows is None or -(-tokens // scenario.page_size) <= scenario.windows.pages:
+            return False
+        return scenario.windows.pages <= scenario.window_pages
+
+    def _check_late(self, request: GenerateRequest, now: float) -> None:
+        if request.deadline is None or request.deadline > now:
+            raise Violation("entry", f"refused at {now} for a deadline of {request.deadline}")
+        self._hits("too_late")
+
+    def _enter(
+        self, request: GenerateRequest, reqs: list[Req], encoder: EncoderSide | None, adapter: int | None, now: float
+    ) -> None:
         siblings: list[Client] = []
         reads, stop_after = not self._chance("slow_reader"), 0
         if self._chance("stop_string"):
             stop_after = 1 + int(self._rng.random() * 8)
         for req in reqs:
             self._arrived += 1
-            client = Client(f"#{self._arrived}", req, siblings, reads=reads, stop_after=stop_after)
+            client = Client(f"#{self._arrived}", req, siblings, number=self._arrived, arrived=now, reads=reads)
             client.pools, client.encoder, client.adapter = self._scenario.pools, encoder, adapter
+            client.stop_after, client.salt, client.priority = stop_after, request.cache_salt, request.priority
+            client.deadline = request.deadline
+            client.queue_deadline = None if request.queue_timeout is None else now + request.queue_timeout
+            _check_entered(client, request)
             siblings.append(client)
             req.sink = client
             self._clients.live[req] = client
@@ -160,7 +187,7 @@ class Inputs:
         rng, scenario = self._rng, self._scenario
         longest = min(scenario.context - 1, scenario.slots)
         length = 1 + int(rng.random() ** 2 * longest)
-        base = self._prompts[int(rng.random() * len(self._prompts))] if rng.random() < 0.5 else []
+        base = self._prompts[int(rng.random() * len(self._prompts))] if self._chance("shared_prefix") else []
         length = min(length, longest)
         kept = base[: min(len(base), length)]
         prompt = kept + [int(rng.random() * scenario.symbols) for _ in range(length - len(kept))]
@@ -180,8 +207,8 @@ class Inputs:
             request_id=request_id,
             token_ids=() if self.cross is None else tuple(prompt),
             sampling=self._params(asked, 2 + int(rng.random() * 3) if self._chance("group") else 1),
-            priority=int(rng.random() * 3),
-            deadline=now + rng.random() * 200 * TICK if self._chance("deadline") else None,
+            priority=int(rng.random() * 3) if self._chance("priority") else 0,
+            deadline=now + (rng.random() * 204 - 4) * TICK if self._chance("deadline") else None,
             queue_timeout=rng.random() * 40 * TICK if self._chance("queue_timeout") else None,
             cache_salt="ab"[int(rng.random() * 2)] if self._chance("salt") else "",
             adapter="" if self.adapters is None else self.adapters.wanted(),
@@ -190,7 +217,7 @@ class Inputs:
     def _params(self, asked: int, n: int) -> SamplingParams:
         rng = self._rng
         if not self._chance("options"):
-            return SamplingParams(temperature=0.0, max_tokens=asked, ignore_eos=rng.random() < 0.5, n=n)
+            return SamplingParams(temperature=0.0, max_tokens=asked, ignore_eos=not self._chance("eos"), n=n)
         penalised = rng.random() < 0.3
         logprobs = rng.random() < 0.3
         return SamplingParams(
@@ -203,7 +230,7 @@ class Inputs:
             max_tokens=asked,
             min_tokens=int(rng.random() * min(asked, 6)) if rng.random() < 0.4 else 0,
             stop_token_ids=tuple(rng.sample(range(VOCAB), 24)) if rng.random() < 0.4 else (),
-            ignore_eos=rng.random() < 0.5,
+            ignore_eos=not self._chance("eos"),
             seed=int(rng.random() * 2**40) if rng.random() < 0.5 else None,
             n=n,
             logit_bias={int(rng.random() * VOCAB): 2.5 for _ in range(3)} if rng.random() < 0.3 else {},
@@ -260,6 +287,15 @@ class Inputs:
             self._hits("abort_in_flight")
         if any(len(batch.encoder_lens) and _starts(batch, req) for batch in flying):
             self._hits("abort_before_encoding")
+
+
+def _check_entered(client: Client, request: GenerateRequest) -> None:
+    """The door passes on what was asked."""
+    req, params = client.req, request.sampling
+    told = (req.max_new_tokens, req.priority, req.deadline, req.queue_deadline, req.arrived_at, req.params)
+    asked = (params.max_tokens, client.priority, client.deadline, client.queue_deadline, client.arrived, params)
+    if told != asked:
+        raise Violation("entry", f"{client.name} asked for {asked}, and enters with {told}")
 
 
 def _starts(batch: ScheduleBatch, req: Req) -> bool:

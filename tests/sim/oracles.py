@@ -7,40 +7,60 @@ cheap checks run after every step; those that walk the radix tree run after some
 from __future__ import annotations
 
 from collections import Counter
-from typing import Any
 
 import numpy as np
 
+from core.batch.schedule_batch import ScheduleBatch
 from core.memory.request_memory import RequestMemory
-from core.prefix.base import PrefixCache
 from core.scheduler.scheduler import Scheduler
 from core.types.request import Req, RequestState
 from tests.sim.clients import Client, Clients
+from tests.sim.conservation import Conservation
 from tests.sim.device import SimExecutor
+from tests.sim.evictions import Evictions
+from tests.sim.family import Family, View
+from tests.sim.liveness import Liveness
+from tests.sim.measures import Measures
+from tests.sim.order import Order
 from tests.sim.scenario import Scenario
-from tests.sim.story import Violation
+from tests.sim.seating import Seating
+from tests.sim.story import Hits, Violation
+from tests.sim.structures import tree
 
 THOROUGH_EVERY = 32
-MAX_IDLE_RETRACTIONS = 1
-"""How often one request may give way while nobody gets a token or ends: it must not be preempted for ever."""
+
+FAMILIES: tuple[type[Family], ...] = (Seating, Evictions, Order, Conservation, Measures)
+"""All others, in the order in which they look; `Seating` first, which they count on."""
 
 
 class Oracles:
     """Looks at one scheduler, its memory, its device and its clients."""
 
-    def __init__(self, scenario: Scenario, scheduler: Scheduler, device: SimExecutor, clients: Clients) -> None:
+    def __init__(
+        self, scenario: Scenario, scheduler: Scheduler, device: SimExecutor, clients: Clients, hits: Hits
+    ) -> None:
         self._scheduler = scheduler
         self._memory = scheduler.memory
         self._device = device
         self._clients = clients
         self._queue_bound = scenario.config.max_queued_requests + scenario.rows
         self._looks = 0
-        self._preemptions = 0
-        self.forced = False
-        """The run took a row from somebody between two plans of this step: the queue may be out of order."""
-        self._seats: dict[Req, int] = {}
-        # lpm may take others first, and bounds how often.
-        self._fair = scenario.config.policy != "lpm"
+        self._view = View(scenario, scheduler, device, clients, hits)
+        self._liveness = Liveness(self._view)
+        self._families = (*(family(self._view) for family in FAMILIES), self._liveness)
+
+    def before_step(self, now: float) -> None:
+        """The scheduler steps at `now`."""
+        self._view.now = now
+
+    def planned(self, batch: ScheduleBatch | None) -> None:
+        """The planner answered."""
+        for family in self._families:
+            family.planned(batch)
+
+    def begin_to_finish(self) -> None:
+        """Nothing arrives from now on."""
+        self._liveness.begin()
 
     def after_step(self, due: list[Client], now: float) -> None:
         """Everything cheap; now and then everything. `due`: whose end was asked for before the step."""
@@ -49,7 +69,8 @@ class Oracles:
         for side in self._device.sides:
             side.check(self._memory, self._scheduler.running, seats)
         self._check_ends(due, now)
-        self._check_order(seats)
+        for family in self._families:
+            family.after_step()
         if self._device.in_flight > self._device.depth:
             raise Violation("executor_depth", f"{self._device.in_flight} steps in flight")
         self._looks += 1
@@ -70,6 +91,8 @@ class Oracles:
         memory = self._memory
         check_pages(memory)
         check_thoroughly(memory)
+        for family in self._families:
+            family.when_empty()
         for side in self._device.sides:
             side.check(memory, self._scheduler.running, [])
         if memory.rows.used or memory.owned_pages() or memory.cache.locked_pages:
@@ -130,38 +153,12 @@ class Oracles:
             if client.ended is None:
                 raise Violation("end_obeyed", f"{client.name} was to be ended before this step, and lives")
         for req in self._clients.live:
-            late = req.deadline is not None and req.deadline <= now
-            stuck = req.scheduled_at is None and req.queue_deadline is not None and req.queue_deadline <= now
+            client: Client = req.sink
+            late = client.deadline is not None and client.deadline <= now
+            # Limits strike at the start of a step: who was admitted in this one was in time or is late.
+            stuck = not client.admissions and client.queue_deadline is not None and client.queue_deadline <= now
             if late or stuck:
-                raise Violation("end_obeyed", f"{req.sink.name} lives at {now:.2f}: {req}")
-
-    def _check_order(self, seats: list[Req]) -> None:
-        """Who came in this step was the first in line, and who gave way was the last."""
-        waiting, key = self._scheduler.waiting, self._scheduler.waiting.policy.key
-        before, self._seats = self._seats, {req: req.generation for req in seats}
-        stayed = [req for req in seats if before.get(req) == req.generation]
-        forced, self.forced = self.forced, False
-        if len(stayed) < len(seats) and len(waiting) and self._fair and not forced:
-            first = min(map(key, waiting.members()))
-            if any(key(req) > first for req in seats if before.get(req) != req.generation):
-                raise Violation("order", "a request was admitted before one that the policy puts in front of it")
-        if self._scheduler.recorder.preemptions == self._preemptions:
-            return
-        self._preemptions = self._scheduler.recorder.preemptions
-        for req, client in self._clients.live.items():
-            own = req.retractions - client.forced
-            if own > client.gave_way:
-                client.gave_way = own
-                self._check_preempted(client)
-                if any(key(other) > key(req) for other in stayed):
-                    raise Violation("order", f"{client.name} gave way to one that the policy puts behind it")
-
-    def _check_preempted(self, client: Client) -> None:
-        progress = self._clients.progress
-        client.in_vain = client.in_vain + 1 if client.retracted_at == progress else 0
-        client.retracted_at = progress
-        if client.in_vain > MAX_IDLE_RETRACTIONS:
-            raise Violation("preempted_for_ever", f"{client.name} gave way {client.in_vain} times, nobody got anything")
+                raise Violation("end_obeyed", f"{client.name} lives at {now:.2f}: {req}")
 
 
 def check_pages(memory: RequestMemory) -> None:
@@ -169,7 +166,7 @@ def check_pages(memory: RequestMemory) -> None:
     allocator = memory.allocator
     free = allocator._stack[: allocator._top].tolist()
     owned = memory._pages[memory._owned].tolist()
-    cached = np.flatnonzero(_tree(memory.cache)._owned).tolist()
+    cached = np.flatnonzero(tree(memory.cache)._owned).tolist()
     if sorted(free + owned + cached) != list(range(1, allocator.num_pages + 1)):
         raise Violation("page_owner", f"free {free}, owned by rows {owned}, cached {cached}, of {allocator.num_pages}")
 
@@ -178,7 +175,7 @@ def check_thoroughly(memory: RequestMemory) -> None:
     """Production's own integrity check; and each lock in the tree has a row that holds it, and the other way round."""
     memory.check_integrity()
     holders = Counter(id(node) for node in memory._nodes if node is not None)
-    holds = {id(node): node.holds for root in _tree(memory.cache)._roots.values() for node in root.below()}
+    holds = {id(node): node.holds for root in tree(memory.cache)._roots.values() for node in root.below()}
     for node in holds:
         if holds[node] != holders.pop(node, 0):
             raise Violation("lock_holders", f"a cached prefix has {holds[node]} locks, and not as many holders")
@@ -193,8 +190,3 @@ def check_tenants(memory: RequestMemory, seats: list[Req]) -> None:
         root = list(memory._nodes[req.row].path())[-1]
         if root.salt != req.salt:
             raise Violation("tenant", f"{req.sink.name} of {req.salt!r} reads a prefix of {root.salt!r}")
-
-
-def _tree(cache: PrefixCache) -> Any:
-    """The radix tree inside either cache."""
-    return getattr(cache, "_groups", cache)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from core.batch.schedule_batch import ScheduleBatch
 
@@ -24,6 +24,8 @@ class Plain:
     encoder_ids: list[int]
     """Inputs that an encoder reads in this step, one after another, and how long each is."""
     encoder_lens: list[int]
+    roots: list[int] = field(default_factory=list)
+    """What the first token of each row follows; found out when the forward begins."""
 
     @classmethod
     def of(cls, batch: ScheduleBatch) -> Plain:

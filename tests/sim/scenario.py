@@ -1,7 +1,7 @@
 """Everything that one seed decides before the first step: sizes, settings, which faults happen and how often.
 
-Each seed switches on its own few faults ("swarm testing"): with all of them on all the time, the loud ones would end
-every request before the quiet ones meet it.
+Each seed switches whole features off, at random and more or fewer of them ("swarm testing", Groce et al. 2012): with
+all of them on all the time, the loud ones would end every request before the quiet ones meet.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import random
 from dataclasses import dataclass, field, replace
 
 from core.config import SchedulerConfig
-from core.memory.window_bounds import WindowBounds
 from tests.sim.reference import EOS, VOCAB
 
 RATES: dict[str, tuple[float, float]] = {
@@ -25,23 +24,40 @@ RATES: dict[str, tuple[float, float]] = {
     "stop_string": (0.1, 0.5),
     "options": (0.2, 1.0),
     "salt": (0.2, 0.7),
+    "priority": (0.3, 1.0),
+    "eos": (0.3, 1.0),
+    "shared_prefix": (0.3, 0.8),
+    "too_big": (0.01, 0.05),
     # What happens to the engine.
     "clock_jump": (0.005, 0.05),
     "nan_row": (0.005, 0.05),
     "drain": (0.003, 0.01),
     "step_failure": (0.003, 0.006),
 }
-PER_REQUEST = ("deadline", "queue_timeout", "group", "duplicate_id", "slow_reader", "stop_string", "options", "salt")
+PER_REQUEST = (
+    *("deadline", "queue_timeout", "group", "duplicate_id", "slow_reader", "stop_string", "options", "salt"),
+    *("priority", "eos", "shared_prefix", "too_big"),
+)
 """Of these the rate is per request, not per step."""
 
-SHARE_ON = 0.4
-ONLY_SOMETIMES = {"step_failure": 0.15, "drain": 0.25, "abort": 0.6, "options": 0.6}
-REAL_STEPS = 40
+SHARES_ON = (0.2, 0.4, 0.7)
+"""One of these, by seed, is how likely each feature is on."""
+ONLY_SOMETIMES = {"step_failure": 0.15, "drain": 0.25, "abort": 0.6, "options": 0.6, "shared_prefix": 0.75, "eos": 0.6}
+"""How likely these are, whatever the share of the others."""
+REAL_STEPS = 8
 """One seed of so many runs the production StepRunner, FutureMap, table and history instead of their twins."""
+STEPS, LONG_STEPS = 300, 5000
+LONG_SHARE = 0.1
+"""Of the seeds go on for `LONG_STEPS`."""
+TINY_SHARE = 0.15
+"""Of the seeds have a single page in each pool, or two."""
 
-
-STATES_SHARE = 0.3
-"""Of the seeds have a model with recurrent states."""
+KINDS = (0, 0, 1, 1, 1, 1, 3, 3)
+"""How many kinds of pools and slots beside the KV pool a model has; one of these by seed. Three are recurrent states,
+sliding windows and adapters: an encoder goes with none of them in an engine.
+"""
+ALONE = ("states", "windows", "cross", "adapters")
+"""What the one kind may be."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,20 +68,12 @@ class States:
     interval: int
 
 
-WINDOWS_SHARE = 0.2
-"""Of the seeds have a model with sliding windows, unless they run the production step."""
-
-
 @dataclass(frozen=True, slots=True)
 class Windows:
     """How many tokens a query sees, itself included, and window pages."""
 
     tokens: int
     pages: int
-
-
-CROSS_SHARE = 0.25
-"""Of the seeds that have neither have an encoder, whose output all tokens of the decoder read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,10 +85,6 @@ class Cross:
     start_ids: tuple[int, ...]
     forced_first: tuple[int, ...]
     forced_last: tuple[int, ...]
-
-
-ADAPTERS_SHARE = 0.25
-"""Of the seeds that have neither states nor an encoder have adapters, unless they run the production step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +118,8 @@ class Scenario:
     retract_every: int
     """Force a retraction every so many plans; 0 for never."""
     real_steps: bool
+    steps: int = STEPS
+    """With input; then everybody may finish."""
     faults: dict[str, float] = field(default_factory=dict)
     states: States | None = None
     windows: Windows | None = None
@@ -135,72 +141,96 @@ class Scenario:
         """Entries of a table row: whole pages."""
         return -(-self.context // self.page_size) * self.page_size
 
+    @property
+    def window_pages(self) -> int:
+        """Most window pages that one row can touch in a step: a chunk, and what its first token sees of the past."""
+        assert self.windows is not None, "asked of a model with windows"
+        return touched(self.windows.tokens - 1 + self.config.chunked_prefill_size, self.page_size)
+
     def room(self, prompt_len: int) -> int:
         """The longest output a prompt may ask for, by the formula of entry: its last token is never stored."""
         return min(self.context - prompt_len, self.slots - prompt_len + 1)
+
+
+def touched(tokens: int, page_size: int) -> int:
+    """Most pages that so many tokens in a row can lie in."""
+    return tokens if page_size == 1 else (tokens - 2) // page_size + 2 if tokens > 1 else tokens
 
 
 def draw(seed: int) -> Scenario:
     """The scenario of `seed`: the same on every machine and in every process."""
     # Not the generator of the run itself, so that a new choice here does not shift every fault of an old seed.
     rng = random.Random(seed * 2 + 1)
+    # Not of the same, so that the choices below are what they were before there were these.
+    classes = random.Random(f"classes of {seed}")
     page_size = rng.choice((1, 1, 2, 3, 4, 8))
-    slots = rng.choice((1, 4, 8, 10, 12, 16, 20, 24, 32, 64))
-    pages = max(1, slots // page_size)
+    slots = rng.choice((4, 8, 10, 12, 16, 20, 24, 32, 64))
+    tiny = rng.random() < TINY_SHARE
+    policy = rng.choice(("fcfs", "fcfs", "lpm", "priority"))
+    # Which cached prefix is the longest says something where many wait.
+    crowded = policy == "lpm"
     config = SchedulerConfig(
         chunked_prefill_size=rng.choice((1, 2, 3, 5, 8, 16, 64)),
         mixed_chunk=rng.random() < 0.7,
-        policy=rng.choice(("fcfs", "fcfs", "lpm", "priority")),
-        max_queued_requests=rng.choice((1, 4, 16, 32)),
+        policy=policy,
+        max_queued_requests=rng.choice((4, 16, 32) if crowded else (1, 4, 16, 32)),
+        priority_preemption=classes.random() < 0.8,
+        priority_preemption_threshold=classes.choice((1, 1, 2)),
     )
     drawn = Scenario(
         seed=seed,
-        rows=(rows := rng.choice((1, 1, 2, 3, 4, 5, 8))),
-        pages=pages,
+        rows=rng.choice((1, 1, 2, 3, 4, 5, 8)),
+        pages=rng.choice((1, 2)) if tiny else max(1, slots // page_size),
         page_size=page_size,
         context=rng.choice((4, 16, 33, 48, 64)),
         cache=rng.choice(("radix", "radix", "none")),
         depth=rng.choice((1, 2, 2, 2)),
         config=config,
         symbols=rng.choice((1, 2, 2, 3, 4)),
-        arrivals=rng.choice((0.03, 0.06, 0.12, 0.3)),
+        arrivals=rng.choice((0.12, 0.3, 1.0) if crowded else (0.03, 0.06, 0.12, 0.3)),
         long_outputs=rng.random() < 0.7,
         speed=rng.choice((1.0, 0.5, 0.3, 0.15)),
         retract_every=rng.choice((0, 0, 0, 3, 5, 9)),
         real_steps=seed % REAL_STEPS == 7,
+        steps=LONG_STEPS if rng.random() < LONG_SHARE else STEPS,
         faults=_faults(rng),
-        # Last, so that everything before it is what the seed drew before there were states.
-        states=_states(rng, rows, page_size),
-        windows=_windows(rng, pages, page_size, config.chunked_prefill_size) if seed % REAL_STEPS != 7 else None,
     )
-    if drawn.states is not None:
-        return drawn
-    if drawn.windows is None and rng.random() < CROSS_SHARE:
+    return _with_kinds(rng, drawn, tiny)
+
+
+def _with_kinds(rng: random.Random, drawn: Scenario, tiny: bool) -> Scenario:
+    """Kinds that the production step does not run are drawn for the twin only."""
+    count, alone = rng.choice(KINDS), rng.choice(ALONE)
+    if drawn.real_steps and count:
+        count, alone = 1, rng.choice(("states", "cross"))
+    chosen = {0: (), 1: (alone,), 3: ("states", "windows", "adapters")}[count]
+    if "states" in chosen:
+        drawn = replace(drawn, states=_states(rng, drawn, tiny))
+    if "windows" in chosen:
+        drawn = replace(drawn, windows=_windows(rng, drawn))
+    if "adapters" in chosen:
+        drawn = replace(drawn, adapters=_adapters(rng))
+    if "cross" in chosen:
         # As the engine is built: what the decoder makes of a prefix depends on the input, so none is kept.
-        return replace(drawn, cross=_cross(rng, drawn), cache="none")
-    if drawn.real_steps or rng.random() >= ADAPTERS_SHARE:
-        return drawn
-    return replace(drawn, adapters=_adapters(rng))
+        drawn = replace(drawn, cross=_cross(rng, drawn, tiny), cache="none")
+    return drawn
 
 
-def _states(rng: random.Random, rows: int, page_size: int) -> States | None:
+def _states(rng: random.Random, drawn: Scenario, tiny: bool) -> States:
     """Often fewer slots than rows, and rarely one too many: whoever takes a slot takes it from somebody."""
-    if rng.random() >= STATES_SHARE:
-        return None
+    rows = drawn.rows
     slots = rng.choice((1, 2, 2, 3, max(1, rows - 1), rows, rows + 1, rows + 1, rows + 1, 2 * rows))
-    return States(slots, page_size * rng.choice((1, 1, 2, 3)))
+    return States(rng.choice((1, 2)) if tiny else slots, drawn.page_size * rng.choice((1, 1, 2, 3)))
 
 
-def _windows(rng: random.Random, pages: int, page_size: int, chunk: int) -> Windows | None:
+def _windows(rng: random.Random, drawn: Scenario) -> Windows:
     """As many pages as one request may need alone, or a few more: what fits the KV pool is let in at the door."""
-    if rng.random() >= WINDOWS_SHARE:
-        return None
-    tokens = rng.choice((1, 2, 3, 5, 8, 16))
-    least = min(pages, WindowBounds(tokens, page_size, chunk).alone)
-    return Windows(tokens, min(pages, least + rng.choice((0, 0, 0, 1, 3))))
+    windows = Windows(rng.choice((1, 2, 3, 5, 8, 16)), 0)
+    least = min(drawn.pages, replace(drawn, windows=windows).window_pages)
+    return replace(windows, pages=min(drawn.pages, least + rng.choice((0, 0, 1, 1, 3))))
 
 
-def _cross(rng: random.Random, drawn: Scenario) -> Cross:
+def _cross(rng: random.Random, drawn: Scenario, tiny: bool) -> Cross:
     """From a pool of one slot up; a decoder's start must leave room for an output."""
     slots = rng.choice((1, 2, 4, 8, 16, 24, 48, 64, 96))
     start = min(rng.choice((1, 1, 2, 3)), drawn.slots, drawn.context - 1)
@@ -209,7 +239,7 @@ def _cross(rng: random.Random, drawn: Scenario) -> Cross:
         return tuple(rng.sample((*EOS, *range(VOCAB - len(EOS))), rng.choice((1, 1, 2)))) if rng.random() < 0.3 else ()
 
     return Cross(
-        pages=max(1, slots // drawn.page_size),
+        pages=rng.choice((1, 2)) if tiny else max(1, slots // drawn.page_size),
         longest=rng.choice((1, 3, 5, 9, 20, 40, 64)),
         start_ids=tuple(rng.randrange(VOCAB) for _ in range(start)),
         forced_first=forced(),
@@ -223,7 +253,8 @@ def _adapters(rng: random.Random) -> Adapters:
 
 def _faults(rng: random.Random) -> dict[str, float]:
     chosen: dict[str, float] = {}
+    share = rng.choice(SHARES_ON)
     for name, (low, high) in RATES.items():
-        if rng.random() < ONLY_SOMETIMES.get(name, SHARE_ON):
+        if rng.random() < ONLY_SOMETIMES.get(name, share):
             chosen[name] = low + (high - low) * rng.random()
     return chosen

@@ -66,7 +66,9 @@ class Stage:
             "same-name", 0, params=sampling, seed=sampling.seed or 0, max_new_tokens=max_tokens,
             salt=self.memory.cache.namespace(salt, None), arrived_at=self.world.now, **own, **sides,
         )  # fmt: skip
-        client = Client(f"#{len(self.world.clients.live) + len(self.world.clients.gone) + 1}", req)
+        number = len(self.world.clients.live) + len(self.world.clients.gone) + 1
+        client = Client(f"#{number}", req, number=number, arrived=self.world.now, salt=salt)
+        client.deadline, client.queue_deadline, client.priority = req.deadline, req.queue_deadline, req.priority
         client.siblings.append(client)
         client.pools, client.encoder = self.world.scenario.pools, encoder
         req.sink = client

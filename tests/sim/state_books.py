@@ -72,6 +72,8 @@ class StateBooks:
             hits.counts["state_replaced"] += len(snapshots._slot_of.keys() & originals.tolist()) - before
 
         def drop_oldest() -> int:
+            if host._free:
+                raise Violation("evicted", f"a state is given up, and slots {host._free} are free")
             self._evictions += 1
             hits("state_evicted")
             return evict()

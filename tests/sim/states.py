@@ -27,9 +27,9 @@ CLEAR = 0
 """A slot without a past, as production clears it."""
 
 
-def absorb(state: int, ids: Sequence[int], start: int) -> int:
-    """The state after `ids` at positions `start` and on."""
-    state = state or ROOT
+def absorb(state: int, ids: Sequence[int], start: int, root: int = ROOT) -> int:
+    """The state after `ids` at positions `start` and on; a cleared one begins with `root`."""
+    state = state or root
     for position, token in enumerate(ids, start):
         state = link(state, token, position)
     return state
@@ -174,12 +174,13 @@ class StateTwin(StateSide):
         found = zip(tracked.tokens.tolist(), tracked.slots.tolist(), strict=True)
         for place, cut in zip(tracked.places.tolist(), found, strict=True):
             cuts.setdefault(place, []).append(cut)
-        for place, (row, start, piece) in enumerate(zip(plain.rows, plain.starts, plain.pieces(ids), strict=True)):
+        pieces = zip(plain.rows, plain.starts, plain.roots, plain.pieces(ids), strict=True)
+        for place, (row, start, root, piece) in enumerate(pieces):
             slot, done = self._mapping[row], 0
             state = self._held[slot]
             for tokens, into in cuts.get(place, ()):
-                state = self._held[into] = absorb(state, piece[done:tokens], start + done)
+                state = self._held[into] = absorb(state, piece[done:tokens], start + done, root)
                 done = tokens
-            self._held[slot] = state = absorb(state, piece[done:], start + done)
+            self._held[slot] = state = absorb(state, piece[done:], start + done, root)
             states.append(state)
         return states

@@ -15,19 +15,19 @@ from tests.sim.scenario import draw
 from tests.sim.story import Hits, Story, Violation
 from tests.sim.world import Outcome, World
 
-STEPS = 300
 CORPUS = Path(__file__).with_name("corpus.txt")
 BLOCK = 50
 """Seeds between two collections of garbage, and per message of a worker process."""
 
 
-def play(seed: int, steps: int = STEPS, *, hits: Hits | None = None, story: Story | None = None) -> Outcome:
-    """Run one seed; every exception becomes the outcome, named by who raised it."""
+def play(seed: int, steps: int | None = None, *, hits: Hits | None = None, story: Story | None = None) -> Outcome:
+    """Run one seed, for `steps` or as many as it draws; every exception becomes the outcome, named by who raised it."""
     story = story or Story()
     world: World | None = None
     try:
-        world = World(draw(seed), story, hits or Hits())
-        world.run(steps)
+        scenario = draw(seed)
+        world = World(scenario, story, hits or Hits())
+        world.run(scenario.steps if steps is None else steps)
         oracle, text = "", ""
     except Violation as violation:
         oracle, text = violation.oracle, str(violation)
@@ -66,7 +66,7 @@ class Sweep:
         )
 
 
-def sweep(seeds: Iterable[int], steps: int = STEPS, *, jobs: int = 1, stop_after: int = 3) -> Sweep:
+def sweep(seeds: Iterable[int], steps: int | None = None, *, jobs: int = 1, stop_after: int = 3) -> Sweep:
     """Play all `seeds`, in this process or in `jobs` others, until `stop_after` of them have failed."""
     total, began = Sweep(), time.monotonic()
     blocks = _blocks(seeds, steps)
@@ -87,7 +87,7 @@ def _freeze() -> None:
     gc.freeze()
 
 
-def _blocks(seeds: Iterable[int], steps: int) -> Iterator[tuple[list[int], int]]:
+def _blocks(seeds: Iterable[int], steps: int | None) -> Iterator[tuple[list[int], int | None]]:
     block: list[int] = []
     for seed in seeds:
         block.append(seed)
@@ -98,7 +98,7 @@ def _blocks(seeds: Iterable[int], steps: int) -> Iterator[tuple[list[int], int]]
         yield block, steps
 
 
-def _play_block(work: tuple[list[int], int]) -> tuple[list[Outcome], Hits]:
+def _play_block(work: tuple[list[int], int | None]) -> tuple[list[Outcome], Hits]:
     """Garbage is collected between blocks only: in a run of a few milliseconds the collector finds next to nothing."""
     seeds, steps = work
     hits = Hits()
@@ -125,9 +125,10 @@ def corpus() -> list[int]:
     return [int(words[0]) for words in lines if words]
 
 
-def told(outcome: Outcome, steps: int = STEPS) -> str:
+def told(outcome: Outcome, steps: int | None = None) -> str:
     """The report of a failing seed: its name, the end of its story, and how to see it again."""
     story = Story(tracing=True)
     play(outcome.seed, steps, story=story)
-    again = f"python -m tests.sim --seed {outcome.seed} --steps {steps} --trace"
+    length = "" if steps is None else f" --steps {steps}"
+    again = f"python -m tests.sim --seed {outcome.seed}{length} --trace"
     return f"SEED={outcome.seed}\n{story.tail()}\n{outcome.text}\nreplay: {again}"

@@ -51,6 +51,7 @@ class WindowTwin(CompanionSide):
     def _watch(self) -> None:
         host, hits = self.host, self._hits
         can_admit, can_grow, forget, replace = host.can_admit, host.can_grow, host._forget, host.replaced
+        begin, gone = host._begin, [0]
 
         def admit(tokens: int, cached: Ints) -> bool:
             allowed = can_admit(tokens, cached)
@@ -65,7 +66,15 @@ class WindowTwin(CompanionSide):
 
         def forgotten(page: int) -> int:
             hits("window_forgotten")
+            gone[0] += 1
             return forget(page)
+
+        def begun(row: int, pages: list[int]) -> None:
+            free, before = len(host._free), gone[0]
+            begin(row, pages)
+            if gone[0] - before > max(0, len(pages) - free):
+                text = f"{gone[0] - before} idle window pages are given up for {len(pages)}, {free} were free"
+                raise Violation("evicted", text)
 
         def replaced(pages: Ints, originals: Ints) -> None:
             before = int((host._window_of[originals] > 0).sum())
@@ -74,6 +83,7 @@ class WindowTwin(CompanionSide):
 
         host.can_admit, host.can_grow = admit, grow  # type: ignore[method-assign]
         host._forget, host.replaced = forgotten, replaced  # type: ignore[method-assign]
+        host._begin = begun  # type: ignore[method-assign]
 
     def check(self, memory: RequestMemory, running: RunningSet, seats: Sequence[Req]) -> None:
         """Each window page is free or stands for one KV page that somebody owns; who runs has its whole window."""

@@ -12,6 +12,7 @@ from service.client import CallFailed, Chunk, SlipstreamClient
 from service.pb.slipstream.v1 import inference_pb2 as pb
 from service.resumed_call import Received
 from tests.fakes.breaking_proxy import breaking_proxy
+from tests.fakes.granted import granted
 from tests.fakes.kept_server import GREEDY, KeptServer, Seen, kept_server, uninterrupted
 from tests.system.test_exactly_once import settled
 
@@ -76,20 +77,23 @@ async def test_a_connection_that_breaks_anywhere_loses_and_repeats_nothing(seed:
 
 
 async def test_any_place_that_a_client_remembers_is_a_place_to_go_on_from(seed: int) -> None:
-    """A client that crashes may have kept less than it was told: any prefix of the ids, any of the text."""
+    """A client that crashes may have kept less than it was told: any prefix of those ids, any of that text."""
     rng = random.Random(seed)
     async with kept_server(0.001) as server, server.client() as client:
         whole = await uninterrupted(client, PROMPT, max_tokens=200, **GREEDY)
         ids, text = whole.ids[0], whole.texts[0]
         for number in range(12):
             name = f"crash-{seed}-{number}"
-            call, _ = await begun(client, name, 200)
+            call, before = await begun(client, name, 200)
             for _ in range(rng.randrange(60)):
-                await call.read()
+                response = await call.read()
+                if not (response and response.HasField("delta")):
+                    break
+                delta = response.delta
+                before.note(Chunk(name, delta.index, delta.position, tuple(delta.token_ids), delta.text))
             call.cancel()
             told = Seen()
-            await asyncio.sleep(0)
-            tokens, chars = rng.randrange(2), rng.randrange(2)
+            tokens, chars = rng.randint(0, len(before.ids[0])), rng.randint(0, len(before.texts[0]))
             async for event in client.attach(name, {0: Received(tokens, len(text[:chars].encode()))}):
                 if isinstance(event, Chunk):
                     assert event.position == tokens + len(told.ids.setdefault(0, []))
@@ -107,7 +111,8 @@ async def test_a_client_that_died_goes_on_from_a_new_process() -> None:
         _, seen = await begun(dying, "mine", 300)
         await dying.close()
         assert server.engine.live_requests == 1, "it goes on without a reader"
-        assert len((await rest(fresh, "mine", seen)).ids[0]) == 300
+        with granted("the stream goes on from there"):
+            assert len((await rest(fresh, "mine", seen)).ids[0]) == 300
         again = await rest(fresh, "mine", Seen())
         assert again.outcome == seen.outcome, "kept for a while after its end too"
 
@@ -150,7 +155,8 @@ async def test_the_same_request_sent_again_is_the_same_stream_and_another_is_ref
         options = {"request_id": "mine", "resumable": True, **GREEDY}
         # Sent again by another process, it belongs to another trace.
         client.metadata = (("traceparent", f"00-{'4b' * 16}-{'f0' * 8}-01"),)
-        whole = await uninterrupted(client, PROMPT, max_tokens=200, **options)
+        with granted("it is the same request"):
+            whole = await uninterrupted(client, PROMPT, max_tokens=200, **options)
         assert len(whole.ids[0]) == 200
         with pytest.raises(CallFailed) as refused:
             await uninterrupted(client, PROMPT, max_tokens=201, **options)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import random
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -31,9 +32,10 @@ def tokenizer() -> Tokenizer:
 async def settled(condition: object, within: float = 1.0) -> None:
     """Wait until `condition()` holds; fails after `within` seconds."""
     assert callable(condition)
-    async with asyncio.timeout(within):
-        while not condition():
-            await asyncio.sleep(0.01)
+    end = time.monotonic() + within
+    while not condition():
+        assert time.monotonic() < end, f"within {within:g} s the condition did not hold"
+        await asyncio.sleep(0.01)
 
 
 def open_files() -> int:
@@ -48,8 +50,10 @@ async def test_every_stream_gets_exactly_its_own_tokens(tokenizer: Tokenizer, sc
         faults = await asyncio.gather(*(_read(client, tokenizer.vocab_size, n, TOKENS) for n in range(STREAMS)))
         await settled(lambda: len(asyncio.all_tasks()) <= tasks and open_files() <= files)
         pools = {pool.name: pool.used for pool in engine.stats.pools}
-    scorecard(1, f"duplicated, missing, wrong in {STREAMS} × {TOKENS} tokens", [sum(each) for each in zip(*faults)][:3])
-    assert faults == [(0, 0, 0, 1)] * STREAMS, "duplicated, missing, wrong tokens and terminals"
+    found = [sum(each) for each in zip(*faults)]
+    what = f"{STREAMS} streams × {TOKENS} tokens, one engine: duplicated, missing, wrong"
+    scorecard(1, what, found[:3], equals=[0] * 3)
+    assert all(terminals == 1 for *_, terminals in faults)
     assert pools == {"req": 0, "kv_page": 0}
     assert sum(engine.stats.assert_failures.values()) == 0
 
@@ -100,7 +104,8 @@ async def test_ten_thousand_aborts_leak_nothing(
         await settled(lambda: engine.live_requests == 0 and all(pool.used == 0 for pool in engine.stats.pools))
         await settled(lambda: len(asyncio.all_tasks()) <= tasks and open_files() <= files)
         stats = engine.stats
-        scorecard(8, "engine alone, 5,000 requests: rows, pages in use", [pool.used for pool in stats.pools])
+        used = [pool.used for pool in stats.pools]
+        scorecard(8, f"{prefix_cache}, engine alone, 5,000 requests: rows, pages in use", used, equals=[0, 0])
         assert stats.running == stats.waiting == 0
         assert stats.finished["cancelled"] > 1000
         assert sum(stats.assert_failures.values()) == 0

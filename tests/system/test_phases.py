@@ -70,10 +70,6 @@ ROWS = {"cancel": 15, "deadline": 16}
 """Of the scorecard."""
 
 
-def _steps_and_ms(engine: AsyncEngine, left_at: int, left_time: float) -> str:
-    return f"{engine.stats.step - left_at}, {(time.monotonic() - left_time) * 1000:.0f}"
-
-
 @pytest.mark.parametrize("phase", PHASES)
 @pytest.mark.parametrize("way", ["cancel", "deadline"])
 async def test_leaving_gives_everything_back(
@@ -91,9 +87,9 @@ async def test_leaving_gives_everything_back(
         await call
     left_at, left_time = engine.stats.step, time.monotonic()
     await _until(engine, lambda stats: all(pool.used == 0 for pool in stats.pools))
-    scorecard(ROWS[way], "steps, ms to everything back", _steps_and_ms(engine, left_at, left_time))
-    assert engine.stats.step - left_at <= 2
-    assert time.monotonic() - left_time <= 2.5 * STEP_SECONDS
+    milliseconds = (time.monotonic() - left_time) * 1000
+    scorecard(ROWS[way], f"{phase}: steps to everything back", engine.stats.step - left_at, at_most=2)
+    scorecard(ROWS[way], f"{phase}: ms to everything back", milliseconds, at_most=2500 * STEP_SECONDS)
     assert engine.live_requests == 0
     assert engine.stats.generation_tokens <= step + 2
 
@@ -115,5 +111,4 @@ async def test_leaving_the_queue_disturbs_nobody(
     assert engine.live_requests == 2
     for n, task in zip((3, 5), running, strict=True):
         assert await task == expected_output([n, n + 1], 12, engine.model_info.vocab_size)
-    scorecard(ROWS[way], "forward rows spent on a queued request", engine.stats.prompt_tokens - 4)
-    assert engine.stats.prompt_tokens == 4, "the queued request never cost a forward row"
+    scorecard(ROWS[way], "forward rows spent on a queued request", engine.stats.prompt_tokens - 4, equals=0)

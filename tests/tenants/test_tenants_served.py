@@ -6,6 +6,7 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
+import grpc.aio
 import pytest
 
 from core.types.io import GenerateRequest
@@ -13,6 +14,7 @@ from service.client import CallFailed, SlipstreamClient
 from service.tenants.identity import certificate_name
 from service.tls_credentials import ClientTls
 from tests.fakes.fake_engine import FakeEngine, held
+from tests.fakes.granted import granted
 from tests.fakes.kept_server import GREEDY, Seen, kept_server
 from tests.fakes.real_server import serve_checkpoint
 from tests.security.certificates import Authority, needs_openssl
@@ -45,7 +47,8 @@ async def test_ids_are_the_tenants_own(serve: Serve, tmp_path: Path, logged: Any
             SlipstreamClient(serving.target, token=BOB) as bob,
         ):
             hers, his = (client.generate("hi", request_id="same") for client in (alice, bob))
-            assert [(await anext(stream)).request_id for stream in (hers, his)] == ["same", "same"]
+            with granted("each of them may use the id"):
+                assert [(await anext(stream)).request_id for stream in (hers, his)] == ["same", "same"]
             assert (await refused(alice, request_id="same")).reason == "DUPLICATE_REQUEST_ID"
             gate.set()
             assert [len([event async for event in stream]) for stream in (hers, his)] == [8, 8]
@@ -137,7 +140,9 @@ async def test_a_history_that_passes_the_bound_loses_its_beginning_and_says_so(t
             call, seen = await begun(alice, "long", 300, logprobs=True)
             async with asyncio.timeout(20):
                 while server.sample("slipstream_kept_streams_gone_total", how="trimmed") < 2:
-                    delta = (await call.read()).delta
+                    response = await call.read()
+                    assert response is not grpc.aio.EOF, "the history has to be trimmed before the stream ends"
+                    delta = response.delta
                     seen.ids[0] += delta.token_ids
                     seen.texts[0] += delta.text
             call.cancel()
@@ -147,6 +152,8 @@ async def test_a_history_that_passes_the_bound_loses_its_beginning_and_says_so(t
             calls = [(await begun(alice, f"more-{number}"))[0] for number in range(4)]
             failed = await refused(alice, request_id="too-many", resumable=True)
             assert (failed.code.name, failed.reason) == ("RESOURCE_EXHAUSTED", "RESUME_BYTES") and failed.retry_after
+            labels = {"tenant": "other", "reason": "RESUME_BYTES"}
+            assert server.sample("slipstream_tenant_refusals_total", **labels) == 1, "told by tenant as well"
             for call in calls:
                 call.cancel()
 

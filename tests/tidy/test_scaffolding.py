@@ -47,7 +47,9 @@ def test_the_ci_script_is_executable_bash_that_stops_at_errors() -> None:
     assert os.access(script, os.X_OK)
     assert run("bash", "-n", str(script)).returncode == 0
     text = script.read_text()
-    assert "set -euo pipefail" in text and "make check" in text and "make test" in text
+    assert "set -euo pipefail" in text
+    for step in ("make check", "make test", "make mutants"):
+        assert re.search(rf"^ *{step}\b", text, re.MULTILINE), step
 
 
 def test_the_licence_is_the_whole_of_apache_2() -> None:

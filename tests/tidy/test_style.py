@@ -6,7 +6,7 @@ import statistics
 
 import pytest
 
-from tests.tidy import calls, docs, sizes, words
+from tests.tidy import calls, clocks, docs, sizes, words
 from tests.tidy.source import Source, python, report, texts
 
 PRODUCT = python("core", "service")
@@ -45,6 +45,28 @@ def test_nothing_is_left_for_later() -> None:
 
 def test_no_code_from_data_and_no_jumping_clock() -> None:
     report(calls.banned(PRODUCT))
+
+
+def test_tests_that_share_the_machine_do_not_bound_elapsed_time() -> None:
+    report(clocks.elapsed_bounds(python("tests")))
+
+
+def test_the_rule_of_clocks_can_fail() -> None:
+    body = "import time\ndef test_x(began, end):\n    "
+    for bad in (
+        "assert time.monotonic() - began < 5",
+        "assert 5 >= time.perf_counter() - began",
+        "seconds = loop.time() - began\n    assert 0 < seconds < 5",
+    ):
+        assert clocks.elapsed_bounds(snippet(body + bad, "tests/room/test_x.py")), bad
+        assert not clocks.elapsed_bounds(snippet(body + bad, "tests/chaos/test_x.py")), "runs alone"
+    for good in (
+        "assert time.monotonic() < end",
+        "assert time.monotonic() - began > 0.1",
+        "assert time.process_time() - began < 5",
+        "seconds = loop.time() - began\n    print(seconds)",
+    ):
+        assert not clocks.elapsed_bounds(snippet(body + good, "tests/room/test_x.py")), good
 
 
 def test_public_names_are_described() -> None:

@@ -103,7 +103,7 @@ class UpgradingModel:
             result = run_self_check(decoder, self._reference)
         except (ExtensionUnavailable, NotDense) as reason:
             logger.warning("no native code, transformers goes on: %s", reason)
-        except Exception:
+        except BaseException:  # a thread of its own: nothing above it would tell of a panic
             logger.exception("no native code, transformers goes on: it failed")
         else:
             if result.passed:

@@ -26,10 +26,12 @@ class Vocabulary:
     virtual_end: bool
 
     @classmethod
-    def of(cls, backend: tokenizers.Tokenizer, model_size: int, eos_ids: tuple[int, ...]) -> Vocabulary:
-        """Libraries cannot do without an end token, so a model that has none gets one outside of what it can sample."""
+    def of(cls, backend: tokenizers.Tokenizer, model_size: int, ends: tuple[int, ...]) -> Vocabulary:
+        """`ends` are ids below `model_size`.
+
+        Libraries cannot do without an end token, so a model that has none gets one outside of what it can sample.
+        """
         copy = tokenizers.Tokenizer.from_str(backend.to_str())
-        ends = tuple(token for token in eos_ids if token < model_size)
         if not ends:
             copy.add_special_tokens([END])
         size = copy.get_vocab_size(with_added_tokens=True)

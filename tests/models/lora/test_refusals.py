@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -205,8 +204,10 @@ def test_what_peft_users_write_is_taken(pattern: str) -> None:
 
 
 @pytest.mark.parametrize("pattern", [r"(a+)+b", r"(a|a)*b", r".*.*.*.*b", r"(.*)\1b", r"(?:a?){20}b", "a" * 600])
-def test_expressions_that_run_away_are_not_run(pattern: str) -> None:
-    began = time.perf_counter()
-    with pytest.raises(ModelLoadError, match="too costly"):
+def test_expressions_that_run_away_are_not_run(pattern: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Refused by their looks: what was never compiled is never matched."""
+    given: list[str] = []
+    monkeypatch.setattr("re.compile", given.append)
+    with pytest.raises(ModelLoadError) as refused:
         compiled(pattern, "target_modules")
-    assert time.perf_counter() - began < 1
+    assert "too costly" in refused.value.message and not given

@@ -13,7 +13,7 @@ import numpy as np
 from prometheus_client import CollectorRegistry
 
 from core.config import EngineConfig, ExecutorConfig, GrammarConfig, MemoryConfig, ModelConfig
-from core.engine import async_engine, wakeup
+from core.engine import async_engine, off_loop, wakeup
 from core.engine.adapter_loader import AdapterLoader
 from core.engine.adapter_table import AdapterTable
 from core.engine.async_engine import AsyncEngine, Parts
@@ -161,7 +161,7 @@ def made_up(loop: VirtualLoop) -> Iterator[Descriptors]:
         for owner, name, thing in (
             (time, "monotonic", loop.time),
             (async_engine, "gc", Collector),
-            (async_engine, "threading", Threading),
+            (off_loop, "threading", Threading),
             (wakeup, "os", descriptors),
         ):
             patches.enter_context(mock.patch.object(owner, name, thing))

@@ -20,6 +20,7 @@ HITS = 20
 """At least so often must each of these have happened in a sweep: what never happens proves nothing."""
 SELDOM = {
     "StreamEvicted": 1,
+    "StreamTakenOver": 3,
     "StreamExpired": 3,
     "unloaded_in_use": 1,
     "PositionTooOld": 3,

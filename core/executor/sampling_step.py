@@ -1,0 +1,147 @@
+"""From a step's logits to tokens: history, grammars and sampler together, and what a lack of memory does there.
+
+Everything of a step that grows with rows times vocabulary is allocated here, for options that clients choose. So a lack
+of memory here splits the work, then ends the rows that do not fit alone, and never the engine (decision 25).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import torch
+
+from core.batch.result import NO_ROWS, Exhausted
+from core.batch.sampling_batch import SamplingBatch
+from core.batch.schedule_batch import ScheduleBatch
+from core.device.recorder import Recorder
+from core.device.shortage import MEMORY_ERRORS, is_out_of_memory, shortage
+from core.device.streams import Event
+from core.executor.grammar_table import GrammarTable, Statuses, log
+from core.memory.req_to_token_pool import ReqToTokenPool
+from core.sampling.penalties import TokenHistory, has_penalty
+from core.sampling.sampler import SampleOutput, Sampler, Scored
+from core.sampling.splitting import sample_in_pieces
+from core.types.arrays import Ints
+
+
+@dataclass(frozen=True, slots=True)
+class SampledRows:
+    """What S rows sampled, on the device, and what the host must know of them beside."""
+
+    output: SampleOutput
+    status: Statuses | None = None
+    """int8[S] of GrammarStatus; None if no row is constrained."""
+    exhausted: Exhausted = field(default=NO_ROWS)
+    """Rows that memory did not suffice for."""
+    was_split: bool = False
+
+
+class SamplingStep:
+    """Forward stream only (law 2)."""
+
+    def __init__(self, pool: ReqToTokenPool, sampler: Sampler, results: str, recorder: Recorder | None) -> None:
+        """`results`: what the recorder knows the host copies of a step by."""
+        self._pool = pool
+        self._sampler = sampler
+        self._recorder = recorder
+        self._history: TokenHistory | None = None
+        self._grammars = GrammarTable(results, recorder)
+        # Rows with penalties whose tokens could not be put down; their owners end with their first sample.
+        self._unseeded: set[int] = set()
+
+    def begin(self, batch: ScheduleBatch) -> None:
+        """Rows that got an owner with this step: put down the tokens of penalised ones, seat matchers."""
+        if self._unseeded:
+            self._unseeded.difference_update(batch.fresh_rows.tolist())
+        if batch.history_writes.rows:
+            self._seed_history(batch)
+        self._grammars.begin(batch)
+
+    def sample(self, logits: torch.Tensor, batch: ScheduleBatch) -> SampledRows:
+        """Draw the next tokens; float32[S, V] `logits` are modified in place.
+
+        The forward pass is launched; only a constrained batch now waits for the tokens before it (law 14).
+        """
+        sampling, lost = batch.sampling, _NOBODY
+        if sampling.any_penalty and self._unseeded:
+            sampling, lost = self._without_history(sampling)
+        scored, mask, status = Scored(logits), None, None
+        fits = self._score(scored, sampling)
+        if len(sampling.constrained):
+            # Once per step, however often its rows are tried: it consumes the tokens of the step before.
+            grammars = self._grammars.masks(batch)
+            mask, status = grammars.mask, grammars.status
+        output = None
+        if fits:
+            try:
+                output = self._sampler.pick(scored, sampling, mask)
+            except MEMORY_ERRORS as error:
+                self._note(error)
+        if output is not None:
+            return SampledRows(output, status, _exhausted(batch, lost))
+        pieces = sample_in_pieces(self._sampler, scored, sampling, self._history, mask)
+        return SampledRows(pieces.output, status, _exhausted(batch, np.union1d(lost, pieces.given_up)), True)
+
+    def append(self, rows: torch.Tensor, lens: torch.Tensor, tokens: torch.Tensor, batch: ScheduleBatch) -> None:
+        """The S rows got `tokens` at `lens`, all int64[S] on the device."""
+        if self._history is not None and batch.sampling.any_penalty:
+            self._history.append(rows, lens, tokens)
+
+    def on_their_way(self, batch: ScheduleBatch, host: SampleOutput, copy_done: Event) -> None:
+        """The step's tokens are being copied to `host`, where the next step's grammars want them."""
+        self._grammars.sampled(batch, host, copy_done)
+
+    def _score(self, scored: Scored, sampling: SamplingBatch) -> bool:
+        """Whether there was memory for what needs no mask, of all rows at once."""
+        try:
+            self._sampler.score_on(scored, sampling, self._history)
+        except MEMORY_ERRORS as error:
+            self._note(error)
+            return False
+        return True
+
+    def _seed_history(self, batch: ScheduleBatch) -> None:
+        seeds = batch.history_writes
+        try:
+            if self._history is None:
+                # Rows x context entries: taken only once a client asks for penalties.
+                buffer = self._pool.new_row_buffer((self._pool.max_context_len,), torch.int32)
+                self._history = TokenHistory(buffer, self._recorder)
+            self._history.seed(seeds.rows, seeds.ids)
+        except MEMORY_ERRORS as error:
+            self._note(error)
+            self._unseeded.update(seeds.rows)
+
+    def _without_history(self, sampling: SamplingBatch) -> tuple[SamplingBatch, Ints]:
+        """The options with no penalties on unseeded rows, and the places int64[n] of these rows."""
+        lost = np.flatnonzero(np.isin(sampling.rows, list(self._unseeded)))
+        repetition, frequency, presence = (
+            column.copy()
+            for column in (
+                sampling.repetition_penalties,
+                sampling.frequency_penalties,
+                sampling.presence_penalties,
+            )
+        )
+        repetition[lost], frequency[lost], presence[lost] = 1.0, 0.0, 0.0
+        sampling = replace(
+            sampling,
+            repetition_penalties=repetition,
+            frequency_penalties=frequency,
+            presence_penalties=presence,
+        )
+        return replace(sampling, any_penalty=bool(has_penalty(sampling).any())), lost
+
+    def _note(self, error: BaseException) -> None:
+        """Raise again what is no lack of memory, and log what is."""
+        if not is_out_of_memory(error):
+            raise error
+        log.warning("short of memory beside the model: %s", shortage(error, self._pool.device))
+
+
+_NOBODY: Ints = np.empty(0, np.int64)
+
+
+def _exhausted(batch: ScheduleBatch, places: Ints) -> Exhausted:
+    return Exhausted(batch.sample_rows[places], batch.sample_generations[places]) if len(places) else NO_ROWS

@@ -1,0 +1,13 @@
+"""Which tests measure time or start servers that do: `make test` runs nothing beside them."""
+
+from __future__ import annotations
+
+import re
+
+ALONE = re.compile(
+    r"/tests/(chaos/test_(?!unusable|metrics_truth|preemption|history)"
+    r"|system/test_(?!exactly_once|frontend_doors)|engine/test_trouble"
+    r"|security/test_(complexity|fuzz|unbounded)"
+    r"|service/test_(admission|cancellation|startup|write_bound))"
+)
+"""Found in the path of a file; two of them at once on two cores would measure one another."""

@@ -1,0 +1,78 @@
+"""Checkpoints name ids that their model has no logit for: of a tokenizer that is larger, or of another model."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from core.invariants import InvariantViolation
+from core.memory.kv_pool import KVLayerSpec
+from core.models.base import ModelSpec
+from core.scheduler.sampling_table import SamplingTable
+from core.types.request import Req
+from core.types.sampling_params import SamplingParams
+from service.client import SlipstreamClient
+from tests.fakes.checkpoints import EOS_ID, VOCAB_SIZE, make_checkpoint
+from tests.fakes.encoder_decoders import make_encoder_decoder
+from tests.fakes.real_server import serve_checkpoint
+
+FOREIGN = (VOCAB_SIZE, 10**6, 2**40)
+
+
+def with_foreign_ends(directory: Path) -> Path:
+    """The checkpoint, whose files name ends that it cannot sample beside the one that it can."""
+    for name in ("config.json", "generation_config.json"):
+        file = directory / name
+        file.write_text(json.dumps(json.loads(file.read_text()) | {"eos_token_id": [EOS_ID, *FOREIGN]}))
+    return directory
+
+
+@pytest.mark.parametrize("kind", ["llama", "bart"])
+async def test_an_end_that_has_no_logit_is_left_out(kind: str, tmp_path: Path) -> None:
+    """`min_tokens` forbids every end by its place among the logits, so one outside of them killed the engine."""
+    made = make_encoder_decoder(kind, tmp_path) if kind == "bart" else make_checkpoint(kind, tmp_path)
+    async with serve_checkpoint(with_foreign_ends(made), max_running_requests=4) as (_, client):
+        options: dict[str, Any] = {"temperature": 0.0, "max_tokens": 12}
+        plain = await tokens(client, options)
+        assert len(await tokens(client, options | {"min_tokens": 12})) == 12
+        assert await tokens(client, options) == plain, "the engine lives"
+        assert list((await client.model_info()).eos_token_ids) == [EOS_ID]
+        ends = await tokens(client, options | {"logit_bias": {EOS_ID: 100.0}})
+        assert ends[-1] == EOS_ID, "the end that it can sample still ends an output"
+
+
+async def tokens(client: SlipstreamClient, options: dict[str, Any]) -> tuple[int, ...]:
+    (found,) = await client.complete((5, 6, 7), **options)
+    return found.token_ids
+
+
+async def test_constraints_end_where_a_foreign_end_is_named(tmp_path: Path) -> None:
+    async with serve_checkpoint(with_foreign_ends(make_checkpoint("llama", tmp_path))) as (_, client):
+        (found,) = await client.complete("x", constraint={"regex": "[ab]{3}"}, temperature=0.0, max_tokens=8)
+        assert len(found.text) == 3 and set(found.text) <= {"a", "b"} and found.end.reason == "stop"
+
+
+def test_a_model_whose_ends_have_no_logits_cannot_be_made() -> None:
+    with pytest.raises(AssertionError):
+        ModelSpec("m", "M", 10, 16, torch.float32, (KVLayerSpec(0, 1, 1, 1),), eos_token_ids=(2, 10))
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"params": SamplingParams(logit_bias={10: 1.0})},
+        {"params": SamplingParams(stop_token_ids=(-1,))},
+        {"params": SamplingParams(), "forced_last": (3, 11)},
+    ],
+)
+def test_an_index_outside_the_logits_is_stopped_before_the_device(asked: dict[str, Any]) -> None:
+    table = SamplingTable(2, 10, (2,))
+    req = Req("r", 0, np.array([7]), seed=0, max_new_tokens=4, **asked)
+    req.row = 1
+    with pytest.raises(InvariantViolation, match="bias_in_logits"):
+        table.fill(req)

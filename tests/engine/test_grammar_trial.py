@@ -1,0 +1,119 @@
+"""A trial bounds the work of a compile: a process without a core says nothing against the constraint."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+
+import numpy as np
+import pytest
+
+from core.engine import grammar_trial
+from core.engine.grammar_trial import GrammarTrial, TrialFailed, cpu_seconds
+from core.errors import Overloaded
+from core.sampling.grammar import trial as other_end
+from core.sampling.grammar.vocabulary import Vocabulary
+from core.types.constraint import Constraint, ConstraintKind
+from core.types.grammar import Words
+from tests.constraints.asks import BACKENDS
+from tests.constraints.test_grammars import EOS, set_up
+from tests.fakes.step_grammar import StepGrammar, StepMatcher
+
+EASY = Constraint(ConstraintKind.REGEX, "[ab]{2}")
+BOMB = Constraint(ConstraintKind.JSON_SCHEMA, '{"type": "integer", "multipleOf": 999983}')
+"""Takes llguidance 26 seconds of one core."""
+
+
+def trial(seconds: float) -> GrammarTrial:
+    pytest.importorskip("llguidance", reason="llguidance is not installed (extra [grammar])")
+    return GrammarTrial("llguidance", set_up("llguidance", EOS)[1], seconds)
+
+
+async def test_a_process_that_is_stopped_refuses_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    tried = trial(0.1)
+    try:
+        await tried.examine(EASY)
+        process = tried._process
+        assert process is not None
+        # For more than its seconds on the clock the process has no core; then it has one.
+        os.kill(process.pid, signal.SIGSTOP)
+        asked = asyncio.create_task(tried.examine(EASY))
+        looks = await looked_at(process.pid, 3, monkeypatch)
+        os.kill(process.pid, signal.SIGCONT)
+        assert await asked >= 0 and looks >= 3 and tried._process is process
+        # One that never gets a core ends the wait, not the constraint.
+        os.kill(process.pid, signal.SIGSTOP)
+        with pytest.raises(Overloaded, match="no core"):
+            await tried.examine(EASY)
+        assert await tried.examine(EASY) >= 0, "in a process of its own again"
+    finally:
+        await tried.close()
+
+
+async def looked_at(pid: int, count: int, patch: pytest.MonkeyPatch) -> int:
+    """Wait until the work of the process was looked at so many times."""
+    looks = [0]
+
+    def counted(of: int) -> float:
+        looks[0] += of == pid
+        return cpu_seconds(of)
+
+    patch.setattr(grammar_trial, "cpu_seconds", counted)
+    while looks[0] < count:
+        await asyncio.sleep(0.01)
+    return looks[0]
+
+
+async def test_work_is_still_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However long the machine takes to do so much work."""
+    monkeypatch.setattr(grammar_trial, "PATIENCE", 10_000)
+    tried = trial(0.3)
+    try:
+        with pytest.raises(TrialFailed, match="takes longer than"):
+            await tried.examine(BOMB)
+    finally:
+        await tried.close()
+
+
+class Stalled(StepMatcher):
+    """Sleeps before its masks."""
+
+    def fill(self, words: Words) -> bool:
+        time.sleep(0.05)
+        return super().fill(words)
+
+
+class Burning(StepMatcher):
+    """Works before its masks."""
+
+    def fill(self, words: Words) -> bool:
+        end = time.process_time() + 0.05
+        while time.process_time() < end:
+            pass
+        return super().fill(words)
+
+
+@pytest.mark.parametrize(("kind", "problem"), [(Stalled, None), (Burning, "too slow to follow")])
+def test_masks_are_judged_by_their_work(
+    monkeypatch: pytest.MonkeyPatch, kind: type[StepMatcher], problem: str | None
+) -> None:
+    monkeypatch.setattr(other_end, "MAX_MASK_SECONDS", 0.02)
+    grammar = StepGrammar()
+    grammar.matcher = kind  # type: ignore[method-assign]
+    assert other_end._probe(grammar, Vocabulary("", 128, 128, (), False)) == problem
+
+
+@pytest.mark.parametrize("name", BACKENDS)
+def test_one_row_is_filled_on_the_calling_thread(name: str) -> None:
+    """What `GrammarTable` relies on: the work of one row is CPU time of the thread that asks for it."""
+    backend, vocabulary = set_up(name, EOS)
+    here = everywhere = 0.0
+    for number in range(20):
+        matcher = backend.compile(Constraint(ConstraintKind.REGEX, f"(a|b|cd)*x{{{number},99}}")).matcher()
+        words = np.zeros(vocabulary.words, np.int32)
+        began = time.thread_time(), time.process_time()
+        assert matcher.fill(words)
+        here, everywhere = here + time.thread_time() - began[0], everywhere + time.process_time() - began[1]
+    assert here > 0.5 * everywhere, f"{here * 1e3:.2f} of {everywhere * 1e3:.2f} ms"

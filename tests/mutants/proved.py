@@ -1,0 +1,79 @@
+"""The ledger of kills: for each mutant, a digest of what it was, and of its product and test file, when it was killed.
+
+A mutant whose digest is another now has changed, or what it breaks, or what should notice: it has to be tried again.
+Lines are `name digest`. A name may have several, for two branches that both added theirs are merged line by line.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import random
+import subprocess
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import astuple
+from pathlib import Path
+
+from tests.mutants.mutant import Mutant
+
+ROOT = Path(__file__).resolve().parents[2]
+LEDGER = Path(__file__).with_name("proved.txt")
+
+
+def digest(mutant: Mutant, root: Path = ROOT) -> str:
+    """Of the mutant's own fields and both files; 16 hexadecimal digits."""
+    test_file = mutant.test.partition("::")[0]
+    texts = [(root / name).read_text() for name in (mutant.file, test_file)]
+    return hashlib.sha256(repr((astuple(mutant), texts)).encode()).hexdigest()[:16]
+
+
+class Ledger:
+    """Which mutants were killed as they are now."""
+
+    def __init__(self, text: str = "", root: Path = ROOT) -> None:
+        self._root = root
+        self._digests: dict[str, set[str]] = defaultdict(set)
+        for name, found in (line.split() for line in text.splitlines()):
+            self._digests[name].add(found)
+
+    def holds(self, mutant: Mutant) -> bool:
+        """Whether it was killed as it is now."""
+        return digest(mutant, self._root) in self._digests[mutant.name]
+
+    def record(self, mutant: Mutant, *, killed: bool, tree: Path) -> None:
+        """The outcome of a trial in `tree` replaces what was known of the mutant."""
+        self._digests[mutant.name] = {digest(mutant, tree)} if killed else set()
+
+    def text(self, mutants: Iterable[Mutant]) -> str:
+        """The lines of these mutants, sorted; of several digests of one only the present one."""
+        lines = []
+        for mutant in mutants:
+            found = self._digests[mutant.name]
+            now = digest(mutant, self._root)
+            lines += [f"{mutant.name} {each}\n" for each in ({now} if now in found else found)]
+        return "".join(sorted(lines))
+
+
+def ledger_of(revision: str) -> Ledger | None:
+    """The ledger that was committed there; None without Git, that revision or a ledger in it."""
+    name = LEDGER.relative_to(ROOT).as_posix()
+    try:
+        shown = subprocess.run(
+            ["git", "show", f"{revision}:{name}"], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False
+        )
+    except OSError:
+        return None
+    return Ledger(shown.stdout) if shown.returncode == 0 else None
+
+
+def due(mutants: Sequence[Mutant], ledgers: Sequence[Ledger], draw: int, seed: int) -> list[Mutant]:
+    """Mutants to try, the most urgent first: those that a ledger lacks, ledger by ledger, then `draw` of the others.
+
+    The order within each group is that of `seed`, so that a budget of time leaves out different ones.
+    """
+    shuffled = random.Random(seed).sample(mutants, len(mutants))
+    chosen: list[Mutant] = []
+    for ledger in ledgers:
+        chosen += [mutant for mutant in shuffled if mutant not in chosen and not ledger.holds(mutant)]
+    others = [mutant for mutant in shuffled if mutant not in chosen]
+    return chosen + others[:draw]

@@ -1,0 +1,101 @@
+"""Mutants of what makes and reads text: tokenizers that fail, ids without text, and the command line around them."""
+
+from __future__ import annotations
+
+from tests.mutants.mutant import Mutant
+
+FAILURES = "tests/engine/test_text_failures.py::"
+READ = FAILURES + "test_text_that_cannot_be_made_ends_its_request_alone[read-value_error]"
+FOREIGN = "tests/engine/test_foreign_ids.py::"
+WAITING = "tests/service/test_waiting.py::"
+
+TEXTING: tuple[Mutant, ...] = (
+    Mutant(
+        "text-failure-forgets-the-rows",
+        "a request whose text failed gives back its rows",
+        "core/engine/output_processor.py",
+        "self._end(End(req, error=failure))",
+        "pass",
+        FAILURES + "test_siblings_of_a_failed_output_end_with_it[read-value_error]",
+    ),
+    Mutant(
+        "text-failure-untold",
+        "a stream whose text failed ends with that error",
+        "core/engine/output_processor.py",
+        "        stream.fail(failure)\n",
+        "",
+        FAILURES + "test_text_that_fails_at_the_end_of_its_output[value_error]",
+    ),
+    Mutant(
+        "text-failure-with-a-good-end",
+        "an output whose text failed has no good end",
+        "core/engine/output.py",
+        "if not self._given_up:",
+        "if True:",
+        FAILURES + "test_text_that_fails_with_the_last_token_has_no_good_end",
+    ),
+    Mutant(
+        "text-failure-quoted",
+        "the log has no text of a client",
+        "core/text/failures.py",
+        "type(error).__name__, place)",
+        "repr(error), place)",
+        READ,
+    ),
+    Mutant(
+        "text-failure-counted-never",
+        "failures of the tokenizer are counted",
+        "core/text/failures.py",
+        "self.count += 1",
+        "self.count += 0",
+        READ,
+    ),
+    Mutant(
+        "panic-is-no-failure",
+        "a panic in a Rust library is a failure of the tokenizer",
+        "core/text/failures.py",
+        "return not isinstance(error, PASSED)",
+        "return isinstance(error, Exception) and not isinstance(error, PASSED)",
+        READ.replace("value_error", "panic"),
+    ),
+    Mutant(
+        "unknown-ids-decoded",
+        "ids outside the vocabulary add nothing",
+        "core/text/tokenizer.py",
+        "known = [token for token in ids if token in self._known]",
+        "known = list(ids)",
+        "tests/text/test_python_tokenizers.py::test_a_python_tokenizer_passes_over_ids_it_does_not_know",
+    ),
+    Mutant(
+        "whole-prompt-converted",
+        "an output costs its entry the end of the prompt, not all of it",
+        "core/engine/output.py",
+        "req.prompt[-MAX_CONTEXT:].tolist()",
+        "req.prompt.tolist()",
+        "tests/engine/test_entry_work.py::test_outputs_of_a_long_prompt_convert_only_the_end_of_it",
+    ),
+    Mutant(
+        "foreign-ends-kept",
+        "an end without a logit is left out",
+        "core/models/config.py",
+        "tuple(token for token in checkpoint.eos_token_ids if token < vocab_size)",
+        "checkpoint.eos_token_ids",
+        "tests/models/test_config.py::test_ends_without_a_logit_are_left_out",
+    ),
+    Mutant(
+        "foreign-ids-unchecked",
+        "bias_in_logits: every id that a request biases, forbids or forces has a logit",
+        "core/scheduler/sampling_table.py",
+        'check("bias_in_logits", inside,',
+        'check("bias_in_logits", True,',
+        FOREIGN + "test_an_index_outside_the_logits_is_stopped_before_the_device",
+    ),
+    Mutant(
+        "loading-not-waited-for",
+        "commands wait for a server that loads",
+        "service/commands/waiting.py",
+        "(await client.server_info()).state == pb.SERVER_STATE_STARTING)",
+        "(await client.server_info()).state == pb.SERVER_STATE_DEAD)",
+        WAITING + "test_waiting_ends_with_advice_and_a_status",
+    ),
+)
