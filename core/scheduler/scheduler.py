@@ -99,8 +99,8 @@ class Scheduler:
             return False
         self.publish()
         self._phases.done(PUBLISH, self.recorder.step)
-        if tokens or ended:
-            self._emit(StepOutputs(tokens, ended), now)
+        if outputs := StepOutputs(tokens, ended):
+            self._emit(outputs, now)
             self._phases.done(EMIT, self.recorder.step)
         return True
 
