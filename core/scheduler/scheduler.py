@@ -95,6 +95,7 @@ class Scheduler:
         ended = self._lifecycle.take_ended()
         for terminal in ended:
             self.recorder.ended(terminal.req, _reason(terminal), now)
+            self.intake.forget(terminal.req)
         if not (tokens or ended or submitted or commands):
             return False
         self.publish()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from tests.mutants.adapting import ADAPTING
 from tests.mutants.capturing import CAPTURING
+from tests.mutants.classes import CLASSES
+from tests.mutants.condemning import CONDEMNING
 from tests.mutants.constraining import CONSTRAINING
 from tests.mutants.conversing import CONVERSING
 from tests.mutants.drawing import DRAWING
@@ -34,6 +36,7 @@ from tests.mutants.windows import WINDOWS
 MUTANTS: tuple[Mutant, ...] = (
     *OWNERSHIP,
     *SCHEDULING,
+    *CLASSES,
     *RELAYING,
     *ORDERING,
     *SHELL,
@@ -59,6 +62,7 @@ MUTANTS: tuple[Mutant, ...] = (
     *MATCHING,
     *PLANNING,
     *POOLING,
+    *CONDEMNING,
 )
 
 SAMPLE: tuple[str, ...] = (

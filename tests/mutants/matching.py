@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tests.mutants.mutant import Mutant
 
+XGRAMMAR = "core/sampling/grammar/xgrammar_backend.py"
 GRAMMARS = "tests/constraints/test_grammars.py::"
 
 MATCHING: tuple[Mutant, ...] = (
@@ -94,5 +95,21 @@ MATCHING: tuple[Mutant, ...] = (
         '    elif (len(source) - len(source.rstrip("\\\\"))) % 2:\n',
         '    elif (len(source) - len(source.rstrip("\\\\"))) % 2 > 1:\n',
         "tests/types/test_constraint.py::test_an_expression_does_not_end_in_half_an_escape",
+    ),
+    Mutant(
+        "raw-control-characters-in-json",
+        "an output of a JSON schema is JSON: no string holds a raw control character",
+        XGRAMMAR,
+        "self._printable if is_json else None",
+        "self._printable if not is_json else None",
+        "tests/constraints/test_xgrammar_masks.py::test_json_holds_no_raw_control_character_and_other_texts_may",
+    ),
+    Mutant(
+        "end-stays-behind-a-rollback",
+        "what was taken for an output that is computed again is given back by either library, its end too",
+        XGRAMMAR,
+        "        self.has_ended = self.has_ended and count == 0\n",
+        "",
+        "tests/constraints/test_xgrammar_masks.py::test_an_end_is_given_back_with_its_token",
     ),
 )
