@@ -5,10 +5,13 @@ from __future__ import annotations
 from tests.mutants.adapting import ADAPTING
 from tests.mutants.capturing import CAPTURING
 from tests.mutants.classes import CLASSES
+from tests.mutants.clients import CLIENTS
+from tests.mutants.commands import COMMANDS
 from tests.mutants.condemning import CONDEMNING
 from tests.mutants.constraining import CONSTRAINING
 from tests.mutants.conversing import CONVERSING
 from tests.mutants.drawing import DRAWING
+from tests.mutants.doors import DOORS
 from tests.mutants.embedding import EMBEDDING
 from tests.mutants.encoders import ENCODERS
 from tests.mutants.exhausting import EXHAUSTING
@@ -63,6 +66,9 @@ MUTANTS: tuple[Mutant, ...] = (
     *PLANNING,
     *POOLING,
     *CONDEMNING,
+    *COMMANDS,
+    *CLIENTS,
+    *DOORS,
 )
 
 SAMPLE: tuple[str, ...] = (

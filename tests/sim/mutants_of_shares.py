@@ -61,6 +61,12 @@ def requests_give_way_before_the_newcomer_is_tried(patch: Patch) -> None:
     patch.setattr(PrefillAdder, "_admit", eager)
 
 
+@mutant("inversion", seeds=(2970,))
+def nobody_gives_way(patch: Patch) -> None:
+    """As if it were switched off. In small pools one request seldom blocks another for long."""
+    patch.setattr(Preemption, "_candidates", lambda self, newcomer: [])
+
+
 @mutant("rows", "invariant:window_page_present", policy="priority")
 def rows_that_gave_way_still_decode(patch: Patch) -> None:
     """A row keeps its place in the step in which its owner left it."""

@@ -48,7 +48,6 @@ MODULES = (
 WITHIN = 100
 """Seeds until a mutant must have been seen."""
 BACKSTOPS: dict[str, str] = {
-    "inversion": "in the small pools of the seeds one request seldom blocks another so long; `test_classes` stages it",
     "unread_token": "the books are closed only after everything else was found in order",
     "relay_check": "the ledger speaks earlier",
     "queue_bound": "the bound is kept by the door of the engine, and what is queued twice is in two places",
