@@ -101,9 +101,9 @@ class Scheduler:
             return False
         self.publish()
         self._phases.done(PUBLISH, self.recorder.step)
-        if tokens or ended:
+        if outputs := StepOutputs(tokens, ended):
             buggify.point("before_emit")
-            self._emit(StepOutputs(tokens, ended), now)
+            self._emit(outputs, now)
             self._phases.done(EMIT, self.recorder.step)
         return True
 

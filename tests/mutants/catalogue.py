@@ -9,6 +9,8 @@ from tests.mutants.clients import CLIENTS
 from tests.mutants.commands import COMMANDS
 from tests.mutants.condemning import CONDEMNING
 from tests.mutants.constraining import CONSTRAINING
+from tests.mutants.conversing import CONVERSING
+from tests.mutants.drawing import DRAWING
 from tests.mutants.doors import DOORS
 from tests.mutants.embedding import EMBEDDING
 from tests.mutants.encoders import ENCODERS
@@ -18,10 +20,13 @@ from tests.mutants.gateways import GATEWAYS
 from tests.mutants.guarding import GUARDING
 from tests.mutants.handing import HANDING
 from tests.mutants.keeping import KEEPING
+from tests.mutants.matching import MATCHING
 from tests.mutants.mutant import Mutant
 from tests.mutants.observing import OBSERVING
 from tests.mutants.ordering import ORDERING
 from tests.mutants.ownership import OWNERSHIP
+from tests.mutants.planning import PLANNING
+from tests.mutants.pooling import POOLING
 from tests.mutants.relaying import RELAYING
 from tests.mutants.resuming import RESUMING
 from tests.mutants.scheduling import SCHEDULING
@@ -55,6 +60,11 @@ MUTANTS: tuple[Mutant, ...] = (
     *HANDING,
     *KEEPING,
     *EXHAUSTING,
+    *CONVERSING,
+    *DRAWING,
+    *MATCHING,
+    *PLANNING,
+    *POOLING,
     *CONDEMNING,
     *COMMANDS,
     *CLIENTS,
