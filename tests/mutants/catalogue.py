@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from tests.mutants.adapting import ADAPTING
+from tests.mutants.attending import ATTENDING
 from tests.mutants.capturing import CAPTURING
 from tests.mutants.classes import CLASSES
+from tests.mutants.compiling import COMPILING
 from tests.mutants.condemning import CONDEMNING
 from tests.mutants.constraining import CONSTRAINING
 from tests.mutants.embedding import EMBEDDING
@@ -19,6 +21,8 @@ from tests.mutants.mutant import Mutant
 from tests.mutants.observing import OBSERVING
 from tests.mutants.ordering import ORDERING
 from tests.mutants.ownership import OWNERSHIP
+from tests.mutants.packing import PACKING
+from tests.mutants.proving import PROVING
 from tests.mutants.relaying import RELAYING
 from tests.mutants.resuming import RESUMING
 from tests.mutants.scheduling import SCHEDULING
@@ -53,6 +57,10 @@ MUTANTS: tuple[Mutant, ...] = (
     *KEEPING,
     *EXHAUSTING,
     *CONDEMNING,
+    *ATTENDING,
+    *PROVING,
+    *PACKING,
+    *COMPILING,
 )
 
 SAMPLE: tuple[str, ...] = (
