@@ -74,7 +74,7 @@ def test_fused_layers_give_what_the_modules_give_and_go_again(kind: str, tmp_pat
     assert fuse_layers(model) == blocks * (norms + 2) + 1, "norms, gates and rotations, the final norm"
     assert not CALLED
     torch.testing.assert_close(logits(model, 1, 9), plain, atol=1e-5, rtol=1e-5)
-    assert CALLED == {"rms_norm": blocks * norms + 1, "silu_mul": blocks, "rotate": blocks}
+    assert {"rms_norm": blocks * norms + 1, "silu_mul": blocks, "rotate": blocks} == CALLED
     unfuse_layers(model)
     CALLED.clear()
     assert torch.equal(logits(model, 1, 9), plain)

@@ -6,9 +6,12 @@ from tests.mutants.adapting import ADAPTING
 from tests.mutants.attending import ATTENDING
 from tests.mutants.capturing import CAPTURING
 from tests.mutants.classes import CLASSES
+from tests.mutants.clients import CLIENTS
+from tests.mutants.commands import COMMANDS
 from tests.mutants.compiling import COMPILING
 from tests.mutants.condemning import CONDEMNING
 from tests.mutants.constraining import CONSTRAINING
+from tests.mutants.doors import DOORS
 from tests.mutants.embedding import EMBEDDING
 from tests.mutants.encoders import ENCODERS
 from tests.mutants.exhausting import EXHAUSTING
@@ -61,6 +64,9 @@ MUTANTS: tuple[Mutant, ...] = (
     *PROVING,
     *PACKING,
     *COMPILING,
+    *COMMANDS,
+    *CLIENTS,
+    *DOORS,
 )
 
 SAMPLE: tuple[str, ...] = (

@@ -52,9 +52,9 @@ class Classes:
             self._settle(req, seated)
             return seated
 
-        def retracted(req: Req) -> None:
+        def retracted(req: Req, *, keep: bool = True) -> None:
             self._moved.add(req)
-            retract(req)
+            retract(req, keep=keep)
 
         def preempted(req: Req) -> None:
             self._may(req)

@@ -22,7 +22,7 @@ Break = Callable[[Patch], None]
 class Mutant:
     """`seen_by`: the oracles of which one must speak first. `real`: only the production step can show it. `seeds`: in
     others something else speaks first; none for the first hundred. `policy`: only seeds with this one can; empty for
-    any.
+    any. `scene`: a scripted run that shows it, where seeds do too rarely.
     """
 
     name: str
@@ -31,18 +31,23 @@ class Mutant:
     real: bool = False
     seeds: tuple[int, ...] = ()
     policy: str = ""
+    scene: Callable[[], None] | None = None
 
 
 MUTANTS: list[Mutant] = []
 
 
 def mutant(
-    *seen_by: str, real: bool = False, seeds: tuple[int, ...] = (), policy: str = ""
+    *seen_by: str,
+    real: bool = False,
+    seeds: tuple[int, ...] = (),
+    policy: str = "",
+    scene: Callable[[], None] | None = None,
 ) -> Callable[[Break], Break]:
     """Put a function into the list."""
 
     def enter(apply: Break) -> Break:
-        MUTANTS.append(Mutant(apply.__name__, seen_by, apply, real, seeds, policy))
+        MUTANTS.append(Mutant(apply.__name__, seen_by, apply, real, seeds, policy, scene))
         return apply
 
     return enter

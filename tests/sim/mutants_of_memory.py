@@ -28,7 +28,7 @@ from core.types.request import Req, RequestState
 from tests.sim.mutants import MUTANTS, Break, Mutant, Patch, mutant, put
 
 
-@mutant("tokens", "positions", "kv_length")
+@mutant("tokens", "positions", "kv_length", "unasked_end")
 def results_of_former_owners_are_taken(patch: Patch) -> None:
     """Law 1: no generation check, as long as the row has any owner."""
     patch.setattr(RowAllocator, "is_current", lambda self, rows, generations: self._held[rows])
@@ -53,7 +53,7 @@ def row_zero_is_handed_out(patch: Patch) -> None:
     put(patch, RowAllocator, "alloc", alloc)
 
 
-@mutant("positions")
+@mutant("positions", "invariant:request_state")
 def generation_is_not_bumped(patch: Patch) -> None:
     """Law 1: the result of a former owner looks current."""
 
@@ -94,11 +94,11 @@ def pages_are_freed_twice(patch: Patch) -> None:
 
 def _release_skipped(when: Callable[[Ended], bool]) -> Break:
     def apply(patch: Patch) -> None:
-        def leaky(old: Any, self: Lifecycle, ended: Ended) -> None:
+        def leaky(old: Any, self: Lifecycle, ended: Ended, **how: bool) -> None:
             memory = self.memory
             if when(ended) and ended.req.state is RequestState.RUNNING:
                 self.memory = type("Forgetful", (), {"release": lambda *_: None})()
-            old(self, ended)
+            old(self, ended, **how)
             self.memory = memory
 
         put(patch, Lifecycle, "end", leaky)
@@ -141,7 +141,7 @@ def released_beyond_what_was_written(patch: Patch) -> None:
     put(patch, RunningSet, "remove", boastful)
 
 
-@mutant("lock_holders")
+@mutant("lock_holders", "fits_alone")
 def locked_prefix_is_not_unlocked(patch: Patch) -> None:
     """A prefix that somebody read once stays for ever."""
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import pytest
 
@@ -27,6 +27,8 @@ from tests.sim import (
 )
 from tests.sim.mutants import MUTANTS, Mutant
 from tests.sim.scenario import REAL_STEPS, STEPS, draw
+from tests.sim.scenes import the_device_is_ahead, two_tenants_wait, younger_ones_pass
+from tests.sim.story import Violation
 from tests.sim.sweep import play
 from tests.tidy.source import python
 
@@ -57,6 +59,11 @@ BACKSTOPS: dict[str, str] = {
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
 def test_the_mutant_is_seen(mutant: Mutant, monkeypatch: pytest.MonkeyPatch) -> None:
     mutant.apply(monkeypatch)
+    if mutant.scene is not None:
+        with pytest.raises(Violation) as seen:
+            mutant.scene()
+        assert seen.value.oracle in mutant.seen_by
+        return
     # Where only the production step can show it, seeds that run the twin would prove nothing.
     first: Iterable[int] = itertools.count(7, REAL_STEPS) if mutant.real else itertools.count()
     if mutant.policy:
@@ -69,6 +76,11 @@ def test_the_mutant_is_seen(mutant: Mutant, monkeypatch: pytest.MonkeyPatch) -> 
             assert outcome.oracle in mutant.seen_by
             return
     pytest.fail(f"{mutant.name} survives {WITHIN} seeds")
+
+
+@pytest.mark.parametrize("scene", [the_device_is_ahead, two_tenants_wait, younger_ones_pass])
+def test_nothing_is_wrong_with_the_scenes(scene: Callable[[], None]) -> None:
+    scene()
 
 
 def test_every_oracle_is_needed() -> None:

@@ -1,0 +1,36 @@
+"""A request of a higher class behind two of a lower one, on a stage: the rule at work, and the oracle without it."""
+
+from __future__ import annotations
+
+import pytest
+
+from core.scheduler.preemption import Preemption
+from tests.sim.clients import Client
+from tests.sim.stage import Stage
+from tests.sim.story import Violation
+
+
+def behind_two(stage: Stage) -> tuple[list[Client], Client]:
+    low = [stage.add([place, 1], 40, priority=2) for place in range(2)]
+    for _ in range(4):
+        stage.step()
+    return low, stage.add([3], 2, priority=0)
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_the_place_is_taken_and_nothing_is_lost(depth: int) -> None:
+    stage = Stage(rows=2, policy="priority", depth=depth)
+    low, high = behind_two(stage)
+    stage.step()
+    assert high.req.row > 0 and [client.by_class for client in low] == [0, 1]
+    stage.finish()
+    stage.complete(*low, high)
+
+
+def test_a_wait_behind_a_lower_class_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Preemption, "_candidates", lambda self, newcomer: [])
+    stage = Stage(rows=2, policy="priority", depth=1)
+    behind_two(stage)
+    with pytest.raises(Violation, match="inversion"):
+        for _ in range(8):
+            stage.step()
