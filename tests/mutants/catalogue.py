@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from tests.mutants.adapting import ADAPTING
+from tests.mutants.attending import ATTENDING
 from tests.mutants.capturing import CAPTURING
 from tests.mutants.classes import CLASSES
 from tests.mutants.clients import CLIENTS
 from tests.mutants.commands import COMMANDS
+from tests.mutants.compiling import COMPILING
 from tests.mutants.condemning import CONDEMNING
 from tests.mutants.constraining import CONSTRAINING
 from tests.mutants.conversing import CONVERSING
-from tests.mutants.drawing import DRAWING
 from tests.mutants.doors import DOORS
+from tests.mutants.drawing import DRAWING
 from tests.mutants.embedding import EMBEDDING
 from tests.mutants.encoders import ENCODERS
 from tests.mutants.exhausting import EXHAUSTING
@@ -25,8 +27,10 @@ from tests.mutants.mutant import Mutant
 from tests.mutants.observing import OBSERVING
 from tests.mutants.ordering import ORDERING
 from tests.mutants.ownership import OWNERSHIP
+from tests.mutants.packing import PACKING
 from tests.mutants.planning import PLANNING
 from tests.mutants.pooling import POOLING
+from tests.mutants.proving import PROVING
 from tests.mutants.relaying import RELAYING
 from tests.mutants.resuming import RESUMING
 from tests.mutants.scheduling import SCHEDULING
@@ -66,6 +70,10 @@ MUTANTS: tuple[Mutant, ...] = (
     *PLANNING,
     *POOLING,
     *CONDEMNING,
+    *ATTENDING,
+    *PROVING,
+    *PACKING,
+    *COMPILING,
     *COMMANDS,
     *CLIENTS,
     *DOORS,
