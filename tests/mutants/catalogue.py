@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tests.mutants.adapting import ADAPTING
 from tests.mutants.capturing import CAPTURING
+from tests.mutants.commanding import COMMANDING
 from tests.mutants.condemning import CONDEMNING
 from tests.mutants.constraining import CONSTRAINING
 from tests.mutants.embedding import EMBEDDING
@@ -14,6 +15,7 @@ from tests.mutants.gateways import GATEWAYS
 from tests.mutants.guarding import GUARDING
 from tests.mutants.handing import HANDING
 from tests.mutants.keeping import KEEPING
+from tests.mutants.measuring import MEASURING
 from tests.mutants.mutant import Mutant
 from tests.mutants.observing import OBSERVING
 from tests.mutants.ordering import ORDERING
@@ -24,6 +26,7 @@ from tests.mutants.scheduling import SCHEDULING
 from tests.mutants.serving import SERVING
 from tests.mutants.shell import SHELL
 from tests.mutants.showing import SHOWING
+from tests.mutants.teaching import TEACHING
 from tests.mutants.texting import TEXTING
 from tests.mutants.windows import WINDOWS
 
@@ -51,6 +54,9 @@ MUTANTS: tuple[Mutant, ...] = (
     *KEEPING,
     *EXHAUSTING,
     *CONDEMNING,
+    *COMMANDING,
+    *TEACHING,
+    *MEASURING,
 )
 
 SAMPLE: tuple[str, ...] = (
