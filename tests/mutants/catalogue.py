@@ -7,6 +7,7 @@ from tests.mutants.attending import ATTENDING
 from tests.mutants.capturing import CAPTURING
 from tests.mutants.classes import CLASSES
 from tests.mutants.clients import CLIENTS
+from tests.mutants.commanding import COMMANDING
 from tests.mutants.commands import COMMANDS
 from tests.mutants.compiling import COMPILING
 from tests.mutants.condemning import CONDEMNING
@@ -23,6 +24,7 @@ from tests.mutants.guarding import GUARDING
 from tests.mutants.handing import HANDING
 from tests.mutants.keeping import KEEPING
 from tests.mutants.matching import MATCHING
+from tests.mutants.measuring import MEASURING
 from tests.mutants.mutant import Mutant
 from tests.mutants.observing import OBSERVING
 from tests.mutants.ordering import ORDERING
@@ -37,6 +39,7 @@ from tests.mutants.scheduling import SCHEDULING
 from tests.mutants.serving import SERVING
 from tests.mutants.shell import SHELL
 from tests.mutants.showing import SHOWING
+from tests.mutants.teaching import TEACHING
 from tests.mutants.texting import TEXTING
 from tests.mutants.windows import WINDOWS
 
@@ -77,6 +80,9 @@ MUTANTS: tuple[Mutant, ...] = (
     *COMMANDS,
     *CLIENTS,
     *DOORS,
+    *COMMANDING,
+    *TEACHING,
+    *MEASURING,
 )
 
 SAMPLE: tuple[str, ...] = (
