@@ -16,6 +16,8 @@ GRAMMAR_BACKENDS = ("auto", "llguidance", "xgrammar", "none")
 NATIVE = ("auto", "wait", "off")
 PREFIX_CACHES = ("radix", "none")
 SCHEDULE_POLICIES = ("fcfs", "lpm", "priority")
+PREFILLS_PER_DECODE = 4
+"""Steps of prompt chunks in a row that rows ready to decode wait at most, where steps are not mixed."""
 ASSERT_MODES = ("off", "count", "trap")
 ADAPTER_NAME = re.compile(r"[A-Za-z0-9._:/-]{1,128}")
 
@@ -91,13 +93,19 @@ class SchedulerConfig:
 
     chunked_prefill_size: int = 512
     mixed_chunk: bool = True
+    """Whether one step may hold prompt chunks and decodes; without it they take turns (`core/scheduler/turns.py`)."""
     policy: str = "fcfs"
     max_queued_requests: int = 1024
     default_queue_timeout: float | None = None
+    priority_preemption: bool = True
+    """Under the `priority` policy: whether a waiting request may take the place of a running one of a lower class."""
+    priority_preemption_threshold: int = 1
+    """The smallest difference in priority that justifies it."""
 
     def __post_init__(self) -> None:
         _at_least("chunked_prefill_size", self.chunked_prefill_size, 1)
         _at_least("max_queued_requests", self.max_queued_requests, 1)
+        _at_least("priority_preemption_threshold", self.priority_preemption_threshold, 1)
         _one_of("schedule_policy", self.policy, SCHEDULE_POLICIES)
 
 

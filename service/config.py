@@ -218,6 +218,8 @@ class ServerConfig(EngineSettings):
                 chunked_prefill_size=self.chunked_prefill_size,
                 mixed_chunk=self.mixed_chunk,
                 policy=self.schedule_policy,
+                priority_preemption=self.priority_preemption,
+                priority_preemption_threshold=self.priority_preemption_threshold,
                 max_queued_requests=self.max_queued_requests,
                 default_queue_timeout=self.queue_timeout,
             ),

@@ -12,6 +12,7 @@ from core.config import (
     DTYPES,
     GRAMMAR_BACKENDS,
     NATIVE,
+    PREFILLS_PER_DECODE,
     PREFIX_CACHES,
     QUANTIZATIONS,
     QUANTIZED_WEIGHTS,
@@ -163,7 +164,11 @@ class EngineSettings:
         default_of(SchedulerConfig, "chunked_prefill_size"), int, "Scheduling", "Most prompt tokens in one step.", low=1
     )
     mixed_chunk: bool = setting(
-        default_of(SchedulerConfig, "mixed_chunk"), bool, "Scheduling", "Put prompt chunks and decoding into one batch."
+        default_of(SchedulerConfig, "mixed_chunk"),
+        bool,
+        "Scheduling",
+        "Put prompt chunks and decoding into one batch; without it requests that decode wait at most "
+        f"{PREFILLS_PER_DECODE} steps of chunks.",
     )
     schedule_policy: str = setting(
         default_of(SchedulerConfig, "policy"),
@@ -171,6 +176,19 @@ class EngineSettings:
         "Scheduling",
         "Who is admitted first: arrival, longest cached prefix, or lowest priority value.",
         choices=SCHEDULE_POLICIES,
+    )
+    priority_preemption: bool = setting(
+        default_of(SchedulerConfig, "priority_preemption"),
+        bool,
+        "Scheduling",
+        "Under the priority policy, put a running request back in the queue for a waiting one of a lower value.",
+    )
+    priority_preemption_threshold: int = setting(
+        default_of(SchedulerConfig, "priority_preemption_threshold"),
+        int,
+        "Scheduling",
+        "Smallest difference in priority that justifies it.",
+        low=1,
     )
     max_queued_requests: int = setting(
         default_of(SchedulerConfig, "max_queued_requests"),

@@ -88,6 +88,8 @@ class StepResult:
     exhausted: Exhausted = NO_ROWS
     was_split: bool = False
     """Rows were sampled a few at a time, for want of memory."""
+    violated: npt.NDArray[np.bool_] | None = None
+    """bool[S]: the row's input violated a device check, so that `tokens[i]` means nothing; None where no row's did."""
 
     @classmethod
     def failed(cls, step_id: int, error: BaseException) -> StepResult:

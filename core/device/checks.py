@@ -1,6 +1,7 @@
 """Assertions on values that only the device has seen.
 
-COUNT adds violations to a device counter that travels to the host with the step's results; TRAP stops at once
+COUNT adds violations to a device counter and marks the row; both travel to the host with the step's results, where the
+row fails and its neighbours go on. TRAP stops at once
 (`torch._assert_async`, always with a message: without one `torch.compile` drops the assertion silently); OFF exists to
 measure what the others cost. The idea of consuming a value by checking it and writing -1 back is SGLang #26108.
 """
@@ -24,9 +25,11 @@ class AssertMode(Enum):
     TRAP = "trap"
 
 
-def _consume(buffer: torch.Tensor, rows: torch.Tensor, counter: torch.Tensor) -> torch.Tensor:
+def _consume(buffer: torch.Tensor, rows: torch.Tensor, counter: torch.Tensor, violated: torch.Tensor) -> torch.Tensor:
     values = buffer.index_select(0, rows)
-    counter.add_((values < 0).sum())
+    unwritten = values < 0
+    violated.logical_or_(unwritten)
+    counter.add_(unwritten.sum())
     buffer.index_fill_(0, rows, -1)
     # Padded graph rows all read row 0: it must stay readable however often it is consumed.
     buffer[:1].zero_()
@@ -44,11 +47,12 @@ class DeviceChecks:
             torch.compile(_consume, dynamic=True) if device.type == "cuda" else _consume
         )
 
-    def consume(self, buffer: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+    def consume(self, buffer: torch.Tensor, rows: torch.Tensor, violated: torch.Tensor) -> torch.Tensor:
         """Read `buffer[rows]` once: values must be >= 0, and are replaced by -1 so that a second read is seen.
 
         buffer: int64[R]; rows: int64[n]. Row 0 is exempt: it reads 0 and stays 0. In COUNT mode a violating value is
-        returned as 0, which is a legal token id; in TRAP mode it raises (CPU) or poisons the device context (CUDA).
+        returned as 0, a legal token id, so that the step goes on, and its entry of `violated`, int64[n], becomes 1; in
+        TRAP mode it raises (CPU) or poisons the device context (CUDA).
         """
         if self.mode is AssertMode.OFF:
             return buffer.index_select(0, rows)
@@ -57,19 +61,23 @@ class DeviceChecks:
             torch._assert_async(
                 (values >= 0).all(), "relay_unwritten_read: a row was read without a write since its last read"
             )
-        return self._consume(buffer, rows, self.counters[0])
+        return self._consume(buffer, rows, self.counters[0], violated)
 
-    def snapshot(self) -> torch.Tensor:
-        """int64[len(DEVICE_CHECKS)], the counters as they stand here; empty when asserts are off.
+    def snapshot(self, violated: torch.Tensor) -> torch.Tensor:
+        """int64[len(DEVICE_CHECKS) + n]: the counters as they stand here, then `violated`; empty when asserts are off.
 
-        A copy, because the next step counts on while another stream brings this one to the host.
+        One tensor, so that the rows cost no transfer of their own. A copy, because the next step counts on while
+        another stream brings this one to the host.
         """
-        return self.counters[:0] if self.mode is AssertMode.OFF else self.counters.clone()
+        return self.counters[:0] if self.mode is AssertMode.OFF else torch.cat([self.counters, violated])
 
-    def expect_equal(self, actual: torch.Tensor, expected: torch.Tensor) -> None:
-        """int64[n] against int64[n]: published sequence lengths must be what the scheduler planned with."""
+    def expect_equal(self, actual: torch.Tensor, expected: torch.Tensor, violated: torch.Tensor) -> None:
+        """int64[n] against int64[n]: published sequence lengths must be what the scheduler planned with.
+
+        `violated`, int64[n], becomes 1 where they differ and 0 elsewhere.
+        """
         if self.mode is AssertMode.OFF:
             return
         if self.mode is AssertMode.TRAP:
             torch._assert_async((actual == expected).all(), "relay_seq_len: published length differs from the plan")
-        self.counters[1].add_((actual != expected).sum())
+        self.counters[1].add_(torch.ne(actual, expected, out=violated).sum())

@@ -293,6 +293,9 @@ class AsyncEngine:
         del self._live[stream.request_id]
         # The scheduler has ended its sequences, so no step that is planned from now on names their slot.
         self._adapters.table.release(stream.reqs[0].adapter_slot)
+        if stream.reqs[0].pooling is None:
+            # A stream that is kept for Attach outlives its requests by minutes; their prompts are nothing to it.
+            stream.reqs = []
         if not self._live:
             self._empty.set()
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from core.attention.base import AttentionBackend
@@ -13,7 +14,7 @@ from core.batch.build import token_positions
 from core.batch.forward_batch import ForwardBatch
 from core.batch.result import NO_ROWS, Exhausted, LogprobResult, StepResult, VectorResult
 from core.batch.schedule_batch import ScheduleBatch
-from core.device.checks import DeviceChecks
+from core.device.checks import DEVICE_CHECKS, DeviceChecks
 from core.device.recorder import Recorder
 from core.device.shortage import MEMORY_ERRORS, is_out_of_memory
 from core.device.staging import Staging
@@ -66,6 +67,7 @@ class LaunchedStep:
     batch: ScheduleBatch
     host: SampleOutput
     counts: torch.Tensor
+    """`DeviceChecks.snapshot`, for the decode rows."""
     copy_done: Event
     began: Mark
     ended: Mark
@@ -95,14 +97,25 @@ class LaunchedStep:
             tokens=host.tokens.numpy(),
             non_finite=host.non_finite.numpy(),
             logprobs=_logprobs(host),
-            assert_counts=self.counts.numpy(),
+            assert_counts=self.counts.numpy()[: len(DEVICE_CHECKS)],
             busy=self.ended.seconds_since(self.began),
             idle=idle,
             vectors=self._vectors(),
             grammar_status=self.sampled.status,
             exhausted=self.exhausted,
             was_split=self.sampled.was_split,
+            violated=self._violated(),
         )
+
+    def _violated(self) -> npt.NDArray[np.bool_] | None:
+        """Decode rows come last in a batch, and all of them sample."""
+        decodes = self.counts.numpy()[len(DEVICE_CHECKS) :]
+        if not decodes.any():
+            return None
+        samples = len(self.batch.sample_indices)
+        violated = np.zeros(samples, np.bool_)
+        violated[samples - len(decodes) :] = decodes
+        return violated
 
     def _vectors(self) -> VectorResult | None:
         pooling = self.batch.pooling
@@ -153,7 +166,7 @@ class StepRunner:
             sampled = rows.output
             if self._recorder is not None:
                 self._recorder.wrote(SAMPLED, (batch.step_id,))
-            counted = state.checks.snapshot()
+            counted = state.checks.snapshot(state.future_map.violated(batch.num_decode))
             published = self._relay(batch, inputs, sampled)
             ended = state.streams.mark()
         previous_end, self._previous_end = self._previous_end, ended

@@ -51,6 +51,13 @@ class Companion(Protocol):
         """
         ...
 
+    def would_admit(self, tokens: int, cached: Ints, leaving: Ints, encoder_tokens: int = 0) -> bool:
+        """What `can_admit` will answer once the owners of rows `leaving`, int64[k], have given them back.
+
+        Mutates nothing.
+        """
+        ...
+
     def admitted(self, row: int, tokens: int, cached: Ints, known: int, encoder_tokens: int = 0) -> None:
         """`row` has a new owner, as asked of `can_admit` just before.
 

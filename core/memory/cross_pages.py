@@ -62,6 +62,11 @@ class CrossPages:
         """See `Companion`."""
         return self.allocator.pages_for(encoder_tokens) <= self.allocator.available
 
+    def would_admit(self, tokens: int, cached: Ints, leaving: Ints, encoder_tokens: int = 0) -> bool:
+        """See `Companion`. Cross pages are never shared, so what a row holds becomes free."""
+        coming = sum(len(self._pages[row]) for row in leaving.tolist())
+        return self.allocator.pages_for(encoder_tokens) <= self.allocator.available + coming
+
     def admitted(self, row: int, tokens: int, cached: Ints, known: int, encoder_tokens: int = 0) -> None:
         """See `Companion`. Every request of an encoder-decoder has an input of a token at least."""
         check("row_padding_reserved", row > 0, row=row)

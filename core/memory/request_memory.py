@@ -19,6 +19,7 @@ from core.memory.kv_allocator import PagedKVAllocator
 from core.memory.req_to_token_pool import TableWrites
 from core.memory.rows import RowAllocator
 from core.prefix.base import PrefixCache, PrefixMatch
+from core.prefix.node import PrefixNode
 from core.types.arrays import Ints
 from core.types.stats import PoolStats
 
@@ -32,6 +33,15 @@ class Admission:
     row: int
     generation: int
     cached_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Doubt:
+    """A part of the prefix cache that nobody may find again, and the rows that read it, without the one that failed."""
+
+    node: PrefixNode | None
+    """Where it begins; None when the cache has nothing of it."""
+    readers: tuple[int, ...]
 
 
 class RequestMemory:
@@ -63,6 +73,10 @@ class RequestMemory:
         self._owned = np.zeros(shape, np.bool_)
         self._count: Ints = np.zeros(rows.size + 1, np.int64)
         self._cached: Ints = np.zeros(rows.size + 1, np.int64)
+        self._shared: Ints = np.zeros(rows.size + 1, np.int64)
+        """By row: tokens that were cached when it was admitted, so that its owner reads what others computed."""
+        self._sound = np.zeros(allocator.num_pages + 1, np.bool_)
+        """By page: finite logits came of it. False for what no logits have come of so far."""
         self._nodes: list[Any] = [None] * (rows.size + 1)
         self._salts: list[str] = [""] * (rows.size + 1)
         self._writes: list[tuple[Ints, Ints, Ints]] = []
@@ -78,18 +92,46 @@ class RequestMemory:
             return False
         return all(c.fits_alone(total_tokens, **_encoder(encoder_tokens)) for c in self.companions)
 
+    def would_admit(
+        self, ids: Ints, salt: str, reserve_pages: int, leaving: Ints, *, reuse: bool = True, encoder_tokens: int = 0
+    ) -> int | None:
+        """Whether `admit` would succeed once the owners of rows `leaving`, int64[k >= 1], have given them back.
+
+        Returns the cached tokens that it counts on: with them as `at_most`, `admit` succeeds if these releases are all
+        that happens in between. None: it would not succeed. Changes nothing but recency.
+        """
+        match, _ = self._match(ids, len(ids) - 1 if reuse else 0, salt)
+        needed = self.allocator.pages_for(len(ids)) - len(match.pages)
+        # Under this lock the newcomer's own prefix is not counted as a page that comes free.
+        self.cache.lock(match.node)
+        coming = int(self._owned[leaving].sum()) + self.cache.held_only_by([self._nodes[row] for row in leaving])
+        fits = needed + reserve_pages <= self.obtainable_pages + coming and all(
+            c.would_admit(len(ids), match.pages, leaving, **_encoder(encoder_tokens)) for c in self.companions
+        )
+        self._free(self.cache.unlock(match.node))
+        return len(match.pages) * self.page_size if fits else None
+
     def admit(
-        self, ids: Ints, salt: str, reserve_pages: int, *, reuse: bool = True, encoder_tokens: int = 0
+        self,
+        ids: Ints,
+        salt: str,
+        reserve_pages: int,
+        *,
+        reuse: bool = True,
+        encoder_tokens: int = 0,
+        at_most: int | None = None,
     ) -> Admission | None:
         """Take a row and pages for all of `ids`, sharing what the cache has; None (and no change) when it does not fit.
 
         `reserve_pages` must stay obtainable afterwards, for the decode steps of those already running. At least one
         token is always left to compute, because its logits are what the first output is sampled from; with `reuse` off
-        all of them are. `encoder_tokens`: see `Companion`.
+        all of them are. `encoder_tokens`: see `Companion`; `at_most` so many cached tokens are shared: see
+        `would_admit`.
         """
         if not self.rows.available:
             return None
-        match, known = self._match(ids, len(ids) - 1 if reuse else 0, salt)
+        limit = len(ids) - 1 if reuse else 0
+        match, known = self._match(ids, limit if at_most is None else min(limit, at_most), salt)
         needed = self.allocator.pages_for(len(ids)) - len(match.pages)
         self.cache.lock(match.node)
         pages = None
@@ -127,7 +169,7 @@ class RequestMemory:
         self._owned[row, :count] = False
         self._owned[row, len(shared) : count] = True
         self._count[row] = count
-        self._cached[row] = len(shared) * self.page_size
+        self._cached[row] = self._shared[row] = len(shared) * self.page_size
         self._salts[row] = salt
         self._note_writes(np.full(count, row), np.arange(count), self._pages[row, :count].copy())
 
@@ -138,6 +180,13 @@ class RequestMemory:
         slots = (pages[:, None] * self.page_size + within).ravel()
         self._writes.append((np.repeat(rows, self.page_size), positions, slots))
 
+    def _forget_writes(self, row: int) -> None:
+        """Drop the entries noted for `row`: its next owner may note the same ones for the same step, and the device
+        applies those of one step in no order.
+        """
+        kept = [(noted, noted[0] != row) for noted in self._writes]
+        self._writes = [(rows[stay], places[stay], slots[stay]) for (rows, places, slots), stay in kept if stay.any()]
+
     def _alloc(self, count: int) -> Ints | None:
         short = count - self.allocator.available
         if short > 0:
@@ -147,6 +196,7 @@ class RequestMemory:
     def _free(self, pages: Ints) -> None:
         """Pages without an owner: back to the allocator, and out of every companion's books."""
         self.allocator.free(pages)
+        self._sound[pages] = False
         if len(pages):
             for companion in self.companions:
                 companion.freed(pages)
@@ -223,6 +273,7 @@ class RequestMemory:
         for companion in self.companions:
             companion.released(row)
         self.rows.free(row, generation)
+        self._forget_writes(row)
         count = len(ids) // self.page_size
         owned = self._owned[row]
         if count * self.page_size > self._cached[row]:
@@ -238,6 +289,33 @@ class RequestMemory:
         self._nodes[row] = None
         self._count[row] = 0
         owned[:] = False
+
+    def vouch(self, row: int, tokens: int) -> None:
+        """The first `tokens` of `row` led to finite logits. A NaN in any of their keys would have reached those."""
+        self._sound[self._pages[row, : tokens // self.page_size]] = True
+
+    def shared(self, row: int) -> int:
+        """Tokens that `row` found in the cache: it reads them and computed none of them."""
+        return int(self._shared[row])
+
+    def doubt(self, row: int, ids: Ints, computed_from: int) -> Doubt:
+        """What must go when the numbers of `row` proved wrong, which holds `ids` and computed those from
+        `computed_from` on.
+
+        Where it read pages of others that nothing vouches for, the fault may be theirs: those whose owner left or gave
+        way before it had logits, say. They go as well, else every request behind them would fail like this one.
+        Changes nothing that anybody could tell; the rows must be released, with nothing to keep, before `condemn`.
+        """
+        sound = self._sound[self._pages[row, : self._shared[row] // self.page_size]]
+        kept = computed_from if sound.all() else min(computed_from, int(sound.argmin()) * self.page_size)
+        top = self.cache.behind(ids, kept, self._salts[row])
+        readers = () if top is None else (r for r, n in enumerate(self._nodes) if n is not None and top.leads_to(n))
+        return Doubt(top, tuple(reader for reader in readers if reader != row))
+
+    def condemn(self, doubt: Doubt) -> None:
+        """Give up everything that `doubt` is about: no later request finds it."""
+        if doubt.node is not None:
+            self._free(self.cache.condemn(doubt.node))
 
     def flush(self) -> int:
         """Give up every cached page that no row reads; how many. Not in the middle of a plan."""

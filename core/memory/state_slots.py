@@ -91,6 +91,10 @@ class StateSlots:
         """See `Companion`. The last snapshot of all serves even when it is the one behind `cached`: it is moved."""
         return self.available > 0
 
+    def would_admit(self, tokens: int, cached: Ints, leaving: Ints, encoder_tokens: int = 0) -> bool:
+        """See `Companion`. Every running row holds a slot."""
+        return self.available + len(leaving) > 0
+
     def admitted(self, row: int, tokens: int, cached: Ints, known: int, encoder_tokens: int = 0) -> None:
         """See `Companion`."""
         check("row_padding_reserved", row > 0, row=row)

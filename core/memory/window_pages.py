@@ -90,10 +90,17 @@ class WindowPages:
 
     def can_admit(self, tokens: int, cached: Ints, encoder_tokens: int = 0) -> bool:
         """See `Companion`. Leaves every running row and the new one its next page, else they would soon retract."""
-        own = np.append(self._own, self.bounds.pages_for(tokens) - len(cached))
-        own += (own > 0) & (own < self.bounds.per_row)
-        needed = self._needed(cached)
-        return self._holds(own, self._shared + int((self._guests[needed] == 0).sum()))
+        return self._has_room(tokens, cached, self._own, self._guests, self._shared)
+
+    def would_admit(self, tokens: int, cached: Ints, leaving: Ints, encoder_tokens: int = 0) -> bool:
+        """See `Companion`."""
+        own, guests = self._own.copy(), self._guests.copy()
+        own[leaving] = 0
+        for row in leaving.tolist():
+            # What a row found in the cache comes first among its pages.
+            found = max(0, int(self._behind[row] - self._first[row]))
+            guests[[self._uses[row][place] for place in range(found)]] -= 1
+        return self._has_room(tokens, cached, own, guests, int((guests > 0).sum()))
 
     def admitted(self, row: int, tokens: int, cached: Ints, known: int, encoder_tokens: int = 0) -> None:
         """See `Companion`. Pages are kept wherever prompts part, so how much others had makes no difference."""
@@ -179,6 +186,13 @@ class WindowPages:
         check("window_page_conservation", int((guests > 0).sum()) == self._shared, shared=self._shared)
         idle = np.flatnonzero((self._window_of > 0) & (users == 0)).tolist()
         check("window_page_conservation", sorted(self._idle) == idle, idle=len(self._idle), counted=len(idle))
+
+    def _has_room(self, tokens: int, cached: Ints, own: Ints, guests: Ints, shared: int) -> bool:
+        """Whether a newcomer fits beside rows with `own` pages each, and `shared` KV pages that have `guests`."""
+        own = np.append(own, self.bounds.pages_for(tokens) - len(cached))
+        own += (own > 0) & (own < self.bounds.per_row)
+        needed = self._needed(cached)
+        return self._holds(own, shared + int((guests[needed] == 0).sum()))
 
     def _needed(self, cached: Ints) -> Ints:
         """Those of `cached` that a row needs which starts behind them."""

@@ -13,6 +13,7 @@ write always precedes the read. The same law makes it safe to hand out a freed p
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -127,6 +128,20 @@ class PrefixCache(ABC):
     def clear(self) -> Pages:
         """Evict everything that is not locked."""
 
+    @abstractmethod
+    def behind(self, ids: Ids, kept: int, salt: str) -> PrefixNode | None:
+        """The node at which begins what is held of `ids` behind their first `kept` tokens, whole pages of them.
+
+        None when nothing is. May split a node, and is no use of the prefix. Good as long as that of a match is.
+        """
+
+    @abstractmethod
+    def condemn(self, node: PrefixNode) -> Pages:
+        """Give up `node` and everything below it, none of which is locked any more: no match finds it again.
+
+        Returns the pages for the caller to free; none where the last `unlock` has dropped them already.
+        """
+
     def observe(self, observer: PrefixObserver | None) -> bool:
         """Tell `observer` of every change from now on, or nobody; whether this cache keeps anything to tell of."""
         return False
@@ -144,6 +159,13 @@ class PrefixCache(ABC):
     @abstractmethod
     def locked_pages(self) -> int:
         """Pages that cannot be evicted now."""
+
+    @abstractmethod
+    def held_only_by(self, nodes: Sequence[PrefixNode]) -> int:
+        """Locked pages that no lock would protect any more if one lock of each of `nodes` were undone.
+
+        A node that is named twice loses two locks. Mutates nothing, not even recency.
+        """
 
     @property
     def evictable_pages(self) -> int:

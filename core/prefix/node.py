@@ -52,6 +52,10 @@ class PrefixNode:
             yield node
             node = node.parent
 
+    def leads_to(self, other: PrefixNode) -> bool:
+        """Whether `other` is this node or below it: who locks it reads these pages."""
+        return self in other.path()
+
     def below(self) -> Iterator[PrefixNode]:
         """This node and all its descendants, parents first. No recursion: a path may have a node per page."""
         stack = [self]

@@ -6,6 +6,8 @@ history: within a namespace made by `group_salt` this cache is a radix tree whos
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from core.invariants import check
 from core.prefix.base import GROUP_MARK, NO_PAGES, Ids, InsertResult, Pages, PrefixCache, PrefixMatch, group_salt
 from core.prefix.node import PrefixNode
@@ -54,6 +56,13 @@ class NoPrefixCache(PrefixCache):
     def clear(self) -> Pages:
         return self._groups.clear()
 
+    def behind(self, ids: Ids, kept: int, salt: str) -> PrefixNode | None:
+        """Always None outside groups."""
+        return self._groups.behind(ids, kept, salt) if salt.startswith(GROUP_MARK) else None
+
+    def condemn(self, node: PrefixNode) -> Pages:
+        return self._groups.condemn(node)
+
     @property
     def cached_pages(self) -> int:
         return self._groups.cached_pages
@@ -61,6 +70,9 @@ class NoPrefixCache(PrefixCache):
     @property
     def locked_pages(self) -> int:
         return self._groups.locked_pages
+
+    def held_only_by(self, nodes: Sequence[PrefixNode]) -> int:
+        return self._groups.held_only_by(nodes)
 
     def check_integrity(self) -> None:
         self._groups.check_integrity()

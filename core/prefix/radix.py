@@ -7,7 +7,8 @@ parent whose last child went is exactly as old as its own last use. Nothing is e
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -156,6 +157,34 @@ class RadixCache(PrefixCache):
     def clear(self) -> Pages:
         return self.evict(self.evictable_pages)
 
+    def behind(self, ids: Ids, kept: int, salt: str) -> PrefixNode | None:
+        """O(pages of `ids`)."""
+        pages, reach = kept // self.page_size, self._reach(self._bytes(ids, ids.size), salt)
+        check("prefix_page_alignment", kept % self.page_size == 0, kept=kept)
+        if reach.held <= pages:
+            return None
+        found = [node for node in (*reach.path[1:], reach.partial) if node is not None]
+        before = 0
+        for node in found:
+            if before + node.pages.size > pages:
+                break
+            before += node.pages.size
+        if before < pages:
+            self._split(node, pages - before)
+            # The upper part is among the recent ones from now on, and must be younger than what is below it.
+            self._touch(node)
+        return node
+
+    def condemn(self, node: PrefixNode) -> Pages:
+        """O(what goes)."""
+        if node.dead:
+            return NO_PAGES
+        check("prefix_lock_balance", node.locks == 0 and not node.is_root, locks=node.locks)
+        doomed = list(node.below())
+        for each in reversed(doomed):
+            self._drop(each)
+        return np.concatenate([each.pages for each in doomed])
+
     def observe(self, observer: PrefixObserver | None) -> bool:
         self._observer = observer
         return True
@@ -176,6 +205,11 @@ class RadixCache(PrefixCache):
     def namespaces(self) -> int:
         """Salts under which anything is cached: what the memory for tenants is bounded by."""
         return len(self._roots)
+
+    def held_only_by(self, nodes: Sequence[PrefixNode]) -> int:
+        """O(nodes of their paths)."""
+        undone = Counter(each for node in nodes for each in node.path())
+        return sum(each.pages.size for each, count in undone.items() if each.locks == count)
 
     def check_integrity(self) -> None:
         counted = audit(self._roots, self._lru, self._page_bytes)

@@ -37,6 +37,8 @@ class FutureMap:
         self._buffers = {c.name: pool.new_row_buffer(c.tail, c.dtype, c.fill) for c in columns}
         for buffer in self._buffers.values():
             buffer[0] = 0
+        # In one place for good: captured steps write it there.
+        self._violated = torch.zeros_like(self._buffers[OUTPUT_TOKENS.name])
 
     def buffer(self, name: str) -> torch.Tensor:
         """The column `name`, [R, *tail]; for tests and for captured graphs that need its address."""
@@ -83,9 +85,19 @@ class FutureMap:
         if self._recorder is not None:
             # The read consumes: it writes -1 back.
             self._recorder.wrote(OUTPUT_TOKENS.name, rows)
+        violated = self.violated(rows.numel())
         if seq_lens is not None:
-            self._checks.expect_equal(self.seq_lens(rows), seq_lens)
-        return self._checks.consume(self._buffers[OUTPUT_TOKENS.name], rows)
+            self._checks.expect_equal(self.seq_lens(rows), seq_lens, violated)
+        else:
+            violated.zero_()
+        return self._checks.consume(self._buffers[OUTPUT_TOKENS.name], rows, violated)
+
+    def violated(self, count: int) -> torch.Tensor:
+        """int64[count]: of the first rows of the last `gather`, 1 where the token or the length was wrong, else 0.
+
+        The next `gather` overwrites it. Means nothing when asserts are off.
+        """
+        return self._violated[:count]
 
     def seq_lens(self, rows: torch.Tensor) -> torch.Tensor:
         """int64[n]: published lengths; reading does not consume them."""

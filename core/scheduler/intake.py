@@ -11,6 +11,9 @@ from core.errors import DeadlinePassed, QueueTimeout, SlipstreamError
 from core.types.io import FinishReason
 from core.types.request import Req, RequestState
 
+FEW = 64
+"""Instants of requests that left are swept out when they are this many more than those of live ones can be."""
+
 
 @dataclass(frozen=True, slots=True)
 class End:
@@ -25,14 +28,17 @@ class End:
 class Intake:
     """A queue of additions and endings, drained only as far as it reached on entry (trio's entry queue does the same).
 
-    Also keeps the instants at which requests expire, so that no step looks through all of them.
+    Also keeps the instants at which requests expire, so that no step looks through all of them. A request is known here
+    until it ends and not until its instant passes: a prompt of a thousand tokens is 12 KiB, and a deadline may be hours
+    away.
     """
 
     def __init__(self) -> None:
         self._commands: deque[Req | End] = deque()
         self._sequence = 0
-        # Entries of requests that ended are dropped when they come up; at most two per request.
-        self._expiries: list[tuple[float, int, Req]] = []
+        # Instant and arrival number, at most two per request; those of requests that ended count for nothing.
+        self._expiries: list[tuple[float, int]] = []
+        self._expiring: dict[int, Req] = {}
 
     def __len__(self) -> int:
         return len(self._commands)
@@ -60,15 +66,16 @@ class Intake:
                 continue
             for instant in (command.deadline, command.queue_deadline):
                 if instant is not None:
-                    heapq.heappush(self._expiries, (instant, command.sequence, command))
+                    self._expiring[command.sequence] = command
+                    heapq.heappush(self._expiries, (instant, command.sequence))
             admit(command)
 
     def expired(self, now: float) -> list[End]:
         """Endings due at `now`: deadlines of anybody, queue timeouts of those never scheduled."""
         due: list[End] = []
         while self._expiries and self._expiries[0][0] <= now:
-            _, _, req = heapq.heappop(self._expiries)
-            if req.state is RequestState.FINISHED:
+            req = self._expiring.get(heapq.heappop(self._expiries)[1])
+            if req is None or req.state is RequestState.FINISHED:
                 continue
             if req.deadline is not None and req.deadline <= now:
                 due.append(End(req, error=DeadlinePassed("the deadline passed before the output was complete")))
@@ -76,6 +83,16 @@ class Intake:
                 due.append(End(req, error=QueueTimeout("waited longer than queue_timeout; the server is busy")))
         return due
 
+    def forget(self, req: Req) -> None:
+        """`req` has ended. Amortised O(1): a sweep drops at least half of the instants."""
+        if self._expiring.pop(req.sequence, None) is None:
+            return
+        if len(self._expiries) > 4 * len(self._expiring) + FEW:
+            self._expiries = [entry for entry in self._expiries if entry[1] in self._expiring]
+            heapq.heapify(self._expiries)
+
     def next_expiry(self) -> float | None:
-        """The earliest instant at which somebody may expire, for the loop's sleep."""
+        """The earliest instant at which a live request may expire, for the loop's sleep."""
+        while self._expiries and self._expiries[0][1] not in self._expiring:
+            heapq.heappop(self._expiries)
         return self._expiries[0][0] if self._expiries else None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from core.errors import RequestFailed
 from core.memory.request_memory import RequestMemory
 from core.scheduler.outputs import Ended
 from core.scheduler.running import RunningSet
@@ -33,11 +34,25 @@ class Lifecycle:
         self._ended: list[Ended] = []
         self._fresh: list[Req] = []
 
-    def admit(self, req: Req, reserve_pages: int, now: float) -> bool:
-        """Give a waiting request a row and pages for its whole prompt; False, and no change, when it does not fit."""
+    def would_admit(self, req: Req, reserve_pages: int, leaving: Ints) -> int | None:
+        """What to pass to `admit` as `at_most` once the owners of rows `leaving` are retracted; None: it is no use."""
+        return self.memory.would_admit(
+            req.known_ids(), req.salt, reserve_pages, leaving, reuse=req.reuses_prefix, encoder_tokens=req.encoder_len
+        )
+
+    def admit(self, req: Req, reserve_pages: int, now: float, at_most: int | None = None) -> bool:
+        """Give a waiting request a row and pages for its whole prompt; False, and no change, when it does not fit.
+
+        At most `at_most` of its tokens come from the prefix cache.
+        """
         ids = req.known_ids()
         admission = self.memory.admit(
-            ids, req.salt, reserve_pages, reuse=req.reuses_prefix, encoder_tokens=req.encoder_len
+            ids,
+            req.salt,
+            reserve_pages,
+            reuse=req.reuses_prefix,
+            encoder_tokens=req.encoder_len,
+            at_most=at_most,
         )
         if admission is None:
             return False
@@ -47,42 +62,68 @@ class Lifecycle:
         self._fresh.append(req)
         if req.scheduled_at is None:
             req.scheduled_at = now
-            req.cached_tokens = admission.cached_tokens
+            req.cached_tokens = req.computed_from = admission.cached_tokens
             self._recorder.scheduled(req, now)
         else:
+            req.computed_from = min(req.computed_from, admission.cached_tokens)
             self._recorder.recomputed_tokens += len(ids) - admission.cached_tokens + req.encoder_len
         return True
 
-    def retract(self, req: Req) -> None:
+    def retract(self, req: Req, *, keep: bool = True) -> None:
         """Take row and pages from a running request and queue it again; what it produced stays with it.
 
         A step in flight may still sample for it: that result is stale by generation and is sampled again later, to the
-        same token, because sampling depends on seed and position only (law 13).
+        same token, because sampling depends on seed and position only (law 13). Without `keep` nothing of what it
+        computed goes to the prefix cache.
         """
-        self._unseat(req)
+        self._unseat(req, keep=keep)
         req.move_to(RequestState.WAITING)
         req.retractions += 1
         self._recorder.preemptions += 1
         self.waiting.push(req)
 
-    def end(self, ended: Ended) -> None:
+    def preempt(self, req: Req) -> None:
+        """Retract a request for one of a higher class."""
+        self.retract(req)
+        self._recorder.priority_preemptions += 1
+
+    def condemn(self, req: Req, error: RequestFailed) -> None:
+        """End a running request whose numbers are wrong. No later request finds anything that it computed.
+
+        Its pages were offered while it was still computing, so others may read them: nodes of the prefix cache from
+        where it began to compute, and all below them, are given up, whoever computed those. Their readers are
+        retracted, and nothing of theirs is kept either: they compute the same tokens again behind a clean prefix.
+        Tokens that a reader has sent stand. Each came of logits that were finite, which they are not where a key or
+        value is not (record 21).
+        """
+        doubt = self.memory.doubt(
+            req.row, self.running.ids(req.row, int(self.running.known[req.row])), req.computed_from
+        )
+        self.end(Ended(req, error=error), keep=False)
+        for reader in self.running.owners(np.asarray(doubt.readers, np.int64)):
+            self.retract(reader, keep=False)
+        self.memory.condemn(doubt)
+
+    def end(self, ended: Ended, *, keep: bool = True) -> None:
         """End a request in any state; one that has ended already is left alone, so late aborts are harmless (D30)."""
         req = ended.req
         if req.state is RequestState.FINISHED:
             return
         if req.state is RequestState.RUNNING:
-            self._unseat(req)
+            self._unseat(req, keep=keep)
         else:
             self.waiting.remove(req)
         req.move_to(RequestState.FINISHED)
         self._ended.append(ended)
 
-    def _unseat(self, req: Req) -> None:
-        row, generation = req.row, req.generation
+    def _unseat(self, req: Req, *, keep: bool) -> None:
+        row, generation, sampled = req.row, req.generation, self.running.has_sampled(req.row)
         if req in self._fresh:
             self._fresh.remove(req)
         written = self.running.remove(req)
-        self.memory.release(row, generation, written)
+        if keep and sampled:
+            self.memory.vouch(row, len(written))
+        self.memory.release(row, generation, written if keep else written[:0])
 
     def take_ended(self) -> tuple[Ended, ...]:
         """Terminals since the last call."""

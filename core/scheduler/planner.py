@@ -17,8 +17,10 @@ from core.models.lora.slots import LORA, LoraWrites, SlotWrite, group_tokens
 from core.scheduler.lifecycle import Lifecycle
 from core.scheduler.outputs import Ended
 from core.scheduler.policy import Policy, victim
+from core.scheduler.preemption import Preemption
 from core.scheduler.prefill_adder import PrefillAdder
 from core.scheduler.sampling_table import SamplingTable
+from core.scheduler.turns import Turns
 from core.types.arrays import Ints
 from core.types.request import Req
 
@@ -43,22 +45,36 @@ class Planner:
         self._running = lifecycle.running
         self._memory = lifecycle.memory
         self._sampling = sampling
-        self._adder = PrefillAdder(lifecycle)
+        self._adder = PrefillAdder(lifecycle, Preemption(config, lifecycle))
+        self._turns = Turns()
         self._pin = pin
         self._slot_writes = slot_writes
         self._next_step = 1
 
     def plan(self, now: float, *, after_idle: bool) -> ScheduleBatch | None:
         """The next step, frozen; None when nobody can take one. An empty plan is legal and changes nothing."""
-        if self._config.mixed_chunk:
-            decode_rows = self._secure_decode()
-            segments = self._adder.fill(self._config.chunked_prefill_size, now)
-        else:
-            segments = self._adder.fill(self._config.chunked_prefill_size, now)
-            decode_rows = NO_ROWS if segments else self._secure_decode()
+        segments, decode_rows = self._mixed(now) if self._config.mixed_chunk else self._separate(now)
         if not segments and len(decode_rows) == 0:
             return None
         return self._freeze(segments, decode_rows, after_idle)
+
+    def _mixed(self, now: float) -> tuple[list[Segment], Ints]:
+        rows = self._secure_decode()
+        segments = self._adder.fill(self._config.chunked_prefill_size, now)
+        if self._adder.vacated:
+            # By now another request may own such a row.
+            rows = rows[~np.isin(rows, self._adder.vacated)]
+        return segments, rows
+
+    def _separate(self, now: float) -> tuple[list[Segment], Ints]:
+        """Chunks or decodes, never both: chunks first, but for the decode steps that are owed."""
+        ready = len(self._running.decoding()) > 0
+        rows = self._secure_decode() if ready and self._turns.decode_owed else NO_ROWS
+        segments = [] if len(rows) else self._adder.fill(self._config.chunked_prefill_size, now)
+        if ready and not segments and len(rows) == 0:
+            rows = self._secure_decode()
+        self._turns.took(prefill=bool(segments), ready=ready)
+        return segments, rows
 
     def _secure_decode(self) -> Ints:
         """Rows that decode in this step, each with a page for its token; retracts until the rest fits."""

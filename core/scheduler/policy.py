@@ -18,6 +18,8 @@ class Policy(Protocol):
 
     window: int
     """How many requests from the head of the queue `choose` wants to see."""
+    classes: bool
+    """Whether requests are of classes, by `Req.priority`: a lower value is a higher class."""
 
     def key(self, req: Req) -> tuple[int, int]:
         """Smaller is served earlier; unique per request."""
@@ -32,6 +34,7 @@ class FirstCome:
     """First come, first served."""
 
     window = 1
+    classes = False
 
     def key(self, req: Req) -> tuple[int, int]:
         """Arrival order; a retracted request keeps its place."""
@@ -44,6 +47,8 @@ class FirstCome:
 
 class Priority(FirstCome):
     """Lower `priority` values first, arrival order among equals, as in vLLM."""
+
+    classes = True
 
     def key(self, req: Req) -> tuple[int, int]:
         """Priority, then arrival."""

@@ -11,7 +11,7 @@ from core.invariants import check
 from core.scheduler.lifecycle import Lifecycle
 from core.scheduler.outputs import Ended, StepTokens
 from core.scheduler.snapshot import StatsRecorder
-from core.types.arrays import Ints
+from core.types.arrays import Bools, Ints
 from core.types.io import FinishReason
 from core.types.request import Req
 
@@ -37,6 +37,8 @@ class ResultProcessor:
         """Take over the tokens of one step; None when none of them is for a current owner."""
         check("result_order", result.step_id > self._last_step, step=result.step_id, last=self._last_step)
         self._last_step = result.step_id
+        if result.vectors is not None:
+            self._end_embedded(result.vectors, now)
         current = self._memory.rows.is_current(result.rows, result.generations)
         self._recorder.step_done(result, stale=len(current) - int(current.sum()))
         if len(result.exhausted):
@@ -45,20 +47,36 @@ class ResultProcessor:
         places = np.flatnonzero(current)
         if result.grammar_status is not None:
             places = self._end_constrained(result, places, result.grammar_status)
-        if result.non_finite.any():
-            places = self._fail_non_finite(result, places)
-        if result.vectors is not None:
-            self._end_embedded(result.vectors, now)
+        bad = result.non_finite if result.violated is None else result.non_finite | result.violated
+        if bad.any():
+            places = self._fail_untrusted(result, places, bad)
         if len(places) == 0:
             return None
         return self._append(result, places, now)
 
-    def _fail_non_finite(self, result: StepResult, places: Ints) -> Ints:
-        bad = result.non_finite[places]
-        for row in result.rows[places[bad]].tolist():
-            error = RequestFailed("the model produced non-finite logits for this request")
-            self._lifecycle.end(Ended(self._req(row), error=error))
-        return places[~bad]
+    def _fail_untrusted(self, result: StepResult, places: Ints, bad: Bools) -> Ints:
+        """Fail rows whose token means nothing; returns the places of those that go on.
+
+        Whoever found least in the cache goes first: behind it are those that read what it computed, and they are to be
+        computed again and not to fail for it.
+        """
+        violated = result.violated
+        failed = 0
+        for place in sorted(places[bad[places]].tolist(), key=lambda place: self._memory.shared(result.rows[place])):
+            if not self._is_current(result, np.array([place]))[0]:
+                continue
+            failed += 1
+            if violated is not None and violated[place]:
+                error = RequestFailed("this request's newest token was lost inside the engine")
+            else:
+                error = RequestFailed("the model produced non-finite logits for this request")
+            self._lifecycle.condemn(self._req(int(result.rows[place])), error)
+        rest: Ints = places[self._is_current(result, places)]
+        self._recorder.dropped(len(places) - len(rest) - failed)
+        return rest
+
+    def _is_current(self, result: StepResult, places: Ints) -> Bools:
+        return self._memory.rows.is_current(result.rows[places], result.generations[places])
 
     def _end_exhausted(self, exhausted: Exhausted) -> None:
         """End those that memory did not suffice for, and none beside them; what they have in the pools is sound."""
@@ -82,23 +100,31 @@ class ResultProcessor:
 
     def _end_embedded(self, vectors: VectorResult, now: float) -> None:
         """An embedding ends with its vector; one whose row has a new owner was ended or retracted meanwhile."""
-        current = self._memory.rows.is_current(vectors.rows, vectors.generations)
-        finite = ~np.any(~np.isfinite(vectors.values), axis=1)
-        for place in np.flatnonzero(current).tolist():
+        is_current = self._memory.rows.is_current
+        finite = np.isfinite(vectors.values).all(axis=1)
+        found = [self._memory.shared(row) for row in vectors.rows.tolist()]
+        # Those that fail come first, and in the order of `_fail_untrusted`: others may have read what they computed.
+        for place in np.lexsort((found, finite)).tolist():
+            if not is_current(vectors.rows[[place]], vectors.generations[[place]])[0]:
+                continue
             req = self._req(int(vectors.rows[place]))
             if finite[place]:
                 req.vector = vectors.values[place]
+                self._memory.vouch(req.row, req.prompt_len)
                 self._recorder.embedded(req, now)
                 self._lifecycle.end(Ended(req, FinishReason.STOP))
             else:
                 error = RequestFailed("the model produced non-finite hidden states for this request")
-                self._lifecycle.end(Ended(req, error=error))
+                self._lifecycle.condemn(req, error)
 
     def _append(self, result: StepResult, places: Ints, now: float) -> StepTokens:
         running = self._running
         rows, tokens = result.rows[places], result.tokens[places]
         known = running.known[rows]
-        check("output_position", bool((known >= running.prefill_end[rows]).all()), step=result.step_id)
+        ends = running.prefill_end[rows]
+        check("output_position", bool((known >= ends).all()), step=result.step_id)
+        for row in rows[known == ends].tolist():
+            self._memory.vouch(row, int(running.known[row]))
         running.tokens[rows, known] = tokens
         running.known[rows] = known + 1
         positions = known - running.prompt_lens[rows]

@@ -30,6 +30,7 @@ class RunningSet:
         self.prompt_lens: Ints = np.zeros(num_rows, np.int64)
         self.limit: Ints = np.zeros(num_rows, np.int64)
         self.adapter_slots: Ints = np.zeros(num_rows, np.int64)
+        self.priorities: Ints = np.zeros(num_rows, np.int64)
         self.last_token_at = np.zeros(num_rows, np.float64)
         """When the owner's newest token came, in whatever row it was then; means nothing before its first."""
         self._member = np.zeros(num_rows, np.bool_)
@@ -62,6 +63,7 @@ class RunningSet:
         self.prompt_lens[row] = req.prompt_len
         self.limit[row] = req.prompt_len + req.max_new_tokens - 1
         self.adapter_slots[row] = req.adapter_slot
+        self.priorities[row] = req.priority
         self.last_token_at[row] = req.last_token_at
         self.reqs[row] = req
         self._member[row] = True
@@ -71,19 +73,27 @@ class RunningSet:
         req.move_to(RequestState.RUNNING)
 
     def remove(self, req: Req) -> Ints:
-        """Unseat `req` and move its outputs into it; returns int64[n], known tokens whose KV steps have written."""
+        """Unseat `req` and move its outputs into it; returns int64[n], known tokens whose KV may be kept for others.
+
+        Those are tokens whose KV submitted steps have written. Of a request that has sampled, the last token out is not
+        among them: the step that computes it may be in flight still, so no result vouches for what it writes.
+        """
         row = req.row
         check("request_state", self.reqs[row] is req, row=row)
         planned, known = int(self.planned[row]), int(self.known[row])
         check("request_state", planned <= known + 1, planned=planned, known=known)
         req.outputs = self.tokens[row, req.prompt_len : known].tolist()
-        written = self.ids(row, min(planned, known))
+        written = self.ids(row, min(planned, known - self.has_sampled(row)))
         req.last_token_at = float(self.last_token_at[row])
         self.reqs[row] = None
         self._member[row] = False
         self._stale_order = True
         req.row, req.generation = 0, -1
         return written
+
+    def has_sampled(self, row: int) -> bool:
+        """Whether the owner of `row` got a token since it was seated."""
+        return bool(self.known[row] > self.prefill_end[row])
 
     def ids(self, row: int, end: int, start: int = 0) -> Ints:
         """int64[end - start]: a copy of known tokens of `row`."""

@@ -51,6 +51,7 @@ class StatsRecorder:
     def __init__(self, phases: PhaseClock) -> None:
         self._phases = phases
         self.preemptions = 0
+        self.priority_preemptions = 0
         self.recomputed_tokens = 0
         self.finished: Counter[str] = Counter({"stop": 0, "length": 0, "cancelled": 0})
         self._prompt_tokens = self._cached_tokens = self._generation_tokens = 0
@@ -97,6 +98,10 @@ class StatsRecorder:
         self._histograms["step_duration_seconds"].observe_one(result.busy)
         if len(result.assert_counts):
             self._device_counts = result.assert_counts
+
+    def dropped(self, count: int) -> None:
+        """So many tokens of the result that arrived last were for owners who lost their row over it."""
+        self._stale_results += count
 
     def tokens(self, reqs: list[Req], positions: np.ndarray, gaps: np.ndarray, now: float) -> None:
         """New tokens of one step: int64[n] output positions, float64[n] seconds since the row's token before."""
@@ -150,6 +155,7 @@ class StatsRecorder:
             generation_tokens=self._generation_tokens,
             computed_tokens={"prefill": self._prefilled, "decode": self._decoded},
             preemptions=self.preemptions,
+            priority_preemptions=self.priority_preemptions,
             recomputed_tokens=self.recomputed_tokens,
             stale_results=self._stale_results,
             split_steps=self._split_steps,

@@ -79,6 +79,10 @@ class Req:
     outputs: list[int] = field(default_factory=list)
     cached_tokens: int = 0
     """Prompt tokens that came from the prefix cache at the first admission."""
+    computed_from: int = 0
+    """The least number of cached tokens that any admission began behind: whatever comes after them, the request itself
+    may have computed.
+    """
     scheduled_at: float | None = None
     first_token_at: float | None = None
     last_token_at: float = 0.0

@@ -28,6 +28,7 @@ class CheckedRelay:
         self._buffer = torch.zeros(POOL_ROWS + 1, dtype=torch.int64, device=device)
         self._rows = torch.randperm(POOL_ROWS, generator=torch.Generator().manual_seed(0))[:rows].to(device) + 1
         self._lens = torch.full((rows,), 100, device=device)
+        self._violated = torch.zeros(POOL_ROWS + 1, dtype=torch.int64, device=device)
         self._synchronize = torch.get_device_module(device).synchronize
 
     @torch.inference_mode()
@@ -49,9 +50,10 @@ class CheckedRelay:
 
     def _one_step(self, tokens: torch.Tensor) -> torch.Tensor:
         self._buffer.index_copy_(0, self._rows, tokens)
-        self._checks.expect_equal(self._lens, self._lens)
-        read = self._checks.consume(self._buffer, self._rows)
-        self._checks.snapshot()
+        violated = self._violated[: len(self._rows)]
+        self._checks.expect_equal(self._lens, self._lens, violated)
+        read = self._checks.consume(self._buffer, self._rows, violated)
+        self._checks.snapshot(violated)
         return read
 
 

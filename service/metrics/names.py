@@ -85,8 +85,15 @@ SNAPSHOT: tuple[Metric, ...] = (
     Metric(
         "slipstream_preemptions",
         "counter",
-        "Requests put back in the queue for want of pages.",
+        "Requests put back in the queue: for want of pages, for one of a higher class, or because a failed one had "
+        "computed what they read.",
         field="preemptions",
+    ),
+    Metric(
+        "slipstream_priority_preemptions",
+        "counter",
+        "Of these, the ones in favour of a request of a higher class.",
+        field="priority_preemptions",
     ),
     Metric(
         "slipstream_recomputed_tokens",

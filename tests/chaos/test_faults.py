@@ -67,8 +67,11 @@ async def test_a_violated_device_check_is_counted_on_the_metrics_page(flawed: Se
     async with flawed.client() as client:
         vocab = (await client.model_info()).vocab_size
         stream = await read(client, reaching(FORGOTTEN, vocab, random.Random(seed)))
+        other = await read(client, ask(vocab, 50, random.Random(seed)))
     assert (await flawed.metrics())[series] == 1
-    assert stream.terminals == [FULL], "counted, not trapped"
+    assert stream.terminals == ["REQUEST_FAILED"], "no token that follows from a lost one"
+    assert stream.received == FORGOTTEN - len(stream.prompt) + 1 and verdict([stream, other], vocab) == Verdict()
+    assert other.terminals == [FULL], "counted, not trapped"
     await settled(flawed)
 
 

@@ -233,6 +233,7 @@ class FakeEngine(AdapterShelf):
             cached_tokens=5,
             generation_tokens=11,
             preemptions=2,
+            priority_preemptions=1,
             recomputed_tokens=13,
             stale_results=1,
             split_steps=1,

@@ -47,7 +47,7 @@ class Pair:
             if command == "stash":
                 relay.stash(on_device, RelayPayload(given))
             elif command == "gather":
-                results.append(relay.gather(on_device, given).cpu())
+                results.append(torch.stack([relay.gather(on_device, given), relay.violated(len(rows))]).cpu())
             else:
                 getattr(relay, command)(*((on_device, given) if command == "publish" else (on_device,)))
         assert not results or torch.equal(*results)
@@ -82,7 +82,7 @@ def test_trap_stops_the_device_with_a_message() -> None:
         "from core.device.checks import AssertMode, DeviceChecks\n"
         "checks = DeviceChecks(AssertMode.TRAP, torch.device('cuda'))\n"
         "buffer = torch.full((4,), -1, device='cuda')\n"
-        "checks.consume(buffer, torch.tensor([2], device='cuda'))\n"
+        "checks.consume(buffer, torch.tensor([2], device='cuda'), torch.zeros(1, dtype=torch.int64, device='cuda'))\n"
         "torch.cuda.synchronize()\n"
     )
     done = subprocess.run(

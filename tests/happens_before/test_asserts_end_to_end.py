@@ -14,12 +14,14 @@ from core import invariants
 from core.device.streams import Event
 from core.engine.async_engine import AsyncEngine
 from core.engine.door import EngineState
-from core.errors import EngineDead
+from core.errors import EngineDead, RequestFailed
 from core.models.bundled import bundled_model_dir
 from core.relay.future_map import FutureMap
 from core.relay.payload import RelayPayload
 from core.text.tokenizer import Tokenizer
+from core.types.io import Delta, GenerateRequest
 from service.bench.emulated import expected_output
+from service.call_failed import CallFailed
 from tests.engine.emulation import ask, last, read, running, until
 from tests.fakes.real_server import serve_checkpoint
 
@@ -58,9 +60,20 @@ def publish_another_length(patch: pytest.MonkeyPatch) -> None:
 PLANTS = [(forget_a_row, "relay_unwritten_read"), (publish_another_length, "relay_seq_len")]
 
 
+async def seen(engine: AsyncEngine, request: GenerateRequest) -> tuple[list[int], RequestFailed | None]:
+    """The ids that a client got, and what its stream failed with."""
+    ids: list[int] = []
+    try:
+        async for event in await engine.generate(request):
+            ids += event.token_ids if isinstance(event, Delta) else ()
+    except RequestFailed as error:
+        return ids, error
+    return ids, None
+
+
 @pytest.mark.parametrize("overlap", [True, False])
 @pytest.mark.parametrize(("plant", "check"), PLANTS)
-async def test_count_counts_and_harms_one_row_only(
+async def test_count_fails_one_row_and_its_neighbours_go_on(
     tokenizer: Tokenizer,
     plant: Callable[[pytest.MonkeyPatch], None],
     check: str,
@@ -70,10 +83,14 @@ async def test_count_counts_and_harms_one_row_only(
     plant(monkeypatch)
     async with running(tokenizer, assert_mode="count", overlap=overlap) as engine:
         prompts = [(5, 5), (6, 6), (7, 7)]
-        answers = await asyncio.gather(*(read(engine, ask(prompt, tokens=40)) for prompt in prompts))
+        asked = [ask(prompt, tokens=40) for prompt in prompts]
+        answers = await asyncio.gather(*(seen(engine, request) for request in asked))
         right = [expected_output(list(prompt), 40, tokenizer.vocab_size) for prompt in prompts]
-        wrong = sum(ids != tokens for (ids, _, _), tokens in zip(answers, right, strict=True))
-        assert wrong == (check == "relay_unwritten_read")
+        failed = [place for place, (_, error) in enumerate(answers) if error is not None]
+        assert len(failed) == 1 and isinstance(answers[failed[0]][1], RequestFailed)
+        for place, ((ids, _), tokens) in enumerate(zip(answers, right, strict=True)):
+            # No token that follows from a wrong input reaches the client.
+            assert ids == (tokens[: len(ids)] if place in failed else tokens)
         assert {name for name, count in engine.stats.assert_failures.items() if count} == {check}
         assert engine.stats.assert_failures[check] == 1
         assert engine.state is EngineState.READY
@@ -107,7 +124,8 @@ async def test_the_service_shows_it_to_a_scraper(monkeypatch: pytest.MonkeyPatch
     forget_a_row(monkeypatch)
     async with serve_checkpoint(Path(bundled_model_dir()), assert_mode="count") as (server, client):
         assert await _failures(server.metrics_port) == {}
-        await client.complete("The quick brown", max_tokens=20, temperature=0.0, ignore_eos=True)
+        with pytest.raises(CallFailed, match="INTERNAL"):
+            await client.complete("The quick brown", max_tokens=20, temperature=0.0, ignore_eos=True)
         assert await _failures(server.metrics_port) == {"relay_unwritten_read": 1.0}
 
 

@@ -36,6 +36,9 @@ class Marks:
     def can_admit(self, tokens: int, cached: Ints, encoder_tokens: int = 0) -> bool:
         return len(self.rows) < self.room
 
+    def would_admit(self, tokens: int, cached: Ints, leaving: Ints, encoder_tokens: int = 0) -> bool:
+        return len(self.rows) - len(leaving) < self.room
+
     def admitted(self, row: int, tokens: int, cached: Ints, known: int, encoder_tokens: int = 0) -> None:
         assert row not in self.rows and len(cached) == self.resumable(cached) <= known
         self.rows.add(row)

@@ -118,3 +118,36 @@ def test_stats_add_up() -> None:
     memory.release(a.row, a.generation, ids(10))
     rows, pages = memory.stats()
     assert (rows.used, pages.used, pages.cached, pages.free) == (0, 0, 2, 10)
+
+
+def test_a_row_that_changes_hands_within_a_plan_has_one_owner_s_writes() -> None:
+    """The device applies the entries of one step in no order, so no place may be named twice."""
+    memory = make(cache="none")
+    a, b = admit(memory, ids(6)), admit(memory, ids(4, 50))
+    memory.take_writes()
+    assert memory.grow(np.array([b.row, a.row]))
+    memory.release(a.row, a.generation, ids(6))
+    taken = admit(memory, ids(11, 20))
+    assert taken.row == a.row
+    writes = memory.take_writes()
+    places = list(zip(writes.rows.tolist(), writes.positions.tolist(), strict=True))
+    assert len(set(places)) == len(places) == 4 + 12
+    assert (memory.slots(writes.rows, writes.positions) == writes.slots).all()
+
+
+@pytest.mark.parametrize("cache", ["radix", "none"])
+def test_what_would_be_admitted_is_admitted(cache: str) -> None:
+    """Six pages; those that two rows read do not come free with one of them."""
+    memory = make(rows=3, pages=6, cache=cache)
+    first = admit(memory, ids(9))
+    memory.offer(first.row, ids(8))
+    second = admit(memory, np.append(ids(8), [40, 41]))
+    rows = np.array([second.row])
+    assert memory.would_admit(ids(12, 60), "", 0, rows) == 0
+    assert memory.would_admit(ids(13, 60), "", 0, rows) is None
+    assert memory.would_admit(ids(12, 60), "", 1, rows) is None
+    assert memory.would_admit(ids(24, 60), "", 0, np.array([first.row, second.row])) == 0
+    memory.check_integrity()
+    memory.release(second.row, second.generation, np.append(ids(8), [40, 41]))
+    assert memory.admit(ids(12, 60), "", 0, at_most=0) is not None
+    memory.check_integrity()

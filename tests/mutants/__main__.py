@@ -137,7 +137,7 @@ class Book:
         if trial.verdict is Verdict.KILLED and not self._passes(workshop, mutant.test):
             trial = replace(trial, verdict=Verdict.BROKEN, text=f"fails without any mutant: {trial.text}")
         self.tried.append((mutant, trial))
-        self._ledger.record(mutant, killed=trial.verdict is Verdict.KILLED)
+        self._ledger.record(mutant, killed=trial.verdict is Verdict.KILLED, tree=workshop.root)
         print(
             f"{trial.verdict.value:8}  {mutant.name:34}  {trial.seconds:5.1f} s  {mutant.breaks}\n"
             f"{'':10}{trial.test or mutant.test}\n{'':10}{trial.where}  {trial.text}",

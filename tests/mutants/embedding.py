@@ -47,8 +47,8 @@ EMBEDDING: tuple[Mutant, ...] = (
         "embed-vector-of-a-former-owner",
         "law 1: a vector for a row that has changed hands is dropped",
         "core/scheduler/result_processor.py",
-        "current = self._memory.rows.is_current(vectors.rows, vectors.generations)",
-        "current = np.ones(len(vectors.rows), np.bool_)",
+        "if not is_current(vectors.rows[[place]], vectors.generations[[place]])[0]:",
+        "if False:",
         ENGINE + "test_who_leaves_or_waits_too_long_leaks_nothing",
     ),
     Mutant(

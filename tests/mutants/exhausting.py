@@ -81,4 +81,20 @@ EXHAUSTING: tuple[Mutant, ...] = (
         "            raise",
         ENGINE + "test_a_forward_pass_without_memory_says_how_much_was_missing",
     ),
+    Mutant(
+        "shortage-of-an-unknown-amount",
+        "a step without memory says how much was wanted",
+        "core/device/shortage.py",
+        '"an unknown amount" if found is None else (found[1] or found[2])',
+        '"an unknown amount"',
+        ENGINE + "test_a_forward_pass_without_memory_says_how_much_was_missing",
+    ),
+    Mutant(
+        "shortage-without-the-options",
+        "a death for want of memory says what the step was asked for",
+        "core/executor/exhaustion.py",
+        '"penalties": sampling.any_penalty,',
+        '"penalties": False,',
+        ENGINE + "test_a_forward_pass_without_memory_says_how_much_was_missing",
+    ),
 )

@@ -94,8 +94,8 @@ FIGURES: tuple[Mutant, ...] = (
         "newcomer-reserves-nothing",
         "what a newcomer may put out counts before it is let in",
         "core/scheduler/prefill_adder.py",
-        "self._remaining + newcomer.max_new_tokens - len(newcomer.outputs)",
-        "self._remaining",
+        " + newcomer.max_new_tokens - len(newcomer.outputs)",
+        "",
         ADMITTED + "test_what_a_newcomer_may_put_out_counts_before_it_is_let_in",
     ),
     Mutant(

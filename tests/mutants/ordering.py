@@ -54,8 +54,8 @@ ORDERING: tuple[Mutant, ...] = (
         "live-counters-copied",
         "the copy stream never reads what the next step writes",
         "core/device/checks.py",
-        "else self.counters.clone()",
-        "else self.counters",
+        "else torch.cat([self.counters, violated])",
+        "else self.counters if not len(violated) else torch.cat([self.counters, violated])",
         STEP_KINDS,
     ),
     Mutant(

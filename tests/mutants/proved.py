@@ -40,9 +40,9 @@ class Ledger:
         """Whether it was killed as it is now."""
         return digest(mutant, self._root) in self._digests[mutant.name]
 
-    def record(self, mutant: Mutant, *, killed: bool) -> None:
-        """The outcome of a trial replaces what was known of the mutant."""
-        self._digests[mutant.name] = {digest(mutant, self._root)} if killed else set()
+    def record(self, mutant: Mutant, *, killed: bool, tree: Path) -> None:
+        """The outcome of a trial in `tree` replaces what was known of the mutant."""
+        self._digests[mutant.name] = {digest(mutant, tree)} if killed else set()
 
     def text(self, mutants: Iterable[Mutant]) -> str:
         """The lines of these mutants, sorted; of several digests of one only the present one."""

@@ -59,8 +59,8 @@ SERVING: tuple[Mutant, ...] = (
         "handler-swallows-cancellation",
         "CancelledError is raised again",
         "service/interceptors.py",
-        "except Exception as error:  # CancelledError",
-        "except BaseException as error:  # CancelledError",
+        "    except (asyncio.CancelledError, GeneratorExit, KeyboardInterrupt, SystemExit):\n        raise\n",
+        "",
         SERVICE + "test_interceptors.py::test_cancellation_is_raised_again",
     ),
 )

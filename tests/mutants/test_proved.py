@@ -28,7 +28,7 @@ def root(tmp_path: Path) -> Path:
 def test_a_kill_holds_until_mutant_product_or_test_change(root: Path) -> None:
     ledger = Ledger(root=root)
     assert not ledger.holds(mutant("first"))
-    ledger.record(mutant("first"), killed=True)
+    ledger.record(mutant("first"), killed=True, tree=root)
     again = Ledger(ledger.text([mutant("first")]), root)
     assert again.holds(mutant("first")) and not again.holds(mutant("second"))
     assert not again.holds(mutant("first", after="c"))
@@ -42,16 +42,26 @@ def test_a_kill_holds_until_mutant_product_or_test_change(root: Path) -> None:
 
 def test_a_survivor_is_taken_out(root: Path) -> None:
     ledger = Ledger(root=root)
-    ledger.record(mutant("first"), killed=True)
-    ledger.record(mutant("first"), killed=False)
+    ledger.record(mutant("first"), killed=True, tree=root)
+    ledger.record(mutant("first"), killed=False, tree=root)
     assert not ledger.holds(mutant("first")) and ledger.text([mutant("first")]) == ""
+
+
+def test_what_was_edited_during_the_run_was_not_tried(root: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    tree = tmp_path_factory.mktemp("copy")
+    for name in ("product.py", "test_product.py"):
+        (tree / name).write_text((root / name).read_text())
+    (root / "product.py").write_text("edited")
+    ledger = Ledger(root=root)
+    ledger.record(mutant("first"), killed=True, tree=tree)
+    assert not ledger.holds(mutant("first"))
 
 
 def test_ledgers_of_two_branches_are_one_ledger(root: Path) -> None:
     """Git keeps the lines of both, in whatever order; the next run leaves one of each and none of what is gone."""
     ledger = Ledger(root=root)
     for each in (mutant("first"), mutant("second"), mutant("gone")):
-        ledger.record(each, killed=True)
+        ledger.record(each, killed=True, tree=root)
     text = ledger.text([mutant("gone"), mutant("second"), mutant("first")])
     assert text.splitlines() == sorted(text.splitlines())
     merged = Ledger(f"first 0123456789abcdef\n{text}second 0123456789abcdef\n", root)
@@ -63,9 +73,9 @@ def test_the_changed_come_first_and_the_seed_draws_the_rest(root: Path) -> None:
     all_of_them = [mutant(f"m{number}") for number in range(40)]
     now, before = Ledger(root=root), Ledger(root=root)
     for each in all_of_them[2:]:
-        now.record(each, killed=True)
+        now.record(each, killed=True, tree=root)
     for each in all_of_them[5:]:
-        before.record(each, killed=True)
+        before.record(each, killed=True, tree=root)
     chosen = due(all_of_them, [now, before], draw=6, seed=7)
     assert set(chosen[:2]) == set(all_of_them[:2]), "nobody has seen these die"
     assert set(chosen[2:5]) == set(all_of_them[2:5]), "these are what the last change says it has killed"

@@ -158,6 +158,7 @@ def test_an_error_that_does_not_come_kills(workshop: Workshop) -> None:
         ("test_that_dies", ADDS, "exit status 1: "),
         ("test_that_is_skipped", ADDS, "0 passed"),
         ("test_that_is_not_there", ADDS, "0 passed, exit status 4"),
+        ("test_asserts", ("number * 5", "number"), "m: 'number * 5' occurs 0 times in core/product.py"),
     ],
 )
 def test_any_other_failure_proves_nothing(workshop: Workshop, test: str, line: tuple[str, str], text: str) -> None:

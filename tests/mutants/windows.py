@@ -48,8 +48,8 @@ WINDOWS: tuple[Mutant, ...] = (
         "shared-window-not-charged",
         "a shared page is charged from the moment it is shared",
         PAGES,
-        "self._shared + int((self._guests[needed] == 0).sum()))\n\n    def admitted",
-        "self._shared)\n\n    def admitted",
+        "return self._holds(own, shared + int((guests[needed] == 0).sum()))",
+        "return self._holds(own, shared)",
         TEST + "test_a_shared_window_is_charged_once_from_the_moment_it_is_shared",
     ),
     Mutant(

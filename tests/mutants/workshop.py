@@ -64,10 +64,13 @@ class Workshop:
             process.terminate()
 
     def try_one(self, mutant: Mutant) -> Trial:
-        """Apply, run the named test, restore."""
+        """Apply, run the named test, restore. A mutant that does not fit the code is BROKEN."""
         path = self.root / mutant.file
         original, times = path.read_text(), path.stat()
-        path.write_text(mutant.applied(original))
+        try:
+            path.write_text(mutant.applied(original))
+        except ValueError as unfit:
+            return Trial(Verdict.BROKEN, "error", mutant.test, mutant.file, str(unfit), 0.0)
         # Compiled files are told apart by their source's time in seconds and its length: two mutants may share both.
         self._changes += 1
         os.utime(path, (self._changes, self._changes))

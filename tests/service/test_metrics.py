@@ -34,6 +34,7 @@ async def test_every_documented_metric_is_exported_from_the_snapshot(serve: Serv
     assert samples["slipstream_kv_cache_usage_ratio",] == 0.25
     assert samples["slipstream_steps_total",] == 41
     assert samples["slipstream_preemptions_total",] == 2
+    assert samples["slipstream_priority_preemptions_total",] == 1
     assert samples["slipstream_recomputed_tokens_total",] == 13
     assert samples["slipstream_requests_finished_total", "length"] == 4
     assert samples["slipstream_requests_finished_total", "cancelled"] == 0, "present before the first one"

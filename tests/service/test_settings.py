@@ -54,6 +54,8 @@ def test_every_setting_reaches_the_engine_or_is_the_services_own() -> None:
         chunked_prefill_size=64,
         mixed_chunk=False,
         schedule_policy="lpm",
+        priority_preemption=False,
+        priority_preemption_threshold=5,
         max_queued_requests=6,
         queue_timeout=1.5,
         seed=11,
@@ -62,7 +64,7 @@ def test_every_setting_reaches_the_engine_or_is_the_services_own() -> None:
     assert config.engine_config("x") == EngineConfig(
         ModelConfig("x", "bfloat16", 99, "n"),
         MemoryConfig(8, 5, 800, "none"),
-        SchedulerConfig(64, False, "lpm", 6, 1.5),
+        SchedulerConfig(64, False, "lpm", 6, 1.5, False, 5),
         ExecutorConfig("cpu", False, "trap", 3, 7.0),
         seed=11,
         max_pending_tokens=77,

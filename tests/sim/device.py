@@ -24,6 +24,7 @@ from tests.sim.companions import CompanionSide
 from tests.sim.kv_memory import KVMemory, Table
 from tests.sim.ledger import Ledger
 from tests.sim.plain import Plain
+from tests.sim.poison import Poison
 from tests.sim.reference import ROOT, blend
 from tests.sim.scenario import Scenario
 from tests.sim.story import Hits, Story, Violation
@@ -84,6 +85,8 @@ class Job:
     freed: Handover
     left: list[Any]
     print: tuple[bytes, ...] | None
+    condemned: list[tuple[int, int]]
+    """Owners of the requests that failed before it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +134,7 @@ class SimExecutor(ABC):
         self._budget = scenario.config.chunked_prefill_size
         self.ledger = Ledger()
         self.spoil = -1
-        """Which sampling row of the next step that samples gets non-finite logits; -1: none."""
+        """Which row of the next step computes NaN, counted from those that sample; -1: none."""
         self.spoiled: set[tuple[int, int]] = set()
         """Owners (row, generation) whose logits were spoiled so far."""
         self.fail_next = False
@@ -139,6 +142,7 @@ class SimExecutor(ABC):
         """The world's clock."""
         size = memory.allocator.page_size
         self.kv = KVMemory((memory.allocator.num_pages + 1) * size, size)
+        self.poison = Poison(size, hits)
         self._watch = Watch(memory)
         self._story, self._hits = story, hits
         self._submitted: deque[Job] = deque()
@@ -188,7 +192,13 @@ class SimExecutor(ABC):
             self._note_reuse(batch, freed)
         left = [side.leave(batch, [job.left[i] for job in self._submitted]) for i, side in enumerate(self.sides)]
         self._submitted.append(
-            Job(batch, freed, left, fingerprint(batch) if batch.step_id % FINGERPRINT_EVERY == 0 else None)
+            Job(
+                batch,
+                freed,
+                left,
+                fingerprint(batch) if batch.step_id % FINGERPRINT_EVERY == 0 else None,
+                self.poison.take(),
+            )
         )
 
     def completed(self) -> list[StepResult]:
@@ -220,6 +230,7 @@ class SimExecutor(ABC):
             return True
         plain = Plain.of(job.batch)
         self._take_back(job.freed)
+        self.poison.begin(job.condemned)
         self._check(job, plain)
         for side, left in zip(self.sides, job.left, strict=True):
             side.take_back(job.freed.owners, left)
@@ -265,6 +276,7 @@ class SimExecutor(ABC):
         plain.roots = next((each for each in found if each is not None), [ROOT] * len(plain.rows))
         read = [self.kv.run(plain.rows, plain.starts, plain.lens, ids, tables, out, plain.roots)]
         read += [side.run(plain, ids, tables, self.kv) for side in self.sides]
+        self.poison.run(plain, tables, out, self._spoiled_place(plain))
         return read[0] if len(read) == 1 else list(map(blend, *read))
 
     @abstractmethod
@@ -277,6 +289,7 @@ class SimExecutor(ABC):
             self._forget_table(row)
             self._lens[row] = -1
         self.kv.poison(freed.pages)
+        self.poison.freed(freed.pages)
 
     def _check(self, job: Job, plain: Plain) -> None:
         step, rows, fresh = job.batch.step_id, plain.rows, plain.fresh
@@ -314,12 +327,19 @@ class SimExecutor(ABC):
         if not written.isdisjoint(taken):
             self._hits("page_reused_in_flight")
 
+    def _spoiled_place(self, plain: Plain) -> int:
+        """Which row of the step goes wrong by itself, one in the middle of its prompt where none samples; -1: none."""
+        if self.spoil < 0:
+            return -1
+        spoil, self.spoil = self.spoil, -1
+        return plain.places[spoil % len(plain.places)] if plain.places else spoil % len(plain.rows)
+
     def _spoil(self, batch: ScheduleBatch, tokens: list[int]) -> np.ndarray:
         """bool[S] for the next result; a spoiled token is 0, as the real sampler leaves it."""
         marks = np.zeros(len(tokens), np.bool_)
-        if self.spoil >= 0 and tokens:
-            place, self.spoil = self.spoil % len(tokens), -1
-            marks[place] = True
-            tokens[place] = 0
-            self.spoiled.add((int(batch.sample_rows[place]), int(batch.sample_generations[place])))
+        for place, row in enumerate(batch.sample_rows.tolist() if self.poison.bad else ()):
+            if row in self.poison.bad:
+                marks[place] = True
+                tokens[place] = 0
+                self.spoiled.add(self.poison.bad[row])
         return marks

@@ -31,7 +31,7 @@ class Liveness(Family):
     def begin(self) -> None:
         """Nothing arrives from now on."""
         clients = list(self.view.clients.live.values())
-        self._gave_way = {client: client.gave_way + client.forced for client in clients}
+        self._gave_way = {client: client.gave_way + client.forced + client.by_class for client in clients}
         outputs = [client.req.max_new_tokens - len(client.tokens) for client in clients]
         filled = sum(self._to_fill(client) for client in clients)
         decoded = max(outputs, default=0) if self._at_once(clients) else sum(outputs)
@@ -63,7 +63,7 @@ class Liveness(Family):
             return
         self._left -= 1
         for client, before in self._gave_way.items():
-            if (times := client.gave_way + client.forced) > before:
+            if (times := client.gave_way + client.forced + client.by_class) > before:
                 known = client.req.prompt_len + len(client.tokens)
                 again = -(-known // self._budget) + self._depth + (client.encoder is not None)
                 self._left += (times - before) * again

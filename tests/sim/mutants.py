@@ -21,7 +21,8 @@ Break = Callable[[Patch], None]
 @dataclass(frozen=True, slots=True)
 class Mutant:
     """`seen_by`: the oracles of which one must speak first. `real`: only the production step can show it. `seeds`: in
-    others something else speaks first; none for the first hundred.
+    others something else speaks first; none for the first hundred. `policy`: only seeds with this one can; empty for
+    any. `scene`: a scripted run that shows it, where seeds do too rarely.
     """
 
     name: str
@@ -29,16 +30,24 @@ class Mutant:
     apply: Break
     real: bool = False
     seeds: tuple[int, ...] = ()
+    policy: str = ""
+    scene: Callable[[], None] | None = None
 
 
 MUTANTS: list[Mutant] = []
 
 
-def mutant(*seen_by: str, real: bool = False, seeds: tuple[int, ...] = ()) -> Callable[[Break], Break]:
+def mutant(
+    *seen_by: str,
+    real: bool = False,
+    seeds: tuple[int, ...] = (),
+    policy: str = "",
+    scene: Callable[[], None] | None = None,
+) -> Callable[[Break], Break]:
     """Put a function into the list."""
 
     def enter(apply: Break) -> Break:
-        MUTANTS.append(Mutant(apply.__name__, seen_by, apply, real, seeds))
+        MUTANTS.append(Mutant(apply.__name__, seen_by, apply, real, seeds, policy, scene))
         return apply
 
     return enter

@@ -107,7 +107,7 @@ def loads_are_told_twice(patch: Patch) -> None:
     put(patch, AdapterTable, "take_writes", writes)
 
 
-@mutant("adapter_read")
+@mutant("adapter_read", "tokens")
 def decodes_run_on_the_base_model(patch: Patch) -> None:
     """Only the prompt has its adapter."""
 
@@ -122,7 +122,7 @@ def decodes_run_on_the_base_model(patch: Patch) -> None:
     put(patch, Planner, "_companion_writes", told)
 
 
-@mutant("adapter_read")
+@mutant("adapter_read", "tokens")
 def a_step_has_one_adapter(patch: Patch) -> None:
     """The lowest slot stands for all."""
 

@@ -16,6 +16,7 @@ from core.types.arrays import Ints
 from core.types.request import Req
 from core.types.stats import PoolStats
 from tests.sim.mutants import Patch, mutant, put
+from tests.sim.scenes import the_device_is_ahead
 
 
 @mutant("unread_token")
@@ -41,7 +42,7 @@ def generation_grows_when_the_row_is_taken(patch: Patch) -> None:
     put(patch, RowAllocator, "is_current", current)
 
 
-@mutant("relay_check", seeds=(130,))
+@mutant("relay_check", scene=the_device_is_ahead)
 def forced_tokens_are_below_zero(patch: Patch) -> None:
     """What the device takes for "unwritten": the next step reads it before any client could see it."""
 

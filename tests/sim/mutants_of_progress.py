@@ -16,6 +16,7 @@ from core.scheduler.scheduler import Scheduler
 from core.types.arrays import Ints
 from core.types.request import Req
 from tests.sim.mutants import Patch, mutant, put
+from tests.sim.scenes import two_tenants_wait, younger_ones_pass
 
 
 @mutant("overlap")
@@ -111,19 +112,19 @@ def _chosen_by(rank: Callable[[Req, int], tuple[Any, ...]]) -> Callable[[Patch],
     return apply
 
 
-@mutant("lpm_order", seeds=(632, 168))
+@mutant("lpm_order", scene=younger_ones_pass)
 def longest_match_is_not_looked_for(patch: Patch) -> None:
     """First come, first served, under another name."""
     _chosen_by(lambda req, cached: (req.sequence,))(patch)
 
 
-@mutant("lpm_order", seeds=(632, 168))
+@mutant("lpm_order", scene=younger_ones_pass)
 def ties_go_to_the_newest(patch: Patch) -> None:
     """Of those who match as long."""
     _chosen_by(lambda req, cached: (req.passed_over < policy.LPM_PATIENCE, -cached, -req.sequence))(patch)
 
 
-@mutant("lpm_order", seeds=(632, 168, 17))
+@mutant("lpm_order", scene=two_tenants_wait)
 def order_counts_what_others_cached(patch: Patch) -> None:
     """A prefix of another tenant, which an admission will not find."""
 
@@ -135,7 +136,7 @@ def order_counts_what_others_cached(patch: Patch) -> None:
     put(patch, PrefillAdder, "_match_len", peek)
 
 
-@mutant("lpm_order", seeds=(50,))
+@mutant("lpm_order", scene=younger_ones_pass)
 def nobody_runs_out_of_patience(patch: Patch) -> None:
     """Cache hits starve the others."""
     patch.setattr(policy, "LPM_PATIENCE", 10**9)

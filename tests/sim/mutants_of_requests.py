@@ -20,7 +20,7 @@ from core.scheduler.running import RunningSet
 from core.scheduler.sampling_table import SamplingTable
 from core.scheduler.scheduler import Scheduler
 from core.scheduler.waiting_queue import WaitingQueue
-from core.types.arrays import Ints
+from core.types.arrays import Bools, Ints
 from core.types.io import FinishReason
 from core.types.request import Req, RequestState
 from tests.sim.mutants import Patch, mutant, put
@@ -105,26 +105,26 @@ def history_misses_the_outputs(patch: Patch) -> None:
 @mutant("tokens")
 def rows_of_nan_are_emitted(patch: Patch) -> None:
     """Token 0 of a spoiled row reaches the client."""
-    patch.setattr(ResultProcessor, "_fail_non_finite", lambda self, result, places: places)
+    patch.setattr(ResultProcessor, "_fail_untrusted", lambda self, result, places, bad: places)
 
 
 @mutant("unasked_end")
 def neighbours_of_nan_fail_too(patch: Patch) -> None:
     """Only the row itself may."""
 
-    def broad(old: Any, self: ResultProcessor, result: StepResult, places: Ints) -> Ints:
-        kept: Ints = old(self, replace(result, non_finite=np.ones_like(result.non_finite)), places)
+    def broad(old: Any, self: ResultProcessor, result: StepResult, places: Ints, bad: Bools) -> Ints:
+        kept: Ints = old(self, result, places, np.ones_like(bad))
         return kept
 
-    put(patch, ResultProcessor, "_fail_non_finite", broad)
+    put(patch, ResultProcessor, "_fail_untrusted", broad)
 
 
 @mutant("ending", "end_obeyed")
 def stop_is_called_length(patch: Patch) -> None:
     """The reason of an ending is wrong."""
 
-    def rename(old: Any, self: Lifecycle, ended: Ended) -> None:
-        old(self, Ended(ended.req, FinishReason.LENGTH) if ended.reason is FinishReason.STOP else ended)
+    def rename(old: Any, self: Lifecycle, ended: Ended, **kwargs: Any) -> None:
+        old(self, Ended(ended.req, FinishReason.LENGTH) if ended.reason is FinishReason.STOP else ended, **kwargs)
 
     put(patch, Lifecycle, "end", rename)
 
@@ -147,9 +147,9 @@ def logprobs_of_another_row(patch: Patch) -> None:
 def abort_in_the_queue_is_lost(patch: Patch) -> None:
     """D11: who is in neither the running set nor a batch is not found."""
 
-    def deaf(old: Any, self: Lifecycle, ended: Ended) -> None:
+    def deaf(old: Any, self: Lifecycle, ended: Ended, **kwargs: Any) -> None:
         if ended.reason is not FinishReason.CANCELLED or ended.req.state is not RequestState.WAITING:
-            old(self, ended)
+            old(self, ended, **kwargs)
 
     put(patch, Lifecycle, "end", deaf)
 
@@ -187,12 +187,12 @@ def expiries_are_not_announced(patch: Patch) -> None:
     patch.setattr(Intake, "next_expiry", lambda self: None)
 
 
-@mutant("one_place")
+@mutant("one_place", "order")
 def retracted_request_is_not_queued(patch: Patch) -> None:
     """It is in no place at all."""
 
-    def drop(self: Lifecycle, req: Req) -> None:
-        self._unseat(req)
+    def drop(self: Lifecycle, req: Req, *, keep: bool = True) -> None:
+        self._unseat(req, keep=keep)
         req.move_to(RequestState.WAITING)
         req.retractions += 1
         self._recorder.preemptions += 1
@@ -228,10 +228,12 @@ def lone_request_is_ended(patch: Patch) -> None:
     put(patch, Planner, "_give_way", harsh)
 
 
-@mutant("wedged")
+@mutant("wedged", "kept_waiting")
 def reserve_is_kept_for_nobody(patch: Patch) -> None:
     """Pages are reserved for the outputs of others where there are no others: the big one waits for ever."""
-    patch.setattr(PrefillAdder, "_reserve_pages", lambda self, newcomer: self._memory.allocator.num_pages // 2 + 1)
+    patch.setattr(
+        PrefillAdder, "_reserve_pages", lambda self, newcomer, leaving=(): self._memory.allocator.num_pages // 2 + 1
+    )
 
 
 @mutant("preempted_for_ever")

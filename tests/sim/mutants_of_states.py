@@ -88,15 +88,15 @@ def slot_is_taken_in_the_queue(patch: Patch) -> None:
     put(patch, RequestMemory, "admit", admit)
 
 
-@mutant("state_owner", "invariant:state_slot_conservation")
+@mutant("state_owner", "invariant:state_slot_conservation", "cross_owner")
 def slot_is_lost_when_a_prefill_is_aborted(patch: Patch) -> None:
     """Rows and pages go back, and the companion is not told."""
 
-    def unseat(old: Any, self: Lifecycle, req: Req) -> None:
+    def unseat(old: Any, self: Lifecycle, req: Req, **kwargs: Any) -> None:
         companions = self.memory.companions
         if self.running.planned[req.row] < self.running.prefill_end[req.row]:
             self.memory.companions = ()
-        old(self, req)
+        old(self, req, **kwargs)
         self.memory.companions = companions
 
     put(patch, Lifecycle, "_unseat", unseat)
@@ -298,3 +298,9 @@ def decode_states_are_kept_a_token_early(patch: Patch) -> None:
         return said
 
     put(patch, PackedMixer, "_run", run)
+
+
+@mutant("wedged")
+def a_request_that_could_resume_is_refused(patch: Patch) -> None:
+    """It waits for its prefix to go, and nothing else is there to drive that out."""
+    put(patch, StateSlots, "can_admit", lambda old, self, tokens, cached: old(self, tokens, cached) and not len(cached))

@@ -18,7 +18,7 @@ def windows_are_a_token_short(patch: Patch) -> None:
     put(patch, WindowBounds, "first_places", lambda old, self, lens: old(self, lens + 1))
 
 
-@mutant("window_owner")
+@mutant("window_owner", "invariant:window_page_conservation")
 def window_pages_outlive_their_pages(patch: Patch) -> None:
     """A KV page that changed hands still has the window page of its former owner."""
 

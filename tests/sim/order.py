@@ -49,9 +49,9 @@ class Order(Family):
                         self.view.hits("lpm_passed_over")
             return taken
 
-        def gave_way(req: Req) -> None:
+        def gave_way(req: Req, **kwargs: Any) -> None:
             self._gave.append((req.sink, set(self.view.seated())))
-            retract(req)
+            retract(req, **kwargs)
 
         lifecycle.admit, lifecycle.retract = admitted, gave_way  # type: ignore[method-assign]
 
@@ -87,6 +87,10 @@ class Order(Family):
         for client, others in gave:
             if client.forced > client.forced_before:
                 client.forced_before += 1
+                continue
+            if client.by_class > client.by_class_before:
+                # `classes` looks at those.
+                client.by_class_before += 1
                 continue
             client.gave_way += 1
             self.view.hits("retraction")

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from core.batch.forward_batch import ForwardBatch
+from core.batch.grammar_batch import TokenMask
 from core.batch.result import StepResult
 from core.batch.sampling_batch import SamplingBatch
 from core.batch.schedule_batch import ScheduleBatch
@@ -26,7 +27,7 @@ from core.memory.request_memory import RequestMemory
 from core.relay.future_map import FutureMap
 from core.relay.payload import RelayPayload
 from core.sampling.penalties import TokenHistory
-from core.sampling.sampler import SampleOutput
+from core.sampling.sampler import SampleOutput, Scored
 from tests.sim import hash_sampler
 from tests.sim.device import SimExecutor
 from tests.sim.kv_memory import Table
@@ -89,15 +90,22 @@ class HashSampler:
 
     def __init__(self, device: RunnerDevice) -> None:
         self._device = device
+        self._history: TokenHistory | None = None
 
-    def sample(self, logits: torch.Tensor, batch: SamplingBatch, history: TokenHistory | None = None) -> SampleOutput:
-        """One token per row, all of it read from `batch` and `history`."""
+    def score_on(self, scored: Scored, batch: SamplingBatch, history: TokenHistory | None = None) -> None:
+        """The first half of a step's sampling brings the history."""
+        self._history = history
+
+    def pick(self, scored: Scored, batch: SamplingBatch, mask: TokenMask | None = None) -> SampleOutput:
+        """One token per row, all of it read from `batch` and the history. No request is constrained here."""
+        assert mask is None, "grammars are not simulated"
+        history = self._history
 
         def seen(row: int, length: int) -> tuple[int, ...]:
             assert history is not None, "a penalised row needs a history"
             return tuple(history.buffer[row, :length].tolist())
 
-        tokens = hash_sampler.sample(logits.tolist(), batch, seen)
+        tokens = hash_sampler.sample(scored.logits.tolist(), batch, seen)
         marks = torch.from_numpy(self._device.spoil_now(tokens))
         values = hash_sampler.logprobs(tokens, batch)
         columns: Sequence[torch.Tensor | None] = (None, None, None)

@@ -161,6 +161,8 @@ def draw(seed: int) -> Scenario:
     """The scenario of `seed`: the same on every machine and in every process."""
     # Not the generator of the run itself, so that a new choice here does not shift every fault of an old seed.
     rng = random.Random(seed * 2 + 1)
+    # Not of the same, so that the choices below are what they were before there were these.
+    classes = random.Random(f"classes of {seed}")
     page_size = rng.choice((1, 1, 2, 3, 4, 8))
     slots = rng.choice((4, 8, 10, 12, 16, 20, 24, 32, 64))
     tiny = rng.random() < TINY_SHARE
@@ -172,6 +174,8 @@ def draw(seed: int) -> Scenario:
         mixed_chunk=rng.random() < 0.7,
         policy=policy,
         max_queued_requests=rng.choice((4, 16, 32) if crowded else (1, 4, 16, 32)),
+        priority_preemption=classes.random() < 0.8,
+        priority_preemption_threshold=classes.choice((1, 1, 2)),
     )
     drawn = Scenario(
         seed=seed,

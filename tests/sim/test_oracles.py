@@ -6,8 +6,9 @@ it is always the same oracle that speaks first.
 
 from __future__ import annotations
 
+import itertools
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable
 
 import pytest
 
@@ -17,13 +18,17 @@ from tests.sim import (
     mutants_of_cross,
     mutants_of_measures,
     mutants_of_memory,
+    mutants_of_poison,
     mutants_of_progress,
     mutants_of_requests,
+    mutants_of_shares,
     mutants_of_states,
     mutants_of_windows,
 )
 from tests.sim.mutants import MUTANTS, Mutant
-from tests.sim.scenario import REAL_STEPS, STEPS
+from tests.sim.scenario import REAL_STEPS, STEPS, draw
+from tests.sim.scenes import a_prefix_is_shared, the_device_is_ahead, two_tenants_wait, younger_ones_pass
+from tests.sim.story import Violation
 from tests.sim.sweep import play
 from tests.tidy.source import python
 
@@ -34,7 +39,9 @@ MODULES = (
     mutants_of_measures,
     mutants_of_memory,
     mutants_of_progress,
+    mutants_of_poison,
     mutants_of_requests,
+    mutants_of_shares,
     mutants_of_states,
     mutants_of_windows,
 )
@@ -52,9 +59,16 @@ BACKSTOPS: dict[str, str] = {
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
 def test_the_mutant_is_seen(mutant: Mutant, monkeypatch: pytest.MonkeyPatch) -> None:
     mutant.apply(monkeypatch)
+    if mutant.scene is not None:
+        with pytest.raises(Violation) as seen:
+            mutant.scene()
+        assert seen.value.oracle in mutant.seen_by
+        return
     # Where only the production step can show it, seeds that run the twin would prove nothing.
-    first = range(7, 7 + WITHIN * REAL_STEPS, REAL_STEPS) if mutant.real else range(WITHIN)
-    seeds: Sequence[int] = mutant.seeds or first
+    first: Iterable[int] = itertools.count(7, REAL_STEPS) if mutant.real else itertools.count()
+    if mutant.policy:
+        first = (seed for seed in first if draw(seed).config.policy == mutant.policy)
+    seeds = mutant.seeds or itertools.islice(first, WITHIN)
     for played, seed in enumerate(seeds, 1):
         outcome = play(seed, None if mutant.seeds else STEPS)
         if outcome.oracle:
@@ -62,6 +76,11 @@ def test_the_mutant_is_seen(mutant: Mutant, monkeypatch: pytest.MonkeyPatch) -> 
             assert outcome.oracle in mutant.seen_by
             return
     pytest.fail(f"{mutant.name} survives {WITHIN} seeds")
+
+
+@pytest.mark.parametrize("scene", [a_prefix_is_shared, the_device_is_ahead, two_tenants_wait, younger_ones_pass])
+def test_nothing_is_wrong_with_the_scenes(scene: Callable[[], None]) -> None:
+    scene()
 
 
 def test_every_oracle_is_needed() -> None:

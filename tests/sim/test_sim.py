@@ -20,18 +20,20 @@ from tests.sim.sweep import Sweep, corpus, play, sweep, told
 from tests.tidy.source import ROOT
 
 SEEDS = 600
-LONG_SEEDS = 20_000
+LONG_SEEDS = 8_000
 HITS = 50
 """At least so often must each of these have happened in a sweep: a fault that is never hit proves nothing."""
 SELDOM = {
     **dict.fromkeys(("window_too_big", "window_not_grown", "adapter_emptied_in_flight", "cross_together"), 0),
+    **dict.fromkeys(("poison_reader", "poison_spread"), 2),
     **dict.fromkeys(("cross_too_big", "too_late", "lpm_out_of_patience"), 2),
     **dict.fromkeys(("abort_before_encoding", "state_source_taken", "abort_retracted", "state_refused"), 10),
     **dict.fromkeys(("cross_refused", "cross_over_budget", "step_failure", "SlowConsumer", "slow_reader"), 10),
 }
 """What takes rare company: growth is refused only where several rows grow into a pool that just holds them, an unloaded
 adapter goes with a step in flight only if its last request is aborted under it, a request runs out of patience only
-where many younger ones are cached, and the others belong to few seeds.
+where many younger ones are cached, NaN that others read before it is known takes a shared prompt, and the others belong
+to few seeds.
 """
 FAULTS = (
     *("abort_in_intake", "abort_waiting", "abort_prefilling", "abort_decoding", "abort_retracted", "abort_in_flight"),
@@ -40,7 +42,7 @@ FAULTS = (
     *("DeadlinePassed", "QueueTimeout", "SlowConsumer", "RequestFailed", "Draining", "slow_reader", "stop_string"),
     *("clock_jump", "device_lag", "drain", "step_failure", "forced_retraction", "retraction", "stale_result"),
     *("row_reused_in_flight", "page_reused_in_flight", "prefix_hit", "mixed_step", "middle_chunk", "empty_plan"),
-    *("ended_by_length", "stop_token", "logprobs"),
+    *("ended_by_length", "stop_token", "logprobs", "poison_spread", "poison_reader", "class_preemption", "decode_owed"),
     *("state_cleared", "state_resumed", "state_resumed_retraction", "state_refused", "state_evicted", "state_replaced"),
     *("state_kept_in_prompt", "state_kept_at_branch", "state_kept_in_decode", "state_not_kept"),
     *("state_reused_in_flight", "state_source_taken"),

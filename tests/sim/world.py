@@ -12,7 +12,7 @@ import torch
 from core.batch.schedule_batch import ScheduleBatch
 from core.device.staging import Staging
 from core.engine.adapter_table import AdapterTable
-from core.errors import Draining, EngineDead
+from core.errors import Draining, EngineDead, RequestFailed
 from core.memory.kv_allocator import PagedKVAllocator
 from core.memory.req_to_token_pool import ReqToTokenPool
 from core.memory.request_memory import RequestMemory
@@ -21,8 +21,10 @@ from core.prefix.registry import build_prefix_cache
 from core.scheduler.intake import End
 from core.scheduler.outputs import StepOutputs
 from core.scheduler.scheduler import Scheduler
+from core.types.request import Req
 from core.types.stats import EngineStats
 from tests.sim.adapters import AdapterTwin
+from tests.sim.classes import Classes
 from tests.sim.clients import Clients
 from tests.sim.companions import CompanionSide
 from tests.sim.cross import CrossTwin
@@ -34,6 +36,7 @@ from tests.sim.real_states import RealStates
 from tests.sim.real_step import RunnerDevice
 from tests.sim.reference import EOS, VOCAB
 from tests.sim.scenario import Scenario
+from tests.sim.shares import Shares
 from tests.sim.states import StateTwin
 from tests.sim.story import Hits, Story, Violation
 from tests.sim.twin_device import TwinDevice
@@ -103,7 +106,11 @@ class World:
             scenario, self.scheduler, self.device, self.clients, self._rng, self.story, self.hits, table
         )
         self.oracles = Oracles(scenario, self.scheduler, self.device, self.clients, self.hits)
+        self._classes = Classes(scenario, self.scheduler, self.hits)
+        self._shares = Shares(scenario, self.scheduler, self.hits)
         self._hook_planner()
+        self.device.poison.watch(self.scheduler._lifecycle)
+        self._hook_condemnation()
         if not scenario.real_steps:
             self._thin_stats()
 
@@ -120,12 +127,29 @@ class World:
             plans += 1
             if self.scenario.retract_every and self._open and plans % self.scenario.retract_every == 0:
                 self._force_retraction()
+            self._shares.before_plan()
             batch = plan(now, after_idle=after_idle)
+            self._shares.after_plan(batch)
+            self._classes.after_plan(batch)
             self.oracles.planned(batch)
             self._note_batch(batch)
             return batch
 
         planner.plan = hooked  # type: ignore[method-assign]
+
+    def _hook_condemnation(self) -> None:
+        """Readers of what failed are computed again: not a retraction that the policy decides."""
+        lifecycle, condemn = self.scheduler._lifecycle, self.scheduler._lifecycle.condemn
+
+        def hooked(req: Req, error: RequestFailed) -> None:
+            before = {each: each.retractions for each in self.clients.live}
+            condemn(req, error)
+            for reader in (each for each, retractions in before.items() if each.retractions > retractions):
+                reader.sink.forced += 1
+                self.hits("poison_reader")
+                self.story.note(f"{reader.sink.name} is computed again: it read what {req.sink.name} computed")
+
+        lifecycle.condemn = hooked  # type: ignore[method-assign]
 
     def _force_retraction(self) -> None:
         members = self.scheduler.running.members()

@@ -1,0 +1,40 @@
+"""A prompt goes when its request ends: not when the deadline passes, nor with the last handle on the stream."""
+
+from __future__ import annotations
+
+import gc
+import time
+import weakref
+
+import pytest
+
+from core.models.bundled import bundled_model_dir
+from core.text.tokenizer import Tokenizer
+from tests.engine.emulation import ask, running
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    return Tokenizer.load(str(bundled_model_dir()))
+
+
+async def test_a_prompt_goes_with_its_request(tokenizer: Tokenizer) -> None:
+    """The deadline is an hour away, and somebody keeps the stream, as a server does that has it ready for Attach."""
+    async with running(tokenizer) as engine:
+        streams, prompts = [], []
+        for number in range(12):
+            asked = ask((number + 1, 6, 7), tokens=3 + number, want_text=True, deadline=time.monotonic() + 3600.0)
+            stream = await engine.generate(asked)
+            prompts += [weakref.ref(req.prompt) for req in stream.reqs]
+            streams.append(stream)
+            if number % 3:
+                async for _ in stream:
+                    pass
+            else:
+                await stream.aclose()
+        while engine.live_requests:
+            async for _ in await engine.generate(ask(tokens=2)):
+                pass
+        gc.collect()
+        assert len(prompts) == 12 == len(streams)
+        assert sum(prompt() is not None for prompt in prompts) == 0

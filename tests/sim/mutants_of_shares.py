@@ -1,0 +1,90 @@
+"""Mutants of who gives way to a higher class, and of whose turn a step is where chunks and decodes do not mix."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from core.scheduler import preemption
+from core.scheduler.lifecycle import Lifecycle
+from core.scheduler.planner import Planner
+from core.scheduler.preemption import Preemption
+from core.scheduler.prefill_adder import PrefillAdder
+from core.scheduler.turns import Turns
+from core.types.arrays import Ints
+from core.types.request import Req
+from tests.sim.mutants import Patch, mutant, put
+
+
+@mutant("class", "in_vain", policy="priority")
+def equal_classes_give_way(patch: Patch) -> None:
+    """The request that waits need not be of a higher class."""
+
+    def lax(old: Any, self: Preemption, *args: Any) -> None:
+        old(self, *args)
+        self._threshold = 0
+
+    put(patch, Preemption, "__init__", lax)
+
+
+@mutant("restless", policy="priority")
+def who_gave_way_may_do_so_at_once(patch: Patch) -> None:
+    """No hysteresis: each newcomer of a higher class costs the same request its whole prompt again."""
+    patch.setattr(preemption, "MIN_TOKENS", 0)
+
+
+@mutant("in_vain", policy="priority")
+def requests_give_way_before_the_newcomer_is_tried(patch: Patch) -> None:
+    """Though there is room for both."""
+
+    def eager(self: PrefillAdder, req: Req, budget: int, now: float, *, alone: bool) -> bool:
+        return (alone or req.encoder_len < budget) and (
+            self._make_way(req, now) or self._lifecycle.admit(req, self._reserve_pages(req), now)
+        )
+
+    patch.setattr(PrefillAdder, "_admit", eager)
+
+
+@mutant("inversion", seeds=(2970,))
+def nobody_gives_way(patch: Patch) -> None:
+    """As if it were switched off. In small pools one request seldom blocks another for long."""
+    patch.setattr(Preemption, "_candidates", lambda self, newcomer: [])
+
+
+@mutant("batch_rows", "invariant:window_page_present", policy="priority")
+def rows_that_gave_way_still_decode(patch: Patch) -> None:
+    """A row keeps its place in the step in which its owner left it."""
+    patch.setattr(PrefillAdder, "vacated", property(lambda self: [], lambda self, value: None), raising=False)
+
+
+@mutant("stats", policy="priority")
+def preemptions_by_class_are_counted_twice(patch: Patch) -> None:
+    """The two counters do not add up to what happened."""
+
+    def twice(old: Any, self: Lifecycle, req: Req) -> None:
+        old(self, req)
+        self._recorder.preemptions += 1
+
+    put(patch, Lifecycle, "preempt", twice)
+
+
+@mutant("decode_share")
+def decodes_are_owed_nothing(patch: Patch) -> None:
+    """Chunks come first as long as there are any."""
+    patch.setattr(Turns, "decode_owed", property(lambda self: False))
+
+
+@mutant("prefill_share")
+def decodes_are_owed_everything(patch: Patch) -> None:
+    """Once it was their turn, it is theirs for good."""
+    patch.setattr(Turns, "took", lambda self, *, prefill, ready: setattr(self, "_prefills", self._prefills + prefill))
+
+
+@mutant("decode_share")
+def rows_are_left_out_of_mixed_steps(patch: Patch) -> None:
+    """The newest row decodes only in steps without chunks."""
+
+    def mixed(old: Any, self: Planner, now: float) -> tuple[list[Any], Ints]:
+        segments, rows = old(self, now)
+        return segments, rows[:-1] if segments else rows
+
+    put(patch, Planner, "_mixed", mixed)
