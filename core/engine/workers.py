@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
@@ -18,24 +19,24 @@ class Workers:
 
     def __init__(self, threads: int, name: str) -> None:
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix=name)
-        self._closed = False
+        self._closed = threading.Event()
 
     async def run(self, function: Callable[..., T], *args: object) -> T:
         """What `function(*args)` gives, called in one of the threads. Raises Draining once `close` was called, and what
         `off_loop` does.
         """
-        if self._closed:
+        if self._closed.is_set():
             raise Draining("the server is shutting down")
         try:
             return await off_loop(self._pool, function, *args)
         except asyncio.CancelledError:
             task = asyncio.current_task()
             # `close` cancels what still waits for a thread. The caller that nobody cancelled must not look as if.
-            if self._closed and task is not None and not task.cancelling():
+            if self._closed.is_set() and task is not None and not task.cancelling():
                 raise Draining("the server is shutting down") from None
             raise
 
     def close(self) -> None:
         """End the threads without waiting for work that has not begun. Idempotent."""
-        self._closed = True
+        self._closed.set()
         self._pool.shutdown(wait=False, cancel_futures=True)

@@ -233,7 +233,7 @@ MUTANTS: tuple[ShellMutant, ...] = (
     ShellMutant(
         "work-for-threads-that-ended",
         "core.engine.workers",
-        "        if self._closed:\n            raise Draining(",
+        "        if self._closed.is_set():\n            raise Draining(",
         "        if False:\n            raise Draining(",
         ("untyped_error",),
         811,
@@ -241,7 +241,7 @@ MUTANTS: tuple[ShellMutant, ...] = (
     ShellMutant(
         "stopping-cancels-who-arrives",
         "core.engine.workers",
-        "if self._closed and task is not None and not task.cancelling():",
+        "if self._closed.is_set() and task is not None and not task.cancelling():",
         "if False:",
         ("foreign_cancel",),
         723,
