@@ -21,7 +21,7 @@ from tests.fakes.paged_steps import Part
 from tests.models.reference import CPU, PackedRun, PlainModel, load
 from tests.models.test_transformers_backend import sequences
 
-SLOTS = 6
+SLOTS = 8
 
 
 def ints(*values: int) -> Ints:
@@ -56,11 +56,12 @@ def test_a_state_that_is_kept_is_the_one_of_its_prefix(checkpoint: Callable[[str
     nothing = ints()
     run.begin(output, StateWrites(nothing, nothing, nothing, Tracked(ints(0), ints(1), ints(6))))
     torch.testing.assert_close(run.step(output, 0)[0], want[13], atol=1e-4, rtol=0)
-    # Two go on from what it kept, in one step with it.
+    # Two go on from what it kept, in one step with it, and one of them and it keep another state each.
     parts = [Part(2, 5, 6), Part(3, 9, 5), Part(1, 14, 1)]
-    run.begin(parts, StateWrites(ints(2, 3), ints(2, 3), ints(4, 5)))
+    kept = Tracked(places=ints(1, 2), tokens=ints(2, 1), slots=ints(7, 8))
+    run.begin(parts, StateWrites(ints(2, 3), ints(2, 3), ints(4, 5), kept))
     torch.testing.assert_close(run.step(parts, 2), want[[10, 13, 14]], atol=1e-4, rtol=0)
-    # And one from what it kept in decode.
-    late = [Part(2, 14, 1)]
-    run.begin(late, StateWrites(ints(2), ints(2), ints(6)))
-    torch.testing.assert_close(run.step(late, 0)[0], want[14], atol=1e-4, rtol=0)
+    # And each from what was kept last, on the way through a prompt and in decode.
+    late = [Part(3, 11, 2), Part(2, 15, 1), Part(1, 14, 1)]
+    run.begin(late, StateWrites(ints(3, 2, 1), ints(3, 2, 1), ints(7, 8, 6)))
+    torch.testing.assert_close(run.step(late, 1), want[[12, 15, 14]], atol=1e-4, rtol=0)

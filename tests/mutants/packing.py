@@ -37,10 +37,10 @@ PACKING: tuple[Mutant, ...] = (
     ),
     Mutant(
         "matrices-over-each-other",
-        "no module's matrices lie over those of another",
+        "the two matrices of a module do not lie over each other",
         ROOM + "lora/packed.py",
-        "end = b + _rounded(outputs * rank, step)",
-        "end = b",
+        "buffer[self.b : self.b + self.outputs * self.rank]",
+        "buffer[self.a : self.a + self.outputs * self.rank]",
         "tests/models/lora/test_packed.py::test_matrices_of_any_size_begin_at_boundaries_and_keep_what_they_hold",
     ),
     Mutant(
