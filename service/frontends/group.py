@@ -266,9 +266,13 @@ def reserve(host: str, port: int) -> socket.socket:
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
         held = socket.socket(found[0], found[1], found[2])
-        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-        held.bind(found[4])
+        try:
+            held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+            held.bind(found[4])
+        except OSError:
+            held.close()
+            raise
     except OSError as error:
         raise StartupError(f"cannot listen on {host}:{port} (gRPC): {error.strerror or error}") from None
     return held

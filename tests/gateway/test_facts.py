@@ -24,7 +24,7 @@ from service.client import CallFailed, SlipstreamClient
 from service.config import ServerConfig
 from service.gateway import registration
 from service.gateway.loads import LoadMeter
-from service.gateway.tokenizer_zip import CHUNK_BYTES, pack
+from service.gateway.tokenizer_zip import CHUNK_BYTES, chunks, pack
 from service.gateway.worker import default_sampling
 from service.server import Server
 from tests.fakes.fake_engine import FakeEngine, info_with
@@ -124,10 +124,10 @@ def test_the_rate_is_over_time_however_often_one_asks() -> None:
 async def test_the_tokenizer_comes_as_a_zip_with_its_digest(serve: Serve, spoken: Spoken) -> None:
     async with serve(model=BUNDLED) as serving:
         call = spoken.stub(serving.client.channel).GetTokenizer(common_pb2.GetTokenizerRequest())
-        chunks = [chunk async for chunk in call]
-    data = b"".join(chunk.data for chunk in chunks)
-    assert [bool(chunk.sha256) for chunk in chunks] == [False] * (len(chunks) - 1) + [True]
-    assert chunks[-1].sha256 == hashlib.sha256(data).hexdigest()
+        sent = [chunk async for chunk in call]
+    data = b"".join(chunk.data for chunk in sent)
+    assert [bool(chunk.sha256) for chunk in sent] == [False] * (len(sent) - 1) + [True]
+    assert sent[-1].sha256 == hashlib.sha256(data).hexdigest()
     with zipfile.ZipFile(io.BytesIO(data)) as archive:
         assert archive.testzip() is None
         names = archive.namelist()
@@ -147,6 +147,14 @@ def test_equal_files_make_equal_zips_and_large_ones_more_chunks(tmp_path: Path) 
     assert first == second and len(first[0]) < CHUNK_BYTES
     with zipfile.ZipFile(io.BytesIO(first[0])) as archive:
         assert archive.namelist() == ["tokenizer.json"]
+
+
+@pytest.mark.parametrize("length", [1, CHUNK_BYTES - 1, CHUNK_BYTES, CHUNK_BYTES + 1, 2 * CHUNK_BYTES])
+def test_the_last_piece_is_known_as_the_last(length: int) -> None:
+    data = bytes(range(256)) * (length // 256 + 1)
+    pieces = list(chunks(data[:length]))
+    assert b"".join(piece for piece, _ in pieces) == data[:length]
+    assert [last for _, last in pieces] == [False] * (len(pieces) - 1) + [True]
 
 
 async def test_a_checkpoint_without_a_tokenizer_has_none_to_send(serve: Serve, spoken: Spoken) -> None:

@@ -150,6 +150,14 @@ def test_a_trace_of_many_pieces_is_one_document() -> None:
     trace = json.loads(b"".join(pieces))
     assert trace["otherData"] == {"model": "m", **overlap(lanes)}
     assert len(intervals(trace, "scheduler")) == EVENTS_PER_PIECE
+    assert intervals(trace, "forward")[3] == (3e6, 3.5e6), "microseconds since the trace began"
+
+
+def test_what_waits_for_the_device_is_no_work_beside_it() -> None:
+    work, submit = Slice(0.0, 0.25, 1, RESULTS, 1), Slice(0.25, 1.0, 1, SUBMIT, 1)
+    told = overlap({"scheduler": [work, submit], "forward": [Slice(0.0, 2.0, 1, 0, 1)]})
+    expected = {"scheduler_seconds": 0.25, "scheduler_seconds_beside_device": 0.25, "device_seconds": 2.0}
+    assert told == {"steps": 1} | expected
 
 
 def asked(address: str, method: str = "POST") -> tuple[int, str]:

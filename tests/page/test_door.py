@@ -41,6 +41,7 @@ async def test_three_files_that_may_load_nothing_from_elsewhere() -> None:
             assert int(head.headers["content-length"]) == len(body.encode()) and head.body == ""
             policy = answer.headers["content-security-policy"]
             assert "default-src 'none'" in policy and "unsafe" not in policy and "*" not in policy
+            assert "frame-ancestors 'none'" in policy and answer.headers["x-content-type-options"] == "nosniff"
             assert "://" not in body.replace("http://www.w3.org/2000/svg", "")
         for path, status in (("/ui/nothing", 404), ("/ui/../config.py", 404), ("/uix", 404), ("/", 404)):
             assert (await asked(serving.port, path)).status == status, path

@@ -241,6 +241,15 @@ def test_an_encrypted_key_is_refused_without_asking(
         check_security(config(tls_cert=str(first.cert), tls_key=str(locked)))
 
 
+def test_the_authority_of_clients_is_read_where_one_is_named(
+    config: Callable[..., ServerConfig], authority: Authority, first: Pair
+) -> None:
+    named = {"tls_cert": str(first.cert), "tls_key": str(first.key)}
+    for more, ca in (({}, None), ({"tls_client_ca": str(authority.cert)}, authority.cert.read_bytes())):
+        files = tls_files(config(**named, **more))
+        assert files is not None and files.current().client_ca == ca
+
+
 def test_keys_do_not_show(config: Callable[..., ServerConfig], first: Pair) -> None:
     files = tls_files(config(tls_cert=str(first.cert), tls_key=str(first.key)))
     assert files is not None

@@ -10,13 +10,16 @@ import pytest
 from click.testing import CliRunner, Result
 
 from core.errors import AdaptersOff, ConfigError, Draining, InvalidRequest, ModelLoadError, Overloaded, SlipstreamError
+from core.types.adapters import AdapterInfo
 from service.adapter_client import AdapterClient
 from service.cli import cli
-from service.client import CallFailed
+from service.client import CallFailed, SlipstreamClient
 from service.config import ServerConfig
+from service.convert_adapters import adapter_message
 from service.pb.slipstream.v1 import adapters_pb2 as pb
 from service.preflight import check_adapters
 from tests.fakes.fake_engine import FakeEngine
+from tests.fakes.granted import granted
 from tests.service.conftest import Serve, write_checkpoint
 
 REFUSALS: tuple[tuple[SlipstreamError, str, str], ...] = (
@@ -48,6 +51,23 @@ async def test_what_is_loaded_is_told_field_by_field(serve: Serve) -> None:
     assert (
         'slipstream_rpc_handled_total{code="NOT_FOUND",method="slipstream.v1.AdapterService/UnloadAdapter"} 1' in page
     )
+
+
+def test_one_that_waits_for_its_last_request_is_told_from_one_that_serves() -> None:
+    going, ready = (AdapterInfo("french", 3, 8, 1000, False, unloading, 2, 2.5) for unloading in (True, False))
+    assert adapter_message(going).state == pb.ADAPTER_STATE_UNLOADING
+    message = adapter_message(ready)
+    assert (message.state, message.live_requests, message.load_id) == (pb.ADAPTER_STATE_READY, 2, 3)
+    assert message.idle.ToTimedelta().total_seconds() == 2.5
+
+
+async def test_a_call_is_made_with_the_clients_token(serve: Serve, tmp_path: Path) -> None:
+    tokens = tmp_path / "tokens"
+    tokens.write_text(f"alice:{'a' * 20}\n")
+    async with serve(auth_token_file=str(tokens)) as serving:
+        async with SlipstreamClient(serving.target, token="a" * 20) as alice:
+            with granted("a listing for a caller with a token"):
+                assert not (await AdapterClient(alice).list()).adapters
 
 
 async def test_every_refusal_has_its_status(serve: Serve) -> None:

@@ -5,18 +5,20 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+from importlib import metadata
 from pathlib import Path
 
 import click
 import pytest
 from click.testing import CliRunner, Result
 
-from service import docs
+from service import docs, version
 from service.bench import bench
 from service.cli import cli
 from service.cli_options import setting_options
 from service.client import FLEET_CONFIG, SERVICE_CONFIG
 from service.config import ServerConfig
+from service.lazy_group import LazyGroup
 from service.progress import TerminalProgress
 from service.settings import settings_of
 from tests.fakes.fake_engine import FakeEngine
@@ -70,8 +72,21 @@ def test_bench_lists_benchmarks_without_importing_them() -> None:
     assert "overlap" in CliRunner().invoke(bench, ["--help"]).output
 
 
+def test_help_names_subcommands_that_cannot_be_imported() -> None:
+    group = LazyGroup(name="group", table={"broken": ("no.such.module:command", "Cannot be imported.")})
+    helped = CliRunner().invoke(group, ["--help"])
+    assert (helped.exit_code, "broken  Cannot be imported." in helped.output) == (0, True), helped.output
+    assert CliRunner().invoke(group, ["other"]).exit_code == 2
+    assert isinstance(CliRunner().invoke(group, ["broken"]).exception, ModuleNotFoundError)
+
+
 def test_version() -> None:
-    assert re.fullmatch(r"\S+\n", CliRunner().invoke(cli, ["version"]).output)
+    assert CliRunner().invoke(cli, ["version"]).output == f"{metadata.version('slipstream')}\n"
+
+
+def test_a_tree_that_was_never_installed_has_a_version_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(version, "DISTRIBUTION", "slipstream-that-is-not-there")
+    assert version.installed_version() == "0+source"
 
 
 def test_flags_become_settings_only_when_given() -> None:

@@ -16,6 +16,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from core.errors import StartupError
 from service.metrics import names
 from service.metrics.http import MAX_CONNECTIONS, MetricsServer
+from service.metrics.rpc import GONE, REJECTION_REASONS, RpcMetrics
 from service.pb.slipstream.v1 import inference_pb2 as pb
 from tests.service.conftest import Serve
 
@@ -46,6 +47,17 @@ async def test_every_documented_metric_is_exported_from_the_snapshot(serve: Serv
     generate = "slipstream.v1.InferenceService/Generate"
     assert samples["slipstream_rpc_started_total", generate] == 1
     assert samples["slipstream_rpc_handled_total", "OK", generate] == 1
+
+
+def test_every_reason_is_there_at_zero_before_its_first_refusal() -> None:
+    """Else `increase()` of an alert would not see the first one."""
+    registry = CollectorRegistry()
+    RpcMetrics(registry)
+    for metric, label, values in (
+        ("slipstream_requests_rejected_total", "reason", REJECTION_REASONS),
+        ("slipstream_kept_streams_gone_total", "how", GONE),
+    ):
+        assert [registry.get_sample_value(metric, {label: each}) for each in values] == [0.0] * len(values)
 
 
 @pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed")

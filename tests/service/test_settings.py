@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from core.config import EngineConfig, ExecutorConfig, MemoryConfig, ModelConfig, SchedulerConfig
 from core.errors import ConfigError
 from service.config import REFUSAL_ROOM, ServerConfig
-from service.settings import load, settings_of
+from service.engine_settings import EngineSettings
+from service.settings import Setting, load, settings_of
 
 SETTINGS = settings_of(ServerConfig)
 
@@ -68,6 +70,35 @@ def test_every_setting_reaches_the_engine_or_is_the_services_own() -> None:
         max_pending_tokens=77,
     )
     assert config.concurrency_limit == 11 + REFUSAL_ROOM
+
+
+def leaves(config: Any, at: str = "") -> dict[str, Any]:
+    """Every value of nested dataclasses, by its path."""
+    found = {}
+    for field in dataclasses.fields(config):
+        value = getattr(config, field.name)
+        found |= leaves(value, f"{at}{field.name}.") if dataclasses.is_dataclass(value) else {at + field.name: value}
+    return found
+
+
+def another(setting: Setting) -> Any:
+    """A value that is not the default."""
+    if setting.choices:
+        return next(each for each in setting.choices if each != setting.default)
+    if setting.kind is tuple:
+        return (("a", "/a"),)
+    if setting.kind is bool:
+        return not setting.default
+    return "other" if setting.kind is str else setting.kind((setting.default or 1) + 100)
+
+
+@pytest.mark.parametrize("name", [each.name for each in dataclasses.fields(EngineSettings)])
+def test_each_setting_of_the_engine_changes_one_value_there(name: str) -> None:
+    value = another(SETTINGS[name])
+    before, after = (leaves(config.engine_config("x")) for config in (ServerConfig(), ServerConfig(**{name: value})))
+    changed = {place: after[place] for place in after if after[place] != before[place]}
+    # The checkpoint's path is resolved elsewhere; here its name is no longer that of the bundled one.
+    assert [*changed.values()] == [None if name == "model" else value], changed
 
 
 def test_keys_may_have_dashes_and_values_may_be_null(tmp_path: Path) -> None:

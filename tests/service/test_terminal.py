@@ -6,7 +6,7 @@ import io
 import logging
 import sys
 
-from service.logs import not_a_lost_client
+from service.logs import GRPC_LOGGER, configure, not_a_lost_client
 from service.progress import TerminalProgress
 
 
@@ -51,3 +51,14 @@ def test_only_the_report_of_a_lost_client_is_left_out_of_the_log() -> None:
     assert not not_a_lost_client(record(lost()))
     assert not_a_lost_client(record(ValueError()))
     assert not_a_lost_client(record(None))
+
+
+def test_the_log_is_configured_without_that_report() -> None:
+    logger = logging.getLogger(GRPC_LOGGER)
+    lost = type("ExecuteBatchError", (Exception,), {})
+    configure("warning")
+    try:
+        assert not logger.filter(record(lost()))
+        assert logger.filter(record(ValueError()))
+    finally:
+        logger.removeFilter(not_a_lost_client)

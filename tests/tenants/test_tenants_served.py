@@ -152,6 +152,8 @@ async def test_a_history_that_passes_the_bound_loses_its_beginning_and_says_so(t
             calls = [(await begun(alice, f"more-{number}"))[0] for number in range(4)]
             failed = await refused(alice, request_id="too-many", resumable=True)
             assert (failed.code.name, failed.reason) == ("RESOURCE_EXHAUSTED", "RESUME_BYTES") and failed.retry_after
+            labels = {"tenant": "other", "reason": "RESUME_BYTES"}
+            assert server.sample("slipstream_tenant_refusals_total", **labels) == 1, "told by tenant as well"
             for call in calls:
                 call.cancel()
 
