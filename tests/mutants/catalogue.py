@@ -10,8 +10,8 @@ from tests.mutants.commands import COMMANDS
 from tests.mutants.condemning import CONDEMNING
 from tests.mutants.constraining import CONSTRAINING
 from tests.mutants.conversing import CONVERSING
-from tests.mutants.drawing import DRAWING
 from tests.mutants.doors import DOORS
+from tests.mutants.drawing import DRAWING
 from tests.mutants.embedding import EMBEDDING
 from tests.mutants.encoders import ENCODERS
 from tests.mutants.exhausting import EXHAUSTING
