@@ -62,7 +62,9 @@ class ResultProcessor:
         """
         violated = result.violated
         failed = 0
-        for place in sorted(places[bad[places]].tolist(), key=lambda place: self._memory.shared(result.rows[place])):
+        for place in sorted(
+            places[bad[places]].tolist(), key=lambda place: self._memory.shared(int(result.rows[place]))
+        ):
             if not self._is_current(result, np.array([place]))[0]:
                 continue
             failed += 1
@@ -101,7 +103,7 @@ class ResultProcessor:
     def _end_embedded(self, vectors: VectorResult, now: float) -> None:
         """An embedding ends with its vector; one whose row has a new owner was ended or retracted meanwhile."""
         is_current = self._memory.rows.is_current
-        finite = np.isfinite(vectors.values).all(axis=1)
+        finite: Bools = np.asarray(np.isfinite(vectors.values).all(axis=1), np.bool_)
         found = [self._memory.shared(row) for row in vectors.rows.tolist()]
         # Those that fail come first, and in the order of `_fail_untrusted`: others may have read what they computed.
         for place in np.lexsort((found, finite)).tolist():
