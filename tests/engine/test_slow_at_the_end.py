@@ -13,6 +13,7 @@ from core.engine.stream import TokenStream
 from core.errors import SlowConsumer
 from core.scheduler.intake import Intake
 from core.scheduler.outputs import Ended, StepOutputs, StepTokens
+from core.text.failures import TextFailures
 from core.text.tokenizer import Tokenizer
 from core.types.io import Delta, Finished, FinishReason, OutputEvent
 from core.types.sampling_params import SamplingParams
@@ -38,7 +39,7 @@ async def test_an_output_whose_tokens_were_dropped_ends_with_the_error(
 ) -> None:
     stream, req = made_stream(tokenizer, SamplingParams())
     closed: list[TokenStream] = []
-    processor = OutputProcessor(Intake(), lambda: None, bound, closed.append)
+    processor = OutputProcessor(Intake(), lambda: None, bound, closed.append, TextFailures())
     steps = tuple(StepTokens([req], [token], [place]) for place, token in enumerate(TOKENS))
     processor.emit(StepOutputs(steps, (Ended(req, reason),)), 1.0)
     with pytest.raises(SlowConsumer):
@@ -50,7 +51,7 @@ async def test_an_output_whose_tokens_were_dropped_ends_with_the_error(
 async def test_an_output_that_is_all_there_is_complete(tokenizer: Tokenizer, bound: int) -> None:
     """With its last token it went past the bound: nothing is missing, so nobody has to send it again."""
     stream, req = made_stream(tokenizer, SamplingParams())
-    processor = OutputProcessor(Intake(), lambda: None, bound, lambda _: None)
+    processor = OutputProcessor(Intake(), lambda: None, bound, lambda _: None, TextFailures())
     steps = tuple(StepTokens([req], [token], [place]) for place, token in enumerate(TOKENS))
     processor.emit(StepOutputs(steps, (Ended(req, FinishReason.LENGTH),)), 1.0)
     ids, ends = await read(stream)

@@ -172,7 +172,7 @@ MUTANTS: tuple[ShellMutant, ...] = (
         "            if self._open_outputs and self._error is None:\n                self._end()\n",
         "            if False:\n                self._end()\n",
         ("no_reader",),
-        2406,
+        2685,
     ),
     ShellMutant(
         "reservation-kept-when-refused",
@@ -229,14 +229,6 @@ MUTANTS: tuple[ShellMutant, ...] = (
         "            if len(self._buffer) < _HEADER.size:\n                return\n",
         ("crash:Unseen",),
         0,
-    ),
-    ShellMutant(
-        "work-for-threads-that-ended",
-        "core.engine.workers",
-        "        if self._closed.is_set():\n            raise Draining(",
-        "        if False:\n            raise Draining(",
-        ("untyped_error",),
-        811,
     ),
     ShellMutant(
         "stopping-cancels-who-arrives",
