@@ -26,27 +26,10 @@ def equal_classes_give_way(patch: Patch) -> None:
     put(patch, Preemption, "__init__", lax)
 
 
-@mutant("class", policy="priority")
-def the_first_of_a_lower_class_gives_way(patch: Patch) -> None:
-    """Not the last in line."""
-
-    def candidates(old: Any, self: Preemption, newcomer: Req) -> list[Req]:
-        found: list[Req] = old(self, newcomer)
-        return sorted(found, key=self._policy.key)[:1]
-
-    put(patch, Preemption, "_candidates", candidates)
-
-
 @mutant("restless", policy="priority")
 def who_gave_way_may_do_so_at_once(patch: Patch) -> None:
     """No hysteresis: each newcomer of a higher class costs the same request its whole prompt again."""
     patch.setattr(preemption, "MIN_TOKENS", 0)
-
-
-@mutant("in_vain", policy="priority")
-def requests_give_way_without_a_look_at_what_it_brings(patch: Patch) -> None:
-    """The newcomer does not fit even then."""
-    patch.setattr(Preemption, "_cached_without", lambda self, leaving, newcomer, reserve: 0)
 
 
 @mutant("in_vain", policy="priority")
@@ -67,7 +50,7 @@ def nobody_gives_way(patch: Patch) -> None:
     patch.setattr(Preemption, "_candidates", lambda self, newcomer: [])
 
 
-@mutant("rows", "invariant:window_page_present", policy="priority")
+@mutant("batch_rows", "invariant:window_page_present", policy="priority")
 def rows_that_gave_way_still_decode(patch: Patch) -> None:
     """A row keeps its place in the step in which its owner left it."""
     patch.setattr(PrefillAdder, "vacated", property(lambda self: [], lambda self, value: None), raising=False)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from core.scheduler.preemption import Preemption
+from core.types.request import Req
 from tests.sim.clients import Client
 from tests.sim.stage import Stage
 from tests.sim.story import Violation
@@ -34,3 +37,31 @@ def test_a_wait_behind_a_lower_class_is_seen(monkeypatch: pytest.MonkeyPatch) ->
     with pytest.raises(Violation, match="inversion"):
         for _ in range(8):
             stage.step()
+
+
+def test_that_the_first_of_a_lower_class_gives_way_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Seeds seldom have two that could."""
+    old = Preemption._candidates
+
+    def candidates(self: Preemption, newcomer: Req) -> list[Req]:
+        return sorted(old(self, newcomer), key=self._policy.key)[:1]
+
+    monkeypatch.setattr(Preemption, "_candidates", candidates)
+    stage = Stage(rows=2, policy="priority", depth=1)
+    behind_two(stage)
+    with pytest.raises(Violation, match=r"class: .* and one behind it does not"):
+        stage.step()
+
+
+def test_that_a_request_gives_way_in_vain_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Seeds seldom have another that holds the rest of the pool."""
+    anything: Any = lambda self, leaving, newcomer, reserve: 0  # noqa: E731
+    monkeypatch.setattr(Preemption, "_cached_without", anything)
+    stage = Stage(rows=3, pages=16, policy="priority", depth=1, cache="none", chunk=64)
+    stage.add([1] * 40, 10, priority=0)
+    stage.add([2], 10, priority=2)
+    for _ in range(3):
+        stage.step()
+    stage.add([3] * 30, 4, priority=0)
+    with pytest.raises(Violation, match="in_vain"):
+        stage.step()
