@@ -52,6 +52,8 @@ TOKENS_EMITTED_TRAILER = "slipstream-tokens-emitted"
 PUSHBACK_TRAILER = "grpc-retry-pushback-ms"
 NO_RETRY = "-1"
 """As a pushback: whatever the client's policy says."""
+LEAST_PUSHBACK_MILLIS = 1
+"""Told to come back after 0 ms, a client of grpcio 1.85 that retries overload never does, and its call never ends."""
 DETAILS_TRAILER = "grpc-status-details-bin"
 
 # A client's default limit for all trailers together is 8 KiB; past it the status itself would be lost.
@@ -153,7 +155,7 @@ def status_of(error: BaseException) -> ErrorStatus:
     if isinstance(error, Overloaded):
         millis = max(0, round(error.retry_after * 1000))
         details.append(RetryInfo(retry_delay=Duration(seconds=millis // 1000, nanos=millis % 1000 * 1_000_000)))
-        trailers.append((PUSHBACK_TRAILER, str(millis)))
+        trailers.append((PUSHBACK_TRAILER, str(max(millis, LEAST_PUSHBACK_MILLIS))))
     return ErrorStatus(code, message, tuple(details), tuple(trailers))
 
 

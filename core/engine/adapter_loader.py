@@ -10,14 +10,13 @@ import dataclasses
 import logging
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
 
 from core.config import ADAPTER_NAME
 from core.engine.adapter_table import AdapterTable
-from core.engine.off_loop import off_loop
+from core.engine.workers import Workers
 from core.errors import AdapterExists, AdaptersOff, InvalidRequest, ModelLoadError, Overloaded, SlipstreamError
 from core.models.lora.directory import directory_below
 from core.models.lora.packed import Adapter
@@ -45,7 +44,7 @@ class AdapterLoader:
         self._root = None if root is None else Path(root)
         self._read = read
         # One at a time: two would want twice the memory, and no client waits for a load to stream.
-        self._pool = ThreadPoolExecutor(1, thread_name_prefix="slipstream-adapters")
+        self._workers = Workers(1, "slipstream-adapters")
         self._loading: set[str] = set()
         self._failures = 0
         self._seconds = Histogram()
@@ -61,7 +60,7 @@ class AdapterLoader:
             self._refuse(name)
             self._loading.add(name)
             try:
-                adapter = await off_loop(self._pool, self._read_below, path or name)
+                adapter = await self._workers.run(self._read_below, path or name)
             finally:
                 self._loading.discard(name)
             still_wanted()
@@ -95,7 +94,7 @@ class AdapterLoader:
 
     def close(self) -> None:
         """End the worker thread without waiting for loads that have not begun."""
-        self._pool.shutdown(wait=False, cancel_futures=True)
+        self._workers.close()
 
     def _refuse(self, name: str) -> None:
         if self._root is None or self._read is None:

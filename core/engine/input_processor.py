@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 import numpy as np
 
 from core.engine.adapter_table import AdapterTable
 from core.engine.encoder_input import EncoderInput
-from core.engine.off_loop import off_loop
+from core.engine.workers import Workers
 from core.errors import FieldViolation, InvalidRequest
 from core.memory.request_memory import RequestMemory
 from core.sampling.uniform import derive_seed
@@ -54,7 +53,7 @@ class InputProcessor:
         self._encoder = encoder
         self._max_input = context_length - 1 if encoder is None else encoder.max_tokens
         self._random = random.Random(seed)
-        self._pool = ThreadPoolExecutor(2, thread_name_prefix="slipstream-text")
+        self._workers = Workers(2, "slipstream-text")
 
     def refuse_out_of_range(self, params: SamplingParams) -> None:
         """Raises InvalidRequest naming every field of `sampling_params` that no prompt could make servable."""
@@ -194,7 +193,7 @@ class InputProcessor:
 
     def close(self) -> None:
         """End the worker threads without waiting for queued work."""
-        self._pool.shutdown(wait=False, cancel_futures=True)
+        self._workers.close()
 
     def _refuse_foreign_ids(self, field: str, ids: Ints) -> None:
         bad = np.flatnonzero((ids < 0) | (ids >= self._vocab_size))
@@ -235,4 +234,4 @@ class InputProcessor:
 
     async def _off_loop(self, function: Callable[..., T], *args: object) -> T:
         with self.failures.told():
-            return await off_loop(self._pool, function, *args)
+            return await self._workers.run(function, *args)

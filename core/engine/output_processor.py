@@ -123,10 +123,13 @@ class OutputProcessor:
         self._end(End(req, reason=FinishReason.STOP, matched_stop=matched))
 
     def _too_slow(self, record: OutputRecord) -> None:
-        error = SlowConsumer(f"more than {self._max_pending} tokens were left unread")
+        error = self._slow()
         for req in record.stream.reqs:
             req.sink.done = True
             self._end(End(req, error=error))
+
+    def _slow(self) -> SlowConsumer:
+        return SlowConsumer(f"more than {self._max_pending} tokens were left unread")
 
     def text_failed(self, stream: TokenStream, output: PendingOutput, error: BaseException) -> None:
         """The tokenizer raised `error` on the text of `output`, which ends its request: all outputs, and their rows.
@@ -154,8 +157,12 @@ class OutputProcessor:
         record: OutputRecord = req.sink
         record.done = True
         stream = record.stream
-        if ended.error is not None:
-            stream.fail(ended.error)
+        error = ended.error
+        if record.stop_match is None and record.tokens < len(req.outputs):
+            # It ended well before the scheduler heard that its reader is too slow; its last tokens were dropped.
+            error = self._slow()
+        if error is not None:
+            stream.fail(error)
             for sibling in stream.reqs:
                 if sibling is not req and not sibling.sink.done:
                     self._end(End(sibling, reason=FinishReason.CANCELLED))

@@ -16,6 +16,7 @@ import numpy as np
 from core.invariants import check
 from core.memory.companion import Companion, Growing, Writes
 from core.memory.kv_allocator import PagedKVAllocator
+from core.memory.pending_writes import PendingWrites
 from core.memory.req_to_token_pool import TableWrites
 from core.memory.rows import RowAllocator
 from core.prefix.base import PrefixCache, PrefixMatch
@@ -79,7 +80,7 @@ class RequestMemory:
         """By page: finite logits came of it. False for what no logits have come of so far."""
         self._nodes: list[Any] = [None] * (rows.size + 1)
         self._salts: list[str] = [""] * (rows.size + 1)
-        self._writes: list[tuple[Ints, Ints, Ints]] = []
+        self._writes = PendingWrites(self.page_size)
 
     @property
     def obtainable_pages(self) -> int:
@@ -171,21 +172,7 @@ class RequestMemory:
         self._count[row] = count
         self._cached[row] = self._shared[row] = len(shared) * self.page_size
         self._salts[row] = salt
-        self._note_writes(np.full(count, row), np.arange(count), self._pages[row, :count].copy())
-
-    def _note_writes(self, rows: Ints, page_places: Ints, pages: Ints) -> None:
-        """Queue the table entries of whole pages: page `page_places[i]` of `rows[i]` is now `pages[i]`."""
-        within = np.arange(self.page_size)
-        positions = (page_places[:, None] * self.page_size + within).ravel()
-        slots = (pages[:, None] * self.page_size + within).ravel()
-        self._writes.append((np.repeat(rows, self.page_size), positions, slots))
-
-    def _forget_writes(self, row: int) -> None:
-        """Drop the entries noted for `row`: its next owner may note the same ones for the same step, and the device
-        applies those of one step in no order.
-        """
-        kept = [(noted, noted[0] != row) for noted in self._writes]
-        self._writes = [(rows[stay], places[stay], slots[stay]) for (rows, places, slots), stay in kept if stay.any()]
+        self._writes.note(np.full(count, row), np.arange(count), self._pages[row, :count].copy())
 
     def _alloc(self, count: int) -> Ints | None:
         short = count - self.allocator.available
@@ -214,7 +201,7 @@ class RequestMemory:
         self._pages[rows, places] = pages
         self._owned[rows, places] = True
         self._count[rows] += 1
-        self._note_writes(rows, places, pages)
+        self._writes.note(rows, places, pages)
         return True
 
     def needs_page(self, rows: Ints, positions: Ints) -> np.ndarray:
@@ -230,11 +217,7 @@ class RequestMemory:
 
     def take_writes(self) -> TableWrites:
         """Table entries noted since the last call, in order; they belong into the very next batch."""
-        if not self._writes:
-            return TableWrites.empty()
-        noted, self._writes = self._writes, []
-        rows, positions, slots = (np.concatenate(parts) for parts in zip(*noted, strict=True))
-        return TableWrites(rows, positions, slots)
+        return self._writes.take()
 
     def plan_companions(self, rows: Ints, prefix_lens: Ints, extend_lens: Ints) -> Writes:
         """What the companions' device sides must apply before the step that computes these tokens; see `Companion`."""
@@ -273,7 +256,7 @@ class RequestMemory:
         for companion in self.companions:
             companion.released(row)
         self.rows.free(row, generation)
-        self._forget_writes(row)
+        self._writes.forget(row)
         count = len(ids) // self.page_size
         owned = self._owned[row]
         if count * self.page_size > self._cached[row]:

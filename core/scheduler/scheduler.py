@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 import torch
 
+from core import buggify
 from core.batch.result import StepResult
 from core.config import SchedulerConfig
 from core.executor.interface import Executor
@@ -100,8 +101,9 @@ class Scheduler:
             return False
         self.publish()
         self._phases.done(PUBLISH, self.recorder.step)
-        if tokens or ended:
-            self._emit(StepOutputs(tokens, ended), now)
+        if outputs := StepOutputs(tokens, ended):
+            buggify.point("before_emit")
+            self._emit(outputs, now)
             self._phases.done(EMIT, self.recorder.step)
         return True
 
@@ -133,6 +135,7 @@ class Scheduler:
             if batch is None:
                 self._device_idle = self._device_idle or self.executor.in_flight == 0
                 break
+            buggify.point("planned")
             self.executor.submit(batch)
             self._phases.done(SUBMIT, batch.step_id, self.recorder.submitted(batch))
             self._device_idle = False

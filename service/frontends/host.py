@@ -8,6 +8,7 @@ import logging
 from collections.abc import Awaitable, Callable
 from typing import Any, cast
 
+from core import buggify
 from core.engine.door import EmbedCall, Engine, OutputStream, PolledStream
 from core.errors import SlipstreamError
 from core.types.io import Delta, EmbedRequest, Finished, GenerateRequest, OutputEvent
@@ -75,6 +76,7 @@ class FrontEndHost:
         finally:
             self._calls.pop(number, None)
         self.send(Kind.REPLY, reply)
+        await buggify.pause("replied")
         # Only now: the front end knows a stream from its reply on.
         if number in self._streams:
             self._streams[number].watch(lambda: self._mark(number))
@@ -174,8 +176,10 @@ class FrontEndHost:
 
     def _end(self, number: int) -> None:
         """The front end wants no more of a call: whatever it has running is aborted."""
-        if number in self._calls:
-            self._calls[number].cancel()
+        # Not left to the task: one that is cancelled before its first step never runs.
+        call = self._calls.pop(number, None)
+        if call is not None:
+            call.cancel()
         if number in self._streams:
             self._close(self._streams.pop(number))
         if number in self._embeds:
@@ -193,6 +197,7 @@ class FrontEndHost:
         """The front end is gone: its requests go too, those of others stay."""
         for number in [*self._calls, *self._streams, *self._embeds, *self._holds, *self._prefixes]:
             self._end(number)
+        self._ready.clear()
         self.lost = True
         self.listening.set()
         self.serving.set()

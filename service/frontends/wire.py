@@ -176,4 +176,6 @@ class Link(asyncio.Protocol):
 
     def connection_lost(self, error: Exception | None) -> None:
         """Called by the loop."""
+        # What is written from now on goes nowhere, and so does not have to wait for room.
+        self.full = False
         self._on_lost()

@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Callable
 from types import TracebackType
 from typing import Protocol
 
+from core import buggify
 from core.engine.door import PolledStream
 from core.errors import SlipstreamError
 from core.types.io import Finished, OutputEvent, Started
@@ -122,6 +123,7 @@ class KeptStream:
         """Nobody will come: what still runs is aborted."""
         self.closed = True
         await self._stream.aclose()
+        await buggify.pause("closed")
         self._hold.release()
 
     def _took(self, event: OutputEvent) -> OutputEvent:

@@ -16,6 +16,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from typing import cast
 
+from core import buggify
 from core.engine.door import PolledStream
 from core.errors import DuplicateRequest, InvalidRequest, Overloaded
 from core.types.io import GenerateRequest
@@ -141,6 +142,7 @@ class Retention:
         try:
             self._reserve(tenant)
             try:
+                await buggify.pause("reserved")
                 stream = cast(PolledStream, await self._slot.require().generate(asked))
             except BaseException:
                 self._count(tenant, -STREAM_BYTES)

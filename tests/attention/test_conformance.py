@@ -173,6 +173,21 @@ def test_layers_of_one_step_may_differ_in_span_and_repeat(backend: AttentionBack
         assert (short.double() - windowed.expected(parts)).abs().max() < 1e-5
 
 
+def test_a_sibling_has_a_step_of_its_own(backend: AttentionBackend) -> None:
+    """Layers of another pool are planned between the plan of these and their call."""
+    rows, others = (KnownRows(Shape(), num_rows=3, max_len=24, page_size=4, seed=s, device=DEVICE) for s in (9, 10))
+    parts, other = [Part(1, 0, 6), Part(2, 12, 1)], [Part(3, 9, 6), Part(1, 20, 1)]
+    rows.fill(parts)
+    backend.plan(rows.paged.batch(parts, num_extend=1))
+    check(others, backend.sibling(), other, num_extend=1)
+    q, k, v = (
+        torch.cat([source[p.row, p.prefix : p.prefix + p.extend] for p in parts]).transpose(0, 1)
+        for source in (rows.q, rows.k, rows.v)
+    )
+    got = backend.forward(LAYER, q, k, v, scale=rows.scale)
+    assert (got.double() - rows.expected(parts)).abs().max() < 1e-5
+
+
 def test_works_in_and_out_of_inference_mode(backend: AttentionBackend) -> None:
     rows = KnownRows(Shape(), num_rows=3, max_len=40, page_size=4, seed=8, device=DEVICE)
     with torch.inference_mode():

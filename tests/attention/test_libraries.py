@@ -59,13 +59,13 @@ def test_random_mixed_steps_match_the_formula(stand_in: tuple[AttentionBackend, 
 def test_layers_share_a_plan_and_a_new_step_makes_another(stand_in: tuple[AttentionBackend, Any]) -> None:
     backend, calls = stand_in
     rows = KnownRows(Shape(), num_rows=3, max_len=20, page_size=4, seed=1)
-    parts = [Part(1, 0, 7), Part(3, 9, 1)]
-    rows.fill(parts)
-    q, k, v = (
-        torch.cat([source[p.row, p.prefix : p.prefix + p.extend] for p in parts]).transpose(0, 1)
-        for source in (rows.q, rows.k, rows.v)
-    )
-    for steps in (1, 2):
+    # As many rows and tokens as before, so that nothing but its answers would tell of a step that is over.
+    for steps, parts in enumerate(([Part(1, 0, 7), Part(3, 9, 1)], [Part(2, 11, 7), Part(1, 12, 1)]), start=1):
+        rows.fill(parts)
+        q, k, v = (
+            torch.cat([source[p.row, p.prefix : p.prefix + p.extend] for p in parts]).transpose(0, 1)
+            for source in (rows.q, rows.k, rows.v)
+        )
         backend.plan(rows.paged.batch(parts, num_extend=1))
         for _ in range(2):
             got = backend.forward(LAYER, q, k, v, scale=rows.scale)

@@ -5,12 +5,13 @@ from __future__ import annotations
 import dataclasses
 
 import numpy as np
+import pytest
 import torch
 
 from core.batch.grammar_batch import TokenMask
 from core.batch.sampling_batch import SamplingBatch
 from core.device.staging import Staging
-from core.sampling.grammar.mask import _banned_on, _bounds, apply_mask
+from core.sampling.grammar.mask import CACHED_LOGITS, _banned_on, _bounds, apply_mask
 from core.sampling.sampler import Sampler
 from tests.sampling.batches import Row, batch_of
 
@@ -38,6 +39,22 @@ def test_only_masked_rows_change() -> None:
     assert torch.equal(logits[[0, 2]], before[[0, 2]])
     assert logits[1].isfinite().nonzero().flatten().tolist() == [5, 31, 32, 99]
     assert torch.equal(logits[1, [5, 31, 32, 99]], before[1, [5, 31, 32, 99]])
+
+
+@pytest.mark.parametrize("rows", [5, 7])
+def test_a_step_of_many_logits_is_masked_part_by_part(rows: int) -> None:
+    """The last rows of a large vocabulary are masked by their own bits, in a step of constrained rows alone or not."""
+    vocab, places = CACHED_LOGITS // 2, list(range(rows - 5, rows))
+    allowed = [[7 * row + 1, vocab - 1 - row] for row in range(5)]
+    words = np.zeros((5, vocab // 32), np.int32)
+    for row, tokens in enumerate(allowed):
+        bits = np.zeros(vocab, np.bool_)
+        bits[tokens] = True
+        words[row] = np.packbits(bits, bitorder="little").view(np.int32)
+    logits = torch.zeros(rows, vocab)
+    apply_mask(logits, TokenMask(np.array(places, np.int64), words), Staging(CPU))
+    assert [logits[place].isfinite().nonzero().flatten().tolist() for place in places] == allowed
+    assert not logits[: rows - 5].any()
 
 
 def test_the_device_unpacks_the_same_bits() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 from pathlib import Path
 
 import pytest
@@ -32,3 +33,20 @@ def test_it_is_what_torch_zeros_gives(shape: tuple[int, ...]) -> None:
     buffer = zeros_in_huge_pages(shape, torch.float32, CPU)
     assert buffer.shape == shape and buffer.dtype == torch.float32
     assert not buffer.any()
+
+
+@pytest.mark.skipif(not hasattr(mmap, "MADV_HUGEPAGE"), reason="this system has no huge pages")
+def test_large_pages_are_asked_for_where_they_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+
+    class Memory(mmap.mmap):
+        """Writes down what is asked of it."""
+
+        def madvise(self, option: int, *place: int) -> None:
+            asked.append(option)
+            super().madvise(option, *place)
+
+    monkeypatch.setattr(mmap, "mmap", Memory)
+    for size, wanted in ((BYTES - 1, []), (BYTES, [mmap.MADV_HUGEPAGE])):
+        assert not zeros_in_huge_pages((size,), torch.uint8, CPU).any()
+        assert asked == wanted

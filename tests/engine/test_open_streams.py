@@ -34,6 +34,7 @@ def req(words: str = "waiting", index: int = 0, prompt: int = 3) -> Req:
         ("preempted waiting", "preempted"),
         ("preempted prefill", "prefill"),
         ("decode preempted", "decode"),
+        ("decode prefill", "decode"),
         ("finished decode", "decode"),
         ("finished waiting", "waiting"),
     ],

@@ -40,9 +40,10 @@ from core.types.io import (
 )
 from core.types.lanes import LaneRecorder
 from core.types.sampling_params import SamplingParams
-from core.types.stats import EngineStats, HistogramStats, PoolStats
+from core.types.stats import EngineStats, PoolStats
 from tests.fakes.adapter_shelf import AdapterShelf
 from tests.fakes.fake_prefixes import FakePrefixes
+from tests.fakes.figures import FIGURES
 
 Step = OutputEvent | BaseException | asyncio.Event
 """An event to emit, an error to raise, or something to wait for first."""
@@ -222,26 +223,9 @@ class FakeEngine(AdapterShelf):
 
     @property
     def stats(self) -> EngineStats:
-        """A snapshot with recognisable figures."""
+        """`FIGURES`, and how many streams are live."""
         live = len(self._live)
-        return EngineStats(
-            step=41,
-            pools=(PoolStats("req", 64, live), PoolStats("kv_page", 100, 25, 50)),
-            running=live,
-            waiting=0,
-            prompt_tokens=7,
-            cached_tokens=5,
-            generation_tokens=11,
-            preemptions=2,
-            priority_preemptions=1,
-            recomputed_tokens=13,
-            stale_results=1,
-            split_steps=1,
-            device_idle_ratio=0.125,
-            finished={"stop": 3, "length": 4},
-            assert_failures={"relay_fresh": 0, "page_double_free": 0},
-            histograms={"time_to_first_token_seconds": HistogramStats((0.01, 0.1, float("inf")), (1, 2, 3), 0.5)},
-        )
+        return replace(FIGURES, pools=(PoolStats("req", 64, live), *FIGURES.pools), running=live)
 
     @property
     def live_requests(self) -> int:

@@ -63,6 +63,17 @@ def test_sizes_count_every_layer_and_the_padding_page(dtype: torch.dtype, size: 
     assert pool.nbytes == held
 
 
+def test_values_that_are_the_beginnings_of_their_keys_are_held_once() -> None:
+    """As the latents of DeepSeek: what a pool is sized by is what it takes."""
+    latent = KVLayerSpec(0, 1, 6, 4, v_in_k=True)
+    pool = KVPool((latent, KVLayerSpec(1, 1, 6, 4)), 5, 4, torch.float32, CPU)
+    assert pool.bytes_per_token == (6 + 6 + 4) * 4
+    assert pool.v(0).data_ptr() == pool.k(0).data_ptr() and pool.v_in_k(0) and not pool.v_in_k(1)
+    keys = torch.randn(2, 1, 6)
+    pool.write(0, torch.tensor([9, 4]), keys, keys[..., :4])
+    assert torch.equal(pool.v(0)[[9, 4]], keys[..., :4]) and torch.equal(pool.k(0)[[9, 4]], keys)
+
+
 def test_refuses_what_cannot_be_stored() -> None:
     pool = make_pool()
     with pytest.raises(AssertionError):

@@ -104,7 +104,10 @@ def test_same_seed_gives_same_documents() -> None:
 
 
 def test_checkpoint_tokenizer_is_what_the_repository_builds(tokenizer: Any) -> None:
-    assert build_tokenizer().get_vocab() == tokenizer.get_vocab()
+    built = build_tokenizer()
+    assert built.get_vocab() == tokenizer.get_vocab()
+    assert built.chat_template == tokenizer.chat_template
+    assert json.loads(built.backend_tokenizer.to_str()) == json.loads(tokenizer.backend_tokenizer.to_str())
 
 
 @pytest.mark.parametrize(

@@ -14,9 +14,11 @@ import pytest
 
 from core.errors import ModelLoadError
 from core.memory.cross_pages import CrossPages, CrossWrites
+from core.memory.kv_pool import KVLayerSpec
 from core.models import encoder_decoder, loader
 from core.models.cross_attention import CrossAttention
 from core.models.encoder_decoder import EncoderDecoder
+from core.models.encoder_spec import EncoderSpec
 from tests.fakes.checkpoints import EOS_ID, PAD_ID, VOCAB_SIZE
 from tests.fakes.encoder_decoders import ENCODER_DECODER_CONFIGS, LANGUAGE_ID, MAX_INPUT, make_encoder_decoder
 from tests.models.reference import load
@@ -160,3 +162,11 @@ def test_a_decoder_alone_is_no_encoder_decoder(tmp_path: Path) -> None:
     edit_config(made, is_encoder_decoder=False, architectures=["BartForCausalLM"])
     with pytest.raises(ModelLoadError, match="takes no positions"):
         load(made)
+
+
+@pytest.mark.parametrize("missing", ["cross_layers", "start_ids", "max_tokens"])
+def test_a_decoder_reads_something_and_starts_from_something(missing: str) -> None:
+    whole: dict[str, Any] = {"max_tokens": 8, "cross_layers": (KVLayerSpec(0, 2, 4, 4),), "start_ids": (2,)}
+    EncoderSpec(**whole)
+    with pytest.raises(AssertionError):
+        EncoderSpec(**{**whole, missing: 0 if missing == "max_tokens" else ()})

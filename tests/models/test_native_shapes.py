@@ -129,13 +129,14 @@ def test_int8_weights_give_what_transformers_makes_of_them(
         assert float((got - want).abs().max()) < tolerance * scale
 
 
-def test_int8_panels_are_read_to_their_end(checkpoint: Callable[..., Path]) -> None:
-    """A layer of more inputs than are widened at a time."""
+@pytest.mark.parametrize("quantization", ["none", "int8"])
+def test_panels_are_read_to_their_end(checkpoint: Callable[..., Path], quantization: str) -> None:
+    """A layer of more inputs than are taken, or widened, at a time."""
     path = checkpoint(hidden_size=64, intermediate_size=4500, num_hidden_layers=1)
     for dtype, tolerance in INT8_TOLERANCE:
-        plain = logits(path, 1, dtype, "int8", native="off")
+        plain = logits(path, 1, dtype, quantization, native="off")
         scale = max(float(found.abs().max()) for found in plain)
-        for got, want in zip(logits(path, 2, dtype, "int8"), plain, strict=True):
+        for got, want in zip(logits(path, 2, dtype, quantization), plain, strict=True):
             assert float((got - want).abs().max()) < tolerance * scale
 
 

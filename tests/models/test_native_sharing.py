@@ -119,16 +119,19 @@ def test_company_behind_a_prefix_changes_nothing(
     assert float((together - alone).abs().max()) <= tolerance * float(alone.abs().max())
 
 
-def test_a_copy_of_a_prefix_is_not_taken_for_the_prefix(checkpoint: Callable[..., Path], seed: int) -> None:
+@pytest.mark.parametrize("parting", [BRANCH, BRANCH + 12], ids=["between panels", "within a panel"])
+def test_a_copy_of_a_prefix_is_not_taken_for_the_prefix(
+    checkpoint: Callable[..., Path], parting: int, seed: int
+) -> None:
     """Slots decide, not tokens: behind equal first slots come others, of which one request must not see the other's."""
     path, rows = checkpoint(**GROUPS["one head"]), sequences(seed)
     rows = {1: rows[1], 2: rows[2]}
     model = load(path, "float32")
     run = PackedRun(model, rows, max_len=FIRST + 20)
-    run.paged.table[2, :BRANCH] = run.paged.table[1, :BRANCH]
-    run.paged.table[2, BRANCH + 4 : FIRST] = run.paged.table[1, BRANCH + 4 : FIRST]
+    run.paged.table[2, :parting] = run.paged.table[1, :parting]
+    run.paged.table[2, parting + 4 : FIRST] = run.paged.table[1, parting + 4 : FIRST]
     run.step([Part(1, 0, FIRST + 1)], 1)
-    run.step([Part(2, BRANCH, len(rows[2]) - BRANCH - 1)], 1)
+    run.step([Part(2, parting, len(rows[2]) - parting - 1)], 1)
     parts = [Part(1, FIRST + 1, 1), last(rows, 2)]
     plain = PlainModel(path)
     want = torch.stack([plain.logits(rows[part.row])[part.prefix] for part in parts])
@@ -136,6 +139,6 @@ def test_a_copy_of_a_prefix_is_not_taken_for_the_prefix(checkpoint: Callable[...
     # What only one of them has in its own slots is now different, and only that one may notice.
     layer = run.model.spec.kv_layers[0].layer_id
     before = run.step(parts, 0).clone()
-    run.paged.pool.v(layer)[run.paged.table[2, BRANCH]] = 7.0
+    run.paged.pool.v(layer)[run.paged.table[2, parting]] = 7.0
     after = run.step(parts, 0)
     assert torch.equal(after[0], before[0]) and not torch.equal(after[1], before[1])

@@ -11,7 +11,8 @@ import torch
 from safetensors.torch import load_file
 
 from core.config import ModelConfig
-from core.models.loader import load_model
+from core.models.loader import check_checkpoint, load_model
+from core.models.quantized.registry import quant_method
 from tests.fakes.checkpoints import VOCAB_SIZE, make_checkpoint
 from tests.fakes.paged_steps import Part
 from tests.fakes.quantised import COMPRESSED, TORCHAO, make_compressed, make_quantised, make_torchao, make_torchao_from
@@ -118,6 +119,14 @@ def test_experts_in_one_tensor_are_unpacked_at_load(tmp_path: Path) -> None:
     assert found.dtype == torch.float32
     error = (found - wanted).abs().max() / wanted.abs().max()
     assert 0 < error < 0.1, error
+
+
+def test_mxfp4_is_widened_and_asks_no_one_for_kernels(tmp_path: Path) -> None:
+    """Left to itself, transformers fetches kernels from the network where there is a GPU."""
+    directory = make_quantised("mxfp4", tmp_path)
+    method = quant_method(check_checkpoint(directory))
+    assert method is not None and method.load_options()["quantization_config"].dequantize
+    assert load(directory).spec.quantization == "mxfp4, widened at load"
 
 
 def test_attention_over_latents_is_left_alone(tmp_path: Path) -> None:

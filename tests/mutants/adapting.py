@@ -126,7 +126,7 @@ ADAPTING: tuple[Mutant, ...] = (
         "adapter-read-on-the-loop",
         "streams go on while an adapter is read",
         "core/engine/adapter_loader.py",
-        "await off_loop(self._pool, self._read_below, path or name)",
+        "await self._workers.run(self._read_below, path or name)",
         "self._read_below(path or name)",
         SERVED + "test_streams_go_on_while_an_adapter_is_read",
     ),

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from tests.mutants.adapting import ADAPTING
+from tests.mutants.attending import ATTENDING
 from tests.mutants.capturing import CAPTURING
 from tests.mutants.classes import CLASSES
 from tests.mutants.clients import CLIENTS
+from tests.mutants.commanding import COMMANDING
 from tests.mutants.commands import COMMANDS
+from tests.mutants.compiling import COMPILING
 from tests.mutants.condemning import CONDEMNING
 from tests.mutants.constraining import CONSTRAINING
+from tests.mutants.conversing import CONVERSING
 from tests.mutants.doors import DOORS
+from tests.mutants.drawing import DRAWING
 from tests.mutants.embedding import EMBEDDING
 from tests.mutants.encoders import ENCODERS
 from tests.mutants.exhausting import EXHAUSTING
@@ -18,16 +23,23 @@ from tests.mutants.gateways import GATEWAYS
 from tests.mutants.guarding import GUARDING
 from tests.mutants.handing import HANDING
 from tests.mutants.keeping import KEEPING
+from tests.mutants.matching import MATCHING
+from tests.mutants.measuring import MEASURING
 from tests.mutants.mutant import Mutant
 from tests.mutants.observing import OBSERVING
 from tests.mutants.ordering import ORDERING
 from tests.mutants.ownership import OWNERSHIP
+from tests.mutants.packing import PACKING
+from tests.mutants.planning import PLANNING
+from tests.mutants.pooling import POOLING
+from tests.mutants.proving import PROVING
 from tests.mutants.relaying import RELAYING
 from tests.mutants.resuming import RESUMING
 from tests.mutants.scheduling import SCHEDULING
 from tests.mutants.serving import SERVING
 from tests.mutants.shell import SHELL
 from tests.mutants.showing import SHOWING
+from tests.mutants.teaching import TEACHING
 from tests.mutants.texting import TEXTING
 from tests.mutants.windows import WINDOWS
 
@@ -55,10 +67,22 @@ MUTANTS: tuple[Mutant, ...] = (
     *HANDING,
     *KEEPING,
     *EXHAUSTING,
+    *CONVERSING,
+    *DRAWING,
+    *MATCHING,
+    *PLANNING,
+    *POOLING,
     *CONDEMNING,
+    *ATTENDING,
+    *PROVING,
+    *PACKING,
+    *COMPILING,
     *COMMANDS,
     *CLIENTS,
     *DOORS,
+    *COMMANDING,
+    *TEACHING,
+    *MEASURING,
 )
 
 SAMPLE: tuple[str, ...] = (

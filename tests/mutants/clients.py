@@ -35,7 +35,7 @@ CLIENTS: tuple[Mutant, ...] = (
         "service/admission.py",
         "return self._taken >= self._limit",
         "return self._taken > self._limit",
-        ADMISSION + "test_at_most_so_many_at_once_and_the_next_enters_when_one_leaves",
+        ADMISSION + "test_the_wait_is_bounded_and_the_refusal_says_when_to_come_back",
     ),
     Mutant(
         "place-of-a-refused-call",
@@ -60,6 +60,14 @@ CLIENTS: tuple[Mutant, ...] = (
         '"retryableStatusCodes": ["UNAVAILABLE"]',
         '"retryableStatusCodes": ["UNAVAILABLE", "RESOURCE_EXHAUSTED"]',
         SERVICE + "test_client.py::test_overload_is_not_retried",
+    ),
+    Mutant(
+        "come-back-after-nothing",
+        "a client that retries overload by its own policy is told a time after which it does come back",
+        "service/status.py",
+        "str(max(millis, LEAST_PUSHBACK_MILLIS))",
+        "str(millis)",
+        SERVICE + "test_client.py::test_a_client_that_does_retry_overload_is_not_left_waiting",
     ),
     Mutant(
         "place-named-twice",

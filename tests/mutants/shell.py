@@ -8,6 +8,8 @@ ENGINE = "tests/engine/test_async_engine.py::"
 PANICS = "tests/engine/test_panics.py::"
 TROUBLE = "tests/engine/test_trouble.py::"
 EXECUTOR = "tests/executor/test_executors.py::"
+ARRIVING = "tests/engine/test_stopping_while_arriving.py::"
+HOST = "tests/service/test_frontend_host_leftovers.py::"
 
 SHELL: tuple[Mutant, ...] = (
     Mutant(
@@ -210,5 +212,61 @@ SHELL: tuple[Mutant, ...] = (
         "textless=stops.get(id(req)) == step.positions[i] and",
         "textless=id(req) in stops and",
         "tests/engine/test_output_processor.py::test_only_the_stop_token_has_no_text",
+    ),
+    Mutant(
+        "dropped-tokens-hidden",
+        "an output that lost tokens for its slow reader is not complete",
+        "core/engine/output_processor.py",
+        "if record.stop_match is None and record.tokens < len(req.outputs):",
+        "if False:",
+        "tests/engine/test_slow_at_the_end.py::test_an_output_whose_tokens_were_dropped_ends_with_the_error",
+    ),
+    Mutant(
+        "stopping-cancels-who-arrives",
+        "nobody is cancelled whom nobody cancelled",
+        "core/engine/workers.py",
+        "if self._closed.is_set() and task is not None and not task.cancelling():",
+        "if False:",
+        ARRIVING + "test_requests_behind_busy_tokenizer_threads_end_with_draining",
+    ),
+    Mutant(
+        "leaving-looks-like-a-drain",
+        "a client that leaves is cancelled, whatever else ends",
+        "core/engine/workers.py",
+        "if self._closed.is_set() and task is not None and not task.cancelling():",
+        "if self._closed.is_set():",
+        ARRIVING + "test_a_client_that_leaves_while_it_waits_is_cancelled_and_not_told_of_a_drain",
+    ),
+    Mutant(
+        "work-for-threads-that-ended",
+        "an engine that stops says so, also between two inputs",
+        "core/engine/workers.py",
+        "        if self._closed.is_set():\n            raise Draining(",
+        "        if False:\n            raise Draining(",
+        ARRIVING + "test_an_embedding_between_two_of_its_inputs_ends_with_draining",
+    ),
+    Mutant(
+        "call-given-up-early-stays",
+        "a call that is over leaves nothing in the engine's process",
+        "service/frontends/host.py",
+        "call = self._calls.pop(number, None)\n",
+        "call = self._calls.get(number)\n",
+        HOST + "test_a_call_that_is_given_up_before_its_first_step_leaves_nothing",
+    ),
+    Mutant(
+        "lost-front-end-keeps-its-marks",
+        "a front end that is gone leaves nothing",
+        "service/frontends/host.py",
+        "        self._ready.clear()\n",
+        "",
+        HOST + "test_a_front_end_that_is_lost_while_its_connection_is_full_leaves_nothing",
+    ),
+    Mutant(
+        "lost-connection-stays-full",
+        "a front end that is gone leaves nothing",
+        "service/frontends/wire.py",
+        "        self.full = False\n        self._on_lost()\n",
+        "        self._on_lost()\n",
+        HOST + "test_a_front_end_that_is_lost_while_its_connection_is_full_leaves_nothing",
     ),
 )

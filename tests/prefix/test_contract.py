@@ -39,6 +39,13 @@ def test_the_registry_knows_exactly_what_the_flag_takes() -> None:
         build_prefix_cache("lru", 16)
 
 
+@pytest.mark.parametrize(("name", "kept"), [("radix", 2), ("none", 0)])
+def test_what_ended_is_kept_by_the_cache_that_was_asked_for(name: str, kept: int) -> None:
+    cache = build_prefix_cache(name, 1)
+    cache.insert(tokens(cache, "ab"), numbers(1, 2), cache.namespace("tenant", None), 0)
+    assert cache.cached_pages == kept
+
+
 def test_an_empty_cache_matches_nothing_and_its_handle_can_be_locked(cache: PrefixCache) -> None:
     match = cache.match(tokens(cache, "abc"), 10_000, SALT)
     assert match.pages.size == 0 and match.pages.dtype == np.int64

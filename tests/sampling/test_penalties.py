@@ -68,13 +68,14 @@ def test_appended_tokens_count_in_the_next_step() -> None:
 
 
 def test_leftovers_of_an_earlier_owner_do_not_count() -> None:
-    history = TokenHistory(torch.full((3, 16), 3, dtype=torch.int32))
-    history.seed([2], [np.array([1], np.int64)])
-    batch_row = Row(torch.ones(5), prompt=(1,), repetition=2.0, presence=1.0)
-    logits = torch.ones(2, 5)
-    plain = Row(torch.ones(5))
-    apply_penalties(logits, batch_of([plain, batch_row]), history)
-    assert logits[1].tolist() == [1, 0.5, 1, 1, 1]
+    """They are read beside a longer row: as many columns as that one has."""
+    history = TokenHistory(torch.full((4, 16), 3, dtype=torch.int32))
+    history.seed([2, 3], [np.array([1], np.int64), np.array([0, 0, 4, 4])])
+    short = Row(torch.ones(5), prompt=(1,), repetition=2.0, presence=1.0)
+    longer = Row(torch.ones(5), prompt=(0, 0), output=(4, 4), repetition=2.0, presence=1.0)
+    logits = torch.ones(3, 5)
+    apply_penalties(logits, batch_of([Row(torch.ones(5)), short, longer]), history)
+    assert logits.tolist() == [[1, 1, 1, 1, 1], [1, 0.5, 1, 1, 1], [0.5, 1, 1, 1, -0.5]]
 
 
 def test_seed_overwrites_a_reused_row() -> None:

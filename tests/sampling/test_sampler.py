@@ -180,7 +180,7 @@ def test_mostly_forbidden_rows_are_finite() -> None:
     logits[[10, 4000]] = torch.tensor([1.0, 1.0])
     for filters in ({}, {"top_k": 50}, {"top_p": 0.99}, {"top_k": 50, "top_p": 0.99, "min_p": 0.01}):
         row = Row(logits, **filters)  # type: ignore[arg-type]
-        assert [token_of(row, u) for u in (0.2, 0.8)] == [10, 4000]
+        assert [token_of(row, u) for u in (0.0, 0.2, 0.8)] == [10, 10, 4000]
 
 
 def test_empty_batch() -> None:

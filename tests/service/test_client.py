@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 
 import grpc
 import pytest
@@ -10,8 +11,11 @@ import pytest
 from core.errors import Draining, Overloaded
 from core.types.io import GenerateRequest
 from service.client import CallFailed, Chunk, SlipstreamClient
+from service.pb.slipstream.v1 import inference_pb2 as pb
+from service.pb.slipstream.v1 import inference_pb2_grpc
 from tests.fakes.fake_engine import FakeEngine, FakeStream, held
-from tests.service.conftest import Serve
+from tests.fakes.within import within
+from tests.service.conftest import PATIENCE, Serve
 
 
 class Flaky(FakeEngine):
@@ -52,6 +56,20 @@ async def test_overload_is_not_retried(serve: Serve) -> None:
         with pytest.raises(CallFailed) as failed:
             await serving.client.complete("hi")
     assert (engine.asked, failed.value.reason, failed.value.retry_after) == (1, "QUEUE_FULL", 0.0)
+
+
+async def test_a_client_that_does_retry_overload_is_not_left_waiting(serve: Serve) -> None:
+    """By a policy of its own. A rate of thousands per second rounds the time to come back after to nothing."""
+    policy = {"maxAttempts": 2, "initialBackoff": "1s", "maxBackoff": "1s", "backoffMultiplier": 1}
+    method = {"name": [{}], "retryPolicy": policy | {"retryableStatusCodes": ["RESOURCE_EXHAUSTED"]}}
+    config = json.dumps({"methodConfig": [method]})
+    engine = Flaky(Overloaded("full", reason="RATE_LIMIT", retry_after=0.0001), failures=1)
+    async with serve(engine) as serving:
+        async with grpc.aio.insecure_channel(serving.target, options=(("grpc.service_config", config),)) as channel:
+            stub = inference_pb2_grpc.InferenceServiceStub(channel)
+            async with within(PATIENCE, "the call is made again"):
+                responses = [each async for each in stub.Generate(pb.GenerateRequest(text="hi"))]
+    assert (engine.asked, responses[-1].WhichOneof("event")) == (2, "finished")
 
 
 async def test_a_stream_that_has_begun_is_not_repeated(serve: Serve) -> None:

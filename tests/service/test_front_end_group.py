@@ -30,7 +30,10 @@ def test_a_held_port_is_shared_with_front_ends_and_with_no_other_server() -> Non
             stranger.bind(address)
         with socket.socket() as front_end:
             front_end.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-            front_end.bind(address)
+            try:
+                front_end.bind(address)
+            except OSError as error:
+                pytest.fail(f"a front end cannot have the port that is held for it: {error}")
             front_end.listen()
             with socket.create_connection(address, timeout=10):
                 front_end.settimeout(10)

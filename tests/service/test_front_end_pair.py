@@ -23,7 +23,7 @@ from service.frontends.remote_engine import RemoteEngine
 from service.metrics.rpc import RpcMetrics
 from tests.fakes.fake_engine import FakeEngine
 from tests.fakes.within import within
-from tests.service.conftest import PATIENCE, until
+from tests.service.conftest import until
 from tests.service.test_frontend_host import Desk, real_engine
 
 
@@ -92,10 +92,10 @@ async def test_streams_end_when_the_engines_process_is_gone() -> None:
         stream = await pair.remote.generate(GenerateRequest("mine", token_ids=(5, 6, 7), sampling=sampling))
         await anext(stream)
         pair.host.link.close()
-        async with within(PATIENCE, "the stream ends"):
+        assert await pair.remote.closing, "the front end goes as well"
+        async with within(2.0, "a stream of an engine that is gone ends"):
             with pytest.raises(EngineDead):
                 async for _ in stream:
                     pass
         with pytest.raises(EngineDead):
             await pair.remote.tokenize("a")
-        assert await pair.remote.closing, "the front end goes as well"

@@ -58,11 +58,11 @@ def _batches_are(change: Callable[[ScheduleBatch], None]) -> Break:
 def cross_pages_of_who_gives_way_are_lost(patch: Patch) -> None:
     """They stay with nobody, as if the input would not have to be encoded again."""
 
-    def retract(old: Any, self: Lifecycle, req: Req, **how: bool) -> None:
+    def retract(old: Any, self: Lifecycle, req: Req, **kwargs: Any) -> None:
         for side in self.memory.companions:
             if isinstance(side, CrossPages):
                 side._pages[req.row] = side._pages[req.row][:0]
-        old(self, req, **how)
+        old(self, req, **kwargs)
 
     put(patch, Lifecycle, "retract", retract)
 

@@ -24,8 +24,8 @@ from tests.sim.mutants import Patch, mutant, put
 def preemptions_are_not_counted(patch: Patch) -> None:
     """The metric says that all is well."""
 
-    def silent(old: Any, self: Lifecycle, req: Req, **how: bool) -> None:
-        old(self, req, **how)
+    def silent(old: Any, self: Lifecycle, req: Req, **kwargs: Any) -> None:
+        old(self, req, **kwargs)
         self._recorder.preemptions -= 1
 
     put(patch, Lifecycle, "retract", silent)

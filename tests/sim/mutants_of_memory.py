@@ -26,6 +26,7 @@ from core.types.arrays import Ints
 from core.types.io import FinishReason
 from core.types.request import Req, RequestState
 from tests.sim.mutants import MUTANTS, Break, Mutant, Patch, mutant, put
+from tests.sim.scenes import a_prefix_is_shared
 
 
 @mutant("tokens", "positions", "kv_length", "unasked_end")
@@ -94,12 +95,13 @@ def pages_are_freed_twice(patch: Patch) -> None:
 
 def _release_skipped(when: Callable[[Ended], bool]) -> Break:
     def apply(patch: Patch) -> None:
-        def leaky(old: Any, self: Lifecycle, ended: Ended, **how: bool) -> None:
-            memory = self.memory
-            if when(ended) and ended.req.state is RequestState.RUNNING:
-                self.memory = type("Forgetful", (), {"release": lambda *_: None})()
-            old(self, ended, **how)
-            self.memory = memory
+        def leaky(old: Any, self: Lifecycle, ended: Ended, **kwargs: Any) -> None:
+            skipped = when(ended) and ended.req.state is RequestState.RUNNING
+            if skipped:
+                self.memory.release = lambda *_: None  # type: ignore[method-assign]
+            old(self, ended, **kwargs)
+            if skipped:
+                del self.memory.release
 
         put(patch, Lifecycle, "end", leaky)
 
@@ -114,7 +116,8 @@ for _name, _when in (
     ("slow_reader", lambda ended: type(ended.error).__name__ == "SlowConsumer"),
     ("non_finite", lambda ended: type(ended.error).__name__ == "RequestFailed"),
 ):
-    MUTANTS.append(Mutant(f"release_is_skipped_on_{_name}", ("one_place",), _release_skipped(_when)))
+    _seen = ("one_place", "invariant:prefix_lock_balance")
+    MUTANTS.append(Mutant(f"release_is_skipped_on_{_name}", _seen, _release_skipped(_when)))
 
 
 @mutant("kv_read")
@@ -141,7 +144,7 @@ def released_beyond_what_was_written(patch: Patch) -> None:
     put(patch, RunningSet, "remove", boastful)
 
 
-@mutant("lock_holders", "fits_alone")
+@mutant("lock_holders", scene=a_prefix_is_shared)
 def locked_prefix_is_not_unlocked(patch: Patch) -> None:
     """A prefix that somebody read once stays for ever."""
 

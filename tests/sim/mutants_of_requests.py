@@ -123,8 +123,8 @@ def neighbours_of_nan_fail_too(patch: Patch) -> None:
 def stop_is_called_length(patch: Patch) -> None:
     """The reason of an ending is wrong."""
 
-    def rename(old: Any, self: Lifecycle, ended: Ended, **how: bool) -> None:
-        old(self, Ended(ended.req, FinishReason.LENGTH) if ended.reason is FinishReason.STOP else ended, **how)
+    def rename(old: Any, self: Lifecycle, ended: Ended, **kwargs: Any) -> None:
+        old(self, Ended(ended.req, FinishReason.LENGTH) if ended.reason is FinishReason.STOP else ended, **kwargs)
 
     put(patch, Lifecycle, "end", rename)
 
@@ -147,9 +147,9 @@ def logprobs_of_another_row(patch: Patch) -> None:
 def abort_in_the_queue_is_lost(patch: Patch) -> None:
     """D11: who is in neither the running set nor a batch is not found."""
 
-    def deaf(old: Any, self: Lifecycle, ended: Ended, **how: bool) -> None:
+    def deaf(old: Any, self: Lifecycle, ended: Ended, **kwargs: Any) -> None:
         if ended.reason is not FinishReason.CANCELLED or ended.req.state is not RequestState.WAITING:
-            old(self, ended, **how)
+            old(self, ended, **kwargs)
 
     put(patch, Lifecycle, "end", deaf)
 

@@ -92,11 +92,11 @@ def slot_is_taken_in_the_queue(patch: Patch) -> None:
 def slot_is_lost_when_a_prefill_is_aborted(patch: Patch) -> None:
     """Rows and pages go back, and the companion is not told."""
 
-    def unseat(old: Any, self: Lifecycle, req: Req, **how: bool) -> None:
+    def unseat(old: Any, self: Lifecycle, req: Req, **kwargs: Any) -> None:
         companions = self.memory.companions
         if self.running.planned[req.row] < self.running.prefill_end[req.row]:
             self.memory.companions = ()
-        old(self, req, **how)
+        old(self, req, **kwargs)
         self.memory.companions = companions
 
     put(patch, Lifecycle, "_unseat", unseat)
@@ -301,6 +301,6 @@ def decode_states_are_kept_a_token_early(patch: Patch) -> None:
 
 
 @mutant("wedged")
-def snapshots_never_give_way(patch: Patch) -> None:
-    """A request waits for a slot that only the cache has, and that it never gives up."""
-    patch.setattr(StateSlots, "can_admit", lambda self, *args: bool(self._free))
+def a_request_that_could_resume_is_refused(patch: Patch) -> None:
+    """It waits for its prefix to go, and nothing else is there to drive that out."""
+    put(patch, StateSlots, "can_admit", lambda old, self, tokens, cached: old(self, tokens, cached) and not len(cached))

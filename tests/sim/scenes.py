@@ -42,3 +42,15 @@ def two_tenants_wait() -> None:
     stage.finish()
     stage.complete(first, second)
     assert first.ended_at < second.ended_at
+
+
+def a_prefix_is_shared() -> None:
+    """In a pool that never runs short, by a request that ends, and in which no row ever fails."""
+    stage = Stage(rows=1, pages=32, page_size=2)
+    first = stage.add([*HOT, 5], 2)
+    for _ in range(6):
+        stage.step()
+    second = stage.add([*HOT, 6], 2)
+    stage.finish()
+    assert stage.hits["prefix_hit"]
+    stage.complete(first, second)

@@ -27,7 +27,7 @@ from tests.sim import (
 )
 from tests.sim.mutants import MUTANTS, Mutant
 from tests.sim.scenario import REAL_STEPS, STEPS, draw
-from tests.sim.scenes import the_device_is_ahead, two_tenants_wait, younger_ones_pass
+from tests.sim.scenes import a_prefix_is_shared, the_device_is_ahead, two_tenants_wait, younger_ones_pass
 from tests.sim.story import Violation
 from tests.sim.sweep import play
 from tests.tidy.source import python
@@ -78,7 +78,7 @@ def test_the_mutant_is_seen(mutant: Mutant, monkeypatch: pytest.MonkeyPatch) -> 
     pytest.fail(f"{mutant.name} survives {WITHIN} seeds")
 
 
-@pytest.mark.parametrize("scene", [the_device_is_ahead, two_tenants_wait, younger_ones_pass])
+@pytest.mark.parametrize("scene", [a_prefix_is_shared, the_device_is_ahead, two_tenants_wait, younger_ones_pass])
 def test_nothing_is_wrong_with_the_scenes(scene: Callable[[], None]) -> None:
     scene()
 

@@ -18,6 +18,7 @@ FLOORS = {
     "core.errors": 0,
     "core.invariants": 0,
     "core.machine": 0,
+    "core.buggify": 0,
     "core.device": 1,
     "core.memory": 2,
     "core.prefix": 2,
@@ -45,7 +46,7 @@ OUTSIDE_CORE = (
     "opentelemetry",
     "asyncio_throttle",
 )
-NO_TORCH = ("core.types", "core.config", "core.errors", "core.invariants", "core.machine")
+NO_TORCH = ("core.types", "core.config", "core.errors", "core.invariants", "core.machine", "core.buggify")
 LIGHT = ("torch", "transformers", "tokenizers", "safetensors")
 
 DOORS = (
@@ -57,7 +58,7 @@ DOORS = (
     ("core.text", "core", ("core.types", "core.config", "core.errors", "core.invariants", "core.text")),
 )
 
-SERVICE_SEES = ("core.engine", "core.types", "core.config", "core.errors", "core.models.bundled")
+SERVICE_SEES = ("core.engine", "core.types", "core.config", "core.errors", "core.buggify", "core.models.bundled")
 BENCH_SEES = (
     *SERVICE_SEES,
     # Benchmarks build the real scheduler around an emulated device, so they are let in behind the engine's door; of

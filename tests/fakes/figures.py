@@ -1,0 +1,23 @@
+"""A snapshot in which every figure can be told from the others."""
+
+from __future__ import annotations
+
+from core.types.stats import EngineStats, HistogramStats, PoolStats
+
+FIGURES = EngineStats(
+    step=41,
+    pools=(PoolStats("kv_page", 100, 25, 50),),
+    waiting=0,
+    prompt_tokens=7,
+    cached_tokens=5,
+    generation_tokens=11,
+    preemptions=2,
+    priority_preemptions=1,
+    recomputed_tokens=13,
+    stale_results=1,
+    split_steps=1,
+    device_idle_ratio=0.125,
+    finished={"stop": 3, "length": 4},
+    assert_failures={"relay_fresh": 0, "page_double_free": 0},
+    histograms={"time_to_first_token_seconds": HistogramStats((0.01, 0.1, float("inf")), (1, 2, 3), 0.5)},
+)

@@ -1,0 +1,300 @@
+"""The shell broken on purpose, one line at a time, and the oracle that must see it: see `test_mutants.py`.
+
+A mutant is a line of a source file and another in its place. It is compiled from the changed source and put into the
+code of the functions that are there already, so that the production modules stay what they are.
+"""
+
+from __future__ import annotations
+
+import importlib
+import types
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from tests.tidy.source import ROOT
+
+
+@dataclass(frozen=True, slots=True)
+class ShellMutant:
+    """`seen_by`: the oracles of which one must speak first, by the beginning of their names."""
+
+    name: str
+    module: str
+    before: str
+    after: str
+    seen_by: tuple[str, ...]
+    seed: int
+    """One that sees it."""
+
+
+MUTANTS: tuple[ShellMutant, ...] = (
+    ShellMutant(
+        "adapter-never-released",
+        "core.engine.async_engine",
+        "        self._adapters.table.release(stream.reqs[0].adapter_slot)\n",
+        "        pass\n",
+        ("books:adapters",),
+        5,
+    ),
+    ShellMutant(
+        "dropped-tokens-hidden",
+        "core.engine.output_processor",
+        "if record.stop_match is None and record.tokens < len(req.outputs):",
+        "if False:",
+        ("ending",),
+        273,
+    ),
+    ShellMutant(
+        "stop-string-forgotten-in-a-race",
+        "core.engine.output_processor",
+        "        if record.stop_match is not None:\n            return FinishReason.STOP, record.stop_match\n",
+        "        if False:\n            return FinishReason.STOP, record.stop_match\n",
+        ("ending",),
+        17,
+    ),
+    ShellMutant(
+        "ending-a-stream-ends-nothing",
+        "core.engine.async_engine",
+        "            if not req.sink.done:\n                self._scheduler.intake.end(",
+        "            if req.sink.done:\n                self._scheduler.intake.end(",
+        ("no_reader", "abort_ignored"),
+        29,
+    ),
+    ShellMutant(
+        "failing-wakes-nobody",
+        "core.engine.stream",
+        "        if self._error is None:\n            self._error = error\n            self._wake()\n",
+        "        if self._error is None:\n            self._error = error\n",
+        ("liveness",),
+        15,
+    ),
+    ShellMutant(
+        "leaving-aborts-nothing",
+        "core.engine.stream",
+        "        if self.open_outputs:\n            self._abort(self)\n",
+        "        if False:\n            self._abort(self)\n",
+        ("no_reader",),
+        89,
+    ),
+    ShellMutant(
+        "an-arrival-that-fails-stays",
+        "core.engine.arrivals",
+        "        try:\n            yield\n        finally:\n            del self._ended[request_id]\n",
+        "        yield\n        del self._ended[request_id]\n",
+        ("books:ended",),
+        0,
+    ),
+    ShellMutant(
+        "an-aborted-arrival-goes-on",
+        "core.engine.arrivals",
+        "        if ended.done():\n            raise ended.result()\n\n    def abort",
+        "        if False:\n            raise ended.result()\n\n    def abort",
+        ("abort_ignored",),
+        55,
+    ),
+    ShellMutant(
+        "turnstile-turns-once",
+        "core.engine.turnstile",
+        "        self._turning = False\n        self._passed = 0\n",
+        "        self._passed = 0\n",
+        ("liveness", "books:turnstile", "books:line"),
+        2,
+    ),
+    ShellMutant(
+        "call-given-up-early-stays",
+        "service.frontends.host",
+        "call = self._calls.pop(number, None)\n",
+        "call = self._calls.get(number)\n",
+        ("books:calls",),
+        7,
+    ),
+    ShellMutant(
+        "stream-known-before-its-reply",
+        "service.frontends.host",
+        "reply on.\n        if number in self._streams:\n",
+        "reply on.\n        if True:\n",
+        ("crash:Unseen",),
+        0,
+    ),
+    ShellMutant(
+        "lost-front-end-keeps-its-holds",
+        "service.frontends.host",
+        "for number in [*self._calls, *self._streams, *self._embeds, *self._holds, *self._prefixes]:",
+        "for number in [*self._calls, *self._streams, *self._embeds, *self._prefixes]:",
+        ("books:holds",),
+        0,
+    ),
+    ShellMutant(
+        "a-full-link-forgets-what-is-ready",
+        "service.frontends.host",
+        "        if not self._ready or self.link.full:\n            return\n",
+        "        if not self._ready or self.link.full:\n            self._ready = {}\n            return\n",
+        ("liveness",),
+        33,
+    ),
+    ShellMutant(
+        "cancelled-asker-tells-nobody",
+        "service.frontends.remote_engine",
+        "        except asyncio.CancelledError:\n            self.end(number)\n            raise\n",
+        "        except asyncio.CancelledError:\n            raise\n",
+        ("books:holds",),
+        5,
+    ),
+    ShellMutant(
+        "replies-lost-with-the-link",
+        "service.frontends.remote_engine",
+        "waiting: list[asyncio.Future[Any]] = [*self._replies.values(), self._ready]",
+        "waiting: list[asyncio.Future[Any]] = [self._ready]",
+        ("liveness",),
+        6,
+    ),
+    ShellMutant(
+        "remote-text-not-merged",
+        "service.frontends.remote_stream",
+        "        self._texts.append(delta.text)\n",
+        "        self._texts = [delta.text]\n",
+        ("text",),
+        0,
+    ),
+    ShellMutant(
+        "remote-reader-not-woken",
+        "service.frontends.remote_stream",
+        "        if self._error is None:\n            self._error = error\n            self._wake()\n",
+        "        if self._error is None:\n            self._error = error\n",
+        ("liveness",),
+        6,
+    ),
+    ShellMutant(
+        "remote-leaving-aborts-nothing",
+        "service.frontends.remote_stream",
+        "            if self._open_outputs and self._error is None:\n                self._end()\n",
+        "            if False:\n                self._end()\n",
+        ("no_reader",),
+        2406,
+    ),
+    ShellMutant(
+        "reservation-kept-when-refused",
+        "service.resume.retention",
+        "                self._count(tenant, -STREAM_BYTES)\n                raise\n",
+        "                raise\n",
+        ("books:shares", "books:retention"),
+        0,
+    ),
+    ShellMutant(
+        "nobody-behind-an-opening-is-woken",
+        "service.resume.retention",
+        "            del self._opening[asked.request_id]\n            opened.set()\n",
+        "            del self._opening[asked.request_id]\n",
+        ("liveness",),
+        7,
+    ),
+    ShellMutant(
+        "left-streams-have-no-timer",
+        "service.resume.retention",
+        "            return\n        self._wait(kept)\n        self.over(kept)\n",
+        "            return\n        self.over(kept)\n",
+        ("untyped_error", "books:kept"),
+        0,
+    ),
+    ShellMutant(
+        "hold-released-with-the-reader-only",
+        "service.resume.kept",
+        "            self.over = True\n            self._hold.release()\n",
+        "            self.over = True\n",
+        ("hold_past_end",),
+        8,
+    ),
+    ShellMutant(
+        "two-readers-at-once",
+        "service.resume.kept",
+        "            await self.reader.gone.wait()\n            if claim",
+        "            self.reader = None\n            if claim",
+        ("untyped_error",),
+        23,
+    ),
+    ShellMutant(
+        "moved-hold-released-twice",
+        "service.tenants.gates",
+        "        moved, self._leave = Hold(self._leave, self.number), None\n",
+        "        moved = Hold(self._leave, self.number)\n",
+        ("books:gates",),
+        5,
+    ),
+    ShellMutant(
+        "frame-read-before-it-is-whole",
+        "service.frontends.wire",
+        "            if len(self._buffer) < end:\n                return\n",
+        "            if len(self._buffer) < _HEADER.size:\n                return\n",
+        ("crash:Unseen",),
+        0,
+    ),
+    ShellMutant(
+        "work-for-threads-that-ended",
+        "core.engine.workers",
+        "        if self._closed.is_set():\n            raise Draining(",
+        "        if False:\n            raise Draining(",
+        ("untyped_error",),
+        811,
+    ),
+    ShellMutant(
+        "stopping-cancels-who-arrives",
+        "core.engine.workers",
+        "if self._closed.is_set() and task is not None and not task.cancelling():",
+        "if False:",
+        ("foreign_cancel",),
+        723,
+    ),
+)
+
+
+@contextmanager
+def broken(mutant: ShellMutant) -> Iterator[None]:
+    """While the body runs, the functions of the module are those of the mutant."""
+    module = importlib.import_module(mutant.module)
+    path = ROOT / (mutant.module.replace(".", "/") + ".py")
+    source = path.read_text()
+    assert source.count(mutant.before) == 1, f"{mutant.name}: found {source.count(mutant.before)} times in {path}"
+    compiled = compile(source.replace(mutant.before, mutant.after), str(path), "exec", dont_inherit=True)
+    codes = dict(_codes(compiled))
+    replaced: list[tuple[types.FunctionType, types.CodeType]] = []
+    for function in _functions(module):
+        code = codes.get(function.__code__.co_qualname)
+        if code is not None and _meaning(code) != _meaning(function.__code__):
+            replaced.append((function, function.__code__))
+            function.__code__ = code
+    assert replaced, f"{mutant.name} changes nothing"
+    try:
+        yield
+    finally:
+        for function, code in replaced:
+            function.__code__ = code
+
+
+def _codes(code: types.CodeType) -> Iterator[tuple[str, types.CodeType]]:
+    for const in code.co_consts:
+        if isinstance(const, types.CodeType):
+            yield const.co_qualname, const
+            yield from _codes(const)
+
+
+def _meaning(code: types.CodeType) -> tuple[Any, ...]:
+    return code.co_code, code.co_names, tuple(map(_const, code.co_consts))
+
+
+def _const(const: Any) -> Any:
+    return _meaning(const) if isinstance(const, types.CodeType) else const
+
+
+def _functions(module: types.ModuleType) -> Iterator[types.FunctionType]:
+    """Of the module and of its classes, under whatever decorator."""
+    for thing in vars(module).values():
+        if getattr(thing, "__module__", None) != module.__name__:
+            continue
+        members = vars(thing).values() if isinstance(thing, type) else [thing]
+        for member in members:
+            found = getattr(member, "fget", member)
+            found = getattr(found, "__wrapped__", found)
+            if isinstance(found, types.FunctionType):
+                yield found
