@@ -106,7 +106,7 @@ class ResultProcessor:
         finite: Bools = np.asarray(np.isfinite(vectors.values).all(axis=1), np.bool_)
         found = [self._memory.shared(row) for row in vectors.rows.tolist()]
         # Those that fail come first, and in the order of `_fail_untrusted`: others may have read what they computed.
-        for place in np.lexsort((found, finite)).tolist():
+        for place in np.lexsort((np.asarray(found), finite)).tolist():
             if not is_current(vectors.rows[[place]], vectors.generations[[place]])[0]:
                 continue
             req = self._req(int(vectors.rows[place]))
