@@ -48,8 +48,8 @@ EMBEDDING: tuple[Mutant, ...] = (
         "law 1: a vector for a row that has changed hands is dropped",
         "core/scheduler/result_processor.py",
         "if not is_current(vectors.rows[[place]], vectors.generations[[place]])[0]:",
-        "if False:",
-        ENGINE + "test_who_leaves_or_waits_too_long_leaks_nothing",
+        "if self._running.reqs[int(vectors.rows[place])] is None:",
+        "tests/scheduler/test_scheduler.py::test_a_vector_of_the_former_owner_is_dropped",
     ),
     Mutant(
         "embed-sends-nan",
