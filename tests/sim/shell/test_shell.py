@@ -19,10 +19,8 @@ SEEDS = 250
 HITS = 20
 """At least so often must each of these have happened in a sweep: what never happens proves nothing."""
 SELDOM = {
-    "StreamEvicted": 1,
     "StreamTakenOver": 3,
     "StreamExpired": 3,
-    "unloaded_in_use": 1,
     "PositionTooOld": 3,
     "end_step_fails": 5,
     "end_hang": 5,
@@ -42,10 +40,10 @@ EVENTS = (
         "Overloaded",
     ),
     *("PositionTooOld", "QueueTimeout", "RequestAborted", "RequestFailed", "ResumeOff", "SlowConsumer"),
-    *("StreamEvicted", "StreamExpired", "StreamTakenOver"),
+    *("StreamExpired", "StreamTakenOver"),
     # What happened to the engine and on the way.
     *("end_calm", "end_drain", "end_stop", "end_step_fails", "end_hang", "hung_step", "late_step"),
-    *("loss", "loss_at_byte", "front_end_restarted", "paused", "unloaded", "unloaded_in_use"),
+    *("loss", "loss_at_byte", "front_end_restarted", "paused", "unloaded"),
     # Where production's named places were hit.
     *("at_planned", "at_before_emit", "at_reserved", "at_replied", "at_closed"),
 )
