@@ -107,7 +107,7 @@ def inputs_get_a_page_less(patch: Patch) -> None:
     put(patch, CrossPages, "admitted", admitted)
 
 
-@mutant("invariant:cross_page_conservation")
+@mutant("invariant:cross_page_conservation", seeds=(177,))
 def cross_pages_are_not_charged(patch: Patch) -> None:
     """Whoever comes is admitted."""
     patch.setattr(CrossPages, "can_admit", lambda self, tokens, cached, encoder_tokens=0: True)
@@ -164,7 +164,7 @@ def every_chunk_brings_the_input(patch: Patch) -> None:
     _chunks_are(change)(patch)
 
 
-@mutant("chunk_budget")
+@mutant("chunk_budget", seeds=(100,))
 def what_the_encoder_reads_is_free(patch: Patch) -> None:
     """Only tokens of the decoder count, so several long inputs share a step."""
     patch.setattr(Segment, "cost", Segment.length)

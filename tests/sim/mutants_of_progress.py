@@ -36,13 +36,13 @@ def steps_never_overlap(patch: Patch) -> None:
     put(patch, Scheduler, "_submit", one_by_one)
 
 
-@mutant("left_out")
+@mutant("left_out", seeds=(10,))
 def one_row_decodes_in_a_step(patch: Patch) -> None:
     """Each gets all its tokens, at the pace of one row."""
     put(patch, Planner, "_secure_decode", lambda old, self: old(self)[:1])
 
 
-@mutant("kept_waiting")
+@mutant("kept_waiting", seeds=(17,))
 def pages_are_reserved_twice_over(patch: Patch) -> None:
     """More than everybody may still put out, so a pool that is half empty admits nobody."""
     put(

@@ -170,7 +170,7 @@ def queue_timeout_strikes_the_running(patch: Patch) -> None:
     """Waiting ends at the first step."""
 
     def expired(old: Any, self: Intake, now: float) -> list[End]:
-        kept = [(req, req.scheduled_at) for _, _, req in self._expiries]
+        kept = [(req, req.scheduled_at) for req in self._expiring.values()]
         for req, _ in kept:
             req.scheduled_at = None
         due: list[End] = old(self, now)
