@@ -50,7 +50,7 @@ class Pair:
 
 
 def roomy() -> Harness:
-    return Harness(rows=4, pages=16, depth=1, max_len=160, cache="none", policy="priority")
+    return Harness(rows=4, pages=16, depth=1, max_len=160, cache="none", policy="priority", priority_preemption=False)
 
 
 def test_a_retraction_keeps_pages_for_those_who_run() -> None:

@@ -9,9 +9,7 @@ import numpy as np
 from core.memory.request_memory import Doubt, RequestMemory
 from core.scheduler.lifecycle import Lifecycle
 from core.scheduler.outputs import Ended
-from core.scheduler.running import RunningSet
 from core.types.arrays import Ints
-from core.types.request import Req
 from tests.sim.mutants import Patch, mutant, put
 
 
@@ -27,7 +25,7 @@ def early_offers_stay(patch: Patch) -> None:
     put(patch, RequestMemory, "doubt", lambda old, self, *args: Doubt(None, ()))
 
 
-@mutant("poison_read")
+@mutant("poison_read", seeds=(652,))
 def readers_go_on(patch: Patch) -> None:
     """They keep what they lock, and so it is kept for others too."""
 
@@ -49,20 +47,7 @@ def prefix_is_always_vouched_for(patch: Patch) -> None:
     put(patch, RequestMemory, "_fill", trusting)
 
 
-@mutant("poison_read")
-def steps_in_flight_are_vouched_for(patch: Patch) -> None:
-    """A client leaves while a step goes wrong: what that step wrote is kept as sound."""
-
-    def early(old: Any, self: RunningSet, req: Req) -> Ints:
-        row, known, planned = req.row, int(self.known[req.row]), int(self.planned[req.row])
-        ids = self.ids(row, min(planned, known))
-        old(self, req)
-        return ids
-
-    put(patch, RunningSet, "remove", early)
-
-
-@mutant("positions", "tokens", "crash:AssertionError")
+@mutant("invariant:request_state", "positions", "tokens", seeds=(545,))
 def token_of_a_retracted_reader_is_taken(patch: Patch) -> None:
     """The result in which it was retracted has a token for it."""
     from core.scheduler.result_processor import ResultProcessor

@@ -164,7 +164,7 @@ def replaced_snapshots_go_to_a_neighbour(patch: Patch) -> None:
     put(patch, StateSlots, "replaced", lambda old, self, pages, originals: old(self, pages, originals[::-1]))
 
 
-@mutant("state_read")
+@mutant("state_read", seeds=(45,))
 def source_is_free_before_it_is_read(patch: Patch) -> None:
     """A snapshot is given up once somebody is admitted behind it; the copy is made later."""
 
