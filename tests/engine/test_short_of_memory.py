@@ -164,7 +164,11 @@ async def test_the_history_of_penalties_fails_those_with_penalties(
             with pytest.raises(Overloaded, match="no memory"):
                 await last(await engine.generate(penalised))
         tight.limit = 1 << 60
-        assert await outputs(engine, penalised) == wanted, "once there is memory, the same row is served"
+        try:
+            served = await outputs(engine, penalised)
+        except Overloaded:
+            served = []
+        assert served == wanted, "once there is memory, the same row is served"
         assert (await neighbour)[0] == expected_output([3, 3], 200, tokenizer.vocab_size)
         assert engine.stats.finished["device_memory"] == 3 and tight.refused == 3
 
