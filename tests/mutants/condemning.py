@@ -52,6 +52,22 @@ CONDEMNING: tuple[Mutant, ...] = (
         CONDEMNED + "test_a_prefix_that_nobody_vouched_for_goes_with_its_first_victim",
     ),
     Mutant(
+        "whole-path-is-doubted",
+        "pages that finite logits came of stay, also where those behind them go",
+        "core/memory/request_memory.py",
+        "min(computed_from, int(sound.argmin()) * self.page_size)",
+        "0",
+        CONDEMNED + "test_what_was_vouched_for_stays_before_what_was_not",
+    ),
+    Mutant(
+        "part-of-a-page-vouches-for-it",
+        "logits vouch for whole pages only",
+        "core/memory/request_memory.py",
+        ": tokens // self.page_size]] = True",
+        ": -(-tokens // self.page_size)]] = True",
+        "tests/memory/test_request_memory.py::test_a_page_that_is_not_full_is_not_vouched_for",
+    ),
+    Mutant(
         "finite-logits-vouch-for-nothing",
         "a system prompt stays when one request behind it fails",
         "core/scheduler/result_processor.py",

@@ -50,7 +50,8 @@ class Pair:
 
 
 def roomy() -> Harness:
-    return Harness(rows=4, pages=16, depth=1, max_len=160, cache="none", policy="priority")
+    settings = {"policy": "priority", "priority_preemption": False}
+    return Harness(rows=4, pages=16, depth=1, max_len=160, cache="none", **settings)  # type: ignore[arg-type]
 
 
 def test_a_retraction_keeps_pages_for_those_who_run() -> None:
