@@ -156,6 +156,22 @@ CONDEMNING: tuple[Mutant, ...] = (
         EXPIRIES + "test_instants_of_those_that_left_are_few",
     ),
     Mutant(
+        "sweep-leaves-no-heap",
+        "the earliest instant comes first, also after a sweep",
+        "core/scheduler/intake.py",
+        "            heapq.heapify(self._expiries)\n",
+        "",
+        "tests/scheduler/test_intake.py::test_the_earliest_instant_comes_first_after_a_sweep",
+    ),
+    Mutant(
+        "drain-without-end",
+        "a step applies the commands that were there when it began",
+        "core/scheduler/intake.py",
+        "for _ in range(len(self._commands)):",
+        "while self._commands:",
+        "tests/scheduler/test_intake.py::test_what_is_queued_during_a_drain_waits_for_the_next",
+    ),
+    Mutant(
         "loop-wakes-for-the-dead",
         "the loop sleeps until a live request may expire",
         "core/scheduler/intake.py",
