@@ -17,7 +17,7 @@ MEMORY_ERRORS = (RuntimeError, MemoryError)
 
 _CPU_ALLOCATOR = "DefaultCPUAllocator"
 _PINNED = "CUDA error: out of memory"
-_WANTED = re.compile(r"[Tt]ried to allocate ([\d.]+ (?:bytes|[KMGT]iB|[KMGT]B))|Unable to allocate ([\d.]+ [KMGT]?i?B)")
+_WANTED = re.compile(r"[Tt]ried to allocate ([\d.]+ (?:bytes|[KMGTPE]i?B))|Unable to allocate ([\d.]+ [KMGTPE]?i?B)")
 
 
 def is_out_of_memory(error: BaseException) -> bool:

@@ -151,3 +151,35 @@ def test_what_would_be_admitted_is_admitted(cache: str) -> None:
     memory.release(second.row, second.generation, np.append(ids(8), [40, 41]))
     assert memory.admit(ids(12, 60), "", 0, at_most=0) is not None
     memory.check_integrity()
+
+
+def test_asking_what_would_be_admitted_holds_nothing() -> None:
+    """The newcomer's prefix is cached and nobody's: after the question it can be evicted as it could before."""
+    memory = make(rows=1, pages=6)
+    kept = admit(memory, ids(9))
+    memory.release(kept.row, kept.generation, ids(9))
+    running = admit(memory, ids(13, 50))
+    before = memory.obtainable_pages
+    for reserve in (0, 100):
+        answer = memory.would_admit(ids(12), "", reserve, np.array([running.row]))
+        assert (answer is None) == (reserve > 0)
+        assert memory.obtainable_pages == before == 2
+    memory.release(running.row, running.generation, ids(0))
+    assert memory.flush() == 2 and memory.allocator.held == 0
+
+
+def test_a_page_that_is_not_full_is_not_vouched_for() -> None:
+    """Finite logits came of five tokens: of the second page, where the sixth may be the bad one, they say nothing."""
+    memory = make()
+    owner = admit(memory, ids(12))
+    memory.offer(owner.row, ids(12))
+    memory.vouch(owner.row, 5)
+    victim = admit(memory, ids(13))
+    assert memory.shared(victim.row) == 12
+    doubt = memory.doubt(victim.row, ids(13), 12)
+    assert doubt.readers == (owner.row,)
+    for each in (victim, owner):
+        memory.release(each.row, each.generation, ids(0))
+    memory.condemn(doubt)
+    assert memory.cache.peek(ids(12), 12, "") == 4
+    memory.check_integrity()

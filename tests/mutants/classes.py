@@ -43,6 +43,14 @@ CLASSES: tuple[Mutant, ...] = (
         PREEMPTION + "test_what_is_planned_to_its_end_is_let_be",
     ),
     Mutant(
+        "asking-keeps-a-lock",
+        "asking whether a request would fit holds none of the cached pages that it would read",
+        "core/memory/request_memory.py",
+        "        self._free(self.cache.unlock(match.node))\n        return len(match.pages)",
+        "        return len(match.pages)",
+        "tests/memory/test_request_memory.py::test_asking_what_would_be_admitted_holds_nothing",
+    ),
+    Mutant(
         "preemption-in-vain",
         "nobody gives way where that would not help",
         "core/memory/request_memory.py",

@@ -49,7 +49,7 @@ EMBEDDING: tuple[Mutant, ...] = (
         "core/scheduler/result_processor.py",
         "if not is_current(vectors.rows[[place]], vectors.generations[[place]])[0]:",
         "if self._running.reqs[int(vectors.rows[place])] is None:",
-        "tests/scheduler/test_scheduler.py::test_a_vector_of_the_former_owner_is_dropped",
+        "tests/scheduler/test_vectors.py::test_a_vector_of_the_former_owner_is_dropped",
     ),
     Mutant(
         "embed-sends-nan",

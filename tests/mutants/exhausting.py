@@ -58,6 +58,14 @@ EXHAUSTING: tuple[Mutant, ...] = (
         ENGINE + "test_the_history_of_penalties_fails_those_with_penalties",
     ),
     Mutant(
+        "lost-row-keeps-a-penalty",
+        "a row whose history could not be put down has no penalty of any kind",
+        "core/executor/sampling_step.py",
+        "repetition[lost], frequency[lost], presence[lost] = 1.0, 0.0, 0.0",
+        "repetition[lost], frequency[lost] = 1.0, 0.0",
+        "tests/engine/test_short_of_memory.py::test_the_history_of_penalties_fails_those_with_penalties",
+    ),
+    Mutant(
         "unseeded-row-for-ever",
         "the next owner of a row is not charged with the shortage of the last",
         "core/executor/sampling_step.py",

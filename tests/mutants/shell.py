@@ -246,6 +246,22 @@ SHELL: tuple[Mutant, ...] = (
         ARRIVING + "test_an_embedding_between_two_of_its_inputs_ends_with_draining",
     ),
     Mutant(
+        "reply-before-the-tokens",
+        "a reply goes behind everything that was there for the front end",
+        "service/frontends/host.py",
+        "        self._flush()\n        self.link.send(pack_json",
+        "        self.link.send(pack_json",
+        "tests/service/test_frontend_host_leftovers.py::test_what_a_stream_has_goes_before_a_reply",
+    ),
+    Mutant(
+        "panic-is-no-reply",
+        "each call of a front end is answered, also one that panics",
+        "service/frontends/host.py",
+        "        except BaseException as error:  # a panic",
+        "        except Exception as error:  # a panic",
+        "tests/service/test_frontend_host.py::test_a_call_that_panics_is_answered",
+    ),
+    Mutant(
         "call-given-up-early-stays",
         "a call that is over leaves nothing in the engine's process",
         "service/frontends/host.py",

@@ -51,6 +51,14 @@ TEXTING: tuple[Mutant, ...] = (
         READ,
     ),
     Mutant(
+        "broken-invariant-is-a-text-failure",
+        "what the engine finds wrong with itself is no failure of a tokenizer",
+        "core/text/failures.py",
+        "    InvariantViolation,\n",
+        "",
+        "tests/text/test_failures.py::test_what_is_no_failure_of_a_tokenizer_passes",
+    ),
+    Mutant(
         "panic-is-no-failure",
         "a panic in a Rust library is a failure of the tokenizer",
         "core/text/failures.py",

@@ -165,6 +165,28 @@ def test_a_prefix_that_nobody_vouched_for_goes_with_its_first_victim() -> None:
     harness.expect(last)
 
 
+def test_what_was_vouched_for_stays_before_what_was_not() -> None:
+    """Two pages gave finite logits, and those behind them were left in the middle of a prompt."""
+    harness = Harness(chunked_prefill_size=8)
+    sound = harness.add(PROMPT[:9], max_tokens=1)
+    harness.drain()
+    left = harness.add([*PROMPT, *range(20, 40)], max_tokens=4)
+    harness.step(run=False)
+    harness.end(left)
+    harness.drain()
+    assert harness.memory.cache.cached_pages > 2
+    victim = harness.add([*PROMPT, *range(20, 40)], max_tokens=4)
+    harness.step(run=False)
+    assert victim.cached_tokens > 8
+    while harness.scheduler._lifecycle.running.prefilling().size:
+        harness.step(run=False)
+        harness.executor.run_one()
+    fail(harness, victim)
+    harness.drain()
+    assert harness.memory.cache.cached_pages == 2
+    harness.expect(sound)
+
+
 def test_a_prefix_that_gave_finite_logits_stays() -> None:
     """One request of many behind a system prompt fails, and the others neither lose it nor are disturbed."""
     harness = Harness()

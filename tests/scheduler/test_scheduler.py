@@ -10,10 +10,9 @@ import numpy as np
 import pytest
 
 from core.batch.forward_mode import ForwardMode
-from core.batch.result import StepResult, VectorResult
 from core.errors import DeadlinePassed, QueueTimeout, RequestFailed
 from core.scheduler.policy import LPM_PATIENCE
-from core.types.io import FinishReason, Pooling
+from core.types.io import FinishReason
 from core.types.request import Req, RequestState
 from tests.scheduler.harness import EOS, VOCAB, Harness
 from tests.scorecard import Scorecard
@@ -331,27 +330,3 @@ def test_random_storm(seed: int) -> None:
             seen = harness.seen[req]
             count = len(seen.tokens) if seen.reason is FinishReason.CANCELLED else None
             harness.expect(req, count)
-
-
-def test_a_vector_of_the_former_owner_is_dropped() -> None:
-    """An embedding that left while its step was in flight: the next owner of its row gets its own vector."""
-    harness = Harness(rows=1, pages=16)
-    vectors: list[float] = []
-
-    def embed(result: StepResult) -> StepResult:
-        pooling = harness.executor.batches[result.step_id - 1].pooling
-        if pooling is None:
-            return result
-        vectors.append(float(result.step_id))
-        return replace(result, vectors=VectorResult(pooling.rows, pooling.generations, np.full((1, 2), vectors[-1])))
-
-    harness.executor.mutate = embed
-    first, second = harness.add([1, 2, 3], max_tokens=1), harness.add([9, 8, 7], max_tokens=1)
-    for req in (first, second):
-        req.pooling, req.max_new_tokens = Pooling.LAST, 0
-    harness.step(run=False)
-    harness.end(first)
-    harness.step(run=False)
-    harness.drain()
-    assert first.vector is None and harness.seen[first].reason is FinishReason.CANCELLED
-    assert len(vectors) == 2 and second.vector is not None and second.vector[0] == vectors[1]

@@ -18,6 +18,7 @@ from service.frontends.plain import to_plain
 from service.frontends.wire import Kind, Link, pack_json, read_events
 from service.metrics.rpc import RpcMetrics
 from service.tenants.gates import Hold
+from tests.fakes.brittle_tokenizer import panic
 from tests.fakes.fake_engine import FakeEngine, held
 from tests.fakes.kept_server import small_engine
 from tests.service.conftest import until
@@ -178,3 +179,17 @@ async def test_streams_of_a_lost_front_end_are_aborted(lost: bool) -> None:
             front.host.link.data_received(pack_json(Kind.END, {"id": 1}))
         await settled(lambda: not engine.live_requests, within=PATIENCE)
         assert engine.stats.finished["cancelled"] == 1 and front.host.lost == lost
+
+
+async def test_a_call_that_panics_is_answered() -> None:
+    """A panic is no `Exception`; without a reply the front end would wait for as long as its client does."""
+    engine: Any = FakeEngine()
+
+    async def panics(*_: object) -> None:
+        raise panic()
+
+    engine.tokenize = panics
+    front = Connected(engine)
+    front.call(1, "tokenize", text="hello", special=True)
+    await until(lambda: 1 not in front.host._calls)
+    assert front.replies() == 1

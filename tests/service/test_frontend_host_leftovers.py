@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry
 
+from core.types.io import Delta
 from service.engine_slot import EngineSlot
 from service.frontends.host import FrontEndHost
-from service.frontends.wire import Kind, pack_json
+from service.frontends.wire import Kind, Link, pack_json
 from service.metrics.rpc import RpcMetrics
 from tests.fakes.fake_engine import FakeEngine
 from tests.service.conftest import until
@@ -106,3 +107,20 @@ async def test_a_front_end_that_is_lost_while_its_connection_is_full_leaves_noth
     stream.ready()
     await turns()
     assert stream.closed and not (host._ready or host._streams or host._calls or host._closing)
+
+
+async def test_what_a_stream_has_goes_before_a_reply(host: FrontEndHost) -> None:
+    """Both are there in one turn of the loop: a reply that came first would tell of an end before the tokens."""
+    host.link.data_received(pack_json(Kind.CALL, {"id": 1, "method": "attach", "request_id": "r", "positions": {}}))
+    await until(lambda: 1 in host._streams and 1 not in host._calls)
+    await turns()
+    sink, stream, news = Sink(), host._streams[1], [Delta(0, 0, (5,))]
+    assert isinstance(stream, News)
+    stream.poll = lambda: news.pop() if news else None  # type: ignore[method-assign,assignment]
+    host.link.connection_made(sink)
+    stream.ready()
+    host.send(Kind.REPLY, {"id": 2, "ok": True})
+    await turns()
+    frames: list[Kind] = []
+    Link(lambda kind, _: frames.append(kind), lambda: None).data_received(sink.written)
+    assert frames == [Kind.EVENTS, Kind.REPLY]
