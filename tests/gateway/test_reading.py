@@ -25,9 +25,14 @@ IDS = [5, 6, 7]
 async def asked(serving: Serving, spoken: Spoken, message: Any) -> Any:
     """What the engine was asked for."""
     with granted("the engine is asked"):
-        async for _ in spoken.stub(serving.client.channel).Generate(message):
-            pass
+        await called(serving, spoken, message)
     return serving.engine.streams[-1].request
+
+
+async def called(serving: Serving, spoken: Spoken, message: Any) -> None:
+    """Read the call to its end, which may be a refusal."""
+    async for _ in spoken.stub(serving.client.channel).Generate(message):
+        pass
 
 
 EVERYTHING = {
@@ -167,7 +172,7 @@ async def test_a_bad_field_is_refused_by_its_name(
     message = spoken.generate(fields.pop("ids", IDS), **fields)
     async with serve(FakeEngine(info=info_with(max_input_length=4000))) as serving:
         with pytest.raises(grpc.aio.AioRpcError) as failed:
-            await asked(serving, spoken, message)
+            await called(serving, spoken, message)
         refusal = CallFailed(failed.value)
         assert serving.engine.streams == []
         assert await serving.metric('slipstream_requests_rejected_total{reason="INVALID_REQUEST"}') == 1
