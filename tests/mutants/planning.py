@@ -193,4 +193,12 @@ PLANNING: tuple[Mutant, ...] = (
         "        pass\n",
         "tests/engine/test_random_model.py::test_weights_depend_on_the_shape_alone_and_nobody_elses_numbers_on_them",
     ),
+    Mutant(
+        "hook-outlives-its-simulation",
+        "a named place does nothing once the simulation that hooked it is over, however it ended",
+        "core/buggify.py",
+        "    try:\n        yield\n    finally:\n        _hook = None",
+        "    yield\n    _hook = None",
+        "tests/sim/shell/test_buggify.py::test_a_place_speaks_to_the_hook_while_there_is_one",
+    ),
 )
