@@ -107,6 +107,7 @@ SHELL: tuple[Mutant, ...] = (
         "            self._completion.break_off(error)",
         "            pass",
         PANICS + "test_in_the_executor[where_a_step_is_let_go-True-Panic]",
+        dies_by="timeout",
     ),
     Mutant(
         "panic-passes-the-result",
@@ -123,6 +124,7 @@ SHELL: tuple[Mutant, ...] = (
         "        except BaseException as error:\n            self.break_off(error)",
         "        except BaseException:\n            pass",
         PANICS + "test_a_wake_up_that_panics_on_either_thread",
+        dies_by="timeout",
     ),
     Mutant(
         "panic-passes-inline",
