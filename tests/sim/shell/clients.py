@@ -185,7 +185,7 @@ class Client:
         """Read one call to its end; whether it left before that."""
         plan, calls = self.plan, self._door()
         history.begin()
-        events = 0
+        events, began_at = 0, self.world.loop.now
         try:
             async with AsyncExitStack() as held:
                 stream = await self._open(calls, history, held)
@@ -205,9 +205,11 @@ class Client:
                 return False
         finally:
             if history.began:
-                self.left_at = self.world.loop.now
+                # The engine counts from when it had told the front end everything, whatever the client has read.
+                self.left_at = self.world.loop.now if self.front_end is None else began_at
             if plan.kind == "generate":
-                self.world.closings.left(history.request_id, local=plan.local)
+                within = 0.0 if self.front_end is None else self.front_end.patience
+                self.world.closings.left(history.request_id, within)
             self._leave_door()
 
     async def _open(self, calls: OpenCalls, history: History, held: AsyncExitStack) -> Any:

@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     from tests.sim.shell.process import EngineProcess
     from tests.sim.shell.world import ShellWorld
 
-NEAR, FAR = 0.15, 1.0
-"""Seconds that the engine may go on with a request nobody wants: what callbacks are held up for, and a slow link."""
+NEAR = 0.15
+"""Seconds that the engine may go on with a request that nothing wants: what callbacks are held up for."""
 
 
 class Closings:
@@ -33,9 +33,9 @@ class Closings:
 
         process.engine._stream_closed = watched  # type: ignore[method-assign]
 
-    def left(self, request_id: str, *, local: bool) -> None:
-        """The only reader of a request is gone, with its connection still there."""
-        self._unwanted.setdefault(request_id, (self._world.loop.now + (NEAR if local else FAR), "no_reader"))
+    def left(self, request_id: str, within: float) -> None:
+        """The only reader of a request is gone, which the engine's process hears `within` seconds."""
+        self._unwanted.setdefault(request_id, (self._world.loop.now + within + NEAR, "no_reader"))
 
     def aborted(self, request_id: str) -> None:
         """Somebody was told that the request was there to be ended."""

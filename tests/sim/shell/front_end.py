@@ -29,7 +29,7 @@ class FrontEnd:
         self, number: int, process: EngineProcess, scenario: ShellScenario, loop: VirtualLoop, rng: random.Random
     ) -> None:
         self.name = f"front end {number}"
-        self._process, self._rng = process, rng
+        self._process, self._rng, self._pipe = process, rng, scenario.pipe
         self.doomed = False
         """Whether the connection was cut, or will be."""
         self.open = 0
@@ -46,6 +46,12 @@ class FrontEnd:
         self.tasks = [asyncio.create_task(self._closed(), name=f"{self.name}: closing")]
         self.publish(leaving=False)
         self.host.send(Kind.READY, to_plain(process.engine.model_info))
+
+    @property
+    def patience(self) -> float:
+        """Seconds in which what the front end says now is heard, at most, behind all that it said before."""
+        drawn, unread = self._pipe, self.ends[1].unread + 100
+        return 0.3 + 4 * drawn.delay * (1 + unread / min(drawn.kernel, drawn.piece / 3))
 
     def publish(self, *, leaving: bool) -> None:
         """The engine's state, as `service.frontends.group` sends it."""

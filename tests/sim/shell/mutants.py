@@ -172,7 +172,7 @@ MUTANTS: tuple[ShellMutant, ...] = (
         "            if self._open_outputs and self._error is None:\n                self._end()\n",
         "            if False:\n                self._end()\n",
         ("no_reader",),
-        2685,
+        2406,
     ),
     ShellMutant(
         "reservation-kept-when-refused",

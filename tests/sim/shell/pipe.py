@@ -83,6 +83,11 @@ class End(asyncio.Transport):
         self._drop(ConnectionAbortedError())
 
     @property
+    def unread(self) -> int:
+        """Bytes that were written here and not read there."""
+        return len(self._buffer) + len(self.wire)
+
+    @property
     def gone(self) -> bool:
         """Whether nothing that is sent here will be read."""
         return self._dropped
