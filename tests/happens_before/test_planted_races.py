@@ -102,7 +102,7 @@ def the_loop_appends_the_history(patch: pytest.MonkeyPatch) -> None:
 
 def live_counters_are_copied(patch: pytest.MonkeyPatch) -> None:
     """As the step once did: the copy of one step's counters ran beside the next step's counting."""
-    patch.setattr(DeviceChecks, "snapshot", lambda self: self.counters)
+    patch.setattr(DeviceChecks, "snapshot", lambda self, violated: self.counters)
 
 
 def pools_are_not_waited_for(patch: pytest.MonkeyPatch) -> None:
