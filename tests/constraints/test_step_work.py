@@ -193,10 +193,10 @@ async def test_what_needs_no_mask_is_launched_before_the_wait(
         monkeypatch.setattr(owner, name, noting)
 
     noted(HookedModel, "forward")
-    noted(Sampler, "score")
+    noted(Sampler, "score_on")
     noted(TimelineEvent, "synchronize")
     noted(Sampler, "pick")
     async with running(tokenizer) as engine:
         await ask(engine, plant(engine, StepGrammar(), "ordered"), 8)
     steps = "|".join(done).split("forward|")[2:]
-    assert len(steps) >= 6 and all(step.startswith("score|synchronize|pick|") for step in steps[:6])
+    assert len(steps) >= 6 and all(step.startswith("score_on|synchronize|pick|") for step in steps[:6])
