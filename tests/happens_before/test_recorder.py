@@ -76,7 +76,7 @@ def test_a_recorder_reaches_everything_that_is_written(monkeypatch: pytest.Monke
     play_plainly(scenario)
     play_lazily(scenario, seed=0)
     for runner, present in ((runners[0], False), (runners[-1], True)):
-        state, history = runner._state, runner._history
+        state, history = runner._state, runner._sampling._history
         assert history is not None
         holders = (state.pool, state.kv_pool, state.streams, history)
         assert [holder.recorder is not None for holder in holders] == [present] * 4
