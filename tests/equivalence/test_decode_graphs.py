@@ -101,6 +101,7 @@ def static_addresses(runner: StepRunner) -> set[int]:
     pools = [state.kv_pool, *(each.kv for each in state.companions.values() if hasattr(each, "kv"))]
     tensors = [graphs.block.memory, graphs.logits, graphs._last, state.pool.table, state.checks.counters]
     tensors += [state.future_map.buffer(name) for name in ("output_tokens_buf", "new_seq_lens_buf")]
+    tensors.append(state.future_map.violated(1))
     tensors += [each.table for each in state.companions.values() if hasattr(each, "table")]
     tensors += [
         held for pool in pools for spec in pool.layers for held in (pool.k(spec.layer_id), pool.v(spec.layer_id))
