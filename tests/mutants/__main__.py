@@ -30,7 +30,7 @@ from typing import TypeVar
 from tests.mutants.bare import by_folder, shrink
 from tests.mutants.catalogue import MUTANTS
 from tests.mutants.mutant import Mutant, Verdict
-from tests.mutants.proved import LEDGER, Ledger, due, ledger_of
+from tests.mutants.proved import LEDGER, UNPROVED, Ledger, due, ledger_of, shrink_unproved
 from tests.mutants.workshop import Trial, Workshop
 
 J = TypeVar("J")
@@ -53,6 +53,7 @@ def main() -> int:
         if not asked.judge:
             # Also of a run that is interrupted.
             stack.callback(lambda: LEDGER.write_text(ledger.text(MUTANTS)))
+            stack.callback(lambda: shrink_unproved(MUTANTS, ledger))
         benches.each(chosen, book.enter)
     print(f"\n{book.summary(time.monotonic() - began, len(chosen) - len(book.tried))}")
     return 0 if all(trial.verdict is Verdict.KILLED for _, trial in book.tried) else 1
@@ -77,7 +78,8 @@ def _parser() -> argparse.ArgumentParser:
 
 def _chosen(asked: argparse.Namespace, ledger: Ledger) -> list[Mutant]:
     """In the order in which they are tried."""
-    named = [mutant for mutant in MUTANTS if asked.only in mutant.name]
+    unproved = set(UNPROVED.read_text().split()) if asked.judge else set()
+    named = [mutant for mutant in MUTANTS if asked.only in mutant.name and mutant.name not in unproved]
     if not asked.changed:
         return named
     before = ledger_of(asked.since) if asked.since else None
