@@ -36,10 +36,10 @@ class Preemption:
         self._left = MOST_PER_PLAN
 
     def losers(self, newcomer: Req, reserve: Reserve) -> tuple[list[Req], int]:
-        """Who must give way so that `newcomer`, which does not fit, fits; last in line first, as few as will do.
+        """Requests that give way so that `newcomer`, which does not fit, fits; last in line first, as few as will do.
 
         `reserve(newcomer, leaving)` gives the pages to keep free when the owners of rows `leaving` are gone. With the
-        requests comes what `Lifecycle.admit` needs as `at_most`. Nobody, where that would not help.
+        requests comes what `Lifecycle.admit` needs as `at_most`. An empty list, where that would not help.
         """
         if not self.enabled or self._left == 0:
             return [], 0
