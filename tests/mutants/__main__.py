@@ -3,7 +3,6 @@
     python -m tests.mutants                    all of them: `make mutants`
     python -m tests.mutants --only page-need   while you write one
     python -m tests.mutants --changed          before you commit: those that your change has made doubtful
-    python -m tests.mutants --bare             files that have none yet; forget those that have one by now
 
 A mutant that was killed is entered in tests/mutants/proved.txt with a digest of itself, of the file that it breaks and
 of its test's file: commit that. `--changed` tries those whose digest is another by now. .ci/run does so too, tries
@@ -27,7 +26,6 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import TypeVar
 
-from tests.mutants.bare import by_folder, shrink
 from tests.mutants.catalogue import MUTANTS
 from tests.mutants.mutant import Mutant, Verdict
 from tests.mutants.proved import LEDGER, UNPROVED, Ledger, due, ledger_of, shrink_unproved
@@ -40,11 +38,10 @@ def main() -> int:
     """Parse the command line, choose, try, report, enter."""
     began = time.monotonic()
     asked = _parser().parse_args()
-    if asked.bare:
-        print(by_folder(shrink(MUTANTS)))
-        return 0
     ledger = Ledger(LEDGER.read_text() if LEDGER.exists() else "")
     chosen = _chosen(asked, ledger)
+    untried = [mutant.needs for mutant in chosen if not mutant.can_be_tried]
+    chosen = [mutant for mutant in chosen if mutant.can_be_tried]
     book = Book(ledger, trusting=asked.judge, end=began + asked.budget if asked.budget else float("inf"))
     with contextlib.ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="mutants-"))
@@ -56,6 +53,8 @@ def main() -> int:
             stack.callback(lambda: shrink_unproved(MUTANTS, ledger))
         benches.each(chosen, book.enter)
     print(f"\n{book.summary(time.monotonic() - began, len(chosen) - len(book.tried))}")
+    if untried:
+        print(f"  {len(untried)} not tried, for want of {', '.join(sorted(set(untried)))}")
     return 0 if all(trial.verdict is Verdict.KILLED for _, trial in book.tried) else 1
 
 
@@ -72,7 +71,6 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--budget", type=float, metavar="SECONDS", help="begin no trial later; says how many are left")
     parser.add_argument("--judge", action="store_true", help="enter nothing, and trust that the tests pass unbroken")
     parser.add_argument("--jobs", type=int, default=2, help="how many at a time (%(default)s)")
-    parser.add_argument("--bare", action="store_true", help="shorten the list of files without a mutant, and show it")
     return parser
 
 

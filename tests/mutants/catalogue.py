@@ -22,6 +22,7 @@ from tests.mutants.figures import FIGURES
 from tests.mutants.gateways import GATEWAYS
 from tests.mutants.guarding import GUARDING
 from tests.mutants.handing import HANDING
+from tests.mutants.interpreting import INTERPRETING
 from tests.mutants.keeping import KEEPING
 from tests.mutants.matching import MATCHING
 from tests.mutants.measuring import MEASURING
@@ -83,6 +84,7 @@ MUTANTS: tuple[Mutant, ...] = (
     *COMMANDING,
     *TEACHING,
     *MEASURING,
+    *INTERPRETING,
 )
 
 SAMPLE: tuple[str, ...] = (

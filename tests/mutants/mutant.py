@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
+from importlib.util import find_spec
 from typing import Literal
 
 
@@ -26,7 +27,8 @@ class Mutant:
 
     `breaks` names the law, invariant or promise that is broken, in words. `dies_by` is how the test may fail: by an
     `assertion` of its own always; by an `invariant`, an assertion of the product (`core.invariants`), where the mutant
-    breaks what that guards; by a `timeout` where the law is that something ends.
+    breaks what that guards; by a `timeout` where the law is that something ends. `needs` names a package, without which
+    the test skips and the mutant cannot be tried.
     """
 
     name: str
@@ -36,6 +38,12 @@ class Mutant:
     after: str
     test: str
     dies_by: Literal["assertion", "invariant", "timeout"] = "assertion"
+    needs: str = ""
+
+    @property
+    def can_be_tried(self) -> bool:
+        """Whether the package that its test needs is installed."""
+        return not self.needs or find_spec(self.needs) is not None
 
     def applied(self, source: str) -> str:
         """`source` with the mutation. Raises ValueError when the line it breaks is no longer there, or not alone."""

@@ -149,6 +149,7 @@ SHELL: tuple[Mutant, ...] = (
         "            task.add_done_callback(self._task_ended)",
         "            pass",
         PANICS + "test_a_task_of_the_engine_that_ends_ends_the_engine",
+        dies_by="timeout",
     ),
     Mutant(
         "snapshot-before-streams",
@@ -158,6 +159,7 @@ SHELL: tuple[Mutant, ...] = (
         "        self._scheduler.publish()\n"
         '        self._fail_streams(EngineDead("the engine failed; this server is going away"))\n',
         PANICS + "test_a_snapshot_that_cannot_be_taken_keeps_no_stream_waiting",
+        dies_by="timeout",
     ),
     Mutant(
         "lost-wake-up-hangs",
@@ -166,6 +168,7 @@ SHELL: tuple[Mutant, ...] = (
         "            if self._executor.in_flight:\n                self._wakeup.set()\n",
         "",
         PANICS + "test_a_wake_up_that_got_lost_costs_one_period",
+        dies_by="timeout",
     ),
     Mutant(
         "pool-passes-panics",

@@ -129,6 +129,8 @@ def warm_interpreter(root: Path, modules: tuple[str, ...]) -> subprocess.Popen[s
     # As tests/conftest.py sets them, before anything imports a Hugging Face library.
     ours |= {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "HF_HUB_DISABLE_TELEMETRY": "1"}
     ours |= {"SLIPSTREAM_TEST_SEED": SEED, "PYTHONHASHSEED": "0", "OMP_NUM_THREADS": "1"}
+    # Triton's kernels, where it is installed, are tried in the test's own process and without a GPU.
+    ours["TRITON_INTERPRET"] = "1"
     return subprocess.Popen(
         [sys.executable, Path(__file__).with_name("forkserver.py"), *modules],
         cwd=root,

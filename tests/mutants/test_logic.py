@@ -1,32 +1,16 @@
-"""Every product file with logic has a mutant, except those on a list that may only shrink."""
+"""Every product file with logic has a mutant, and what counts as logic."""
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
-from tests.mutants.bare import LIST, listed, shrink, without_mutant
 from tests.mutants.catalogue import MUTANTS
 from tests.mutants.logic import files_with_logic, has_logic
-from tests.mutants.mutant import Mutant
 
 
-def test_files_without_a_mutant_are_those_on_the_list() -> None:
-    bare, on_list = without_mutant(MUTANTS), listed()
-    assert on_list == sorted(set(on_list)), f"{LIST.name} is sorted and names a file once"
-    new = sorted(bare - set(on_list))
-    assert not new, f"these have logic and no mutant; add one to a list in tests/mutants: {new}"
-    done = sorted(set(on_list) - bare)
-    assert not done, f"these have a mutant, or no logic; `python -m tests.mutants --bare` takes them out: {done}"
-
-
-def test_the_list_shrinks_and_never_grows(tmp_path: Path) -> None:
-    first, second, *_ = files_with_logic()
-    (tmp_path / "bare.txt").write_text(f"{first}\n{second}\ncore/gone.py\n")
-    mutant = Mutant("m", "a law", first, "a", "b", "tests/t.py::test")
-    assert shrink([mutant], tmp_path / "bare.txt") == [second]
-    assert (tmp_path / "bare.txt").read_text() == f"{second}\n"
+def test_every_file_with_logic_has_a_mutant() -> None:
+    bare = sorted(set(files_with_logic()) - {mutant.file for mutant in MUTANTS})
+    assert not bare, f"these have logic and no mutant; add one to a list in tests/mutants: {bare}"
 
 
 @pytest.mark.parametrize(
