@@ -31,7 +31,7 @@ class Workers:
             return await off_loop(self._pool, function, *args)
         except asyncio.CancelledError:
             task = asyncio.current_task()
-            # `close` cancels what still waits for a thread. The caller that nobody cancelled must not look as if.
+            # `close` cancels what still waits for a thread. The caller was not cancelled and must not look as if.
             if self._closed.is_set() and task is not None and not task.cancelling():
                 raise Draining("the server is shutting down") from None
             raise

@@ -38,7 +38,7 @@ class Admission:
 
 @dataclass(frozen=True, slots=True)
 class Doubt:
-    """A part of the prefix cache that nobody may find again, and the rows that read it, without the one that failed."""
+    """A part of the prefix cache that no request may find again, and its readers without the row that failed."""
 
     node: PrefixNode | None
     """Where it begins; None when the cache has nothing of it."""

@@ -91,7 +91,7 @@ class Lifecycle:
         """End a running request whose numbers are wrong. No later request finds anything that it computed.
 
         Its pages were offered while it was still computing, so others may read them: nodes of the prefix cache from
-        where it began to compute, and all below them, are given up, whoever computed those. Their readers are
+        where it began to compute, and all below them, are given up, whichever request computed those. Their readers are
         retracted, and nothing of theirs is kept either: they compute the same tokens again behind a clean prefix.
         Tokens that a reader has sent stand. Each came of logits that were finite, which they are not where a key or
         value is not (record 21).

@@ -86,7 +86,7 @@ class PrefillAdder:
     def _first_waiting(self, started: deque[int]) -> Req | None:
         """The waiting request whose turn it is, if it is not that of the first of `started`."""
         if not self._policy.classes:
-            # Without a row nobody is looked at: under `lpm` the look alone matches many prompts.
+            # Without a free row no request is looked at: under `lpm` the look alone matches many prompts.
             return None if started or not self._memory.rows.available else self._best()
         req = self._best()
         if req is None or (started and req.priority >= self._running.priorities[started[0]]):

@@ -57,8 +57,8 @@ class ResultProcessor:
     def _fail_untrusted(self, result: StepResult, places: Ints, bad: Bools) -> Ints:
         """Fail rows whose token means nothing; returns the places of those that go on.
 
-        Whoever found least in the cache goes first: behind it are those that read what it computed, and they are to be
-        computed again and not to fail for it.
+        The request that found least in the cache goes first: behind it are those that read what it computed, and they
+        are to be computed again and not to fail for it.
         """
         violated = result.violated
         failed = 0

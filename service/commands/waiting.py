@@ -60,7 +60,7 @@ async def _is_loading(client: SlipstreamClient, unreachable: str) -> bool:
     try:
         return bool((await client.server_info()).state == pb.SERVER_STATE_STARTING)
     except CallFailed as failure:
-        # A server that refuses says its reason; without one nobody has answered.
+        # A server that refuses says its reason; without one no server has answered.
         if failure.code is grpc.StatusCode.UNAVAILABLE and not failure.reason:
             raise click.ClickException(f"{unreachable} ({failure.message})") from None
         return False

@@ -19,7 +19,7 @@ def tokenizer() -> Tokenizer:
 
 
 async def test_a_prompt_goes_with_its_request(tokenizer: Tokenizer) -> None:
-    """The deadline is an hour away, and somebody keeps the stream, as a server does that has it ready for Attach."""
+    """The deadline is an hour away, and the stream is kept, as by a server that has it ready for Attach."""
     async with running(tokenizer) as engine:
         streams, prompts = [], []
         for number in range(12):

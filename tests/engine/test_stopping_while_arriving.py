@@ -1,4 +1,4 @@
-"""An engine that stops while requests are still being tokenised tells them so, and cancels nobody."""
+"""An engine that stops while requests are still being tokenised tells them so, and cancels none."""
 
 from __future__ import annotations
 

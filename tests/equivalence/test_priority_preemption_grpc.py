@@ -70,7 +70,7 @@ async def check(client: SlipstreamClient, server: Any, low: list[dict[str, Any]]
     await urgent(client, low[0]["prompt"], list(running))
     assert [await each for each in running] == alone
     stats = server.engine.stats
-    assert stats.priority_preemptions > 0, "nobody gave way"
+    assert stats.priority_preemptions > 0, "no request gave way"
     assert stats.priority_preemptions == stats.preemptions and not any(stats.assert_failures.values())
 
 

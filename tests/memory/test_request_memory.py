@@ -154,7 +154,7 @@ def test_what_would_be_admitted_is_admitted(cache: str) -> None:
 
 
 def test_asking_what_would_be_admitted_holds_nothing() -> None:
-    """The newcomer's prefix is cached and nobody's: after the question it can be evicted as it could before."""
+    """The newcomer's prefix is cached and has no owner: after the question it can be evicted as it could before."""
     memory = make(rows=1, pages=6)
     kept = admit(memory, ids(9))
     memory.release(kept.row, kept.generation, ids(9))

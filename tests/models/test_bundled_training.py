@@ -123,7 +123,7 @@ def test_a_story_keeps_to_the_hero_and_the_animal_of_its_prompt() -> None:
         hero, animal = prompt.removeprefix("A story about ").removesuffix(":").split(" the ")
         assert f"{animal} named {hero}" in text and text.endswith(f"The end. {ANIMALS[animal]}")
         friends = [name for name in NAMES if f"Then {hero} met {name} the " in text]
-        assert len(friends) == 1 and friends != [hero], "the friend is somebody else"
+        assert len(friends) == 1 and friends != [hero], "the friend is another person"
         assert text[0] == " " and not prompt.endswith(" "), "the space is the answer's"
 
 

@@ -77,7 +77,7 @@ def test_the_changed_come_first_and_the_seed_draws_the_rest(root: Path) -> None:
     for each in all_of_them[5:]:
         before.record(each, killed=True, tree=root)
     chosen = due(all_of_them, [now, before], draw=6, seed=7)
-    assert set(chosen[:2]) == set(all_of_them[:2]), "nobody has seen these die"
+    assert set(chosen[:2]) == set(all_of_them[:2]), "no ledger has seen these die"
     assert set(chosen[2:5]) == set(all_of_them[2:5]), "these are what the last change says it has killed"
     assert len(set(chosen)) == 11 and due(all_of_them, [now, before], draw=6, seed=7) == chosen
     drawn = {each for seed in range(99) for each in due(all_of_them, [now], draw=6, seed=seed)[2:]}

@@ -58,7 +58,7 @@ def test_a_retraction_is_part_of_the_gap(gaps: list[tuple[Any, int, float]]) -> 
 
 
 def test_a_row_tells_its_next_owner_nothing(gaps: list[tuple[Any, int, float]]) -> None:
-    """Back in another row, where somebody else had a token a moment ago."""
+    """Back in another row, where another request had a token a moment ago."""
     harness = Harness(rows=2, policy="priority")
     first, other = harness.add([1, 2], max_tokens=9), harness.add([3, 4], max_tokens=9)
     while len(harness.seen[first].tokens) < 3 or len(harness.seen[other].tokens) < 3:

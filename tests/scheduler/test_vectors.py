@@ -1,4 +1,4 @@
-"""Vectors of embeddings reach the request that asked, whoever has its row by then."""
+"""Vectors of embeddings reach the request that asked, whichever has its row by then."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ class Classes:
         """Of those who run: the tokens they came (back) with."""
         self._moved: set[Req] = set()
         self._losers: list[Req] = []
-        """Who gave way for a request that is not seated yet."""
+        """Clients that gave way for a request that is not seated yet."""
         self._waits: tuple[Req | None, int] = (None, 0)
         self._listen(scheduler._lifecycle)
 
@@ -67,7 +67,9 @@ class Classes:
     def _may(self, req: Req) -> None:
         name, first = req.sink.name, self._first()
         if not self._enabled or first is None or req.priority - first.priority < self._threshold:
-            raise Violation("class", f"{name} of priority {req.priority} gives way, but nobody of a higher class waits")
+            raise Violation(
+                "class", f"{name} of priority {req.priority} gives way, but no request of a higher class waits"
+            )
         if not self._movable(req):
             raise Violation("restless", f"{name} gives way again, and has not put out {ADVANCE} tokens since")
         if self._plain and self._surely_fits(first):
@@ -85,9 +87,9 @@ class Classes:
                 raise Violation("in_vain", f"{loser.sink.name} gave way, and {req.sink.name} has not got its place")
 
     def after_plan(self, batch: ScheduleBatch | None) -> None:
-        """Nobody gave way for nobody; who is first in line does not wait behind one that could give way."""
+        """No request gave way in vain; the first in line does not wait behind one that could give way."""
         if self._losers:
-            raise Violation("in_vain", f"{self._losers[0].sink.name} gave way, and nobody came")
+            raise Violation("in_vain", f"{self._losers[0].sink.name} gave way, and no request came")
         if batch is None or not (self._enabled and self._plain):
             return
         first, (before, plans) = self._first(), self._waits

@@ -1,8 +1,8 @@
 """Work is conserved: where there is something to compute and room to compute it, it is computed in this very step.
 
-Three oracles. `overlap`: after a step of the scheduler as many steps are in flight as the executor takes, unless nobody
-has anything to plan. `left_out`: a plan holds every row that could decode, and every prompt as far as the budget goes.
-`kept_waiting`: who fits a free row, with all that everybody may still put out, is admitted while there is budget.
+Three oracles. `overlap`: after a step of the scheduler as many steps are in flight as the executor takes, unless there
+is nothing to plan. `left_out`: a plan holds every row that could decode, and every prompt as far as the budget goes.
+`kept_waiting`: a request that fits a free row, with all that may still be put out, is admitted while there is budget.
 """
 
 from __future__ import annotations
@@ -63,8 +63,8 @@ class Conservation(Family):
         self._check_waiting()
 
     def _check_waiting(self) -> None:
-        """Counts each page that somebody holds once for everybody who does, and lets nobody share or end early: what
-        fits so fits however much an admission reserves for outputs.
+        """Counts each page that is held once for all that hold it, and lets no request share or end early: what fits
+        so fits however much an admission reserves for outputs.
         """
         view, size = self.view, self.view.scenario.page_size
         if not self._plain or not len(view.scheduler.waiting):

@@ -39,7 +39,7 @@ class Measures(Family):
         super().__init__(view)
         self._looks, self._next = 0, FIRST
         self._starved = True
-        """Nothing was left to compute when the scheduler stepped last: what the device waits now is nobody's fault."""
+        """Nothing was left to compute when the scheduler stepped last: the device's wait is not its fault."""
         self._excused: set[int] = set()
         """Steps of the device before which it may wait."""
         self._tokens: list[float] = []
@@ -142,7 +142,7 @@ class Measures(Family):
         }
 
     def _stale(self) -> int:
-        """What was sampled and neither reached a client nor failed one was for nobody."""
+        """What was sampled and neither reached a client nor failed one was waste."""
         failed = sum(client.failed for client in self.view.clients.gone)
         return self._sampled - self._generated - failed
 

@@ -21,7 +21,7 @@ from tests.sim.scenes import the_device_is_ahead
 
 @mutant("unread_token")
 def generation_grows_when_the_row_is_taken(patch: Patch) -> None:
-    """And not when it is freed: the last owner of a row stays its owner, with a token that is for nobody."""
+    """And not when it is freed: the last owner of a row stays its owner, with a token that no request asked for."""
 
     def free(old: Any, self: RowAllocator, row: int, generation: int) -> None:
         old(self, row, generation)
@@ -62,7 +62,7 @@ def the_door_counts_nobody(patch: Patch) -> None:
 
 @mutant("leak")
 def kept_states_count_as_used(patch: Patch) -> None:
-    """Every slot and page is where it belongs, and the statistics say that somebody has it."""
+    """Every slot and page is where it belongs, and the statistics say that it is held."""
 
     def stats(old: Any, self: StateSlots) -> tuple[PoolStats, ...]:
         return (PoolStats(self.name, self.size, self.size - len(self._free)),)

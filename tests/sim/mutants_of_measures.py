@@ -33,7 +33,7 @@ def preemptions_are_not_counted(patch: Patch) -> None:
 
 @mutant("stats")
 def gaps_begin_with_the_row(patch: Patch) -> None:
-    """Behind a preemption a gap is counted from the last token of whoever had the row before."""
+    """Behind a preemption a gap is counted from the last token of the request that had the row before."""
 
     def add(old: Any, self: RunningSet, req: Req, admission: Any) -> None:
         before = float(self.last_token_at[admission.row])

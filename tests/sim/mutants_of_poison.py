@@ -38,7 +38,7 @@ def readers_go_on(patch: Patch) -> None:
 
 @mutant("poison_read")
 def prefix_is_always_vouched_for(patch: Patch) -> None:
-    """Pages of a request that left before it had logits: whoever reads them fails, time and again."""
+    """Pages of a request that left before it had logits: each request that reads them fails, time and again."""
 
     def trusting(old: Any, self: RequestMemory, pages: int, *args: Any) -> None:
         old(self, pages, *args)

@@ -44,7 +44,7 @@ def one_row_decodes_in_a_step(patch: Patch) -> None:
 
 @mutant("kept_waiting", seeds=(17,))
 def pages_are_reserved_twice_over(patch: Patch) -> None:
-    """More than everybody may still put out, so a pool that is half empty admits nobody."""
+    """More than all rows may still put out, so a pool that is half empty admits none."""
     put(
         patch,
         PrefillAdder,
@@ -67,7 +67,7 @@ def more_is_evicted_than_is_short(patch: Patch) -> None:
 
 @mutant("evicted")
 def pages_are_evicted_ahead(patch: Patch) -> None:
-    """Whoever leaves takes a prefix along, before anybody needs its page."""
+    """A request that leaves takes a prefix along, before another needs its page."""
 
     def release(old: Any, self: RequestMemory, *args: Any) -> None:
         old(self, *args)
@@ -88,7 +88,7 @@ def states_go_before_free_slots(patch: Patch) -> None:
 
 @mutant("evicted")
 def window_pages_go_before_free_ones(patch: Patch) -> None:
-    """A window that somebody could have resumed in is overwritten, and a free page stays free."""
+    """A window that a request could have resumed in is overwritten, and a free page stays free."""
 
     def begin(old: Any, self: WindowPages, row: int, pages: list[int]) -> None:
         spared = len(self._idle) >= len(pages)

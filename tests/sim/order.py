@@ -1,4 +1,4 @@
-"""Who is admitted next and who gives way, by keys, a patience and a count of cached tokens of the harness' own."""
+"""Which request is admitted next and which gives way, by the harness' own keys, patience and count of cached tokens."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.sim.shelf import Shelf
 from tests.sim.story import Violation
 
 MAX_IDLE_RETRACTIONS = 1
-"""How often one request may give way while nobody gets a token or ends: it must not be preempted for ever."""
+"""How often one request may give way while none gets a token or ends: it must not be preempted for ever."""
 PATIENCE = 32
 """A request that so many younger ones were admitted before is first in line under `lpm`."""
 
@@ -31,7 +31,7 @@ class Order(Family):
         self._passed: dict[Client, int] = {}
         """How many younger requests were admitted before each."""
         self._gave: list[tuple[Client, set[Client]]] = []
-        """Who gave way since the last look, each with all who ran."""
+        """Clients that gave way since the last look, each with all that ran."""
         self._watch()
 
     def _watch(self) -> None:
@@ -81,7 +81,7 @@ class Order(Family):
             self._shelf.note()
 
     def after_step(self) -> None:
-        """Who gave way was the last in line of those who run, and somebody got something since it did so before."""
+        """A client that gave way was last in line of those that run, and one got something since it did so before."""
         gave, self._gave = self._gave, []
         left = {client for client, _ in gave}
         for client, others in gave:
@@ -103,4 +103,6 @@ class Order(Family):
         client.in_vain = client.in_vain + 1 if client.retracted_at == progress else 0
         client.retracted_at = progress
         if client.in_vain > MAX_IDLE_RETRACTIONS:
-            raise Violation("preempted_for_ever", f"{client.name} gave way {client.in_vain} times, nobody got anything")
+            raise Violation(
+                "preempted_for_ever", f"{client.name} gave way {client.in_vain} times, no client got anything"
+            )

@@ -1,4 +1,4 @@
-"""NaN under simulation: what a step yields that goes wrong, who reads it, and that nobody reads it once it is known.
+"""NaN under simulation: what a step yields that goes wrong, which requests read it, and that none does later.
 
 A spoiled row writes NaN into every slot that it computes in that step, and a row that reads one is spoiled as well, in
 whatever step. The device learns from a submitted batch which requests had failed by then. No step from that batch on
@@ -51,7 +51,7 @@ class Poison:
         def ended(ended: Ended, **how: Any) -> None:
             owners = self._owners.pop(ended.req, [])
             if isinstance(ended.error, RequestFailed):
-                # Where it only read what was wrong, that must be found by nobody either.
+                # Where it only read what was wrong, that must be found by no request either.
                 self._news += [*owners, *(self._blamed[owner] for owner in owners if owner in self._blamed)]
             end(ended, **how)
 

@@ -1,4 +1,4 @@
-"""Who sits in which row, and how far its steps are planned, read from the batches alone. Other families count on it."""
+"""Which request sits in which row and how far it is planned, read from the batches alone, for other families."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who takes part in a step: rows that could decode, at once or within a bound where steps do not mix; prompts too."""
+"""What takes part in a step: rows that could decode, at once or within a bound where steps do not mix; prompts too."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Shares:
         self._passed_over: set[tuple[Req, int]] = set()
 
     def before_plan(self) -> None:
-        """Who could take part."""
+        """Rows that could take part."""
         seats = [(req, req.generation) for req in self._running.reqs if req is not None]
         planned, ends = self._running.planned, self._running.prefill_end
         self._prefilling = {seat for seat in seats if planned[seat[0].row] < ends[seat[0].row]}
@@ -35,7 +35,7 @@ class Shares:
         }
 
     def after_plan(self, batch: ScheduleBatch | None) -> None:
-        """Who did."""
+        """Rows that did."""
         took = set() if batch is None else set(batch.rows.tolist())
         stayed = {seat: row for seat, row in self._ready.items() if seat[0].generation == seat[1]}
         self._waits = {seat: self._waits.get(seat, 0) + 1 for seat, row in stayed.items() if row not in took}

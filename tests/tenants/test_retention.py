@@ -45,7 +45,7 @@ async def test_only_so_many_streams_that_are_gone_are_remembered(monkeypatch: py
 
 
 async def test_the_tenant_that_has_most_gives_way_to_all_others(tmp_path: Path) -> None:
-    """Only the bound of all together binds: a tenant with one stream keeps it, whoever fills the rest."""
+    """Only the bound of all together binds: a tenant with one stream keeps it, whichever tenants fill the rest."""
     room = 6 * STREAM_BYTES
     async with kept_server(resume_bytes=room, resume_tenant_bytes=room, **files(tmp_path)) as server:
         async with server.client(token=ALICE) as alice, server.client(token=BOB) as bob:

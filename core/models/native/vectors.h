@@ -134,12 +134,4 @@ inline float dot(const T* a, const T* b, int64_t count) {
   return total;
 }
 
-// to[count] += weight * from[count]
-template <typename T>
-inline void add_scaled(float* to, float weight, const T* from, int64_t count) {
-  int64_t i = 0;
-  for (; i + kLanes <= count; i += kLanes) store(load(to + i) + weight * load(from + i), to + i);
-  for (; i < count; ++i) to[i] += weight * widen(from[i]);
-}
-
 }  // namespace slipstream

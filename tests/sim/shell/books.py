@@ -14,7 +14,7 @@ from tests.sim.story import Violation
 
 
 def check_service(process: EngineProcess, front_ends: list[FrontEnd], admissions: list[Any]) -> None:
-    """Nobody holds anything in the service: whatever was lost on the way."""
+    """No caller holds anything in the service: whatever was lost on the way."""
     for front_end in front_ends:
         host, engine = front_end.host, front_end.engine
         _empty(f"the host of {front_end.name}", host, "_streams", "_embeds", "_holds", "_calls", "_ready", "_closing")
@@ -31,7 +31,7 @@ def check_service(process: EngineProcess, front_ends: list[FrontEnd], admissions
 
 
 def check_engine(process: EngineProcess) -> None:
-    """No request is left in the engine, and nobody stands in its turnstile."""
+    """No request is left in the engine, and none stands in its turnstile."""
     engine = process.engine
     _empty("the engine", engine, "_live")
     _empty("the engine", engine._arriving, "_ended")

@@ -83,7 +83,7 @@ class Client:
             self.world.blame(violation)
         except asyncio.CancelledError:
             if not self.cancelled:
-                self.world.blame(Violation("foreign_cancel", f"{plan.name} is cancelled, and nobody cancelled it"))
+                self.world.blame(Violation("foreign_cancel", f"{plan.name} is cancelled, and no caller cancelled it"))
             self.world.note(f"{plan.name} was cancelled")
             self.world.hits("cancelled")
         except Exception as error:
@@ -104,7 +104,7 @@ class Client:
             task.cancel()
 
     async def _abort(self, delay: float) -> None:
-        """Somebody who knows the id ends it."""
+        """A caller that knows the id ends it."""
         await asyncio.sleep(delay)
         caller_name.set(self.plan.tenant)
         calls, front_end = self.world.door(self.plan.local)
@@ -167,7 +167,7 @@ class Client:
                 left = True
             if not left:
                 break
-            # Somebody whose front end is gone does not hammer on the door.
+            # A client whose front end is gone does not hammer on the door.
             await asyncio.sleep(self.world.loop.delay(max(plan.gap, 0.1 if failed else 0.0)))
             if history.complete:
                 break

@@ -38,13 +38,13 @@ class Closings:
         self._unwanted.setdefault(request_id, (self._world.loop.now + within + NEAR, "no_reader"))
 
     def aborted(self, request_id: str) -> None:
-        """Somebody was told that the request was there to be ended."""
+        """A caller was told that the request was there to be ended."""
         self._unwanted[request_id] = (self._world.loop.now + NEAR, "abort_ignored")
 
     def _look(self, stream: TokenStream) -> None:
         due, oracle = self._unwanted.get(stream.request_id, (float("inf"), ""))
         now, shared = self._world.loop.now, self._world.ids[stream.request_id] > 1
-        # One that is dead or hangs ends nobody in time.
+        # One that is dead or hangs ends no stream in time.
         if now > due and not shared and self._process.engine.state is EngineState.READY and not self._world.ended:
             raise Violation(oracle, f"{stream.request_id!r} went on for {now - due:.3f} s longer than it may")
         for kept in self._process.retention._kept.values():

@@ -86,7 +86,7 @@ class History:
     def check_end(self, *, failed: bool, abortable: bool) -> None:
         """The reader is done, for good."""
         if self.cancelled and not (failed or abortable):
-            self._object("unasked_end", "is cancelled, and nobody asked for it")
+            self._object("unasked_end", "is cancelled, and no caller asked for it")
 
     def _delta(self, told: Told, event: Delta) -> None:
         right = self.right[event.index]

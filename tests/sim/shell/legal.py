@@ -21,7 +21,7 @@ Legal = Callable[["Client"], bool]
 
 
 def _others_stream(client: Client) -> bool:
-    """What it reads may have begun with somebody else's call."""
+    """What it reads may have begun with another caller's call."""
     return client.plan.kind == "keep" and _shared(client)
 
 

@@ -29,7 +29,7 @@ class Overdue(Exception):
 
 
 class Unseen(Exception):
-    """An exception that nobody caught and nobody looked at."""
+    """An exception that was neither caught nor looked at."""
 
 
 class _Timer(asyncio.TimerHandle):
@@ -115,7 +115,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         return future
 
     def _complained(self, _loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        """What asyncio would have logged: an exception of a callback, or one that nobody looked at."""
+        """What asyncio would have logged: an exception of a callback, or one that no task looked at."""
         if self.fatal is None and not self.forgiving:
             error = context.get("exception")
             self.fatal = error if isinstance(error, AssertionError) else Unseen(f"{context['message']}: {error!r}")
@@ -128,4 +128,4 @@ class VirtualLoop(asyncio.BaseEventLoop):
         """Nothing comes from a selector."""
 
     def _write_to_self(self) -> None:
-        """Nobody sleeps in a system call."""
+        """No task sleeps in a system call."""

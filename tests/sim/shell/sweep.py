@@ -20,7 +20,7 @@ BLOCK = 20
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How a seed ended. `oracle` names who saw the violation; empty when nobody did. `seconds` are virtual."""
+    """How a seed ended. `oracle` saw the violation; empty when none did. `seconds` are virtual."""
 
     seed: int
     seconds: float
