@@ -184,7 +184,7 @@ async def test_embeddings_without_memory_end_and_the_tokens_beside_them_do_not(
         neighbour = asyncio.create_task(read(engine, ask((3, 3), tokens=200)))
         for _ in range(3):
             with pytest.raises(Overloaded):
-                await embedding(engine, (1, 2, 3))
+                await asyncio.wait_for(embedding(engine, (1, 2, 3)), 10)
         tight.limit = 1 << 60
         assert await embedding(engine, (1, 2, 3)) == wanted
         assert (await neighbour)[0] == expected_output([3, 3], 200, tokenizer.vocab_size)

@@ -168,6 +168,17 @@ def test_asking_what_would_be_admitted_holds_nothing() -> None:
     assert memory.flush() == 2 and memory.allocator.held == 0
 
 
+def test_the_token_left_to_compute_is_asked_room_for() -> None:
+    """Both pages of the prompt are cached. The second is computed again, for the sake of its last token."""
+    memory = make(rows=2, pages=4)
+    kept = admit(memory, ids(8))
+    memory.release(kept.row, kept.generation, ids(8))
+    running = admit(memory, ids(8, 50))
+    rows = np.array([running.row])
+    assert memory.would_admit(ids(8), "", 0, rows) == 4
+    assert memory.would_admit(ids(8), "", 3, rows) is None
+
+
 def test_a_page_that_is_not_full_is_not_vouched_for() -> None:
     """Finite logits came of five tokens: of the second page, where the sixth may be the bad one, they say nothing."""
     memory = make()

@@ -52,7 +52,7 @@ CLASSES: tuple[Mutant, ...] = (
     ),
     Mutant(
         "preemption-in-vain",
-        "nobody gives way where that would not help",
+        "no request gives way where that would not help",
         "core/memory/request_memory.py",
         "return len(match.pages) * self.page_size if fits else None",
         "return len(match.pages) * self.page_size",

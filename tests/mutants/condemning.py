@@ -44,7 +44,7 @@ CONDEMNING: tuple[Mutant, ...] = (
         CONDEMNED + "test_the_owner_of_shared_pages_is_blamed_and_not_its_readers",
     ),
     Mutant(
-        "nobody-need-vouch",
+        "nothing-need-vouch",
         "pages that no finite logits came of go with their first victim",
         "core/memory/request_memory.py",
         "computed_from if sound.all() else min(",

@@ -41,7 +41,7 @@ EMBEDDING: tuple[Mutant, ...] = (
         "core/batch/build.py",
         "s.final and s.pooling is None for s in plan.segments",
         "s.final for s in plan.segments",
-        ENGINE + "test_a_queue_of_prefills_alone_never_wedges",
+        "tests/scheduler/test_vectors.py::test_no_token_is_sampled_for_an_embedding",
     ),
     Mutant(
         "embed-vector-of-a-former-owner",

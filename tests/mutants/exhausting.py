@@ -80,6 +80,7 @@ EXHAUSTING: tuple[Mutant, ...] = (
         "rows.exhausted if vectors is not None else rows.exhausted.beside(embedded(batch))",
         "rows.exhausted",
         ENGINE + "test_embeddings_without_memory_end_and_the_tokens_beside_them_do_not",
+        dies_by="timeout",
     ),
     Mutant(
         "death-without-a-figure",

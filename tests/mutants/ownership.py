@@ -98,9 +98,17 @@ OWNERSHIP: tuple[Mutant, ...] = (
         "match-the-whole-prompt",
         "one token is always left to compute",
         "core/memory/request_memory.py",
+        "limit = len(ids) - 1 if reuse else 0",
+        "limit = len(ids) if reuse else 0",
+        MEMORY + "test_one_token_is_always_left_to_compute",
+    ),
+    Mutant(
+        "ask-for-the-whole-prompt",
+        "what an admission would need is asked as the admission itself asks",
+        "core/memory/request_memory.py",
         "self._match(ids, len(ids) - 1 if reuse else 0, salt)",
         "self._match(ids, len(ids) if reuse else 0, salt)",
-        MEMORY + "test_one_token_is_always_left_to_compute",
+        MEMORY + "test_the_token_left_to_compute_is_asked_room_for",
     ),
     Mutant(
         "salt-ignored",

@@ -90,7 +90,7 @@ SHELL: tuple[Mutant, ...] = (
         "core/engine/watchdog.py",
         "min(now - self._looked_at, MOST_PER_LOOK), now",
         "now - self._looked_at, now",
-        PANICS + "test_a_process_that_was_stopped_is_no_hanging_device",
+        PANICS + "test_the_watchdog_counts_its_looks",
     ),
     Mutant(
         "panic-passes-the-forward-thread",
@@ -228,7 +228,7 @@ SHELL: tuple[Mutant, ...] = (
     ),
     Mutant(
         "stopping-cancels-who-arrives",
-        "nobody is cancelled whom nobody cancelled",
+        "no request is cancelled that no caller cancelled",
         "core/engine/workers.py",
         "if self._closed.is_set() and task is not None and not task.cancelling():",
         "if False:",

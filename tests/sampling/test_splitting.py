@@ -43,6 +43,8 @@ def rows(*, all_random: bool) -> list[Row]:
         logits = torch.from_numpy(rng.normal(size=VOCAB).astype(np.float32) * 3)
         common: dict[str, Any] = {"uniform": 0.1 + 0.11 * place, "prompt": (1, 2, 3 + place), "output": (5,)}
         made.append(Row(logits, **common | option))
+    # A penalty of 2 leaves this token on top, and the same penalty twice does not.
+    made[-1].logits[8] = made[-1].logits.max() + 3
     return made
 
 
