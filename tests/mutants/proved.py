@@ -18,8 +18,6 @@ from tests.mutants.mutant import Mutant
 
 ROOT = Path(__file__).resolve().parents[2]
 LEDGER = Path(__file__).with_name("proved.txt")
-UNPROVED = Path(__file__).with_name("unproved.txt")
-"""Names of mutants that have not been tried as they are now. CI leaves them out; the list only shrinks."""
 
 
 def digest(mutant: Mutant, root: Path = ROOT) -> str:
@@ -54,13 +52,6 @@ class Ledger:
             now = digest(mutant, self._root)
             lines += [f"{mutant.name} {each}\n" for each in ({now} if now in found else found)]
         return "".join(sorted(lines))
-
-
-def shrink_unproved(mutants: Iterable[Mutant], ledger: Ledger) -> None:
-    """Take those off the list that were killed as they are, or are gone; adds nothing."""
-    waiting = {mutant.name for mutant in mutants if not ledger.holds(mutant)}
-    left = sorted(waiting & set(UNPROVED.read_text().split()))
-    UNPROVED.write_text("".join(f"{name}\n" for name in left))
 
 
 def ledger_of(revision: str) -> Ledger | None:

@@ -11,7 +11,7 @@ import pytest
 from tests.mutants import proved
 from tests.mutants.catalogue import MUTANTS
 from tests.mutants.mutant import Mutant
-from tests.mutants.proved import LEDGER, ROOT, UNPROVED, Ledger, due, ledger_of
+from tests.mutants.proved import LEDGER, ROOT, Ledger, due, ledger_of
 
 
 def mutant(name: str, after: str = "b") -> Mutant:
@@ -109,9 +109,3 @@ def test_the_help_says_what_to_do() -> None:
     command = [sys.executable, "-m", "tests.mutants", "--help"]
     shown = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=True).stdout
     assert "before you commit" in shown and "--changed" in shown and LEDGER.name in shown
-
-
-def test_the_list_of_unproved_names_mutants_that_are_there() -> None:
-    """It may only shrink: a new mutant is tried before it is committed."""
-    names = UNPROVED.read_text().split()
-    assert names == sorted(set(names)) and set(names) <= {mutant.name for mutant in MUTANTS}
