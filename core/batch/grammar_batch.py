@@ -36,7 +36,7 @@ class TokenMask:
     """Tokens allowed in some of S sampling rows."""
 
     places: Ints
-    """int64[G]: which of the S rows."""
+    """int64[G], rising: which of the S rows."""
     words: Words
     """int32[G, W], W even and at least vocab / 32; 1 allows."""
 

@@ -1,15 +1,19 @@
 """Samples the rows of a step a few at a time, when memory for all at once is short.
 
 A row's token is a function of its own logits, options and uniform (law 13), so pieces give the same tokens. Which rows
-are a piece is found by halving those that did not fit. A row that does not fit alone is given up, and no other.
+are a piece is found by halving those that did not fit. A row is given up if it does not fit alone, or if what it asks
+for does not fit into the step's output, which is allocated before any piece is tried. No other row is.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
+from typing import TypeVar
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from core.batch.grammar_batch import TokenMask
@@ -18,6 +22,8 @@ from core.device.shortage import MEMORY_ERRORS, is_out_of_memory
 from core.sampling.penalties import TokenHistory, has_penalty
 from core.sampling.sampler import SampleOutput, Sampler, Scored
 from core.types.arrays import Ints
+
+T = TypeVar("T")
 
 _ROW_FIELDS = (
     *("rows", "temperatures", "top_ks", "top_ps", "min_ps", "uniforms", "prompt_lens", "history_lens"),
@@ -32,7 +38,7 @@ class Pieces:
 
     output: SampleOutput
     given_up: Ints
-    """int64[n]: the places among S whose rows did not fit alone; their tokens are 0 and mean nothing."""
+    """int64[n], rising: the places among S of rows that were given up; their tokens are 0 and mean nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,10 +52,14 @@ class Piece:
 
     def part(self, first: int, last: int) -> Piece:
         """Rows [first, last) of this piece; the tensors are views."""
-        places = slice(first, last)
         mask = None if self.mask is None else rows_of_mask(self.mask, first, last)
         rows = rows_of(self.batch, first, last)
-        return Piece(self.start + first, self.scored.part(places), rows, mask)
+        scored = self.scored.part(slice(first, last))
+        # Best ones first, so fewer of them are a view; without `raw` the sampler works out no log probability.
+        scored.raw = scored.raw if rows.logprobs else None
+        if scored.top_ids is not None:
+            scored.top_ids = scored.top_ids[:, : rows.top_logprobs] if rows.top_logprobs else None
+        return Piece(self.start + first, scored, rows, mask)
 
 
 def sample_in_pieces(
@@ -59,21 +69,27 @@ def sample_in_pieces(
     history: TokenHistory | None,
     mask: TokenMask | None,
 ) -> Pieces:
-    """Take the rows of `scored` from wherever they stopped to their tokens. Raises what is no lack of memory."""
-    todo, outputs, given_up = [Piece(0, scored, batch, mask)], list[SampleOutput](), list[int]()
+    """Take the rows of `scored` from wherever they stopped to their tokens.
+
+    Raises what is no lack of memory, and a lack of memory for the tokens of all rows (9 bytes each). Nothing is
+    allocated outside of an attempt after that: a piece is written to its place, a row that is given up keeps its zeros.
+    """
+    wanted = _wanted(batch)
+    output, width = _room(scored.logits, wanted)
+    whole, given_up = Piece(0, scored, batch, mask), np.flatnonzero(wanted > width).tolist()
+    todo = [whole.part(first, last) for first, last in reversed(_runs(wanted <= width))]
     while todo:
         piece = todo.pop()
-        output = _tried(sampler, piece, history)
+        sampled = _if_it_fits(partial(_sampled, sampler, piece, history))
         count = len(piece.batch)
-        if output is not None:
-            outputs.append(output)
+        if sampled is not None:
+            _put(output, piece.start, sampled)
         elif count > 1:
             half = count // 2
             todo += [piece.part(half, count), piece.part(0, half)]
         else:
             given_up.append(piece.start)
-            outputs.append(_nothing(sampler))
-    return Pieces(_joined(outputs, batch, sampler.vocab_size), np.array(given_up, np.int64))
+    return Pieces(output, np.sort(np.array(given_up, np.int64)))
 
 
 def rows_of(batch: SamplingBatch, first: int, last: int) -> SamplingBatch:
@@ -82,7 +98,7 @@ def rows_of(batch: SamplingBatch, first: int, last: int) -> SamplingBatch:
     random = columns["temperatures"] > 0
     biased = (batch.bias_rows >= first) & (batch.bias_rows < last)
     constrained = batch.constrained[(batch.constrained >= first) & (batch.constrained < last)]
-    wanted = np.full(len(random), batch.top_logprobs) if batch.alternatives is None else batch.alternatives[first:last]
+    wanted = _wanted(batch)[first:last]
     part = replace(
         batch,
         **columns,
@@ -93,7 +109,7 @@ def rows_of(batch: SamplingBatch, first: int, last: int) -> SamplingBatch:
         any_top_k=bool((random & (columns["top_ks"] > 0)).any()),
         any_top_p=bool((random & (columns["top_ps"] < 1)).any()),
         any_min_p=bool((random & (columns["min_ps"] > 0)).any()),
-        logprobs=batch.logprobs and bool((wanted >= 0).any()),
+        logprobs=bool((wanted >= 0).any()),
         top_logprobs=int(wanted.max(initial=0)),
         constrained=constrained - first,
         alternatives=wanted if batch.logprobs else None,
@@ -102,46 +118,72 @@ def rows_of(batch: SamplingBatch, first: int, last: int) -> SamplingBatch:
 
 
 def rows_of_mask(mask: TokenMask, first: int, last: int) -> TokenMask:
-    """The masks of rows [first, last)."""
-    inside = (mask.places >= first) & (mask.places < last)
-    return TokenMask(mask.places[inside] - first, mask.words[inside])
+    """The masks of rows [first, last); the words are views, as a copy of them could be what does not fit."""
+    start, end = np.searchsorted(mask.places, (first, last)).tolist()
+    return TokenMask(mask.places[start:end] - first, mask.words[start:end])
 
 
-def _tried(sampler: Sampler, piece: Piece, history: TokenHistory | None) -> SampleOutput | None:
+def _wanted(batch: SamplingBatch) -> Ints:
+    """int64[S]: how many alternatives each row wants, -1 where it wants no log probability at all."""
+    if not batch.logprobs:
+        return np.full(len(batch), -1)
+    return np.full(len(batch), batch.top_logprobs) if batch.alternatives is None else batch.alternatives
+
+
+def _runs(served: npt.NDArray[np.bool_]) -> list[tuple[int, int]]:
+    """[first, last) of each run of True, in order."""
+    edges = np.flatnonzero(np.diff(served, prepend=False, append=False)).tolist()
+    return list(zip(edges[::2], edges[1::2], strict=True))
+
+
+def _room(logits: torch.Tensor, wanted: Ints) -> tuple[SampleOutput, int]:
+    """The output of S rows, zeros for now, and the most alternatives there are places for; -1: not even log
+    probabilities.
+
+    Every row pays for the one that wants most, so that one is the first to go.
+    """
+    tokens = logits.new_zeros(len(logits), dtype=torch.int64)
+    non_finite = logits.new_zeros(len(logits), dtype=torch.bool)
+    for width in sorted({*wanted[wanted >= 0].tolist()}, reverse=True):
+        columns = _if_it_fits(partial(_columns, logits, width))
+        if columns is not None:
+            return SampleOutput(tokens, non_finite, *columns), width
+    return SampleOutput(tokens, non_finite, None, None, None), -1
+
+
+def _columns(logits: torch.Tensor, width: int) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
+    """Log probabilities float32[S], ids int64[S, K] and values float32[S, K] of alternatives; K at most V."""
+    logprobs = logits.new_zeros(len(logits))
+    if width == 0:
+        return logprobs, None, None
+    shape = (len(logits), min(width, logits.shape[1]))
+    return logprobs, logits.new_zeros(shape, dtype=torch.int64), logits.new_zeros(shape)
+
+
+def _sampled(sampler: Sampler, piece: Piece, history: TokenHistory | None) -> SampleOutput:
+    sampler.score_on(piece.scored, piece.batch, history)
+    return sampler.pick(piece.scored, piece.batch, piece.mask)
+
+
+def _if_it_fits(work: Callable[[], T]) -> T | None:
     """None if memory was short. What the attempt held is free once this returns: its traceback is gone."""
     try:
-        sampler.score_on(piece.scored, piece.batch, history)
-        return sampler.pick(piece.scored, piece.batch, piece.mask)
+        return work()
     except MEMORY_ERRORS as error:
         if not is_out_of_memory(error):
             raise
         return None
 
 
-def _nothing(sampler: Sampler) -> SampleOutput:
-    """The output of one row that was given up."""
-    tokens = torch.zeros(1, dtype=torch.int64, device=sampler.device)
-    return SampleOutput(tokens, tokens.bool(), None, None, None)
-
-
-def _joined(outputs: Sequence[SampleOutput], batch: SamplingBatch, vocab_size: int) -> SampleOutput:
-    """All rows in one; columns that a piece has none of, or is narrower in, are filled up with zeros."""
-    if len(outputs) == 1 and (outputs[0].logprobs is not None or not batch.logprobs):
-        return outputs[0]
-    tokens = torch.cat([output.tokens for output in outputs])
-    non_finite = torch.cat([output.non_finite for output in outputs])
-    if not batch.logprobs:
-        return SampleOutput(tokens, non_finite, None, None, None)
-    logprobs = tokens.new_zeros(len(tokens), dtype=torch.float32)
-    width = min(batch.top_logprobs, vocab_size)
-    ids, values = tokens.new_zeros(len(tokens), width), logprobs.new_zeros(len(tokens), width)
-    start = 0
-    for output in outputs:
-        places = slice(start, start + len(output.tokens))
-        start = places.stop
-        if output.logprobs is not None:
-            logprobs[places] = output.logprobs
-        if output.top_ids is not None and output.top_values is not None:
-            ids[places, : output.top_ids.shape[1]] = output.top_ids
-            values[places, : output.top_ids.shape[1]] = output.top_values
-    return SampleOutput(tokens, non_finite, logprobs, ids if width else None, values if width else None)
+def _put(output: SampleOutput, start: int, sampled: SampleOutput) -> None:
+    """Write `sampled` to the rows from `start` on, without an allocation; a narrower one leaves zeros beside it."""
+    places = slice(start, start + len(sampled.tokens))
+    output.tokens[places] = sampled.tokens
+    output.non_finite[places] = sampled.non_finite
+    if sampled.logprobs is not None:
+        assert output.logprobs is not None, "a row was served that there is no room for"
+        output.logprobs[places] = sampled.logprobs
+    if sampled.top_ids is not None and sampled.top_values is not None:
+        assert output.top_ids is not None and output.top_values is not None, "no room for alternatives"
+        output.top_ids[places, : sampled.top_ids.shape[1]] = sampled.top_ids
+        output.top_values[places, : sampled.top_ids.shape[1]] = sampled.top_values

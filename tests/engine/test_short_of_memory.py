@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import random
 from collections.abc import Callable
 from typing import Any
 
@@ -44,10 +45,11 @@ class HiddenModel(HookedModel):
 
 
 class Tight:
-    """The memory beside the model: no operation of `parts` gets more than `limit` bytes at once."""
+    """The memory beside the model: no operation of `parts` gets more than `limit` bytes at once, or what `fails`."""
 
     def __init__(self, patch: pytest.MonkeyPatch, *parts: tuple[type, str]) -> None:
         self.limit = 1 << 60
+        self.fails: Callable[[int], bool] = lambda size: False
         self.refused = 0
         self.error: Callable[[], Exception] = ERRORS[0]
         for owner, name in parts:
@@ -55,8 +57,9 @@ class Tight:
 
     def _tightened(self, inner: Callable[..., Any]) -> Callable[..., Any]:
         def refuses(size: int) -> bool:
-            self.refused += size > self.limit
-            return size > self.limit
+            refused = size > self.limit or self.fails(size)
+            self.refused += refused
+            return refused
 
         def tightened(*arguments: Any) -> Any:
             with TightAllocator(refuses, self.error):
@@ -86,13 +89,24 @@ def requests(constraint: Constraint) -> list[GenerateRequest]:
     return [*asked, ask(PROMPT, tokens=24, temperature=0.9, seed=6, ignore_eos=False, constraint=constraint)]
 
 
+async def until_it_ends(engine: AsyncEngine, request: GenerateRequest) -> tuple[dict[tuple[int, str], list[Any]], bool]:
+    """Tokens and log probabilities by output, and whether memory ended the request."""
+    got: dict[tuple[int, str], list[Any]] = {}
+    try:
+        async for event in await engine.generate(request):
+            if isinstance(event, Delta):
+                got.setdefault((event.index, "tokens"), []).extend(event.token_ids)
+                got.setdefault((event.index, "logprobs"), []).extend(event.logprobs or ())
+    except SlipstreamError as error:
+        assert isinstance(error, Overloaded) and error.reason == "DEVICE_MEMORY", error
+        return got, True
+    return got, False
+
+
 async def outputs(engine: AsyncEngine, request: GenerateRequest) -> dict[tuple[int, str], list[Any]]:
     """Tokens and log probabilities by output."""
-    got: dict[tuple[int, str], list[Any]] = {}
-    async for event in await engine.generate(request):
-        if isinstance(event, Delta):
-            got.setdefault((event.index, "tokens"), []).extend(event.token_ids)
-            got.setdefault((event.index, "logprobs"), []).extend(event.logprobs or ())
+    got, was_ended = await until_it_ends(engine, request)
+    assert not was_ended, "memory ended a request"
     return got
 
 
@@ -144,6 +158,54 @@ async def test_a_row_that_does_not_fit_alone_ends_alone(
             with pytest.raises(Overloaded) as caught:
                 await last(doomed)
             assert caught.value.reason == "DEVICE_MEMORY" and caught.value.retry_after > 0
+        assert await asyncio.gather(*beside) == wanted
+        assert engine.stats.finished["device_memory"] == 3 and engine.state is EngineState.READY
+        await until(lambda: all(pool.used == 0 for pool in engine.stats.pools))
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("overlap", [True, False])
+async def test_memory_that_runs_out_at_random_ends_requests_and_never_the_engine(
+    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch, overlap: bool, seed: int
+) -> None:
+    tight, rng, most = Tight(monkeypatch, (SamplingStep, "sample")), random.Random(seed), 16
+    async with running(tokenizer, overlap=overlap, max_running_requests=most) as engine:
+        asked = requests(plant(engine, StepGrammar(), "steps"))
+        wanted = await asyncio.gather(*(outputs(engine, each) for each in asked))
+        # The tokens of all rows need 8 bytes each, which a step cannot do without.
+        tight.fails = lambda size: size > 8 * most and rng.random() < 0.03
+        ended = 0
+        for tight.error in ERRORS:
+            found = await asyncio.gather(*(until_it_ends(engine, each) for each in asked))
+            for (got, was_ended), whole in zip(found, wanted, strict=True):
+                ended += was_ended
+                assert got.keys() == whole.keys() or was_ended
+                assert all(got[key] == whole[key][: len(got[key]) if was_ended else None] for key in got)
+        assert engine.state is EngineState.READY and not any(engine.stats.assert_failures.values())
+        # Two outputs of one request may end at once.
+        assert engine.stats.finished["device_memory"] >= ended and 0 < ended < 3 * len(asked)
+        assert engine.stats.split_steps > 10
+        await until(lambda: all(pool.used == 0 for pool in engine.stats.pools))
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+async def test_alternatives_that_do_not_fit_into_the_output_end_those_that_asked(
+    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch, overlap: bool
+) -> None:
+    tight, wide = Tight(monkeypatch, (SamplingStep, "sample")), 13
+    async with running(tokenizer, overlap=overlap) as engine:
+        neighbours = [
+            ask((3, 3), tokens=40),
+            ask((4, 4), tokens=40, temperature=0.8, seed=1),
+            ask((5, 5), tokens=40, logprobs=True, top_logprobs=2),
+            ask((6, 6), tokens=40, logprobs=True),
+        ]
+        wanted = await asyncio.gather(*(outputs(engine, each) for each in neighbours))
+        tight.fails = lambda size: size in {rows * wide * 8 for rows in range(1, 9)}
+        beside = [asyncio.create_task(outputs(engine, each)) for each in neighbours]
+        for _ in range(3):
+            _, was_ended = await until_it_ends(engine, ask((1, 1), tokens=200, logprobs=True, top_logprobs=wide))
+            assert was_ended
         assert await asyncio.gather(*beside) == wanted
         assert engine.stats.finished["device_memory"] == 3 and engine.state is EngineState.READY
         await until(lambda: all(pool.used == 0 for pool in engine.stats.pools))

@@ -7,6 +7,7 @@ from tests.mutants.mutant import Mutant
 ENGINE = "tests/engine/test_short_of_memory.py::"
 SPLITTING = "tests/sampling/test_splitting.py::"
 SAMPLER = "core/sampling/sampler.py"
+SPLITTING_FILE = "core/sampling/splitting.py"
 
 EXHAUSTING: tuple[Mutant, ...] = (
     Mutant(
@@ -36,10 +37,66 @@ EXHAUSTING: tuple[Mutant, ...] = (
     Mutant(
         "pieces-pay-for-their-neighbours",
         "a row is not ended for what another row asked for",
-        "core/sampling/splitting.py",
+        SPLITTING_FILE,
         "top_logprobs=int(wanted.max(initial=0)),",
         "top_logprobs=batch.top_logprobs,",
         SPLITTING + "test_a_row_that_does_not_fit_alone_is_given_up_alone",
+    ),
+    Mutant(
+        "columns-must-fit",
+        "a lack of memory for the alternatives of a split step ends no engine",
+        SPLITTING_FILE,
+        "        columns = _if_it_fits(partial(_columns, logits, width))\n",
+        "        columns = _columns(logits, width)\n",
+        ENGINE + "test_alternatives_that_do_not_fit_into_the_output_end_those_that_asked[True]",
+    ),
+    Mutant(
+        "all-wishes-go-at-once",
+        "alternatives that do not fit end those that asked for most, and not those that asked for fewer",
+        SPLITTING_FILE,
+        "sorted({*wanted[wanted >= 0].tolist()}, reverse=True)",
+        "sorted({*wanted[wanted >= 0].tolist()}, reverse=True)[:1]",
+        SPLITTING + "test_rows_that_want_most_go_first_where_their_wishes_do_not_fit",
+    ),
+    Mutant(
+        "wishes-without-room-are-served",
+        "a row whose alternatives have no place in the output is given up",
+        SPLITTING_FILE,
+        "np.flatnonzero(wanted > width).tolist()",
+        "list[int]()",
+        SPLITTING + "test_rows_that_want_most_go_first_where_their_wishes_do_not_fit",
+    ),
+    Mutant(
+        "giving-up-needs-memory",
+        "a row is given up without an allocation",
+        SPLITTING_FILE,
+        "            given_up.append(piece.start)\n",
+        "            given_up.append(int(scored.logits.new_full((), piece.start)))\n",
+        SPLITTING + "test_any_allocations_may_fail_but_those_of_the_tokens",
+    ),
+    Mutant(
+        "pieces-out-of-place",
+        "the tokens of a piece are written to the places of its rows",
+        SPLITTING_FILE,
+        "    places = slice(start, start + len(sampled.tokens))\n",
+        "    places = slice(0, len(sampled.tokens))\n",
+        SPLITTING + "test_rows_are_halved_until_they_fit",
+    ),
+    Mutant(
+        "parts-carry-log-probabilities",
+        "a part of a step works out no log probabilities that its rows did not ask for",
+        SPLITTING_FILE,
+        "        scored.raw = scored.raw if rows.logprobs else None\n",
+        "",
+        SPLITTING + "test_a_part_pays_for_its_own_log_probabilities",
+    ),
+    Mutant(
+        "masks-are-copied",
+        "the masks of a part of a step need no memory",
+        SPLITTING_FILE,
+        "mask.words[start:end])",
+        "mask.words[start:end].copy())",
+        SPLITTING + "test_the_masks_of_a_part_are_no_copies",
     ),
     Mutant(
         "given-up-in-silence",

@@ -13,15 +13,19 @@ import torch
 
 from core.batch.grammar_batch import TokenMask
 from core.batch.sampling_batch import SamplingBatch
-from core.device.shortage import is_out_of_memory, shortage
+from core.device.shortage import MEMORY_ERRORS, is_out_of_memory, shortage
 from core.sampling.sampler import SampleOutput, Sampler, Scored
-from core.sampling.splitting import Pieces, sample_in_pieces
+from core.sampling.splitting import Piece, Pieces, rows_of_mask, sample_in_pieces
 from tests.fakes.tight_allocator import ERRORS, TightAllocator
 from tests.sampling.batches import CPU, Row, batch_of, history_of
 
 VOCAB = 300
 MOST_TRIED = 40
 """Of the allocations of one run; an accelerator's are hundreds, which take their time."""
+TOKENS, ALTERNATIVES = 2, 3
+"""Buffers of the output, which are the first allocations: tokens and flags, then the columns of log probabilities."""
+WANTED = np.array([-1, 0, 4, 2, -1, 1, 3])
+"""Alternatives of seven rows, -1 for no log probability."""
 FIELDS = ("tokens", "non_finite", "logprobs", "top_ids", "top_values")
 
 
@@ -75,6 +79,36 @@ class Case:
             return sample_in_pieces(self.sampler, scored, self.batch, self.history, self.mask)
 
 
+def various() -> Case:
+    """A case whose rows ask for `WANTED`."""
+    case = Case(all_random=True, accelerator=False, logprobs=True)
+    case.batch = dataclasses.replace(case.batch, alternatives=WANTED)
+    return case
+
+
+def survived(refuses: Callable[[int], bool], error: Callable[[], Exception] = ERRORS[0]) -> Pieces:
+    """The pieces of `various`; memory that is short must not come out of them."""
+    try:
+        return various().pieces(refuses, error)
+    except MEMORY_ERRORS as short:
+        raise AssertionError("a shortage that pieces can do with ended the step") from short
+
+
+def assert_served(got: Pieces, wanted: SampleOutput) -> list[int]:
+    """Rows that were not given up have what they asked for, as in `wanted`; returns their places."""
+    output, given_up = got.output, got.given_up.tolist()
+    assert given_up == sorted(set(given_up)) and not output.tokens[given_up].any()
+    served = [place for place in range(len(WANTED)) if place not in given_up]
+    assert torch.equal(output.tokens[served], wanted.tokens[served])
+    assert torch.equal(output.non_finite[served], wanted.non_finite[served])
+    for place in served:
+        count = int(WANTED[place])
+        for name in FIELDS[2:] if count > 0 else FIELDS[2:3] if count == 0 else ():
+            mine, theirs = getattr(output, name)[place], getattr(wanted, name)[place]
+            assert torch.equal(mine[:count], theirs[:count]) if mine.ndim else mine == theirs, (place, name)
+    return served
+
+
 def assert_same(got: SampleOutput, wanted: SampleOutput, places: list[int] | None = None) -> None:
     for name in FIELDS:
         mine, theirs = getattr(got, name), getattr(wanted, name)
@@ -95,8 +129,9 @@ def test_every_allocation_may_fail(all_random: bool, accelerator: bool, logprobs
         return False
 
     case.pieces(counts)
+    first = TOKENS + (ALTERNATIVES if logprobs else 0)
     # A bisection allocates in each of its passes, and one of them is like another.
-    for at in range(0, len(sizes), max(1, len(sizes) // (MOST_TRIED // (10 if accelerator else 1)))):
+    for at in range(first, len(sizes), max(1, len(sizes) // (MOST_TRIED // (10 if accelerator else 1)))):
         left = iter([False] * at + [True])
         got = case.pieces(lambda _, left=left: next(left, False))
         assert len(got.given_up) == 0 and next(left, None) is None, at
@@ -132,6 +167,83 @@ def test_a_row_that_does_not_fit_alone_is_given_up_alone() -> None:
     assert torch.equal(got.output.tokens[others], wanted.tokens[others])
     assert got.output.logprobs is not None and wanted.logprobs is not None and got.output.top_ids is not None
     assert got.output.logprobs[4] == wanted.logprobs[4] and got.output.top_ids.shape == (7, 4)
+
+
+@pytest.mark.parametrize("rate", [0.05, 0.3, 0.6])
+def test_any_allocations_may_fail_but_those_of_the_tokens(rate: float) -> None:
+    wanted, rng = various().whole(), np.random.default_rng(int(rate * 100))
+    given_up = 0
+    for _ in range(100):
+        asked: list[int] = []
+
+        def refuses(size: int, asked: list[int] = asked) -> bool:
+            asked.append(size)
+            return len(asked) > TOKENS and rng.random() < rate
+
+        given_up += len(WANTED) - len(assert_served(survived(refuses), wanted))
+    assert given_up > 10
+
+
+@pytest.mark.parametrize("error", ERRORS)
+def test_a_row_that_is_given_up_needs_no_memory(error: Callable[[], Exception]) -> None:
+    asked: list[int] = []
+
+    def refuses(size: int) -> bool:
+        asked.append(size)
+        return len(asked) > TOKENS
+
+    got = survived(refuses, error)
+    assert got.given_up.tolist() == list(range(7)) and not got.output.tokens.any()
+    assert got.output.logprobs is None and got.output.top_ids is None
+
+
+@pytest.mark.parametrize("error", ERRORS)
+def test_without_memory_for_the_tokens_nothing_is_sampled(error: Callable[[], Exception]) -> None:
+    with pytest.raises(type(error()), match="llocate"):
+        various().pieces(lambda size: size == 7 * 8, error)
+
+
+@pytest.mark.parametrize(
+    ("refused", "given_up"),
+    [
+        ({4}, [2]),
+        ({5}, [2]),
+        ({4, 6}, [2, 6]),
+        ({4, 6, 8, 10}, [2, 3, 5, 6]),
+        ({3, 4, 5, 6, 7}, [1, 2, 3, 5, 6]),
+    ],
+)
+def test_rows_that_want_most_go_first_where_their_wishes_do_not_fit(refused: set[int], given_up: list[int]) -> None:
+    """`refused`: which allocations, from 1. The first two are the tokens'; then three for each width that is tried."""
+    asked: list[int] = []
+
+    def refuses(size: int) -> bool:
+        asked.append(size)
+        return len(asked) in refused
+
+    got = survived(refuses)
+    assert got.given_up.tolist() == given_up
+    assert len(assert_served(got, various().whole())) == 7 - len(given_up)
+
+
+def test_a_part_pays_for_its_own_log_probabilities() -> None:
+    """What was computed for all rows before memory ran out is not carried on for rows that did not ask for it."""
+    case = various()
+    whole = Piece(0, case.sampler.score(case.logits(), case.batch, case.history), case.batch, case.mask)
+    for place, count in enumerate(WANTED.tolist()):
+        scored = whole.part(place, place + 1).scored
+        assert (scored.raw is None) == (count < 0), place
+        assert (0 if scored.top_ids is None else scored.top_ids.shape[1]) == max(count, 0), place
+
+
+def test_the_masks_of_a_part_are_no_copies() -> None:
+    mask = various().mask
+    for first, last, places in ((0, 7, [1, 5]), (1, 5, [0]), (5, 6, [0]), (2, 5, []), (6, 7, [])):
+        part = rows_of_mask(mask, first, last)
+        assert part.places.tolist() == places
+        inside = (mask.places >= first) & (mask.places < last)
+        assert np.array_equal(part.words, mask.words[inside])
+        assert np.shares_memory(part.words, mask.words) == bool(places)
 
 
 def test_another_error_is_no_lack_of_memory() -> None:
