@@ -102,8 +102,8 @@ TEXTING: tuple[Mutant, ...] = (
         "loading-not-waited-for",
         "commands wait for a server that loads",
         "service/commands/waiting.py",
-        "(await client.server_info()).state == pb.SERVER_STATE_STARTING)",
-        "(await client.server_info()).state == pb.SERVER_STATE_DEAD)",
+        "if state == pb.SERVER_STATE_STARTING else",
+        "if state == pb.SERVER_STATE_DEAD else",
         WAITING + "test_waiting_ends_with_advice_and_a_status",
     ),
 )
