@@ -151,7 +151,7 @@ def _build_pools(config: EngineConfig, model: Model, streams: DeviceStreams) -> 
         windowed = KVPool(layers.windowed, pages.window, memory.page_size, spec.dtype, streams.device, WINDOW)
         companions[WINDOW] = SlidingWindowPool(windowed, pages.kv)
     return Pools(
-        memory=RequestMemory(requests.rows, allocator, cache, context, followers),
+        memory=RequestMemory(requests.rows, allocator, cache, context, followers, spec.reach),
         requests=requests,
         kv=KVPool(layers.full, pages.kv, memory.page_size, spec.dtype, streams.device),
         context_length=context,

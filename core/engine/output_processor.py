@@ -165,7 +165,7 @@ class OutputProcessor:
             stream.fail(error)
             for sibling in stream.reqs:
                 if sibling is not req and not sibling.sink.done:
-                    self._end(End(sibling, reason=FinishReason.CANCELLED))
+                    self._end(End(sibling, reason=FinishReason.CANCELLED, condemned=ended.condemned))
         else:
             reason, matched = self._reason(ended, record)
             event = Finished(req.index, reason, _usage(req, record), _timing(req, now), matched)

@@ -61,11 +61,14 @@ class RequestMemory:
         cache: PrefixCache,
         max_len: int,
         companions: Sequence[Companion] = (),
+        reach: int | None = None,
     ) -> None:
+        """`reach`: how many of the newest tokens a logit depends on; None for all, as where one layer sees all."""
         self.rows = rows
         self.allocator = allocator
         self.cache = cache
         self.companions = tuple(companions)
+        self._reach = max_len if reach is None else reach
         self._growing = tuple(c for c in self.companions if isinstance(c, Growing))
         self.page_size = allocator.page_size
         width = allocator.pages_for(max_len)
@@ -274,8 +277,9 @@ class RequestMemory:
         owned[:] = False
 
     def vouch(self, row: int, tokens: int) -> None:
-        """The first `tokens` of `row` led to finite logits. A NaN in any of their keys would have reached those."""
-        self._sound[self._pages[row, : tokens // self.page_size]] = True
+        """The first `tokens` of `row` led to finite logits. A NaN in any key within reach would have reached those."""
+        first = -(-max(0, tokens - self._reach) // self.page_size)
+        self._sound[self._pages[row, first : tokens // self.page_size]] = True
 
     def shared(self, row: int) -> int:
         """Tokens that `row` found in the cache: it reads them and computed none of them."""

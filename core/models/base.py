@@ -60,6 +60,18 @@ class ModelSpec:
         assert all(0 <= token < self.vocab_size for token in self.eos_token_ids), (self.eos_token_ids, self.vocab_size)
         assert self.kv_layers or self.state_layers, "a model that keeps nothing needs no pool"
 
+    @property
+    def reach(self) -> int | None:
+        """How many of the newest tokens a logit depends on; None for all.
+
+        What a layer takes from its window reaches the next layer's, so windows add up; one layer that sees everything,
+        or keeps a state, makes it all tokens.
+        """
+        windows = [layer.window for layer in self.kv_layers]
+        if self.state_layers or None in windows:
+            return None
+        return sum(window for window in windows if window is not None)
+
 
 class Model(Protocol):
     """A loaded model. Used by one forward thread only, like everything it writes to."""

@@ -17,12 +17,16 @@ FEW = 64
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """End `req` now, wherever it is; a request that ended meanwhile is left alone."""
+    """End `req` now, wherever it is; a request that ended meanwhile is left alone.
+
+    `condemned`: another output of the same prompt was; without logits of its own, what this one computed goes as well.
+    """
 
     req: Req
     reason: FinishReason | None = None
     matched_stop: str | int | None = None
     error: SlipstreamError | None = None
+    condemned: bool = False
 
 
 class Intake:

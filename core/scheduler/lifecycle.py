@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
-from core.errors import RequestFailed
 from core.memory.request_memory import RequestMemory
 from core.scheduler.outputs import Ended
 from core.scheduler.running import RunningSet
@@ -87,7 +88,11 @@ class Lifecycle:
         self.retract(req)
         self._recorder.priority_preemptions += 1
 
-    def condemn(self, req: Req, error: RequestFailed) -> None:
+    def is_without_logits(self, req: Req) -> bool:
+        """Whether it runs and no result of it has been seen since it came."""
+        return req.state is RequestState.RUNNING and not self.running.has_sampled(req.row)
+
+    def condemn(self, ended: Ended) -> None:
         """End a running request whose numbers are wrong. No later request finds anything that it computed.
 
         Its pages were offered while it was still computing, so others may read them: nodes of the prefix cache from
@@ -96,10 +101,11 @@ class Lifecycle:
         Tokens that a reader has sent stand. Each came of logits that were finite, which they are not where a key or
         value is not (record 21).
         """
+        req = ended.req
         doubt = self.memory.doubt(
             req.row, self.running.ids(req.row, int(self.running.known[req.row])), req.computed_from
         )
-        self.end(Ended(req, error=error), keep=False)
+        self.end(replace(ended, condemned=True), keep=False)
         for reader in self.running.owners(np.asarray(doubt.readers, np.int64)):
             self.retract(reader, keep=False)
         self.memory.condemn(doubt)

@@ -15,12 +15,16 @@ from core.types.request import Req
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """The terminal of one request: a reason, or the error its stream ends with. Exactly one of the two is set."""
+    """The terminal of one request: a reason, or the error its stream ends with. Exactly one of the two is set.
+
+    `condemned`: its numbers were wrong, and outputs of the same prompt are not to be trusted before they have logits.
+    """
 
     req: Req
     reason: FinishReason | None = None
     matched_stop: str | int | None = None
     error: SlipstreamError | None = None
+    condemned: bool = False
 
 
 @dataclass(frozen=True, slots=True)

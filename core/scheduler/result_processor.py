@@ -72,7 +72,7 @@ class ResultProcessor:
                 error = RequestFailed("this request's newest token was lost inside the engine")
             else:
                 error = RequestFailed("the model produced non-finite logits for this request")
-            self._lifecycle.condemn(self._req(int(result.rows[place])), error)
+            self._lifecycle.condemn(Ended(self._req(int(result.rows[place])), error=error))
         rest: Ints = places[self._is_current(result, places)]
         self._recorder.dropped(len(places) - len(rest) - failed)
         return rest
@@ -117,7 +117,7 @@ class ResultProcessor:
                 self._lifecycle.end(Ended(req, FinishReason.STOP))
             else:
                 error = RequestFailed("the model produced non-finite hidden states for this request")
-                self._lifecycle.condemn(req, error)
+                self._lifecycle.condemn(Ended(req, error=error))
 
     def _append(self, result: StepResult, places: Ints, now: float) -> StepTokens:
         running = self._running

@@ -143,7 +143,11 @@ class Scheduler:
         return submitted
 
     def _end(self, command: End) -> None:
-        self._lifecycle.end(Ended(command.req, command.reason, command.matched_stop, command.error))
+        ended = Ended(command.req, command.reason, command.matched_stop, command.error)
+        if command.condemned and self._lifecycle.is_without_logits(command.req):
+            self._lifecycle.condemn(ended)
+        else:
+            self._lifecycle.end(ended)
 
 
 def _reason(ended: Ended) -> str:

@@ -194,3 +194,17 @@ def test_a_page_that_is_not_full_is_not_vouched_for() -> None:
     memory.condemn(doubt)
     assert memory.cache.peek(ids(12), 12, "") == 4
     memory.check_integrity()
+
+
+def test_logits_vouch_for_what_they_depend_on() -> None:
+    """Windows of six tokens in all: of 18 the page that begins at 12 is vouched for, and none before it."""
+    memory = RequestMemory(RowAllocator(2), PagedKVAllocator(12, PAGE), build_prefix_cache("radix", PAGE), 64, reach=6)
+    owner = admit(memory, ids(18))
+    memory.vouch(owner.row, 18)
+    memory.release(owner.row, owner.generation, ids(18))
+    reader = admit(memory, np.append(ids(16), [99]))
+    assert reader.cached_tokens == 16
+    doubt = memory.doubt(reader.row, np.append(ids(16), [99]), reader.cached_tokens)
+    memory.release(reader.row, reader.generation, ids(0))
+    memory.condemn(doubt)
+    assert memory.cache.cached_pages == 0, "from the first page that nothing vouches for"

@@ -14,7 +14,8 @@ from core.memory.state_slots import StateSlots
 from core.memory.state_snapshots import Tracking
 from core.memory.window_bounds import WindowBounds
 from core.memory.window_pages import WindowPages
-from core.types.io import Pooling
+from core.scheduler.intake import End
+from core.types.io import FinishReason, Pooling
 from core.types.request import Req
 from tests.scheduler.harness import Harness
 
@@ -293,3 +294,19 @@ def test_samples_of_one_request_without_a_prefix_cache() -> None:
     for req in samples[1:]:
         assert req.retractions == 1
         harness.expect(req)
+
+
+@pytest.mark.parametrize("sampled", [False, True])
+def test_an_output_of_a_condemned_prompt_keeps_what_its_own_logits_vouch_for(sampled: bool) -> None:
+    """Another output of the same prompt failed. This one is in the middle of it, or has had its first token."""
+    harness = Harness(chunked_prefill_size=8)
+    sibling = harness.add(PROMPT, max_tokens=40)
+    until(harness, sibling, 1) if sampled else harness.step(run=False)
+    assert harness.memory.cache.cached_pages > 0 and bool(harness.seen[sibling].tokens) == sampled
+    harness.scheduler.intake.end(End(sibling, FinishReason.CANCELLED, condemned=True))
+    harness.drain()
+    assert harness.seen[sibling].reason is FinishReason.CANCELLED
+    assert (harness.memory.cache.cached_pages > 0) == sampled
+    again = harness.add(PROMPT, max_tokens=3)
+    harness.drain()
+    harness.expect(again)

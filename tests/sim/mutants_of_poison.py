@@ -8,7 +8,6 @@ import numpy as np
 
 from core.memory.request_memory import Doubt, RequestMemory
 from core.scheduler.lifecycle import Lifecycle
-from core.scheduler.outputs import Ended
 from core.types.arrays import Ints
 from tests.sim.mutants import Patch, mutant, put
 
@@ -16,7 +15,7 @@ from tests.sim.mutants import Patch, mutant, put
 @mutant("poison_read")
 def failed_request_is_only_ended(patch: Patch) -> None:
     """As any other request that ends: its pages stay in the cache."""
-    patch.setattr(Lifecycle, "condemn", lambda self, req, error: self.end(Ended(req, error=error)))
+    patch.setattr(Lifecycle, "condemn", lambda self, ended: self.end(ended))
 
 
 @mutant("poison_read")

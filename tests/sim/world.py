@@ -12,16 +12,15 @@ import torch
 from core.batch.schedule_batch import ScheduleBatch
 from core.device.staging import Staging
 from core.engine.adapter_table import AdapterTable
-from core.errors import Draining, EngineDead, RequestFailed
+from core.errors import Draining, EngineDead
 from core.memory.kv_allocator import PagedKVAllocator
 from core.memory.req_to_token_pool import ReqToTokenPool
 from core.memory.request_memory import RequestMemory
 from core.memory.rows import RowAllocator
 from core.prefix.registry import build_prefix_cache
 from core.scheduler.intake import End
-from core.scheduler.outputs import StepOutputs
+from core.scheduler.outputs import Ended, StepOutputs
 from core.scheduler.scheduler import Scheduler
-from core.types.request import Req
 from core.types.stats import EngineStats
 from tests.sim.adapters import AdapterTwin
 from tests.sim.classes import Classes
@@ -141,13 +140,13 @@ class World:
         """Readers of what failed are computed again: not a retraction that the policy decides."""
         lifecycle, condemn = self.scheduler._lifecycle, self.scheduler._lifecycle.condemn
 
-        def hooked(req: Req, error: RequestFailed) -> None:
+        def hooked(ended: Ended) -> None:
             before = {each: each.retractions for each in self.clients.live}
-            condemn(req, error)
+            condemn(ended)
             for reader in (each for each, retractions in before.items() if each.retractions > retractions):
                 reader.sink.forced += 1
                 self.hits("poison_reader")
-                self.story.note(f"{reader.sink.name} is computed again: it read what {req.sink.name} computed")
+                self.story.note(f"{reader.sink.name} is computed again: it read what {ended.req.sink.name} computed")
 
         lifecycle.condemn = hooked  # type: ignore[method-assign]
 

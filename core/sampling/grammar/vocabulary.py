@@ -7,9 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 import tokenizers
 
+from core.sampling.grammar.spelling import special_name, spelling_of
 from core.types.grammar import Words
-
-END = "<|end of the constrained output|>"
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,9 +16,9 @@ class Vocabulary:
     """Tokens of a served model. `end_ids` may end an output; `virtual_end`: the model has none, the id is made up."""
 
     tokenizer_json: str
-    """The Rust tokenizer, serialised; with the made-up end token if there is one."""
+    """See `spelling_of`; with the made-up end token if there is one."""
     size: int
-    """Ids, those of the model without a token included."""
+    """Ids, those of the model without a token included, and a made-up end behind them."""
     model_size: int
     """Logits of the model: masks are this wide."""
     end_ids: tuple[int, ...]
@@ -31,15 +30,14 @@ class Vocabulary:
 
         Libraries cannot do without an end token, so a model that has none gets one outside of what it can sample.
         """
-        copy = tokenizers.Tokenizer.from_str(backend.to_str())
-        if not ends:
-            copy.add_special_tokens([END])
-        size = copy.get_vocab_size(with_added_tokens=True)
-        if not ends:
-            end = copy.token_to_id(END)
-            assert end is not None, "it was added just now"
-            return cls(copy.to_str(), max(size, model_size), model_size, (end,), True)
-        return cls(copy.to_str(), max(size, model_size), model_size, ends, False)
+        copy = spelling_of(backend, model_size)
+        if ends:
+            return cls(copy.to_str(), model_size, model_size, ends, False)
+        name = special_name("end")
+        copy.add_special_tokens([name])
+        end = copy.token_to_id(name)
+        assert end is not None and end <= model_size, "it was added just now, behind tokens of the model"
+        return cls(copy.to_str(), max(end + 1, model_size), model_size, (end,), True)
 
     @property
     def words(self) -> int:
@@ -47,7 +45,7 @@ class Vocabulary:
         return -(-self.size // 64) * 2
 
     def cut(self, words: Words) -> None:
-        """Clear in int32[..., W] what the model cannot sample: the made-up end, and ids beyond its logits."""
+        """Clear in int32[..., W] what the model cannot sample: the made-up end, and the bits beyond its logits."""
         if self.virtual_end:
             end = self.end_ids[0]
             words[..., end >> 5] &= ~np.int32(np.uint32(1 << (end & 31)).astype(np.int32))

@@ -34,10 +34,12 @@ class XGrammar:
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self.vocabulary = vocabulary
-        ids = tokenizers.Tokenizer.from_str(vocabulary.tokenizer_json).get_vocab(with_added_tokens=True)
+        told = tokenizers.Tokenizer.from_str(vocabulary.tokenizer_json)
+        special = {index for index, token in told.get_added_tokens_decoder().items() if token.special}
+        # A token without text is none that a grammar can ask for.
         tokens = [""] * vocabulary.size
-        for token, index in ids.items():
-            tokens[index] = token
+        for token, index in told.get_vocab(with_added_tokens=True).items():
+            tokens[index] = "" if index in special else token
         found = xgrammar.TokenizerInfo._detect_metadata_from_hf(vocabulary.tokenizer_json)
         info = xgrammar.TokenizerInfo(
             tokens,
