@@ -259,9 +259,13 @@ class SlipstreamClient:
         response: pb.GetModelInfoResponse = await self._unary(self.stub.GetModelInfo, pb.GetModelInfoRequest())
         return response
 
-    async def server_info(self) -> pb.GetServerInfoResponse:
-        """Facts of the process, its state among them; answered while the model is loading too. Raises CallFailed."""
-        response: pb.GetServerInfoResponse = await self._unary(self.stub.GetServerInfo, pb.GetServerInfoRequest())
+    async def server_info(self, timeout: float | None = None) -> pb.GetServerInfoResponse:
+        """Facts of the process, its state among them; answered while the model is loading too.
+
+        `timeout` is the call's deadline in seconds; without one a server that hangs is waited for. Raises CallFailed.
+        """
+        request = pb.GetServerInfoRequest()
+        response: pb.GetServerInfoResponse = await self._unary(self.stub.GetServerInfo, request, timeout)
         return response
 
     async def _unary(self, method: Any, request: Any, timeout: float | None = None) -> Any:

@@ -74,7 +74,10 @@ class InputProcessor:
         prompt = np.asarray(ids, np.int64)
         if len(prompt) == 0:
             raise InvalidRequest.of(field, "must not be empty")
-        self._refuse_foreign_ids(field, prompt)
+        if request.token_ids is not None:
+            self._refuse_foreign_ids(field, prompt)
+        else:
+            self._refuse_foreign_tokenisation(field, prompt)
         if len(prompt) > self._max_input:
             raise InvalidRequest.of(field, f"has {len(prompt)} tokens, but the model takes at most {self._max_input}")
         if self._encoder is not None and not self._memory.fits_alone(1, len(prompt)):
@@ -196,9 +199,20 @@ class InputProcessor:
         self._workers.close()
 
     def _refuse_foreign_ids(self, field: str, ids: Ints) -> None:
-        bad = np.flatnonzero((ids < 0) | (ids >= self._vocab_size))
+        bad = self._foreign(ids)
         if len(bad):
             raise InvalidRequest.of(f"{field}[{bad[0]}]", f"must be between 0 and {self._vocab_size - 1}")
+
+    def _refuse_foreign_tokenisation(self, field: str, ids: Ints) -> None:
+        """A tokenizer may know more tokens than the model has logits for."""
+        bad = self._foreign(ids)
+        if bad.size:
+            text = f"its tokenisation has token {ids[bad[0]]}, for which the model has no logits"
+            raise InvalidRequest.of(field, f"{text}: they are for tokens 0 to {self._vocab_size - 1}")
+
+    def _foreign(self, ids: Ints) -> Ints:
+        """int64[m], the places in `ids` of those outside the logits."""
+        return np.flatnonzero((ids < 0) | (ids >= self._vocab_size))
 
     def _max_new_tokens(self, params: SamplingParams, prompt_len: int, violations: list[FieldViolation]) -> int:
         """The output's limit. What is asked explicitly must fit; what is left open is cut to what fits."""

@@ -36,7 +36,8 @@ class CheckpointConfig:
     dtype: str | None
     """What the weights were saved in, if the configuration says so."""
     eos_token_ids: tuple[int, ...]
-    """All ids that end an output: those of config.json and of generation_config.json, which often differ."""
+    """All ids that end an output: those of config.json and of generation_config.json, which often differ, as they stand
+    there: `own_ids` has those that the model can sample."""
     bos_token_id: int | None
     is_encoder_decoder: bool
     sampling_defaults: Mapping[str, float | int] = field(default_factory=dict)
@@ -49,12 +50,12 @@ def own_ids(checkpoint: CheckpointConfig, vocab_size: int) -> dict[str, Any]:
     """The token ids of a `ModelSpec` with so many logits. One without a logit can never be sampled, so it is left out:
     forbidding it for `min_tokens` would reach outside the logits, which on CUDA ends the process.
     """
-    foreign = [token for token in checkpoint.eos_token_ids if token >= vocab_size]
+    foreign = [token for token in checkpoint.eos_token_ids if not 0 <= token < vocab_size]
     if foreign:
-        log.warning("%s: eos_token_id %s is beyond the %d logits", checkpoint.path.name, foreign, vocab_size)
+        log.warning("%s: eos_token_id %s is outside the %d logits", checkpoint.path.name, foreign, vocab_size)
     bos = checkpoint.bos_token_id
     return {
-        "eos_token_ids": tuple(token for token in checkpoint.eos_token_ids if token < vocab_size),
+        "eos_token_ids": tuple(token for token in checkpoint.eos_token_ids if 0 <= token < vocab_size),
         "bos_token_id": None if bos is None or bos >= vocab_size else bos,
     }
 
@@ -91,7 +92,7 @@ def read_checkpoint_config(directory: str | Path) -> CheckpointConfig:
         context_length=_context_length(text),
         dtype=_dtype(outer, text),
         eos_token_ids=_eos_ids(sources),
-        bos_token_id=next((ids[0] for ids in (_ids(s.get("bos_token_id")) for s in sources) if ids), None),
+        bos_token_id=next((i for s in sources for i in _numbers(s.get("bos_token_id")) if i >= 0), None),
         is_encoder_decoder=outer.get("is_encoder_decoder") is True,
         sampling_defaults=_sampling_defaults(generation_file, generation),
         quantization=_quantization(path, outer, text),
@@ -152,14 +153,14 @@ def _quantization(path: Path, outer: dict[str, Any], text: dict[str, Any]) -> di
 
 
 def _eos_ids(sources: tuple[dict[str, Any], ...]) -> tuple[int, ...]:
-    ids = [i for source in sources for i in _ids(source.get("eos_token_id"))]
+    ids = [i for source in sources for i in _numbers(source.get("eos_token_id"))]
     return tuple(dict.fromkeys(ids))
 
 
-def _ids(value: Any) -> list[int]:
-    """Token ids given as one number, a list, or not at all."""
+def _numbers(value: Any) -> list[int]:
+    """Given as one number, a list, or not at all."""
     values = value if isinstance(value, list) else [value]
-    return [int(v) for v in values if _is_int(v) and v >= 0]
+    return [int(v) for v in values if _is_int(v)]
 
 
 def _sampling_defaults(file: Path, generation: dict[str, Any]) -> dict[str, float | int]:

@@ -9,13 +9,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from service.commands.waiting import wait_option, wait_until_loaded
-from service.server_access import ServerAccess, access_options
+from service.server_access import DEFAULT_SERVER, ServerAccess, access_options, server_option
 
 if TYPE_CHECKING:
     from service.adapter_client import AdapterClient
     from service.pb.slipstream.v1 import adapters_pb2 as pb
 
-DEFAULT_SERVER = "127.0.0.1:50051"
 COLUMNS = ("name", "state", "rank", "bytes", "pinned", "requests", "idle")
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -35,8 +34,7 @@ def adapters() -> None:
 
 
 def _reaching(command: Command) -> Command:
-    option = click.option("--server", metavar="HOST:PORT", default=DEFAULT_SERVER, show_default=True, help="Ask it.")
-    return option(wait_option(access_options(command)))
+    return server_option("Ask it.", DEFAULT_SERVER)(wait_option(access_options(command)))
 
 
 @adapters.command(name="list")

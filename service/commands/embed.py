@@ -16,7 +16,7 @@ from service.cli_options import GroupedCommand, setting_options
 from service.commands.generate import ENGINE_GROUPS
 from service.commands.waiting import wait_option, wait_until_loaded
 from service.config import ServerConfig
-from service.server_access import ServerAccess, access_options
+from service.server_access import ServerAccess, access_options, server_option
 from service.settings import load
 
 POOLINGS = ("last", "mean", "cls")
@@ -24,7 +24,7 @@ POOLINGS = ("last", "mean", "cls")
 
 @click.command(cls=GroupedCommand)
 @click.argument("texts", nargs=-1, required=True, metavar="TEXT...")
-@click.option("--server", metavar="HOST:PORT", help="Ask this server instead of loading a model here.")
+@server_option("Ask this server instead of loading a model here.")
 @wait_option
 @access_options
 @click.option("--adapter", metavar="NAME", help="With --server: use this LoRA adapter of the server.")

@@ -18,7 +18,7 @@ from core.types.constraint import Constraint, ConstraintKind
 from service.cli_options import GroupedCommand, setting_options
 from service.commands.waiting import wait_option, wait_until_loaded
 from service.config import ServerConfig
-from service.server_access import ServerAccess, access_options
+from service.server_access import ServerAccess, access_options, server_option
 from service.settings import load
 
 ENGINE_GROUPS = ("Model", "Device", "Memory", "Scheduling", "Constraints")
@@ -26,7 +26,7 @@ ENGINE_GROUPS = ("Model", "Device", "Memory", "Scheduling", "Constraints")
 
 @click.command(cls=GroupedCommand)
 @click.argument("text")
-@click.option("--server", metavar="HOST:PORT", help="Ask this server instead of loading a model here.")
+@server_option("Ask this server instead of loading a model here.")
 @wait_option
 @access_options
 @click.option(

@@ -8,16 +8,23 @@ from typing import Any
 
 import click
 
-from service.server_access import ServerAccess, access_options
+from service.seconds import Seconds
+from service.server_access import DEFAULT_SERVER, ServerAccess, access_options, server_option
 
-DEFAULT_SERVER = "127.0.0.1:50051"
 DEFAULT_SECONDS = 5.0
 
 
 @click.command()
-@click.option("--server", metavar="HOST:PORT", default=DEFAULT_SERVER, show_default=True, help="Ask it.")
+@server_option("Ask it.", DEFAULT_SERVER)
 @click.option("--live", is_flag=True, help="Ask whether it is alive, not whether it is ready.")
-@click.option("--timeout", default=DEFAULT_SECONDS, show_default=True, help="Seconds to wait for the answer.")
+@click.option(
+    "--timeout",
+    metavar="SECONDS",
+    type=Seconds(0),
+    default=DEFAULT_SECONDS,
+    show_default=True,
+    help="Seconds to wait for the answer.",
+)
 @access_options
 def health(server: str, live: bool, timeout: float, **options: Any) -> None:
     """Say whether a server is ready for requests. Exit codes: 0 it is, 1 it is not or did not answer."""

@@ -10,8 +10,10 @@ from typing import Any
 
 import click
 
+from service.seconds import Seconds
+
 DEFAULT_ADDRESS = "http://127.0.0.1:9464"
-LENGTH = click.FloatRange(0, 60, min_open=True)
+LENGTH = Seconds(0, 60, min_open=True)
 FILE = click.Path(dir_okay=False, path_type=Path)
 ANSWER_SECONDS = 60.0
 """What the server may take after the recording, to write a long one."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Awaitable
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from core.models.base import ModelSpec
 from core.scheduler.sampling_table import SamplingTable
 from core.types.request import Req
 from core.types.sampling_params import SamplingParams
-from service.client import SlipstreamClient
+from service.client import CallFailed, SlipstreamClient
 from tests.fakes.checkpoints import EOS_ID, VOCAB_SIZE, make_checkpoint
 from tests.fakes.encoder_decoders import make_encoder_decoder
 from tests.fakes.real_server import serve_checkpoint
@@ -76,3 +77,26 @@ def test_an_index_outside_the_logits_is_stopped_before_the_device(asked: dict[st
     req.row = 1
     with pytest.raises(InvariantViolation, match="bias_in_logits"):
         table.fill(req)
+
+
+async def test_a_text_with_a_token_that_has_no_logit_is_refused_as_a_text(tmp_path: Path) -> None:
+    """Its caller knows no ids, so neither a place among them nor their range says what is wrong."""
+    logits = VOCAB_SIZE - 20
+    text = "the quick brown fox"
+    async with serve_checkpoint(make_checkpoint("llama", tmp_path, vocab_size=logits)) as (_, client):
+        ids = await client.tokenize(text)
+        token = next(token for token in ids if token >= logits)
+        said = f"its tokenisation has token {token}, for which the model has no logits: "
+        said += f"they are for tokens 0 to {logits - 1}"
+        assert await refused_fields(client.complete(text)) == {"text": said}
+        assert await refused_fields(client.embed("a", text)) == {"inputs[1].text": said}
+        (chat,) = (await refused_fields(client.complete([{"role": "user", "content": text}]))).items()
+        assert chat[0] == "chat.messages" and "for which the model has no logits" in chat[1]
+        found = await refused_fields(client.complete([5, token]))
+        assert found == {"token_ids.ids[1]": f"must be between 0 and {logits - 1}"}
+
+
+async def refused_fields(call: Awaitable[object]) -> dict[str, str]:
+    with pytest.raises(CallFailed) as refused:
+        await call
+    return refused.value.fields

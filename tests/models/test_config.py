@@ -126,5 +126,13 @@ def test_missing_directory_and_missing_config(tmp_path: Path) -> None:
 def test_ends_without_a_logit_are_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     found = read(tmp_path, {**PLAIN, "eos_token_id": [7, 2**40], "bos_token_id": 3}, {"eos_token_id": 64})
     assert own_ids(found, 64) == {"eos_token_ids": (7,), "bos_token_id": 3}
-    assert "[64, 1099511627776] is beyond the 64 logits" in caplog.text
+    assert "[64, 1099511627776] is outside the 64 logits" in caplog.text
     assert own_ids(found, 3) == {"eos_token_ids": (), "bos_token_id": None}
+
+
+def test_a_negative_end_is_left_out_and_told_like_one_that_is_too_large(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    found = read(tmp_path, {**PLAIN, "eos_token_id": 7, "bos_token_id": 3}, {"eos_token_id": -1, "bos_token_id": -1})
+    assert own_ids(found, 64) == {"eos_token_ids": (7,), "bos_token_id": 3}
+    assert "eos_token_id [-1] is outside the 64 logits" in caplog.text

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from tests.mutants.mutant import Mutant
 
+ACCESS = "tests/service/test_server_access.py::"
 ADAPTERS = "tests/service/test_adapters.py::"
 COMMANDS = "tests/service/test_commands.py::"
+WAITING = "tests/service/test_waiting_answers.py::"
 
 COMMANDING: tuple[Mutant, ...] = (
     Mutant(
@@ -71,5 +73,53 @@ COMMANDING: tuple[Mutant, ...] = (
         "{beside / work:.0%}",
         "{1 - beside / work:.0%}",
         COMMANDS + "test_trace_asks_for_its_seconds_and_tells_what_ran_beside_the_device[]",
+    ),
+    Mutant(
+        "empty-server-loads-a-model",
+        "--server with an empty value is refused, not taken for a command without a server",
+        "service/server_access.py",
+        "if not target.strip():",
+        "if not target and value is None:",
+        ACCESS + "test_every_command_refuses_what_is_no_server[-must not be empty-generate x]",
+    ),
+    Mutant(
+        "port-modulo-65536",
+        "a port that does not exist is refused, not taken for another",
+        "service/server_access.py",
+        "1 <= int(significant or 0) <= MAX_PORT",
+        "1 <= int(significant or 0)",
+        ACCESS + "test_a_port_that_does_not_exist_is_refused_in_every_scheme",
+    ),
+    Mutant(
+        "nan-seconds",
+        "nan is no number of seconds",
+        "service/seconds.py",
+        "if math.isnan(found):",
+        "if found is None:",
+        COMMANDS + "test_seconds_are_a_number_and_not_negative",
+    ),
+    Mutant(
+        "frozen-server-without-bound",
+        "a command waits no longer than --wait for a server that stopped answering",
+        "service/commands/waiting.py",
+        "min(ANSWER_SECONDS, left), gone",
+        "ANSWER_SECONDS, gone",
+        WAITING + "test_a_server_that_stops_answering_is_waited_for_as_long_as_was_asked",
+    ),
+    Mutant(
+        "silent-port-without-bound",
+        "a port that says nothing is not waited for",
+        "service/client.py",
+        "self.stub.GetServerInfo, request, timeout)",
+        "self.stub.GetServerInfo, request)",
+        WAITING + "test_a_port_that_says_nothing_is_no_server",
+    ),
+    Mutant(
+        "busy-loader-given-up",
+        "a loading server that is too busy to answer is asked again",
+        "service/commands/waiting.py",
+        "        if found is _Answer.OTHER:\n",
+        "        if found is not _Answer.LOADING:\n",
+        WAITING + "test_a_question_that_is_not_answered_while_it_loads_is_asked_again",
     ),
 )

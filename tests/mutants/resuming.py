@@ -129,4 +129,12 @@ RESUMING: tuple[Mutant, ...] = (
         "elif isinstance(error, EngineDead) and emitted:",
         "tests/service/test_statuses.py::test_failures_inside_a_stream_look_the_same",
     ),
+    Mutant(
+        "kept-id-refused-to-all",
+        "the id of a stream that is over and kept is refused to other resumable requests only",
+        "service/servicers/inference.py",
+        "if request.resumable:",
+        "if request.request_id:",
+        ATTACH + "test_the_id_of_a_stream_that_is_over_and_kept_is_free_for_a_request_that_is_not_resumable",
+    ),
 )

@@ -80,3 +80,14 @@ def test_the_ready_line_tells_the_ports_that_were_bound() -> None:
     assert ready_line(server) == (
         "slipstream: serving fake on 10.0.0.1:5001, metrics on http://127.0.0.1:9001/metrics (Ctrl-C drains)"
     )
+
+
+@pytest.mark.parametrize(
+    "command",
+    [("generate", "x", "--wait"), ("adapters", "list", "--wait"), ("health", "--timeout"), ("trace", "--seconds")],
+    ids=" ".join,
+)
+@pytest.mark.parametrize("seconds", ["nan", "-1"])
+def test_seconds_are_a_number_and_not_negative(command: tuple[str, ...], seconds: str) -> None:
+    done = CliRunner().invoke(cli, [*command, seconds])
+    assert done.exit_code == 2 and f"Invalid value for '{command[-1]}'" in done.output, done.output

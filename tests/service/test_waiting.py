@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import re
+import signal
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -17,9 +18,11 @@ from service.client import CallFailed, SlipstreamClient
 from service.pb.slipstream.v1 import inference_pb2 as pb
 from tests.fakes.checkpoints import make_checkpoint
 from tests.fakes.fleet import free_port
+from tests.fakes.within import within
 
 ROOT = Path(__file__).resolve().parents[2]
 START_SECONDS = 150.0
+END_SECONDS = 30.0
 COMMANDS = {
     ("generate", "hello", "--max-tokens", "3"): "0 1 2 \n",
     ("embed", "hello", "--no-normalize", "--dimensions", "2"): "[5.0, 0.0]\n",
@@ -122,6 +125,24 @@ async def test_a_server_that_fails_to_load_is_not_waited_for_to_the_end(tmp_path
         code, out, err = await ended(waiting)
         assert (code, out) == (1, "")
         assert err.startswith(f"Error: the server at {server.target} went away while it was loading; its log says why")
+
+
+async def test_a_server_that_freezes_while_it_loads_is_waited_for_as_long_as_was_asked(
+    tmp_path: Path, checkpoint: Path
+) -> None:
+    async with loading(tmp_path, checkpoint) as server:
+        waiting = await started("service", "generate", "hello", "--server", server.target, "--wait", "2")
+        try:
+            assert await line(waiting) == server.told(2)
+            server.process.send_signal(signal.SIGSTOP)
+            async with within(END_SECONDS, "the command ends"):
+                out, err = await waiting.communicate()
+            assert (waiting.returncode, out) == (1, b"")
+            assert err.decode().startswith(f"Error: the server at {server.target} ") and b" 2 s" in err
+        finally:
+            if waiting.returncode is None:
+                waiting.kill()
+                await waiting.wait()
 
 
 async def test_a_server_that_is_not_there_is_not_waited_for() -> None:

@@ -164,6 +164,15 @@ async def test_the_same_request_sent_again_is_the_same_stream_and_another_is_ref
         assert server.engine.stats.generation_tokens <= 202, "generated once"
 
 
+async def test_the_id_of_a_stream_that_is_over_and_kept_is_free_for_a_request_that_is_not_resumable() -> None:
+    async with kept_server() as server, server.client() as client:
+        kept = await uninterrupted(client, PROMPT, max_tokens=20, request_id="mine", resumable=True, **GREEDY)
+        with granted("no live request has the id"):
+            plain = await uninterrupted(client, PROMPT, max_tokens=30, request_id="mine", **GREEDY)
+        assert len(plain.ids[0]) == 30
+        assert (await rest(client, "mine", Seen())).outcome == kept.outcome, "it is kept all the same"
+
+
 async def test_nobody_comes_in_time() -> None:
     async with kept_server(resume_seconds=0.2) as server, server.client() as client:
         call, seen = await begun(client, "mine")
