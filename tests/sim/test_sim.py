@@ -20,7 +20,7 @@ from tests.sim.sweep import Sweep, corpus, play, sweep, told
 from tests.tidy.source import ROOT
 
 SEEDS = 200
-LONG_SEEDS = 8_000
+LONG_SEEDS = 4_000
 HITS = 10
 """More often must each of these have happened in a sweep: a fault that is never hit proves nothing."""
 SELDOM = {
