@@ -78,7 +78,7 @@ async def _check_health(client: SlipstreamClient, latencies: list[float], answer
         await asyncio.sleep(0.02)
 
 
-@pytest.mark.parametrize("seconds", [3.0, pytest.param(60.0, marks=pytest.mark.soak)])
+@pytest.mark.parametrize("seconds", [6.0, pytest.param(60.0, marks=pytest.mark.soak)])
 async def test_three_times_its_capacity_costs_it_nothing_of_it(
     launch: Launch, seconds: float, seed: int, scorecard: Scorecard
 ) -> None:
@@ -94,7 +94,7 @@ async def test_three_times_its_capacity_costs_it_nothing_of_it(
     async with AsyncExitStack() as stack:
         clients = [await stack.enter_async_context(server.client()) for _ in range(5)]
         vocab = (await clients[0].model_info()).vocab_size
-        peak = await _peak(clients[0], min(seconds, 3.0))
+        peak = await _peak(clients[0], min(seconds, 6.0))
         checking = asyncio.create_task(_check_health(clients.pop(), latencies, answers))
         began = time.monotonic()
         tally = await _flood(clients, 3 * peak, seconds, random.Random(seed))
