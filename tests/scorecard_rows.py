@@ -41,7 +41,10 @@ ROWS: dict[int, tuple[str, str]] = {
     27: ("KV isolation: freed pages poisoned, prefix hashes colliding, salts", "no foreign read, no cross-tenant hit"),
     28: ("edges of every parameter, fuzzed protobufs", "documented codes only; refused in 50 ms, megabytes in 1 s"),
     29: ("edges of token ids beside a good stream", "INVALID_ARGUMENT; the good stream unchanged"),
-    30: ("doubled input size", "3 times the time or less, on average over three doublings and more; the loop 20 ms late or less"),
+    30: (
+        "doubled input size",
+        "3 times the time or less, on average over three doublings and more; the loop 20 ms late or less",
+    ),
     31: ("texts of errors", "no path, address, class name or prompt in them"),
     32: ("authentication of every method", "default deny; health only is open"),
     33: ("static bans and bind addresses", "nothing found"),
