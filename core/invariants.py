@@ -41,6 +41,7 @@ HOST_CHECKS: tuple[str, ...] = (
     "output_position",
     "bias_in_logits",
     "terminal_once",
+    "tenant_books",
     "streams_distinct",
     "staging_consumed",
     "adapter_slot_filled",

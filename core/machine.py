@@ -7,6 +7,7 @@ and its pools are killed when they fill. Linux keeps the limits as files of cont
 
 from __future__ import annotations
 
+import ctypes
 import math
 import os
 from collections.abc import Iterator
@@ -14,6 +15,7 @@ from pathlib import Path, PurePosixPath
 
 GROUPS = Path("/sys/fs/cgroup")
 OF_THIS_PROCESS = Path("/proc/self/cgroup")
+OF_THE_MACHINE = Path("/proc/meminfo")
 
 MEMORY_FILES = (
     ("memory.max", "memory.current", "inactive_file"),
@@ -41,6 +43,30 @@ def free_memory() -> int:
             if limit is not None and used is not None:
                 found = min(found, limit - used + _line_of(group / "memory.stat", given_up))
     return max(0, int(found))
+
+
+def memory_share() -> float:
+    """Share of the memory that is in use, 0 to 1: of the machine, or of the limit that is nearest to being reached.
+
+    What the kernel gives up by itself is not in use. 0 where nothing says.
+    """
+    found = 0.0
+    free, total = (_line_of(OF_THE_MACHINE, name) for name in ("MemAvailable:", "MemTotal:"))
+    if total:
+        found = 1 - free / total
+    for group in _groups("memory"):
+        for limit_file, used_file, given_up in MEMORY_FILES:
+            limit, used = _number(group / limit_file), _number(group / used_file)
+            if limit and used is not None:
+                found = max(found, (used - _line_of(group / "memory.stat", given_up)) / limit)
+    return max(0.0, found)
+
+
+def give_back_memory() -> None:
+    """Have the allocator return what was freed to the system, where it can be asked to. Takes milliseconds."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
 
 
 def _groups(controller: str) -> Iterator[Path]:
@@ -80,6 +106,6 @@ def _number(file: Path) -> int | None:
 def _line_of(file: Path, name: str) -> int:
     try:
         lines = (line.split() for line in file.read_text().splitlines())
-        return next((int(value) for key, value in lines if key == name), 0)
+        return next((int(value) for key, value, *_unit in lines if key == name), 0)
     except (OSError, ValueError):
         return 0

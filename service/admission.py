@@ -80,26 +80,30 @@ class Admission:
         finally:
             self.leave()
 
-    async def enter(self, deadline: float | None = None) -> None:
-        """Take a place, as `slot` does, for a holder that is no block of code; `leave` gives it back."""
-        await self._enter(deadline)
-        self._open += 1
-
-    def leave(self) -> None:
-        """Give a place back that `enter` took."""
-        self._open -= 1
-        self._slots.release()
-
-    async def _enter(self, deadline: float | None) -> None:
+    def refuse_hopeless(self) -> None:
+        """Raise Overloaded if `enter` would refuse at once, whatever it is asked for."""
         if self._waiting >= self._max_waiters:
             raise self._refusal()
+
+    async def enter(self, deadline: float | None = None, places: int = 1) -> None:
+        """Take places, as `slot` takes one, for a holder that is no block of code; `leave` gives them back."""
+        await self._enter(deadline, places)
+        self._open += 1
+
+    def leave(self, places: int = 1) -> None:
+        """Give back what one `enter` took."""
+        self._open -= 1
+        self._slots.release(places)
+
+    async def _enter(self, deadline: float | None, places: int) -> None:
+        self.refuse_hopeless()
         left = math.inf if deadline is None else deadline - time.monotonic()
         if left <= 0:
             raise DeadlinePassed("the deadline passed before the request was admitted")
         self._waiting += 1
         try:
             async with asyncio.timeout(min(self._max_wait, left)):
-                await self._pass_line()
+                await self._pass_line(places)
         except TimeoutError:
             if left <= self._max_wait:
                 raise DeadlinePassed("the deadline passed before the request was admitted") from None
@@ -107,15 +111,15 @@ class Admission:
         finally:
             self._waiting -= 1
 
-    async def _pass_line(self) -> None:
+    async def _pass_line(self, places: int) -> None:
         async with self._line:
-            await self._slots.acquire()
+            await self._slots.acquire(places)
             if self._throttler is None:
                 return
             try:
                 await self._throttler.acquire()  # type: ignore[no-untyped-call]
             except BaseException:
-                self._slots.release()
+                self._slots.release(places)
                 raise
 
     def _refusal(self) -> Overloaded:
@@ -132,21 +136,21 @@ class _Slots:
         self._limit, self._taken = limit, 0
         self._room: asyncio.Future[None] | None = None
 
-    def locked(self) -> bool:
-        """Whether nobody could acquire now."""
-        return self._taken >= self._limit
+    def locked(self, wanted: int = 1) -> bool:
+        """Whether there is no room for so many."""
+        return self._taken + wanted > self._limit
 
-    async def acquire(self) -> None:
-        while self.locked():
+    async def acquire(self, count: int) -> None:
+        while self.locked(count):
             self._room = asyncio.get_running_loop().create_future()
             try:
                 await self._room
             finally:
                 self._room = None
-        self._taken += 1
+        self._taken += count
 
-    def release(self) -> None:
-        self._taken -= 1
+    def release(self, count: int) -> None:
+        self._taken -= count
         self._wake()
 
     def resize(self, limit: float) -> None:
@@ -154,7 +158,7 @@ class _Slots:
         self._wake()
 
     def _wake(self) -> None:
-        if self._room is not None and not self._room.done() and not self.locked():
+        if self._room is not None and not self._room.done():
             self._room.set_result(None)
 
 

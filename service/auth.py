@@ -1,4 +1,4 @@
-"""Who may call: every method but health needs a bearer token, also those that nobody has thought of yet.
+"""Who calls, and whether it may: all but public methods need a bearer token, also those yet to be written.
 
 A refused call never has its message read: the refusal is another handler, chosen before grpc looks at the request.
 """
@@ -16,17 +16,15 @@ import grpc.aio
 
 from service.auth_tokens import Caller, TokenBook
 from service.interceptors import Around, Context, wrap
+from service.permissions import METHODS, Permission, Permissions, is_public, why_not
 from service.reloaded import Reloaded
-from service.status import TokenRevoked, Unauthenticated
-
-PUBLIC_SERVICES = frozenset({"grpc.health.v1.Health"})
-"""Kubelets and load balancers have no token; all that they learn is whether the server is up."""
+from service.status import NotPermitted, TokenRevoked, Unauthenticated
 
 AUTHORIZATION = "authorization"
 SCHEME = "bearer"
 
 caller_name: ContextVar[str | None] = ContextVar("slipstream_caller", default=None)
-"""Within a call: the name beside the caller's token; None on public methods and without authentication."""
+"""Within a call: the name beside the caller's token, or in its certificate; None where callers have none."""
 
 
 class AuthInterceptor(grpc.aio.ServerInterceptor):
@@ -45,10 +43,10 @@ class AuthInterceptor(grpc.aio.ServerInterceptor):
         continuation: Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler[Any, Any] | None]],
         handler_call_details: grpc.HandlerCallDetails,
     ) -> grpc.RpcMethodHandler[Any, Any] | None:
-        """The handler itself on public services, the handler under watch for a known caller, else a refusal."""
+        """The handler itself on public methods, the handler under watch for a known caller, else a refusal."""
         handler = await continuation(handler_call_details)
         method: str = handler_call_details.method
-        if handler is None or method.strip("/").rpartition("/")[0] in PUBLIC_SERVICES:
+        if handler is None or is_public(method):
             return handler
         metadata: Any = handler_call_details.invocation_metadata
         presented = presented_token(metadata or ())
@@ -74,6 +72,33 @@ class AuthInterceptor(grpc.aio.ServerInterceptor):
                 watch.end()
 
         return around
+
+
+class PermissionInterceptor(grpc.aio.ServerInterceptor):
+    """Refuses callers by METHODS, before their message is read. Goes behind the one that names callers."""
+
+    def __init__(self, permissions: Permissions) -> None:
+        self._permissions = permissions
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler[Any, Any] | None]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> grpc.RpcMethodHandler[Any, Any] | None:
+        """The handler itself where every caller may call, else the handler behind a look at the caller's name."""
+        handler = await continuation(handler_call_details)
+        method: str = handler_call_details.method
+        permission = METHODS.get(method)
+        if handler is None or permission is Permission.PUBLIC or permission is Permission.CALL:
+            return handler
+        return wrap(handler, method, self._around)
+
+    @asynccontextmanager
+    async def _around(self, method: str, _context: Context) -> AsyncIterator[None]:
+        caller, permission = caller_name.get(), METHODS.get(method)
+        if permission is None or not self._permissions.may(caller, permission):
+            raise NotPermitted(why_not(caller, permission))
+        yield
 
 
 class _Watch:

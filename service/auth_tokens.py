@@ -54,6 +54,11 @@ class TokenBook:
         """Whether the token that `caller` once presented is still listed."""
         return self._matching(caller.digest) is not None
 
+    def limited_to(self, digests: frozenset[bytes]) -> TokenBook:
+        """Those of its tokens whose digests are among `digests`."""
+        listed = {caller.digest: caller for caller in self._callers}
+        return TokenBook(listed[each] for each in listed.keys() & digests)
+
     def _matching(self, digest: bytes) -> Caller | None:
         found: Caller | None = None
         for caller in self._callers:
@@ -65,7 +70,24 @@ class TokenBook:
 
 def token_file(path: str | Path) -> Reloaded[TokenBook]:
     """The tokens of the file at `path`, read again when it changes. Raises StartupError."""
-    return Reloaded("token file", (path,), lambda contents: parse_tokens(contents[0], path))
+    return Reloaded("token file", (path,), lambda contents: parse_tokens(contents[0], path), _still_listed)
+
+
+def _still_listed(last: TokenBook, contents: tuple[bytes, ...] | None) -> TokenBook:
+    """Of the last good state what a bad file is seen to hold; of one that cannot be read, nothing.
+
+    No token is new here: the beginning of one, in a file that is half written, must not become one.
+    """
+    secrets = () if contents is None else _secrets(contents[0])
+    found = frozenset(_digest_of(secret) for secret in secrets)
+    return last.limited_to(found)
+
+
+def _secrets(content: bytes) -> Iterator[str]:
+    """What stands where lines have their token, good or not."""
+    for line in content.decode("ascii", "replace").splitlines():
+        if not line.strip().startswith("#"):
+            yield line.strip().rpartition(":")[2]
 
 
 def parse_tokens(content: bytes, path: str | Path) -> TokenBook:

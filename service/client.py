@@ -1,7 +1,8 @@
 """A small asynchronous client: what the command line, the demo and the tests speak to a server with.
 
-It knows the wire and nothing of core. Retries are gRPC's own, by the service config below: only UNAVAILABLE, and only
-before the first message, since a stream that has begun is never repeated.
+It knows the wire and nothing of core. Retries are gRPC's own, by the service config below: UNAVAILABLE, and
+RESOURCE_EXHAUSTED where the server says when to come back. Only before the first message: a stream that has begun is
+never repeated.
 """
 
 from __future__ import annotations
@@ -28,17 +29,20 @@ SERVICE_CONFIG: dict[str, Any] = {
         {
             "name": [{"service": "slipstream.v1.InferenceService"}],
             "retryPolicy": {
-                "maxAttempts": 3,
+                "maxAttempts": 2,
                 "initialBackoff": "0.1s",
                 "maxBackoff": "2s",
                 "backoffMultiplier": 2,
-                "retryableStatusCodes": ["UNAVAILABLE"],
+                "retryableStatusCodes": ["UNAVAILABLE", "RESOURCE_EXHAUSTED"],
             },
         }
     ],
     "retryThrottling": {"maxTokens": 10, "tokenRatio": 0.1},
 }
-"""The service config that every client should use; `service/README.md` publishes the same."""
+"""The service config that every client should use; `service/README.md` publishes the same.
+
+One retry: a request that kills the process which serves it costs two servers and not the fleet. The server's
+`grpc-retry-pushback-ms` decides about RESOURCE_EXHAUSTED: after how long, or with -1 not at all."""
 
 FLEET_CONFIG: dict[str, Any] = SERVICE_CONFIG | {
     "loadBalancingConfig": [{"round_robin": {}}],

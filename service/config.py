@@ -23,10 +23,12 @@ from service.engine_settings import EngineSettings, default_of
 from service.settings import setting
 
 TRACE_ENDPOINTS = ("off", "local", "any")
+UNNAMED_CALLERS = ("generate", "watch", "all")
 LOG_LEVELS = ("debug", "info", "warning", "error")
 MAX_PORT = 65535
 BUNDLED_NAME = "slipstream-bundled"
 REFUSAL_ROOM = 256
+ANY_NAME = "*"
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,12 +39,21 @@ class ServerConfig(EngineSettings):
     port: int = setting(50051, int, "Network", "gRPC port; 0 picks a free one.", low=0)
     metrics_host: str = setting("127.0.0.1", str, "Network", "Address of the metrics port.")
     metrics_port: int = setting(9464, int, "Network", "HTTP port of /metrics; 0 picks a free one.", low=0)
+    metrics_names: str | None = setting(
+        None,
+        str,
+        "Network",
+        "Names, with commas, by which the metrics port may be asked, beside addresses, localhost and names without a"
+        " dot; .NAME: and all below it.",
+        metavar="NAMES",
+    )
     health_port: int | None = setting(None, int, "Network", "Port for health checks alone, never with TLS.", low=0)
     trace_endpoint: str = setting(
         "local",
         str,
         "Network",
-        "Who may have /trace of the metrics port record what scheduler and device do: nobody, this machine, or anyone.",
+        "Who may have /trace of the metrics port record what scheduler and device do: nobody, the server's user on its "
+        "machine, or anyone.",
         choices=TRACE_ENDPOINTS,
     )
     ui: bool = setting(
@@ -84,12 +95,27 @@ class ServerConfig(EngineSettings):
     auth_recheck_seconds: float = setting(
         30.0, float, "Security", "Seconds after which a revoked token has ended its streams.", low=0.05
     )
-    adapter_admins: str | None = setting(
+    admins: str | None = setting(
         None,
         str,
         "Security",
-        "Names in the token file, with commas, that may load and unload adapters; unset: every caller may.",
+        "Names of callers, with commas, that load adapters, flush the cache of all tenants, and see the load of all.",
         metavar="NAMES",
+    )
+    grammar_callers: str | None = setting(
+        None,
+        str,
+        "Security",
+        "Names of callers, with commas, that may constrain outputs by grammars of their own (ebnf); *: all callers.",
+        metavar="NAMES",
+    )
+    unnamed_callers: str = setting(
+        "generate",
+        str,
+        "Security",
+        "What callers without a name may do, so without tokens and client certificates anyone: generate; watch, which "
+        "also shows them the prompts and outputs of each other, and flushes the cache; all, adapters included.",
+        choices=UNNAMED_CALLERS,
     )
     tenants_file: str | None = setting(
         None,
@@ -109,6 +135,13 @@ class ServerConfig(EngineSettings):
         "Authorities in PEM, one of which must have signed a client's certificate; unset: clients need none.",
         metavar="FILE",
     )
+    tls_client_names: str | None = setting(
+        None,
+        str,
+        "Security",
+        "Names in client certificates, with commas, that may call; * is every certificate of the authorities.",
+        metavar="NAMES",
+    )
 
     max_concurrent_requests: int | None = setting(
         None,
@@ -123,7 +156,7 @@ class ServerConfig(EngineSettings):
     admission_wait: float = setting(
         1.0, float, "Limits", "Seconds a call waits for either of these limits before it is refused.", low=0.001
     )
-    max_text_calls: int = setting(64, int, "Limits", "Most Tokenize and Detokenize calls at work at once.", low=1)
+    max_text_calls: int = setting(64, int, "Limits", "Most Tokenize and Detokenize calls of one caller at once.", low=1)
     write_timeout: float = setting(
         10.0, float, "Limits", "Seconds one write may take before a slow client is evicted.", low=0.01
     )
@@ -174,10 +207,18 @@ class ServerConfig(EngineSettings):
             raise ConfigError("tls_cert and tls_key must be given together")
         if self.tls_client_ca is not None and self.tls_cert is None:
             raise ConfigError("tls_client_ca needs tls_cert and tls_key")
-        if self.adapter_admins is not None and self.auth_token_file is None:
-            raise ConfigError("adapter_admins needs auth_token_file, which says who calls")
-        if self.tenants_file is not None and self.auth_token_file is None and self.tls_client_ca is None:
-            raise ConfigError("tenants_file needs auth_token_file or tls_client_ca, which say who calls")
+        if self.auth_token_file is None and self.tls_client_ca is None:
+            for name in ("admins", "tenants_file"):
+                if getattr(self, name) is not None:
+                    raise ConfigError(f"{name} needs auth_token_file or tls_client_ca, which say who calls")
+            if self.grammar_writers - {ANY_NAME}:
+                raise ConfigError("grammar_callers needs auth_token_file or tls_client_ca, which say who calls")
+        if self.tls_client_ca is None and self.tls_client_names is not None:
+            raise ConfigError("tls_client_names needs tls_client_ca")
+        if self.tls_client_ca is not None and self.tls_client_names is None:
+            raise ConfigError(
+                f"tls_client_ca needs tls_client_names: the clients' names, or {ANY_NAME} for all it signed"
+            )
 
     @property
     def concurrency_limit(self) -> int:
@@ -186,11 +227,20 @@ class ServerConfig(EngineSettings):
         return self.max_concurrent_requests or self.max_running_requests + self.max_queued_requests + REFUSAL_ROOM
 
     @property
-    def adapter_admin_names(self) -> frozenset[str] | None:
-        """Names that may load and unload adapters; None: any caller may."""
-        if self.adapter_admins is None:
-            return None
-        return frozenset(name.strip() for name in self.adapter_admins.split(",") if name.strip())
+    def admin_names(self) -> frozenset[str]:
+        """Names of callers that may do what concerns all tenants."""
+        return _names(self.admins)
+
+    @property
+    def grammar_writers(self) -> frozenset[str]:
+        """Names of callers that may send grammars, or ANY_NAME."""
+        return _names(self.grammar_callers)
+
+    @property
+    def client_names(self) -> frozenset[str] | None:
+        """Names in client certificates that may call; None: all that the authorities signed."""
+        names = _names(self.tls_client_names)
+        return None if names == {ANY_NAME} else names
 
     def engine_config(self, model_path: str) -> EngineConfig:
         """The engine's part, for the checkpoint at `model_path`. Raises ConfigError."""
@@ -237,3 +287,7 @@ class ServerConfig(EngineSettings):
             seed=self.seed,
             max_pending_tokens=self.max_pending_tokens,
         )
+
+
+def _names(listed: str | None) -> frozenset[str]:
+    return frozenset(name.strip() for name in (listed or "").split(",") if name.strip())

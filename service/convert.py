@@ -239,7 +239,7 @@ def split(event: OutputEvent) -> Sequence[OutputEvent]:
 
     The text goes with the last piece, so that it never runs ahead of its ids.
     """
-    if type(event) is not Delta or not event.logprobs:
+    if type(event) is not Delta or len(event.logprobs) <= 1:
         return (event,)
     width = max(1 + len(entry.top) for entry in event.logprobs)
     size = max(1, MAX_LOGPROB_ENTRIES_PER_MESSAGE // width)
@@ -305,6 +305,11 @@ def model_info_response(info: ModelInfo) -> pb.GetModelInfoResponse:
         embedding_dimension=info.embedding_dimension or None,
         grammar_backend=info.grammar_backend,
     )
+
+
+def own_load_response(running: int, waiting: int) -> pb.GetLoadResponse:
+    """Of one tenant: nothing that others have a part in."""
+    return pb.GetLoadResponse(running_requests=running, waiting_requests=waiting, live_requests=running + waiting)
 
 
 def load_response(stats: EngineStats, live_requests: int, token_usage: float) -> pb.GetLoadResponse:

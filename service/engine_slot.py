@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from core.engine.door import Engine, EngineState
 from core.types.stats import EngineStats
-from service.status import NotReady
+from service.status import EngineSilent, NotReady
 
 Answer = TypeVar("Answer")
 
@@ -24,6 +24,8 @@ class EngineSlot:
     def __init__(self) -> None:
         self.startup_seconds = 0.0
         """From here to the engine's readiness; 0 until then."""
+        self.silent = False
+        """Whether the engine is in another process that has said nothing for some seconds: new calls are refused."""
         self._engine: Engine | None = None
         self._born = time.monotonic()
         self._draining_since: float | None = None
@@ -54,9 +56,11 @@ class EngineSlot:
         return 0.0 if self._draining_since is None else time.monotonic() - self._draining_since
 
     def require(self) -> Engine:
-        """The engine; raises NotReady while there is none."""
+        """The engine; raises NotReady while there is none, EngineSilent while it says nothing."""
         if self._engine is None:
             raise NotReady("the model is still being loaded")
+        if self.silent:
+            raise EngineSilent("the engine's process does not answer")
         return self._engine
 
     @property

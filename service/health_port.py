@@ -9,18 +9,32 @@ import grpc.aio
 from grpc_health.v1 import health_pb2_grpc  # type: ignore[import-untyped]
 
 from core.errors import StartupError
+from service.call_gate import CallGate
 from service.config import ServerConfig
+from service.connections import Connections
 from service.interceptors import AroundInterceptor, errors_to_statuses
+from service.metrics.rpc import RpcMetrics
 from service.options import server_options
+from service.request_reads import PUBLIC, RequestReads
 from service.servicers.health import HealthServicer
 
 
 class HealthPort:
     """Serves `health` on `config.health_port`; does nothing where none is configured. `port` is the one in use."""
 
-    def __init__(self, config: ServerConfig, health: HealthServicer) -> None:
+    def __init__(
+        self,
+        config: ServerConfig,
+        health: HealthServicer,
+        metrics: RpcMetrics,
+        connections: Connections,
+        *,
+        shared_port: bool = False,
+    ) -> None:
         self.port = 0
-        self._config, self._health = config, health
+        self._connections = connections
+        self._shared_port = shared_port
+        self._config, self._health, self._metrics = config, health, metrics
         self._grpc: grpc.aio.Server | None = None
 
     async def listen(self) -> None:
@@ -29,8 +43,11 @@ class HealthPort:
             return
         host = f"[{self._config.host}]" if ":" in self._config.host else self._config.host
         address = f"{host}:{self._config.health_port}"
+        around = (self._connections.around, errors_to_statuses, CallGate(self._config, self._metrics).around)
+        reads = RequestReads(self._config.write_timeout)
         server = grpc.aio.server(
-            interceptors=[AroundInterceptor(errors_to_statuses)], options=server_options(self._config)
+            interceptors=[*map(AroundInterceptor, around), reads],
+            options=server_options(self._config, shared_port=self._shared_port, largest_message=PUBLIC.most_bytes),
         )
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         try:

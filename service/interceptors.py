@@ -10,14 +10,11 @@ import asyncio
 import inspect
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
-from functools import partial
 from typing import Any
 
 import grpc
 import grpc.aio
-from google.protobuf.message import DecodeError
 
-from core.errors import InvalidRequest
 from service.metrics.rpc import RpcMetrics
 from service.status import status_of, write_status
 
@@ -51,22 +48,17 @@ class AroundInterceptor(grpc.aio.ServerInterceptor):
 
 
 def wrap(handler: grpc.RpcMethodHandler[Any, Any], method: str, around: Around) -> grpc.RpcMethodHandler[Any, Any]:
-    """`handler` with `around` around its behaviour, of the same arity and the same kind of coroutine.
-
-    Messages are decoded inside as well: where grpc does it, one that is no protobuf ends the call as UNKNOWN with the
-    name of a Python class.
-    """
+    """`handler` with `around` around its behaviour, of the same arity and the same kind of coroutine."""
     attribute, build = _ARITIES[bool(handler.request_streaming), bool(handler.response_streaming)]
     inner = getattr(handler, attribute)
-    decoded: Callable[[Any], Any] = partial(_each_decoded if handler.request_streaming else _decoded, handler)
 
     async def call(request: Any, context: Context) -> Any:
         async with around(method, context):
-            return await inner(decoded(request), context)
+            return await inner(request, context)
 
     async def generate(request: Any, context: Context) -> AsyncIterator[Any]:
         async with around(method, context):
-            async with aclosing(inner(decoded(request), context)) as responses:
+            async with aclosing(inner(request, context)) as responses:
                 async for response in responses:
                     yield response
 
@@ -76,22 +68,9 @@ def wrap(handler: grpc.RpcMethodHandler[Any, Any], method: str, around: Around) 
         wrapped = call
     else:
         raise TypeError(f"the handler of {method} is neither a coroutine function nor an async generator function")
-    return build(wrapped, request_deserializer=None, response_serializer=handler.response_serializer)
-
-
-def _decoded(handler: grpc.RpcMethodHandler[Any, Any], received: Any) -> Any:
-    """The message in the received bytes; as it is for a handler that takes bytes, or was wrapped before."""
-    if handler.request_deserializer is None:
-        return received
-    try:
-        return handler.request_deserializer(received)
-    except DecodeError:
-        raise InvalidRequest.of("request", "is not a protobuf message of this method") from None
-
-
-async def _each_decoded(handler: grpc.RpcMethodHandler[Any, Any], received: AsyncIterator[Any]) -> AsyncIterator[Any]:
-    async for each in received:
-        yield _decoded(handler, each)
+    return build(
+        wrapped, request_deserializer=handler.request_deserializer, response_serializer=handler.response_serializer
+    )
 
 
 @asynccontextmanager

@@ -24,20 +24,25 @@ Served = Server | FrontEndGroup
 
 
 class StopSignals:
-    """SIGTERM and SIGINT as futures: the first asks for a drain, the second for an end at once."""
+    """SIGTERM, SIGINT and SIGHUP as futures: the first asks for a drain, the second for an end at once.
+
+    SIGHUP, which a terminal sends as it closes, is left alone where it is ignored: `nohup` asks for that.
+    """
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
+        hang_up = () if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else (signal.SIGHUP,)
+        self._heeded = (signal.SIGTERM, signal.SIGINT, *hang_up)
         self.first: asyncio.Future[signal.Signals] = self._loop.create_future()
         self.second: asyncio.Future[signal.Signals] = self._loop.create_future()
 
     def __enter__(self) -> StopSignals:
-        for number in (signal.SIGTERM, signal.SIGINT):
+        for number in self._heeded:
             self._loop.add_signal_handler(number, self.received, number)
         return self
 
     def __exit__(self, *_: object) -> None:
-        for number in (signal.SIGTERM, signal.SIGINT):
+        for number in self._heeded:
             self._loop.remove_signal_handler(number)
 
     def received(self, number: signal.Signals) -> None:

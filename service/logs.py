@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import logging
+import os
 import sys
+
+from service.log_writer import LogWriter
 
 FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 GRPC_LOGGER = "grpc._cython.cygrpc"
@@ -18,10 +21,19 @@ def hush_libraries() -> None:
 
 
 def configure(level: str) -> None:
-    """Log records of at least `level` to stderr."""
-    logging.basicConfig(stream=sys.stderr, level=level.upper(), format=FORMAT)
+    """Log records of at least `level` to stderr, warnings of libraries among them. Before grpc is imported."""
+    logging.basicConfig(handlers=[LogWriter(sys.stderr.fileno())], level=level.upper(), format=FORMAT)
+    logging.captureWarnings(True)
+    hush_grpc()
     logging.getLogger(GRPC_LOGGER).addFilter(not_a_lost_client)
     hush_libraries()
+
+
+def hush_grpc() -> None:
+    """Have grpc's core write nothing: a line for each broken handshake, from the thread that serves every connection,
+    straight to stderr, and so at the pace of its reader. An operator's own GRPC_VERBOSITY stands.
+    """
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 
 
 def not_a_lost_client(record: logging.LogRecord) -> bool:

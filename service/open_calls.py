@@ -16,17 +16,21 @@ from typing import Any, TypeVar
 import grpc.aio
 
 from core.engine.door import EmbedCall, Engine, OutputStream
-from core.errors import InvalidRequest, SlipstreamError
+from core.errors import InvalidRequest, Overloaded, SlipstreamError
 from core.types.io import EmbedRequest, GenerateRequest
 from service.admission import Admission
 from service.auth import caller_name
 from service.config import ServerConfig
 from service.engine_slot import EngineSlot, answered
 from service.metrics.rpc import RpcMetrics
+from service.permissions import Permissions
 from service.resume.history import Position
+from service.status import NotPermitted
 from service.tenants.desk import ResumedStream, TenantDesk
-from service.tenants.gates import Hold
+from service.tenants.hold import Hold, current_hold
 from service.tenants.identity import scoped_id
+from service.tenants.usage import TenantLoad
+from service.tenants.work import Work, embedding, generating
 
 Context = grpc.aio.ServicerContext[Any, Any]
 Request = TypeVar("Request", GenerateRequest, EmbedRequest)
@@ -43,6 +47,7 @@ class OpenCalls:
         self.metrics = metrics
         self._admission = admission
         self._desk = desk
+        self._permissions = Permissions(config)
 
     @property
     def engine(self) -> Engine:
@@ -75,16 +80,22 @@ class OpenCalls:
 
     async def generate(self, asked: GenerateRequest, held: AsyncExitStack) -> OutputStream:
         """Admit and queue. The admission lasts as long as `held`, which the caller lets close the stream too."""
-        await self._admit(asked.deadline, held)
-        return await self.engine.generate(_within_tenant(asked))
+        self._refuse_grammar(asked)
+        work = self._work(asked)
+        place = await self._admit(asked.deadline, work, held)
+        stream = await self.engine.generate(_within_tenant(asked, place))
+        _count_for(place, work)
+        return stream
 
     async def keep(self, asked: GenerateRequest, held: AsyncExitStack) -> ResumedStream:
         """As `generate`, for a stream that outlives the call: `held` only lets go of it.
 
         The same request sent again gets the stream of the first. Raises what `Retention.open` does.
         """
-        place = await self._admit(asked.deadline, held)
-        return await _hold(await self._desk.open(_within_tenant(asked), caller_name.get(), place), held)
+        self._refuse_grammar(asked)
+        work = self._work(asked)
+        place = await self._admit(asked.deadline, work, held)
+        return await _hold(await self._desk.open(_within_tenant(asked, place), caller_name.get(), place), held)
 
     async def attach(self, request_id: str, positions: dict[int, Position], held: AsyncExitStack) -> ResumedStream:
         """Go on with a kept stream of this caller until `held` lets go. Raises what `Retention.attach` does."""
@@ -93,15 +104,50 @@ class OpenCalls:
 
     async def embed(self, asked: EmbedRequest, held: AsyncExitStack) -> EmbedCall:
         """As `generate`, for vectors."""
-        await self._admit(asked.deadline, held)
-        return await self.engine.embed(_within_tenant(asked))
+        work = self._work(asked)
+        place = await self._admit(asked.deadline, work, held)
+        call = await self.engine.embed(_within_tenant(asked, place))
+        _count_for(place, work)
+        return call
 
-    async def _admit(self, deadline: float | None, held: AsyncExitStack) -> Hold:
+    def _refuse_grammar(self, asked: GenerateRequest) -> None:
+        """Raises NotPermitted for a constraint in a form that this caller may not use."""
+        kind = None if asked.constraint is None else asked.constraint.kind
+        if kind is not None and not self._permissions.may_constrain(caller_name.get(), kind):
+            raise NotPermitted("grammars (ebnf) are for callers that --grammar-callers lists; others have json_schema")
+
+    def _work(self, asked: GenerateRequest | EmbedRequest) -> Work:
+        """What the request counts for; nothing where tenants have no limits."""
+        if self.config.tenants_file is None:
+            return Work()
+        if isinstance(asked, EmbedRequest):
+            return embedding(asked)
+        return generating(asked, self.engine.model_info.context_length)
+
+    def refuse_hopeless(self, tenant: str | None) -> None:
+        """Raise what any request of `tenant` would be refused with at once, before its message is read."""
+        self._desk.refuse_hopeless(tenant)
+        self._admission.refuse_hopeless()
+        # Without a name the engine decides, which is told the caller's address with the request.
+        if self.engine.full(tenant or ""):
+            raise Overloaded("the waiting queue is full", reason="QUEUE_FULL")
+
+    async def _admit(self, deadline: float | None, work: Work, held: AsyncExitStack) -> Hold:
         """Pass the tenant's gate, then the limits that all share: one that floods must not use those up."""
-        place = await self._desk.enter(caller_name.get(), deadline)
+        place = await self._desk.enter(caller_name.get(), deadline, work)
         held.callback(place.release)
         await held.enter_async_context(self._admission.slot(deadline))
         return place
+
+    @property
+    def tenant(self) -> str | None:
+        """Of whom this call may see and change what is kept; None: of all."""
+        caller = caller_name.get()
+        return None if self._permissions.sees_all(caller) else caller
+
+    async def own_load(self) -> TenantLoad | None:
+        """What the tenant of this call has running and waiting; None for a caller that sees the load of all."""
+        return None if self.tenant is None else await self._desk.load(self.tenant)
 
     async def abort(self, request_id: str) -> bool:
         """End a live request of this caller as cancelled; whether there was one."""
@@ -111,9 +157,15 @@ class OpenCalls:
         return await answered(self.engine.abort(scoped_id(request_id, caller_name.get())))
 
 
-def _within_tenant(asked: Request) -> Request:
-    """`asked` under the id that the engine knows it by."""
-    return replace(asked, request_id=scoped_id(asked.request_id, caller_name.get()))
+def _within_tenant(asked: Request, place: Hold) -> Request:
+    """`asked` under the id that the engine knows it by, with the weight of its tenant."""
+    return replace(asked, request_id=scoped_id(asked.request_id, caller_name.get()), weight=place.weight)
+
+
+def _count_for(place: Hold, work: Work) -> None:
+    """The engine has taken a request, whose stream this call reads: from now on its tokens are the tenant's."""
+    place.saw_prompt(work.prompt)
+    current_hold.set(place)
 
 
 async def _hold(stream: ResumedStream, held: AsyncExitStack) -> ResumedStream:

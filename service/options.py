@@ -4,19 +4,32 @@ from __future__ import annotations
 
 from service.config import ServerConfig
 
-MAX_METADATA_BYTES = 4 * 1024
-HARD_MAX_METADATA_BYTES = 8 * 1024
+MAX_METADATA_BYTES = 8 * 1024
+MAX_PENDING_REQUESTS = 1 << 20
+UNREAD_BYTES = 64 * 1024
 HANDSHAKE_TIMEOUT_MS = 10_000
 MAX_CONNECTION_IDLE_MS = 5 * 60 * 1000
 MIN_PING_INTERVAL_MS = 10_000
 FOREVER_MS = 2**31 - 1
 
 
-def server_options(config: ServerConfig, *, shared_port: bool = False) -> tuple[tuple[str, int], ...]:
-    """Arguments for `grpc.aio.server`; front ends share their port."""
+def server_options(
+    config: ServerConfig, *, shared_port: bool = False, largest_message: int | None = None
+) -> tuple[tuple[str, int], ...]:
+    """Arguments for `grpc.aio.server`; front ends share their port. `largest_message`, in bytes, if it is not the
+    configured one: gRPC refuses a larger one by its header."""
     return (
         # Without this, a second server on the port would silently share its connections.
         ("grpc.so_reuseport", int(shared_port)),
+        # Calls that Python has not seen yet. At the defaults (1,000 and 3,000) gRPC drops some beyond the first, at
+        # random, without a reason and from any caller. Their number is bounded by what a connection may open, and
+        # `RequestReads` refuses with a hint when to come back.
+        ("grpc.server.max_pending_requests", MAX_PENDING_REQUESTS),
+        ("grpc.server.max_pending_requests_hard_limit", MAX_PENDING_REQUESTS),
+        # By default the window of every call grows with the speed of its connection, to megabytes that were not asked
+        # for: 192 calls held 800 MB so. A message that is asked for gets room whatever this says.
+        ("grpc.http2.bdp_probe", 0),
+        ("grpc.http2.lookahead_bytes", UNREAD_BYTES),
         # The default is 2^32: a flood of resets then costs every other client its latency.
         ("grpc.max_concurrent_streams", config.max_concurrent_streams),
         # The keepalive timeout alone does nothing in grpcio: only the ping timeout notices a frozen client.
@@ -32,11 +45,12 @@ def server_options(config: ServerConfig, *, shared_port: bool = False) -> tuple[
         # that are open when it comes stay as long as they take.
         ("grpc.max_connection_age_ms", _millis(config.max_connection_age) if config.max_connection_age else FOREVER_MS),
         ("grpc.max_connection_age_grace_ms", FOREVER_MS),
-        ("grpc.max_receive_message_length", config.max_receive_bytes),
+        ("grpc.max_receive_message_length", largest_message or config.max_receive_bytes),
         # What is sent is bounded by the engine's own limits and by `convert.split`.
         ("grpc.max_send_message_length", -1),
+        # One limit: between a lower one and an absolute one gRPC refuses some calls, at random.
         ("grpc.max_metadata_size", MAX_METADATA_BYTES),
-        ("grpc.absolute_max_metadata_size", HARD_MAX_METADATA_BYTES),
+        ("grpc.absolute_max_metadata_size", MAX_METADATA_BYTES),
         ("grpc.server_handshake_timeout_ms", HANDSHAKE_TIMEOUT_MS),
     )
 

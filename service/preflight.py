@@ -6,6 +6,7 @@ operator and may name a path. The loaders check again, and more.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import socket
@@ -41,28 +42,47 @@ def check(config: ServerConfig) -> None:
 
 
 def check_ports(config: ServerConfig) -> None:
-    """Raise StartupError if the gRPC, the metrics or the health port cannot be bound; port 0 always can."""
-    for purpose, host, port in (
-        ("gRPC", config.host, config.port),
-        ("metrics", config.metrics_host, config.metrics_port),
-        ("health", config.host, config.health_port),
+    """Raise StartupError if the gRPC, the metrics or the health port cannot be bound, or a host is no address here."""
+    for purpose, setting, host, port in (
+        ("gRPC", "--host", config.host, config.port),
+        ("metrics", "--metrics-host", config.metrics_host, config.metrics_port),
+        ("health", "--host", config.host, config.health_port),
     ):
-        if port:
-            _probe(purpose, host, port)
+        if port is not None:
+            _probe(purpose, setting, host, port)
 
 
-def _probe(purpose: str, host: str, port: int) -> None:
-    """Bind and let go. Without SO_REUSEPORT, so that a second server on the port is noticed and not shared with."""
+def _probe(purpose: str, setting: str, host: str, port: int) -> None:
+    """Bind and let go. Without SO_REUSEPORT, so that a second server on the port is noticed and not shared with.
+
+    A name can stand for several addresses: gRPC listens on all of them that are this machine's, so one is enough.
+    """
     try:
-        family, kind, protocol, _, address = socket.getaddrinfo(
-            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    except (OSError, UnicodeError) as error:
+        raise StartupError(
+            f"{setting} {host}: the name cannot be resolved ({getattr(error, 'strerror', None) or error}); give an"
+            " address of this machine, or 0.0.0.0 or :: for all of them"
+        ) from None
+    failures = [failure for failure in map(_bind_failure, found) if failure is not None]
+    taken = [failure for failure in failures if failure.errno == errno.EADDRINUSE]
+    if len(failures) < len(found) and not taken:
+        return
+    worst = (taken or failures)[0]
+    reason = (worst.strerror or str(worst)).lower()
+    advice = f"; {setting} takes an address of this machine" if worst.errno == errno.EADDRNOTAVAIL else ""
+    raise StartupError(f"cannot listen on {host}:{port} ({purpose}): {reason}{advice}")
+
+
+def _bind_failure(found: Any) -> OSError | None:
+    family, kind, protocol, _, address = found
+    try:
         with socket.socket(family, kind, protocol) as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind(address)
     except OSError as error:
-        reason = (error.strerror or str(error)).lower()
-        raise StartupError(f"cannot listen on {host}:{port} ({purpose}): {reason}") from None
+        return error
+    return None
 
 
 def check_security(config: ServerConfig) -> None:

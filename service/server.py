@@ -14,30 +14,36 @@ from grpc_reflection.v1alpha import reflection  # type: ignore[import-untyped]
 from prometheus_client import CollectorRegistry, ProcessCollector
 
 from core.errors import StartupError
+from service.access_files import AccessFiles
 from service.admission import Admission
-from service.auth import AuthInterceptor
-from service.auth_tokens import token_file
+from service.audit import Audit
+from service.auth import AuthInterceptor, PermissionInterceptor
 from service.builder import EngineBuilder, Progress, StartableEngine, in_daemon_thread
+from service.call_gate import CallGate
 from service.config import ServerConfig
+from service.connections import Connections
 from service.engine_slot import EngineSlot
 from service.gateway.registration import gateway_of
 from service.health_port import HealthPort
 from service.interceptors import AroundInterceptor, HandlerTracker, count_calls, errors_to_statuses
+from service.memory_gate import MemoryGate, MemoryWatch
 from service.metrics.collector import EngineCollector, engine_view
 from service.metrics.door import metrics_server
+from service.metrics.files import FilesCollector
 from service.metrics.http import MetricsServer
 from service.metrics.names import PREFIX
 from service.metrics.rpc import RpcMetrics
 from service.open_calls import OpenCalls
 from service.options import server_options
 from service.pb.slipstream.v1 import adapters_pb2, adapters_pb2_grpc, inference_pb2, inference_pb2_grpc
+from service.permissions import Permissions
 from service.preflight import check, model_path
+from service.request_reads import RequestReads
 from service.servicers.adapters import AdapterServicer
 from service.servicers.health import LIVENESS, READINESS, HealthServicer
 from service.servicers.inference import InferenceServicer
 from service.tenants.desk import LocalDesk, TenantDesk
-from service.tenants.identity import named_by_certificate
-from service.tls import tls_files
+from service.tenants.identity import CertificateNames
 from service.tls_credentials import server_credentials
 from service.tracing.endpoint import otlp_endpoint
 from service.version import installed_version
@@ -53,6 +59,8 @@ STATUS_FLUSH_SECONDS = 2.0
 STOP_GRACE_SECONDS = 1.0
 DRAIN_MARGIN_SECONDS = 5.0
 ENGINE_STOP_SECONDS = 10.0
+HURRIED_STOP_SECONDS = 1.0
+"""What an engine gets where the process is to end at once: the signal that asked for it does not wait for a device."""
 
 
 async def drained(engine: StartableEngine, grace: float) -> int:
@@ -66,6 +74,16 @@ async def drained(engine: StartableEngine, grace: float) -> int:
     except TimeoutError:
         log.error("the engine did not drain in time")
         return 0
+
+
+async def stopped(engine: StartableEngine, grace: float) -> None:
+    """Stop the engine, in little time where there is no grace; one that hangs is left behind."""
+    seconds = ENGINE_STOP_SECONDS if grace > 0 else HURRIED_STOP_SECONDS
+    try:
+        async with asyncio.timeout(seconds):
+            await engine.stop()
+    except TimeoutError:
+        log.error("the engine did not stop within %g seconds", seconds)
 
 
 class Server:
@@ -89,8 +107,6 @@ class Server:
         self.slot = EngineSlot()
         self.tracker = HandlerTracker()
         self.health = HealthServicer({LIVENESS: True, READINESS: False}, config.write_timeout)
-        # The front ends of one server have one between them.
-        self.health_port = HealthPort(config, self.health) if counts is None else None
         self.port = 0
         self.metrics_port = 0
         self._build = build
@@ -98,34 +114,30 @@ class Server:
         self._version = installed_version()
         self._engine: StartableEngine | None = None
         self._registry = CollectorRegistry()
+        metrics = counts or RpcMetrics(self._registry)
+        self.connections = Connections(lambda: {self.port, self.health_port.port})
+        self.health_port = HealthPort(config, self.health, metrics, self.connections, shared_port=counts is not None)
         self._registry.register(EngineCollector(lambda: engine_view(self.slot, config, self._version)))
+        self._files = AccessFiles(config)
+        self._registry.register(FilesCollector(self._files))
         ProcessCollector(PREFIX, registry=self._registry)
         self._metrics: MetricsServer | None = None
         self._leaving: asyncio.Task[None] | None = None
+        self._memory = MemoryWatch()
         self._tracer = self._open_tracer()
-        self._grpc = self._assemble()
+        self._grpc = self._assemble(metrics)
 
-    def _assemble(self) -> grpc.aio.Server:
-        metrics = self._counts or RpcMetrics(self._registry)
-        # Outermost first: the tracker must outlive the error mapping, and calls are counted by their final code.
-        spans = () if self._tracer is None else (self._tracer.around,)
-        around = (self.tracker.around, count_calls(metrics), *spans, errors_to_statuses)
-        interceptors: list[grpc.aio.ServerInterceptor] = [AroundInterceptor(each) for each in around]
-        if self.config.auth_token_file is not None:
-            tokens = token_file(self.config.auth_token_file)
-            interceptors.append(AuthInterceptor(tokens, self.config.auth_recheck_seconds))
-        elif self.config.tls_client_ca is not None:
-            interceptors.append(AroundInterceptor(named_by_certificate))
-        options = server_options(self.config, shared_port=self._counts is not None)
-        server = grpc.aio.server(interceptors=interceptors, options=options)
+    def _assemble(self, metrics: RpcMetrics) -> grpc.aio.Server:
         admission = Admission(
             self.config.concurrency_limit, self.config.rate_limit, max_wait=self.config.admission_wait
         )
-        desk = self._desk or LocalDesk(self.slot, self.config, metrics)
-        calls = OpenCalls(self.slot, self.config, admission, desk, metrics)
+        self._desk = self._desk or LocalDesk(self.slot, self.config, metrics, self._files)
+        calls = OpenCalls(self.slot, self.config, admission, self._desk, metrics)
+        options = server_options(self.config, shared_port=self._counts is not None)
+        server = grpc.aio.server(interceptors=self._interceptors(calls, metrics), options=options)
         servicer = InferenceServicer(calls, self._version)
         inference_pb2_grpc.add_InferenceServiceServicer_to_server(servicer, server)  # type: ignore[no-untyped-call]
-        adapters = AdapterServicer(self.slot, self.config)
+        adapters = AdapterServicer(self.slot)
         adapters_pb2_grpc.add_AdapterServiceServicer_to_server(adapters, server)  # type: ignore[no-untyped-call]
         health_pb2_grpc.add_HealthServicer_to_server(self.health, server)
         self._gateway = gateway_of(self.config, calls, self._version)
@@ -143,6 +155,24 @@ class Server:
             ]
             reflection.enable_server_reflection(services, server)
         return server
+
+    def _interceptors(self, calls: OpenCalls, metrics: RpcMetrics) -> list[grpc.aio.ServerInterceptor]:
+        """Outermost first: the tracker must outlive the error mapping, and calls are counted by their final code."""
+        spans = () if self._tracer is None else (self._tracer.around,)
+        outer = (self.tracker.around, self.connections.around, count_calls(metrics))
+        around = (*outer, *spans, errors_to_statuses, Audit(metrics).around)
+        interceptors: list[grpc.aio.ServerInterceptor] = [AroundInterceptor(each) for each in around]
+        if self._files.tokens is not None:
+            interceptors.append(AuthInterceptor(self._files.tokens, self.config.auth_recheck_seconds))
+        if self.config.tls_client_ca is not None:
+            names = CertificateNames(self.config.client_names, naming=self._files.tokens is None)
+            interceptors.append(AroundInterceptor(names.around))
+        interceptors.append(PermissionInterceptor(Permissions(self.config)))
+        gate = CallGate(self.config, metrics, self._files.tenants, calls.refuse_hopeless)
+        interceptors.append(AroundInterceptor(gate.around))
+        interceptors.append(AroundInterceptor(MemoryGate(self._memory, metrics).around))
+        interceptors.append(RequestReads(self.config.write_timeout))
+        return interceptors
 
     def _open_tracer(self) -> OtlpTracer | None:
         endpoint = otlp_endpoint(self.config.otlp_endpoint, os.environ)
@@ -165,19 +195,20 @@ class Server:
             self._metrics = metrics_server(self.config, self._registry, self.slot, self._version)
             self.metrics_port = self._metrics.port
         try:
-            if self.health_port is not None:
-                await self.health_port.listen()
+            await self.health_port.listen()
             self.port = self._bind()
         except StartupError:
             if self._metrics is not None:
                 self._metrics.close()
             raise
+        self._memory.start()
+        self.connections.start()
         await self._grpc.start()
 
     def _bind(self) -> int:
         """The gRPC port, with TLS if there are files for it. Raises StartupError."""
         host = f"[{self.config.host}]" if ":" in self.config.host else self.config.host
-        address, tls = f"{host}:{self.config.port}", tls_files(self.config)
+        address, tls = f"{host}:{self.config.port}", self._files.certificates
         try:
             if tls is None:
                 return self._grpc.add_insecure_port(address)
@@ -192,6 +223,8 @@ class Server:
         self._engine = engine
         await engine.start()
         self.slot.engine = engine
+        if self._desk is not None:
+            self._desk.follow(engine)
         if self._tracer is not None:
             self._tracer.model = engine.model_info.name
         self.health.set(READINESS, True)
@@ -200,6 +233,12 @@ class Server:
         """First step of a drain: tell everyone to send new work elsewhere. Liveness stays true."""
         self.slot.draining = True
         self.health.set(READINESS, False)
+
+    def heard(self, *, alive: bool, ready: bool) -> None:
+        """What health checks may say at most, where the engine is in another process that may fall silent."""
+        self.slot.silent = not ready
+        self.health.set(LIVENESS, alive)
+        self.health.set(READINESS, ready and self.slot.engine is not None and not self.slot.draining)
 
     def turn_away(self, grace: float) -> None:
         """Second step: close the port, and have clients leave by GOAWAY; calls that are open go on.
@@ -232,6 +271,8 @@ class Server:
     async def close(self, grace: float = STOP_GRACE_SECONDS) -> None:
         """End watches, let handlers write their statuses, stop the transport, then the engine. Bounded throughout."""
         self.health.close()
+        self._memory.close()
+        self.connections.close()
         if self._gateway is not None:
             self._gateway.close()
         if grace > 0:
@@ -243,13 +284,8 @@ class Server:
         if not await self.tracker.wait_idle(STATUS_FLUSH_SECONDS):
             log.warning("%d calls did not end in time", len(self.tracker))
         if self._engine is not None:
-            try:
-                async with asyncio.timeout(ENGINE_STOP_SECONDS):
-                    await self._engine.stop()
-            except TimeoutError:
-                log.error("the engine did not stop within %g seconds", ENGINE_STOP_SECONDS)
-        if self.health_port is not None:
-            await self.health_port.close()
+            await stopped(self._engine, grace)
+        await self.health_port.close()
         if self._tracer is not None:
             await in_daemon_thread(self._tracer.close)
         if self._metrics is not None:

@@ -14,9 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-import yaml
-
 from core.errors import ConfigError
+from service.yaml_files import MAX_YAML_BYTES, load_yaml
 
 ENV_PREFIX = "SLIPSTREAM_"
 
@@ -129,13 +128,11 @@ def _from_file(settings: Mapping[str, Setting], file: str) -> dict[str, Any]:
 
 def _read_yaml(file: str) -> dict[Any, Any]:
     try:
-        content = yaml.safe_load(Path(file).read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{file}: cannot be read: {getattr(error, 'strerror', None) or error}") from None
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        place = f", line {mark.line + 1}" if mark else ""
-        raise ConfigError(f"{file}{place}: not valid YAML: {getattr(error, 'problem', None) or error}") from None
+        with Path(file).open("rb") as opened:
+            written = opened.read(MAX_YAML_BYTES + 1)
+    except OSError as error:
+        raise ConfigError(f"{file}: cannot be read: {error.strerror or error}") from None
+    content = load_yaml(written, file)
     if content is None:
         return {}
     if not isinstance(content, dict):
@@ -164,7 +161,7 @@ def _float(raw: Any) -> float | None:
         return None
     try:
         value = float(raw)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         return None
     return value if math.isfinite(value) else None
 

@@ -8,6 +8,7 @@ is not in the table becomes INTERNAL with an incident number that is also in the
 from __future__ import annotations
 
 import logging
+import random
 import uuid
 from dataclasses import dataclass
 from typing import Any
@@ -44,6 +45,7 @@ from service.resume.errors import (
     StreamNotFound,
     StreamTakenOver,
 )
+from service.tenants.errors import TenantLockedOut, TenantSequences
 
 log = logging.getLogger(__name__)
 
@@ -54,6 +56,8 @@ NO_RETRY = "-1"
 """As a pushback: whatever the client's policy says."""
 LEAST_PUSHBACK_MILLIS = 1
 """Told to come back after 0 ms, a client of grpcio 1.85 that retries overload never does, and its call never ends."""
+LONGEST_PUSHBACK_SECONDS = 10.0
+"""Where it takes longer the caller is told, in `RetryInfo`, and its gRPC library is not made to wait."""
 DETAILS_TRAILER = "grpc-status-details-bin"
 
 # A client's default limit for all trailers together is 8 KiB; past it the status itself would be lost.
@@ -68,10 +72,23 @@ class NotReady(SlipstreamError):
     reason = "STARTING"
 
 
+class EngineSilent(SlipstreamError):
+    """The engine's process says nothing to this front end, and may do so again; worth trying after `retry_after` s."""
+
+    reason = "ENGINE_SILENT"
+    retry_after = 1.0
+
+
 class UnknownService(SlipstreamError):
     """A health check for a service that this server does not have."""
 
     reason = "UNKNOWN_SERVICE"
+
+
+class RequestIncomplete(SlipstreamError):
+    """The message of a call was not there in time; what had come of it is let go."""
+
+    reason = "REQUEST_INCOMPLETE"
 
 
 class Unauthenticated(SlipstreamError):
@@ -104,9 +121,13 @@ CODES: dict[type[SlipstreamError], grpc.StatusCode] = {
     EngineDead: grpc.StatusCode.UNAVAILABLE,
     Draining: grpc.StatusCode.UNAVAILABLE,
     NotReady: grpc.StatusCode.UNAVAILABLE,
+    EngineSilent: grpc.StatusCode.UNAVAILABLE,
     UnknownService: grpc.StatusCode.NOT_FOUND,
+    RequestIncomplete: grpc.StatusCode.DEADLINE_EXCEEDED,
     Unauthenticated: grpc.StatusCode.UNAUTHENTICATED,
     NotPermitted: grpc.StatusCode.PERMISSION_DENIED,
+    TenantLockedOut: grpc.StatusCode.PERMISSION_DENIED,
+    TenantSequences: grpc.StatusCode.PERMISSION_DENIED,
     AdapterNotFound: grpc.StatusCode.NOT_FOUND,
     AdapterExists: grpc.StatusCode.ALREADY_EXISTS,
     AdaptersOff: grpc.StatusCode.FAILED_PRECONDITION,
@@ -152,11 +173,21 @@ def status_of(error: BaseException) -> ErrorStatus:
     trailers: list[tuple[str, str]] = []
     if isinstance(error, InvalidRequest):
         details.append(_bad_request(error))
-    if isinstance(error, Overloaded):
-        millis = max(0, round(error.retry_after * 1000))
+    if isinstance(error, Overloaded | EngineSilent):
+        millis = _spread(error.retry_after)
         details.append(RetryInfo(retry_delay=Duration(seconds=millis // 1000, nanos=millis % 1000 * 1_000_000)))
-        trailers.append((PUSHBACK_TRAILER, str(max(millis, LEAST_PUSHBACK_MILLIS))))
+        # How long it waits in the queue is the caller's own word, and a library that waits longer looks as if it hung.
+        silent = isinstance(error, QueueTimeout) or error.retry_after > LONGEST_PUSHBACK_SECONDS
+        trailers.append((PUSHBACK_TRAILER, NO_RETRY if silent else str(millis)))
+    elif code is grpc.StatusCode.RESOURCE_EXHAUSTED:
+        # Clients retry this code, by the published policy; one that says nothing of when would be retried too.
+        trailers.append((PUSHBACK_TRAILER, NO_RETRY))
     return ErrorStatus(code, message, tuple(details), tuple(trailers))
+
+
+def _spread(seconds: float) -> int:
+    """Milliseconds from `seconds` to twice that, at random: refused in one moment, clients do not come back in one."""
+    return max(LEAST_PUSHBACK_MILLIS, round(seconds * random.uniform(1.0, 2.0) * 1000))
 
 
 def write_status(context: grpc.aio.ServicerContext[Any, Any], status: ErrorStatus) -> None:

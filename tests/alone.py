@@ -7,7 +7,7 @@ import re
 ALONE = re.compile(
     r"/tests/(chaos/test_(?!unusable|metrics_truth|preemption|history)"
     r"|system/test_(?!exactly_once|frontend_doors)|engine/test_trouble"
-    r"|security/test_(complexity|fuzz|unbounded)"
+    r"|security/test_(complexity|fuzz|unbounded|half_sent|call_floods|deaf_callers|short_memory|descriptors)"
     r"|service/test_(admission|cancellation|startup|write_bound))"
 )
 """Found in the path of a file; two of them at once on two cores would measure one another."""

@@ -22,6 +22,7 @@ from hypothesis import settings
 
 from core.invariants import FAILURES
 from core.models.native.extension import ExtensionUnavailable, is_built, load_extension
+from service import timed_look
 from tests import scorecard as scores
 from tests.alone import ALONE
 
@@ -141,3 +142,10 @@ def _own_failures() -> Iterator[None]:
     yield
     FAILURES.clear()
     FAILURES.update(before)
+
+
+@pytest.fixture(autouse=True)
+def _looked_at_every_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file that a test has just written is looked at, also a moment after the last look and on a busy machine."""
+    monkeypatch.setattr(timed_look, "FRESH_SECONDS", 0.0)
+    monkeypatch.setattr(timed_look, "LOOK_SECONDS", 60.0)

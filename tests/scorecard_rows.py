@@ -59,11 +59,7 @@ ROWS: dict[int, tuple[str, str]] = {
 
 UNCOVERED: dict[int, str] = {
     9: "takes an hour and more; `make soak` runs minutes of it without the slope",
-    10: "needs ten minutes at one token a second",
     19: "needs a CUDA device",
-    23: "needs a preloaded fake clock; a house rule bans the wall clock for durations instead (tests/tidy)",
     25: "`make test ARGS=tests/equivalence`; figures in the README",
-    35: "floods need a machine that is not shared; the limits are set and tested one by one (tests/service)",
-    39: "a request that kills a worker is not told apart from a broken device yet",
     40: "`make mutants` prints killed and survivors",
 }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -41,6 +41,17 @@ class Segment:
     def cost(self) -> int:
         """Tokens that the step computes for it, those of the encoder included."""
         return self.length + (0 if self.encoder_ids is None else len(self.encoder_ids))
+
+
+def joined(segments: list[Segment]) -> list[Segment]:
+    """One segment per row: chunks of a row that follow each other as one, in the place of the first."""
+    by_row: dict[int, Segment] = {}
+    for each in segments:
+        first = by_row.get(each.row)
+        if first is not None:
+            each = replace(first, ids=np.concatenate([first.ids, each.ids]), final=each.final)
+        by_row[each.row] = each
+    return list(by_row.values())
 
 
 @dataclass(frozen=True, slots=True)

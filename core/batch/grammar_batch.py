@@ -28,7 +28,11 @@ class GrammarStatus(IntEnum):
     COMPLETE = 1
     """The constraint is met, nothing can follow, and the model has no end-of-sequence token to say so."""
     FAILED = 2
-    """No token is allowed, or the library gave up."""
+    """No token is allowed."""
+    TOO_COMPLEX = 3
+    """The library gave up, or the request has used up what following its constraint may cost."""
+    CROWDED = 4
+    """The constraints of all requests cost too much at this moment, and this one's are among the dearest."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,7 @@ from core.errors import AdapterExists, AdapterNotFound, InvalidRequest, Overload
 from core.invariants import check
 from core.models.lora.packed import Adapter
 from core.models.lora.slots import NONE_SLOT, SlotWrite
+from core.prefix.tenants import tenant_of
 from core.types.adapters import AdapterInfo, AdapterList
 
 MAX_LOADED = 1024
@@ -90,6 +91,10 @@ class AdapterTable:
         The first NUL ends the number, whatever the client's salt holds.
         """
         return f"{slot}\0{salt}" if self.enabled else salt
+
+    def tenant(self, salt: str) -> str:
+        """The tenant of what `salt` returned: see `GenerateRequest.cache_salt`."""
+        return tenant_of(salt.partition("\0")[2] if self.enabled else salt)
 
     def acquire(self, slot: int) -> None:
         """A request begins to use `slot`, which `slot` returned without anything in between."""

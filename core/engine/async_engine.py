@@ -127,6 +127,10 @@ class AsyncEngine:
         """Streams that the scheduler has not ended yet."""
         return len(self._live)
 
+    def full(self, tenant: str) -> bool:
+        """See `Engine.full`."""
+        return self._state is EngineState.READY and not self._scheduler.has_room(tenant, 1)
+
     async def generate(self, request: GenerateRequest) -> TokenStream:
         """See `Engine.generate`."""
         self._refuse_unless_ready()
@@ -140,7 +144,7 @@ class AsyncEngine:
             prompt = await self._inputs.prompt_ids(request)
             grammar = None
             if request.constraint is not None:
-                compiling = self._parts.grammars.grammar(request.constraint)
+                compiling = self._parts.grammars.grammar(request.constraint, request.tenant)
                 grammar = await self._arriving.wait(request_id, compiling, request.deadline)
             return self._inputs.sequences(request, request_id, uuid.uuid4().hex, prompt, now, grammar)
 
@@ -180,13 +184,13 @@ class AsyncEngine:
         self._abort_stream(stream)
         return True
 
-    async def tokenize(self, text: str, add_special_tokens: bool = True) -> list[int]:
+    async def tokenize(self, text: str, add_special_tokens: bool = True, caller: str = "") -> list[int]:
         """See `Engine.tokenize`."""
-        return await self._inputs.tokenize(text, add_special_tokens=add_special_tokens)
+        return await self._inputs.tokenize(text, add_special_tokens=add_special_tokens, caller=caller)
 
-    async def detokenize(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+    async def detokenize(self, ids: Sequence[int], skip_special_tokens: bool = True, caller: str = "") -> str:
         """See `Engine.detokenize`."""
-        return await self._inputs.detokenize(ids, skip_special_tokens)
+        return await self._inputs.detokenize(ids, skip_special_tokens, caller)
 
     async def load_adapter(self, name: str, path: str, *, pinned: bool = False) -> AdapterLoad:
         """See `Engine.load_adapter`."""
@@ -250,17 +254,14 @@ class AsyncEngine:
     def _refuse_if_late_or_full(self, request: GenerateRequest, now: float) -> None:
         if request.deadline is not None and request.deadline <= now:
             raise DeadlinePassed("the deadline had passed before the request could be queued")
-        # What arrived since the last step will find free rows before it waits.
-        scheduler = self._scheduler
-        queued = len(scheduler.waiting) + max(0, len(scheduler.intake) - scheduler.memory.rows.available)
-        if queued + request.sampling.n > self._config.scheduler.max_queued_requests:
+        if not self._scheduler.has_room(request.tenant, request.sampling.n):
             raise Overloaded("the waiting queue is full", reason="QUEUE_FULL")
 
     def _enter(self, request: GenerateRequest, request_id: str, reqs: list[Req]) -> TokenStream:
         with self._inputs.failures.told():
             outputs = [pending_output(req, self._inputs.tokenizer, want_text=request.want_text) for req in reqs]
         started = Started(request_id, reqs[0].input_len)
-        stream = TokenStream(started, outputs, self._abort_stream, self._turnstile, self._outputs.text_failed)
+        stream = self._outputs.stream(started, outputs, self._abort_stream, self._turnstile)
         stream.reqs = reqs
         self._live[request_id] = stream
         self._adapters.table.acquire(reqs[0].adapter_slot)
@@ -291,6 +292,7 @@ class AsyncEngine:
 
     def _stream_closed(self, stream: TokenStream) -> None:
         del self._live[stream.request_id]
+        self.open_streams.ended(stream)
         # The scheduler has ended its sequences, so no step that is planned from now on names their slot.
         self._adapters.table.release(stream.reqs[0].adapter_slot)
         if stream.reqs[0].pooling is None:

@@ -65,6 +65,8 @@ def build_engine(config: EngineConfig, progress: Progress | None = None) -> Asyn
     device = resolve_device(config.executor.device)
     torch.set_num_threads(config.executor.threads())
     tokenizer = Tokenizer.load(config.model.path)
+    if tokenizer.chats is not None:
+        tokenizer.chats.start()
     # Adapters hook the module tree, which native code does not go through.
     native = "off" if config.lora.enabled else config.model.native
     model = load_model(dataclasses.replace(config.model, native=native), device, progress)
@@ -138,7 +140,8 @@ def _build_pools(config: EngineConfig, model: Model, streams: DeviceStreams) -> 
     width = allocator.pages_for(context) * memory.page_size
     requests = ReqToTokenPool(memory.max_running_requests, width, streams.device)
     # Outputs of an encoder-decoder depend on more than the tokens before them, so no prefix of theirs is kept.
-    cache = build_prefix_cache("none" if spec.encoder else memory.prefix_cache, memory.page_size)
+    kept = "none" if spec.encoder else memory.prefix_cache
+    cache = build_prefix_cache(kept, memory.page_size, adapters.table.tenant)
     followers: list[Companion] = []
     if spec.state_layers:
         followers.append(StateSlots(slots, requests.num_rows, tracking))

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from enum import Enum
 from typing import Protocol
 
+from core.engine.unread import UnreadRoom
 from core.types.adapters import AdapterList, AdapterLoad
 from core.types.io import EmbedRequest, EmbedResult, GenerateRequest, ModelInfo, OutputEvent
 from core.types.lanes import LaneRecorder
@@ -60,6 +61,17 @@ class PolledStream(OutputStream, Protocol):
     def watch(self, ready: Callable[[], None]) -> None: ...
 
 
+class CountedStream(PolledStream, Protocol):
+    """A `PolledStream` of the engine itself. What waits in it to be read is counted in a room of its holder's choice.
+
+    The room may have it `give_way`: it then ends with SlowConsumer, and what was unread is forgotten.
+    """
+
+    def count_unread(self, room: UnreadRoom) -> None: ...
+
+    def give_way(self) -> None: ...
+
+
 class EmbedCall(Protocol):
     """An admitted embedding request: one vector per input, all of them or an error.
 
@@ -102,8 +114,11 @@ class Prefixes(Protocol):
         """Follow what requests with this salt, and no adapter, would find. Raises Unsupported where nothing is kept."""
         ...
 
-    def flush(self) -> int | Awaitable[int]:
-        """Give up every cached page that no request holds; how many. Raises Draining or EngineDead."""
+    def flush(self, tenant: str | None = None) -> int | Awaitable[int]:
+        """Give up every cached page that no request holds; how many. Raises Draining or EngineDead.
+
+        `tenant`: only those under salts that begin with it and a NUL, with whatever adapter.
+        """
         ...
 
 
@@ -114,6 +129,10 @@ class OpenStreams(Protocol):
 
     def oldest(self, count: int) -> Sequence[StreamInfo]:
         """At most `count` of them, oldest first."""
+        ...
+
+    def on_end(self, told: Callable[[StreamInfo], None]) -> None:
+        """Have `told` called with each stream when its last sequence has ended; one listener, which must be quick."""
         ...
 
 
@@ -150,6 +169,10 @@ class Engine(Protocol):
         """Streams opened and not yet ended."""
         ...
 
+    def full(self, tenant: str) -> bool:
+        """Whether the queue has no room for even one sequence of `tenant`, as far as it is known here."""
+        ...
+
     @property
     def prefixes(self) -> Prefixes:
         """The prefix cache; valid once READY."""
@@ -174,11 +197,14 @@ class Engine(Protocol):
         """
         ...
 
-    async def tokenize(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """Ids of `text`; runs off the loop. Raises InvalidRequest when it cannot be encoded or is too long."""
+    async def tokenize(self, text: str, add_special_tokens: bool = True, caller: str = "") -> list[int]:
+        """Ids of `text`, made off the loop, with callers in rotation.
+
+        Raises InvalidRequest when it cannot be encoded or is too long.
+        """
         ...
 
-    async def detokenize(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+    async def detokenize(self, ids: Sequence[int], skip_special_tokens: bool = True, caller: str = "") -> str:
         """Text of `ids`. Raises InvalidRequest for ids outside the vocabulary."""
         ...
 

@@ -17,6 +17,7 @@ def as_generation(request: EmbedRequest) -> GenerateRequest:
         sampling=SamplingParams(temperature=0.0, n=len(request.inputs)),
         want_text=False,
         deadline=request.deadline,
+        tenant=request.tenant,
     )
 
 

@@ -11,13 +11,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from core.errors import Overloaded, RequestFailed
+from core.engine.bounded_work import TookTooLong, within
+from core.errors import RequestFailed
 from core.sampling.grammar.vocabulary import Vocabulary
 from core.types.constraint import Constraint
 
 START_SECONDS = 60.0
-PATIENCE = 10
-"""How many times its seconds of work a constraint may take on the clock, on a machine that has no core for it."""
 MEMORY_BYTES = 1 << 29
 """Beyond what the process has once it is ready; 512 MiB."""
 
@@ -55,7 +54,11 @@ class GrammarTrial:
         process = await self._running()
         question = {"kind": constraint.kind.value, "source": constraint.source}
         try:
-            answer = await self._within(process, asyncio.ensure_future(self._ask(process, question)))
+            asked = asyncio.ensure_future(self._ask(process, question))
+            answer = await within(asked, lambda: cpu_seconds(process.pid), self._seconds)
+        except TookTooLong:
+            await self.close()
+            raise TrialFailed(f"takes longer than {self._seconds:g} s to compile") from None
         except BaseException:
             # Cancelled half way: its answer would be taken for the next one's.
             await self.close()
@@ -66,23 +69,6 @@ class GrammarTrial:
         if "error" in answer:
             raise TrialFailed(f"cannot be served: {_printable(answer['error'])}")
         return int(answer["bytes"])
-
-    async def _within(self, process: asyncio.subprocess.Process, asked: asyncio.Future[Answer]) -> Answer:
-        """The answer, as long as the process has not worked for too long on it."""
-        began, looks = cpu_seconds(process.pid), 0
-        left = self._seconds
-        try:
-            while not (await asyncio.wait((asked,), timeout=left))[0]:
-                looks, left = looks + 1, self._seconds - (cpu_seconds(process.pid) - began)
-                if left <= 0:
-                    raise TrialFailed(f"takes longer than {self._seconds:g} s to compile")
-                if looks >= PATIENCE:
-                    raise Overloaded("the machine has no core to compile the constraint on", reason="GRAMMAR_COMPILES")
-                # Work of a few milliseconds that is left would be looked at that often.
-                left = max(left, self._seconds / 4)
-            return asked.result()
-        finally:
-            asked.cancel()
 
     async def close(self) -> None:
         """End the process, whatever it is doing. Idempotent."""

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
-from typing import TypeVar
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -14,6 +13,7 @@ from core.engine.workers import Workers
 from core.errors import FieldViolation, InvalidRequest
 from core.memory.request_memory import RequestMemory
 from core.sampling.uniform import derive_seed
+from core.text.chat_renderer import PROCESSES
 from core.text.failures import TextFailures
 from core.text.tokenizer import Tokenizer
 from core.types.arrays import Ints
@@ -23,7 +23,8 @@ from core.types.io import EmbedRequest, GenerateRequest
 from core.types.request import Req
 from core.types.sampling_params import SamplingParams
 
-T = TypeVar("T")
+LONG_CHARS, LONG_IDS = 32_768, 16_384
+"""Texts and ids beyond this take a thread for ten milliseconds and more, and never all threads at once."""
 
 CHARS_PER_TOKEN = 64
 """No tokenizer packs more characters into one token on average; longer prompts are refused before tokenising."""
@@ -54,6 +55,8 @@ class InputProcessor:
         self._max_input = context_length - 1 if encoder is None else encoder.max_tokens
         self._random = random.Random(seed)
         self._workers = Workers(2, "slipstream-text")
+        # Threads of their own: a template that takes its time must not hold up texts.
+        self._chats = Workers(PROCESSES, "slipstream-chat")
 
     def refuse_out_of_range(self, params: SamplingParams) -> None:
         """Raises InvalidRequest naming every field of `sampling_params` that no prompt could make servable."""
@@ -68,9 +71,13 @@ class InputProcessor:
             field, ids = "token_ids.ids", request.token_ids
         elif request.chat is not None:
             self._refuse_long(sum(len(turn.content) for turn in request.chat), "chat.messages")
-            field, ids = "chat.messages", await self._off_loop(self._encode_chat, request)
+            with self.failures.told():
+                rendered = await self._chats.run(self.tokenizer.render_chat, request.chat, caller=request.tenant)
+            self._refuse_long(len(rendered), "chat.messages")
+            # The template writes the special tokens itself; encoding must not add them a second time.
+            field, ids = "chat.messages", await self._encode(rendered, False, request.tenant)
         else:
-            field, ids = "text", await self.tokenize(request.text or "", field="text")
+            field, ids = "text", await self.tokenize(request.text or "", caller=request.tenant)
         prompt = np.asarray(ids, np.int64)
         if len(prompt) == 0:
             raise InvalidRequest.of(field, "must not be empty")
@@ -84,15 +91,19 @@ class InputProcessor:
             raise InvalidRequest.of(field, f"has {len(prompt)} tokens, more than the server can hold for the encoder")
         return prompt
 
-    async def tokenize(self, text: str, *, add_special_tokens: bool = True, field: str = "text") -> list[int]:
+    async def tokenize(self, text: str, *, add_special_tokens: bool = True, caller: str = "") -> list[int]:
         """Ids of `text`, made off the loop. Raises InvalidRequest when it is longer than any context could hold."""
-        self._refuse_long(len(text), field)
-        return await self._off_loop(self.tokenizer.encode, text, add_special_tokens)
+        self._refuse_long(len(text), "text")
+        return await self._encode(text, add_special_tokens, caller)
 
-    async def detokenize(self, ids: Sequence[int], skip_special_tokens: bool) -> str:
+    async def detokenize(self, ids: Sequence[int], skip_special_tokens: bool, caller: str = "") -> str:
         """Text of `ids`, made off the loop. Raises InvalidRequest for ids outside the vocabulary."""
         self._refuse_foreign_ids("token_ids", np.asarray(ids, np.int64))
-        return await self._off_loop(self.tokenizer.decode, list(ids), skip_special_tokens)
+        long = len(ids) > LONG_IDS
+        with self.failures.told():
+            return await self._workers.run(
+                self.tokenizer.decode, list(ids), skip_special_tokens, caller=caller, long=long
+            )
 
     def refuse_unconstrainable(self, request: GenerateRequest) -> None:
         """Raises InvalidRequest naming what is wrong with the constraint, if there is one, or contradicts it."""
@@ -122,8 +133,8 @@ class InputProcessor:
             raise InvalidRequest(violations)
         seed = params.seed if params.seed is not None else self._random.getrandbits(63)
         slot = self.adapters.slot(request.adapter)
-        tenant = self.adapters.salt(slot, request.cache_salt)
-        salt = self._memory.cache.namespace(tenant, group if params.n > 1 else None)
+        own = self.adapters.salt(slot, request.cache_salt)
+        salt = self._memory.cache.namespace(own, group if params.n > 1 else None)
         return [
             Req(
                 request_id=request_id,
@@ -134,6 +145,8 @@ class InputProcessor:
                 salt=salt,
                 adapter_slot=slot,
                 grammar=grammar,
+                tenant=request.tenant,
+                weight=request.weight,
                 priority=request.priority,
                 deadline=request.deadline,
                 queue_deadline=None if request.queue_timeout is None else now + request.queue_timeout,
@@ -159,13 +172,13 @@ class InputProcessor:
         violations: list[FieldViolation] = []
         for index, given in enumerate(request.inputs):
             try:
-                prompts.append(await self._embedded_ids(given))
+                prompts.append(await self._embedded_ids(given, request.tenant))
             except InvalidRequest as refused:
                 violations += [FieldViolation(f"inputs[{index}].{v.field}", v.description) for v in refused.violations]
         if violations:
             raise InvalidRequest(violations)
         slot = self.adapters.slot(request.adapter)
-        tenant = self.adapters.salt(slot, request.cache_salt)
+        own = self.adapters.salt(slot, request.cache_salt)
         return [
             Req(
                 request_id=request_id,
@@ -174,8 +187,10 @@ class InputProcessor:
                 params=SamplingParams(temperature=0.0),
                 seed=0,
                 max_new_tokens=0,
-                salt=self._memory.cache.namespace(tenant, None),
+                salt=self._memory.cache.namespace(own, None),
                 adapter_slot=slot,
+                tenant=request.tenant,
+                weight=request.weight,
                 priority=request.priority,
                 deadline=request.deadline,
                 queue_deadline=None if request.queue_timeout is None else now + request.queue_timeout,
@@ -185,18 +200,22 @@ class InputProcessor:
             for index, prompt in enumerate(prompts)
         ]
 
-    async def _embedded_ids(self, given: str | tuple[int, ...]) -> Ints:
+    async def _embedded_ids(self, given: str | tuple[int, ...], caller: str) -> Ints:
         """int64[n] of one input, n >= 1. Raises InvalidRequest naming `text` or `token_ids.ids`."""
-        asked = GenerateRequest(text=given) if isinstance(given, str) else GenerateRequest(token_ids=given)
-        ids = await self.prompt_ids(asked)
-        if not self._memory.fits_alone(len(ids)):
+        text, listed = (given, None) if isinstance(given, str) else (None, given)
+        asked = GenerateRequest(text=text, token_ids=listed, tenant=caller)
+        prompt = await self.prompt_ids(asked)
+        if not self._memory.fits_alone(len(prompt)):
             field = "token_ids.ids" if asked.text is None else "text"
-            raise InvalidRequest.of(field, f"has {len(ids)} tokens, more than the server can hold")
-        return ids
+            raise InvalidRequest.of(field, f"has {len(prompt)} tokens, more than the server can hold")
+        return prompt
 
     def close(self) -> None:
-        """End the worker threads without waiting for queued work."""
+        """End the worker threads without waiting for queued work, and whatever chat template is still at work."""
         self._workers.close()
+        self._chats.close()
+        if self.tokenizer.chats is not None:
+            self.tokenizer.chats.close()
 
     def _refuse_foreign_ids(self, field: str, ids: Ints) -> None:
         bad = self._foreign(ids)
@@ -234,18 +253,12 @@ class InputProcessor:
             violations.append(FieldViolation("sampling_params.max_tokens", "more than the server can hold"))
         return asked
 
-    def _encode_chat(self, request: GenerateRequest) -> list[int]:
-        assert request.chat is not None
-        # The template writes the special tokens itself; encoding must not add them a second time.
-        rendered = self.tokenizer.render_chat(request.chat)
-        self._refuse_long(len(rendered), "chat.messages")
-        return self.tokenizer.encode(rendered, False)
-
     def _refuse_long(self, chars: int, field: str) -> None:
         limit = (self._max_input + 1) * CHARS_PER_TOKEN
         if chars > limit:
             raise InvalidRequest.of(field, f"must have at most {limit} characters")
 
-    async def _off_loop(self, function: Callable[..., T], *args: object) -> T:
+    async def _encode(self, text: str, add_special_tokens: bool, caller: str) -> list[int]:
+        long = len(text) > LONG_CHARS
         with self.failures.told():
-            return await self._workers.run(function, *args)
+            return await self._workers.run(self.tokenizer.encode, text, add_special_tokens, caller=caller, long=long)

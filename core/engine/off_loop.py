@@ -22,7 +22,12 @@ async def off_loop(pool: Executor, function: Callable[..., T], *args: object) ->
     A panic would pass every `except Exception` of a call, which then never gets a status and waits for ever; SystemExit
     would end the event loop, and a CancelledError would be taken for the caller's own.
     """
-    return await asyncio.get_running_loop().run_in_executor(pool, _guarded, function, *args)
+    return await begun_off_loop(pool, function, *args)
+
+
+def begun_off_loop(pool: Executor, function: Callable[..., T], *args: object) -> asyncio.Future[T]:
+    """As `off_loop`, for a caller that wants to know when the thread is free again."""
+    return asyncio.get_running_loop().run_in_executor(pool, guarded, function, *args)
 
 
 async def in_daemon_thread(function: Callable[[], None], name: str) -> None:
@@ -40,7 +45,8 @@ async def in_daemon_thread(function: Callable[[], None], name: str) -> None:
     await done.wait()
 
 
-def _guarded(function: Callable[..., T], *args: object) -> T:
+def guarded(function: Callable[..., T], *args: object) -> T:
+    """What `function` gives, or raises; WorkBroken for what is no Exception."""
     try:
         return function(*args)
     except Exception:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import islice
 
 from core.engine.adapter_table import AdapterTable
@@ -11,6 +11,7 @@ from core.types.request import Req, RequestState
 from core.types.streams import StreamInfo
 
 STAGES = ("waiting", "preempted", "prefill", "decode")
+ENDED = "ended"
 WAITING, PREEMPTED, PREFILL, DECODE = range(len(STAGES))
 
 
@@ -19,6 +20,7 @@ class LiveStreams:
 
     def __init__(self, live: Mapping[str, TokenStream], adapters: AdapterTable) -> None:
         self._live, self._adapters = live, adapters
+        self._on_end: Callable[[StreamInfo], None] | None = None
 
     def __len__(self) -> int:
         return len(self._live)
@@ -26,6 +28,16 @@ class LiveStreams:
     def oldest(self, count: int) -> tuple[StreamInfo, ...]:
         """See `OpenStreams.oldest`."""
         return tuple(self._info(stream) for stream in islice(self._live.values(), count))
+
+    def on_end(self, told: Callable[[StreamInfo], None]) -> None:
+        """See `OpenStreams.on_end`."""
+        self._on_end = told
+
+    def ended(self, stream: TokenStream) -> None:
+        """Its sequences have ended, and are still there to be counted."""
+        if self._on_end is not None:
+            began = any(req.scheduled_at is not None for req in stream.reqs)
+            self._on_end(self._info(stream)._replace(state=ENDED if began else STAGES[WAITING]))
 
     def _info(self, stream: TokenStream) -> StreamInfo:
         reqs, outputs = stream.reqs, stream.outputs

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import sys
+
+from core.engine.unread import FREE_TOKENS, MORE_TOKENS, TOKEN_BYTES
 from core.text.detokenizer import MAX_CONTEXT, IncrementalDetokenizer
 from core.text.stop import StopMatcher
 from core.text.tokenizer import Tokenizer
-from core.types.io import Delta, Finished, TokenLogprob
+from core.types.io import Delta, Finished
+from core.types.logprobs import ALTERNATIVE_BYTES, ENTRY_BYTES, TokenLogprobs
 from core.types.request import Req
 
 
@@ -20,17 +24,30 @@ class PendingOutput:
         "_decoded",
         "_detokenizer",
         "_given_up",
-        "_logprobs",
+        "_most",
         "_position",
         "_stops",
         "_text",
+        "_token_bytes",
+        "charged",
         "finished",
         "ids",
         "index",
+        "logprobs",
+        "room",
         "watches_text",
     )
 
-    def __init__(self, index: int, detokenizer: IncrementalDetokenizer | None, stops: StopMatcher | None) -> None:
+    def __init__(
+        self,
+        index: int,
+        detokenizer: IncrementalDetokenizer | None,
+        stops: StopMatcher | None,
+        *,
+        most: int = sys.maxsize,
+        token_bytes: int = TOKEN_BYTES,
+    ) -> None:
+        """`most` tokens may be left unread; each takes `token_bytes`, its log probabilities included."""
         self.index = index
         self.finished: Finished | None = None
         self.ids: list[int] = []
@@ -43,7 +60,13 @@ class PendingOutput:
         self._decoded = 0
         """How many of `ids` are text already, or shall not become any."""
         self._text = ""
-        self._logprobs: list[TokenLogprob] = []
+        self.logprobs = TokenLogprobs()
+        """Of `ids`, where the request wants them: added by whoever pushes the token, before it does."""
+        self.room = min(most, FREE_TOKENS)
+        """Tokens that may be held; whoever adds one beyond has to `charge` it."""
+        self.charged = 0
+        """Bytes that were counted for what is held."""
+        self._most, self._token_bytes = most, token_bytes
         self._position = 0
         self._given_up = False
 
@@ -60,7 +83,7 @@ class PendingOutput:
         """Whether `take` would return something."""
         return bool(self.ids or self._text or self.finished)
 
-    def push(self, token: int, logprob: TokenLogprob | None, *, textless: bool, match_stops: bool) -> str | None:
+    def push(self, token: int, *, textless: bool, match_stops: bool) -> str | None:
         """Add one token; returns the stop string that its text completes, if any.
 
         `textless` tokens (a stop token that the client does not want to see) count as ids only. `match_stops` is off
@@ -69,8 +92,6 @@ class PendingOutput:
         if textless:
             self._decode_pending()
         self.ids.append(token)
-        if logprob is not None:
-            self._logprobs.append(logprob)
         if self._detokenizer is None:
             return None
         if textless or self._stops is not None:
@@ -105,18 +126,51 @@ class PendingOutput:
         if not (ids or self._text):
             event, self.finished = self.finished, None
             return event
-        delta = Delta(self.index, self._position, tuple(ids), self._text, tuple(self._logprobs))
+        delta = Delta(
+            self.index, self._position, tuple(ids), self._text, self.logprobs.moved() if self.logprobs else ()
+        )
         self._position += len(ids)
         # Emptied in place: a reader that keeps up would else cost new lists with every token.
         ids.clear()
-        self._logprobs.clear()
         self._decoded, self._text = 0, ""
         return delta
+
+    def bound(self, most: int) -> None:
+        """At most so many tokens may be left unread."""
+        self._most, self.room = most, min(most, self.room)
+
+    @property
+    def overfull(self) -> bool:
+        """Whether more tokens are left unread than may be."""
+        return len(self.ids) > self._most
+
+    def charge(self) -> int:
+        """Make room for more tokens; how many bytes more that takes, with what is held by now."""
+        held = len(self.ids)
+        self.room = min(self._most, held + MORE_TOKENS)
+        needed = self.room * TOKEN_BYTES + sys.getsizeof(self._text)
+        if self._token_bytes > TOKEN_BYTES:
+            needed += self.logprobs.held_bytes + (self.room - held) * (self._token_bytes - TOKEN_BYTES)
+        more, self.charged = needed - self.charged, needed
+        return more
+
+    def discharge(self) -> int:
+        """Nothing is held any more, and the room is as at first; how many bytes were counted."""
+        self.room = min(self._most, FREE_TOKENS)
+        charged, self.charged = self.charged, 0
+        return charged
+
+    def discard(self) -> None:
+        """Forget what was not taken: nobody will take it."""
+        self._position += len(self.ids)
+        self.ids.clear()
+        self.logprobs = TokenLogprobs()
+        self._decoded, self._text, self.finished = 0, "", None
 
     def give_up(self) -> None:
         """Its text cannot be made: what is text already can still be taken, and nothing after it."""
         del self.ids[self._decoded :]
-        del self._logprobs[self._decoded :]
+        self.logprobs.cut(min(self._decoded, len(self.logprobs)))
         self.finished = self._detokenizer = None
         self._given_up = True
 
@@ -129,10 +183,14 @@ class PendingOutput:
 def pending_output(req: Req, tokenizer: Tokenizer, *, want_text: bool) -> PendingOutput:
     """That of an entering request. Raises what the tokenizer raises on the end of the prompt."""
     params = req.params
+    token_bytes = TOKEN_BYTES
+    if params.logprobs:
+        # With an eighth of room to grow, as arrays take it.
+        token_bytes += (ENTRY_BYTES + params.top_logprobs * ALTERNATIVE_BYTES) * 9 // 8
     if not (want_text or params.stop):
-        return PendingOutput(req.index, None, None)
+        return PendingOutput(req.index, None, None, token_bytes=token_bytes)
     # On the event loop, once for each output: not the whole of a long prompt.
     context = req.prompt[-MAX_CONTEXT:].tolist()
     detokenizer = IncrementalDetokenizer(tokenizer, context, params.skip_special_tokens)
     stops = StopMatcher(params.stop, params.include_stop_in_output) if params.stop else None
-    return PendingOutput(req.index, detokenizer, stops)
+    return PendingOutput(req.index, detokenizer, stops, token_bytes=token_bytes)

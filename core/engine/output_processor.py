@@ -5,14 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from core.batch.result import LogprobResult
 from core.engine.output import PendingOutput
 from core.engine.stream import TokenStream
+from core.engine.turnstile import Turnstile
+from core.engine.unread import UnreadBytes
 from core.errors import SlowConsumer
 from core.scheduler.intake import End, Intake
 from core.scheduler.outputs import Ended, StepOutputs, StepTokens
 from core.text.failures import TextFailures, is_failure
-from core.types.io import Finished, FinishReason, Timing, TokenLogprob, Usage
+from core.types.io import Finished, FinishReason, Started, Timing, Usage
+from core.types.logprobs import NUMBER_BYTES, TokenLogprobs
 from core.types.request import Req
 
 
@@ -41,17 +46,19 @@ class OutputRecord:
 
 
 class StepLogprobs:
-    """Log probabilities of one step, out of numpy in three calls instead of five per token."""
+    """Log probabilities of one step, out of numpy in three calls, and then a slice of bytes per token."""
 
     def __init__(self, found: LogprobResult) -> None:
         self._values: list[float] = found.values.tolist()
-        self._top_ids: list[list[int]] = found.top_ids.tolist()
-        self._top_values: list[list[float]] = found.top_values.tolist()
+        self._width = found.top_ids.shape[1] * NUMBER_BYTES
+        self._top_ids = found.top_ids.astype(np.int32).tobytes()
+        self._top_values = found.top_values.astype(np.float32, copy=False).tobytes()
 
-    def of(self, place: int, token: int, count: int) -> TokenLogprob:
-        """Of `token`, which is row `place`, with its `count` alternatives."""
-        top = zip(self._top_ids[place][:count], self._top_values[place][:count], strict=True)
-        return TokenLogprob(token, self._values[place], tuple(top))
+    def add_to(self, kept: TokenLogprobs, place: int, token: int, count: int) -> None:
+        """Those of `token`, which is row `place`, with its `count` alternatives."""
+        first = place * self._width
+        end = first + count * NUMBER_BYTES
+        kept.add(token, self._values[place], self._top_ids[first:end], self._top_values[first:end])
 
 
 class OutputProcessor:
@@ -70,6 +77,19 @@ class OutputProcessor:
         self._max_pending = max_pending_tokens
         self._on_closed = on_closed
         self._failures = failures
+        self._unread = UnreadBytes()
+
+    def stream(
+        self,
+        started: Started,
+        outputs: list[PendingOutput],
+        abort: Callable[[TokenStream], None],
+        turnstile: Turnstile,
+    ) -> TokenStream:
+        """A stream that is written here; its unread bytes count with those of all others."""
+        for output in outputs:
+            output.bound(self._max_pending)
+        return TokenStream(started, outputs, abort, turnstile, self.text_failed, self.give_way, self._unread)
 
     def emit(self, outputs: StepOutputs, now: float) -> None:
         """Take over one step: tokens first, then terminals (the order that `StepOutputs` promises)."""
@@ -91,22 +111,21 @@ class OutputProcessor:
                 self._push(step, i, record, stops, logprobs)
             else:
                 record.ids.append(token)
-            if len(record.ids) > self._max_pending and not record.done:
-                self._too_slow(record)
-            record.stream.notify(record.output)
+            output = record.output
+            if len(record.ids) > output.room and not record.done:
+                self._ask_for_room(record)
+            record.stream.notify(output)
 
     def _push(
         self, step: StepTokens, i: int, record: OutputRecord, stops: dict[int, int], logprobs: StepLogprobs | None
     ) -> None:
         """Token `i` of the step, for an output that looks at single tokens or may just have ended."""
         req, token = step.reqs[i], step.tokens[i]
-        found = None
         if logprobs is not None and req.params.logprobs:
-            found = logprobs.of(step.logprob_rows[i], token, req.params.top_logprobs)
+            logprobs.add_to(record.output.logprobs, int(step.logprob_rows[i]), token, req.params.top_logprobs)
         try:
             matched = record.output.push(
                 token,
-                found,
                 textless=stops.get(id(req)) == step.positions[i] and not req.params.include_stop_in_output,
                 match_stops=record.tokens + 1 >= req.params.min_tokens,
             )
@@ -122,11 +141,23 @@ class OutputProcessor:
         record.stop_match = matched
         self._end(End(req, reason=FinishReason.STOP, matched_stop=matched))
 
-    def _too_slow(self, record: OutputRecord) -> None:
-        error = self._slow()
-        for req in record.stream.reqs:
-            req.sink.done = True
-            self._end(End(req, error=error))
+    def _ask_for_room(self, record: OutputRecord) -> None:
+        if record.output.overfull:
+            self._end_all(record.stream, self._slow())
+        else:
+            record.stream.hold_more(record.output)
+
+    def give_way(self, stream: TokenStream) -> None:
+        """What the stream has not told takes too much: it is forgotten, and the request ends."""
+        error = SlowConsumer("too many bytes were left unread")
+        stream.discard(error)
+        self._end_all(stream, error)
+
+    def _end_all(self, stream: TokenStream, error: SlowConsumer) -> None:
+        for req in stream.reqs:
+            if not req.sink.done:
+                req.sink.done = True
+                self._end(End(req, error=error))
 
     def _slow(self) -> SlowConsumer:
         return SlowConsumer(f"more than {self._max_pending} tokens were left unread")

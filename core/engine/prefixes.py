@@ -86,10 +86,10 @@ class CachedPrefixes:
         self._watches[watch] = salt
         return watch
 
-    def flush(self) -> int:
+    def flush(self, tenant: str | None = None) -> int:
         """See `Prefixes.flush`."""
         self._refuse_unless_ready()
-        flushed = self._memory.flush()
+        flushed = self._memory.flush(tenant)
         self._scheduler.publish()
         return flushed
 

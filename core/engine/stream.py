@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Callable
 
 from core.engine.output import PendingOutput
 from core.engine.turnstile import Turnstile
+from core.engine.unread import UnreadRoom
 from core.errors import SlipstreamError
 from core.invariants import check
 from core.types.io import OutputEvent, Started
@@ -28,9 +29,13 @@ class TokenStream:
         abort: Callable[[TokenStream], None],
         turnstile: Turnstile,
         text_failed: Callable[[TokenStream, PendingOutput, BaseException], None],
+        give_way: Callable[[TokenStream], None],
+        unread: UnreadRoom,
     ) -> None:
         """`text_failed(stream, output, error)` is told what `output` raised when its text was made for the reader; it
-        has the stream `fail`, or raises `error` again."""
+        has the stream `fail`, or raises `error` again. `give_way(stream)` has it `discard` and ends its request. What
+        is not read is counted in `unread`.
+        """
         self.request_id = started.request_id
         self.outputs = outputs
         self.reqs: list[Req] = []
@@ -38,10 +43,11 @@ class TokenStream:
         self._events: deque[OutputEvent] = deque([started])
         self._ready: deque[PendingOutput] = deque()
         self._error: SlipstreamError | None = None
-        self._ended = False
+        self._ended = self._discarded = False
         self._abort = abort
         self._turnstile = turnstile
         self._text_failed = text_failed
+        self._give_way, self._unread = give_way, unread
         # Set while the reader waits for something to read; it may have been let through already.
         self._waiter: asyncio.Future[None] | None = None
         self._in_line = False
@@ -52,9 +58,48 @@ class TokenStream:
         """Tokens the client has not taken."""
         return sum(len(output) for output in self.outputs)
 
+    def count_unread(self, room: UnreadRoom) -> None:
+        """Count what is not read in another room from now on."""
+        charged = sum(output.charged for output in self.outputs)
+        if charged:
+            self._unread.give_back(self, charged)
+        self._unread = room
+        if charged:
+            room.take(self, charged)
+
+    def hold_more(self, output: PendingOutput) -> None:
+        """`output` has more than it has room for."""
+        if self._ended or self._discarded:
+            output.discard()
+        else:
+            self._unread.take(self, output.charge())
+
+    def give_way(self) -> None:
+        """See `UnreadHolder`."""
+        self._give_way(self)
+
+    def discard(self, error: SlipstreamError) -> None:
+        """End with `error` at once. What is pending is forgotten, and what still comes too: it has a gap before it."""
+        self._discarded = True
+        self._events.clear()
+        self._forget()
+        self.fail(error)
+
+    def _forget(self) -> None:
+        self._ready.clear()
+        for output in self.outputs:
+            output.discard()
+            self._discharge(output)
+
+    def _discharge(self, output: PendingOutput) -> None:
+        if output.charged:
+            self._unread.give_back(self, output.discharge())
+
     def notify(self, output: PendingOutput) -> None:
         """`output` may have something to read."""
-        if output not in self._ready:
+        if self._discarded:
+            output.discard()
+        elif output not in self._ready:
             self._ready.append(output)
         self._wake()
 
@@ -133,7 +178,7 @@ class TokenStream:
         """Stop reading; whatever still runs is aborted. Idempotent."""
         self._ended = True
         self._events.clear()
-        self._ready.clear()
+        self._forget()
         if self.open_outputs:
             self._abort(self)
 
@@ -151,10 +196,13 @@ class TokenStream:
 
     def _taken(self, output: PendingOutput) -> OutputEvent | None:
         try:
-            return output.take()
+            event = output.take()
         except BaseException as error:
             self._text_failed(self, output, error)
             return None
+        if output.charged:
+            self._discharge(output)
+        return event
 
     def _wake(self) -> None:
         if self._watcher is not None:

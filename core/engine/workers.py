@@ -8,27 +8,34 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
-from core.engine.off_loop import off_loop
+from core.engine.fair_line import FairLine
+from core.engine.off_loop import begun_off_loop
 from core.errors import Draining
 
 T = TypeVar("T")
 
 
 class Workers:
-    """A bounded number of threads. Event-loop thread only."""
+    """A bounded number of threads, shared fairly by those who call. Event-loop thread only."""
 
     def __init__(self, threads: int, name: str) -> None:
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix=name)
+        self._line = FairLine(threads)
         self._closed = threading.Event()
 
-    async def run(self, function: Callable[..., T], *args: object) -> T:
-        """What `function(*args)` gives, called in one of the threads. Raises Draining once `close` was called, and what
-        `off_loop` does.
+    async def run(self, function: Callable[..., T], *args: object, caller: str = "", long: bool = False) -> T:
+        """What `function(*args)` gives, called in one of the threads when it is the turn of `caller`; see `FairLine`.
+
+        Raises Draining once `close` was called, and what `off_loop` does.
         """
         if self._closed.is_set():
             raise Draining("the server is shutting down")
+        await self._line.enter(caller, long=long)
+        work = begun_off_loop(self._pool, function, *args)
+        # A caller that leaves does not take its work out of the thread.
+        work.add_done_callback(lambda _: self._line.leave(long=long))
         try:
-            return await off_loop(self._pool, function, *args)
+            return await asyncio.shield(work)
         except asyncio.CancelledError:
             task = asyncio.current_task()
             # `close` cancels what still waits for a thread. The caller was not cancelled and must not look as if.
@@ -39,4 +46,5 @@ class Workers:
     def close(self) -> None:
         """End the threads without waiting for work that has not begun. Idempotent."""
         self._closed.set()
+        self._line.fail(Draining("the server is shutting down"))
         self._pool.shutdown(wait=False, cancel_futures=True)

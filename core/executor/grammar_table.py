@@ -9,28 +9,21 @@ known tokens and what was still in flight for its old row is not accepted twice.
 
 from __future__ import annotations
 
-import logging
-import time
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
-from core.batch.grammar_batch import GrammarSeed, GrammarStatus, StepGrammars, TokenMask
+from core.batch.grammar_batch import GrammarStatus, StepGrammars, TokenMask
 from core.batch.schedule_batch import ScheduleBatch
 from core.device.recorder import Recorder
 from core.device.streams import Event
+from core.executor.grammar_work import Follower, GrammarWork, give_up
 from core.sampling.sampler import SampleOutput
 from core.types.arrays import Ints
-from core.types.grammar import Grammar, Matcher, Words
 
 Statuses = npt.NDArray[np.int8]
 """Of GrammarStatus."""
-
-log = logging.getLogger(__name__)
-
-MAX_MASK_SECONDS = 1.0
-"""Of one core's work. A request whose grammar takes more for one token fails: the rest of its step waits for it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,16 +37,6 @@ class SampledStep:
     copy_done: Event
 
 
-@dataclass(slots=True)
-class Follower:
-    """The matcher of one owner of a row."""
-
-    generation: int
-    grammar: Grammar
-    matcher: Matcher
-    failed: bool = False
-
-
 class GrammarTable:
     """Used by the forward thread only."""
 
@@ -63,7 +46,7 @@ class GrammarTable:
         self._recorder = recorder
         self._followers: dict[int, Follower] = {}
         self._last: SampledStep | None = None
-        self._was_slow = False
+        self._work = GrammarWork()
 
     def begin(self, batch: ScheduleBatch) -> None:
         """Rows that got an owner with this step: forget what was there, seat the matchers of constrained ones."""
@@ -71,7 +54,7 @@ class GrammarTable:
             for row in batch.fresh_rows.tolist():
                 self._followers.pop(row, None)
         for seed in batch.grammar_seeds:
-            self._followers[seed.row] = _seated(seed)
+            self._followers[seed.row] = self._work.seated(seed)
 
     def sampled(self, batch: ScheduleBatch, host: SampleOutput, copy_done: Event) -> None:
         """Remember where the tokens of a step with constrained rows will be."""
@@ -89,13 +72,9 @@ class GrammarTable:
         followers = [self._followers[row] for row in batch.sampling.rows[places].tolist()]
         words = np.zeros((len(places), max(follower.grammar.words for follower in followers)), np.int32)
         status = np.zeros(len(batch.sampling), np.int8)
-        fill = self._fill_each if self._was_slow else self._fill_all
         if last is not None:
             self._accept(last, going)
-        began = time.monotonic()
-        status[places] = found = fill(followers, words)
-        # A suspicion, no verdict: a stalled host makes every step slow, and threads of a library share their work.
-        self._was_slow = time.monotonic() - began > MAX_MASK_SECONDS
+        status[places] = found = self._statuses(followers, self._work.fill(followers, words))
         # Their tokens are not looked at; any finite logit will do.
         words[found != GrammarStatus.OPEN] = -1
         return StepGrammars(TokenMask(places, words), status)
@@ -105,63 +84,28 @@ class GrammarTable:
         going = []
         for place, (row, generation) in enumerate(zip(last.rows.tolist(), last.generations.tolist(), strict=True)):
             follower = self._followers.get(row)
-            if follower is None or follower.generation != generation or follower.failed:
+            if follower is None or follower.generation != generation or follower.failed is not None:
                 continue
             # A terminated one ends with this token, or has ended; the row runs on until the scheduler knows.
-            if not follower.matcher.is_terminated:
+            if not follower.is_over():
                 going.append((place, follower))
         return going
 
     def _accept(self, last: SampledStep, going: list[tuple[int, Follower]]) -> None:
-        places = [place for place, _ in going]
-        matchers = [follower.matcher for _, follower in going]
+        places, followers = [place for place, _ in going], [follower for _, follower in going]
         last.copy_done.synchronize()
         if self._recorder is not None:
             self._recorder.read(self._results, (last.step_id,))
-        if not going:
-            return
-        tokens = last.host.tokens.numpy()[places].tolist()
-        accepted = going[0][1].grammar.accept_all(matchers, tokens)
-        for (_, follower), fine in zip(going, accepted, strict=True):
-            if not fine:
-                self._fail(follower)
-
-    def _fill_all(self, followers: list[Follower], words: Words) -> Statuses:
-        some = followers[0].grammar.fill_all([follower.matcher for follower in followers], words)
-        return self._statuses(followers, some)
-
-    def _fill_each(self, followers: list[Follower], words: Words) -> Statuses:
-        """After a step whose masks took too long: find out whose they were, by the work that each is.
-
-        Filled one at a time, a row does all its work on this thread (in both libraries), whose CPU time stands still
-        while the host has no core for it, the process is stopped, or another thread has the interpreter.
-        """
-        some = np.zeros(len(followers), np.bool_)
-        for place, follower in enumerate(followers):
-            began = time.thread_time()
-            some[place] = follower.matcher.fill(words[place]) and time.thread_time() - began < MAX_MASK_SECONDS
-        return self._statuses(followers, some)
+        if followers:
+            self._work.accept(followers, last.host.tokens.numpy()[places].tolist())
 
     def _statuses(self, followers: list[Follower], some: npt.NDArray[np.bool_]) -> Statuses:
-        """int8[G]; `some[i]`: something may follow. Almost always true of all, and then nobody is asked."""
+        """int8[G]; `some[i]`: something may follow. Almost always true of all, and then no matcher is asked."""
         found = np.full(len(followers), GrammarStatus.OPEN, np.int8)
         for place, follower in enumerate(followers):
-            if some[place] and not follower.failed:
+            if some[place] and follower.failed is None:
                 continue
-            if not follower.failed and not follower.matcher.is_terminated:
-                self._fail(follower)
-            found[place] = GrammarStatus.FAILED if follower.failed else GrammarStatus.COMPLETE
+            if follower.failed is None and not follower.matcher.is_terminated:
+                give_up(follower)
+            found[place] = GrammarStatus.COMPLETE if follower.failed is None else follower.failed
         return found
-
-    def _fail(self, follower: Follower) -> None:
-        follower.failed = True
-        # The words of the library may quote the client's grammar, so they are for those who look for them.
-        log.debug("a constrained request fails: %s", follower.matcher.failure)
-
-
-def _seated(seed: GrammarSeed) -> Follower:
-    matcher = seed.grammar.matcher()
-    follower = Follower(seed.generation, seed.grammar, matcher)
-    for token in seed.outputs.tolist():
-        follower.failed = follower.failed or not matcher.accept(token)
-    return follower

@@ -6,6 +6,7 @@ of memory here splits the work, then ends the rows that do not fit alone, and ne
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -17,12 +18,14 @@ from core.batch.schedule_batch import ScheduleBatch
 from core.device.recorder import Recorder
 from core.device.shortage import MEMORY_ERRORS, is_out_of_memory, shortage
 from core.device.streams import Event
-from core.executor.grammar_table import GrammarTable, Statuses, log
+from core.executor.grammar_table import GrammarTable, Statuses
 from core.memory.req_to_token_pool import ReqToTokenPool
 from core.sampling.penalties import TokenHistory, has_penalty
 from core.sampling.sampler import SampleOutput, Sampler, Scored
 from core.sampling.splitting import sample_in_pieces
 from core.types.arrays import Ints
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)

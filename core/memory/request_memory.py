@@ -304,11 +304,19 @@ class RequestMemory:
         if doubt.node is not None:
             self._free(self.cache.condemn(doubt.node))
 
-    def flush(self) -> int:
-        """Give up every cached page that no row reads; how many. Not in the middle of a plan."""
-        pages = self.cache.clear()
+    def flush(self, tenant: str | None = None) -> int:
+        """Give up every cached page, of `tenant` if it is named, that no row reads; how many. Not within a plan."""
+        pages = self.cache.clear(tenant)
         self._free(pages)
         return len(pages)
+
+    def pages_found(self, rows: Ints) -> Ints:
+        """int64[n]: pages of each of `rows` that were cached when its owner was admitted."""
+        return self._shared[rows] // self.page_size
+
+    def pages_taken(self, rows: Ints) -> Ints:
+        """int64[n]: pages that each of `rows` was given for itself, those that it has put into the cache included."""
+        return self._count[rows] - self.pages_found(rows)
 
     def owned_pages(self) -> int:
         """Pages owned by rows, not by the cache."""

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from core.invariants import check
 from core.prefix.node import PrefixNode
+from core.prefix.tenants import Tenant
 
 
 @dataclass(slots=True)
@@ -17,10 +18,12 @@ class Recount:
     locked: int = 0
 
 
-def audit(roots: Mapping[str, PrefixNode], lru: Collection[PrefixNode], page_bytes: int) -> Recount:
-    """Check every node and the order of recency; return what was counted on the way."""
+def audit(roots: Mapping[str, PrefixNode], tenants: Sequence[Tenant], page_bytes: int) -> Recount:
+    """Check every node, whose it is, and the order of recency; return what was counted on the way."""
     seen: set[int] = set()
-    ages = {node: age for age, node in enumerate(lru)}
+    recent = [node for tenant in tenants for node in tenant.recent]
+    ages = {node: age for age, node in enumerate(recent)}
+    held = dict.fromkeys(tenants, 0)
     total, unlocked = Recount(), 0
     for salt, root in roots.items():
         check("page_conservation", bool(root.children) and root.salt == salt and root.is_root, salt=salt)
@@ -33,7 +36,12 @@ def audit(roots: Mapping[str, PrefixNode], lru: Collection[PrefixNode], page_byt
             total.cached += len(pages)
             total.locked += len(pages) if node.locks else 0
             unlocked += not node.locks and not node.is_root
-    check("prefix_lock_balance", unlocked == len(lru), unlocked=unlocked, recent=len(lru))
+            check("page_conservation", node.tenant is root.tenant and node.tenant in held, salt=salt)
+            if node.tenant is not None:
+                held[node.tenant] += len(pages)
+    check("prefix_lock_balance", unlocked == len(recent), unlocked=unlocked, recent=len(recent))
+    for tenant, pages in held.items():
+        check("page_conservation", tenant.pages == pages > 0, kept=tenant.pages, counted=pages)
     return total
 
 

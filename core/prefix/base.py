@@ -120,13 +120,14 @@ class PrefixCache(ABC):
     def evict(self, num_pages: int) -> Pages:
         """Give up `num_pages` unlocked pages, or all there are if that is fewer; evicting 0 does nothing.
 
-        The least recently used prefixes go first, from their tails, and no more than asked. Returns the pages for the
-        caller to free. Nodes from unlocked matches and inserts must not be used afterwards.
+        Of each tenant the least recently used prefixes go first, from their tails, and no more than asked; which tenant
+        gives up, `core.prefix.tenants` says. Returns the pages for the caller to free. Nodes from unlocked matches and
+        inserts must not be used afterwards.
         """
 
     @abstractmethod
-    def clear(self) -> Pages:
-        """Evict everything that is not locked."""
+    def clear(self, tenant: str | None = None) -> Pages:
+        """Evict everything that is not locked; of one tenant only, if one is named (`core.prefix.tenants`)."""
 
     @abstractmethod
     def behind(self, ids: Ids, kept: int, salt: str) -> PrefixNode | None:

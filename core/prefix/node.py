@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
+
+if TYPE_CHECKING:
+    from core.prefix.tenants import Tenant
 
 
 class PrefixNode:
@@ -15,7 +19,7 @@ class PrefixNode:
     hold stays the *lower* part, and a new node takes the upper one.
     """
 
-    __slots__ = ("children", "dead", "holds", "key", "locks", "pages", "parent", "salt")
+    __slots__ = ("children", "dead", "holds", "key", "locks", "pages", "parent", "salt", "tenant")
 
     def __init__(self, parent: PrefixNode | None, key: bytes, pages: npt.NDArray[np.int64], salt: str = "") -> None:
         self.parent = parent
@@ -32,6 +36,8 @@ class PrefixNode:
         """Invariant: holds + the sum of the children's locks; so an ancestor of a locked node is locked."""
         self.dead = False
         """Its pages were given up; locking it now is a bug of the caller."""
+        self.tenant: Tenant | None = None if parent is None else parent.tenant
+        """Whose pages these are; None for a root below which nothing was ever kept."""
         self.salt = salt
         """Of a root, which namespace it begins."""
 

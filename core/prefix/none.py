@@ -12,14 +12,15 @@ from core.invariants import check
 from core.prefix.base import GROUP_MARK, NO_PAGES, Ids, InsertResult, Pages, PrefixCache, PrefixMatch, group_salt
 from core.prefix.node import PrefixNode
 from core.prefix.radix import RadixCache
+from core.prefix.tenants import TenantOf, tenant_of
 
 
 class NoPrefixCache(PrefixCache):
     """Matches nothing and adopts nothing, except among the samples of one request."""
 
-    def __init__(self, page_size: int) -> None:
+    def __init__(self, page_size: int, of: TenantOf = tenant_of) -> None:
         self.page_size = page_size
-        self._groups = RadixCache(page_size)
+        self._groups = RadixCache(page_size, of)
 
     def namespace(self, salt: str, group_id: str | None) -> str:
         """The group's own namespace; a client's salt never names one, whatever it holds."""
@@ -53,8 +54,8 @@ class NoPrefixCache(PrefixCache):
     def evict(self, num_pages: int) -> Pages:
         return self._groups.evict(num_pages)
 
-    def clear(self) -> Pages:
-        return self._groups.clear()
+    def clear(self, tenant: str | None = None) -> Pages:
+        return self._groups.clear(tenant)
 
     def behind(self, ids: Ids, kept: int, salt: str) -> PrefixNode | None:
         """Always None outside groups."""

@@ -1,14 +1,15 @@
 """A compressed radix tree over page-sized chunks of token ids, one root per salt.
 
-Recency is one ordered dict of *all* unlocked nodes, kept so that a parent is always younger than its children: whoever
-uses a prefix touches its nodes from the tail up. The oldest entry is hence always a leaf, eviction just takes it, and a
-parent whose last child went is exactly as old as its own last use. Nothing is ever sorted.
+Recency is one ordered dict of *all* unlocked nodes of a tenant, kept so that a parent is always younger than its
+children: a use of a prefix touches its nodes from the tail up. The oldest entry is hence always a leaf, eviction just
+takes it, and a parent whose last child went is exactly as old as its own last use. Nodes are never sorted; which tenant
+gives up, `core.prefix.tenants` says.
 """
 
 from __future__ import annotations
 
-from collections import Counter, OrderedDict
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,6 +20,7 @@ from core.prefix.audit import audit
 from core.prefix.base import NO_PAGES, Ids, InsertResult, Pages, PrefixCache, PrefixMatch
 from core.prefix.node import PrefixNode
 from core.prefix.observer import PrefixObserver
+from core.prefix.tenants import Tenant, TenantOf, Tenants, tenant_of
 from core.types.prefixes import PrefixStored
 
 _ID_BYTES = 8
@@ -71,13 +73,12 @@ class RadixCache(PrefixCache):
     Match, insert, lock and unlock cost O(pages of the prompt), evict O(what goes); splitting an edge copies it once.
     """
 
-    def __init__(self, page_size: int) -> None:
+    def __init__(self, page_size: int, of: TenantOf = tenant_of) -> None:
         self.page_size = page_size
         self._page_bytes = page_size * _ID_BYTES
         self._roots: dict[str, PrefixNode] = {}
         """Invariant: every root here has a child, so tenants that left cost nothing."""
-        self._lru: OrderedDict[PrefixNode, None] = OrderedDict()
-        """Invariant: exactly the unlocked nodes but for roots, oldest first, parents after their children."""
+        self._tenants = Tenants(of)
         self._owned: npt.NDArray[np.bool_] = np.zeros(1024, np.bool_)
         """By page number: whether some node holds it. Grows with the largest number seen."""
         self._cached = 0
@@ -106,7 +107,7 @@ class RadixCache(PrefixCache):
         for each in node.path():
             each.locks += 1
             if each.locks == 1 and not each.is_root:
-                del self._lru[each]
+                del _tenant(each).recent[each]
                 self._locked += each.pages.size
 
     def unlock(self, node: PrefixNode) -> Pages:
@@ -116,7 +117,7 @@ class RadixCache(PrefixCache):
         for each in node.path():
             each.locks -= 1
             if each.locks == 0 and not each.is_root:
-                self._lru[each] = None
+                _tenant(each).recent[each] = None
                 self._locked -= each.pages.size
         return NO_PAGES
 
@@ -140,22 +141,36 @@ class RadixCache(PrefixCache):
         return InsertResult(node, pages.size - held, duplicates, originals)
 
     def evict(self, num_pages: int) -> Pages:
-        """Trims the last node it takes from, so that exactly what was asked goes."""
+        """Of whom, `core.prefix.tenants` says."""
         wanted, freed = min(num_pages, self.evictable_pages), [NO_PAGES]
-        while wanted > 0:
-            node = next(iter(self._lru))
-            if node.pages.size > wanted:
-                # The split leaves the tail in `node`, which goes, so a stale handle to it is seen to be dead.
-                upper = self._split(node, node.pages.size - wanted)
-                self._lru[upper] = None
-                self._lru.move_to_end(upper, last=False)
-            freed.append(node.pages)
-            wanted -= node.pages.size
-            self._drop(node)
+        if wanted <= 0:
+            return NO_PAGES
+        for tenant, most in self._tenants.turns(wanted):
+            for pages in self._give_up(tenant, min(most, wanted)):
+                freed.append(pages)
+                wanted -= pages.size
+            if not wanted:
+                break
         return np.concatenate(freed)
 
-    def clear(self) -> Pages:
-        return self.evict(self.evictable_pages)
+    def _give_up(self, tenant: Tenant, count: int) -> Iterator[Pages]:
+        """At most `count` of its unlocked pages. Trims the last node, so that no more than that go."""
+        while count > 0 and tenant.recent:
+            node = next(iter(tenant.recent))
+            if node.pages.size > count:
+                # The split leaves the tail in `node`, which goes, so a stale handle to it is seen to be dead.
+                upper = self._split(node, node.pages.size - count)
+                tenant.recent[upper] = None
+                tenant.recent.move_to_end(upper, last=False)
+            count -= node.pages.size
+            self._drop(node)
+            yield node.pages
+
+    def clear(self, tenant: str | None = None) -> Pages:
+        if tenant is None:
+            return self.evict(self.evictable_pages)
+        found = self._tenants.find(tenant)
+        return np.concatenate([NO_PAGES, *(() if found is None else self._give_up(found, found.pages))])
 
     def behind(self, ids: Ids, kept: int, salt: str) -> PrefixNode | None:
         """O(pages of `ids`)."""
@@ -212,7 +227,7 @@ class RadixCache(PrefixCache):
         return sum(each.pages.size for each, count in undone.items() if each.locks == count)
 
     def check_integrity(self) -> None:
-        counted = audit(self._roots, self._lru, self._page_bytes)
+        counted = audit(self._roots, list(self._tenants), self._page_bytes)
         check("page_conservation", counted.cached == self._cached, counted=counted.cached, kept=self._cached)
         check("prefix_lock_balance", counted.locked == self._locked, counted=counted.locked, kept=self._locked)
         marked = int(np.count_nonzero(self._owned))
@@ -253,6 +268,7 @@ class RadixCache(PrefixCache):
         parent, cut = node.parent, keep * self._page_bytes
         assert parent is not None, "roots have no edge to split"
         upper = PrefixNode(parent, node.key[:cut], node.pages[:keep])
+        upper.tenant = node.tenant
         upper.locks = node.locks
         parent.children[page_key(upper.key, 0, self._page_bytes)] = upper
         node.parent, node.key, node.pages = upper, node.key[cut:], node.pages[keep:]
@@ -263,7 +279,9 @@ class RadixCache(PrefixCache):
         """A new leaf with pages that were taken."""
         if parent.is_root:
             self._roots[parent.salt] = parent
+            parent.tenant = self._tenants.enter(parent.salt)
         node = PrefixNode(parent, key, pages)
+        _tenant(node).pages += pages.size
         parent.children[page_key(key, 0, self._page_bytes)] = node
         return node
 
@@ -273,7 +291,9 @@ class RadixCache(PrefixCache):
         assert parent is not None, "roots are never among the recent nodes"
         check("page_conservation", not node.children, children=len(node.children))
         del parent.children[page_key(node.key, 0, self._page_bytes)]
-        del self._lru[node]
+        tenant = _tenant(node)
+        del tenant.recent[node]
+        self._tenants.gave_up(tenant, node.pages.size)
         self._owned[node.pages] = False
         self._cached -= node.pages.size
         node.parent, node.dead = None, True
@@ -284,11 +304,15 @@ class RadixCache(PrefixCache):
 
     def _touch(self, node: PrefixNode) -> None:
         """Make the unlocked part of the path the youngest, tail first so that parents stay younger."""
+        if node.is_root:
+            return
+        tenant = _tenant(node)
+        self._tenants.used(tenant)
         for each in node.path():
             if each.locks or each.is_root:
                 break
-            self._lru[each] = None
-            self._lru.move_to_end(each)
+            tenant.recent[each] = None
+            tenant.recent.move_to_end(each)
 
     def _take(self, pages: Pages) -> None:
         """Become the owner of `pages`; a page with two owners would mix two requests' tokens."""
@@ -302,6 +326,11 @@ class RadixCache(PrefixCache):
         check("page_conservation", not twice, offered=pages)
         self._owned[pages] = True
         self._cached += pages.size
+
+
+def _tenant(node: PrefixNode) -> Tenant:
+    assert node.tenant is not None, "of a node that holds pages"
+    return node.tenant
 
 
 def _stored(node: PrefixNode) -> PrefixStored:

@@ -8,17 +8,18 @@ from core.errors import ConfigError
 from core.prefix.base import PrefixCache
 from core.prefix.none import NoPrefixCache
 from core.prefix.radix import RadixCache
+from core.prefix.tenants import TenantOf, tenant_of
 
-PREFIX_CACHES: dict[str, Callable[[int], PrefixCache]] = {
+PREFIX_CACHES: dict[str, Callable[[int, TenantOf], PrefixCache]] = {
     "radix": RadixCache,
     "none": NoPrefixCache,
 }
-"""Name -> factory; a factory takes the page size."""
+"""Name -> factory; a factory takes the page size, and what says of a salt whose pages those under it are."""
 
 
-def build_prefix_cache(name: str, page_size: int) -> PrefixCache:
+def build_prefix_cache(name: str, page_size: int, of: TenantOf = tenant_of) -> PrefixCache:
     """A new, empty cache. Raises ConfigError for a name that nobody registered."""
     factory = PREFIX_CACHES.get(name)
     if factory is None:
         raise ConfigError(f"prefix_cache must be one of {', '.join(PREFIX_CACHES)}; got {name!r}")
-    return factory(page_size)
+    return factory(page_size, of)

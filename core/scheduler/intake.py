@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import heapq
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -39,6 +39,8 @@ class Intake:
 
     def __init__(self) -> None:
         self._commands: deque[Req | End] = deque()
+        self.arriving: Counter[str] = Counter()
+        """Requests queued for addition, by tenant."""
         self._sequence = 0
         # Instant and arrival number, at most two per request; those of requests that ended count for nothing.
         self._expiries: list[tuple[float, int]] = []
@@ -56,6 +58,7 @@ class Intake:
         self._sequence += 1
         req.sequence = self._sequence
         self._commands.append(req)
+        self.arriving[req.tenant] += 1
 
     def end(self, command: End) -> None:
         """Queue an ending: a client's abort, a stop string, a slow reader."""
@@ -63,6 +66,7 @@ class Intake:
 
     def drain(self, admit: Callable[[Req], None], end: Callable[[End], None]) -> None:
         """Apply what is queued now, in order."""
+        self.arriving.clear()
         for _ in range(len(self._commands)):
             command = self._commands.popleft()
             if isinstance(command, End):

@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 from core.memory.request_memory import RequestMemory
+from core.scheduler.fair_share import FairShare
 from core.scheduler.outputs import Ended
 from core.scheduler.running import RunningSet
 from core.scheduler.sampling_table import SamplingTable
@@ -26,7 +27,9 @@ class Lifecycle:
         memory: RequestMemory,
         sampling: SamplingTable,
         recorder: StatsRecorder,
+        shares: FairShare,
     ) -> None:
+        self.shares = shares
         self.waiting = waiting
         self.running = running
         self.memory = memory
@@ -34,6 +37,11 @@ class Lifecycle:
         self._recorder = recorder
         self._ended: list[Ended] = []
         self._fresh: list[Req] = []
+
+    def enter(self, req: Req) -> None:
+        """Queue a new request."""
+        self.waiting.push(req)
+        self.shares.entered(req)
 
     def would_admit(self, req: Req, reserve_pages: int, leaving: Ints) -> int | None:
         """What to pass to `admit` as `at_most` once the owners of rows `leaving` are retracted; None: it is no use."""
@@ -59,6 +67,7 @@ class Lifecycle:
             return False
         self.waiting.took(req)
         self.running.add(req, admission)
+        self.shares.seated(req)
         self.sampling.fill(req)
         self._fresh.append(req)
         if req.scheduled_at is None:
@@ -83,10 +92,13 @@ class Lifecycle:
         self._recorder.preemptions += 1
         self.waiting.push(req)
 
-    def preempt(self, req: Req) -> None:
-        """Retract a request for one of a higher class."""
+    def preempt(self, req: Req, newcomer: Req) -> None:
+        """Retract a request for one of a higher class, or of a tenant that holds less."""
         self.retract(req)
-        self._recorder.priority_preemptions += 1
+        if req.tenant == newcomer.tenant:
+            self._recorder.priority_preemptions += 1
+        else:
+            self._recorder.share_preemptions += 1
 
     def is_without_logits(self, req: Req) -> bool:
         """Whether it runs and no result of it has been seen since it came."""
@@ -120,12 +132,14 @@ class Lifecycle:
         else:
             self.waiting.remove(req)
         req.move_to(RequestState.FINISHED)
+        self.shares.left(req)
         self._ended.append(ended)
 
     def _unseat(self, req: Req, *, keep: bool) -> None:
         row, generation, sampled = req.row, req.generation, self.running.has_sampled(req.row)
         if req in self._fresh:
             self._fresh.remove(req)
+        self.shares.unseated(req)
         written = self.running.remove(req)
         if keep and sampled:
             self.memory.vouch(row, len(written))

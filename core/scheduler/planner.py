@@ -14,10 +14,13 @@ from core.config import SchedulerConfig
 from core.errors import Overloaded
 from core.memory.companion import Writes
 from core.models.lora.slots import LORA, LoraWrites, SlotWrite, group_tokens
+from core.scheduler.fair_share import Tenant
+from core.scheduler.holdings import Holdings
 from core.scheduler.lifecycle import Lifecycle
+from core.scheduler.light_steps import LightSteps
 from core.scheduler.outputs import Ended
-from core.scheduler.policy import Policy, victim
-from core.scheduler.preemption import Preemption
+from core.scheduler.policy import Policy
+from core.scheduler.preemption import MIN_TOKENS, Preemption
 from core.scheduler.prefill_adder import PrefillAdder
 from core.scheduler.sampling_table import SamplingTable
 from core.scheduler.turns import Turns
@@ -45,22 +48,43 @@ class Planner:
         self._running = lifecycle.running
         self._memory = lifecycle.memory
         self._sampling = sampling
-        self._adder = PrefillAdder(lifecycle, Preemption(config, lifecycle))
+        self._shares = lifecycle.shares
+        self._holdings = Holdings(self._shares, self._running, self._memory, policy)
+        self._adder = PrefillAdder(lifecycle, Preemption(config, lifecycle, self._holdings), self._holdings)
         self._turns = Turns()
+        self._light_steps = LightSteps(self._shares, self._running, lifecycle.waiting, config.chunked_prefill_size)
         self._pin = pin
         self._slot_writes = slot_writes
         self._next_step = 1
 
-    def plan(self, now: float, *, after_idle: bool) -> ScheduleBatch | None:
-        """The next step, frozen; None when nobody can take one. An empty plan is legal and changes nothing."""
-        segments, decode_rows = self._mixed(now) if self._config.mixed_chunk else self._separate(now)
+    def plan(self, now: float, *, after_idle: bool, slow: bool) -> ScheduleBatch | None:
+        """The next step, frozen; None when nobody can take one. An empty plan is legal and changes nothing.
+
+        `slow`: steps take long, so tenants with little work may have some to themselves.
+        """
+        if not self._config.mixed_chunk:
+            segments, decode_rows = self._separate(now)
+        elif slow and self._shares.contended:
+            segments, decode_rows = self._shared(now)
+        else:
+            segments, decode_rows = self._mixed(now)
         if not segments and len(decode_rows) == 0:
             return None
         return self._freeze(segments, decode_rows, after_idle)
 
-    def _mixed(self, now: float) -> tuple[list[Segment], Ints]:
-        rows = self._secure_decode()
-        segments = self._adder.fill(self._config.chunked_prefill_size, now)
+    def _shared(self, now: float) -> tuple[list[Segment], Ints]:
+        """A step for tenants with little work, or one for all."""
+        light = self._light_steps.tenants()
+        if light is not None:
+            segments, rows = self._mixed(now, light)
+            if segments or len(rows):
+                return segments, rows
+            self._light_steps.abandoned()
+        return self._mixed(now)
+
+    def _mixed(self, now: float, only: list[Tenant] | None = None) -> tuple[list[Segment], Ints]:
+        rows = self._secure_decode(only)
+        segments = self._adder.fill(self._config.chunked_prefill_size, now, only)
         if self._adder.vacated:
             # By now another request may own such a row.
             rows = rows[~np.isin(rows, self._adder.vacated)]
@@ -76,27 +100,32 @@ class Planner:
         self._turns.took(prefill=bool(segments), ready=ready)
         return segments, rows
 
-    def _secure_decode(self) -> Ints:
+    def _secure_decode(self, only: list[Tenant] | None = None) -> Ints:
         """Rows that decode in this step, each with a page for its token; retracts until the rest fits."""
-        rows = self._running.decoding()
+        rows = self._ready(only)
         while len(rows):
             short = rows[self._memory.needs_page(rows, self._running.planned[rows])]
             if self._memory.grow(short):
                 break
             self._give_way()
-            rows = self._running.decoding()
+            rows = self._ready(only)
+        self._shares.generated(rows)
         return rows
+
+    def _ready(self, only: list[Tenant] | None) -> Ints:
+        rows = self._running.decoding()
+        return rows if only is None else self._light_steps.rows_of(only, rows)
 
     def _give_way(self) -> None:
         members = self._running.members()
-        loser = victim(members, self._policy)
         if len(members) > 1:
+            settled = self._running.has_advanced(self._running.order, MIN_TOKENS)
             self._adder.retracted()
-            self._lifecycle.retract(loser)
+            self._lifecycle.retract(self._holdings.loser(members, settled.tolist()))
             return
         # Entry checks make this unreachable while pages are conserved; ending one request beats ending the process.
         error = Overloaded("the KV pool cannot hold this request to its end", reason="POOL_EXHAUSTED")
-        self._lifecycle.end(Ended(loser, error=error))
+        self._lifecycle.end(Ended(members[0], error=error))
 
     def _freeze(self, segments: list[Segment], decode_rows: Ints, after_idle: bool) -> ScheduleBatch:
         running = self._running

@@ -1,17 +1,22 @@
-"""Fills one step with prompt chunks: first those in the middle of a prompt, then those that wait.
+"""Fills one step with prompt chunks: of a tenant, first those in the middle of a prompt, then those that wait.
 
-Where requests are of classes (`priority`), the class comes before that: a waiting request of a higher class is served
-before a prompt of a lower one goes on, and may have running requests give way to it (`preemption`).
+Tenants take turns by the work that was done for them (`fair_share`). Where requests are of classes (`priority`), the
+class comes first within a tenant: a waiting request of a higher class is served before a prompt of a lower one goes on.
+A waiting request may have running ones give way to it (`preemption`).
 """
 
 from __future__ import annotations
 
 import math
 from collections import deque
+from collections.abc import Collection
+from dataclasses import dataclass
 
 import numpy as np
 
-from core.batch.build import Segment
+from core.batch.build import Segment, joined
+from core.scheduler.fair_share import SEQUENCE_COST, Tenant
+from core.scheduler.holdings import Holdings
 from core.scheduler.lifecycle import Lifecycle
 from core.scheduler.preemption import Preemption
 from core.types.arrays import Ints
@@ -23,6 +28,19 @@ RESERVE_DECAY = 0.98
 NO_ROWS: Ints = np.empty(0, np.int64)
 
 
+@dataclass(slots=True, eq=False)
+class Prompts:
+    """What one tenant has to prefill while one step is filled."""
+
+    tenant: Tenant
+    grant: int
+    """Tokens that it may have before the others are looked at again."""
+    started: deque[int]
+    """Rows in the middle of their prompt, in the order in which they go on: by class, then by admission."""
+    admitting: bool
+    """Whether its first in line may still be tried."""
+
+
 class PrefillAdder:
     """Keeps the share of the remaining output that admission reserves pages for.
 
@@ -30,9 +48,11 @@ class PrefillAdder:
     share falls with every quiet step and jumps when a retraction shows that it was too low (SGLang's new-token ratio).
     """
 
-    def __init__(self, lifecycle: Lifecycle, preemption: Preemption) -> None:
+    def __init__(self, lifecycle: Lifecycle, preemption: Preemption, holdings: Holdings) -> None:
         self._lifecycle = lifecycle
         self._preemption = preemption
+        self._holdings = holdings
+        self._shares = lifecycle.shares
         self._policy = lifecycle.waiting.policy
         self._running = lifecycle.running
         self._memory = lifecycle.memory
@@ -42,13 +62,15 @@ class PrefillAdder:
         self._offered: Ints = np.zeros(self._memory.rows.size + 1, np.int64)
         self.vacated: list[int] = []
         """Rows that the last call of `fill` took from their owners."""
+        self._segments: list[Segment] = []
+        self._turns: list[Prompts] = []
 
     def retracted(self) -> None:
         """Pages ran out: reserve more from now on."""
         self._reserve_share = max(RESERVE_AFTER_RETRACTION, self._reserve_share)
 
-    def fill(self, budget: int, now: float) -> list[Segment]:
-        """Chunks of at most `budget` tokens in all, at most one per request.
+    def fill(self, budget: int, now: float, only: Collection[Tenant] | None = None) -> list[Segment]:
+        """Chunks of at most `budget` tokens in all, at most one per request; of all tenants, or of `only` some.
 
         What an encoder reads counts too. It cannot be cut, so an input longer than the whole budget is the only work of
         its step beside decodes.
@@ -57,51 +79,82 @@ class PrefillAdder:
         self._remaining = self._remaining_outputs()
         self._preemption.begin()
         self.vacated = []
-        segments: list[Segment] = []
-        started, admitting = self._started(), True
-        while budget > 0:
-            req = self._first_waiting(started) if admitting else None
-            if req is not None:
-                admitting = self._admit(req, budget, now, alone=not segments)
-                if self.vacated:
-                    started = deque(row for row in started if row not in self.vacated)
-                if not admitting:
-                    continue
-                self._offered[req.row] = 0
-                segments.append(self._chunk(req.row, max(1, budget - req.encoder_len), req.encoder_ids))
-            elif started:
-                segments.append(self._chunk(started.popleft(), budget))
-            else:
-                break
+        segments = self._segments = []
+        self._turns = [turn for turn in self._prompts() if only is None or turn.tenant in only]
+        while budget > 0 and (turn := self._next()) is not None:
+            segment = self._go_on(turn, budget, now)
+            if segment is None:
+                self._turns.remove(turn)
+                continue
+            segments.append(segment)
             budget -= segments[-1].cost
-        return segments
+        return joined(segments) if self._shares.contended else segments
 
-    def _started(self) -> deque[int]:
-        """Rows in the middle of their prompt, in the order in which they go on: by class, then by admission."""
+    def _prompts(self) -> list[Prompts]:
+        """Of every tenant that has some."""
+        by_tenant: dict[int, deque[int]] = {}
         rows = self._running.prefilling()
         if self._policy.classes:
             rows = rows[np.argsort(self._running.priorities[rows], kind="stable")]
-        return deque(rows.tolist())
+        for row, slot in zip(rows.tolist(), self._shares.slots_of(rows).tolist(), strict=True):
+            by_tenant.setdefault(slot, deque()).append(row)
+        contenders = [tenant for tenant in self._shares if tenant.waits or tenant.slot in by_tenant]
+        grants = self._shares.begin(contenders)
+        return [
+            Prompts(tenant, grant, by_tenant.get(tenant.slot, deque()), tenant.waits)
+            for tenant, grant in zip(contenders, grants, strict=True)
+        ]
 
-    def _first_waiting(self, started: deque[int]) -> Req | None:
-        """The waiting request whose turn it is, if it is not that of the first of `started`."""
+    def _next(self) -> Prompts | None:
+        """Whose turn it is: of those that can go on the one that was served least."""
+        if len(self._turns) > 1:
+            self._turns.sort(key=lambda turn: (turn.tenant.served, turn.tenant.number))
+        return next((turn for turn in self._turns if turn.started or self._may_admit(turn)), None)
+
+    def _may_admit(self, turn: Prompts) -> bool:
+        return turn.admitting and self._holdings.may_take_a_row(turn.tenant)
+
+    def _go_on(self, turn: Prompts, budget: int, now: float) -> Segment | None:
+        """A chunk for the tenant whose turn it is: of a request that is admitted for it, or of one that was before."""
+        grant, encoder_ids, seat = min(budget, turn.grant), None, 0
+        req = self._first_waiting(turn)
+        if req is not None:
+            turn.admitting = self._admit(req, budget, now, alone=not self._segments)
+            if turn.admitting:
+                self._offered[req.row] = 0
+                turn.started.appendleft(req.row)
+                grant, encoder_ids, seat = max(1, grant - req.encoder_len), req.encoder_ids, SEQUENCE_COST
+        if not turn.started:
+            return None
+        segment = self._chunk(turn.started[0], grant, encoder_ids)
+        if segment.final:
+            turn.started.popleft()
+        self._shares.charge(turn.tenant, segment.cost + seat)
+        return segment
+
+    def _first_waiting(self, turn: Prompts) -> Req | None:
+        """The waiting request of the tenant that is next, if it is not the turn of the first of `started`."""
+        started = turn.started
         if not self._policy.classes:
             # Without a free row no request is looked at: under `lpm` the look alone matches many prompts.
-            return None if started or not self._memory.rows.available else self._best()
-        req = self._best()
+            if started or not (self._memory.rows.available or self._preemption.might(turn.tenant)):
+                return None
+            return self._best(turn.tenant)
+        req = self._best(turn.tenant) if self._may_admit(turn) else None
         if req is None or (started and req.priority >= self._running.priorities[started[0]]):
             return None
         return req
 
-    def _best(self) -> Req | None:
-        return self._lifecycle.waiting.best(self._match_len)
+    def _best(self, tenant: Tenant) -> Req | None:
+        return self._lifecycle.waiting.best(self._match_len, tenant.name)
 
     def _admit(self, req: Req, budget: int, now: float, *, alone: bool) -> bool:
-        """Seat a waiting request, if need be in the place of others; False, and no change, where that cannot be."""
+        """Seat a waiting request, if need be in the place of others; False where that cannot be (yet)."""
         if not alone and req.encoder_len >= budget:
             return False
         seated = self._memory.rows.available > 0 and self._lifecycle.admit(req, self._reserve_pages(req), now)
         if not seated and not self._make_way(req, now):
+            self._shares.tenant(req).refused = True
             return False
         # The last token out is never fed back, see `RunningSet.limit`.
         self._remaining += max(0, req.max_new_tokens - len(req.outputs) - 1)
@@ -109,15 +162,17 @@ class PrefillAdder:
 
     def _make_way(self, req: Req, now: float) -> bool:
         """Seat `req` in the place of running requests; the reserve stays as it is, for no pages ran out."""
-        losers, at_most = self._preemption.losers(req, self._reserve_pages)
-        if not losers:
+        places = self._preemption.places(req, self._reserve_pages, (each.row for each in self._segments))
+        if not places.losers:
             return False
-        rows = np.fromiter((loser.row for loser in losers), np.int64, len(losers))
+        rows = np.fromiter((loser.row for loser in places.losers), np.int64, len(places.losers))
         self._remaining -= self._left_of(rows)
         self.vacated += rows.tolist()
-        for loser in losers:
-            self._lifecycle.preempt(loser)
-        return self._lifecycle.admit(req, self._reserve_pages(req), now, at_most)
+        for turn in self._turns:
+            turn.started = deque(row for row in turn.started if row not in rows)
+        for loser in places.losers:
+            self._lifecycle.preempt(loser, req)
+        return places.at_most is not None and self._lifecycle.admit(req, self._reserve_pages(req), now, places.at_most)
 
     def _match_len(self, req: Req) -> int:
         if not req.reuses_prefix:

@@ -6,7 +6,7 @@ import numpy as np
 
 from core.batch.grammar_batch import GrammarStatus
 from core.batch.result import Exhausted, StepResult, VectorResult
-from core.errors import Overloaded, RequestFailed
+from core.errors import InvalidRequest, Overloaded, RequestFailed, SlipstreamError
 from core.invariants import check
 from core.scheduler.lifecycle import Lifecycle
 from core.scheduler.outputs import Ended, StepTokens
@@ -17,6 +17,9 @@ from core.types.request import Req
 
 EXHAUSTED = "DEVICE_MEMORY"
 """The reason that such a request ends with: RESOURCE_EXHAUSTED, worth trying again elsewhere or with less."""
+
+GRAMMAR_WORK = "GRAMMAR_WORK"
+"""The reason that a constrained request ends with while too many are dear to follow; worth trying again."""
 
 
 class ResultProcessor:
@@ -95,8 +98,7 @@ class ResultProcessor:
             if status[place] == GrammarStatus.COMPLETE:
                 self._lifecycle.end(Ended(req, FinishReason.STOP))
             else:
-                error = RequestFailed("the constraint allows no token here, or is too complex to follow")
-                self._lifecycle.end(Ended(req, error=error))
+                self._lifecycle.end(Ended(req, error=_unfollowed(req, GrammarStatus(int(status[place])))))
         rest: Ints = places[is_open]
         return rest
 
@@ -151,3 +153,12 @@ class ResultProcessor:
         req: Req | None = self._running.reqs[row]
         assert req is not None, "a current generation has an owner"
         return req
+
+
+def _unfollowed(req: Req, status: GrammarStatus) -> SlipstreamError:
+    if status is GrammarStatus.TOO_COMPLEX:
+        field = "constraint" if req.grammar is None else req.grammar.field
+        return InvalidRequest.of(field, "takes more work to follow than a request may cost")
+    if status is GrammarStatus.CROWDED:
+        return Overloaded("the constraints of all requests take too much work now", reason=GRAMMAR_WORK)
+    return RequestFailed("the constraint allows no token here")

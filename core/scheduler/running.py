@@ -7,7 +7,7 @@ import numpy.typing as npt
 
 from core.invariants import check
 from core.memory.request_memory import Admission
-from core.types.arrays import Ints
+from core.types.arrays import Bools, Ints
 from core.types.request import Req, RequestState
 
 
@@ -31,6 +31,8 @@ class RunningSet:
         self.limit: Ints = np.zeros(num_rows, np.int64)
         self.adapter_slots: Ints = np.zeros(num_rows, np.int64)
         self.priorities: Ints = np.zeros(num_rows, np.int64)
+        self.returned = np.zeros(num_rows, np.bool_)
+        """Whether the owner gave a row back before."""
         self.last_token_at = np.zeros(num_rows, np.float64)
         """When the owner's newest token came, in whatever row it was then; means nothing before its first."""
         self._member = np.zeros(num_rows, np.bool_)
@@ -64,6 +66,7 @@ class RunningSet:
         self.limit[row] = req.prompt_len + req.max_new_tokens - 1
         self.adapter_slots[row] = req.adapter_slot
         self.priorities[row] = req.priority
+        self.returned[row] = req.retractions > 0
         self.last_token_at[row] = req.last_token_at
         self.reqs[row] = req
         self._member[row] = True
@@ -94,6 +97,10 @@ class RunningSet:
     def has_sampled(self, row: int) -> bool:
         """Whether the owner of `row` got a token since it was seated."""
         return bool(self.known[row] > self.prefill_end[row])
+
+    def has_advanced(self, rows: Ints, tokens: int) -> Bools:
+        """bool[n]: whether the owner of each of `rows` got so many tokens since it was seated, or never gave way."""
+        return ~self.returned[rows] | (self.known[rows] - self.prefill_end[rows] >= tokens)
 
     def ids(self, row: int, end: int, start: int = 0) -> Ints:
         """int64[end - start]: a copy of known tokens of `row`."""

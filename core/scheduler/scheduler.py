@@ -16,9 +16,11 @@ from core.config import SchedulerConfig
 from core.executor.interface import Executor
 from core.memory.request_memory import RequestMemory
 from core.models.lora.slots import SlotWrite
+from core.scheduler.fair_share import FairShare
 from core.scheduler.intake import End, Intake
 from core.scheduler.lifecycle import Lifecycle
 from core.scheduler.outputs import Ended, StepOutputs, StepTokens
+from core.scheduler.pace import Pace
 from core.scheduler.phases import PhaseClock
 from core.scheduler.planner import Planner
 from core.scheduler.policy import POLICIES
@@ -56,8 +58,10 @@ class Scheduler:
         pin: Callable[[list[Ints]], torch.Tensor],
         slot_writes: Callable[[], tuple[SlotWrite, ...]] = tuple,
         lanes: LaneRecorder | None = None,
+        pace: Pace | None = None,
     ) -> None:
         policy = POLICIES[config.policy]()
+        self._most_queued = config.max_queued_requests
         num_rows = memory.rows.size + 1
         self.memory = memory
         self.executor = executor
@@ -67,10 +71,14 @@ class Scheduler:
         self._phases = PhaseClock(lanes or LaneRecorder())
         self.recorder = StatsRecorder(self._phases)
         sampling = SamplingTable(num_rows, vocab_size, eos_ids)
-        self._lifecycle = Lifecycle(self.waiting, self.running, memory, sampling, self.recorder)
+        shares = FairShare(config.chunked_prefill_size, num_rows)
+        self._lifecycle = Lifecycle(self.waiting, self.running, memory, sampling, self.recorder, shares)
         self._planner = Planner(config, policy, self._lifecycle, sampling, pin, slot_writes)
         self._results = ResultProcessor(self._lifecycle, self.recorder, vocab_size, eos_ids)
         self._emit = emit
+        self._pace = pace or Pace()
+        self._due: float | None = None
+        """When the next step is planned, where that was put off."""
         self._device_idle = True
         self.stats: EngineStats = self.recorder.publish(memory, 0, 0)
 
@@ -88,7 +96,7 @@ class Scheduler:
         tokens = tuple(out for result in self.executor.completed() if (out := self._take(result, now)))
         self._phases.done(RESULTS, self.recorder.step)
         commands = len(self.intake)
-        self.intake.drain(self.waiting.push, self._end)
+        self.intake.drain(self._lifecycle.enter, self._end)
         for expired in self.intake.expired(now):
             self._end(expired)
         self._phases.done(INTAKE, self.recorder.step)
@@ -107,13 +115,30 @@ class Scheduler:
             self._phases.done(EMIT, self.recorder.step)
         return True
 
+    def has_room(self, tenant: str, count: int) -> bool:
+        """Whether so many more requests of `tenant` may wait.
+
+        In a full queue those of a tenant with less than an equal part of it still may: else one tenant could lock out
+        the others. T tenants that fill it one after another wait with (1 + 1/2 + ... + 1/T) times as many in all.
+        """
+        # What arrived since the last step will find free rows before it waits.
+        queued = len(self.waiting) + max(0, len(self.intake) - self.memory.rows.available)
+        if queued + count <= self._most_queued:
+            return True
+        tenants = len({tenant, *self.waiting.tenants, *self.intake.arriving})
+        own = self.waiting.waiting_of(tenant) + self.intake.arriving[tenant]
+        return tenants > 1 and own + count <= self._most_queued // tenants
+
     def publish(self) -> None:
         """Renew the snapshot; also the last word of an engine that dies, so that its violation can be scraped."""
         self.stats = self.recorder.publish(self.memory, len(self.running), len(self.waiting))
 
     def next_expiry(self) -> float | None:
         """When `step` must be called even if nothing else happens."""
-        return self.intake.next_expiry()
+        expiry = self.intake.next_expiry()
+        if self._due is None:
+            return expiry
+        return self._due if expiry is None else min(expiry, self._due)
 
     def abandon(self) -> list[Req]:
         """Every request that has no terminal yet, for an engine that dies; changes nothing.
@@ -125,19 +150,27 @@ class Scheduler:
     def _take(self, result: StepResult, now: float) -> StepTokens | None:
         if result.error is not None:
             raise result.error
+        self._pace.finished(now)
         return self._results.process(result, now)
 
     def _submit(self, now: float) -> bool:
-        submitted = False
+        submitted, self._due = False, None
+        if self._lifecycle.shares.contended:
+            self._pace.shared(now)
         while self.executor.has_room:
-            batch = self._planner.plan(now, after_idle=self._device_idle)
+            if now < (due := self._pace.due()):
+                self._due = due
+                break
+            batch = self._planner.plan(now, after_idle=self._device_idle, slow=self._pace.is_slow)
             self._phases.done(PLAN, 0 if batch is None else batch.step_id)
             if batch is None:
                 self._device_idle = self._device_idle or self.executor.in_flight == 0
                 break
             buggify.point("planned")
             self.executor.submit(batch)
-            self._phases.done(SUBMIT, batch.step_id, self.recorder.submitted(batch))
+            tokens = self.recorder.submitted(batch)
+            self._pace.submitted(now, tokens)
+            self._phases.done(SUBMIT, batch.step_id, tokens)
             self._device_idle = False
             submitted = True
         return submitted

@@ -52,6 +52,7 @@ class StatsRecorder:
         self._phases = phases
         self.preemptions = 0
         self.priority_preemptions = 0
+        self.share_preemptions = 0
         self.recomputed_tokens = 0
         self.finished: Counter[str] = Counter({"stop": 0, "length": 0, "cancelled": 0})
         self._prompt_tokens = self._cached_tokens = self._generation_tokens = 0
@@ -156,6 +157,7 @@ class StatsRecorder:
             computed_tokens={"prefill": self._prefilled, "decode": self._decoded},
             preemptions=self.preemptions,
             priority_preemptions=self.priority_preemptions,
+            share_preemptions=self.share_preemptions,
             recomputed_tokens=self.recomputed_tokens,
             stale_results=self._stale_results,
             split_steps=self._split_steps,

@@ -1,9 +1,9 @@
-"""Requests that wait for a row, in policy order."""
+"""Requests that wait for a row: a line per tenant, each in policy order."""
 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from core.scheduler.policy import Policy
 from core.types.request import Req
@@ -16,6 +16,70 @@ FEW = 64
 
 
 class WaitingQueue:
+    """The lines of all tenants that have a request here. Which tenant is next is not decided here (`fair_share`)."""
+
+    def __init__(self, policy: Policy) -> None:
+        self.policy = policy
+        self._lines: dict[str, WaitingLine] = {}
+        self._length = 0
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __contains__(self, req: Req) -> bool:
+        return req.tenant in self._lines and req in self._lines[req.tenant]
+
+    @property
+    def tenants(self) -> Iterable[str]:
+        """Those with a request here."""
+        return self._lines
+
+    def waiting_of(self, tenant: str) -> int:
+        """How many requests of `tenant` wait."""
+        return len(self._lines[tenant]) if tenant in self._lines else 0
+
+    def tokens_of(self, tenant: str) -> int:
+        """Tokens of the prompts (and outputs before they gave way) of its requests that wait. Looks at each of them."""
+        if tenant not in self._lines:
+            return 0
+        return sum(req.prompt_len + len(req.outputs) + req.encoder_len for req in self._lines[tenant].members())
+
+    def push(self, req: Req) -> None:
+        """Queue a new or retracted request; its key decides the place in the line of its tenant."""
+        line = self._lines.get(req.tenant)
+        if line is None:
+            line = self._lines[req.tenant] = WaitingLine(self.policy)
+        self._length -= len(line)
+        line.push(req)
+        self._length += len(line)
+
+    def remove(self, req: Req) -> None:
+        """Take `req` out, wherever it stands."""
+        line = self._lines.get(req.tenant)
+        if line is None:
+            return
+        self._length -= len(line)
+        line.remove(req)
+        self._length += len(line)
+        if not len(line):
+            del self._lines[req.tenant]
+
+    def best(self, match_len: Callable[[Req], int], tenant: str = "") -> Req | None:
+        """The request of `tenant` to admit next, still queued; None when none of it waits."""
+        line = self._lines.get(tenant)
+        return None if line is None else line.best(match_len)
+
+    def took(self, req: Req) -> None:
+        """`req` was admitted: remove it, and note for those before it in its line that they were passed over."""
+        self._lines[req.tenant].pass_over(req)
+        self.remove(req)
+
+    def members(self) -> list[Req]:
+        """Everyone who waits, in no particular order."""
+        return [req for line in self._lines.values() for req in line.members()]
+
+
+class WaitingLine:
     """A heap with lazy removal: whoever left is skipped when it comes to the head. Length counts who is really here."""
 
     def __init__(self, policy: Policy) -> None:
@@ -72,12 +136,11 @@ class WaitingQueue:
                 heapq.heappush(frontier, (heap[child], child))
         return found
 
-    def took(self, req: Req) -> None:
-        """`req` was admitted: remove it, and note for those before it that they were passed over."""
+    def pass_over(self, req: Req) -> None:
+        """`req` is admitted: note for those before it that they were passed over."""
         for older in self._head(self.policy.window) if self.policy.window > 1 else ():
             if older is not req and older.sequence < req.sequence:
                 older.passed_over += 1
-        self.remove(req)
 
     def members(self) -> list[Req]:
         """Everyone who waits, in no particular order."""

@@ -12,11 +12,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
-import jinja2
 import tokenizers
 import transformers
 
 from core.errors import InvalidRequest, ModelLoadError
+from core.text.chat_process import template_reason
+from core.text.chat_renderer import ChatRenderer
 from core.types.io import ChatMessage
 
 MAX_CHAT_CHARS: Final = 4 << 20
@@ -51,6 +52,8 @@ class Tokenizer:
         self._added: dict[int, str] = {index: str(token) for index, token in hf.added_tokens_decoder.items()}
         self._known = None if self.backend is not None else _known_ids(hf)
         """Ids of the vocabulary, which has holes; None where the backend passes over all others by itself."""
+        self.chats = _chat_renderer(hf)
+        """Where the chat template is rendered; None if there is none, or if it is code of the library."""
 
     @classmethod
     def load(cls, directory: str | Path) -> Tokenizer:
@@ -119,9 +122,9 @@ class Tokenizer:
     def render_chat(self, messages: Sequence[ChatMessage]) -> str:
         """The prompt that the checkpoint's chat template makes of a conversation, up to where the model answers.
 
-        Rendered by the sandboxed Jinja of `transformers`; CPU work in the size of the conversation, so not for an event
-        loop. Raises InvalidRequest, field `chat`, without messages or template, when the template refuses the messages
-        or fails on them, and beyond MAX_CHAT_CHARS.
+        Rendered by the sandboxed Jinja of `transformers` in a process of its own; blocks, so not for an event loop.
+        Raises InvalidRequest, field `chat`, without messages or template, when the template refuses the messages or
+        fails on them, beyond MAX_CHAT_CHARS and past its time; and what `ChatRenderer.render` does.
         """
         if not self.has_chat_template:
             raise InvalidRequest.of("chat", "this model has no chat template; send text or token_ids")
@@ -139,10 +142,26 @@ class Tokenizer:
 
     def _render(self, messages: Sequence[ChatMessage]) -> str:
         turns = [{"role": message.role, "content": message.content} for message in messages]
+        if self.chats is not None:
+            return self.chats.render(turns)
         try:
             return str(self._hf.apply_chat_template(turns, tokenize=False, add_generation_prompt=True))
-        except Exception as error:  # a template can fail in any way it likes
-            raise InvalidRequest.of("chat", _template_reason(error)) from error
+        except Exception as error:  # a library raises whatever it likes
+            reason = template_reason(error)
+            said = f"refused by the tokenizer: {reason}" if reason else "the tokenizer cannot render these messages"
+            raise InvalidRequest.of("chat", said) from error
+
+
+def _chat_renderer(hf: Any) -> ChatRenderer | None:
+    if not hf.chat_template:
+        return None
+    if type(hf).apply_chat_template is not transformers.PreTrainedTokenizerBase.apply_chat_template:
+        return None  # not a template of the checkpoint: code of mistral-common
+    try:
+        template = hf.get_chat_template()
+    except ValueError:  # several, none of them the default
+        return None
+    return ChatRenderer(template, hf.special_tokens_map, MAX_CHAT_CHARS)
 
 
 def _special_ids(hf: Any, backend: tokenizers.Tokenizer | None) -> frozenset[int]:
@@ -166,18 +185,9 @@ def _has_token(hf: Any, token_id: int) -> bool:
     return isinstance(token, str) and token != hf.unk_token
 
 
-def _template_reason(error: Exception) -> str:
-    """What a client may read of a template's failure: its own words if it chose any, nothing of Python's."""
-    # `raise_exception` raises the base class itself; its subclasses are Jinja's view of a broken template.
-    if type(error) is jinja2.TemplateError and error.message:
-        return f"refused by the chat template: {_one_line(error, with_class=False)}"
-    return "the chat template cannot render these messages"
-
-
-def _one_line(error: Exception, with_class: bool = True) -> str:
+def _one_line(error: Exception) -> str:
     lines = str(error).strip().splitlines()
-    reason = lines[0][:_MAX_REASON_CHARS] if lines else "unknown"
-    return f"{type(error).__name__}: {reason}" if with_class else reason
+    return f"{type(error).__name__}: {lines[0][:_MAX_REASON_CHARS] if lines else 'unknown'}"
 
 
 def _refuse_surrogates(text: str, field: str) -> None:

@@ -40,9 +40,19 @@ class Matcher(Protocol):
         """Why the library cannot go on; None while it can."""
         ...
 
+    @property
+    def gave_up(self) -> bool:
+        """Whether `failure` is a limit of the library's own work, and not a token that was not allowed."""
+        ...
+
 
 class Grammar(Protocol):
     """A compiled constraint, shared by all requests that ask for it; `matcher` may be called from any thread."""
+
+    @property
+    def field(self) -> str:
+        """See `Constraint.field`, of the constraint that it was compiled from."""
+        ...
 
     @property
     def words(self) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -32,10 +33,11 @@ class ChatMessage:
 class GenerateRequest:
     """One request for one or more outputs. Exactly one of `text`, `token_ids`, `chat` is given.
 
-    `deadline` is a `time.monotonic()` instant or None; `queue_timeout` is in seconds. Lower `priority` values are
-    served first, as in vLLM. `cache_salt` separates the prefix cache of tenants that must not see each other's hits.
-    `adapter` names a LoRA adapter that the server has loaded; empty is the base model alone.
-    `want_text=False` skips detokenisation.
+    `deadline` is a `time.monotonic()` instant or None; `queue_timeout` is in seconds. `tenant` is the caller with whom
+    others share the machine, by `weight` above 0; within a tenant lower `priority` values are served first, as in vLLM.
+    `cache_salt` separates the prefix cache of tenants that must not see each other's hits; what stands before its first
+    NUL is the tenant whose share of the cache the pages count for. `adapter` names a LoRA adapter that the server has
+    loaded; empty is the base model alone. `want_text=False` skips detokenisation.
     """
 
     request_id: str = ""
@@ -52,6 +54,8 @@ class GenerateRequest:
     constraint: Constraint | None = None
     trace_id: str = ""
     """32 hexadecimal digits if the request belongs to a sampled trace: latency histograms name it as an exemplar."""
+    tenant: str = ""
+    weight: float = 1.0
 
 
 class Pooling(Enum):
@@ -80,6 +84,8 @@ class EmbedRequest:
     deadline: float | None = None
     cache_salt: str = ""
     adapter: str = ""
+    tenant: str = ""
+    weight: float = 1.0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -145,7 +151,7 @@ class Delta:
     position: int
     token_ids: tuple[int, ...]
     text: str = ""
-    logprobs: tuple[TokenLogprob, ...] = ()
+    logprobs: Sequence[TokenLogprob] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -57,7 +57,12 @@ class Req:
     """The output that reaches `max_new_tokens` is one of these; empty for a free choice."""
     grammar: Grammar | None = None
     """What the output must match, compiled; shared with other requests."""
+    tenant: str = ""
+    """The caller that the machine is shared by; requests of one are in the order of the policy among themselves."""
+    weight: float = 1.0
+    """Of the tenant, above 0: its part of the machine while others want theirs."""
     priority: int = 0
+    """A class within the tenant; a lower value is a higher class."""
     deadline: float | None = None
     queue_deadline: float | None = None
     arrived_at: float = 0.0

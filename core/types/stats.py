@@ -65,7 +65,9 @@ class EngineStats:
     """Tokens that went through the model, by `prefill` and `decode`; what the prefix cache held is not among them."""
     preemptions: int = 0
     priority_preemptions: int = 0
-    """Of `preemptions`, those in favour of a request of a higher class; the others were for want of pages."""
+    """Of `preemptions`, those in favour of a request of a higher class."""
+    share_preemptions: int = 0
+    """Of `preemptions`, those in favour of a tenant that held less; the others were for want of pages."""
     recomputed_tokens: int = 0
     """Known tokens that preempted requests had to compute again: what preemption costs."""
     stale_results: int = 0

@@ -14,7 +14,10 @@ class StreamInfo(NamedTuple):
     request_id: str
     """As the engine knows it."""
     state: str
-    """How far it got: `waiting`, `prefill`, `decode`, or `preempted` while it waits for its pages again."""
+    """How far it got: `waiting`, `prefill`, `decode`, or `preempted` while it waits for its pages again.
+
+    Of one that is over: `ended`, or `waiting` if it never left the queue.
+    """
     prompt_tokens: int
     output_tokens: int
     arrived_at: float

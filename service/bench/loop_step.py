@@ -139,13 +139,8 @@ class LoopStep:
         params = SamplingParams(temperature=0.0, ignore_eos=True, max_tokens=tokens)
         req = Req(str(index), 0, prompt, params, 0, tokens)
         detokenizer = IncrementalDetokenizer(_tokenizer(), [3], True) if text else None
-        stream = TokenStream(
-            Started(str(index), PROMPT),
-            [PendingOutput(0, detokenizer, None)],
-            lambda _: None,
-            Turnstile(),
-            self._outputs.text_failed,
-        )
+        outputs = [PendingOutput(0, detokenizer, None)]
+        stream = self._outputs.stream(Started(str(index), PROMPT), outputs, lambda _: None, Turnstile())
         stream.reqs = [req]
         req.sink = OutputRecord(stream, stream.outputs[0], logprobs=False)
         self.scheduler.intake.add(req)

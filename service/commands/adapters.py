@@ -26,7 +26,7 @@ def adapters() -> None:
     """List, load and unload the LoRA adapters of a running server.
 
     \b
-    slipstream serve --lora-dir /models/adapters
+    slipstream serve --lora-dir /models/adapters --unnamed-callers all
     slipstream adapters load french                 the directory /models/adapters/french
     slipstream adapters load french v2/french       another one, under the same name
     slipstream generate --server 127.0.0.1:50051 --adapter french "Bonjour"

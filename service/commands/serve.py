@@ -6,12 +6,15 @@ import asyncio
 import logging
 import os
 import sys
+import threading
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from core.errors import StartupError
 from service.cli_options import GroupedCommand, setting_options
 from service.config import ServerConfig
+from service.exit_guard import leave_within
 from service.logs import configure
 from service.preflight import check
 from service.progress import TerminalProgress
@@ -41,13 +44,24 @@ def serve(config_file: str | None, **flags: Any) -> None:
     check(config)
     configure(config.log_level)
     shorten_switch_interval(writes=not config.frontends)
-    code = asyncio.run(_run(config))
+    code = asyncio.run(_until_told(config))
     if code:
         # A forward thread that hangs, or a half-read checkpoint, must not keep a failed process alive.
         logging.shutdown()
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
+
+
+async def _until_told(config: ServerConfig) -> int:
+    """The exit code; whatever becomes of the server, from its return on the process has a few seconds to end."""
+    try:
+        code = await _run(config)
+    except StartupError as error:
+        leave_within(error.exit_code)
+        raise
+    leave_within(code)
+    return code
 
 
 async def _run(config: ServerConfig) -> int:
@@ -62,7 +76,9 @@ async def _run(config: ServerConfig) -> int:
 
     def announce(ready: Served) -> None:
         progress.close()
-        print(ready_line(ready), flush=True)
+        # A pipe that is not read and already full would hold the event loop for ever.
+        line = f"{ready_line(ready)}\n".encode()
+        threading.Thread(target=os.write, args=(sys.stdout.fileno(), line), daemon=True).start()
 
     return await run(server, announce)
 

@@ -26,8 +26,8 @@ ANSWER_SECONDS = 60.0
 def trace(seconds: float, metrics: str, out: Path) -> None:
     """Record what a running server's scheduler and device do, into a file for ui.perfetto.dev.
 
-    Run it on the server's machine (in its container), while there is load; elsewhere the server needs --trace-endpoint
-    any. Scheduler slices above forward slices are the overlap.
+    Run it on the server's machine (in its container) as its user, while there is load; elsewhere the server needs
+    --trace-endpoint any. Scheduler slices above forward slices are the overlap.
     """
     body = _fetch(f"{metrics.removesuffix('/').removesuffix('/metrics')}/trace?seconds={seconds:g}", seconds)
     found: dict[str, Any] = json.loads(body)["otherData"]

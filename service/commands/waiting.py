@@ -90,6 +90,10 @@ def _given_up(server: str, seconds: float, silent: float) -> str:
     )
 
 
+_UNRESOLVED = "address lookup failed"
+"""In what gRPC says of a name that is not known, or whose servers of DNS do not answer."""
+
+
 async def _asked(client: SlipstreamClient, timeout: float, unreachable: str) -> _Answer:
     """What the server says within `timeout` seconds. Raises ClickException that begins with `unreachable`."""
     import grpc
@@ -102,6 +106,10 @@ async def _asked(client: SlipstreamClient, timeout: float, unreachable: str) -> 
     except CallFailed as failure:
         # A server that refuses says its reason; without one no server has answered.
         if failure.code is grpc.StatusCode.UNAVAILABLE and not failure.reason:
+            if _UNRESOLVED in failure.message:
+                raise click.ClickException(
+                    f"--server: check the name, or give an address ({failure.message})"
+                ) from None
             raise click.ClickException(f"{unreachable} ({failure.message})") from None
         is_silent = failure.code is grpc.StatusCode.DEADLINE_EXCEEDED and not failure.reason
         return _Answer.NONE if is_silent else _Answer.OTHER

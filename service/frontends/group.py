@@ -14,28 +14,31 @@ import os
 import socket
 import sys
 import time
-from asyncio.subprocess import PIPE, Process, create_subprocess_exec
+from asyncio.subprocess import PIPE, create_subprocess_exec
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 from prometheus_client import CollectorRegistry, ProcessCollector
 
 from core.errors import StartupError
+from service.access_files import AccessFiles
 from service.builder import EngineBuilder, Progress, StartableEngine, in_daemon_thread
 from service.config import ServerConfig
 from service.engine_slot import EngineSlot
+from service.frontends.front_end import START_SECONDS, FrontEnd
+from service.frontends.heartbeat import PERIOD
 from service.frontends.host import FrontEndHost
 from service.frontends.plain import to_plain
 from service.frontends.wire import Kind
-from service.health_port import HealthPort
 from service.metrics.collector import EngineCollector, engine_view
 from service.metrics.door import metrics_server
+from service.metrics.files import FilesCollector
 from service.metrics.http import MetricsServer
 from service.metrics.names import PREFIX
 from service.metrics.rpc import RpcMetrics
 from service.preflight import check, model_path
-from service.server import ENGINE_STOP_SECONDS, drained
-from service.servicers.health import LIVENESS, READINESS, HealthServicer
+from service.server import drained, stopped
 from service.tenants.desk import LocalDesk
 from service.version import installed_version
 
@@ -43,24 +46,11 @@ log = logging.getLogger(__name__)
 
 ROOT = Path(__file__).resolve().parents[2]
 STATE_SECONDS = 0.1
-START_SECONDS = 60.0
 CLOSE_SECONDS = 8.0
 """What a front end needs at most to write last statuses and close its transport."""
 
 FIRST_BACKOFF, LONGEST_BACKOFF, LONG_ENOUGH = 0.1, 5.0, 30.0
 """Seconds before a dead front end is started again, doubled up to the longest unless it lived long enough."""
-
-
-class FrontEnd:
-    """One front-end process and what the engine holds for it."""
-
-    def __init__(self, host: FrontEndHost, process: Process) -> None:
-        self.host, self.process, self.since = host, process, time.monotonic()
-
-    def kill(self) -> None:
-        """End it at once."""
-        if self.process.returncode is None:
-            self.process.kill()
 
 
 class FrontEndGroup:
@@ -69,18 +59,19 @@ class FrontEndGroup:
     def __init__(self, config: ServerConfig, build: EngineBuilder, progress: Progress | None = None) -> None:
         self.config = config
         self.slot = EngineSlot()
-        self.health = HealthServicer({LIVENESS: True, READINESS: False}, config.write_timeout)
-        self.health_port = HealthPort(config, self.health)
         self.port = self.metrics_port = 0
         self._build, self._progress = build, progress
         self._engine: StartableEngine | None = None
         self._registry, version = CollectorRegistry(), installed_version()
         self._registry.register(EngineCollector(lambda: engine_view(self.slot, config, version, self._connected())))
+        files = AccessFiles(config)
+        self._registry.register(FilesCollector(files))
         ProcessCollector(PREFIX, registry=self._registry)
         self._counts = RpcMetrics(self._registry)
         self._metrics: MetricsServer | None = None
-        self._desk = LocalDesk(self.slot, config, self._counts)
-        self._reserved: socket.socket | None = None
+        self._desk = LocalDesk(self.slot, config, self._counts, files)
+        self._reserved: list[socket.socket] = []
+        self._health_port: int | None = None
         self._leaving = False
         self._front_ends: list[FrontEnd | None] = [None] * config.frontends
         self._tasks: list[asyncio.Task[None]] = []
@@ -96,16 +87,20 @@ class FrontEndGroup:
         check(self.config)
         self._metrics = metrics_server(self.config, self._registry, self.slot, installed_version())
         self.metrics_port = self._metrics.port
-        await self.health_port.listen()
-        self._reserved = reserve(self.config.host, self.config.port)
-        self.port = self._reserved.getsockname()[1]
+        self.port = self._reserve(self.config.port, "gRPC")
+        if self.config.health_port is not None:
+            self._health_port = self._reserve(self.config.health_port, "health")
         await asyncio.gather(*(self._spawn(place) for place in range(self.config.frontends)))
         await self._all("listening")
         if any(front_end.host.lost for front_end in self._running()):
             await self.close(grace=0)
             raise StartupError(f"a front end cannot listen on {self.config.host}:{self.port}")
         self._tasks = [asyncio.create_task(self._keep(place)) for place in range(self.config.frontends)]
-        self._tasks.append(asyncio.create_task(self._publish()))
+        self._tasks += [asyncio.create_task(self._publish()), asyncio.create_task(self._look())]
+
+    def _reserve(self, port: int, purpose: str) -> int:
+        self._reserved.append(reserve(self.config.host, port, purpose))
+        return int(self._reserved[-1].getsockname()[1])
 
     async def load(self) -> None:
         """Build and start the engine, then have every front end report ready. Raises StartupError."""
@@ -114,10 +109,10 @@ class FrontEndGroup:
         self._engine = engine
         await engine.start()
         self.slot.engine = engine
+        self._desk.follow(engine)
         for front_end in self._running():
             self._greet(front_end)
         await self._all("serving")
-        self.health.set(READINESS, True)
 
     async def _all(self, reached: str) -> None:
         """Wait until every front end is `listening` or `serving`, or gone. Raises StartupError."""
@@ -133,7 +128,6 @@ class FrontEndGroup:
     async def drain(self, linger: float, grace: float) -> int:
         """As `Server.drain`, in every front end."""
         self.slot.draining = True
-        self.health.set(READINESS, False)
         self._send_state()
         await asyncio.sleep(linger)
         self._leaving = True
@@ -145,13 +139,10 @@ class FrontEndGroup:
     async def die(self) -> None:
         """The engine is dead: the front ends say so to everyone, and everything ends."""
         self.slot.draining = True
-        for service in (LIVENESS, READINESS):
-            self.health.set(service, False)
         await self.close(dead=True)
 
     async def close(self, grace: float = CLOSE_SECONDS, dead: bool = False) -> None:
         """Close the front ends, at once without grace, then the engine. Bounded throughout."""
-        self.health.close()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -168,16 +159,11 @@ class FrontEndGroup:
             await front_end.process.wait()
             front_end.host.link.close()
         if self._engine is not None:
-            try:
-                async with asyncio.timeout(ENGINE_STOP_SECONDS):
-                    await self._engine.stop()
-            except TimeoutError:
-                log.error("the engine did not stop within %g seconds", ENGINE_STOP_SECONDS)
-        await self.health_port.close()
+            await stopped(self._engine, grace)
         if self._metrics is not None:
             self._metrics.close()
-        if self._reserved is not None:
-            self._reserved.close()
+        for held in self._reserved:
+            held.close()
 
     def _running(self) -> list[FrontEnd]:
         return [front_end for front_end in self._front_ends if front_end is not None]
@@ -213,6 +199,7 @@ class FrontEndGroup:
         return replace(
             config,
             port=self.port,
+            health_port=self._health_port,
             rate_limit=None if config.rate_limit is None else config.rate_limit / count,
             max_concurrent_requests=None if limit is None else math.ceil(limit / count),
         )
@@ -240,8 +227,14 @@ class FrontEndGroup:
     async def _publish(self) -> None:
         while True:
             await asyncio.sleep(STATE_SECONDS)
-            if self.slot.engine is not None:
-                self._send_state()
+            self._send_state()
+
+    async def _look(self) -> None:
+        """Kill the front ends that say nothing; `_keep` starts others."""
+        while True:
+            await asyncio.sleep(PERIOD)
+            for front_end in self._running():
+                front_end.look(time.monotonic())
 
     def _send_state(self) -> None:
         state = self._state()
@@ -261,18 +254,28 @@ class FrontEndGroup:
         }
 
 
-def reserve(host: str, port: int) -> socket.socket:
+def reserve(host: str, port: int, purpose: str) -> socket.socket:
     """A socket that holds the port for the front ends and never listens. Raises StartupError."""
+    failed = OSError("no address")
     try:
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
-        held = socket.socket(found[0], found[1], found[2])
-        try:
-            held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-            held.bind(found[4])
-        except OSError:
-            held.close()
-            raise
+        # A name can stand for several addresses, of which some are not this machine's.
+        for found in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE):
+            try:
+                return _held(found)
+            except OSError as error:
+                failed = error
     except OSError as error:
-        raise StartupError(f"cannot listen on {host}:{port} (gRPC): {error.strerror or error}") from None
+        failed = error
+    raise StartupError(f"cannot listen on {host}:{port} ({purpose}): {failed.strerror or failed}")
+
+
+def _held(found: Any) -> socket.socket:
+    held = socket.socket(found[0], found[1], found[2])
+    try:
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        held.bind(found[4])
+    except OSError:
+        held.close()
+        raise
     return held

@@ -5,23 +5,30 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+from collections import deque
 from collections.abc import Awaitable, Callable
 from typing import Any, cast
 
 from core import buggify
 from core.engine.door import EmbedCall, Engine, OutputStream, PolledStream
-from core.errors import SlipstreamError
+from core.errors import RequestFailed, SlipstreamError
 from core.types.io import Delta, EmbedRequest, Finished, GenerateRequest, OutputEvent
 from service.engine_slot import EngineSlot, answered
-from service.frontends.plain import error_to_plain, from_plain, to_plain, vectors_to_plain
+from service.frontends.events import EventBatch
+from service.frontends.plain import UNREADABLE, error_to_plain, from_plain, to_plain, vectors_to_plain
 from service.frontends.prefix_watches import PrefixWatches
-from service.frontends.wire import EventBatch, Kind, Link, pack_json
+from service.frontends.wire import Kind, Link, WireError, pack_json
 from service.metrics.rpc import RpcMetrics
 from service.resume.history import Position
 from service.tenants.desk import ResumedStream, TenantDesk
-from service.tenants.gates import Hold
+from service.tenants.hold import Hold
+from service.tenants.work import Work
 
 log = logging.getLogger(__name__)
+
+FRAME_BYTES = 1024 * 1024
+"""What a step has for a front end goes in frames of about this size: streams with log probabilities that waited for a
+slow reader have a hundred times that."""
 
 
 class FrontEndHost:
@@ -45,37 +52,49 @@ class FrontEndHost:
         self._closing: set[asyncio.Task[None]] = set()
         self._flushing = False
 
-    def send(self, kind: Kind, value: Any) -> None:
+    def send(self, kind: Kind, value: Any, number: int = 0) -> None:
         """One JSON frame, behind everything that is there for the front end now."""
+        self._send(pack_json(kind, value, number))
+
+    def _send(self, frame: bytes) -> None:
         self._flush()
-        self.link.send(pack_json(kind, value))
+        self.link.send(frame)
 
-    def _frame(self, kind: Kind, body: bytes) -> None:
-        value: Any = json.loads(body)
+    def _frame(self, kind: Kind, number: int, body: bytes) -> None:
         if kind is Kind.CALL:
-            number = int(value["id"])
-            self._calls[number] = asyncio.create_task(self._answer(number, value["method"], value))
+            self._calls[number] = asyncio.create_task(self._answer(number, body))
         elif kind is Kind.END:
-            self._end(int(value["id"]))
+            self._end(number, _used(body))
         elif kind is Kind.COUNTS:
-            for counter, labels, amount in value:
-                self._metrics.add(counter, tuple(labels), amount)
-        else:
-            {Kind.LISTENING: self.listening, Kind.SERVING: self.serving}[kind].set()
+            self._count(body)
+        elif kind in (Kind.LISTENING, Kind.SERVING):
+            (self.listening if kind is Kind.LISTENING else self.serving).set()
+        elif kind is not Kind.BEAT:
+            raise WireError(f"{kind.name} from a front end")
 
-    async def _answer(self, number: int, method: str, value: dict[str, Any]) -> None:
+    def _count(self, body: bytes) -> None:
+        try:
+            for counter, labels, amount in json.loads(body):
+                self._metrics.add(counter, tuple(labels), amount)
+        except Exception:
+            # No stream depends on them.
+            log.exception("what a front end counted cannot be read")
+
+    async def _answer(self, number: int, body: bytes) -> None:
         """Run one call and send its reply."""
         try:
-            reply = {"id": number, "ok": await _METHODS[method](self, number, value)}
+            method, value = _read_call(body)
+            reply = pack_json(Kind.REPLY, {"ok": await method(self, number, value)}, number)
         except (asyncio.CancelledError, KeyboardInterrupt, SystemExit):
             raise
         except BaseException as error:  # a panic of native code too: the front end would wait for its reply
             if not isinstance(error, SlipstreamError):
                 log.exception("a call of a front end failed")
-            reply = {"id": number, **error_to_plain(error)}
+            self._release(number)
+            reply = pack_json(Kind.REPLY, error_to_plain(error), number)
         finally:
             self._calls.pop(number, None)
-        self.send(Kind.REPLY, reply)
+        self._send(reply)
         await buggify.pause("replied")
         # Only now: the front end knows a stream from its reply on.
         if number in self._streams:
@@ -86,8 +105,10 @@ class FrontEndHost:
         self._streams[number] = cast(PolledStream, stream)
         return stream.request_id
 
-    async def _enter(self, number: int, value: dict[str, Any]) -> None:
-        self._holds[number] = await self._desk.enter(value["tenant"], value["deadline"])
+    async def _enter(self, number: int, value: dict[str, Any]) -> float:
+        work = from_plain(Work, value["work"])
+        hold = self._holds[number] = await self._desk.enter(value["tenant"], value["deadline"], work)
+        return hold.weight
 
     async def _open(self, number: int, value: dict[str, Any]) -> Any:
         asked, hold = from_plain(GenerateRequest, value["request"]), self._holds.get(value["hold"]) or Hold()
@@ -113,10 +134,10 @@ class FrontEndHost:
         return await answered(self._engine.abort(value["request_id"]))
 
     async def _tokenize(self, _number: int, value: dict[str, Any]) -> list[int]:
-        return await self._engine.tokenize(value["text"], value["special"])
+        return await self._engine.tokenize(value["text"], value["special"], value["caller"])
 
     async def _detokenize(self, _number: int, value: dict[str, Any]) -> str:
-        return await self._engine.detokenize(value["ids"], value["skip"])
+        return await self._engine.detokenize(value["ids"], value["skip"], value["caller"])
 
     async def _load_adapter(self, _number: int, value: dict[str, Any]) -> Any:
         return to_plain(await self._engine.load_adapter(value["name"], value["path"], pinned=value["pinned"]))
@@ -127,8 +148,11 @@ class FrontEndHost:
     async def _list_adapters(self, _number: int, _value: dict[str, Any]) -> Any:
         return to_plain(await answered(self._engine.list_adapters()))
 
-    async def _flush_prefixes(self, _number: int, _value: dict[str, Any]) -> int:
-        return await answered(self._engine.prefixes.flush())
+    async def _tenant_load(self, _number: int, value: dict[str, Any]) -> Any:
+        return to_plain(await self._desk.load(value["tenant"]))
+
+    async def _flush_prefixes(self, _number: int, value: dict[str, Any]) -> int:
+        return await answered(self._engine.prefixes.flush(value["tenant"]))
 
     async def _watch_prefixes(self, number: int, value: dict[str, Any]) -> Any:
         return self._prefixes.open(number, await answered(self._engine.prefixes.watch(value["cache_salt"])))
@@ -152,13 +176,18 @@ class FrontEndHost:
 
     def _flush(self) -> None:
         self._flushing = False
-        if not self._ready or self.link.full:
+        if not self._ready:
             return
         batch = EventBatch()
-        ready, self._ready = self._ready, {}
-        for number in ready:
+        ready, self._ready = deque(self._ready), {}
+        while ready and not self.link.full:
+            number = ready.popleft()
             if number in self._streams:
                 self._read(number, batch)
+            if batch.size > FRAME_BYTES:
+                self.link.send(batch.frame())
+                batch = EventBatch()
+        self._ready = dict.fromkeys(ready) | self._ready
         if batch:
             self.link.send(batch.frame())
 
@@ -170,22 +199,31 @@ class FrontEndHost:
         except (KeyboardInterrupt, SystemExit):
             raise
         except BaseException as error:
-            batch.after.append([number, "error", error_to_plain(error)])
+            if not isinstance(error, SlipstreamError):
+                log.exception("a stream of a front end failed")
+            batch.end(number, "error", error_to_plain(error))
+            self._release(number)
         if stream.ended:
-            del self._streams[number]
+            self._streams.pop(number, None)
 
-    def _end(self, number: int) -> None:
-        """The front end wants no more of a call: whatever it has running is aborted."""
+    def _end(self, number: int, used: int = 0) -> None:
+        """The front end wants no more of a call: whatever it has running is aborted. A place is given back `used`."""
         # Not left to the task: one that is cancelled before its first step never runs.
         call = self._calls.pop(number, None)
         if call is not None:
             call.cancel()
+        self._release(number, used)
+
+    def _release(self, number: int, used: int = 0) -> None:
+        """What the engine holds for call `number`, given up, a tenant's place with the tokens `used`."""
         if number in self._streams:
             self._close(self._streams.pop(number))
         if number in self._embeds:
             self._close(self._embeds.pop(number))
         if number in self._holds:
-            self._holds.pop(number).release()
+            hold = self._holds.pop(number)
+            hold.use(used)
+            hold.release()
         self._prefixes.close(number)
 
     def _close(self, held: OutputStream | EmbedCall) -> None:
@@ -207,17 +245,33 @@ class FrontEndHost:
 def _add(batch: EventBatch, number: int, event: OutputEvent) -> None:
     """The reader takes starts first, then plain deltas, then the rest in order; so may they be sorted here."""
     if type(event) is Delta:
-        if event.logprobs:
-            batch.after.append([number, "delta", to_plain(event)])
-        else:
-            batch.add(number, event)
+        batch.add(number, event)
     elif isinstance(event, Finished):
-        batch.after.append([number, "finished", to_plain(event)])
+        batch.end(number, "finished", to_plain(event))
     else:
-        batch.before.append([number, to_plain(event)])
+        batch.start(number, to_plain(event))
 
 
-_METHODS: dict[str, Callable[[FrontEndHost, int, dict[str, Any]], Awaitable[Any]]] = {
+def _used(body: bytes) -> int:
+    """Tokens with which a tenant's place is given back. It is given back whether they can be read or not."""
+    try:
+        return int(json.loads(body)["used"]) if body else 0
+    except (ValueError, KeyError, TypeError, RecursionError):
+        log.error("what a front end says of the end of a call cannot be read")
+        return 0
+
+
+def _read_call(body: bytes) -> tuple[_Method, dict[str, Any]]:
+    """What to do, and its arguments. Raises RequestFailed."""
+    try:
+        value: dict[str, Any] = json.loads(body)
+        return _METHODS[value["method"]], value
+    except (ValueError, KeyError, TypeError, RecursionError):
+        raise RequestFailed(UNREADABLE) from None
+
+
+_Method = Callable[[FrontEndHost, int, dict[str, Any]], Awaitable[Any]]
+_METHODS: dict[str, _Method] = {
     "generate": FrontEndHost._generate,
     "enter": FrontEndHost._enter,
     "open": FrontEndHost._open,
@@ -230,6 +284,7 @@ _METHODS: dict[str, Callable[[FrontEndHost, int, dict[str, Any]], Awaitable[Any]
     "load_adapter": FrontEndHost._load_adapter,
     "unload_adapter": FrontEndHost._unload_adapter,
     "list_adapters": FrontEndHost._list_adapters,
+    "tenant_load": FrontEndHost._tenant_load,
     "flush_prefixes": FrontEndHost._flush_prefixes,
     "watch_prefixes": FrontEndHost._watch_prefixes,
     "prefix_contents": FrontEndHost._prefix_contents,

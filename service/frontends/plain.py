@@ -6,22 +6,27 @@ import base64
 import dataclasses
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from enum import Enum
-from typing import Any, TypeVar, Union
+from typing import Any, Final, TypeVar, Union
 
 import numpy as np
 
 from core import errors
 from core.errors import FieldViolation, InvalidRequest, Overloaded, QueueTimeout, SlipstreamError
 from core.types.io import Embedding, EmbedResult
+from core.types.logprobs import TokenLogprobs
 from service.resume import errors as resume_errors
+from service.tenants import errors as tenant_errors
 
 Made = TypeVar("Made")
 
+UNREADABLE: Final = "a message between the processes of this server could not be read"
+"""Said of a request whose frame does not decode."""
+
 _ERRORS: dict[str, type[SlipstreamError]] = {
     name: kind
-    for room in (errors, resume_errors)
+    for room in (errors, resume_errors, tenant_errors)
     for name, kind in vars(room).items()
     if isinstance(kind, type) and issubclass(kind, SlipstreamError)
 }
@@ -33,7 +38,7 @@ def to_plain(value: Any) -> Any:
         return value.value
     if isinstance(value, Mapping):
         return {key: to_plain(each) for key, each in value.items()}
-    if isinstance(value, tuple | list):
+    if isinstance(value, tuple | list | TokenLogprobs):
         return [to_plain(each) for each in value]
     if dataclasses.is_dataclass(value):
         return {name: to_plain(getattr(value, name)) for name in _hints(type(value))}
@@ -62,6 +67,8 @@ def _read(hint: Any, value: Any) -> Any:
     origin, args = typing.get_origin(hint), typing.get_args(hint)
     if origin in (Union, types.UnionType):
         return _read(_fitting(args, value), value)
+    if origin is Sequence:
+        return tuple(_read(args[0], each) for each in value)
     if origin is tuple:
         return tuple(_read(each, v) for each, v in zip(args if args[-1] is not ... else args[:1] * len(value), value))
     if origin is not None and issubclass(origin, Mapping):

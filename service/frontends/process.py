@@ -14,15 +14,17 @@ import os
 import signal
 import socket
 import sys
+import time
 from collections import Counter
 
 from prometheus_client import CollectorRegistry
 
 from core.errors import Draining, EngineDead, StartupError
 from service.config import ServerConfig
+from service.frontends.heartbeat import DEAD_SECONDS, PERIOD, STALE_SECONDS, Silence
 from service.frontends.remote_desk import RemoteDesk
 from service.frontends.remote_engine import RemoteEngine
-from service.frontends.wire import Kind, pack_json
+from service.frontends.wire import Kind, pack, pack_json
 from service.logs import configure
 from service.metrics.rpc import RpcMetrics
 from service.server import STATUS_FLUSH_SECONDS, Server
@@ -67,7 +69,8 @@ async def serve(config: ServerConfig, sock: socket.socket) -> int:
     await server.listen()
     engine.link.send(pack_json(Kind.LISTENING, None))
     tasks = [
-        asyncio.create_task(each) for each in (_load(server, engine), _drain(server, engine), _count(counts, engine))
+        asyncio.create_task(each)
+        for each in (_load(server, engine), _drain(server, engine), _count(counts, engine), _beat(server, engine))
     ]
     dead = await engine.closing
     for task in tasks:
@@ -103,12 +106,24 @@ async def _drain(server: Server, engine: RemoteEngine) -> None:
 async def _count(counts: CountedCalls, engine: RemoteEngine) -> None:
     while True:
         await asyncio.sleep(COUNTS_SECONDS)
-        counts.send(engine)
+        if not engine.link.full:
+            counts.send(engine)
+
+
+async def _beat(server: Server, engine: RemoteEngine) -> None:
+    """Tell the engine's process that the loop runs, and clients when that process says nothing."""
+    silence = Silence(lambda: engine.link.heard, time.monotonic())
+    while True:
+        await asyncio.sleep(PERIOD)
+        if not engine.link.full:
+            engine.link.send(pack(Kind.BEAT))
+        silent = silence.look(time.monotonic())
+        server.heard(alive=silent <= DEAD_SECONDS, ready=silent <= STALE_SECONDS)
 
 
 def main() -> None:
     """The process."""
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     config = read_config(sys.stdin.read())
     configure(config.log_level)

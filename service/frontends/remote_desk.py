@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from dataclasses import asdict
 
+from core.engine.door import Engine
 from core.types.io import GenerateRequest
-from service.frontends.plain import to_plain
+from service.frontends.plain import from_plain, to_plain
 from service.frontends.remote_engine import RemoteEngine
 from service.frontends.remote_stream import RemoteReader
 from service.resume.history import Position
-from service.tenants.gates import Hold
+from service.tenants.hold import Hold
+from service.tenants.usage import TenantLoad
+from service.tenants.work import ONE_SEQUENCE, Work
 
 
 class RemoteDesk:
@@ -18,12 +21,15 @@ class RemoteDesk:
     def __init__(self, engine: RemoteEngine, limited: bool) -> None:
         self._engine, self._limited = engine, limited
 
-    async def enter(self, tenant: str | None, deadline: float | None) -> Hold:
+    def refuse_hopeless(self, tenant: str | None) -> None:
+        """Nothing is known here: lines and budgets are the engine process's."""
+
+    async def enter(self, tenant: str | None, deadline: float | None, work: Work = ONE_SEQUENCE) -> Hold:
         """See `TenantDesk.enter`."""
         if not self._limited or tenant is None:
             return Hold()
-        number = await self._engine.entered(tenant, deadline)
-        return Hold(lambda: self._engine.end(number), number)
+        number, weight = await self._engine.entered(tenant, deadline, work)
+        return Hold(lambda used: self._engine.end(number, used), number, weight=weight)
 
     async def open(self, asked: GenerateRequest, tenant: str | None, hold: Hold) -> RemoteReader:
         """See `TenantDesk.open`."""
@@ -35,3 +41,10 @@ class RemoteDesk:
         """See `TenantDesk.attach`."""
         places = {str(index): asdict(position) for index, position in positions.items()}
         return await self._engine.resumed("attach", request_id, request_id=request_id, positions=places)
+
+    async def load(self, tenant: str) -> TenantLoad:
+        """See `TenantDesk.load`."""
+        return from_plain(TenantLoad, await self._engine.call("tenant_load", tenant=tenant))
+
+    def follow(self, engine: Engine) -> None:
+        """The engine's process counts."""

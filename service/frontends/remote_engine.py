@@ -4,19 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
 from core.engine.door import EngineState
-from core.errors import EngineDead, SlipstreamError
+from core.engine.unread import UnreadBytes
+from core.errors import EngineDead, RequestFailed, SlipstreamError
 from core.types.adapters import AdapterList, AdapterLoad
-from core.types.io import Delta, EmbedRequest, EmbedResult, Finished, GenerateRequest, ModelInfo, Started
+from core.types.io import EmbedRequest, EmbedResult, Finished, GenerateRequest, ModelInfo, Started
 from core.types.stats import EngineStats
-from service.frontends.plain import error_from_plain, from_plain, to_plain, vectors_from_plain
+from service.frontends.events import read_events
+from service.frontends.plain import UNREADABLE, error_from_plain, from_plain, to_plain, vectors_from_plain
 from service.frontends.remote_prefixes import RemotePrefixes
 from service.frontends.remote_stream import RemoteReader, RemoteStream
-from service.frontends.wire import Kind, Link, pack_json, read_events
+from service.frontends.wire import Kind, Link, WireError, pack, pack_json
+from service.tenants.work import Work
+
+log = logging.getLogger(__name__)
 
 
 class RemoteEmbedCall:
@@ -45,6 +51,7 @@ class RemoteEngine:
         self.leaving = asyncio.Event()
         """Set when new calls are to be turned away."""
         self._max_pending = max_pending_tokens
+        self._unread = UnreadBytes()
         self._state = EngineState.STARTING
         self._stats = EngineStats()
         self._live = 0
@@ -78,6 +85,10 @@ class RemoteEngine:
         """Of all front ends."""
         return self._live
 
+    def full(self, tenant: str) -> bool:
+        """What is known here is a tenth of a second old, in which a queue empties: the engine refuses by itself."""
+        return False
+
     @property
     def model_info(self) -> ModelInfo:
         """See `Engine.model_info`."""
@@ -95,7 +106,9 @@ class RemoteEngine:
     async def generate(self, request: GenerateRequest) -> RemoteStream:
         """See `Engine.generate`."""
         number = self._next()
-        stream = RemoteStream(request.request_id, request.sampling.n, lambda: self.end(number), self._max_pending)
+        stream = RemoteStream(
+            request.request_id, request.sampling.n, lambda: self.end(number), self._max_pending, self._unread
+        )
         self._streams[number] = stream
         try:
             stream.request_id = await self._ask(number, "generate", request=to_plain(request))
@@ -104,14 +117,14 @@ class RemoteEngine:
             raise
         return stream
 
-    async def entered(self, tenant: str, deadline: float | None) -> int:
-        """A place in the tenant's gate; `end` gives it back."""
-        return (await self.open("enter", tenant=tenant, deadline=deadline))[0]
+    async def entered(self, tenant: str, deadline: float | None, work: Work) -> tuple[int, float]:
+        """A place in the tenant's gate, which `end` gives back, and the tenant's weight."""
+        return await self.open("enter", tenant=tenant, deadline=deadline, work=to_plain(work))
 
     async def resumed(self, method: str, known_as: str, **arguments: Any) -> RemoteReader:
         """What `open` or `attach` of the desk give: a kept stream, from some place on."""
         number = self._next()
-        reader = RemoteReader(known_as, lambda: self.end(number), self._max_pending)
+        reader = RemoteReader(known_as, lambda: self.end(number), self._max_pending, self._unread)
         self._streams[number] = reader
         try:
             said = await self._ask(number, method, **arguments)
@@ -131,14 +144,14 @@ class RemoteEngine:
         """See `Engine.abort`."""
         return bool(await self.call("abort", request_id=request_id))
 
-    async def tokenize(self, text: str, add_special_tokens: bool = True) -> list[int]:
+    async def tokenize(self, text: str, add_special_tokens: bool = True, caller: str = "") -> list[int]:
         """See `Engine.tokenize`."""
-        ids: list[int] = await self.call("tokenize", text=text, special=add_special_tokens)
+        ids: list[int] = await self.call("tokenize", text=text, special=add_special_tokens, caller=caller)
         return ids
 
-    async def detokenize(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+    async def detokenize(self, ids: Sequence[int], skip_special_tokens: bool = True, caller: str = "") -> str:
         """See `Engine.detokenize`."""
-        return str(await self.call("detokenize", ids=list(ids), skip=skip_special_tokens))
+        return str(await self.call("detokenize", ids=list(ids), skip=skip_special_tokens, caller=caller))
 
     async def load_adapter(self, name: str, path: str, *, pinned: bool = False) -> AdapterLoad:
         """See `Engine.load_adapter`."""
@@ -176,10 +189,10 @@ class RemoteEngine:
             stream.fail(error)
         self._streams.clear()
 
-    def end(self, number: int) -> None:
-        """Tell the engine that nobody wants call `number` any more. Idempotent."""
+    def end(self, number: int, used: int = 0) -> None:
+        """Tell the engine that nobody wants call `number` any more, a place with the tokens used. Idempotent."""
         self._streams.pop(number, None)
-        self.link.send(pack_json(Kind.END, {"id": number}))
+        self.link.send(pack_json(Kind.END, {"used": used}, number) if used else pack(Kind.END, number=number))
 
     async def call(self, method: str, **arguments: Any) -> Any:
         """Ask and wait for the answer. Raises what the engine raised."""
@@ -197,8 +210,9 @@ class RemoteEngine:
     async def _ask(self, number: int, method: str, **arguments: Any) -> Any:
         if self._state is EngineState.DEAD:
             raise _dead()
+        call = pack_json(Kind.CALL, {"method": method, **arguments}, number)
         reply = self._replies[number] = asyncio.get_running_loop().create_future()
-        self.link.send(pack_json(Kind.CALL, {"id": number, "method": method, **arguments}))
+        self.link.send(call)
         try:
             return await reply
         except asyncio.CancelledError:
@@ -207,14 +221,17 @@ class RemoteEngine:
         finally:
             del self._replies[number]
 
-    def _frame(self, kind: Kind, body: bytes) -> None:
+    def _frame(self, kind: Kind, number: int, body: bytes) -> None:
         if kind is Kind.EVENTS:
             self._take(body)
-            return
-        value: Any = json.loads(body)
-        if kind is Kind.REPLY:
-            self._reply(value)
-        elif kind is Kind.READY:
+        elif kind is Kind.REPLY:
+            self._reply(number, body)
+        else:
+            self._hear(kind, json.loads(body))
+
+    def _hear(self, kind: Kind, value: Any) -> None:
+        """What is said of the server as a whole."""
+        if kind is Kind.READY:
             self._ready.set_result(from_plain(ModelInfo, value))
         elif kind is Kind.STATE:
             self._state, self._live = EngineState(value["state"]), value["live"]
@@ -223,42 +240,70 @@ class RemoteEngine:
                 self.draining.set()
             if value["leaving"]:
                 self.leaving.set()
-        elif kind is Kind.CLOSE and not self.closing.done():
+        elif kind is not Kind.CLOSE:
+            raise WireError(f"{kind.name} from the engine's process")
+        elif not self.closing.done():
             self.closing.set_result(bool(value["dead"]))
 
-    def _reply(self, value: Any) -> None:
-        reply = self._replies.get(value["id"])
+    def _reply(self, number: int, body: bytes) -> None:
+        reply = self._replies.get(number)
         if reply is None or reply.done():
             return
-        if "ok" in value:
+        try:
+            value = json.loads(body)
+            failed = None if "ok" in value else error_from_plain(value)
+        except Exception:
+            log.exception("a reply of the engine's process cannot be read")
+            self.end(number)
+            failed = RequestFailed(UNREADABLE)
+        if failed is None:
             reply.set_result(value["ok"])
         else:
-            reply.set_exception(error_from_plain(value))
+            reply.set_exception(failed)
 
     def _take(self, body: bytes) -> None:
         before, deltas, after = read_events(body)
         streams = self._streams
         for number, started in before:
             if number in streams:
-                streams[number].push(from_plain(Started, started))
+                self._tell(number, Started, started)
         for number, delta in deltas:
             stream = streams.get(number)
-            if stream is not None:
+            if stream is None:
+                continue
+            if delta is None:
+                self._break(number)
+            else:
                 stream.push(delta)
         for number, kind, value in after:
             if number in streams:
-                self._take_other(streams[number], number, kind, value)
+                self._take_end(number, kind, value)
 
-    def _take_other(self, stream: RemoteStream, number: int, kind: str, value: Any) -> None:
-        if kind == "delta":
-            stream.push(from_plain(Delta, value))
-        elif kind == "finished":
-            stream.push(from_plain(Finished, value))
-            if stream.output_finished():
+    def _take_end(self, number: int, kind: str, value: Any) -> None:
+        if kind == "finished":
+            self._tell(number, Finished, value)
+            if number in self._streams and self._streams[number].output_finished():
                 del self._streams[number]
+            return
+        try:
+            failed = error_from_plain(value)
+        except Exception:
+            failed = RequestFailed(UNREADABLE)
+        self._streams.pop(number).fail(failed)
+
+    def _tell(self, number: int, kind: type[Started | Finished], value: Any) -> None:
+        try:
+            event = from_plain(kind, value)
+        except Exception:
+            log.exception("an event of the engine's process cannot be read")
+            self._break(number)
         else:
-            stream.fail(error_from_plain(value))
-            self._streams.pop(number, None)
+            self._streams[number].push(event)
+
+    def _break(self, number: int) -> None:
+        """What was said of a stream cannot be read: it ends, here and in the engine's process. Its neighbours go on."""
+        self._streams[number].fail(RequestFailed(UNREADABLE))
+        self.end(number)
 
     def _lost(self) -> None:
         """The engine process is gone: everything ends with UNAVAILABLE."""

@@ -58,9 +58,9 @@ class RemotePrefixes:
             raise
         return RemotePrefixWatch(self._engine, number, known["page_size"], contents)
 
-    async def flush(self) -> int:
+    async def flush(self, tenant: str | None = None) -> int:
         """See `Prefixes.flush`."""
-        return int(await self._engine.call("flush_prefixes"))
+        return int(await self._engine.call("flush_prefixes", tenant=tenant))
 
 
 def _look(asked: asyncio.Future[list[Any]]) -> None:

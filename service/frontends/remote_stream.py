@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections import deque
 from collections.abc import AsyncIterator, Callable
 from types import TracebackType
 
+from core.engine.unread import MORE_TOKENS, TOKEN_BYTES, UnreadRoom
 from core.errors import SlowConsumer
-from core.types.io import Delta, OutputEvent, TokenLogprob
+from core.types.io import Delta, OutputEvent
+from core.types.logprobs import TokenLogprobs
 
 
 class _Unread:
@@ -18,23 +21,40 @@ class _Unread:
         self.index, self._position = first.index, first.position
         self._ids: list[int] = []
         self._texts: list[str] = []
-        self._logprobs: list[TokenLogprob] = []
+        self._logprobs = TokenLogprobs()
         self.add(first)
 
     def add(self, delta: Delta) -> None:
         self._ids += delta.token_ids
         self._texts.append(delta.text)
-        self._logprobs += delta.logprobs
+        if delta.logprobs:
+            self._logprobs.extend(delta.logprobs)
+
+    @property
+    def held_bytes(self) -> int:
+        """What it takes; each text is a string of its own until it is read."""
+        texts = sum(map(sys.getsizeof, self._texts))
+        return len(self._ids) * TOKEN_BYTES + texts + self._logprobs.held_bytes
 
     def merged(self) -> Delta:
-        return Delta(self.index, self._position, tuple(self._ids), "".join(self._texts), tuple(self._logprobs))
+        return Delta(self.index, self._position, tuple(self._ids), "".join(self._texts), self._logprobs or ())
 
 
 class RemoteStream:
     """The `OutputStream` of `core.engine.door` in a front end. Bounded: a reader too far behind is ended."""
 
-    def __init__(self, request_id: str, outputs: int, end: Callable[[], None], max_pending_tokens: int) -> None:
+    def __init__(
+        self,
+        request_id: str,
+        outputs: int,
+        end: Callable[[], None],
+        max_pending_tokens: int,
+        room: UnreadRoom,
+    ) -> None:
+        """What is not read is counted in `room`, every `MORE_TOKENS` tokens."""
         self.request_id = request_id
+        self._room = room
+        self._counted = self._charged = 0
         self._end = end
         self._max_pending = max_pending_tokens
         self._events: deque[OutputEvent | _Unread] = deque()
@@ -66,6 +86,36 @@ class RemoteStream:
         if self._pending > self._max_pending:
             self.fail(SlowConsumer(f"more than {self._max_pending} tokens were left unread"))
             self._end()
+        elif self._pending >= self._counted + MORE_TOKENS:
+            self._charge()
+
+    def _charge(self) -> None:
+        """Count what is held by now."""
+        self._counted = self._pending
+        held = sum(unread.held_bytes for unread in self._unread.values())
+        more, self._charged = held - self._charged, held
+        if more > 0:
+            self._room.take(self, more)
+        elif more < 0:
+            self._room.give_back(self, -more)
+
+    def give_way(self) -> None:
+        """See `UnreadHolder`."""
+        self._forget()
+        self.fail(SlowConsumer("too many bytes were left unread"))
+        self._end()
+
+    def _forget(self) -> None:
+        self._events.clear()
+        self._unread.clear()
+        self._pending = 0
+        self._settle()
+
+    def _settle(self) -> None:
+        """Nothing counted is held any more, or too little to count."""
+        charged, self._charged, self._counted = self._charged, 0, 0
+        if charged:
+            self._room.give_back(self, charged)
 
     def output_finished(self) -> bool:
         """One output got its terminal; whether it was the last."""
@@ -106,13 +156,16 @@ class RemoteStream:
         del self._unread[event.index]
         delta = event.merged()
         self._pending -= len(delta.token_ids)
+        if self._charged:
+            self._counted = 0
+            self._charge() if self._unread else self._settle()
         return delta
 
     async def aclose(self) -> None:
         """Stop reading; whatever still runs is aborted. Idempotent."""
         if not self._ended:
             self._ended = True
-            self._events.clear()
+            self._forget()
             if self._open_outputs and self._error is None:
                 self._end()
 
@@ -127,9 +180,9 @@ _NOT_SAID_YET = 1 << 20
 class RemoteReader(RemoteStream):
     """The `ResumedStream` of `service.tenants.desk` in a front end. Being taken over comes as an error, in its turn."""
 
-    def __init__(self, request_id: str, end: Callable[[], None], max_pending_tokens: int) -> None:
+    def __init__(self, request_id: str, end: Callable[[], None], max_pending_tokens: int, room: UnreadRoom) -> None:
         # Events can be here before the task that asked for them knows how many outputs there are.
-        super().__init__(request_id, _NOT_SAID_YET, end, max_pending_tokens)
+        super().__init__(request_id, _NOT_SAID_YET, end, max_pending_tokens, room)
         self.expected, self.want_text = 0, True
 
     def expect(self, outputs: int, want_text: bool) -> bool:

@@ -1,30 +1,28 @@
-"""Frames between the engine process and a front end: a fixed header, then JSON or, for tokens, columns of integers.
+"""Frames between the engine process and a front end: a fixed header, then JSON or, for tokens, rows of integers.
 
-Header: body length uint32, version uint8, kind uint8, little endian. What happens once per request is JSON; a
-step is one EVENTS frame with everything that it made for the front end. Reading runs no code, as unpickling can.
+Header: body length uint32, version uint8, kind uint8, number of the call uint64 (0 where a frame is of none), little
+endian. Reading runs no code, as unpickling can. The number is outside of the body, so that a body that cannot be read
+ends the one call that it belongs to; a header that cannot be read ends the connection.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import struct
-from array import array
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from enum import IntEnum
 from typing import Any
 
-from core.types.io import Delta
+log = logging.getLogger(__name__)
 
-VERSION = 1
+VERSION = 2
 MAX_BODY_BYTES = 256 * 1024 * 1024
 HIGH_WATER_BYTES = 1024 * 1024
 """Unsent bytes of one front end above which its tokens wait in the engine, where they are merged and bounded."""
 
-_HEADER = struct.Struct("<IBB")
-_LENGTHS = struct.Struct("<II")
-_COLUMNS = 5
-assert array("I").itemsize == 4
+_HEADER = struct.Struct("<IBBQ")
 
 
 class Kind(IntEnum):
@@ -40,84 +38,34 @@ class Kind(IntEnum):
     CALL = 18
     END = 19
     COUNTS = 20
+    BEAT = 21
 
 
 class WireError(Exception):
-    """The peer speaks another version, or not this protocol."""
+    """The peer speaks another version, or not this protocol; or there is more to say than a frame can hold."""
 
 
-def pack(kind: Kind, body: bytes) -> bytes:
-    """One frame."""
-    return _HEADER.pack(len(body), VERSION, kind) + body
+def pack(kind: Kind, body: bytes = b"", number: int = 0) -> bytes:
+    """One frame. Raises WireError for a body that no peer would take."""
+    if len(body) > MAX_BODY_BYTES:
+        raise WireError(f"a body of {len(body)} bytes; a frame holds at most {MAX_BODY_BYTES}")
+    return _HEADER.pack(len(body), VERSION, kind, number) + body
 
 
-def pack_json(kind: Kind, value: Any) -> bytes:
-    """One frame with a JSON body."""
-    return pack(kind, json.dumps(value, separators=(",", ":")).encode())
-
-
-class EventBatch:
-    """What one step has for one front end. Read in this order: `before`, the deltas, `after`."""
-
-    def __init__(self) -> None:
-        self.before: list[Any] = []
-        self.after: list[Any] = []
-        self._columns: tuple[list[int], ...] = tuple([] for _ in range(_COLUMNS))
-        self._ids: list[int] = []
-        self._texts: list[bytes] = []
-
-    def __bool__(self) -> bool:
-        return bool(self.before or self.after or self._columns[0])
-
-    def add(self, stream: int, delta: Delta) -> None:
-        """A delta without log probabilities."""
-        text = delta.text.encode("utf-8", "surrogatepass")
-        values = (stream, delta.index, delta.position, len(delta.token_ids), len(text))
-        for column, value in zip(self._columns, values):
-            column.append(value)
-        self._ids.extend(delta.token_ids)
-        self._texts.append(text)
-
-    def frame(self) -> bytes:
-        """The EVENTS frame."""
-        head = json.dumps([self.before, self.after], separators=(",", ":")).encode()
-        parts = [_LENGTHS.pack(len(head), len(self._columns[0])), head]
-        parts += [array("I", column).tobytes() for column in (*self._columns, self._ids)]
-        return pack(Kind.EVENTS, b"".join((*parts, *self._texts)))
-
-
-def read_events(body: bytes) -> tuple[list[Any], Iterator[tuple[int, Delta]], list[Any]]:
-    """What an `EventBatch` held: `before`, (stream, delta) pairs, `after`."""
-    head_length, count = _LENGTHS.unpack_from(body)
-    at = _LENGTHS.size + head_length
-    before, after = json.loads(body[_LENGTHS.size : at])
-    return before, _read_deltas(body, at, count), after
-
-
-def _read_deltas(body: bytes, at: int, count: int) -> Iterator[tuple[int, Delta]]:
-    columns = array("I")
-    columns.frombytes(body[at : at + 4 * count * _COLUMNS])
-    streams, indices, positions, id_counts, text_lengths = (
-        columns[place * count : (place + 1) * count] for place in range(_COLUMNS)
-    )
-    at += 4 * count * _COLUMNS
-    ids = array("I")
-    ids_end = at + 4 * sum(id_counts)
-    ids.frombytes(body[at:ids_end])
-    at, first = ids_end, 0
-    for stream, index, position, id_count, length in zip(streams, indices, positions, id_counts, text_lengths):
-        text = body[at : at + length].decode("utf-8", "surrogatepass")
-        yield stream, Delta(index, position, tuple(ids[first : first + id_count]), text)
-        first += id_count
-        at += length
+def pack_json(kind: Kind, value: Any, number: int = 0) -> bytes:
+    """One frame with a JSON body. Raises TypeError or ValueError for what is none."""
+    return pack(kind, json.dumps(value, separators=(",", ":")).encode(), number)
 
 
 class Link(asyncio.Protocol):
-    """One end of the connection. Frames go to `on_frame`; `on_lost` is called once, `on_room` after a full buffer."""
+    """One end of the connection. Frames go to `on_frame`; `on_lost` is called once, `on_room` after a full buffer.
+
+    `on_frame` gets kind, number and body. What it raises, and bytes that are no frame, end the connection.
+    """
 
     def __init__(
         self,
-        on_frame: Callable[[Kind, bytes], None],
+        on_frame: Callable[[Kind, int, bytes], None],
         on_lost: Callable[[], None],
         on_room: Callable[[], None] = lambda: None,
     ) -> None:
@@ -125,6 +73,8 @@ class Link(asyncio.Protocol):
         self._buffer = bytearray()
         self._transport: asyncio.Transport | None = None
         self.full = False
+        self.heard = 0
+        """How often something has arrived, a part of a frame too."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Called by the loop."""
@@ -153,18 +103,21 @@ class Link(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Called by the loop. A peer that does not speak this protocol is cut off."""
+        self.heard += 1
         self._buffer += data
         try:
-            for kind, body in self._frames():
-                self._on_frame(kind, body)
-        except (WireError, ValueError, KeyError, struct.error):
+            for kind, number, body in self._frames():
+                self._on_frame(kind, number, body)
+        except Exception as error:
+            told = str(error) if isinstance(error, WireError) else type(error).__name__
+            log.error("the connection between front end and engine is cut: a frame cannot be read (%s)", told)
+            self._buffer.clear()
             if self._transport is not None:
                 self._transport.abort()
-            raise
 
-    def _frames(self) -> Iterable[tuple[Kind, bytes]]:
+    def _frames(self) -> Iterable[tuple[Kind, int, bytes]]:
         while len(self._buffer) >= _HEADER.size:
-            length, version, kind = _HEADER.unpack_from(self._buffer)
+            length, version, kind, number = _HEADER.unpack_from(self._buffer)
             if version != VERSION or length > MAX_BODY_BYTES:
                 raise WireError(f"frame of version {version} and {length} bytes; this is version {VERSION}")
             end = _HEADER.size + length
@@ -172,7 +125,7 @@ class Link(asyncio.Protocol):
                 return
             body = bytes(self._buffer[_HEADER.size : end])
             del self._buffer[:end]
-            yield Kind(kind), body
+            yield Kind(kind), number, body
 
     def connection_lost(self, error: Exception | None) -> None:
         """Called by the loop."""

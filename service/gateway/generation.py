@@ -15,6 +15,7 @@ from service.gateway.dialect import Asked, Dialect, Whole
 from service.gateway.outputs import OutputSoFar
 from service.metrics.rpc import RpcMetrics
 from service.status import TOKENS_EMITTED_TRAILER
+from service.tenants.hold import note_made, note_prompt
 from service.tracing.request_span import note_finished
 from service.write_bound import WriteBound
 
@@ -31,6 +32,7 @@ class Generation:
         self._outputs: dict[int, OutputSoFar] = {}
         self._wholes: dict[int, Whole] = {}
         self._emitted = 0
+        self._made = 0
 
     async def write(self, stream: OutputStream, context: Context, metrics: RpcMetrics, write_timeout: float) -> None:
         """Write every event of `stream`, each within `write_timeout` seconds. A failure leaves the trailer behind."""
@@ -51,9 +53,12 @@ class Generation:
             if isinstance(error, SlowConsumer):
                 metrics.slow_consumer()
             raise
+        finally:
+            note_made(self._made)
 
     def _responses(self, event: OutputEvent) -> Iterator[Any]:
         if isinstance(event, Started):
+            note_prompt(event.prompt_tokens)
             for index in range(self._asked.request.sampling.n):
                 self._outputs[index] = OutputSoFar(index, event.prompt_tokens)
         elif isinstance(event, Finished):
@@ -75,6 +80,7 @@ class Generation:
             yield self._dialect.complete(self._asked.request.request_id, each)
 
     def _deltas(self, delta: Delta) -> Iterator[Any]:
+        self._made += len(delta.token_ids)
         for each in split(delta):
             assert isinstance(each, Delta), "of a delta"
             piece = self._outputs[delta.index].add(each)

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from core.types.stats import EngineStats
 from service.gateway.dialect import Load
 from service.metrics.collector import kv_usage
+from service.tenants.usage import TenantLoad
 
 KV_POOL = "kv_page"
 WINDOW_SECONDS = 5.0
@@ -38,6 +39,20 @@ class LoadMeter:
             token_usage=kv_usage(stats),
             gen_throughput=self._rate(stats.generation_tokens),
             cache_hit_rate=stats.cached_tokens / stats.prompt_tokens if stats.prompt_tokens else 0.0,
+            max_running=self._max_running,
+        )
+
+    def own(self, load: TenantLoad) -> Load:
+        """Of one tenant: its requests and their tokens, and nothing that others have a part in."""
+        room = self.load().max_total_tokens
+        return Load(
+            running=load.running,
+            waiting=load.waiting,
+            used_tokens=load.tokens,
+            max_total_tokens=room,
+            token_usage=min(1.0, load.tokens / room) if room else 0.0,
+            gen_throughput=0.0,
+            cache_hit_rate=0.0,
             max_running=self._max_running,
         )
 

@@ -6,7 +6,8 @@ text, and count what they get.
 
 from __future__ import annotations
 
-from core.types.io import Delta, Finished, FinishReason, TokenLogprob
+from core.types.io import Delta, Finished, FinishReason
+from core.types.logprobs import TokenLogprobs
 from service.gateway.dialect import Piece, Whole
 
 REASONS = {FinishReason.STOP: "stop", FinishReason.LENGTH: "length", FinishReason.CANCELLED: "abort"}
@@ -19,12 +20,12 @@ class OutputSoFar:
         self._index = index
         self._prompt_tokens = prompt_tokens
         self._ids: list[int] = []
-        self._logprobs: list[TokenLogprob] = []
+        self._logprobs = TokenLogprobs()
 
     def add(self, delta: Delta) -> Piece:
         """What to send of `delta`."""
         self._ids += delta.token_ids
-        self._logprobs += delta.logprobs
+        self._logprobs.extend(delta.logprobs)
         return Piece(self._index, delta.token_ids, delta.logprobs, self._prompt_tokens, len(self._ids))
 
     def finish(self, finished: Finished) -> Whole:

@@ -14,6 +14,7 @@ from smg_grpc_proto.generated import common_pb2
 
 from core.engine.door import EngineState
 from core.errors import InvalidRequest
+from service import audit
 from service.auth import caller_name
 from service.engine_slot import answered
 from service.gateway.dialect import Caller, Dialect
@@ -22,7 +23,8 @@ from service.gateway.reading import renamed
 from service.gateway.tokenizer_zip import chunks
 from service.gateway.worker import Worker
 from service.open_calls import OpenCalls
-from service.status import NotPermitted
+from service.tenants.hold import note_prompt
+from service.tenants.identity import of_caller
 from service.tracing.request_span import traced
 from service.write_bound import WriteBound
 
@@ -46,7 +48,7 @@ class GatewayServicer:
             with self._calls.counting_refusals(), self._own_names():
                 info = self._calls.engine.model_info
                 asked = self.dialect.generate_request(request, info, self._caller(context))
-                stream = await self._calls.generate(traced(asked.request, context), held)
+                stream = await self._calls.generate(of_caller(traced(asked.request, context), context), held)
             held.push_async_callback(stream.aclose)
             writing = Generation(self.dialect, asked)
             await writing.write(stream, context, self._calls.metrics, self._calls.config.write_timeout)
@@ -56,9 +58,12 @@ class GatewayServicer:
         async with AsyncExitStack() as held:
             with self._calls.counting_refusals(), self._own_names():
                 info = self._calls.engine.model_info
-                call = await self._calls.embed(self.dialect.embed_request(request, info, self._caller(context)), held)
+                embedded = self.dialect.embed_request(request, info, self._caller(context))
+                call = await self._calls.embed(of_caller(embedded, context), held)
             held.push_async_callback(call.aclose)
-            return self.dialect.embed_response(await call.result())
+            result = await call.result()
+            note_prompt(sum(each.prompt_tokens for each in result.embeddings))
+            return self.dialect.embed_response(result)
 
     async def Abort(self, request: Any, context: Context) -> Any:
         """End live requests as cancelled, which wakes their streams; idempotent."""
@@ -67,8 +72,10 @@ class GatewayServicer:
 
     async def HealthCheck(self, request: Any, context: Context) -> Any:
         """Readiness; answers in every state."""
-        state = self._calls.slot.state
-        return self.dialect.health(state is EngineState.READY, state.value)
+        slot = self._calls.slot
+        if slot.silent:
+            return self.dialect.health(False, "silent")
+        return self.dialect.health(slot.state is EngineState.READY, slot.state.value)
 
     async def GetModelInfo(self, request: Any, context: Context) -> Any:
         """Facts of the model."""
@@ -76,14 +83,14 @@ class GatewayServicer:
 
     async def GetServerInfo(self, request: Any, context: Context) -> Any:
         """Facts of the process."""
-        return self.dialect.server_info(self._worker.server(self._calls.engine))
+        return self.dialect.server_info(await self._worker.server(self._calls.engine))
 
     async def GetLoads(self, request: Any, context: Context) -> Any:
         """Load as of the last step, of the one rank that there is."""
         if request.dp_rank:
             raise InvalidRequest.of("dp_rank", "this server has rank 0 only")
         timestamp = datetime.now(UTC).isoformat()
-        return self.dialect.loads(self._worker.version, timestamp, self._worker.meter.load())
+        return self.dialect.loads(self._worker.version, timestamp, await self._worker.load())
 
     async def GetTokenizer(self, request: Any, context: Context) -> None:
         """The zip in chunks, its digest with the last."""
@@ -96,21 +103,23 @@ class GatewayServicer:
 
     async def SubscribeKvEvents(self, request: Any, context: Context) -> None:
         """What the prefix cache holds of this caller, and then what changes."""
+        audit.begun()
         await self._worker.subscriptions.serve(request.start_sequence_number, caller_name.get(), context)
 
     async def FlushCache(self, request: Any, context: Context) -> Any:
-        """Evict what no request holds, after waiting up to `timeout_s` seconds for there to be none."""
-        admins = self._calls.config.adapter_admin_names
-        if admins is not None and caller_name.get() not in admins:
-            raise NotPermitted("this caller may not flush the cache")
+        """Evict what no request holds, after waiting up to `timeout_s` seconds for there to be none.
+
+        Of the caller's own, unless it is an admin's call.
+        """
         if not (0 <= request.timeout_s <= MAX_FLUSH_WAIT and math.isfinite(request.timeout_s)):
             raise InvalidRequest.of("timeout_s", f"must be between 0 and {MAX_FLUSH_WAIT:g}")
         engine, ends = self._calls.engine, asyncio.get_running_loop().time() + request.timeout_s
         # The engine has no event for it, and what a front end knows of it is renewed ten times a second.
-        while engine.live_requests and asyncio.get_running_loop().time() < ends:  # noqa: ASYNC110
+        live = self._worker.live_requests
+        while await live() and asyncio.get_running_loop().time() < ends:  # noqa: ASYNC110
             await asyncio.sleep(FLUSH_POLL_SECONDS)
-        flushed = await answered(engine.prefixes.flush())
-        left = engine.live_requests
+        flushed = await answered(engine.prefixes.flush(self._calls.tenant))
+        left = await live()
         told = f"{flushed} pages evicted" + (f"; what {left} live requests hold stays" if left else "")
         return common_pb2.FlushCacheResponse(success=True, message=told)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, closing
 from typing import Any
 
@@ -12,13 +12,16 @@ import grpc.aio
 from core.engine.door import PrefixWatch
 from core.errors import Draining, Overloaded, SlowConsumer
 from service.engine_slot import answered
+from service.gateway.dialect import Load
 from service.gateway.kv_events import KvEvents
-from service.gateway.loads import LoadMeter
 from service.open_calls import OpenCalls
+from service.request_reads import address_of
 from service.tenants.identity import tenant_salt
 from service.write_bound import WriteBound
 
 MAX_SUBSCRIBERS = 16
+MAX_OF_ONE = 4
+"""Of one name, or of one address where callers have none: a gateway needs one."""
 HEARTBEAT_SECONDS = 1.0
 GATHER_SECONDS = 0.02
 """Changes of so long go into one batch: a decode step stores a page now and then, and takes milliseconds."""
@@ -29,10 +32,11 @@ Context = grpc.aio.ServicerContext[Any, Any]
 class Subscriptions:
     """Every SubscribeKvEvents call of a server, of all its dialects."""
 
-    def __init__(self, calls: OpenCalls, meter: LoadMeter) -> None:
+    def __init__(self, calls: OpenCalls, load: Callable[[], Awaitable[Load]]) -> None:
         self._calls = calls
-        self._meter = meter
-        self._open: set[asyncio.Timeout] = set()
+        self._load = load
+        self._open: dict[asyncio.Timeout, str] = {}
+        """By whom each is held."""
         self._closed = False
 
     async def serve(self, start: int, caller: str | None, context: Context) -> None:
@@ -40,7 +44,7 @@ class Subscriptions:
 
         A caller sees the blocks that its own requests can find, and nobody else's prompts.
         """
-        async with self._held():
+        async with self._held(caller or address_of(context.peer())):
             with closing(await answered(self._calls.engine.prefixes.watch(tenant_salt("", caller)))) as watch:
                 try:
                     await self._write(watch, KvEvents(watch.page_size, start), context)
@@ -49,7 +53,7 @@ class Subscriptions:
                     raise
 
     async def _write(self, watch: PrefixWatch, events: KvEvents, context: Context) -> None:
-        meter = self._meter
+        load = self._load
         async with WriteBound(self._calls.config.write_timeout) as bound:
 
             async def write(batch: Any) -> None:
@@ -59,28 +63,31 @@ class Subscriptions:
                 # A write that needs not wait lets nobody else run, and a large cache has many batches.
                 await asyncio.sleep(0)
 
-            for batch in events.snapshot(watch.contents, meter.load()):
+            for batch in events.snapshot(watch.contents, await load()):
                 await write(batch)
             while True:
                 try:
                     async with asyncio.timeout(HEARTBEAT_SECONDS):
                         changes = await watch.changes()
                 except TimeoutError:
-                    await write(events.heartbeat(meter.load()))
+                    await write(events.heartbeat(await load()))
                     continue
-                for batch in events.changes(changes, meter.load()):
+                for batch in events.changes(changes, await load()):
                     await write(batch)
                 await asyncio.sleep(GATHER_SECONDS)
 
     @asynccontextmanager
-    async def _held(self) -> AsyncIterator[None]:
+    async def _held(self, holder: str) -> AsyncIterator[None]:
         """One place among the subscribers; ends as Draining when the server closes."""
         if self._closed:
             raise Draining("the server is shutting down")
+        if sum(each == holder for each in self._open.values()) >= MAX_OF_ONE:
+            told = f"at most {MAX_OF_ONE} subscriptions of one caller"
+            raise Overloaded(told, reason="SUBSCRIBERS", retry_after=10.0)
         if len(self._open) >= MAX_SUBSCRIBERS:
             raise Overloaded(f"at most {MAX_SUBSCRIBERS} subscribers", reason="SUBSCRIBERS", retry_after=10.0)
         bound = asyncio.timeout(None)
-        self._open.add(bound)
+        self._open[bound] = holder
         try:
             async with bound:
                 yield
@@ -89,7 +96,7 @@ class Subscriptions:
                 raise
             raise Draining("the server is shutting down") from None
         finally:
-            self._open.discard(bound)
+            del self._open[bound]
 
     def close(self) -> None:
         """End them all; an open stream would hold up the transport's stop."""

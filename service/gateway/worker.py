@@ -12,7 +12,7 @@ from typing import Any
 from core.engine.door import Engine
 from core.types.io import ModelInfo
 from core.types.sampling_params import SamplingParams
-from service.gateway.dialect import ModelFacts, ServerFacts
+from service.gateway.dialect import Load, ModelFacts, ServerFacts
 from service.gateway.loads import LoadMeter
 from service.gateway.subscriptions import Subscriptions
 from service.gateway.tokenizer_zip import TokenizerZip
@@ -38,7 +38,13 @@ class Worker:
         self._checkpoint: dict[str, Any] | None = None
         self.meter = LoadMeter(lambda: self._slot.stats, calls.config.max_running_requests)
         self.tokenizer = TokenizerZip(self._folder)
-        self.subscriptions = Subscriptions(calls, self.meter)
+        self.subscriptions = Subscriptions(calls, self.load)
+        self._calls = calls
+
+    async def load(self) -> Load:
+        """As the caller of this call may see it."""
+        own = await self._calls.own_load()
+        return self.meter.load() if own is None else self.meter.own(own)
 
     def model(self, info: ModelInfo) -> ModelFacts:
         """The model; its path is told where gateways are to read the tokenizer from it, and else leads nowhere."""
@@ -53,11 +59,16 @@ class Worker:
             default_sampling=default_sampling(info.default_sampling),
         )
 
-    def server(self, engine: Engine) -> ServerFacts:
+    async def live_requests(self) -> int:
+        """Those that have not ended, of the caller of this call if the others are not its business."""
+        own = await self._calls.own_load()
+        return self._calls.engine.live_requests if own is None else own.live
+
+    async def server(self, engine: Engine) -> ServerFacts:
         """The process."""
         return ServerFacts(
             version=self.version,
-            active_requests=engine.live_requests,
+            active_requests=await self.live_requests(),
             paused=self._slot.draining,
             started_at=self._started_at,
             uptime=time.monotonic() - self._started,

@@ -14,6 +14,7 @@ from prometheus_client.registry import Collector
 from prometheus_client.samples import Exemplar
 
 from core.engine.door import EngineState
+from core.machine import memory_share
 from core.types.io import FinishReason
 from core.types.lanes import PHASES
 from core.types.stats import EngineStats, HistogramStats
@@ -58,6 +59,7 @@ def engine_view(slot: EngineSlot, config: ServerConfig, version: str, frontends:
             (names.WAITING_LIMIT, config.max_queued_requests),
             (names.FRONTENDS_RUNNING, frontends),
             (names.STARTUP_SECONDS, slot.startup_seconds),
+            (names.MEMORY_SHARE, memory_share()),
             (names.DRAIN_SECONDS, slot.drain_seconds),
             (names.DRAIN_LIMIT_SECONDS, config.drain_linger + config.drain_grace + DRAIN_MARGIN_SECONDS),
         ),

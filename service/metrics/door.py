@@ -19,6 +19,12 @@ from service.page.feed import Feed
 log = logging.getLogger(__name__)
 
 
+def names_of(config: ServerConfig) -> frozenset[str]:
+    """Names by which the metrics port may be asked, in lower case."""
+    given = (config.metrics_names or "").split(",")
+    return frozenset(name.strip().lower() for name in (*given, config.metrics_host) if name.strip())
+
+
 def metrics_server(config: ServerConfig, registry: CollectorRegistry, slot: EngineSlot, version: str) -> MetricsServer:
     """Serves the metrics of `registry`, traces of the engine in `slot` and, if it is on, the page that shows it.
 
@@ -34,7 +40,7 @@ def metrics_server(config: ServerConfig, registry: CollectorRegistry, slot: Engi
 
     trace = TraceDoor(config.trace_endpoint, lanes, about)
     page = PageDoor(Feed(slot, config, version, asyncio.get_running_loop())) if config.ui else None
-    server = MetricsServer(config.metrics_host, config.metrics_port, registry, trace, page)
+    server = MetricsServer(config.metrics_host, config.metrics_port, registry, trace, page, names_of(config))
     if page is not None:
         log.info("a page to look at is on http://%s:%d%s", config.metrics_host, server.port, PATH)
     return server

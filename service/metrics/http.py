@@ -1,30 +1,43 @@
 """The HTTP server of the metrics port: its own threads, so that the event loop and a scraper never stall each other.
 
-Connections are bounded in number and in time: a scraper that connects and never speaks costs one slot for seconds, and
-so does a page whose browser stops reading.
+Connections are bounded in number and in time (`connections`). A page whose browser stops reading costs one place for
+seconds.
 """
 
 from __future__ import annotations
 
+import io
+import logging
 import threading
+import time
 from collections.abc import Mapping
+from functools import partial
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from socket import AF_INET, AF_INET6, SO_SNDBUF, SOL_SOCKET, socket
+from socket import AI_PASSIVE, SO_SNDBUF, SOCK_STREAM, SOL_SOCKET, getaddrinfo, socket
 from socketserver import TCPServer
 from typing import Any
 
 from prometheus_client import CollectorRegistry
-from prometheus_client.exposition import choose_encoder
 
 from core.errors import StartupError
+from service.audit import Floods
+from service.metrics.connections import MAX_CONNECTIONS, Connections, RequestStream, hung_up_within
+from service.metrics.exposition import Exposition
+from service.metrics.peer_user import user_of
 from service.metrics.trace import PATH, Refusal, TraceDoor
+from service.metrics.visitors import why_not
 from service.page import door as page
 
-MAX_CONNECTIONS = 16
+log = logging.getLogger(__name__)
+
 CONNECTION_TIMEOUT_SECONDS = 5.0
+"""What one write may take."""
+ACCEPT_AGAIN_SECONDS = 0.05
 EVENTS_BUFFER_BYTES = 64 * 1024
 """What the system takes for a page that does not read; behind it the next write waits, and times out."""
+
+MAX_REASON_CHARS = 200
 
 NO_HEADERS: Mapping[str, str] = {}
 
@@ -37,14 +50,29 @@ class _Handler(BaseHTTPRequestHandler):
     server_version = "slipstream"
     sys_version = ""
 
+    def setup(self) -> None:
+        """Read the request as a whole within its time."""
+        super().setup()
+        self.rfile.close()
+        self.rfile = io.BufferedReader(RequestStream(self.connection))
+
+    def parse_request(self) -> bool:
+        """The request is there; what may not be asked, or not by this name, is refused here, whatever the method."""
+        if not super().parse_request():
+            return False
+        self.server.connections.heard(self.connection)
+        refused = why_not(self.command, self.headers, self.server.names)
+        if refused is not None:
+            self._refuse(HTTPStatus.FORBIDDEN, refused)
+        return refused is None
+
     def do_GET(self) -> None:
         """Render the registry in the format that the Accept header asks for, or show the page."""
         path = self.path.partition("?")[0]
         if page.is_below(path):
             self._page(path)
         elif path == "/metrics":
-            encode, content_type = choose_encoder(self.headers.get("Accept", ""))
-            self._answer(HTTPStatus.OK, encode(self.server.registry), content_type)
+            self._metrics()
         else:
             self._refuse(HTTPStatus.NOT_FOUND, "only /metrics is served here")
 
@@ -59,7 +87,12 @@ class _Handler(BaseHTTPRequestHandler):
         if path != PATH or self.server.trace is None:
             self._refuse(HTTPStatus.NOT_FOUND, "nothing here takes a POST")
             return
-        found = self.server.trace.record(self.client_address[0], query)
+        found = self.server.trace.record(
+            self.client_address[0],
+            query,
+            lambda: user_of(self.client_address, self.server.server_port),
+            partial(hung_up_within, self.connection),
+        )
         if isinstance(found, Refusal):
             self._refuse(found.status, found.message)
             return
@@ -68,6 +101,15 @@ class _Handler(BaseHTTPRequestHandler):
         self.end_headers()
         for piece in found:
             self.wfile.write(piece)
+
+    def _metrics(self) -> None:
+        try:
+            text, content_type = self.server.exposition.text(self.headers.get("Accept", ""))
+        except Exception as error:
+            self.server.tell_unwritten(error)
+            self._refuse(HTTPStatus.INTERNAL_SERVER_ERROR, "the metrics cannot be written; the log says why")
+            return
+        self._answer(HTTPStatus.OK, text, content_type)
 
     def _page(self, path: str) -> None:
         door = self.server.page
@@ -124,30 +166,48 @@ class _Server(ThreadingHTTPServer):
         registry: CollectorRegistry,
         trace: TraceDoor | None,
         door: page.PageDoor | None,
+        names: frozenset[str],
     ) -> None:
-        self.registry, self.trace, self.page = registry, trace, door
-        self._slots = threading.BoundedSemaphore(MAX_CONNECTIONS)
-        self.address_family = AF_INET6 if ":" in address[0] else AF_INET
+        self.exposition = Exposition(registry)
+        self.trace, self.page, self.names = trace, door, names
+        self.connections = Connections()
+        self._floods = Floods()
+        # A name can stand for either kind of address.
+        self.address_family = getaddrinfo(*address, type=SOCK_STREAM, flags=AI_PASSIVE)[0][0]
         super().__init__(address, _Handler)
+
+    def tell_unwritten(self, error: Exception) -> None:
+        """Log why there are no metrics, once in a while: scrapers ask every few seconds."""
+        kind = type(error).__name__
+        if self._floods.admits(kind):
+            log.error("the metrics cannot be written: %s: %s", kind, ascii(str(error))[:MAX_REASON_CHARS])
 
     def server_bind(self) -> None:
         """Bind without asking DNS for the host's full name, which the base class does and which can take seconds."""
         TCPServer.server_bind(self)
         self.server_name, self.server_port = self.server_address[0], int(self.server_address[1])  # type: ignore[assignment]
 
+    def get_request(self) -> tuple[socket, Any]:
+        """Accept. Without a descriptor left that fails at once, and again: not as fast as the processor can."""
+        try:
+            return super().get_request()
+        except OSError:
+            time.sleep(ACCEPT_AGAIN_SECONDS)
+            raise
+
     def process_request(self, request: Any, client_address: Any) -> None:
-        """Serve in a new thread while a slot is free; hang up otherwise."""
-        if not self._slots.acquire(blocking=False):
+        """Serve in a new thread, in the place of another one if need be; hang up where there are too many."""
+        if not self.connections.enter(request, client_address[0]):
             self.shutdown_request(request)
             return
         super().process_request(request, client_address)
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
-        """Serve one connection, then give its slot back."""
+        """Serve one connection, then give its place back."""
         try:
             super().process_request_thread(request, client_address)
         finally:
-            self._slots.release()
+            self.connections.leave(request)
 
     def handle_error(self, request: socket | tuple[bytes, socket], client_address: Any) -> None:
         """Silent: a scraper that hung up is not our error."""
@@ -156,7 +216,8 @@ class _Server(ThreadingHTTPServer):
 class MetricsServer:
     """Serves `registry`, traces of `trace` and the page of `door` on `host:port` from a daemon thread; port 0 is any.
 
-    Raises StartupError if the port is taken.
+    `names` are those by which it may be asked, beside addresses and names without a dot. Raises StartupError for a
+    taken port.
     """
 
     def __init__(
@@ -166,10 +227,11 @@ class MetricsServer:
         registry: CollectorRegistry,
         trace: TraceDoor | None = None,
         door: page.PageDoor | None = None,
+        names: frozenset[str] = frozenset(),
     ) -> None:
         self._door = door
         try:
-            self._server = _Server((host, port), registry, trace, door)
+            self._server = _Server((host, port), registry, trace, door, names)
         except OSError as error:
             raise StartupError(f"cannot serve metrics on {host}:{port}: {error.strerror or error}") from None
         self._thread = threading.Thread(

@@ -73,6 +73,12 @@ FRONTENDS_RUNNING = Metric(
 FRONTEND_RESTARTS = Metric(
     "slipstream_frontend_restarts", "counter", "Front-end processes that died and were started again."
 )
+MEMORY_SHARE = Metric(
+    "slipstream_memory_used_ratio",
+    "gauge",
+    "Share of the container's memory, or else of the machine's, that is in use, 0 to 1; above 0.9 new requests are "
+    "refused.",
+)
 READY = Metric("slipstream_ready", "gauge", "1 while the server is ready to admit requests, else 0.")
 DRAINING = Metric("slipstream_draining", "gauge", "1 while the server drains before it exits, else 0.")
 
@@ -85,8 +91,8 @@ SNAPSHOT: tuple[Metric, ...] = (
     Metric(
         "slipstream_preemptions",
         "counter",
-        "Requests put back in the queue: for want of pages, for one of a higher class, or because a failed one had "
-        "computed what they read.",
+        "Requests put back in the queue: for want of pages, for one of a higher class, for one of a tenant that held "
+        "less, or because a failed one had computed what they read.",
         field="preemptions",
     ),
     Metric(
@@ -94,6 +100,12 @@ SNAPSHOT: tuple[Metric, ...] = (
         "counter",
         "Of these, the ones in favour of a request of a higher class.",
         field="priority_preemptions",
+    ),
+    Metric(
+        "slipstream_share_preemptions",
+        "counter",
+        "Of these, the ones in favour of a tenant that held less of rows and KV pages.",
+        field="share_preemptions",
     ),
     Metric(
         "slipstream_recomputed_tokens",
@@ -183,10 +195,38 @@ SNAPSHOT: tuple[Metric, ...] = (
 RPC_STARTED = Metric("slipstream_rpc_started", "counter", "Calls that reached a handler.", ("method",))
 RPC_HANDLED = Metric("slipstream_rpc_handled", "counter", "Calls that ended, by gRPC code.", ("method", "code"))
 REJECTED = Metric(
-    "slipstream_requests_rejected", "counter", "Generate and Embed calls refused before they were queued.", ("reason",)
+    "slipstream_requests_rejected",
+    "counter",
+    "Generate and Embed calls refused before they were queued.",
+    ("reason",),
+)
+TURNED_AWAY = Metric(
+    "slipstream_calls_turned_away",
+    "counter",
+    "Calls refused before their message was read, by what they take (health, facts, text, stream, work).",
+    ("kind", "reason"),
 )
 SLOW_CONSUMERS = Metric(
     "slipstream_slow_consumer_evictions", "counter", "Streams ended because the client did not read fast enough."
+)
+RELOAD_FAILED = Metric(
+    "slipstream_reload_failed",
+    "gauge",
+    "1 while a file that changed cannot be used: tokens that it is not seen to hold are refused, limits and "
+    "certificates stay.",
+    ("file",),
+)
+CERTIFICATE_EXPIRY = Metric(
+    "slipstream_certificate_expiry_seconds",
+    "gauge",
+    "Seconds until the first of the served chain, or of the clients' authorities, ends; below 0 after that.",
+    ("certificate",),
+)
+CALLERS_REFUSED = Metric(
+    "slipstream_callers_refused",
+    "counter",
+    "Calls refused because of who called: no valid token or certificate, or no permission.",
+    ("reason",),
 )
 TENANT_REFUSALS = Metric(
     "slipstream_tenant_refusals",
@@ -194,12 +234,19 @@ TENANT_REFUSALS = Metric(
     "Calls refused by a tenant's own limit; tenants that the tenants file does not list are one, `other`.",
     ("tenant", "reason"),
 )
+TENANT_TOKENS = Metric(
+    "slipstream_tenant_tokens",
+    "counter",
+    "Tokens of requests that ended, by tenant as in the tenants file (all others are `other`): prompt or generated.",
+    ("tenant", "kind"),
+)
 KEPT_STREAMS = Metric("slipstream_kept_streams", "gauge", "Resumable streams that are kept for Attach, live or over.")
-KEPT_BYTES = Metric("slipstream_kept_stream_bytes", "gauge", "Bytes that they take.")
+KEPT_BYTES = Metric("slipstream_kept_stream_bytes", "gauge", "Bytes that they take, told and unread.")
 KEPT_GONE = Metric(
     "slipstream_kept_streams_gone",
     "counter",
-    "Kept streams that expired or were evicted, and times that the beginning of one was given up (trimmed).",
+    "Kept streams that expired or were evicted, or ended because too much was unread (stalled), and times that the "
+    "beginning of one was given up (trimmed).",
     ("how",),
 )
 ATTACHES = Metric(
@@ -232,14 +279,20 @@ ALL: tuple[Metric, ...] = (
     RPC_STARTED,
     RPC_HANDLED,
     REJECTED,
+    TURNED_AWAY,
     SLOW_CONSUMERS,
+    RELOAD_FAILED,
+    CERTIFICATE_EXPIRY,
+    CALLERS_REFUSED,
     TENANT_REFUSALS,
+    TENANT_TOKENS,
     KEPT_STREAMS,
     KEPT_BYTES,
     KEPT_GONE,
     ATTACHES,
     FRONTENDS_RUNNING,
     FRONTEND_RESTARTS,
+    MEMORY_SHARE,
     READY,
     STARTUP_SECONDS,
     DRAINING,

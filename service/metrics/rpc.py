@@ -18,9 +18,15 @@ REJECTION_REASONS: tuple[str, ...] = (
     "RATE_LIMIT",
     "TENANT_CONCURRENCY_LIMIT",
     "TENANT_RATE_LIMIT",
+    "TENANT_SEQUENCE_LIMIT",
+    "TENANT_TOKEN_LIMIT",
+    "TENANT_SEQUENCES",
+    "TENANT_LOCKED_OUT",
+    "OPEN_CALLS",
     "RESUME_BYTES",
     "RESUME_OFF",
     "QUEUE_FULL",
+    "MEMORY",
     "DEADLINE_EXCEEDED",
     "STARTING",
     "DRAINING",
@@ -28,7 +34,11 @@ REJECTION_REASONS: tuple[str, ...] = (
 )
 """Present at 0 from the start, so that `increase()` sees the first one; others of core appear when they occur."""
 
-GONE: tuple[str, ...] = ("expired", "evicted", "trimmed")
+CALL_KINDS: tuple[str, ...] = ("health", "facts", "text", "stream", "work")
+"""The values of `service.call_kinds.Kind`, each of which is present at 0 from the start."""
+
+CALLER_REFUSALS: tuple[str, ...] = ("UNAUTHENTICATED", "TOKEN_REVOKED", "NOT_PERMITTED")
+GONE: tuple[str, ...] = ("expired", "evicted", "stalled", "trimmed")
 ATTACHED: tuple[str, ...] = (
     "attached",
     "STREAM_NOT_FOUND",
@@ -51,15 +61,22 @@ class RpcMetrics:
             "started": _counter(names.RPC_STARTED, registry),
             "handled": _counter(names.RPC_HANDLED, registry),
             "rejected": _counter(names.REJECTED, registry),
+            "turned_away": _counter(names.TURNED_AWAY, registry),
             "slow": _counter(names.SLOW_CONSUMERS, registry),
             "tenant": _counter(names.TENANT_REFUSALS, registry),
+            "tenant_tokens": _counter(names.TENANT_TOKENS, registry),
             "gone": _counter(names.KEPT_GONE, registry),
             "attach": _counter(names.ATTACHES, registry),
+            "refused": _counter(names.CALLERS_REFUSED, registry),
             "frontend_restarts": _counter(names.FRONTEND_RESTARTS, registry),
         }
         self._gauges = {each: _gauge(each, registry) for each in (names.KEPT_STREAMS, names.KEPT_BYTES)}
         for reason in REJECTION_REASONS:
             self._counters["rejected"].labels(reason)
+        for kind in CALL_KINDS:
+            self._counters["turned_away"].labels(kind, "OPEN_CALLS")
+        for reason in CALLER_REFUSALS:
+            self._counters["refused"].labels(reason)
         for how in GONE:
             self._counters["gone"].labels(how)
         for how in ATTACHED:
@@ -77,13 +94,25 @@ class RpcMetrics:
         """A Generate call was refused before its first event."""
         self.add("rejected", (reason,))
 
+    def turned_away(self, kind: str, reason: str) -> None:
+        """The gate refused a call; `kind` is one of CALL_KINDS."""
+        self.add("turned_away", (kind, reason))
+
     def slow_consumer(self) -> None:
         """A stream was ended because its client did not read fast enough."""
         self.add("slow", ())
 
+    def caller_refused(self, reason: str) -> None:
+        """A caller had no token, certificate or permission for its call; `reason` is one of CALLER_REFUSALS."""
+        self.add("refused", (reason,))
+
     def tenant_refused(self, label: str, reason: str, amount: int = 1) -> None:
         """A tenant's own limit refused a call; `label` is from the tenants file."""
         self.add("tenant", (label, reason), amount)
+
+    def tenant_tokens(self, label: str, kind: str, amount: int) -> None:
+        """A request of a tenant ended, with so many tokens; `label` is from the tenants file."""
+        self.add("tenant_tokens", (label, kind), amount)
 
     def stream_gone(self, how: str) -> None:
         """A kept stream, or its beginning, was given up; `how` is one of GONE."""

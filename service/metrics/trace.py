@@ -1,10 +1,12 @@
 """Records a trace for whoever asks the metrics port for one, if they may: one at a time, for a bounded time.
 
-It starts something, so it is a POST; and it costs the server a little, so by default only this machine may ask.
+It starts something, so it is a POST; and it costs the server a little, so by default only processes of the server's own
+user, or root's, on this machine may ask. Each recording, and who is refused one, is a line of the audit log.
 """
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -15,6 +17,8 @@ from typing import Any
 from urllib.parse import parse_qs
 
 from core.types.lanes import LaneRecorder
+from service import audit
+from service.audit import Floods
 from service.metrics.chrome_trace import chrome_trace
 
 PATH = "/trace"
@@ -31,11 +35,19 @@ class Refusal:
     message: str
 
 
+ABANDONED = Refusal(HTTPStatus.REQUEST_TIMEOUT, "the client left before its trace was made")
+
+
+def _stays(seconds: float) -> bool:
+    time.sleep(seconds)
+    return False
+
+
 class TraceDoor:
     """Answers requests for traces. `lanes` gives the engine's recorder, None before there is an engine.
 
-    `who` is `off` (nobody), `local` (connections from this machine) or `any`. Called from the threads of the metrics
-    server.
+    `who` is `off` (nobody), `local` (this machine, and the server's own user or root) or `any`. Called from the threads
+    of the metrics server.
     """
 
     def __init__(
@@ -43,10 +55,35 @@ class TraceDoor:
     ) -> None:
         self._who, self._lanes, self._about = who, lanes, about
         self._busy = threading.Lock()
+        self._floods = Floods()
 
-    def record(self, peer: str, query: str) -> Iterable[bytes] | Refusal:
-        """Record for as long as the `query` says (`seconds=5`) and return the trace, in pieces; blocks meanwhile."""
-        if self._who == "off" or (self._who == "local" and not _is_local(peer)):
+    def record(
+        self,
+        peer: str,
+        query: str,
+        user: Callable[[], int | None] = os.geteuid,
+        left_within: Callable[[float], bool] = _stays,
+    ) -> Iterable[bytes] | Refusal:
+        """Record for as long as the `query` says (`seconds=5`) and return the trace, in pieces; blocks meanwhile.
+
+        `user` says whose process is at the other end, None if that is not known. `left_within` waits so many seconds,
+        less if the client hangs up, and says whether it did: its recording ends then.
+        """
+        found = self._record(peer, query, user, left_within)
+        if found is ABANDONED:
+            audit.write("act", method=PATH, peer=peer, outcome="CANCELLED")
+        elif not isinstance(found, Refusal):
+            audit.write("act", method=PATH, peer=peer, outcome="OK")
+        elif found.status is HTTPStatus.FORBIDDEN and self._floods.admits(peer):
+            left_out = self._floods.take_left_out()
+            audit.write("refused", method=PATH, peer=peer, reason="NOT_PERMITTED", left_out=left_out)
+        return found
+
+    def _record(
+        self, peer: str, query: str, user: Callable[[], int | None], left_within: Callable[[float], bool]
+    ) -> Iterable[bytes] | Refusal:
+        mine = self._who == "any" or (self._who == "local" and _is_local(peer) and user() in (0, os.geteuid()))
+        if not mine:
             return Refusal(HTTPStatus.FORBIDDEN, "traces are not given to you here; see --trace-endpoint")
         seconds = _seconds(query)
         if seconds is None:
@@ -59,7 +96,8 @@ class TraceDoor:
         try:
             recording, began = lanes.start(), time.monotonic()
             try:
-                time.sleep(seconds)
+                if left_within(seconds):
+                    return ABANDONED
             finally:
                 lanes.stop()
             time.sleep(LAST_RESULT_SECONDS)

@@ -11,12 +11,14 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from core.errors import InvalidRequest
-from core.types.io import Delta, Finished, OutputEvent, Started, TokenLogprob
+from core.types.io import Delta, Finished, OutputEvent, Started
+from core.types.logprobs import TokenLogprobs
 from service.resume.errors import PositionAhead, PositionTooOld
 
 SEGMENT_BYTES = 4096
-LOGPROB_BYTES, TOP_LOGPROB_BYTES = 120, 100
-"""About what one entry, and one alternative of it, takes."""
+"""What a segment holds before the next one is begun."""
+EMPTY_SEGMENT_BYTES = 640
+"""What a segment takes beside: its objects and empty columns."""
 
 
 @dataclass(slots=True)
@@ -34,8 +36,8 @@ class _Segment:
     text_at: int
     ids: array[int] = field(default_factory=lambda: array("i"))
     text: bytes = b""
-    logprobs: list[TokenLogprob] = field(default_factory=list)
-    size: int = 0
+    logprobs: TokenLogprobs = field(default_factory=TokenLogprobs)
+    size: int = EMPTY_SEGMENT_BYTES
 
     @property
     def tokens_end(self) -> int:
@@ -46,19 +48,21 @@ class _Segment:
         return self.text_at + len(self.text)
 
     def add(self, delta: Delta, text: bytes) -> int:
+        before = self.size
         self.ids.extend(delta.token_ids)
         self.text += text
-        self.logprobs += delta.logprobs
-        grown = self.ids.itemsize * len(delta.token_ids) + len(text)
-        grown += sum(LOGPROB_BYTES + TOP_LOGPROB_BYTES * len(each.top) for each in delta.logprobs)
-        self.size += grown
-        return grown
+        self.size += self.ids.itemsize * len(delta.token_ids) + len(text)
+        if delta.logprobs:
+            before_logprobs = self.logprobs.held_bytes
+            self.logprobs.extend(delta.logprobs)
+            self.size += self.logprobs.held_bytes - before_logprobs
+        return self.size - before
 
     def after(self, index: int, place: Position) -> Delta:
         """What follows `place`, which moves to the end of this segment."""
         skipped = max(0, place.tokens - self.tokens_at)
         text = self.text[max(0, place.text_bytes - self.text_at) :].decode("utf-8", "surrogatepass")
-        delta = Delta(index, place.tokens, tuple(self.ids[skipped:]), text, tuple(self.logprobs[skipped:]))
+        delta = Delta(index, place.tokens, tuple(self.ids[skipped:]), text, self.logprobs[skipped:] or ())
         place.tokens, place.text_bytes = max(place.tokens, self.tokens_end), max(place.text_bytes, self.text_end)
         return delta
 
@@ -74,9 +78,11 @@ class _Output:
 
     def add(self, delta: Delta, keeps_text: bool) -> int:
         text = delta.text.encode("utf-8", "surrogatepass") if keeps_text else b""
-        if not self.segments or self.segments[-1].size >= SEGMENT_BYTES:
+        grown = 0
+        if not self.segments or self.segments[-1].size >= EMPTY_SEGMENT_BYTES + SEGMENT_BYTES:
             self.segments.append(_Segment(self.end.tokens, self.end.text_bytes))
-        grown = self.segments[-1].add(delta, text)
+            grown = EMPTY_SEGMENT_BYTES
+        grown += self.segments[-1].add(delta, text)
         self.end.tokens += len(delta.token_ids)
         self.end.text_bytes += len(text)
         return grown

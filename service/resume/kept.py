@@ -1,7 +1,8 @@
 """One stream that is kept: the engine's stream, what it has told, and the one reader that has it now.
 
 Tokens that nobody has read stay in the engine's stream, merged and bounded there as for any reader; only what was read
-is history. So a stream without a reader costs the loop nothing until it ends, or until its bound ends it.
+is history. So a stream without a reader costs the loop nothing until it ends, or until its bound ends it. What waits
+there is counted here: unread bytes and history are one sum.
 """
 
 from __future__ import annotations
@@ -12,12 +13,13 @@ from types import TracebackType
 from typing import Protocol
 
 from core import buggify
-from core.engine.door import PolledStream
+from core.engine.door import CountedStream
+from core.engine.unread import UnreadHolder
 from core.errors import SlipstreamError
-from core.types.io import Finished, OutputEvent, Started
+from core.types.io import Delta, Finished, OutputEvent, Started
 from service.resume.errors import StreamExpired, StreamTakenOver
 from service.resume.history import History, Position
-from service.tenants.gates import Hold
+from service.tenants.hold import Hold
 
 STUCK_SECONDS = 0.5
 """How long a reader may go on writing to a client that does not read, once another one wants its stream."""
@@ -27,7 +29,7 @@ class Keeper(Protocol):
     """Who is told what becomes of a kept stream."""
 
     def grown(self, kept: KeptStream, by: int) -> None:
-        """Its history grew by so many bytes."""
+        """What it holds, told and untold, grew by so many bytes; fewer than none when some was given up."""
 
     def joined(self, kept: KeptStream) -> None:
         """It has a reader."""
@@ -44,7 +46,7 @@ class KeptStream:
 
     def __init__(
         self,
-        stream: PolledStream,
+        stream: CountedStream,
         history: History,
         *,
         tenant: str | None,
@@ -61,7 +63,37 @@ class KeptStream:
         self._stream, self._hold, self._keeper = stream, hold, keeper
         self._error: SlipstreamError | None = None
         self._claims = 0
+        self.unread = 0
+        """Bytes that wait in the engine's stream."""
+        stream.count_unread(self)
         stream.watch(self._changed)
+
+    @property
+    def size(self) -> int:
+        """What it holds, told and untold, in bytes."""
+        return self.history.size + self.unread
+
+    def take(self, _holder: UnreadHolder, count: int) -> None:
+        """See `UnreadRoom`."""
+        self.unread += count
+        self._keeper.grown(self, count)
+
+    def give_back(self, _holder: UnreadHolder, count: int) -> None:
+        """See `UnreadRoom`."""
+        self.unread -= count
+        self._keeper.grown(self, -count)
+
+    @property
+    def stalled(self) -> bool:
+        """Whether most of what it holds was never read."""
+        return self.unread > self.history.size
+
+    def give_way(self) -> None:
+        """Give up the older half of its history; if more is unread, all of that, and the request with it."""
+        if self.stalled:
+            self._stream.give_way()
+        else:
+            self._keeper.grown(self, -self.history.trim())
 
     @property
     def exhausted(self) -> bool:
@@ -124,9 +156,16 @@ class KeptStream:
         self.closed = True
         await self._stream.aclose()
         await buggify.pause("closed")
+        if not self.over:
+            # How much was made, and lay unread, is not known any more.
+            self._hold.use_up()
         self._hold.release()
 
     def _took(self, event: OutputEvent) -> OutputEvent:
+        if type(event) is Delta:
+            self._hold.use(len(event.token_ids))
+        elif isinstance(event, Started):
+            self._hold.saw_prompt(event.prompt_tokens)
         before = self.history.size
         self.history.add(event)
         if self.history.size != before:

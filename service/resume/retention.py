@@ -1,8 +1,10 @@
 """The streams that are kept: who owns which, for how long, and what gives way when there are too many.
 
-Two bounds in bytes, of one tenant and of all together, hold at every moment. Past one of them the oldest stream goes
-that is over and has no reader, then the older half of the longest history; and a new stream is refused when what is
-left is only what streams take without any history. The tenant that has most gives way, so one cannot push another out.
+Two bounds in bytes, of one tenant and of all together, hold at every moment, and what waits unread in the engine counts
+as what was told does. Past one of them the oldest stream goes that is over and has no reader. Then the stream with most
+gives way: it loses the older half of its history or, where more is unread than was told, ends as one of a slow
+reader. A new stream is refused when what is left is only what streams take without any of that. The tenant that has
+most gives way, so one cannot push another out.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ from collections.abc import Callable
 from typing import cast
 
 from core import buggify
-from core.engine.door import PolledStream
+from core.engine.door import CountedStream
 from core.errors import DuplicateRequest, InvalidRequest, Overloaded
 from core.types.io import GenerateRequest
 from service.engine_slot import EngineSlot
@@ -25,10 +27,12 @@ from service.frontends.plain import to_plain
 from service.resume.errors import ResumeOff, StreamEvicted, StreamExpired, StreamNotFound
 from service.resume.history import History, Position
 from service.resume.kept import KeptStream, Reader
-from service.tenants.gates import Hold
+from service.tenants.hold import Hold
 
-STREAM_BYTES = 2048
-"""What a kept stream takes without its history."""
+STREAM_BYTES = 8192
+"""What a kept stream of one output takes before it has told anything."""
+OUTPUT_BYTES = 3072
+"""What each further output takes."""
 
 MAX_REMEMBERED = 4096
 """Ids of streams that are gone, so that who comes for one is told why."""
@@ -118,7 +122,8 @@ class Retention:
         """See `Keeper`."""
         if not kept.closed:
             self._count(kept.tenant, by)
-            self._shrink_to(kept.tenant, 0)
+            if by > 0:
+                self._shrink_to(kept.tenant, 0)
 
     def joined(self, kept: KeptStream) -> None:
         """See `Keeper`."""
@@ -140,12 +145,13 @@ class Retention:
     async def _begin(self, asked: GenerateRequest, tenant: str | None, digest: bytes, hold: Hold) -> KeptStream:
         opened = self._opening[asked.request_id] = asyncio.Event()
         try:
-            self._reserve(tenant)
+            taken = _empty_bytes(asked.sampling.n)
+            self._reserve(tenant, taken)
             try:
                 await buggify.pause("reserved")
-                stream = cast(PolledStream, await self._slot.require().generate(asked))
+                stream = cast(CountedStream, await self._slot.require().generate(asked))
             except BaseException:
-                self._count(tenant, -STREAM_BYTES)
+                self._count(tenant, -taken)
                 raise
         finally:
             del self._opening[asked.request_id]
@@ -160,14 +166,14 @@ class Retention:
         self.over(kept)
         return kept
 
-    def _reserve(self, tenant: str | None) -> None:
+    def _reserve(self, tenant: str | None, room: int) -> None:
         """Take what one more stream of the tenant takes; raises Overloaded."""
-        self._shrink_to(tenant, STREAM_BYTES)
+        self._shrink_to(tenant, room)
         share = self._shares.get(tenant)
         mine = 0 if share is None else share.bytes
-        if mine + STREAM_BYTES > self._each or self.bytes + STREAM_BYTES > self._total:
+        if mine + room > self._each or self.bytes + room > self._total:
             raise Overloaded("too many streams are kept for Attach", reason=FULL, retry_after=self._seconds)
-        self._count(tenant, STREAM_BYTES)
+        self._count(tenant, room)
 
     def _shrink_to(self, tenant: str | None, room: int) -> None:
         """Have `room` bytes within both bounds, as far as there is something to give up."""
@@ -185,11 +191,11 @@ class Retention:
         if share.idle:
             self._drop(next(iter(share.idle.values())), StreamEvicted)
             return True
-        longest = max(share.streams.values(), key=lambda kept: kept.history.size, default=None)
-        if longest is None or not longest.history.size:
+        largest = max(share.streams.values(), key=lambda kept: kept.size, default=None)
+        if largest is None or not largest.size:
             return False
-        self._count(longest.tenant, -longest.history.trim())
-        self._on_gone("trimmed")
+        self._on_gone("stalled" if largest.stalled else "trimmed")
+        largest.give_way()
         return True
 
     def _wait(self, kept: KeptStream) -> None:
@@ -203,7 +209,7 @@ class Retention:
         share = self._shares[kept.tenant]
         del share.streams[kept.request_id]
         share.idle.pop(kept.request_id, None)
-        self._count(kept.tenant, -STREAM_BYTES - kept.history.size)
+        self._count(kept.tenant, -_empty_bytes(len(kept.history)) - kept.size)
         self._gone[kept.request_id] = why
         while len(self._gone) > MAX_REMEMBERED:
             self._gone.popitem(last=False)
@@ -222,10 +228,15 @@ class Retention:
             del self._shares[tenant]
 
 
+def _empty_bytes(outputs: int) -> int:
+    """What a stream takes before it has told anything."""
+    return STREAM_BYTES + (outputs - 1) * OUTPUT_BYTES
+
+
 def _digest(asked: GenerateRequest) -> bytes:
     """Equal for the same request sent again: its deadline and its trace move, and nothing else."""
     # Ids apart: a million of them as JSON would hold up the loop for as long as a step takes.
-    plain = to_plain(dataclasses.replace(asked, deadline=None, token_ids=None, trace_id=""))
+    plain = to_plain(dataclasses.replace(asked, deadline=None, token_ids=None, trace_id="", tenant="", weight=1.0))
     ids = b"" if asked.token_ids is None else array("q", asked.token_ids).tobytes()
     whole = hashlib.sha256(json.dumps(plain, sort_keys=True).encode("utf-8", "surrogatepass"))
     whole.update(ids)

@@ -1,4 +1,4 @@
-"""The adapter service: who may change what is loaded, and the engine's answers as messages."""
+"""The adapter service: the engine's answers as messages. Who may change what is loaded, `service.permissions` says."""
 
 from __future__ import annotations
 
@@ -6,13 +6,10 @@ from typing import Any
 
 import grpc.aio
 
-from service import convert_adapters
-from service.auth import caller_name
-from service.config import ServerConfig
+from service import audit, convert_adapters
 from service.engine_slot import EngineSlot, answered
 from service.pb.slipstream.v1 import adapters_pb2 as pb
 from service.pb.slipstream.v1 import adapters_pb2_grpc
-from service.status import NotPermitted
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
@@ -20,26 +17,21 @@ Context = grpc.aio.ServicerContext[Any, Any]
 class AdapterServicer(adapters_pb2_grpc.AdapterServiceServicer):
     """`slipstream.v1.AdapterService` over whatever engine `slot` holds."""
 
-    def __init__(self, slot: EngineSlot, config: ServerConfig) -> None:
+    def __init__(self, slot: EngineSlot) -> None:
         self._slot = slot
-        self._admins = config.adapter_admin_names
 
     async def LoadAdapter(self, request: pb.LoadAdapterRequest, context: Context) -> pb.LoadAdapterResponse:
         """Read an adapter below the configured directory and serve it."""
-        self._refuse_others()
+        audit.note(adapter=request.name, path=request.path)
         load = await self._slot.require().load_adapter(request.name, request.path, pinned=request.pinned)
         return convert_adapters.load_response(load)
 
     async def UnloadAdapter(self, request: pb.UnloadAdapterRequest, context: Context) -> pb.UnloadAdapterResponse:
         """Refuse new requests for an adapter, and free it with its last one."""
-        self._refuse_others()
+        audit.note(adapter=request.name)
         live = await answered(self._slot.require().unload_adapter(request.name))
         return pb.UnloadAdapterResponse(live_requests=live)
 
     async def ListAdapters(self, request: pb.ListAdaptersRequest, context: Context) -> pb.ListAdaptersResponse:
         """Every adapter that holds memory."""
         return convert_adapters.list_response(await answered(self._slot.require().list_adapters()))
-
-    def _refuse_others(self) -> None:
-        if self._admins is not None and caller_name.get() not in self._admins:
-            raise NotPermitted("this caller may not load or unload adapters")

@@ -39,8 +39,9 @@ class HealthServicer(health_pb2_grpc.HealthServicer):  # type: ignore[misc]
     def set(self, service: str, serving: bool) -> None:
         """Change one service's state and wake its watchers; never waits for them."""
         assert service in self._serving, "the set of services is fixed"
-        self._serving[service] = serving
-        self._wake()
+        if self._serving[service] != serving:
+            self._serving[service] = serving
+            self._wake()
 
     def close(self) -> None:
         """End every Watch with UNAVAILABLE after its last state was written."""

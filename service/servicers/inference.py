@@ -16,7 +16,6 @@ from core.engine.door import EmbedCall, OutputStream
 from core.errors import EngineDead, SlowConsumer
 from core.types.io import Delta, Finished, GenerateRequest, Started
 from service import convert, convert_attach, convert_embed
-from service.admission import Admission
 from service.auth import caller_name
 from service.bounds import detokenize_ids
 from service.metrics.collector import kv_usage
@@ -24,6 +23,9 @@ from service.open_calls import OpenCalls
 from service.pb.slipstream.v1 import inference_pb2 as pb
 from service.pb.slipstream.v1 import inference_pb2_grpc
 from service.status import NO_RETRY, PUSHBACK_TRAILER, TOKENS_EMITTED_TRAILER
+from service.tenants.hold import note_made, note_prompt
+from service.tenants.identity import caller_of, of_caller
+from service.text_calls import TextCalls
 from service.tracing.request_span import note_finished, traced
 from service.write_bound import WriteBound
 
@@ -48,7 +50,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         self._calls = calls
         self._slot = calls.slot
         self._config = calls.config
-        self._text_admission = Admission(self._config.max_text_calls, max_wait=self._config.admission_wait)
+        self._texts = TextCalls(self._config.max_text_calls, self._config.admission_wait)
         self._metrics = calls.metrics
         self._version = version
         self._started_at = time.monotonic()
@@ -75,6 +77,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
     ) -> tuple[GenerateRequest, OutputStream]:
         info, deadline = self._calls.engine.model_info, self._calls.deadline(context)
         asked = traced(convert.generate_request(request, info, deadline, caller_name.get()), context)
+        asked = of_caller(asked, context)
         if request.resumable:
             return asked, await self._calls.keep(asked, held)
         stream = await self._calls.generate(asked, held)
@@ -96,6 +99,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
                         note_finished(event)
                     elif isinstance(event, Started):
                         waiting = event
+                        note_prompt(event.prompt_tokens)
                         continue
                     if waiting is not None:
                         # Not before there is something to tell: once it has headers, a call that fails, as those do
@@ -116,12 +120,13 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         except BaseException as error:  # a revoked token cancels from outside, and its client wants the count too
             if emitted:
                 context.set_trailing_metadata(((TOKENS_EMITTED_TRAILER, str(emitted)),))
-            elif isinstance(error, EngineDead):
-                # It may be this request that the engine died of, and it would take the next server with it.
-                context.set_trailing_metadata(((PUSHBACK_TRAILER, NO_RETRY),))
+            else:
+                _keep_from_others(error, context)
             if isinstance(error, SlowConsumer):
                 self._metrics.slow_consumer()
             raise
+        finally:
+            note_made(emitted)
 
     async def Abort(self, request: pb.AbortRequest, context: Context) -> pb.AbortResponse:
         """End a live request as cancelled; whether there was one."""
@@ -133,28 +138,34 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
             with self._calls.counting_refusals():
                 call = await self._open_embed(request, context, held)
             held.push_async_callback(call.aclose)
-            return convert_embed.embed_response(await call.result())
+            try:
+                result = await call.result()
+            except EngineDead as error:
+                _keep_from_others(error, context)
+                raise
+            note_prompt(sum(each.prompt_tokens for each in result.embeddings))
+            return convert_embed.embed_response(result)
 
     async def _open_embed(self, request: pb.EmbedRequest, context: Context, held: AsyncExitStack) -> EmbedCall:
         info, deadline = self._calls.engine.model_info, self._calls.deadline(context)
         max_queued = self._config.max_queued_requests
         asked = convert_embed.embed_request(request, info, max_queued, deadline, caller_name.get())
-        return await self._calls.embed(asked, held)
+        return await self._calls.embed(of_caller(asked, context), held)
 
     async def Tokenize(self, request: pb.TokenizeRequest, context: Context) -> pb.TokenizeResponse:
         """Ids of a text."""
         special = request.add_special_tokens if request.HasField("add_special_tokens") else True
-        engine = self._slot.require()
-        async with self._text_admission.slot(self._calls.deadline(context)):
-            return pb.TokenizeResponse(token_ids=await engine.tokenize(request.text, special))
+        engine, caller = self._slot.require(), caller_of(context)
+        async with self._texts.slot(caller, self._calls.deadline(context)):
+            return pb.TokenizeResponse(token_ids=await engine.tokenize(request.text, special, caller))
 
     async def Detokenize(self, request: pb.DetokenizeRequest, context: Context) -> pb.DetokenizeResponse:
         """Text of ids."""
         skip = request.skip_special_tokens if request.HasField("skip_special_tokens") else True
-        engine = self._slot.require()
-        async with self._text_admission.slot(self._calls.deadline(context)):
+        engine, caller = self._slot.require(), caller_of(context)
+        async with self._texts.slot(caller, self._calls.deadline(context)):
             ids = detokenize_ids(request, engine.model_info)
-            return pb.DetokenizeResponse(text=await engine.detokenize(ids, skip))
+            return pb.DetokenizeResponse(text=await engine.detokenize(ids, skip, caller))
 
     async def GetModelInfo(self, request: pb.GetModelInfoRequest, context: Context) -> pb.GetModelInfoResponse:
         """Facts of the model."""
@@ -166,7 +177,15 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         return convert.server_info_response(self._config, self._version, self._slot.state, uptime)
 
     async def GetLoad(self, request: pb.GetLoadRequest, context: Context) -> pb.GetLoadResponse:
-        """Load as of the last step."""
-        engine = self._slot.require()
+        """Load as of the last step; of the caller's own requests where the others are not its business."""
+        engine, own = self._slot.require(), await self._calls.own_load()
+        if own is not None:
+            return convert.own_load_response(own.running, own.waiting)
         stats = engine.stats
         return convert.load_response(stats, engine.live_requests, kv_usage(stats))
+
+
+def _keep_from_others(error: BaseException, context: Context) -> None:
+    """It may be this request that the engine died of: retried by gRPC, it would take the next server with it."""
+    if isinstance(error, EngineDead):
+        context.set_trailing_metadata(((PUSHBACK_TRAILER, NO_RETRY),))

@@ -9,18 +9,21 @@ from __future__ import annotations
 from types import TracebackType
 from typing import Protocol
 
-from core.engine.door import OutputStream
+from core.engine.door import Engine, OutputStream
 from core.errors import Overloaded
 from core.types.io import GenerateRequest
+from service.access_files import AccessFiles
 from service.config import ServerConfig
 from service.engine_slot import EngineSlot
 from service.metrics.rpc import RpcMetrics
 from service.resume.history import Position
 from service.resume.kept import Reader
 from service.resume.retention import Retention
-from service.tenants.gates import Hold, TenantGates
-from service.tenants.limits import tenants_file
+from service.tenants.gates import TenantGates
+from service.tenants.hold import Hold
 from service.tenants.refusals import Refusals
+from service.tenants.usage import TenantLoad, TenantUsage
+from service.tenants.work import ONE_SEQUENCE, Work
 
 
 class ResumedStream(OutputStream, Protocol):
@@ -42,8 +45,12 @@ class ResumedStream(OutputStream, Protocol):
 class TenantDesk(Protocol):
     """Ids are the engine's: within their tenant."""
 
-    async def enter(self, tenant: str | None, deadline: float | None) -> Hold:
-        """Wait for the tenant's turn. Raises Overloaded, naming the limit, or DeadlinePassed."""
+    def refuse_hopeless(self, tenant: str | None) -> None:
+        """Raise what `enter` would raise at once, as far as it is known here, whatever the work is."""
+        ...
+
+    async def enter(self, tenant: str | None, deadline: float | None, work: Work = ONE_SEQUENCE) -> Hold:
+        """Wait for the tenant's turn with so much work. Raises what `TenantGates.enter` does."""
         ...
 
     async def open(self, asked: GenerateRequest, tenant: str | None, hold: Hold) -> ResumedStream:
@@ -54,22 +61,38 @@ class TenantDesk(Protocol):
         """See `Retention.attach`."""
         ...
 
+    async def load(self, tenant: str) -> TenantLoad:
+        """What the tenant has running and waiting. Raises NotReady."""
+        ...
+
+    def follow(self, engine: Engine) -> None:
+        """Count the tokens of requests as they end in `engine`, where that is in this process."""
+        ...
+
 
 class LocalDesk:
     """The desk in the engine's process: one for all its front ends. Raises StartupError for a bad tenants file."""
 
-    def __init__(self, slot: EngineSlot, config: ServerConfig, metrics: RpcMetrics) -> None:
+    def __init__(
+        self, slot: EngineSlot, config: ServerConfig, metrics: RpcMetrics, files: AccessFiles | None = None
+    ) -> None:
         self._refusals = Refusals(metrics.tenant_refused)
-        book = None if config.tenants_file is None else tenants_file(config.tenants_file)
+        book = (files or AccessFiles(config)).tenants
         self._gates = TenantGates(book, config.admission_wait, self._refusals)
         self._retention = Retention(
             slot, config.resume_seconds, config.resume_bytes, config.resume_tenant_bytes, metrics.stream_gone
         )
+        self._slot = slot
+        self._usage = TenantUsage(metrics.tenant_tokens, lambda name: self._refusals.bounded(self._gates.label(name)))
         metrics.show_kept(lambda: len(self._retention), lambda: self._retention.bytes)
 
-    async def enter(self, tenant: str | None, deadline: float | None) -> Hold:
+    def refuse_hopeless(self, tenant: str | None) -> None:
+        """See `TenantDesk.refuse_hopeless`."""
+        self._gates.refuse_hopeless(tenant)
+
+    async def enter(self, tenant: str | None, deadline: float | None, work: Work = ONE_SEQUENCE) -> Hold:
         """See `TenantDesk.enter`."""
-        return await self._gates.enter(tenant, deadline)
+        return await self._gates.enter(tenant, deadline, work)
 
     async def open(self, asked: GenerateRequest, tenant: str | None, hold: Hold) -> Reader:
         """See `TenantDesk.open`."""
@@ -79,6 +102,15 @@ class LocalDesk:
             if refused.reason == "RESUME_BYTES":
                 self._refusals.note(tenant or "", self._gates.label(tenant or ""), refused.reason, refused.message)
             raise
+
+    async def load(self, tenant: str) -> TenantLoad:
+        """See `TenantDesk.load`."""
+        return self._usage.load(tenant, self._slot.require().open_streams)
+
+    def follow(self, engine: Engine) -> None:
+        """See `TenantDesk.follow`."""
+        if engine.open_streams is not None:
+            engine.open_streams.on_end(self._usage.ended)
 
     async def attach(self, request_id: str, positions: dict[int, Position]) -> Reader:
         """See `TenantDesk.attach`."""

@@ -1,30 +1,33 @@
 """The file of tenants' limits, read again when it changes.
 
 # names as in the token file, or of client certificates; "*" is whoever is not listed
-alice: {requests_per_second: 20, concurrent_requests: 64}
+alice: {requests_per_second: 20, concurrent_requests: 64, concurrent_sequences: 128, tokens_per_minute: 600000}
 "*": {concurrent_requests: 4}
 """
 
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from core.errors import StartupError
 from service.reloaded import Reloaded
+from service.tenants.names import NAME_RULE, is_name
+from service.yaml_files import load_yaml
 
 EVERYBODY = "*"
 OTHER = "other"
 """The label of tenants that the file does not list."""
 
 MAX_TENANTS = 1024
+MAX_LIMIT = 1e15
+"""Up to here a float counts by one."""
+MAX_SHOWN_CHARS = 80
 MIN_RATE = 0.001
+MIN_WEIGHT, MAX_WEIGHT = 0.01, 100.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,11 +36,20 @@ class TenantLimits:
 
     requests_per_second: float | None = None
     concurrent_requests: int | None = None
+    concurrent_sequences: int | None = None
+    tokens_per_minute: float | None = None
+    weight: float = 1.0
+    """Its part of the machine beside others that want theirs: twice the weight, twice the tokens, rows and pages."""
 
     @property
     def none(self) -> bool:
         """Whether nothing is limited."""
-        return self.requests_per_second is None and self.concurrent_requests is None
+        return dataclasses.replace(self, weight=1.0) == TenantLimits()
+
+    @property
+    def locked(self) -> bool:
+        """Whether the tenant may call nothing at all."""
+        return self.concurrent_requests == 0
 
 
 class TenantBook:
@@ -68,15 +80,19 @@ def tenants_file(path: str | Path) -> Reloaded[TenantBook]:
 
 def parse_tenants(content: bytes, path: str | Path) -> TenantBook:
     """Names and limits. StartupError names the file and the tenant."""
-    try:
-        listed = yaml.safe_load(content.decode("utf-8"))
-    except (UnicodeDecodeError, yaml.YAMLError):
-        raise StartupError(f"{path}: not valid YAML") from None
-    if not isinstance(listed, dict) or not all(isinstance(name, str) and name for name in listed):
+    listed = load_yaml(content, path)
+    if not isinstance(listed, dict):
         raise StartupError(f"{path}: must hold names of tenants with their limits")
     if len(listed) > MAX_TENANTS:
         raise StartupError(f"{path}: lists {len(listed)} tenants, at most {MAX_TENANTS}")
-    return TenantBook({name: _limits(given, f"{path}: {name!r}") for name, given in listed.items()})
+    return TenantBook({_name(name, path): _limits(given, f"{path}: {name!r}") for name, given in listed.items()})
+
+
+def _name(given: Any, path: str | Path) -> str:
+    if not (isinstance(given, str) and is_name(given)):
+        shown = ascii(given)[:MAX_SHOWN_CHARS] if isinstance(given, str) else f"a name of type {type(given).__name__}"
+        raise StartupError(f"{path}: {shown} is no name of a tenant: {NAME_RULE}")
+    return given
 
 
 def _limits(given: Any, where: str) -> TenantLimits:
@@ -85,12 +101,33 @@ def _limits(given: Any, where: str) -> TenantLimits:
         return TenantLimits()
     if not isinstance(given, dict) or not set(given) <= known:
         raise StartupError(f"{where}: may have {' and '.join(sorted(known))}")
-    rate, at_once = given.get("requests_per_second"), given.get("concurrent_requests")
-    if rate is not None and not (_is_number(rate) and MIN_RATE <= rate < math.inf):
-        raise StartupError(f"{where}: requests_per_second must be a number of at least {MIN_RATE:g}")
-    if at_once is not None and not (_is_number(at_once) and isinstance(at_once, int) and at_once >= 0):
-        raise StartupError(f"{where}: concurrent_requests must be a whole number of at least 0")
-    return TenantLimits(None if rate is None else float(rate), at_once)
+    return TenantLimits(
+        requests_per_second=_rate(given, "requests_per_second", MIN_RATE, where),
+        concurrent_requests=_count(given, "concurrent_requests", 0, where),
+        concurrent_sequences=_count(given, "concurrent_sequences", 1, where),
+        tokens_per_minute=_rate(given, "tokens_per_minute", 1, where),
+        weight=_weight(given.get("weight", 1.0), where),
+    )
+
+
+def _weight(given: Any, where: str) -> float:
+    if not (_is_number(given) and MIN_WEIGHT <= given <= MAX_WEIGHT):
+        raise StartupError(f"{where}: weight must be a number from {MIN_WEIGHT:g} to {MAX_WEIGHT:g}")
+    return float(given)
+
+
+def _rate(given: Mapping[str, Any], name: str, least: float, where: str) -> float | None:
+    value = given.get(name)
+    if value is not None and not (_is_number(value) and least <= value <= MAX_LIMIT):
+        raise StartupError(f"{where}: {name} must be a number from {least:g} to {MAX_LIMIT:g}")
+    return None if value is None else float(value)
+
+
+def _count(given: Mapping[str, Any], name: str, least: int, where: str) -> int | None:
+    value = given.get(name)
+    if value is not None and not (_is_number(value) and isinstance(value, int) and least <= value <= MAX_LIMIT):
+        raise StartupError(f"{where}: {name} must be a whole number from {least} to {MAX_LIMIT:g}")
+    return value
 
 
 def _is_number(given: Any) -> bool:

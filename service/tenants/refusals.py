@@ -18,7 +18,15 @@ QUIET_SECONDS = 10.0
 LONGEST_SECONDS = 60.0
 """A burst that lasts longer is told of again."""
 
-REASONS = ("TENANT_RATE_LIMIT", "TENANT_CONCURRENCY_LIMIT", "RESUME_BYTES")
+REASONS = (
+    "TENANT_RATE_LIMIT",
+    "TENANT_CONCURRENCY_LIMIT",
+    "TENANT_SEQUENCE_LIMIT",
+    "TENANT_TOKEN_LIMIT",
+    "TENANT_SEQUENCES",
+    "TENANT_LOCKED_OUT",
+    "RESUME_BYTES",
+)
 
 
 @dataclass(slots=True)
@@ -40,11 +48,11 @@ class Refusals:
     def expect(self, label: str) -> None:
         """Have the label's counters at 0 before its first refusal, as `increase()` needs them."""
         for reason in REASONS:
-            self._count(self._bounded(label), reason, 0)
+            self._count(self.bounded(label), reason, 0)
 
     def note(self, tenant: str, label: str, reason: str, told: str) -> None:
         """`tenant` was refused for `reason`, in the words `told`."""
-        self._count(self._bounded(label), reason, 1)
+        self._count(self.bounded(label), reason, 1)
         key, now = (tenant, reason), self._clock()
         burst = self._bursts.get(key)
         if burst is not None and now - burst.latest < QUIET_SECONDS and now - burst.began < LONGEST_SECONDS:
@@ -57,7 +65,8 @@ class Refusals:
         while len(self._bursts) > MAX_TENANTS:
             self._bursts.popitem(last=False)
 
-    def _bounded(self, label: str) -> str:
+    def bounded(self, label: str) -> str:
+        """`label`, or that of tenants which the file does not list once there were too many."""
         # The file can be replaced by others for as long as the process lives; series would only ever be added.
         if label not in self._labels:
             if len(self._labels) > MAX_TENANTS:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import signal
 import threading
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -35,6 +36,10 @@ class Faults:
     hang_at: int = 0
     exit_at: int = 0
     """The forward thread ends without a word, as if killed."""
+    deadly_token: int = 0
+    """A step with it in its input is the last one."""
+    death: str = "raise"
+    """How the step with the deadly token ends: by `raise`, or by `kill`, which takes the whole process."""
     nan_at_position: int = 0
     """Logits of the row that reaches this position become NaN."""
     forget_at_length: int = 0
@@ -63,6 +68,8 @@ class ChaosModel(EmulatedModel):
     def forward(self, batch: ForwardBatch) -> torch.Tensor:
         self.step += 1
         self._break()
+        if self.faults.deadly_token and bool((batch.input_ids == self.faults.deadly_token).any()):
+            self._die()
         self.timeline.occupy()
         held = (batch.input_ids * MAX_CONTEXT + batch.positions).to(torch.float32)[:, None, None]
         batch.kv_pool.write(0, batch.out_cache_loc, held, held)
@@ -94,6 +101,11 @@ class ChaosModel(EmulatedModel):
             raise SystemExit
         if self.step == self.faults.hang_at:
             threading.Event().wait()
+
+    def _die(self) -> None:
+        if self.faults.death == "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        raise RuntimeError("device-side assert at 0x7f00deadbeef in /secret/kernel.cu")
 
 
 def expected(prompt: list[int], count: int, vocab_size: int) -> list[int]:

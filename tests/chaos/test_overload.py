@@ -92,7 +92,7 @@ async def test_three_times_its_capacity_costs_it_nothing_of_it(
     latencies: list[float] = []
     answers: set[str] = set()
     async with AsyncExitStack() as stack:
-        clients = [await stack.enter_async_context(server.client()) for _ in range(5)]
+        clients = [await stack.enter_async_context(server.client(enable_retries=0)) for _ in range(5)]
         vocab = (await clients[0].model_info()).vocab_size
         peak = await _peak(clients[0], min(seconds, 6.0))
         checking = asyncio.create_task(_check_health(clients.pop(), latencies, answers))

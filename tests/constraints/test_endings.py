@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -13,9 +12,8 @@ import pytest
 
 from core.engine.async_engine import AsyncEngine
 from core.engine.grammar_trial import GrammarTrial
-from core.errors import Draining, RequestFailed
-from core.executor import grammar_table
-from core.executor.grammar_table import GrammarTable
+from core.errors import Draining, InvalidRequest, RequestFailed
+from core.sampling.grammar.budget import RowBudget
 from core.text.tokenizer import Tokenizer
 from core.types.constraint import Constraint, ConstraintKind
 from core.types.grammar import Matcher, Words
@@ -81,7 +79,7 @@ class DeadEnd(StepGrammar):
 
 
 WORK = 0.1
-"""CPU seconds of a matcher that works too much, where half of that is allowed."""
+"""CPU seconds of a matcher that works too much for one mask."""
 
 
 class Stalled(StepMatcher):
@@ -122,15 +120,12 @@ async def test_a_dead_end_fails_its_request_alone(tokenizer: Tokenizer, overlap:
         assert engine.stats.finished["request_failed"] == 1
 
 
-async def test_masks_that_take_too_long_fail_their_request_alone(
-    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(grammar_table, "MAX_MASK_SECONDS", WORK / 2)
+async def test_masks_that_take_too_long_fail_their_request_alone(tokenizer: Tokenizer) -> None:
     async with running(tokenizer) as engine:
         slow, quick = plant(engine, GrammarOf(Burning), "slow"), plant(engine, StepGrammar(), "quick")
         failing = asyncio.create_task(ask(engine, slow, 20))
         fine = asyncio.create_task(ask(engine, quick, 20))
-        with pytest.raises(RequestFailed):
+        with pytest.raises(InvalidRequest, match=r"constraint\.regex: takes more work"):
             await failing
         tokens, end = await fine
         assert len(tokens) == 20 and follows(tokens) and end.reason is FinishReason.LENGTH
@@ -140,15 +135,14 @@ async def test_masks_that_take_too_long_fail_their_request_alone(
 async def test_a_host_that_stalls_fails_nobody(
     tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch, overlap: bool
 ) -> None:
-    monkeypatch.setattr(grammar_table, "MAX_MASK_SECONDS", WORK / 2)
-    filled_each = list[int]()
-    inner = GrammarTable._fill_each
+    spent = list[float]()
+    inner = RowBudget.spend
 
-    def fill_each(self: GrammarTable, followers: list[Any], words: Words) -> Any:
-        filled_each.append(len(followers))
-        return inner(self, followers, words)
+    def spend(self: RowBudget, seconds: float) -> float:
+        spent.append(seconds)
+        return inner(self, seconds)
 
-    monkeypatch.setattr(GrammarTable, "_fill_each", fill_each)
+    monkeypatch.setattr(RowBudget, "spend", spend)
     async with running(tokenizer, overlap=overlap) as engine:
         asked = [plant(engine, GrammarOf(Stalled), "stalled"), plant(engine, StepGrammar(), "quick")]
         answers = await asyncio.gather(*(ask(engine, each, 8) for each in asked), return_exceptions=True)
@@ -156,7 +150,7 @@ async def test_a_host_that_stalls_fails_nobody(
         assert not failed, "the host stalled, and no request is at fault"
         for tokens, end in (answer for answer in answers if not isinstance(answer, BaseException)):
             assert len(tokens) == 8 and follows(tokens) and end.reason is FinishReason.LENGTH
-    assert len(filled_each) >= 5, "the rows were suspected all along, and looked at one by one"
+    assert len(spent) >= 4, "the rows were suspected every second step, and looked at one by one"
 
 
 async def test_a_drain_ends_those_that_wait_for_their_constraint(

@@ -35,7 +35,7 @@ async def test_outputs_match_and_nothing_depends_on_overlap_batch_or_retraction(
     checkpoint: Path, backend: str, seed: int
 ) -> None:
     asked = mixed(32, seed)
-    async with serve_checkpoint(checkpoint, grammar_backend=backend, **TIGHT) as (server, client):
+    async with serve_checkpoint(checkpoint, grammar_backend=backend, grammar_callers="*", **TIGHT) as (server, client):
         outputs = await together(client, asked)
         stats = server.engine.stats
         assert stats.preemptions > 0, "the pool was meant to be too small"
@@ -53,5 +53,7 @@ async def test_outputs_match_and_nothing_depends_on_overlap_batch_or_retraction(
     assert ids(outputs[:8]) == ids(alone)
     if backend == "xgrammar":
         return  # its process takes seconds to start, and the steps are the same
-    async with serve_checkpoint(checkpoint, grammar_backend=backend, overlap=False, mixed_chunk=False) as (_, client):
+    async with serve_checkpoint(
+        checkpoint, grammar_backend=backend, grammar_callers="*", overlap=False, mixed_chunk=False
+    ) as (_, client):
         assert ids(await together(client, asked)) == ids(outputs)

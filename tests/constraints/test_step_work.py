@@ -17,6 +17,7 @@ import torch
 
 from core.batch.grammar_batch import GrammarSeed, GrammarStatus
 from core.engine.async_engine import AsyncEngine
+from core.executor import grammar_work
 from core.executor.grammar_table import GrammarTable
 from core.sampling.sampler import Sampler
 from core.text.tokenizer import Tokenizer
@@ -104,7 +105,8 @@ def test_python_calls_behind_the_wait_are_few_per_row(name: str) -> None:
     print(f"{name}: {calls[0]} calls for 4 rows, {calls[1]} for 36")
     # The clock behind each call of llguidance; what xgrammar's own wrapper makes of a list, and `took`.
     per_row = 2 if name == "llguidance" else 7
-    assert calls[1] - calls[0] <= per_row * 32
+    # Nor do the calls for every few rows add up: three in which they accept, three for their masks, instead of one.
+    assert calls[1] - calls[0] <= per_row * 32 + 40
 
 
 def test_llguidance_works_where_it_is_while_that_is_quick(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -112,11 +114,12 @@ def test_llguidance_works_where_it_is_while_that_is_quick(monkeypatch: pytest.Mo
     backend, _ = set_up("llguidance", EOS)
     pool = cast(Any, backend).pool
     monkeypatch.setattr(pool_module, "SLOW_SECONDS", 1e9)
+    monkeypatch.setattr(grammar_work, "SUSPICIOUS_SECONDS", 1e9)
     masks = []
     for budget, wanted in ((1e9, [1, 0, 0]), (0.0, [1, 2, 2])):
         monkeypatch.setattr(pool_module, "BUDGET_SECONDS", budget)
         before = pool.handed_over
-        rows = Rows(backend.compile(ALL[0]), 20)
+        rows = Rows(backend.compile(ALL[0]), grammar_work.TOGETHER)
         counts = [pool.handed_over - before]
         masks.append([rows.found.mask.words.copy()])
         for _ in range(2):
@@ -133,6 +136,7 @@ def test_a_slow_row_sends_its_grammar_to_the_threads(monkeypatch: pytest.MonkeyP
     backend, _ = set_up("llguidance", EOS)
     monkeypatch.setattr(pool_module, "SLOW_SECONDS", 1e9)
     monkeypatch.setattr(pool_module, "BUDGET_SECONDS", 1e9)
+    monkeypatch.setattr(grammar_work, "SUSPICIOUS_SECONDS", 1e9)
     rows = Rows(backend.compile(ALL[0]), 3)
     rows.go_on()
     monkeypatch.setattr(pool_module, "SLOW_SECONDS", 0.0)
@@ -160,7 +164,10 @@ class Counting(StepGrammar):
         return super().fill_all(matchers, words)
 
 
-async def test_one_call_a_step_on_the_forward_thread(tokenizer: Tokenizer) -> None:
+async def test_one_call_a_step_on_the_forward_thread(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
+    # A machine that stands still for a moment makes a call look slow, and then its rows are asked one by one.
+    monkeypatch.setattr(grammar_work, "SUSPICIOUS_SECONDS", 60.0)
+
     async def together(engine: AsyncEngine, count: int) -> tuple[Counter[tuple[str, str]], int]:
         grammar = Counting()
         constraint = plant(engine, grammar, f"counted {count}")

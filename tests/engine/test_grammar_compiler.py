@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator
 from functools import partial
 
@@ -10,13 +11,15 @@ import pytest
 import pytest_asyncio
 
 from core.config import GrammarConfig
-from core.engine import grammar_compiler
+from core.engine import grammar_compiler, grammar_library
 from core.engine.grammar_compiler import GrammarCompiler
 from core.engine.grammar_trial import GrammarTrial
 from core.errors import InvalidRequest, Overloaded
+from core.sampling.grammar.registry import Backend
 from core.sampling.grammar.vocabulary import Vocabulary
 from core.types.constraint import Constraint, ConstraintKind
-from tests.constraints.test_grammars import EOS, WIDTH, tokenizer
+from core.types.grammar import Grammar
+from tests.constraints.test_grammars import EOS, WIDTH, set_up, tokenizer
 from tests.fakes.within import within
 
 pytest.importorskip("llguidance", reason="llguidance is not installed (extra [grammar])")
@@ -30,10 +33,14 @@ class Examiner:
     def __init__(self) -> None:
         self.asked: list[Constraint] = []
         self.gate = asyncio.Event()
+        self.ended = 0
 
     async def __call__(self, constraint: Constraint) -> int:
         self.asked.append(constraint)
-        await self.gate.wait()
+        try:
+            await self.gate.wait()
+        finally:
+            self.ended += 1
         return 100
 
 
@@ -57,6 +64,17 @@ async def until_asked(examiner: Examiner, count: int) -> None:
             await asyncio.sleep(0)
 
 
+async def compiling_two(compiler: GrammarCompiler, examiner: Examiner) -> list[asyncio.Task[Grammar]]:
+    """Have every process busy with a tenant's constraint."""
+    tasks = [asyncio.create_task(compiler.grammar(regex(f"busy{i}"), "busy")) for i in range(2)]
+    await until_asked(examiner, 2)
+    return tasks
+
+
+def regex(text: str) -> Constraint:
+    return Constraint(ConstraintKind.REGEX, text)
+
+
 async def test_a_waiter_that_gives_up_leaves_the_work_to_the_others(
     compiler: GrammarCompiler, examiner: Examiner
 ) -> None:
@@ -69,21 +87,150 @@ async def test_a_waiter_that_gives_up_leaves_the_work_to_the_others(
     assert await compiler.grammar(DIGITS) is found[1] and examiner.asked == [DIGITS]
 
 
-async def test_more_than_the_bound_are_told_to_come_back(
-    compiler: GrammarCompiler, examiner: Examiner, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(grammar_compiler, "MAX_COMPILES", 2)
-    constraints = [Constraint(ConstraintKind.REGEX, text) for text in ("a", "b", "c")]
-    first = [asyncio.create_task(compiler.grammar(each)) for each in constraints[:2]]
-    await until_asked(examiner, 2)
-    third = asyncio.create_task(compiler.grammar(constraints[2]))
+async def test_more_than_the_bound_are_told_to_come_back(compiler: GrammarCompiler, examiner: Examiner) -> None:
+    await compiling_two(compiler, examiner)
+    waiting = [asyncio.create_task(compiler.grammar(regex(f"a{i}"))) for i in range(grammar_compiler.MAX_COMPILES)]
     await asyncio.sleep(0)
-    assert third.done(), "it waits like the others"
+    beyond = asyncio.create_task(compiler.grammar(DIGITS))
+    await asyncio.sleep(0)
+    assert beyond.done(), "it waits like the others"
     with pytest.raises(Overloaded) as refused:
-        await third
+        await beyond
     assert refused.value.reason == "GRAMMAR_COMPILES"
     with pytest.raises(InvalidRequest):
-        await compiler.grammar(Constraint(ConstraintKind.REGEX, ""))
+        await compiler.grammar(regex(""))
     examiner.gate.set()
-    await asyncio.gather(*first)
-    await compiler.grammar(constraints[2])
+    await asyncio.gather(*waiting)
+    await compiler.grammar(DIGITS)
+
+
+async def test_cancelled_calls_leave_nothing_in_the_queue(compiler: GrammarCompiler, examiner: Examiner) -> None:
+    busy = await compiling_two(compiler, examiner)
+    gone = [asyncio.create_task(compiler.grammar(regex(f"gone{i}"), "hasty")) for i in range(60)]
+    await asyncio.sleep(0)
+    for task in gone:
+        task.cancel()
+    await asyncio.gather(*gone, return_exceptions=True)
+    wanted = asyncio.create_task(compiler.grammar(DIGITS, "other"))
+    examiner.gate.set()
+    await asyncio.gather(wanted, *busy)
+    assert [each.source for each in examiner.asked] == ["busy0", "busy1", DIGITS.source]
+    assert not compiler._jobs and len(compiler._queue) == 0
+
+
+async def test_what_nothing_waits_for_any_more_is_stopped(compiler: GrammarCompiler, examiner: Examiner) -> None:
+    busy = await compiling_two(compiler, examiner)
+    wanted = asyncio.create_task(compiler.grammar(DIGITS, "other"))
+    await asyncio.sleep(0)
+    assert examiner.ended == 0
+    busy[0].cancel()
+    await until_asked(examiner, 3)
+    assert examiner.ended == 1 and examiner.asked[2] == DIGITS
+    examiner.gate.set()
+    await asyncio.gather(wanted, busy[1])
+
+
+async def test_tenants_take_turns(compiler: GrammarCompiler, examiner: Examiner) -> None:
+    await compiling_two(compiler, examiner)
+    asked = [asyncio.create_task(compiler.grammar(regex(f"a{i}"), "a")) for i in range(6)]
+    await asyncio.sleep(0)
+    asked += [asyncio.create_task(compiler.grammar(regex(f"b{i}"), "b")) for i in range(2)]
+    await asyncio.sleep(0)
+    examiner.gate.set()
+    await asyncio.gather(*asked)
+    order = [each.source for each in examiner.asked[2:]]
+    assert order == ["a0", "b0", "a1", "b1", "a2", "a3", "a4", "a5"]
+
+
+async def test_a_full_queue_makes_room_for_the_tenant_with_less(compiler: GrammarCompiler, examiner: Examiner) -> None:
+    await compiling_two(compiler, examiner)
+    many = [asyncio.create_task(compiler.grammar(regex(f"a{i}"), "a")) for i in range(grammar_compiler.MAX_COMPILES)]
+    await asyncio.sleep(0)
+    few = asyncio.create_task(compiler.grammar(DIGITS, "b"))
+    await asyncio.wait((few, many[-1]), return_when=asyncio.FIRST_COMPLETED)
+    assert many[-1].done(), "the tenant with less was refused"
+    with pytest.raises(Overloaded) as refused:
+        await many[-1]
+    assert refused.value.retry_after > 0 and not few.done()
+    again = asyncio.create_task(compiler.grammar(regex("more"), "a"))
+    with pytest.raises(Overloaded):
+        await again
+    examiner.gate.set()
+    await asyncio.gather(few, *many[:-1])
+
+
+async def test_a_full_queue_makes_no_room_that_would_be_taken_back(
+    compiler: GrammarCompiler, examiner: Examiner
+) -> None:
+    """Of two lines that differ by one, each would be the shorter one in turn."""
+    await compiling_two(compiler, examiner)
+    fewer = (grammar_compiler.MAX_COMPILES - 1) // 2
+    lines = {"a": fewer + 1, "b": fewer, "c": grammar_compiler.MAX_COMPILES - 2 * fewer - 1}
+    names = [(f"{tenant}{number}", tenant) for tenant, count in lines.items() for number in range(count)]
+    waiting = [asyncio.create_task(compiler.grammar(regex(name), tenant)) for name, tenant in names]
+    await asyncio.sleep(0)
+    more = asyncio.create_task(compiler.grammar(DIGITS, "b"))
+    await asyncio.wait((more, *waiting), return_when=asyncio.FIRST_COMPLETED)
+    assert more.done() and not any(each.done() for each in waiting)
+    with pytest.raises(Overloaded):
+        await more
+    examiner.gate.set()
+    await asyncio.gather(*waiting)
+
+
+async def test_one_constraint_of_two_tenants_has_the_turn_of_the_first_to_come(
+    compiler: GrammarCompiler, examiner: Examiner
+) -> None:
+    await compiling_two(compiler, examiner)
+    many = [asyncio.create_task(compiler.grammar(regex(f"a{i}"), "a")) for i in range(5)]
+    await asyncio.sleep(0)
+    last = asyncio.create_task(compiler.grammar(regex("a4"), "b"))
+    await asyncio.sleep(0)
+    many[4].cancel()
+    await asyncio.sleep(0)
+    examiner.gate.set()
+    await asyncio.gather(last, *many[:4])
+    assert [each.source for each in examiner.asked[2:]] == ["a0", "a4", "a1", "a2", "a3"]
+
+
+async def test_a_compile_that_never_began_gives_its_place_back(compiler: GrammarCompiler, examiner: Examiner) -> None:
+    for number in range(4):
+        task = asyncio.create_task(compiler.grammar(regex(f"gone{number}")))
+        await asyncio.sleep(0)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+    examiner.gate.set()
+    async with within(30, "a place is free"):
+        await compiler.grammar(DIGITS)
+
+
+class Burning:
+    """A library that works on `constraint` until it is let go."""
+
+    def __init__(self, library: Backend, constraint: Constraint) -> None:
+        self._library, self._constraint = library, constraint
+        self.let_go = threading.Event()
+
+    def compile(self, constraint: Constraint) -> Grammar:
+        while constraint == self._constraint and not self.let_go.is_set():
+            pass
+        return self._library.compile(constraint)
+
+
+async def test_a_compile_in_this_process_has_an_end_too(examiner: Examiner, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It passed the trial and burns here. Others go on beside it, and it is waited for no longer than its seconds."""
+    stuck, examiner.gate = Burning(set_up("llguidance", EOS)[0], DIGITS), asyncio.Event()
+    examiner.gate.set()
+    monkeypatch.setattr(grammar_library, "build_backend", lambda name, vocabulary: stuck)
+    compiler = GrammarCompiler(
+        GrammarConfig(compile_timeout=0.05), "llguidance", partial(Vocabulary.of, tokenizer(), WIDTH, (EOS,))
+    )
+    try:
+        async with within(60, "the compile is given up"):
+            with pytest.raises(InvalidRequest, match="too long to compile"):
+                await compiler.grammar(DIGITS)
+        assert compiler._library is not None and compiler._library.left_behind == 1
+        await compiler.grammar(regex("[a-z]"))
+    finally:
+        stuck.let_go.set()
+        await compiler.close()

@@ -10,7 +10,7 @@ import time
 import numpy as np
 import pytest
 
-from core.engine import grammar_trial
+from core.engine import bounded_work, grammar_trial
 from core.engine.grammar_trial import GrammarTrial, TrialFailed, cpu_seconds
 from core.errors import Overloaded
 from core.sampling.grammar import trial as other_end
@@ -67,9 +67,22 @@ async def looks_while(asked: asyncio.Task[int], pid: int, count: int, patch: pyt
     return min(looks[0], count)
 
 
+async def test_work_that_is_waited_for_no_more_is_cancelled() -> None:
+    """Given up or left: else what it holds stays taken, and its answer comes to a line that has no reader."""
+    loop, worked = asyncio.get_running_loop(), iter((0.0, 1.0))
+    given_up, left = loop.create_future(), loop.create_future()
+    with pytest.raises(bounded_work.TookTooLong):
+        await bounded_work.within(given_up, lambda: next(worked), 0.001)
+    waiting = asyncio.create_task(bounded_work.within(left, lambda: 0.0, 600.0))
+    await asyncio.sleep(0)
+    waiting.cancel()
+    await asyncio.gather(waiting, return_exceptions=True)
+    assert given_up.cancelled() and left.cancelled()
+
+
 async def test_work_is_still_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """However long the machine takes to do so much work."""
-    monkeypatch.setattr(grammar_trial, "PATIENCE", 10_000)
+    monkeypatch.setattr(bounded_work, "PATIENCE", 10_000)
     tried = trial(0.3)
     try:
         with pytest.raises(TrialFailed, match="takes longer than"):
@@ -97,10 +110,7 @@ class Burning(StepMatcher):
 
 
 @pytest.mark.parametrize(("kind", "problem"), [(Stalled, None), (Burning, "too slow to follow")])
-def test_masks_are_judged_by_their_work(
-    monkeypatch: pytest.MonkeyPatch, kind: type[StepMatcher], problem: str | None
-) -> None:
-    monkeypatch.setattr(other_end, "MAX_MASK_SECONDS", 0.02)
+def test_masks_are_judged_by_their_work(kind: type[StepMatcher], problem: str | None) -> None:
     grammar = StepGrammar()
     grammar.matcher = kind  # type: ignore[method-assign]
     assert other_end._probe(grammar, Vocabulary("", 128, 128, (), False)) == problem
@@ -108,7 +118,7 @@ def test_masks_are_judged_by_their_work(
 
 @pytest.mark.parametrize("name", BACKENDS)
 def test_one_row_is_filled_on_the_calling_thread(name: str) -> None:
-    """What `GrammarTable` relies on: the work of one row is CPU time of the thread that asks for it."""
+    """What `GrammarWork` relies on: the work of one row is CPU time of the thread that asks for it."""
     backend, vocabulary = set_up(name, EOS)
     here = everywhere = 0.0
     for number in range(20):

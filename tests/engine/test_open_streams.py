@@ -7,8 +7,10 @@ import pytest
 
 from core.engine.open_streams import LiveStreams, stage
 from core.engine.output import PendingOutput
-from core.engine.stream import TokenStream
+from core.engine.output_processor import OutputProcessor
 from core.engine.turnstile import Turnstile
+from core.scheduler.intake import Intake
+from core.text.failures import TextFailures
 from core.types.io import Pooling, Started
 from core.types.request import Req, RequestState
 from core.types.sampling_params import SamplingParams
@@ -48,9 +50,10 @@ def test_tokens_of_all_outputs_count_and_prompts_once_unless_they_differ() -> No
     books.load("french", adapter(), pinned=False)
     slot = use(books, "french")
     live = {}
+    processor = OutputProcessor(Intake(), lambda: None, 100, lambda _: None, TextFailures())
     for name, prompts, pooling in (("chat", (3, 3), None), ("vectors", (3, 5), Pooling.MEAN)):
         outputs = [PendingOutput(index, None, None) for index in range(2)]
-        stream = TokenStream(Started(name, 3), outputs, lambda _: None, Turnstile(), lambda *_: None)
+        stream = processor.stream(Started(name, 3), outputs, lambda _: None, Turnstile())
         stream.reqs = [req("decode", index, prompt) for index, prompt in enumerate(prompts)]
         for each in stream.reqs:
             each.pooling = pooling

@@ -9,6 +9,7 @@ from core.engine.output import PendingOutput
 from core.engine.output_processor import OutputProcessor, OutputRecord
 from core.engine.stream import TokenStream
 from core.engine.turnstile import Turnstile
+from core.engine.unread import UnreadBytes
 from core.scheduler.intake import Intake
 from core.scheduler.outputs import Ended, StepOutputs, StepTokens
 from core.text.detokenizer import IncrementalDetokenizer
@@ -26,10 +27,12 @@ def unfailing(_stream: TokenStream, _output: PendingOutput, error: BaseException
     raise error
 
 
-def made_stream(tokenizer: Tokenizer, params: SamplingParams) -> tuple[TokenStream, Req]:
+def made_stream(tokenizer: Tokenizer, params: SamplingParams, most: int = 100) -> tuple[TokenStream, Req]:
     req = Req("r", 0, np.array([7]), params, 0, 16)
-    output = PendingOutput(0, IncrementalDetokenizer(tokenizer, [7], True), None)
-    stream = TokenStream(Started("r", 1), [output], lambda _: None, Turnstile(), unfailing)
+    output = PendingOutput(0, IncrementalDetokenizer(tokenizer, [7], True), None, most=most)
+    stream = TokenStream(
+        Started("r", 1), [output], lambda _: None, Turnstile(), unfailing, lambda _: None, UnreadBytes()
+    )
     stream.reqs = [req]
     req.sink = OutputRecord(stream, output)
     req.outputs = list(TOKENS)

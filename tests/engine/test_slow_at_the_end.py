@@ -37,7 +37,7 @@ async def read(stream: TokenStream) -> tuple[list[int], list[OutputEvent]]:
 async def test_an_output_whose_tokens_were_dropped_ends_with_the_error(
     tokenizer: Tokenizer, bound: int, reason: FinishReason
 ) -> None:
-    stream, req = made_stream(tokenizer, SamplingParams())
+    stream, req = made_stream(tokenizer, SamplingParams(), bound)
     closed: list[TokenStream] = []
     processor = OutputProcessor(Intake(), lambda: None, bound, closed.append, TextFailures())
     steps = tuple(StepTokens([req], [token], [place]) for place, token in enumerate(TOKENS))
@@ -50,7 +50,7 @@ async def test_an_output_whose_tokens_were_dropped_ends_with_the_error(
 @pytest.mark.parametrize("bound", [len(TOKENS) - 1, len(TOKENS)])
 async def test_an_output_that_is_all_there_is_complete(tokenizer: Tokenizer, bound: int) -> None:
     """With its last token it went past the bound: nothing is missing, so no caller has to send it again."""
-    stream, req = made_stream(tokenizer, SamplingParams())
+    stream, req = made_stream(tokenizer, SamplingParams(), bound)
     processor = OutputProcessor(Intake(), lambda: None, bound, lambda _: None, TextFailures())
     steps = tuple(StepTokens([req], [token], [place]) for place, token in enumerate(TOKENS))
     processor.emit(StepOutputs(steps, (Ended(req, FinishReason.LENGTH),)), 1.0)

@@ -73,3 +73,25 @@ async def test_a_client_that_leaves_while_it_waits_is_cancelled_and_not_told_of_
     gate.set()
     assert [type(each) for each in told] == [Draining, asyncio.CancelledError]
     assert await asked[0]
+
+
+async def test_a_client_that_leaves_while_a_thread_works_for_it_is_cancelled_too() -> None:
+    workers, gate = Workers(1, "slipstream-test"), threading.Event()
+    asked = asyncio.create_task(workers.run(gate.wait, 30))
+    await asyncio.sleep(0)
+    workers.close()
+    asked.cancel()
+    (told,) = await asyncio.gather(asked, return_exceptions=True)
+    gate.set()
+    assert type(told) is asyncio.CancelledError
+
+
+async def test_work_that_waits_for_a_thread_ends_with_draining() -> None:
+    workers, gate = Workers(1, "slipstream-test"), threading.Event()
+    busy = workers._pool.submit(gate.wait, 30)
+    asked = asyncio.create_task(workers.run(gate.wait, 30))
+    await asyncio.sleep(0)
+    workers.close()
+    (told,) = await asyncio.gather(asked, return_exceptions=True)
+    gate.set()
+    assert busy.result(30) and type(told) is Draining

@@ -8,8 +8,11 @@ from collections import Counter
 from typing import Any
 
 from core.engine.output import PendingOutput
+from core.engine.output_processor import OutputProcessor
 from core.engine.stream import TokenStream
 from core.engine.turnstile import Turnstile
+from core.scheduler.intake import Intake
+from core.text.failures import TextFailures
 from core.types.io import Delta, Started
 
 WIDTH = 4
@@ -32,15 +35,16 @@ class Passes:
 
 def made_streams(count: int) -> list[TokenStream]:
     turnstile = Turnstile(WIDTH)
+    processor = OutputProcessor(Intake(), lambda: None, 100, lambda _: None, TextFailures())
     return [
-        TokenStream(Started(str(i), 1), [PendingOutput(0, None, None)], lambda _: None, turnstile, lambda *_: None)
+        processor.stream(Started(str(i), 1), [PendingOutput(0, None, None)], lambda _: None, turnstile)
         for i in range(count)
     ]
 
 
 def push(stream: TokenStream, token: int) -> None:
     output = stream.outputs[0]
-    output.push(token, None, textless=False, match_stops=False)
+    output.push(token, textless=False, match_stops=False)
     stream.notify(output)
 
 

@@ -57,6 +57,7 @@ class World:
     async def serve(self, **settings: Any) -> AsyncIterator[Serving]:
         """A server that may load from the root."""
         defaults: dict[str, Any] = {"lora_dir": str(self.root), "page_size": 4, "chunked_prefill_size": 24}
+        defaults["unnamed_callers"] = "all"
         async with serve_checkpoint(self.base, **(defaults | settings)) as (server, client):
             yield Serving(self, server, client, AdapterClient(client))
 

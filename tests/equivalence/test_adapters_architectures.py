@@ -40,7 +40,9 @@ async def test_other_kinds_of_models_equal_peft(kind: str, tmp_path: Path) -> No
         (output,) = await client.complete(prompt, adapter=name, max_tokens=OUTPUT, **GREEDY)
         return list(output.token_ids)
 
-    async with serve_checkpoint(base, lora_dir=str(tmp_path / "root"), chunked_prefill_size=16) as (server, client):
+    async with serve_checkpoint(
+        base, lora_dir=str(tmp_path / "root"), unnamed_callers="all", chunked_prefill_size=16
+    ) as (server, client):
         engine: Any = server.engine
         slots = engine._executor._runner._state.companions[LORA]
         await AdapterClient(client).load("x")

@@ -30,7 +30,10 @@ async def test_every_misfit_is_refused_by_name_beside_a_stream(base: Path, tmp_p
     good = make_adapter(base, tmp_path / "good", 0, **ADAPTERS["narrow"])
     for number, (change, _) in enumerate(REFUSALS.values()):
         change(Path(shutil.copytree(good, tmp_path / str(number))))
-    async with serve_checkpoint(base, lora_dir=str(tmp_path), max_lora_rank=8) as (server, client):
+    async with serve_checkpoint(base, lora_dir=str(tmp_path), unnamed_callers="all", max_lora_rank=8) as (
+        server,
+        client,
+    ):
         adapters = AdapterClient(client)
         stream = asyncio.create_task(client.complete(PROMPT, max_tokens=OUTPUT, **GREEDY))
         for number, (_, message) in enumerate(REFUSALS.values()):

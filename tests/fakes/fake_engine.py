@@ -232,6 +232,10 @@ class FakeEngine(AdapterShelf):
         """Streams opened and not yet ended."""
         return len(self._live)
 
+    def full(self, tenant: str) -> bool:
+        """Never: `refuse_with` says what it refuses."""
+        return False
+
     async def embed(self, request: EmbedRequest) -> FakeEmbedCall:
         """Play the script for a request of as many outputs as there are inputs."""
         params = SamplingParams(n=len(request.inputs), max_tokens=1)
@@ -283,12 +287,12 @@ class FakeEngine(AdapterShelf):
             stream.cut(None)
         return stream is not None
 
-    async def tokenize(self, text: str, add_special_tokens: bool = True) -> list[int]:
+    async def tokenize(self, text: str, add_special_tokens: bool = True, caller: str = "") -> list[int]:
         """One id per character."""
         ids = [min(ord(char), VOCAB - 1) for char in text]
         return [1, *ids] if add_special_tokens else ids
 
-    async def detokenize(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+    async def detokenize(self, ids: Sequence[int], skip_special_tokens: bool = True, caller: str = "") -> str:
         """One character per id."""
         if any(not 0 <= token < VOCAB for token in ids):
             raise InvalidRequest.of("token_ids", f"must be between 0 and {VOCAB - 1}")

@@ -44,14 +44,20 @@ class FakePrefixes:
     def __init__(self) -> None:
         self.contents: dict[str, list[PrefixStored]] = {}
         self.watches: list[FakeWatch] = []
-        self.flushes = 0
+        self.flushed: list[str | None] = []
+        """Whose pages, call by call."""
 
     def watch(self, cache_salt: str) -> FakeWatch:
         """A watch of what the test put there."""
         self.watches.append(FakeWatch(self.contents.get(cache_salt, [])))
         return self.watches[-1]
 
-    def flush(self) -> int:
+    @property
+    def flushes(self) -> int:
+        """How many there were."""
+        return len(self.flushed)
+
+    def flush(self, tenant: str | None = None) -> int:
         """Always three pages."""
-        self.flushes += 1
+        self.flushed.append(tenant)
         return 3

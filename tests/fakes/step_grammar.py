@@ -31,6 +31,7 @@ class StepMatcher:
         self.taken: list[int] = []
         self.failure: str | None = None
         self.is_terminated = False
+        self.gave_up = False
 
     def fill(self, words: Words) -> bool:
         for token in successors(self.taken):
@@ -51,6 +52,7 @@ class StepMatcher:
 class StepGrammar:
     """See `Grammar`."""
 
+    field = "constraint.regex"
     words = 4
 
     def matcher(self) -> Matcher:

@@ -167,7 +167,7 @@ async def test_a_checkpoint_without_a_tokenizer_has_none_to_send(serve: Serve, s
 
 @pytest.mark.parametrize("timeout", [-1.0, 61.0, math.nan, math.inf])
 async def test_a_flush_waits_within_bounds(serve: Serve, spoken: Spoken, timeout: float) -> None:
-    async with serve() as serving:
+    async with serve(unnamed_callers="watch") as serving:
         stub = spoken.stub(serving.client.channel)
         flushed = await stub.FlushCache(common_pb2.FlushCacheRequest(timeout_s=0.5))
         with pytest.raises(grpc.aio.AioRpcError) as failed:
@@ -177,16 +177,16 @@ async def test_a_flush_waits_within_bounds(serve: Serve, spoken: Spoken, timeout
     assert list(CallFailed(failed.value).fields) == ["timeout_s"]
 
 
-async def test_only_admins_flush_where_there_are_admins(serve: Serve, spoken: Spoken, tmp_path: Path) -> None:
+async def test_a_flush_is_of_the_callers_own_but_for_admins(serve: Serve, spoken: Spoken, tmp_path: Path) -> None:
     tokens = tmp_path / "tokens"
     tokens.write_text(f"alice:{'a' * 20}\nbob:{'b' * 20}\n")
-    async with serve(auth_token_file=str(tokens), adapter_admins="alice") as serving:
+    async with serve(auth_token_file=str(tokens), admins="alice") as serving:
         stub, codes = spoken.stub(serving.client.channel), []
         for token in ("a" * 20, "b" * 20):
             call = stub.FlushCache(common_pb2.FlushCacheRequest(), metadata=(("authorization", f"Bearer {token}"),))
             codes.append(await call.code())
-        assert serving.engine.prefixes.flushes == 1
-    assert codes == [grpc.StatusCode.OK, grpc.StatusCode.PERMISSION_DENIED]
+    assert serving.engine.prefixes.flushed == [None, "bob"]
+    assert codes == [grpc.StatusCode.OK, grpc.StatusCode.OK]
 
 
 async def test_what_is_not_served_is_unimplemented_and_uncounted(serve: Serve, spoken: Spoken) -> None:

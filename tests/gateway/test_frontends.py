@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
+from pathlib import Path
 
 import grpc.aio
+import pytest
 from smg_grpc_proto.generated import common_pb2
 
+from service.adapter_client import AdapterClient
+from service.client import CallFailed, SlipstreamClient
+from service.tenants.usage import CENSUS_SECONDS
 from tests.gateway.spoken import DIALECTS
 from tests.gateway.test_kv_events import Index, follow, whole_pages
 from tests.system.test_exactly_once import settled
-from tests.system.test_frontend_doors import group
+from tests.system.test_frontend_doors import ALICE, BOB, CAROL, group
 from tests.system.test_frontends import PATIENCE
 
 IDS = list(range(3, 43))
@@ -20,7 +26,7 @@ SHORT = {"max_tokens": 4, "ignore_eos": True, "temperature": 0.0}
 
 
 async def test_every_call_crosses() -> None:
-    async with group() as server, server.places() as clients, asyncio.timeout(2 * PATIENCE):
+    async with group(unnamed_callers="all") as server, server.places() as clients, asyncio.timeout(2 * PATIENCE):
         first, second = clients.values()
         for spoken in DIALECTS:
             mine, other = spoken.stub(first.channel), spoken.stub(second.channel)
@@ -56,3 +62,40 @@ async def test_every_call_crosses() -> None:
             assert flushed.success and int(flushed.message.split()[0]) >= 2
             await follow(events, index, set())
             events.cancel()
+
+
+async def test_what_is_a_tenants_own_is_so_through_every_front_end(tmp_path: Path) -> None:
+    tokens = tmp_path / "tokens"
+    tokens.write_text(f"alice:{ALICE}\nbob:{BOB}\nops:{CAROL}\n")
+    spoken = DIALECTS[0]
+
+    async def told(client: SlipstreamClient, token: str) -> tuple[int, int, str]:
+        """Requests that run by both services, and the answer of a flush."""
+        bearer = (("authorization", f"Bearer {token}"),)
+        stub = spoken.stub(client.channel)
+        (load,) = (await stub.GetLoads(spoken.pb.GetLoadsRequest(), metadata=bearer)).loads
+        flushed = await stub.FlushCache(common_pb2.FlushCacheRequest(), metadata=bearer)
+        return (await client.load()).running_requests, load.num_running_reqs, flushed.message
+
+    async with group(auth_token_file=str(tokens), admins="ops") as server:
+        async with server.places(ALICE) as hers, server.places(BOB) as his, server.places(CAROL) as theirs:
+            first, second = hers.values()
+            await first.complete(IDS, max_tokens=1, ignore_eos=True)
+            stream = first.generate(OTHER_IDS, max_tokens=4000, ignore_eos=True)
+            await anext(stream)
+            await asyncio.sleep(2 * CENSUS_SECONDS)
+            found = [await told(client, token) for client, token in ((last(his), BOB), (second, ALICE))]
+            seen = [await last(theirs).load()]
+            await stream.aclose()
+        with pytest.raises(CallFailed) as refused:
+            async with server.places(BOB) as his:
+                await AdapterClient(last(his)).load("x")
+    assert found[0] == (0, 0, "0 pages evicted")
+    assert found[1][:2] == (1, 1) and found[1][2].endswith("; what 1 live requests hold stays")
+    assert (seen[0].running_requests, len(seen[0].pools) > 0) == (1, True)
+    assert refused.value.code.name == "PERMISSION_DENIED"
+
+
+def last(places: Mapping[int, SlipstreamClient]) -> SlipstreamClient:
+    """The client of the front end that came last."""
+    return list(places.values())[-1]

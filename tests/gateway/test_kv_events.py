@@ -135,7 +135,7 @@ def whole_pages(ids: list[int], page: int) -> set[tuple[int, ...]]:
 
 async def test_a_real_cache_is_followed_through_requests_and_a_flush(tiny: Path, spoken: Spoken) -> None:
     first, second = list(range(3, 45)), [*range(3, 19), *range(100, 120)]
-    async with serve_checkpoint(tiny, page_size=8) as (server, client):
+    async with serve_checkpoint(tiny, page_size=8, unnamed_callers="watch") as (server, client):
         stub = spoken.stub(client.channel)
         request = spoken.generate(first, params={"max_tokens": 1, "ignore_eos": True, "temperature": 0.0})
         async for _ in stub.Generate(request):
@@ -163,7 +163,7 @@ async def test_heartbeats_tell_the_load_of_an_idle_server(
     serve: Serve, spoken: Spoken, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(subscriptions, "HEARTBEAT_SECONDS", 0.01)
-    async with serve() as serving:
+    async with serve(unnamed_callers="watch") as serving:
         call = spoken.stub(serving.client.channel).SubscribeKvEvents(common_pb2.SubscribeKvEventsRequest())
         index, beats = Index(), []
         while len(beats) < 2:
@@ -178,7 +178,7 @@ async def test_heartbeats_tell_the_load_of_an_idle_server(
 
 async def test_who_falls_behind_is_dropped_and_begins_again(serve: Serve, spoken: Spoken) -> None:
     engine = FakeEngine()
-    async with serve(engine) as serving:
+    async with serve(engine, unnamed_callers="watch") as serving:
         stub, index = spoken.stub(serving.client.channel), Index()
         call = stub.SubscribeKvEvents(common_pb2.SubscribeKvEventsRequest())
         index.take(await call.read())
@@ -202,7 +202,7 @@ async def test_a_client_that_goes_is_forgotten_and_a_closing_server_ends_the_oth
     serve: Serve, spoken: Spoken
 ) -> None:
     engine = FakeEngine()
-    async with serve(engine) as serving:
+    async with serve(engine, unnamed_callers="watch") as serving:
         stub = spoken.stub(serving.client.channel)
         calls = [stub.SubscribeKvEvents(common_pb2.SubscribeKvEventsRequest()) for _ in range(2)]
         for call in calls:
@@ -223,7 +223,7 @@ async def test_there_are_only_so_many_subscribers(
     serve: Serve, spoken: Spoken, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(subscriptions, "MAX_SUBSCRIBERS", 2)
-    async with serve() as serving:
+    async with serve(unnamed_callers="watch") as serving:
         stub = spoken.stub(serving.client.channel)
         calls = [stub.SubscribeKvEvents(common_pb2.SubscribeKvEventsRequest()) for _ in range(2)]
         for call in calls:
@@ -253,7 +253,7 @@ async def test_a_caller_follows_the_blocks_of_its_own_tenant_only(serve: Serve, 
 
 
 async def test_without_a_prefix_cache_nobody_asks_again(tiny: Path, spoken: Spoken) -> None:
-    async with serve_checkpoint(tiny, prefix_cache="none") as (_, client):
+    async with serve_checkpoint(tiny, prefix_cache="none", unnamed_callers="watch") as (_, client):
         call = spoken.stub(client.channel).SubscribeKvEvents(common_pb2.SubscribeKvEventsRequest())
         with pytest.raises(grpc.aio.AioRpcError) as refused:
             await call.read()

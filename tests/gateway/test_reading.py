@@ -99,7 +99,7 @@ async def test_zeros_without_presence_switch_options_off(serve: Serve) -> None:
     ],
 )
 async def test_constraints_arrive(serve: Serve, spoken: Spoken, params: Any, constraint: Constraint | None) -> None:
-    async with serve() as serving:
+    async with serve(grammar_callers="*") as serving:
         assert (await asked(serving, spoken, spoken.generate(IDS, params=params))).constraint == constraint
 
 

@@ -27,7 +27,10 @@ LONG = 4000
 @pytest.fixture(scope="module")
 def workers() -> Iterator[list[ServerProcess]]:
     settings: dict[str, Any] = {"max_running_requests": 8, "max_total_tokens": 64 * 1024, "max_queued_requests": 4}
-    started = [ServerProcess(Faults(step_seconds=0.005), served_model_name=MODEL, **settings) for _ in range(2)]
+    started = [
+        ServerProcess(Faults(step_seconds=0.005), served_model_name=MODEL, unnamed_callers="watch", **settings)
+        for _ in range(2)
+    ]
     try:
         yield [each.wait_ready() for each in started]
     finally:

@@ -24,7 +24,13 @@ GREEDY: dict[str, Any] = {"temperature": 0.0}
 
 @pytest.fixture(scope="module")
 def worker() -> Iterator[ServerProcess]:
-    settings = {"native": "off", "cpu_threads": 1, "max_total_tokens": 16384, "gateway_tokenizer": "path"}
+    settings = {
+        "native": "off",
+        "cpu_threads": 1,
+        "max_total_tokens": 16384,
+        "gateway_tokenizer": "path",
+        "unnamed_callers": "watch",
+    }
     started = ServerProcess(program="service", served_model_name=MODEL, **settings)
     try:
         yield started.wait_ready()

@@ -8,12 +8,12 @@ from pathlib import Path
 import grpc.aio
 import pytest
 
-from service.client import CallFailed
+from service.client import CallFailed, SlipstreamClient
 from service.pb.slipstream.v1 import inference_pb2 as pb
 from tests.fakes.fake_engine import FakeEngine, held
 from tests.gateway.spoken import Spoken
 from tests.gateway.test_generate import IDS, failure_of, spoken_of
-from tests.service.conftest import Serve
+from tests.service.conftest import ONCE, Serve
 
 SOON = 5.0
 ALICE, BOB = ((("authorization", f"Bearer {letter * 20}"),) for letter in "ab")
@@ -28,12 +28,12 @@ def files(folder: Path, limits: str) -> dict[str, str]:
 async def test_one_tenant_is_limited_and_the_other_is_not(serve: Serve, spoken: Spoken, tmp_path: Path) -> None:
     gate, named = asyncio.Event(), files(tmp_path, "alice: {concurrent_requests: 1}")
     async with serve(FakeEngine(held(gate)), admission_wait=0.02, **named) as serving:
-        stub = spoken.stub(serving.client.channel)
+        stub, once = spoken.stub(serving.client.channel), SlipstreamClient(serving.target, ONCE)
         hers = stub.Generate(spoken.generate(IDS, request_id="same", stream=True), metadata=ALICE)
         first = await hers.read()
         for call in (
             stub.Generate(spoken.generate(IDS, stream=True), metadata=ALICE, timeout=SOON),
-            serving.stub.Generate(pb.GenerateRequest(text="hi"), metadata=ALICE, timeout=SOON),
+            once.stub.Generate(pb.GenerateRequest(text="hi"), metadata=ALICE, timeout=SOON),
         ):
             failed = await failure_of(call)
             assert (failed.code.name, failed.reason) == ("RESOURCE_EXHAUSTED", "TENANT_CONCURRENCY_LIMIT")
@@ -47,6 +47,7 @@ async def test_one_tenant_is_limited_and_the_other_is_not(serve: Serve, spoken: 
         asked = [stream.request for stream in serving.engine.streams]
         series = 'slipstream_tenant_refusals_total{reason="TENANT_CONCURRENCY_LIMIT",tenant="alice"}'
         assert await serving.metric(series) == 2
+        await once.close()
         assert "same" not in await serving.metrics()
     assert [(each.request_id, each.cache_salt) for each in asked] == [
         ("alice\0same", "alice\0"),
@@ -66,5 +67,18 @@ async def test_embeddings_count_as_well(serve: Serve, spoken: Spoken, tmp_path: 
         request = spoken.pb.EmbedRequest(tokenized=spoken.pb.TokenizedInput(input_ids=IDS), request_id="e")
         with pytest.raises(grpc.aio.AioRpcError) as failed:
             await stub.Embed(request, metadata=ALICE)
-        assert CallFailed(failed.value).reason == "TENANT_CONCURRENCY_LIMIT"
+        assert CallFailed(failed.value).reason == "TENANT_LOCKED_OUT"
         assert (await stub.Embed(request, metadata=BOB)).embedding
+
+
+async def test_the_machine_is_shared_by_caller(serve: Serve, spoken: Spoken, tmp_path: Path) -> None:
+    named = files(tmp_path, "alice: {weight: 2}")
+    async with serve(FakeEngine(), **named) as serving:
+        stub = spoken.stub(serving.client.channel)
+        for caller in (ALICE, BOB):
+            await spoken_of(stub.Generate(spoken.generate(IDS, stream=True), metadata=caller))
+            tokenized = spoken.pb.TokenizedInput(input_ids=IDS)
+            await stub.Embed(spoken.pb.EmbedRequest(request_id="e", tokenized=tokenized), metadata=caller)
+        asked = [stream.request for stream in serving.engine.streams if stream.request.cache_salt]
+        told = [(each.tenant, each.weight) for each in (*asked, *serving.engine.embedded)]
+    assert told == [("alice", 2.0), ("bob", 1.0)] * 2

@@ -10,12 +10,14 @@ Values = dict[str, Any]
 
 CPU = cpu_values()
 SECURE: Values = {
-    "auth": {"existingSecret": "tokens", "adapterAdmins": "ops"},
-    "tls": {"existingSecret": "cert", "clientCa": {"existingSecret": "clients"}},
+    "auth": {"existingSecret": "tokens", "admins": "ops"},
+    "tls": {"existingSecret": "cert", "clientCa": {"existingSecret": "clients", "names": "gateway, client"}},
+    "networkPolicy": {"grpcFrom": [{"podSelector": {"matchLabels": {"app": "gateway"}}}]},
     "tests": {"clientCertSecret": "client"},
 }
 OBSERVED: Values = {
     "metrics": {
+        "enabled": True,
         "serviceMonitor": {"enabled": True, "labels": {"release": "prometheus"}},
         "prometheusRule": {
             "enabled": True,
@@ -67,11 +69,18 @@ ACCEPTED: dict[str, Values] = {
     "downloaded": {"model": {"source": "emptyDir", "path": "m", "init": DOWNLOAD}},
     "fetched by the server's image": {"model": {"source": "emptyDir", "init": {"enabled": True, "command": ["true"]}}},
     "secure": SECURE,
-    "tenants": SECURE | {"tenants": {"alice": {"requests_per_second": 0.5, "concurrent_requests": 1000000}, "*": None}},
+    "tenants": SECURE
+    | {
+        "tenants": {
+            "alice": {"requests_per_second": 0.5, "concurrent_requests": 1000000, "concurrent_sequences": 8},
+            "bob": {"tokens_per_minute": 600000, "weight": 2.5},
+            "*": None,
+        }
+    },
     "tokens alone": {"auth": {"existingSecret": "tokens", "key": "list.txt"}},
     "tls alone": {"tls": {"existingSecret": "cert"}, "ports": {"health": 8081}},
     "observed": OBSERVED,
-    "hpa": {"autoscaling": {"type": "hpa", "minReplicas": 2}},
+    "hpa": {"autoscaling": {"type": "hpa", "minReplicas": 2}, "metrics": {"enabled": True}},
     "keda": {"autoscaling": KEDA, **OBSERVED},
     "keda with its own query": {
         "autoscaling": merged(KEDA, {"keda": {"query": "vector(1)", "authenticationRef": {"name": "prometheus"}}})
@@ -91,7 +100,8 @@ ACCEPTED: dict[str, Values] = {
         "networkPolicy": {
             "grpcFrom": [{"namespaceSelector": {"matchLabels": {"team": "chat"}}}],
             "metricsFrom": [{"podSelector": {"matchLabels": {"app": "prometheus"}}}],
-        }
+        },
+        "metrics": {"enabled": True},
     },
     "placed": {
         "nodeSelector": {"gpu": "h100"},
@@ -180,7 +190,15 @@ REFUSED: dict[str, tuple[Values, str]] = {
         "is for one pod",
     ),
     "client CA without TLS": ({"tls": {"clientCa": {"existingSecret": "ca"}}}, "needs tls.existingSecret"),
-    "admins without tokens": ({"auth": {"adapterAdmins": "ops"}}, "which says who calls"),
+    "admins without names": ({"auth": {"admins": "ops"}}, "which say who calls"),
+    "client CA for anybody": (
+        {"tls": {"existingSecret": "cert", "clientCa": {"existingSecret": "ca"}}},
+        "names is * for every certificate",
+    ),
+    "names of no authority's": ({"tls": {"clientCa": {"names": "gateway"}}}, "go together"),
+    "monitor of a closed port": ({"metrics": {"serviceMonitor": {"enabled": True}}}, "the port is closed"),
+    "hpa of closed metrics": ({"autoscaling": {"type": "hpa"}}, "needs metrics.enabled"),
+    "keda of closed metrics": ({"autoscaling": KEDA}, "needs metrics.enabled"),
     "tenants without names": ({"tenants": {"*": {"concurrent_requests": 4}}}, "which say who calls"),
     "tenant's limit below the lowest": (
         SECURE | {"tenants": {"alice": {"requests_per_second": 0}}},

@@ -75,7 +75,9 @@ def ports(rendered: Rendered) -> Iterator[str]:
     """Ports that are named are there, those that are probed are opened, and speak plain text."""
     config = config_of(rendered)
     opened = {each["name"]: each["containerPort"] for each in rendered.server["ports"]}
-    expected = {"grpc": config.port, "metrics": config.metrics_port}
+    expected = {"grpc": config.port}
+    if config.metrics_host != "127.0.0.1":
+        expected["metrics"] = config.metrics_port
     if config.health_port is not None:
         expected["health"] = config.health_port
     if opened != expected or not all(0 < port < 65536 for port in opened.values()):
@@ -91,7 +93,10 @@ def ports(rendered: Rendered) -> Iterator[str]:
             yield f"{name} probe asks {probe}"
     for policy in rendered.all("NetworkPolicy"):
         allowed = sorted(str(port["port"]) for rule in policy["spec"]["ingress"] for port in rule["ports"])
-        if allowed != ["grpc", "metrics"] or policy["spec"]["policyTypes"] != ["Ingress", "Egress"]:
+        for rule in policy["spec"]["ingress"]:
+            if not rule.get("from"):
+                yield f"the policy lets everybody in to {rule['ports']}"
+        if allowed != sorted(expected.keys() - {"health"}) or policy["spec"]["policyTypes"] != ["Ingress", "Egress"]:
             yield f"the policy lets in {allowed}"
 
 

@@ -79,7 +79,7 @@ def test_versions_are_those_of_the_project() -> None:
 
 
 def test_the_chart_and_the_image_agree(helm4: Helm4, image: Stage) -> None:
-    rendered = helm4.render(CPU)
+    rendered = helm4.render(CPU | {"metrics": {"enabled": True}})
     security = rendered.pod["securityContext"]
     assert image.all("USER") == [f"{security['runAsUser']}:{security['runAsGroup']}"]
     assert f"--uid {security['runAsUser']}" in image.all("RUN")[0]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 import tomllib
@@ -11,9 +12,11 @@ from typing import Any
 import pytest
 import yaml
 
+from core.errors import StartupError
 from helm import generate
 from service.config import ServerConfig
 from service.settings import settings_of
+from service.tenants.limits import MAX_WEIGHT, MIN_WEIGHT, TenantLimits, parse_tenants
 from tests.helm.chart import CHART, ROOT, Helm4, Refused, merged
 from tests.helm.matrix import ACCEPTED, EVERY_SETTING, SECURE
 from tests.helm.rules import config_of
@@ -134,13 +137,43 @@ def test_settings_are_the_servers_own(helm4: Helm4) -> None:
         assert getattr(config, name) == value, name
 
 
+def test_tenants_are_given_what_the_servers_file_may_hold(helm4: Helm4) -> None:
+    known = SCHEMA["properties"]["tenants"]["additionalProperties"]["properties"]
+    assert set(known) == {field.name for field in dataclasses.fields(TenantLimits)}
+    weight = known["weight"]
+    assert (weight["minimum"], weight["maximum"]) == (MIN_WEIGHT, MAX_WEIGHT)
+    for name, schema in known.items():
+        for value, accepted in ((schema["minimum"], True), (schema["minimum"] - 1, False)):
+            tenants = {"alice": {name: value}}
+            assert _parses(tenants) == accepted, (name, value)
+            assert _renders(helm4, tenants) == accepted, (name, value)
+
+
+def _parses(tenants: dict[str, Any]) -> bool:
+    try:
+        parse_tenants(yaml.safe_dump(tenants).encode(), "tenants")
+    except StartupError:
+        return False
+    return True
+
+
+def _renders(helm4: Helm4, tenants: dict[str, Any]) -> bool:
+    try:
+        helm4.render(SECURE | {"tenants": tenants})
+    except Refused:
+        return False
+    return True
+
+
 def test_values_reach_the_server(helm4: Helm4) -> None:
     config = config_of(
         helm4.render(SECURE | {"drain": {"lingerSeconds": 7, "graceSeconds": 8}, "model": {"servedName": "m"}})
     )
     assert (config.drain_linger, config.drain_grace, config.served_model_name) == (7, 8, "m")
-    assert (config.device, config.health_port, config.adapter_admins) == ("cuda", 50052, "ops")
-    assert (config.host, config.metrics_host, config.model) == ("0.0.0.0", "0.0.0.0", None)
+    assert (config.device, config.health_port, config.admins) == ("cuda", 50052, "ops")
+    assert config.client_names == {"gateway", "client"}
+    assert (config.host, config.metrics_host, config.model) == ("0.0.0.0", "127.0.0.1", None)
+    assert config_of(helm4.render({"metrics": {"enabled": True}})).metrics_host == "0.0.0.0"
     assert config_of(helm4.render({"model": {"source": "claim", "path": "a/b/"}})).model == "/models/a/b"
 
 
@@ -180,6 +213,8 @@ def test_the_tag_follows_the_device(helm4: Helm4) -> None:
     "values, words",
     [
         ({}, "whoever reaches the port may call"),
+        ({}, "no pod may call yet"),
+        ({"metrics": {"enabled": True}}, "nobody may scrape yet"),
         ({"auth": {"existingSecret": "a"}}, "tokens travel in plain text"),
         (ACCEPTED["downloaded"], "networkPolicy.egress is empty"),
         (ACCEPTED["claim"] | {"replicas": 2}, "use ReadWriteMany"),
@@ -188,7 +223,7 @@ def test_the_tag_follows_the_device(helm4: Helm4) -> None:
 )
 def test_notes_say_what_is_open(helm4: Helm4, values: dict[str, Any], words: str) -> None:
     assert words in helm4.render(values).notes
-    quiet = ("whoever reaches", "plain text", "egress is empty", "use ReadWriteMany")
+    quiet = ("whoever reaches", "plain text", "egress is empty", "use ReadWriteMany", "may call yet", "may scrape yet")
     assert not any(each in helm4.render(SECURE).notes for each in quiet)
 
 

@@ -82,6 +82,7 @@ BREAKS: dict[str, tuple[rules.Rule, Break]] = {
         rules.scaling,
         lambda r: r.one("ScaledObject")["spec"]["triggers"][0]["metadata"].update(query="slipstream_queue"),
     ),
+    "open to everybody": (rules.ports, lambda r: r.one("NetworkPolicy")["spec"]["ingress"][0].pop("from")),
     "scraped twice": (
         rules.scraping,
         lambda r: r.all("Service")[0]["spec"]["ports"].append({"name": "metrics", "port": 1, "targetPort": "metrics"}),

@@ -219,4 +219,4 @@ def test_every_query_sees_its_own_window(machine: Any) -> None:
     wanted = ["admitted", "refused", "step", "released", "reused", "did not grow"]
     assert all(CALLED[name] >= 20 for name in wanted), CALLED
     hits = CALLED["behind a prefix longer than the window"]
-    assert (hits >= 10) == (machine is WindowMachine), CALLED
+    assert (hits >= 3) == (machine is WindowMachine), CALLED

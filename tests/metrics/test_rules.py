@@ -64,11 +64,36 @@ STARTS = f"slipstream_process_start_time_seconds{{{ONE}}}"
 RESTARTS = f"slipstream_frontend_restarts_total{{{ONE}}}"
 DRAIN, LIMIT = f"slipstream_drain_seconds{{{ONE}}}", f"slipstream_drain_limit_seconds{{{ONE}}}"
 
+READY, DRAINING = f"slipstream_ready{{{ONE}}}", f"slipstream_draining{{{ONE}}}"
+UP = f"up{{{ONE}}}"
+BAD_CALLERS = f'slipstream_callers_refused_total{{{ONE},reason="UNAUTHENTICATED"}}'
+TOKENS, SERVED = (
+    f'slipstream_reload_failed{{{ONE},file="tokens"}}',
+    f'slipstream_certificate_expiry_seconds{{{ONE},certificate="server"}}',
+)
+
+
+def handled(**per_minute: int) -> dict[str, str]:
+    """Calls that ended, by code and method; whoever asks for health is never refused."""
+    name = "slipstream_rpc_handled_total"
+    methods = {"OK": "x.Y/Generate", "RESOURCE_EXHAUSTED": "x.Y/Generate", "HEALTH": "grpc.health.v1.Health/Check"}
+    return {
+        f'{name}{{{ONE},code="{"OK" if code == "HEALTH" else code}",method="{methods[code]}"}}': f"0+{n}x40"
+        for code, n in per_minute.items()
+    }
+
+
 VIOLATED = ({"check": "relay_fresh"}, "one violated its invariant relay_fresh")
 FULL = ({"pool": "kv_page"}, "pool kv_page of one is 96% full, and requests wait")
 IDLE = ({}, "the device of one waits 50% of the time for its host")
 SLOW = ({}, "one request in twenty on one waits 19.5s or longer for its first token")
 RESTARTING = ({}, "one, or a front end of it, keeps being restarted")
+DOWN = ({}, "one cannot be scraped")
+NOT_READY = ({}, "one takes no requests for a quarter of an hour, and does not drain")
+REFUSING = ({}, "one refuses 25% of the requests")
+STRANGERS = ({}, "one refuses 2 calls a second because of who calls")
+UNREADABLE = ({"file": "tokens"}, "one cannot use the file of its tokens")
+EXPIRES = ({"certificate": "server"}, "the certificate server of one ends in 6d 0h 0m 0s")
 STUCK = ({}, "one drains for 3m 0s already")
 
 CASES = [
@@ -90,6 +115,31 @@ CASES = [
     Case("SlipstreamRestarting", "a rollout", {STARTS: "100x5 200x30"}, {"20m": None}),
     Case("SlipstreamRestarting", "front ends", {STARTS: "100x40", RESTARTS: "0x5 0+1x30"}, {"20m": RESTARTING}),
     Case("SlipstreamDrainStuck", "beyond the limit", {DRAIN: "0+60x10", LIMIT: "45x10"}, {"1m": None, "3m": STUCK}),
+    Case(
+        "SlipstreamTargetDown",
+        "gone dark",
+        {READY: "1x10 _x90", UP: "1x10 0x90"},
+        {"11m": None, "20m": DOWN, "90m": DOWN},
+    ),
+    Case("SlipstreamTargetDown", "another program", {UP: "1x10 0x30"}, {"30m": None}),
+    Case("SlipstreamTargetDown", "one scrape lost", {READY: "1x40", UP: "1x10 0 1x30"}, {"11m": None, "13m": None}),
+    Case("SlipstreamNotReady", "hangs", {READY: "1x5 0x40", DRAINING: "0x45"}, {"15m": None, "30m": NOT_READY}),
+    Case("SlipstreamNotReady", "drains", {READY: "1x5 0x40", DRAINING: "0x5 1x40"}, {"30m": None}),
+    Case("SlipstreamNotReady", "loads", {READY: "0x10 1x30", DRAINING: "0x40"}, {"12m": None, "30m": None}),
+    Case(
+        "SlipstreamRefusals",
+        "a quarter",
+        handled(OK=30, RESOURCE_EXHAUSTED=10, HEALTH=600),
+        {"8m": None, "30m": REFUSING},
+    ),
+    Case("SlipstreamRefusals", "one in twenty", handled(OK=95, RESOURCE_EXHAUSTED=5), {"30m": None}),
+    Case("SlipstreamRefusals", "no traffic", handled(OK=0, RESOURCE_EXHAUSTED=0), {"30m": None}),
+    Case("SlipstreamCallersRefused", "two a second", {BAD_CALLERS: "0+120x40"}, {"3m": None, "20m": STRANGERS}),
+    Case("SlipstreamCallersRefused", "one now and then", {BAD_CALLERS: "0+6x40"}, {"30m": None}),
+    Case("SlipstreamReloadFailed", "stays bad", {TOKENS: "0x5 1x20"}, {"6m": None, "10m": UNREADABLE}),
+    Case("SlipstreamReloadFailed", "mended at once", {TOKENS: "0x5 1 0x20"}, {"6m": None, "10m": None}),
+    Case("SlipstreamCertificateExpires", "six days", {SERVED: "518400x100"}, {"30m": None, "90m": EXPIRES}),
+    Case("SlipstreamCertificateExpires", "a month", {SERVED: "2592000x100"}, {"90m": None}),
     Case("SlipstreamDrainStuck", "within it", {DRAIN: "0+4x10", LIMIT: "45x10"}, {"5m": None, "10m": None}),
 ]
 
@@ -150,6 +200,15 @@ MUTANTS = {
     ],
     "SlipstreamSlowFirstToken": [("> 10", "> 20"), ("(0.95", "(0.05")],
     "SlipstreamRestarting": [("[30m]) > 2\n          or", "[30m]) > 0\n          or"), ("or increase", "and increase")],
+    "SlipstreamTargetDown": [
+        ("present_over_time(slipstream_ready[1d])", "slipstream_ready"),
+        (" and on (job, instance) present_over_time(slipstream_ready[1d])", ""),
+    ],
+    "SlipstreamNotReady": [("unless on (job, instance) slipstream_draining == 1", ""), ("for: 15m", "for: 1m")],
+    "SlipstreamRefusals": [("> 0.1", "> 0.3"), ('handled_total{method=~".*/(Generate|Embed)"}', "handled_total")],
+    "SlipstreamCallersRefused": [("> 1", "> 3"), ("> 1", "> 0")],
+    "SlipstreamReloadFailed": [("== 1", "== 0"), ("for: 2m", "for: 30m")],
+    "SlipstreamCertificateExpires": [("< 7 *", "< 3 *"), ("< 7 *", "< 60 *")],
     "SlipstreamDrainStuck": [("> slipstream_drain_limit", "< slipstream_drain_limit"), ("for: 1m", "for: 10m")],
 }
 

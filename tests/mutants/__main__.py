@@ -45,6 +45,8 @@ def main() -> int:
     book = Book(ledger, trusting=asked.judge, end=began + asked.budget if asked.budget else float("inf"))
     with contextlib.ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="mutants-"))
+        # Tests that become another user import the copy.
+        Path(folder).chmod(0o755)
         benches = Benches([Workshop(Path(folder, str(number))) for number in range(asked.jobs)])
         stack.callback(benches.close)
         if not asked.judge:

@@ -142,17 +142,9 @@ ADAPTING: tuple[Mutant, ...] = (
         "embedding-salt-reaches-adapters",
         "no salt of a client reaches another adapter's prefixes",
         "core/engine/input_processor.py",
-        "tenant = self.adapters.salt(slot, request.cache_salt)\n        return [",
-        "tenant = request.cache_salt\n        return [",
+        "own = self.adapters.salt(slot, request.cache_salt)\n        return [",
+        "own = request.cache_salt\n        return [",
         "tests/equivalence/test_adapters_refused_grpc.py::"
         "test_no_salt_of_an_embedding_reaches_the_prefixes_of_an_adapter",
-    ),
-    Mutant(
-        "anyone-loads-adapters",
-        "only the named may change what is loaded",
-        "service/servicers/adapters.py",
-        "caller_name.get() not in self._admins",
-        "caller_name.get() is None",
-        "tests/security/test_adapters.py::test_only_the_named_may_change_what_is_loaded",
     ),
 )

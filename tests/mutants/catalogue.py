@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 from tests.mutants.adapting import ADAPTING
+from tests.mutants.allowing import ALLOWING
 from tests.mutants.attending import ATTENDING
+from tests.mutants.beating import BEATING
+from tests.mutants.bounding import BOUNDING
+from tests.mutants.budgeting import BUDGETING
 from tests.mutants.capturing import CAPTURING
 from tests.mutants.classes import CLASSES
 from tests.mutants.clients import CLIENTS
@@ -20,10 +24,12 @@ from tests.mutants.encoders import ENCODERS
 from tests.mutants.exhausting import EXHAUSTING
 from tests.mutants.figures import FIGURES
 from tests.mutants.gateways import GATEWAYS
+from tests.mutants.gating import GATING
 from tests.mutants.guarding import GUARDING
 from tests.mutants.handing import HANDING
 from tests.mutants.interpreting import INTERPRETING
 from tests.mutants.keeping import KEEPING
+from tests.mutants.leaving import LEAVING
 from tests.mutants.matching import MATCHING
 from tests.mutants.measuring import MEASURING
 from tests.mutants.mutant import Mutant
@@ -38,6 +44,7 @@ from tests.mutants.relaying import RELAYING
 from tests.mutants.resuming import RESUMING
 from tests.mutants.scheduling import SCHEDULING
 from tests.mutants.serving import SERVING
+from tests.mutants.sharing import SHARING
 from tests.mutants.shell import SHELL
 from tests.mutants.showing import SHOWING
 from tests.mutants.teaching import TEACHING
@@ -48,20 +55,25 @@ MUTANTS: tuple[Mutant, ...] = (
     *OWNERSHIP,
     *SCHEDULING,
     *CLASSES,
+    *SHARING,
     *RELAYING,
     *ORDERING,
     *SHELL,
     *SERVING,
     *GUARDING,
+    *BOUNDING,
+    *ALLOWING,
     *ADAPTING,
     *EMBEDDING,
     *ENCODERS,
     *WINDOWS,
     *CONSTRAINING,
+    *BUDGETING,
     *CAPTURING,
     *RESUMING,
     *OBSERVING,
     *GATEWAYS,
+    *GATING,
     *SHOWING,
     *TEXTING,
     *FIGURES,
@@ -85,6 +97,8 @@ MUTANTS: tuple[Mutant, ...] = (
     *TEACHING,
     *MEASURING,
     *INTERPRETING,
+    *BEATING,
+    *LEAVING,
 )
 
 SAMPLE: tuple[str, ...] = (

@@ -26,10 +26,10 @@ COMPILING: tuple[Mutant, ...] = (
     Mutant(
         "native-runs-what-others-wrote",
         "compiled code that another user could have written is not run",
-        NATIVE + "extension.py",
+        NATIVE + "kept_library.py",
         "facts.st_uid not in (0, os.geteuid()) or facts.st_mode & 0o022",
         "facts.st_uid not in (0, os.geteuid())",
-        LOADED + "test_code_that_others_could_have_written_is_not_run",
+        "tests/models/test_kept_library.py::test_what_others_could_have_written_is_not_loaded",
     ),
     Mutant(
         "native-key-forgets-the-code",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from tests.mutants.mutant import Mutant
 
 TABLE = "core/executor/grammar_table.py"
+WORK = "core/executor/grammar_work.py"
 STEP_KINDS = "tests/happens_before/test_step_kinds.py"
 FOLLOWED = f"{STEP_KINDS}::test_constrained_tokens_follow_each_other"
 
@@ -21,16 +22,16 @@ CONSTRAINING: tuple[Mutant, ...] = (
         "matcher-of-a-former-owner",
         "law 1: a token in flight is accepted by the owner of the row that it was sampled for",
         TABLE,
-        "follower is None or follower.generation != generation or follower.failed",
-        "follower is None or follower.failed",
+        "follower is None or follower.generation != generation or follower.failed is not None",
+        "follower is None or follower.failed is not None",
         FOLLOWED,
     ),
     Mutant(
         "matcher-forgets-outputs",
         "a retracted request goes on behind what it has",
-        TABLE,
-        "    for token in seed.outputs.tolist():",
-        "    for token in seed.outputs.tolist()[:0]:",
+        WORK,
+        "        for token in seed.outputs.tolist():",
+        "        for token in seed.outputs.tolist()[:0]:",
         FOLLOWED,
     ),
     Mutant(
@@ -52,26 +53,26 @@ CONSTRAINING: tuple[Mutant, ...] = (
     Mutant(
         "mask-time-of-the-wall",
         "a stalled host fails no request",
-        TABLE,
-        "            began = time.thread_time()\n"
-        "            some[place] = follower.matcher.fill(words[place]) and time.thread_time()",
-        "            began = time.monotonic()\n"
-        "            some[place] = follower.matcher.fill(words[place]) and time.monotonic()",
+        WORK,
+        "            began = time.thread_time()\n            some[place] = follower.matcher.fill(words[place])\n"
+        "            self._charge(follower, follower.accepting + time.thread_time() - began)",
+        "            began = time.monotonic()\n            some[place] = follower.matcher.fill(words[place])\n"
+        "            self._charge(follower, follower.accepting + time.monotonic() - began)",
         "tests/constraints/test_endings.py::test_a_host_that_stalls_fails_nobody",
     ),
     Mutant(
         "mask-work-unbounded",
         "a grammar that works too long fails its request",
-        TABLE,
-        "time.thread_time() - began < MAX_MASK_SECONDS",
-        "time.thread_time() >= began",
+        WORK,
+        "            self._charge(follower, follower.accepting + time.thread_time() - began)\n",
+        "",
         "tests/constraints/test_endings.py::test_masks_that_take_too_long_fail_their_request_alone",
     ),
     Mutant(
         "trial-time-of-the-wall",
         "a constraint is refused for its work, not for the machine's",
-        "core/engine/grammar_trial.py",
-        "looks + 1, self._seconds - (cpu_seconds(process.pid) - began)",
+        "core/engine/bounded_work.py",
+        "looks + 1, seconds - (used() - began)",
         "looks + 1, 0.0",
         "tests/engine/test_grammar_trial.py::test_a_process_that_is_stopped_refuses_nothing",
     ),
@@ -79,8 +80,8 @@ CONSTRAINING: tuple[Mutant, ...] = (
         "probe-time-of-the-wall",
         "a mask is too slow for its work alone",
         "core/sampling/grammar/trial.py",
-        "        began = time.process_time()\n        some = matcher.fill(words)\n",
-        "        began, clock = time.process_time(), time.monotonic()\n        some = matcher.fill(words)\n"
+        "        some = matcher.fill(words)\n",
+        "        clock = time.monotonic()\n        some = matcher.fill(words)\n"
         "        began -= time.monotonic() - clock\n",
         "tests/engine/test_grammar_trial.py::test_masks_are_judged_by_their_work",
     ),

@@ -12,6 +12,14 @@ SERVICER = "service/servicers/inference.py"
 
 EMBEDDING: tuple[Mutant, ...] = (
     Mutant(
+        "embed-tried-on-the-next-server",
+        "a request that an engine may have died of is not sent to another by gRPC",
+        SERVICER,
+        "            except EngineDead as error:\n                _keep_from_others(error, context)\n",
+        "            except EngineDead:\n",
+        WIRE + "test_what_an_engine_died_of_is_not_tried_on_the_next",
+    ),
+    Mutant(
         "embed-mean-of-the-last-chunk",
         "a mean is over every chunk of the prompt",
         POOLING,
@@ -87,8 +95,8 @@ EMBEDDING: tuple[Mutant, ...] = (
         "embed-adapter-ignored",
         "a vector is made by the adapter that was asked for",
         "core/engine/input_processor.py",
-        "namespace(tenant, None),\n                adapter_slot=slot,\n",
-        "namespace(tenant, None),\n",
+        "namespace(own, None),\n                adapter_slot=slot,\n",
+        "namespace(own, None),\n",
         ENGINE + "test_an_adapter_makes_vectors_of_its_own",
     ),
     Mutant(
@@ -135,7 +143,7 @@ EMBEDDING: tuple[Mutant, ...] = (
         "embed-caller-forgotten",
         "only who asked for it can abort an embedding",
         "service/open_calls.py",
-        "self.engine.embed(_within_tenant(asked))",
+        "self.engine.embed(_within_tenant(asked, place))",
         "self.engine.embed(asked)",
         "tests/security/test_tenants.py::test_vectors_share_no_cached_prefix_and_are_aborted_by_their_caller_only",
     ),

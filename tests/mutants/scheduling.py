@@ -55,14 +55,7 @@ SCHEDULING: tuple[Mutant, ...] = (
         "if req.state is RequestState.RUNNING:",
         'if req.state is RequestState.RUNNING and type(ended.error).__name__ != "RequestFailed":',
         SCHEDULER + "test_non_finite_row_fails_alone",
-    ),
-    Mutant(
-        "slow-reader-keeps-the-row",
-        "a request whose reader was too slow gives its row back",
-        "core/scheduler/lifecycle.py",
-        "if req.state is RequestState.RUNNING:",
-        'if req.state is RequestState.RUNNING and type(ended.error).__name__ != "SlowConsumer":',
-        "tests/engine/test_trouble.py::test_a_reader_that_does_not_read_is_ended_and_others_are_not",
+        dies_by="invariant",
     ),
     Mutant(
         "deadline-ignored",

@@ -27,7 +27,7 @@ SERVING: tuple[Mutant, ...] = (
         "pushback-removed",
         "a refusal for want of room says when to come back",
         "service/status.py",
-        "        trailers.append((PUSHBACK_TRAILER, str(max(millis, LEAST_PUSHBACK_MILLIS))))\n",
+        "        trailers.append((PUSHBACK_TRAILER, NO_RETRY if silent else str(millis)))\n",
         "",
         SERVICE + "test_statuses.py::test_overload_says_when_to_come_back",
     ),

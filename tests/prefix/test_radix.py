@@ -257,7 +257,8 @@ def test_integrity_notices_a_wrong_order_of_age() -> None:
     put(cache, "abcd", 1)
     found(cache, "ab")
     cache.check_integrity()
-    cache._lru.move_to_end(next(iter(cache._lru)))
+    (tenant,) = cache._tenants
+    tenant.recent.move_to_end(next(iter(tenant.recent)))
     with pytest.raises(InvariantViolation, match="prefix_lock_balance"):
         cache.check_integrity()
 
@@ -274,6 +275,7 @@ def test_integrity_notices_a_page_in_two_places() -> None:
 def test_integrity_notices_a_recent_node_that_left_the_tree() -> None:
     cache = RadixCache(1)
     put(cache, "ab", 1)
-    cache._lru[PrefixNode.root("")] = None
+    (tenant,) = cache._tenants
+    tenant.recent[PrefixNode.root("")] = None
     with pytest.raises(InvariantViolation, match="prefix_lock_balance"):
         cache.check_integrity()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -16,6 +17,7 @@ from core.memory.rows import RowAllocator
 from core.prefix.registry import build_prefix_cache
 from core.scheduler.intake import End
 from core.scheduler.outputs import StepOutputs
+from core.scheduler.pace import Pace
 from core.scheduler.scheduler import Scheduler
 from core.types.io import FinishReason
 from core.types.request import Req
@@ -50,6 +52,7 @@ class Harness:
         depth: int = 2,
         companions: Sequence[Companion] = (),
         executor: type[HashExecutor] = HashExecutor,
+        long_seconds: float = math.inf,
         **config: object,
     ) -> None:
         settings = {"chunked_prefill_size": 16, **config}
@@ -66,13 +69,14 @@ class Harness:
             vocab_size=VOCAB,
             eos_ids=(EOS,),
             pin=pin,
+            pace=Pace(long_seconds),
         )
         self.seen: dict[Req, Seen] = {}
         self.now = 0.0
 
     def add(self, prompt: Sequence[int], max_tokens: int = 8, *, salt: str = "", **kwargs: object) -> Req:
         """Queue a request; `kwargs` go to `SamplingParams`, but for the request's own fields."""
-        own = {k: kwargs.pop(k) for k in ("priority", "deadline", "queue_deadline") if k in kwargs}
+        own = {k: kwargs.pop(k) for k in ("priority", "deadline", "queue_deadline", "tenant", "weight") if k in kwargs}
         params = SamplingParams(temperature=0.0, ignore_eos=kwargs.pop("ignore_eos", True), **kwargs)  # type: ignore[arg-type]
         salt = self.memory.cache.namespace(salt, None)
         req = Req("r", 0, np.asarray(prompt, np.int64), params, 0, max_tokens, salt=salt, arrived_at=self.now, **own)  # type: ignore[arg-type]

@@ -54,6 +54,22 @@ def settled(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reloaded, "SETTLE_SECONDS", 0.0)
 
 
+def test_whatever_a_parser_raises_is_a_failed_reload(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_text("1")
+    found = Reloaded("number", (path,), lambda contents: int(contents[0]))
+    path.write_text("one")
+    looked: list[object] = []
+    for look in (found.current, lambda: found.failed):
+        try:
+            looked.append(look())
+        except ValueError as error:
+            looked.append(error)
+    assert looked == [1, True]
+    with pytest.raises(StartupError, match=rf"^{path}: cannot be used: ValueError$"):
+        Reloaded("number", (path,), lambda contents: int(contents[0]))
+
+
 @pytest.mark.usefixtures("settled")
 @pytest.mark.parametrize("write", [in_place, by_rename, by_unlink, in_place_with_the_old_time])
 def test_every_way_of_writing_is_noticed(tmp_path: Path, write: Callable[[Path, str], None]) -> None:

@@ -165,7 +165,7 @@ async def test_a_bad_pair_is_not_taken(
 async def test_mutual_tls_takes_only_clients_of_its_authority(
     serve: Serve, authority: Authority, stranger: Authority, first: Pair, tmp_path: Path, scorecard: Scorecard
 ) -> None:
-    settings = {**install(first, tmp_path), "tls_client_ca": str(authority.cert)}
+    settings = {**install(first, tmp_path), "tls_client_ca": str(authority.cert), "tls_client_names": "*"}
     async with serve(**settings) as serving:
         verdicts = {
             "missing": await refused(serving, authority),
@@ -192,7 +192,7 @@ async def test_the_authority_of_clients_can_be_changed(
 ) -> None:
     ca = tmp_path / "ca.pem"
     shutil.copy(authority.cert, ca)
-    async with serve(**install(first, tmp_path), tls_client_ca=str(ca)) as serving:
+    async with serve(**install(first, tmp_path), tls_client_ca=str(ca), tls_client_names="*") as serving:
         own = stranger.issue("client")
         assert await refused(serving, authority, own)
         shutil.copy(stranger.cert, ca)
@@ -204,13 +204,14 @@ def spoilt(first: Pair, second: Pair, folder: Path) -> list[tuple[dict[str, str]
     rubbish = folder / "rubbish"
     rubbish.write_text("rubbish")
     good = {"tls_cert": str(first.cert), "tls_key": str(first.key)}
+    any_client = good | {"tls_client_names": "*"}
     return [
         (good | {"tls_key": str(second.key)}, "do not belong together"),
         (good | {"tls_cert": str(rubbish)}, "are not a PEM certificate and unencrypted key"),
         (good | {"tls_key": str(rubbish)}, "are not a PEM certificate and unencrypted key"),
         (good | {"tls_cert": str(folder / "absent")}, "does not exist"),
-        (good | {"tls_client_ca": str(rubbish)}, "holds no PEM certificate"),
-        (good | {"tls_client_ca": str(first.key)}, "holds no PEM certificate"),
+        (any_client | {"tls_client_ca": str(rubbish)}, "holds no PEM certificate"),
+        (any_client | {"tls_client_ca": str(first.key)}, "holds no PEM certificate"),
         (good | {"auth_token_file": str(folder / "absent")}, "does not exist"),
         (good | {"auth_token_file": str(rubbish)}, "line 1: a token has at least"),
     ]
@@ -245,7 +246,8 @@ def test_the_authority_of_clients_is_read_where_one_is_named(
     config: Callable[..., ServerConfig], authority: Authority, first: Pair
 ) -> None:
     named = {"tls_cert": str(first.cert), "tls_key": str(first.key)}
-    for more, ca in (({}, None), ({"tls_client_ca": str(authority.cert)}, authority.cert.read_bytes())):
+    named_ca = {"tls_client_ca": str(authority.cert), "tls_client_names": "*"}
+    for more, ca in (({}, None), (named_ca, authority.cert.read_bytes())):
         files = tls_files(config(**named, **more))
         assert files is not None and files.current().client_ca == ca
 

@@ -29,7 +29,7 @@ EVENTS = 4
 
 @pytest_asyncio.fixture(loop_scope="module", scope="module")
 async def client(tiny: Path) -> AsyncIterator[SlipstreamClient]:
-    async with serve_checkpoint(tiny) as (_, made):
+    async with serve_checkpoint(tiny, grammar_callers="*") as (_, made):
         yield made
 
 
@@ -164,6 +164,21 @@ async def test_floods_within_one_message(client: SlipstreamClient, name: str, sc
     assert field in failed.fields
     scorecard(28, f"megabytes of {name}: ms to the refusal", seconds * 1e3, at_most=1000)
     scorecard(28, f"megabytes of {name}: loop late by, ms", neighbour.worst_lag * 1e3)
+
+
+@shared_loop
+async def test_metadata_within_the_limit_is_always_taken_and_past_it_never(client: SlipstreamClient) -> None:
+    """Names, values and 32 bytes for each count, those of gRPC itself too."""
+
+    async def told(size: int) -> str:
+        try:
+            await client.stub.Tokenize(pb.TokenizeRequest(text="a"), metadata=(("x-filler", "a" * size),))
+        except grpc.aio.AioRpcError as refused:
+            return refused.code().name
+        return "OK"
+
+    for kib, outcome_ in ((4.5, "OK"), (6, "OK"), (7, "OK"), (8, "RESOURCE_EXHAUSTED"), (16, "RESOURCE_EXHAUSTED")):
+        assert {await told(int(kib * 1024)) for _ in range(20)} == {outcome_}, kib
 
 
 @shared_loop

@@ -20,6 +20,9 @@ from service.server import Server
 from tests.fakes.fake_engine import FakeEngine
 from tests.fakes.within import within
 
+ONCE = (("grpc.enable_retries", 0),)
+"""Options of a client that shows the first refusal, whatever the published policy would do about it."""
+
 PATIENCE = 10.0
 """Seconds after which an awaited event counts as missing; nothing here takes a tenth of it."""
 

@@ -10,9 +10,11 @@ import struct
 from collections.abc import Sequence
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
-DATA, HEADERS, SETTINGS, PING = 0x0, 0x1, 0x4, 0x6
+DATA, HEADERS, SETTINGS, PING, WINDOW_UPDATE = 0x0, 0x1, 0x4, 0x6, 0x8
 END_STREAM, END_HEADERS, ACK = 0x1, 0x4, 0x1
 INITIAL_WINDOW_SIZE = 0x4
+FRAME_BYTES = 16_384
+DEFAULT_WINDOW = 65_535
 
 
 def frame(kind: int, flags: int, stream: int, payload: bytes) -> bytes:
@@ -42,13 +44,16 @@ def call_frames(stream: int, path: str, authority: str, message: bytes, more: Se
         ]
     )
     body = struct.pack(">BI", 0, len(message)) + message
-    return frame(HEADERS, END_HEADERS, stream, block) + frame(DATA, END_STREAM, stream, body)
+    pieces = [body[at : at + FRAME_BYTES] for at in range(0, len(body), FRAME_BYTES)]
+    data = b"".join(frame(DATA, 0, stream, piece) for piece in pieces[:-1])
+    return frame(HEADERS, END_HEADERS, stream, block) + data + frame(DATA, END_STREAM, stream, pieces[-1])
 
 
 class DeafClient:
     """Opens calls with a small flow-control window, 0 unless told, that it never widens: it reads nothing.
 
-    The kernel's buffers stay open. A server that pings takes it for dead, unless it `answers_pings`.
+    The kernel's buffers stay open. A server that pings takes it for dead, unless it `answers_pings`; then it also keeps
+    to the room that the server grants to the connection.
     """
 
     def __init__(self, writer: asyncio.StreamWriter, authority: str) -> None:
@@ -56,6 +61,8 @@ class DeafClient:
         self._authority = authority
         self._next_stream = 1
         self._answering: asyncio.Task[None] | None = None
+        self._window = DEFAULT_WINDOW
+        self._widened = asyncio.Event()
 
     @classmethod
     async def connect(cls, port: int, window: int = 0, *, answers_pings: bool = False) -> DeafClient:
@@ -77,9 +84,16 @@ class DeafClient:
             payload = await reader.readexactly(int.from_bytes(head[:3], "big"))
             if head[3] == PING and not head[4] & ACK:
                 self._writer.write(frame(PING, ACK, 0, payload))
+            elif head[3] == WINDOW_UPDATE and not any(head[5:]):
+                self._window += int.from_bytes(payload, "big")
+                self._widened.set()
 
     async def call(self, path: str, message: bytes, more: Sequence[tuple[str, str]] = ()) -> None:
-        """Open one call."""
+        """Open one call, of a message that fits the window of a stream."""
+        self._window -= len(message) + 5
+        while self._answering is not None and self._window < 0:
+            self._widened.clear()
+            await self._widened.wait()
         self._writer.write(call_frames(self._next_stream, path, self._authority, message, more))
         self._next_stream += 2
         await self._writer.drain()

@@ -31,7 +31,7 @@ REFUSALS: tuple[tuple[SlipstreamError, str, str], ...] = (
 
 
 async def test_what_is_loaded_is_told_field_by_field(serve: Serve) -> None:
-    async with serve() as serving:
+    async with serve(unnamed_callers="all") as serving:
         adapters = AdapterClient(serving.client)
         made = await adapters.load("french", "evicts", pinned=True)
         assert list(made.evicted) == ["older"]
@@ -71,7 +71,7 @@ async def test_a_call_is_made_with_the_clients_token(serve: Serve, tmp_path: Pat
 
 
 async def test_every_refusal_has_its_status(serve: Serve) -> None:
-    async with serve() as serving:
+    async with serve(unnamed_callers="all") as serving:
         for error, code, reason in REFUSALS:
             serving.engine.refuse_with = error
             with pytest.raises(CallFailed) as failed:
@@ -81,7 +81,7 @@ async def test_every_refusal_has_its_status(serve: Serve) -> None:
 
 
 async def test_the_commands(serve: Serve) -> None:
-    async with serve() as serving:
+    async with serve(unnamed_callers="all") as serving:
 
         async def run(*args: str) -> Result:
             return await asyncio.to_thread(CliRunner().invoke, cli, ["adapters", *args, "--server", serving.target])
@@ -153,10 +153,10 @@ def test_adapters_are_looked_at_before_anything_heavy(tmp_path: Path) -> None:
 
 
 def test_settings_of_adapters(tmp_path: Path) -> None:
-    config = ServerConfig(lora_dir="/x", max_lora_bytes=5, auth_token_file="t", adapter_admins=" alice,bob ,")
+    config = ServerConfig(lora_dir="/x", max_lora_bytes=5, auth_token_file="t", admins=" alice,bob ,")
     lora = config.engine_config("m").lora
     assert (lora.directory, lora.max_bytes, lora.enabled) == ("/x", 5, True)
-    assert config.adapter_admin_names == {"alice", "bob"}
-    assert ServerConfig().adapter_admin_names is None and not ServerConfig().engine_config("m").lora.enabled
-    with pytest.raises(ConfigError, match="adapter_admins needs auth_token_file"):
-        ServerConfig(adapter_admins="alice")
+    assert config.admin_names == {"alice", "bob"}
+    assert ServerConfig().admin_names == frozenset() and not ServerConfig().engine_config("m").lora.enabled
+    with pytest.raises(ConfigError, match="admins needs auth_token_file"):
+        ServerConfig(admins="alice")

@@ -17,12 +17,12 @@ from core.errors import InvalidRequest, RequestFailed, SlipstreamError
 from core.types.io import GenerateRequest, Pooling
 from service.bounds import MAX_EMBED_IDS, MAX_EMBED_INPUTS, MAX_EMBED_NUMBERS
 from service.cli import cli
-from service.client import CallFailed, Chunk, Vector
+from service.client import CallFailed, Chunk, SlipstreamClient, Vector
 from service.config import ServerConfig
 from service.convert_embed import embed_request
 from service.pb.slipstream.v1 import inference_pb2 as pb
 from tests.fakes.fake_engine import INFO, FakeEngine, held, info_with
-from tests.service.conftest import PATIENCE, Serve, until
+from tests.service.conftest import ONCE, PATIENCE, Serve, until
 from tests.service.test_cancellation import closed
 from tests.service.test_statuses import EXAMPLES
 
@@ -184,9 +184,10 @@ async def test_it_counts_as_a_call_that_is_open(serve: Serve) -> None:
     async with serve(FakeEngine(held(gate, after=0)), max_concurrent_requests=1, admission_wait=0.01) as serving:
         first = asyncio.create_task(serving.client.embed("hi"))
         await serving.engine.stream_number(1)
-        with pytest.raises(CallFailed) as failed:
-            await serving.client.embed("hi")
-        assert (failed.value.reason, failed.value.retry_after) == ("CONCURRENCY_LIMIT", 0.01)
+        async with SlipstreamClient(serving.target, ONCE) as other:
+            with pytest.raises(CallFailed) as failed:
+                await other.embed("hi")
+        assert failed.value.reason == "CONCURRENCY_LIMIT" and failed.value.retry_after
         gate.set()
         assert len(await first) == 1
 
@@ -194,8 +195,13 @@ async def test_it_counts_as_a_call_that_is_open(serve: Serve) -> None:
 async def test_a_drain_waits_for_it_or_cuts_it(serve: Serve) -> None:
     for patient in (True, False):
         gate = asyncio.Event()
-        async with serve(FakeEngine(held(gate, after=0))) as serving:
-            call = asyncio.create_task(serving.client.embed("hi"))
+        # A refusal for good: with retries the client would look for another server, and there is none.
+        once = (("grpc.enable_retries", 0),)
+        async with (
+            serve(FakeEngine(held(gate, after=0))) as serving,
+            SlipstreamClient(serving.target, options=once) as client,
+        ):
+            call = asyncio.create_task(client.embed("hi"))
             await serving.engine.stream_number(1)
             drain = asyncio.create_task(serving.server.drain(0.0, PATIENCE if patient else 0.0))
             if patient:
@@ -210,8 +216,18 @@ async def test_a_drain_waits_for_it_or_cuts_it(serve: Serve) -> None:
                 assert failed.value.reason == "DRAINING"
 
 
+async def test_what_an_engine_died_of_is_not_tried_on_the_next(serve: Serve) -> None:
+    async with serve(FakeEngine(held(asyncio.Event(), after=0))) as serving:
+        call = serving.stub.Embed(pb.EmbedRequest(inputs=[pb.EmbedInput(text="hi")]))
+        await serving.engine.stream_number(1)
+        serving.engine.kill(RuntimeError("a step failed"))
+        with pytest.raises(grpc.aio.AioRpcError) as failed:
+            await call
+    assert failed.value.code() is grpc.StatusCode.UNAVAILABLE
+    assert dict(failed.value.trailing_metadata() or ()).get("grpc-retry-pushback-ms") == "-1"
+
+
 async def test_before_the_model_is_loaded(config: Any) -> None:
-    from service.client import SlipstreamClient
     from service.server import Server
 
     server = Server(config(), lambda *_: FakeEngine())

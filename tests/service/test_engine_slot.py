@@ -7,7 +7,7 @@ import pytest
 from core.engine.door import EngineState
 from core.types.stats import EngineStats
 from service.engine_slot import EngineSlot
-from service.status import NotReady
+from service.status import PUSHBACK_TRAILER, EngineSilent, NotReady, status_of
 from tests.fakes.fake_engine import FakeEngine
 
 
@@ -44,6 +44,19 @@ async def test_without_an_engine_calls_are_refused_and_figures_are_empty() -> No
     assert (slot.stats, slot.startup_seconds, slot.drain_seconds) == (EngineStats(), 0.0, 0.0)
     with pytest.raises(NotReady, match="still being loaded"):
         slot.require()
+
+
+async def test_a_silent_engine_is_not_asked() -> None:
+    slot = slot_with(EngineState.READY, draining=False)
+    assert slot.require() is slot.engine
+    slot.silent = True
+    with pytest.raises(EngineSilent) as refused:
+        slot.require()
+    status = status_of(refused.value)
+    assert status.code.name == "UNAVAILABLE"
+    assert int(dict(status.trailers).get(PUSHBACK_TRAILER, 0)) >= 1000
+    slot.silent = False
+    assert slot.require() is slot.engine
 
 
 async def test_a_drain_is_measured_from_its_first_word(monkeypatch: pytest.MonkeyPatch) -> None:

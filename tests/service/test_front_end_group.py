@@ -24,7 +24,7 @@ async def test_each_front_end_has_its_part_of_limits_that_hold_for_all(config: C
 
 
 def test_a_held_port_is_shared_with_front_ends_and_with_no_other_server() -> None:
-    with reserve("127.0.0.1", 0) as held:
+    with reserve("127.0.0.1", 0, "gRPC") as held:
         address = held.getsockname()
         with socket.socket() as stranger, pytest.raises(OSError, match="in use"):
             stranger.bind(address)
@@ -46,4 +46,4 @@ def test_a_port_that_another_server_has_is_refused_by_name() -> None:
         with pytest.raises(
             StartupError, match=rf"cannot listen on 127\.0\.0\.1:{port} \(gRPC\): Address already in use"
         ):
-            reserve("127.0.0.1", port)
+            reserve("127.0.0.1", port, "gRPC")

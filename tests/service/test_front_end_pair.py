@@ -21,6 +21,7 @@ from service.frontends.process import CountedCalls
 from service.frontends.remote_desk import RemoteDesk
 from service.frontends.remote_engine import RemoteEngine
 from service.metrics.rpc import RpcMetrics
+from service.tenants.work import Work
 from tests.fakes.fake_engine import FakeEngine
 from tests.fakes.within import within
 from tests.service.conftest import until
@@ -74,15 +75,17 @@ async def test_what_a_front_end_counts_is_told_once() -> None:
 async def test_a_tenants_place_is_taken_and_given_back_in_the_engines_process() -> None:
     async with paired(FakeEngine()) as pair:
         limited, free = (RemoteDesk(pair.remote, limited=limited) for limited in (True, False))
-        hold = await limited.enter("alice", None)
+        hold = await limited.enter("alice", None, Work(2, 10, 50))
         await limited.enter(None, None)
         await free.enter("bob", None)
         await pair.settle()
         assert pair.desk.left == []
+        hold.saw_prompt(12)
+        hold.use(5)
         for _ in range(2):
             hold.release()
         await pair.settle()
-        assert pair.desk.left == ["alice"]
+        assert (pair.desk.left, pair.desk.used) == (["alice"], [17]), "tokens that were used are told with it"
     assert pair.desk.left == ["alice"], "no place was taken for a caller without limits"
 
 

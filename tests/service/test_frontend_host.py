@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -13,11 +13,13 @@ from prometheus_client import CollectorRegistry
 from core.types.io import Delta, EmbedRequest, GenerateRequest
 from core.types.sampling_params import SamplingParams
 from service.engine_slot import EngineSlot
+from service.frontends.events import read_events
 from service.frontends.host import FrontEndHost
 from service.frontends.plain import to_plain
-from service.frontends.wire import Kind, Link, pack_json, read_events
+from service.frontends.wire import Kind, Link, pack, pack_json
 from service.metrics.rpc import RpcMetrics
-from service.tenants.gates import Hold
+from service.tenants.hold import Hold
+from service.tenants.work import Work
 from tests.fakes.brittle_tokenizer import panic
 from tests.fakes.fake_engine import FakeEngine, held
 from tests.fakes.kept_server import small_engine
@@ -33,7 +35,14 @@ class Wire(asyncio.Transport):
     def __init__(self) -> None:
         super().__init__()
         self.frames: list[tuple[Kind, bytes]] = []
-        self._reader = Link(lambda kind, body: self.frames.append((kind, bytes(body))), lambda: None)
+        self.numbers: list[int] = []
+        """Of the calls that the frames are of."""
+        self.on_write: Callable[[], None] = lambda: None
+        self._reader = Link(self._frame, lambda: None)
+
+    def _frame(self, kind: Kind, number: int, body: bytes) -> None:
+        self.frames.append((kind, body))
+        self.numbers.append(number)
 
     def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
         """The test says when it is full."""
@@ -45,6 +54,11 @@ class Wire(asyncio.Transport):
     def write(self, data: Any) -> None:
         """Read at once, as by a front end that keeps up."""
         self._reader.data_received(bytes(data))
+        self.on_write()
+
+    def replies_to(self, number: int) -> list[bytes]:
+        """Bodies of the REPLY frames of a call."""
+        return [body for (kind, body), of in zip(self.frames, self.numbers) if kind is Kind.REPLY and of == number]
 
     def events(self) -> list[bytes]:
         """Bodies of the EVENTS frames."""
@@ -56,10 +70,16 @@ class Desk:
 
     def __init__(self) -> None:
         self.left: list[str] = []
+        self.used: list[int] = []
 
-    async def enter(self, tenant: str, _deadline: float | None) -> Hold:
+    async def enter(self, tenant: str, _deadline: float | None, work: Work) -> Hold:
         """A place, by the tenant's name."""
-        return Hold(lambda: self.left.append(tenant))
+
+        def leave(used: int) -> None:
+            self.left.append(tenant)
+            self.used.append(used)
+
+        return Hold(leave, charge=work.tokens)
 
 
 class Connected:
@@ -75,7 +95,7 @@ class Connected:
 
     def call(self, number: int, method: str, **arguments: Any) -> None:
         """What a front end sends."""
-        self.host.link.data_received(pack_json(Kind.CALL, {"id": number, "method": method, **arguments}))
+        self.host.link.data_received(pack_json(Kind.CALL, {"method": method, **arguments}, number))
 
     def replies(self) -> int:
         """How many calls were answered."""
@@ -100,7 +120,7 @@ def request(tokens: int, name: str = "mine") -> Any:
 def told(body: bytes) -> tuple[list[Delta], list[Any]]:
     """Deltas and what comes behind them."""
     _, deltas, after = read_events(body)
-    return [delta for _, delta in deltas], after
+    return [delta for _, delta in deltas if delta is not None], after
 
 
 async def test_tokens_wait_in_the_engine_while_the_connection_is_full() -> None:
@@ -150,7 +170,7 @@ async def test_a_front_end_that_is_lost_takes_along_everything_it_had() -> None:
     for each, name in ((front, "front"), (other, "other")):
         embedding = to_plain(EmbedRequest(((1, 2), (3,)), request_id=f"{name}-embedding"))
         each.call(1, "embed", request=embedding)
-        each.call(2, "enter", tenant=name, deadline=None)
+        each.call(2, "enter", tenant=name, deadline=None, work=to_plain(Work()))
         await until(lambda each=each: each.replies() == 2)
         each.call(3, "vectors", of=1)
     await until(lambda: set(front.host._calls) == set(other.host._calls) == {3})
@@ -176,7 +196,7 @@ async def test_streams_of_a_lost_front_end_are_aborted(lost: bool) -> None:
         if lost:
             front.host.link.connection_lost(None)
         else:
-            front.host.link.data_received(pack_json(Kind.END, {"id": 1}))
+            front.host.link.data_received(pack(Kind.END, number=1))
         await settled(lambda: not engine.live_requests, within=PATIENCE)
         assert engine.stats.finished["cancelled"] == 1 and front.host.lost == lost
 
@@ -190,6 +210,6 @@ async def test_a_call_that_panics_is_answered() -> None:
 
     engine.tokenize = panics
     front = Connected(engine)
-    front.call(1, "tokenize", text="hello", special=True)
+    front.call(1, "tokenize", text="hello", special=True, caller="")
     await until(lambda: 1 not in front.host._calls)
     assert front.replies() == 1

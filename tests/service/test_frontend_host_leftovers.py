@@ -12,7 +12,7 @@ from prometheus_client import CollectorRegistry
 from core.types.io import Delta
 from service.engine_slot import EngineSlot
 from service.frontends.host import FrontEndHost
-from service.frontends.wire import Kind, Link, pack_json
+from service.frontends.wire import Kind, Link, pack, pack_json
 from service.metrics.rpc import RpcMetrics
 from tests.fakes.fake_engine import FakeEngine
 from tests.service.conftest import until
@@ -68,7 +68,7 @@ def host() -> FrontEndHost:
 
 
 def call(number: int) -> bytes:
-    return pack_json(Kind.CALL, {"id": number, "method": "tokenize", "text": "hello", "special": True})
+    return pack_json(Kind.CALL, {"method": "tokenize", "text": "hello", "special": True, "caller": ""}, number)
 
 
 async def turns(count: int = 5) -> None:
@@ -78,7 +78,7 @@ async def turns(count: int = 5) -> None:
 
 async def test_a_call_that_is_given_up_before_its_first_step_leaves_nothing(host: FrontEndHost) -> None:
     """Found by the simulation of the shell (seed 7): both frames came in one read, and the call stayed for ever."""
-    host.link.data_received(call(1) + pack_json(Kind.END, {"id": 1}) + call(2))
+    host.link.data_received(call(1) + pack(Kind.END, number=1) + call(2))
     await until(lambda: 2 not in host._calls)
     await turns()
     assert not host._calls
@@ -93,7 +93,7 @@ async def test_a_front_end_that_is_lost_with_calls_at_their_beginning_leaves_not
 
 async def test_a_front_end_that_is_lost_while_its_connection_is_full_leaves_nothing(host: FrontEndHost) -> None:
     """Found by the simulation of the shell (seed 449): streams with news were marked for a write that never came."""
-    host.link.data_received(pack_json(Kind.CALL, {"id": 1, "method": "attach", "request_id": "r", "positions": {}}))
+    host.link.data_received(pack_json(Kind.CALL, {"method": "attach", "request_id": "r", "positions": {}}, 1))
     await until(lambda: 1 in host._streams and 1 not in host._calls)
     await turns()
     stream = host._streams[1]
@@ -111,7 +111,7 @@ async def test_a_front_end_that_is_lost_while_its_connection_is_full_leaves_noth
 
 async def test_what_a_stream_has_goes_before_a_reply(host: FrontEndHost) -> None:
     """Both are there in one turn of the loop: a reply that came first would tell of an end before the tokens."""
-    host.link.data_received(pack_json(Kind.CALL, {"id": 1, "method": "attach", "request_id": "r", "positions": {}}))
+    host.link.data_received(pack_json(Kind.CALL, {"method": "attach", "request_id": "r", "positions": {}}, 1))
     await until(lambda: 1 in host._streams and 1 not in host._calls)
     await turns()
     sink, stream, news = Sink(), host._streams[1], [Delta(0, 0, (5,))]
@@ -119,8 +119,8 @@ async def test_what_a_stream_has_goes_before_a_reply(host: FrontEndHost) -> None
     stream.poll = lambda: news.pop() if news else None  # type: ignore[method-assign,assignment]
     host.link.connection_made(sink)
     stream.ready()
-    host.send(Kind.REPLY, {"id": 2, "ok": True})
+    host.send(Kind.REPLY, {"ok": True}, 2)
     await turns()
     frames: list[Kind] = []
-    Link(lambda kind, _: frames.append(kind), lambda: None).data_received(sink.written)
+    Link(lambda kind, *_: frames.append(kind), lambda: None).data_received(sink.written)
     assert frames == [Kind.EVENTS, Kind.REPLY]

@@ -8,6 +8,7 @@ import math
 import numpy as np
 import pytest
 
+from core.engine.unread import UnreadBytes
 from core.errors import (
     DeadlinePassed,
     FieldViolation,
@@ -35,6 +36,7 @@ from core.types.io import (
 )
 from core.types.sampling_params import SamplingParams
 from core.types.stats import EngineStats, HistogramStats, PoolStats
+from service.frontends.events import EventBatch, read_events
 from service.frontends.plain import (
     error_from_plain,
     error_to_plain,
@@ -44,7 +46,7 @@ from service.frontends.plain import (
     vectors_to_plain,
 )
 from service.frontends.remote_stream import RemoteStream
-from service.frontends.wire import EventBatch, Kind, Link, read_events
+from service.frontends.wire import Kind, Link
 from tests.fakes.fake_engine import INFO
 
 VALUES = [
@@ -97,14 +99,20 @@ def test_vectors_are_exact() -> None:
 
 
 def test_a_batch_of_events_survives_being_cut_anywhere() -> None:
-    deltas = [(7, Delta(0, 5, (1, 2, 3), "héllo")), (9, Delta(1, 0, (), "x")), (2**31, Delta(0, 2**20, (2**31,), ""))]
+    top = (TokenLogprob(4, -0.1, ((4, -0.1), (2**32 - 1, -math.inf))), TokenLogprob(5, math.nextafter(-1, 0)))
+    deltas = [
+        (7, Delta(0, 5, (1, 2, 3), "héllo")),
+        (9, Delta(1, 0, (), "x")),
+        (7, Delta(0, 8, (4, 5), "\ud800", top)),
+        (2**33, Delta(0, 2**20, (2**31,), "", top[1:])),
+    ]
     batch = EventBatch()
     for stream, delta in deltas:
         batch.add(stream, delta)
-    batch.before.append([7, {}])
-    batch.after.append([9, "finished", None])
+    batch.start(7, {})
+    batch.end(9, "finished", None)
     got: list[tuple[Kind, bytes]] = []
-    link = Link(lambda kind, body: got.append((kind, body)), lambda: None)
+    link = Link(lambda kind, _, body: got.append((kind, body)), lambda: None)
     for byte in batch.frame() * 2:
         link.data_received(bytes([byte]))
     assert [kind for kind, _ in got] == [Kind.EVENTS] * 2
@@ -115,7 +123,7 @@ def test_a_batch_of_events_survives_being_cut_anywhere() -> None:
 
 async def test_unread_deltas_are_merged_and_bounded() -> None:
     ended: list[bool] = []
-    stream = RemoteStream("r", 2, lambda: ended.append(True), max_pending_tokens=6)
+    stream = RemoteStream("r", 2, lambda: ended.append(True), max_pending_tokens=6, room=UnreadBytes())
     for index, position, text in ((0, 0, "a"), (1, 0, "b"), (0, 1, "c")):
         stream.push(Delta(index, position, (position,), text, (TokenLogprob(position, -1.0),)))
     assert await anext(stream) == Delta(0, 0, (0, 1), "ac", (TokenLogprob(0, -1.0), TokenLogprob(1, -1.0)))

@@ -19,12 +19,14 @@ from service.cli import cli
 from service.client import SlipstreamClient
 from service.config import ServerConfig
 from service.pb.slipstream.v1 import inference_pb2 as pb
+from service.request_reads import PUBLIC
 from service.server import Server
 from service.servicers.health import LIVENESS, READINESS
 from tests.chaos.device import Faults
 from tests.chaos.process import ServerProcess
 from tests.fakes.fake_engine import FakeEngine, held
 from tests.security.certificates import Authority, needs_openssl
+from tests.security.half_sender import HalfSender
 from tests.service.conftest import PATIENCE, Serve
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
@@ -139,3 +141,18 @@ async def test_front_ends_have_one_between_them_and_it_follows_the_drain() -> No
         assert await asyncio.to_thread(server.process.wait, 2 * PATIENCE) == 0
     finally:
         server.close()
+
+
+async def test_a_large_message_is_refused_by_its_header(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing that health checks are asked takes more than a few KiB, and the rest of a larger message is not read."""
+    monkeypatch.setattr(PUBLIC, "seconds", 3600.0)
+    monkeypatch.setattr(PUBLIC, "contended_seconds", 3600.0)
+    async with serve(health_port=0) as serving:
+        sender = await HalfSender.connect(port_of(serving.server), "127.0.0.9")
+        try:
+            for _ in range(4):
+                sender.begin("/grpc.health.v1.Health/Check", 4 * 1024 * 1024)
+            async with asyncio.timeout(PATIENCE):
+                await sender.until_ended(4)
+        finally:
+            await sender.close()

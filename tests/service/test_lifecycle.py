@@ -116,6 +116,30 @@ async def test_ctrl_c_does_not_linger(start: Start) -> None:
         assert await process.code() == 0
 
 
+async def test_a_hang_up_lingers_as_sigterm_does_and_one_that_was_ignored_stays_so(start: Start) -> None:
+    gate = asyncio.Event()
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        async with start(FakeEngine(held(gate)), drain_linger=0.5, drain_grace=PATIENCE) as process:
+            early = asyncio.create_task(process.client.complete("hi"))
+            await process.engine.stream_number(1)
+            send(signal.SIGHUP)
+            assert (await process.client.stub.GetServerInfo(pb.GetServerInfoRequest())).state == pb.SERVER_STATE_READY
+            assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN, "nohup asked for that"
+            send(signal.SIGTERM)
+            gate.set()
+            assert len((await early)[0].token_ids) == 8
+            assert await process.code() == 0
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)
+        async with start(FakeEngine(), drain_linger=0.5) as process:
+            send(signal.SIGHUP)
+            await readiness_lost(process)
+            assert len((await process.client.complete("hi"))[0].token_ids) == 8
+            assert await process.code() == 0
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
 async def test_a_second_signal_ends_it_at_once(start: Start) -> None:
     async with start(FakeEngine(held(asyncio.Event())), drain_linger=3600.0) as process:
         running = asyncio.create_task(process.client.complete("hi"))
@@ -188,3 +212,21 @@ async def test_a_signal_while_loading_ends_it_without_waiting(config: Callable[.
     async with asyncio.timeout(PATIENCE):
         assert await exiting == 0
     release.set()
+
+
+async def test_a_second_signal_does_not_wait_for_an_engine_that_hangs(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hangs = asyncio.Event()
+    monkeypatch.setattr("service.server.ENGINE_STOP_SECONDS", 3600.0)
+    monkeypatch.setattr("service.server.HURRIED_STOP_SECONDS", 0.1)
+    engine = FakeEngine(held(asyncio.Event()))
+    monkeypatch.setattr(engine, "stop", hangs.wait)
+    async with start(engine, drain_linger=3600.0) as process:
+        send(signal.SIGTERM)
+        await readiness_lost(process)
+        send(signal.SIGTERM)
+        ended, _ = await asyncio.wait([process.exit], timeout=PATIENCE)
+        hangs.set()
+        assert ended, "it waits for the engine"
+        assert await process.code() == 128 + signal.SIGTERM

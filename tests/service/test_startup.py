@@ -182,6 +182,8 @@ async def serving_process(checkpoint: Path, *args: str) -> AsyncIterator[tuple[a
         cwd=ROOT,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
+        # Under `nohup` it is ignored, and a server goes by that.
+        preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),
     )
     assert process.stdout is not None
     try:
@@ -198,7 +200,18 @@ async def serving_process(checkpoint: Path, *args: str) -> AsyncIterator[tuple[a
         await process.communicate()
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("flag", ["--config", "--tenants-file"])
+def test_a_file_with_no_date_is_one_line_and_exit_code_two(flag: str, checkpoint: Path, tmp_path: Path) -> None:
+    given, tokens = tmp_path / "given.yaml", tmp_path / "tokens"
+    given.write_text("until: 2026-02-30")
+    tokens.write_text("alice:0123456789abcdef")
+    ports = ("--port", "0", "--metrics-port", "0", "--auth-token-file", str(tokens))
+    done, _ = slipstream("serve", "--model", str(checkpoint), *ports, flag, str(given))
+    told = f"slipstream: {given}: not valid YAML: day is out of range for month\n"
+    assert (done.returncode, done.stderr) == (2, told)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 async def test_a_process_drains_and_exits_with_zero(checkpoint: Path, number: signal.Signals) -> None:
     async with serving_process(checkpoint, "--drain-grace", "0.2") as (process, address):
         async with SlipstreamClient(address) as client:

@@ -4,13 +4,22 @@ from __future__ import annotations
 
 import logging
 import re
+from collections import Counter
 
 import grpc
 import grpc.aio
 import pytest
 
 from core import errors
-from core.errors import Draining, FieldViolation, InvalidRequest, Overloaded, SlipstreamError
+from core.errors import (
+    Draining,
+    FieldViolation,
+    InvalidRequest,
+    Overloaded,
+    QueueTimeout,
+    SlipstreamError,
+    SlowConsumer,
+)
 from core.invariants import InvariantViolation
 from core.types.io import Delta, GenerateRequest
 from service.client import CallFailed
@@ -80,7 +89,8 @@ async def test_failures_inside_a_stream_look_the_same(
         assert all(stream.closed.is_set() for stream in serving.engine.streams)
         attempts = len(serving.engine.streams)
     # Nothing had been told yet, so gRPC may try elsewhere; but not with a request that an engine may have died of.
-    assert attempts == (3 if code == "UNAVAILABLE" and reason != "ENGINE_DEAD" else 1)
+    again = (code == "UNAVAILABLE" and reason != "ENGINE_DEAD") or reason == "QUEUE_FULL"
+    assert attempts == (2 if again else 1)
     assert (failed.value.code.name, failed.value.reason) == (code, reason)
 
 
@@ -112,9 +122,26 @@ async def test_overload_says_when_to_come_back(serve: Serve) -> None:
         call = serving.stub.Generate(pb.GenerateRequest(text="hi"))
         with pytest.raises(grpc.aio.AioRpcError) as failed:
             _ = [response async for response in call]
-    trailers = dict(failed.value.trailing_metadata())
-    assert trailers.get("grpc-retry-pushback-ms") == "1250"
-    assert CallFailed(failed.value).retry_after == 1.25
+    pushback = int(dict(failed.value.trailing_metadata()).get("grpc-retry-pushback-ms", 0))
+    assert 1250 <= pushback <= 2500
+    assert CallFailed(failed.value).retry_after == pytest.approx(pushback / 1000), "both say the same"
+
+
+def test_what_is_refused_in_one_moment_does_not_come_back_in_one() -> None:
+    statuses = [status_of(Overloaded("full", reason="QUEUE_FULL", retry_after=1.0)) for _ in range(1000)]
+    waits = sorted(int(dict(each.trailers)["grpc-retry-pushback-ms"]) for each in statuses)
+    assert waits[0] >= 1000 and waits[-1] <= 2000, "never before there can be room"
+    tenths = Counter(wait // 100 for wait in waits)
+    assert all(50 <= tenths[tenth] <= 200 for tenth in range(10, 20)), "and evenly over a second"
+
+
+def test_only_what_says_when_may_be_tried_again() -> None:
+    """The published policy retries RESOURCE_EXHAUSTED, and this trailer decides."""
+    pushbacks = {
+        type(error).__name__: dict(status_of(error).trailers).get("grpc-retry-pushback-ms")
+        for error in (SlowConsumer("slow"), QueueTimeout("late"))
+    }
+    assert pushbacks == {"SlowConsumer": "-1", "QueueTimeout": "-1"}
 
 
 @pytest.mark.parametrize("error", UNMAPPED, ids=lambda each: type(each).__name__)

@@ -61,4 +61,5 @@ def test_the_log_is_configured_without_that_report() -> None:
         assert not logger.filter(record(lost()))
         assert logger.filter(record(ValueError()))
     finally:
+        logging.captureWarnings(False)
         logger.removeFilter(not_a_lost_client)

@@ -33,6 +33,7 @@ class Classes:
         self._threshold = config.priority_preemption_threshold
         self._enabled = config.policy == "priority" and config.priority_preemption
         self._plain = not scheduler.memory.companions
+        self._one_tenant = len(scenario.weights) == 1
         self._starts: dict[Req, int] = {}
         """Of those who run: the tokens they came (back) with."""
         self._moved: set[Req] = set()
@@ -56,16 +57,17 @@ class Classes:
             self._moved.add(req)
             retract(req, keep=keep)
 
-        def preempted(req: Req) -> None:
-            self._may(req)
-            req.sink.by_class += 1
-            self._hits("class_preemption")
-            preempt(req)
+        def preempted(req: Req, newcomer: Req) -> None:
+            if req.tenant == newcomer.tenant:
+                self._may(req)
+                req.sink.by_class += 1
+                self._hits("class_preemption")
+            preempt(req, newcomer)
 
         lifecycle.admit, lifecycle.retract, lifecycle.preempt = admitted, retracted, preempted
 
     def _may(self, req: Req) -> None:
-        name, first = req.sink.name, self._first()
+        name, first = req.sink.name, self._first(req.tenant)
         if not self._enabled or first is None or req.priority - first.priority < self._threshold:
             raise Violation(
                 "class", f"{name} of priority {req.priority} gives way, but no request of a higher class waits"
@@ -74,7 +76,8 @@ class Classes:
             raise Violation("restless", f"{name} gives way again, and has not put out {ADVANCE} tokens since")
         if self._plain and self._surely_fits(first):
             raise Violation("in_vain", f"{name} gives way to {first.sink.name}, which fits without that")
-        others = [other for other in self._seats() if other.priority - first.priority >= self._threshold]
+        own = [other for other in self._seats() if other.tenant == req.tenant]
+        others = [other for other in own if other.priority - first.priority >= self._threshold]
         if any(_key(other) > _key(req) and self._movable(other) for other in others):
             raise Violation("class", f"{name} gives way, and one behind it does not")
         self._losers.append(req)
@@ -90,9 +93,9 @@ class Classes:
         """No request gave way in vain; the first in line does not wait behind one that could give way."""
         if self._losers:
             raise Violation("in_vain", f"{self._losers[0].sink.name} gave way, and no request came")
-        if batch is None or not (self._enabled and self._plain):
+        if batch is None or not (self._enabled and self._plain and self._one_tenant):
             return
-        first, (before, plans) = self._first(), self._waits
+        first, (before, plans) = self._first(""), self._waits
         if first is None or not self._one_row_would_do(first):
             self._waits = None, 0
             return
@@ -127,8 +130,9 @@ class Classes:
         advanced = self._known(req) - self._starts[req] >= ADVANCE
         return self._planned(req) < end and (req not in self._moved or advanced)
 
-    def _first(self) -> Req | None:
-        return min(self._scheduler.waiting.members(), key=_key, default=None)
+    def _first(self, tenant: str) -> Req | None:
+        waiting = (req for req in self._scheduler.waiting.members() if req.tenant == tenant)
+        return min(waiting, key=_key, default=None)
 
     def _seats(self) -> list[Req]:
         return [req for req in self._running.reqs if req is not None]

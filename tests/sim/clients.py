@@ -78,6 +78,10 @@ class Client:
     """Retractions of it in favour of a request of a higher class."""
     by_class_before: int = 0
     """As many of those have been told from the others."""
+    by_share: int = 0
+    """Retractions of it in favour of a tenant that held less."""
+    by_share_before: int = 0
+    """As many of those have been told from the others."""
     gave_way: int = 0
     """Its own retractions so far, the run's progress at the last, and how many in a row came without progress."""
     retracted_at: int = -1

@@ -3,6 +3,9 @@
 Three oracles. `overlap`: after a step of the scheduler as many steps are in flight as the executor takes, unless there
 is nothing to plan. `left_out`: a plan holds every row that could decode, and every prompt as far as the budget goes.
 `kept_waiting`: a request that fits a free row, with all that may still be put out, is admitted while there is budget.
+
+Where steps are long (`Pace`), one step in flight is enough, and with several tenants every second plan may leave out
+some of what it could hold.
 """
 
 from __future__ import annotations
@@ -26,6 +29,10 @@ class Conservation(Family):
         super().__init__(view)
         scenario = view.scenario
         self._budget, self._mixed = scenario.config.chunked_prefill_size, scenario.config.mixed_chunk
+        self._late = scenario.paced
+        self._parted = scenario.paced and len(scenario.weights) > 1
+        self._light = False
+        """Whether the last plan left something out, as every second one may where steps are long."""
         self._plain = not (scenario.states or scenario.windows or scenario.cross)
 
     def planned(self, batch: ScheduleBatch | None) -> None:
@@ -34,6 +41,17 @@ class Conservation(Family):
             return
         rows, chunks = set(batch.rows.tolist()), batch.num_extend
         used = sum(batch.extend_lens[:chunks].tolist()) + sum(batch.encoder_lens.tolist())
+        try:
+            self._check_plan(batch, rows, chunks, used)
+        except Violation:
+            if self._light or not self._parted:
+                raise
+            self._light = True
+            self.view.hits("light_step")
+        else:
+            self._light = False
+
+    def _check_plan(self, batch: ScheduleBatch, rows: set[int], chunks: int, used: int) -> None:
         for client in self.view.seated():
             if client.req.row not in rows:
                 self._check_left_out(client, batch.step_id, chunks, used)
@@ -53,7 +71,7 @@ class Conservation(Family):
     def after_step(self) -> None:
         """See the module: `overlap` and `kept_waiting`."""
         device = self.view.device
-        if device.in_flight >= device.depth:
+        if device.in_flight >= (1 if self._late else device.depth):
             return
         for client in self.view.seated():
             stay = client.admissions[-1]

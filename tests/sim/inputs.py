@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from types import SimpleNamespace
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 
@@ -16,6 +16,7 @@ from core.engine.input_processor import InputProcessor
 from core.errors import AdapterNotFound, DeadlinePassed, InvalidRequest, Overloaded
 from core.scheduler.intake import End
 from core.scheduler.scheduler import Scheduler
+from core.text.tokenizer import Tokenizer
 from core.types.io import FinishReason, GenerateRequest
 from core.types.request import Req, RequestState
 from core.types.sampling_params import SamplingParams
@@ -50,7 +51,7 @@ class Inputs:
         self._rng, self._story, self._hits = rng, story, hits
         cross = self.cross = None if scenario.cross is None else CrossInputs(scenario, scenario.cross)
         self.entry = InputProcessor(
-            None,  # type: ignore[arg-type]
+            cast(Tokenizer, SimpleNamespace(chats=None)),
             scheduler.memory,
             VOCAB if cross is None else ENCODER_VOCAB,
             scenario.context,
@@ -66,6 +67,8 @@ class Inputs:
         self._door = cast(AsyncEngine, SimpleNamespace(_scheduler=scheduler, _config=config))
         self._prompts: list[list[int]] = [[0]]
         self._arrived = 0
+        # Not the generator of the run, so that with one tenant a seed is what it was before there were others.
+        self._tenants = random.Random(f"tenants of requests of {scenario.seed}")
         rates = (("abort", self._abort), ("abort_late", self._abort_late))
         self._per_step: list[tuple[float, Callable[[], None]]] = [
             (scenario.faults[name], act) for name, act in rates if name in scenario.faults
@@ -212,7 +215,15 @@ class Inputs:
             queue_timeout=rng.random() * 40 * TICK if self._chance("queue_timeout") else None,
             cache_salt="ab"[int(rng.random() * 2)] if self._chance("salt") else "",
             adapter="" if self.adapters is None else self.adapters.wanted(),
+            **self._of_tenant(),
         )
+
+    def _of_tenant(self) -> dict[str, Any]:
+        weights = self._scenario.weights
+        if len(weights) == 1:
+            return {}
+        number = int(self._tenants.random() * 2) * (1 + int(self._tenants.random() * (len(weights) - 1)))
+        return {"tenant": f"t{number}", "weight": weights[number]}
 
     def _params(self, asked: int, n: int) -> SamplingParams:
         rng = self._rng

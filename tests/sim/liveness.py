@@ -31,7 +31,7 @@ class Liveness(Family):
     def begin(self) -> None:
         """Nothing arrives from now on."""
         clients = list(self.view.clients.live.values())
-        self._gave_way = {client: client.gave_way + client.forced + client.by_class for client in clients}
+        self._gave_way = {client: _moves(client) for client in clients}
         outputs = [client.req.max_new_tokens - len(client.tokens) for client in clients]
         filled = sum(self._to_fill(client) for client in clients)
         decoded = max(outputs, default=0) if self._at_once(clients) else sum(outputs)
@@ -44,7 +44,9 @@ class Liveness(Family):
         if client.req.row:
             stay = client.admissions[-1]
             known = stay.target - stay.planned
-        return max(0, -(-known // self._budget)) + (client.encoder is not None)
+        # Where tenants share a step, it need not be full or end the prompt that is looked at.
+        shared = len(self.view.scenario.weights) > 1
+        return max(0, -(-known // self._budget)) + (client.encoder is not None) + shared
 
     def _at_once(self, clients: list[Client]) -> bool:
         """Whether rows and pages hold everybody to the end, however little they share."""
@@ -63,10 +65,15 @@ class Liveness(Family):
             return
         self._left -= 1
         for client, before in self._gave_way.items():
-            if (times := client.gave_way + client.forced + client.by_class) > before:
+            if (times := _moves(client)) > before:
                 known = client.req.prompt_len + len(client.tokens)
                 again = -(-known // self._budget) + self._depth + (client.encoder is not None)
                 self._left += (times - before) * again
                 self._gave_way[client] = times
         if self._left < 0:
             raise Violation("liveness", f"{len(self.view.clients.live)} requests take more steps than their work needs")
+
+
+def _moves(client: Client) -> int:
+    """How often it gave way, for whatever reason."""
+    return client.gave_way + client.forced + client.by_class + client.by_share

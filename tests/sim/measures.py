@@ -128,8 +128,9 @@ class Measures(Family):
             "cached_tokens": sum(stay.cached for _, place, stay in stays if place == 0),
             "generation_tokens": sum(len(client.tokens) for client in every),
             "computed_tokens": dict(self._computed),
-            "preemptions": sum(client.gave_way + client.forced + client.by_class for client in every),
+            "preemptions": sum(client.gave_way + client.forced + client.by_class + client.by_share for client in every),
             "priority_preemptions": sum(client.by_class for client in every),
+            "share_preemptions": sum(client.by_share for client in every),
             "recomputed_tokens": sum(
                 stay.target - stay.cached + client.encoder_len for client, place, stay in stays if place
             ),

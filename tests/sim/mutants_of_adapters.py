@@ -122,7 +122,7 @@ def decodes_run_on_the_base_model(patch: Patch) -> None:
     put(patch, Planner, "_companion_writes", told)
 
 
-@mutant("adapter_read", "tokens")
+@mutant("adapter_read", "tokens", "kv_read")
 def a_step_has_one_adapter(patch: Patch) -> None:
     """The lowest slot stands for all."""
 

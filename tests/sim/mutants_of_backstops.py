@@ -10,7 +10,7 @@ from core.batch.build import Segment
 from core.engine.async_engine import AsyncEngine
 from core.memory.rows import RowAllocator
 from core.memory.state_slots import StateSlots
-from core.scheduler.prefill_adder import PrefillAdder
+from core.scheduler.prefill_adder import PrefillAdder, Prompts
 from core.scheduler.sampling_table import SamplingTable
 from core.types.arrays import Ints
 from core.types.request import Req
@@ -78,4 +78,12 @@ def prompts_come_in_single_tokens(patch: Patch) -> None:
         segment: Segment = old(self, row, 1, *encoder)
         return segment
 
+    def go_on(old: Any, self: PrefillAdder, turn: Prompts, *args: Any) -> Segment | None:
+        segment: Segment | None = old(self, turn, *args)
+        # Else the rest of the budget would bring the same row again in the same step.
+        if segment is not None and not segment.final:
+            turn.started.popleft()
+        return segment
+
     put(patch, PrefillAdder, "_chunk", chunk)
+    put(patch, PrefillAdder, "_go_on", go_on)

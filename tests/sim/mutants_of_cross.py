@@ -142,7 +142,7 @@ def the_door_wants_a_slot_more(patch: Patch) -> None:
 # What a step encodes.
 
 
-@mutant("cross_writes")
+@mutant("cross_writes", "invariant:cross_row_encoded")
 def who_comes_back_is_not_encoded(patch: Patch) -> None:
     """The pages that it gets are not those of its first time."""
 
@@ -164,7 +164,7 @@ def every_chunk_brings_the_input(patch: Patch) -> None:
     _chunks_are(change)(patch)
 
 
-@mutant("chunk_budget", seeds=(100,))
+@mutant("chunk_budget", seeds=(21,))
 def what_the_encoder_reads_is_free(patch: Patch) -> None:
     """Only tokens of the decoder count, so several long inputs share a step."""
     patch.setattr(Segment, "cost", Segment.length)
@@ -176,12 +176,13 @@ def a_long_input_has_company(patch: Patch) -> None:
     patch.setattr(PrefillAdder, "fill", _fill_without_looking)
 
 
-def _fill_without_looking(self: PrefillAdder, budget: int, now: float) -> list[Segment]:
+def _fill_without_looking(self: PrefillAdder, budget: int, now: float, only: object = None) -> list[Segment]:
     """Of production, without the look at the length."""
     segments = [self._chunk(row, budget) for row in self._running.prefilling().tolist()[:1]]
     budget -= sum(chunk.cost for chunk in segments)
     while budget > 0:
-        req = self._lifecycle.waiting.best(self._match_len)
+        tenant = next((each for each in self._shares if each.waits), None)
+        req = None if tenant is None else self._best(tenant)
         if req is None or not self._lifecycle.admit(req, self._reserve_pages(req), now):
             break
         self._offered[req.row] = 0

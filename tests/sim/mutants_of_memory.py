@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from core.batch.build import Segment
+from core.batch.build import Segment, joined
 from core.batch.schedule_batch import ScheduleBatch
 from core.memory.kv_allocator import PagedKVAllocator
 from core.memory.req_to_token_pool import TableWrites
@@ -249,7 +249,7 @@ def three_steps_are_submitted(patch: Patch) -> None:
 
     def submit(old: Any, self: Scheduler, now: float) -> bool:
         moved: bool = old(self, now)
-        if moved and (batch := self._planner.plan(now, after_idle=False)) is not None:
+        if moved and (batch := self._planner.plan(now, after_idle=False, slow=False)) is not None:
             self.executor.submit(batch)
         return moved
 
@@ -259,7 +259,7 @@ def three_steps_are_submitted(patch: Patch) -> None:
 @mutant("chunk_budget")
 def chunk_budget_is_exceeded(patch: Patch) -> None:
     """One token more than a step may hold."""
-    put(patch, PrefillAdder, "fill", lambda old, self, budget, now: old(self, budget + 1, now))
+    put(patch, PrefillAdder, "fill", lambda old, self, budget, *args: joined(old(self, budget + 1, *args)))
 
 
 @mutant("tokens", "ledger:write-write", "invariant:output_position")

@@ -26,7 +26,7 @@ def steps_never_overlap(patch: Patch) -> None:
     def one_by_one(old: Any, self: Scheduler, now: float) -> bool:
         if self.executor.in_flight:
             return False
-        batch = self._planner.plan(now, after_idle=self._device_idle)
+        batch = self._planner.plan(now, after_idle=self._device_idle, slow=False)
         self._device_idle = batch is None
         if batch is not None:
             self.executor.submit(batch)
@@ -39,7 +39,7 @@ def steps_never_overlap(patch: Patch) -> None:
 @mutant("left_out", seeds=(10,))
 def one_row_decodes_in_a_step(patch: Patch) -> None:
     """Each gets all its tokens, at the pace of one row."""
-    put(patch, Planner, "_secure_decode", lambda old, self: old(self)[:1])
+    put(patch, Planner, "_secure_decode", lambda old, self, *only: old(self, *only)[:1])
 
 
 @mutant("kept_waiting", seeds=(17,))

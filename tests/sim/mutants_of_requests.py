@@ -9,7 +9,7 @@ import numpy as np
 
 from core.batch.result import StepResult
 from core.batch.schedule_batch import HistoryWrites
-from core.scheduler import planner
+from core.scheduler import holdings, planner
 from core.scheduler.intake import End, Intake
 from core.scheduler.lifecycle import Lifecycle
 from core.scheduler.outputs import Ended, StepTokens
@@ -19,7 +19,7 @@ from core.scheduler.result_processor import ResultProcessor
 from core.scheduler.running import RunningSet
 from core.scheduler.sampling_table import SamplingTable
 from core.scheduler.scheduler import Scheduler
-from core.scheduler.waiting_queue import WaitingQueue
+from core.scheduler.waiting_queue import WaitingLine
 from core.types.arrays import Bools, Ints
 from core.types.io import FinishReason
 from core.types.request import Req, RequestState
@@ -203,17 +203,17 @@ def retracted_request_is_not_queued(patch: Patch) -> None:
 @mutant("order")
 def oldest_gives_way(patch: Patch) -> None:
     """Who was first in line pays for who came last."""
-    patch.setattr(planner, "victim", lambda running, policy: min(running, key=policy.key))
+    patch.setattr(holdings, "victim", lambda running, policy: min(running, key=policy.key))
 
 
 @mutant("order")
 def youngest_is_admitted_first(patch: Patch) -> None:
     """The queue is a stack."""
 
-    def last(old: Any, self: WaitingQueue, match_len: Any) -> Req | None:
+    def last(old: Any, self: WaitingLine, match_len: Any) -> Req | None:
         return max(self.members(), key=self.policy.key, default=None)
 
-    put(patch, WaitingQueue, "best", last)
+    put(patch, WaitingLine, "best", last)
 
 
 @mutant("fits_alone")
@@ -240,11 +240,11 @@ def reserve_is_kept_for_nobody(patch: Patch) -> None:
 def decodes_give_way_every_time(patch: Patch) -> None:
     """Retracted before its first token arrives, admitted again, retracted again."""
 
-    def restless(old: Any, self: Planner) -> Ints:
+    def restless(old: Any, self: Planner, *only: Any) -> Ints:
         for req in self._running.members():
             if self._running.planned[req.row] >= self._running.prefill_end[req.row]:
                 self._lifecycle.retract(req)
-        rows: Ints = old(self)
+        rows: Ints = old(self, *only)
         return rows
 
     put(patch, Planner, "_secure_decode", restless)

@@ -18,6 +18,7 @@ from tests.sim.clients import Client, Clients
 from tests.sim.conservation import Conservation
 from tests.sim.device import SimExecutor
 from tests.sim.evictions import Evictions
+from tests.sim.fairness import Fairness
 from tests.sim.family import Family, View
 from tests.sim.liveness import Liveness
 from tests.sim.measures import Measures
@@ -29,7 +30,7 @@ from tests.sim.structures import tree
 
 THOROUGH_EVERY = 32
 
-FAMILIES: tuple[type[Family], ...] = (Seating, Evictions, Order, Conservation, Measures)
+FAMILIES: tuple[type[Family], ...] = (Seating, Evictions, Order, Conservation, Fairness, Measures)
 """All others, in the order in which they look; `Seating` first, which they count on."""
 
 
@@ -43,7 +44,9 @@ class Oracles:
         self._memory = scheduler.memory
         self._device = device
         self._clients = clients
-        self._queue_bound = scenario.config.max_queued_requests + scenario.rows
+        # A tenant with less than its part of a full queue is let in.
+        parts = (scenario.config.max_queued_requests // count for count in range(1, len(scenario.weights) + 1))
+        self._queue_bound = sum(parts) + scenario.rows
         self._looks = 0
         self._view = View(scenario, scheduler, device, clients, hits)
         self._liveness = Liveness(self._view)

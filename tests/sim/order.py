@@ -39,7 +39,8 @@ class Order(Family):
         admit, retract = lifecycle.admit, lifecycle.retract
 
         def admitted(req: Req, *args: Any, **kwargs: Any) -> bool:
-            waiting = [r.sink for r in self.view.clients.live if r.state is RequestState.WAITING]
+            live = [r for r in self.view.clients.live if r.tenant == req.tenant]
+            waiting = [r.sink for r in live if r.state is RequestState.WAITING]
             self._check_first(req.sink, waiting)
             taken = admit(req, *args, **kwargs)
             if taken and self._shelf is not None:
@@ -92,9 +93,15 @@ class Order(Family):
                 # `classes` looks at those.
                 client.by_class_before += 1
                 continue
+            if client.by_share > client.by_share_before:
+                # `fairness` looks at those.
+                client.by_share_before += 1
+                continue
             client.gave_way += 1
             self.view.hits("retraction")
             self._check_progress(client)
+            # Of several tenants `fairness` says whose requests give way.
+            others = set() if len(self.view.scenario.weights) > 1 else others
             if any(place(other, self._policy) > place(client, self._policy) for other in others - left):
                 raise Violation("order", f"{client.name} gave way to one that the policy puts behind it")
 

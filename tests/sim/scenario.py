@@ -49,6 +49,8 @@ REAL_STEPS = 8
 STEPS, LONG_STEPS = 300, 5000
 LONG_SHARE = 0.1
 """Of the seeds go on for `LONG_STEPS`."""
+PACED_SHARE = 0.15
+"""Of the seeds have long steps."""
 TINY_SHARE = 0.15
 """Of the seeds have a single page in each pool, or two."""
 
@@ -120,6 +122,10 @@ class Scenario:
     real_steps: bool
     steps: int = STEPS
     """With input; then everybody may finish."""
+    paced: bool = False
+    """Whether most steps count as long."""
+    weights: tuple[float, ...] = (1.0,)
+    """Of each tenant; the first sends as much as all others together."""
     faults: dict[str, float] = field(default_factory=dict)
     states: States | None = None
     windows: Windows | None = None
@@ -163,6 +169,7 @@ def draw(seed: int) -> Scenario:
     rng = random.Random(seed * 2 + 1)
     # Not of the same, so that the choices below are what they were before there were these.
     classes = random.Random(f"classes of {seed}")
+    tenants = random.Random(f"tenants of {seed}")
     page_size = rng.choice((1, 1, 2, 3, 4, 8))
     slots = rng.choice((4, 8, 10, 12, 16, 20, 24, 32, 64))
     tiny = rng.random() < TINY_SHARE
@@ -194,6 +201,8 @@ def draw(seed: int) -> Scenario:
         real_steps=seed % REAL_STEPS == 7,
         steps=LONG_STEPS if rng.random() < LONG_SHARE else STEPS,
         faults=_faults(rng),
+        weights=tuple(tenants.choice((1.0, 1.0, 2.0, 3.0)) for _ in range(tenants.choice((1, 1, 1, 2, 2, 3, 4)))),
+        paced=tenants.random() < PACED_SHARE,
     )
     return _with_kinds(rng, drawn, tiny)
 

@@ -54,3 +54,35 @@ def a_prefix_is_shared() -> None:
     stage.finish()
     assert stage.hits["prefix_hit"]
     stage.complete(first, second)
+
+
+def two_long_prompts() -> None:
+    """Of two tenants, each of many steps: both get on."""
+    stage = Stage(rows=2, pages=400, context=800, depth=1, weights=(1.0, 1.0))
+    prompts = [stage.add([number] * 700, 2, tenant=f"t{number}") for number in range(2)]
+    stage.finish()
+    stage.complete(*prompts)
+
+
+def every_row_is_taken() -> None:
+    """By one tenant, when another comes."""
+    stage = Stage(rows=4, pages=400, context=200, depth=1, weights=(1.0, 1.0))
+    many = [stage.add([number], 150, tenant="t0") for number in range(4)]
+    for _ in range(3):
+        stage.step()
+    one = stage.add([9, 8], 3, tenant="t1")
+    stage.finish()
+    stage.complete(*many, one)
+    assert one.ended_at < many[0].ended_at
+
+
+def pages_run_out() -> None:
+    """Between a tenant that holds most of them and one that came last."""
+    stage = Stage(rows=4, pages=24, page_size=2, cache="none", depth=1, weights=(1.0, 1.0))
+    many = [stage.add([number], 24, tenant="t0") for number in range(3)]
+    for _ in range(6):
+        stage.step()
+    one = stage.add([9, 8], 16, tenant="t1")
+    stage.finish()
+    stage.complete(*many, one)
+    assert one.gave_way == 0 < sum(client.gave_way for client in many)

@@ -17,7 +17,9 @@ class Shares:
 
     def __init__(self, scenario: Scenario, scheduler: Scheduler, hits: Hits) -> None:
         self._running, self._hits = scheduler.running, hits
-        self._longest = 0 if scenario.config.mixed_chunk else LONGEST_WAIT
+        # Where steps are long, every second one may be for those with little work.
+        light = scenario.paced and len(scenario.weights) > 1
+        self._longest = int(light) if scenario.config.mixed_chunk else LONGEST_WAIT
         self._ready: dict[tuple[Req, int], int] = {}
         self._prefilling: set[tuple[Req, int]] = set()
         self._waits: dict[tuple[Req, int], int] = {}

@@ -18,6 +18,9 @@ from tests.sim.scenario import Cross, Scenario, States
 from tests.sim.story import Hits, Story
 from tests.sim.world import World
 
+OWN = ("priority", "deadline", "queue_deadline", "tenant", "weight")
+"""Fields of the request; others of `add` are of its sampling parameters."""
+
 
 class Stage:
     """A world in which nothing happens by itself. Time passes by one tick per step."""
@@ -38,12 +41,13 @@ class Stage:
         policy: str = "fcfs",
         states: States | None = None,
         cross: Cross | None = None,
+        weights: tuple[float, ...] = (1.0,),
     ) -> None:
         config = SchedulerConfig(chunked_prefill_size=chunk, mixed_chunk=mixed, policy=policy, max_queued_requests=256)
         scenario = Scenario(
             seed=0, rows=rows, pages=pages, page_size=page_size, context=context, cache=cache, depth=depth,
             config=config, symbols=1, arrivals=0.0, long_outputs=False, speed=0.0, retract_every=retract_every,
-            real_steps=real_steps, states=states, cross=cross,
+            real_steps=real_steps, states=states, cross=cross, weights=weights,
         )  # fmt: skip
         self.world = World(scenario, Story(tracing=True), Hits())
         self.device, self.scheduler = self.world.device, self.world.scheduler
@@ -60,7 +64,7 @@ class Stage:
             sides = cross.entry.sides(sides["prompt"])
             encoder = EncoderSide(tuple(prompt), cross.spec.forced_first, cross.spec.forced_last)
         assert max_tokens <= self.world.scenario.room(len(sides["prompt"])), "the door would refuse it"
-        own = {name: params.pop(name) for name in ("priority", "deadline", "queue_deadline") if name in params}
+        own = {name: params.pop(name) for name in OWN if name in params}
         sampling = SamplingParams(**{"temperature": 0.0, "ignore_eos": True, **params})
         req = Req(
             "same-name", 0, params=sampling, seed=sampling.seed or 0, max_new_tokens=max_tokens,

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from core.scheduler.preemption import Preemption
+from core.types.arrays import Ints
 from core.types.request import Req
 from tests.sim.clients import Client
 from tests.sim.stage import Stage
@@ -31,7 +32,7 @@ def test_the_place_is_taken_and_nothing_is_lost(depth: int) -> None:
 
 
 def test_a_wait_behind_a_lower_class_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Preemption, "_candidates", lambda self, newcomer: [])
+    monkeypatch.setattr(Preemption, "_candidates", lambda self, newcomer, rows: [])
     stage = Stage(rows=2, policy="priority", depth=1)
     behind_two(stage)
     with pytest.raises(Violation, match="inversion"):
@@ -43,8 +44,8 @@ def test_that_the_first_of_a_lower_class_gives_way_is_seen(monkeypatch: pytest.M
     """Seeds seldom have two that could."""
     old = Preemption._candidates
 
-    def candidates(self: Preemption, newcomer: Req) -> list[Req]:
-        return sorted(old(self, newcomer), key=self._policy.key)[:1]
+    def candidates(self: Preemption, newcomer: Req, rows: Ints) -> list[Req]:
+        return sorted(old(self, newcomer, rows), key=self._policy.key)[:1]
 
     monkeypatch.setattr(Preemption, "_candidates", candidates)
     stage = Stage(rows=2, policy="priority", depth=1)

@@ -27,7 +27,15 @@ from tests.sim import (
 )
 from tests.sim.mutants import MUTANTS, Mutant
 from tests.sim.scenario import REAL_STEPS, STEPS, draw
-from tests.sim.scenes import a_prefix_is_shared, the_device_is_ahead, two_tenants_wait, younger_ones_pass
+from tests.sim.scenes import (
+    a_prefix_is_shared,
+    every_row_is_taken,
+    pages_run_out,
+    the_device_is_ahead,
+    two_long_prompts,
+    two_tenants_wait,
+    younger_ones_pass,
+)
 from tests.sim.story import Violation
 from tests.sim.sweep import play
 from tests.tidy.source import python
@@ -78,7 +86,13 @@ def test_the_mutant_is_seen(mutant: Mutant, monkeypatch: pytest.MonkeyPatch) -> 
     pytest.fail(f"{mutant.name} survives {WITHIN} seeds")
 
 
-@pytest.mark.parametrize("scene", [a_prefix_is_shared, the_device_is_ahead, two_tenants_wait, younger_ones_pass])
+SCENES = (
+    *(a_prefix_is_shared, every_row_is_taken, pages_run_out, the_device_is_ahead),
+    *(two_long_prompts, two_tenants_wait, younger_ones_pass),
+)
+
+
+@pytest.mark.parametrize("scene", SCENES)
 def test_nothing_is_wrong_with_the_scenes(scene: Callable[[], None]) -> None:
     scene()
 

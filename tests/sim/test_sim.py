@@ -25,11 +25,11 @@ HITS = 10
 """More often must each of these have happened in a sweep: a fault that is never hit proves nothing."""
 SELDOM = {
     **dict.fromkeys(("window_too_big", "lpm_out_of_patience", "cross_together", "adapter_emptied_in_flight"), -1),
-    "class_preemption": -1,
+    **dict.fromkeys(("class_preemption", "share_preemption", "light_step"), -1),
     **dict.fromkeys(("poison_reader", "cross_too_big", "abort_retracted", "too_late", "window_not_grown"), 0),
     **dict.fromkeys(("decode_owed", "step_failure", "poison_spread", "adapters_mixed", "abort_before_encoding"), 0),
 }
-"""What takes rare company, or belongs to few seeds. 200 seeds hit the first five 1 to 13 times, so that only the long
+"""What takes rare company, or belongs to few seeds. 200 seeds hit the first seven 1 to 13 times, so that only the long
 sweep of the soak can ask for them; the others 23 to 90 times, often many times in one seed.
 """
 FAULTS = (
@@ -40,6 +40,7 @@ FAULTS = (
     *("clock_jump", "device_lag", "drain", "step_failure", "forced_retraction", "retraction", "stale_result"),
     *("row_reused_in_flight", "page_reused_in_flight", "prefix_hit", "mixed_step", "middle_chunk", "empty_plan"),
     *("ended_by_length", "stop_token", "logprobs", "poison_spread", "poison_reader", "class_preemption", "decode_owed"),
+    *("share_preemption", "light_step"),
     *("state_cleared", "state_resumed", "state_resumed_retraction", "state_refused", "state_evicted", "state_replaced"),
     *("state_kept_in_prompt", "state_kept_at_branch", "state_kept_in_decode", "state_not_kept"),
     *("state_reused_in_flight", "state_source_taken"),

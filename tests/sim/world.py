@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from dataclasses import dataclass
 from typing import Any, cast
@@ -20,6 +21,7 @@ from core.memory.rows import RowAllocator
 from core.prefix.registry import build_prefix_cache
 from core.scheduler.intake import End
 from core.scheduler.outputs import Ended, StepOutputs
+from core.scheduler.pace import Pace
 from core.scheduler.scheduler import Scheduler
 from core.types.stats import EngineStats
 from tests.sim.adapters import AdapterTwin
@@ -45,6 +47,8 @@ BURST = 0.15
 """How often the device gets through one more step than usual."""
 STATS_EVERY = 8
 """In most runs a snapshot is published after every so many steps only."""
+LONG_TICKS = 2
+"""A step that takes so many is a long one."""
 CPU = torch.device("cpu")
 
 
@@ -99,6 +103,7 @@ class World:
             eos_ids=EOS,
             pin=Staging(CPU).pinned if scenario.real_steps else cast(Any, np.concatenate),
             slot_writes=tuple if table is None else table.take_writes,
+            pace=Pace(LONG_TICKS * TICK if scenario.paced else math.inf),
         )
         self.clients = Clients(self.scheduler.intake.end, self.device.spoiled, self.story, self.hits)
         self.inputs = Inputs(
@@ -121,13 +126,13 @@ class World:
         planner, plan = self.scheduler._planner, self.scheduler._planner.plan
         plans = 0
 
-        def hooked(now: float, *, after_idle: bool) -> ScheduleBatch | None:
+        def hooked(now: float, *, after_idle: bool, slow: bool) -> ScheduleBatch | None:
             nonlocal plans
             plans += 1
             if self.scenario.retract_every and self._open and plans % self.scenario.retract_every == 0:
                 self._force_retraction()
             self._shares.before_plan()
-            batch = plan(now, after_idle=after_idle)
+            batch = plan(now, after_idle=after_idle, slow=slow)
             self._shares.after_plan(batch)
             self._classes.after_plan(batch)
             self.oracles.planned(batch)

@@ -205,6 +205,20 @@ async def test_a_killed_engine_ends_all_streams_as_unavailable(server: ServerPro
     assert len(gone) == FRONT_ENDS and not left
 
 
+async def test_a_closed_terminal_ends_no_front_end_before_its_streams(server: ServerProcess) -> None:
+    async with Places(server) as clients:
+        children = front_ends(server)
+        streams = [(await begun(client, 60))[0] for client in clients.values()]
+        # A terminal tells all processes that it started.
+        for child in children:
+            child.send_signal(signal.SIGHUP)
+        server.send(signal.SIGHUP)
+        ended = await asyncio.wait_for(asyncio.gather(*streams, return_exceptions=True), PATIENCE)
+        assert [each for each in ended if isinstance(each, BaseException)] == []
+        code, _ = await server.exit_code(PATIENCE)
+    assert code == 0
+
+
 async def test_sigterm_drains_every_front_end(server: ServerProcess) -> None:
     async with Places(server) as clients:
         short = [(await begun(client, 60))[0] for client in clients.values()]

@@ -8,6 +8,7 @@ import pytest
 
 from service.client import CallFailed
 from service.resume import retention
+from service.resume.history import EMPTY_SEGMENT_BYTES
 from service.resume.retention import STREAM_BYTES
 from tests.fakes.kept_server import GREEDY, Seen, kept_server
 from tests.system.test_attach import begun, refusal, rest
@@ -26,7 +27,7 @@ async def test_requests_that_the_engine_refuses_take_nothing_of_the_bound() -> N
                 assert refused.value.reason == "DUPLICATE_REQUEST_ID"
             assert server.sample("slipstream_kept_stream_bytes") == 0
             await client.complete([3], request_id="fine", resumable=True, max_tokens=2, want_text=False, **GREEDY)
-            assert server.sample("slipstream_kept_stream_bytes") == STREAM_BYTES + 2 * 4
+            assert server.sample("slipstream_kept_stream_bytes") == STREAM_BYTES + EMPTY_SEGMENT_BYTES + 2 * 4
             await taken.aclose()
 
 

@@ -82,6 +82,8 @@ def test_holds_back_exactly_what_could_become_a_stop_string(text: str, stops: tu
         (["", "", ""], ("x",), "", None),
         (["no match here"], ("match there",), "no match here", None),
         (["ends with sto"], ("stop",), "ends with sto", None),
+        (["a\0b"], ("ac", "\0b"), "a", "\0b"),
+        (["a\0", "\0"], ("ab", "\0\0"), "a", "\0\0"),
     ],
 )
 def test_examples(pieces: list[str], stops: tuple[str, ...], shown: str, matched: str | None) -> None:

@@ -58,7 +58,10 @@ DOORS = (
     ("core.text", "core", ("core.types", "core.config", "core.errors", "core.invariants", "core.text")),
 )
 
-SERVICE_SEES = ("core.engine", "core.types", "core.config", "core.errors", "core.buggify", "core.models.bundled")
+SERVICE_SEES = (
+    *("core.engine", "core.types", "core.config", "core.errors", "core.buggify", "core.machine"),
+    "core.models.bundled",
+)
 BENCH_SEES = (
     *SERVICE_SEES,
     # Benchmarks build the real scheduler around an emulated device, so they are let in behind the engine's door; of

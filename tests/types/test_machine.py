@@ -11,7 +11,7 @@ import torch
 
 from core import machine
 from core.config import ExecutorConfig
-from core.machine import free_memory, usable_cpus
+from core.machine import free_memory, memory_share, usable_cpus
 from core.memory.sizing import free_bytes
 
 GIB = 1 << 30
@@ -23,6 +23,7 @@ def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Write:
     """Writes files of a group, and what the process says of its groups as `OF`; the machine itself has much of both."""
     monkeypatch.setattr(machine, "GROUPS", tmp_path / "groups")
     monkeypatch.setattr(machine, "OF_THIS_PROCESS", tmp_path / "of")
+    monkeypatch.setattr(machine, "OF_THE_MACHINE", tmp_path / "meminfo")
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(96)))
     monkeypatch.setattr(os, "sysconf", lambda name: {"SC_AVPHYS_PAGES": 1 << 28, "SC_PAGE_SIZE": 4096}[name])
 
@@ -75,3 +76,16 @@ def test_affinity_is_a_limit(write: Write, monkeypatch: pytest.MonkeyPatch) -> N
 def test_files_that_say_nothing_bound_nothing(write: Write) -> None:
     write("", {"OF": "0::/gone", "cpu.max": "none", "memory.max": "much", "memory.stat": "x"})
     assert (usable_cpus(), free_memory()) == (96, 1 << 40)
+
+
+def test_memory_in_use_is_that_of_the_nearest_limit(write: Write, tmp_path: Path) -> None:
+    assert memory_share() == 0, "nothing says"
+    (tmp_path / "meminfo").write_text("MemTotal: 1000 kB\nMemFree: 10 kB\nMemAvailable: 400 kB\nHugePages_Total: 0\n")
+    assert memory_share() == pytest.approx(0.6), "what the kernel can give up is not in use"
+    stat = f"inactive_file {GIB}"
+    write("pod", {"memory.max": str(4 * GIB), "memory.current": str(4 * GIB), "memory.stat": stat})
+    write("pod/container", {"OF": "0::/pod/container", "memory.max": "max", "memory.current": str(3 * GIB)})
+    assert memory_share() == pytest.approx(0.75), "of the group around it, without its file cache"
+    write("memory/pod", {"memory.limit_in_bytes": str(GIB), "memory.usage_in_bytes": str(GIB // 10 * 9)})
+    write("", {"OF": "4:memory:/pod\n1:name=systemd:/"})
+    assert memory_share() == pytest.approx(0.9)

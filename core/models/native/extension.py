@@ -2,7 +2,7 @@
 
 One translation unit and one compiler call, so neither ninja nor setuptools is needed. Built for the processor it runs
 on (`-march=native`), therefore never shipped; the key of the cache covers source, flags, torch, Python and processor,
-so a cache volume may be shared between unlike machines.
+so a cache volume may be shared between unlike machines. `kept_library` says what is fit to be loaded from it.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import hashlib
 import os
 import platform
 import shutil
+import signal
 import subprocess
 import sys
 import sysconfig
@@ -23,6 +24,15 @@ from typing import Any
 
 import torch
 
+from core.models.native.kept_library import (
+    ExtensionUnavailable,
+    building,
+    digest_path,
+    is_whole,
+    keep,
+    refuse_foreign,
+)
+
 NAME = "slipstream_decoder"
 PARTS = "decoder.cpp attention.h bytes.h kernels.h linear.h panels.h scratch.h sharing.h team.h vectors.h".split()
 SOURCES = tuple(Path(__file__).with_name(name) for name in PARTS)
@@ -32,21 +42,22 @@ FLAGS = "-std=c++20 -O3 -march=native -fno-math-errno -Wno-psabi -pthread -share
 COMPILE_SECONDS = 900.0
 BUILDING = "building-"
 """Begins the names of directories that a compiler writes into."""
-
-
-class ExtensionUnavailable(Exception):
-    """It cannot be built here; the message says why, in one line."""
+PATHS = (str(Path(__file__).resolve().parents[3]), *(path for path in sys.path if path))
+"""Where this process found its modules, whatever directory it runs in."""
 
 
 def cache_directory() -> Path:
-    """Where compiled code is kept: `SLIPSTREAM_CACHE_DIR`, else the user's cache."""
+    """Where compiled code is kept: `SLIPSTREAM_CACHE_DIR`, else the user's cache. Raises ExtensionUnavailable."""
     given = os.environ.get("SLIPSTREAM_CACHE_DIR")
-    base = Path(given) if given else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "slipstream"
+    try:
+        base = Path(given) if given else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "slipstream"
+    except RuntimeError:  # the user of a container need not be known to it
+        raise ExtensionUnavailable("there is no home directory to keep it in; set SLIPSTREAM_CACHE_DIR") from None
     return base / "native"
 
 
 def library_path() -> Path:
-    """Where the code for this machine is, or would be."""
+    """Where the code for this machine is, or would be. Raises ExtensionUnavailable."""
     code = tuple(source.read_bytes() for source in SOURCES)
     facts = (code, FLAGS, torch.__version__, sys.version, platform.machine(), _processor())
     key = hashlib.sha256(repr(facts).encode()).hexdigest()[:16]
@@ -54,22 +65,33 @@ def library_path() -> Path:
 
 
 def is_built() -> bool:
-    """Whether `load_extension` would find it in the cache."""
-    return library_path().exists()
+    """Whether `load_extension` would find it in the cache, whole."""
+    try:
+        return is_whole(library_path())
+    except (OSError, ExtensionUnavailable):
+        return False
 
 
 def load_extension() -> Any:
     """The module, compiled first if need be (half a minute to a few). Raises ExtensionUnavailable.
 
-    Safe to call from several processes at once: each compiles beside the cache and renames what it made.
+    Of several processes at once one compiles, and the others wait for it.
     """
     path = library_path()
-    if not path.exists():
-        _compile(path)
-    for each in (path, path.parent):
-        facts = each.stat()
-        if facts.st_uid not in (0, os.geteuid()) or facts.st_mode & 0o022:
-            raise ExtensionUnavailable(f"others can write to {each}, and what is there would be run")
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        refuse_foreign(path.parent)
+        if not is_whole(path):
+            _build(path)
+        for each in (path, digest_path(path)):
+            refuse_foreign(each)
+    except OSError as error:
+        raise ExtensionUnavailable(f"the cache in {path.parent} cannot be used: {error.strerror or error}") from error
+    return load_library(path)
+
+
+def load_library(path: Path) -> Any:
+    """The module in a file, whatever it is: a part of a library kills the process. Raises ExtensionUnavailable."""
     try:
         spec = spec_from_file_location(NAME, path, loader=ExtensionFileLoader(NAME, str(path)))
         assert spec is not None and spec.loader is not None
@@ -80,33 +102,58 @@ def load_extension() -> Any:
     return module
 
 
-def _compile(path: Path) -> None:
+def compile_command(made: Path) -> list[str]:
+    """What makes the library at `made`. Raises ExtensionUnavailable."""
     compiler = os.environ.get("CXX") or shutil.which("c++") or shutil.which("g++") or shutil.which("clang++")
     if compiler is None:
         raise ExtensionUnavailable("no C++ compiler was found (install g++, or set CXX)")
-    try:
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=BUILDING, dir=path.parent) as directory:
-            _sweep(path.parent, Path(directory).stat().st_mtime)
+    return [compiler, *FLAGS, *_includes(), str(SOURCES[0]), "-o", str(made), *_libraries()]
+
+
+def _build(path: Path) -> None:
+    """Compile, prove and keep, unless another process has done so by then. Raises ExtensionUnavailable, OSError."""
+    with building(path, COMPILE_SECONDS) as alone:
+        if alone and is_whole(path):
+            return
+        begins = f"{BUILDING}{path.name.partition('.')[0]}-"
+        if alone:
+            for left in path.parent.glob(f"{begins}*"):  # by a build that was killed
+                shutil.rmtree(left, ignore_errors=True)
+        with tempfile.TemporaryDirectory(prefix=begins, dir=path.parent, ignore_cleanup_errors=True) as directory:
             made = Path(directory) / path.name
-            command = [compiler, *FLAGS, *_includes(), str(SOURCES[0]), "-o", str(made), *_libraries()]
-            done = subprocess.run(
-                command, capture_output=True, text=True, timeout=COMPILE_SECONDS, check=False, stdin=subprocess.DEVNULL
-            )
-            if done.returncode != 0:
-                first = next((line for line in done.stderr.splitlines() if "error" in line), "it said nothing")
-                raise ExtensionUnavailable(f"{compiler} failed: {first.strip()}")
-            made.replace(path)
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise ExtensionUnavailable(f"it could not be compiled: {error}") from error
+            _compile(made)
+            keep(made, path)
 
 
-def _sweep(directory: Path, now: float) -> None:
-    """Remove what killed builds left: a server may stop while it compiles. `now` by the clock of the files."""
-    for left in directory.glob(f"{BUILDING}*"):
-        with contextlib.suppress(OSError):
-            if now - left.stat().st_mtime > COMPILE_SECONDS:
-                shutil.rmtree(left)
+def _compile(made: Path) -> None:
+    """Have a process make and load the library; the process and its compilers end with this one."""
+    ours, theirs = os.pipe()
+    try:
+        process = subprocess.Popen(
+            [sys.executable, "-P", "-m", "core.models.native.compile_process", str(made)],
+            stdin=ours,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(PATHS)},
+            # A group to end it with; and Ctrl-C at the terminal is for the server, which drains first.
+            start_new_session=True,
+        )
+        try:
+            said, _ = process.communicate(timeout=COMPILE_SECONDS)
+        except subprocess.TimeoutExpired:
+            raise ExtensionUnavailable(f"compiling it took longer than {COMPILE_SECONDS:g} s") from None
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.communicate()
+    finally:
+        os.close(ours)
+        os.close(theirs)
+    if process.returncode < 0:
+        raise ExtensionUnavailable(f"what was compiled ended its process with signal {-process.returncode}")
+    if process.returncode:
+        raise ExtensionUnavailable((said.strip().splitlines() or ["the process that compiles failed"])[-1])
 
 
 def _includes() -> list[str]:

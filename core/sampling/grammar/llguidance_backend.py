@@ -1,8 +1,9 @@
 """Constraints by llguidance: an Earley parser over lazily built lexers, with fuel for every part of the work.
 
 Its limits make most bombs fail instead of burn: `(a{1000}){1000}` takes 2.4 s and 250 MB for its first mask with the
-library's defaults, 0.2 s and 48 MB with these. What has no fuel (`multipleOf` a million: 26 s) is what the trial in
-another process is for.
+library's defaults, 0.2 s and 48 MB with these. A call for one row of an ambiguous grammar grows with the square of the
+items in a row, of which an `anyOf` of 200 objects has 200: 300 ms with the default of 2,000, some milliseconds with 300
+(at 700 tokens). What has no fuel (`multipleOf` a million: 26 s) is what the trial in another process is for.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from core.types.constraint import Constraint, ConstraintKind
 from core.types.grammar import Matcher, Words
 
 LIMITS = LLParserLimits(
+    max_items_in_row=300,
     initial_lexer_fuel=500_000,
     step_lexer_fuel=20_000,
     step_max_items=10_000,
@@ -37,6 +39,9 @@ JSON_OPTIONS: llguidance._lib.JsonCompileOptions = {
     "item_separator": ",",
     "key_separator": ":",
 }
+
+NOT_ALLOWED = "doesn't satisfy the grammar"
+"""What the library's error says of a token that a mask would not have; all its other errors are limits (1.9.1)."""
 
 _REGEX_SPECIAL = frozenset("\\.+*?()|[]{}^$#&-~/")
 
@@ -67,13 +72,14 @@ class LLGuidance:
         matcher = LLMatcher(self._tokenizer, source, log_level=0, limits=LIMITS)
         if matcher.is_error():
             raise GrammarError(matcher.get_error())
-        return LLGrammar(matcher, self.vocabulary, self.pool)
+        return LLGrammar(matcher, constraint.field, self.vocabulary, self.pool)
 
 
 class LLGrammar:
     """A matcher at its start, of which requests get copies (0.7 µs each)."""
 
-    def __init__(self, start: LLMatcher, vocabulary: Vocabulary, pool: MaskPool) -> None:
+    def __init__(self, start: LLMatcher, field: str, vocabulary: Vocabulary, pool: MaskPool) -> None:
+        self.field = field
         self._start = start
         self._pool = pool
         self._vocabulary = vocabulary
@@ -158,6 +164,11 @@ class LLGuidanceMatcher:
     def failure(self) -> str | None:
         """See `Matcher.failure`."""
         return self.inner.get_error() if self.inner.is_error() else None
+
+    @property
+    def gave_up(self) -> bool:
+        """See `Matcher.gave_up`."""
+        return self.inner.is_error() and NOT_ALLOWED not in self.inner.get_error()
 
 
 def _rows(matchers: Sequence[Matcher]) -> list[PacedRow]:

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from core.sampling.grammar.budget import RowBudget
 from core.sampling.grammar.registry import Backend, GrammarError, build_backend
 from core.sampling.grammar.vocabulary import Vocabulary
 from core.types.constraint import Constraint, ConstraintKind
@@ -22,8 +23,6 @@ from core.types.grammar import Grammar
 
 PROBED_TOKENS = 8
 """Masks that are tried, along one way through the grammar."""
-MAX_MASK_SECONDS = 0.25
-"""Of this process's work. A mask that takes more holds up every request of its step."""
 
 
 def main() -> None:
@@ -52,15 +51,18 @@ def examine(backend: Backend, vocabulary: Vocabulary, constraint: Constraint) ->
 
 def _probe(grammar: Grammar, vocabulary: Vocabulary) -> str | None:
     """What is wrong with the masks of the first tokens."""
-    matcher = grammar.matcher()
+    matcher, budget = grammar.matcher(), RowBudget(grammar.words)
+    began = time.thread_time()
     for number in range(PROBED_TOKENS):
         words = np.zeros(vocabulary.words, np.int32)
-        began = time.process_time()
         some = matcher.fill(words)
         if matcher.failure is not None:
             return matcher.failure
-        if time.process_time() - began > MAX_MASK_SECONDS:
+        now = time.thread_time()
+        budget.spend(now - began)
+        if budget.left < 0:
             return "too slow to follow"
+        began = now
         if not some:
             return None if number or matcher.is_terminated else "no output can meet it"
         allowed = np.flatnonzero(np.unpackbits(words.view(np.uint8), bitorder="little"))

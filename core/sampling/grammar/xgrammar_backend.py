@@ -60,14 +60,15 @@ class XGrammar:
         # Strings with maxLength or a pattern let raw control characters through, which no JSON text may hold (0.2.8);
         # between the parts of a value there is no white space anyway.
         is_json = constraint.kind is ConstraintKind.JSON_SCHEMA
-        return CompiledGrammar(compiled, self.vocabulary, self._printable if is_json else None)
+        return CompiledGrammar(compiled, constraint.field, self.vocabulary, self._printable if is_json else None)
 
 
 class CompiledGrammar:
     """See `Grammar`."""
 
-    def __init__(self, compiled: Any, vocabulary: Vocabulary, among: Words | None) -> None:
+    def __init__(self, compiled: Any, field: str, vocabulary: Vocabulary, among: Words | None) -> None:
         """`among`: bits of the tokens that may come at all; None for all."""
+        self.field = field
         self._compiled = compiled
         self._among = among
         self._vocabulary = vocabulary
@@ -164,6 +165,11 @@ class XGrammarMatcher:
     def failure(self) -> str | None:
         """See `Matcher.failure`."""
         return self.problem
+
+    @property
+    def gave_up(self) -> bool:
+        """See `Matcher.gave_up`."""
+        return self.problem is not None and self.problem != NOT_ALLOWED
 
     def _ends_here(self) -> bool:
         """Whether only an end token may follow."""

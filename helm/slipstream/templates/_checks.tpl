@@ -57,8 +57,11 @@
 {{- if and $v.tls.clientCa.existingSecret (not $v.tls.existingSecret) -}}
 {{- fail "tls.clientCa.existingSecret needs tls.existingSecret" -}}
 {{- end -}}
-{{- if and $v.auth.adapterAdmins (not $v.auth.existingSecret) -}}
-{{- fail "auth.adapterAdmins needs auth.existingSecret, which says who calls" -}}
+{{- if and $v.auth.admins (not $v.auth.existingSecret) (not $v.tls.clientCa.existingSecret) -}}
+{{- fail "auth.admins needs auth.existingSecret or tls.clientCa.existingSecret, which say who calls" -}}
+{{- end -}}
+{{- if ne (empty $v.tls.clientCa.existingSecret) (empty $v.tls.clientCa.names) -}}
+{{- fail "tls.clientCa: existingSecret and names go together; names is * for every certificate of the authorities" -}}
 {{- end -}}
 {{- if and $v.tenants (not $v.auth.existingSecret) (not $v.tls.clientCa.existingSecret) -}}
 {{- fail "tenants needs auth.existingSecret or tls.clientCa.existingSecret, which say who calls" -}}
@@ -80,6 +83,14 @@
 {{- end -}}
 {{- if and (eq $scale.type "keda") (not $scale.keda.serverAddress) -}}
 {{- fail "autoscaling.keda.serverAddress: needs the address of Prometheus" -}}
+{{- end -}}
+{{- if not $v.metrics.enabled -}}
+{{- if $v.metrics.serviceMonitor.enabled -}}
+{{- fail "metrics.serviceMonitor needs metrics.enabled: the port is closed" -}}
+{{- end -}}
+{{- if or (eq $scale.type "hpa") (and (eq $scale.type "keda") (not $scale.keda.query)) -}}
+{{- fail (printf "autoscaling.type: %s scales by the metrics of the pods, which needs metrics.enabled" $scale.type) -}}
+{{- end -}}
 {{- end -}}
 {{- $most := ternary $v.replicas $scale.maxReplicas (eq $scale.type "none") | int64 -}}
 {{- if and (eq $v.model.source "claim") (has "ReadWriteOncePod" $v.model.claim.accessModes) (gt $most 1) -}}

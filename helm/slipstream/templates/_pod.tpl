@@ -9,8 +9,10 @@
   ports:
     - name: grpc
       containerPort: {{ int64 .Values.ports.grpc }}
+    {{- if .Values.metrics.enabled }}
     - name: metrics
       containerPort: {{ int64 .Values.ports.metrics }}
+    {{- end }}
     {{- if .Values.tls.existingSecret }}
     - name: health
       containerPort: {{ int64 .Values.ports.health }}

@@ -4,7 +4,7 @@
 - serve
 - {{ printf "--host=%s" $v.listenAddress | quote }}
 - --port={{ int64 $v.ports.grpc }}
-- {{ printf "--metrics-host=%s" $v.listenAddress | quote }}
+- {{ printf "--metrics-host=%s" (ternary $v.listenAddress "127.0.0.1" $v.metrics.enabled) | quote }}
 - --metrics-port={{ int64 $v.ports.metrics }}
 - --device={{ ternary "cuda" "cpu" $v.gpu.enabled }}
 {{- if ne $v.model.source "bundled" }}
@@ -17,9 +17,9 @@
 - --drain-grace={{ int64 $v.drain.graceSeconds }}
 {{- if $v.auth.existingSecret }}
 - --auth-token-file=/etc/slipstream/auth/{{ $v.auth.key }}
-{{- with $v.auth.adapterAdmins }}
-- {{ printf "--adapter-admins=%s" . | quote }}
 {{- end }}
+{{- with $v.auth.admins }}
+- {{ printf "--admins=%s" . | quote }}
 {{- end }}
 {{- if $v.tenants }}
 - --tenants-file=/etc/slipstream/tenants/tenants.yaml
@@ -30,6 +30,7 @@
 - --health-port={{ int64 $v.ports.health }}
 {{- if $v.tls.clientCa.existingSecret }}
 - --tls-client-ca=/etc/slipstream/client-ca/{{ $v.tls.clientCa.key }}
+- {{ printf "--tls-client-names=%s" $v.tls.clientCa.names | quote }}
 {{- end }}
 {{- end }}
 {{- include "slipstream.settings" . }}
@@ -38,6 +39,7 @@
 {{/* `settings` as flags: lists repeat theirs, switches have a `--no-` twin, null is left out. */}}
 {{- define "slipstream.settings" -}}
 {{- $settings := merge (dict) .Values.settings (include "slipstream.cpuThreads" . | fromYaml) -}}
+{{- $_ := set $settings "metrics_names" (include "slipstream.metricsNames" .) -}}
 {{- range $name := keys $settings | sortAlpha -}}
 {{- $value := get $settings $name -}}
 {{- $flag := $name | replace "_" "-" -}}
@@ -53,6 +55,17 @@
 - --{{ $flag }}={{ $value | toJson }}
 {{- end -}}
 {{- end -}}
+{{- end -}}
+
+{{/*
+Names by which the metrics port is asked in the cluster, pods' own below that of their Service, and those of `settings`.
+Scrapers that find pods by the API come by address, which needs no name.
+*/}}
+{{- define "slipstream.metricsNames" -}}
+{{- $short := printf ".%s.%s" (include "slipstream.podsService" .) .Release.Namespace -}}
+{{- $names := list $short (printf "%s.svc" $short) (printf "%s.svc.cluster.local" $short) -}}
+{{- with get .Values.settings "metrics_names" }}{{ $names = append $names . }}{{ end -}}
+{{- join "," $names -}}
 {{- end -}}
 
 {{/*

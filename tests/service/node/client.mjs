@@ -17,7 +17,9 @@ const definition = loader.loadSync("slipstream/v1/inference.proto", {
   defaults: true,
 });
 const { InferenceService } = grpc.loadPackageDefinition(definition).slipstream.v1;
-const client = new InferenceService(target, grpc.credentials.createInsecure());
+// The published policy, where the scenario has one.
+const policy = process.env.SERVICE_CONFIG ? { "grpc.service_config": process.env.SERVICE_CONFIG } : {};
+const client = new InferenceService(target, grpc.credentials.createInsecure(), policy);
 
 const seen = { ids: [], texts: [], kinds: [], positions: [] };
 

@@ -12,9 +12,12 @@ from typing import Any
 
 import pytest
 
+from core.errors import Overloaded, QueueTimeout
+from service.client import SERVICE_CONFIG
 from tests.fakes.fake_engine import FakeEngine, held, token_at
 from tests.service.conftest import PATIENCE, Serve
 from tests.service.test_cancellation import closed
+from tests.service.test_client import Flaky
 
 PACKAGES = ("@grpc/grpc-js@1.14.7", "@grpc/proto-loader@0.8.1")
 INSTALL_SECONDS = 120
@@ -55,7 +58,7 @@ async def run(modules: Path, target: str, scenario: str) -> dict[str, Any]:
     """Run the client; what it printed."""
     process = await asyncio.create_subprocess_exec(
         *("node", str(CLIENT), target, str(ROOT / "protos"), scenario),
-        env=os.environ | {"NODE_MODULES": str(modules)},
+        env=os.environ | {"NODE_MODULES": str(modules), "SERVICE_CONFIG": json.dumps(SERVICE_CONFIG)},
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
     )
@@ -76,6 +79,21 @@ async def test_streams(serve: Serve, node_modules: Path) -> None:
     assert "".join(result["texts"]) == "0 1 2 3 4 "
     assert result["finished"]["reason"] == "FINISH_REASON_LENGTH"
     assert result["finished"]["usage"]["completion_tokens"] == 5
+
+
+async def test_comes_back_when_the_server_says_when(serve: Serve, node_modules: Path) -> None:
+    engine = Flaky(Overloaded("full", reason="QUEUE_FULL", retry_after=0.01), failures=1)
+    async with serve(engine) as serving:
+        result = await run(node_modules, serving.target, "stream")
+    assert (result["code"], engine.asked) == (0, 2)
+    assert result["ids"] == [token_at(at) for at in range(5)]
+
+
+async def test_does_not_where_the_server_says_no(serve: Serve, node_modules: Path) -> None:
+    engine = Flaky(QueueTimeout("waited"), failures=9)
+    async with serve(engine) as serving:
+        result = await run(node_modules, serving.target, "stream")
+    assert (result["code"], engine.asked) == (8, 1)
 
 
 async def test_cancels(serve: Serve, node_modules: Path) -> None:

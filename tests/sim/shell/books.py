@@ -20,7 +20,9 @@ def check_service(process: EngineProcess, front_ends: list[FrontEnd], admissions
         _empty(f"the host of {front_end.name}", host, "_streams", "_embeds", "_holds", "_calls", "_ready", "_closing")
         _empty(f"the host of {front_end.name}", host._prefixes, "_watches")
         _empty(front_end.name, engine, "_replies", "_streams")
-    for admission in [*admissions, *(gate.admission for gate in process.gates._gates.values())]:
+        if engine._unread.bytes:
+            raise Violation("books:unread", f"{engine._unread.bytes} unread bytes in {front_end.name}")
+    for admission in [*admissions, *(line for gate in process.gates._gates.values() for line in gate.lines)]:
         held = admission.open, admission.waiting, admission._slots._taken
         if any(held):
             raise Violation("books:gates", f"open, waiting and taken are {held}")
@@ -38,6 +40,8 @@ def check_engine(process: EngineProcess) -> None:
     _empty("the engine", engine._turnstile, "_line")
     if engine._turnstile._passed or engine._turnstile._turning:
         raise Violation("books:turnstile", f"{engine._turnstile._passed} passed, and it turns for ever")
+    if engine._outputs._unread.bytes:
+        raise Violation("books:unread", f"{engine._outputs._unread.bytes} unread bytes of streams that are gone")
     if not engine._empty.is_set():
         raise Violation("books:empty", "a drain would wait for requests that are not there")
     if len(process.pool):

@@ -68,7 +68,7 @@ _LEGAL: dict[str, Legal] = {
     "RESUME_OFF": lambda client: client.world.scenario.resume_seconds == 0,
     "QUEUE_TIMEOUT": _queue_timeout,
     "DEADLINE_EXCEEDED": _deadline,
-    "SLOW_CONSUMER": lambda client: client.world.scenario.max_pending < UNBOUNDED,
+    "SLOW_CONSUMER": lambda client: client.world.scenario.max_pending < UNBOUNDED or _tight(client),
     "REQUEST_FAILED": lambda client: bool(client.world.process.device.spoiled),
     "REQUEST_ABORTED": lambda client: client.world.scoped(client.plan) in client.world.aborted,
     "ENGINE_DEAD": _dead,

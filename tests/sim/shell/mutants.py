@@ -44,7 +44,7 @@ MUTANTS: tuple[ShellMutant, ...] = (
         "if record.stop_match is None and record.tokens < len(req.outputs):",
         "if False:",
         ("ending",),
-        273,
+        810,
     ),
     ShellMutant(
         "stop-string-forgotten-in-a-race",
@@ -129,10 +129,10 @@ MUTANTS: tuple[ShellMutant, ...] = (
     ShellMutant(
         "a-full-link-forgets-what-is-ready",
         "service.frontends.host",
-        "        if not self._ready or self.link.full:\n            return\n",
-        "        if not self._ready or self.link.full:\n            self._ready = {}\n            return\n",
+        "        self._ready = dict.fromkeys(ready) | self._ready\n",
+        "",
         ("liveness",),
-        33,
+        159,
     ),
     ShellMutant(
         "cancelled-asker-tells-nobody",
@@ -177,7 +177,7 @@ MUTANTS: tuple[ShellMutant, ...] = (
     ShellMutant(
         "reservation-kept-when-refused",
         "service.resume.retention",
-        "                self._count(tenant, -STREAM_BYTES)\n                raise\n",
+        "                self._count(tenant, -taken)\n                raise\n",
         "                raise\n",
         ("books:shares", "books:retention"),
         0,
@@ -216,9 +216,9 @@ MUTANTS: tuple[ShellMutant, ...] = (
     ),
     ShellMutant(
         "moved-hold-released-twice",
-        "service.tenants.gates",
-        "        moved, self._leave = Hold(self._leave, self.number), None\n",
-        "        moved = Hold(self._leave, self.number)\n",
+        "service.tenants.hold",
+        "        self._leave = self._late = None\n        return moved\n",
+        "        self._late = None\n        return moved\n",
         ("books:gates",),
         5,
     ),
@@ -236,7 +236,7 @@ MUTANTS: tuple[ShellMutant, ...] = (
         "if self._closed.is_set() and task is not None and not task.cancelling():",
         "if False:",
         ("foreign_cancel",),
-        723,
+        206,
     ),
 )
 

@@ -78,9 +78,11 @@ class End(asyncio.Transport):
             self._drop(None)
 
     def abort(self) -> None:
-        """See `asyncio.WriteTransport`."""
+        """See `asyncio.WriteTransport`. Done to a peer that sends what is no frame, and none here does."""
+        aborted = ConnectionAbortedError("a frame could not be read")
+        self._loop.call_exception_handler({"message": "a connection was cut", "exception": aborted})
         self._buffer.clear()
-        self._drop(ConnectionAbortedError())
+        self._drop(aborted)
 
     @property
     def unread(self) -> int:

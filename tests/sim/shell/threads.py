@@ -17,6 +17,9 @@ SLOWEST = 0.02
 
 SLOW_SHARE, VERY_SLOW = 0.05, 1.0
 
+TAKEN_UP = 0.004
+"""Seconds until a thread that is free takes up what it was handed, at most: it waits for the interpreter lock."""
+
 
 class Pool:
     """A `ThreadPoolExecutor` of so many threads: first come, first served, and what has begun cannot be cancelled."""
@@ -36,7 +39,7 @@ class Pool:
             raise RuntimeError("cannot schedule new futures after shutdown")
         future = self._loop.create_future()
         self._queue.append((future, func, args))
-        self._begin()
+        self._loop.call_later(self._loop.delay(TAKEN_UP), self._begin)
         return future
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:

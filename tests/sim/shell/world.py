@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import random
 from collections import Counter
@@ -251,7 +252,16 @@ class ShellWorld:
         for front_end in self._all_front_ends:
             self.hits.counts["paused"] += sum(end.paused for end in front_end.ends)
         loop.forgiving = True
-        for task in asyncio.all_tasks(loop):
-            task._log_destroy_pending = False  # type: ignore[attr-defined]
-            task.get_coro().close()  # type: ignore[union-attr]
+        thrown: set[asyncio.Task[Any]] = set()
+        # A coroutine that is closed may begin tasks, or fail for want of its loop: that is not what the run came to.
+        asyncio._set_running_loop(loop)
+        try:
+            while left := asyncio.all_tasks(loop) - thrown:
+                for task in left:
+                    task._log_destroy_pending = False  # type: ignore[attr-defined]
+                    with contextlib.suppress(Exception):
+                        task.get_coro().close()  # type: ignore[union-attr]
+                thrown |= left
+        finally:
+            asyncio._set_running_loop(None)
         loop.close()

@@ -1,0 +1,88 @@
+"""Constraints that wait to be compiled, in turns by tenant: one that sends many waits behind its own."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter, OrderedDict
+
+from core.errors import Overloaded
+from core.types.constraint import Constraint
+from core.types.grammar import Grammar
+
+FULL = "GRAMMAR_COMPILES"
+
+
+class CompileJob:
+    """One constraint, for all calls that wait for it. `done` gets the grammar or what the calls are to raise."""
+
+    def __init__(self, constraint: Constraint) -> None:
+        self.constraint = constraint
+        self.since = time.monotonic()
+        self.done: asyncio.Future[Grammar] = asyncio.get_running_loop().create_future()
+        self.waiting: Counter[str] = Counter()
+        """Calls by tenant."""
+        self.task: asyncio.Task[None] | None = None
+        """Once it is its turn."""
+
+    def fail(self, error: BaseException) -> None:
+        """Have every call raise `error`."""
+        if not self.done.done():
+            self.done.set_exception(error)
+            self.done.exception()  # seen, even if every call has left
+
+
+class CompileQueue:
+    """At most `most` jobs, each in the line of every tenant that waits for it. Used on the loop thread."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._lines: OrderedDict[str, OrderedDict[CompileJob, None]] = OrderedDict()
+        """By tenant; whose turn is next comes first."""
+        self._jobs: set[CompileJob] = set()
+
+    def __len__(self) -> int:
+        return len(self._jobs)
+
+    def __contains__(self, job: CompileJob) -> bool:
+        return job in self._jobs
+
+    def add(self, job: CompileJob, tenant: str) -> None:
+        """Put `job` into the tenant's line. Raises Overloaded when the queue is full and this line not the shorter one.
+
+        Of a full queue, the newest job of the longest line makes room, if that is longer by two at least.
+        """
+        if job not in self._jobs and len(self._jobs) >= self._most:
+            self._make_room(tenant)
+        self._jobs.add(job)
+        self._lines.setdefault(tenant, OrderedDict())[job] = None
+
+    def leave(self, job: CompileJob, tenant: str) -> None:
+        """No call of the tenant waits for `job` any more."""
+        line = self._lines.get(tenant)
+        if line is not None and line.pop(job, self) is None and not line:
+            del self._lines[tenant]
+        if not any(job in line for line in self._lines.values()):
+            self._jobs.discard(job)
+
+    def pop(self) -> CompileJob:
+        """The oldest job of the tenant whose turn it is, who then comes last."""
+        tenant, line = next(iter(self._lines.items()))
+        self._lines.move_to_end(tenant)
+        job = next(iter(line))
+        self.remove(job)
+        return job
+
+    def remove(self, job: CompileJob) -> None:
+        """Take `job` out of every line."""
+        for tenant in [tenant for tenant, line in self._lines.items() if job in line]:
+            self.leave(job, tenant)
+
+    def _make_room(self, tenant: str) -> None:
+        refused = Overloaded("too many constraints are being compiled", reason=FULL)
+        longest = max(self._lines.values(), key=len)
+        if len(longest) < len(self._lines.get(tenant, ())) + 2:
+            raise refused
+        newest = next(reversed(longest))
+        self.remove(newest)
+        newest.fail(refused)

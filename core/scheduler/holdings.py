@@ -1,0 +1,136 @@
+"""What each tenant holds of rows and KV pages, and who gives way to whom for it: dominant resource fairness.
+
+A tenant's share is the larger of its part of the rows and its part of the pages, over its weight (Ghodsi et al. 2011).
+A request gives way to one of another tenant only if that tenant then still holds no more than the one that gave. So
+each move makes the shares more alike, and none is ever taken back.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable
+
+import numpy as np
+
+from core.memory.request_memory import RequestMemory
+from core.scheduler.fair_share import FairShare, Tenant
+from core.scheduler.policy import Policy, victim
+from core.scheduler.running import RunningSet
+from core.types.arrays import Ints
+from core.types.request import Req
+
+
+class Holdings:
+    """Reads the running set and changes nothing. Each answer costs one pass over arrays by row."""
+
+    def __init__(self, shares: FairShare, running: RunningSet, memory: RequestMemory, policy: Policy) -> None:
+        self._shares = shares
+        self._running = running
+        self._memory = memory
+        self._policy = policy
+
+    def may_take_a_row(self, tenant: Tenant) -> bool:
+        """Whether a waiting request of `tenant` may be tried before those of tenants that hold less.
+
+        Each of those has a claim to one free row, and to all pages once it was refused.
+        """
+        if not self._shares.contended:
+            return True
+        available = self._memory.rows.available
+        shares = self._now()
+        mine = shares[tenant.slot]
+        poorer = [other for other in self._shares if other.waits and shares[other.slot] < mine]
+        if any(other.refused for other in poorer):
+            return False
+        return available > len(poorer) or not poorer
+
+    def could_gain(self, tenant: Tenant) -> bool:
+        """Whether any tenant holds so much more that a row of it might go to `tenant`."""
+        if not self._shares.contended:
+            return False
+        shares, more = self._now(), (tenant.rows + 1) / self._memory.rows.size / tenant.weight
+        return any(shares[other.slot] >= more for other in self._shares if other is not tenant)
+
+    def giving_way(self, newcomer: Req, rows: Ints) -> list[Req]:
+        """Owners of `rows` that may give way to `newcomer`, in that order.
+
+        Always the last in line of the tenant that holds most when those before it are gone.
+        """
+        gainer = self._shares.tenant(newcomer)
+        lines = self._lines(newcomer, rows)
+        held, taken, found = self._parts(self._running.order)
+        need = self._memory.allocator.pages_for(len(newcomer.known_ids()))
+        slot = gainer.slot
+        gained = self._share(gainer, held[slot] + 1, taken[slot] + found[slot] + need)
+        richest = [(-self._share(t, held[t.slot], taken[t.slot] + found[t.slot]), -t.number, t) for t in lines]
+        heapq.heapify(richest)
+        chosen: list[Req] = []
+        while richest:
+            _, number, tenant = heapq.heappop(richest)
+            loser, pages, longest = lines[tenant].pop()
+            held[tenant.slot] -= 1
+            taken[tenant.slot] -= pages
+            left = self._share(tenant, held[tenant.slot], taken[tenant.slot] + longest)
+            if left < gained:
+                continue
+            chosen.append(loser)
+            if lines[tenant]:
+                heapq.heappush(richest, (-left, number, tenant))
+        return chosen
+
+    def loser(self, members: list[Req], settled: Iterable[bool]) -> Req:
+        """Of `members`, who gives way when pages run out: of the tenant that holds most the last in line.
+
+        One that is not `settled`, since it has just come back, only where no other is: it would never come to its end.
+        """
+        if not self._shares.contended:
+            return victim(members, self._policy)
+        shares = self._now()
+        at_rest = [req for req, moved_on in zip(members, settled, strict=True) if moved_on] or members
+        richest = max({self._shares.tenant(req) for req in at_rest}, key=lambda t: (shares[t.slot], t.number))
+        return victim([req for req in at_rest if req.tenant == richest.name], self._policy)
+
+    def _lines(self, newcomer: Req, rows: Ints) -> dict[Tenant, list[tuple[Req, int, float]]]:
+        """Owners of `rows` by tenant, but for that of `newcomer`, in policy order.
+
+        With each the pages that it took, and the longest prefix that is found by rows that stay when it leaves.
+        """
+        order = self._running.order
+        *_, staying = self._parts(order[~np.isin(order, rows)])
+        taken, found = self._memory.pages_taken(rows).tolist(), self._memory.pages_found(rows).tolist()
+        owners: dict[Tenant, list[tuple[Req, int, int]]] = {}
+        for req, *pages in zip(self._running.owners(rows), taken, found, strict=True):
+            if req.tenant != newcomer.tenant:
+                owners.setdefault(self._shares.tenant(req), []).append((req, *pages))
+        lines: dict[Tenant, list[tuple[Req, int, float]]] = {}
+        for tenant, line in owners.items():
+            longest, lines[tenant] = staying[tenant.slot], []
+            for req, own, prefix in sorted(line, key=lambda each: self._policy.key(each[0])):
+                lines[tenant].append((req, own, longest))
+                longest = max(longest, prefix)
+        return lines
+
+    def _now(self) -> list[float]:
+        """Shares by slot of tenant; 0 for slots without one."""
+        held, taken, found = self._parts(self._running.order)
+        shares = [0.0] * len(held)
+        for tenant in self._shares:
+            slot = tenant.slot
+            shares[slot] = self._share(tenant, held[slot], taken[slot] + found[slot])
+        return shares
+
+    def _parts(self, rows: Ints) -> tuple[list[int], list[float], list[float]]:
+        """Of `rows` by slot of tenant: how many, pages that they took, and the longest prefix that one of them found.
+
+        Rows of a tenant mostly find the same prefix. What they find beyond that is not counted, their rows are.
+        """
+        slots, count = self._shares.slots_of(rows), self._shares.capacity
+        held = np.bincount(slots, minlength=count)
+        taken = np.bincount(slots, weights=self._memory.pages_taken(rows), minlength=count)
+        found = np.zeros(count)
+        np.maximum.at(found, slots, self._memory.pages_found(rows))
+        return held.tolist(), taken.tolist(), found.tolist()
+
+    def _share(self, tenant: Tenant, rows: float, pages: float) -> float:
+        part = max(rows / self._memory.rows.size, pages / self._memory.allocator.num_pages)
+        return part / tenant.weight

@@ -1,0 +1,161 @@
+"""The audit log: one line of JSON for each act that changes or shows what is others', and for refused callers.
+
+Lines go to the logger `slipstream.audit`, whatever `--log-level` says. They hold names of callers and addresses,
+methods and outcomes; never a token, a prompt, an output, or anything of a message that a handler did not `note`. A
+flood of refusals is a line now and then with the count of those that are left out; metrics count all of them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from core.errors import SlipstreamError
+from service.auth import caller_name
+from service.interceptors import Context
+from service.metrics.rpc import RpcMetrics
+from service.permissions import METHODS, Permission
+from service.request_reads import address_of
+from service.status import NotPermitted, Unauthenticated
+
+log = logging.getLogger("slipstream.audit")
+# Not left to the level of other logs: an operator who silences those still wants to know who did what.
+log.setLevel(logging.INFO)
+
+QUIET_SECONDS: Final = 10.0
+"""One caller that is refused again and again has a line each so often."""
+MOST_LINES: Final = 30
+"""Lines of limited kinds within QUIET_SECONDS, of all callers together."""
+MOST_KEYS: Final = 1024
+MOST_NOTED_CHARS: Final = 200
+
+
+@dataclass(slots=True)
+class _Act:
+    """A call that has a line, and what its handler has to say."""
+
+    begun: Callable[[], None]
+    facts: dict[str, str] = field(default_factory=dict)
+
+
+_act: ContextVar[_Act | None] = ContextVar("slipstream_audit_act", default=None)
+
+
+def note(**facts: str) -> None:
+    """Have the audit line of this call tell `facts` too; nothing happens within a call that has none."""
+    act = _act.get()
+    if act is not None:
+        act.facts.update({name: value[:MOST_NOTED_CHARS] for name, value in facts.items()})
+
+
+def begun() -> None:
+    """Write a line for this call now, beside that of its end, which may be days away."""
+    act = _act.get()
+    if act is not None:
+        act.begun()
+
+
+def write(event: str, **facts: Any) -> None:
+    """One line. Facts that are None are left out."""
+    log.info("%s", json.dumps({"event": event, **{name: fact for name, fact in facts.items() if fact is not None}}))
+
+
+class Floods:
+    """Which of many like lines are written. Thread-safe."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._latest: OrderedDict[tuple[str, ...], float] = OrderedDict()
+        self._window, self._written = clock(), 0
+        self._left_out = 0
+
+    def admits(self, *key: str) -> bool:
+        """Whether to write a line for `key` now; counts it if not."""
+        with self._lock:
+            now = self._clock()
+            if now - self._window >= QUIET_SECONDS:
+                self._window, self._written = now, 0
+            latest = self._latest.get(key)
+            if self._written >= MOST_LINES or (latest is not None and now - latest < QUIET_SECONDS):
+                self._left_out += 1
+                return False
+            self._written += 1
+            self._latest[key] = now
+            self._latest.move_to_end(key)
+            while len(self._latest) > MOST_KEYS:
+                self._latest.popitem(last=False)
+            return True
+
+    def take_left_out(self) -> int | None:
+        """Lines that were not written since this was last asked; None for none."""
+        with self._lock:
+            left_out, self._left_out = self._left_out, 0
+            return left_out or None
+
+
+class Audit:
+    """What the calls of one server leave in the audit log."""
+
+    def __init__(self, metrics: RpcMetrics) -> None:
+        self._metrics = metrics
+        self._floods = Floods()
+        self._summary: asyncio.TimerHandle | None = None
+
+    @asynccontextmanager
+    async def around(self, method: str, context: Context) -> AsyncIterator[None]:
+        """Around a call, inside of what turns errors into statuses and outside of what names and refuses callers."""
+        acts, began = METHODS.get(method) in (Permission.OWN, Permission.ADMIN), time.monotonic()
+        if acts:
+            _act.set(_Act(lambda: self._acted(method, context, "begun", None)))
+        try:
+            yield
+        except (Unauthenticated, NotPermitted) as refused:
+            self._refused(method, context, refused)
+            raise
+        except BaseException as error:
+            if acts:
+                outcome = error.reason if isinstance(error, SlipstreamError) else type(error).__name__
+                self._acted(method, context, outcome, time.monotonic() - began)
+            raise
+        if acts:
+            self._acted(method, context, "OK", time.monotonic() - began)
+
+    def _acted(self, method: str, context: Context, outcome: str, seconds: float | None) -> None:
+        caller, address = caller_name.get(), address_of(context.peer())
+        # Admins are few and trusted; every act of theirs has its line.
+        if METHODS[method] is not Permission.ADMIN and not self._floods.admits(caller or address, method, outcome):
+            self._tell_later()
+            return
+        act, took = _act.get(), None if seconds is None else round(seconds, 3)
+        told = {} if act is None else act.facts
+        write("act", method=method, caller=caller, peer=address, outcome=outcome, seconds=took, **told)
+
+    def _refused(self, method: str, context: Context, refused: SlipstreamError) -> None:
+        self._metrics.caller_refused(refused.reason)
+        caller, address = caller_name.get(), address_of(context.peer())
+        if not self._floods.admits(caller or "", address, refused.reason):
+            self._tell_later()
+            return
+        left_out = self._floods.take_left_out()
+        write("refused", method=method, caller=caller, peer=address, reason=refused.reason, left_out=left_out)
+
+    def _tell_later(self) -> None:
+        """A flood that ends leaves no line to count it in."""
+        if self._summary is None:
+            self._summary = asyncio.get_running_loop().call_later(QUIET_SECONDS, self._tell)
+
+    def _tell(self) -> None:
+        self._summary = None
+        left_out = self._floods.take_left_out()
+        if left_out is not None:
+            write("left out", left_out=left_out)

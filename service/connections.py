@@ -1,0 +1,194 @@
+"""Connections to the gRPC ports, which gRPC itself takes without a limit: idle ones go before the descriptors are gone.
+
+Every connection is a descriptor. When the last one is taken, no port accepts anything any more, probes and metrics
+among them, until a client hangs up. grpcio can neither count its connections nor close one. So a thread asks the system
+which sockets are open, who is at the other end and for how long it has said nothing, and hangs up on the idle ones of
+the address that has most. The look takes no descriptor itself: it works when there is none left.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import socket
+import struct
+import threading
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Collection, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
+from dataclasses import dataclass
+from ipaddress import IPv6Address, ip_address
+from typing import Any, Final
+from urllib.parse import unquote
+
+import grpc.aio
+
+Context = grpc.aio.ServicerContext[Any, Any]
+
+DESCRIPTORS: Final = "/proc/self/fd"
+LOOK_SECONDS: Final = 0.25
+IDLE_SECONDS: Final = 1.0
+"""A connection that was heard of since may be about to call."""
+LEAST_FREE: Final = 16
+MOST_DESCRIPTORS: Final = 65_536
+"""To which the limit is raised where the hard one allows more."""
+SILENT_SINCE: Final = struct.Struct("=52xI")
+"""Of Linux's tcp_info: `tcpi_last_data_recv`, in milliseconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Connection:
+    """One accepted connection: its descriptor, address and port of its client, and seconds since that was heard."""
+
+    descriptor: int
+    address: str
+    port: int
+    silent: float
+
+
+def victims(open_now: Collection[Connection], busy: Collection[tuple[str, int]], most: int) -> list[Connection]:
+    """Whom to hang up on so that `most` are left: the longest silent, of the address that has most by then.
+
+    First those without a call; of an address with more than half of `most`, others too. `busy` are the ends, address
+    and port, of those that have calls open.
+    """
+    counts = Counter(each.address for each in open_now)
+    by_silence = sorted(open_now, key=lambda each: -each.silent)
+    idle = [each for each in by_silence if (each.address, each.port) not in busy and each.silent >= IDLE_SECONDS]
+    found: list[Connection] = []
+    for candidates, least in ((idle, 0), (by_silence, most // 2)):
+        left = [each for each in candidates if each not in found]
+        while left and len(open_now) - len(found) > most:
+            heaviest = max({each.address for each in left}, key=lambda address: counts[address])
+            if counts[heaviest] <= least:
+                break
+            victim = next(each for each in left if each.address == heaviest)
+            left.remove(victim)
+            found.append(victim)
+            counts[heaviest] -= 1
+    return found
+
+
+class Connections:
+    """Those of `ports()`, which a thread looks after between `start` and `close`. Does nothing but on Linux."""
+
+    def __init__(self, ports: Callable[[], Collection[int]]) -> None:
+        self._ports = ports
+        self._calls: Counter[str] = Counter()
+        self._closed = threading.Event()
+
+    @asynccontextmanager
+    async def around(self, _method: str, context: Context) -> AsyncIterator[None]:
+        """Around every call: its connection is not idle."""
+        peer = context.peer()
+        self._calls[peer] += 1
+        try:
+            yield
+        finally:
+            self._calls[peer] -= 1
+            if not self._calls[peer]:
+                del self._calls[peer]
+
+    def start(self) -> None:
+        """Raise the limit on descriptors as far as it goes, and look from now on."""
+        if os.path.isdir(DESCRIPTORS):
+            _raised_limit()
+            threading.Thread(target=self._run, name="slipstream-connections", daemon=True).start()
+
+    def close(self) -> None:
+        """Look no more. Idempotent."""
+        self._closed.set()
+
+    def _run(self) -> None:
+        while not self._closed.wait(LOOK_SECONDS):
+            # Limits can be changed from outside.
+            limit = _raised_limit()
+            # An eighth is for files, metrics and the engine; above it connections give way.
+            if _lowest_free(limit) >= limit - max(LEAST_FREE, limit // 8):
+                self.make_room(limit)
+
+    def make_room(self, limit: int) -> None:
+        """Hang up on as many as it takes to have a third of `limit` descriptors free."""
+        # Not listed, which takes a descriptor: nearly all below the limit are open.
+        descriptors = [each for each in range(limit) if _is_open(each)]
+        ports = self._ports()
+        found = [each for each in map(_connection, descriptors) if each is not None and each[0] in ports]
+        open_now = [each for _, each in found]
+        others = len(descriptors) - len(open_now)
+        busy = {_end(peer) for peer in self._calls.copy()}
+        for victim in victims(open_now, busy, max(0, limit * 2 // 3 - others)):
+            _hang_up(victim)
+
+
+def _raised_limit() -> int:
+    """The limit on descriptors, raised before if it is low and may be."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    limit, allowed = (MOST_DESCRIPTORS if each == resource.RLIM_INFINITY else each for each in (soft, hard))
+    target = min(allowed, MOST_DESCRIPTORS)
+    if limit < target:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (target, hard))
+    return max(limit, target)
+
+
+def _is_open(descriptor: int) -> bool:
+    try:
+        os.fstat(descriptor)
+    except OSError:
+        return False
+    return True
+
+
+def _lowest_free(limit: int) -> int:
+    """The lowest descriptor that is free: so many are taken at least. `limit` if none is."""
+    try:
+        descriptor = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return limit
+    os.close(descriptor)
+    return descriptor
+
+
+@contextmanager
+def _borrowed(descriptor: int) -> Iterator[socket.socket]:
+    """The socket behind a descriptor that is gRPC's. Raises OSError for what is none."""
+    borrowed = socket.socket(fileno=descriptor)
+    try:
+        yield borrowed
+    finally:
+        borrowed.detach()
+
+
+def _connection(descriptor: int) -> tuple[int, Connection] | None:
+    """The port of ours that an accepted connection came to, and the connection; None for anything else."""
+    try:
+        with _borrowed(descriptor) as opened:
+            if opened.family not in (socket.AF_INET, socket.AF_INET6) or opened.type is not socket.SOCK_STREAM:
+                return None
+            address, port = opened.getpeername()[:2]
+            info = opened.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, SILENT_SINCE.size)
+            silent = SILENT_SINCE.unpack(info)[0] / 1000
+            return opened.getsockname()[1], Connection(descriptor, _plain(address), port, silent)
+    except (OSError, struct.error):
+        return None
+
+
+def _hang_up(victim: Connection) -> None:
+    """Close the connection under gRPC, which sees that its client has gone, unless the descriptor is another's now."""
+    with suppress(OSError), _borrowed(victim.descriptor) as opened:
+        address, port = opened.getpeername()[:2]
+        if (_plain(address), port) == (victim.address, victim.port):
+            opened.shutdown(socket.SHUT_RDWR)
+
+
+def _end(peer: str) -> tuple[str, int]:
+    """Address and port of `ipv4:127.0.0.1:4711` or `ipv6:%5B::1%5D:4711`."""
+    kind, _, rest = unquote(peer).partition(":")
+    address, _, port = rest.rpartition(":")
+    return (_plain(address.strip("[]")), int(port)) if kind in ("ipv4", "ipv6") else (peer, 0)
+
+
+def _plain(address: str) -> str:
+    """An IPv4 address in IPv6's clothes is itself."""
+    parsed = ip_address(address.partition("%")[0])
+    mapped = parsed.ipv4_mapped if isinstance(parsed, IPv6Address) else None
+    return str(mapped or parsed)

@@ -1,0 +1,172 @@
+"""The body of an EVENTS frame: everything that a step made for one front end, each stream on its own.
+
+Lengths of the head, of the rows of deltas and of the log probabilities; the head in JSON, with what comes before the
+deltas and what comes after them; a row per delta; token ids; per log probability its id, the count of its alternatives
+and its value; ids and values of the alternatives; the texts. Integers are uint32 (streams uint64), values float64.
+
+What cannot be written or read of one stream fails that stream: nothing of it is added, and its neighbours are whole.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from array import array
+from collections.abc import Iterator, Sequence
+from itertools import accumulate, pairwise
+from typing import Any
+
+from core.types.io import Delta, TokenLogprob
+from service.frontends.wire import Kind, WireError, pack
+
+_LENGTHS = struct.Struct("<IIII")
+"""Bytes of the head, deltas, log probabilities, their alternatives."""
+
+_ROW = struct.Struct("<Q5I")
+"""Of a delta: stream, index, position, token ids, log probabilities, bytes of text."""
+
+assert array("I").itemsize == 4 and array("d").itemsize == 8
+
+
+class EventBatch:
+    """What one step has for one front end. Read in this order: what is before, the deltas, what is after.
+
+    Each method that adds raises TypeError, ValueError, OverflowError or struct.error for what cannot be told, and has
+    added nothing then.
+    """
+
+    def __init__(self) -> None:
+        self.size = 0
+        """Bytes, about."""
+        self._before: list[str] = []
+        self._after: list[str] = []
+        self._rows: list[bytes] = []
+        self._texts: list[bytes] = []
+        self._ids, self._logprob_ids, self._counts, self._top_ids = (array("I") for _ in range(4))
+        self._logprobs, self._top_logprobs = array("d"), array("d")
+
+    def __bool__(self) -> bool:
+        return bool(self._before or self._after or self._rows)
+
+    def start(self, stream: int, started: Any) -> None:
+        """JSON values that come before the deltas of the stream."""
+        self._before.append(self._told([stream, started]))
+
+    def end(self, stream: int, kind: str, value: Any) -> None:
+        """JSON values that come after the deltas of the stream; `kind` is "finished" or "error"."""
+        self._after.append(self._told([stream, kind, value]))
+
+    def _told(self, value: Any) -> str:
+        text = json.dumps(value, separators=(",", ":"))
+        self.size += len(text)
+        return text
+
+    def add(self, stream: int, delta: Delta) -> None:
+        """One delta."""
+        ids, logprobs, text = delta.token_ids, delta.logprobs, delta.text.encode("utf-8", "surrogatepass")
+        row = _ROW.pack(stream, delta.index, delta.position, len(ids), len(logprobs), len(text))
+        if len(ids) == 1 and not logprobs:
+            # Most deltas of most steps.
+            self._ids.append(ids[0])
+        else:
+            numbers = array("I", ids)
+            self._add_logprobs(logprobs)
+            self._ids += numbers
+        self._rows.append(row)
+        self._texts.append(text)
+        self.size += _ROW.size + 4 * len(ids) + len(text)
+
+    def _add_logprobs(self, entries: Sequence[TokenLogprob]) -> None:
+        # Walked four times, where they may be columns that make an entry whenever they are asked for it.
+        logprobs = tuple(entries)
+        alternatives = [pair for each in logprobs for pair in each.top]
+        top_ids = array("I", [token for token, _ in alternatives])
+        top_logprobs = array("d", [value for _, value in alternatives])
+        ids = array("I", [each.token_id for each in logprobs])
+        values = array("d", [each.logprob for each in logprobs])
+        self._counts += array("I", [len(each.top) for each in logprobs])
+        self._logprob_ids += ids
+        self._logprobs += values
+        self._top_ids += top_ids
+        self._top_logprobs += top_logprobs
+        self.size += 16 * len(ids) + 12 * len(top_ids)
+
+    def frame(self) -> bytes:
+        """The EVENTS frame."""
+        head = f"[[{','.join(self._before)}],[{','.join(self._after)}]]".encode()
+        numbers = (self._ids, self._logprob_ids, self._counts, self._logprobs, self._top_ids, self._top_logprobs)
+        lengths = _LENGTHS.pack(len(head), len(self._rows), len(self._logprobs), len(self._top_ids))
+        parts = (lengths, head, *self._rows, *(each.tobytes() for each in numbers), *self._texts)
+        return pack(Kind.EVENTS, b"".join(parts))
+
+
+def read_events(body: bytes) -> tuple[list[Any], Iterator[tuple[int, Delta | None]], list[Any]]:
+    """What an `EventBatch` held: before, (stream, delta) pairs, after. None stands for a delta that cannot be read.
+
+    Raises WireError, struct.error or ValueError for a body whose parts do not add up.
+    """
+    head_length, count, logprobs, tops = _LENGTHS.unpack_from(body)
+    at = _LENGTHS.size + head_length
+    before, after = json.loads(body[_LENGTHS.size : at])
+    rows_end = at + count * _ROW.size
+    rows = list(_ROW.iter_unpack(body[at:rows_end]))
+    columns = _Columns(body, rows_end)
+    ids = columns.take("I", sum(row[3] for row in rows))
+    told = _Logprobs(columns, logprobs, tops)
+    if len(rows) != count or sum(row[4] for row in rows) != logprobs:
+        raise WireError("the rows of an EVENTS frame do not add up")
+    if len(body) != columns.at + sum(row[5] for row in rows):
+        raise WireError("the texts of an EVENTS frame do not add up")
+    return before, _read_deltas(body[columns.at :], rows, ids, told), after
+
+
+class _Columns:
+    """Arrays that lie behind one another."""
+
+    def __init__(self, body: bytes, at: int) -> None:
+        self._body, self.at = body, at
+
+    def take(self, code: str, count: int) -> array[Any]:
+        column = array(code)
+        end = self.at + count * column.itemsize
+        if end > len(self._body):
+            raise WireError("an EVENTS frame ends within its numbers")
+        column.frombytes(self._body[self.at : end])
+        self.at = end
+        return column
+
+
+class _Logprobs:
+    """The log probabilities of a frame, made of its columns one after the other."""
+
+    def __init__(self, columns: _Columns, count: int, alternatives: int) -> None:
+        self._ids, counts, self._values = (columns.take(code, count) for code in ("I", "I", "d"))
+        self._top_ids, self._top_values = columns.take("I", alternatives), columns.take("d", alternatives)
+        self._ends = list(accumulate(counts, initial=0))
+        if self._ends[-1] != alternatives:
+            raise WireError("the log probabilities of an EVENTS frame do not add up")
+
+    def read(self, start: int, end: int) -> tuple[TokenLogprob, ...]:
+        """Those from `start` to before `end`."""
+        tops = (
+            tuple(zip(self._top_ids[first:last], self._top_values[first:last]))
+            for first, last in pairwise(self._ends[start : end + 1])
+        )
+        return tuple(map(TokenLogprob, self._ids[start:end], self._values[start:end], tops))
+
+
+def _read_deltas(
+    texts: bytes, rows: list[tuple[int, ...]], ids: array[int], logprobs: _Logprobs
+) -> Iterator[tuple[int, Delta | None]]:
+    first = told = at = 0
+    for stream, index, position, id_count, logprob_count, length in rows:
+        try:
+            text = texts[at : at + length].decode("utf-8", "surrogatepass")
+            tokens = tuple(ids[first : first + id_count])
+            values = logprobs.read(told, told + logprob_count) if logprob_count else ()
+            delta = Delta(index, position, tokens, text, values)
+        except UnicodeDecodeError:
+            yield stream, None
+        else:
+            yield stream, delta
+        first, told, at = first + id_count, told + logprob_count, at + length

@@ -1,0 +1,36 @@
+"""The metrics as text, made once for all who wait for it.
+
+Writing them takes milliseconds of the interpreter that the event loop wants too. Scrapers that ask at once, or in a
+loop, get one rendering between them, and none is older than its request.
+"""
+
+from __future__ import annotations
+
+import threading
+from itertools import count
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.exposition import choose_encoder
+
+
+class Exposition:
+    """What `registry` holds, in the format that a client takes. Called from any thread."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._registry = registry
+        self._lock = threading.Lock()
+        self._moments = count()
+        self._made: tuple[int, bytes, str] = (-1, b"", "")
+        """When the newest was begun, the text, and its content type."""
+
+    def text(self, accept: str) -> tuple[bytes, str]:
+        """The text and its content type, for the `Accept` header of a request that is there now."""
+        encode, content_type = choose_encoder(accept)
+        asked = next(self._moments)
+        with self._lock:
+            began, text, kind = self._made
+            if began < asked or kind != content_type:
+                began = next(self._moments)
+                text = encode(self._registry)
+                self._made = (began, text, content_type)
+            return text, content_type

@@ -1,0 +1,103 @@
+"""Looks at files from a thread, since a file system may never answer: a network mount whose server is gone.
+
+The event loop asks for tokens at every call. Then one thread hangs; callers wait for it once, LOOK_SECONDS at most.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from queue import SimpleQueue
+from typing import Any, Protocol, TypeVar
+
+log = logging.getLogger(__name__)
+
+LOOK_SECONDS = 0.25
+"""For what takes microseconds: a machine that is that busy does not look hung."""
+FRESH_SECONDS = 0.005
+"""Several calls within it share one look: handing it to a thread takes longer than the look."""
+
+T = TypeVar("T")
+
+
+class Looking(Protocol[T]):
+    """What has a value that a look renews."""
+
+    _what: str
+    _value: T
+
+
+def looked_at_in_time(look: Callable[[Any], T]) -> Callable[[Any], T]:
+    """A method that looks and gives `_value`, done elsewhere: the last value if the files do not answer in time.
+
+    Raises what `look` raises.
+    """
+
+    @functools.wraps(look)
+    def current(self: Looking[T]) -> T:
+        looks: TimedLook | None = self.__dict__.get("_looks")
+        if looks is None:
+            looks = self.__dict__.setdefault("_looks", TimedLook(self._what, lambda: look(self)))
+        looks.renew()
+        return self._value
+
+    return current
+
+
+class TimedLook:
+    """One look at a time, and none begins while another has not ended. Thread-safe."""
+
+    def __init__(self, what: str, look: Callable[[], object]) -> None:
+        self._what, self._look = what, look
+        self._lock = threading.Lock()
+        self._asked: SimpleQueue[Future[object]] = SimpleQueue()
+        self._under_way: Future[object] | None = None
+        self._late = False
+        self._fresh_until = 0.0
+        self._thread: threading.Thread | None = None
+
+    def renew(self) -> None:
+        """Look, unless that was done just now. Returns after LOOK_SECONDS at most, and at once while a look is late."""
+        with self._lock:
+            if self._late or time.monotonic() < self._fresh_until:
+                return
+            asked = self._under_way or self._begin()
+        try:
+            asked.result(LOOK_SECONDS)
+        except TimeoutError:
+            with self._lock:
+                first = not self._late and self._under_way is asked
+                self._late = self._under_way is asked
+            if first:
+                log.error("%s: its file system does not answer; going on with the last one", self._what)
+
+    def _begin(self) -> Future[object]:
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._look_all, name="slipstream-look", daemon=True)
+            self._thread.start()
+        asked: Future[object] = Future()
+        self._under_way = asked
+        self._asked.put(asked)
+        return asked
+
+    def _look_all(self) -> None:
+        while True:
+            asked = self._asked.get()
+            error: BaseException | None = None
+            try:
+                self._look()
+            except BaseException as raised:
+                error = raised
+            with self._lock:
+                if self._late:
+                    log.info("%s: its file system answers again", self._what)
+                self._under_way, self._late = None, False
+                self._fresh_until = time.monotonic() + FRESH_SECONDS
+            if error is None:
+                asked.set_result(None)
+            else:
+                asked.set_exception(error)

@@ -1,0 +1,226 @@
+"""Mutants of what tenants share: a step's prompt tokens, rows and pages, and places in the queue."""
+
+from __future__ import annotations
+
+from tests.mutants.mutant import Mutant
+
+SHARE = "tests/scheduler/test_fair_share.py::"
+SERVED = "tests/tenants/test_shares_served.py::"
+BOOKS = "core/scheduler/fair_share.py"
+HOLDINGS = "core/scheduler/holdings.py"
+ADDER = "core/scheduler/prefill_adder.py"
+RULE = "core/scheduler/preemption.py"
+PACE = "core/scheduler/pace.py"
+LIGHT = "core/scheduler/light_steps.py"
+LONG = "tests/scheduler/test_long_steps.py::"
+
+SHARING: tuple[Mutant, ...] = (
+    Mutant(
+        "work-is-not-charged",
+        "the tenant that was served least is next",
+        BOOKS,
+        "tenant.served += tokens / tenant.weight",
+        "tenant.served += 0",
+        SHARE + "test_a_long_prompt_of_one_holds_no_prompt_of_another_back",
+    ),
+    Mutant(
+        "weights-are-not-charged-by",
+        "tenants with prompts share a step by weight",
+        BOOKS,
+        "tenant.served += tokens / tenant.weight",
+        "tenant.served += tokens",
+        SHARE + "test_prompts_are_served_by_weight_where_all_want_more",
+    ),
+    Mutant(
+        "absence-is-made-up-for",
+        "a tenant that comes is not ahead of those that were served meanwhile",
+        BOOKS,
+        "tenant.served = max(tenant.served, self._clock)",
+        "tenant.served = max(tenant.served, 0.0)",
+        SHARE + "test_a_stream_of_new_tenants_starves_no_long_prompt",
+    ),
+    Mutant(
+        "outputs-are-free",
+        "rows that decode are charged to their tenant",
+        BOOKS,
+        "owed = tenant.served + min(counts[tenant.slot] / tenant.weight, most)",
+        "owed = tenant.served",
+        SHARE + "test_outputs_count_but_leave_half_of_a_share_for_prompts",
+    ),
+    Mutant(
+        "outputs-take-the-whole-share",
+        "outputs leave a tenant half of its share for prompts",
+        BOOKS,
+        "min(counts[tenant.slot] / tenant.weight, most)",
+        "counts[tenant.slot] / tenant.weight",
+        SHARE + "test_outputs_count_but_leave_half_of_a_share_for_prompts",
+    ),
+    Mutant(
+        "one-tenant-is-counted",
+        "with one tenant nothing is counted",
+        BOOKS,
+        "        if not self.contended:\n            return\n        self._clock",
+        "        self._clock",
+        SHARE + "test_with_one_tenant_nothing_is_counted",
+    ),
+    Mutant(
+        "accounts-stay-open",
+        "a tenant without requests leaves no state",
+        BOOKS,
+        "            del self._tenants[req.tenant]\n",
+        "",
+        SHARE + "test_accounts_close_with_the_last_request_wherever_it_ends",
+    ),
+    Mutant(
+        "no-tenant-gives-way",
+        "a request of a tenant that holds more gives way to one of a tenant that holds less",
+        RULE,
+        "if not found.losers and self._shares.contended and len(rows):",
+        "if False:",
+        SHARE + "test_every_row_taken_by_one_another_is_admitted_at_once",
+    ),
+    Mutant(
+        "more-plans-never-follow",
+        "where more must give way than may in one plan, they do so in several",
+        RULE,
+        "if found.losers or len(line) <= self._left or",
+        "if True or len(line) <= self._left or",
+        SHARE + "test_pages_held_by_one_go_to_another_over_several_plans",
+    ),
+    Mutant(
+        "places-go-back-and-forth",
+        "a request gives way only if the other tenant then holds no more",
+        HOLDINGS,
+        "            if left < gained:\n                continue\n",
+        "",
+        SHARE + "test_a_tenant_that_would_hold_more_takes_nothing",
+    ),
+    Mutant(
+        "freed-rows-go-to-anybody",
+        "each waiting tenant that holds less has a claim to one free row",
+        HOLDINGS,
+        "return available > len(poorer) or not poorer",
+        "return True",
+        SHARE + "test_freed_rows_go_to_the_tenant_that_holds_less",
+    ),
+    Mutant(
+        "the-last-of-all-gives-way-for-pages",
+        "when pages run out, the tenant that holds most gives way",
+        HOLDINGS,
+        "if not self._shares.contended:\n            return victim(members, self._policy)",
+        "if True:\n            return victim(members, self._policy)",
+        SHARE + "test_pages_run_out_the_tenant_that_holds_most_gives_way",
+    ),
+    Mutant(
+        "priority-counts-between-tenants",
+        "a priority that a client chose counts within its tenant only",
+        RULE,
+        "            rows = rows[self._shares.slots_of(rows) == self._shares.tenant(newcomer).slot]\n",
+        "            pass\n",
+        SHARE + "test_no_priority_takes_the_place_of_another_tenant",
+    ),
+    Mutant(
+        "a-full-queue-locks-out",
+        "a tenant that fills the queue leaves the others their part",
+        "core/scheduler/scheduler.py",
+        "return tenants > 1 and own",
+        "return False and own",
+        SERVED + "test_a_tenant_that_fills_the_queue_leaves_the_others_their_part",
+    ),
+    Mutant(
+        "calls-are-nobodys",
+        "the engine is told whose share a request uses",
+        "service/tenants/identity.py",
+        "return replace(asked, tenant=caller_of(context))",
+        "return asked",
+        SERVED + "test_without_names_connections_of_one_address_share",
+    ),
+    Mutant(
+        "weights-stay-behind",
+        "the weight of a tenant reaches the scheduler",
+        "service/tenants/gates.py",
+        "            hold.weight = self._weight(tenant)\n",
+        "",
+        SERVED + "test_each_call_is_its_tenants_with_the_weight_of_the_file_as_it_is_now",
+    ),
+    Mutant(
+        "weights-stay-in-the-front-end",
+        "a front end passes on the weight that it was told",
+        "service/frontends/host.py",
+        "        return hold.weight\n",
+        "        return 1.0\n",
+        SERVED + "test_a_front_end_passes_tenant_and_weight_on",
+    ),
+    Mutant(
+        "another-address-is-another-request",
+        "a kept stream is found again from another address",
+        "service/resume/retention.py",
+        'trace_id="", tenant="", weight=1.0)',
+        'trace_id="", tenant="")',
+        SERVED + "test_a_request_sent_again_from_elsewhere_is_the_same",
+    ),
+    Mutant(
+        "planned-at-once",
+        "where steps are long the next is planned late",
+        "core/scheduler/scheduler.py",
+        "if now < (due := self._pace.due()):",
+        "if now < (due := float('-inf')):",
+        LONG + "test_the_next_step_is_planned_when_most_of_the_one_that_runs_is_over",
+    ),
+    Mutant(
+        "late-for-ever",
+        "a tenant alone does not wait for others",
+        PACE,
+        "if self._shared_until < at:",
+        "if self._shared_until < 0.0:",
+        LONG + "test_a_tenant_alone_waits_for_no_other",
+    ),
+    Mutant(
+        "nobody-wakes-for-the-plan",
+        "a plan that was put off is made without news from outside",
+        "core/scheduler/scheduler.py",
+        "return self._due if expiry is None else min(expiry, self._due)",
+        "return expiry",
+        LONG + "test_the_next_step_is_planned_when_most_of_the_one_that_runs_is_over",
+    ),
+    Mutant(
+        "longest-of-its-like",
+        "a step is expected to take what the quickest of its like took",
+        PACE,
+        "return min((seconds",
+        "return max((seconds",
+        LONG + "test_a_step_is_expected_to_take_what_the_quickest_of_its_like_took",
+    ),
+    Mutant(
+        "idle-time-is-step-time",
+        "a step behind an idle device begins when it is submitted",
+        PACE,
+        "self._recent.append((now - max(at, self._ended), tokens))",
+        "self._recent.append((now - self._ended, tokens))",
+        LONG + "test_a_step_is_expected_to_take_what_the_quickest_of_its_like_took",
+    ),
+    Mutant(
+        "light-steps-without-end",
+        "every second step is for all",
+        LIGHT,
+        "not self._was_light and bool(chosen := self._light())",
+        "bool(chosen := self._light())",
+        LONG + "test_newcomers_without_end_leave_the_others_every_second_step",
+    ),
+    Mutant(
+        "crowds-are-light",
+        "a tenant with many that wait has much work",
+        LIGHT,
+        "if few else self._budget",
+        "if few else 1",
+        LONG + "test_a_tenant_with_many_that_wait_is_no_light_one",
+    ),
+    Mutant(
+        "no-step-is-light",
+        "a short prompt is not in one step with the work of others",
+        "core/scheduler/planner.py",
+        "elif slow and self._shares.contended:",
+        "elif False and self._shares.contended:",
+        LONG + "test_a_short_prompt_is_not_in_one_step_with_the_work_of_others",
+    ),
+)

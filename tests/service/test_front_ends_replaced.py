@@ -1,0 +1,85 @@
+"""Front ends as processes, the engine a fake in this one: what ends a front end has another one start."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+import pytest
+
+from service.client import SlipstreamClient
+from service.config import ServerConfig
+from service.frontends import front_end as front_end_room
+from service.frontends.front_end import FrontEnd
+from service.frontends.group import FrontEndGroup
+from tests.fakes.fake_engine import FakeEngine
+from tests.fakes.within import within
+
+PATIENCE = 60.0
+GARBAGE = b"GET / HTTP/1.1\r\n\r\n"
+
+
+@asynccontextmanager
+async def running(config: Callable[..., ServerConfig]) -> AsyncIterator[FrontEndGroup]:
+    group = FrontEndGroup(config(frontends=1), lambda *_: FakeEngine())
+    await group.listen()
+    try:
+        await group.load()
+        yield group
+    finally:
+        await group.close(grace=0)
+
+
+async def replaced(group: FrontEndGroup, old: FrontEnd) -> None:
+    """The process is gone, and calls are answered by another one."""
+    async with within(PATIENCE, "another front end starts"):
+        await old.process.wait()
+        while group._front_ends[0] is old:
+            await asyncio.sleep(0.01)
+        (new,) = group._running()
+        await new.host.serving.wait()
+    assert old.host.lost and not new.host.lost
+    async with SlipstreamClient(f"127.0.0.1:{group.port}") as client:
+        assert await client.tokenize("a")
+
+
+def to_front_end(old: FrontEnd) -> None:
+    old.host.link.send(GARBAGE)
+
+
+def from_front_end(old: FrontEnd) -> None:
+    old.host.link.data_received(GARBAGE)
+
+
+@pytest.mark.parametrize("broken", [to_front_end, from_front_end])
+async def test_a_connection_that_is_cut_ends_the_front_end_and_another_one_starts(
+    config: Callable[..., ServerConfig], broken: Callable[[FrontEnd], None]
+) -> None:
+    async with running(config) as group:
+        (old,) = group._running()
+        broken(old)
+        await replaced(group, old)
+        assert old.process.returncode == 1, "it left by itself"
+
+
+async def test_a_front_end_that_never_listens_is_killed(
+    config: Callable[..., ServerConfig], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with running(config) as group:
+        (first,) = group._running()
+        monkeypatch.setattr(front_end_room, "START_SECONDS", 1.0)
+        first.kill()
+        async with within(PATIENCE, "another front end is begun"):
+            while group._front_ends[0] is first:
+                await asyncio.sleep(0)
+        (second,) = group._running()
+        os.kill(second.process.pid, signal.SIGSTOP)
+        assert not second.host.listening.is_set()
+        ended, _ = await asyncio.wait([asyncio.ensure_future(second.process.wait())], timeout=PATIENCE / 3)
+        second.kill()
+        assert ended, "one that is stopped before it listens is killed"
+        monkeypatch.undo()
+        await replaced(group, second)

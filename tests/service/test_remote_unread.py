@@ -1,0 +1,41 @@
+"""In a front end, too, what a client leaves unread is bounded in bytes, and given back when it is read or forgotten."""
+
+from __future__ import annotations
+
+import pytest
+
+from core.engine.unread import MORE_TOKENS, UnreadBytes
+from core.errors import SlowConsumer
+from core.types.io import Delta, TokenLogprob
+from service.frontends.remote_stream import RemoteStream
+
+TOP = tuple((token, -1.0) for token in range(64))
+BOUND = 256 * 1024
+
+
+def pushed(stream: RemoteStream, first: int, count: int) -> None:
+    for position in range(first, first + count):
+        stream.push(Delta(0, position, (position,), "", (TokenLogprob(position, -1.0, TOP),)))
+
+
+async def test_a_stream_beyond_its_bytes_ends_and_forgets() -> None:
+    ended: list[bool] = []
+    room = UnreadBytes(BOUND, 2 * BOUND)
+    stream = RemoteStream("r", 1, lambda: ended.append(True), 100_000, room)
+    pushed(stream, 0, 2 * MORE_TOKENS)
+    assert 2 * MORE_TOKENS * 64 * 8 < room.bytes <= BOUND
+    delta = await anext(stream)
+    assert isinstance(delta, Delta) and len(delta.logprobs) == 2 * MORE_TOKENS and room.bytes == 0
+    pushed(stream, 2 * MORE_TOKENS, BOUND // (64 * 8) + MORE_TOKENS)
+    assert ended == [True] and room.bytes == 0
+    with pytest.raises(SlowConsumer):
+        await anext(stream)
+
+
+async def test_one_that_is_closed_gives_back_what_was_counted() -> None:
+    room = UnreadBytes(BOUND, BOUND)
+    stream = RemoteStream("r", 1, lambda: None, 100_000, room)
+    pushed(stream, 0, 2 * MORE_TOKENS)
+    assert room.bytes
+    await stream.aclose()
+    assert room.bytes == 0
