@@ -120,11 +120,12 @@ def test_masks_are_judged_by_their_work(kind: type[StepMatcher], problem: str | 
 def test_one_row_is_filled_on_the_calling_thread(name: str) -> None:
     """What `GrammarWork` relies on: the work of one row is CPU time of the thread that asks for it."""
     backend, vocabulary = set_up(name, EOS)
-    here = everywhere = 0.0
+    shares = []
     for number in range(20):
         matcher = backend.compile(Constraint(ConstraintKind.REGEX, f"(a|b|cd)*x{{{number},99}}")).matcher()
         words = np.zeros(vocabulary.words, np.int32)
         began = time.thread_time(), time.process_time()
         assert matcher.fill(words)
-        here, everywhere = here + time.thread_time() - began[0], everywhere + time.process_time() - began[1]
-    assert here > 0.5 * everywhere, f"{here * 1e3:.2f} of {everywhere * 1e3:.2f} ms"
+        shares.append((time.thread_time() - began[0]) / (time.process_time() - began[1]))
+    # What other threads of this process do meanwhile only makes a share smaller.
+    assert max(shares) > 0.5, shares

@@ -101,12 +101,14 @@ class Gate:
     def __init__(self) -> None:
         self.open = threading.Event()
         self.open.set()
+        self.shut = threading.Event()
         self._left: int | None = None
         launch = StepRunner.launch
 
         def held(runner: StepRunner, batch: ScheduleBatch, *rest: Any) -> LaunchedStep:
             if self._left == 0:
                 self.open.clear()
+                self.shut.set()
             self._left = self._left - 1 if self._left else None
             assert self.open.wait(30)
             return launch(runner, batch, *rest)
@@ -114,7 +116,7 @@ class Gate:
         self.launch = held
 
     def shut_after(self, steps: int) -> None:
-        """Let so many more through. Whoever shuts it from outside may be late, and the stream may have ended."""
+        """Let so many more through, and set `shut` at the next. A test that shut it itself could be late for its stream."""
         self._left = steps
 
 
@@ -130,6 +132,8 @@ async def begin(serving: Serving, gate: Gate, adapter: str) -> tuple[Any, list[i
     stream = serving.client.generate(serving.world.prompts[2], adapter=adapter, max_tokens=LONG, **GREEDY)
     gate.shut_after(FIRST_STEPS)
     first = await anext(stream)
+    # A gate that shuts only after the test has opened it stays shut.
+    assert await asyncio.to_thread(gate.shut.wait, 30)
     return stream, list(first.token_ids)
 
 

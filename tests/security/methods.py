@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -35,21 +35,15 @@ def registered() -> Iterator[dict[str, Handler]]:
 async def call(
     channel: grpc.aio.Channel, method: str, handler: Handler, raw: bytes = b"", metadata: Metadata = ()
 ) -> None:
-    """Send `raw` and take the first answer; AioRpcError if the call fails."""
+    """Send `raw` and take the first answer; AioRpcError if the call fails.
 
-    async def requests() -> AsyncIterator[bytes]:
-        yield raw
-
-    kind = bool(handler.request_streaming), bool(handler.response_streaming)
-    sent: Any = requests() if kind[0] else raw
-    starter = {
-        (False, False): channel.unary_unary,
-        (False, True): channel.unary_stream,
-        (True, False): channel.stream_unary,
-        (True, True): channel.stream_stream,
-    }[kind]
-    started: Any = starter(method)(sent, metadata=metadata, timeout=10)
-    if kind[1]:
+    A method that streams requests is sent one too, as a unary call, which is the same on the wire. A refusal ends such a call
+    before it reads, and where `grpc.aio` still writes a stream of requests then, it may put its own INTERNAL over the status.
+    """
+    streams = bool(handler.response_streaming)
+    starter: Any = channel.unary_stream if streams else channel.unary_unary
+    started = starter(method)(raw, metadata=metadata, timeout=10)
+    if streams:
         try:
             await started.read()
         finally:
