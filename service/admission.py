@@ -86,7 +86,10 @@ class Admission:
             raise self._refusal()
 
     async def enter(self, deadline: float | None = None, places: int = 1) -> None:
-        """Take places, as `slot` takes one, for a holder that is no block of code; `leave` gives them back."""
+        """Take places, as `slot` takes one, for a holder that is no block of code; `leave` gives them back.
+
+        Raises what `slot` does.
+        """
         await self._enter(deadline, places)
         self._open += 1
 

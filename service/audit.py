@@ -2,7 +2,8 @@
 
 Lines go to the logger `slipstream.audit`, whatever `--log-level` says. They hold names of callers and addresses,
 methods and outcomes; never a token, a prompt, an output, or anything of a message that a handler did not `note`. A
-flood of refusals is a line now and then with the count of those that are left out; metrics count all of them.
+flood of refusals, or of a tenant's subscriptions and flushes, is a line now and then with the count of those that are
+left out; metrics count all refusals.
 """
 
 from __future__ import annotations
@@ -28,13 +29,13 @@ from service.request_reads import address_of
 from service.status import NotPermitted, Unauthenticated
 
 log = logging.getLogger("slipstream.audit")
-# Not left to the level of other logs: an operator who silences those still wants to know who did what.
+# Not left to the level of other logs: an operator who silences those still wants to know which caller did what.
 log.setLevel(logging.INFO)
 
 QUIET_SECONDS: Final = 10.0
-"""One caller that is refused again and again has a line each so often."""
+"""The same of the same caller, again and again, is one line in so many seconds."""
 MOST_LINES: Final = 30
-"""Lines of limited kinds within QUIET_SECONDS, of all callers together."""
+"""Lines of one `Floods` within QUIET_SECONDS, of all callers together."""
 MOST_KEYS: Final = 1024
 MOST_NOTED_CHARS: Final = 200
 
@@ -108,7 +109,8 @@ class Audit:
 
     def __init__(self, metrics: RpcMetrics) -> None:
         self._metrics = metrics
-        self._floods = Floods()
+        # Apart, so that a flood of refusals, for which a caller needs no token, hides no act.
+        self._acts, self._refusals = Floods(), Floods()
         self._summary: asyncio.TimerHandle | None = None
 
     @asynccontextmanager
@@ -133,7 +135,7 @@ class Audit:
     def _acted(self, method: str, context: Context, outcome: str, seconds: float | None) -> None:
         caller, address = caller_name.get(), address_of(context.peer())
         # Admins are few and trusted; every act of theirs has its line.
-        if METHODS[method] is not Permission.ADMIN and not self._floods.admits(caller or address, method, outcome):
+        if METHODS[method] is not Permission.ADMIN and not self._acts.admits(caller or address, method, outcome):
             self._tell_later()
             return
         act, took = _act.get(), None if seconds is None else round(seconds, 3)
@@ -143,10 +145,10 @@ class Audit:
     def _refused(self, method: str, context: Context, refused: SlipstreamError) -> None:
         self._metrics.caller_refused(refused.reason)
         caller, address = caller_name.get(), address_of(context.peer())
-        if not self._floods.admits(caller or "", address, refused.reason):
+        if not self._refusals.admits(caller or "", address, refused.reason):
             self._tell_later()
             return
-        left_out = self._floods.take_left_out()
+        left_out = self._refusals.take_left_out()
         write("refused", method=method, caller=caller, peer=address, reason=refused.reason, left_out=left_out)
 
     def _tell_later(self) -> None:
@@ -156,6 +158,7 @@ class Audit:
 
     def _tell(self) -> None:
         self._summary = None
-        left_out = self._floods.take_left_out()
-        if left_out is not None:
-            write("left out", left_out=left_out)
+        for kind, floods in (("acts", self._acts), ("refusals", self._refusals)):
+            left_out = floods.take_left_out()
+            if left_out is not None:
+                write("left out", of=kind, left_out=left_out)

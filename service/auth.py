@@ -30,8 +30,7 @@ caller_name: ContextVar[str | None] = ContextVar("slipstream_caller", default=No
 class AuthInterceptor(grpc.aio.ServerInterceptor):
     """Refuses calls without a listed token, and ends those whose token is taken off the list.
 
-    Goes last, so that the others count its refusals and turn them into statuses. A live call is looked at every
-    `recheck_seconds`.
+    Goes behind those that count refusals and turn them into statuses. A live call is looked at every `recheck_seconds`.
     """
 
     def __init__(self, tokens: Reloaded[TokenBook], recheck_seconds: float) -> None:

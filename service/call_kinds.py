@@ -20,7 +20,7 @@ class Kind(Enum):
     """What a call takes."""
 
     HEALTH = "health"
-    """A look at two flags, by anyone, or a watch of them."""
+    """A look at two flags, or a watch of them; a client needs no token for it."""
     FACTS = "facts"
     """What is known without asking the device: descriptions, load, adapters, the tokenizer's files."""
     TEXT = "text"

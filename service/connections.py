@@ -13,10 +13,11 @@ import resource
 import socket
 import struct
 import threading
-from collections import Counter
+from collections import Counter, defaultdict, deque
 from collections.abc import AsyncIterator, Callable, Collection, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
+from heapq import heapify, heappop, heappush
 from ipaddress import IPv6Address, ip_address
 from typing import Any, Final
 from urllib.parse import unquote
@@ -47,26 +48,30 @@ class Connection:
 
 
 def victims(open_now: Collection[Connection], busy: Collection[tuple[str, int]], most: int) -> list[Connection]:
-    """Whom to hang up on so that `most` are left: the longest silent, of the address that has most by then.
+    """The connections to close so that `most` are left: the longest silent, of the address that has most by then.
 
     First those without a call; of an address with more than half of `most`, others too. `busy` are the ends, address
-    and port, of those that have calls open.
+    and port, of those that have calls open. O(n log n): there can be MOST_DESCRIPTORS.
     """
     counts = Counter(each.address for each in open_now)
     by_silence = sorted(open_now, key=lambda each: -each.silent)
     idle = [each for each in by_silence if (each.address, each.port) not in busy and each.silent >= IDLE_SECONDS]
-    found: list[Connection] = []
+    # Keys of a dict: a set that keeps its order.
+    found: dict[Connection, None] = {}
     for candidates, least in ((idle, 0), (by_silence, most // 2)):
-        left = [each for each in candidates if each not in found]
-        while left and len(open_now) - len(found) > most:
-            heaviest = max({each.address for each in left}, key=lambda address: counts[address])
-            if counts[heaviest] <= least:
-                break
-            victim = next(each for each in left if each.address == heaviest)
-            left.remove(victim)
-            found.append(victim)
+        lines: defaultdict[str, deque[Connection]] = defaultdict(deque)
+        for each in candidates:
+            if each not in found:
+                lines[each.address].append(each)
+        heaviest_first = [(-counts[address], address) for address in lines]
+        heapify(heaviest_first)
+        while heaviest_first and len(open_now) - len(found) > most and -heaviest_first[0][0] > least:
+            _, heaviest = heappop(heaviest_first)
+            found[lines[heaviest].popleft()] = None
             counts[heaviest] -= 1
-    return found
+            if lines[heaviest]:
+                heappush(heaviest_first, (-counts[heaviest], heaviest))
+    return list(found)
 
 
 class Connections:

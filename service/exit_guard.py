@@ -1,4 +1,4 @@
-"""Ends a process that has nothing left to do and does not end: no thread that is stuck keeps a server alive.
+"""Ends a process whose work is done, also where a thread is stuck.
 
 The interpreter waits for its threads, and asyncio for its pool, without a bound that an operator would wait for.
 """

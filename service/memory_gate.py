@@ -1,7 +1,7 @@
 """No new work while memory is short: above nine tenths of the container's, calls are refused before they are read.
 
-A process past its container's limit is killed, and with it every stream. So whoever comes is told to come back, calls
-that are open go on, and health checks say SERVING: a pod that is taken out for it would move its load to the next one.
+A process past its container's limit is killed, and with it every stream. So new calls are told to come back, open ones
+go on, and health checks say SERVING: a pod that is taken out for it would move its load to the next one.
 """
 
 from __future__ import annotations

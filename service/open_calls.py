@@ -90,7 +90,8 @@ class OpenCalls:
     async def keep(self, asked: GenerateRequest, held: AsyncExitStack) -> ResumedStream:
         """As `generate`, for a stream that outlives the call: `held` only lets go of it.
 
-        The same request sent again gets the stream of the first. Raises what `Retention.open` does.
+        The same request sent again gets the stream of the first. Raises NotPermitted, and what `TenantDesk.enter`,
+        `Admission.slot` and `Retention.open` do.
         """
         self._refuse_grammar(asked)
         work = self._work(asked)
@@ -141,7 +142,7 @@ class OpenCalls:
 
     @property
     def tenant(self) -> str | None:
-        """Of whom this call may see and change what is kept; None: of all."""
+        """The tenant whose load and prefixes this call may see and flush; None: those of all tenants."""
         caller = caller_name.get()
         return None if self._permissions.sees_all(caller) else caller
 
@@ -153,7 +154,7 @@ class OpenCalls:
         """End a live request of this caller as cancelled; whether there was one."""
         if not request_id:
             raise InvalidRequest.of("request_id", "must not be empty")
-        # Somebody else's request has another id.
+        # Another caller's request has another id.
         return await answered(self.engine.abort(scoped_id(request_id, caller_name.get())))
 
 

@@ -27,8 +27,8 @@ SETTLE_SECONDS = 2.0
 clock leaves the stamp as it was, and a writer that does not rename may still be at work."""
 
 GRACE_SECONDS = 1.0
-"""How long a file may be away, or empty, since it was last seen in order: one who writes it in place makes it so for a
-moment. A rename and the swap of a directory link never do."""
+"""How long a file may be away, or empty, since it was last seen in order: an editor that writes in place makes it so
+for a moment. A rename and the swap of a directory link never do."""
 
 T = TypeVar("T")
 Stamp = tuple[tuple[int, ...] | None, ...]

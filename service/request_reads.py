@@ -49,7 +49,7 @@ CALLS: Final = Lane(AT_ONCE, 10.0, 1.0)
 STREAMS: Final = Lane(AT_ONCE, 10.0, 1.0)
 """Of methods that take streams of requests: one that says nothing has a turn, and must not keep calls from theirs."""
 PUBLIC: Final = Lane(2, 2.0, 0.1, most_bytes=4096)
-"""Of methods that anyone may call. Their messages fit the window of a call, so all of one is there as soon as it was
+"""Of methods that need no token. Their messages fit the window of a call, so all of one is there as soon as it was
 sent. gRPC's own limit on messages is one for all methods, so a larger one is refused here, behind few turns."""
 MOST_WAITING: Final = 4096
 """Calls of one caller that wait for their turn."""

@@ -77,7 +77,7 @@ async def drained(engine: StartableEngine, grace: float) -> int:
 
 
 async def stopped(engine: StartableEngine, grace: float) -> None:
-    """Stop the engine, in little time where there is no grace; one that hangs is left behind."""
+    """Stop the engine within ENGINE_STOP_SECONDS, without grace HURRIED_STOP_SECONDS; one that hangs is left behind."""
     seconds = ENGINE_STOP_SECONDS if grace > 0 else HURRIED_STOP_SECONDS
     try:
         async with asyncio.timeout(seconds):
@@ -235,7 +235,7 @@ class Server:
         self.health.set(READINESS, False)
 
     def heard(self, *, alive: bool, ready: bool) -> None:
-        """What health checks may say at most, where the engine is in another process that may fall silent."""
+        """In a front end: whether the engine's process was heard of lately enough to be `ready`, and to be `alive`."""
         self.slot.silent = not ready
         self.health.set(LIVENESS, alive)
         self.health.set(READINESS, ready and self.slot.engine is not None and not self.slot.draining)

@@ -17,7 +17,9 @@ from typing import Any, Protocol, TypeVar
 log = logging.getLogger(__name__)
 
 LOOK_SECONDS = 0.25
-"""For what takes microseconds: a machine that is that busy does not look hung."""
+"""How long a call waits for what takes microseconds."""
+HUNG_SECONDS = 5.0
+"""A look that takes longer is told of. A busy machine makes one late too, but not by so much."""
 FRESH_SECONDS = 0.005
 """Several calls within it share one look: handing it to a thread takes longer than the look."""
 
@@ -56,7 +58,8 @@ class TimedLook:
         self._lock = threading.Lock()
         self._asked: SimpleQueue[Future[object]] = SimpleQueue()
         self._under_way: Future[object] | None = None
-        self._late = False
+        self._began = 0.0
+        self._late = self._told = False
         self._fresh_until = 0.0
         self._thread: threading.Thread | None = None
 
@@ -64,23 +67,28 @@ class TimedLook:
         """Look, unless that was done just now. Returns after LOOK_SECONDS at most, and at once while a look is late."""
         with self._lock:
             if self._late or time.monotonic() < self._fresh_until:
+                self._tell_if_hung()
                 return
             asked = self._under_way or self._begin()
         try:
             asked.result(LOOK_SECONDS)
         except TimeoutError:
             with self._lock:
-                first = not self._late and self._under_way is asked
-                self._late = self._under_way is asked
-            if first:
-                log.error("%s: its file system does not answer; going on with the last one", self._what)
+                self._late = self._late or self._under_way is asked
+                self._tell_if_hung()
+
+    def _tell_if_hung(self) -> None:
+        """Once per look; the lock is held."""
+        if self._late and not self._told and time.monotonic() - self._began >= HUNG_SECONDS:
+            self._told = True
+            log.error("%s: its file system does not answer; going on with the last one", self._what)
 
     def _begin(self) -> Future[object]:
         if self._thread is None:
             self._thread = threading.Thread(target=self._look_all, name="slipstream-look", daemon=True)
             self._thread.start()
         asked: Future[object] = Future()
-        self._under_way = asked
+        self._under_way, self._began = asked, time.monotonic()
         self._asked.put(asked)
         return asked
 
@@ -93,9 +101,9 @@ class TimedLook:
             except BaseException as raised:
                 error = raised
             with self._lock:
-                if self._late:
+                if self._told:
                     log.info("%s: its file system answers again", self._what)
-                self._under_way, self._late = None, False
+                self._under_way, self._late, self._told = None, False, False
                 self._fresh_until = time.monotonic() + FRESH_SECONDS
             if error is None:
                 asked.set_result(None)

@@ -12,7 +12,8 @@ from core.errors import Overloaded
 T = TypeVar("T")
 
 PATIENCE = 10
-"""How many times its seconds of work it may take on the clock, on a machine that has no core for it."""
+"""Looks at work that does not end, each after the seconds that are left of it: where the machine has no core for it at
+all, it takes ten times its seconds on the clock."""
 
 
 class TookTooLong(Exception):

@@ -38,19 +38,16 @@ class CompileQueue:
     def __init__(self, most: int) -> None:
         self._most = most
         self._lines: OrderedDict[str, OrderedDict[CompileJob, None]] = OrderedDict()
-        """By tenant; whose turn is next comes first."""
+        """By tenant, in the order of their turns."""
         self._jobs: set[CompileJob] = set()
 
     def __len__(self) -> int:
         return len(self._jobs)
 
-    def __contains__(self, job: CompileJob) -> bool:
-        return job in self._jobs
-
     def add(self, job: CompileJob, tenant: str) -> None:
         """Put `job` into the tenant's line. Raises Overloaded when the queue is full and this line not the shorter one.
 
-        Of a full queue, the newest job of the longest line makes room, if that is longer by two at least.
+        Of a full queue, the newest job that only the longest line has makes room, if that is longer by two at least.
         """
         if job not in self._jobs and len(self._jobs) >= self._most:
             self._make_room(tenant)
@@ -66,7 +63,7 @@ class CompileQueue:
             self._jobs.discard(job)
 
     def pop(self) -> CompileJob:
-        """The oldest job of the tenant whose turn it is, who then comes last."""
+        """The oldest job of the tenant that is next, which then comes last."""
         tenant, line = next(iter(self._lines.items()))
         self._lines.move_to_end(tenant)
         job = next(iter(line))
@@ -83,6 +80,9 @@ class CompileQueue:
         longest = max(self._lines.values(), key=len)
         if len(longest) < len(self._lines.get(tenant, ())) + 2:
             raise refused
-        newest = next(reversed(longest))
+        own = (job for job in reversed(longest) if sum(job in line for line in self._lines.values()) == 1)
+        newest = next(own, None)
+        if newest is None:
+            raise refused
         self.remove(newest)
         newest.fail(refused)

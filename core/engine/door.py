@@ -62,9 +62,10 @@ class PolledStream(OutputStream, Protocol):
 
 
 class CountedStream(PolledStream, Protocol):
-    """A `PolledStream` of the engine itself. What waits in it to be read is counted in a room of its holder's choice.
+    """A `PolledStream` of the engine itself, whose unread bytes are counted: in the engine's room for all streams.
 
-    The room may have it `give_way`: it then ends with SlowConsumer, and what was unread is forgotten.
+    `count_unread(room)` has them counted in another room from then on. A room in want of bytes calls `give_way`: the
+    stream ends with SlowConsumer, and what was unread is forgotten.
     """
 
     def count_unread(self, room: UnreadRoom) -> None: ...
@@ -181,8 +182,8 @@ class Engine(Protocol):
     async def generate(self, request: GenerateRequest) -> OutputStream:
         """Validate, tokenise, queue; return the stream once the request is admitted to the waiting queue.
 
-        Raises InvalidRequest, AdapterNotFound, DuplicateRequest, Overloaded, DeadlinePassed, Draining or EngineDead
-        before anything reaches a batch.
+        Raises InvalidRequest, AdapterNotFound, DuplicateRequest, Overloaded, DeadlinePassed, RequestAborted,
+        RequestFailed, Draining or EngineDead before anything reaches a batch.
         """
         ...
 

@@ -11,8 +11,8 @@ from core.errors import SlipstreamError
 class FairLine:
     """At most `places` have a turn at once. Event-loop thread only.
 
-    Long turns never take the last place, so that one of them keeps nobody's short turn waiting; long and short ones
-    that wait are admitted alternately, callers of each in rotation, turns of one caller in order.
+    Of several places, long turns leave one to short turns. Long and short turns that wait are admitted alternately,
+    callers of each in rotation, turns of one caller in order.
     """
 
     def __init__(self, places: int) -> None:
@@ -44,7 +44,7 @@ class FairLine:
         self._admit()
 
     def fail(self, error: SlipstreamError) -> None:
-        """Have everyone who waits raise `error`."""
+        """Have every `enter` that waits raise `error`."""
         for waiting in (self._short, self._long):
             while waiting:
                 turn = waiting.next()

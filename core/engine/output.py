@@ -61,9 +61,9 @@ class PendingOutput:
         """How many of `ids` are text already, or shall not become any."""
         self._text = ""
         self.logprobs = TokenLogprobs()
-        """Of `ids`, where the request wants them: added by whoever pushes the token, before it does."""
+        """Of `ids`, where the request wants them: the caller of `push` adds those of the token first."""
         self.room = min(most, FREE_TOKENS)
-        """Tokens that may be held; whoever adds one beyond has to `charge` it."""
+        """Tokens that may be held; the stream has to `charge` for one beyond."""
         self.charged = 0
         """Bytes that were counted for what is held."""
         self._most, self._token_bytes = most, token_bytes
@@ -161,7 +161,7 @@ class PendingOutput:
         return charged
 
     def discard(self) -> None:
-        """Forget what was not taken: nobody will take it."""
+        """Forget what was not taken: its reader is gone, or is told of the gap."""
         self._position += len(self.ids)
         self.ids.clear()
         self.logprobs = TokenLogprobs()

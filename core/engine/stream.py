@@ -199,7 +199,8 @@ class TokenStream:
             event = output.take()
         except BaseException as error:
             self._text_failed(self, output, error)
-            return None
+            # Text that is left is taken next. Where none is left, no later read would give the count back.
+            event = None
         if output.charged:
             self._discharge(output)
         return event

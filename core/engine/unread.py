@@ -1,8 +1,9 @@
-"""Bytes that streams hold for readers who have not come for them: of one stream, and of all together.
+"""Bytes that streams hold for readers that have not taken them: of one stream, and of all together.
 
-Token by token nothing is counted. An output may hold some tokens, and asks here before it holds more
-(`PendingOutput.room`); what it is then given covers what it holds and the next ones. So what is counted is never less
-than what is held, but for the few tokens that every output has free.
+No token is counted by itself. The first FREE_TOKENS of an output are not counted at all. With the first token beyond
+them (`PendingOutput.room`) its stream takes bytes for all that the output holds and for MORE_TOKENS to come, and gives
+them back when the output is read. So ids and log probabilities beyond the free ones are always covered; text is counted
+as it was when bytes were taken last.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ class UnreadRoom(Protocol):
         """`holder` holds `count` bytes more. It, or another, may have given way when this returns."""
 
     def give_back(self, holder: UnreadHolder, count: int) -> None:
-        """And so many less."""
+        """`holder` holds `count` bytes less."""
 
 
 class UnreadBytes:

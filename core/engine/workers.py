@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 
 class Workers:
-    """A bounded number of threads, shared fairly by those who call. Event-loop thread only."""
+    """A bounded number of threads, shared fairly between callers. Event-loop thread only."""
 
     def __init__(self, threads: int, name: str) -> None:
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix=name)
@@ -28,9 +28,11 @@ class Workers:
 
         Raises Draining once `close` was called, and what `off_loop` does.
         """
+        if not self._closed.is_set():
+            await self._line.enter(caller, long=long)
+        # Also where `close` came after this turn was given and before its task ran: the pool takes no work any more.
         if self._closed.is_set():
             raise Draining("the server is shutting down")
-        await self._line.enter(caller, long=long)
         work = begun_off_loop(self._pool, function, *args)
         # A caller that leaves does not take its work out of the thread.
         work.add_done_callback(lambda _: self._line.leave(long=long))

@@ -1,4 +1,4 @@
-"""Whose pages a prefix cache holds, and who gives some up when there are too few.
+"""Which tenant each cached page counts for, and which tenants give pages up when there are too few.
 
 A tenant's cached pages are safe from others up to an equal share of all that stay. Beyond it the tenant with most gives
 up first, its own least recently used. A tenant that used none of its pages while as many were given up as the cache has
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from core.prefix.node import PrefixNode
 
 TenantOf = Callable[[str], str]
-"""Of a salt, whose pages those under it are."""
+"""The tenant that pages under a salt count for."""
 
 
 def tenant_of(salt: str) -> str:
@@ -36,7 +36,7 @@ class Tenant:
         self.recent: OrderedDict[PrefixNode, None] = OrderedDict()
         """Invariant: exactly its unlocked nodes but for roots, oldest first, parents after their children."""
         self.used_at = 0
-        """Pages that the cache had given up, of whomever, when one of this tenant's was used last."""
+        """Pages that the cache had given up, of any tenant, when one of this tenant's was used last."""
 
 
 class Tenants:
@@ -74,7 +74,10 @@ class Tenants:
             del self._by_name[tenant.name]
 
     def turns(self, wanted: int) -> Iterator[tuple[Tenant, int]]:
-        """Who gives up, in this order, and how many pages at most, until `wanted` have gone. O(T log T) in tenants."""
+        """Tenants in the order in which they give up, and how many pages at most; to be asked until `wanted` have gone.
+
+        O(T log T) in tenants.
+        """
         if len(self._by_name) == 1:
             (only,) = self._by_name.values()
             yield only, only.pages

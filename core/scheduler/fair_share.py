@@ -33,7 +33,7 @@ class Tenant:
     weight: float = 1.0
     """Of its newest request."""
     served: float = 0.0
-    """Tokens computed for it while others had prompts too, over its weight."""
+    """Tokens computed for it while another tenant had work, and what its seats cost, over its weight."""
     live: int = 0
     """Requests that wait or run."""
     rows: int = 0

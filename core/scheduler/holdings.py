@@ -1,4 +1,4 @@
-"""What each tenant holds of rows and KV pages, and who gives way to whom for it: dominant resource fairness.
+"""What each tenant holds of rows and KV pages, and whose requests give way for it: dominant resource fairness.
 
 A tenant's share is the larger of its part of the rows and its part of the pages, over its weight (Ghodsi et al. 2011).
 A request gives way to one of another tenant only if that tenant then still holds no more than the one that gave. So
@@ -79,9 +79,9 @@ class Holdings:
         return chosen
 
     def loser(self, members: list[Req], settled: Iterable[bool]) -> Req:
-        """Of `members`, who gives way when pages run out: of the tenant that holds most the last in line.
+        """The one of `members` that gives way when pages run out: the last in line of the tenant that holds most.
 
-        One that is not `settled`, since it has just come back, only where no other is: it would never come to its end.
+        A member that is not `settled` has just come back, and gives way only where none is: else it might never end.
         """
         if not self._shares.contended:
             return victim(members, self._policy)

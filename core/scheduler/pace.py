@@ -16,7 +16,8 @@ LONG_SECONDS = 0.05
 LATEST = 0.75
 """Of a step: how much of it has passed when the next is planned."""
 SHARED_SECONDS = 10.0
-"""A tenant that was here so lately may come back: one that asks for one thing after the other is away in between."""
+"""Steps count as shared for so long after two tenants had work: one that sends its requests one by one is away in
+between."""
 RECENT = 8
 """Steps by which the next ones are judged: more than one, since a short one between them says nothing of the others."""
 

@@ -58,7 +58,7 @@ class Planner:
         self._next_step = 1
 
     def plan(self, now: float, *, after_idle: bool, slow: bool) -> ScheduleBatch | None:
-        """The next step, frozen; None when nobody can take one. An empty plan is legal and changes nothing.
+        """The next step, frozen; None where no row can take one. An empty plan is legal and changes nothing.
 
         `slow`: steps take long, so tenants with little work may have some to themselves.
         """

@@ -75,7 +75,7 @@ class WaitingQueue:
         self.remove(req)
 
     def members(self) -> list[Req]:
-        """Everyone who waits, in no particular order."""
+        """All requests here, in no particular order."""
         return [req for line in self._lines.values() for req in line.members()]
 
 

@@ -19,7 +19,7 @@ class TokenLogprobs(Sequence[TokenLogprob]):
     """Entries in the order of their tokens, each with its own number of alternatives.
 
     Columns, C int32 and float32: `ids` [T], `values` [T], `ends` [T] (alternatives up to and with the entry), and
-    `top_ids` and `top_values` [sum of alternatives]. A `TokenLogprob` is made when it is looked at and kept by nobody.
+    `top_ids` and `top_values` [sum of alternatives]. A `TokenLogprob` is made when it is looked at, and not kept.
     """
 
     __slots__ = ("_ends", "_ids", "_top_ids", "_top_values", "_values")

@@ -28,11 +28,13 @@ class FrontEnd:
             self.process.kill()
 
     def look(self, now: float) -> None:
-        """Kill it when it has said nothing for too long.
+        """Kill it when it has said nothing for too long; one that has ended already is left to its replacement.
 
-        One that is stopped or hangs accepts its share of the connections and answers none of them. SIGKILL, since it
-        would not hear of anything else.
+        A process that is stopped or hangs accepts its share of the connections and answers none of them. SIGKILL, since
+        such a process handles no other signal.
         """
+        if self.process.returncode is not None:
+            return
         silent = self._silence.look(now)
         if silent > (DEAD_SECONDS if self.host.listening.is_set() else START_SECONDS):
             log.error("front end %d has said nothing for %.0f seconds; it is killed", self.process.pid, silent)

@@ -173,8 +173,7 @@ class FrontEndGroup:
 
     async def _spawn(self, place: int) -> FrontEnd:
         ours, theirs = socket.socketpair()
-        gone = asyncio.Event()
-        host = FrontEndHost(self.slot, self._desk, self._counts, gone.set)
+        host = FrontEndHost(self.slot, self._desk, self._counts, on_lost=lambda: None)
         await asyncio.get_running_loop().create_unix_connection(lambda: host.link, sock=ours)
         with theirs:
             process = await create_subprocess_exec(
@@ -220,9 +219,20 @@ class FrontEndGroup:
             if time.monotonic() - front_end.since > LONG_ENOUGH:
                 backoff = FIRST_BACKOFF
             self._counts.frontend_restarted()
-            await asyncio.sleep(backoff)
+            await self._spawn_after(backoff, place)
             backoff = min(2 * backoff, LONGEST_BACKOFF)
-            await self._spawn(place)
+
+    async def _spawn_after(self, backoff: float, place: int) -> None:
+        """Start a front end after `backoff` seconds; again later where the system has no process or descriptor left."""
+        while True:
+            await asyncio.sleep(backoff)
+            try:
+                await self._spawn(place)
+            except OSError as error:
+                log.error("a front end cannot be started: %s", error.strerror or error)
+                backoff = LONGEST_BACKOFF
+            else:
+                return
 
     async def _publish(self) -> None:
         while True:

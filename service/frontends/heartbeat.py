@@ -1,9 +1,8 @@
-"""How long the process at the other end of a link has said nothing, counted so that a busy or a late one is not
-wronged.
+"""How long the process at the other end of a link has said nothing.
 
 Both processes send something every `PERIOD` from their event loop, and everything that arrives counts, a part of a long
-frame too. A loop that stands still in one callback is silent for as long as that takes: the bound before a process is
-killed is far beyond any callback of ours, and the shorter one has consequences that end with the silence.
+frame too. A process is silent while one callback holds up its loop. `DEAD_SECONDS`, after which a front end is killed,
+is far beyond any callback of ours; what follows after `STALE_SECONDS` ends with the silence.
 
 As `core.engine.watchdog`, this counts looks rather than the clock: a look adds no more than its own period twice. An
 observer that was stopped itself, or thawed together with what it observes, has not seen a long silence.

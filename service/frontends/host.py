@@ -207,7 +207,7 @@ class FrontEndHost:
             self._streams.pop(number, None)
 
     def _end(self, number: int, used: int = 0) -> None:
-        """The front end wants no more of a call: whatever it has running is aborted. A place is given back `used`."""
+        """The front end wants no more of a call: what runs for it is aborted, a place given back with `used`."""
         # Not left to the task: one that is cancelled before its first step never runs.
         call = self._calls.pop(number, None)
         if call is not None:
@@ -215,7 +215,7 @@ class FrontEndHost:
         self._release(number, used)
 
     def _release(self, number: int, used: int = 0) -> None:
-        """What the engine holds for call `number`, given up, a tenant's place with the tokens `used`."""
+        """Give up what the engine holds for call `number`; a tenant's place is charged the tokens `used`."""
         if number in self._streams:
             self._close(self._streams.pop(number))
         if number in self._embeds:
@@ -253,10 +253,10 @@ def _add(batch: EventBatch, number: int, event: OutputEvent) -> None:
 
 
 def _used(body: bytes) -> int:
-    """Tokens with which a tenant's place is given back. It is given back whether they can be read or not."""
+    """Tokens with which a tenant's place is given back; 0 where they cannot be read: the place must not stay."""
     try:
         return int(json.loads(body)["used"]) if body else 0
-    except (ValueError, KeyError, TypeError, RecursionError):
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
         log.error("what a front end says of the end of a call cannot be read")
         return 0
 

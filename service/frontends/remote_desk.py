@@ -16,7 +16,7 @@ from service.tenants.work import ONE_SEQUENCE, Work
 
 
 class RemoteDesk:
-    """The `TenantDesk` of `service.tenants.desk`. With no limits to keep, nobody is asked for them."""
+    """The `TenantDesk` of `service.tenants.desk`. Without `limited` no place is asked for: there is no tenants file."""
 
     def __init__(self, engine: RemoteEngine, limited: bool) -> None:
         self._engine, self._limited = engine, limited

@@ -190,7 +190,7 @@ class RemoteEngine:
         self._streams.clear()
 
     def end(self, number: int, used: int = 0) -> None:
-        """Tell the engine that nobody wants call `number` any more, a place with the tokens used. Idempotent."""
+        """Have the engine end call `number`; a tenant's place is given back with the tokens `used`. Idempotent."""
         self._streams.pop(number, None)
         self.link.send(pack_json(Kind.END, {"used": used}, number) if used else pack(Kind.END, number=number))
 

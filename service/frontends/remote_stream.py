@@ -90,7 +90,7 @@ class RemoteStream:
             self._charge()
 
     def _charge(self) -> None:
-        """Count what is held by now."""
+        """Have `room` count exactly what is held now."""
         self._counted = self._pending
         held = sum(unread.held_bytes for unread in self._unread.values())
         more, self._charged = held - self._charged, held
@@ -109,13 +109,7 @@ class RemoteStream:
         self._events.clear()
         self._unread.clear()
         self._pending = 0
-        self._settle()
-
-    def _settle(self) -> None:
-        """Nothing counted is held any more, or too little to count."""
-        charged, self._charged, self._counted = self._charged, 0, 0
-        if charged:
-            self._room.give_back(self, charged)
+        self._charge()
 
     def output_finished(self) -> bool:
         """One output got its terminal; whether it was the last."""
@@ -137,12 +131,12 @@ class RemoteStream:
                 return self._take()
             if self._ended:
                 raise StopAsyncIteration
-            if self._open_outputs == 0:
-                self._ended = True
-                raise StopAsyncIteration
             if self._error is not None:
                 self._ended = True
                 raise self._error
+            if self._open_outputs == 0:
+                self._ended = True
+                raise StopAsyncIteration
             self._waiter = asyncio.get_running_loop().create_future()
             try:
                 await self._waiter
@@ -157,8 +151,7 @@ class RemoteStream:
         delta = event.merged()
         self._pending -= len(delta.token_ids)
         if self._charged:
-            self._counted = 0
-            self._charge() if self._unread else self._settle()
+            self._charge()
         return delta
 
     async def aclose(self) -> None:

@@ -36,13 +36,14 @@ class Subscriptions:
         self._calls = calls
         self._load = load
         self._open: dict[asyncio.Timeout, str] = {}
-        """By whom each is held."""
+        """The caller that holds each."""
         self._closed = False
 
     async def serve(self, start: int, caller: str | None, context: Context) -> None:
         """Write batches until the client goes, reads too slowly, or the server closes.
 
-        A caller sees the blocks that its own requests can find, and nobody else's prompts.
+        A caller sees the blocks that its own requests can find, and no other caller's prompts. Raises Overloaded,
+        SlowConsumer, Draining, and what `Engine.prefixes` does.
         """
         async with self._held(caller or address_of(context.peer())):
             with closing(await answered(self._calls.engine.prefixes.watch(tenant_salt("", caller)))) as watch:
@@ -60,7 +61,7 @@ class Subscriptions:
                 bound.begin()
                 await context.write(batch)
                 bound.end()
-                # A write that needs not wait lets nobody else run, and a large cache has many batches.
+                # A write that needs not wait lets no other task run, and a large cache has many batches.
                 await asyncio.sleep(0)
 
             for batch in events.snapshot(watch.contents, await load()):

@@ -38,7 +38,7 @@ class Connections:
         """Those that have a thread, with a place or without."""
 
     def enter(self, connection: socket, address: str) -> bool:
-        """Take a place, another's if need be; False where too many that lost theirs have not noticed yet."""
+        """Take a place, another one's if none is free. False where too many threads of such have not ended yet."""
         with self._lock:
             if len(self._served) >= THREADS_PER_PLACE * self._most:
                 return False

@@ -1,7 +1,7 @@
-"""The metrics as text, made once for all who wait for it.
+"""The metrics as text, rendered once for all requests that wait for it.
 
-Writing them takes milliseconds of the interpreter that the event loop wants too. Scrapers that ask at once, or in a
-loop, get one rendering between them, and none is older than its request.
+A rendering takes milliseconds of the interpreter that the event loop wants too. Requests that wait while one is made
+share the next. A request never gets a rendering that was begun before it came.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from service.metrics import names
 
 
 class FilesCollector(Collector):
-    """Looks at `files` whenever somebody scrapes, so that a bad one is told of though nobody calls."""
+    """Looks at `files` at each scrape, so that a bad one is told of before the next call comes."""
 
     def __init__(self, files: AccessFiles) -> None:
         self._files = files

@@ -200,7 +200,12 @@ class _Server(ThreadingHTTPServer):
         if not self.connections.enter(request, client_address[0]):
             self.shutdown_request(request)
             return
-        super().process_request(request, client_address)
+        try:
+            super().process_request(request, client_address)
+        except BaseException:
+            # No thread could be started, so none gives the place back.
+            self.connections.leave(request)
+            raise
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
         """Serve one connection, then give its place back."""

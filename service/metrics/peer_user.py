@@ -6,15 +6,17 @@ from pathlib import Path
 from typing import Any, Final
 
 TABLES: Final = (Path("/proc/net/tcp"), Path("/proc/net/tcp6"))
-_LOCAL, _REMOTE, _USER = 1, 2, 7
+_LOCAL, _REMOTE, _STATE, _USER = 1, 2, 3, 7
 """Columns of a table (proc(5)); an address there ends with ":" and the port in hexadecimal digits."""
+_ESTABLISHED: Final = "01"
 
 
 def user_of(client: tuple[Any, ...], server_port: int) -> int | None:
     """The user id of the client of a connection, given its address; None where the kernel does not say.
 
     A client on this machine has a line of its own there: its port is the local one, and ours the remote one. Two lines
-    can have these two ports only if they differ by address, and then nothing is said.
+    can have these two ports only if they differ by address; the answer is then None. So it is for a socket that its
+    process has closed: the kernel lists that one as root's.
     """
     found: set[int] = set()
     for table in TABLES:
@@ -24,6 +26,8 @@ def user_of(client: tuple[Any, ...], server_port: int) -> int | None:
             continue
         for columns in map(str.split, lines):
             ports = tuple(int(columns[place].rpartition(":")[2], 16) for place in (_LOCAL, _REMOTE))
+            if columns[_STATE] != _ESTABLISHED:
+                continue
             if ports == (client[1], server_port):
                 found.add(int(columns[_USER]))
     return found.pop() if len(found) == 1 else None

@@ -1,7 +1,8 @@
-"""Records a trace for whoever asks the metrics port for one, if they may: one at a time, for a bounded time.
+"""Records traces for clients of the metrics port: one at a time, for a bounded time.
 
 It starts something, so it is a POST; and it costs the server a little, so by default only processes of the server's own
-user, or root's, on this machine may ask. Each recording, and who is refused one, is a line of the audit log.
+user, or root's, on this machine may ask. Each recording, and each client that is refused one, is a line of the
+audit log.
 """
 
 from __future__ import annotations
@@ -46,8 +47,8 @@ def _stays(seconds: float) -> bool:
 class TraceDoor:
     """Answers requests for traces. `lanes` gives the engine's recorder, None before there is an engine.
 
-    `who` is `off` (nobody), `local` (this machine, and the server's own user or root) or `any`. Called from the threads
-    of the metrics server.
+    `who` is `off` (no client), `local` (clients on this machine of the server's own user or root) or `any`. Called from
+    the threads of the metrics server.
     """
 
     def __init__(

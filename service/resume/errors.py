@@ -18,7 +18,7 @@ class StreamNotFound(SlipstreamError):
 
 
 class StreamExpired(StreamNotFound):
-    """There was one, and nobody came back for it in time."""
+    """There was one, and no client came back for it in time."""
 
     reason = "STREAM_EXPIRED"
 

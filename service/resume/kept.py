@@ -1,8 +1,8 @@
 """One stream that is kept: the engine's stream, what it has told, and the one reader that has it now.
 
-Tokens that nobody has read stay in the engine's stream, merged and bounded there as for any reader; only what was read
-is history. So a stream without a reader costs the loop nothing until it ends, or until its bound ends it. What waits
-there is counted here: unread bytes and history are one sum.
+Tokens that no reader has taken stay in the engine's stream, merged and bounded there as for any reader; only what was
+read is history. So a stream without a reader costs the loop nothing until it ends, or until its bound ends it. What
+waits there is counted here: unread bytes and history are one sum.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ STUCK_SECONDS = 0.5
 
 
 class Keeper(Protocol):
-    """Who is told what becomes of a kept stream."""
+    """Is told what becomes of kept streams."""
 
     def grown(self, kept: KeptStream, by: int) -> None:
         """What it holds, told and untold, grew by so many bytes; fewer than none when some was given up."""
@@ -152,7 +152,7 @@ class KeptStream:
         self._keeper.left(self)
 
     async def close(self) -> None:
-        """Nobody will come: what still runs is aborted."""
+        """End the stream for good: what still runs is aborted."""
         self.closed = True
         await self._stream.aclose()
         await buggify.pause("closed")
@@ -192,7 +192,7 @@ class KeptStream:
 
 
 class Reader:
-    """The `PolledStream` of whoever has a kept stream now. `aclose` lets go of the stream and does not end it.
+    """The `PolledStream` of the call that reads a kept stream now. `aclose` lets go of the stream and does not end it.
 
     Read it either by iterating, inside `async with` so that being taken over interrupts the wait, or by `watch` and
     `poll`.

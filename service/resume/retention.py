@@ -35,7 +35,7 @@ OUTPUT_BYTES = 3072
 """What each further output takes."""
 
 MAX_REMEMBERED = 4096
-"""Ids of streams that are gone, so that who comes for one is told why."""
+"""Ids of streams that are gone, so that a client that attaches too late is told why."""
 
 FULL = "RESUME_BYTES"
 
@@ -102,7 +102,7 @@ class Retention:
     async def attach(self, request_id: str, positions: dict[int, Position]) -> Reader:
         """Everything after `positions` by output; one that is not named: from its start.
 
-        Raises StreamNotFound, PositionTooOld, PositionAhead, InvalidRequest.
+        Raises ResumeOff, StreamNotFound, StreamTakenOver, PositionTooOld, PositionAhead, InvalidRequest.
         """
         if not self._seconds:
             raise ResumeOff("this server keeps no streams")
@@ -181,7 +181,7 @@ class Retention:
         while share is not None and share.bytes + room > self._each and self._shrink(share):
             pass
         while self.bytes + room > self._total:
-            # Whoever has most gives way, so that no tenant can push out another that has less.
+            # The tenant that has most gives way, so that none can push out another that has less.
             largest_first = sorted(self._shares.values(), key=lambda each: -each.bytes)
             if not any(self._shrink(each) for each in largest_first):
                 return
@@ -199,7 +199,7 @@ class Retention:
         return True
 
     def _wait(self, kept: KeptStream) -> None:
-        """End the stream unless somebody comes for it in time."""
+        """End the stream unless a client attaches in time."""
         loop = asyncio.get_running_loop()
         self._timers[kept.request_id] = loop.call_later(self._seconds, self._drop, kept, StreamExpired)
 

@@ -27,8 +27,11 @@ from service.tenants.work import ONE_SEQUENCE, Work
 
 
 class ResumedStream(OutputStream, Protocol):
-    """The events of a kept stream from some place on. `aclose` lets go of it; inside `async with`, being taken over
-    interrupts whatever is awaited. `expected` terminals will come."""
+    """A kept stream, read from a given position. `aclose` detaches without ending it.
+
+    Use `async with`: if another call attaches, what is awaited inside ends with StreamTakenOver. `expected` is the
+    number of terminals still to come.
+    """
 
     want_text: bool
 

@@ -21,7 +21,7 @@ from service.tenants.refusals import Refusals
 from service.tenants.work import ONE_SEQUENCE, Work
 
 MAX_GATES = 4096
-"""Past it, gates that nobody stands in are forgotten, the longest unused first."""
+"""Past it, idle gates are forgotten, the longest unused first."""
 
 MAX_WAITERS = 64
 """Of one tenant; they hold nothing that others wait for, but memory."""
@@ -30,7 +30,7 @@ SEQUENCE_LIMIT, TOKEN_LIMIT = "TENANT_SEQUENCE_LIMIT", "TENANT_TOKEN_LIMIT"
 
 
 class TenantGates:
-    """Lets calls in by the limits that `book` has for their tenants; without a book, everybody at once."""
+    """Lets calls in by the limits that `book` has for their tenants; without a book, all calls at once."""
 
     def __init__(self, book: Reloaded[TenantBook] | None, max_wait: float, refusals: Refusals) -> None:
         self._book, self._max_wait, self._refusals = book, max_wait, refusals
@@ -90,14 +90,15 @@ class TenantGates:
             return None
         gate = self._gates.get(tenant)
         if gate is None:
+            # Before the new gate, which is idle too: with all others in use it would be the one to go.
+            self._forget_idle(len(self._gates) + 1 - MAX_GATES)
             gate = self._gates[tenant] = _Gate(limits, self._max_wait)
-            self._forget_idle(len(self._gates) - MAX_GATES)
         self._gates.move_to_end(tenant)
         gate.change(limits)
         return gate
 
     def _forget_idle(self, count: int) -> None:
-        """Drop the `count` longest unused gates that nobody stands in, as far as there are so many."""
+        """Drop the `count` longest unused gates of those that are idle; fewer where fewer are."""
         if count > 0:
             for name in [name for name, gate in self._gates.items() if gate.idle][:count]:
                 del self._gates[name]
@@ -119,14 +120,14 @@ class _Gate:
         self._sequences = Admission(
             _most(limits.concurrent_sequences), max_wait=max_wait, max_waiters=MAX_WAITERS, told=sequences_told
         )
-        self.lines = (self._calls, self._sequences)
+        self._lines = (self._calls, self._sequences)
         self._tokens = None if limits.tokens_per_minute is None else TokenBudget(limits.tokens_per_minute)
 
     @property
     def idle(self) -> bool:
         """Whether forgetting the gate would change nothing, but for its rate of calls."""
-        nobody = not any(each.open or each.waiting for each in self.lines)
-        return nobody and (self._tokens is None or self._tokens.full)
+        empty = not any(each.open or each.waiting for each in self._lines)
+        return empty and (self._tokens is None or self._tokens.full)
 
     def change(self, limits: TenantLimits) -> None:
         """Other limits from now on; what is held stays, and counts."""

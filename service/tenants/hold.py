@@ -42,7 +42,7 @@ class Hold:
         self.use(max(0, self.charge - self.used))
 
     def move(self) -> Hold:
-        """The place, for somebody else to release."""
+        """The place, for another holder to release; from then on `release` of this one does nothing."""
         moved = Hold(self._leave, self.number, charge=self.charge, late=self._late, weight=self.weight)
         moved.used, moved._prompt = self.used, self._prompt
         self._leave = self._late = None

@@ -1,6 +1,6 @@
 """The file of tenants' limits, read again when it changes.
 
-# names as in the token file, or of client certificates; "*" is whoever is not listed
+# names as in the token file, or of client certificates; "*" is each tenant that is not listed
 alice: {requests_per_second: 20, concurrent_requests: 64, concurrent_sequences: 128, tokens_per_minute: 600000}
 "*": {concurrent_requests: 4}
 """
@@ -61,7 +61,7 @@ class TenantBook:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Who is listed."""
+        """The tenants that the file lists."""
         return tuple(self._limits)
 
     def of(self, tenant: str) -> TenantLimits:

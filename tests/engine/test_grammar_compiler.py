@@ -11,7 +11,7 @@ import pytest
 import pytest_asyncio
 
 from core.config import GrammarConfig
-from core.engine import grammar_compiler, grammar_library
+from core.engine import bounded_work, grammar_compiler, grammar_library
 from core.engine.grammar_compiler import GrammarCompiler
 from core.engine.grammar_trial import GrammarTrial
 from core.errors import InvalidRequest, Overloaded
@@ -159,6 +159,22 @@ async def test_a_full_queue_makes_room_for_the_tenant_with_less(compiler: Gramma
     await asyncio.gather(few, *many[:-1])
 
 
+async def test_a_full_queue_drops_no_constraint_that_a_shorter_line_waits_for_too(
+    compiler: GrammarCompiler, examiner: Examiner
+) -> None:
+    await compiling_two(compiler, examiner)
+    many = [asyncio.create_task(compiler.grammar(regex(f"a{i}"), "a")) for i in range(grammar_compiler.MAX_COMPILES)]
+    await asyncio.sleep(0)
+    shared = asyncio.create_task(compiler.grammar(regex(f"a{len(many) - 1}"), "b"))
+    await asyncio.sleep(0)
+    few = asyncio.create_task(compiler.grammar(DIGITS, "c"))
+    with pytest.raises(Overloaded):
+        await many[-2]
+    assert not (shared.done() or few.done() or many[-1].done())
+    examiner.gate.set()
+    await asyncio.gather(shared, few, *many[:-2], many[-1])
+
+
 async def test_a_full_queue_makes_no_room_that_would_be_taken_back(
     compiler: GrammarCompiler, examiner: Examiner
 ) -> None:
@@ -194,14 +210,23 @@ async def test_one_constraint_of_two_tenants_has_the_turn_of_the_first_to_come(
 
 
 async def test_a_compile_that_never_began_gives_its_place_back(compiler: GrammarCompiler, examiner: Examiner) -> None:
-    for number in range(4):
-        task = asyncio.create_task(compiler.grammar(regex(f"gone{number}")))
+    """Its caller goes while a place comes free for it: in some of these turns of the loop before its first step."""
+    for turns in range(6):
+        before = len(examiner.asked)
+        busy = [asyncio.create_task(compiler.grammar(regex(f"busy{turns}{i}"))) for i in range(2)]
+        await until_asked(examiner, before + 2)
+        gone = asyncio.create_task(compiler.grammar(regex(f"gone{turns}")))
         await asyncio.sleep(0)
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
+        busy[0].cancel()
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        for task in (gone, busy[1]):
+            task.cancel()
+        await asyncio.gather(gone, *busy, return_exceptions=True)
     examiner.gate.set()
     async with within(30, "a place is free"):
         await compiler.grammar(DIGITS)
+    assert len(compiler._idle) == 2
 
 
 class Burning:
@@ -222,6 +247,8 @@ async def test_a_compile_in_this_process_has_an_end_too(examiner: Examiner, monk
     stuck, examiner.gate = Burning(set_up("llguidance", EOS)[0], DIGITS), asyncio.Event()
     examiner.gate.set()
     monkeypatch.setattr(grammar_library, "build_backend", lambda name, vocabulary: stuck)
+    # However long a busy machine takes to let it burn so much.
+    monkeypatch.setattr(bounded_work, "PATIENCE", 10_000)
     compiler = GrammarCompiler(
         GrammarConfig(compile_timeout=0.05), "llguidance", partial(Vocabulary.of, tokenizer(), WIDTH, (EOS,))
     )

@@ -86,6 +86,24 @@ async def test_a_client_that_leaves_while_a_thread_works_for_it_is_cancelled_too
     assert type(told) is asyncio.CancelledError
 
 
+async def test_work_whose_turn_came_in_the_moment_of_closing_ends_with_draining(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    workers, gate = Workers(1, "slipstream-test"), threading.Event()
+    leave = workers._line.leave
+
+    def leave_and_close(*, long: bool) -> None:
+        leave(long=long)
+        workers.close()
+
+    monkeypatch.setattr(workers._line, "leave", leave_and_close)
+    asked = [asyncio.create_task(workers.run(gate.wait, 30)) for _ in range(2)]
+    await asyncio.sleep(0)
+    gate.set()
+    first, second = await asyncio.gather(*asked, return_exceptions=True)
+    assert first is True and type(second) is Draining, second
+
+
 async def test_work_that_waits_for_a_thread_ends_with_draining() -> None:
     workers, gate = Workers(1, "slipstream-test"), threading.Event()
     busy = workers._pool.submit(gate.wait, 30)

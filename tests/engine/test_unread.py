@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 
 from core.batch.result import LogprobResult
-from core.engine.output import pending_output
+from core.engine.output import PendingOutput, pending_output
 from core.engine.output_processor import OutputProcessor, OutputRecord
 from core.engine.stream import TokenStream
 from core.engine.turnstile import Turnstile
 from core.engine.unread import FREE_TOKENS, MORE_TOKENS, UnreadBytes
-from core.errors import SlowConsumer
+from core.errors import SlowConsumer, TextFailed
 from core.scheduler.intake import Intake
 from core.scheduler.outputs import Ended, StepOutputs, StepTokens
 from core.text.failures import TextFailures
@@ -140,6 +140,23 @@ def test_of_all_the_largest_gives_way(tokenizer: Tokenizer) -> None:
             break
     assert large.failed and not small.failed
     assert tokens_of(read(small)) == 100
+
+
+def test_a_stream_whose_text_fails_gives_back_what_was_counted(
+    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = Engine(tokenizer, 1024 * KIB, 1024 * KIB)
+    stream = engine.open("broken")
+    engine.step(stream, times=200)
+    assert engine.unread.bytes
+
+    def broken() -> None:
+        raise ValueError("no such token")
+
+    monkeypatch.setattr(PendingOutput, "take", lambda _: broken())
+    with pytest.raises(TextFailed):
+        read(stream)
+    assert stream.ended and engine.unread.bytes == 0, "without `aclose`: the stream is exhausted"
 
 
 async def test_a_stream_that_is_closed_gives_back_what_was_counted(tokenizer: Tokenizer) -> None:

@@ -55,6 +55,7 @@ async def test_another_thread_wakes_it(wakeup: Wakeup, eventfd: bool) -> None:
         wakeup.close()
     waiting = asyncio.create_task(wakeup.wait())
     await passes()
+    assert not waiting.done()
     thread = threading.Thread(target=wakeup.set_threadsafe)
     thread.start()
     async with within(10, "another thread set the flag"):

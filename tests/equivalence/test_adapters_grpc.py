@@ -116,7 +116,7 @@ class Gate:
         self.launch = held
 
     def shut_after(self, steps: int) -> None:
-        """Let so many more through, and set `shut` at the next. A test that shut it itself could be late for its stream."""
+        """Let so many steps more through, then shut. A test that shut it itself could come after its stream's end."""
         self._left = steps
 
 

@@ -218,3 +218,17 @@ def test_clients_that_do_not_read_their_answer_keep_no_scraper_out(
     finally:
         for one in deaf:
             one.close()
+
+
+def test_connections_that_no_thread_could_be_started_for_take_no_places(
+    server: MetricsServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def exhausted(*_: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(http.ThreadingHTTPServer, "process_request", exhausted)
+    for _ in range(THREADS_PER_PLACE * MAX_CONNECTIONS + 1):
+        with connect(server) as one:
+            assert one.recv(1) == b""
+    monkeypatch.undo()
+    assert scrape(server) == 200

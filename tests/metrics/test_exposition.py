@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 
@@ -48,9 +49,10 @@ def asked(
 ) -> list[Future[tuple[bytes, str]]]:
     """So many questions; returns once all of them have been asked."""
     before, futures = exposition._moments, [pool.submit(exposition.text, accept) for _ in range(count)]
-    deadline = threading.Event()
-    while int(repr(before)[6:-1]) < count + 2 and not deadline.wait(0.001):
-        pass
+    end = time.monotonic() + PATIENCE
+    while int(repr(before)[6:-1]) < count + 2:
+        assert time.monotonic() < end, "not all of them have asked"
+        time.sleep(0.001)
     return futures
 
 

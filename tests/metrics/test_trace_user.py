@@ -48,6 +48,18 @@ def test_the_kernel_says_whose_connection_it_is() -> None:
             assert user_of(address, port + 1) is None and user_of(("127.0.0.1", 1), port) is None
 
 
+def test_a_client_that_has_closed_its_socket_is_not_taken_for_root() -> None:
+    """The kernel lists what no process holds any more as user 0."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        client = socket.create_connection(("127.0.0.1", port))
+        address = client.getsockname()
+        with server.accept()[0] as accepted:
+            client.close()
+            assert accepted.recv(1) == b""
+            assert user_of(address, port) is None
+
+
 @pytest.mark.parametrize(("user", "allowed"), [(os.geteuid(), True), (0, True), (NOBODY, False), (None, False)])
 def test_a_local_trace_is_for_the_servers_user(user: int | None, allowed: bool, lines: Lines) -> None:
     door = TraceDoor("local", LaneRecorder, dict)

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -174,8 +174,12 @@ def test_compilers_end_with_the_server(cache: Path, number: signal.Signals) -> N
 
 def compilers(pid: int) -> list[int]:
     """Its children, theirs and so on."""
-    tasks = Path(f"/proc/{pid}/task").iterdir()
-    children = [int(each) for task in tasks for each in (task / "children").read_text().split()]
+    children: list[int] = []
+    # Threads and processes end while they are looked at.
+    with suppress(FileNotFoundError, ProcessLookupError):
+        for task in Path(f"/proc/{pid}/task").iterdir():
+            with suppress(FileNotFoundError, ProcessLookupError):
+                children += map(int, (task / "children").read_text().split())
     return [*children, *(each for child in children for each in compilers(child))]
 
 

@@ -37,8 +37,8 @@ async def call(
 ) -> None:
     """Send `raw` and take the first answer; AioRpcError if the call fails.
 
-    A method that streams requests is sent one too, as a unary call, which is the same on the wire. A refusal ends such a call
-    before it reads, and where `grpc.aio` still writes a stream of requests then, it may put its own INTERNAL over the status.
+    A method that streams requests is sent one too, as a unary call, which is the same on the wire. A refusal ends such
+    a call before it reads, and a client of `grpc.aio` that writes a stream of requests then may see INTERNAL instead.
     """
     streams = bool(handler.response_streaming)
     starter: Any = channel.unary_stream if streams else channel.unary_unary

@@ -7,15 +7,19 @@ import json
 import logging
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import grpc
 import pytest
+from prometheus_client import CollectorRegistry
 
 from service import audit
 from service.adapter_client import AdapterClient
-from service.audit import MOST_KEYS, MOST_LINES, QUIET_SECONDS, Floods
+from service.audit import MOST_KEYS, MOST_LINES, QUIET_SECONDS, Audit, Floods
 from service.client import CallFailed, SlipstreamClient
+from service.interceptors import Context
+from service.metrics.rpc import RpcMetrics
+from service.status import Unauthenticated
 from tests.service.conftest import Serve
 
 ALICE, BOB, WRONG = "alice-0123456789abcdef", "bobby-0123456789abcdef", "wrong-0123456789abcdef"
@@ -126,6 +130,40 @@ async def test_a_flood_that_ends_is_still_counted(
                 await written.wait()
     counts = [each["left_out"] for each in lines.told() if each["event"] == "left out"]
     assert counts and sum(counts) == 4
+
+
+class _From:
+    """Of a call's context, from where it comes."""
+
+    def __init__(self, address: str) -> None:
+        self._address = address
+
+    def peer(self) -> str:
+        """As gRPC names it."""
+        return f"ipv4:{self._address}:4711"
+
+
+async def test_refusals_hide_no_act_and_many_flushes_are_a_line(lines: Lines) -> None:
+    flush, made = "/vllm.grpc.engine.VllmEngine/FlushCache", Audit(RpcMetrics(CollectorRegistry()))
+
+    async def call(address: str, error: Exception | None = None) -> None:
+        async with made.around(flush, cast(Context, _From(address))):
+            if error is not None:
+                raise error
+
+    for number in range(2 * MOST_LINES):
+        with pytest.raises(Unauthenticated):
+            await call(f"10.0.0.{number}", Unauthenticated("no token"))
+    for _ in range(200):
+        await call("10.1.0.1")
+    told = lines.told()
+    assert [each["event"] for each in told] == ["refused"] * MOST_LINES + ["act"]
+    assert told[-1] == {"event": "act", "method": flush, "peer": "ipv4:10.1.0.1", "outcome": "OK"}
+    made._tell()
+    assert lines.told()[-2:] == [
+        {"event": "left out", "of": "acts", "left_out": 199},
+        {"event": "left out", "of": "refusals", "left_out": MOST_LINES},
+    ]
 
 
 def _once() -> Any:

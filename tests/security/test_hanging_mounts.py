@@ -28,11 +28,17 @@ Serve = Callable[..., AbstractAsyncContextManager[Serving]]
 class Mount:
     """What `stat` of the files' directory goes through; while it hangs, callers wait for ever."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = str(folder)
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.folder, self._monkeypatch = str(folder), monkeypatch
         self.answers = threading.Event()
         self.answers.set()
         self.asked: list[str] = []
+
+    def hang(self) -> None:
+        """From now on; until then, a look that a busy machine delays is waited for."""
+        self._monkeypatch.setattr(timed_look, "LOOK_SECONDS", 0.25)
+        self.asked.clear()
+        self.answers.clear()
 
     def stat(self, path: str | Path, *args: object, **options: object) -> os.stat_result:
         """As `os.stat`."""
@@ -47,9 +53,8 @@ STAT = os.stat
 
 @pytest.fixture
 def mount(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Mount]:
-    made = Mount(tmp_path)
+    made = Mount(tmp_path, monkeypatch)
     monkeypatch.setattr(reloaded.os, "stat", made.stat)
-    monkeypatch.setattr(timed_look, "LOOK_SECONDS", 0.25)
     yield made
     made.answers.set()
 
@@ -62,8 +67,8 @@ def test_a_look_that_hangs_is_waited_for_once(
     found = Reloaded("text", (path,), lambda contents: contents[0].decode())
     assert found.current() == "one"
     path.write_text("two")
-    mount.answers.clear()
-    mount.asked.clear()
+    monkeypatch.setattr(timed_look, "HUNG_SECONDS", 0.0)
+    mount.hang()
     assert found.current() == "one"
     monkeypatch.setattr(timed_look, "LOOK_SECONDS", 3600.0)
     seen: list[str] = []
@@ -76,6 +81,27 @@ def test_a_look_that_hangs_is_waited_for_once(
     mount.answers.set()
     eventually(lambda: found.current() == "two")
     assert logged.text.count("its file system answers again") == 1
+
+
+def test_only_a_look_that_is_late_for_seconds_is_told_of(
+    tmp_path: Path, mount: Mount, logged: LogLines, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A busy machine makes one late too."""
+    path = tmp_path / "file"
+    path.write_text("one")
+    found = Reloaded("text", (path,), lambda contents: contents[0].decode())
+    monkeypatch.setattr(timed_look, "HUNG_SECONDS", 3600.0)
+    mount.hang()
+    for _ in range(2):
+        assert found.current() == "one"
+    path.write_text("two")
+    mount.answers.set()
+    eventually(lambda: found.current() == "two")
+    assert "file system" not in logged.text
+    mount.hang()
+    eventually(lambda: found.current() == "two" and len(mount.asked) == 1)
+    monkeypatch.setattr(timed_look, "HUNG_SECONDS", 0.0)
+    eventually(lambda: found.current() == "two" and "its file system does not answer" in logged.text)
 
 
 def test_what_a_look_raises_is_raised_where_it_was_asked_for(tmp_path: Path) -> None:
@@ -117,9 +143,10 @@ async def test_calls_go_on_while_the_mount_of_the_tokens_hangs(tmp_path: Path, m
     ):
         async with asyncio.timeout(PATIENCE):
             await client.complete("hello", max_tokens=4)
-            mount.answers.clear()
+            mount.hang()
             for _ in range(20):
                 await asyncio.gather(*(client.complete("hello", max_tokens=4) for _ in range(10)))
+        assert mount.asked == ["slipstream-look"], "the calls asked for the file, and one thread hangs"
 
 
 def eventually(condition: Callable[[], bool]) -> None:

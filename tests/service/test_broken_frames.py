@@ -131,11 +131,12 @@ async def test_a_call_that_is_none_is_answered_and_its_neighbours_go_on(body: by
     assert "ok" in json.loads(front.wire.replies_to(8)[0]) and not front.losses
 
 
-async def test_an_end_with_a_broken_body_ends_its_call_all_the_same() -> None:
+@pytest.mark.parametrize("body", [GARBAGE, b'{"used":Infinity}'])
+async def test_an_end_with_a_broken_body_ends_its_call_all_the_same(body: bytes) -> None:
     front = Connected(FakeEngine())
     streams = {1: News([]), 2: News([])}
     follow(front, streams)
-    front.host.link.data_received(pack(Kind.END, GARBAGE, 1))
+    front.host.link.data_received(pack(Kind.END, body, 1))
     await until(lambda: streams[1].closed)
     assert not front.losses and not streams[2].closed
 

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import logging
 import os
 import signal
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from service.client import SlipstreamClient
 from service.config import ServerConfig
 from service.frontends import front_end as front_end_room
+from service.frontends import group as group_room
 from service.frontends.front_end import FrontEnd
 from service.frontends.group import FrontEndGroup
 from tests.fakes.fake_engine import FakeEngine
@@ -83,3 +88,34 @@ async def test_a_front_end_that_never_listens_is_killed(
         assert ended, "one that is stopped before it listens is killed"
         monkeypatch.undo()
         await replaced(group, second)
+
+
+async def test_a_machine_without_room_for_a_process_is_asked_again(
+    config: Callable[..., ServerConfig], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start, refusals = group_room.create_subprocess_exec, iter(range(2))
+
+    async def refused(*command: Any, **options: Any) -> Any:
+        if next(refusals, None) is not None:
+            raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+        return await start(*command, **options)
+
+    async with running(config) as group:
+        (old,) = group._running()
+        monkeypatch.setattr(group_room, "create_subprocess_exec", refused)
+        monkeypatch.setattr(group_room, "LONGEST_BACKOFF", 0.1)
+        old.kill()
+        await replaced(group, old)
+    assert next(refusals, None) is None
+
+
+def test_a_front_end_that_has_ended_is_not_killed_again(caplog: pytest.LogCaptureFixture) -> None:
+    """It stays in its place until another one has started; its silence is no news."""
+    host, process = SimpleNamespace(link=SimpleNamespace(heard=0), listening=asyncio.Event()), SimpleNamespace()
+    host.listening.set()
+    ended = FrontEnd(host, process)  # type: ignore[arg-type]
+    process.returncode = -signal.SIGKILL
+    with caplog.at_level(logging.ERROR):
+        for look in range(100):
+            ended.look(ended.since + look)
+    assert not caplog.records

@@ -23,6 +23,9 @@ from service.servicers.health import READINESS
 from tests.fakes.fake_engine import FakeEngine, held
 from tests.service.conftest import PATIENCE
 
+LINGER = 1.5
+"""Within it a busy machine has to tell of the drain and take one more call."""
+
 
 @dataclass
 class Process:
@@ -76,7 +79,7 @@ async def readiness_lost(process: Process) -> None:
 
 async def test_sigterm_finishes_streams_keeps_taking_new_ones_for_the_linger_and_exits_zero(start: Start) -> None:
     gate = asyncio.Event()
-    async with start(FakeEngine(held(gate)), drain_linger=0.5, drain_grace=PATIENCE) as process:
+    async with start(FakeEngine(held(gate)), drain_linger=LINGER, drain_grace=PATIENCE) as process:
         early = asyncio.create_task(process.client.complete("hi"))
         await process.engine.stream_number(1)
         send(signal.SIGTERM)
@@ -91,7 +94,7 @@ async def test_sigterm_finishes_streams_keeps_taking_new_ones_for_the_linger_and
 
 
 async def test_after_the_linger_nobody_is_let_in_and_after_the_grace_the_rest_is_cut(start: Start) -> None:
-    async with start(FakeEngine(held(asyncio.Event(), after=3)), drain_linger=0.5, drain_grace=0.5) as process:
+    async with start(FakeEngine(held(asyncio.Event(), after=3)), drain_linger=LINGER, drain_grace=0.5) as process:
         events = process.client.generate("hi")
         received = [await anext(events) for _ in range(3)]
         send(signal.SIGTERM)
@@ -120,7 +123,7 @@ async def test_a_hang_up_lingers_as_sigterm_does_and_one_that_was_ignored_stays_
     gate = asyncio.Event()
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
-        async with start(FakeEngine(held(gate)), drain_linger=0.5, drain_grace=PATIENCE) as process:
+        async with start(FakeEngine(held(gate)), drain_linger=LINGER, drain_grace=PATIENCE) as process:
             early = asyncio.create_task(process.client.complete("hi"))
             await process.engine.stream_number(1)
             send(signal.SIGHUP)
@@ -131,7 +134,7 @@ async def test_a_hang_up_lingers_as_sigterm_does_and_one_that_was_ignored_stays_
             assert len((await early)[0].token_ids) == 8
             assert await process.code() == 0
         signal.signal(signal.SIGHUP, signal.SIG_DFL)
-        async with start(FakeEngine(), drain_linger=0.5) as process:
+        async with start(FakeEngine(), drain_linger=LINGER) as process:
             send(signal.SIGHUP)
             await readiness_lost(process)
             assert len((await process.client.complete("hi"))[0].token_ids) == 8
@@ -156,7 +159,7 @@ async def test_a_second_signal_ends_it_at_once(start: Start) -> None:
 
 @pytest.mark.parametrize("draining", [False, True])
 async def test_a_dead_engine_ends_streams_with_a_reason_and_the_process_with_one(start: Start, draining: bool) -> None:
-    async with start(FakeEngine(held(asyncio.Event())), drain_linger=0.5, drain_grace=3600.0) as process:
+    async with start(FakeEngine(held(asyncio.Event())), drain_linger=LINGER, drain_grace=3600.0) as process:
         running = [asyncio.create_task(process.client.complete("hi")) for _ in range(5)]
         await process.engine.stream_number(5)
         if draining:

@@ -6,7 +6,7 @@ import pytest
 
 from core.engine.unread import MORE_TOKENS, UnreadBytes
 from core.errors import SlowConsumer
-from core.types.io import Delta, TokenLogprob
+from core.types.io import Delta, Finished, FinishReason, Timing, TokenLogprob, Usage
 from service.frontends.remote_stream import RemoteStream
 
 TOP = tuple((token, -1.0) for token in range(64))
@@ -39,3 +39,16 @@ async def test_one_that_is_closed_gives_back_what_was_counted() -> None:
     assert room.bytes
     await stream.aclose()
     assert room.bytes == 0
+
+
+async def test_a_complete_stream_that_gave_way_ends_with_an_error() -> None:
+    """Its client has not read the output: an end without an error would be taken for all of it."""
+    room = UnreadBytes(BOUND, BOUND)
+    complete, other = (RemoteStream(name, 1, lambda: None, 100_000, room) for name in "ab")
+    pushed(complete, 0, 4 * MORE_TOKENS)
+    complete.push(Finished(0, FinishReason.LENGTH, Usage(1, 4 * MORE_TOKENS, 0), Timing(0.0, 0.0, 0.0)))
+    assert complete.output_finished()
+    pushed(other, 0, 3 * MORE_TOKENS)
+    assert 0 < room.bytes <= BOUND
+    with pytest.raises(SlowConsumer):
+        await anext(complete)

@@ -29,7 +29,7 @@ def tokenizer() -> Tokenizer:
     return Tokenizer.load(str(bundled_model_dir()))
 
 
-async def settled(condition: object, within: float = 1.0) -> None:
+async def settled(condition: object, within: float = 10.0) -> None:
     """Wait until `condition()` holds; fails after `within` seconds."""
     assert callable(condition)
     end = time.monotonic() + within

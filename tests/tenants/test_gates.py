@@ -97,6 +97,20 @@ async def test_idle_gates_of_many_names_are_forgotten(tmp_path: Path, monkeypatc
     held.release()
 
 
+async def test_a_tenant_that_comes_when_all_gates_are_in_use_has_one_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gates, "MAX_GATES", 2)
+    doors, _, _ = made(tmp_path, '"*": {concurrent_requests: 1}\n')
+    held = [await doors.enter(name, None) for name in ("first", "second", "third", "fourth")]
+    with pytest.raises(Overloaded):
+        await doors.enter("fourth", None)
+    for each in held:
+        each.release()
+    (await doors.enter("fifth", None)).release()
+    assert len(doors._gates) == 2
+
+
 def test_labels_are_bounded_however_often_the_file_changes() -> None:
     counts = Counted()
     told = Refusals(counts)

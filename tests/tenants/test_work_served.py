@@ -82,7 +82,7 @@ async def test_dialects_count_their_outputs_and_tokens(serve: Serve, spoken: Spo
         his = ask(AS_BOB, n=2, max_tokens=50)
         for _ in range(40):
             await his.read()
-        assert (await failure_of(ask(AS_BOB, max_tokens=1))).reason == "TENANT_TOKEN_LIMIT"
+        assert (await failure_of(ask(AS_BOB, max_tokens=40))).reason == "TENANT_TOKEN_LIMIT"
         his.cancel()
         gate.set()
         while await hers.read():

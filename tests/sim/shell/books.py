@@ -22,7 +22,7 @@ def check_service(process: EngineProcess, front_ends: list[FrontEnd], admissions
         _empty(front_end.name, engine, "_replies", "_streams")
         if engine._unread.bytes:
             raise Violation("books:unread", f"{engine._unread.bytes} unread bytes in {front_end.name}")
-    for admission in [*admissions, *(line for gate in process.gates._gates.values() for line in gate.lines)]:
+    for admission in [*admissions, *(line for gate in process.gates._gates.values() for line in gate._lines)]:
         held = admission.open, admission.waiting, admission._slots._taken
         if any(held):
             raise Violation("books:gates", f"open, waiting and taken are {held}")
