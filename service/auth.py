@@ -1,22 +1,19 @@
 """Who calls, and whether it may: all but public methods need a bearer token, also those yet to be written.
 
-A refused call never has its message read: the refusal is another handler, chosen before grpc looks at the request.
+A refused call never has its message read: what reads it, `RequestReads`, is inside both.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from contextvars import ContextVar
 from typing import Any
 
-import grpc
-import grpc.aio
-
-from service.auth_tokens import Caller, TokenBook
-from service.interceptors import Around, Context, wrap
-from service.permissions import METHODS, Permission, Permissions, is_public, why_not
+from service.auth_tokens import TokenBook
+from service.interceptors import Context
+from service.permissions import METHODS, Permission, Permissions, why_not
 from service.reloaded import Reloaded
 from service.status import NotPermitted, TokenRevoked, Unauthenticated
 
@@ -27,77 +24,59 @@ caller_name: ContextVar[str | None] = ContextVar("slipstream_caller", default=No
 """Within a call: the name beside the caller's token, or in its certificate; None where callers have none."""
 
 
-class AuthInterceptor(grpc.aio.ServerInterceptor):
+class Authentication:
     """Refuses calls without a listed token, and ends those whose token is taken off the list.
 
-    Goes behind those that count refusals and turn them into statuses. A live call is looked at every `recheck_seconds`.
+    Runs inside what counts calls and turns errors into statuses, so that its refusals are counted and have one. A live
+    call is looked at every `recheck_seconds`.
     """
 
     def __init__(self, tokens: Reloaded[TokenBook], recheck_seconds: float) -> None:
         self._tokens = tokens
         self._recheck = recheck_seconds
 
-    async def intercept_service(
-        self,
-        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler[Any, Any] | None]],
-        handler_call_details: grpc.HandlerCallDetails,
-    ) -> grpc.RpcMethodHandler[Any, Any] | None:
-        """The handler itself on public methods, the handler under watch for a known caller, else a refusal."""
-        handler = await continuation(handler_call_details)
-        method: str = handler_call_details.method
-        if handler is None or is_public(method):
-            return handler
-        metadata: Any = handler_call_details.invocation_metadata
+    @asynccontextmanager
+    async def around(self, _method: str, context: Context) -> AsyncIterator[None]:
+        """Around a call of a method that is not public. Raises Unauthenticated and TokenRevoked."""
+        metadata: Any = context.invocation_metadata()
         presented = presented_token(metadata or ())
         caller = None if presented is None else self._tokens.current().find(presented)
-        return _REFUSAL if caller is None else wrap(handler, method, self._while_listed(caller))
-
-    def _while_listed(self, caller: Caller) -> Around:
-        @asynccontextmanager
-        async def around(_method: str, _context: Context) -> AsyncIterator[None]:
-            caller_name.set(caller.name)
-            # Never due by itself: it is the one way to end this task from a callback and still know that it was us.
-            bound = asyncio.timeout(None)
-            watch = _Watch(lambda: self._tokens.current().holds(caller), self._recheck, bound)
-            try:
-                async with bound:
-                    watch.begin()
-                    yield
-            except TimeoutError:
-                if not bound.expired():
-                    raise
-                raise TokenRevoked("the token of this call was revoked") from None
-            finally:
-                watch.end()
-
-        return around
+        if caller is None:
+            raise Unauthenticated("a valid bearer token is needed")
+        caller_name.set(caller.name)
+        # Never due by itself: it is the one way to end this task from a callback and still know that it was us.
+        bound = asyncio.timeout(None)
+        watch = _Watch(lambda: self._tokens.current().holds(caller), self._recheck, bound)
+        try:
+            async with bound:
+                watch.begin()
+                yield
+        except TimeoutError:
+            if not bound.expired():
+                raise
+            raise TokenRevoked("the token of this call was revoked") from None
+        finally:
+            watch.end()
 
 
-class PermissionInterceptor(grpc.aio.ServerInterceptor):
-    """Refuses callers by METHODS, before their message is read. Goes behind the one that names callers."""
+class Authorization:
+    """Refuses callers by METHODS. Runs inside what names callers."""
 
     def __init__(self, permissions: Permissions) -> None:
         self._permissions = permissions
 
-    async def intercept_service(
-        self,
-        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler[Any, Any] | None]],
-        handler_call_details: grpc.HandlerCallDetails,
-    ) -> grpc.RpcMethodHandler[Any, Any] | None:
-        """The handler itself where every caller may call, else the handler behind a look at the caller's name."""
-        handler = await continuation(handler_call_details)
-        method: str = handler_call_details.method
-        permission = METHODS.get(method)
-        if handler is None or permission is Permission.PUBLIC or permission is Permission.CALL:
-            return handler
-        return wrap(handler, method, self._around)
-
     @asynccontextmanager
-    async def _around(self, method: str, _context: Context) -> AsyncIterator[None]:
+    async def around(self, method: str, _context: Context) -> AsyncIterator[None]:
+        """Around a call of a method that takes more than `CALL`. Raises NotPermitted."""
         caller, permission = caller_name.get(), METHODS.get(method)
         if permission is None or not self._permissions.may(caller, permission):
             raise NotPermitted(why_not(caller, permission))
         yield
+
+
+def needs_no_permission(method: str) -> bool:
+    """Whether every caller may call `method`: public ones, and those that take nothing but to be a caller."""
+    return METHODS.get(method) in (Permission.PUBLIC, Permission.CALL)
 
 
 class _Watch:
@@ -133,11 +112,3 @@ def presented_token(metadata: Sequence[tuple[str, str | bytes]]) -> str | None:
         return None
     scheme, _, presented = values[0].partition(" ")
     return presented.strip() if scheme.lower() == SCHEME else None
-
-
-async def _refuse(_requests: Any, _context: Context) -> None:
-    raise Unauthenticated("a valid bearer token is needed")
-
-
-# Streaming both ways, whatever was called: grpc reads the message of a unary request before it runs the handler.
-_REFUSAL: grpc.RpcMethodHandler[Any, Any] = grpc.stream_stream_rpc_method_handler(_refuse)

@@ -52,8 +52,8 @@ class ServerConfig(EngineSettings):
         "local",
         str,
         "Network",
-        "Who may have /trace of the metrics port record what scheduler and device do: nobody, the server's user on its "
-        "machine, or anyone.",
+        "Who may have /trace of the metrics port record what scheduler and device do: no client, the server's user on "
+        "its machine, or every client.",
         choices=TRACE_ENDPOINTS,
     )
     ui: bool = setting(
@@ -66,12 +66,14 @@ class ServerConfig(EngineSettings):
         "Processes that serve gRPC in front of the engine's own; 0: the engine's process does.",
         low=0,
     )
-    reflection: bool = setting(False, bool, "Network", "Serve gRPC reflection, which shows the API to anyone.")
+    reflection: bool = setting(False, bool, "Network", "Serve gRPC reflection, which shows the API to every client.")
     gateway: bool = setting(True, bool, "Network", "Serve the dialects of smg where slipstream[gateway] is installed.")
     gateway_tokenizer: str = setting(
         "zip", str, "Network", "Gateways are sent the tokenizer, or told its path.", choices=("zip", "path")
     )
-    max_concurrent_streams: int = setting(256, int, "Network", "Most calls open on one connection.", low=1)
+    max_concurrent_streams: int = setting(
+        1024, int, "Network", "Most calls open on one connection; beyond, gRPC may refuse some.", low=1
+    )
     max_receive_bytes: int = setting(4 * 1024 * 1024, int, "Network", "Largest request message in bytes.", low=1024)
     keepalive_time: float = setting(30.0, float, "Network", "Seconds of silence before a client is pinged.", low=0.1)
     keepalive_timeout: float = setting(
@@ -89,7 +91,7 @@ class ServerConfig(EngineSettings):
         None,
         str,
         "Security",
-        "File of bearer tokens, one a line, also as name:token; unset: anyone may call.",
+        "File of bearer tokens, one a line, also as name:token; unset: every client may call.",
         metavar="FILE",
     )
     auth_recheck_seconds: float = setting(
@@ -113,7 +115,7 @@ class ServerConfig(EngineSettings):
         "generate",
         str,
         "Security",
-        "What callers without a name may do, so without tokens and client certificates anyone: generate; watch, which "
+        "What callers without a name may do, so without tokens and client certificates all: generate; watch, which "
         "also shows them the prompts and outputs of each other, and flushes the cache; all, adapters included.",
         choices=UNNAMED_CALLERS,
     )
@@ -172,7 +174,11 @@ class ServerConfig(EngineSettings):
     )
 
     resume_seconds: float = setting(
-        30.0, float, "Resuming", "Seconds that a resumable stream nobody reads is kept for Attach; 0: none are.", low=0
+        30.0,
+        float,
+        "Resuming",
+        "Seconds that a resumable stream without a reader is kept for Attach; 0: none are.",
+        low=0,
     )
     resume_bytes: int = setting(
         64 * 1024 * 1024, int, "Resuming", "Bytes that all kept streams may take beside the engine.", low=4096

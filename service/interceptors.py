@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+from abc import abstractmethod
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
-from typing import Any
+from typing import Any, TypeAlias
 
 import grpc
 import grpc.aio
@@ -19,10 +20,11 @@ from service.metrics.rpc import RpcMetrics
 from service.status import status_of, write_status
 
 Context = grpc.aio.ServicerContext[Any, Any]
+Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
 Around = Callable[[str, Context], AbstractAsyncContextManager[None]]
 """Given the full method name and the call's context, what to do around its handler."""
 
-_ARITIES: dict[tuple[bool, bool], tuple[str, Callable[..., grpc.RpcMethodHandler[Any, Any]]]] = {
+_ARITIES: dict[tuple[bool, bool], tuple[str, Callable[..., Handler]]] = {
     (False, False): ("unary_unary", grpc.unary_unary_rpc_method_handler),
     (False, True): ("unary_stream", grpc.unary_stream_rpc_method_handler),
     (True, False): ("stream_unary", grpc.stream_unary_rpc_method_handler),
@@ -30,24 +32,47 @@ _ARITIES: dict[tuple[bool, bool], tuple[str, Callable[..., grpc.RpcMethodHandler
 }
 
 
-class AroundInterceptor(grpc.aio.ServerInterceptor):
-    """Runs every known method inside `around(method, context)`; unknown methods pass through to UNIMPLEMENTED."""
+class MethodInterceptor(grpc.aio.ServerInterceptor):
+    """Serves each known method by what `wrapped` makes of its handler, once. Unknown methods pass through."""
 
-    def __init__(self, around: Around) -> None:
-        self._around = around
+    def __init__(self) -> None:
+        self._handlers: dict[str, tuple[Handler, Handler]] = {}
+        """By method: the handler and what was made of it. Wrapping anew for each call took a seventh of a refusal."""
+
+    @abstractmethod
+    def wrapped(self, handler: Handler, method: str) -> Handler:
+        """What serves `method` in place of `handler`."""
 
     async def intercept_service(
         self,
-        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler[Any, Any] | None]],
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Handler | None]],
         handler_call_details: grpc.HandlerCallDetails,
-    ) -> grpc.RpcMethodHandler[Any, Any] | None:
+    ) -> Handler | None:
         """The handler of the call, wrapped."""
         handler = await continuation(handler_call_details)
-        # For None grpc answers UNIMPLEMENTED.
-        return None if handler is None else wrap(handler, handler_call_details.method, self._around)
+        if handler is None:
+            # For None grpc answers UNIMPLEMENTED.
+            return None
+        method: str = handler_call_details.method
+        known = self._handlers.get(method)
+        if known is None or known[0] is not handler:
+            known = self._handlers[method] = handler, self.wrapped(handler, method)
+        return known[1]
 
 
-def wrap(handler: grpc.RpcMethodHandler[Any, Any], method: str, around: Around) -> grpc.RpcMethodHandler[Any, Any]:
+class AroundInterceptor(MethodInterceptor):
+    """Runs every known method inside `around(method, context)`, but for those of which `spares(method)` is true."""
+
+    def __init__(self, around: Around, spares: Callable[[str], bool] = lambda _method: False) -> None:
+        super().__init__()
+        self._around, self._spares = around, spares
+
+    def wrapped(self, handler: Handler, method: str) -> Handler:
+        """The handler inside `around`."""
+        return handler if self._spares(method) else wrap(handler, method, self._around)
+
+
+def wrap(handler: Handler, method: str, around: Around) -> Handler:
     """`handler` with `around` around its behaviour, of the same arity and the same kind of coroutine."""
     attribute, build = _ARITIES[bool(handler.request_streaming), bool(handler.response_streaming)]
     inner = getattr(handler, attribute)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, Final
@@ -21,11 +21,10 @@ from google.protobuf.message import DecodeError
 
 from core.errors import InvalidRequest, Overloaded
 from service.auth import caller_name
+from service.interceptors import Context, Handler, MethodInterceptor
 from service.permissions import is_public
 from service.status import RequestIncomplete
 from service.unread_answers import UnreadAnswers
-
-Context = grpc.aio.ServicerContext[Any, Any]
 
 AT_ONCE: Final = 16
 """Messages of one caller that are read at once: whole ones take a fraction of a millisecond each."""
@@ -56,7 +55,7 @@ MOST_WAITING: Final = 4096
 REASON: Final = "REQUEST_READS"
 
 
-class RequestReads(grpc.aio.ServerInterceptor):
+class RequestReads(MethodInterceptor):
     """Hands handlers of one request their message. The innermost interceptor: what others refuse is never read.
 
     A caller is a name where calls have one, else an address without its port. An answer of one message is written as
@@ -65,23 +64,17 @@ class RequestReads(grpc.aio.ServerInterceptor):
     """
 
     def __init__(self, write_timeout: float) -> None:
+        super().__init__()
         self._write_timeout = write_timeout
         self._callers: dict[tuple[Lane, str], _Caller] = {}
 
-    async def intercept_service(
-        self,
-        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler[Any, Any] | None]],
-        handler_call_details: grpc.HandlerCallDetails,
-    ) -> grpc.RpcMethodHandler[Any, Any] | None:
-        """The handler of the call as one of a stream of requests."""
-        handler = await continuation(handler_call_details)
-        if handler is None:
-            return None
+    def wrapped(self, handler: Handler, method: str) -> Handler:
+        """The handler as one of a stream of requests."""
         if handler.request_streaming:
             return self._reading_each(handler)
-        return self._reading(handler, PUBLIC if is_public(handler_call_details.method) else CALLS)
+        return self._reading(handler, PUBLIC if is_public(method) else CALLS)
 
-    def _reading(self, handler: grpc.RpcMethodHandler[Any, Any], lane: Lane) -> grpc.RpcMethodHandler[Any, Any]:
+    def _reading(self, handler: Handler, lane: Lane) -> Handler:
         # The annotations are those of the synchronous servers.
         inner: Any = handler.unary_stream if handler.response_streaming else handler.unary_unary
         encode: Any = handler.response_serializer or bytes
@@ -110,7 +103,7 @@ class RequestReads(grpc.aio.ServerInterceptor):
             response_serializer=handler.response_serializer if handler.response_streaming else None,
         )
 
-    def _reading_each(self, handler: grpc.RpcMethodHandler[Any, Any]) -> grpc.RpcMethodHandler[Any, Any]:
+    def _reading_each(self, handler: Handler) -> Handler:
         """Of a stream of requests each has the time of one: a half-sent one looks like one that is yet to come."""
         if not (handler.response_streaming and inspect.isasyncgenfunction(handler.stream_stream)):
             raise TypeError("streams of requests are read for async generator functions only")
@@ -129,14 +122,14 @@ class RequestReads(grpc.aio.ServerInterceptor):
             generate, request_deserializer=None, response_serializer=handler.response_serializer
         )
 
-    async def _request(self, handler: grpc.RpcMethodHandler[Any, Any], context: Context, lane: Lane = CALLS) -> Any:
+    async def _request(self, handler: Handler, context: Context, lane: Lane = CALLS) -> Any:
         """The message of a call. Raises RequestIncomplete, Overloaded, InvalidRequest."""
         received = await self._received(handler, context, lane)
         if received is grpc.aio.EOF:
             raise InvalidRequest.of("request", "is missing: the call was closed without a message")
         return received
 
-    async def _received(self, handler: grpc.RpcMethodHandler[Any, Any], context: Context, lane: Lane) -> Any:
+    async def _received(self, handler: Handler, context: Context, lane: Lane) -> Any:
         """The next message of a call, or EOF. Raises what `_request` does."""
         async with self._caller(context, lane) as caller:
             received = await caller.read(context)

@@ -17,7 +17,7 @@ from core.errors import StartupError
 from service.access_files import AccessFiles
 from service.admission import Admission
 from service.audit import Audit
-from service.auth import AuthInterceptor, PermissionInterceptor
+from service.auth import Authentication, Authorization, needs_no_permission
 from service.builder import EngineBuilder, Progress, StartableEngine, in_daemon_thread
 from service.call_gate import CallGate
 from service.config import ServerConfig
@@ -36,7 +36,7 @@ from service.metrics.rpc import RpcMetrics
 from service.open_calls import OpenCalls
 from service.options import server_options
 from service.pb.slipstream.v1 import adapters_pb2, adapters_pb2_grpc, inference_pb2, inference_pb2_grpc
-from service.permissions import Permissions
+from service.permissions import Permissions, is_public
 from service.preflight import check, model_path
 from service.request_reads import RequestReads
 from service.servicers.adapters import AdapterServicer
@@ -163,11 +163,13 @@ class Server:
         around = (*outer, *spans, errors_to_statuses, Audit(metrics).around)
         interceptors: list[grpc.aio.ServerInterceptor] = [AroundInterceptor(each) for each in around]
         if self._files.tokens is not None:
-            interceptors.append(AuthInterceptor(self._files.tokens, self.config.auth_recheck_seconds))
+            authentication = Authentication(self._files.tokens, self.config.auth_recheck_seconds)
+            interceptors.append(AroundInterceptor(authentication.around, spares=is_public))
         if self.config.tls_client_ca is not None:
             names = CertificateNames(self.config.client_names, naming=self._files.tokens is None)
             interceptors.append(AroundInterceptor(names.around))
-        interceptors.append(PermissionInterceptor(Permissions(self.config)))
+        authorization = Authorization(Permissions(self.config))
+        interceptors.append(AroundInterceptor(authorization.around, spares=needs_no_permission))
         gate = CallGate(self.config, metrics, self._files.tenants, calls.refuse_hopeless)
         interceptors.append(AroundInterceptor(gate.around))
         interceptors.append(AroundInterceptor(MemoryGate(self._memory, metrics).around))

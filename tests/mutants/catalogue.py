@@ -32,6 +32,7 @@ from tests.mutants.keeping import KEEPING
 from tests.mutants.leaving import LEAVING
 from tests.mutants.matching import MATCHING
 from tests.mutants.measuring import MEASURING
+from tests.mutants.mending import MENDING
 from tests.mutants.mutant import Mutant
 from tests.mutants.observing import OBSERVING
 from tests.mutants.ordering import ORDERING
@@ -99,6 +100,7 @@ MUTANTS: tuple[Mutant, ...] = (
     *INTERPRETING,
     *BEATING,
     *LEAVING,
+    *MENDING,
 )
 
 SAMPLE: tuple[str, ...] = (

@@ -26,9 +26,9 @@ GUARDING: tuple[Mutant, ...] = (
     Mutant(
         "default-allow",
         "a method that nobody thought of is refused without a token",
-        "service/auth.py",
-        "if handler is None or is_public(method):",
-        'if handler is None or not method.startswith("/slipstream"):',
+        "service/server.py",
+        "spares=is_public",
+        'spares=lambda method: not method.startswith("/slipstream")',
         AUTHENTICATION + "test_every_registered_method_is_refused_without_a_token",
     ),
     Mutant(

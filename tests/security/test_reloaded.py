@@ -129,6 +129,27 @@ def test_bad_contents_keep_the_last_good_ones(tmp_path: Path, caplog: pytest.Log
     assert found.current() == "better"
 
 
+def test_bad_contents_are_parsed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tenants file of a quarter of a megabyte takes 0.1 s, and every call looks."""
+    monkeypatch.setattr(reloaded, "SETTLE_SECONDS", 3600.0)
+    path = tmp_path / "file"
+    path.write_text("good")
+    parsed = list[bytes]()
+
+    def parse(contents: tuple[bytes, ...]) -> str:
+        parsed.append(contents[0])
+        if b"bad" in contents[0]:
+            raise StartupError("not good")
+        return contents[0].decode()
+
+    found = Reloaded("text", (path,), parse)
+    for text in ("bad", "bad too", "good", "bad"):
+        path.write_text(text)
+        failed = [found.failed for _ in range(3)]
+        assert failed == ["bad" in text] * 3
+    assert parsed == [b"good", b"bad", b"bad too", b"bad"]
+
+
 def test_two_files_are_one_value(tmp_path: Path) -> None:
     first, second = tmp_path / "a", tmp_path / "b"
     first.write_text("1")
