@@ -32,8 +32,8 @@ scorecard = scores.scorecard
 # Results must not depend on how many cores reduce a sum, and two cores are all that CI has.
 torch.set_num_threads(1)
 
-# As `serve` does. A loop that turns and turns lets go of the interpreter for a microsecond each time. At Python's 5 ms a
-# forward thread waits for a timer that starts anew each time: an engine stood still beside such a test for 14 s.
+# As `serve` does. A loop that turns and turns lets go of the interpreter for a microsecond each time. At Python's 5 ms
+# a forward thread waits for a timer that starts anew each time: an engine stood still beside such a test for 14 s.
 shorten_switch_interval(writes=True)
 
 settings.register_profile("slipstream", deadline=None, print_blob=True)

@@ -114,7 +114,7 @@ def test_a_front_end_that_has_ended_is_not_killed_again(caplog: pytest.LogCaptur
     host, process = SimpleNamespace(link=SimpleNamespace(heard=0), listening=asyncio.Event()), SimpleNamespace()
     host.listening.set()
     ended = FrontEnd(host, process)  # type: ignore[arg-type]
-    process.returncode = -signal.SIGKILL
+    process.pid, process.returncode, process.kill = 0, -signal.SIGKILL, lambda: None
     with caplog.at_level(logging.ERROR):
         for look in range(100):
             ended.look(ended.since + look)

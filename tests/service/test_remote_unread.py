@@ -51,4 +51,4 @@ async def test_a_complete_stream_that_gave_way_ends_with_an_error() -> None:
     pushed(other, 0, 3 * MORE_TOKENS)
     assert 0 < room.bytes <= BOUND
     with pytest.raises(SlowConsumer):
-        await anext(complete)
+        await anext(complete, None)

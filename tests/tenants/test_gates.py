@@ -102,7 +102,10 @@ async def test_a_tenant_that_comes_when_all_gates_are_in_use_has_one_too(
 ) -> None:
     monkeypatch.setattr(gates, "MAX_GATES", 2)
     doors, _, _ = made(tmp_path, '"*": {concurrent_requests: 1}\n')
-    held = [await doors.enter(name, None) for name in ("first", "second", "third", "fourth")]
+    try:
+        held = [await doors.enter(name, None) for name in ("first", "second", "third", "fourth")]
+    except KeyError as lost:
+        pytest.fail(f"no gate was made for {lost}")
     with pytest.raises(Overloaded):
         await doors.enter("fourth", None)
     for each in held:
