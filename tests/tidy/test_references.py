@@ -1,4 +1,4 @@
-"""What documents point at exists: files, and tests by name."""
+"""What documents and code point at exists: files, tests by name, laws and decisions by number."""
 
 from __future__ import annotations
 
@@ -9,7 +9,10 @@ import pytest
 
 from tests.tidy.source import ROOT
 
-DOCUMENTS = sorted((ROOT / "docs").rglob("*.md"))
+DECISIONS = ROOT / "core" / "decisions"
+DOCUMENTS = [*sorted((ROOT / "docs").rglob("*.md")), ROOT / "core" / "LAWS.md"]
+TEXTS = [path for room in ("core", "service", "tests", "docs", "helm") for path in sorted((ROOT / room).rglob("*.*"))]
+CITED = re.compile(r"\b(laws?|decisions?) (\d+)(?:(?: and |, | to )(\d+))?", re.IGNORECASE)
 PATH = re.compile(r"`((?:core|service|tests|helm|protos|docs)/[\w./-]+)(?:::(\w+))?`")
 
 
@@ -26,12 +29,52 @@ def dangling(text: str) -> list[str]:
     return found
 
 
+def titles() -> dict[int, str]:
+    """Of the decisions, by number, as each page has it."""
+    first = (path.read_text().partition("\n")[0] for path in sorted(DECISIONS.glob("0*.md")))
+    return {int(number): title for number, title in (line.removeprefix("# ").split(". ", 1) for line in first)}
+
+
+def laws() -> list[int]:
+    return [
+        int(number) for number in re.findall(r"^## (\d+)\. ", (ROOT / "core" / "LAWS.md").read_text(), re.MULTILINE)
+    ]
+
+
+def cited_in_vain(text: str) -> list[str]:
+    """Numbers of laws and decisions in `text` that there are none of."""
+    known = {"l": set(laws()), "d": set(titles())}
+    return [
+        f"{word} {number}"
+        for word, *numbers in CITED.findall(text)
+        for number in numbers
+        if number and int(number) not in known[word[0].lower()]
+    ]
+
+
+def test_laws_and_decisions_that_are_cited_exist() -> None:
+    assert laws() == list(range(1, len(laws()) + 1))
+    texts = (path for path in TEXTS if path.suffix in (".py", ".md", ".yaml"))
+    vain = {str(path.relative_to(ROOT)): cited_in_vain(path.read_text()) for path in texts if path != Path(__file__)}
+    assert {name: found for name, found in vain.items() if found} == {}
+
+
+def test_the_list_of_decisions_is_that_of_the_pages() -> None:
+    listed = re.findall(
+        r"^\| \[(\d+)\]\((\d{4}-[\w-]+\.md)\) \| (.+) \|$", (DECISIONS / "README.md").read_text(), re.MULTILINE
+    )
+    assert {int(number): title for number, _, title in listed} == titles()
+    assert [name for _, name, _ in listed] == sorted(path.name for path in DECISIONS.glob("0*.md"))
+
+
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
 def test_documents_point_at_what_exists(document: Path) -> None:
     assert dangling(document.read_text()) == []
 
 
 def test_the_rule_can_fail() -> None:
+    assert cited_in_vain("law 4, decision 34; laws 1 and 3") == []
+    assert cited_in_vain("law 15, Decision 23, laws 1 and 99") == ["law 15", "Decision 23", "laws 99"]
     own = "tests/tidy/test_references.py"
     assert dangling(f"`{own}::test_the_rule_can_fail` and `core/INVARIANTS.md`") == []
     assert dangling(f"`{own}::test_the_rule` and `core/none.md`") == [f"{own}::test_the_rule", "core/none.md"]
