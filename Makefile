@@ -17,7 +17,7 @@ MODEL := core/models/bundled/checkpoint/config.json
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help venv serve test soak scorecard check sim sim-long mutants demo bench chart gpu format proto
+.PHONY: help venv serve test nightly soak scorecard check sim sim-long mutants demo bench chart gpu format proto
 .DELETE_ON_ERROR:
 
 help: ## Show this list
@@ -47,6 +47,11 @@ test: $(STAMP) $(MODEL) ## Run the whole test suite
 	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not soak and not alone" $(ARGS) || [ $$? -eq 5 ] || failed=1; \
 	$(BIN)/python -m pytest -m "not soak and alone" $(ARGS) || [ $$? -eq 5 ] || failed=1; \
 	exit $$failed
+
+# In the order of their lengths; what fails does not keep the rest from running.
+nightly: $(STAMP) $(MODEL) ## Run everything at length, with fresh seeds: test, soak, chart, sim, mutants; takes hours
+	@failed=0; for each in test soak chart mutants; do $(MAKE) --no-print-directory $$each || failed=1; done; \
+	$(MAKE) --no-print-directory sim ARGS='--seeds 20000' || failed=1; exit $$failed
 
 soak: $(STAMP) $(MODEL) ## Run the chaos tests and the simulation at length; takes half an hour
 	@mkdir -p build && rm -f build/soak.jsonl
