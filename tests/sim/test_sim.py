@@ -27,7 +27,8 @@ SELDOM = {
     **dict.fromkeys(("window_too_big", "lpm_out_of_patience", "cross_together", "adapter_emptied_in_flight"), -1),
     **dict.fromkeys(("class_preemption", "share_preemption", "light_step"), -1),
     **dict.fromkeys(("poison_reader", "cross_too_big", "abort_retracted", "too_late", "window_not_grown"), 0),
-    **dict.fromkeys(("decode_owed", "step_failure", "poison_spread", "adapters_mixed", "abort_before_encoding"), 0),
+    **dict.fromkeys(("decode_owed", "step_failure", "poison_spread", "adapters_mixed"), 0),
+    **dict.fromkeys(("abort_before_encoding", "state_source_taken"), 0),
 }
 """What takes rare company, or belongs to few seeds. 200 seeds hit the first seven 1 to 13 times, so that only the long
 sweep of the soak can ask for them; the others 23 to 90 times, often many times in one seed.
