@@ -6,6 +6,7 @@ import contextlib
 import ipaddress
 import os
 import random
+import signal
 import socket
 from collections.abc import Iterator
 from pathlib import Path
@@ -35,6 +36,11 @@ torch.set_num_threads(1)
 # As `serve` does. A loop that turns and turns lets go of the interpreter for a microsecond each time. At Python's 5 ms
 # a forward thread waits for a timer that starts anew each time: an engine stood still beside such a test for 14 s.
 shorten_switch_interval(writes=True)
+
+# Under `nohup` it is ignored, processes inherit that, and a server goes by it. A signal that is handled has its default
+# in them. Not by `preexec_fn`: that makes Python fork, and gRPC's threads here may hang such a child before its program.
+if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+    signal.signal(signal.SIGHUP, lambda *_: None)
 
 settings.register_profile("slipstream", deadline=None, print_blob=True)
 settings.load_profile("slipstream")

@@ -47,8 +47,6 @@ class ServerProcess:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
-            # Under `nohup` it is ignored, and a server goes by that.
-            preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),
         )
         self.pid = self.process.pid
         self.errors = ""

@@ -182,8 +182,6 @@ async def serving_process(checkpoint: Path, *args: str) -> AsyncIterator[tuple[a
         cwd=ROOT,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
-        # Under `nohup` it is ignored, and a server goes by that.
-        preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),
     )
     assert process.stdout is not None
     try:
