@@ -38,7 +38,7 @@ torch.set_num_threads(1)
 shorten_switch_interval(writes=True)
 
 # Under `nohup` it is ignored, processes inherit that, and a server goes by it. A signal that is handled has its default
-# in them. Not by `preexec_fn`: that makes Python fork, and gRPC's threads here may hang such a child before its program.
+# in them. Not by `preexec_fn`: that makes Python fork, and gRPC's threads here may hang such a child before it begins.
 if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
     signal.signal(signal.SIGHUP, lambda *_: None)
 
