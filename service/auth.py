@@ -1,4 +1,4 @@
-"""Who calls, and whether it may: all but public methods need a bearer token, also those yet to be written.
+"""Which caller calls, and whether it may: all but public methods need a token, also those yet to be written.
 
 A refused call never has its message read: what reads it, `RequestReads`, is inside both.
 """

@@ -37,7 +37,7 @@ class MethodInterceptor(grpc.aio.ServerInterceptor):
 
     def __init__(self) -> None:
         self._handlers: dict[str, tuple[Handler, Handler]] = {}
-        """By method: the handler and what was made of it. Wrapping anew for each call took a seventh of a refusal."""
+        """By method: the handler, and what was made of it."""
 
     @abstractmethod
     def wrapped(self, handler: Handler, method: str) -> Handler:

@@ -1,4 +1,4 @@
-"""Who may call what: one table of every method of every service, and what callers may do by a server's settings.
+"""Which caller may call what: a table of every method of every service, and what a server's settings let callers do.
 
 A method that is not in the table is refused to every caller, so a new one, in whatever dialect, begins closed. A test
 walks what servers register and compares.

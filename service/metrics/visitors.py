@@ -4,7 +4,7 @@ A name that an attacker owns can point to this machine (DNS rebinding). A page o
 likes here, with the eyes of the person who opened it, and to its browser all of that is one origin: such a GET has no
 `Origin`, and no `Sec-Fetch-` header either, which browsers send to https and to localhost alone. Nothing tells it from
 a scraper's but the name in `Host`. So that is looked at for each request. An address, localhost and a name without a
-dot are nobody's to buy; other names are listed (`--metrics-names`).
+dot cannot be registered; other names are listed (`--metrics-names`).
 """
 
 from __future__ import annotations

@@ -212,9 +212,9 @@ def test_the_tag_follows_the_device(helm4: Helm4) -> None:
 @pytest.mark.parametrize(
     "values, words",
     [
-        ({}, "whoever reaches the port may call"),
+        ({}, "every client that reaches the port may call"),
         ({}, "no pod may call yet"),
-        ({"metrics": {"enabled": True}}, "nobody may scrape yet"),
+        ({"metrics": {"enabled": True}}, "no pod may scrape yet"),
         ({"auth": {"existingSecret": "a"}}, "tokens travel in plain text"),
         (ACCEPTED["downloaded"], "networkPolicy.egress is empty"),
         (ACCEPTED["claim"] | {"replicas": 2}, "use ReadWriteMany"),
@@ -223,7 +223,7 @@ def test_the_tag_follows_the_device(helm4: Helm4) -> None:
 )
 def test_notes_say_what_is_open(helm4: Helm4, values: dict[str, Any], words: str) -> None:
     assert words in helm4.render(values).notes
-    quiet = ("whoever reaches", "plain text", "egress is empty", "use ReadWriteMany", "may call yet", "may scrape yet")
+    quiet = ("reaches the port", "plain text", "egress is empty", "use ReadWriteMany", "may call yet", "may scrape yet")
     assert not any(each in helm4.render(SECURE).notes for each in quiet)
 
 
