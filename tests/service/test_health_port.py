@@ -156,3 +156,11 @@ async def test_a_large_message_is_refused_by_its_header(serve: Serve, monkeypatc
                 await sender.until_ended(4)
         finally:
             await sender.close()
+
+
+async def test_the_main_port_takes_small_messages_only_for_what_needs_no_token(serve: Serve) -> None:
+    async with serve() as serving:
+        stub = health_pb2_grpc.HealthStub(serving.client.channel)
+        with pytest.raises(grpc.aio.AioRpcError) as failed:
+            await stub.Check(health_pb2.HealthCheckRequest(service="x" * 5000))
+    assert failed.value.code() is grpc.StatusCode.INVALID_ARGUMENT
