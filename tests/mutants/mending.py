@@ -52,6 +52,14 @@ MENDING: tuple[Mutant, ...] = (
         dies_by="timeout",
     ),
     Mutant(
+        "no-pause-after-a-failed-fork",
+        "a machine without room is not asked in a busy loop",
+        "service/frontends/group.py",
+        "                backoff = LONGEST_BACKOFF\n",
+        "                backoff = 0.0\n",
+        REPLACED + "test_a_machine_without_room_for_a_process_is_asked_again",
+    ),
+    Mutant(
         "the-dead-are-killed",
         "a front end that has ended is not killed again",
         "service/frontends/front_end.py",

@@ -1,17 +1,19 @@
 """The ledger of kills: for each mutant, a digest of what it was, and of its product and test file, when it was killed.
 
 A mutant whose digest is another now has changed, or what it breaks, or what should notice: it has to be tried again.
+Moves are no change: a digest has no paths in it, and of an import only the names that it binds.
 Lines are `name digest`. A name may have several, for two branches that both added theirs are merged line by line.
 """
 
 from __future__ import annotations
 
+import ast
 import hashlib
 import random
 import subprocess
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import astuple
+from dataclasses import astuple, replace
 from pathlib import Path
 
 from tests.mutants.mutant import Mutant
@@ -21,10 +23,25 @@ LEDGER = Path(__file__).with_name("proved.txt")
 
 
 def digest(mutant: Mutant, root: Path = ROOT) -> str:
-    """Of the mutant's own fields and both files; 16 hexadecimal digits."""
-    test_file = mutant.test.partition("::")[0]
-    texts = [(root / name).read_text() for name in (mutant.file, test_file)]
-    return hashlib.sha256(repr((astuple(mutant), texts)).encode()).hexdigest()[:16]
+    """Of the mutant's own fields but for paths, and of what both files say; 16 hexadecimal digits."""
+    test_file, _, test = mutant.test.partition("::")
+    texts = [_without_modules((root / name).read_text(), name) for name in (mutant.file, test_file)]
+    fields = astuple(replace(mutant, file=Path(mutant.file).suffix, test=test))
+    return hashlib.sha256(repr((fields, texts)).encode()).hexdigest()[:16]
+
+
+def _without_modules(text: str, name: str) -> tuple[str, list[str]]:
+    """`text` without its imports, and the names that these bind; all of it where it is not Python."""
+    if not name.endswith(".py"):
+        return text, []
+    lines, bound = text.splitlines(keepends=True), set[str]()
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            bound |= {alias.asname or alias.name for alias in node.names}
+            assert node.end_lineno is not None
+            lines[node.lineno - 1 : node.end_lineno] = [""] * (node.end_lineno - node.lineno + 1)
+    # Blank lines go too: a module of another length leaves other sections of imports behind.
+    return "".join(line for line in lines if line.strip()), sorted(bound)
 
 
 class Ledger:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -34,10 +35,27 @@ def test_a_kill_holds_until_mutant_product_or_test_change(root: Path) -> None:
     assert not again.holds(mutant("first", after="c"))
     for name in ("product.py", "test_product.py"):
         before = (root / name).read_text()
-        (root / name).write_text(before + "\n")
+        (root / name).write_text(before + "\nmore")
         assert not again.holds(mutant("first"))
         (root / name).write_text(before)
     assert again.holds(mutant("first"))
+
+
+def test_a_move_is_no_change_and_another_name_is_one(root: Path) -> None:
+    """Files move, and what they import moves: what was killed is what it was. What an import binds is part of it."""
+    (root / "product.py").write_text("from old.room import law\nfrom old.room import other\n\n\na = law(other)\n")
+    ledger = Ledger(root=root)
+    ledger.record(mutant("first"), killed=True, tree=root)
+    moved = Mutant("first", "a law", "room/moved.py", "a", "b", "room/test_moved.py::test[one]")
+    (root / "room").mkdir()
+    (root / "room/test_moved.py").write_text("def test(): ...")
+    new = "from another.house import (\n    other,\n)\nfrom new.room import law\n\na = law(other)\n"
+    (root / "room/moved.py").write_text(new)
+    assert ledger.holds(moved)
+    assert not ledger.holds(replace(moved, test="room/test_moved.py::test[two]"))
+    for other in (new.replace("law\n", "law as law\n", 1), new.replace("law", "lax"), new.replace("law(", "lax(")):
+        (root / "room/moved.py").write_text(other)
+        assert ledger.holds(moved) == ("law as law" in other)
 
 
 def test_a_survivor_is_taken_out(root: Path) -> None:

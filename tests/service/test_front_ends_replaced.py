@@ -7,8 +7,10 @@ import errno
 import logging
 import os
 import signal
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
 
@@ -93,9 +95,10 @@ async def test_a_front_end_that_never_listens_is_killed(
 async def test_a_machine_without_room_for_a_process_is_asked_again(
     config: Callable[..., ServerConfig], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    start, refusals = group_room.create_subprocess_exec, iter(range(2))
+    start, refusals, asked = group_room.create_subprocess_exec, iter(range(2)), list[float]()
 
     async def refused(*command: Any, **options: Any) -> Any:
+        asked.append(time.monotonic())
         if next(refusals, None) is not None:
             raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))
         return await start(*command, **options)
@@ -107,6 +110,8 @@ async def test_a_machine_without_room_for_a_process_is_asked_again(
         old.kill()
         await replaced(group, old)
     assert next(refusals, None) is None
+    pauses = [after - before for before, after in pairwise(asked)]
+    assert len(pauses) == 2 and min(pauses) >= 0.1, "a machine without room is not asked in a busy loop"
 
 
 def test_a_front_end_that_has_ended_is_not_killed_again(caplog: pytest.LogCaptureFixture) -> None:
