@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Protocol, TypeVar
 
 from core.config import EngineConfig
-from core.engine.door import Engine
+from core.engine.api import Engine
 
 Progress = Callable[[str, float], None]
 """Called with the name of a stage and how far it is, 0 to 1; from any thread."""

@@ -16,7 +16,7 @@ from typing import Any
 from google.protobuf.duration_pb2 import Duration
 
 from core.config import ADAPTER_NAME
-from core.engine.door import EngineState
+from core.engine.api import EngineState
 from core.errors import FieldViolation, InvalidRequest
 from core.types.constraint import Constraint, ConstraintKind
 from core.types.io import (

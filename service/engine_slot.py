@@ -6,7 +6,7 @@ import time
 from collections.abc import Awaitable
 from typing import TypeVar
 
-from core.engine.door import Engine, EngineState
+from core.engine.api import Engine, EngineState
 from core.types.stats import EngineStats
 from service.status import EngineSilent, NotReady
 

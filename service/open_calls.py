@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 import grpc.aio
 
-from core.engine.door import EmbedCall, Engine, OutputStream
+from core.engine.api import EmbedCall, Engine, OutputStream
 from core.errors import InvalidRequest, Overloaded, SlipstreamError
 from core.types.io import EmbedRequest, GenerateRequest
 from service.admission import Admission

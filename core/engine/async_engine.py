@@ -13,19 +13,19 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
 from core.config import EngineConfig
-from core.engine.adapter_loader import AdapterLoader
-from core.engine.arrivals import Arrivals
-from core.engine.door import EngineState
+from core.engine.adapters.loader import AdapterLoader
+from core.engine.api import EngineState
 from core.engine.embedding import EmbeddingCall, as_generation
-from core.engine.grammar_compiler import GrammarCompiler
+from core.engine.grammar.compiler import GrammarCompiler
 from core.engine.input_processor import InputProcessor
 from core.engine.off_loop import in_daemon_thread
-from core.engine.open_streams import LiveStreams
-from core.engine.output import pending_output
-from core.engine.output_processor import OutputProcessor, OutputRecord
+from core.engine.pending_admissions import Arrivals
 from core.engine.prefixes import CachedPrefixes
-from core.engine.stream import TokenStream
-from core.engine.turnstile import Turnstile
+from core.engine.streams.open_streams import LiveStreams
+from core.engine.streams.output_processor import OutputProcessor, OutputRecord
+from core.engine.streams.pending_output import pending_output
+from core.engine.streams.reader_turns import Turnstile
+from core.engine.streams.token_stream import TokenStream
 from core.engine.wakeup import Wakeup
 from core.engine.watchdog import PERIOD, Watchdog
 from core.errors import (
@@ -37,11 +37,11 @@ from core.errors import (
     SlipstreamError,
 )
 from core.executor.interface import Executor
+from core.lanes import LaneRecorder
 from core.scheduler.intake import End
 from core.scheduler.scheduler import Emit, Scheduler
 from core.types.adapters import AdapterList, AdapterLoad
 from core.types.io import EmbedRequest, FinishReason, GenerateRequest, ModelInfo, Started
-from core.types.lanes import LaneRecorder
 from core.types.request import Req
 from core.types.stats import EngineStats
 
@@ -64,7 +64,7 @@ class Parts:
 
 
 class AsyncEngine:
-    """The `Engine` of `core.engine.door`, in process. Built by `core.engine.build`; `start` before anything else."""
+    """The `Engine` of `core.engine.api`, in process. Built by `core.engine.build`; `start` before anything else."""
 
     def __init__(self, config: EngineConfig, parts: Parts) -> None:
         self._config = config

@@ -15,32 +15,33 @@ from core.config import EngineConfig
 from core.device.checks import AssertMode, DeviceChecks
 from core.device.staging import Staging
 from core.device.streams import DeviceStreams, resolve_device
-from core.engine.adapters import Adapters, build_adapters, reserved_bytes
+from core.engine.adapters.build import Adapters, build_adapters, reserved_bytes
 from core.engine.async_engine import AsyncEngine, Parts
 from core.engine.cross_pools import build_cross_pools, cross_size
 from core.engine.encoder_input import encoder_input
-from core.engine.grammar_compiler import GrammarCompiler
+from core.engine.grammar.compiler import GrammarCompiler
 from core.engine.input_processor import InputProcessor
 from core.executor.decode_graphs import graph_sizes
 from core.executor.forward_thread import ForwardThread
 from core.executor.inline import InlineExecutor
 from core.executor.interface import Executor
 from core.executor.step import DeviceState, StepRunner
+from core.lanes import LaneRecorder
 from core.memory.companion import Companion, DeviceCompanion
-from core.memory.cross_pages import CROSS
-from core.memory.hybrid_pool import HybridReqToTokenPool
+from core.memory.cross.cross_pages import CROSS
 from core.memory.kv_allocator import PagedKVAllocator
 from core.memory.kv_pool import KVPool
-from core.memory.mamba_pool import MambaPool
+from core.memory.recurrent.row_to_slot import HybridReqToTokenPool
+from core.memory.recurrent.state_pool import MambaPool
+from core.memory.recurrent.state_slots import NAME as STATES
+from core.memory.recurrent.state_slots import StateSlots
+from core.memory.recurrent.state_snapshots import Tracking
 from core.memory.req_to_token_pool import ReqToTokenPool
 from core.memory.request_memory import RequestMemory
-from core.memory.state_slots import NAME as STATES
-from core.memory.state_slots import StateSlots
-from core.memory.state_snapshots import Tracking
-from core.memory.swa_pool import SlidingWindowPool
-from core.memory.window_pages import NAME as WINDOW
-from core.memory.window_pages import WindowPages
-from core.memory.window_sizing import SplitLayers, divide_pages
+from core.memory.window.window_pages import NAME as WINDOW
+from core.memory.window.window_pages import WindowPages
+from core.memory.window.window_pool import SlidingWindowPool
+from core.memory.window.window_sizing import SplitLayers, divide_pages
 from core.models.base import Model
 from core.models.loader import load_model
 from core.prefix.registry import build_prefix_cache
@@ -51,7 +52,6 @@ from core.sampling.sampler import Sampler
 from core.scheduler.scheduler import Emit, Scheduler
 from core.text.tokenizer import Tokenizer
 from core.types.io import ModelInfo
-from core.types.lanes import LaneRecorder
 from core.types.sampling_params import SamplingParams
 
 Progress = Callable[[str, float], None]

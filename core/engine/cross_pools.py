@@ -7,12 +7,12 @@ from dataclasses import dataclass
 import torch
 
 from core.config import EngineConfig, MemoryConfig
-from core.memory.cross_pages import CrossPages
-from core.memory.cross_pool import CrossPool
+from core.memory.cross.cross_pages import CrossPages
+from core.memory.cross.cross_pool import CrossPool
 from core.memory.kv_pool import KVPool
 from core.memory.req_to_token_pool import ReqToTokenPool
 from core.models.base import ModelSpec
-from core.models.encoder_spec import EncoderSpec
+from core.models.encoder_decoder.encoder_spec import EncoderSpec
 
 
 @dataclass(frozen=True, slots=True)

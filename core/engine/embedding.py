@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from core.engine.stream import TokenStream
+from core.engine.streams.token_stream import TokenStream
 from core.errors import RequestAborted
 from core.types.io import Embedding, EmbedRequest, EmbedResult, Finished, FinishReason, GenerateRequest
 from core.types.request import Req
@@ -22,7 +22,7 @@ def as_generation(request: EmbedRequest) -> GenerateRequest:
 
 
 class EmbeddingCall:
-    """The engine's `EmbedCall` (see `core.engine.door`): a stream without tokens, read to its end."""
+    """The engine's `EmbedCall` (see `core.engine.api`): a stream without tokens, read to its end."""
 
     def __init__(self, request: EmbedRequest, stream: TokenStream) -> None:
         self.request_id = stream.request_id

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from core.models.encoder_spec import EncoderSpec
+from core.models.encoder_decoder.encoder_spec import EncoderSpec
 from core.types.arrays import Ints
 
 

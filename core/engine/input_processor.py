@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from core.engine.adapter_table import AdapterTable
+from core.engine.adapters.table import AdapterTable
 from core.engine.encoder_input import EncoderInput
 from core.engine.workers import Workers
 from core.errors import FieldViolation, InvalidRequest

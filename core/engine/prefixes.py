@@ -10,7 +10,7 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
 
-from core.engine.adapter_table import AdapterTable
+from core.engine.adapters.table import AdapterTable
 from core.errors import SlowConsumer, Unsupported
 from core.models.lora.slots import NONE_SLOT
 from core.scheduler.scheduler import Scheduler
@@ -22,7 +22,7 @@ MAX_UNREAD_PAGES = 65_536
 
 
 class CachedPrefixWatch:
-    """The `PrefixWatch` of `core.engine.door`. One task reads."""
+    """The `PrefixWatch` of `core.engine.api`. One task reads."""
 
     def __init__(
         self,
@@ -67,7 +67,7 @@ class CachedPrefixWatch:
 
 
 class CachedPrefixes:
-    """The `Prefixes` of `core.engine.door`, and the cache's `PrefixObserver` while anybody watches."""
+    """The `Prefixes` of `core.engine.api`, and the cache's `PrefixObserver` while anybody watches."""
 
     def __init__(self, scheduler: Scheduler, adapters: AdapterTable, refuse_unless_ready: Callable[[], None]) -> None:
         self._scheduler = scheduler

@@ -16,7 +16,7 @@ from core.config import ModelConfig
 from core.memory.kv_pool import KVPool
 from core.models.base import Model
 from core.models.config import read_checkpoint_config
-from core.models.transformers_backend import prove_module
+from core.models.hf.backend import prove_module
 
 SPREAD = 0.02
 """Standard deviation of the weights: activations stay finite, and no token wins by far."""

@@ -25,6 +25,7 @@ from core.executor.exhaustion import embedded, out_of_memory
 from core.executor.pooling import Pooler
 from core.executor.sampling_step import SampledRows, SamplingStep
 from core.executor.step_lanes import StepLanes, StepTracer
+from core.lanes import LaneRecorder
 from core.memory.companion import DeviceCompanion
 from core.memory.kv_pool import KVPool
 from core.memory.req_to_token_pool import ReqToTokenPool
@@ -33,7 +34,6 @@ from core.relay.future_map import FutureMap
 from core.relay.payload import RelayPayload
 from core.relay.resolve import InputIds, resolve_forward_inputs
 from core.sampling.sampler import SampleOutput, Sampler
-from core.types.lanes import LaneRecorder
 
 SAMPLED, RESULTS = "sampled", "results"
 """What a recorder knows the outputs of a step by, on the device and on the host; their places are step ids."""

@@ -11,7 +11,7 @@ import time
 
 from core.batch.schedule_batch import ScheduleBatch
 from core.device.timer import Mark
-from core.types.lanes import LaneRecorder, Recording
+from core.lanes import LaneRecorder, Recording
 
 
 class StepLanes:

@@ -13,8 +13,8 @@ from core.attention.base import AttentionBackend
 from core.batch.forward_batch import ForwardBatch
 from core.memory.companion import DeviceCompanion, Writes
 from core.memory.kv_pool import KVLayerSpec, KVPool
-from core.memory.mamba_pool import StateLayerSpec
-from core.models.encoder_spec import EncoderSpec
+from core.memory.recurrent.state_pool import StateLayerSpec
+from core.models.encoder_decoder.encoder_spec import EncoderSpec
 from core.models.lora.slots import LORA
 
 NO_COMPANIONS: Mapping[str, DeviceCompanion] = MappingProxyType({})

@@ -18,9 +18,9 @@ DEFAULT_FAMILY = "transformers"
 ENCODER_DECODER_FAMILY = "encoder-decoder"
 
 MODEL_FAMILIES: dict[str, str] = {
-    DEFAULT_FAMILY: "core.models.transformers_backend:load_transformers",
+    DEFAULT_FAMILY: "core.models.hf.backend:load_transformers",
     "native": "core.models.native.family:load_native",
-    ENCODER_DECODER_FAMILY: "core.models.encoder_decoder_backend:load_encoder_decoder",
+    ENCODER_DECODER_FAMILY: "core.models.encoder_decoder.backend:load_encoder_decoder",
 }
 """Family -> `module:factory`, imported only when a checkpoint asks for it."""
 

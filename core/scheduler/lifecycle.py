@@ -11,7 +11,7 @@ from core.scheduler.fair_share import FairShare
 from core.scheduler.outputs import Ended
 from core.scheduler.running import RunningSet
 from core.scheduler.sampling_table import SamplingTable
-from core.scheduler.snapshot import StatsRecorder
+from core.scheduler.stats_recorder import StatsRecorder
 from core.scheduler.waiting_queue import WaitingQueue
 from core.types.arrays import Ints
 from core.types.request import Req, RequestState

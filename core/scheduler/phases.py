@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from core.types.lanes import PHASES, LaneRecorder
+from core.lanes import PHASES, LaneRecorder
 
 
 class PhaseClock:

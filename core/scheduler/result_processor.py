@@ -10,7 +10,7 @@ from core.errors import InvalidRequest, Overloaded, RequestFailed, SlipstreamErr
 from core.invariants import check
 from core.scheduler.lifecycle import Lifecycle
 from core.scheduler.outputs import Ended, StepTokens
-from core.scheduler.snapshot import StatsRecorder
+from core.scheduler.stats_recorder import StatsRecorder
 from core.types.arrays import Bools, Ints
 from core.types.io import FinishReason
 from core.types.request import Req

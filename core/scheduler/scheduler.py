@@ -14,6 +14,7 @@ from core import buggify
 from core.batch.result import StepResult
 from core.config import SchedulerConfig
 from core.executor.interface import Executor
+from core.lanes import EMIT, INTAKE, PLAN, PUBLISH, RESULTS, SUBMIT, LaneRecorder
 from core.memory.request_memory import RequestMemory
 from core.models.lora.slots import SlotWrite
 from core.scheduler.fair_share import FairShare
@@ -27,10 +28,9 @@ from core.scheduler.policy import POLICIES
 from core.scheduler.result_processor import ResultProcessor
 from core.scheduler.running import RunningSet
 from core.scheduler.sampling_table import SamplingTable
-from core.scheduler.snapshot import StatsRecorder
+from core.scheduler.stats_recorder import StatsRecorder
 from core.scheduler.waiting_queue import WaitingQueue
 from core.types.arrays import Ints
-from core.types.lanes import EMIT, INTAKE, PLAN, PUBLISH, RESULTS, SUBMIT, LaneRecorder
 from core.types.request import Req
 from core.types.stats import EngineStats
 

@@ -90,7 +90,7 @@ class EngineStats:
     device_idle_seconds: float = 0.0
     """Seconds in which the device waited for the host although there were requests."""
     phase_seconds: dict[str, float] = field(default_factory=dict)
-    """Of the scheduler's thread, by `core.types.lanes.PHASES`."""
+    """Of the scheduler's thread, by `core.lanes.PHASES`."""
     last_step_at: float = 0.0
     finished: dict[str, int] = field(default_factory=dict)
     assert_failures: dict[str, int] = field(default_factory=dict)

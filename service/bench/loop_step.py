@@ -17,10 +17,10 @@ from functools import cache
 import numpy as np
 
 from core.batch.schedule_batch import ScheduleBatch
-from core.engine.output import PendingOutput
-from core.engine.output_processor import OutputProcessor, OutputRecord
-from core.engine.stream import TokenStream
-from core.engine.turnstile import Turnstile
+from core.engine.streams.output_processor import OutputProcessor, OutputRecord
+from core.engine.streams.pending_output import PendingOutput
+from core.engine.streams.reader_turns import Turnstile
+from core.engine.streams.token_stream import TokenStream
 from core.models.bundled import bundled_model_dir
 from core.scheduler.outputs import StepOutputs
 from core.text.detokenizer import IncrementalDetokenizer

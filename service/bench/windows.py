@@ -26,8 +26,8 @@ from core.engine.measures import measure
 from core.memory.kv_allocator import PagedKVAllocator
 from core.memory.request_memory import RequestMemory
 from core.memory.rows import RowAllocator
-from core.memory.window_bounds import WindowBounds
-from core.memory.window_pages import NAME, WindowPages
+from core.memory.window.window_bounds import WindowBounds
+from core.memory.window.window_pages import NAME, WindowPages
 from core.models.bundled import bundled_model_dir
 from core.prefix.registry import build_prefix_cache
 from core.types.io import Delta, GenerateRequest

@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any, cast
 
 from core import buggify
-from core.engine.door import EmbedCall, Engine, OutputStream, PolledStream
+from core.engine.api import EmbedCall, Engine, OutputStream, PolledStream
 from core.errors import RequestFailed, SlipstreamError
 from core.types.io import Delta, EmbedRequest, Finished, GenerateRequest, OutputEvent
 from service.engine_slot import EngineSlot, answered

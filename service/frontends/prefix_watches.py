@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from core.engine.door import PrefixWatch
+from core.engine.api import PrefixWatch
 from core.types.arrays import Ints
 from core.types.prefixes import PrefixChange, PrefixRemoved, PrefixStored
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict
 
-from core.engine.door import Engine
+from core.engine.api import Engine
 from core.types.io import GenerateRequest
 from service.frontends.plain import from_plain, to_plain
 from service.frontends.remote_engine import RemoteEngine

@@ -1,4 +1,4 @@
-"""The engine as a front end sees it: the door of `core.engine.door`, over the connection to the engine process."""
+"""The engine as a front end sees it: the door of `core.engine.api`, over the connection to the engine process."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from core.engine.door import EngineState
-from core.engine.unread import UnreadBytes
+from core.engine.api import EngineState
+from core.engine.streams.unread import UnreadBytes
 from core.errors import EngineDead, RequestFailed, SlipstreamError
 from core.types.adapters import AdapterList, AdapterLoad
 from core.types.io import EmbedRequest, EmbedResult, Finished, GenerateRequest, ModelInfo, Started
@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 
 
 class RemoteEmbedCall:
-    """The `EmbedCall` of `core.engine.door` in a front end."""
+    """The `EmbedCall` of `core.engine.api` in a front end."""
 
     def __init__(self, engine: RemoteEngine, number: int, request_id: str) -> None:
         self._engine, self._number, self.request_id = engine, number, request_id

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class RemotePrefixWatch:
-    """The `PrefixWatch` of `core.engine.door` in a front end. One task reads."""
+    """The `PrefixWatch` of `core.engine.api` in a front end. One task reads."""
 
     def __init__(self, engine: RemoteEngine, number: int, page_size: int, contents: Sequence[PrefixStored]) -> None:
         self.page_size = page_size
@@ -40,7 +40,7 @@ class RemotePrefixWatch:
 
 
 class RemotePrefixes:
-    """The `Prefixes` of `core.engine.door` in a front end."""
+    """The `Prefixes` of `core.engine.api` in a front end."""
 
     def __init__(self, engine: RemoteEngine) -> None:
         self._engine = engine

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable
 from types import TracebackType
 
-from core.engine.unread import MORE_TOKENS, TOKEN_BYTES, UnreadRoom
+from core.engine.streams.unread import MORE_TOKENS, TOKEN_BYTES, UnreadRoom
 from core.errors import SlowConsumer
 from core.types.io import Delta, OutputEvent
 from core.types.logprobs import TokenLogprobs
@@ -41,7 +41,7 @@ class _Unread:
 
 
 class RemoteStream:
-    """The `OutputStream` of `core.engine.door` in a front end. Bounded: a reader too far behind is ended."""
+    """The `OutputStream` of `core.engine.api` in a front end. Bounded: a reader too far behind is ended."""
 
     def __init__(
         self,

@@ -7,7 +7,7 @@ from typing import Any
 
 import grpc.aio
 
-from core.engine.door import OutputStream
+from core.engine.api import OutputStream
 from core.errors import SlowConsumer
 from core.types.io import Delta, Finished, OutputEvent, Started
 from service.convert import split

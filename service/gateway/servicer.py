@@ -12,7 +12,7 @@ from typing import Any
 import grpc.aio
 from smg_grpc_proto.generated import common_pb2
 
-from core.engine.door import EngineState
+from core.engine.api import EngineState
 from core.errors import InvalidRequest
 from service import audit
 from service.auth import caller_name

@@ -9,7 +9,7 @@ from typing import Any
 
 import grpc.aio
 
-from core.engine.door import PrefixWatch
+from core.engine.api import PrefixWatch
 from core.errors import Draining, Overloaded, SlowConsumer
 from service.engine_slot import answered
 from service.gateway.dialect import Load

@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from core.engine.door import Engine
+from core.engine.api import Engine
 from core.types.io import ModelInfo
 from core.types.sampling_params import SamplingParams
 from service.gateway.dialect import Load, ModelFacts, ServerFacts

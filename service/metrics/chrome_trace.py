@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any
 
-from core.types.lanes import PHASES, SUBMIT, Slice
+from core.lanes import PHASES, SUBMIT, Slice
 
 LANES = {
     "scheduler": "scheduler (event loop)",

@@ -13,10 +13,10 @@ from prometheus_client.core import Metric as Family
 from prometheus_client.registry import Collector
 from prometheus_client.samples import Exemplar
 
-from core.engine.door import EngineState
+from core.engine.api import EngineState
+from core.lanes import PHASES
 from core.machine import memory_share
 from core.types.io import FinishReason
-from core.types.lanes import PHASES
 from core.types.stats import EngineStats, HistogramStats
 from service.config import ServerConfig
 from service.engine_slot import EngineSlot

@@ -8,7 +8,7 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry
 
-from core.types.lanes import LaneRecorder
+from core.lanes import LaneRecorder
 from service.config import ServerConfig
 from service.engine_slot import EngineSlot
 from service.metrics.http import MetricsServer

@@ -17,7 +17,7 @@ from ipaddress import ip_address
 from typing import Any
 from urllib.parse import parse_qs
 
-from core.types.lanes import LaneRecorder
+from core.lanes import LaneRecorder
 from service import audit
 from service.audit import Floods
 from service.metrics.chrome_trace import chrome_trace

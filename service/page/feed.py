@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterator
 from types import TracebackType
 
-from core.types.lanes import LaneRecorder, Recording
+from core.lanes import LaneRecorder, Recording
 from service.config import ServerConfig
 from service.engine_slot import EngineSlot
 from service.page.moment import moment

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from core.types.lanes import Recording
+from core.lanes import Recording
 from core.types.stats import EngineStats
 from service.config import ServerConfig
 from service.engine_slot import EngineSlot

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from core.types.lanes import Recording, Slice
+from core.lanes import Recording, Slice
 
 STEPS = 64
 """Most steps of one picture. However fast they come, a picture costs the same."""
@@ -20,7 +20,7 @@ def timeline(recording: Recording | None) -> dict[str, Any]:
     """The last steps whose results are here, from the begin of the first to the end of the last: `span` microseconds.
 
     Slices are begin, duration, number and tokens, one after another, in microseconds since the picture's begin. The
-    number is that of the step; in the scheduler's lane it is an index of `core.types.lanes.PHASES`. What the scheduler
+    number is that of the step; in the scheduler's lane it is an index of `core.lanes.PHASES`. What the scheduler
     did after the last of these steps belongs to steps that are not shown.
     """
     steps = [] if recording is None else recording.forward.slices(recording.device_offset, STEPS)

@@ -13,8 +13,8 @@ from types import TracebackType
 from typing import Protocol
 
 from core import buggify
-from core.engine.door import CountedStream
-from core.engine.unread import UnreadHolder
+from core.engine.api import CountedStream
+from core.engine.streams.unread import UnreadHolder
 from core.errors import SlipstreamError
 from core.types.io import Delta, Finished, OutputEvent, Started
 from service.resume.errors import StreamExpired, StreamTakenOver

@@ -19,7 +19,7 @@ from collections.abc import Callable
 from typing import cast
 
 from core import buggify
-from core.engine.door import CountedStream
+from core.engine.api import CountedStream
 from core.errors import DuplicateRequest, InvalidRequest, Overloaded
 from core.types.io import GenerateRequest
 from service.engine_slot import EngineSlot

@@ -12,7 +12,7 @@ from typing import Any
 
 import grpc.aio
 
-from core.engine.door import EmbedCall, OutputStream
+from core.engine.api import EmbedCall, OutputStream
 from core.errors import EngineDead, SlowConsumer
 from core.types.io import Delta, Finished, GenerateRequest, Started
 from service import convert, convert_attach, convert_embed

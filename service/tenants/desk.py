@@ -9,7 +9,7 @@ from __future__ import annotations
 from types import TracebackType
 from typing import Protocol
 
-from core.engine.door import Engine, OutputStream
+from core.engine.api import Engine, OutputStream
 from core.errors import Overloaded
 from core.types.io import GenerateRequest
 from service.access_files import AccessFiles

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
-from core.engine.door import OpenStreams
+from core.engine.api import OpenStreams
 from core.types.streams import StreamInfo
 from service.tenants.identity import tenant_of_id
 from service.tenants.limits import OTHER

@@ -11,7 +11,7 @@ import numpy.typing as npt
 import pytest
 
 from core.engine.async_engine import AsyncEngine
-from core.engine.grammar_trial import GrammarTrial
+from core.engine.grammar.trial import GrammarTrial
 from core.errors import Draining, InvalidRequest, RequestFailed
 from core.sampling.grammar.budget import RowBudget
 from core.text.tokenizer import Tokenizer

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import tokenizers
 
-from core.engine.grammar_cache import BASE_BYTES, GrammarCache
+from core.engine.grammar.cache import BASE_BYTES, GrammarCache
 from core.models.bundled import bundled_model_dir
 from core.sampling.grammar.registry import Backend, GrammarError, build_backend
 from core.sampling.grammar.trial import examine

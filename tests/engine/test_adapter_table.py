@@ -7,7 +7,7 @@ import random
 import pytest
 import torch
 
-from core.engine.adapter_table import MAX_LOADED, AdapterTable
+from core.engine.adapters.table import MAX_LOADED, AdapterTable
 from core.errors import AdapterExists, AdapterNotFound, InvalidRequest, Overloaded
 from core.invariants import InvariantViolation
 from core.models.lora.packed import ALIGN_BYTES, Adapter, Delta, pack

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from core.config import LoraConfig
-from core.engine.adapter_table import AdapterTable
-from core.engine.adapters import reserved_bytes
+from core.engine.adapters.build import reserved_bytes
+from core.engine.adapters.table import AdapterTable
 from core.errors import AdapterNotFound, ConfigError, ModelLoadError
 from core.text.tokenizer import Tokenizer
 from service.client import CallFailed, SlipstreamClient

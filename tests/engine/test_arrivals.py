@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from core.engine.arrivals import Arrivals
+from core.engine.pending_admissions import Arrivals
 from core.errors import DeadlinePassed, Draining, RequestAborted
 from tests.fakes.within import within
 

@@ -10,7 +10,7 @@ from core.config import ModelConfig
 from core.engine.build import assemble
 from core.errors import Unsupported
 from core.memory.kv_pool import KVLayerSpec
-from core.models.encoder_spec import EncoderSpec
+from core.models.encoder_decoder.encoder_spec import EncoderSpec
 from core.text.tokenizer import Tokenizer
 from service.bench.emulated import EmulatedStreams
 from tests.engine.emulation import HookedModel, running

@@ -13,7 +13,7 @@ from core.engine.encoder_input import encoder_input
 from core.memory.kv_pool import KVLayerSpec
 from core.memory.req_to_token_pool import ReqToTokenPool
 from core.models.base import ModelSpec
-from core.models.encoder_spec import EncoderSpec
+from core.models.encoder_decoder.encoder_spec import EncoderSpec
 from core.types.request import Req
 from core.types.sampling_params import SamplingParams
 

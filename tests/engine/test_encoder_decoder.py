@@ -13,7 +13,7 @@ from core.batch.forward_batch import ForwardBatch
 from core.batch.schedule_batch import ScheduleBatch
 from core.errors import InvalidRequest, ModelLoadError
 from core.executor.step import LaunchedStep, StepRunner
-from core.models.encoder_decoder import EncoderDecoder
+from core.models.encoder_decoder.model import EncoderDecoder
 from core.types.io import EmbedRequest
 from service.client import CallFailed, Chunk, SlipstreamClient
 from tests.equivalence.encoder_oracle import Seq2SeqOracle, make_inputs

@@ -11,9 +11,11 @@ import pytest
 import pytest_asyncio
 
 from core.config import GrammarConfig
-from core.engine import bounded_work, grammar_compiler, grammar_library
-from core.engine.grammar_compiler import GrammarCompiler
-from core.engine.grammar_trial import GrammarTrial
+from core.engine.grammar import bounded_work
+from core.engine.grammar import compiler as grammar_compiler
+from core.engine.grammar import library as grammar_library
+from core.engine.grammar.compiler import GrammarCompiler
+from core.engine.grammar.trial import GrammarTrial
 from core.errors import InvalidRequest, Overloaded
 from core.sampling.grammar.registry import Backend
 from core.sampling.grammar.vocabulary import Vocabulary

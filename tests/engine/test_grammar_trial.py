@@ -10,8 +10,9 @@ import time
 import numpy as np
 import pytest
 
-from core.engine import bounded_work, grammar_trial
-from core.engine.grammar_trial import GrammarTrial, TrialFailed, cpu_seconds
+from core.engine.grammar import bounded_work
+from core.engine.grammar import trial as grammar_trial
+from core.engine.grammar.trial import GrammarTrial, TrialFailed, cpu_seconds
 from core.errors import Overloaded
 from core.sampling.grammar import trial as other_end
 from core.sampling.grammar.vocabulary import Vocabulary

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from core.engine.open_streams import LiveStreams, stage
-from core.engine.output import PendingOutput
-from core.engine.output_processor import OutputProcessor
-from core.engine.turnstile import Turnstile
+from core.engine.streams.open_streams import LiveStreams, stage
+from core.engine.streams.output_processor import OutputProcessor
+from core.engine.streams.pending_output import PendingOutput
+from core.engine.streams.reader_turns import Turnstile
 from core.scheduler.intake import Intake
 from core.text.failures import TextFailures
 from core.types.io import Pooling, Started

@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from core.engine.output import PendingOutput
-from core.engine.output_processor import OutputProcessor, OutputRecord
-from core.engine.stream import TokenStream
-from core.engine.turnstile import Turnstile
-from core.engine.unread import UnreadBytes
+from core.engine.streams.output_processor import OutputProcessor, OutputRecord
+from core.engine.streams.pending_output import PendingOutput
+from core.engine.streams.reader_turns import Turnstile
+from core.engine.streams.token_stream import TokenStream
+from core.engine.streams.unread import UnreadBytes
 from core.scheduler.intake import Intake
 from core.scheduler.outputs import Ended, StepOutputs, StepTokens
 from core.text.detokenizer import IncrementalDetokenizer

@@ -15,8 +15,8 @@ import torch
 from core.batch.forward_batch import ForwardBatch
 from core.batch.result import StepBroken
 from core.engine import async_engine
+from core.engine.api import EngineState
 from core.engine.async_engine import AsyncEngine
-from core.engine.door import EngineState
 from core.engine.off_loop import WorkBroken, off_loop
 from core.engine.watchdog import MOST_PER_LOOK, Watchdog
 from core.errors import EngineDead, TextFailed

@@ -13,8 +13,8 @@ import torch
 
 from core.batch.forward_batch import ForwardBatch
 from core.batch.result import StepOutOfMemory
+from core.engine.api import EngineState
 from core.engine.async_engine import AsyncEngine
-from core.engine.door import EngineState
 from core.errors import EngineDead, Overloaded, SlipstreamError
 from core.executor.pooling import Pooler
 from core.executor.sampling_step import SamplingStep

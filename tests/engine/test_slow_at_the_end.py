@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import pytest
 
-from core.engine.output_processor import OutputProcessor
-from core.engine.stream import TokenStream
+from core.engine.streams.output_processor import OutputProcessor
+from core.engine.streams.token_stream import TokenStream
 from core.errors import SlowConsumer
 from core.scheduler.intake import Intake
 from core.scheduler.outputs import Ended, StepOutputs, StepTokens

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
+from core.engine.api import EngineState
 from core.engine.async_engine import AsyncEngine
-from core.engine.door import EngineState
 from core.errors import EngineDead, TextFailed
 from core.text.tokenizer import Tokenizer
 from core.types.io import Delta, Finished, FinishReason, GenerateRequest

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from core.batch.forward_batch import ForwardBatch
-from core.engine.door import EngineState
+from core.engine.api import EngineState
 from core.errors import (
     DeadlinePassed,
     Draining,

@@ -7,10 +7,10 @@ import contextlib
 from collections import Counter
 from typing import Any
 
-from core.engine.output import PendingOutput
-from core.engine.output_processor import OutputProcessor
-from core.engine.stream import TokenStream
-from core.engine.turnstile import Turnstile
+from core.engine.streams.output_processor import OutputProcessor
+from core.engine.streams.pending_output import PendingOutput
+from core.engine.streams.reader_turns import Turnstile
+from core.engine.streams.token_stream import TokenStream
 from core.scheduler.intake import Intake
 from core.text.failures import TextFailures
 from core.types.io import Delta, Started

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from core.batch.result import LogprobResult
-from core.engine.output import PendingOutput, pending_output
-from core.engine.output_processor import OutputProcessor, OutputRecord
-from core.engine.stream import TokenStream
-from core.engine.turnstile import Turnstile
-from core.engine.unread import FREE_TOKENS, MORE_TOKENS, UnreadBytes
+from core.engine.streams.output_processor import OutputProcessor, OutputRecord
+from core.engine.streams.pending_output import PendingOutput, pending_output
+from core.engine.streams.reader_turns import Turnstile
+from core.engine.streams.token_stream import TokenStream
+from core.engine.streams.unread import FREE_TOKENS, MORE_TOKENS, UnreadBytes
 from core.errors import SlowConsumer, TextFailed
 from core.scheduler.intake import Intake
 from core.scheduler.outputs import Ended, StepOutputs, StepTokens

@@ -12,9 +12,9 @@ import pytest
 import torch
 
 from core.device.staging import Staging
-from core.memory.swa_pool import SlidingWindowPool
-from core.memory.window_bounds import WindowBounds
-from core.memory.window_pages import NAME, WindowPages, WindowWrites
+from core.memory.window.window_bounds import WindowBounds
+from core.memory.window.window_pages import NAME, WindowPages, WindowWrites
+from core.memory.window.window_pool import SlidingWindowPool
 from core.types.arrays import Ints
 from tests.equivalence.oracle import Example, decided_examples
 from tests.equivalence.test_greedy_grpc import _ask

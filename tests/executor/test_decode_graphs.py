@@ -19,7 +19,7 @@ from core.device.streams import DeviceStreams
 from core.executor.decode_graphs import COARSE_FROM, LARGEST, DecodeGraphs, graph_sizes, why_not
 from core.executor.step import DeviceState, StepRunner
 from core.memory.kv_pool import KVLayerSpec, KVPool
-from core.memory.mamba_pool import StateLayerSpec
+from core.memory.recurrent.state_pool import StateLayerSpec
 from core.memory.req_to_token_pool import ReqToTokenPool, TableWrites
 from core.models.base import ModelSpec
 from core.models.lora.slots import LORA, LoraWrites

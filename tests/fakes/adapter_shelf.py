@@ -9,7 +9,7 @@ from core.types.adapters import AdapterInfo, AdapterList, AdapterLoad
 
 
 class AdapterShelf:
-    """The part of `core.engine.door.Engine` that is about adapters."""
+    """The part of `core.engine.api.Engine` that is about adapters."""
 
     refuse_with: SlipstreamError | Exception | None = None
 

@@ -13,7 +13,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from core.engine.door import EngineState
+from core.engine.api import EngineState
 from core.errors import (
     DeadlinePassed,
     Draining,
@@ -23,6 +23,7 @@ from core.errors import (
     InvalidRequest,
     RequestAborted,
 )
+from core.lanes import LaneRecorder
 from core.types.io import (
     Delta,
     Embedding,
@@ -38,7 +39,6 @@ from core.types.io import (
     Timing,
     Usage,
 )
-from core.types.lanes import LaneRecorder
 from core.types.sampling_params import SamplingParams
 from core.types.stats import EngineStats, PoolStats
 from tests.fakes.adapter_shelf import AdapterShelf
@@ -100,7 +100,7 @@ def held(gate: asyncio.Event, after: int = 1) -> Script:
 
 
 class FakeStream:
-    """The stream of one request; see `core.engine.door.OutputStream`."""
+    """The stream of one request; see `core.engine.api.OutputStream`."""
 
     def __init__(self, engine: FakeEngine, request: GenerateRequest, steps: Iterator[Step]) -> None:
         self.request = request
@@ -171,7 +171,7 @@ class FakeStream:
 
 
 class FakeEmbedCall:
-    """The call of one embedding request; see `core.engine.door.EmbedCall`. Its stream plays the script."""
+    """The call of one embedding request; see `core.engine.api.EmbedCall`. Its stream plays the script."""
 
     def __init__(self, request: EmbedRequest, stream: FakeStream, dimension: int) -> None:
         self.request = request
@@ -201,7 +201,7 @@ class FakeEmbedCall:
 
 
 class FakeEngine(AdapterShelf):
-    """`core.engine.door.Engine` over scripts. `streams` keeps every stream ever opened, oldest first."""
+    """`core.engine.api.Engine` over scripts. `streams` keeps every stream ever opened, oldest first."""
 
     def __init__(self, script: Script = count_up, info: ModelInfo = INFO) -> None:
         self.script = script

@@ -17,7 +17,7 @@ def stored(parent: int, pages: Sequence[int], page_size: int = 4) -> PrefixStore
 
 
 class FakeWatch:
-    """See `core.engine.door.PrefixWatch`. What is put into `queue` is read, errors are raised."""
+    """See `core.engine.api.PrefixWatch`. What is put into `queue` is read, errors are raised."""
 
     page_size = 4
 
@@ -39,7 +39,7 @@ class FakeWatch:
 
 
 class FakePrefixes:
-    """See `core.engine.door.Prefixes`."""
+    """See `core.engine.api.Prefixes`."""
 
     def __init__(self) -> None:
         self.contents: dict[str, list[PrefixStored]] = {}

@@ -12,8 +12,8 @@ import torch
 
 from core import invariants
 from core.device.streams import Event
+from core.engine.api import EngineState
 from core.engine.async_engine import AsyncEngine
-from core.engine.door import EngineState
 from core.errors import EngineDead, RequestFailed
 from core.models.bundled import bundled_model_dir
 from core.relay.future_map import FutureMap

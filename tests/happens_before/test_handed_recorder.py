@@ -11,7 +11,7 @@ from core.config import ModelConfig
 from core.device.checks import AssertMode, DeviceChecks
 from core.device.recorder import Places
 from core.memory.req_to_token_pool import ReqToTokenPool
-from core.memory.swa_pool import TABLE
+from core.memory.window.window_pool import TABLE
 from core.models.loader import load_model
 from core.relay.future_map import FutureMap
 from core.relay.payload import NEW_SEQ_LENS

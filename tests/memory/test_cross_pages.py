@@ -8,8 +8,8 @@ import torch
 
 from core.device.staging import Staging
 from core.invariants import InvariantViolation
-from core.memory.cross_pages import NO_PAGES, CrossPages, CrossWrites
-from core.memory.cross_pool import CrossPool
+from core.memory.cross.cross_pages import NO_PAGES, CrossPages, CrossWrites
+from core.memory.cross.cross_pool import CrossPool
 from core.memory.kv_allocator import PagedKVAllocator
 from core.memory.kv_pool import KVLayerSpec, KVPool
 from core.memory.req_to_token_pool import ReqToTokenPool

@@ -7,10 +7,11 @@ import torch
 
 from core.config import MemoryConfig
 from core.errors import ConfigError
-from core.memory import sizing, window_sizing
+from core.memory import sizing
 from core.memory.kv_pool import KVLayerSpec, KVPool
 from core.memory.sizing import CPU_LIMIT, free_bytes, num_pages
-from core.memory.window_sizing import SplitLayers, divide_pages
+from core.memory.window import window_sizing
+from core.memory.window.window_sizing import SplitLayers, divide_pages
 
 CPU = torch.device("cpu")
 PAGE, CONTEXT, ROWS = 16, 4096, 8

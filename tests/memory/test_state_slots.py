@@ -8,13 +8,13 @@ import torch
 
 from core.device.staging import Staging
 from core.invariants import InvariantViolation
-from core.memory.hybrid_pool import HybridReqToTokenPool
 from core.memory.kv_allocator import PagedKVAllocator
-from core.memory.mamba_pool import MambaPool, StateLayerSpec, StateShape
+from core.memory.recurrent.row_to_slot import HybridReqToTokenPool
+from core.memory.recurrent.state_pool import MambaPool, StateLayerSpec, StateShape
+from core.memory.recurrent.state_slots import StateSlots, StateWrites
 from core.memory.req_to_token_pool import ReqToTokenPool
 from core.memory.request_memory import RequestMemory
 from core.memory.rows import RowAllocator
-from core.memory.state_slots import StateSlots, StateWrites
 from core.prefix.registry import build_prefix_cache
 from core.types.arrays import Ints
 

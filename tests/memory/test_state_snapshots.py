@@ -6,11 +6,11 @@ import numpy as np
 import torch
 
 from core.memory.kv_allocator import PagedKVAllocator
-from core.memory.mamba_pool import MambaPool, StateLayerSpec, StateShape
+from core.memory.recurrent.state_pool import MambaPool, StateLayerSpec, StateShape
+from core.memory.recurrent.state_slots import StateSlots, StateWrites
+from core.memory.recurrent.state_snapshots import Tracking
 from core.memory.request_memory import Admission, RequestMemory
 from core.memory.rows import RowAllocator
-from core.memory.state_slots import StateSlots, StateWrites
-from core.memory.state_snapshots import Tracking
 from core.prefix.registry import build_prefix_cache
 from core.types.arrays import Ints
 

@@ -28,8 +28,8 @@ from hypothesis.stateful import (
 from core.memory.kv_allocator import PagedKVAllocator
 from core.memory.request_memory import RequestMemory
 from core.memory.rows import RowAllocator
-from core.memory.window_bounds import WindowBounds
-from core.memory.window_pages import NAME, WindowPages
+from core.memory.window.window_bounds import WindowBounds
+from core.memory.window.window_pages import NAME, WindowPages
 from core.prefix.registry import build_prefix_cache
 
 EXAMPLES, CALLS = 120, 40

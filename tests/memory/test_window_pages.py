@@ -15,9 +15,9 @@ from core.memory.kv_allocator import PagedKVAllocator
 from core.memory.kv_pool import KVLayerSpec, KVPool
 from core.memory.request_memory import Admission, RequestMemory
 from core.memory.rows import RowAllocator
-from core.memory.swa_pool import SlidingWindowPool
-from core.memory.window_bounds import WindowBounds
-from core.memory.window_pages import NAME, WindowPages, WindowWrites
+from core.memory.window.window_bounds import WindowBounds
+from core.memory.window.window_pages import NAME, WindowPages, WindowWrites
+from core.memory.window.window_pool import SlidingWindowPool
 from core.prefix.registry import build_prefix_cache
 from core.types.arrays import Ints
 

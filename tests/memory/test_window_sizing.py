@@ -9,11 +9,11 @@ import torch
 
 from core.config import MemoryConfig
 from core.errors import ConfigError
-from core.memory import window_sizing
 from core.memory.kv_pool import KVLayerSpec, KVPool
 from core.memory.sizing import num_pages
-from core.memory.window_bounds import WindowBounds
-from core.memory.window_sizing import PageCounts, SplitLayers, divide_pages
+from core.memory.window import window_sizing
+from core.memory.window.window_bounds import WindowBounds
+from core.memory.window.window_sizing import PageCounts, SplitLayers, divide_pages
 
 CPU = torch.device("cpu")
 CONTEXT, PAGE, WINDOW = 4096, 16, 64
@@ -28,7 +28,7 @@ def layer_bytes(pages: int, layers: tuple[KVLayerSpec, ...]) -> int:
 
 
 def divide(layers: tuple[KVLayerSpec, ...], budget: int, monkeypatch: pytest.MonkeyPatch, **config: Any) -> PageCounts:
-    for module in ("core.memory.window_sizing.free_bytes", "core.memory.sizing.free_bytes"):
+    for module in ("core.memory.window.window_sizing.free_bytes", "core.memory.sizing.free_bytes"):
         monkeypatch.setattr(module, lambda _: budget)
     split = SplitLayers.of(layers, CONTEXT, windows=True)
     bounds = split.bounds(PAGE, 128)

@@ -12,11 +12,11 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.openmetrics.exposition import generate_latest as open_latest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parsed
 
-from core.scheduler.histogram import REQUEST_SECONDS, Histogram
+from core.histogram import REQUEST_SECONDS, Histogram
+from core.lanes import EMIT, PHASES, PLAN, RESULTS, LaneRecorder, Slice
 from core.scheduler.phases import PhaseClock
 from core.scheduler.scheduler import Scheduler
-from core.scheduler.snapshot import HISTOGRAMS as KEPT
-from core.types.lanes import EMIT, PHASES, PLAN, RESULTS, LaneRecorder, Slice
+from core.scheduler.stats_recorder import HISTOGRAMS as KEPT
 from core.types.request import Req
 from core.types.sampling_params import SamplingParams
 from core.types.stats import EngineStats, Exemplar, PoolStats

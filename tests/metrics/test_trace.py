@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
+from core.lanes import PHASES, RESULTS, SUBMIT, Lane, LaneRecorder, Slice
 from core.models.bundled import bundled_model_dir
 from core.text.tokenizer import Tokenizer
-from core.types.lanes import PHASES, RESULTS, SUBMIT, Lane, LaneRecorder, Slice
 from service.cli import cli
 from service.client import SlipstreamClient
 from service.metrics.chrome_trace import EVENTS_PER_PIECE, chrome_trace, overlap, shared_seconds
@@ -110,7 +110,7 @@ class DeviceMark:
 
 def test_device_times_become_the_hosts_by_the_quickest_copy(monkeypatch: pytest.MonkeyPatch) -> None:
     from core.executor import step_lanes
-    from core.types.lanes import Recording
+    from core.lanes import Recording
 
     recording, clock = Recording(), [0.0]
     monkeypatch.setattr(step_lanes.time, "monotonic", lambda: clock[0])

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 import pytest
 from prometheus_client import CollectorRegistry
 
-from core.types.lanes import LaneRecorder
+from core.lanes import LaneRecorder
 from service.metrics.http import MetricsServer
 from service.metrics.trace import MAX_SECONDS, TraceDoor
 

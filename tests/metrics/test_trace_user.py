@@ -10,7 +10,7 @@ import sys
 
 import pytest
 
-from core.types.lanes import LaneRecorder
+from core.lanes import LaneRecorder
 from service.audit import QUIET_SECONDS
 from service.metrics.peer_user import user_of
 from service.metrics.trace import Refusal, TraceDoor

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from core.models.encoder_batches import MAX_PADDED, encode_inputs, similar_lengths
+from core.models.encoder_decoder.encoder_batches import MAX_PADDED, encode_inputs, similar_lengths
 from tests.models.test_encoder_decoder import KINDS, VOCAB, make
 
 

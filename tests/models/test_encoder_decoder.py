@@ -14,12 +14,12 @@ from core.attention.torch_native import TorchNativeAttention
 from core.batch.forward_batch import ForwardBatch
 from core.device.staging import Staging
 from core.invariants import InvariantViolation
-from core.memory.cross_pages import NO_PAGES, CrossPages
-from core.memory.cross_pool import CrossPool
+from core.memory.cross.cross_pages import NO_PAGES, CrossPages
+from core.memory.cross.cross_pool import CrossPool
 from core.memory.kv_pool import KVPool
 from core.memory.req_to_token_pool import ReqToTokenPool
-from core.models.cross_attention import CrossAttention
-from core.models.encoder_decoder import EncoderDecoder
+from core.models.encoder_decoder.cross_attention import CrossAttention
+from core.models.encoder_decoder.model import EncoderDecoder
 from tests.fakes.paged_steps import PagedRows, Part
 
 VOCAB = 200

@@ -13,12 +13,13 @@ import numpy as np
 import pytest
 
 from core.errors import ModelLoadError
-from core.memory.cross_pages import CrossPages, CrossWrites
+from core.memory.cross.cross_pages import CrossPages, CrossWrites
 from core.memory.kv_pool import KVLayerSpec
-from core.models import encoder_decoder, loader
-from core.models.cross_attention import CrossAttention
-from core.models.encoder_decoder import EncoderDecoder
-from core.models.encoder_spec import EncoderSpec
+from core.models import loader
+from core.models.encoder_decoder import model
+from core.models.encoder_decoder.cross_attention import CrossAttention
+from core.models.encoder_decoder.encoder_spec import EncoderSpec
+from core.models.encoder_decoder.model import EncoderDecoder
 from tests.fakes.checkpoints import EOS_ID, PAD_ID, VOCAB_SIZE
 from tests.fakes.encoder_decoders import ENCODER_DECODER_CONFIGS, LANGUAGE_ID, MAX_INPUT, make_encoder_decoder
 from tests.models.reference import load
@@ -58,7 +59,7 @@ def test_an_unknown_encoder_decoder_is_refused_by_name_and_by_its_attention(
 
 
 def _no_bias(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(encoder_decoder, "_relative_bias", lambda decoder: None)
+    patch.setattr(model, "_relative_bias", lambda decoder: None)
 
 
 def _positions_of_the_packed_row(patch: pytest.MonkeyPatch) -> None:

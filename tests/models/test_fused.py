@@ -16,8 +16,8 @@ import pytest
 import torch
 
 from core.config import ModelConfig
-from core.models import transformers_backend
 from core.models.fused import layers
+from core.models.hf import backend
 from core.models.loader import load_model
 from tests.attention.test_conformance import DEVICE, INTERPRETED
 from tests.attention.test_triton_compiles import compiled
@@ -97,7 +97,7 @@ def test_interpreted_rotation_equals_the_function(dtype: torch.dtype) -> None:
 @interpreted
 @pytest.mark.parametrize("kind", ["llama", "qwen3"])
 def test_interpreted_model_passes_its_own_check(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(transformers_backend, "wanted", lambda _: True)
+    monkeypatch.setattr(backend, "wanted", lambda _: True)
     directory = make_checkpoint(kind, tmp_path, seed=0)
     config = ModelConfig(str(directory), dtype="float32", native="off")
     module: Any = load_model(config, torch.device(DEVICE)).module  # type: ignore[attr-defined]
@@ -118,7 +118,7 @@ WRONG: dict[str, Any] = {
 def test_interpreted_wrong_layers_are_taken_back(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(transformers_backend, "wanted", lambda _: True)
+    monkeypatch.setattr(backend, "wanted", lambda _: True)
     monkeypatch.setattr(layers, name, WRONG[name])
     directory = make_checkpoint("llama", tmp_path, seed=0)
     config = ModelConfig(str(directory), dtype="float32", native="off")

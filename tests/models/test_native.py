@@ -10,11 +10,11 @@ import pytest
 import torch
 
 from core.config import ModelConfig
+from core.models.hf.backend import TransformersModel
 from core.models.loader import load_model
 from core.models.native import extension, family, weights
 from core.models.native.extension import ExtensionUnavailable, load_extension
 from core.models.native.family import UpgradingModel
-from core.models.transformers_backend import TransformersModel
 from tests.fakes.paged_steps import Part
 from tests.models.reference import PackedRun, PlainModel
 from tests.models.test_transformers_backend import STEPS, sequences, worst_error

@@ -9,7 +9,7 @@ import torch
 from transformers import masking_utils
 
 from core.attention.span import AttentionSpan
-from core.models.probe import ModelProbe, Rule, Unsupported, agrees
+from core.models.hf.probe import ModelProbe, Rule, Unsupported, agrees
 from tests.fakes.checkpoints import make_checkpoint
 from tests.models.reference import load
 

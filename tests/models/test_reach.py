@@ -7,7 +7,7 @@ import dataclasses
 import torch
 
 from core.memory.kv_pool import KVLayerSpec
-from core.memory.mamba_pool import StateLayerSpec
+from core.memory.recurrent.state_pool import StateLayerSpec
 from core.models.base import ModelSpec
 
 

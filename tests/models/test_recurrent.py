@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from core.models import transformers_backend
-from core.models.recurrent import PackedMixer
-from core.models.self_check import CheckResult
-from core.models.transformers_backend import TransformersModel
+from core.models.hf import backend
+from core.models.hf.backend import TransformersModel
+from core.models.hf.recurrent import PackedMixer
+from core.models.hf.self_check import CheckResult
 from tests.models.reference import load
 
 
@@ -33,14 +33,14 @@ def test_a_second_try_starts_from_unwrapped_mixers(
     checkpoint: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A model taken for one with latents, which the self-check refutes, is probed and wrapped once more."""
-    check, tried = transformers_backend.run_self_check, []
+    check, tried = backend.run_self_check, []
 
     def refuted_once(model: TransformersModel, reference: object) -> CheckResult:
         tried.append(model)
         return CheckResult(False, 1.0, 0.0) if len(tried) == 1 else check(model, reference)
 
-    monkeypatch.setattr(transformers_backend, "absorb_latents", lambda model: True)
-    monkeypatch.setattr(transformers_backend, "run_self_check", refuted_once)
+    monkeypatch.setattr(backend, "absorb_latents", lambda model: True)
+    monkeypatch.setattr(backend, "run_self_check", refuted_once)
     model = load(checkpoint("bamba"))
     assert len(tried) == 2 and model is tried[1]
     assert not any(isinstance(mixer._forward, PackedMixer) for mixer in mixers(model))

@@ -11,11 +11,11 @@ import torch
 
 from core.attention.registry import build_attention
 from core.device.staging import Staging
-from core.memory.hybrid_pool import HybridReqToTokenPool
-from core.memory.mamba_pool import MambaPool
+from core.memory.recurrent.row_to_slot import HybridReqToTokenPool
+from core.memory.recurrent.state_pool import MambaPool
+from core.memory.recurrent.state_slots import NAME as STATES
+from core.memory.recurrent.state_slots import StateWrites, Tracked
 from core.memory.req_to_token_pool import ReqToTokenPool
-from core.memory.state_slots import NAME as STATES
-from core.memory.state_slots import StateWrites, Tracked
 from core.types.arrays import Ints
 from tests.fakes.paged_steps import Part
 from tests.models.reference import CPU, PackedRun, PlainModel, load

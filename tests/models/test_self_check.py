@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 import torch
 
-import core.models.packed_attention as packed_attention
+import core.models.hf.packed_attention as packed_attention
 from core.attention.span import AttentionSpan
 from core.attention.torch_native import TorchNativeAttention
 from core.errors import ModelLoadError
-from core.models.self_check import HALF_TOLERANCE, TABLE, TOLERANCE
+from core.models.hf.self_check import HALF_TOLERANCE, TABLE, TOLERANCE
 from tests.models.reference import load
 
 Make = Callable[[str], Path]

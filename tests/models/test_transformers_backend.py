@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from core.errors import ModelLoadError
-from core.models.mla import LatentHeads
+from core.models.hf.mla import LatentHeads
 from tests.fakes.checkpoints import (
     BOS_ID,
     CONFIGS,

@@ -10,8 +10,8 @@ import torch
 
 from core.attention.registry import build_attention
 from core.memory.kv_pool import KVPool
-from core.memory.swa_pool import SlidingWindowPool
-from core.memory.window_pages import NAME as WINDOW
+from core.memory.window.window_pages import NAME as WINDOW
+from core.memory.window.window_pool import SlidingWindowPool
 from tests.fakes.paged_steps import PagedRows
 from tests.models.reference import CPU, PackedRun, PlainModel, load
 from tests.models.test_transformers_backend import sequences, worst_error

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tests.mutants.mutant import Mutant
 
-TABLE = "core/engine/adapter_table.py"
+TABLE = "core/engine/adapters/table.py"
 BOOKS = "tests/engine/test_adapter_table.py::"
 SERVED = "tests/equivalence/test_adapters_grpc.py::"
 
@@ -109,7 +109,7 @@ ADAPTING: tuple[Mutant, ...] = (
     Mutant(
         "load-outlives-the-drain",
         "a load that ends while the server drains is refused",
-        "core/engine/adapter_loader.py",
+        "core/engine/adapters/loader.py",
         "            still_wanted()\n",
         "",
         SERVED + "test_a_load_that_ends_in_a_drain_is_refused",
@@ -117,7 +117,7 @@ ADAPTING: tuple[Mutant, ...] = (
     Mutant(
         "cancelled-load-keeps-its-name",
         "a load that was cancelled leaves nothing behind",
-        "core/engine/adapter_loader.py",
+        "core/engine/adapters/loader.py",
         "                self._loading.discard(name)\n",
         "                pass\n",
         SERVED + "test_streams_go_on_while_an_adapter_is_read",
@@ -125,7 +125,7 @@ ADAPTING: tuple[Mutant, ...] = (
     Mutant(
         "adapter-read-on-the-loop",
         "streams go on while an adapter is read",
-        "core/engine/adapter_loader.py",
+        "core/engine/adapters/loader.py",
         "await self._workers.run(self._read_below, path or name)",
         "self._read_below(path or name)",
         SERVED + "test_streams_go_on_while_an_adapter_is_read",

@@ -12,7 +12,7 @@ BOUNDING: tuple[Mutant, ...] = (
     Mutant(
         "what-has-a-gap-is-told",
         "after tokens were forgotten nothing of a stream is told but its error",
-        "core/engine/stream.py",
+        "core/engine/streams/token_stream.py",
         "        if self._discarded:\n            output.discard()\n        elif",
         "        if",
         "tests/engine/test_unread.py::test_a_last_token_in_the_step_that_was_too_much_completes_nothing",
@@ -20,7 +20,7 @@ BOUNDING: tuple[Mutant, ...] = (
     Mutant(
         "unread-bytes-not-counted",
         "what a stream holds unread is counted before it is held",
-        "core/engine/stream.py",
+        "core/engine/streams/token_stream.py",
         "self._unread.take(self, output.charge())",
         "output.charge()",
         UNREAD + "test_a_stream_beyond_its_bytes_ends_and_forgets_at_once",
@@ -28,7 +28,7 @@ BOUNDING: tuple[Mutant, ...] = (
     Mutant(
         "smallest-gives-way",
         "of all streams the one that holds most gives way",
-        "core/engine/unread.py",
+        "core/engine/streams/unread.py",
         "            max(self._held, key",
         "            min(self._held, key",
         UNREAD + "test_of_all_the_largest_gives_way",
@@ -36,7 +36,7 @@ BOUNDING: tuple[Mutant, ...] = (
     Mutant(
         "unread-kept-for-nobody",
         "a stream that gives way holds nothing from then on",
-        "core/engine/output.py",
+        "core/engine/streams/pending_output.py",
         "        self.ids.clear()\n        self.logprobs = TokenLogprobs()\n",
         "",
         UNREAD + "test_a_stream_beyond_its_bytes_ends_and_forgets_at_once",
@@ -44,7 +44,7 @@ BOUNDING: tuple[Mutant, ...] = (
     Mutant(
         "read-bytes-stay-counted",
         "what was read is not counted any more",
-        "core/engine/stream.py",
+        "core/engine/streams/token_stream.py",
         "        if output.charged:\n            self._discharge(output)\n        return event",
         "        return event",
         UNREAD + "test_what_is_counted_covers_what_is_held_and_comes_back",

@@ -6,7 +6,7 @@ from tests.mutants.mutant import Mutant
 
 STOP = "core/text/stop.py"
 WORK = "core/executor/grammar_work.py"
-COMPILER = "core/engine/grammar_compiler.py"
+COMPILER = "core/engine/grammar/compiler.py"
 COMPILES = "tests/engine/test_grammar_compiler.py::"
 BUDGET = "tests/constraints/test_budget.py::"
 STOP_MEMORY = "tests/text/test_stop_memory.py::"
@@ -113,7 +113,7 @@ BUDGETING: tuple[Mutant, ...] = (
     Mutant(
         "compiles-first-come-first-served",
         "tenants take turns at compiling",
-        "core/engine/compile_queue.py",
+        "core/engine/grammar/compile_queue.py",
         "        self._lines.move_to_end(tenant)\n",
         "",
         COMPILES + "test_tenants_take_turns",
@@ -121,7 +121,7 @@ BUDGETING: tuple[Mutant, ...] = (
     Mutant(
         "full-queue-for-one-tenant",
         "a tenant that fills the queue of compiles makes room for the others",
-        "core/engine/compile_queue.py",
+        "core/engine/grammar/compile_queue.py",
         "        if len(longest) < len(self._lines.get(tenant, ())) + 2:",
         "        if longest:",
         COMPILES + "test_a_full_queue_makes_room_for_the_tenant_with_less",
@@ -153,7 +153,7 @@ BUDGETING: tuple[Mutant, ...] = (
     Mutant(
         "compile-here-without-end",
         "a compile in the server's own process is given up after its seconds of work",
-        "core/engine/grammar_library.py",
+        "core/engine/grammar/library.py",
         "            return await within(asyncio.shield(thread.ended), thread.cpu_seconds, self._seconds)\n",
         "            return await asyncio.shield(thread.ended)\n",
         COMPILES + "test_a_compile_in_this_process_has_an_end_too",
@@ -162,7 +162,7 @@ BUDGETING: tuple[Mutant, ...] = (
     Mutant(
         "work-of-a-trial-not-seen",
         "a first compile is ended after its seconds of work",
-        "core/engine/grammar_trial.py",
+        "core/engine/grammar/trial.py",
         "return (int(fields[11]) + int(fields[12])) / os",
         "return 0 / os",
         "tests/engine/test_grammar_trial.py::test_work_is_still_bounded",

@@ -85,7 +85,7 @@ CLASSES: tuple[Mutant, ...] = (
     Mutant(
         "cross-pages-not-counted",
         "the cross pages of a request that would give way count as free",
-        "core/memory/cross_pages.py",
+        "core/memory/cross/cross_pages.py",
         "coming = sum(len(self._pages[row]) for row in leaving.tolist())",
         "coming = 0",
         PREEMPTION + "test_places_in_other_pools_are_taken_as_well",
@@ -93,7 +93,7 @@ CLASSES: tuple[Mutant, ...] = (
     Mutant(
         "state-slots-not-counted",
         "the state slot of a request that would give way counts as free",
-        "core/memory/state_slots.py",
+        "core/memory/recurrent/state_slots.py",
         "return self.available + len(leaving) > 0",
         "return self.available > 0",
         PREEMPTION + "test_places_in_other_pools_are_taken_as_well",

@@ -206,7 +206,7 @@ CONDEMNING: tuple[Mutant, ...] = (
     Mutant(
         "siblings-are-only-cancelled",
         "what other outputs of a condemned prompt computed is not found either",
-        "core/engine/output_processor.py",
+        "core/engine/streams/output_processor.py",
         "condemned=ended.condemned",
         "condemned=False",
         "tests/engine/test_condemned_siblings.py::test_outputs_in_the_middle_of_a_condemned_prompt_leave_nothing",

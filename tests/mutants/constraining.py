@@ -45,7 +45,7 @@ CONSTRAINING: tuple[Mutant, ...] = (
     Mutant(
         "cache-without-eviction",
         "compiled constraints stay within their bytes",
-        "core/engine/grammar_cache.py",
+        "core/engine/grammar/cache.py",
         "        while self.used_bytes + size > self.max_bytes:",
         "        while self.used_bytes + size > self.max_bytes and not self._entries:",
         "tests/constraints/test_grammars.py::test_ten_thousand_schemas_stay_within_the_bytes",
@@ -71,7 +71,7 @@ CONSTRAINING: tuple[Mutant, ...] = (
     Mutant(
         "trial-time-of-the-wall",
         "a constraint is refused for its work, not for the machine's",
-        "core/engine/bounded_work.py",
+        "core/engine/grammar/bounded_work.py",
         "looks + 1, seconds - (used() - began)",
         "looks + 1, 0.0",
         "tests/engine/test_grammar_trial.py::test_a_process_that_is_stopped_refuses_nothing",

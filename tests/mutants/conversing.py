@@ -38,7 +38,7 @@ CONVERSING: tuple[Mutant, ...] = (
     Mutant(
         "error-before-the-tokens",
         "a stream that fails gives what it had before it tells the error",
-        "core/engine/stream.py",
+        "core/engine/streams/token_stream.py",
         "        event = self._next_ready()\n        if event is not None or self._ended:",
         "        event = None if self._error else self._next_ready()\n        if event is not None or self._ended:",
         "tests/engine/test_trouble.py::test_a_reader_that_does_not_read_is_ended_and_others_are_not",
@@ -46,7 +46,7 @@ CONVERSING: tuple[Mutant, ...] = (
     Mutant(
         "turnstile-one-too-many",
         "no more readers than the bound run in one pass of the loop",
-        "core/engine/turnstile.py",
+        "core/engine/streams/reader_turns.py",
         "if self._passed >= self._width:",
         "if self._passed > self._width:",
         TURNSTILE + "test_a_step_for_many_lets_few_read_in_one_pass",
@@ -54,7 +54,7 @@ CONVERSING: tuple[Mutant, ...] = (
     Mutant(
         "stage-of-the-slowest-output",
         "a request is shown where its furthest output is",
-        "core/engine/open_streams.py",
+        "core/engine/streams/open_streams.py",
         "furthest = max(furthest, PREFILL if req.first_token_at is None else DECODE)",
         "furthest = PREFILL if req.first_token_at is None else DECODE",
         "tests/engine/test_open_streams.py::test_a_request_is_where_its_furthest_output_is",
@@ -62,7 +62,7 @@ CONVERSING: tuple[Mutant, ...] = (
     Mutant(
         "inputs-of-an-embedding-uncounted",
         "the prompt tokens of an embedding are those of all its inputs",
-        "core/engine/open_streams.py",
+        "core/engine/streams/open_streams.py",
         "        if first.pooling is not None:\n",
         "        if first.pooling is None:\n",
         "tests/engine/test_open_streams.py::test_tokens_of_all_outputs_count_and_prompts_once_unless_they_differ",
@@ -86,7 +86,7 @@ CONVERSING: tuple[Mutant, ...] = (
     Mutant(
         "aborted-while-it-arrived-and-served",
         "a request that is aborted while it is tokenised is never queued",
-        "core/engine/arrivals.py",
+        "core/engine/pending_admissions.py",
         "        if ended.done():\n            raise ended.result()\n\n    def abort",
         "\n    def abort",
         "tests/engine/test_arrivals.py::test_a_request_that_was_aborted_while_it_arrived_does_not_get_through",
@@ -94,7 +94,7 @@ CONVERSING: tuple[Mutant, ...] = (
     Mutant(
         "ended-request-keeps-its-work",
         "a request that ends before it is queued lets go of the work that it waited for",
-        "core/engine/arrivals.py",
+        "core/engine/pending_admissions.py",
         "            task.cancel()\n            if task.done()",
         "            if task.done()",
         "tests/engine/test_arrivals.py::test_a_request_that_ends_lets_go_of_what_it_waited_for",

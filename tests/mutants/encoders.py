@@ -20,7 +20,7 @@ ENCODERS: tuple[Mutant, ...] = (
     Mutant(
         "cross-pages-kept",
         "an ended request gives its cross pages back",
-        "core/memory/cross_pages.py",
+        "core/memory/cross/cross_pages.py",
         "        self.allocator.free(self._pages[row])\n",
         "",
         PLANS + "test_ends_at_any_time_free_both_pools",
@@ -29,7 +29,7 @@ ENCODERS: tuple[Mutant, ...] = (
     Mutant(
         "cross-pool-never-full",
         "nobody is admitted without room for the whole input",
-        "core/memory/cross_pages.py",
+        "core/memory/cross/cross_pages.py",
         "return self.allocator.pages_for(encoder_tokens) <= self.allocator.available\n\n",
         "return True\n\n",
         PLANS + "test_a_full_pool_of_cross_pages_makes_wait_and_retracts_nobody",
@@ -38,7 +38,7 @@ ENCODERS: tuple[Mutant, ...] = (
     Mutant(
         "cross-entry-unchecked",
         "an input that no empty pool holds is refused at entry",
-        "core/memory/cross_pages.py",
+        "core/memory/cross/cross_pages.py",
         "return self.allocator.pages_for(encoder_tokens) <= self.allocator.num_pages",
         "return True",
         POOL + "test_entry_asks_each_pool_for_its_own_tokens",
@@ -46,7 +46,7 @@ ENCODERS: tuple[Mutant, ...] = (
     Mutant(
         "cross-input-without-its-end",
         "a decoder token sees all of its input",
-        "core/memory/cross_pages.py",
+        "core/memory/cross/cross_pages.py",
         "lens - 1, extend_lens",
         "lens - 2, extend_lens",
         POOL + "test_the_device_agrees_with_a_dictionary",
@@ -54,7 +54,7 @@ ENCODERS: tuple[Mutant, ...] = (
     Mutant(
         "cross-slots-by-row",
         "slots come in the order in which inputs are staged",
-        "core/memory/cross_pages.py",
+        "core/memory/cross/cross_pages.py",
         "fresh = [row for row in rows.tolist() if row in self._fresh]",
         "fresh = sorted(self._fresh)",
         PLANS + "test_every_request_hears_its_own_input",
@@ -70,7 +70,7 @@ ENCODERS: tuple[Mutant, ...] = (
     Mutant(
         "cross-ended-before-its-step",
         "a request that ended before its step is not encoded",
-        "core/memory/cross_pages.py",
+        "core/memory/cross/cross_pages.py",
         "        self._fresh.discard(row)\n",
         "",
         POOL + "test_the_device_agrees_with_a_dictionary",
@@ -111,7 +111,7 @@ ENCODERS: tuple[Mutant, ...] = (
     Mutant(
         "cross-table-unwritten",
         "the device learns where an input is kept",
-        "core/memory/cross_pool.py",
+        "core/memory/cross/cross_pool.py",
         "self.table[written, places] = self.input_slots.to(torch.int32)",
         "pass",
         POOL + "test_the_device_agrees_with_a_dictionary",
@@ -127,7 +127,7 @@ ENCODERS: tuple[Mutant, ...] = (
     Mutant(
         "suppressed-token-said",
         "suppressed tokens are never said",
-        "core/models/encoder_decoder_backend.py",
+        "core/models/encoder_decoder/backend.py",
         "loaded.silence(never, device)",
         "pass",
         DOOR + "test_tokens_that_generate_suppresses_are_never_said",
@@ -135,7 +135,7 @@ ENCODERS: tuple[Mutant, ...] = (
     Mutant(
         "encoder-padding-attended",
         "padding of a batch of inputs is hidden",
-        "core/models/encoder_batches.py",
+        "core/models/encoder_decoder/encoder_batches.py",
         "attention_mask=mask).last",
         "attention_mask=None).last",
         "tests/models/test_encoder_batches.py::test_together_equals_alone",

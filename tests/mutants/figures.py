@@ -37,7 +37,7 @@ FIGURES: tuple[Mutant, ...] = (
     Mutant(
         "idle-ratio-of-all-times",
         "the idle ratio is that of the last steps",
-        "core/scheduler/snapshot.py",
+        "core/scheduler/stats_recorder.py",
         "self._idle * IDLE_WINDOW",
         "self._idle",
         WAITED,

@@ -67,7 +67,7 @@ MATCHING: tuple[Mutant, ...] = (
     Mutant(
         "waiter-takes-the-work-with-it",
         "a client that gives up does not end the compiling that others wait for",
-        "core/engine/grammar_compiler.py",
+        "core/engine/grammar/compiler.py",
         "return await asyncio.shield(job.done)",
         "return await job.done",
         "tests/engine/test_grammar_compiler.py::test_a_waiter_that_gives_up_leaves_the_work_to_the_others",
@@ -75,7 +75,7 @@ MATCHING: tuple[Mutant, ...] = (
     Mutant(
         "compiles-unbounded",
         "no more constraints wait to be compiled than the bound says",
-        "core/engine/compile_queue.py",
+        "core/engine/grammar/compile_queue.py",
         "len(self._jobs) >= self._most:",
         "len(self._jobs) > self._most:",
         "tests/engine/test_grammar_compiler.py::test_more_than_the_bound_are_told_to_come_back",

@@ -21,7 +21,7 @@ MENDING: tuple[Mutant, ...] = (
     Mutant(
         "failed-text-keeps-its-bytes",
         "a stream whose text fails gives back what was counted",
-        "core/engine/stream.py",
+        "core/engine/streams/token_stream.py",
         "            event = None\n",
         "            return None\n",
         "tests/engine/test_unread.py::test_a_stream_whose_text_fails_gives_back_what_was_counted",
@@ -29,7 +29,7 @@ MENDING: tuple[Mutant, ...] = (
     Mutant(
         "shared-compile-makes-room",
         "a full queue drops no constraint that a shorter line waits for too",
-        "core/engine/compile_queue.py",
+        "core/engine/grammar/compile_queue.py",
         "if sum(job in line for line in self._lines.values()) == 1",
         "if job",
         COMPILES + "test_a_full_queue_drops_no_constraint_that_a_shorter_line_waits_for_too",

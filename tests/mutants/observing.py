@@ -18,7 +18,7 @@ OBSERVING: tuple[Mutant, ...] = (
     Mutant(
         "stale-histogram-shown",
         "a scrape shows every observation of its step",
-        "core/scheduler/histogram.py",
+        "core/histogram.py",
         "            self._exemplars[place] = Exemplar(trace_id, value)\n        self._shown = None\n",
         "            self._exemplars[place] = Exemplar(trace_id, value)\n",
         COLLECTOR + "test_one_value_or_an_array_count_alike",

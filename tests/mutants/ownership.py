@@ -121,7 +121,7 @@ OWNERSHIP: tuple[Mutant, ...] = (
     Mutant(
         "states-of-others-overwritten",
         "a request does not overwrite the state that another began behind",
-        "core/memory/state_slots.py",
+        "core/memory/recurrent/state_slots.py",
         "self._snapshots.drop_own(turns",
         "self._snapshots.drop(turns",
         "tests/memory/test_state_snapshots.py::test_what_others_began_behind_is_not_overwritten_when_a_turn_is_over",

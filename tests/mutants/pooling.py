@@ -23,7 +23,7 @@ POOLING: tuple[Mutant, ...] = (
     Mutant(
         "padded-row-begins-a-state",
         "a request starts from a state of zeros, not from what padded rows left in slot 0",
-        "core/memory/mamba_pool.py",
+        "core/memory/recurrent/state_pool.py",
         "            begun.masked_fill_((sources == 0).view(-1, *[1] * (begun.dim() - 1)), 0)\n",
         "",
         SNAPSHOTS + "test_sources_are_read_before_slots_are_written_and_padding_is_no_source_of_zeros",
@@ -31,7 +31,7 @@ POOLING: tuple[Mutant, ...] = (
     Mutant(
         "state-of-the-former-owner",
         "a request never goes on from the recurrent state of the one that had its slot before",
-        "core/memory/hybrid_pool.py",
+        "core/memory/recurrent/row_to_slot.py",
         "                self.states.start(slots, sources)\n",
         "",
         STATES + "test_a_fresh_slot_is_cleared_and_its_neighbours_are_not",
@@ -39,7 +39,7 @@ POOLING: tuple[Mutant, ...] = (
     Mutant(
         "snapshot-used-last-goes-first",
         "the states that give way are those that were not used for longest",
-        "core/memory/state_snapshots.py",
+        "core/memory/recurrent/state_snapshots.py",
         "        self._slot_of.pop(page, None)\n        self._slot_of[page] = slot",
         "        self._slot_of[page] = slot",
         SNAPSHOTS + "test_snapshots_give_way_to_requests_the_least_recently_used_first",
@@ -47,7 +47,7 @@ POOLING: tuple[Mutant, ...] = (
     Mutant(
         "shared-snapshot-overwritten",
         "a state that others resume from is not overwritten by the request that made it",
-        "core/memory/state_snapshots.py",
+        "core/memory/recurrent/state_snapshots.py",
         "return 0 if page in self._shared else self.drop(page)",
         "return self.drop(page)",
         SNAPSHOTS + "test_what_others_began_behind_is_not_overwritten_when_a_turn_is_over",
@@ -55,7 +55,7 @@ POOLING: tuple[Mutant, ...] = (
     Mutant(
         "window-table-keeps-first-entry",
         "windowed layers read the page that stands for a KV page now, not the one before",
-        "core/memory/swa_pool.py",
+        "core/memory/window/window_pool.py",
         "self.table[pages] = windows.to(torch.int32)",
         "self.table[pages] = torch.maximum(windows.to(torch.int32), self.table[pages])",
         "tests/memory/test_window_pages.py::test_the_device_translates_as_the_host_does_and_padding_to_padding",
@@ -63,7 +63,7 @@ POOLING: tuple[Mutant, ...] = (
     Mutant(
         "windows-not-charged-to-memory",
         "ordinary and window pool together take no more memory than there is",
-        "core/memory/window_sizing.py",
+        "core/memory/window/window_sizing.py",
         "left = max(0, budget - enough * window_bytes)",
         "left = budget",
         SIZING + "test_what_is_asked_for_is_taken",
@@ -137,7 +137,7 @@ POOLING: tuple[Mutant, ...] = (
     Mutant(
         "windows-take-what-is-promised",
         "a model with windows leaves other pools what they were promised",
-        "core/memory/window_sizing.py",
+        "core/memory/window/window_sizing.py",
         "max(0, free_bytes(device) - reserved_bytes)",
         "free_bytes(device)",
         "tests/memory/test_sizing.py::test_a_divided_pool_leaves_it_too",
@@ -177,7 +177,7 @@ POOLING: tuple[Mutant, ...] = (
     Mutant(
         "room-for-loaded-adapters-twice",
         "adapters that are loaded already are not reserved for once more",
-        "core/engine/adapters.py",
+        "core/engine/adapters/build.py",
         "return config.max_bytes - table.used_bytes if",
         "return config.max_bytes if",
         "tests/engine/test_adapters.py::test_room_for_adapters_to_come_is_kept_on_the_device",

@@ -24,7 +24,7 @@ PROVING: tuple[Mutant, ...] = (
     Mutant(
         "cross-values-are-keys",
         "the last encoder token keeps its value, which every step writes once more",
-        ROOM + "cross_attention.py",
+        "core/models/encoder_decoder/cross_attention.py",
         "v = pool.v(layer_id)",
         "v = pool.k(layer_id)",
         DECODERS + "[bart]",
@@ -32,7 +32,7 @@ PROVING: tuple[Mutant, ...] = (
     Mutant(
         "cross-keys-all-in-one-layer",
         "every decoder layer reads the encoder's output by its own projections",
-        ROOM + "encoder_decoder.py",
+        "core/models/encoder_decoder/model.py",
         "pages.write(layer_id, k, v)",
         "pages.write(0, k, v)",
         DECODERS + "[bart]",
@@ -40,7 +40,7 @@ PROVING: tuple[Mutant, ...] = (
     Mutant(
         "relative-bias-both-ways",
         "a decoder's bias counts distances backwards only, as T5 was trained",
-        ROOM + "encoder_decoder.py",
+        "core/models/encoder_decoder/model.py",
         "bidirectional=False,",
         "bidirectional=True,",
         DECODERS + "[t5]",
@@ -48,7 +48,7 @@ PROVING: tuple[Mutant, ...] = (
     Mutant(
         "check-reads-single-tokens",
         "the check's inputs are long enough to tell that one was read in part",
-        ROOM + "encoder_decoder_check.py",
+        "core/models/encoder_decoder/self_check.py",
         "INPUT_LENGTHS = (9, 4)",
         "INPUT_LENGTHS = (1, 1)",
         DECODER_LOADER + "test_planted_faults_fail_the_check[t5-float32-_an_input_without_its_end]",
@@ -56,7 +56,7 @@ PROVING: tuple[Mutant, ...] = (
     Mutant(
         "output-from-nothing",
         "an encoder-decoder has something that its outputs start from",
-        ROOM + "encoder_spec.py",
+        "core/models/encoder_decoder/encoder_spec.py",
         "assert self.cross_layers and self.start_ids,",
         "assert self.cross_layers,",
         DECODER_LOADER + "test_a_decoder_reads_something_and_starts_from_something[start_ids]",
@@ -72,7 +72,7 @@ PROVING: tuple[Mutant, ...] = (
     Mutant(
         "queries-absorbed-by-values",
         "queries are asked in the latents' terms by the weights of keys, so latents are cached once for all heads",
-        ROOM + "mla.py",
+        "core/models/hf/mla.py",
         "torch.matmul(nope, self._weights()[:, : self._nope])",
         "torch.matmul(nope, self._weights()[:, -self._nope :])",
         PACKED + "test_latents_are_cached_once_for_all_heads[deepseek_v3]",
@@ -80,7 +80,7 @@ PROVING: tuple[Mutant, ...] = (
     Mutant(
         "windows-not-told",
         "a layer's window reaches attention, which a check of eight tokens would not miss",
-        ROOM + "packed_attention.py",
+        "core/models/hf/packed_attention.py",
         "sliding_window=span.window,",
         "sliding_window=None,",
         PACKED + "test_packed_steps_equal_plain_forward[1-mistral]",
@@ -88,7 +88,7 @@ PROVING: tuple[Mutant, ...] = (
     Mutant(
         "own-masks-trusted",
         "a model that makes its windows by masks of its own is refused, not served without them",
-        ROOM + "probe.py",
+        "core/models/hf/probe.py",
         "            if len(candidates) > 1:",
         "            if len(candidates) > 9:",
         "tests/models/test_probe.py::test_masks_of_a_models_own_making_are_trusted_only_without_windows",
@@ -96,7 +96,7 @@ PROVING: tuple[Mutant, ...] = (
     Mutant(
         "state-dropped-behind-a-cut",
         "a mixer that drops its state before several tokens goes one by one behind a state that was kept on the way",
-        ROOM + "recurrent.py",
+        "core/models/hf/recurrent.py",
         "if self._stepwise and prefix + start else",
         "if self._stepwise and prefix else",
         STATES + "[jamba]",
@@ -104,7 +104,7 @@ PROVING: tuple[Mutant, ...] = (
     Mutant(
         "decode-state-of-another-row",
         "what is kept in decode is the state of the row that it is kept for, beside prompts that keep some too",
-        ROOM + "recurrent.py",
+        "core/models/hf/recurrent.py",
         "pool.tracked_from[first:], pool.tracked_slots[first:]",
         "slots[: len(pool.tracked_slots) - first], pool.tracked_slots[first:]",
         STATES + "[bamba]",
@@ -112,7 +112,7 @@ PROVING: tuple[Mutant, ...] = (
     Mutant(
         "every-mixer-goes-one-by-one",
         "only a mixer that drops its state pays for going token by token",
-        ROOM + "recurrent_probe.py",
+        "core/models/hf/recurrent_probe.py",
         "return torch.equal(ends[0], ends[1])",
         "return True",
         "tests/models/test_recurrent.py::test_only_mixers_that_drop_their_state_go_token_by_token[bamba-False]",
@@ -128,7 +128,7 @@ PROVING: tuple[Mutant, ...] = (
     Mutant(
         "only-prefill-is-proved",
         "chunks behind a prefix and decode steps are proved too, not whole prompts alone",
-        ROOM + "self_check.py",
+        "core/models/hf/self_check.py",
         "in enumerate(STEPS if states is None else STEPS * 2)",
         "in enumerate(STEPS[:1] if states is None else STEPS * 2)",
         CHECK + "test_refuses_when_only_the_prefix_is_lost[float32]",
@@ -136,7 +136,7 @@ PROVING: tuple[Mutant, ...] = (
     Mutant(
         "missing-weights-made-up",
         "a checkpoint without all of its weights is refused, and not served with random ones",
-        ROOM + "transformers_backend.py",
+        "core/models/hf/backend.py",
         'for problem in ("missing_keys", "mismatched_keys"',
         'for problem in ("mismatched_keys"',
         LOADER + "test_missing_weights_are_not_made_up",
@@ -160,7 +160,7 @@ PROVING: tuple[Mutant, ...] = (
     Mutant(
         "windowed-keys-in-ordinary-slots",
         "windowed layers write where their own pool says",
-        ROOM + "windowed.py",
+        "core/models/hf/windowed.py",
         "        view.out_cache_loc = view.pool_slots(batch.out_cache_loc)\n",
         "",
         "tests/models/test_windowed.py::test_two_pools_equal_plain_forward[gpt_oss]",

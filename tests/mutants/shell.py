@@ -39,7 +39,7 @@ SHELL: tuple[Mutant, ...] = (
     Mutant(
         "slow-reader-kept",
         "unread tokens are bounded",
-        "core/engine/output_processor.py",
+        "core/engine/streams/output_processor.py",
         "if len(record.ids) > output.room and not record.done:",
         "if False:",
         TROUBLE + "test_a_reader_that_does_not_read_is_ended_and_others_are_not",
@@ -189,7 +189,7 @@ SHELL: tuple[Mutant, ...] = (
     Mutant(
         "stop-text-leaks",
         "a matched stop string is withheld",
-        "core/engine/output.py",
+        "core/engine/streams/pending_output.py",
         "        self._text += emitted\n        return matched\n",
         "        self._text += text\n        return matched\n",
         ENGINE + "test_stop_string_ends_withholds_and_frees",
@@ -197,7 +197,7 @@ SHELL: tuple[Mutant, ...] = (
     Mutant(
         "min-tokens-without-stop-strings",
         "min_tokens also holds back stop strings",
-        "core/engine/output_processor.py",
+        "core/engine/streams/output_processor.py",
         "match_stops=record.tokens + 1 >= req.params.min_tokens,",
         "match_stops=True,",
         ENGINE + "test_min_tokens_also_holds_back_stop_strings",
@@ -213,7 +213,7 @@ SHELL: tuple[Mutant, ...] = (
     Mutant(
         "stop-token-told-by-request",
         "only the stop token itself has no text",
-        "core/engine/output_processor.py",
+        "core/engine/streams/output_processor.py",
         "textless=stops.get(id(req)) == step.positions[i] and",
         "textless=id(req) in stops and",
         "tests/engine/test_output_processor.py::test_only_the_stop_token_has_no_text",
@@ -221,7 +221,7 @@ SHELL: tuple[Mutant, ...] = (
     Mutant(
         "dropped-tokens-hidden",
         "an output that lost tokens for its slow reader is not complete",
-        "core/engine/output_processor.py",
+        "core/engine/streams/output_processor.py",
         "if record.stop_match is None and record.tokens < len(req.outputs):",
         "if False:",
         "tests/engine/test_slow_at_the_end.py::test_an_output_whose_tokens_were_dropped_ends_with_the_error",

@@ -50,7 +50,7 @@ SHOWING: tuple[Mutant, ...] = (
     Mutant(
         "trace-ends-the-pages-recording",
         "a recording ends with the last who started it",
-        "core/types/lanes.py",
+        "core/lanes.py",
         "            if not self._users:\n",
         "            if self._users >= 0:\n",
         FEED + "test_a_trace_and_a_page_record_side_by_side",

@@ -13,7 +13,7 @@ TEXTING: tuple[Mutant, ...] = (
     Mutant(
         "text-failure-forgets-the-rows",
         "a request whose text failed gives back its rows",
-        "core/engine/output_processor.py",
+        "core/engine/streams/output_processor.py",
         "self._end(End(req, error=failure))",
         "pass",
         FAILURES + "test_siblings_of_a_failed_output_end_with_it[read-value_error]",
@@ -21,7 +21,7 @@ TEXTING: tuple[Mutant, ...] = (
     Mutant(
         "text-failure-untold",
         "a stream whose text failed ends with that error",
-        "core/engine/output_processor.py",
+        "core/engine/streams/output_processor.py",
         "        stream.fail(failure)\n",
         "",
         FAILURES + "test_text_that_fails_at_the_end_of_its_output[value_error]",
@@ -29,7 +29,7 @@ TEXTING: tuple[Mutant, ...] = (
     Mutant(
         "text-failure-with-a-good-end",
         "an output whose text failed has no good end",
-        "core/engine/output.py",
+        "core/engine/streams/pending_output.py",
         "if not self._given_up:",
         "if True:",
         FAILURES + "test_text_that_fails_with_the_last_token_has_no_good_end",
@@ -77,7 +77,7 @@ TEXTING: tuple[Mutant, ...] = (
     Mutant(
         "whole-prompt-converted",
         "an output costs its entry the end of the prompt, not all of it",
-        "core/engine/output.py",
+        "core/engine/streams/pending_output.py",
         "req.prompt[-MAX_CONTEXT:].tolist()",
         "req.prompt.tolist()",
         "tests/engine/test_entry_work.py::test_outputs_of_a_long_prompt_convert_only_the_end_of_it",

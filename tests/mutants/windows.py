@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from tests.mutants.mutant import Mutant
 
-PAGES = "core/memory/window_pages.py"
-BOUNDS = "core/memory/window_bounds.py"
+PAGES = "core/memory/window/window_pages.py"
+BOUNDS = "core/memory/window/window_bounds.py"
 TEST = "tests/memory/test_window_pages.py::"
 REACHED = TEST + "test_the_bounds_are_reached_and_never_passed"
 

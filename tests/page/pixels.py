@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from core.types.lanes import EMIT, INTAKE, PLAN, PUBLISH, RESULTS, SUBMIT
+from core.lanes import EMIT, INTAKE, PLAN, PUBLISH, RESULTS, SUBMIT
 from tests.page.browser import Tab
 
 INK_OF_PHASE = {RESULTS: "take", INTAKE: "take", PLAN: "plan", SUBMIT: "plan", PUBLISH: "tell", EMIT: "tell"}

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from core.types.lanes import PLAN
+from core.lanes import PLAN
 from service.client import SlipstreamClient
 from service.page import feed
 from tests.page.browser import INSTALL, Tab, browser, program

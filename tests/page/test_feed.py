@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from core.executor.interface import MAX_DEPTH
+from core.lanes import RESULTS, SUBMIT, Recording
 from core.models.bundled import bundled_model_dir
-from core.types.lanes import RESULTS, SUBMIT, Recording
 from service.client import SlipstreamClient
 from service.config import ServerConfig
 from service.frontends.group import FrontEndGroup

@@ -10,10 +10,10 @@ import pytest
 
 from core.batch.result import StepResult, VectorResult
 from core.errors import RequestFailed
-from core.memory.state_slots import StateSlots
-from core.memory.state_snapshots import Tracking
-from core.memory.window_bounds import WindowBounds
-from core.memory.window_pages import WindowPages
+from core.memory.recurrent.state_slots import StateSlots
+from core.memory.recurrent.state_snapshots import Tracking
+from core.memory.window.window_bounds import WindowBounds
+from core.memory.window.window_pages import WindowPages
 from core.scheduler.intake import End
 from core.types.io import FinishReason, Pooling
 from core.types.request import Req

@@ -13,7 +13,7 @@ import pytest
 from core.batch.result import StepResult
 from core.batch.schedule_batch import ScheduleBatch
 from core.config import SchedulerConfig
-from core.memory.cross_pages import CROSS, CrossPages, CrossWrites
+from core.memory.cross.cross_pages import CROSS, CrossPages, CrossWrites
 from core.memory.kv_allocator import PagedKVAllocator
 from core.memory.request_memory import RequestMemory
 from core.memory.rows import RowAllocator

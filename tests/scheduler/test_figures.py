@@ -8,7 +8,7 @@ from itertools import accumulate, pairwise
 import numpy as np
 import pytest
 
-from core.scheduler.histogram import TOKEN_SECONDS
+from core.histogram import TOKEN_SECONDS
 from core.types.request import Req
 from core.types.sampling_params import SamplingParams
 from core.types.stats import HistogramStats

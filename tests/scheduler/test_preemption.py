@@ -9,8 +9,8 @@ import pytest
 
 from core.config import SchedulerConfig
 from core.errors import ConfigError
-from core.memory.cross_pages import CrossPages
-from core.memory.state_slots import StateSlots
+from core.memory.cross.cross_pages import CrossPages
+from core.memory.recurrent.state_slots import StateSlots
 from core.scheduler.preemption import MIN_TOKENS, MOST_PER_PLAN
 from core.scheduler.prefill_adder import RESERVE_MIN
 from core.types.io import Pooling

@@ -13,7 +13,7 @@ from tests.scheduler.harness import Harness
 @pytest.fixture
 def gaps(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, int, float]]:
     """(request, output position, gap) of every token whose gap reached the histogram, in order."""
-    from core.scheduler.snapshot import StatsRecorder
+    from core.scheduler.stats_recorder import StatsRecorder
 
     seen: list[tuple[Any, int, float]] = []
     tokens = StatsRecorder.tokens

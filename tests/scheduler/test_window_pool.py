@@ -9,8 +9,8 @@ import pytest
 
 from core.batch.result import StepResult
 from core.batch.schedule_batch import ScheduleBatch
-from core.memory.window_bounds import WindowBounds
-from core.memory.window_pages import NAME, WindowPages
+from core.memory.window.window_bounds import WindowBounds
+from core.memory.window.window_pages import NAME, WindowPages
 from tests.fakes.hash_executor import UNWRITTEN, HashExecutor
 from tests.scheduler.harness import Harness
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from core.engine.compile_queue import CompileJob, CompileQueue
+from core.engine.grammar.compile_queue import CompileJob, CompileQueue
 from core.errors import ConfigError
 from service.client import CallFailed, SlipstreamClient
 from service.config import ServerConfig

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from core.engine.door import EngineState
+from core.engine.api import EngineState
 from core.types.stats import EngineStats
 from service.engine_slot import EngineSlot
 from service.status import PUSHBACK_TRAILER, EngineSilent, NotReady, status_of

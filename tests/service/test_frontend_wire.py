@@ -8,7 +8,7 @@ import math
 import numpy as np
 import pytest
 
-from core.engine.unread import UnreadBytes
+from core.engine.streams.unread import UnreadBytes
 from core.errors import (
     DeadlinePassed,
     FieldViolation,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from core.engine.unread import MORE_TOKENS, UnreadBytes
+from core.engine.streams.unread import MORE_TOKENS, UnreadBytes
 from core.errors import SlowConsumer
 from core.types.io import Delta, Finished, FinishReason, Timing, TokenLogprob, Usage
 from service.frontends.remote_stream import RemoteStream

@@ -9,7 +9,7 @@ import random
 from dataclasses import dataclass
 from typing import Any, cast
 
-from core.engine.adapter_table import AdapterTable
+from core.engine.adapters.table import AdapterTable
 from core.errors import AdapterExists, AdapterNotFound, InvalidRequest, Overloaded, SlipstreamError
 from core.types.request import Req
 from tests.sim.adapters import Weights

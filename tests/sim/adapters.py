@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from core.batch.schedule_batch import ScheduleBatch
-from core.engine.adapter_table import AdapterTable
+from core.engine.adapters.table import AdapterTable
 from core.memory.request_memory import RequestMemory
 from core.models.lora.packed import Adapter
 from core.models.lora.slots import LORA, NONE_SLOT, LoraWrites

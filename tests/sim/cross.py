@@ -12,7 +12,7 @@ from abc import abstractmethod
 from collections.abc import Sequence
 
 from core.batch.schedule_batch import ScheduleBatch
-from core.memory.cross_pages import CROSS, CrossPages, CrossWrites
+from core.memory.cross.cross_pages import CROSS, CrossPages, CrossWrites
 from core.memory.request_memory import RequestMemory
 from core.scheduler.running import RunningSet
 from core.types.request import Req

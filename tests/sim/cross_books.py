@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from core.batch.schedule_batch import ScheduleBatch
-from core.memory.cross_pages import CROSS, CrossPages, CrossWrites
+from core.memory.cross.cross_pages import CROSS, CrossPages, CrossWrites
 from core.types.arrays import Ints
 from core.types.request import Req
 from tests.sim.story import Hits, Violation

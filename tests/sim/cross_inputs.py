@@ -9,7 +9,7 @@ import numpy as np
 from core.engine.encoder_input import EncoderInput
 from core.engine.input_processor import InputProcessor
 from core.memory.kv_pool import KVLayerSpec
-from core.models.encoder_spec import EncoderSpec
+from core.models.encoder_decoder.encoder_spec import EncoderSpec
 from core.types.arrays import Ints
 from core.types.io import GenerateRequest
 from tests.sim.reference import VOCAB

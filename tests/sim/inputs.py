@@ -10,7 +10,7 @@ from typing import Any, cast
 import numpy as np
 
 from core.batch.schedule_batch import ScheduleBatch
-from core.engine.adapter_table import AdapterTable
+from core.engine.adapters.table import AdapterTable
 from core.engine.async_engine import AsyncEngine
 from core.engine.input_processor import InputProcessor
 from core.errors import AdapterNotFound, DeadlinePassed, InvalidRequest, Overloaded

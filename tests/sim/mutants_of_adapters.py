@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from core.batch.schedule_batch import ScheduleBatch
-from core.engine.adapter_table import AdapterTable
+from core.engine.adapters.table import AdapterTable
 from core.models.lora.slots import LORA, LoraWrites, SlotWrite
 from core.scheduler.planner import Planner
 from core.scheduler.running import RunningSet

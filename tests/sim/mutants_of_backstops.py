@@ -8,8 +8,8 @@ import numpy as np
 
 from core.batch.build import Segment
 from core.engine.async_engine import AsyncEngine
+from core.memory.recurrent.state_slots import StateSlots
 from core.memory.rows import RowAllocator
-from core.memory.state_slots import StateSlots
 from core.scheduler.prefill_adder import PrefillAdder, Prompts
 from core.scheduler.sampling_table import SamplingTable
 from core.types.arrays import Ints

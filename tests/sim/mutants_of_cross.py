@@ -10,8 +10,8 @@ import numpy as np
 
 from core.batch.build import Segment
 from core.batch.schedule_batch import ScheduleBatch
-from core.memory.cross_pages import CrossPages, CrossWrites
-from core.memory.cross_pool import CrossPool
+from core.memory.cross.cross_pages import CrossPages, CrossWrites
+from core.memory.cross.cross_pool import CrossPool
 from core.scheduler.lifecycle import Lifecycle
 from core.scheduler.planner import Planner
 from core.scheduler.prefill_adder import PrefillAdder

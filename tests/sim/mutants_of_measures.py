@@ -8,13 +8,14 @@ from typing import Any
 
 import numpy as np
 
+from core import histogram
 from core.batch.schedule_batch import ScheduleBatch
 from core.memory.request_memory import RequestMemory
-from core.scheduler import histogram, snapshot
+from core.scheduler import stats_recorder
 from core.scheduler.lifecycle import Lifecycle
 from core.scheduler.planner import Planner
 from core.scheduler.running import RunningSet
-from core.scheduler.snapshot import StatsRecorder
+from core.scheduler.stats_recorder import StatsRecorder
 from core.types.request import Req
 from core.types.stats import PoolStats
 from tests.sim.mutants import Patch, mutant, put
@@ -91,7 +92,7 @@ def first_tokens_are_gaps(patch: Patch) -> None:
 @mutant("stats")
 def the_idle_ratio_forgets_too_fast(patch: Patch) -> None:
     """Of ten steps instead of fifty."""
-    patch.setattr(snapshot, "IDLE_WINDOW", 0.9)
+    patch.setattr(stats_recorder, "IDLE_WINDOW", 0.9)
 
 
 @mutant("stats")

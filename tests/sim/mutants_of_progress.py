@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from core.memory.recurrent.state_slots import StateSlots
 from core.memory.request_memory import RequestMemory
-from core.memory.state_slots import StateSlots
-from core.memory.window_pages import WindowPages
+from core.memory.window.window_pages import WindowPages
 from core.scheduler import policy
 from core.scheduler.planner import Planner
 from core.scheduler.policy import LongestPrefixMatch

@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from core.memory import state_slots
-from core.memory.hybrid_pool import HybridReqToTokenPool
+from core.memory.recurrent import state_slots
+from core.memory.recurrent.row_to_slot import HybridReqToTokenPool
+from core.memory.recurrent.state_slots import StateSlots, StateWrites
+from core.memory.recurrent.state_snapshots import StateSnapshots, Tracking
 from core.memory.request_memory import RequestMemory
-from core.memory.state_slots import StateSlots, StateWrites
-from core.memory.state_snapshots import StateSnapshots, Tracking
-from core.models.recurrent import PackedMixer
+from core.models.hf.recurrent import PackedMixer
 from core.scheduler.lifecycle import Lifecycle
 from core.types.arrays import Ints
 from core.types.request import Req

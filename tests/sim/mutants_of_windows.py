@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from core.memory.window_bounds import WindowBounds
-from core.memory.window_pages import WindowPages, WindowWrites
+from core.memory.window.window_bounds import WindowBounds
+from core.memory.window.window_pages import WindowPages, WindowWrites
 from core.types.arrays import Ints
 from tests.sim.mutants import Patch, mutant, put
 
@@ -53,7 +53,7 @@ def any_prefix_is_resumed(patch: Patch) -> None:
         self._own[row] = self.bounds.pages_for(tokens) - len(cached)
 
     patch.setattr(WindowPages, "resumable", lambda self, pages: len(pages))
-    patch.setattr("core.memory.window_pages.check", lambda *args, **facts: None)
+    patch.setattr("core.memory.window.window_pages.check", lambda *args, **facts: None)
     put(patch, WindowPages, "admitted", admitted)
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from core.batch.forward_batch import ForwardBatch
-from core.memory.cross_pool import CrossPool
+from core.memory.cross.cross_pool import CrossPool
 from core.memory.kv_pool import KVLayerSpec, KVPool
 from core.memory.req_to_token_pool import ReqToTokenPool
 from tests.sim.cross import CrossSide

@@ -11,10 +11,10 @@ from typing import Any
 import torch
 
 from core.batch.forward_batch import ForwardBatch
-from core.memory.hybrid_pool import HybridReqToTokenPool
-from core.memory.mamba_pool import MambaPool, StateLayerSpec, StateShape
+from core.memory.recurrent.row_to_slot import HybridReqToTokenPool
+from core.memory.recurrent.state_pool import MambaPool, StateLayerSpec, StateShape
 from core.memory.req_to_token_pool import ReqToTokenPool
-from core.models.recurrent import PackedMixer, StateContext, StateView
+from core.models.hf.recurrent import PackedMixer, StateContext, StateView
 from tests.sim.kv_memory import UNWRITTEN
 from tests.sim.plain import Plain
 from tests.sim.scenario import Scenario

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from core.batch.schedule_batch import ScheduleBatch
+from core.memory.recurrent.state_slots import NAME, StateSlots, StateWrites
 from core.memory.request_memory import RequestMemory
-from core.memory.state_slots import NAME, StateSlots, StateWrites
 from core.scheduler.running import RunningSet
 from core.types.arrays import Ints
 from core.types.request import Req

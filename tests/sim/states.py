@@ -10,9 +10,9 @@ from abc import abstractmethod
 from collections.abc import Sequence
 
 from core.batch.schedule_batch import ScheduleBatch
+from core.memory.recurrent.state_slots import NAME, StateSlots, StateWrites, Tracked
+from core.memory.recurrent.state_snapshots import Tracking
 from core.memory.request_memory import RequestMemory
-from core.memory.state_slots import NAME, StateSlots, StateWrites, Tracked
-from core.memory.state_snapshots import Tracking
 from core.scheduler.running import RunningSet
 from core.types.request import Req
 from tests.sim.companions import CompanionSide, Owner

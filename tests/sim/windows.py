@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 from core.batch.schedule_batch import ScheduleBatch
 from core.memory.request_memory import RequestMemory
-from core.memory.window_bounds import WindowBounds
-from core.memory.window_pages import NAME, WindowPages, WindowWrites
+from core.memory.window.window_bounds import WindowBounds
+from core.memory.window.window_pages import NAME, WindowPages, WindowWrites
 from core.scheduler.running import RunningSet
 from core.types.arrays import Ints
 from core.types.request import Req

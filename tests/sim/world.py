@@ -12,7 +12,7 @@ import torch
 
 from core.batch.schedule_batch import ScheduleBatch
 from core.device.staging import Staging
-from core.engine.adapter_table import AdapterTable
+from core.engine.adapters.table import AdapterTable
 from core.errors import Draining, EngineDead
 from core.memory.kv_allocator import PagedKVAllocator
 from core.memory.req_to_token_pool import ReqToTokenPool

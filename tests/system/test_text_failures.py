@@ -10,8 +10,8 @@ from typing import Any
 import grpc
 import pytest
 
+from core.engine.api import EngineState
 from core.engine.async_engine import AsyncEngine
-from core.engine.door import EngineState
 from core.text.tokenizer import Tokenizer
 from service.bench.emulated import expected_output
 from service.client import CallFailed, SlipstreamClient

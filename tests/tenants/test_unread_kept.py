@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from core.engine.unread import FREE_TOKENS
+from core.engine.streams.unread import FREE_TOKENS
 from service.pb.slipstream.v1 import inference_pb2 as pb
 from service.resume.retention import STREAM_BYTES, _empty_bytes
 from tests.fakes.kept_server import KeptServer, Seen, kept_server

@@ -19,6 +19,8 @@ FLOORS = {
     "core.invariants": 0,
     "core.machine": 0,
     "core.buggify": 0,
+    "core.lanes": 0,
+    "core.histogram": 0,
     "core.device": 1,
     "core.memory": 2,
     "core.prefix": 2,
@@ -46,7 +48,16 @@ OUTSIDE_CORE = (
     "opentelemetry",
     "asyncio_throttle",
 )
-NO_TORCH = ("core.types", "core.config", "core.errors", "core.invariants", "core.machine", "core.buggify")
+NO_TORCH = (
+    "core.types",
+    "core.config",
+    "core.errors",
+    "core.invariants",
+    "core.machine",
+    "core.buggify",
+    "core.lanes",
+    "core.histogram",
+)
 LIGHT = ("torch", "transformers", "tokenizers", "safetensors")
 
 DOORS = (
@@ -59,7 +70,7 @@ DOORS = (
 )
 
 SERVICE_SEES = (
-    *("core.engine", "core.types", "core.config", "core.errors", "core.buggify", "core.machine"),
+    *("core.engine", "core.types", "core.config", "core.errors", "core.buggify", "core.machine", "core.lanes"),
     "core.models.bundled",
 )
 BENCH_SEES = (

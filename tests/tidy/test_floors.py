@@ -52,7 +52,7 @@ def _is_package(path: Path) -> bool:
     [
         "from core.relay import future_map",
         "from core.relay.future_map import FutureMap",
-        "import core.engine.door",
+        "import core.engine.api",
         "def late():\n    from core.batch.result import StepResult",
         "if TYPE_CHECKING:\n    from core.scheduler.planner import Planner",
         "from ..relay import future_map",

@@ -12,9 +12,9 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from core.errors import ModelLoadError
+from core.models.hf.mla import ABSORBED
 from core.models.lora.config import AdapterConfig, read_adapter_config
 from core.models.lora.packed import Adapter, Delta, pack
-from core.models.mla import ABSORBED
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -22,12 +22,12 @@ from core.memory.companion import DeviceCompanion
 from core.memory.kv_pool import KVPool
 from core.models.base import NO_COMPANIONS, Model, ModelSpec, Progress
 from core.models.config import CheckpointConfig
+from core.models.hf.backend import TransformersModel, load_transformers
+from core.models.hf.self_check import Reference, run_self_check
 from core.models.native.decoder import NativeDecoder
 from core.models.native.extension import is_built, load_extension
 from core.models.native.kept_library import ExtensionUnavailable
 from core.models.native.weights import NotDense, check_dense
-from core.models.self_check import Reference, run_self_check
-from core.models.transformers_backend import TransformersModel, load_transformers
 
 logger = logging.getLogger(__name__)
 

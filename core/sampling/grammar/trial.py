@@ -1,6 +1,6 @@
 """The other end of a trial: a process that compiles constraints first, so that what kills it kills nobody else.
 
-Run as a module by `core.engine.grammar_trial`; JSON lines in and out. A constraint that is served was compiled here
+Run as a module by `core.engine.grammar.trial`; JSON lines in and out. A constraint that is served was compiled here
 within the bounds of time and memory, and its first masks were made; only then does the server compile it itself.
 """
 

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Sized
 from typing import Any
 
-from core.engine.door import EngineState
+from core.engine.api import EngineState
 from tests.sim.oracles import check_pages, check_thoroughly
 from tests.sim.shell.front_end import FrontEnd
 from tests.sim.shell.process import EngineProcess

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from core.engine.door import EngineState
-from core.engine.stream import TokenStream
+from core.engine.api import EngineState
+from core.engine.streams.token_stream import TokenStream
 from tests.sim.story import Violation
 
 if TYPE_CHECKING:

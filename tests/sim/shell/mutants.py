@@ -40,7 +40,7 @@ MUTANTS: tuple[ShellMutant, ...] = (
     ),
     ShellMutant(
         "dropped-tokens-hidden",
-        "core.engine.output_processor",
+        "core.engine.streams.output_processor",
         "if record.stop_match is None and record.tokens < len(req.outputs):",
         "if False:",
         ("ending",),
@@ -48,7 +48,7 @@ MUTANTS: tuple[ShellMutant, ...] = (
     ),
     ShellMutant(
         "stop-string-forgotten-in-a-race",
-        "core.engine.output_processor",
+        "core.engine.streams.output_processor",
         "        if record.stop_match is not None:\n            return FinishReason.STOP, record.stop_match\n",
         "        if False:\n            return FinishReason.STOP, record.stop_match\n",
         ("ending",),
@@ -64,7 +64,7 @@ MUTANTS: tuple[ShellMutant, ...] = (
     ),
     ShellMutant(
         "failing-wakes-nobody",
-        "core.engine.stream",
+        "core.engine.streams.token_stream",
         "        if self._error is None:\n            self._error = error\n            self._wake()\n",
         "        if self._error is None:\n            self._error = error\n",
         ("liveness",),
@@ -72,7 +72,7 @@ MUTANTS: tuple[ShellMutant, ...] = (
     ),
     ShellMutant(
         "leaving-aborts-nothing",
-        "core.engine.stream",
+        "core.engine.streams.token_stream",
         "        if self.open_outputs:\n            self._abort(self)\n",
         "        if False:\n            self._abort(self)\n",
         ("no_reader",),
@@ -80,7 +80,7 @@ MUTANTS: tuple[ShellMutant, ...] = (
     ),
     ShellMutant(
         "an-arrival-that-fails-stays",
-        "core.engine.arrivals",
+        "core.engine.pending_admissions",
         "        try:\n            yield\n        finally:\n            del self._ended[request_id]\n",
         "        yield\n        del self._ended[request_id]\n",
         ("books:ended",),
@@ -88,7 +88,7 @@ MUTANTS: tuple[ShellMutant, ...] = (
     ),
     ShellMutant(
         "an-aborted-arrival-goes-on",
-        "core.engine.arrivals",
+        "core.engine.pending_admissions",
         "        if ended.done():\n            raise ended.result()\n\n    def abort",
         "        if False:\n            raise ended.result()\n\n    def abort",
         ("abort_ignored",),
@@ -96,7 +96,7 @@ MUTANTS: tuple[ShellMutant, ...] = (
     ),
     ShellMutant(
         "turnstile-turns-once",
-        "core.engine.turnstile",
+        "core.engine.streams.reader_turns",
         "        self._turning = False\n        self._passed = 0\n",
         "        self._passed = 0\n",
         ("liveness", "books:turnstile", "books:line"),

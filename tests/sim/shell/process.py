@@ -14,19 +14,19 @@ from prometheus_client import CollectorRegistry
 
 from core.config import EngineConfig, ExecutorConfig, GrammarConfig, MemoryConfig, ModelConfig
 from core.engine import async_engine, off_loop, wakeup
-from core.engine.adapter_loader import AdapterLoader
-from core.engine.adapter_table import AdapterTable
+from core.engine.adapters.loader import AdapterLoader
+from core.engine.adapters.table import AdapterTable
 from core.engine.async_engine import AsyncEngine, Parts
-from core.engine.grammar_compiler import GrammarCompiler
+from core.engine.grammar.compiler import GrammarCompiler
 from core.engine.input_processor import InputProcessor
 from core.executor.interface import Executor
+from core.lanes import LaneRecorder
 from core.memory.kv_allocator import PagedKVAllocator
 from core.memory.request_memory import RequestMemory
 from core.memory.rows import RowAllocator
 from core.prefix.registry import build_prefix_cache
 from core.scheduler.scheduler import Emit, Scheduler
 from core.types.io import ModelInfo
-from core.types.lanes import LaneRecorder
 from core.types.sampling_params import SamplingParams
 from service.config import ServerConfig
 from service.engine_slot import EngineSlot

@@ -1,0 +1,82 @@
+"""The adapters of an engine put together: books, loader and device side, and those given at start in their slots."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+
+from core.config import LoraConfig
+from core.device.staging import Staging
+from core.engine.adapters.loader import AdapterLoader, Read
+from core.engine.adapters.table import AdapterTable
+from core.errors import InvalidRequest, ModelLoadError, SlipstreamError
+from core.memory.companion import DeviceCompanion
+from core.models.base import Model
+from core.models.lora.checkpoint import AdapterLimits, read_adapter
+from core.models.lora.packed import Adapter
+from core.models.lora.slots import LORA, AdapterSlots, LoraWrites
+
+if TYPE_CHECKING:
+    from core.models.hf.backend import TransformersModel
+
+FILE_SHARE = 2
+"""A weights file may be so many times as large as all adapters on the device: float32 files for 16-bit models."""
+
+
+@dataclass(frozen=True, slots=True)
+class Adapters:
+    """The three sides; `companions` is empty when there can be no adapters."""
+
+    loader: AdapterLoader
+    companions: Mapping[str, DeviceCompanion] = field(default_factory=dict)
+
+    @property
+    def table(self) -> AdapterTable:
+        """The books."""
+        return self.loader.table
+
+
+def build_adapters(config: LoraConfig, model: Model, device: torch.device) -> Adapters:
+    """Read every adapter given at start and put it in its slot, pinned: the operator asked for it by name.
+
+    Called before the first step exists, so writing here is no second writer. Raises ModelLoadError naming the adapter.
+    """
+    table = AdapterTable(config.max_bytes, enabled=config.enabled)
+    if not config.enabled:
+        return Adapters(AdapterLoader(table))
+    # Three seconds of imports, which whatever loads a checkpoint has paid by now, and nothing else should.
+    from core.models.hf.backend import TransformersModel
+
+    if model.spec.encoder is not None:
+        raise ModelLoadError(f"adapters of encoder-decoders are not supported, and {model.spec.architecture} is one")
+    if not isinstance(model, TransformersModel):
+        raise ModelLoadError("adapters need a model that was loaded through transformers")
+    staging, read = Staging(device), _reader(config, model, device)
+    for name, directory in config.adapters:
+        try:
+            table.load(name, read(Path(directory)), pinned=True)
+        except SlipstreamError as error:
+            told = error.violations[0].description if isinstance(error, InvalidRequest) else error.message
+            raise ModelLoadError(f"adapter {name!r} from {directory}: {told}") from error
+    slots = AdapterSlots(model.module)
+    slots.begin(torch.empty(0, dtype=torch.int64, device=device), LoraWrites(slots=table.take_writes()), staging)
+    return Adapters(AdapterLoader(table, config.directory, read), {LORA: slots})
+
+
+def reserved_bytes(config: LoraConfig, table: AdapterTable, device: torch.device) -> int:
+    """Device memory to leave free for adapters that may come; on the CPU they come out of what the pools leave."""
+    return config.max_bytes - table.used_bytes if config.directory is not None and device.type == "cuda" else 0
+
+
+def _reader(config: LoraConfig, model: TransformersModel, device: torch.device) -> Read:
+    limits = AdapterLimits(config.max_rank, FILE_SHARE * config.max_bytes)
+    pins = Staging(device).pins
+
+    def read(directory: Path) -> Adapter:
+        return read_adapter(directory, model.module, model.spec.dtype, limits, pin=pins)
+
+    return read

@@ -1,0 +1,141 @@
+"""Runs the process in which a constraint is compiled for the first time, and ends it when it takes too much."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from core.engine.grammar.bounded_work import TookTooLong, within
+from core.errors import RequestFailed
+from core.sampling.grammar.vocabulary import Vocabulary
+from core.types.constraint import Constraint
+
+START_SECONDS = 60.0
+MEMORY_BYTES = 1 << 29
+"""Beyond what the process has once it is ready; 512 MiB."""
+
+PATHS = (str(Path(__file__).resolve().parents[3]), *(path for path in sys.path if path))
+"""Where this process found its modules, whatever directory it runs in."""
+
+
+Answer = dict[str, Any] | None
+"""None from a process that is gone."""
+
+
+class TrialFailed(Exception):
+    """The constraint is refused; the text says why, and may quote the library."""
+
+
+class GrammarTrial:
+    """One process, started when first needed and again after it was killed. One question at a time.
+
+    `seconds` bound the work (CPU time of the process) of one question. The clock goes on while a loaded machine has no
+    core for a process of low priority, so it bounds only how long the answer is waited for, and then nothing is said
+    against the constraint.
+    """
+
+    def __init__(self, backend: str, vocabulary: Vocabulary, seconds: float) -> None:
+        self._backend = backend
+        self._vocabulary = vocabulary
+        self._seconds = seconds
+        self._process: asyncio.subprocess.Process | None = None
+
+    async def examine(self, constraint: Constraint) -> int:
+        """Bytes that the compiled grammar takes.
+
+        Raises TrialFailed, RequestFailed if no process can be had, and Overloaded if it got no core for its work.
+        """
+        process = await self._running()
+        question = {"kind": constraint.kind.value, "source": constraint.source}
+        try:
+            asked = asyncio.ensure_future(self._ask(process, question))
+            answer = await within(asked, lambda: cpu_seconds(process.pid), self._seconds)
+        except TookTooLong:
+            await self.close()
+            raise TrialFailed(f"takes longer than {self._seconds:g} s to compile") from None
+        except BaseException:
+            # Cancelled half way: its answer would be taken for the next one's.
+            await self.close()
+            raise
+        if answer is None:
+            await self.close()
+            raise TrialFailed("takes too much memory to compile")
+        if "error" in answer:
+            raise TrialFailed(f"cannot be served: {_printable(answer['error'])}")
+        return int(answer["bytes"])
+
+    async def close(self) -> None:
+        """End the process, whatever it is doing. Idempotent."""
+        process, self._process = self._process, None
+        if process is None:
+            return
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()
+        assert process.stdin is not None
+        process.stdin.close()
+        await process.wait()
+
+    async def _running(self) -> asyncio.subprocess.Process:
+        if self._process is not None and self._process.returncode is None:
+            return self._process
+        self._process = process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-P",
+            "-m",
+            "core.sampling.grammar.trial",
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.DEVNULL,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(PATHS), "OMP_NUM_THREADS": "1", "RAYON_NUM_THREADS": "1"},
+            # Ctrl-C at the terminal is for the server, which drains first.
+            start_new_session=True,
+        )
+        setup = {
+            "backend": self._backend,
+            "vocabulary": dataclasses.asdict(self._vocabulary),
+            "memory_bytes": MEMORY_BYTES,
+        }
+        try:
+            answer = await asyncio.wait_for(self._ask(process, setup), START_SECONDS)
+        except BaseException:
+            await self.close()
+            raise
+        if answer is None:
+            await self.close()
+            raise RequestFailed("the process that compiles constraints cannot be started")
+        return process
+
+    @staticmethod
+    async def _ask(process: asyncio.subprocess.Process, message: dict[str, Any]) -> Answer:
+        """The answer to one line; None when the process died over it."""
+        assert process.stdin is not None and process.stdout is not None
+        try:
+            process.stdin.write(json.dumps(message).encode() + b"\n")
+            await process.stdin.drain()
+            line = await process.stdout.readline()
+        except (BrokenPipeError, ConnectionResetError):
+            return None
+        answer: Answer = json.loads(line) if line else None
+        return answer
+
+
+def cpu_seconds(pid: int) -> float:
+    """CPU time that a process has used so far, in all its threads; 0 for one that is gone."""
+    try:
+        # Behind the name, which may hold spaces and parentheses: user and system time are its fields 14 and 15.
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return 0.0
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def _printable(text: str) -> str:
+    """The first line, short, without anything that could look like a path or carry control characters."""
+    line = (text.strip().splitlines() or ["unknown"])[0]
+    return "".join(char for char in line if char.isprintable() and char not in "/\\")[:80]

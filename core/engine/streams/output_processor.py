@@ -1,0 +1,231 @@
+"""Outputs of a step reach their streams here: the only loop over tokens on the event loop."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from core.batch.result import LogprobResult
+from core.engine.streams.pending_output import PendingOutput
+from core.engine.streams.reader_turns import Turnstile
+from core.engine.streams.token_stream import TokenStream
+from core.engine.streams.unread import UnreadBytes
+from core.errors import SlowConsumer
+from core.scheduler.intake import End, Intake
+from core.scheduler.outputs import Ended, StepOutputs, StepTokens
+from core.text.failures import TextFailures, is_failure
+from core.types.io import Finished, FinishReason, Started, Timing, Usage
+from core.types.logprobs import NUMBER_BYTES, TokenLogprobs
+from core.types.request import Req
+
+
+@dataclass(slots=True)
+class OutputRecord:
+    """What `Req.sink` holds: where the tokens of that request go. `stop_match` is set once a stop string was found."""
+
+    stream: TokenStream
+    output: PendingOutput
+    logprobs: bool = True
+    """Whether log probabilities come along."""
+    stop_match: str | None = None
+    done: bool = False
+    ids: list[int] = field(init=False)
+    """Those of `output`: a token that nobody looks at goes there without a look at anything else."""
+    looks_at_tokens: bool = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.ids = self.output.ids
+        self.looks_at_tokens = self.logprobs or self.output.watches_text
+
+    @property
+    def tokens(self) -> int:
+        """How many the output was given."""
+        return self.output.total
+
+
+class StepLogprobs:
+    """Log probabilities of one step, out of numpy in three calls, and then a slice of bytes per token."""
+
+    def __init__(self, found: LogprobResult) -> None:
+        self._values: list[float] = found.values.tolist()
+        self._width = found.top_ids.shape[1] * NUMBER_BYTES
+        self._top_ids = found.top_ids.astype(np.int32).tobytes()
+        self._top_values = found.top_values.astype(np.float32, copy=False).tobytes()
+
+    def add_to(self, kept: TokenLogprobs, place: int, token: int, count: int) -> None:
+        """Those of `token`, which is row `place`, with its `count` alternatives."""
+        first = place * self._width
+        end = first + count * NUMBER_BYTES
+        kept.add(token, self._values[place], self._top_ids[first:end], self._top_values[first:end])
+
+
+class OutputProcessor:
+    """Detokenises, finds stop strings, measures what a reader leaves behind; sends endings back through the intake."""
+
+    def __init__(
+        self,
+        intake: Intake,
+        wake: Callable[[], None],
+        max_pending_tokens: int,
+        on_closed: Callable[[TokenStream], None],
+        failures: TextFailures,
+    ) -> None:
+        self._intake = intake
+        self._wake = wake
+        self._max_pending = max_pending_tokens
+        self._on_closed = on_closed
+        self._failures = failures
+        self._unread = UnreadBytes()
+
+    def stream(
+        self,
+        started: Started,
+        outputs: list[PendingOutput],
+        abort: Callable[[TokenStream], None],
+        turnstile: Turnstile,
+    ) -> TokenStream:
+        """A stream that is written here; its unread bytes count with those of all others."""
+        for output in outputs:
+            output.bound(self._max_pending)
+        return TokenStream(started, outputs, abort, turnstile, self.text_failed, self.give_way, self._unread)
+
+    def emit(self, outputs: StepOutputs, now: float) -> None:
+        """Take over one step: tokens first, then terminals (the order that `StepOutputs` promises)."""
+        # Two steps may arrive at once, so a request's stop token is told by its place: the last of its outputs.
+        stops = {id(e.req): len(e.req.outputs) - 1 for e in outputs.ended if isinstance(e.matched_stop, int)}
+        for tokens in outputs.tokens:
+            self._emit_tokens(tokens, stops)
+        for ended in outputs.ended:
+            self._emit_end(ended, now)
+
+    def _emit_tokens(self, step: StepTokens, stops: dict[int, int]) -> None:
+        logprobs = None if step.logprobs is None else StepLogprobs(step.logprobs)
+        # The one loop that costs Python per request and step: what a token does not need is not done for it.
+        for i, (req, token) in enumerate(zip(step.reqs, step.tokens)):
+            record: OutputRecord = req.sink
+            if record.done:
+                continue
+            if record.looks_at_tokens or (stops and id(req) in stops):
+                self._push(step, i, record, stops, logprobs)
+            else:
+                record.ids.append(token)
+            output = record.output
+            if len(record.ids) > output.room and not record.done:
+                self._ask_for_room(record)
+            record.stream.notify(output)
+
+    def _push(
+        self, step: StepTokens, i: int, record: OutputRecord, stops: dict[int, int], logprobs: StepLogprobs | None
+    ) -> None:
+        """Token `i` of the step, for an output that looks at single tokens or may just have ended."""
+        req, token = step.reqs[i], step.tokens[i]
+        if logprobs is not None and req.params.logprobs:
+            logprobs.add_to(record.output.logprobs, int(step.logprob_rows[i]), token, req.params.top_logprobs)
+        try:
+            matched = record.output.push(
+                token,
+                textless=stops.get(id(req)) == step.positions[i] and not req.params.include_stop_in_output,
+                match_stops=record.tokens + 1 >= req.params.min_tokens,
+            )
+        except BaseException as error:
+            self.text_failed(record.stream, record.output, error)
+            return
+        if matched is not None:
+            self._stopped_by_text(req, record, matched)
+
+    def _stopped_by_text(self, req: Req, record: OutputRecord, matched: str) -> None:
+        """Tokens that are already on their way for this request are dropped from here on."""
+        record.done = True
+        record.stop_match = matched
+        self._end(End(req, reason=FinishReason.STOP, matched_stop=matched))
+
+    def _ask_for_room(self, record: OutputRecord) -> None:
+        if record.output.overfull:
+            self._end_all(record.stream, self._slow())
+        else:
+            record.stream.hold_more(record.output)
+
+    def give_way(self, stream: TokenStream) -> None:
+        """What the stream has not told takes too much: it is forgotten, and the request ends."""
+        error = SlowConsumer("too many bytes were left unread")
+        stream.discard(error)
+        self._end_all(stream, error)
+
+    def _end_all(self, stream: TokenStream, error: SlowConsumer) -> None:
+        for req in stream.reqs:
+            if not req.sink.done:
+                req.sink.done = True
+                self._end(End(req, error=error))
+
+    def _slow(self) -> SlowConsumer:
+        return SlowConsumer(f"more than {self._max_pending} tokens were left unread")
+
+    def text_failed(self, stream: TokenStream, output: PendingOutput, error: BaseException) -> None:
+        """The tokenizer raised `error` on the text of `output`, which ends its request: all outputs, and their rows.
+
+        Counted and logged once for a request. Raises `error` again if it is no failure of a tokenizer.
+        """
+        if not is_failure(error):
+            raise error
+        output.give_up()
+        if stream.failed:
+            return
+        failure = self._failures.noted(error)
+        stream.fail(failure)
+        for req in stream.reqs:
+            if not req.sink.done:
+                req.sink.done = True
+                self._end(End(req, error=failure))
+
+    def _end(self, command: End) -> None:
+        self._intake.end(command)
+        self._wake()
+
+    def _emit_end(self, ended: Ended, now: float) -> None:
+        req = ended.req
+        record: OutputRecord = req.sink
+        record.done = True
+        stream = record.stream
+        error = ended.error
+        if record.stop_match is None and record.tokens < len(req.outputs):
+            # It ended well before the scheduler heard that its reader is too slow; its last tokens were dropped.
+            error = self._slow()
+        if error is not None:
+            stream.fail(error)
+            for sibling in stream.reqs:
+                if sibling is not req and not sibling.sink.done:
+                    self._end(End(sibling, reason=FinishReason.CANCELLED, condemned=ended.condemned))
+        else:
+            reason, matched = self._reason(ended, record)
+            event = Finished(req.index, reason, _usage(req, record), _timing(req, now), matched)
+            self._finish(record, event)
+        stream.output_ended()
+        if stream.open_outputs == 0:
+            self._on_closed(stream)
+
+    def _finish(self, record: OutputRecord, event: Finished) -> None:
+        try:
+            record.output.finish(event, stopped_by_text=record.stop_match is not None)
+        except BaseException as error:
+            self.text_failed(record.stream, record.output, error)
+        record.stream.notify(record.output)
+
+    @staticmethod
+    def _reason(ended: Ended, record: OutputRecord) -> tuple[FinishReason, str | int | None]:
+        # The length limit or an abort may win the race to the scheduler; the client has seen the text stop by then.
+        if record.stop_match is not None:
+            return FinishReason.STOP, record.stop_match
+        assert ended.reason is not None, "an ending without error has a reason"
+        return ended.reason, ended.matched_stop
+
+
+def _usage(req: Req, record: OutputRecord) -> Usage:
+    return Usage(req.input_len, req.cached_tokens, record.tokens)
+
+
+def _timing(req: Req, now: float) -> Timing:
+    started = req.scheduled_at if req.scheduled_at is not None else now
+    first = req.first_token_at if req.first_token_at is not None else now
+    return Timing(started - req.arrived_at, first - req.arrived_at, now - req.arrived_at)

@@ -1,0 +1,196 @@
+"""The output side of one sequence: ids and text that the client has not taken yet."""
+
+from __future__ import annotations
+
+import sys
+
+from core.engine.streams.unread import FREE_TOKENS, MORE_TOKENS, TOKEN_BYTES
+from core.text.detokenizer import MAX_CONTEXT, IncrementalDetokenizer
+from core.text.stop import StopMatcher
+from core.text.tokenizer import Tokenizer
+from core.types.io import Delta, Finished
+from core.types.logprobs import ALTERNATIVE_BYTES, ENTRY_BYTES, TokenLogprobs
+from core.types.request import Req
+
+
+class PendingOutput:
+    """Collects tokens between two reads and turns them into one `Delta`.
+
+    Text is made when the client reads, so a reader that falls behind costs one call for many tokens; only stop strings
+    need the text of every token at once. `push`, `finish` and `take` raise what the tokenizer raises; `give_up` then.
+    """
+
+    __slots__ = (
+        "_decoded",
+        "_detokenizer",
+        "_given_up",
+        "_most",
+        "_position",
+        "_stops",
+        "_text",
+        "_token_bytes",
+        "charged",
+        "finished",
+        "ids",
+        "index",
+        "logprobs",
+        "room",
+        "watches_text",
+    )
+
+    def __init__(
+        self,
+        index: int,
+        detokenizer: IncrementalDetokenizer | None,
+        stops: StopMatcher | None,
+        *,
+        most: int = sys.maxsize,
+        token_bytes: int = TOKEN_BYTES,
+    ) -> None:
+        """`most` tokens may be left unread; each takes `token_bytes`, its log probabilities included."""
+        self.index = index
+        self.finished: Finished | None = None
+        self.ids: list[int] = []
+        """Not taken yet; always the same list. Whoever has a token that nothing must look at (`watches_text` is off, no
+        log probability comes along) may append it here and save the call of `push`."""
+        self.watches_text = stops is not None
+        """Whether the text of every token is needed at once."""
+        self._detokenizer = detokenizer
+        self._stops = stops
+        self._decoded = 0
+        """How many of `ids` are text already, or shall not become any."""
+        self._text = ""
+        self.logprobs = TokenLogprobs()
+        """Of `ids`, where the request wants them: the caller of `push` adds those of the token first."""
+        self.room = min(most, FREE_TOKENS)
+        """Tokens that may be held; the stream has to `charge` for one beyond."""
+        self.charged = 0
+        """Bytes that were counted for what is held."""
+        self._most, self._token_bytes = most, token_bytes
+        self._position = 0
+        self._given_up = False
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    @property
+    def total(self) -> int:
+        """All tokens so far, taken or not."""
+        return self._position + len(self.ids)
+
+    @property
+    def readable(self) -> bool:
+        """Whether `take` would return something."""
+        return bool(self.ids or self._text or self.finished)
+
+    def push(self, token: int, *, textless: bool, match_stops: bool) -> str | None:
+        """Add one token; returns the stop string that its text completes, if any.
+
+        `textless` tokens (a stop token that the client does not want to see) count as ids only. `match_stops` is off
+        while the output is shorter than `min_tokens`.
+        """
+        if textless:
+            self._decode_pending()
+        self.ids.append(token)
+        if self._detokenizer is None:
+            return None
+        if textless or self._stops is not None:
+            self._decoded = len(self.ids)
+        if textless or self._stops is None:
+            return None
+        text = self._detokenizer.feed([token])
+        if not match_stops:
+            self._text += text
+            return None
+        emitted, matched = self._stops.feed(text)
+        self._text += emitted
+        return matched
+
+    def finish(self, event: Finished, *, stopped_by_text: bool) -> None:
+        """No more tokens; releases text that was held back, unless a stop string cut it off."""
+        self._decode_pending()
+        if self._detokenizer is not None and not stopped_by_text:
+            rest = self._detokenizer.finish()
+            if self._stops is None:
+                self._text += rest
+            else:
+                # A stop string that only the last, incomplete character would complete can no longer be acted on.
+                self._text += self._stops.feed(rest)[0] + self._stops.finish()
+        if not self._given_up:
+            self.finished = event
+
+    def take(self) -> Delta | Finished | None:
+        """What is new since the last call: first a delta, then the terminal, then None."""
+        self._decode_pending()
+        ids = self.ids
+        if not (ids or self._text):
+            event, self.finished = self.finished, None
+            return event
+        delta = Delta(
+            self.index, self._position, tuple(ids), self._text, self.logprobs.moved() if self.logprobs else ()
+        )
+        self._position += len(ids)
+        # Emptied in place: a reader that keeps up would else cost new lists with every token.
+        ids.clear()
+        self._decoded, self._text = 0, ""
+        return delta
+
+    def bound(self, most: int) -> None:
+        """At most so many tokens may be left unread."""
+        self._most, self.room = most, min(most, self.room)
+
+    @property
+    def overfull(self) -> bool:
+        """Whether more tokens are left unread than may be."""
+        return len(self.ids) > self._most
+
+    def charge(self) -> int:
+        """Make room for more tokens; how many bytes more that takes, with what is held by now."""
+        held = len(self.ids)
+        self.room = min(self._most, held + MORE_TOKENS)
+        needed = self.room * TOKEN_BYTES + sys.getsizeof(self._text)
+        if self._token_bytes > TOKEN_BYTES:
+            needed += self.logprobs.held_bytes + (self.room - held) * (self._token_bytes - TOKEN_BYTES)
+        more, self.charged = needed - self.charged, needed
+        return more
+
+    def discharge(self) -> int:
+        """Nothing is held any more, and the room is as at first; how many bytes were counted."""
+        self.room = min(self._most, FREE_TOKENS)
+        charged, self.charged = self.charged, 0
+        return charged
+
+    def discard(self) -> None:
+        """Forget what was not taken: its reader is gone, or is told of the gap."""
+        self._position += len(self.ids)
+        self.ids.clear()
+        self.logprobs = TokenLogprobs()
+        self._decoded, self._text, self.finished = 0, "", None
+
+    def give_up(self) -> None:
+        """Its text cannot be made: what is text already can still be taken, and nothing after it."""
+        del self.ids[self._decoded :]
+        self.logprobs.cut(min(self._decoded, len(self.logprobs)))
+        self.finished = self._detokenizer = None
+        self._given_up = True
+
+    def _decode_pending(self) -> None:
+        if self._detokenizer is not None and self._decoded < len(self.ids):
+            self._text += self._detokenizer.feed(self.ids[self._decoded :])
+            self._decoded = len(self.ids)
+
+
+def pending_output(req: Req, tokenizer: Tokenizer, *, want_text: bool) -> PendingOutput:
+    """That of an entering request. Raises what the tokenizer raises on the end of the prompt."""
+    params = req.params
+    token_bytes = TOKEN_BYTES
+    if params.logprobs:
+        # With an eighth of room to grow, as arrays take it.
+        token_bytes += (ENTRY_BYTES + params.top_logprobs * ALTERNATIVE_BYTES) * 9 // 8
+    if not (want_text or params.stop):
+        return PendingOutput(req.index, None, None, token_bytes=token_bytes)
+    # On the event loop, once for each output: not the whole of a long prompt.
+    context = req.prompt[-MAX_CONTEXT:].tolist()
+    detokenizer = IncrementalDetokenizer(tokenizer, context, params.skip_special_tokens)
+    stops = StopMatcher(params.stop, params.include_stop_in_output) if params.stop else None
+    return PendingOutput(req.index, detokenizer, stops, token_bytes=token_bytes)

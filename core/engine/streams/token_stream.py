@@ -1,0 +1,213 @@
+"""One client's stream: events in order, bounded, ended exactly once."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Callable
+
+from core.engine.streams.pending_output import PendingOutput
+from core.engine.streams.reader_turns import Turnstile
+from core.engine.streams.unread import UnreadRoom
+from core.errors import SlipstreamError
+from core.invariants import check
+from core.types.io import OutputEvent, Started
+from core.types.request import Req
+
+
+class TokenStream:
+    """The engine's `OutputStream` (see `core.engine.api`). The output processor writes, one client task reads.
+
+    Its queue is the tokens not read yet, merged per output; the output processor ends a stream whose reader leaves more
+    than the engine's bound, so no reader can hold memory or pages by not reading.
+    """
+
+    def __init__(
+        self,
+        started: Started,
+        outputs: list[PendingOutput],
+        abort: Callable[[TokenStream], None],
+        turnstile: Turnstile,
+        text_failed: Callable[[TokenStream, PendingOutput, BaseException], None],
+        give_way: Callable[[TokenStream], None],
+        unread: UnreadRoom,
+    ) -> None:
+        """`text_failed(stream, output, error)` is told what `output` raised when its text was made for the reader; it
+        has the stream `fail`, or raises `error` again. `give_way(stream)` has it `discard` and ends its request. What
+        is not read is counted in `unread`.
+        """
+        self.request_id = started.request_id
+        self.outputs = outputs
+        self.reqs: list[Req] = []
+        self.open_outputs = len(outputs)
+        self._events: deque[OutputEvent] = deque([started])
+        self._ready: deque[PendingOutput] = deque()
+        self._error: SlipstreamError | None = None
+        self._ended = self._discarded = False
+        self._abort = abort
+        self._turnstile = turnstile
+        self._text_failed = text_failed
+        self._give_way, self._unread = give_way, unread
+        # Set while the reader waits for something to read; it may have been let through already.
+        self._waiter: asyncio.Future[None] | None = None
+        self._in_line = False
+        self._watcher: Callable[[], None] | None = None
+
+    @property
+    def pending_tokens(self) -> int:
+        """Tokens the client has not taken."""
+        return sum(len(output) for output in self.outputs)
+
+    def count_unread(self, room: UnreadRoom) -> None:
+        """Count what is not read in another room from now on."""
+        charged = sum(output.charged for output in self.outputs)
+        if charged:
+            self._unread.give_back(self, charged)
+        self._unread = room
+        if charged:
+            room.take(self, charged)
+
+    def hold_more(self, output: PendingOutput) -> None:
+        """`output` has more than it has room for."""
+        if self._ended or self._discarded:
+            output.discard()
+        else:
+            self._unread.take(self, output.charge())
+
+    def give_way(self) -> None:
+        """See `UnreadHolder`."""
+        self._give_way(self)
+
+    def discard(self, error: SlipstreamError) -> None:
+        """End with `error` at once. What is pending is forgotten, and what still comes too: it has a gap before it."""
+        self._discarded = True
+        self._events.clear()
+        self._forget()
+        self.fail(error)
+
+    def _forget(self) -> None:
+        self._ready.clear()
+        for output in self.outputs:
+            output.discard()
+            self._discharge(output)
+
+    def _discharge(self, output: PendingOutput) -> None:
+        if output.charged:
+            self._unread.give_back(self, output.discharge())
+
+    def notify(self, output: PendingOutput) -> None:
+        """`output` may have something to read."""
+        if self._discarded:
+            output.discard()
+        elif output not in self._ready:
+            self._ready.append(output)
+        self._wake()
+
+    def output_ended(self) -> None:
+        """One output got its terminal."""
+        check("terminal_once", self.open_outputs > 0, request_id=self.request_id)
+        self.open_outputs -= 1
+        self._wake()
+
+    @property
+    def failed(self) -> bool:
+        """Whether it ends with an error."""
+        return self._error is not None
+
+    def fail(self, error: SlipstreamError) -> None:
+        """End with `error` after what is pending was read; the first error wins."""
+        if self._error is None:
+            self._error = error
+            self._wake()
+
+    def __aiter__(self) -> AsyncIterator[OutputEvent]:
+        return self
+
+    async def __anext__(self) -> OutputEvent:
+        turn = False
+        while True:
+            if not self._anything:
+                await self._wait(in_line=False)
+                turn = True
+            elif not (turn or self._turnstile.enter()):
+                await self._wait(in_line=True)
+                turn = True
+            elif (event := self.poll()) is not None:
+                return event
+            elif self._ended:
+                raise StopAsyncIteration
+
+    @property
+    def _anything(self) -> bool:
+        """Whether there may be an event or the end to read."""
+        return bool(self._ready or self._events or self._ended or self._error is not None or self.open_outputs == 0)
+
+    async def _wait(self, *, in_line: bool) -> None:
+        """Until it is this reader's turn; unless it stands in line, something has to come first."""
+        self._waiter = asyncio.get_running_loop().create_future()
+        self._in_line = in_line
+        if in_line:
+            self._turnstile.admit(self._waiter)
+        try:
+            await self._waiter
+        finally:
+            self._waiter = None
+
+    @property
+    def ended(self) -> bool:
+        """Whether everything was read, an error included, or the stream was closed."""
+        return self._ended
+
+    def poll(self) -> OutputEvent | None:
+        """The next event if there is one now; raises what the stream failed with, once, in its turn."""
+        event = self._next_ready()
+        if event is not None or self._ended:
+            return event
+        if self._error is not None:
+            self._ended = True
+            raise self._error
+        self._ended = self.open_outputs == 0
+        return None
+
+    def watch(self, ready: Callable[[], None]) -> None:
+        """Call `ready` whenever `poll` may have something; for a reader that has no task of its own."""
+        self._watcher = ready
+        ready()
+
+    async def aclose(self) -> None:
+        """Stop reading; whatever still runs is aborted. Idempotent."""
+        self._ended = True
+        self._events.clear()
+        self._forget()
+        if self.open_outputs:
+            self._abort(self)
+
+    def _next_ready(self) -> OutputEvent | None:
+        if self._events:
+            return self._events.popleft()
+        while self._ready:
+            output = self._ready[0]
+            event = self._taken(output)
+            if not output.readable:
+                self._ready.popleft()
+            if event is not None:
+                return event
+        return None
+
+    def _taken(self, output: PendingOutput) -> OutputEvent | None:
+        try:
+            event = output.take()
+        except BaseException as error:
+            self._text_failed(self, output, error)
+            # Text that is left is taken next. Where none is left, no later read would give the count back.
+            event = None
+        if output.charged:
+            self._discharge(output)
+        return event
+
+    def _wake(self) -> None:
+        if self._watcher is not None:
+            self._watcher()
+        if self._waiter is not None and not self._in_line:
+            self._in_line = True
+            self._turnstile.admit(self._waiter)

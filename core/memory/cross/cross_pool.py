@@ -1,0 +1,49 @@
+"""Keys and values of encoder outputs on the device, and the table from (request row, encoder token) to their slot."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from core.device.recorder import Recorder
+from core.device.staging import Staging
+from core.memory.cross.cross_pages import CROSS, CrossWrites
+from core.memory.kv_pool import KVPool
+from core.memory.req_to_token_pool import ReqToTokenPool
+from core.types.arrays import Ints
+
+
+class CrossPool:
+    """Device side of the "cross_page" companion. Row 0 of the table stays zero, so padded rows read slot 0.
+
+    What the current step needs is replaced by `begin` and never changed: nothing here is read for a step that came with
+    another batch, so two steps in flight cannot mix (law 3).
+    """
+
+    def __init__(self, requests: ReqToTokenPool, pool: KVPool, max_input: int) -> None:
+        """`pool`: KV of the encoder's tokens; `max_input`: the longest input that a row can have."""
+        self.pool = pool
+        self.recorder: Recorder | None = None
+        self.table = requests.new_row_buffer((max_input,), torch.int32)
+        none = torch.zeros(0, dtype=torch.int64, device=requests.device)
+        self.input_slots = none
+        """int64[E]: slots for the keys and values of the inputs that this step encodes, in the order of their ids."""
+        self.token_rows = self.last_places = self.last_slots = none
+        """int64[T] each, of every decoder token: its row, the last encoder token it sees, and the slot of that."""
+        self.last_places_host: Ints = np.empty(0, np.int64)
+
+    def begin(self, rows: torch.Tensor, writes: CrossWrites | None, staging: Staging) -> None:
+        """See `DeviceCompanion`. Every step has writes: they say what its decoder tokens see."""
+        assert writes is not None, "the host side answers every step"
+        written, places, self.input_slots, batch_places, self.last_places = staging.upload(
+            [writes.rows, writes.places, writes.slots, writes.batch_places, writes.last_places]
+        )
+        if len(writes.rows):
+            self.table[written, places] = self.input_slots.to(torch.int32)
+            if self.recorder is not None:
+                self.recorder.wrote(CROSS, self.input_slots)
+        self.token_rows = rows[batch_places]
+        self.last_slots = self.table[self.token_rows, self.last_places].to(torch.int64)
+        self.last_places_host = writes.last_places
+        if self.recorder is not None:
+            self.recorder.read(CROSS, self.last_slots)

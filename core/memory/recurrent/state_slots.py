@@ -1,0 +1,212 @@
+"""Which recurrent state slots are free and which request holds which. Host side of the "mamba" pool."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from core.invariants import check
+from core.memory.recurrent.state_snapshots import StateSnapshots, Tracking
+from core.types.arrays import Ints
+from core.types.stats import PoolStats
+
+NAME = "mamba"
+NOTHING: Ints = np.empty(0, np.int64)
+
+
+@dataclass(frozen=True, slots=True)
+class Tracked:
+    """States to keep in the coming step: of its row at `places[i]`, after `tokens[i]` of its tokens, in `slots[i]`."""
+
+    places: Ints = field(default_factory=NOTHING.copy)
+    """int64[n], ascending: indices into the rows of the batch. One that repeats is kept at several of its tokens."""
+    tokens: Ints = field(default_factory=NOTHING.copy)
+    """int64[n], 1 to the tokens that the step computes of that row; ascending within a place."""
+    slots: Ints = field(default_factory=NOTHING.copy)
+    """int64[n], no duplicates."""
+
+
+@dataclass(frozen=True, slots=True)
+class StateWrites:
+    """Requests that got a slot since the last step: `rows[i]` now maps to `slots[i]`, which must first become a copy of
+    slot `sources[i]`, or clear where that is 0. All sources are read before any slot is written.
+    """
+
+    rows: Ints
+    slots: Ints
+    sources: Ints
+    tracked: Tracked = field(default_factory=Tracked)
+
+
+class StateSlots:
+    """Slots 1..size, one per running request, the others free or kept for pages; slot 0 is padding and never leaves
+    (law 6). A `Companion`.
+
+    The number of slots has nothing to do with the number of request rows: a request is admitted when both have room.
+    A state cannot be rolled back nor rebuilt from pages, so a cached prefix is worth as much as the last of its pages
+    that a snapshot is kept for. A snapshot belongs to its page from the step that writes it (the one FIFO orders
+    readers behind it), hence nothing of it is freed with the row. Nobody needs one longer than admission takes: all
+    of them give way to running requests, the least recently used first.
+    """
+
+    name = NAME
+
+    def __init__(self, size: int, num_rows: int, tracking: Tracking | None = None) -> None:
+        check("state_slot_conservation", size >= 1, size=size)
+        self.size = size
+        self._tracking = tracking
+        self._snapshots = StateSnapshots()
+        self._marks: Ints = np.zeros((num_rows, 2), np.int64)
+        """By request row: the boundary up to which the cache had its prompt from somebody else, 0 where it starts
+        there; and the last page boundary that leaves a token of the prompt to compute.
+        """
+        self._turns: list[deque[int]] = [deque() for _ in range(num_rows)]
+        """By request row: pages whose snapshots it took while decoding, the oldest first."""
+        self._slot_of: Ints = np.zeros(num_rows, np.int64)
+        """By request row, 0 for none. Invariant: non-zero entries are distinct and disjoint from `_free`."""
+        self._free = list(range(size, 0, -1))
+        self._fresh: dict[int, tuple[int, int]] = {}
+        """Row -> slot and its source, of requests whose first step is not planned yet."""
+
+    @property
+    def available(self) -> int:
+        """Slots that could be handed out now."""
+        return len(self._free) + len(self._snapshots)
+
+    def slot_of(self, row: int) -> int:
+        """The slot of the request in `row`; 0 when it has none."""
+        return int(self._slot_of[row])
+
+    def resumable(self, pages: Ints) -> int:
+        """See `Companion`."""
+        return self._snapshots.longest(pages)
+
+    def fits_alone(self, total_tokens: int, encoder_tokens: int = 0) -> bool:
+        """A state is of one size however long the sequence."""
+        return True
+
+    def can_admit(self, tokens: int, cached: Ints, encoder_tokens: int = 0) -> bool:
+        """See `Companion`. The last snapshot of all serves even when it is the one behind `cached`: it is moved."""
+        return self.available > 0
+
+    def would_admit(self, tokens: int, cached: Ints, leaving: Ints, encoder_tokens: int = 0) -> bool:
+        """See `Companion`. Every running row holds a slot."""
+        return self.available + len(leaving) > 0
+
+    def admitted(self, row: int, tokens: int, cached: Ints, known: int, encoder_tokens: int = 0) -> None:
+        """See `Companion`."""
+        check("row_padding_reserved", row > 0, row=row)
+        check("state_slot_conservation", self._slot_of[row] == 0, row=row, held=int(self._slot_of[row]))
+        check("state_slot_conservation", self.available > 0, row=row)
+        source = 0
+        if len(cached):
+            page = int(cached[-1])
+            source = self._snapshots.find(page)
+            check("state_snapshot_present", source > 0, row=row, page=page)
+            self._snapshots.keep(page, source)
+            self._snapshots.share(cached.tolist())
+        slot = self._take()
+        self._slot_of[row] = slot
+        self._fresh[row] = (slot, source)
+        if self._tracking is not None:
+            last = (tokens - 1) // self._tracking.page_size
+            branch = known if len(cached) < known < last else 0
+            self._marks[row] = np.array((branch, last)) * self._tracking.page_size
+
+    def planned(self, rows: Ints, prefix_lens: Ints, extend_lens: Ints, pages: Ints) -> StateWrites | None:
+        """The slots given out since the last step, for every one of which the mapping changes and the state is old, and
+        the states to keep.
+        """
+        tracked = self._track(rows, prefix_lens, extend_lens, pages)
+        if not self._fresh and not len(tracked.places):
+            return None
+        fresh, self._fresh = self._fresh, {}
+        slots, sources = np.array(list(fresh.values()), np.int64).reshape(-1, 2).T
+        return StateWrites(np.array(list(fresh.keys()), np.int64), slots, sources, tracked)
+
+    def _track(self, rows: Ints, prefix_lens: Ints, extend_lens: Ints, pages: Ints) -> Tracked:
+        """Slots for the boundaries that this step reaches. Where none can be had, nothing is kept: it only saves."""
+        if self._tracking is None:
+            return Tracked()
+        kept: list[tuple[int, int, int]] = []
+        for place, at, in_prompt in self._due(rows, prefix_lens, extend_lens, self._tracking):
+            page = int(pages[place, at // self._tracking.page_size - 1])
+            if self._snapshots.find(page):
+                continue
+            turns = None if in_prompt else self._turns[rows[place]]
+            slot = self._slot_for(turns, [slot for *_, slot in kept])
+            if slot:
+                kept.append((place, at - int(prefix_lens[place]), slot))
+                self._snapshots.keep(page, slot)
+                if turns is not None:
+                    turns.append(page)
+        return Tracked(*np.array(kept, np.int64).reshape(-1, 3).T)
+
+    def _due(self, rows: Ints, prefix_lens: Ints, extend_lens: Ints, tracking: Tracking) -> list[tuple[int, int, bool]]:
+        """(place, tokens of the sequence, whether in its prompt), ascending, of the boundaries that this step reaches.
+
+        A prompt's end is for who asks it again; where it leaves what others asked is for those who follow them so far,
+        as those do who share a system prompt (SGLang's branching points).
+        """
+        ends, marks = prefix_lens + extend_lens, self._marks[rows]
+        in_prompt = (prefix_lens[:, None] < marks) & (marks <= ends[:, None])
+        on_the_way = (extend_lens == 1) & (ends > marks[:, 1]) & (ends % tracking.interval == 0)
+        at = np.column_stack((np.where(in_prompt, marks, 0), np.where(on_the_way, ends, 0)))
+        places, kinds = np.nonzero(at)
+        return list(zip(places.tolist(), at[places, kinds].tolist(), (kinds < 2).tolist(), strict=True))
+
+    def _slot_for(self, turns: deque[int] | None, taken: list[int]) -> int:
+        """A slot for one more snapshot: the request's own oldest when its turns are over, unless others count on it;
+        0 when there is none.
+
+        `taken` in this step: one slot cannot take two states in one step.
+        """
+        assert self._tracking is not None
+        if turns is not None and len(turns) >= self._tracking.buffers:
+            own = self._snapshots.drop_own(turns.popleft())
+            if own:
+                return own
+        if not self._free and next(iter(self._snapshots.slots), 0) in (0, *taken):
+            return 0
+        return self._take()
+
+    def _take(self) -> int:
+        return self._free.pop() if self._free else self._snapshots.drop_oldest()
+
+    def released(self, row: int) -> None:
+        """See `Companion`. A second release, or one of a row without a slot, is an invariant violation.
+
+        The row's snapshots stay with their pages, which the cache takes or `freed` names.
+        """
+        slot = int(self._slot_of[row])
+        check("state_slot_double_free", slot > 0, row=row)
+        self._slot_of[row] = 0
+        self._marks[row] = 0
+        self._turns[row].clear()
+        self._fresh.pop(row, None)
+        self._free.append(slot)
+
+    def replaced(self, pages: Ints, originals: Ints) -> None:
+        """See `Companion`. The same prefix ends in the same state, whoever computed it."""
+        for page, original in zip(pages.tolist(), originals.tolist(), strict=True):
+            if not self._snapshots.find(original) and (slot := self._snapshots.drop(page)):
+                self._snapshots.keep(original, slot)
+        self._snapshots.share(originals.tolist())
+
+    def freed(self, pages: Ints) -> None:
+        """See `Companion`: their snapshots become free slots."""
+        self._free += [slot for page in pages.tolist() if (slot := self._snapshots.drop(page))]
+
+    def stats(self) -> tuple[PoolStats, ...]:
+        """Slots held by running requests, and kept for pages."""
+        return (PoolStats(NAME, self.size, self.size - self.available, len(self._snapshots)),)
+
+    def check_integrity(self) -> None:
+        """Recompute the partition into free, held and kept slots; raises InvariantViolation naming what is off."""
+        held = self._slot_of[self._slot_of > 0].tolist()
+        check("row_padding_reserved", self._slot_of[0] == 0, slot=int(self._slot_of[0]))
+        kept = list(self._snapshots.slots)
+        every, facts = sorted([*self._free, *held, *kept]), {"free": len(self._free), "held": len(held)}
+        check("state_slot_conservation", every == list(range(1, self.size + 1)), kept=len(kept), **facts)

@@ -1,0 +1,244 @@
+"""Which window pages stand for which KV pages, and who still needs them. Host side of the "swa_page" pool."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+
+import numpy as np
+
+from core.invariants import check
+from core.memory.window.window_bounds import WindowBounds
+from core.types.arrays import Ints
+from core.types.stats import PoolStats
+
+NAME = "swa_page"
+
+
+@dataclass(frozen=True, slots=True)
+class WindowWrites:
+    """Entries of the device's translation that changed since the last step: `pages[i]`, all different, is now
+    `windows[i]`; 0 where it stands for nothing any more.
+    """
+
+    pages: Ints
+    windows: Ints
+
+
+class WindowPages:
+    """Window pages 1..size, each free or standing for one KV page; page 0 is padding and never leaves (law 6).
+    A `Companion`, and `Growing`.
+
+    A row uses the pages from its window's first key to its newest token. What it has passed is idle: it keeps its
+    contents, in case a later request starts behind it, until somebody needs room or its KV page goes. So nothing has to
+    be known of the prefix cache. A page is passed when the step that reads it last is planned, and written again by a
+    later step at the earliest, which the one FIFO puts behind (law 4).
+
+    `planned` cannot refuse, so admission and growth charge what may come: of a row its own pages, at most
+    `bounds.per_row`; once for all rows the chunk of a step; and each page that some row shares without having computed
+    it, once, because who computed it may go on while others stay. A row alone is bounded by `fits_alone` instead.
+    """
+
+    name = NAME
+
+    def __init__(self, size: int, num_kv_pages: int, num_rows: int, bounds: WindowBounds) -> None:
+        check("window_page_conservation", size >= 1, size=size)
+        self.size = size
+        self.bounds = bounds
+        self._window_of: Ints = np.zeros(num_kv_pages + 1, np.int64)
+        """By KV page, 0 for none. Invariant: non-zero entries are distinct and disjoint from `_free`."""
+        self._users: Ints = np.zeros(num_kv_pages + 1, np.int64)
+        """By KV page: rows that need it inside their window."""
+        self._guests: Ints = np.zeros(num_kv_pages + 1, np.int64)
+        """By KV page: those of its users that found it in the cache."""
+        self._shared = 0
+        """Invariant: how many KV pages have guests."""
+        self._free = list(range(size, 0, -1))
+        self._idle: dict[int, None] = {}
+        """Invariant: KV pages that have a window page and no users, the least recently used first."""
+        self._uses: list[deque[int]] = [deque() for _ in range(num_rows)]
+        """By request row: the KV pages that it needs, at places `_first` to `_end` of its pages."""
+        self._first: Ints = np.zeros(num_rows, np.int64)
+        self._end: Ints = np.zeros(num_rows, np.int64)
+        self._behind: Ints = np.zeros(num_rows, np.int64)
+        """By request row: how many of its pages it found in the cache."""
+        self._own: Ints = np.zeros(num_rows, np.int64)
+        """By request row: how many of its KV pages it did not find there; above 0 for every running one."""
+        self._changed: dict[int, int] = {}
+        """KV page -> its entry of the device table, where that is out of date."""
+
+    @property
+    def available(self) -> int:
+        """Pages that could be handed out now."""
+        return len(self._free) + len(self._idle)
+
+    def window_of(self, page: int) -> int:
+        """The window page that stands for KV page `page`; 0 when none does."""
+        return int(self._window_of[page])
+
+    def resumable(self, pages: Ints) -> int:
+        """See `Companion`: the longest prefix whose last window is here."""
+        places = np.arange(len(pages))
+        missing = np.maximum.accumulate(np.where(self._window_of[pages] == 0, places, -1))
+        firsts = self.bounds.first_places((places + 1) * self.bounds.page_size)
+        whole = np.flatnonzero(missing < firsts)
+        return int(whole[-1]) + 1 if len(whole) else 0
+
+    def fits_alone(self, total_tokens: int, encoder_tokens: int = 0) -> bool:
+        """See `Companion`."""
+        return min(self.bounds.pages_for(total_tokens), self.bounds.alone) <= self.size
+
+    def can_admit(self, tokens: int, cached: Ints, encoder_tokens: int = 0) -> bool:
+        """See `Companion`. Leaves every running row and the new one its next page, else they would soon retract."""
+        return self._has_room(tokens, cached, self._own, self._guests, self._shared)
+
+    def would_admit(self, tokens: int, cached: Ints, leaving: Ints, encoder_tokens: int = 0) -> bool:
+        """See `Companion`."""
+        own, guests = self._own.copy(), self._guests.copy()
+        own[leaving] = 0
+        for row in leaving.tolist():
+            # What a row found in the cache comes first among its pages.
+            found = max(0, int(self._behind[row] - self._first[row]))
+            guests[[self._uses[row][place] for place in range(found)]] -= 1
+        return self._has_room(tokens, cached, own, guests, int((guests > 0).sum()))
+
+    def admitted(self, row: int, tokens: int, cached: Ints, known: int, encoder_tokens: int = 0) -> None:
+        """See `Companion`. Pages are kept wherever prompts part, so how much others had makes no difference."""
+        check("row_padding_reserved", row > 0, row=row)
+        check("window_page_conservation", self._own[row] == 0, row=row, own=int(self._own[row]))
+        needed = self._needed(cached)
+        check("window_page_present", bool((self._window_of[needed] > 0).all()), row=row, cached=len(cached))
+        self._shared += int((self._guests[needed] == 0).sum())
+        self._guests[needed] += 1
+        self._users[needed] += 1
+        for page in needed.tolist():
+            self._idle.pop(page, None)
+            self._uses[row].append(page)
+        self._behind[row] = self._end[row] = len(cached)
+        self._first[row] = len(cached) - len(needed)
+        self._own[row] = self.bounds.pages_for(tokens) - len(cached)
+
+    def can_grow(self, rows: Ints) -> bool:
+        """See `Growing`."""
+        own = self._own.copy()
+        own[rows] += 1
+        return self._holds(own, self._shared)
+
+    def grown(self, rows: Ints) -> None:
+        """See `Growing`."""
+        self._own[rows] += 1
+
+    def planned(self, rows: Ints, prefix_lens: Ints, extend_lens: Ints, pages: Ints) -> WindowWrites | None:
+        """See `Companion`: a window page for every page that the step begins, then what it reads last is passed."""
+        whole = (prefix_lens <= self._end[rows] * self.bounds.page_size).all()
+        behind = (self._first[rows] <= self.bounds.first_places(prefix_lens)).all()
+        check("window_page_present", bool(whole and behind), rows=rows, prefix_lens=prefix_lens)
+        lens = prefix_lens + extend_lens
+        ends = -(-lens // self.bounds.page_size)
+        for place in np.flatnonzero(ends > self._end[rows]).tolist():
+            row = int(rows[place])
+            self._begin(row, pages[place, self._end[row] : ends[place]].tolist())
+        writes = self._writes()
+        passed = self.bounds.first_places(lens) - self._first[rows]
+        for place in np.flatnonzero(passed > 0).tolist():
+            self._pass(int(rows[place]), int(passed[place]))
+        return writes
+
+    def released(self, row: int) -> None:
+        """See `Companion`. A second release is an invariant violation."""
+        check("window_page_conservation", self._own[row] > 0, row=row)
+        self._pass(row, len(self._uses[row]))
+        self._first[row] = self._end[row] = self._behind[row] = self._own[row] = 0
+
+    def replaced(self, pages: Ints, originals: Ints) -> None:
+        """See `Companion`: a cached page whose window page somebody needed gets one back when it is computed again."""
+        revived = (self._window_of[pages] > 0) & (self._window_of[originals] == 0)
+        for page, original in zip(pages[revived].tolist(), originals[revived].tolist(), strict=True):
+            self._window_of[original] = self._changed[original] = self._forget(page)
+            self._idle[original] = None
+
+    def freed(self, pages: Ints) -> None:
+        """See `Companion`. A page that a row still needs has an owner, so its being freed is an invariant violation."""
+        gone = pages[self._window_of[pages] > 0]
+        check("window_page_needed", not self._users[gone].any(), pages=gone)
+        for page in gone.tolist():
+            self._free.append(self._forget(page))
+
+    def stats(self) -> tuple[PoolStats, ...]:
+        """Pages inside some row's window, and those that stay for later requests."""
+        return (PoolStats(NAME, self.size, self.size - self.available, len(self._idle)),)
+
+    def check_integrity(self) -> None:
+        """Recompute owners, users and guests; raises InvariantViolation naming what is off."""
+        mapped = self._window_of[self._window_of > 0].tolist()
+        every, facts = sorted([*self._free, *mapped]), {"free": len(self._free), "mapped": len(mapped)}
+        check("window_page_conservation", every == list(range(1, self.size + 1)), **facts)
+        check("row_padding_reserved", not self._uses[0] and self._own[0] == 0)
+        users, guests = np.zeros_like(self._users), np.zeros_like(self._guests)
+        for row, uses in enumerate(self._uses):
+            held = np.fromiter(uses, np.int64, len(uses))
+            check("window_page_conservation", len(held) == self._end[row] - self._first[row], row=row, held=len(held))
+            check("window_page_present", bool((self._window_of[held] > 0).all()), row=row)
+            users[held] += 1
+            guests[held[: max(0, int(self._behind[row] - self._first[row]))]] += 1
+        check("window_page_conservation", bool((users == self._users).all()), users=int(self._users.sum()))
+        check("window_page_conservation", bool((guests == self._guests).all()), guests=int(self._guests.sum()))
+        check("window_page_conservation", int((guests > 0).sum()) == self._shared, shared=self._shared)
+        idle = np.flatnonzero((self._window_of > 0) & (users == 0)).tolist()
+        check("window_page_conservation", sorted(self._idle) == idle, idle=len(self._idle), counted=len(idle))
+
+    def _has_room(self, tokens: int, cached: Ints, own: Ints, guests: Ints, shared: int) -> bool:
+        """Whether a newcomer fits beside rows with `own` pages each, and `shared` KV pages that have `guests`."""
+        own = np.append(own, self.bounds.pages_for(tokens) - len(cached))
+        own += (own > 0) & (own < self.bounds.per_row)
+        needed = self._needed(cached)
+        return self._holds(own, shared + int((guests[needed] == 0).sum()))
+
+    def _needed(self, cached: Ints) -> Ints:
+        """Those of `cached` that a row needs which starts behind them."""
+        start = np.array([len(cached) * self.bounds.page_size])
+        return cached[int(self.bounds.first_places(start)[0]) :]
+
+    def _holds(self, own: Ints, shared: int) -> bool:
+        """Whether rows of so many pages of their own can all go on, beside `shared` pages of others."""
+        if self.size >= len(self._window_of) - 1 or np.count_nonzero(own) <= 1:
+            return True
+        charged = int(np.minimum(own, self.bounds.per_row).sum())
+        return charged + shared + min(self.bounds.per_step, int(own.sum()) - charged) <= self.size
+
+    def _begin(self, row: int, pages: list[int]) -> None:
+        """`row` writes its first tokens to `pages`."""
+        for page in pages:
+            check("window_page_conservation", self._window_of[page] == 0, row=row, page=page)
+            window = self._free.pop() if self._free else self._forget(next(iter(self._idle)))
+            self._window_of[page] = self._changed[page] = window
+            self._users[page] += 1
+        self._uses[row] += pages
+        self._end[row] += len(pages)
+
+    def _pass(self, row: int, count: int) -> None:
+        """`row` needs the first `count` of its pages no more."""
+        uses, first = self._uses[row], int(self._first[row])
+        for place in range(first, first + count):
+            page = uses.popleft()
+            self._users[page] -= 1
+            if place < self._behind[row]:
+                self._guests[page] -= 1
+                self._shared -= int(self._guests[page] == 0)
+            if self._users[page] == 0:
+                self._idle[page] = None
+        self._first[row] += count
+
+    def _forget(self, page: int) -> int:
+        """Take the window page away from an idle KV page, and return it."""
+        del self._idle[page]
+        window = int(self._window_of[page])
+        self._window_of[page] = self._changed[page] = 0
+        return window
+
+    def _writes(self) -> WindowWrites | None:
+        if not self._changed:
+            return None
+        changed, self._changed = self._changed, {}
+        size = len(changed)
+        return WindowWrites(np.fromiter(changed, np.int64, size), np.fromiter(changed.values(), np.int64, size))

@@ -1,0 +1,44 @@
+"""Keys and values of sliding-window layers in pages of their own, and the device table that finds them."""
+
+from __future__ import annotations
+
+import torch
+
+from core.device.recorder import Recorder
+from core.device.staging import Staging
+from core.memory.kv_pool import KVPool
+from core.memory.window.window_pages import WindowWrites
+
+TABLE = "swa_table"
+"""What a recorder knows the translation by."""
+
+
+class SlidingWindowPool:
+    """Device side of the "swa_page" companion: `kv` holds the windowed layers only, in as many pages as windows need.
+
+    `table` int32[KV pages + 1] gives the page of `kv` that stands for a page of the ordinary pool; 0 where none does,
+    and for padding page 0 for ever. So whatever is translated reads or writes padding, and never another row's keys.
+    From SGLang's SWAKVPool, whose table is by token slot.
+    """
+
+    def __init__(self, kv: KVPool, num_kv_pages: int) -> None:
+        self.kv = kv
+        self.table = torch.zeros(num_kv_pages + 1, dtype=torch.int32, device=kv.device)
+
+    @property
+    def recorder(self) -> Recorder | None:
+        """The one of `kv`."""
+        return self.kv.recorder
+
+    @recorder.setter
+    def recorder(self, recorder: Recorder | None) -> None:
+        self.kv.recorder = recorder
+
+    def begin(self, rows: torch.Tensor, writes: WindowWrites | None, staging: Staging) -> None:
+        """See `DeviceCompanion`. Steps before this one have read by the old entries, this one reads by the new."""
+        if writes is None:
+            return
+        pages, windows = staging.upload([writes.pages, writes.windows])
+        self.table[pages] = windows.to(torch.int32)
+        if self.recorder is not None:
+            self.recorder.wrote(TABLE, writes.pages)

@@ -1,0 +1,56 @@
+"""Cross attention over pages of its own: every decoder token sees all encoder tokens of its own request.
+
+To a backend that is a step of single-token rows: a query that stands at the last encoder token sees everything up to
+it. So the same backends serve it, without a mask of their own; the keys of that last token, which the contract has them
+write first, are the ones that stand there already.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from core.attention.base import AttentionBackend
+from core.batch.forward_batch import ForwardBatch
+from core.batch.forward_mode import ForwardMode
+from core.memory.cross.cross_pool import CrossPool
+
+
+class CrossAttention:
+    """Reads and writes the pages of `cross`, whose `begin` has told it of the step, through a backend of its own."""
+
+    def __init__(self, cross: CrossPool, attention: AttentionBackend) -> None:
+        self.cross = cross
+        self._attention = attention
+
+    def write(self, layer_id: int, k: torch.Tensor, v: torch.Tensor) -> None:
+        """Store keys [E, H, D] and values [E, H, Dv] of the encoder tokens of this step."""
+        self.cross.pool.write(layer_id, self.cross.input_slots, k, v)
+
+    def plan(self, batch: ForwardBatch) -> None:
+        """Prepare a step of T decoder tokens, after `CrossPool.begin` for the same step."""
+        cross, count = self.cross, len(self.cross.last_places_host)
+        assert count == batch.positions.shape[0], "begin() was told of another step"
+        self._attention.plan(
+            ForwardBatch(
+                mode=ForwardMode.DECODE,
+                input_ids=batch.input_ids,
+                positions=cross.last_places,
+                rows=cross.token_rows,
+                seq_lens=cross.last_places + 1,
+                out_cache_loc=cross.last_slots,
+                last_indices=batch.last_indices,
+                req_to_token=cross.table,
+                kv_pool=cross.pool,
+                num_extend=0,
+                prefix_lens_host=cross.last_places_host,
+                extend_lens_host=np.ones(count, np.int64),
+            )
+        )
+
+    def forward(self, layer_id: int, q: torch.Tensor, scale: float) -> torch.Tensor:
+        """[T, H, Dv] from q [H, T, D]."""
+        pool, slots = self.cross.pool, self.cross.last_slots
+        k = pool.k(layer_id).index_select(0, slots).transpose(0, 1)
+        v = pool.v(layer_id).index_select(0, slots).transpose(0, 1)
+        return self._attention.forward(layer_id, q, k, v, scale=scale)

@@ -1,0 +1,319 @@
+"""Any transformers causal language model, unmodified, over our pools: the default model family.
+
+The model sees one packed row of all the step's tokens with ragged positions; only attention knows where one request
+ends and the next begins. What cannot work that way is refused at load, by name, with the reason.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
+from transformers.utils import logging as transformers_logging
+
+from core.attention.base import AttentionBackend
+from core.batch.forward_batch import ForwardBatch
+from core.config import ModelConfig
+from core.errors import ModelLoadError
+from core.memory.companion import DeviceCompanion
+from core.memory.kv_pool import KVPool
+from core.memory.recurrent.row_to_slot import HybridReqToTokenPool
+from core.memory.recurrent.state_slots import NAME as STATES
+from core.memory.window.window_pages import NAME as WINDOW
+from core.models.base import NO_COMPANIONS, ModelSpec, Progress
+from core.models.config import CheckpointConfig, own_ids
+from core.models.fused.layers import fuse_layers, unfuse_layers, wanted
+from core.models.hf.mla import absorb_latents, expand_latents
+from core.models.hf.packed_attention import IMPLEMENTATION, PackedCall, PackedContext, bind_context
+from core.models.hf.probe import ModelProbe, Unsupported, probe_model
+from core.models.hf.recurrent import StateContext
+from core.models.hf.recurrent_probe import unwrap_mixers, wrap_mixers
+from core.models.hf.self_check import CheckResult, Reference, plain_reference, run_self_check
+from core.models.hf.windowed import window_layers
+from core.models.quantized.at_load import quantize_at_load
+from core.models.quantized.registry import QuantizedWeights, method_name, quant_method
+
+logger = logging.getLogger(__name__)
+
+MAX_NAMED_WEIGHTS = 3
+"""How many missing or unexpected weights an error names."""
+
+
+class TransformersModel:
+    """A `core.models.base.Model` around a transformers module tree."""
+
+    def __init__(
+        self, model: PreTrainedModel, spec: ModelSpec, context: PackedContext, states: StateContext | None
+    ) -> None:
+        self._call = PackedCall(model)
+        self._module = model
+        self._spec = spec
+        self._context = context
+        self._states = states
+        self.reference: Reference | None = None
+        """What it was proved against, for a native decoder to prove itself against too."""
+
+    @property
+    def spec(self) -> ModelSpec:
+        """Measures of the model."""
+        return self._spec
+
+    @property
+    def module(self) -> PreTrainedModel:
+        """The module tree, whose linear layers adapters are fitted to and hook."""
+        return self._module
+
+    def bind(
+        self, kv_pool: KVPool, attention: AttentionBackend, companions: Mapping[str, DeviceCompanion] = NO_COMPANIONS
+    ) -> None:
+        """See `Model.bind`."""
+        windowed = window_layers(companions.get(WINDOW), attention)
+        layers = (*kv_pool.layers, *(() if windowed is None else windowed.pool.kv.layers))
+        held = tuple(sorted(layers, key=lambda spec: spec.layer_id))
+        assert held == self._spec.kv_layers, "the pool was built for another model"
+        assert kv_pool.dtype == self._spec.dtype, (kv_pool.dtype, self._spec.dtype)
+        self._context.attention, self._context.windowed = attention, windowed
+        if self._states is not None:
+            pool = companions[STATES]
+            assert isinstance(pool, HybridReqToTokenPool), type(pool)
+            assert pool.states.layers == self._spec.state_layers, "the states were built for another model"
+            self._states.pool = pool
+
+    @torch.inference_mode()
+    def forward(self, batch: ForwardBatch) -> torch.Tensor:
+        """float32[S, vocab_size]. See `Model.forward`."""
+        self._context.begin(batch)
+        if self._states is not None:
+            self._states.begin(batch)
+        cache = self._context.cache
+        self._call.begin(batch.wants_hidden)
+        logits = self._call.logits(cache, batch.input_ids, batch.positions, batch.last_indices).float()
+        batch.hidden, self._call.hidden = self._call.hidden, None
+        return logits
+
+
+def load_transformers(
+    checkpoint: CheckpointConfig, config: ModelConfig, device: torch.device, progress: Progress
+) -> TransformersModel:
+    """Load, probe and check. ModelLoadError names the model type and what is wrong, in one line."""
+    kind = checkpoint.model_type
+    _refuse_by_class(_read_config(checkpoint), kind)
+    model = _load_weights(checkpoint, _dtype(checkpoint, config, device), device, progress)
+    return prove_module(model, checkpoint, config, progress)
+
+
+def prove_module(
+    model: PreTrainedModel, checkpoint: CheckpointConfig, config: ModelConfig, progress: Progress
+) -> TransformersModel:
+    """A module tree that has its weights, probed and checked. Raises as `load_transformers` does."""
+    kind = checkpoint.model_type
+    method = quant_method(checkpoint)
+    if method is None:
+        weights = quantize_at_load(model, config.quantization)
+    else:
+        weights = method.adopt(model, config.quantized_weights)
+    what = f"model type {kind!r}" + (f" with weights in {weights.name} on {model.device.type}" if weights.name else "")
+    progress("self-check", 0.0)
+    try:
+        loaded, result = _prove(model, weights, checkpoint, config)
+    except ModelLoadError:
+        raise
+    except Unsupported as error:
+        raise ModelLoadError(f"{what} is not supported: it {error}") from error
+    except Exception as error:
+        raise ModelLoadError(f"{what} is not supported: {one_line(error)}") from error
+    if not result.passed:
+        raise ModelLoadError(
+            f"{what} is not supported: packed and plain logits differ by {result.error:.2g} of the "
+            f"largest logit (at most {result.tolerance:g} is rounding)"
+        )
+    progress("self-check", 1.0)
+    return loaded
+
+
+def _prove(
+    model: PreTrainedModel, weights: QuantizedWeights, checkpoint: CheckpointConfig, config: ModelConfig
+) -> tuple[TransformersModel, CheckResult]:
+    """Run `model` plain, probed, and packed. Whatever it raises on the way makes it unsupported."""
+    table: Any = model.get_input_embeddings()
+    width = min(checkpoint.vocab_size, int(table.weight.shape[0]))
+    reference = plain_reference(model, width, weights.rounds_activations)
+    if wanted(model.device) and fuse_layers(model):
+        try:
+            loaded, result = _prove_as_is(model, weights, reference, checkpoint, config)
+            if result.passed:
+                return loaded, result
+            reason = f"its logits differ by {result.error:.2g}"
+        except (Unsupported, RuntimeError, AssertionError) as error:
+            reason = str(error).partition("\n")[0]
+        logger.warning("no fused layers, the model's own go on: %s", reason)
+        unfuse_layers(model)
+    if absorb_latents(model):
+        try:
+            loaded, result = _prove_as_is(model, weights, reference, checkpoint, config)
+            if result.passed:
+                return loaded, result
+        except (Unsupported, RuntimeError, AssertionError):
+            pass  # Not the pattern it was taken for: it is served with expanded keys and values, if those are right.
+        expand_latents(model)
+        unwrap_mixers(model)
+    return _prove_as_is(model, weights, reference, checkpoint, config)
+
+
+def _prove_as_is(
+    model: PreTrainedModel,
+    weights: QuantizedWeights,
+    reference: Reference,
+    checkpoint: CheckpointConfig,
+    config: ModelConfig,
+) -> tuple[TransformersModel, CheckResult]:
+    probe = probe_model(model, checkpoint.context_length)
+    loaded = _assemble(model, probe, weights, checkpoint, config, reference.vocab_size)
+    loaded.reference = reference
+    return loaded, run_self_check(loaded, reference)
+
+
+def _read_config(checkpoint: CheckpointConfig) -> PreTrainedConfig:
+    try:
+        # Never the code that `auto_map` in a configuration may point to.
+        found: PreTrainedConfig = AutoConfig.from_pretrained(
+            checkpoint.path, trust_remote_code=False, local_files_only=True
+        )
+        return found
+    except Exception as error:
+        raise ModelLoadError(f"{checkpoint.path / 'config.json'} is not usable: {one_line(error)}") from error
+
+
+def _refuse_by_class(hf_config: PreTrainedConfig, kind: str) -> None:
+    """Refuse what the class alone rules out, before weights are read."""
+    found: Any = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(hf_config), None)
+    if found is None:
+        raise ModelLoadError(f"model type {kind!r} is not supported: transformers has no causal language model for it")
+    model_class = found[0] if isinstance(found, tuple | list) else found
+    stateful = getattr(model_class, "_is_stateful", False)
+    # A purely recurrent model needs no positions; whether it is one, the probe finds out.
+    if not stateful and "position_ids" not in inspect.signature(model_class.forward).parameters:
+        raise ModelLoadError(
+            f"model type {kind!r} is not supported: it takes no positions, so sequences cannot be packed"
+        )
+
+
+def _dtype(checkpoint: CheckpointConfig, config: ModelConfig, device: torch.device) -> torch.dtype:
+    """What `dtype` asks for. `auto` is float32 on the CPU, which computes that everywhere, else the checkpoint's."""
+    name = config.dtype
+    method = quant_method(checkpoint)
+    if name == "auto":
+        anything = device.type == "cpu" and not (method and method.auto_dtype_is_saved and checkpoint.dtype)
+        name = "float32" if anything else checkpoint.dtype or "bfloat16"
+    dtype = getattr(torch, name)
+    assert isinstance(dtype, torch.dtype)
+    return dtype
+
+
+def load_module(
+    checkpoint: CheckpointConfig,
+    config: ModelConfig,
+    device: torch.device,
+    progress: Progress,
+    auto: Any = AutoModelForCausalLM,
+) -> PreTrainedModel:
+    """The module tree that `auto` makes of the checkpoint, on `device`, every weight accounted for."""
+    return _load_weights(checkpoint, _dtype(checkpoint, config, device), device, progress, auto)
+
+
+def _load_weights(
+    checkpoint: CheckpointConfig,
+    dtype: torch.dtype,
+    device: torch.device,
+    progress: Progress,
+    auto: Any = AutoModelForCausalLM,
+) -> PreTrainedModel:
+    progress("weights", 0.0)
+    method = quant_method(checkpoint)
+    options = method.load_options() if method else {}
+    transformers_logging.disable_progress_bar()
+    try:
+        loaded: Any = auto.from_pretrained(
+            checkpoint.path,
+            dtype=dtype,
+            trust_remote_code=False,
+            local_files_only=True,
+            use_safetensors=True,
+            attn_implementation="eager",
+            output_loading_info=True,
+            **options,
+        )
+        model, info = loaded
+        _refuse_guessed_weights(checkpoint, info)
+        ready: PreTrainedModel = model.eval().requires_grad_(False).to(device)
+    except ModelLoadError:
+        raise
+    except Exception as error:
+        packed = "" if checkpoint.quantization is None else f" with {method_name(checkpoint.quantization)} weights"
+        raise ModelLoadError(
+            f"{checkpoint.path} cannot be loaded as {checkpoint.model_type!r}{packed}: {one_line(error)}"
+        ) from error
+    progress("weights", 1.0)
+    return ready
+
+
+def _refuse_guessed_weights(checkpoint: CheckpointConfig, info: dict[str, Any]) -> None:
+    """transformers fills missing weights with random numbers and drops what it cannot place; both would be served."""
+    for problem in ("missing_keys", "mismatched_keys", "unexpected_keys"):
+        names = sorted(str(name[0] if isinstance(name, tuple) else name) for name in info.get(problem) or ())
+        if names:
+            listed = ", ".join(names[:MAX_NAMED_WEIGHTS]) + (", …" if len(names) > MAX_NAMED_WEIGHTS else "")
+            word = problem.removesuffix("_keys")
+            raise ModelLoadError(f"{checkpoint.path} does not fit {checkpoint.model_type!r}: {word} weights {listed}")
+    errors = [*(info.get("error_msgs") or ()), *(info.get("conversion_errors") or {}).values()]
+    if errors:
+        raise ModelLoadError(f"{checkpoint.path} does not fit {checkpoint.model_type!r}: {one_line(errors[0])}")
+
+
+def _assemble(
+    model: PreTrainedModel,
+    probe: ModelProbe,
+    weights: QuantizedWeights,
+    checkpoint: CheckpointConfig,
+    config: ModelConfig,
+    vocab_size: int,
+) -> TransformersModel:
+    context_length = checkpoint.context_length or config.context_length
+    if context_length is None:
+        raise ModelLoadError(f"{checkpoint.path / 'config.json'} gives no context length; configure context_length")
+    spec = ModelSpec(
+        name=checkpoint.path.resolve().name,
+        architecture=checkpoint.architecture,
+        vocab_size=vocab_size,
+        context_length=context_length,
+        dtype=model.dtype,
+        kv_layers=tuple(probe.layers.values()),
+        state_layers=probe.cache.specs(),
+        **own_ids(checkpoint, vocab_size),
+        sampling_defaults=checkpoint.sampling_defaults,
+        hidden_size=_hidden_size(model),
+        quantization=weights.name,
+        capturable=not probe.cache.specs(),
+    )
+    model.config._attn_implementation = IMPLEMENTATION
+    context = PackedContext(dtype=model.dtype, spans=probe.spans)
+    bind_context(model, context)
+    states = wrap_mixers(probe.cache.recurrent_layers) if spec.state_layers else None
+    return TransformersModel(model, spec, context, states)
+
+
+def _hidden_size(model: PreTrainedModel) -> int:
+    """Width of the last hidden states; 0 where the output matrix hangs on no base model that could be listened to."""
+    size = getattr(model.config.get_text_config(), "hidden_size", None)
+    return size if isinstance(size, int) and getattr(model, "base_model", model) is not model else 0
+
+
+def one_line(error: object) -> str:
+    """The first line of an error that a library wrote for a terminal."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[0] if lines else type(error).__name__

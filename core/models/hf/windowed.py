@@ -1,0 +1,37 @@
+"""The windowed layers of a model whose keys and values lie in a pool of their own: the same step, seen through it."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from core.attention.base import AttentionBackend
+from core.batch.forward_batch import ForwardBatch
+from core.memory.companion import DeviceCompanion
+from core.memory.window.window_pool import SlidingWindowPool
+
+
+class WindowedLayers:
+    """`layers` attend through `attention`, over `pool`; every other layer of the model does not know of it.
+
+    A step is shown to their backend as a batch over the window pool, so backends need no notion of two pools. Slots are
+    translated once per step and span, and only those that the span lets them see.
+    """
+
+    def __init__(self, pool: SlidingWindowPool, attention: AttentionBackend) -> None:
+        self.pool = pool
+        self.attention = attention
+        self.layers = frozenset(spec.layer_id for spec in pool.kv.layers)
+
+    def plan(self, batch: ForwardBatch) -> None:
+        """Start a step; `batch` is over the ordinary pool."""
+        view = dataclasses.replace(batch, kv_pool=self.pool.kv, page_map=self.pool.table)
+        view.out_cache_loc = view.pool_slots(batch.out_cache_loc)
+        self.attention.plan(view)
+
+
+def window_layers(pool: DeviceCompanion | None, attention: AttentionBackend) -> WindowedLayers | None:
+    """The layers of `pool`, attending through a sibling of `attention`; None for a model bound without such a pool."""
+    if pool is None:
+        return None
+    assert isinstance(pool, SlidingWindowPool), type(pool)
+    return WindowedLayers(pool, attention.sibling())
