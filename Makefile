@@ -79,7 +79,7 @@ mutants: $(STAMP) ## Break the code line by line and see that the named tests no
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.mutants $(ARGS)
 
 demo: $(STAMP) $(MODEL) ## Start a server, stream three completions at once, show the pools, drain
-	@$(BIN)/python -m service.demo $(ARGS)
+	@$(BIN)/python -m service.cli.demo $(ARGS)
 
 bench: $(STAMP) ## Measure how much of the time the device waits, with overlap on and off
 	@$(BIN)/python -m service bench overlap $(ARGS)

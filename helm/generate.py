@@ -13,8 +13,8 @@ from typing import Any
 
 import yaml
 
-from service.config import ServerConfig
-from service.settings import Setting, settings_of
+from service.config.server_config import ServerConfig
+from service.config.sources import Setting, settings_of
 
 HELM = Path(__file__).resolve().parent
 README = HELM / "README.md"

@@ -9,9 +9,9 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
-from service.config import ServerConfig
+from service.config.server_config import ServerConfig
+from service.config.sources import Setting, settings_of
 from service.metrics.names import ALL
-from service.settings import Setting, settings_of
 
 ROOT = Path(__file__).resolve().parents[1]
 READMES = (ROOT / "README.md", ROOT / "service" / "README.md")

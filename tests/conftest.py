@@ -23,8 +23,8 @@ from hypothesis import settings
 
 from core.invariants import FAILURES
 from core.models.native.extension import ExtensionUnavailable, is_built, load_extension
-from service import timed_look
-from service.switch_interval import shorten_switch_interval
+from service.access import timed_look
+from service.process.switch_interval import shorten_switch_interval
 from tests import scorecard as scores
 from tests.alone import ALONE
 

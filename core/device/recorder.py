@@ -9,14 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import torch
 
+from core.device.event import Event
 from core.types.arrays import Ints
-
-if TYPE_CHECKING:
-    from core.device.streams import Event
 
 Places = torch.Tensor | Ints | Sequence[int]
 """Rows, slots or step ids of a buffer. A recorder may look into tensors: it waits for the device if it must."""

@@ -7,10 +7,11 @@ ordering is the same code that runs in tests without an accelerator (law 5).
 from __future__ import annotations
 
 from contextlib import AbstractContextManager
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
+from core.device.event import Event
 from core.device.graphs import CudaGraphs, GraphMaker
 from core.device.recorder import RecordedEvent, Recorder, on_lane
 from core.device.timer import Mark, mark
@@ -22,22 +23,6 @@ MAX_STREAM_DRAWS = 64
 
 FORWARD, COPY = "forward stream", "copy stream"
 """What a recorder knows the two streams by."""
-
-
-class Event(Protocol):
-    """A point in one stream's order. Recorded once, by its maker (law 5)."""
-
-    def record(self, stream: Any = None) -> None:
-        """Mark the point after everything submitted to `stream` so far."""
-
-    def query(self) -> bool:
-        """Whether the point was passed."""
-
-    def synchronize(self) -> None:
-        """Block the calling thread until the point was passed."""
-
-    def wait(self, stream: Any = None) -> None:
-        """Make `stream` wait for the point; the host does not block."""
 
 
 class DeviceStreams:

@@ -22,10 +22,11 @@ from core.engine.encoder_input import encoder_input
 from core.engine.grammar.compiler import GrammarCompiler
 from core.engine.input_processor import InputProcessor
 from core.executor.decode_graphs import graph_sizes
+from core.executor.device_state import DeviceState
 from core.executor.forward_thread import ForwardThread
 from core.executor.inline import InlineExecutor
 from core.executor.interface import Executor
-from core.executor.step import DeviceState, StepRunner
+from core.executor.step import StepRunner
 from core.lanes import LaneRecorder
 from core.memory.companion import Companion, DeviceCompanion
 from core.memory.cross.cross_pages import CROSS

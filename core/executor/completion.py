@@ -8,7 +8,7 @@ from collections.abc import Callable
 from queue import SimpleQueue
 
 from core.batch.result import StepResult
-from core.executor.step import LaunchedStep
+from core.executor.launched_step import LaunchedStep
 
 Launched = LaunchedStep | StepResult
 """A step on the device, or the result of one that failed before it got there."""

@@ -12,7 +12,6 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -23,11 +22,9 @@ from core.batch.forward_mode import ForwardMode
 from core.batch.schedule_batch import ScheduleBatch
 from core.device.graphs import Graph, GraphMaker
 from core.device.static_block import StaticBlock
+from core.executor.device_state import DeviceState
 from core.models.base import ModelSpec, hooks_layers
 from core.types.arrays import Ints
-
-if TYPE_CHECKING:
-    from core.executor.step import DeviceState
 
 logger = logging.getLogger(__name__)
 

@@ -10,7 +10,8 @@ from core.batch.result import StepResult
 from core.batch.schedule_batch import ScheduleBatch
 from core.executor.completion import Completion
 from core.executor.interface import MAX_DEPTH
-from core.executor.step import LaunchedStep, StepRunner
+from core.executor.launched_step import LaunchedStep
+from core.executor.step import StepRunner
 from core.invariants import check
 
 

@@ -16,8 +16,8 @@ import numpy.typing as npt
 
 from core.batch.grammar_batch import GrammarStatus, StepGrammars, TokenMask
 from core.batch.schedule_batch import ScheduleBatch
+from core.device.event import Event
 from core.device.recorder import Recorder
-from core.device.streams import Event
 from core.executor.grammar_work import Follower, GrammarWork, give_up
 from core.sampling.sampler import SampleOutput
 from core.types.arrays import Ints

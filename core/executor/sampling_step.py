@@ -15,9 +15,9 @@ import torch
 from core.batch.result import NO_ROWS, Exhausted
 from core.batch.sampling_batch import SamplingBatch
 from core.batch.schedule_batch import ScheduleBatch
+from core.device.event import Event
 from core.device.recorder import Recorder
 from core.device.shortage import MEMORY_ERRORS, is_out_of_memory, shortage
-from core.device.streams import Event
 from core.executor.grammar_table import GrammarTable, Statuses
 from core.memory.req_to_token_pool import ReqToTokenPool
 from core.sampling.penalties import TokenHistory, has_penalty

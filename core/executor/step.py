@@ -2,126 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
-from core.attention.base import AttentionBackend
 from core.batch.build import token_positions
 from core.batch.forward_batch import ForwardBatch
-from core.batch.result import NO_ROWS, Exhausted, LogprobResult, StepResult, VectorResult
 from core.batch.schedule_batch import ScheduleBatch
-from core.device.checks import DEVICE_CHECKS, DeviceChecks
-from core.device.recorder import Recorder
+from core.device.event import Event
 from core.device.shortage import MEMORY_ERRORS, is_out_of_memory
-from core.device.staging import Staging
-from core.device.streams import DeviceStreams, Event
 from core.device.timer import Mark
 from core.executor.decode_graphs import DecodeInputs, capture_decode_graphs
+from core.executor.device_state import DeviceState
 from core.executor.exhaustion import embedded, out_of_memory
+from core.executor.launched_step import RESULTS, SAMPLED, LaunchedStep
 from core.executor.pooling import Pooler
-from core.executor.sampling_step import SampledRows, SamplingStep
+from core.executor.sampling_step import SamplingStep
 from core.executor.step_lanes import StepLanes, StepTracer
-from core.lanes import LaneRecorder
-from core.memory.companion import DeviceCompanion
-from core.memory.kv_pool import KVPool
-from core.memory.req_to_token_pool import ReqToTokenPool
-from core.models.base import Model
-from core.relay.future_map import FutureMap
 from core.relay.payload import RelayPayload
 from core.relay.resolve import InputIds, resolve_forward_inputs
-from core.sampling.sampler import SampleOutput, Sampler
-
-SAMPLED, RESULTS = "sampled", "results"
-"""What a recorder knows the outputs of a step by, on the device and on the host; their places are step ids."""
-
-
-@dataclass(frozen=True, slots=True)
-class DeviceState:
-    """Everything that only the forward thread writes (law 2), and the tools it writes with."""
-
-    pool: ReqToTokenPool
-    kv_pool: KVPool
-    future_map: FutureMap
-    checks: DeviceChecks
-    streams: DeviceStreams
-    staging: Staging
-    model: Model
-    sampler: Sampler
-    companions: Mapping[str, DeviceCompanion] = field(default_factory=dict)
-    """By name: the device sides of the pools that follow rows and pages."""
-    attention: AttentionBackend | None = None
-    """What the model was bound to; None if whoever put this together left that to the model."""
-    graph_sizes: tuple[int, ...] = ()
-    """Batch sizes of decode steps to capture, where the device and the model let us."""
-    lanes: LaneRecorder = field(default_factory=LaneRecorder)
-
-
-@dataclass(frozen=True, slots=True)
-class LaunchedStep:
-    """Work handed to the device. The tensors stay referenced until `copy_done`, because the copy stream reads them."""
-
-    batch: ScheduleBatch
-    host: SampleOutput
-    counts: torch.Tensor
-    """`DeviceChecks.snapshot`, for the decode rows."""
-    copy_done: Event
-    began: Mark
-    ended: Mark
-    previous_end: Mark | None
-    device_refs: tuple[object, ...]
-    recorder: Recorder | None
-    sampled: SampledRows
-    vectors: torch.Tensor | None = None
-    exhausted: Exhausted = NO_ROWS
-    lanes: StepLanes | None = None
-
-    def result(self) -> StepResult:
-        """Wait for the copies and turn them into the result. Blocks: an overlapped loop never calls it."""
-        self.copy_done.synchronize()
-        batch, host = self.batch, self.host
-        if self.lanes is not None:
-            self.lanes.write(self.began, self.ended)
-        if self.recorder is not None:
-            self.recorder.read(RESULTS, (batch.step_id,))
-        idle = 0.0
-        if self.previous_end is not None and not batch.after_idle:
-            idle = max(0.0, self.began.seconds_since(self.previous_end))
-        return StepResult(
-            step_id=batch.step_id,
-            rows=batch.sample_rows,
-            generations=batch.sample_generations,
-            tokens=host.tokens.numpy(),
-            non_finite=host.non_finite.numpy(),
-            logprobs=_logprobs(host),
-            assert_counts=self.counts.numpy()[: len(DEVICE_CHECKS)],
-            busy=self.ended.seconds_since(self.began),
-            idle=idle,
-            vectors=self._vectors(),
-            grammar_status=self.sampled.status,
-            exhausted=self.exhausted,
-            was_split=self.sampled.was_split,
-            violated=self._violated(),
-        )
-
-    def _violated(self) -> npt.NDArray[np.bool_] | None:
-        """Decode rows come last in a batch, and all of them sample."""
-        decodes = self.counts.numpy()[len(DEVICE_CHECKS) :]
-        if not decodes.any():
-            return None
-        samples = len(self.batch.sample_indices)
-        violated = np.zeros(samples, np.bool_)
-        violated[samples - len(decodes) :] = decodes
-        return violated
-
-    def _vectors(self) -> VectorResult | None:
-        pooling = self.batch.pooling
-        if pooling is None or self.vectors is None:
-            return None
-        return VectorResult(pooling.rows, pooling.generations, self.vectors.numpy())
+from core.sampling.sampler import SampleOutput
 
 
 class StepRunner:
@@ -313,12 +214,3 @@ class StepRunner:
         wanted = (sampled.logprobs, sampled.top_ids, sampled.top_values)
         fetched = [None if tensor is None else fetch(tensor) for tensor in wanted]
         return SampleOutput(fetch(sampled.tokens), fetch(sampled.non_finite), *fetched)
-
-
-def _logprobs(host: SampleOutput) -> LogprobResult | None:
-    if host.logprobs is None:
-        return None
-    if host.top_ids is None or host.top_values is None:
-        nothing = np.empty((len(host.logprobs), 0))
-        return LogprobResult(host.logprobs.numpy(), nothing.astype(np.int64), nothing.astype(np.float32))
-    return LogprobResult(host.logprobs.numpy(), host.top_ids.numpy(), host.top_values.numpy())

@@ -6,8 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from core.invariants import check
-from core.prefix.node import PrefixNode
-from core.prefix.tenants import Tenant
+from core.prefix.node import PrefixNode, Tenant
 
 
 @dataclass(slots=True)

@@ -1,15 +1,12 @@
-"""One node of the radix tree, which is also the opaque handle that requests hold and lock."""
+"""One node of the radix tree, which is also the opaque handle that requests hold and lock; and the tenant it is of."""
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
-
-if TYPE_CHECKING:
-    from core.prefix.tenants import Tenant
 
 
 class PrefixNode:
@@ -69,3 +66,18 @@ class PrefixNode:
             node = stack.pop()
             yield node
             stack.extend(node.children.values())
+
+
+class Tenant:
+    """What a cache keeps of one tenant: its unlocked nodes by age, and how many pages it has in all."""
+
+    __slots__ = ("name", "pages", "recent", "used_at")
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.pages = 0
+        """Locked ones included."""
+        self.recent: OrderedDict[PrefixNode, None] = OrderedDict()
+        """Invariant: exactly its unlocked nodes but for roots, oldest first, parents after their children."""
+        self.used_at = 0
+        """Pages that the cache had given up, of any tenant, when one of this tenant's was used last."""

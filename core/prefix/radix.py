@@ -18,9 +18,9 @@ import numpy.typing as npt
 from core.invariants import check
 from core.prefix.audit import audit
 from core.prefix.base import NO_PAGES, Ids, InsertResult, Pages, PrefixCache, PrefixMatch
-from core.prefix.node import PrefixNode
+from core.prefix.node import PrefixNode, Tenant
 from core.prefix.observer import PrefixObserver
-from core.prefix.tenants import Tenant, TenantOf, Tenants, tenant_of
+from core.prefix.tenants import TenantOf, Tenants, tenant_of
 from core.types.prefixes import PrefixStored
 
 _ID_BYTES = 8

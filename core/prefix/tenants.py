@@ -7,12 +7,9 @@ counts as gone, and gives up before all others: one that is alone may use everyt
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from core.prefix.node import PrefixNode
+from core.prefix.node import Tenant
 
 TenantOf = Callable[[str], str]
 """The tenant that pages under a salt count for."""
@@ -22,21 +19,6 @@ def tenant_of(salt: str) -> str:
     """What stands before the first NUL of a salt; salts without one are all of one tenant."""
     tenant, nul, _ = salt.partition("\0")
     return tenant if nul else ""
-
-
-class Tenant:
-    """What a cache keeps of one tenant: its unlocked nodes by age, and how many pages it has in all."""
-
-    __slots__ = ("name", "pages", "recent", "used_at")
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-        self.pages = 0
-        """Locked ones included."""
-        self.recent: OrderedDict[PrefixNode, None] = OrderedDict()
-        """Invariant: exactly its unlocked nodes but for roots, oldest first, parents after their children."""
-        self.used_at = 0
-        """Pages that the cache had given up, of any tenant, when one of this tenant's was used last."""
 
 
 class Tenants:

@@ -11,7 +11,8 @@ from collections.abc import Sequence
 import torch
 
 from core.device.checks import AssertMode, DeviceChecks
-from core.device.streams import DeviceStreams, Event
+from core.device.event import Event
+from core.device.streams import DeviceStreams
 from core.invariants import check
 from core.memory.req_to_token_pool import ReqToTokenPool
 from core.relay.payload import NEW_SEQ_LENS, OUTPUT_TOKENS, Column, RelayPayload

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from service.lazy_group import LazyGroup
+from service.cli.lazy_group import LazyGroup
 
 BENCHMARKS: dict[str, tuple[str, str]] = {
     "asserts": ("service.bench.asserts:asserts", "Cost of the device checks: off, counting, trapping."),

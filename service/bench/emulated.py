@@ -18,7 +18,8 @@ import torch
 
 from core.attention.base import AttentionBackend
 from core.batch.forward_batch import ForwardBatch
-from core.device.streams import DeviceStreams, Event
+from core.device.event import Event
+from core.device.streams import DeviceStreams
 from core.device.timer import Mark
 from core.memory.companion import DeviceCompanion
 from core.memory.kv_pool import KVLayerSpec, KVPool

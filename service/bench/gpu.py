@@ -29,7 +29,7 @@ from core.models.bundled import bundled_model_dir
 from core.text.tokenizer import Tokenizer
 from service.bench.decode_load import CHUNK, Load, watch_decode, watch_first_token, watch_transformers
 from service.bench.roofline import Demands, Peaks, measure_peaks
-from service.switch_interval import shorten_switch_interval
+from service.process.switch_interval import shorten_switch_interval
 
 SHAPES: dict[str, dict[str, Any]] = {
     # Llama 3 8B.

@@ -12,7 +12,7 @@ import torch
 
 from service.bench.curve import as_json, table
 from service.bench.growth_axes import AXES
-from service.switch_interval import shorten_switch_interval
+from service.process.switch_interval import shorten_switch_interval
 
 
 @click.command()

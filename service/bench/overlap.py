@@ -23,7 +23,7 @@ from service.bench.asserts import ROUNDS, STEPS, check_costs, check_figures
 from service.bench.emulated import EmulatedModel, EmulatedStreams, Timeline, expected_output
 from service.bench.features import FEATURES, PLAIN, Feature
 from service.bench.scheduler_cost import scheduler_cost
-from service.switch_interval import shorten_switch_interval
+from service.process.switch_interval import shorten_switch_interval
 
 PROMPT_TOKENS = 16
 

@@ -19,7 +19,7 @@ from core.engine.async_engine import AsyncEngine
 from core.engine.build import build_engine
 from core.types.io import Delta, GenerateRequest
 from core.types.sampling_params import SamplingParams
-from service.switch_interval import shorten_switch_interval
+from service.process.switch_interval import shorten_switch_interval
 
 Emit = Callable[[int, int], object]
 

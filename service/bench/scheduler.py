@@ -11,7 +11,7 @@ from service.bench.admission_cost import admission_seconds, insert_seconds, matc
 from service.bench.curve import Curve, as_json, table
 from service.bench.loop_step import PARTS, LoopStep, StepParts
 from service.bench.scheduler_cost import PAGE_SIZE, scheduler_cost
-from service.switch_interval import shorten_switch_interval
+from service.process.switch_interval import shorten_switch_interval
 
 STEPS = 48
 """Steps of a round: three pages, so that growing by pages is in the mean as often as it is in the long run."""

@@ -23,11 +23,11 @@ from service.bench.emulated import EmulatedModel, EmulatedStreams, Timeline
 from service.bench.raw_stream import LOCK_STEP_METHOD, RAW_METHOD, RawServer
 from service.bench.stream_client import GENERATE_METHOD, Job, StreamClient
 from service.bench.stream_rate import Latencies, Rate, Stream, measure_latencies, measure_rate
-from service.config import ServerConfig
+from service.cli.lifecycle import Served
+from service.config.server_config import ServerConfig
 from service.frontends.group import FrontEndGroup
-from service.lifecycle import Served
-from service.server import Server
-from service.switch_interval import shorten_switch_interval
+from service.process.switch_interval import shorten_switch_interval
+from service.server.server import Server
 
 PROMPT_TOKENS = 16
 W2_PROMPT, W2_TOKENS, W2_REQUESTS = 128, 128, 6

@@ -1,4 +1,4 @@
-"""The engine process with its front ends: what `service.server.Server` is to one process, this is to several.
+"""The engine process with its front ends: what `service.server.server.Server` is to one process, this is to several.
 
 Front ends are children, each with one end of a socket pair: the connection has no address, so nobody else can open it.
 One that dies takes its own streams along and is started again; when this process dies they end theirs and exit.
@@ -22,25 +22,25 @@ from typing import Any
 from prometheus_client import CollectorRegistry, ProcessCollector
 
 from core.errors import StartupError
-from service.access_files import AccessFiles
-from service.builder import EngineBuilder, Progress, StartableEngine, in_daemon_thread
-from service.config import ServerConfig
-from service.engine_slot import EngineSlot
+from core.types.plain import to_plain
+from service.access.access_files import AccessFiles
+from service.access.file_metrics import FilesCollector
+from service.calls.desk import LocalDesk
+from service.config.server_config import ServerConfig
+from service.engine.builder import EngineBuilder, Progress, StartableEngine, in_daemon_thread
+from service.engine.slot import EngineSlot
 from service.frontends.front_end import START_SECONDS, FrontEnd
 from service.frontends.heartbeat import PERIOD
 from service.frontends.host import FrontEndHost
-from service.frontends.plain import to_plain
 from service.frontends.wire import Kind
 from service.metrics.collector import EngineCollector, engine_view
 from service.metrics.door import metrics_server
-from service.metrics.files import FilesCollector
 from service.metrics.http import MetricsServer
 from service.metrics.names import PREFIX
 from service.metrics.rpc import RpcMetrics
-from service.preflight import check, model_path
-from service.server import drained, stopped
-from service.tenants.desk import LocalDesk
-from service.version import installed_version
+from service.process.version import installed_version
+from service.server.server import drained, stopped
+from service.server.startup_checks import check
 
 log = logging.getLogger(__name__)
 
@@ -104,7 +104,7 @@ class FrontEndGroup:
 
     async def load(self) -> None:
         """Build and start the engine, then have every front end report ready. Raises StartupError."""
-        config = self.config.engine_config(str(model_path(self.config)))
+        config = self.config.engine_config(str(self.config.model_path))
         engine = await in_daemon_thread(lambda: self._build(config, self._progress))
         self._engine = engine
         await engine.start()

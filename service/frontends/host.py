@@ -13,16 +13,17 @@ from core import buggify
 from core.engine.api import EmbedCall, Engine, OutputStream, PolledStream
 from core.errors import RequestFailed, SlipstreamError
 from core.types.io import Delta, EmbedRequest, Finished, GenerateRequest, OutputEvent
-from service.engine_slot import EngineSlot, answered
+from core.types.plain import to_plain
+from service.calls.desk import ResumedStream, TenantDesk
+from service.engine.slot import EngineSlot, answered
 from service.frontends.events import EventBatch
-from service.frontends.plain import UNREADABLE, error_to_plain, from_plain, to_plain, vectors_to_plain
+from service.frontends.plain_json import UNREADABLE, error_to_plain, from_plain, vectors_to_plain
 from service.frontends.prefix_watches import PrefixWatches
 from service.frontends.wire import Kind, Link, WireError, pack_json
+from service.limits.hold import Hold
+from service.limits.work import Work
 from service.metrics.rpc import RpcMetrics
-from service.resume.history import Position
-from service.tenants.desk import ResumedStream, TenantDesk
-from service.tenants.hold import Hold
-from service.tenants.work import Work
+from service.wire.position import Position
 
 log = logging.getLogger(__name__)
 

@@ -20,14 +20,14 @@ from collections import Counter
 from prometheus_client import CollectorRegistry
 
 from core.errors import Draining, EngineDead, StartupError
-from service.config import ServerConfig
+from service.config.server_config import ServerConfig
 from service.frontends.heartbeat import DEAD_SECONDS, PERIOD, STALE_SECONDS, Silence
 from service.frontends.remote_desk import RemoteDesk
 from service.frontends.remote_engine import RemoteEngine
 from service.frontends.wire import Kind, pack, pack_json
-from service.logs import configure
 from service.metrics.rpc import RpcMetrics
-from service.server import STATUS_FLUSH_SECONDS, Server
+from service.process.logs import configure
+from service.server.server import STATUS_FLUSH_SECONDS, Server
 
 log = logging.getLogger(__name__)
 

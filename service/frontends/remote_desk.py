@@ -6,17 +6,18 @@ from dataclasses import asdict
 
 from core.engine.api import Engine
 from core.types.io import GenerateRequest
-from service.frontends.plain import from_plain, to_plain
+from core.types.plain import to_plain
+from service.frontends.plain_json import from_plain
 from service.frontends.remote_engine import RemoteEngine
 from service.frontends.remote_stream import RemoteReader
-from service.resume.history import Position
-from service.tenants.hold import Hold
-from service.tenants.usage import TenantLoad
-from service.tenants.work import ONE_SEQUENCE, Work
+from service.limits.hold import Hold
+from service.limits.usage import TenantLoad
+from service.limits.work import ONE_SEQUENCE, Work
+from service.wire.position import Position
 
 
 class RemoteDesk:
-    """The `TenantDesk` of `service.tenants.desk`. Without `limited` no place is asked for: there is no tenants file."""
+    """The `TenantDesk` of `service.calls.desk`. Without `limited` no place is asked for: there is no tenants file."""
 
     def __init__(self, engine: RemoteEngine, limited: bool) -> None:
         self._engine, self._limited = engine, limited

@@ -14,13 +14,14 @@ from core.engine.streams.unread import UnreadBytes
 from core.errors import EngineDead, RequestFailed, SlipstreamError
 from core.types.adapters import AdapterList, AdapterLoad
 from core.types.io import EmbedRequest, EmbedResult, Finished, GenerateRequest, ModelInfo, Started
+from core.types.plain import to_plain
 from core.types.stats import EngineStats
 from service.frontends.events import read_events
-from service.frontends.plain import UNREADABLE, error_from_plain, from_plain, to_plain, vectors_from_plain
+from service.frontends.plain_json import UNREADABLE, error_from_plain, from_plain, vectors_from_plain
 from service.frontends.remote_prefixes import RemotePrefixes
 from service.frontends.remote_stream import RemoteReader, RemoteStream
 from service.frontends.wire import Kind, Link, WireError, pack, pack_json
-from service.tenants.work import Work
+from service.limits.work import Work
 
 log = logging.getLogger(__name__)
 

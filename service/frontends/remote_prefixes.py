@@ -4,19 +4,32 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, Protocol, cast
 
 from core.types.prefixes import PrefixChange, PrefixStored
 from service.frontends.prefix_watches import changes_from_plain
 
-if TYPE_CHECKING:
-    from service.frontends.remote_engine import RemoteEngine
+
+class EngineLink(Protocol):
+    """The calls of a `RemoteEngine` that the prefix cache needs; a call that is open has a number."""
+
+    async def open(self, method: str, **arguments: Any) -> tuple[int, Any]:
+        """Begin a call: its number and its first answer."""
+        ...
+
+    async def call(self, method: str, **arguments: Any) -> Any:
+        """Call and return the answer."""
+        ...
+
+    def end(self, number: int) -> None:
+        """End an open call."""
+        ...
 
 
 class RemotePrefixWatch:
     """The `PrefixWatch` of `core.engine.api` in a front end. One task reads."""
 
-    def __init__(self, engine: RemoteEngine, number: int, page_size: int, contents: Sequence[PrefixStored]) -> None:
+    def __init__(self, engine: EngineLink, number: int, page_size: int, contents: Sequence[PrefixStored]) -> None:
         self.page_size = page_size
         self.contents = contents
         self._engine, self._number = engine, number
@@ -42,7 +55,7 @@ class RemotePrefixWatch:
 class RemotePrefixes:
     """The `Prefixes` of `core.engine.api` in a front end."""
 
-    def __init__(self, engine: RemoteEngine) -> None:
+    def __init__(self, engine: EngineLink) -> None:
         self._engine = engine
 
     async def watch(self, cache_salt: str) -> RemotePrefixWatch:

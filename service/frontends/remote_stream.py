@@ -171,7 +171,7 @@ _NOT_SAID_YET = 1 << 20
 
 
 class RemoteReader(RemoteStream):
-    """The `ResumedStream` of `service.tenants.desk` in a front end. Being taken over comes as an error, in its turn."""
+    """The `ResumedStream` of `service.calls.desk` in a front end. Being taken over comes as an error, in its turn."""
 
     def __init__(self, request_id: str, end: Callable[[], None], max_pending_tokens: int, room: UnreadRoom) -> None:
         # Events can be here before the task that asked for them knows how many outputs there are.

@@ -10,14 +10,14 @@ import grpc.aio
 from core.engine.api import OutputStream
 from core.errors import SlowConsumer
 from core.types.io import Delta, Finished, OutputEvent, Started
-from service.convert import split
 from service.gateway.dialect import Asked, Dialect, Whole
 from service.gateway.outputs import OutputSoFar
+from service.limits.hold import note_made, note_prompt
 from service.metrics.rpc import RpcMetrics
-from service.status import TOKENS_EMITTED_TRAILER
-from service.tenants.hold import note_made, note_prompt
+from service.rpc.status import TOKENS_EMITTED_TRAILER
+from service.rpc.write_timeout import WriteBound
 from service.tracing.request_span import note_finished
-from service.write_bound import WriteBound
+from service.wire.generate import split
 
 Context = grpc.aio.ServicerContext[Any, Any]
 

@@ -8,8 +8,8 @@ from collections.abc import Callable
 
 from core.types.stats import EngineStats
 from service.gateway.dialect import Load
+from service.limits.usage import TenantLoad
 from service.metrics.collector import kv_usage
-from service.tenants.usage import TenantLoad
 
 KV_POOL = "kv_page"
 WINDOW_SECONDS = 5.0

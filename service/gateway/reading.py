@@ -19,7 +19,7 @@ from core.config import ADAPTER_NAME
 from core.errors import FieldViolation, InvalidRequest
 from core.types.io import ModelInfo
 from core.types.sampling_params import MAX_LOGIT_BIAS, MAX_STOP_STRINGS, MAX_STOP_TOKEN_IDS, SamplingParams
-from service.convert import MAX_REQUEST_ID_CHARS, REQUEST_ID
+from service.wire.generate import MAX_REQUEST_ID_CHARS, REQUEST_ID
 
 PARAMS = "sampling_params"
 IDS = "tokenized.input_ids"

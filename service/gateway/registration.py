@@ -13,8 +13,8 @@ import grpc.aio
 from google.protobuf.message_factory import GetMessageClass
 
 from core.errors import StartupError
-from service.config import ServerConfig
-from service.open_calls import OpenCalls
+from service.calls.open_calls import OpenCalls
+from service.config.server_config import ServerConfig
 
 log = logging.getLogger(__name__)
 

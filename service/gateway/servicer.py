@@ -14,19 +14,18 @@ from smg_grpc_proto.generated import common_pb2
 
 from core.engine.api import EngineState
 from core.errors import InvalidRequest
-from service import audit
-from service.auth import caller_name
-from service.engine_slot import answered
+from service.access import audit
+from service.access.caller import caller_name, of_caller
+from service.calls.open_calls import OpenCalls
+from service.engine.slot import answered
 from service.gateway.dialect import Caller, Dialect
 from service.gateway.generation import Generation
 from service.gateway.reading import renamed
 from service.gateway.tokenizer_zip import chunks
 from service.gateway.worker import Worker
-from service.open_calls import OpenCalls
-from service.tenants.hold import note_prompt
-from service.tenants.identity import of_caller
+from service.limits.hold import note_prompt
+from service.rpc.write_timeout import WriteBound
 from service.tracing.request_span import traced
-from service.write_bound import WriteBound
 
 MAX_FLUSH_WAIT = 60.0
 FLUSH_POLL_SECONDS = 0.02

@@ -11,13 +11,13 @@ import grpc.aio
 
 from core.engine.api import PrefixWatch
 from core.errors import Draining, Overloaded, SlowConsumer
-from service.engine_slot import answered
+from service.access.caller import address_of
+from service.calls.open_calls import OpenCalls
+from service.engine.slot import answered
 from service.gateway.dialect import Load
 from service.gateway.kv_events import KvEvents
-from service.open_calls import OpenCalls
-from service.request_reads import address_of
-from service.tenants.identity import tenant_salt
-from service.write_bound import WriteBound
+from service.rpc.write_timeout import WriteBound
+from service.tenant_ids import tenant_salt
 
 MAX_SUBSCRIBERS = 16
 MAX_OF_ONE = 4

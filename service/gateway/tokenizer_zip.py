@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from core.errors import Unsupported
-from service.builder import in_daemon_thread
+from service.engine.builder import in_daemon_thread
 
 PATTERNS = (
     "tokenizer*.json",

@@ -13,7 +13,7 @@ from service.gateway import reading
 from service.gateway.answers import Answers
 from service.gateway.dialect import Asked, Caller, ServerFacts
 from service.gateway.reading import IDS, PARAMS
-from service.tenants.identity import tenant_salt
+from service.tenant_ids import tenant_salt
 
 MAX_ABORT_IDS = 256
 

@@ -12,12 +12,11 @@ from typing import Any
 from core.engine.api import Engine
 from core.types.io import ModelInfo
 from core.types.sampling_params import SamplingParams
+from service.calls.open_calls import OpenCalls
 from service.gateway.dialect import Load, ModelFacts, ServerFacts
 from service.gateway.loads import LoadMeter
 from service.gateway.subscriptions import Subscriptions
 from service.gateway.tokenizer_zip import TokenizerZip
-from service.open_calls import OpenCalls
-from service.preflight import model_path
 
 NOWHERE = Path("/dev/null")
 """No host has a directory in here: a gateway that looks for one asks the worker for its tokenizer at once, where for a
@@ -33,7 +32,7 @@ class Worker:
         self.version = version
         self._config = calls.config
         self._slot = calls.slot
-        self._folder = model_path(calls.config).resolve()
+        self._folder = calls.config.model_path.resolve()
         self._started, self._started_at = time.monotonic(), datetime.now(UTC)
         self._checkpoint: dict[str, Any] | None = None
         self.meter = LoadMeter(lambda: self._slot.stats, calls.config.max_running_requests)

@@ -18,8 +18,8 @@ from core.lanes import PHASES
 from core.machine import memory_share
 from core.types.io import FinishReason
 from core.types.stats import EngineStats, HistogramStats
-from service.config import ServerConfig
-from service.engine_slot import EngineSlot
+from service.config.server_config import ServerConfig
+from service.engine.slot import EngineSlot
 from service.metrics import names
 from service.metrics.histograms import HISTOGRAMS
 from service.metrics.metric import Metric

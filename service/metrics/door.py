@@ -9,8 +9,8 @@ from typing import Any
 from prometheus_client import CollectorRegistry
 
 from core.lanes import LaneRecorder
-from service.config import ServerConfig
-from service.engine_slot import EngineSlot
+from service.config.server_config import ServerConfig
+from service.engine.slot import EngineSlot
 from service.metrics.http import MetricsServer
 from service.metrics.trace import TraceDoor
 from service.page.door import PATH, PageDoor

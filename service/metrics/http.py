@@ -21,13 +21,13 @@ from typing import Any
 from prometheus_client import CollectorRegistry
 
 from core.errors import StartupError
-from service.audit import Floods
 from service.metrics.connections import MAX_CONNECTIONS, Connections, RequestStream, hung_up_within
 from service.metrics.exposition import Exposition
 from service.metrics.peer_user import user_of
 from service.metrics.trace import PATH, Refusal, TraceDoor
 from service.metrics.visitors import why_not
 from service.page import door as page
+from service.process.audit_log import Floods
 
 log = logging.getLogger(__name__)
 

@@ -35,7 +35,7 @@ REJECTION_REASONS: tuple[str, ...] = (
 """Present at 0 from the start, so that `increase()` sees the first one; others of core appear when they occur."""
 
 CALL_KINDS: tuple[str, ...] = ("health", "facts", "text", "stream", "work")
-"""The values of `service.call_kinds.Kind`, each of which is present at 0 from the start."""
+"""The values of `service.limits.call_kinds.Kind`, each of which is present at 0 from the start."""
 
 CALLER_REFUSALS: tuple[str, ...] = ("UNAUTHENTICATED", "TOKEN_REVOKED", "NOT_PERMITTED")
 GONE: tuple[str, ...] = ("expired", "evicted", "stalled", "trimmed")

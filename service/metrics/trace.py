@@ -18,9 +18,9 @@ from typing import Any
 from urllib.parse import parse_qs
 
 from core.lanes import LaneRecorder
-from service import audit
-from service.audit import Floods
 from service.metrics.chrome_trace import chrome_trace
+from service.process import audit_log
+from service.process.audit_log import Floods
 
 PATH = "/trace"
 MAX_SECONDS = 60.0
@@ -72,12 +72,12 @@ class TraceDoor:
         """
         found = self._record(peer, query, user, left_within)
         if found is ABANDONED:
-            audit.write("act", method=PATH, peer=peer, outcome="CANCELLED")
+            audit_log.write("act", method=PATH, peer=peer, outcome="CANCELLED")
         elif not isinstance(found, Refusal):
-            audit.write("act", method=PATH, peer=peer, outcome="OK")
+            audit_log.write("act", method=PATH, peer=peer, outcome="OK")
         elif found.status is HTTPStatus.FORBIDDEN and self._floods.admits(peer):
             left_out = self._floods.take_left_out()
-            audit.write("refused", method=PATH, peer=peer, reason="NOT_PERMITTED", left_out=left_out)
+            audit_log.write("refused", method=PATH, peer=peer, reason="NOT_PERMITTED", left_out=left_out)
         return found
 
     def _record(

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from types import TracebackType
 
 from core.lanes import LaneRecorder, Recording
-from service.config import ServerConfig
-from service.engine_slot import EngineSlot
+from service.config.server_config import ServerConfig
+from service.engine.slot import EngineSlot
 from service.page.moment import moment
 from service.page.streams import StreamTable
 

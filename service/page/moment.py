@@ -7,11 +7,11 @@ from typing import Any
 
 from core.lanes import Recording
 from core.types.stats import EngineStats
-from service.config import ServerConfig
-from service.engine_slot import EngineSlot
+from service.config.server_config import ServerConfig
+from service.engine.slot import EngineSlot
 from service.page.streams import StreamsSeen
 from service.page.timeline import timeline
-from service.tenants.identity import public_id
+from service.tenant_ids import public_id
 
 ADAPTER_BYTES = "adapter_bytes"
 

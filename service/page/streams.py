@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from core.types.streams import StreamInfo
-from service.engine_slot import EngineSlot
+from service.engine.slot import EngineSlot
 
 MAX_ROWS = 200
 """Oldest streams that are shown; looking at one costs the event loop some microseconds."""

@@ -13,21 +13,13 @@ from dataclasses import dataclass, field
 from core.errors import InvalidRequest
 from core.types.io import Delta, Finished, OutputEvent, Started
 from core.types.logprobs import TokenLogprobs
-from service.resume.errors import PositionAhead, PositionTooOld
+from service.errors import PositionAhead, PositionTooOld
+from service.wire.position import Position
 
 SEGMENT_BYTES = 4096
 """What a segment holds before the next one is begun."""
 EMPTY_SEGMENT_BYTES = 640
 """What a segment takes beside: its objects and empty columns."""
-
-
-@dataclass(slots=True)
-class Position:
-    """How much of one output a reader has."""
-
-    tokens: int = 0
-    text_bytes: int = 0
-    finished: bool = False
 
 
 @dataclass(slots=True)

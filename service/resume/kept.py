@@ -17,9 +17,10 @@ from core.engine.api import CountedStream
 from core.engine.streams.unread import UnreadHolder
 from core.errors import SlipstreamError
 from core.types.io import Delta, Finished, OutputEvent, Started
-from service.resume.errors import StreamExpired, StreamTakenOver
-from service.resume.history import History, Position
-from service.tenants.hold import Hold
+from service.errors import StreamExpired, StreamTakenOver
+from service.limits.hold import Hold
+from service.resume.history import History
+from service.wire.position import Position
 
 STUCK_SECONDS = 0.5
 """How long a reader may go on writing to a client that does not read, once another one wants its stream."""

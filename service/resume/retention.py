@@ -22,12 +22,13 @@ from core import buggify
 from core.engine.api import CountedStream
 from core.errors import DuplicateRequest, InvalidRequest, Overloaded
 from core.types.io import GenerateRequest
-from service.engine_slot import EngineSlot
-from service.frontends.plain import to_plain
-from service.resume.errors import ResumeOff, StreamEvicted, StreamExpired, StreamNotFound
-from service.resume.history import History, Position
+from core.types.plain import to_plain
+from service.engine.slot import EngineSlot
+from service.errors import ResumeOff, StreamEvicted, StreamExpired, StreamNotFound
+from service.limits.hold import Hold
+from service.resume.history import History
 from service.resume.kept import KeptStream, Reader
-from service.tenants.hold import Hold
+from service.wire.position import Position
 
 STREAM_BYTES = 8192
 """What a kept stream of one output takes before it has told anything."""

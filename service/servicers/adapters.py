@@ -1,4 +1,7 @@
-"""The adapter service: the engine's answers as messages. Who may change what is loaded, `service.permissions` says."""
+"""The adapter service: the engine's answers as messages.
+
+`service.access.permissions` says which callers may change what is loaded.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +9,11 @@ from typing import Any
 
 import grpc.aio
 
-from service import audit, convert_adapters
-from service.engine_slot import EngineSlot, answered
+from service.access import audit
+from service.engine.slot import EngineSlot, answered
 from service.pb.slipstream.v1 import adapters_pb2 as pb
 from service.pb.slipstream.v1 import adapters_pb2_grpc
+from service.wire import adapters
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
@@ -24,7 +28,7 @@ class AdapterServicer(adapters_pb2_grpc.AdapterServiceServicer):
         """Read an adapter below the configured directory and serve it."""
         audit.note(adapter=request.name, path=request.path)
         load = await self._slot.require().load_adapter(request.name, request.path, pinned=request.pinned)
-        return convert_adapters.load_response(load)
+        return adapters.load_response(load)
 
     async def UnloadAdapter(self, request: pb.UnloadAdapterRequest, context: Context) -> pb.UnloadAdapterResponse:
         """Refuse new requests for an adapter, and free it with its last one."""
@@ -34,4 +38,4 @@ class AdapterServicer(adapters_pb2_grpc.AdapterServiceServicer):
 
     async def ListAdapters(self, request: pb.ListAdaptersRequest, context: Context) -> pb.ListAdaptersResponse:
         """Every adapter that holds memory."""
-        return convert_adapters.list_response(await answered(self._slot.require().list_adapters()))
+        return adapters.list_response(await answered(self._slot.require().list_adapters()))

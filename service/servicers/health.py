@@ -15,7 +15,7 @@ import grpc.aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc  # type: ignore[import-untyped]
 
 from core.errors import Draining, SlowConsumer
-from service.status import UnknownService
+from service.errors import UnknownService
 
 LIVENESS = ""
 READINESS = "slipstream.v1.InferenceService"

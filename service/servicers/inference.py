@@ -15,19 +15,18 @@ import grpc.aio
 from core.engine.api import EmbedCall, OutputStream
 from core.errors import EngineDead, SlowConsumer
 from core.types.io import Delta, Finished, GenerateRequest, Started
-from service import convert, convert_attach, convert_embed
-from service.auth import caller_name
-from service.bounds import detokenize_ids
+from service.access.caller import caller_name, caller_of, of_caller
+from service.calls.open_calls import OpenCalls
+from service.limits.hold import note_made, note_prompt
+from service.limits.text_calls import TextCalls
 from service.metrics.collector import kv_usage
-from service.open_calls import OpenCalls
 from service.pb.slipstream.v1 import inference_pb2 as pb
 from service.pb.slipstream.v1 import inference_pb2_grpc
-from service.status import NO_RETRY, PUSHBACK_TRAILER, TOKENS_EMITTED_TRAILER
-from service.tenants.hold import note_made, note_prompt
-from service.tenants.identity import caller_of, of_caller
-from service.text_calls import TextCalls
+from service.rpc.status import NO_RETRY, PUSHBACK_TRAILER, TOKENS_EMITTED_TRAILER
+from service.rpc.write_timeout import WriteBound
 from service.tracing.request_span import note_finished, traced
-from service.write_bound import WriteBound
+from service.wire import attach, embed, generate
+from service.wire.message_limits import detokenize_ids
 
 REQUEST_ID_METADATA = "slipstream-request-id"
 
@@ -69,14 +68,14 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         """Go on with a kept stream. Leaving lets go of it."""
         async with AsyncExitStack() as held:
             with self._calls.counting_attaches():
-                stream = await self._calls.attach(request.request_id, convert_attach.positions(request), held)
+                stream = await self._calls.attach(request.request_id, attach.positions(request), held)
             await self._pump(stream, context, _Told(stream.expected, stream.want_text, pb.AttachResponse))
 
     async def _open(
         self, request: pb.GenerateRequest, context: Context, held: AsyncExitStack
     ) -> tuple[GenerateRequest, OutputStream]:
         info, deadline = self._calls.engine.model_info, self._calls.deadline(context)
-        asked = traced(convert.generate_request(request, info, deadline, caller_name.get()), context)
+        asked = traced(generate.generate_request(request, info, deadline, caller_name.get()), context)
         asked = of_caller(asked, context)
         if request.resumable:
             return asked, await self._calls.keep(asked, held)
@@ -87,7 +86,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
     async def _pump(self, stream: OutputStream, context: Context, told: _Told) -> None:
         """Write every event. On failure the trailers say how many tokens went out, the cut-off write included."""
         emitted = finished = 0
-        encoder = convert.ResponseEncoder(stream.request_id, told.want_text, told.response)
+        encoder = generate.ResponseEncoder(stream.request_id, told.want_text, told.response)
         waiting: Started | None = None
         try:
             async with WriteBound(self._config.write_timeout) as bound:
@@ -109,7 +108,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
                         await context.write(encoder.encode(waiting))
                         bound.end()
                         waiting = None
-                    for piece in convert.split(event):
+                    for piece in generate.split(event):
                         bound.begin()
                         await context.write(encoder.encode(piece))
                         bound.end()
@@ -144,12 +143,12 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
                 _keep_from_others(error, context)
                 raise
             note_prompt(sum(each.prompt_tokens for each in result.embeddings))
-            return convert_embed.embed_response(result)
+            return embed.embed_response(result)
 
     async def _open_embed(self, request: pb.EmbedRequest, context: Context, held: AsyncExitStack) -> EmbedCall:
         info, deadline = self._calls.engine.model_info, self._calls.deadline(context)
         max_queued = self._config.max_queued_requests
-        asked = convert_embed.embed_request(request, info, max_queued, deadline, caller_name.get())
+        asked = embed.embed_request(request, info, max_queued, deadline, caller_name.get())
         return await self._calls.embed(of_caller(asked, context), held)
 
     async def Tokenize(self, request: pb.TokenizeRequest, context: Context) -> pb.TokenizeResponse:
@@ -169,20 +168,20 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
 
     async def GetModelInfo(self, request: pb.GetModelInfoRequest, context: Context) -> pb.GetModelInfoResponse:
         """Facts of the model."""
-        return convert.model_info_response(self._slot.require().model_info)
+        return generate.model_info_response(self._slot.require().model_info)
 
     async def GetServerInfo(self, request: pb.GetServerInfoRequest, context: Context) -> pb.GetServerInfoResponse:
         """Facts of the process; answers in every state."""
         uptime = time.monotonic() - self._started_at
-        return convert.server_info_response(self._config, self._version, self._slot.state, uptime)
+        return generate.server_info_response(self._config, self._version, self._slot.state, uptime)
 
     async def GetLoad(self, request: pb.GetLoadRequest, context: Context) -> pb.GetLoadResponse:
         """Load as of the last step; of the caller's own requests where the others are not its business."""
         engine, own = self._slot.require(), await self._calls.own_load()
         if own is not None:
-            return convert.own_load_response(own.running, own.waiting)
+            return generate.own_load_response(own.running, own.waiting)
         stats = engine.stats
-        return convert.load_response(stats, engine.live_requests, kv_usage(stats))
+        return generate.load_response(stats, engine.live_requests, kv_usage(stats))
 
 
 def _keep_from_others(error: BaseException, context: Context) -> None:

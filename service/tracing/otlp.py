@@ -21,7 +21,7 @@ from opentelemetry.trace import Span, SpanKind, Status, StatusCode
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from core.types.io import Finished, GenerateRequest
-from service.interceptors import Context, final_code
+from service.rpc.interceptors import Context, final_code
 from service.tracing.request_span import current_span
 
 TRACED = frozenset({"Generate", "Embed"})

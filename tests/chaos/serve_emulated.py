@@ -22,9 +22,9 @@ from core.invariants import InvariantViolation
 from core.relay.future_map import FutureMap
 from core.relay.payload import OUTPUT_TOKENS
 from core.text.tokenizer import Tokenizer
-from service import builder
 from service.bench.emulated import EmulatedStreams
-from service.cli import main
+from service.cli.cli import main
+from service.engine import builder
 from tests.chaos.device import ChaosModel, Faults
 
 

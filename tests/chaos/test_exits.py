@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from service.client import CallFailed, SlipstreamClient
-from service.exit_guard import EXIT_SECONDS, FORCE_SECONDS
+from service.process.exit_guard import EXIT_SECONDS, FORCE_SECONDS
 from tests.chaos.process import PATIENCE, ServerProcess
 from tests.fakes.checkpoints import make_checkpoint
 from tests.security.certificates import Authority, needs_openssl
@@ -151,7 +151,7 @@ async def test_a_thread_that_never_ends_is_named_and_left(servers: list[ServerPr
 def test_a_process_that_failed_and_is_held_up_ends_as_one_that_failed() -> None:
     """What restarts it looks at the code."""
     held_up = "threading.Thread(target=threading.Event().wait, name='stuck').start()"
-    script = f"import threading; from service.exit_guard import leave_within; {held_up}; leave_within(3, 0.01)"
+    script = f"import threading; from service.process.exit_guard import leave_within; {held_up}; leave_within(3, 0.01)"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=PATIENCE, check=False)
     assert done.returncode == 3 and "held up by stuck (" in done.stderr, done.stderr
 

@@ -14,7 +14,7 @@ import pytest
 import pytest_asyncio
 
 from service.client import CallFailed, SlipstreamClient
-from service.server import Server
+from service.server.server import Server
 from tests.constraints.asks import BACKENDS
 from tests.fakes.checkpoints import make_checkpoint
 from tests.fakes.real_server import serve_checkpoint

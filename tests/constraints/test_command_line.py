@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from service.commands.generate import generate
+from service.cli.commands.generate import generate
 from tests.fakes.checkpoints import make_checkpoint
 
 pytest.importorskip("llguidance", reason="llguidance is not installed (extra [grammar])")

@@ -16,8 +16,8 @@ from core.engine.adapters.table import AdapterTable
 from core.errors import AdapterNotFound, ConfigError, ModelLoadError
 from core.text.tokenizer import Tokenizer
 from service.client import CallFailed, SlipstreamClient
-from service.config import ServerConfig
-from service.settings import load
+from service.config.server_config import ServerConfig
+from service.config.sources import load
 from tests.engine.emulation import ask, running
 from tests.fakes.checkpoints import VOCAB_SIZE, make_checkpoint
 from tests.fakes.real_server import serve_checkpoint

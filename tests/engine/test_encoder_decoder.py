@@ -12,7 +12,8 @@ import torch
 from core.batch.forward_batch import ForwardBatch
 from core.batch.schedule_batch import ScheduleBatch
 from core.errors import InvalidRequest, ModelLoadError
-from core.executor.step import LaunchedStep, StepRunner
+from core.executor.launched_step import LaunchedStep
+from core.executor.step import StepRunner
 from core.models.encoder_decoder.model import EncoderDecoder
 from core.types.io import EmbedRequest
 from service.client import CallFailed, Chunk, SlipstreamClient

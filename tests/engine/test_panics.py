@@ -21,7 +21,8 @@ from core.engine.off_loop import WorkBroken, off_loop
 from core.engine.watchdog import MOST_PER_LOOK, Watchdog
 from core.errors import EngineDead, TextFailed
 from core.executor.completion import Completion
-from core.executor.step import LaunchedStep, StepRunner
+from core.executor.launched_step import LaunchedStep
+from core.executor.step import StepRunner
 from core.scheduler.scheduler import Scheduler
 from core.text.tokenizer import Tokenizer
 from service.bench.emulated import TimelineEvent, expected_output

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from core.models.lora.checkpoint import AdapterLimits, read_adapter
-from service.adapter_client import AdapterClient
 from service.client import SlipstreamClient
-from service.server import Server
+from service.client.adapters import AdapterClient
+from service.server.server import Server
 from tests.fakes.checkpoints import VOCAB_SIZE, make_checkpoint
 from tests.fakes.real_server import serve_checkpoint
 from tests.models.lora.peft_oracle import ADAPTERS, PeftOracle, make_adapter

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from core.models.lora.slots import LORA
-from service.adapter_client import AdapterClient
 from service.client import SlipstreamClient
+from service.client.adapters import AdapterClient
 from tests.equivalence.adapter_world import GREEDY
 from tests.fakes.checkpoints import VOCAB_SIZE, make_checkpoint
 from tests.fakes.real_server import serve_checkpoint

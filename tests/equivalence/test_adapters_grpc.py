@@ -11,7 +11,8 @@ import grpc
 import pytest
 
 from core.batch.schedule_batch import ScheduleBatch
-from core.executor.step import LaunchedStep, StepRunner
+from core.executor.launched_step import LaunchedStep
+from core.executor.step import StepRunner
 from core.models.lora.packed import Adapter
 from service.client import CallFailed, Chunk
 from service.pb.slipstream.v1 import adapters_pb2 as pb

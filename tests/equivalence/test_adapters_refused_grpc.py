@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from core.types.io import EmbedRequest, Pooling
-from service.adapter_client import AdapterClient
 from service.client import CallFailed
+from service.client.adapters import AdapterClient
 from tests.equivalence.adapter_world import GREEDY
 from tests.fakes.checkpoints import make_checkpoint
 from tests.fakes.real_server import serve_checkpoint

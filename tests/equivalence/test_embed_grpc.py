@@ -14,7 +14,7 @@ import pytest
 
 from core.types.io import Pooling
 from service.client import CallFailed, Chunk, SlipstreamClient, Vector
-from service.server import Server
+from service.server.server import Server
 from tests.equivalence.oracle import OUTPUT_TOKENS, Example, decided_examples, make_prompts
 from tests.equivalence.test_embeddings import pooled_by_hand
 from tests.fakes.checkpoints import make_checkpoint

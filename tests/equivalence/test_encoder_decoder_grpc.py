@@ -17,9 +17,9 @@ import pytest
 
 from core.config import EngineConfig
 from core.types.stats import PoolStats
-from service.builder import Progress, StartableEngine, build_core_engine
 from service.client import SlipstreamClient
-from service.server import Server
+from service.engine.builder import Progress, StartableEngine, build_core_engine
+from service.server.server import Server
 from tests.equivalence.encoder_oracle import Seq2SeqOracle
 from tests.equivalence.oracle import Example
 from tests.equivalence.test_greedy_grpc import _ask

@@ -13,7 +13,8 @@ import pytest
 
 from core.batch.schedule_batch import ScheduleBatch
 from core.config import LoraConfig
-from core.executor.step import LaunchedStep, StepRunner
+from core.executor.launched_step import LaunchedStep
+from core.executor.step import StepRunner
 from core.models.lora.slots import LORA, LoraWrites
 from core.types.constraint import Constraint, ConstraintKind
 from core.types.io import Delta, EmbedRequest, GenerateRequest

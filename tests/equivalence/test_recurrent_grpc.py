@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from core.config import EngineConfig
-from service.builder import Progress, StartableEngine, build_core_engine
+from service.engine.builder import Progress, StartableEngine, build_core_engine
 from tests.equivalence.oracle import Example, decided_examples
 from tests.equivalence.test_greedy_grpc import _ask
 from tests.fakes.checkpoints import RECURRENT_CONFIGS, make_checkpoint

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from core.config import EngineConfig
-from service.builder import EngineBuilder, Progress, StartableEngine, build_core_engine
 from service.client import SlipstreamClient
+from service.engine.builder import EngineBuilder, Progress, StartableEngine, build_core_engine
 from tests.equivalence.oracle import OUTPUT_TOKENS, Example, decided, decided_examples, make_prompts
 from tests.equivalence.test_recurrent_grpc import PROMPT_SEEDS
 from tests.fakes.checkpoints import RECURRENT_CONFIGS, make_checkpoint

@@ -17,7 +17,8 @@ from core.device.checks import AssertMode, DeviceChecks
 from core.device.staging import Staging
 from core.device.streams import DeviceStreams
 from core.executor.decode_graphs import COARSE_FROM, LARGEST, DecodeGraphs, graph_sizes, why_not
-from core.executor.step import DeviceState, StepRunner
+from core.executor.device_state import DeviceState
+from core.executor.step import StepRunner
 from core.memory.kv_pool import KVLayerSpec, KVPool
 from core.memory.recurrent.state_pool import StateLayerSpec
 from core.memory.req_to_token_pool import ReqToTokenPool, TableWrites

@@ -15,7 +15,8 @@ from core.batch.forward_batch import ForwardBatch
 from core.batch.schedule_batch import ScheduleBatch
 from core.device.streams import DeviceStreams
 from core.engine.build import assemble
-from core.executor.step import LaunchedStep, StepRunner
+from core.executor.launched_step import LaunchedStep
+from core.executor.step import StepRunner
 from core.relay.future_map import FutureMap
 from core.relay.payload import RelayPayload
 from core.scheduler.outputs import StepOutputs

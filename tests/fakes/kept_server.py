@@ -12,9 +12,9 @@ from core.engine.async_engine import AsyncEngine
 from core.models.bundled import bundled_model_dir
 from core.text.tokenizer import Tokenizer
 from service.client import Chunk, End, SlipstreamClient
-from service.config import ServerConfig
-from service.resumed_call import Received
-from service.server import Server
+from service.client.resumed_call import Received
+from service.config.server_config import ServerConfig
+from service.server.server import Server
 from tests.fakes.real_server import emulated_engine
 
 QUICK: tuple[tuple[str, Any], ...] = (

@@ -12,10 +12,10 @@ from core.engine.async_engine import AsyncEngine
 from core.engine.build import assemble
 from core.text.tokenizer import Tokenizer
 from service.bench.emulated import EmulatedModel, EmulatedStreams, Timeline
-from service.builder import EngineBuilder, build_core_engine
 from service.client import SlipstreamClient
-from service.config import ServerConfig
-from service.server import Server
+from service.config.server_config import ServerConfig
+from service.engine.builder import EngineBuilder, build_core_engine
+from service.server.server import Server
 
 
 @asynccontextmanager

@@ -9,8 +9,8 @@ import asyncio
 from collections.abc import Iterator
 
 from core.types.io import GenerateRequest
-from service import builder
-from service.cli import main
+from service.cli.cli import main
+from service.engine import builder
 from tests.fakes.fake_engine import FakeEngine, Step, count_up, held
 
 

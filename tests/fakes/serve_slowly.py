@@ -8,8 +8,8 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from service import builder
-from service.cli import main
+from service.cli.cli import main
+from service.engine import builder
 from tests.fakes.fake_engine import FakeEngine
 
 

@@ -21,12 +21,12 @@ from core.models.bundled import bundled_model_dir
 from core.types.sampling_params import SamplingParams
 from core.types.stats import EngineStats, PoolStats
 from service.client import CallFailed, SlipstreamClient
-from service.config import ServerConfig
+from service.config.server_config import ServerConfig
 from service.gateway import registration
 from service.gateway.loads import LoadMeter
 from service.gateway.tokenizer_zip import CHUNK_BYTES, chunks, pack
 from service.gateway.worker import default_sampling
-from service.server import Server
+from service.server.server import Server
 from tests.fakes.fake_engine import FakeEngine, info_with
 from tests.gateway.spoken import Spoken
 from tests.service.conftest import Serve

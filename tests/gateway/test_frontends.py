@@ -10,9 +10,9 @@ import grpc.aio
 import pytest
 from smg_grpc_proto.generated import common_pb2
 
-from service.adapter_client import AdapterClient
 from service.client import CallFailed, SlipstreamClient
-from service.tenants.usage import CENSUS_SECONDS
+from service.client.adapters import AdapterClient
+from service.limits.usage import CENSUS_SECONDS
 from tests.fakes.within import within
 from tests.gateway.spoken import DIALECTS
 from tests.gateway.test_kv_events import Index, follow, whole_pages

@@ -12,7 +12,7 @@ from prometheus_client import CollectorRegistry
 
 from core.errors import EngineDead, SlowConsumer
 from core.types.prefixes import PrefixChange, PrefixRemoved, PrefixStored
-from service.engine_slot import EngineSlot
+from service.engine.slot import EngineSlot
 from service.frontends import prefix_watches
 from service.frontends.host import FrontEndHost
 from service.frontends.remote_engine import RemoteEngine

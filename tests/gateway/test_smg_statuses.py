@@ -20,7 +20,7 @@ from core.errors import (
 )
 from core.models.bundled import bundled_model_dir
 from core.types.io import GenerateRequest
-from service.status import Unauthenticated
+from service.errors import Unauthenticated
 from tests.fakes.fake_engine import FakeEngine, count_up
 from tests.gateway.smg import Smg, needs_smg
 from tests.service.conftest import Serve

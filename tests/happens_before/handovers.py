@@ -18,7 +18,7 @@ from core.batch.result import StepResult
 from core.batch.schedule_batch import ScheduleBatch
 from core.executor import completion, forward_thread
 from core.executor.forward_thread import ForwardThread
-from core.executor.step import RESULTS
+from core.executor.launched_step import RESULTS
 from tests.happens_before.clocks import VectorClocks
 
 

@@ -14,7 +14,8 @@ from torch.utils._python_dispatch import _disable_current_modes
 from core.batch.result import StepResult
 from core.batch.schedule_batch import ScheduleBatch
 from core.executor.interface import MAX_DEPTH
-from core.executor.step import RESULTS, LaunchedStep, StepRunner
+from core.executor.launched_step import RESULTS, LaunchedStep
+from core.executor.step import StepRunner
 from tests.happens_before.clocks import VectorClocks
 from tests.happens_before.lazy_streams import LazyDevice
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from core import invariants
-from core.device.streams import Event
+from core.device.event import Event
 from core.engine.api import EngineState
 from core.engine.async_engine import AsyncEngine
 from core.errors import EngineDead, RequestFailed
@@ -21,7 +21,7 @@ from core.relay.payload import RelayPayload
 from core.text.tokenizer import Tokenizer
 from core.types.io import Delta, GenerateRequest
 from service.bench.emulated import expected_output
-from service.call_failed import CallFailed
+from service.client import CallFailed
 from tests.engine.emulation import ask, last, read, running, until
 from tests.fakes.real_server import serve_checkpoint
 

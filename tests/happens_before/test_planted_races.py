@@ -11,10 +11,11 @@ import torch
 
 from core.batch.schedule_batch import ScheduleBatch
 from core.device.checks import DeviceChecks
+from core.device.event import Event
 from core.device.recorder import RecordedEvent
 from core.device.staging import Staging
-from core.device.streams import COPY, FORWARD, DeviceStreams, Event
-from core.executor.step import RESULTS, SAMPLED
+from core.device.streams import COPY, FORWARD, DeviceStreams
+from core.executor.launched_step import RESULTS, SAMPLED
 from core.relay.future_map import FutureMap
 from core.relay.payload import RelayPayload
 from core.sampling.penalties import TokenHistory

@@ -18,7 +18,7 @@ from core.device.streams import COPY, FORWARD, DeviceStreams
 from core.engine.async_engine import AsyncEngine
 from core.engine.build import assemble
 from core.executor import completion, forward_thread
-from core.executor.step import RESULTS
+from core.executor.launched_step import RESULTS
 from core.types.io import FinishReason
 from tests.engine.emulation import ask, last, read
 from tests.happens_before.clocks import VectorClocks

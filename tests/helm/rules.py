@@ -11,11 +11,11 @@ from typing import Any
 
 import click
 
-from service.cli import cli
-from service.config import ServerConfig
+from service.cli.cli import cli
+from service.config.server_config import ServerConfig
+from service.config.sources import load, settings_of
 from service.metrics import names
 from service.servicers.health import LIVENESS, READINESS
-from service.settings import load, settings_of
 from tests.helm.chart import NAMESPACE, Object, Rendered
 
 Rule = Callable[[Rendered], Iterable[str]]

@@ -14,9 +14,9 @@ import yaml
 
 from core.errors import StartupError
 from helm import generate
-from service.config import ServerConfig
-from service.settings import settings_of
-from service.tenants.limits import MAX_WEIGHT, MIN_WEIGHT, TenantLimits, parse_tenants
+from service.access.tenant_file import MAX_WEIGHT, MIN_WEIGHT, TenantLimits, parse_tenants
+from service.config.server_config import ServerConfig
+from service.config.sources import settings_of
 from tests.helm.chart import CHART, ROOT, Helm4, Refused, merged
 from tests.helm.matrix import ACCEPTED, EVERY_SETTING, SECURE
 from tests.helm.rules import config_of

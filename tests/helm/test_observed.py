@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
-from service.config import ServerConfig
+from service.config.server_config import ServerConfig
 from service.metrics.door import names_of
 from service.metrics.visitors import why_not
 from tests.helm.chart import Helm4, Refused, copied

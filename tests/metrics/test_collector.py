@@ -21,8 +21,8 @@ from core.types.request import Req
 from core.types.sampling_params import SamplingParams
 from core.types.stats import EngineStats, Exemplar, PoolStats
 from service.bench.scheduler_cost import new_scheduler
-from service.config import ServerConfig
-from service.engine_slot import EngineSlot
+from service.config.server_config import ServerConfig
+from service.engine.slot import EngineSlot
 from service.metrics import names
 from service.metrics.collector import EngineCollector, engine_view, kv_usage
 from service.metrics.histograms import HISTOGRAMS

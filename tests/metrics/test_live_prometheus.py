@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from service.cli import cli
+from service.cli.cli import cli
 from service.client import CallFailed, SlipstreamClient
 from service.metrics import names
 from tests.chaos.device import Faults

@@ -19,7 +19,7 @@ from core.errors import ConfigError
 from core.models.bundled import bundled_model_dir
 from core.text.tokenizer import Tokenizer
 from service.client import CallFailed, SlipstreamClient
-from service.server import Server
+from service.server.server import Server
 from service.tracing import endpoint, otlp
 from service.tracing.endpoint import otlp_endpoint
 from service.tracing.trace_context import sampled_trace
@@ -176,8 +176,8 @@ async def test_a_collector_that_takes_nothing_does_not_hold_up_the_end(monkeypat
 def test_nothing_is_imported_where_nobody_asked() -> None:
     script = """
 import asyncio, sys
-from service.config import ServerConfig
-from service.server import Server
+from service.config.server_config import ServerConfig
+from service.server.server import Server
 from tests.fakes.fake_engine import FakeEngine
 async def main():
     server = Server(ServerConfig(port=0, metrics_port=0), lambda *_: FakeEngine())

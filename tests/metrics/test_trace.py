@@ -18,7 +18,7 @@ from click.testing import CliRunner
 from core.lanes import PHASES, RESULTS, SUBMIT, Lane, LaneRecorder, Slice
 from core.models.bundled import bundled_model_dir
 from core.text.tokenizer import Tokenizer
-from service.cli import cli
+from service.cli.cli import cli
 from service.client import SlipstreamClient
 from service.metrics.chrome_trace import EVENTS_PER_PIECE, chrome_trace, overlap, shared_seconds
 from service.metrics.trace import Refusal, TraceDoor

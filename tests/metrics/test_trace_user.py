@@ -11,9 +11,9 @@ import sys
 import pytest
 
 from core.lanes import LaneRecorder
-from service.audit import QUIET_SECONDS
 from service.metrics.peer_user import user_of
 from service.metrics.trace import Refusal, TraceDoor
+from service.process.audit_log import QUIET_SECONDS
 from tests.security.test_audit import Lines
 from tests.security.test_audit import lines as lines
 from tests.service.conftest import Serve

@@ -12,7 +12,7 @@ PERMITTING: tuple[Mutant, ...] = (
     Mutant(
         "strangers-follow-the-cache",
         "callers without a name read nothing of what others asked",
-        "service/permissions.py",
+        "service/access/permissions.py",
         '"generate": frozenset({Permission.CALL}),',
         '"generate": frozenset({Permission.CALL, Permission.OWN}),',
         SECURITY + "test_strangers.py::test_no_stranger_reads_what_others_asked",
@@ -20,7 +20,7 @@ PERMITTING: tuple[Mutant, ...] = (
     Mutant(
         "unlisted-method-is-open",
         "a method that no permission names is refused to all",
-        "service/auth.py",
+        "service/access/auth_interceptor.py",
         "if permission is None or not self._permissions.may(caller, permission):",
         "if permission is not None and not self._permissions.may(caller, permission):",
         SECURITY + "test_permissions.py::test_a_method_that_is_in_no_table_is_refused_to_all",
@@ -28,7 +28,7 @@ PERMITTING: tuple[Mutant, ...] = (
     Mutant(
         "method-without-permission",
         "every registered method is in the one table",
-        "service/permissions.py",
+        "service/access/permissions.py",
         '"LoadAdapter UnloadAdapter"',
         '"LoadAdapter"',
         SECURITY + "test_permissions.py::test_every_registered_method_is_in_the_table",
@@ -36,7 +36,7 @@ PERMITTING: tuple[Mutant, ...] = (
     Mutant(
         "every-name-administers",
         "only listed names change what others are served",
-        "service/permissions.py",
+        "service/access/permissions.py",
         "return permission is not Permission.ADMIN or caller in self._admins",
         "return permission is not Permission.ADMIN or bool(caller)",
         SECURITY + "test_permissions.py::test_only_admins_change_what_others_are_served",
@@ -44,7 +44,7 @@ PERMITTING: tuple[Mutant, ...] = (
     Mutant(
         "any-certificate-of-the-authority",
         "of an authority's certificates those of listed names may call",
-        "service/tenants/identity.py",
+        "service/access/certificate_names.py",
         "if self._allowed is not None and name not in self._allowed:",
         "if False:",
         SECURITY + "test_certificates.py::test_only_listed_names_of_the_authority_may_call",
@@ -71,7 +71,7 @@ REVOKING: tuple[Mutant, ...] = (
     Mutant(
         "bad-file-keeps-the-removed",
         "a bad token file keeps no token that it is not seen to hold",
-        "service/reloaded.py",
+        "service/access/reloaded_file.py",
         "self._value = self._spoilt(self._good, contents)",
         "self._value = self._good",
         SECURITY + "test_revocation.py::test_a_bad_file_keeps_what_it_is_seen_to_hold_and_nothing_else",
@@ -79,7 +79,7 @@ REVOKING: tuple[Mutant, ...] = (
     Mutant(
         "missing-file-keeps-all",
         "a token file that is away for longer than a moment refuses everybody",
-        "service/reloaded.py",
+        "service/access/reloaded_file.py",
         "absent and now - self._fine_at < GRACE_SECONDS",
         "absent",
         SECURITY + "test_revocation.py::test_a_file_that_is_away_is_waited_for_a_moment_and_refuses_everybody_then",
@@ -87,7 +87,7 @@ REVOKING: tuple[Mutant, ...] = (
     Mutant(
         "failed-reload-untold",
         "an operator is told that a file cannot be used",
-        "service/access_files.py",
+        "service/access/access_files.py",
         "False if file is None else file.failed",
         "False",
         SECURITY + "test_certificates.py::test_a_renewal_with_the_key_of_another_serves_the_old_pair_and_says_so",
@@ -95,7 +95,7 @@ REVOKING: tuple[Mutant, ...] = (
     Mutant(
         "expiry-of-no-certificate",
         "metrics tell when the served certificates end",
-        "service/metrics/files.py",
+        "service/access/file_metrics.py",
         "(end - datetime.now(UTC)).total_seconds()",
         "0.0",
         SECURITY + "test_certificates.py::test_the_end_of_both_certificates_is_told",
@@ -103,7 +103,7 @@ REVOKING: tuple[Mutant, ...] = (
     Mutant(
         "last-end-of-the-chain",
         "a chain ends with the first of its certificates",
-        "service/certificate_expiry.py",
+        "service/access/certificate_expiry.py",
         "return min(ends, default=None)",
         "return max(ends, default=None)",
         SECURITY + "test_certificates.py::test_of_a_chain_the_first_end_counts",
@@ -111,7 +111,7 @@ REVOKING: tuple[Mutant, ...] = (
     Mutant(
         "years-of-two-digits",
         "the end of a certificate is read in both forms",
-        "service/certificate_expiry.py",
+        "service/access/certificate_expiry.py",
         "    if tag == _UTC_TIME:\n",
         "    if len(digits) == 15:\n",
         SECURITY + "test_certificates.py::test_the_end_of_a_certificate_is_what_openssl_reads",
@@ -130,7 +130,7 @@ OWNING: tuple[Mutant, ...] = (
     Mutant(
         "load-of-everybody",
         "a tenant sees its own load",
-        "service/open_calls.py",
+        "service/calls/open_calls.py",
         "return None if self._permissions.sees_all(caller) else caller",
         "return None",
         OWN + "test_a_tenant_sees_its_own_load_and_an_admin_all",
@@ -170,7 +170,7 @@ OWNING: tuple[Mutant, ...] = (
     Mutant(
         "labels-of-callers",
         "only the tenants file makes labels",
-        "service/tenants/desk.py",
+        "service/calls/desk.py",
         "lambda name: self._refusals.bounded(self._gates.label(name))",
         "lambda name: name",
         OWN + "test_tokens_are_counted_by_tenant_however_requests_end",
@@ -178,7 +178,7 @@ OWNING: tuple[Mutant, ...] = (
     Mutant(
         "census-for-each-call",
         "streams are counted now and then, however often tenants ask",
-        "service/tenants/usage.py",
+        "service/limits/usage.py",
         "if streams is not None and now - self._counted_at >= CENSUS_SECONDS:",
         "if streams is not None:",
         OWN + "test_however_often_tenants_ask_streams_are_counted_now_and_then",
@@ -189,7 +189,7 @@ TELLING: tuple[Mutant, ...] = (
     Mutant(
         "refused-callers-unaudited",
         "each refused caller is in the audit log",
-        "service/audit.py",
+        "service/access/audit.py",
         "            self._refused(method, context, refused)\n",
         "            pass\n",
         SECURITY + "test_audit.py::test_each_act_of_an_admin_and_each_refused_caller_is_a_line",
@@ -197,7 +197,7 @@ TELLING: tuple[Mutant, ...] = (
     Mutant(
         "audit-floods",
         "a flood of refusals fills no log",
-        "service/audit.py",
+        "service/process/audit_log.py",
         "if self._written >= MOST_LINES or (",
         "if (",
         SECURITY + "test_audit.py::test_callers_of_many_names_get_so_many_lines_and_no_more",
@@ -213,7 +213,7 @@ TELLING: tuple[Mutant, ...] = (
     Mutant(
         "any-text-is-a-tenant",
         "a tenant's name is one that a token or a certificate can have",
-        "service/tenants/limits.py",
+        "service/access/tenant_file.py",
         "isinstance(given, str) and is_name(given)",
         "isinstance(given, str)",
         "tests/tenants/test_tenants_file.py::test_what_no_token_or_certificate_can_be_named_is_no_tenant",
@@ -221,7 +221,7 @@ TELLING: tuple[Mutant, ...] = (
     Mutant(
         "a-name-with-an-end",
         "a tenant's name is printable to its end",
-        "service/tenants/names.py",
+        "service/tenant_ids.py",
         "_NAME.fullmatch(given) is not None",
         "_NAME.match(given) is not None",
         "tests/tenants/test_tenants_file.py::test_what_no_token_or_certificate_can_be_named_is_no_tenant",

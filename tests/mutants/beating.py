@@ -40,7 +40,7 @@ BEATING: tuple[Mutant, ...] = (
     Mutant(
         "silent-engine-takes-calls",
         "calls are refused at once while the engine's process says nothing",
-        "service/engine_slot.py",
+        "service/engine/slot.py",
         "        if self.silent:\n",
         "        if False:\n",
         "tests/service/test_engine_slot.py::test_a_silent_engine_is_not_asked",
@@ -48,7 +48,7 @@ BEATING: tuple[Mutant, ...] = (
     Mutant(
         "silence-without-a-hint",
         "a refusal for silence says when to come back",
-        "service/status.py",
+        "service/rpc/status.py",
         "if isinstance(error, Overloaded | EngineSilent):",
         "if isinstance(error, Overloaded):",
         "tests/service/test_engine_slot.py::test_a_silent_engine_is_not_asked",
@@ -104,7 +104,7 @@ BEATING: tuple[Mutant, ...] = (
     Mutant(
         "second-signal-waits-for-the-device",
         "a second signal does not wait for an engine that hangs",
-        "service/server.py",
+        "service/server/server.py",
         "seconds = ENGINE_STOP_SECONDS if grace > 0 else HURRIED_STOP_SECONDS",
         "seconds = ENGINE_STOP_SECONDS",
         "tests/service/test_lifecycle.py::test_a_second_signal_does_not_wait_for_an_engine_that_hangs",
@@ -185,7 +185,7 @@ BEATING: tuple[Mutant, ...] = (
     Mutant(
         "taken-on-one-address-only",
         "a port that is taken on one of a name's addresses is taken",
-        "service/preflight.py",
+        "service/server/startup_checks.py",
         "    if len(failures) < len(found) and not taken:\n",
         "    if len(failures) < len(found):\n",
         HOSTS + "test_a_port_that_is_taken_on_one_of_them_is_taken",

@@ -76,7 +76,7 @@ BOUNDING: tuple[Mutant, ...] = (
     Mutant(
         "public-messages-of-any-size",
         "a method that anyone may call takes small messages only",
-        "service/request_reads.py",
+        "service/limits/request_reads.py",
         "if lane.most_bytes is not None and len(received) > lane.most_bytes:",
         "if False:",
         "tests/service/test_request_reads.py::test_public_methods_have_few_turns_of_their_own_for_small_messages",
@@ -84,7 +84,7 @@ BOUNDING: tuple[Mutant, ...] = (
     Mutant(
         "health-port-reads-megabytes",
         "the health port refuses a large message by its header",
-        "service/health_port.py",
+        "service/server/health_port.py",
         "largest_message=PUBLIC.most_bytes",
         "largest_message=None",
         "tests/service/test_health_port.py::test_a_large_message_is_refused_by_its_header",
@@ -93,7 +93,7 @@ BOUNDING: tuple[Mutant, ...] = (
     Mutant(
         "streams-of-requests-wait-for-ever",
         "each message of a stream of requests has a time",
-        "service/request_reads.py",
+        "service/limits/request_reads.py",
         "while (message := await self._received(handler, context, STREAMS)) is not grpc.aio.EOF:",
         "while (message := await self._received(handler, context, Lane(1, 1e6, 1e6))) is not grpc.aio.EOF:",
         "tests/service/test_request_reads.py::test_each_message_of_a_stream_has_a_time",
@@ -101,7 +101,7 @@ BOUNDING: tuple[Mutant, ...] = (
     Mutant(
         "unread-answers-of-any-size",
         "unread answers of a caller are bounded in bytes",
-        "service/unread_answers.py",
+        "service/limits/unread_answers.py",
         "if self._bytes and self._bytes + len(answer) > MOST_BYTES:",
         "if False:",
         "tests/security/test_deaf_callers.py::test_unread_answers_of_a_caller_are_bounded_in_bytes",
@@ -110,7 +110,7 @@ BOUNDING: tuple[Mutant, ...] = (
     Mutant(
         "read-although-memory-is-short",
         "a call that memory does not suffice for is refused before it is read",
-        "service/server.py",
+        "service/server/server.py",
         """        interceptors.append(AroundInterceptor(MemoryGate(self._memory, metrics).around))
         interceptors.append(RequestReads(self.config.write_timeout))
 """,
@@ -123,7 +123,7 @@ BOUNDING: tuple[Mutant, ...] = (
     Mutant(
         "attach-refused-for-memory",
         "what runs goes on while memory is short",
-        "service/memory_gate.py",
+        "service/limits/memory_gate.py",
         '"Abort", "Attach", ',
         '"Abort", ',
         SHORT + "test_new_work_is_refused_and_the_rest_goes_on",
@@ -139,7 +139,7 @@ BOUNDING: tuple[Mutant, ...] = (
     Mutant(
         "newest-connections-go",
         "the connections that said nothing for longest go first",
-        "service/connections.py",
+        "service/server/connections.py",
         "key=lambda each: -each.silent",
         "key=lambda each: each.silent",
         DESCRIPTORS + "test_the_longest_silent_of_the_address_that_has_most_go_first",
@@ -147,7 +147,7 @@ BOUNDING: tuple[Mutant, ...] = (
     Mutant(
         "busy-connections-go",
         "a connection with calls stays while idle ones can go",
-        "service/connections.py",
+        "service/server/connections.py",
         "(each.address, each.port) not in busy and ",
         "",
         DESCRIPTORS + "test_one_with_calls_or_just_heard_of_stays_unless_its_address_has_more_than_half",
@@ -155,7 +155,7 @@ BOUNDING: tuple[Mutant, ...] = (
     Mutant(
         "descriptors-run-out",
         "probes and metrics answer beside idle connections",
-        "service/connections.py",
+        "service/server/connections.py",
         "                self.make_room(limit)\n",
         "                pass\n",
         DESCRIPTORS + "test_probes_and_metrics_answer_beside_idle_connections",
@@ -164,7 +164,7 @@ BOUNDING: tuple[Mutant, ...] = (
     Mutant(
         "yaml-nests-for-ever",
         "nesting is bounded before values are made",
-        "service/yaml_files.py",
+        "service/config/yaml_files.py",
         "if len(sizes) > MAX_DEPTH:",
         "if len(sizes) > 2 * MAX_DEPTH:",
         "tests/tenants/test_tenants_file.py::test_nesting_is_bounded_before_anything_is_made_of_it",
@@ -172,7 +172,7 @@ BOUNDING: tuple[Mutant, ...] = (
     Mutant(
         "aliases-double",
         "an alias counts as what it stands for",
-        "service/yaml_files.py",
+        "service/config/yaml_files.py",
         "anchored.get(event.anchor, 1)",
         "1",
         "tests/tenants/test_tenants_file.py::test_what_cannot_be_read_is_one_line_that_says_why[doubling]",
@@ -180,7 +180,7 @@ BOUNDING: tuple[Mutant, ...] = (
     Mutant(
         "yaml-of-any-size",
         "a YAML file is bounded before it is parsed",
-        "service/yaml_files.py",
+        "service/config/yaml_files.py",
         "if len(content) > MAX_YAML_BYTES:",
         "if len(content) > 8 * MAX_YAML_BYTES:",
         "tests/tenants/test_tenants_file.py::test_what_cannot_be_read_is_one_line_that_says_why[large]",
@@ -188,7 +188,7 @@ BOUNDING: tuple[Mutant, ...] = (
     Mutant(
         "metadata-by-chance",
         "metadata within the limit is always taken",
-        "service/options.py",
+        "service/rpc/channel_options.py",
         '("grpc.max_metadata_size", MAX_METADATA_BYTES)',
         '("grpc.max_metadata_size", MAX_METADATA_BYTES // 2)',
         "tests/security/test_unbounded_numbers.py::test_metadata_within_the_limit_is_always_taken_and_past_it_never",

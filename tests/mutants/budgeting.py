@@ -129,7 +129,7 @@ BUDGETING: tuple[Mutant, ...] = (
     Mutant(
         "grammars-of-anybody",
         "grammars are for callers that the operator names",
-        "service/permissions.py",
+        "service/access/permissions.py",
         "        if kind is not ConstraintKind.EBNF or ANY_NAME in self._writers:",
         "        if kind is not ConstraintKind.EBNF or not self._writers:",
         "tests/security/test_grammar_callers.py::test_without_tokens",
@@ -137,7 +137,7 @@ BUDGETING: tuple[Mutant, ...] = (
     Mutant(
         "kept-grammars-of-anybody",
         "a resumable request asks for no more than another",
-        "service/open_calls.py",
+        "service/calls/open_calls.py",
         '        """\n        self._refuse_grammar(asked)\n',
         '        """\n',
         "tests/security/test_grammar_callers.py::test_a_resumable_request_asks_for_no_more_than_another",

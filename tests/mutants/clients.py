@@ -16,7 +16,7 @@ CLIENTS: tuple[Mutant, ...] = (
     Mutant(
         "adapters-without-a-token",
         "calls of the adapter client carry the client's token",
-        "service/adapter_client.py",
+        "service/client/adapters.py",
         "return await method(request, metadata=self._metadata)",
         "return await method(request)",
         ADAPTERS + "test_a_call_is_made_with_the_clients_token",
@@ -24,7 +24,7 @@ CLIENTS: tuple[Mutant, ...] = (
     Mutant(
         "unloading-shown-as-ready",
         "an adapter that waits for its last request is not shown as one that serves",
-        "service/convert_adapters.py",
+        "service/wire/adapters.py",
         "pb.ADAPTER_STATE_UNLOADING if info.unloading else pb.ADAPTER_STATE_READY",
         "pb.ADAPTER_STATE_READY",
         ADAPTERS + "test_one_that_waits_for_its_last_request_is_told_from_one_that_serves",
@@ -32,7 +32,7 @@ CLIENTS: tuple[Mutant, ...] = (
     Mutant(
         "a-call-too-many",
         "at most so many calls are open at once",
-        "service/admission.py",
+        "service/limits/admission.py",
         "return self._taken + wanted > self._limit",
         "return self._taken + wanted > self._limit + 1",
         ADMISSION + "test_the_wait_is_bounded_and_the_refusal_says_when_to_come_back",
@@ -40,7 +40,7 @@ CLIENTS: tuple[Mutant, ...] = (
     Mutant(
         "place-of-a-refused-call",
         "a call that the rate refuses gives its place back",
-        "service/admission.py",
+        "service/limits/admission.py",
         "                self._slots.release(places)\n                raise",
         "                raise",
         ADMISSION + "test_a_rate_below_one_per_second_is_not_rounded_up",
@@ -48,7 +48,7 @@ CLIENTS: tuple[Mutant, ...] = (
     Mutant(
         "whole-seconds-only",
         "a client is told to the fraction of a second when to come back",
-        "service/call_failed.py",
+        "service/client/errors.py",
         " + retry.retry_delay.nanos / 1e9",
         "",
         ADMISSION + "test_over_the_wire_both_limits_are_resource_exhausted_with_pushback",
@@ -56,7 +56,7 @@ CLIENTS: tuple[Mutant, ...] = (
     Mutant(
         "overload-not-retried",
         "a client comes back by itself when a server that is full says so",
-        "service/client.py",
+        "service/client/client.py",
         '"retryableStatusCodes": ["UNAVAILABLE", "RESOURCE_EXHAUSTED"]',
         '"retryableStatusCodes": ["UNAVAILABLE"]',
         SERVICE + "test_client.py::test_overload_is_retried_when_the_server_says_when",
@@ -64,7 +64,7 @@ CLIENTS: tuple[Mutant, ...] = (
     Mutant(
         "come-back-after-nothing",
         "a client that retries overload by its own policy is told a time after which it does come back",
-        "service/status.py",
+        "service/rpc/status.py",
         "max(LEAST_PUSHBACK_MILLIS, ",
         "max(0, ",
         SERVICE + "test_client.py::test_a_client_with_a_policy_of_its_own_is_not_left_waiting",
@@ -72,7 +72,7 @@ CLIENTS: tuple[Mutant, ...] = (
     Mutant(
         "place-named-twice",
         "an Attach that names an output twice is refused, since only one place can be meant",
-        "service/convert_attach.py",
+        "service/wire/attach.py",
         "        seen.add(each.index)\n",
         "",
         SERVICE + "test_convert_attach.py::test_every_bad_field_is_named_at_once",
@@ -80,7 +80,7 @@ CLIENTS: tuple[Mutant, ...] = (
     Mutant(
         "resumes-by-characters",
         "a broken stream goes on behind the bytes of text that have come",
-        "service/resumed_call.py",
+        "service/client/resumed_call.py",
         "len(response.delta.text.encode())",
         "len(response.delta.text)",
         RESUMED + "test_each_attach_names_the_tokens_and_bytes_that_have_come",
@@ -88,7 +88,7 @@ CLIENTS: tuple[Mutant, ...] = (
     Mutant(
         "gives-up-though-it-gets-on",
         "a stream that each connection brings further is not given up",
-        "service/resumed_call.py",
+        "service/client/resumed_call.py",
         "    def _count(self, response: Any) -> None:\n        self._fruitless = 0\n",
         "    def _count(self, response: Any) -> None:\n",
         RESUMED + "test_each_attach_names_the_tokens_and_bytes_that_have_come",
@@ -112,7 +112,7 @@ CLIENTS: tuple[Mutant, ...] = (
     Mutant(
         "one-token-of-a-prompt",
         "a prompt passes a front end whole",
-        "service/frontends/plain.py",
+        "service/frontends/plain_json.py",
         "args[:1] * len(value)",
         "args[:1]",
         WIRE + "test_data_comes_out_as_it_went_in",

@@ -18,14 +18,14 @@ COMMANDS: tuple[Mutant, ...] = (
         "traceback-at-start",
         "`python -m service` tells what cannot start in one line, as `slipstream` does",
         "service/__main__.py",
-        "from service.cli import main",
-        "from service.cli import cli as main",
+        "from service.cli.cli import main",
+        "from service.cli.cli import cli as main",
         STARTUP + "test_a_bad_variable_is_named",
     ),
     Mutant(
         "one-exit-code",
         "the exit code says what kept the server from starting",
-        "service/cli.py",
+        "service/cli/cli.py",
         "sys.exit(error.exit_code)",
         "sys.exit(1)",
         STARTUP + "test_a_bad_variable_is_named",
@@ -33,7 +33,7 @@ COMMANDS: tuple[Mutant, ...] = (
     Mutant(
         "absent-flag-hides-variable",
         "a flag that was not given leaves the environment and the file their word",
-        "service/cli_options.py",
+        "service/cli/cli_options.py",
         "return value or None",
         "return value",
         CLI + "test_flags_become_settings_only_when_given",
@@ -41,7 +41,7 @@ COMMANDS: tuple[Mutant, ...] = (
     Mutant(
         "help-imports-commands",
         "help answers at once, without importing what it lists",
-        "service/lazy_group.py",
+        "service/cli/lazy_group.py",
         "for name, (_, told) in self._table.items()]",
         "for name, (_, told) in self._table.items() if self.get_command(ctx, name)]",
         CLI + "test_help_names_subcommands_that_cannot_be_imported",
@@ -49,7 +49,7 @@ COMMANDS: tuple[Mutant, ...] = (
     Mutant(
         "version-of-another",
         "the version that is told is that of this distribution",
-        "service/version.py",
+        "service/process/version.py",
         "return version(DISTRIBUTION)",
         'return version("grpcio")',
         CLI + "test_version",
@@ -65,7 +65,7 @@ COMMANDS: tuple[Mutant, ...] = (
     Mutant(
         "file-over-environment",
         "a variable of the environment wins over the file",
-        "service/settings.py",
+        "service/config/sources.py",
         "values |= _from_env(settings, env)",
         "values = _from_env(settings, env) | values",
         SETTINGS + "test_precedence",
@@ -73,7 +73,7 @@ COMMANDS: tuple[Mutant, ...] = (
     Mutant(
         "window-pool-unset",
         "each setting of the engine reaches it",
-        "service/config.py",
+        "service/config/server_config.py",
         "                max_window_tokens=self.max_window_tokens,\n",
         "",
         SETTINGS + "test_each_setting_of_the_engine_changes_one_value_there[max_window_tokens]",
@@ -81,7 +81,7 @@ COMMANDS: tuple[Mutant, ...] = (
     Mutant(
         "ports-alike",
         "gRPC and metrics are not given one port",
-        "service/config.py",
+        "service/config/server_config.py",
         "if self.port and self.port == self.metrics_port and self.host == self.metrics_host:",
         "if self.port and self.port == self.metrics_port and self.host != self.metrics_host:",
         SETTINGS + "test_the_two_ports_must_differ",
@@ -89,7 +89,7 @@ COMMANDS: tuple[Mutant, ...] = (
     Mutant(
         "hangs-at-another-time",
         "without a flag the engine has its own default",
-        "service/engine_settings.py",
+        "service/config/engine_config.py",
         'default_of(ExecutorConfig, "hang_timeout")',
         'default_of(GrammarConfig, "compile_timeout")',
         SETTINGS + "test_defaults_are_those_of_core",
@@ -97,7 +97,7 @@ COMMANDS: tuple[Mutant, ...] = (
     Mutant(
         "truncated-weights-taken",
         "weights that were cut short are refused before anything is loaded",
-        "service/preflight.py",
+        "service/server/startup_checks.py",
         "if size != needed:",
         "if size > needed:",
         STARTUP + "test_unusable_checkpoints_are_refused_by_name[spoil_truncate-is truncated]",
@@ -105,7 +105,7 @@ COMMANDS: tuple[Mutant, ...] = (
     Mutant(
         "loading-outlives-the-stop",
         "a server that is told to stop does not wait for the weights that it reads",
-        "service/builder.py",
+        "service/engine/builder.py",
         "daemon=True",
         "daemon=False",
         SERVICE + "test_builder.py::test_a_process_that_stops_does_not_wait_for_what_is_loaded",
@@ -113,7 +113,7 @@ COMMANDS: tuple[Mutant, ...] = (
     Mutant(
         "late-result-raises",
         "an engine that comes after its waiter was cancelled is dropped without an error",
-        "service/builder.py",
+        "service/engine/builder.py",
         "        if done.cancelled():\n            return\n",
         "",
         SERVICE + "test_builder.py::test_a_result_that_comes_after_its_cancelled_waiter_disturbs_nothing",
@@ -121,7 +121,7 @@ COMMANDS: tuple[Mutant, ...] = (
     Mutant(
         "full-stage-unseen",
         "a stage of loading that is complete is shown as complete",
-        "service/progress.py",
+        "service/cli/progress.py",
         "now - self._drawn >= REDRAW_SECONDS or fraction >= 1.0",
         "now - self._drawn >= REDRAW_SECONDS",
         TERMINAL + "test_progress_on_a_terminal_is_one_line_per_stage_redrawn",
@@ -129,7 +129,7 @@ COMMANDS: tuple[Mutant, ...] = (
     Mutant(
         "lost-clients-in-the-log",
         "a client that hung up is no error of the log",
-        "service/logs.py",
+        "service/process/logs.py",
         "    logging.getLogger(GRPC_LOGGER).addFilter(not_a_lost_client)\n",
         "",
         TERMINAL + "test_the_log_is_configured_without_that_report",
@@ -137,7 +137,7 @@ COMMANDS: tuple[Mutant, ...] = (
     Mutant(
         "switch-interval-swapped",
         "a process that writes to its clients hands the interpreter over soonest",
-        "service/switch_interval.py",
+        "service/process/switch_interval.py",
         "WRITING_SECONDS if writes else ENGINE_ONLY_SECONDS",
         "ENGINE_ONLY_SECONDS if writes else WRITING_SECONDS",
         SERVICE + "test_switch_interval.py::test_a_process_that_writes_to_clients_is_quicker_to_hand_over",
@@ -145,7 +145,7 @@ COMMANDS: tuple[Mutant, ...] = (
     Mutant(
         "death-called-a-drain",
         "a dead engine is told as dead, during a drain as well",
-        "service/engine_slot.py",
+        "service/engine/slot.py",
         "EngineState.DRAINING if self.draining and state is EngineState.READY else state",
         "EngineState.DRAINING if self.draining else state",
         SLOT + "test_a_drain_hides_readiness_and_no_death",
@@ -153,7 +153,7 @@ COMMANDS: tuple[Mutant, ...] = (
     Mutant(
         "drain-begins-again",
         "a drain is as old as its first word",
-        "service/engine_slot.py",
+        "service/engine/slot.py",
         "if draining and self._draining_since is None:",
         "if draining:",
         SLOT + "test_a_drain_is_measured_from_its_first_word",
@@ -161,7 +161,7 @@ COMMANDS: tuple[Mutant, ...] = (
     Mutant(
         "cut-short-as-drained",
         "the exit code says that a second signal cut the drain short",
-        "service/lifecycle.py",
+        "service/cli/lifecycle.py",
         "return EXIT_BY_SIGNAL + signals.second.result()",
         "return EXIT_DRAINED",
         SERVICE + "test_lifecycle.py::test_a_second_signal_ends_it_at_once",
@@ -169,7 +169,7 @@ COMMANDS: tuple[Mutant, ...] = (
     Mutant(
         "health-port-outlives-the-server",
         "no health check is answered once the server is gone",
-        "service/health_port.py",
+        "service/server/health_port.py",
         "            await self._grpc.stop(None)\n",
         "            return\n",
         HEALTH + "test_it_answers_while_loading_when_ready_and_while_draining",
@@ -177,7 +177,7 @@ COMMANDS: tuple[Mutant, ...] = (
     Mutant(
         "streams-of-the-demo-mixed",
         "the demo shows each stream in its own line",
-        "service/demo.py",
+        "service/cli/demo.py",
         "self._lines[at] += text",
         "self._lines[0] += text",
         SERVICE + "test_demo.py::test_each_stream_is_shown_in_a_line_of_its_own",
@@ -185,7 +185,7 @@ COMMANDS: tuple[Mutant, ...] = (
     Mutant(
         "client-authority-forgotten",
         "where an authority of clients is named, clients must have its certificate",
-        "service/tls.py",
+        "service/access/tls_files.py",
         "return TlsFiles(cert, key, contents[2])",
         "return TlsFiles(cert, key)",
         TLS + "test_the_authority_of_clients_is_read_where_one_is_named",
@@ -193,7 +193,7 @@ COMMANDS: tuple[Mutant, ...] = (
     Mutant(
         "client-certificate-optional",
         "a client without a certificate is turned away where one is asked for",
-        "service/tls_credentials.py",
+        "service/access/tls_credentials.py",
         "required = served.client_ca is not None",
         "required = False",
         TLS + "test_mutual_tls_takes_only_clients_of_its_authority",
@@ -201,7 +201,7 @@ COMMANDS: tuple[Mutant, ...] = (
     Mutant(
         "authority-needs-a-certificate",
         "a command that names an authority uses TLS, with or without a certificate of its own",
-        "service/server_access.py",
+        "service/cli/server_access.py",
         "if any(files) else None",
         "if all(files) else None",
         SERVICE + "test_server_access.py::test_an_authority_alone_is_enough_for_tls",
@@ -209,7 +209,7 @@ COMMANDS: tuple[Mutant, ...] = (
     Mutant(
         "no-date-is-a-traceback",
         "whatever a YAML file holds, a bad one is one line and exit code 2",
-        "service/yaml_files.py",
+        "service/config/yaml_files.py",
         "except Exception as error:",
         "except OverflowError as error:",
         "tests/service/test_startup.py::test_a_file_with_no_date_is_one_line_and_exit_code_two",
@@ -217,7 +217,7 @@ COMMANDS: tuple[Mutant, ...] = (
     Mutant(
         "closed-terminal-cuts-streams",
         "SIGHUP drains",
-        "service/lifecycle.py",
+        "service/cli/lifecycle.py",
         "(signal.SIGTERM, signal.SIGINT, *hang_up)",
         "(signal.SIGTERM, signal.SIGINT)",
         "tests/service/test_startup.py::test_a_process_drains_and_exits_with_zero",
@@ -225,7 +225,7 @@ COMMANDS: tuple[Mutant, ...] = (
     Mutant(
         "nohup-is-not-heeded",
         "a hang-up that was ignored at the start stays so",
-        "service/lifecycle.py",
+        "service/cli/lifecycle.py",
         "is signal.SIG_IGN else",
         "is None else",
         "tests/service/test_lifecycle.py::test_a_hang_up_lingers_as_sigterm_does_and_one_that_was_ignored_stays_so",

@@ -167,7 +167,7 @@ DOORS: tuple[Mutant, ...] = (
     Mutant(
         "tenants-refusal-uncounted",
         "a stream that a tenant's bytes do not allow is counted as refused to this tenant",
-        "service/tenants/desk.py",
+        "service/calls/desk.py",
         'if refused.reason == "RESUME_BYTES":',
         'if refused.reason != "RESUME_BYTES":',
         "tests/tenants/test_tenants_served.py::test_a_history_that_passes_the_bound_loses_its_beginning_and_says_so",

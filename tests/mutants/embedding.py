@@ -118,7 +118,7 @@ EMBEDDING: tuple[Mutant, ...] = (
     Mutant(
         "embed-inputs-unbounded",
         "a call has a bounded number of inputs",
-        "service/bounds.py",
+        "service/wire/message_limits.py",
         '    if count > limit:\n        raise InvalidRequest.of("inputs"',
         '    if count > limit * count:\n        raise InvalidRequest.of("inputs"',
         WIRE + "test_a_call_is_bounded_by_the_queue_and_by_what_a_response_holds",
@@ -126,7 +126,7 @@ EMBEDDING: tuple[Mutant, ...] = (
     Mutant(
         "embed-response-unbounded",
         "a response fits what clients take by default",
-        "service/bounds.py",
+        "service/wire/message_limits.py",
         "    if count * dimension > MAX_EMBED_NUMBERS:",
         "    if count > MAX_EMBED_NUMBERS:",
         WIRE + "test_a_call_is_bounded_by_the_queue_and_by_what_a_response_holds",
@@ -134,7 +134,7 @@ EMBEDDING: tuple[Mutant, ...] = (
     Mutant(
         "embed-tenants-share",
         "two callers share no cached prefix, whatever salt they choose",
-        "service/convert_embed.py",
+        "service/wire/embed.py",
         "cache_salt=tenant_salt(message.cache_salt, caller)",
         "cache_salt=message.cache_salt",
         "tests/security/test_tenants.py::test_vectors_share_no_cached_prefix_and_are_aborted_by_their_caller_only",
@@ -142,7 +142,7 @@ EMBEDDING: tuple[Mutant, ...] = (
     Mutant(
         "embed-caller-forgotten",
         "only who asked for it can abort an embedding",
-        "service/open_calls.py",
+        "service/calls/open_calls.py",
         "self.engine.embed(_within_tenant(asked, place))",
         "self.engine.embed(asked)",
         "tests/security/test_tenants.py::test_vectors_share_no_cached_prefix_and_are_aborted_by_their_caller_only",

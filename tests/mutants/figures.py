@@ -21,7 +21,7 @@ FIGURES: tuple[Mutant, ...] = (
     Mutant(
         "pauses-are-idle-time",
         "time in which there was nothing to do is not idle time",
-        "core/executor/step.py",
+        "core/executor/launched_step.py",
         "self.previous_end is not None and not batch.after_idle",
         "self.previous_end is not None",
         FIGURED + "test_time_without_requests_is_not_idle_time",

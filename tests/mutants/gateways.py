@@ -12,7 +12,7 @@ GATEWAYS: tuple[Mutant, ...] = (
     Mutant(
         "abort-by-anyone",
         "only who started a request ends it, whatever service is asked",
-        "service/tenants/identity.py",
+        "service/tenant_ids.py",
         'return request_id if caller is None else f"{caller}\\0{request_id}"',
         "return request_id",
         GATEWAY + "test_generate.py::test_only_who_started_a_request_ends_it_whatever_service_is_asked",
@@ -92,7 +92,7 @@ GATEWAYS: tuple[Mutant, ...] = (
     Mutant(
         "subscribers-hold-up-the-end",
         "a closing server ends the subscriptions first",
-        "service/server.py",
+        "service/server/server.py",
         "            self._gateway.close()\n",
         "            pass\n",
         GATEWAY + "test_kv_events.py::test_a_client_that_goes_is_forgotten_and_a_closing_server_ends_the_others",

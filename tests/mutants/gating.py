@@ -15,7 +15,7 @@ GATING: tuple[Mutant, ...] = (
     Mutant(
         "placeless-method-served",
         "a method that nobody has given a place at the gate is not served",
-        "service/call_gate.py",
+        "service/limits/call_gate.py",
         "        kind = KINDS.get(method)\n",
         "        kind = KINDS.get(method, Kind.FACTS)\n",
         GATE + "test_a_method_without_a_place_is_not_served",
@@ -23,7 +23,7 @@ GATING: tuple[Mutant, ...] = (
     Mutant(
         "method-left-out",
         "every method that is registered has a place at the gate",
-        "service/call_kinds.py",
+        "service/limits/call_kinds.py",
         '"GetModelInfo GetServerInfo GetLoad"',
         '"GetModelInfo GetServerInfo"',
         GATE + "test_every_method_that_is_registered_has_its_place",
@@ -31,7 +31,7 @@ GATING: tuple[Mutant, ...] = (
     Mutant(
         "lock-for-work-only",
         "a tenant that is locked out can call nothing",
-        "service/call_gate.py",
+        "service/limits/call_gate.py",
         "        if self._book is not None and tenant is not None:",
         "        if self._book is not None and tenant is not None and mine[1] is Kind.WORK:",
         GATE + "test_a_tenant_that_is_locked_out_can_call_nothing",
@@ -39,7 +39,7 @@ GATING: tuple[Mutant, ...] = (
     Mutant(
         "open-calls-unbounded",
         "what one caller has open is bounded over all its connections",
-        "service/call_gate.py",
+        "service/limits/call_gate.py",
         "self._open[mine] >= self._most[mine[1]]",
         "self._open[mine] > 2 * self._most[mine[1]]",
         GATE + "test_what_one_caller_has_open_is_bounded_over_all_its_connections",
@@ -47,7 +47,7 @@ GATING: tuple[Mutant, ...] = (
     Mutant(
         "open-calls-for-ever",
         "a call that is over counts no longer",
-        "service/call_gate.py",
+        "service/limits/call_gate.py",
         "            self._open[mine] -= 1\n",
         "            self._open[mine] -= 0\n",
         GATE + "test_what_one_caller_has_open_is_bounded_over_all_its_connections",
@@ -55,7 +55,7 @@ GATING: tuple[Mutant, ...] = (
     Mutant(
         "health-port-without-gate",
         "watches of one address are bounded on the health port too",
-        "service/health_port.py",
+        "service/server/health_port.py",
         "errors_to_statuses, CallGate(self._config, self._metrics).around)",
         "errors_to_statuses)",
         GATE + "test_watches_of_one_address_are_bounded_on_both_ports",
@@ -63,7 +63,7 @@ GATING: tuple[Mutant, ...] = (
     Mutant(
         "read-before-refused",
         "a full queue refuses before the message is read",
-        "service/open_calls.py",
+        "service/calls/open_calls.py",
         '        if self.engine.full(tenant or ""):\n',
         "        if False:\n",
         GATE + "test_a_full_queue_refuses_before_the_message_is_read",
@@ -72,7 +72,7 @@ GATING: tuple[Mutant, ...] = (
     Mutant(
         "outputs-count-as-one",
         "limits count sequences, and not calls",
-        "service/tenants/work.py",
+        "service/limits/work.py",
         "return Work(asked.sampling.n, prompt,",
         "return Work(1, prompt,",
         SERVED + "test_outputs_and_inputs_are_sequences_whatever_the_calls",
@@ -80,7 +80,7 @@ GATING: tuple[Mutant, ...] = (
     Mutant(
         "inputs-count-as-one",
         "an embedding of many inputs is as many sequences",
-        "service/tenants/work.py",
+        "service/limits/work.py",
         "return Work(len(asked.inputs), prompt, prompt)",
         "return Work(1, prompt, prompt)",
         WORK + "test_a_request_is_its_prompt_once_and_the_most_of_every_output",
@@ -88,7 +88,7 @@ GATING: tuple[Mutant, ...] = (
     Mutant(
         "tokens-not-given-back",
         "what a request did not use of its tokens is given back at the end",
-        "service/tenants/gates.py",
+        "service/limits/tenant_limiter.py",
         "                budget.give(charge - used)",
         "                budget.give(0)",
         SERVED + "test_the_unused_is_given_back_at_the_end[left early]",
@@ -120,7 +120,7 @@ GATING: tuple[Mutant, ...] = (
     Mutant(
         "refused-and-charged",
         "a refusal gives the tokens back that it was charged",
-        "service/tenants/gates.py",
+        "service/limits/tenant_limiter.py",
         "                budget.give(charge)\n            raise",
         "                budget.give(0)\n            raise",
         WORK + "test_a_refusal_gives_everything_back",
@@ -128,7 +128,7 @@ GATING: tuple[Mutant, ...] = (
     Mutant(
         "budget-for-ever",
         "a budget holds at most what a minute brings",
-        "service/tenants/budget.py",
+        "service/limits/token_budget.py",
         "min(self._limit, self._level + (now - self._at) * self._limit / MINUTE)",
         "self._level + (now - self._at) * self._limit / MINUTE",
         WORK + "test_a_budget_fills_in_a_minute_and_says_when_there_is_enough",
@@ -144,7 +144,7 @@ GATING: tuple[Mutant, ...] = (
     Mutant(
         "room-for-one-is-enough",
         "a request waits until there is room for all of its sequences",
-        "service/admission.py",
+        "service/limits/admission.py",
         "        return self._taken + wanted > self._limit",
         "        return self._taken + 1 > self._limit",
         WORK + "test_a_large_request_is_not_passed_by_small_ones_for_ever",
@@ -185,7 +185,7 @@ GATING: tuple[Mutant, ...] = (
     Mutant(
         "texts-of-all-in-one-line",
         "one caller's text calls keep nobody else's waiting",
-        "service/text_calls.py",
+        "service/limits/text_calls.py",
         "        mine = self._callers.get(caller)\n",
         '        caller = ""\n        mine = self._callers.get(caller)\n',
         GATE + "test_one_callers_texts_keep_nobody_elses_waiting",
@@ -193,7 +193,7 @@ GATING: tuple[Mutant, ...] = (
     Mutant(
         "back-in-one-wave",
         "what is refused in one moment does not come back in one",
-        "service/status.py",
+        "service/rpc/status.py",
         "random.uniform(1.0, 2.0)",
         "random.uniform(1.0, 1.0)",
         STATUSES + "test_what_is_refused_in_one_moment_does_not_come_back_in_one",
@@ -201,7 +201,7 @@ GATING: tuple[Mutant, ...] = (
     Mutant(
         "silent-for-a-minute",
         "a library is not made to wait where the caller should be told",
-        "service/status.py",
+        "service/rpc/status.py",
         "isinstance(error, QueueTimeout) or error.retry_after > LONGEST_PUSHBACK_SECONDS",
         "isinstance(error, QueueTimeout)",
         CLIENT + "test_what_the_server_says_not_to_retry_is_not[too long to wait without a word]",
@@ -210,7 +210,7 @@ GATING: tuple[Mutant, ...] = (
     Mutant(
         "slow-reader-retried",
         "a call that ended because its client did not read is not made again",
-        "service/status.py",
+        "service/rpc/status.py",
         "    elif code is grpc.StatusCode.RESOURCE_EXHAUSTED:",
         "    elif False:",
         CLIENT + "test_what_the_server_says_not_to_retry_is_not[slow consumer]",

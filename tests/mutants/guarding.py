@@ -10,7 +10,7 @@ GUARDING: tuple[Mutant, ...] = (
     Mutant(
         "tokens-compared-by-value",
         "the time of a comparison tells nothing about a token",
-        "service/auth_tokens.py",
+        "service/access/token_file.py",
         "if hmac.compare_digest(caller.digest, digest):",
         "if caller.digest == digest:",
         AUTHENTICATION + "test_no_token_is_compared_by_value",
@@ -18,7 +18,7 @@ GUARDING: tuple[Mutant, ...] = (
     Mutant(
         "comparison-ends-early",
         "the time of a comparison tells nothing about a token's place in the file",
-        "service/auth_tokens.py",
+        "service/access/token_file.py",
         "                found = caller\n",
         "                return caller\n",
         AUTHENTICATION + "test_every_entry_is_compared_however_early_one_matches",
@@ -26,7 +26,7 @@ GUARDING: tuple[Mutant, ...] = (
     Mutant(
         "default-allow",
         "a method that nobody thought of is refused without a token",
-        "service/server.py",
+        "service/server/server.py",
         "spares=is_public",
         'spares=lambda method: not method.startswith("/slipstream")',
         AUTHENTICATION + "test_every_registered_method_is_refused_without_a_token",
@@ -34,7 +34,7 @@ GUARDING: tuple[Mutant, ...] = (
     Mutant(
         "tokens-read-once",
         "a token file is read again when it changes",
-        "service/reloaded.py",
+        "service/access/reloaded_file.py",
         "if stamp != self._stamp:",
         "if self._value is None:",
         "tests/security/test_reloaded.py::test_every_way_of_writing_is_noticed",
@@ -42,7 +42,7 @@ GUARDING: tuple[Mutant, ...] = (
     Mutant(
         "revoked-stream-goes-on",
         "a stream ends when its token is revoked",
-        "service/auth.py",
+        "service/access/auth_interceptor.py",
         "if self._still_listed():",
         "if self._still_listed() or True:",
         AUTHENTICATION + "test_a_revoked_token_ends_its_stream_and_no_other",
@@ -50,7 +50,7 @@ GUARDING: tuple[Mutant, ...] = (
     Mutant(
         "reads-without-turns",
         "so many messages of one caller are read at once and no more",
-        "service/request_reads.py",
+        "service/limits/request_reads.py",
         "self._turns = asyncio.Semaphore(lane.at_once)",
         "self._turns = asyncio.Semaphore(2 * lane.at_once)",
         "tests/service/test_request_reads.py::test_so_many_at_once_and_the_others_in_order",
@@ -58,7 +58,7 @@ GUARDING: tuple[Mutant, ...] = (
     Mutant(
         "turns-shared-by-all",
         "each caller has turns of its own",
-        "service/request_reads.py",
+        "service/limits/request_reads.py",
         "key = caller_name.get() or address_of(context.peer())",
         'key = "all"',
         "tests/service/test_request_reads.py::test_another_address_or_name_has_turns_of_its_own",
@@ -66,7 +66,7 @@ GUARDING: tuple[Mutant, ...] = (
     Mutant(
         "port-is-a-caller",
         "connections of one address are one caller",
-        "service/request_reads.py",
+        "service/access/caller.py",
         'return peer.rpartition(":")[0] if',
         "return peer if",
         "tests/service/test_request_reads.py::test_another_address_or_name_has_turns_of_its_own",
@@ -74,7 +74,7 @@ GUARDING: tuple[Mutant, ...] = (
     Mutant(
         "half-sent-messages-stay",
         "a message that stands still gives way to those that wait",
-        "service/request_reads.py",
+        "service/limits/request_reads.py",
         "            self._hurry()\n",
         "            pass\n",
         "tests/service/test_request_reads.py::test_a_message_that_stands_still_gives_way_once_others_wait",
@@ -83,7 +83,7 @@ GUARDING: tuple[Mutant, ...] = (
     Mutant(
         "callers-remembered-for-ever",
         "nothing is kept of callers without calls",
-        "service/request_reads.py",
+        "service/limits/request_reads.py",
         "            if not caller.users:\n",
         "            if False:\n",
         "tests/service/test_request_reads.py::test_so_many_at_once_and_the_others_in_order",
@@ -91,7 +91,7 @@ GUARDING: tuple[Mutant, ...] = (
     Mutant(
         "any-number-may-wait",
         "calls that wait to be read are bounded",
-        "service/request_reads.py",
+        "service/limits/request_reads.py",
         "if self._calls >= self._lane.at_once + MOST_WAITING:",
         "if self._calls >= self._lane.at_once + 2 * MOST_WAITING:",
         "tests/service/test_request_reads.py::test_more_than_may_wait_are_told_to_come_back",
@@ -100,7 +100,7 @@ GUARDING: tuple[Mutant, ...] = (
     Mutant(
         "unary-answers-unbounded",
         "an answer of one message has the time of a write",
-        "service/unread_answers.py",
+        "service/limits/unread_answers.py",
         "                bound.begin()\n",
         "",
         "tests/security/test_deaf_callers.py::test_answers_without_a_reader_are_let_go",
@@ -109,7 +109,7 @@ GUARDING: tuple[Mutant, ...] = (
     Mutant(
         "windows-grow-unasked",
         "of a message that was not asked for no more than a window is taken in",
-        "service/options.py",
+        "service/rpc/channel_options.py",
         '("grpc.http2.bdp_probe", 0)',
         '("grpc.http2.bdp_probe", 1)',
         "tests/security/test_half_sent.py::test_half_sent_messages_hold_little_and_end",
@@ -117,7 +117,7 @@ GUARDING: tuple[Mutant, ...] = (
     Mutant(
         "parser-fails-calls",
         "a file that its parser cannot bear is a failed reload",
-        "service/reloaded.py",
+        "service/access/reloaded_file.py",
         "except Exception as error:",
         "except OverflowError as error:",
         "tests/security/test_reloaded.py::test_whatever_a_parser_raises_is_a_failed_reload",

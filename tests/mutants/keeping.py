@@ -11,7 +11,7 @@ KEEPING: tuple[Mutant, ...] = (
     Mutant(
         "token-looked-at-once",
         "a token is looked at as long as its call lives",
-        "service/auth.py",
+        "service/access/auth_interceptor.py",
         "        if self._still_listed():\n            self.begin()\n",
         "        if self._still_listed():\n            pass\n",
         "tests/security/test_revoked_later.py::test_a_token_revoked_after_it_was_found_listed_ends_its_stream",

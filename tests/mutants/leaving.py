@@ -7,11 +7,11 @@ from tests.mutants.mutant import Mutant
 PROCESS, RENDERER = "core/text/chat_process.py", "core/text/chat_renderer.py"
 CHATS = "tests/text/test_chat_renderer.py::"
 EXITS = "tests/chaos/test_exits.py::"
-WRITER, LOGS = "service/log_writer.py", "tests/service/test_log_writer.py::"
+WRITER, LOGS = "service/process/log_writer.py", "tests/service/test_log_writer.py::"
 LIBRARY, EXTENSION = "core/models/native/kept_library.py", "core/models/native/extension.py"
 COMPILING = "core/models/native/compile_process.py"
 KEPT = "tests/models/test_kept_library.py::"
-LOOK, MOUNTS = "service/timed_look.py", "tests/security/test_hanging_mounts.py::"
+LOOK, MOUNTS = "service/access/timed_look.py", "tests/security/test_hanging_mounts.py::"
 
 LEAVING: tuple[Mutant, ...] = (
     Mutant(
@@ -65,7 +65,7 @@ LEAVING: tuple[Mutant, ...] = (
     Mutant(
         "no-bound-on-the-exit",
         "a drained process ends, whatever thread is stuck",
-        "service/commands/serve.py",
+        "service/cli/commands/serve.py",
         "    leave_within(code)\n    return code\n",
         "    return code\n",
         EXITS + "test_a_thread_that_never_ends_is_named_and_left",
@@ -74,7 +74,7 @@ LEAVING: tuple[Mutant, ...] = (
     Mutant(
         "exit-left-to-the-interpreter",
         "a drained process ends, also where a thread keeps the interpreter",
-        "service/exit_guard.py",
+        "service/process/exit_guard.py",
         "signal.setitimer(signal.ITIMER_REAL, seconds + FORCE_SECONDS)",
         "signal.setitimer(signal.ITIMER_REAL, 1000 * (seconds + FORCE_SECONDS))",
         EXITS + "test_a_thread_that_keeps_the_interpreter_is_ended_by_the_system",
@@ -83,7 +83,7 @@ LEAVING: tuple[Mutant, ...] = (
     Mutant(
         "log-written-where-it-is-called",
         "a log that is not read holds up no call and no signal",
-        "service/logs.py",
+        "service/process/logs.py",
         "handlers=[LogWriter(sys.stderr.fileno())]",
         "handlers=[logging.StreamHandler(sys.stderr)]",
         EXITS + "test_a_log_that_is_not_read_holds_up_no_call_and_no_signal",
@@ -108,7 +108,7 @@ LEAVING: tuple[Mutant, ...] = (
     Mutant(
         "transport-writes-by-itself",
         "clients cannot make the transport write to stderr",
-        "service/logs.py",
+        "service/process/logs.py",
         '    os.environ.setdefault("GRPC_VERBOSITY", "NONE")\n',
         '    os.environ.setdefault("GRPC_VERBOSITY", "INFO")\n',
         EXITS + "test_the_transport_writes_nothing_that_clients_make_it_write",

@@ -94,7 +94,7 @@ MENDING: tuple[Mutant, ...] = (
     Mutant(
         "new-gate-forgotten-at-once",
         "a tenant that comes when all gates are in use has one too",
-        "service/tenants/gates.py",
+        "service/limits/tenant_limiter.py",
         "self._forget_idle(len(self._gates) + 1 - MAX_GATES)\n"
         "            gate = self._gates[tenant] = _Gate(limits, self._max_wait)\n",
         "gate = self._gates[tenant] = _Gate(limits, self._max_wait)\n"
@@ -104,15 +104,15 @@ MENDING: tuple[Mutant, ...] = (
     Mutant(
         "refusals-hide-acts",
         "a flood of refusals hides no act from the audit log",
-        "service/audit.py",
-        "self._acts, self._refusals = Floods(), Floods()",
-        "self._acts = self._refusals = Floods()",
+        "service/access/audit.py",
+        "self._acts, self._refusals = audit_log.Floods(), audit_log.Floods()",
+        "self._acts = self._refusals = audit_log.Floods()",
         "tests/security/test_audit.py::test_refusals_hide_no_act_and_many_flushes_are_a_line",
     ),
     Mutant(
         "late-is-hung",
         "a look that is late for less than seconds is not told of",
-        "service/timed_look.py",
+        "service/access/timed_look.py",
         "and time.monotonic() - self._began >= HUNG_SECONDS",
         "",
         "tests/security/test_hanging_mounts.py::test_only_a_look_that_is_late_for_seconds_is_told_of",
@@ -120,7 +120,7 @@ MENDING: tuple[Mutant, ...] = (
     Mutant(
         "bad-contents-parsed-at-each-look",
         "bad contents of a file are parsed once",
-        "service/reloaded.py",
+        "service/access/reloaded_file.py",
         "if self._told and digest == self._bad:",
         "if False:",
         "tests/security/test_reloaded.py::test_bad_contents_are_parsed_once",
@@ -128,7 +128,7 @@ MENDING: tuple[Mutant, ...] = (
     Mutant(
         "few-calls-on-a-connection",
         "a client with hundreds of calls in hand on one connection loses none",
-        "service/config.py",
+        "service/config/server_config.py",
         '1024, int, "Network", "Most calls open',
         '256, int, "Network", "Most calls open',
         GATE + "test_one_connection_with_more_calls_in_hand_than_batches_are_large_loses_none",

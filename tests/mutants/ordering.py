@@ -20,7 +20,7 @@ ORDERING: tuple[Mutant, ...] = (
     Mutant(
         "emit-before-copy-done",
         "law 5: nobody reads a result before its copy is done",
-        STEP,
+        "core/executor/launched_step.py",
         "        self.copy_done.synchronize()\n",
         "",
         STEP_KINDS,

@@ -12,7 +12,7 @@ RESUMING: tuple[Mutant, ...] = (
     Mutant(
         "ids-of-all-tenants",
         "a request id is its tenant's own",
-        "service/tenants/identity.py",
+        "service/tenant_ids.py",
         'return request_id if caller is None else f"{caller}\\0{request_id}"',
         "return request_id",
         SERVED + "test_another_tenants_stream_is_not_there",
@@ -20,7 +20,7 @@ RESUMING: tuple[Mutant, ...] = (
     Mutant(
         "labels-from-callers",
         "only the tenants file makes labels",
-        "service/tenants/limits.py",
+        "service/access/tenant_file.py",
         "return tenant if tenant in self._limits else OTHER",
         "return tenant",
         "tests/tenants/test_limits.py::test_listed_tenants_have_their_own_limits_and_all_others_one_line",
@@ -28,7 +28,7 @@ RESUMING: tuple[Mutant, ...] = (
     Mutant(
         "labels-without-bound",
         "the number of labels is bounded however often the file changes",
-        "service/tenants/refusals.py",
+        "service/limits/refusals.py",
         "if len(self._labels) > MAX_TENANTS:",
         "if len(self._labels) < 0:",
         GATES + "test_labels_are_bounded_however_often_the_file_changes",
@@ -36,7 +36,7 @@ RESUMING: tuple[Mutant, ...] = (
     Mutant(
         "place-given-back-twice",
         "a place in a tenant's gate is given back once",
-        "service/tenants/hold.py",
+        "service/limits/hold.py",
         "leave, self._leave = self._leave, None\n        if leave",
         "leave = self._leave\n        if leave",
         GATES + "test_a_place_is_given_back_once_and_moves_with_its_holder",
@@ -108,7 +108,7 @@ RESUMING: tuple[Mutant, ...] = (
     Mutant(
         "gate-of-our-own-service",
         "every service's calls pass the tenant's gate",
-        "service/open_calls.py",
+        "service/calls/open_calls.py",
         "place = await self._desk.enter(caller_name.get(), deadline, work)",
         "place = await self._desk.enter(None, deadline, work)",
         "tests/gateway/test_tenants.py::test_one_tenant_is_limited_and_the_other_is_not",
@@ -116,7 +116,7 @@ RESUMING: tuple[Mutant, ...] = (
     Mutant(
         "ids-of-the-engine-told",
         "clients see the ids that they gave",
-        "service/convert.py",
+        "service/wire/generate.py",
         "self.request_id = public_id(request_id)",
         "self.request_id = request_id",
         SERVED + "test_ids_are_the_tenants_own",

@@ -130,7 +130,7 @@ SHARING: tuple[Mutant, ...] = (
     Mutant(
         "calls-are-nobodys",
         "the engine is told whose share a request uses",
-        "service/tenants/identity.py",
+        "service/access/caller.py",
         "return replace(asked, tenant=caller_of(context))",
         "return asked",
         SERVED + "test_without_names_connections_of_one_address_share",
@@ -138,7 +138,7 @@ SHARING: tuple[Mutant, ...] = (
     Mutant(
         "weights-stay-behind",
         "the weight of a tenant reaches the scheduler",
-        "service/tenants/gates.py",
+        "service/limits/tenant_limiter.py",
         "            hold.weight = self._weight(tenant)\n",
         "",
         SERVED + "test_each_call_is_its_tenants_with_the_weight_of_the_file_as_it_is_now",

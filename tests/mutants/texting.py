@@ -101,7 +101,7 @@ TEXTING: tuple[Mutant, ...] = (
     Mutant(
         "loading-not-waited-for",
         "commands wait for a server that loads",
-        "service/commands/waiting.py",
+        "service/cli/commands/waiting.py",
         "if state == pb.SERVER_STATE_STARTING else",
         "if state == pb.SERVER_STATE_DEAD else",
         WAITING + "test_waiting_ends_with_advice_and_a_status",

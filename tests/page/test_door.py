@@ -8,11 +8,11 @@ from contextlib import AsyncExitStack
 import pytest
 
 from core.models.bundled import bundled_model_dir
-from service.config import ServerConfig
+from service.config.server_config import ServerConfig
 from service.metrics import http
 from service.page import feed
 from service.page.door import FULL, OFF
-from service.server import Server
+from service.server.server import Server
 from tests.fakes.within import within
 from tests.page.watching import PATIENCE, asked, serve_emulated, until, watched
 

@@ -17,7 +17,7 @@ from core.executor.interface import MAX_DEPTH
 from core.lanes import RESULTS, SUBMIT, Recording
 from core.models.bundled import bundled_model_dir
 from service.client import SlipstreamClient
-from service.config import ServerConfig
+from service.config.server_config import ServerConfig
 from service.frontends.group import FrontEndGroup
 from service.page import feed, streams
 from service.page.timeline import SCHEDULER_SLICES, SECONDS, STEPS, timeline

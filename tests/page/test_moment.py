@@ -6,8 +6,8 @@ import json
 import time
 
 from core.types.streams import StreamInfo
-from service.config import ServerConfig
-from service.engine_slot import EngineSlot
+from service.config.server_config import ServerConfig
+from service.engine.slot import EngineSlot
 from service.page.moment import moment
 from service.page.streams import StreamsSeen
 from tests.fakes.fake_engine import FakeEngine

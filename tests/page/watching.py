@@ -14,7 +14,7 @@ from core.engine.async_engine import AsyncEngine
 from core.models.bundled import bundled_model_dir
 from core.text.tokenizer import Tokenizer
 from service.client import SlipstreamClient
-from service.server import Server
+from service.server.server import Server
 from tests.fakes.real_server import emulated_engine, serve_checkpoint
 from tests.fakes.within import within
 

@@ -31,6 +31,6 @@ def watch(path: str) -> None:
 
 if __name__ == "__main__":
     watch(sys.argv.pop(1))
-    from service.cli import main
+    from service.cli.cli import main
 
     main()

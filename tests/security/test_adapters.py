@@ -13,8 +13,8 @@ import grpc.aio
 import pytest
 import pytest_asyncio
 
-from service.adapter_client import AdapterClient
 from service.client import CallFailed, SlipstreamClient
+from service.client.adapters import AdapterClient
 from service.pb.slipstream.v1 import adapters_pb2 as pb
 from tests.fakes.real_server import serve_checkpoint
 from tests.models.lora.peft_oracle import ADAPTERS, make_adapter

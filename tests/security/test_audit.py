@@ -13,13 +13,14 @@ import grpc
 import pytest
 from prometheus_client import CollectorRegistry
 
-from service import audit
-from service.adapter_client import AdapterClient
-from service.audit import MOST_KEYS, MOST_LINES, QUIET_SECONDS, Audit, Floods
+from service.access.audit import Audit
 from service.client import CallFailed, SlipstreamClient
-from service.interceptors import Context
+from service.client.adapters import AdapterClient
+from service.errors import Unauthenticated
 from service.metrics.rpc import RpcMetrics
-from service.status import Unauthenticated
+from service.process import audit_log
+from service.process.audit_log import MOST_KEYS, MOST_LINES, QUIET_SECONDS, Floods
+from service.rpc.interceptors import Context
 from tests.service.conftest import Serve
 
 ALICE, BOB, WRONG = "alice-0123456789abcdef", "bobby-0123456789abcdef", "wrong-0123456789abcdef"
@@ -99,7 +100,7 @@ async def test_a_flood_of_refusals_is_a_line_and_a_count(
     serve: Serve, tokens: str, lines: Lines, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls = 200
-    monkeypatch.setattr(audit, "QUIET_SECONDS", 3600.0)
+    monkeypatch.setattr(audit_log, "QUIET_SECONDS", 3600.0)
     async with serve(auth_token_file=tokens) as serving:
         async with SlipstreamClient(serving.target, token=WRONG) as stranger:
             failed = await asyncio.gather(*(failing(stranger.tokenize("a")) for _ in range(calls)))
@@ -111,7 +112,7 @@ async def test_a_flood_of_refusals_is_a_line_and_a_count(
 async def test_a_flood_that_ends_is_still_counted(
     serve: Serve, tokens: str, lines: Lines, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    written, write, left_out = asyncio.Event(), audit.write, [0]
+    written, write, left_out = asyncio.Event(), audit_log.write, [0]
 
     def heard(event: str, **facts: Any) -> None:
         write(event, **facts)
@@ -119,10 +120,10 @@ async def test_a_flood_that_ends_is_still_counted(
         if left_out[0] == 4:
             written.set()
 
-    monkeypatch.setattr(audit, "write", heard)
+    monkeypatch.setattr(audit_log, "write", heard)
     # Each call below is refused within it, and it is over soon.
-    monkeypatch.setattr(audit.Floods, "admits", _once())
-    monkeypatch.setattr(audit, "QUIET_SECONDS", 0.01)
+    monkeypatch.setattr(audit_log.Floods, "admits", _once())
+    monkeypatch.setattr(audit_log, "QUIET_SECONDS", 0.01)
     async with serve(auth_token_file=tokens) as serving:
         async with SlipstreamClient(serving.target, token=WRONG) as stranger:
             await asyncio.gather(*(failing(stranger.tokenize("a")) for _ in range(5)))

@@ -16,11 +16,12 @@ import grpc.aio
 import pytest
 
 from core.types.io import GenerateRequest
-from service.auth import _Watch, caller_name
-from service.auth_tokens import parse_tokens
+from service.access.auth_interceptor import _Watch
+from service.access.caller import caller_name
+from service.access.token_file import parse_tokens
 from service.client import CallFailed, SlipstreamClient
-from service.config import ServerConfig
-from service.server import Server
+from service.config.server_config import ServerConfig
+from service.server.server import Server
 from tests.fakes.fake_engine import FakeEngine, count_up, held
 from tests.fakes.within import within
 from tests.scorecard import Scorecard

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from core.errors import ConfigError
-from service.certificate_expiry import earliest_end
+from service.access.certificate_expiry import earliest_end
+from service.access.tls_credentials import ClientTls
 from service.client import CallFailed, SlipstreamClient
-from service.config import ServerConfig
-from service.tls_credentials import ClientTls
+from service.config.server_config import ServerConfig
 from tests.fakes.granted import granted
 from tests.security.certificates import Authority, Pair, needs_openssl
 from tests.security.test_tls import client, install, serial

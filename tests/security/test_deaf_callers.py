@@ -8,8 +8,8 @@ from typing import Any
 import grpc
 import grpc.aio
 
+from service.limits.unread_answers import MOST_BYTES, REASON
 from service.pb.slipstream.v1 import inference_pb2 as pb
-from service.unread_answers import MOST_BYTES, REASON
 from tests.chaos.process import PATIENCE, ServerProcess
 from tests.service.raw_http2 import DeafClient
 

@@ -13,7 +13,7 @@ import grpc.aio
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from service.connections import IDLE_SECONDS, Connection, Connections, _end, _is_open, victims
+from service.server.connections import IDLE_SECONDS, Connection, Connections, _end, _is_open, victims
 from tests.chaos.process import PATIENCE, ServerProcess
 from tests.fakes.kept_server import GREEDY
 from tests.security.serve_few_files import FILES

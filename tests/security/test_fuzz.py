@@ -13,7 +13,7 @@ import grpc.aio
 
 from service.client import SlipstreamClient
 from service.pb.slipstream.v1 import inference_pb2 as pb
-from service.server import Server
+from service.server.server import Server
 from tests.fakes.real_server import serve_checkpoint
 from tests.scorecard import Scorecard
 from tests.security import replies

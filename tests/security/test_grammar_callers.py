@@ -12,7 +12,7 @@ import pytest
 from core.engine.grammar.compile_queue import CompileJob, CompileQueue
 from core.errors import ConfigError
 from service.client import CallFailed, SlipstreamClient
-from service.config import ServerConfig
+from service.config.server_config import ServerConfig
 from tests.fakes.checkpoints import make_checkpoint
 from tests.fakes.real_server import serve_checkpoint
 from tests.service.conftest import Serve

@@ -11,7 +11,7 @@ import grpc.aio
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from service.request_reads import AT_ONCE
+from service.limits.request_reads import AT_ONCE
 from tests.chaos.process import PATIENCE, ServerProcess
 from tests.scorecard import Scorecard
 from tests.security.half_sender import HalfSender

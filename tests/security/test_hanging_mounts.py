@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 from core.errors import StartupError
-from service import reloaded, timed_look
-from service.auth_tokens import token_file
+from service.access import reloaded_file, timed_look
+from service.access.reloaded_file import Reloaded
+from service.access.token_file import token_file
 from service.client import SlipstreamClient
-from service.reloaded import Reloaded
 from tests.fakes.fake_engine import FakeEngine
 from tests.security.conftest import LogLines
 from tests.service.conftest import Serving
@@ -54,7 +54,7 @@ STAT = os.stat
 @pytest.fixture
 def mount(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Mount]:
     made = Mount(tmp_path, monkeypatch)
-    monkeypatch.setattr(reloaded.os, "stat", made.stat)
+    monkeypatch.setattr(reloaded_file.os, "stat", made.stat)
     yield made
     made.answers.set()
 

@@ -12,13 +12,13 @@ import grpc.aio
 import pytest
 
 from core.errors import ConfigError
-from service import permissions
-from service.adapter_client import AdapterClient
-from service.auth_tokens import UNNAMED
+from service.access import permissions
+from service.access.permissions import METHODS, Permission, Permissions
+from service.access.token_file import UNNAMED
 from service.client import CallFailed, SlipstreamClient
-from service.config import ServerConfig
-from service.permissions import METHODS, Permission, Permissions
-from service.server import Server
+from service.client.adapters import AdapterClient
+from service.config.server_config import ServerConfig
+from service.server.server import Server
 from tests.fakes.fake_engine import FakeEngine
 from tests.fakes.granted import granted
 from tests.security import methods
@@ -51,7 +51,7 @@ async def test_every_registered_method_is_in_the_table(config: Callable[..., Ser
 async def test_a_method_that_is_in_no_table_is_refused_to_all(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
     forgotten = "/slipstream.v1.InferenceService/Tokenize"
     left = {name: each for name, each in METHODS.items() if name != forgotten}
-    for room in (permissions, __import__("service.auth", fromlist=["auth"])):
+    for room in (permissions, __import__("service.access.auth_interceptor", fromlist=["auth"])):
         monkeypatch.setattr(room, "METHODS", left)
     async with serve(unnamed_callers="all") as serving:
         with pytest.raises(CallFailed) as failed:

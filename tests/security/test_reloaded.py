@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from core.errors import StartupError
-from service import reloaded
-from service.auth_tokens import MAX_TOKENS, UNNAMED, first_token, parse_tokens, token_file
-from service.reloaded import MAX_FILE_BYTES, Reloaded
+from service.access import reloaded_file
+from service.access.reloaded_file import MAX_FILE_BYTES, Reloaded
+from service.access.token_file import MAX_TOKENS, UNNAMED, first_token, parse_tokens, token_file
 
 TOKEN = "0123456789abcdef"
 
@@ -51,7 +51,7 @@ def in_place_with_the_old_time(path: Path, text: str) -> None:
 @pytest.fixture
 def settled(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is read again but for a change of its stamp."""
-    monkeypatch.setattr(reloaded, "SETTLE_SECONDS", 0.0)
+    monkeypatch.setattr(reloaded_file, "SETTLE_SECONDS", 0.0)
 
 
 def test_whatever_a_parser_raises_is_a_failed_reload(tmp_path: Path) -> None:
@@ -103,7 +103,7 @@ def test_a_second_write_within_one_tick_is_noticed(tmp_path: Path, monkeypatch: 
     path = tmp_path / "file"
     path.write_text("one")
     stamps = [(1,)]
-    monkeypatch.setattr(reloaded, "_stamp", lambda path: stamps[0])
+    monkeypatch.setattr(reloaded_file, "_stamp", lambda path: stamps[0])
     found = text_of(path)
     # After the start, and after every change that shows.
     for text in ("two", "three"):
@@ -131,7 +131,7 @@ def test_bad_contents_keep_the_last_good_ones(tmp_path: Path, caplog: pytest.Log
 
 def test_bad_contents_are_parsed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A tenants file of a quarter of a megabyte takes 0.1 s, and every call looks."""
-    monkeypatch.setattr(reloaded, "SETTLE_SECONDS", 3600.0)
+    monkeypatch.setattr(reloaded_file, "SETTLE_SECONDS", 3600.0)
     path = tmp_path / "file"
     path.write_text("good")
     parsed = list[bytes]()

@@ -9,10 +9,10 @@ from pathlib import Path
 import grpc
 import pytest
 
-from service import reloaded
-from service.auth_tokens import TokenBook, token_file
+from service.access import reloaded_file
+from service.access.reloaded_file import Reloaded
+from service.access.token_file import TokenBook, token_file
 from service.client import CallFailed, SlipstreamClient
-from service.reloaded import Reloaded
 from tests.fakes.fake_engine import FakeEngine, held
 from tests.fakes.granted import granted
 from tests.fakes.within import within
@@ -24,7 +24,7 @@ BOTH = f"alice:{ALICE}\nbob:{BOB}\n"
 
 
 class Clock:
-    """`time.monotonic` of `service.reloaded`."""
+    """`time.monotonic` of `service.access.reloaded_file`."""
 
     def __init__(self) -> None:
         self.now = 1000.0
@@ -36,7 +36,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     found = Clock()
-    monkeypatch.setattr(reloaded, "time", found)
+    monkeypatch.setattr(reloaded_file, "time", found)
     return found
 
 
@@ -62,7 +62,7 @@ SPOILT: dict[str, tuple[bytes, str]] = {
     "a new token": (f"carol:{CAROL}\nbob:{BOB}\nshort\n".encode(), "b"),
     "a token cut short": (f"alice:{ALICE}\nbob:{BOB[:12]}".encode(), "a"),
     "nothing but a comment": (b"# alice:" + ALICE.encode() + b"\n", ""),
-    "too large": (b"#" * (reloaded.MAX_FILE_BYTES + 1), ""),
+    "too large": (b"#" * (reloaded_file.MAX_FILE_BYTES + 1), ""),
 }
 
 
@@ -97,9 +97,9 @@ def test_a_file_that_is_away_is_waited_for_a_moment_and_refuses_everybody_then(
     assert holds(file) == "ab"
     AWAY[why](path)
     # Another process writes it in place just now.
-    clock.now += reloaded.GRACE_SECONDS / 2
+    clock.now += reloaded_file.GRACE_SECONDS / 2
     assert (holds(file), file.failed) == ("ab", False)
-    clock.now += reloaded.GRACE_SECONDS / 2
+    clock.now += reloaded_file.GRACE_SECONDS / 2
     assert (holds(file), file.failed) == ("", True)
     clock.now += 100
     assert (holds(file), file.failed) == ("", True)
@@ -110,7 +110,7 @@ def test_a_server_that_was_idle_waits_for_nothing(path: Path, clock: Clock, why:
     """It cannot tell that the file is away since just now, so it takes it to be away since it last looked."""
     file = token_file(path)
     AWAY[why](path)
-    clock.now += reloaded.GRACE_SECONDS
+    clock.now += reloaded_file.GRACE_SECONDS
     assert holds(file) == ""
 
 
@@ -118,10 +118,10 @@ def test_a_file_that_comes_back_in_time_was_never_away(path: Path, clock: Clock,
     file = token_file(path)
     for _ in range(3):
         path.unlink()
-        clock.now += reloaded.GRACE_SECONDS / 2
+        clock.now += reloaded_file.GRACE_SECONDS / 2
         assert holds(file) == "ab"
         path.write_text(BOTH)
-        clock.now += reloaded.GRACE_SECONDS / 2
+        clock.now += reloaded_file.GRACE_SECONDS / 2
         assert holds(file) == "ab"
     assert "token file" not in logged.text
 

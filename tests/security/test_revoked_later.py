@@ -8,7 +8,7 @@ from pathlib import Path
 import grpc
 import pytest
 
-from service.auth_tokens import Caller, TokenBook
+from service.access.token_file import Caller, TokenBook
 from service.client import CallFailed, SlipstreamClient
 from tests.fakes.fake_engine import FakeEngine, held
 from tests.security.test_authentication import GOOD, OTHER, tokens

@@ -17,9 +17,9 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from core import machine
-from service import memory_gate
 from service.client import CallFailed, SlipstreamClient
-from service.memory_gate import LOOK_SECONDS, STILL_ANSWERED, TRIM_SECONDS, MemoryWatch
+from service.limits import memory_gate
+from service.limits.memory_gate import LOOK_SECONDS, STILL_ANSWERED, TRIM_SECONDS, MemoryWatch
 from service.pb.slipstream.v1 import inference_pb2 as pb
 from tests.chaos.process import PATIENCE, ServerProcess
 from tests.fakes.hand_clock import by_hand

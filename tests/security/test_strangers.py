@@ -9,8 +9,8 @@ import grpc
 import grpc.aio
 import pytest
 
-from service.adapter_client import AdapterClient
 from service.client import CallFailed
+from service.client.adapters import AdapterClient
 from tests.fakes.granted import granted
 from tests.fakes.real_server import serve_checkpoint
 from tests.security.conftest import LogLines

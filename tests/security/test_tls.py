@@ -14,11 +14,11 @@ import grpc
 import pytest
 
 from core.errors import ConfigError, StartupError
+from service.access.tls_credentials import ClientTls
+from service.access.tls_files import tls_files
 from service.client import CallFailed, Chunk, SlipstreamClient
-from service.config import ServerConfig
-from service.preflight import check_security
-from service.tls import tls_files
-from service.tls_credentials import ClientTls
+from service.config.server_config import ServerConfig
+from service.server.startup_checks import check_security
 from tests.fakes.fake_engine import FakeEngine, held
 from tests.scorecard import Scorecard
 from tests.security.certificates import Authority, Pair, needs_openssl

@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from service.client import SlipstreamClient
-from service.config import ServerConfig
-from service.server import Server
+from service.config.server_config import ServerConfig
+from service.server.server import Server
 from tests.fakes.fake_engine import FakeEngine
 from tests.fakes.within import within
 

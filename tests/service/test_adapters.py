@@ -11,13 +11,13 @@ from click.testing import CliRunner, Result
 
 from core.errors import AdaptersOff, ConfigError, Draining, InvalidRequest, ModelLoadError, Overloaded, SlipstreamError
 from core.types.adapters import AdapterInfo
-from service.adapter_client import AdapterClient
-from service.cli import cli
+from service.cli.cli import cli
 from service.client import CallFailed, SlipstreamClient
-from service.config import ServerConfig
-from service.convert_adapters import adapter_message
+from service.client.adapters import AdapterClient
+from service.config.server_config import ServerConfig
 from service.pb.slipstream.v1 import adapters_pb2 as pb
-from service.preflight import check_adapters
+from service.server.startup_checks import check_adapters
+from service.wire.adapters import adapter_message
 from tests.fakes.fake_engine import FakeEngine
 from tests.fakes.granted import granted
 from tests.service.conftest import Serve, write_checkpoint
@@ -122,7 +122,7 @@ def test_generate_loads_the_one_adapter_that_it_is_given(
         return engine
 
     engine = FakeEngine()
-    monkeypatch.setattr("service.builder.build_core_engine", build)
+    monkeypatch.setattr("service.engine.builder.build_core_engine", build)
     monkeypatch.setenv("SLIPSTREAM_ADAPTER", "other=/nowhere")
     directory = adapter_files(tmp_path / "french")
     args = ["generate", "--model", str(checkpoint), "--adapter", f"french={directory}", "--max-tokens", "2", "hi"]

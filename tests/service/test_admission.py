@@ -8,8 +8,8 @@ import time
 import pytest
 
 from core.errors import DeadlinePassed, Overloaded
-from service.admission import Admission
 from service.client import CallFailed, SlipstreamClient
+from service.limits.admission import Admission
 from tests.fakes.fake_engine import FakeEngine, held
 from tests.service.conftest import ONCE, Serve, until
 

@@ -9,9 +9,9 @@ from google.protobuf.duration_pb2 import Duration
 
 from core.errors import InvalidRequest
 from core.types.sampling_params import SamplingParams
-from service import convert
 from service.client import CallFailed
 from service.pb.slipstream.v1 import inference_pb2 as pb
+from service.wire import generate
 from tests.fakes.fake_engine import INFO, info_with
 from tests.service.conftest import Serve
 
@@ -76,7 +76,7 @@ async def test_abort_needs_an_id(serve: Serve) -> None:
 def test_chat_needs_a_template() -> None:
     request = pb.GenerateRequest(chat=chat(("user", "hi")))
     with pytest.raises(InvalidRequest) as failed:
-        convert.generate_request(request, info_with(has_chat_template=False), None)
+        generate.generate_request(request, info_with(has_chat_template=False), None)
     assert [each.field for each in failed.value.violations] == ["chat"]
 
 
@@ -107,20 +107,20 @@ def test_every_sampling_field_survives_the_wire() -> None:
         skip_special_tokens=False,
         include_stop_in_output=True,
     )
-    message = pb.GenerateRequest(text="a", sampling_params=convert.sampling_message(asked))
+    message = pb.GenerateRequest(text="a", sampling_params=generate.sampling_message(asked))
     received = pb.GenerateRequest.FromString(message.SerializeToString())
-    assert convert.sampling_params(received, INFO.default_sampling) == asked
+    assert generate.sampling_params(received, INFO.default_sampling) == asked
 
 
 def test_output_options_are_a_second_spelling() -> None:
     message = pb.GenerateRequest(text="a", output_options=pb.OutputOptions(logprobs=True, top_logprobs=2))
-    sampling = convert.sampling_params(message, SamplingParams())
+    sampling = generate.sampling_params(message, SamplingParams())
     assert (sampling.logprobs, sampling.top_logprobs) == (True, 2)
 
 
 def test_durations_become_seconds() -> None:
     message = pb.GenerateRequest(text="a", queue_timeout=Duration(seconds=1, nanos=500_000_000))
-    assert convert.generate_request(message, INFO, 12.0).queue_timeout == 1.5
-    assert convert.generate_request(message, INFO, 12.0).deadline == 12.0
-    assert convert.duration(float("nan")) is None
-    assert convert.duration(1.5) == Duration(seconds=1, nanos=500_000_000)
+    assert generate.generate_request(message, INFO, 12.0).queue_timeout == 1.5
+    assert generate.generate_request(message, INFO, 12.0).deadline == 12.0
+    assert generate.duration(float("nan")) is None
+    assert generate.duration(1.5) == Duration(seconds=1, nanos=500_000_000)

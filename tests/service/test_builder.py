@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from service.builder import in_daemon_thread
+from service.engine.builder import in_daemon_thread
 from tests.service.conftest import PATIENCE, until
 
 

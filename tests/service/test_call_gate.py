@@ -16,14 +16,14 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from prometheus_client import CollectorRegistry
 
 from core.errors import Overloaded, Unsupported
-from service.auth import caller_name
-from service.call_gate import CallGate
-from service.call_kinds import FEW, KINDS, Kind
+from service.access.caller import caller_name
+from service.access.permissions import METHODS, Permission
 from service.client import CallFailed, SlipstreamClient
-from service.config import ServerConfig
+from service.config.server_config import ServerConfig
+from service.limits.call_gate import CallGate
+from service.limits.call_kinds import FEW, KINDS, Kind
 from service.metrics.rpc import CALL_KINDS, RpcMetrics
-from service.permissions import METHODS, Permission
-from service.server import Server
+from service.server.server import Server
 from tests.fakes.fake_engine import FakeEngine, held
 from tests.fakes.granted import granted
 from tests.fakes.within import within
@@ -44,7 +44,7 @@ def tenants(folder: Path, limits: str) -> dict[str, str]:
 async def test_every_method_that_is_registered_has_its_place(config: Callable[..., ServerConfig]) -> None:
     with methods.registered() as found:
         Server(config(reflection=True), lambda *_: FakeEngine())
-    assert set(found) == set(KINDS), "a new method needs a line in service/call_kinds.py; one that is gone, none"
+    assert set(found) == set(KINDS), "a new method needs a line in service/limits/call_kinds.py; one that is gone, none"
     assert len(found) >= 30, "of both dialects as well"
     assert {kind.value for kind in Kind} == set(CALL_KINDS)
 
@@ -60,7 +60,7 @@ async def test_a_method_without_a_place_is_not_served(
         return b""
 
     permitted = {**METHODS, "/slipstream.v1.Other/New": Permission.CALL}
-    monkeypatch.setattr("service.auth.METHODS", permitted)
+    monkeypatch.setattr("service.access.auth_interceptor.METHODS", permitted)
     server = Server(config(), lambda *_: FakeEngine())
     handlers = {"New": grpc.unary_unary_rpc_method_handler(new)}
     server._grpc.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("slipstream.v1.Other", handlers),))
@@ -212,7 +212,7 @@ async def test_a_full_queue_refuses_before_the_message_is_read(serve: Serve) -> 
 
 
 async def test_watches_of_one_address_are_bounded_on_both_ports(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("service.call_kinds.FEW", 3)
+    monkeypatch.setattr("service.limits.call_kinds.FEW", 3)
     async with serve(health_port=0) as serving:
         assert serving.server.health_port is not None
         for port in (serving.server.port, serving.server.health_port.port):

@@ -12,15 +12,16 @@ import click
 import pytest
 from click.testing import CliRunner, Result
 
-from service import docs, version
+from service import docs
 from service.bench import bench
-from service.cli import cli
-from service.cli_options import setting_options
+from service.cli.cli import cli
+from service.cli.cli_options import setting_options
+from service.cli.lazy_group import LazyGroup
+from service.cli.progress import TerminalProgress
 from service.client import FLEET_CONFIG, SERVICE_CONFIG
-from service.config import ServerConfig
-from service.lazy_group import LazyGroup
-from service.progress import TerminalProgress
-from service.settings import settings_of
+from service.config.server_config import ServerConfig
+from service.config.sources import settings_of
+from service.process import version
 from tests.fakes.fake_engine import FakeEngine
 from tests.service.conftest import Serve
 
@@ -133,7 +134,7 @@ def test_generate_runs_an_engine_of_its_own(checkpoint: object, monkeypatch: pyt
         engines.append(FakeEngine())
         return engines[0]
 
-    monkeypatch.setattr("service.builder.build_core_engine", build)
+    monkeypatch.setattr("service.engine.builder.build_core_engine", build)
     args = ["generate", "--model", str(checkpoint), "--max-tokens", "2", "--seed", "5", "hello"]
     result = CliRunner().invoke(cli, args)
     assert (result.exit_code, result.stdout) == (0, "0 1 \n")

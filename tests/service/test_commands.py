@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from service.cli import cli
-from service.commands.serve import ready_line
-from service.config import ServerConfig
+from service.cli.cli import cli
+from service.cli.commands.serve import ready_line
+from service.config.server_config import ServerConfig
 from tests.fakes.fake_engine import FakeEngine
 
 TRACE = {
@@ -65,7 +65,7 @@ def test_trace_asks_for_its_seconds_and_tells_what_ran_beside_the_device(
 def test_options_that_are_zero_are_given_all_the_same(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Zero is greedy, off, or a seed like any other; the model's own default is another."""
     engine = FakeEngine()
-    monkeypatch.setattr("service.builder.build_core_engine", lambda *_: engine)
+    monkeypatch.setattr("service.engine.builder.build_core_engine", lambda *_: engine)
     assert engine.model_info.default_sampling.temperature != 0.0
     asked = ["generate", "--model", str(checkpoint), "--temperature", "0", "--top-k", "0", "--seed", "0", "hi"]
     done = CliRunner().invoke(cli, asked)

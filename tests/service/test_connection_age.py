@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator
 
 from core.types.io import GenerateRequest
 from service.client import Chunk, SlipstreamClient
-from service.config import ServerConfig
-from service.options import FOREVER_MS, server_options
+from service.config.server_config import ServerConfig
+from service.rpc.channel_options import FOREVER_MS, server_options
 from tests.fakes.breaking_proxy import breaking_proxy
 from tests.fakes.fake_engine import FakeEngine, Step, count_up, held
 from tests.service.conftest import PATIENCE, Serve

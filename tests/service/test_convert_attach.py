@@ -6,9 +6,9 @@ import pytest
 
 from core.errors import InvalidRequest
 from core.types.sampling_params import MAX_N
-from service.convert_attach import positions
 from service.pb.slipstream.v1 import inference_pb2 as pb
-from service.resume.history import Position
+from service.wire.attach import positions
+from service.wire.position import Position
 
 
 def test_places_are_read_by_output() -> None:

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from service.demo import MAX_TOKENS, Screen, scrape, stream_one
+from service.cli.demo import MAX_TOKENS, Screen, scrape, stream_one
 from tests.service.conftest import Serve
 
 

@@ -15,12 +15,12 @@ from google.protobuf.duration_pb2 import Duration
 
 from core.errors import InvalidRequest, RequestFailed, SlipstreamError
 from core.types.io import GenerateRequest, Pooling
-from service.bounds import MAX_EMBED_IDS, MAX_EMBED_INPUTS, MAX_EMBED_NUMBERS
-from service.cli import cli
+from service.cli.cli import cli
 from service.client import CallFailed, Chunk, SlipstreamClient, Vector
-from service.config import ServerConfig
-from service.convert_embed import embed_request
+from service.config.server_config import ServerConfig
 from service.pb.slipstream.v1 import inference_pb2 as pb
+from service.wire.embed import embed_request
+from service.wire.message_limits import MAX_EMBED_IDS, MAX_EMBED_INPUTS, MAX_EMBED_NUMBERS
 from tests.fakes.fake_engine import INFO, FakeEngine, held, info_with
 from tests.service.conftest import ONCE, PATIENCE, Serve, until
 from tests.service.test_cancellation import closed
@@ -228,7 +228,7 @@ async def test_what_an_engine_died_of_is_not_tried_on_the_next(serve: Serve) -> 
 
 
 async def test_before_the_model_is_loaded(config: Any) -> None:
-    from service.server import Server
+    from service.server.server import Server
 
     server = Server(config(), lambda *_: FakeEngine())
     await server.listen()
@@ -307,7 +307,7 @@ def test_the_command_runs_an_engine_of_its_own(checkpoint: object, monkeypatch: 
         engines.append(FakeEngine())
         return engines[0]
 
-    monkeypatch.setattr("service.builder.build_core_engine", build)
+    monkeypatch.setattr("service.engine.builder.build_core_engine", build)
     result = CliRunner().invoke(cli, ["embed", "--model", str(checkpoint), "--pooling", "cls", "abc"])
     assert (result.exit_code, json.loads(result.stdout)[0]) == (0, 3)
     assert engines[0].stopped == 1 and engines[0].embedded[0].pooling is Pooling.CLS

@@ -10,10 +10,10 @@ import grpc
 import pytest
 
 from core.types.stats import EngineStats
-from service.builder import build_core_engine
 from service.client import CallFailed, Chunk, SlipstreamClient
-from service.config import ServerConfig
-from service.server import Server
+from service.config.server_config import ServerConfig
+from service.engine.builder import build_core_engine
+from service.server.server import Server
 from tests.fakes.checkpoints import make_checkpoint
 from tests.service.conftest import PATIENCE
 

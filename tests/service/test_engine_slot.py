@@ -6,8 +6,9 @@ import pytest
 
 from core.engine.api import EngineState
 from core.types.stats import EngineStats
-from service.engine_slot import EngineSlot
-from service.status import PUSHBACK_TRAILER, EngineSilent, NotReady, status_of
+from service.engine.slot import EngineSlot
+from service.errors import EngineSilent, NotReady
+from service.rpc.status import PUSHBACK_TRAILER, status_of
 from tests.fakes.fake_engine import FakeEngine
 
 
@@ -61,7 +62,7 @@ async def test_a_silent_engine_is_not_asked() -> None:
 
 async def test_a_drain_is_measured_from_its_first_word(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 100.0
-    monkeypatch.setattr("service.engine_slot.time.monotonic", lambda: now)
+    monkeypatch.setattr("service.engine.slot.time.monotonic", lambda: now)
     slot = EngineSlot()
     now = 103.0
     slot.engine = FakeEngine()

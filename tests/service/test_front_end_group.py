@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from core.errors import StartupError
-from service.config import ServerConfig
+from service.config.server_config import ServerConfig
 from service.frontends.group import FrontEndGroup, reserve
 from tests.fakes.fake_engine import FakeEngine
 

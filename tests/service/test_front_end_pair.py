@@ -15,13 +15,13 @@ from prometheus_client import CollectorRegistry
 from core.errors import EngineDead
 from core.types.io import GenerateRequest
 from core.types.sampling_params import SamplingParams
-from service.engine_slot import EngineSlot
+from service.engine.slot import EngineSlot
 from service.frontends.host import FrontEndHost
 from service.frontends.process import CountedCalls
 from service.frontends.remote_desk import RemoteDesk
 from service.frontends.remote_engine import RemoteEngine
+from service.limits.work import Work
 from service.metrics.rpc import RpcMetrics
-from service.tenants.work import Work
 from tests.fakes.fake_engine import FakeEngine
 from tests.fakes.within import within
 from tests.service.conftest import until

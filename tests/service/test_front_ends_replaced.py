@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from service.client import SlipstreamClient
-from service.config import ServerConfig
+from service.config.server_config import ServerConfig
 from service.frontends import front_end as front_end_room
 from service.frontends import group as group_room
 from service.frontends.front_end import FrontEnd

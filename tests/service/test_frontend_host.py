@@ -11,15 +11,15 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from core.types.io import Delta, EmbedRequest, GenerateRequest
+from core.types.plain import to_plain
 from core.types.sampling_params import SamplingParams
-from service.engine_slot import EngineSlot
+from service.engine.slot import EngineSlot
 from service.frontends.events import read_events
 from service.frontends.host import FrontEndHost
-from service.frontends.plain import to_plain
 from service.frontends.wire import Kind, Link, pack, pack_json
+from service.limits.hold import Hold
+from service.limits.work import Work
 from service.metrics.rpc import RpcMetrics
-from service.tenants.hold import Hold
-from service.tenants.work import Work
 from tests.fakes.brittle_tokenizer import panic
 from tests.fakes.fake_engine import FakeEngine, held
 from tests.fakes.kept_server import small_engine

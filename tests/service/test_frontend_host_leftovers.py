@@ -10,7 +10,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from core.types.io import Delta
-from service.engine_slot import EngineSlot
+from service.engine.slot import EngineSlot
 from service.frontends.host import FrontEndHost
 from service.frontends.wire import Kind, Link, pack, pack_json
 from service.metrics.rpc import RpcMetrics

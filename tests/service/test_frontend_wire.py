@@ -37,7 +37,7 @@ from core.types.io import (
 from core.types.sampling_params import SamplingParams
 from core.types.stats import EngineStats, HistogramStats, PoolStats
 from service.frontends.events import EventBatch, read_events
-from service.frontends.plain import (
+from service.frontends.plain_json import (
     error_from_plain,
     error_to_plain,
     from_plain,

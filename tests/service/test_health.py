@@ -13,9 +13,9 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from service.client import CallFailed, SlipstreamClient
-from service.config import ServerConfig
+from service.config.server_config import ServerConfig
 from service.pb.slipstream.v1 import inference_pb2 as pb
-from service.server import Server
+from service.server.server import Server
 from service.servicers.health import LIVENESS, READINESS
 from tests.fakes.fake_engine import FakeEngine, held
 from tests.scorecard import Scorecard

@@ -15,12 +15,12 @@ from click.testing import CliRunner
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from core.errors import ConfigError, StartupError
-from service.cli import cli
+from service.cli.cli import cli
 from service.client import SlipstreamClient
-from service.config import ServerConfig
+from service.config.server_config import ServerConfig
+from service.limits.request_reads import PUBLIC
 from service.pb.slipstream.v1 import inference_pb2 as pb
-from service.request_reads import PUBLIC
-from service.server import Server
+from service.server.server import Server
 from service.servicers.health import LIVENESS, READINESS
 from tests.chaos.device import Faults
 from tests.chaos.process import ServerProcess

@@ -10,10 +10,10 @@ import pytest
 from click.testing import CliRunner
 
 from core.errors import StartupError
-from service.cli import cli
-from service.config import ServerConfig
+from service.cli.cli import cli
+from service.config.server_config import ServerConfig
 from service.frontends.group import reserve
-from service.preflight import check_ports
+from service.server.startup_checks import check_ports
 
 HERE, ELSEWHERE = "127.0.0.1", "192.0.2.1"
 Resolve = Callable[..., None]

@@ -12,7 +12,7 @@ import grpc
 import grpc.aio
 import pytest
 
-from service.interceptors import AroundInterceptor, HandlerTracker, errors_to_statuses, wrap
+from service.rpc.interceptors import AroundInterceptor, HandlerTracker, errors_to_statuses, wrap
 
 SECRET = "secret /models/path 0x7f00deadbeef"
 

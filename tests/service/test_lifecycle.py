@@ -14,11 +14,11 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from core.errors import ModelLoadError
+from service.cli.lifecycle import run
 from service.client import CallFailed, SlipstreamClient
-from service.config import ServerConfig
-from service.lifecycle import run
+from service.config.server_config import ServerConfig
 from service.pb.slipstream.v1 import inference_pb2 as pb
-from service.server import Server
+from service.server.server import Server
 from service.servicers.health import READINESS
 from tests.fakes.fake_engine import FakeEngine, held
 from tests.service.conftest import PATIENCE
@@ -180,7 +180,7 @@ async def test_an_engine_that_hangs_in_its_drain_does_not_hold_up_the_exit(
         await asyncio.Event().wait()
         return 0
 
-    monkeypatch.setattr("service.server.DRAIN_MARGIN_SECONDS", 0.1)
+    monkeypatch.setattr("service.server.server.DRAIN_MARGIN_SECONDS", 0.1)
     engine = FakeEngine()
     monkeypatch.setattr(engine, "drain", drain)
     async with start(engine, drain_grace=0.1) as process:
@@ -221,8 +221,8 @@ async def test_a_second_signal_does_not_wait_for_an_engine_that_hangs(
     start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hangs = asyncio.Event()
-    monkeypatch.setattr("service.server.ENGINE_STOP_SECONDS", 3600.0)
-    monkeypatch.setattr("service.server.HURRIED_STOP_SECONDS", 0.1)
+    monkeypatch.setattr("service.server.server.ENGINE_STOP_SECONDS", 3600.0)
+    monkeypatch.setattr("service.server.server.HURRIED_STOP_SECONDS", 0.1)
     engine = FakeEngine(held(asyncio.Event()))
     monkeypatch.setattr(engine, "stop", hangs.wait)
     async with start(engine, drain_linger=3600.0) as process:

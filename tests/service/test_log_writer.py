@@ -9,8 +9,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from service import log_writer
-from service.log_writer import MAX_CHARS, MAX_LINES, LogWriter
+from service.process import log_writer
+from service.process.log_writer import MAX_CHARS, MAX_LINES, LogWriter
 
 MANY = 5 * MAX_LINES
 

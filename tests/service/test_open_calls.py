@@ -13,12 +13,12 @@ from prometheus_client import CollectorRegistry
 
 from core.errors import DuplicateRequest, InvalidRequest
 from core.types.io import EmbedRequest, GenerateRequest
-from service.admission import Admission
-from service.auth import caller_name
-from service.config import ServerConfig
+from service.access.caller import caller_name
+from service.calls.desk import LocalDesk
+from service.calls.open_calls import OpenCalls
+from service.config.server_config import ServerConfig
+from service.limits.admission import Admission
 from service.metrics.rpc import RpcMetrics
-from service.open_calls import OpenCalls
-from service.tenants.desk import LocalDesk
 
 
 class OneAtATime:

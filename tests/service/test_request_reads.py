@@ -10,11 +10,11 @@ import grpc.aio
 import pytest
 
 from core.errors import InvalidRequest, Overloaded
-from service import request_reads
-from service.auth import caller_name
+from service.access.caller import caller_name
+from service.errors import RequestIncomplete
+from service.limits import request_reads
+from service.limits.request_reads import AT_ONCE, CALLS, PUBLIC, STREAMS, Lane, RequestReads
 from service.pb.slipstream.v1 import inference_pb2 as pb
-from service.request_reads import AT_ONCE, CALLS, PUBLIC, STREAMS, Lane, RequestReads
-from service.status import RequestIncomplete
 from tests.fakes.within import within
 
 FOREVER = 3600.0

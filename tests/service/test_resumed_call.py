@@ -9,10 +9,9 @@ import grpc
 import grpc.aio
 import pytest
 
-from service import resumed_call
-from service.call_failed import CallFailed
+from service.client import CallFailed, resumed_call
+from service.client.resumed_call import ATTEMPTS, ResumedCall
 from service.pb.slipstream.v1 import inference_pb2 as pb
-from service.resumed_call import ATTEMPTS, ResumedCall
 
 LOST = grpc.aio.AioRpcError(grpc.StatusCode.UNAVAILABLE, grpc.aio.Metadata(), grpc.aio.Metadata(), "connection lost")
 

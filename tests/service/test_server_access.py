@@ -9,8 +9,8 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from service.cli import cli
-from service.server_access import ServerAccess, ServerTarget
+from service.cli.cli import cli
+from service.cli.server_access import ServerAccess, ServerTarget
 from tests.fakes.granted import granted
 from tests.security.certificates import Authority, needs_openssl
 from tests.service.conftest import Serve

@@ -10,9 +10,9 @@ import pytest
 
 from core.config import EngineConfig, ExecutorConfig, MemoryConfig, ModelConfig, SchedulerConfig
 from core.errors import ConfigError
-from service.config import REFUSAL_ROOM, ServerConfig
-from service.engine_settings import EngineSettings
-from service.settings import Setting, load, settings_of
+from service.config.engine_config import EngineSettings
+from service.config.server_config import REFUSAL_ROOM, ServerConfig
+from service.config.sources import Setting, load, settings_of
 
 SETTINGS = settings_of(ServerConfig)
 

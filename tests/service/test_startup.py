@@ -20,9 +20,9 @@ import pytest
 
 from core.errors import ModelLoadError, StartupError
 from service.client import CallFailed, SlipstreamClient
-from service.config import ServerConfig
-from service.preflight import check_model, check_ports
-from service.server import Server
+from service.config.server_config import ServerConfig
+from service.server.server import Server
+from service.server.startup_checks import check_model, check_ports
 from tests.fakes.fake_engine import FakeEngine
 from tests.scorecard import Scorecard
 from tests.service.conftest import PATIENCE
@@ -165,7 +165,7 @@ async def test_a_second_server_on_the_port_is_refused_and_the_first_goes_on(
     with pytest.raises(StartupError):
         await Server(second, lambda *_: FakeEngine()).listen()
     # Even if both had looked at the same moment, only one may get it.
-    monkeypatch.setattr("service.server.check", lambda config: None)
+    monkeypatch.setattr("service.server.server.check", lambda config: None)
     with pytest.raises(StartupError, match="gRPC"):
         await Server(second, lambda *_: FakeEngine()).listen()
     async with SlipstreamClient(f"127.0.0.1:{first.port}") as client:

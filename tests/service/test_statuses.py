@@ -24,7 +24,7 @@ from core.invariants import InvariantViolation
 from core.types.io import Delta, GenerateRequest
 from service.client import CallFailed
 from service.pb.slipstream.v1 import inference_pb2 as pb
-from service.status import CODES, status_of
+from service.rpc.status import CODES, status_of
 from tests.fakes.fake_engine import FakeEngine, Step, token_at
 from tests.service.conftest import Serve
 
@@ -149,7 +149,7 @@ def test_only_what_says_when_may_be_tried_again() -> None:
 async def test_unknown_errors_are_hidden_behind_an_incident(
     serve: Serve, error: Exception, inside_stream: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level(logging.ERROR, "service.status")
+    caplog.set_level(logging.ERROR, "service.rpc.status")
     async with serve(FakeEngine(lambda request: [error])) as serving:
         if not inside_stream:
             serving.engine.refuse_with = error

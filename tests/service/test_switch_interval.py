@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from service.switch_interval import ENGINE_ONLY_SECONDS, WRITING_SECONDS, shorten_switch_interval
+from service.process.switch_interval import ENGINE_ONLY_SECONDS, WRITING_SECONDS, shorten_switch_interval
 
 
 @pytest.fixture(autouse=True)

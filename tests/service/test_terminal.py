@@ -6,8 +6,8 @@ import io
 import logging
 import sys
 
-from service.logs import GRPC_LOGGER, configure, not_a_lost_client
-from service.progress import TerminalProgress
+from service.cli.progress import TerminalProgress
+from service.process.logs import GRPC_LOGGER, configure, not_a_lost_client
 
 
 class Terminal(io.StringIO):

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from core.errors import Overloaded
-from service import unread_answers
-from service.unread_answers import REASON, UnreadAnswers
+from service.limits import unread_answers
+from service.limits.unread_answers import REASON, UnreadAnswers
 
 ROOM = 100
 

@@ -12,9 +12,9 @@ import click
 import grpc.aio
 import pytest
 
+from service.cli.commands import waiting
+from service.cli.commands.waiting import wait_until_loaded
 from service.client import SlipstreamClient
-from service.commands import waiting
-from service.commands.waiting import wait_until_loaded
 from service.pb.slipstream.v1 import inference_pb2 as pb
 from service.pb.slipstream.v1 import inference_pb2_grpc
 from tests.fakes.within import within

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from core.errors import SlowConsumer
-from service.write_bound import WriteBound
+from service.rpc.write_timeout import WriteBound
 from tests.fakes.within import within
 
 

@@ -20,7 +20,8 @@ from core.batch.schedule_batch import ScheduleBatch
 from core.device.checks import AssertMode, DeviceChecks
 from core.device.staging import Staging
 from core.device.streams import DeviceStreams
-from core.executor.step import DeviceState, StepRunner
+from core.executor.device_state import DeviceState
+from core.executor.step import StepRunner
 from core.memory.kv_pool import KVLayerSpec, KVPool
 from core.memory.req_to_token_pool import ReqToTokenPool
 from core.memory.request_memory import RequestMemory

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from service.client import CallFailed, Chunk, SlipstreamClient
+from service.client.resumed_call import Received
 from service.pb.slipstream.v1 import inference_pb2 as pb
-from service.resumed_call import Received
 from tests.fakes.breaking_proxy import breaking_proxy
 from tests.fakes.granted import granted
 from tests.fakes.kept_server import GREEDY, KeptServer, Seen, kept_server, uninterrupted

@@ -22,13 +22,13 @@ import pytest
 
 from core.models.bundled import bundled_model_dir
 from core.text.tokenizer import Tokenizer
-from service.adapter_client import AdapterClient
-from service.builder import StartableEngine
+from service.access.tls_credentials import ClientTls
 from service.client import CallFailed, SlipstreamClient
-from service.config import ServerConfig
+from service.client.adapters import AdapterClient
+from service.config.server_config import ServerConfig
+from service.engine.builder import StartableEngine
 from service.frontends.group import FrontEndGroup
 from service.pb.slipstream.v1 import inference_pb2 as pb
-from service.tls_credentials import ClientTls
 from tests.chaos.process import ServerProcess
 from tests.fakes.adapter_shelf import AdapterShelf
 from tests.fakes.real_server import emulated_engine

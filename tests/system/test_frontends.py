@@ -12,8 +12,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+from service.access.tls_credentials import ClientTls
 from service.client import CallFailed, Chunk, SlipstreamClient
-from service.tls_credentials import ClientTls
 from tests.chaos.device import Faults
 from tests.chaos.history import FULL, Verdict
 from tests.chaos.process import ServerProcess, settled

@@ -15,10 +15,10 @@ from core.engine.async_engine import AsyncEngine
 from core.text.tokenizer import Tokenizer
 from service.bench.emulated import expected_output
 from service.client import CallFailed, SlipstreamClient
-from service.config import ServerConfig
+from service.config.server_config import ServerConfig
 from service.frontends.group import FrontEndGroup
 from service.pb.slipstream.v1 import inference_pb2 as pb
-from service.server import Server
+from service.server.server import Server
 from tests.engine.emulation import until
 from tests.engine.test_text_failures import OTHERS, PROMPT, TOKENS, bad_token
 from tests.fakes.brittle_tokenizer import SECRET, BrittleTokenizer, panic

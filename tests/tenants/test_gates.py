@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from core.errors import Overloaded
-from service.tenants import gates, refusals
-from service.tenants.gates import TenantGates
-from service.tenants.limits import MAX_TENANTS, OTHER, tenants_file
-from service.tenants.refusals import LONGEST_SECONDS, QUIET_SECONDS, Refusals
+from service.access.tenant_file import MAX_TENANTS, OTHER, tenants_file
+from service.limits import refusals, tenant_limiter
+from service.limits.refusals import LONGEST_SECONDS, QUIET_SECONDS, Refusals
+from service.limits.tenant_limiter import TenantGates
 
 
 class Counted(Counter[tuple[str, str]]):
@@ -86,7 +86,7 @@ async def test_a_caller_that_goes_while_it_waits_holds_nothing(tmp_path: Path) -
 
 
 async def test_idle_gates_of_many_names_are_forgotten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gates, "MAX_GATES", 10)
+    monkeypatch.setattr(tenant_limiter, "MAX_GATES", 10)
     doors, _, _ = made(tmp_path, '"*": {concurrent_requests: 1}\n')
     held = await doors.enter("first", None)
     for number in range(50):
@@ -100,7 +100,7 @@ async def test_idle_gates_of_many_names_are_forgotten(tmp_path: Path, monkeypatc
 async def test_a_tenant_that_comes_when_all_gates_are_in_use_has_one_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(gates, "MAX_GATES", 2)
+    monkeypatch.setattr(tenant_limiter, "MAX_GATES", 2)
     doors, _, _ = made(tmp_path, '"*": {concurrent_requests: 1}\n')
     try:
         held = [await doors.enter(name, None) for name in ("first", "second", "third", "fourth")]

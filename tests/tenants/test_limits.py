@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from core.errors import ConfigError, StartupError
-from service.config import ServerConfig
-from service.tenants.limits import MAX_TENANTS, TenantLimits, parse_tenants
+from service.access.tenant_file import MAX_TENANTS, TenantLimits, parse_tenants
+from service.config.server_config import ServerConfig
 
 GOOD = b'alice: {requests_per_second: 20, concurrent_requests: 64}\nbob:\n"*": {concurrent_requests: 4}\n'
 

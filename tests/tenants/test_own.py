@@ -15,9 +15,9 @@ import pytest
 from core.types.streams import StreamInfo
 from service.client import CallFailed, SlipstreamClient
 from service.gateway import subscriptions
+from service.limits.usage import CENSUS_SECONDS, TenantLoad, TenantUsage
 from service.pb.slipstream.v1 import inference_pb2 as pb
-from service.server import Server
-from service.tenants.usage import CENSUS_SECONDS, TenantLoad, TenantUsage
+from service.server.server import Server
 from tests.fakes.granted import granted
 from tests.fakes.real_server import serve_checkpoint
 from tests.security.conftest import tiny as tiny

@@ -13,12 +13,12 @@ from core.errors import Overloaded, StartupError
 from core.models.bundled import bundled_model_dir
 from core.text.tokenizer import Tokenizer
 from core.types.io import GenerateRequest
+from service.access.caller import address_of
+from service.access.tenant_file import parse_tenants
 from service.client import SlipstreamClient
 from service.frontends.remote_desk import RemoteDesk
-from service.request_reads import address_of
+from service.limits.tenant_limiter import Hold
 from service.resume.retention import _digest
-from service.tenants.gates import Hold
-from service.tenants.limits import parse_tenants
 from tests.fakes.fake_engine import FakeEngine
 from tests.fakes.real_server import emulated_engine
 from tests.security.conftest import checkpoint, config, serve  # noqa: F401

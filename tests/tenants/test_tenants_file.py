@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 from core.errors import ConfigError, StartupError
+from service.access.tenant_file import MAX_TENANTS, parse_tenants
 from service.client import SlipstreamClient
-from service.config import ServerConfig
-from service.settings import load
-from service.tenants.limits import MAX_TENANTS, parse_tenants
-from service.tenants.names import MAX_NAME_CHARS
-from service.yaml_files import MAX_DEPTH, MAX_NODES, MAX_PLAIN_CHARS, MAX_YAML_BYTES
+from service.config.server_config import ServerConfig
+from service.config.sources import load
+from service.config.yaml_files import MAX_DEPTH, MAX_NODES, MAX_PLAIN_CHARS, MAX_YAML_BYTES
+from service.tenant_ids import MAX_NAME_CHARS
 from tests.fakes.fake_engine import FakeEngine
 from tests.security.conftest import checkpoint, config, logged, serve, tiny  # noqa: F401
 from tests.service.conftest import ONCE, Serve

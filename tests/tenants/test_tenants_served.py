@@ -10,9 +10,9 @@ import grpc.aio
 import pytest
 
 from core.types.io import GenerateRequest
+from service.access.certificate_names import certificate_name
+from service.access.tls_credentials import ClientTls
 from service.client import CallFailed, SlipstreamClient
-from service.tenants.identity import certificate_name
-from service.tls_credentials import ClientTls
 from tests.fakes.fake_engine import FakeEngine, held
 from tests.fakes.granted import granted
 from tests.fakes.kept_server import GREEDY, Seen, kept_server

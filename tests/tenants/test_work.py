@@ -10,10 +10,10 @@ import pytest
 from core.errors import Overloaded
 from core.types.io import ChatMessage, EmbedRequest, GenerateRequest
 from core.types.sampling_params import SamplingParams
-from service.tenants.budget import TokenBudget
-from service.tenants.errors import TenantLockedOut, TenantSequences
-from service.tenants.hold import Hold
-from service.tenants.work import Work, embedding, generating
+from service.errors import TenantLockedOut, TenantSequences
+from service.limits.hold import Hold
+from service.limits.token_budget import TokenBudget
+from service.limits.work import Work, embedding, generating
 from tests.tenants.test_gates import made
 
 CONTEXT = 1000

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.tidy import floors
-from tests.tidy.floors import FLOORS
+from tests.tidy import circles, floors
+from tests.tidy.floors import FLOORS, HOUSES
 from tests.tidy.source import ROOT, Source, python, report
 
 CORE, SERVICE = python("core"), python("service")
@@ -17,12 +17,16 @@ def one(path: str, text: str) -> list[Source]:
     return [Source(path, text)]
 
 
-def test_imports_in_core_go_down() -> None:
-    report(floors.upward(CORE))
+def test_imports_go_down() -> None:
+    report(floors.upward([*CORE, *SERVICE]))
 
 
 def test_packages_of_one_floor_make_no_circle() -> None:
-    report(floors.circles(CORE))
+    report(floors.circles([*CORE, *SERVICE]))
+
+
+def test_no_files_import_each_other() -> None:
+    report(circles.of_files([*CORE, *SERVICE]))
 
 
 def test_core_knows_neither_the_wire_nor_metrics_and_its_lowest_floor_no_torch() -> None:
@@ -39,8 +43,18 @@ def test_service_sees_core_through_the_engine() -> None:
 
 def test_every_floor_is_a_folder_or_file_that_can_exist() -> None:
     """A misspelt key of the table would let a package go unchecked."""
-    present = {f"core.{path.stem}" for path in (ROOT / "core").iterdir() if _is_package(path) or path.suffix == ".py"}
-    assert present - {"core.__init__"} <= set(FLOORS)
+    present = {
+        f"{house}.{path.stem}"
+        for house in HOUSES
+        for path in (ROOT / house).iterdir()
+        if _is_package(path) or path.suffix == ".py"
+    }
+    assert present - {"core.__init__", "service.__init__"} <= set(FLOORS)
+
+
+def test_service_has_few_loose_files() -> None:
+    """A file beside the rooms is a room that was not thought of."""
+    assert len(list((ROOT / "service").glob("*.py"))) <= 5
 
 
 def _is_package(path: Path) -> bool:
@@ -80,6 +94,14 @@ def test_relative_imports_of_a_package_count_from_itself() -> None:
 
 def test_a_package_without_a_floor_is_found() -> None:
     assert floors.upward(one("core/attic/box.py", "x = 1"))
+    assert floors.upward(one("service/attic.py", "x = 1"))
+
+
+def test_service_has_floors_too() -> None:
+    assert floors.upward(one("service/rpc/status.py", "from service.resume.kept import Reader"))
+    assert floors.upward(one("service/page/feed.py", "from service.access import caller"))
+    assert not floors.upward(one("service/server/server.py", "from service.rpc.status import status_of"))
+    assert not floors.upward(one("service/rpc/status.py", "from core.engine.api import Engine"))
 
 
 def test_circles_are_found() -> None:
@@ -91,6 +113,25 @@ def test_circles_are_found() -> None:
 
 
 @pytest.mark.parametrize(
+    "back",
+    [
+        "from core.device.recorder import Recorder",
+        "from core.device import recorder",
+        "import core.device.recorder",
+        "def late():\n    from core.device.recorder import Recorder",
+        "if TYPE_CHECKING:\n    from core.device.recorder import Recorder",
+    ],
+)
+def test_circles_of_files_are_found(back: str) -> None:
+    there = Source("core/device/recorder.py", "from core.device.streams import Event")
+    middle = Source("core/device/streams.py", "from core.device.event import Event")
+    (found,) = circles.of_files([there, middle, Source("core/device/event.py", back)])
+    assert all(name in found for name in ("core.device.recorder", "core.device.streams", "core.device.event"))
+    assert not circles.of_files([there, middle, Source("core/device/event.py", "from core.device import timer")])
+    assert not circles.of_files([there, middle, Source("core/device/__init__.py", ""), Source("core/x.py", back)])
+
+
+@pytest.mark.parametrize(
     ("path", "text"),
     [
         ("core/engine/build.py", "import grpc"),
@@ -98,7 +139,7 @@ def test_circles_are_found() -> None:
         ("core/engine/build.py", "from grpc_health.v1 import health"),
         ("core/scheduler/intake.py", "import asyncio_throttle"),
         ("core/device/checks.py", "from prometheus_client import Counter"),
-        ("core/text/stop.py", "from service.convert import x"),
+        ("core/text/stop.py", "from service.wire.generate import x"),
         ("core/types/io.py", "import torch"),
         ("core/config.py", "from torch import Tensor"),
         ("core/errors.py", "import transformers"),
@@ -142,4 +183,4 @@ def test_service_rules_can_fail_and_bench_may_see_more() -> None:
     assert floors.service_doors(one("service/servicers/inference.py", text))
     assert not floors.service_doors(one("service/bench/overlap.py", text))
     assert floors.service_doors(one("service/bench/overlap.py", "from core.models.registry import build_model"))
-    assert not floors.service_doors(one("service/cli.py", "from core.models.bundled import bundled_model_dir"))
+    assert not floors.service_doors(one("service/cli/cli.py", "from core.models.bundled import bundled_model_dir"))

@@ -71,7 +71,7 @@ def test_what_is_imported_is_declared() -> None:
         "tokenizers",
     ):
         assert name in declared
-    assert PROJECT["project"]["scripts"] == {"slipstream": "service.cli:main"}
+    assert PROJECT["project"]["scripts"] == {"slipstream": "service.cli.cli:main"}
 
 
 def test_generated_code_is_current() -> None:

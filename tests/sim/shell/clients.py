@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from core.errors import SlipstreamError
 from core.types.io import EmbedRequest, GenerateRequest
-from service.auth import caller_name
-from service.open_calls import OpenCalls
+from service.access.caller import caller_name
+from service.calls.open_calls import OpenCalls
 from tests.sim.shell.history import History, check_vectors
 from tests.sim.shell.legal import refuse_illegal
 from tests.sim.story import Violation

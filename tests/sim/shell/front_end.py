@@ -6,14 +6,14 @@ import asyncio
 import random
 
 from core.errors import Draining, EngineDead
-from service.admission import Admission
-from service.engine_slot import EngineSlot
+from core.types.plain import to_plain
+from service.calls.open_calls import OpenCalls
+from service.engine.slot import EngineSlot
 from service.frontends.host import FrontEndHost
-from service.frontends.plain import to_plain
 from service.frontends.remote_desk import RemoteDesk
 from service.frontends.remote_engine import RemoteEngine
 from service.frontends.wire import Kind
-from service.open_calls import OpenCalls
+from service.limits.admission import Admission
 from tests.sim.shell.loop import VirtualLoop
 from tests.sim.shell.pipe import connect
 from tests.sim.shell.process import EngineProcess

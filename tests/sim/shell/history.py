@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from core.types.io import Delta, EmbedResult, Finished, FinishReason, GenerateRequest, OutputEvent, Started
-from service.resume.history import Position
+from service.wire.position import Position
 from tests.sim.shell.expected import Expected
 from tests.sim.shell.tokens import text_of
 from tests.sim.story import Violation

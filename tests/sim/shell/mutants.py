@@ -216,7 +216,7 @@ MUTANTS: tuple[ShellMutant, ...] = (
     ),
     ShellMutant(
         "moved-hold-released-twice",
-        "service.tenants.hold",
+        "service.limits.hold",
         "        self._leave = self._late = None\n        return moved\n",
         "        self._late = None\n        return moved\n",
         ("books:gates",),

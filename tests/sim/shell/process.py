@@ -28,13 +28,13 @@ from core.prefix.registry import build_prefix_cache
 from core.scheduler.scheduler import Emit, Scheduler
 from core.types.io import ModelInfo
 from core.types.sampling_params import SamplingParams
-from service.config import ServerConfig
-from service.engine_slot import EngineSlot
+from service.access.tenant_file import EVERYBODY, TenantBook, TenantLimits
+from service.calls.desk import LocalDesk
+from service.config.server_config import ServerConfig
+from service.engine.slot import EngineSlot
+from service.limits.tenant_limiter import TenantGates
 from service.metrics.rpc import RpcMetrics
 from service.resume.retention import Retention
-from service.tenants.desk import LocalDesk
-from service.tenants.gates import TenantGates
-from service.tenants.limits import EVERYBODY, TenantBook, TenantLimits
 from tests.sim.adapters import AdapterTwin, Weights
 from tests.sim.reference import EOS, VOCAB
 from tests.sim.shell.device import HIDDEN, ShellDevice
@@ -50,7 +50,7 @@ ADAPTERS = {"red": 11, "green": 12}
 
 
 class Book:
-    """Tenants' limits that do not come from a file; see `service.reloaded.Reloaded`."""
+    """Tenants' limits that do not come from a file; see `service.access.reloaded_file.Reloaded`."""
 
     def __init__(self, book: TenantBook) -> None:
         self._book = book

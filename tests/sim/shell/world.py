@@ -12,11 +12,11 @@ from typing import Any
 
 from core import buggify
 from core.errors import EngineDead
-from service.admission import Admission
+from service.calls.open_calls import OpenCalls
 from service.frontends.wire import Kind
-from service.open_calls import OpenCalls
-from service.server import drained
-from service.tenants.identity import scoped_id
+from service.limits.admission import Admission
+from service.server.server import drained
+from service.tenant_ids import scoped_id
 from tests.sim.device import DeviceLost
 from tests.sim.shell import books
 from tests.sim.shell.clients import Client, Plan
@@ -215,7 +215,7 @@ class ShellWorld:
             front_end.host.link.close()
 
     async def _mourn(self) -> None:
-        """As `service.lifecycle`: the process goes when its engine has died."""
+        """As `service.cli.lifecycle`: the process goes when its engine has died."""
         cause = await self.process.engine.wait_dead()
         planned = {"step_fails": DeviceLost, "hang": TimeoutError}.get(self.scenario.ending)
         if planned is None or not isinstance(cause, planned):

@@ -1,0 +1,39 @@
+"""The device state that steps read and write, put together once by whatever builds the engine."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from core.attention.base import AttentionBackend
+from core.device.checks import DeviceChecks
+from core.device.staging import Staging
+from core.device.streams import DeviceStreams
+from core.lanes import LaneRecorder
+from core.memory.companion import DeviceCompanion
+from core.memory.kv_pool import KVPool
+from core.memory.req_to_token_pool import ReqToTokenPool
+from core.models.base import Model
+from core.relay.future_map import FutureMap
+from core.sampling.sampler import Sampler
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceState:
+    """Everything that only the forward thread writes (law 2), and the tools it writes with."""
+
+    pool: ReqToTokenPool
+    kv_pool: KVPool
+    future_map: FutureMap
+    checks: DeviceChecks
+    streams: DeviceStreams
+    staging: Staging
+    model: Model
+    sampler: Sampler
+    companions: Mapping[str, DeviceCompanion] = field(default_factory=dict)
+    """By name: the device sides of the pools that follow rows and pages."""
+    attention: AttentionBackend | None = None
+    """What the model was bound to; None if whoever put this together left that to the model."""
+    graph_sizes: tuple[int, ...] = ()
+    """Batch sizes of decode steps to capture, where the device and the model let us."""
+    lanes: LaneRecorder = field(default_factory=LaneRecorder)

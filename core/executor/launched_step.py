@@ -1,0 +1,95 @@
+"""A step that the device has, until its results are on the host."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from core.batch.result import NO_ROWS, Exhausted, LogprobResult, StepResult, VectorResult
+from core.batch.schedule_batch import ScheduleBatch
+from core.device.checks import DEVICE_CHECKS
+from core.device.event import Event
+from core.device.recorder import Recorder
+from core.device.timer import Mark
+from core.executor.sampling_step import SampledRows
+from core.executor.step_lanes import StepLanes
+from core.sampling.sampler import SampleOutput
+
+SAMPLED, RESULTS = "sampled", "results"
+"""What a recorder knows the outputs of a step by, on the device and on the host; their places are step ids."""
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchedStep:
+    """Work handed to the device. The tensors stay referenced until `copy_done`, because the copy stream reads them."""
+
+    batch: ScheduleBatch
+    host: SampleOutput
+    counts: torch.Tensor
+    """`DeviceChecks.snapshot`, for the decode rows."""
+    copy_done: Event
+    began: Mark
+    ended: Mark
+    previous_end: Mark | None
+    device_refs: tuple[object, ...]
+    recorder: Recorder | None
+    sampled: SampledRows
+    vectors: torch.Tensor | None = None
+    exhausted: Exhausted = NO_ROWS
+    lanes: StepLanes | None = None
+
+    def result(self) -> StepResult:
+        """Wait for the copies and turn them into the result. Blocks: an overlapped loop never calls it."""
+        self.copy_done.synchronize()
+        batch, host = self.batch, self.host
+        if self.lanes is not None:
+            self.lanes.write(self.began, self.ended)
+        if self.recorder is not None:
+            self.recorder.read(RESULTS, (batch.step_id,))
+        idle = 0.0
+        if self.previous_end is not None and not batch.after_idle:
+            idle = max(0.0, self.began.seconds_since(self.previous_end))
+        return StepResult(
+            step_id=batch.step_id,
+            rows=batch.sample_rows,
+            generations=batch.sample_generations,
+            tokens=host.tokens.numpy(),
+            non_finite=host.non_finite.numpy(),
+            logprobs=_logprobs(host),
+            assert_counts=self.counts.numpy()[: len(DEVICE_CHECKS)],
+            busy=self.ended.seconds_since(self.began),
+            idle=idle,
+            vectors=self._vectors(),
+            grammar_status=self.sampled.status,
+            exhausted=self.exhausted,
+            was_split=self.sampled.was_split,
+            violated=self._violated(),
+        )
+
+    def _violated(self) -> npt.NDArray[np.bool_] | None:
+        """Decode rows come last in a batch, and all of them sample."""
+        decodes = self.counts.numpy()[len(DEVICE_CHECKS) :]
+        if not decodes.any():
+            return None
+        samples = len(self.batch.sample_indices)
+        violated = np.zeros(samples, np.bool_)
+        violated[samples - len(decodes) :] = decodes
+        return violated
+
+    def _vectors(self) -> VectorResult | None:
+        pooling = self.batch.pooling
+        if pooling is None or self.vectors is None:
+            return None
+        return VectorResult(pooling.rows, pooling.generations, self.vectors.numpy())
+
+
+def _logprobs(host: SampleOutput) -> LogprobResult | None:
+    if host.logprobs is None:
+        return None
+    if host.top_ids is None or host.top_values is None:
+        nothing = np.empty((len(host.logprobs), 0))
+        return LogprobResult(host.logprobs.numpy(), nothing.astype(np.int64), nothing.astype(np.float32))
+    return LogprobResult(host.logprobs.numpy(), host.top_ids.numpy(), host.top_values.numpy())

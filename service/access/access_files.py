@@ -1,0 +1,27 @@
+"""The files that say who may call: tokens, limits of tenants, certificates. Each is read again when it changes."""
+
+from __future__ import annotations
+
+from service.access.reloaded_file import Reloaded
+from service.access.tenant_file import TenantBook, tenants_file
+from service.access.tls_files import TlsFiles, tls_files
+from service.access.token_file import TokenBook, token_file
+from service.config.server_config import ServerConfig
+
+
+class AccessFiles:
+    """Those that `config` names; None for the others. Raises StartupError for what cannot be used."""
+
+    def __init__(self, config: ServerConfig) -> None:
+        self.tokens: Reloaded[TokenBook] | None = None
+        self.tenants: Reloaded[TenantBook] | None = None
+        if config.auth_token_file is not None:
+            self.tokens = token_file(config.auth_token_file)
+        if config.tenants_file is not None:
+            self.tenants = tenants_file(config.tenants_file)
+        self.certificates: Reloaded[TlsFiles] | None = tls_files(config)
+
+    def failed(self) -> dict[str, bool]:
+        """Whether each kind of file cannot be used as it is now; from any thread."""
+        files = {"tokens": self.tokens, "tenants": self.tenants, "certificates": self.certificates}
+        return {kind: False if file is None else file.failed for kind, file in files.items()}

@@ -1,0 +1,58 @@
+"""TLS as grpc takes it: a server whose certificate can change under it, and what a client trusts and presents."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import grpc
+
+from service.access.reloaded_file import Reloaded
+from service.access.tls_files import TlsFiles, check_ca, check_pair
+
+
+@dataclass(frozen=True, slots=True)
+class ClientTls:
+    """PEM contents: whom to trust (None: the system's authorities), and a client's own certificate for mutual TLS."""
+
+    ca: bytes | None = None
+    cert: bytes | None = None
+    key: bytes | None = field(default=None, repr=False)
+
+    @classmethod
+    def read(cls, ca: str | None = None, cert: str | None = None, key: str | None = None) -> ClientTls:
+        """From files. Raises StartupError naming the one that cannot be used."""
+        paths = [path for path in (ca, cert, key) if path is not None]
+        found = Reloaded("TLS files", paths, lambda contents: dict(zip(paths, contents, strict=True))).current()
+        tls = cls(*(None if path is None else found[path] for path in (ca, cert, key)))
+        if ca is not None and tls.ca is not None:
+            check_ca(tls.ca, Path(ca))
+        if cert is not None and key is not None and tls.cert is not None and tls.key is not None:
+            check_pair(tls.cert, tls.key, cert, key)
+        return tls
+
+    def credentials(self) -> grpc.ChannelCredentials:
+        """For a secure channel."""
+        return grpc.ssl_channel_credentials(self.ca, self.key, self.cert)
+
+
+def server_credentials(files: Reloaded[TlsFiles]) -> grpc.ServerCredentials:
+    """Credentials that look for new files at every handshake; open connections keep what they were made with."""
+    served = files.current()
+
+    def fetch() -> grpc.ServerCertificateConfiguration | None:
+        # On grpc's threads, under its lock. None means "as before".
+        nonlocal served
+        newest = files.current()
+        if newest is served:
+            return None
+        served = newest
+        return _configuration(newest)
+
+    required = served.client_ca is not None
+    # The stubs do not know that None is allowed.
+    return grpc.dynamic_ssl_server_credentials(_configuration(served), fetch, required)  # type: ignore[arg-type]
+
+
+def _configuration(files: TlsFiles) -> grpc.ServerCertificateConfiguration:
+    return grpc.ssl_server_certificate_configuration([(files.key, files.cert)], files.client_ca)

@@ -1,0 +1,176 @@
+"""Calls that are open on the engine: how one is admitted, by whose limits, and under which id the engine knows it.
+
+Every service that generates goes through the one `OpenCalls` of its server, whatever its messages look like: limits,
+deadlines, tenants and counts of refusals are the same for all of them. Requests come in with the ids that their clients
+gave; the engine gets ids within the tenant, so two tenants may use one id, and neither reaches the other's request.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import AsyncExitStack, contextmanager
+from dataclasses import replace
+from typing import Any, TypeVar
+
+import grpc.aio
+
+from core.engine.api import EmbedCall, Engine, OutputStream
+from core.errors import InvalidRequest, Overloaded, SlipstreamError
+from core.types.io import EmbedRequest, GenerateRequest
+from service.access.caller import caller_name
+from service.access.permissions import Permissions
+from service.calls.desk import ResumedStream, TenantDesk
+from service.config.server_config import ServerConfig
+from service.engine.slot import EngineSlot, answered
+from service.errors import NotPermitted
+from service.limits.admission import Admission
+from service.limits.hold import Hold, current_hold
+from service.limits.usage import TenantLoad
+from service.limits.work import Work, embedding, generating
+from service.metrics.rpc import RpcMetrics
+from service.tenant_ids import scoped_id
+from service.wire.position import Position
+
+Context = grpc.aio.ServicerContext[Any, Any]
+Request = TypeVar("Request", GenerateRequest, EmbedRequest)
+
+
+class OpenCalls:
+    """Opens requests on whatever engine `slot` holds, for the tenant whose call it is."""
+
+    def __init__(
+        self, slot: EngineSlot, config: ServerConfig, admission: Admission, desk: TenantDesk, metrics: RpcMetrics
+    ) -> None:
+        self.slot = slot
+        self.config = config
+        self.metrics = metrics
+        self._admission = admission
+        self._desk = desk
+        self._permissions = Permissions(config)
+
+    @property
+    def engine(self) -> Engine:
+        """The engine; raises NotReady while there is none."""
+        return self.slot.require()
+
+    @contextmanager
+    def counting_refusals(self) -> Iterator[None]:
+        """Around everything that comes before the first event of a request."""
+        try:
+            yield
+        except SlipstreamError as error:
+            self.metrics.rejected(error.reason)
+            raise
+
+    @contextmanager
+    def counting_attaches(self) -> Iterator[None]:
+        """Around everything that comes before the first event of a resumed stream."""
+        try:
+            yield
+        except SlipstreamError as error:
+            self.metrics.attach(error.reason)
+            raise
+        self.metrics.attach("attached")
+
+    def deadline(self, context: Context) -> float | None:
+        """The earlier of the client's deadline and the server's own limit, as a `time.monotonic()` instant."""
+        limits = [limit for limit in (context.time_remaining(), self.config.max_request_seconds) if limit is not None]
+        return time.monotonic() + min(limits) if limits else None
+
+    async def generate(self, asked: GenerateRequest, held: AsyncExitStack) -> OutputStream:
+        """Admit and queue. The admission lasts as long as `held`, which the caller lets close the stream too."""
+        self._refuse_grammar(asked)
+        work = self._work(asked)
+        place = await self._admit(asked.deadline, work, held)
+        stream = await self.engine.generate(_within_tenant(asked, place))
+        _count_for(place, work)
+        return stream
+
+    async def keep(self, asked: GenerateRequest, held: AsyncExitStack) -> ResumedStream:
+        """As `generate`, for a stream that outlives the call: `held` only lets go of it.
+
+        The same request sent again gets the stream of the first. Raises NotPermitted, and what `TenantDesk.enter`,
+        `Admission.slot` and `Retention.open` do.
+        """
+        self._refuse_grammar(asked)
+        work = self._work(asked)
+        place = await self._admit(asked.deadline, work, held)
+        return await _hold(await self._desk.open(_within_tenant(asked, place), caller_name.get(), place), held)
+
+    async def attach(self, request_id: str, positions: dict[int, Position], held: AsyncExitStack) -> ResumedStream:
+        """Go on with a kept stream of this caller until `held` lets go. Raises what `Retention.attach` does."""
+        self.slot.require()
+        return await _hold(await self._desk.attach(scoped_id(request_id, caller_name.get()), positions), held)
+
+    async def embed(self, asked: EmbedRequest, held: AsyncExitStack) -> EmbedCall:
+        """As `generate`, for vectors."""
+        work = self._work(asked)
+        place = await self._admit(asked.deadline, work, held)
+        call = await self.engine.embed(_within_tenant(asked, place))
+        _count_for(place, work)
+        return call
+
+    def _refuse_grammar(self, asked: GenerateRequest) -> None:
+        """Raises NotPermitted for a constraint in a form that this caller may not use."""
+        kind = None if asked.constraint is None else asked.constraint.kind
+        if kind is not None and not self._permissions.may_constrain(caller_name.get(), kind):
+            raise NotPermitted("grammars (ebnf) are for callers that --grammar-callers lists; others have json_schema")
+
+    def _work(self, asked: GenerateRequest | EmbedRequest) -> Work:
+        """What the request counts for; nothing where tenants have no limits."""
+        if self.config.tenants_file is None:
+            return Work()
+        if isinstance(asked, EmbedRequest):
+            return embedding(asked)
+        return generating(asked, self.engine.model_info.context_length)
+
+    def refuse_hopeless(self, tenant: str | None) -> None:
+        """Raise what any request of `tenant` would be refused with at once, before its message is read."""
+        self._desk.refuse_hopeless(tenant)
+        self._admission.refuse_hopeless()
+        # Without a name the engine decides, which is told the caller's address with the request.
+        if self.engine.full(tenant or ""):
+            raise Overloaded("the waiting queue is full", reason="QUEUE_FULL")
+
+    async def _admit(self, deadline: float | None, work: Work, held: AsyncExitStack) -> Hold:
+        """Pass the tenant's gate, then the limits that all share: one that floods must not use those up."""
+        place = await self._desk.enter(caller_name.get(), deadline, work)
+        held.callback(place.release)
+        await held.enter_async_context(self._admission.slot(deadline))
+        return place
+
+    @property
+    def tenant(self) -> str | None:
+        """The tenant whose load and prefixes this call may see and flush; None: those of all tenants."""
+        caller = caller_name.get()
+        return None if self._permissions.sees_all(caller) else caller
+
+    async def own_load(self) -> TenantLoad | None:
+        """What the tenant of this call has running and waiting; None for a caller that sees the load of all."""
+        return None if self.tenant is None else await self._desk.load(self.tenant)
+
+    async def abort(self, request_id: str) -> bool:
+        """End a live request of this caller as cancelled; whether there was one."""
+        if not request_id:
+            raise InvalidRequest.of("request_id", "must not be empty")
+        # Another caller's request has another id.
+        return await answered(self.engine.abort(scoped_id(request_id, caller_name.get())))
+
+
+def _within_tenant(asked: Request, place: Hold) -> Request:
+    """`asked` under the id that the engine knows it by, with the weight of its tenant."""
+    return replace(asked, request_id=scoped_id(asked.request_id, caller_name.get()), weight=place.weight)
+
+
+def _count_for(place: Hold, work: Work) -> None:
+    """The engine has taken a request, whose stream this call reads: from now on its tokens are the tenant's."""
+    place.saw_prompt(work.prompt)
+    current_hold.set(place)
+
+
+async def _hold(stream: ResumedStream, held: AsyncExitStack) -> ResumedStream:
+    """Let go of the stream with `held`, and interrupt what waits in it when the stream is taken over."""
+    held.push_async_callback(stream.aclose)
+    await held.enter_async_context(stream)
+    return stream

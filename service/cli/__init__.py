@@ -1,0 +1,1 @@
+"""The command `slipstream`: its subcommands, and from start to exit code."""

@@ -1,0 +1,57 @@
+"""The command `slipstream`; `python -m service` is the same."""
+
+from __future__ import annotations
+
+import sys
+
+import click
+
+from core.errors import StartupError
+from service.cli.lazy_group import LazyGroup
+from service.process.logs import hush_libraries
+from service.process.version import installed_version
+
+COMMANDS: dict[str, tuple[str, str]] = {
+    "serve": ("service.cli.commands.serve:serve", "Serve a checkpoint over gRPC."),
+    "generate": ("service.cli.commands.generate:generate", "Stream a completion to the terminal."),
+    "embed": ("service.cli.commands.embed:embed", "Print the vector of a text."),
+    "adapters": ("service.cli.commands.adapters:adapters", "List, load and unload LoRA adapters of a running server."),
+    "health": ("service.cli.commands.health:health", "Ask whether a server is ready; the exit code says it."),
+    "trace": ("service.cli.commands.trace:trace", "Record what a running server's scheduler and device do."),
+    "bench": ("service.bench:bench", "Measure the server on this machine."),
+    "version": ("service.cli.cli:version", "Print the version."),
+}
+
+
+HELP_SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 110}
+
+
+@click.group(cls=LazyGroup, table=COMMANDS, context_settings=HELP_SETTINGS)
+@click.version_option(installed_version(), prog_name="slipstream")
+def cli() -> None:
+    """Slipstream streams tokens from a language model over gRPC.
+
+    \b
+    Try it, with the model that comes along:
+      slipstream serve                      serve on 127.0.0.1:50051, metrics on 127.0.0.1:9464/metrics
+      slipstream generate "27+45="           stream one completion to this terminal
+      slipstream embed "a quick fox"        print a text's vector
+      slipstream serve --model DIR          serve a Hugging Face checkpoint directory
+    """
+    # Every command that loads a model imports them, `serve` and benchmarks as well.
+    hush_libraries()
+
+
+@click.command()
+def version() -> None:
+    """Print the version."""
+    click.echo(installed_version())
+
+
+def main() -> None:
+    """Run the command line; what cannot start ends with one line on stderr and its exit code, without a traceback."""
+    try:
+        cli(prog_name="slipstream")
+    except StartupError as error:
+        print(f"slipstream: {error.message}", file=sys.stderr)
+        sys.exit(error.exit_code)

@@ -1,0 +1,167 @@
+"""`slipstream generate`: one completion, streamed to the terminal, from a server or an engine in this process."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import json
+import os
+import sys
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import IO, Any
+
+import click
+
+from core.errors import InvalidRequest, SlipstreamError, StartupError
+from core.types.constraint import Constraint, ConstraintKind
+from service.cli.cli_options import GroupedCommand, setting_options
+from service.cli.commands.waiting import wait_option, wait_until_loaded
+from service.cli.server_access import ServerAccess, access_options, server_option
+from service.config.server_config import ServerConfig
+from service.config.sources import load
+
+ENGINE_GROUPS = ("Model", "Device", "Memory", "Scheduling", "Constraints")
+
+
+@click.command(cls=GroupedCommand)
+@click.argument("text")
+@server_option("Ask this server instead of loading a model here.")
+@wait_option
+@access_options
+@click.option(
+    "--adapter",
+    metavar="NAME[=DIR]",
+    help="Generate with this LoRA adapter: the server's own name for it, or without --server one in DIR.",
+)
+@click.option("--chat", is_flag=True, help="Send the text as a user's message through the chat template.")
+@click.option("--max-tokens", type=int, help="Most tokens to generate.  [default: the model's]")
+@click.option("--temperature", type=float, help="0 is greedy.  [default: the model's]")
+@click.option("--top-p", type=float, help="Nucleus sampling.  [default: the model's]")
+@click.option("--top-k", type=int, help="0 is off.  [default: the model's]")
+@click.option("--seed", type=int, help="Makes sampling reproducible, 0 or more.")
+@click.option("--stop", multiple=True, help="Stop at this string; may be repeated.")
+@click.option(
+    "--json-schema", "json_schema", type=click.File(encoding="utf-8"), help="Generate JSON for the schema in this file."
+)
+@click.option("--regex", help="Generate text that matches this regular expression.")
+@click.option("--choice", multiple=True, help="Generate one of these; may be repeated.")
+@setting_options(ENGINE_GROUPS, without=("seed", "adapter", "lora_dir"))
+def generate(
+    text: str,
+    server: str | None,
+    wait: float,
+    adapter: str | None,
+    chat: bool,
+    stop: tuple[str, ...],
+    config_file: str | None,
+    **options: Any,
+) -> None:
+    """Stream a completion of TEXT to the terminal, token by token.
+
+    \b
+    slipstream generate "27+45="
+    slipstream generate --server 127.0.0.1:50051 --max-tokens 64 "A story about Mia the fox:"
+    slipstream generate --model DIR --adapter french=ADAPTER_DIR "Bonjour"
+    """
+    sampling = {name: options.pop(name) for name in ("max_tokens", "temperature", "top_p", "top_k", "seed")}
+    given = {name: value for name, value in sampling.items() if value is not None}
+    access = ServerAccess.taken_from(options)
+    if stop:
+        given["stop"] = stop
+    constraint = _constraint(options.pop("json_schema"), options.pop("regex"), options.pop("choice"))
+    name, is_local, _ = (adapter or "").partition("=")
+    if adapter and bool(server) == bool(is_local):
+        raise click.UsageError("--adapter takes a NAME with --server, and NAME=DIR without")
+    if server:
+        pieces = _remote(server, wait, access, text, chat, name, constraint, given)
+    else:
+        # What the environment or the file lists stays unloaded: one request needs one.
+        config = load(ServerConfig, options, os.environ, config_file)
+        adapters = load(ServerConfig, {"adapter": (adapter,) if adapter else None}, {}).adapter
+        config = dataclasses.replace(config, adapter=adapters, lora_dir=None)
+        pieces = _local(config, text, chat, name, constraint, given)
+    try:
+        asyncio.run(_print(pieces))
+    except StartupError:
+        raise
+    except SlipstreamError as error:
+        raise click.ClickException(error.message) from None
+    except KeyboardInterrupt:
+        sys.exit(130)
+
+
+def _constraint(schema: IO[str] | None, regex: str | None, choices: tuple[str, ...]) -> Constraint | None:
+    """What the options ask for; at most one of them may."""
+    asked = [
+        *([Constraint(ConstraintKind.JSON_SCHEMA, schema.read())] if schema is not None else ()),
+        *([Constraint(ConstraintKind.REGEX, regex)] if regex is not None else ()),
+        *([Constraint.choice(list(choices))] if choices else ()),
+    ]
+    if len(asked) > 1:
+        raise click.UsageError("--json-schema, --regex and --choice exclude each other")
+    return asked[0] if asked else None
+
+
+async def _print(pieces: AsyncGenerator[str, None]) -> None:
+    async with aclosing(pieces) as stream:
+        async for piece in stream:
+            click.echo(piece, nl=False)
+    click.echo()
+
+
+async def _remote(
+    server: str,
+    wait: float,
+    access: ServerAccess,
+    text: str,
+    chat: bool,
+    adapter: str,
+    constraint: Constraint | None,
+    sampling: dict[str, Any],
+) -> AsyncGenerator[str, None]:
+    """Text pieces from a server. Raises StartupError for a token or TLS file that cannot be used."""
+    from service.client import CallFailed, Chunk
+
+    prompt: Any = [{"role": "user", "content": text}] if chat else text
+    wanted = None
+    if constraint is not None:
+        is_choice = constraint.kind is ConstraintKind.CHOICE
+        wanted = {constraint.kind.value: json.loads(constraint.source) if is_choice else constraint.source}
+    async with access.client(server) as client:
+        await wait_until_loaded(client, server, wait)
+        try:
+            async for event in client.generate(prompt, adapter=adapter, constraint=wanted, **sampling):
+                if isinstance(event, Chunk):
+                    yield event.text
+        except CallFailed as failure:
+            raise click.ClickException(str(failure)) from None
+
+
+async def _local(
+    config: ServerConfig,
+    text: str,
+    chat: bool,
+    adapter: str,
+    constraint: Constraint | None,
+    sampling: dict[str, Any],
+) -> AsyncGenerator[str, None]:
+    """Text pieces from an engine that lives as long as this call."""
+    from core.types.io import ChatMessage, Delta, GenerateRequest
+    from service.cli.commands.local import local_engine
+
+    async with local_engine(config) as engine:
+        if chat and not engine.model_info.has_chat_template:
+            raise InvalidRequest.of("chat", "the model has no chat template")
+        request = GenerateRequest(
+            request_id="terminal",
+            text=None if chat else text,
+            chat=(ChatMessage("user", text),) if chat else None,
+            adapter=adapter,
+            constraint=constraint,
+            sampling=dataclasses.replace(engine.model_info.default_sampling, **sampling),
+        )
+        async with aclosing(await engine.generate(request)) as stream:
+            async for event in stream:
+                if isinstance(event, Delta):
+                    yield event.text

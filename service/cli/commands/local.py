@@ -1,0 +1,28 @@
+"""An engine for one command, in this process."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from service.cli.progress import TerminalProgress
+from service.config.server_config import ServerConfig
+from service.engine import builder
+from service.engine.builder import StartableEngine, in_daemon_thread
+from service.server.startup_checks import check_adapters, check_model
+
+
+@asynccontextmanager
+async def local_engine(config: ServerConfig) -> AsyncIterator[StartableEngine]:
+    """A started engine that is stopped at the end; loading it shows its progress. Raises StartupError."""
+    path = config.model_path
+    check_model(path)
+    check_adapters(config)
+    progress = TerminalProgress()
+    engine = await in_daemon_thread(lambda: builder.build_core_engine(config.engine_config(str(path)), progress))
+    progress.close()
+    await engine.start()
+    try:
+        yield engine
+    finally:
+        await engine.stop()

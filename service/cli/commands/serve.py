@@ -1,0 +1,92 @@
+"""`slipstream serve`: read the settings, refuse what cannot start, run until told to stop."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import sys
+import threading
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from core.errors import StartupError
+from service.cli.cli_options import GroupedCommand, setting_options
+from service.cli.progress import TerminalProgress
+from service.config.server_config import ServerConfig
+from service.config.sources import load
+from service.process.exit_guard import leave_within
+from service.process.logs import configure
+from service.process.switch_interval import shorten_switch_interval
+from service.server.startup_checks import check
+
+if TYPE_CHECKING:
+    from service.cli.lifecycle import Served
+
+_EPILOG = """\b
+Every setting can also be given in the environment or in the YAML file; a flag wins over the environment, the
+environment over the file. Ctrl-C or SIGTERM drains: running streams finish, then the process exits with 0. A second
+signal ends it at once. Exit codes: 0 drained, 1 the engine failed, 2 settings or ports, 3 the checkpoint or an adapter.
+"""
+
+
+@click.command(cls=GroupedCommand, epilog=_EPILOG)
+@setting_options()
+def serve(config_file: str | None, **flags: Any) -> None:
+    """Serve a checkpoint over gRPC, and metrics over HTTP.
+
+    Without --model it serves the bundled model. The API is protos/slipstream/v1/*.proto; health checks answer
+    on the same port, with liveness as service "" and readiness as "slipstream.v1.InferenceService".
+    """
+    config = load(ServerConfig, flags, os.environ, config_file)
+    # Before grpc is imported: what cannot start is then told within a few hundred milliseconds.
+    check(config)
+    configure(config.log_level)
+    shorten_switch_interval(writes=not config.frontends)
+    code = asyncio.run(_until_told(config))
+    if code:
+        # A forward thread that hangs, or a half-read checkpoint, must not keep a failed process alive.
+        logging.shutdown()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+async def _until_told(config: ServerConfig) -> int:
+    """The exit code; whatever becomes of the server, from its return on the process has a few seconds to end."""
+    try:
+        code = await _run(config)
+    except StartupError as error:
+        leave_within(error.exit_code)
+        raise
+    leave_within(code)
+    return code
+
+
+async def _run(config: ServerConfig) -> int:
+    from service.cli.lifecycle import run
+    from service.engine.builder import build_core_engine
+    from service.frontends.group import FrontEndGroup
+    from service.server.server import Server
+
+    make = FrontEndGroup if config.frontends else Server
+    progress = TerminalProgress()
+    server: Served = make(config, build_core_engine, progress)
+
+    def announce(ready: Served) -> None:
+        progress.close()
+        # A pipe that is not read and already full would hold the event loop for ever.
+        line = f"{ready_line(ready)}\n".encode()
+        threading.Thread(target=os.write, args=(sys.stdout.fileno(), line), daemon=True).start()
+
+    return await run(server, announce)
+
+
+def ready_line(server: Served) -> str:
+    """What is printed once requests can come."""
+    config = server.config
+    return (
+        f"slipstream: serving {server.engine.model_info.name} on {config.host}:{server.port}, "
+        f"metrics on http://{config.metrics_host}:{server.metrics_port}/metrics (Ctrl-C drains)"
+    )

@@ -1,0 +1,31 @@
+"""The client of a server, in asyncio: what the command line, the demo and the tests speak to one with.
+
+async with SlipstreamClient("127.0.0.1:50051") as client:
+    async for event in client.generate("Once upon a time", max_tokens=32): ...
+"""
+
+from service.client.client import (
+    FLEET_CONFIG as FLEET_CONFIG,
+)
+from service.client.client import (
+    SERVICE_CONFIG as SERVICE_CONFIG,
+)
+from service.client.client import (
+    Chunk as Chunk,
+)
+from service.client.client import (
+    Completion as Completion,
+)
+from service.client.client import (
+    End as End,
+)
+from service.client.client import (
+    Prompt as Prompt,
+)
+from service.client.client import (
+    SlipstreamClient as SlipstreamClient,
+)
+from service.client.client import (
+    Vector as Vector,
+)
+from service.client.errors import CallFailed as CallFailed

@@ -1,0 +1,42 @@
+"""The adapter service from a client's side, over the connection of a `SlipstreamClient`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import grpc.aio
+
+from service.client.client import SlipstreamClient
+from service.client.errors import CallFailed
+from service.pb.slipstream.v1 import adapters_pb2 as pb
+from service.pb.slipstream.v1 import adapters_pb2_grpc
+
+
+class AdapterClient:
+    """Loads, unloads and lists LoRA adapters. Every method raises CallFailed."""
+
+    def __init__(self, client: SlipstreamClient) -> None:
+        self._metadata = client.metadata
+        self.stub: Any = adapters_pb2_grpc.AdapterServiceStub(client.channel)  # type: ignore[no-untyped-call]
+
+    async def load(self, name: str, path: str = "", *, pinned: bool = False) -> pb.LoadAdapterResponse:
+        """Load the directory `path` below the server's own, by default the one called `name`."""
+        response: pb.LoadAdapterResponse = await self._call(
+            self.stub.LoadAdapter, pb.LoadAdapterRequest(name=name, path=path, pinned=pinned)
+        )
+        return response
+
+    async def unload(self, name: str) -> int:
+        """Unload; how many requests still use it."""
+        return int((await self._call(self.stub.UnloadAdapter, pb.UnloadAdapterRequest(name=name))).live_requests)
+
+    async def list(self) -> pb.ListAdaptersResponse:
+        """Everything that is loaded."""
+        response: pb.ListAdaptersResponse = await self._call(self.stub.ListAdapters, pb.ListAdaptersRequest())
+        return response
+
+    async def _call(self, method: Any, request: Any) -> Any:
+        try:
+            return await method(request, metadata=self._metadata)
+        except grpc.aio.AioRpcError as error:
+            raise CallFailed(error) from None

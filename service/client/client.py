@@ -1,0 +1,327 @@
+"""A small asynchronous client: what the command line, the demo and the tests speak to a server with.
+
+It knows the wire and nothing of core. Retries are gRPC's own, by the service config below: UNAVAILABLE, and
+RESOURCE_EXHAUSTED where the server says when to come back. Only before the first message: a stream that has begun is
+never repeated.
+"""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any
+
+import grpc
+import grpc.aio
+
+from service.access.tls_credentials import ClientTls
+from service.client.errors import CallFailed
+from service.client.resumed_call import Received, ResumedCall, attach_request, responses
+from service.pb.slipstream.v1 import inference_pb2 as pb
+from service.pb.slipstream.v1 import inference_pb2_grpc
+
+SERVICE_CONFIG: dict[str, Any] = {
+    "methodConfig": [
+        {
+            "name": [{"service": "slipstream.v1.InferenceService"}],
+            "retryPolicy": {
+                "maxAttempts": 2,
+                "initialBackoff": "0.1s",
+                "maxBackoff": "2s",
+                "backoffMultiplier": 2,
+                "retryableStatusCodes": ["UNAVAILABLE", "RESOURCE_EXHAUSTED"],
+            },
+        }
+    ],
+    "retryThrottling": {"maxTokens": 10, "tokenRatio": 0.1},
+}
+"""The service config that every client should use; `service/README.md` publishes the same.
+
+One retry: a request that kills the process which serves it costs two servers and not the fleet. The server's
+`grpc-retry-pushback-ms` decides about RESOURCE_EXHAUSTED: after how long, or with -1 not at all."""
+
+FLEET_CONFIG: dict[str, Any] = SERVICE_CONFIG | {
+    "loadBalancingConfig": [{"round_robin": {}}],
+    "healthCheckConfig": {"serviceName": "slipstream.v1.InferenceService"},
+}
+"""For a target that is several servers. Readiness is watched on every connection, so one that drains or loads gets no
+new calls; by refusals alone a client would learn of it too late, for its retries can meet the same server again."""
+
+MAX_REQUEST_BYTES = 4 * 1024 * 1024
+"""gRPC keeps a request for its retries up to this size; by default a quarter of a megabyte."""
+
+
+Prompt = str | Sequence[int] | Sequence[Mapping[str, str]]
+"""Text, token ids, or chat messages with `role` and `content`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """New tokens and text of one output; `logprobs` holds (id, logprob, alternatives) per token if asked for."""
+
+    request_id: str
+    index: int
+    position: int
+    token_ids: tuple[int, ...]
+    text: str
+    logprobs: tuple[tuple[int, float, tuple[tuple[int, float], ...]], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """The end of one output; `reason` is "stop", "length" or "cancelled"."""
+
+    request_id: str
+    index: int
+    reason: str
+    matched_stop: str | int | None
+    prompt_tokens: int
+    cached_tokens: int
+    completion_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Vector:
+    """The embedding of one input."""
+
+    values: tuple[float, ...]
+    prompt_tokens: int
+    cached_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """One whole output."""
+
+    token_ids: tuple[int, ...]
+    text: str
+    end: End
+
+
+class SlipstreamClient:
+    """A client of one server, `target` being `host:port`. Use it as an async context manager, or `close` it.
+
+    `token` goes with every call; without `tls` anyone on the way can read it. With `fleet`, `target` stands for several
+    servers (`dns:///…`, `ipv4:1.2.3.4:50051,…`), and calls go to those in turn that are ready.
+    """
+
+    def __init__(
+        self,
+        target: str,
+        options: Sequence[tuple[str, Any]] = (),
+        *,
+        tls: ClientTls | None = None,
+        token: str | None = None,
+        fleet: bool = False,
+    ) -> None:
+        self.fleet = fleet
+        config = json.dumps(FLEET_CONFIG if fleet else SERVICE_CONFIG)
+        buffer = ("grpc.per_rpc_retry_buffer_size", MAX_REQUEST_BYTES)
+        arguments = (("grpc.service_config", config), buffer, *options)
+        if tls is None:
+            self.channel = grpc.aio.insecure_channel(target, options=arguments)
+        else:
+            self.channel = grpc.aio.secure_channel(target, tls.credentials(), options=arguments)
+        self.metadata: tuple[tuple[str, str], ...] = () if token is None else (("authorization", f"Bearer {token}"),)
+        self.stub: Any = inference_pb2_grpc.InferenceServiceStub(self.channel)  # type: ignore[no-untyped-call]
+
+    async def __aenter__(self) -> SlipstreamClient:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Close the connection; live calls are cancelled."""
+        await self.channel.close()
+
+    async def generate(
+        self,
+        prompt: Prompt,
+        *,
+        request_id: str = "",
+        timeout: float | None = None,
+        want_text: bool = True,
+        priority: int = 0,
+        cache_salt: str = "",
+        adapter: str = "",
+        constraint: Mapping[str, Any] | None = None,
+        resumable: bool = False,
+        **sampling: Any,
+    ) -> AsyncGenerator[Chunk | End, None]:
+        """Stream the outputs for `prompt`.
+
+        `sampling` are fields of SamplingParams; `constraint` is one of {"json_schema": text or dict}, {"regex": text},
+        {"ebnf": text}, {"choice": [texts]}. `timeout` is the call's deadline in seconds. Raises CallFailed.
+        Leaving the loop early cancels the call. A `resumable` stream goes on by itself after a broken connection, for
+        which it gets an id if it has none; leaving its loop early aborts it.
+        """
+        if resumable:
+            request_id = request_id or uuid.uuid4().hex
+        request = pb.GenerateRequest(
+            request_id=request_id,
+            sampling_params=pb.SamplingParams(**sampling),
+            output_options=pb.OutputOptions(text=want_text),
+            priority=priority,
+            cache_salt=cache_salt,
+            adapter=adapter,
+            constraint=None if constraint is None else _constraint(constraint),
+            resumable=resumable,
+        )
+        _set_input(request, prompt)
+        if resumable:
+            events = ResumedCall(self, request, timeout).events()
+        else:
+            events = responses(self.stub.Generate(request, timeout=timeout, metadata=self.metadata))
+        async with aclosing(events):
+            async for response in events:
+                event = event_of(response)
+                if event is not None:
+                    yield event
+
+    async def attach(
+        self, request_id: str, received: Mapping[int, Received] | None = None, *, timeout: float | None = None
+    ) -> AsyncGenerator[Chunk | End, None]:
+        """Go on with a resumable stream, also of a process before this one, after what was `received` by output.
+
+        Raises CallFailed. Leaving the loop early lets go of the stream, which the server keeps for a while.
+        """
+        request = attach_request(request_id, received or {})
+        events = responses(self.stub.Attach(request, timeout=timeout, metadata=self.metadata))
+        async with aclosing(events):
+            async for response in events:
+                event = event_of(response)
+                if event is not None:
+                    yield event
+
+    async def complete(self, prompt: Prompt, **options: Any) -> list[Completion]:
+        """All outputs of one request, by index; same arguments as `generate`."""
+        ids: dict[int, list[int]] = {}
+        texts: dict[int, list[str]] = {}
+        ends: dict[int, End] = {}
+        async for event in self.generate(prompt, **options):
+            if isinstance(event, End):
+                ends[event.index] = event
+            else:
+                ids.setdefault(event.index, []).extend(event.token_ids)
+                texts.setdefault(event.index, []).append(event.text)
+        return [
+            Completion(tuple(ids.get(index, ())), "".join(texts.get(index, ())), end)
+            for index, end in sorted(ends.items())
+        ]
+
+    async def embed(
+        self,
+        *inputs: str | Sequence[int],
+        pooling: str = "last",
+        normalize: bool = True,
+        timeout: float | None = None,
+        **fields: Any,
+    ) -> list[Vector]:
+        """The vector of each input, a text or its token ids, in their order. Raises CallFailed.
+
+        `pooling` is "last", "mean" or "cls"; `fields` are others of EmbedRequest. Cancelling the task cancels the call.
+        """
+        request = pb.EmbedRequest(
+            inputs=[_embed_input(each) for each in inputs],
+            pooling=f"POOLING_{pooling.upper()}",
+            normalize=normalize,
+            **fields,
+        )
+        response = await self._unary(self.stub.Embed, request, timeout)
+        return [
+            Vector(tuple(each.values), each.usage.prompt_tokens, each.usage.cached_tokens)
+            for each in response.embeddings
+        ]
+
+    async def abort(self, request_id: str) -> bool:
+        """End a live request; whether there was one. Raises CallFailed."""
+        response = await self._unary(self.stub.Abort, pb.AbortRequest(request_id=request_id))
+        return bool(response.found)
+
+    async def tokenize(self, text: str) -> list[int]:
+        """Ids of `text`, as Generate would use them. Raises CallFailed."""
+        return list((await self._unary(self.stub.Tokenize, pb.TokenizeRequest(text=text))).token_ids)
+
+    async def detokenize(self, ids: Sequence[int]) -> str:
+        """Text of `ids`. Raises CallFailed."""
+        return str((await self._unary(self.stub.Detokenize, pb.DetokenizeRequest(token_ids=ids))).text)
+
+    async def load(self) -> pb.GetLoadResponse:
+        """Load as of the last step. Raises CallFailed."""
+        response: pb.GetLoadResponse = await self._unary(self.stub.GetLoad, pb.GetLoadRequest())
+        return response
+
+    async def model_info(self) -> pb.GetModelInfoResponse:
+        """Facts of the model. Raises CallFailed."""
+        response: pb.GetModelInfoResponse = await self._unary(self.stub.GetModelInfo, pb.GetModelInfoRequest())
+        return response
+
+    async def server_info(self, timeout: float | None = None) -> pb.GetServerInfoResponse:
+        """Facts of the process, its state among them; answered while the model is loading too.
+
+        `timeout` is the call's deadline in seconds; without one a server that hangs is waited for. Raises CallFailed.
+        """
+        request = pb.GetServerInfoRequest()
+        response: pb.GetServerInfoResponse = await self._unary(self.stub.GetServerInfo, request, timeout)
+        return response
+
+    async def _unary(self, method: Any, request: Any, timeout: float | None = None) -> Any:
+        try:
+            return await method(request, timeout=timeout, metadata=self.metadata)
+        except grpc.aio.AioRpcError as error:
+            raise CallFailed(error) from None
+
+
+def _set_input(request: pb.GenerateRequest, prompt: Prompt) -> None:
+    if isinstance(prompt, str):
+        request.text = prompt
+        return
+    if prompt and isinstance(prompt[0], Mapping):
+        turns = [pb.ChatMessage(role=turn["role"], content=turn["content"]) for turn in prompt]  # type: ignore[index]
+        request.chat.CopyFrom(pb.Chat(messages=turns))
+        return
+    request.token_ids.CopyFrom(pb.TokenIds(ids=prompt))  # type: ignore[arg-type]
+
+
+def _constraint(given: Mapping[str, Any]) -> pb.Constraint:
+    ((kind, value),) = given.items()
+    if kind == "choice":
+        return pb.Constraint(choice=pb.Choice(choices=value))
+    text: Any = json.dumps(value) if isinstance(value, Mapping) else value
+    return pb.Constraint(**{kind: text})
+
+
+def _embed_input(given: str | Sequence[int]) -> pb.EmbedInput:
+    return pb.EmbedInput(text=given) if isinstance(given, str) else pb.EmbedInput(token_ids=pb.TokenIds(ids=given))
+
+
+def event_of(response: pb.GenerateResponse | pb.AttachResponse) -> Chunk | End | None:
+    """The event of a response; None for `started`."""
+    kind = response.WhichOneof("event")
+    if kind == "delta":
+        delta = response.delta
+        logprobs = tuple(
+            (entry.token_id, entry.logprob, tuple((top.token_id, top.logprob) for top in entry.top_logprobs))
+            for entry in delta.logprobs
+        )
+        return Chunk(response.request_id, delta.index, delta.position, tuple(delta.token_ids), delta.text, logprobs)
+    if kind == "finished":
+        end = response.finished
+        stop = end.matched_stop.WhichOneof("stop") if end.HasField("matched_stop") else None
+        return End(
+            response.request_id,
+            end.index,
+            pb.FinishReason.Name(end.reason).removeprefix("FINISH_REASON_").lower(),
+            None if stop is None else getattr(end.matched_stop, stop),
+            end.usage.prompt_tokens,
+            end.usage.cached_tokens,
+            end.usage.completion_tokens,
+        )
+    return None

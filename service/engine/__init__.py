@@ -1,0 +1,1 @@
+"""Where the engine is, and how the server gets it."""

@@ -1,0 +1,116 @@
+"""What passes the engine's door, as JSON values and back: dataclasses by their annotations, errors by their names."""
+
+from __future__ import annotations
+
+import base64
+import dataclasses
+import types
+import typing
+from collections.abc import Mapping, Sequence
+from enum import Enum
+from typing import Any, Final, TypeVar, Union
+
+import numpy as np
+
+from core import errors
+from core.errors import FieldViolation, InvalidRequest, Overloaded, QueueTimeout, SlipstreamError
+from core.types.io import Embedding, EmbedResult
+from service import errors as service_errors
+
+Made = TypeVar("Made")
+
+UNREADABLE: Final = "a message between the processes of this server could not be read"
+"""Said of a request whose frame does not decode."""
+
+_ERRORS: dict[str, type[SlipstreamError]] = {
+    name: kind
+    for room in (errors, service_errors)
+    for name, kind in vars(room).items()
+    if isinstance(kind, type) and issubclass(kind, SlipstreamError)
+}
+
+
+def from_plain(kind: type[Made], value: Any) -> Made:
+    """The dataclass `kind` out of JSON values. Raises KeyError or ValueError for what is not one."""
+    return kind(**{name: _read(_hints(kind)[name], each) for name, each in value.items()})
+
+
+def _hints(kind: Any) -> dict[str, Any]:
+    """Types of the fields; looked up once per kind, since this is slow."""
+    if kind not in _KNOWN:
+        hints = typing.get_type_hints(kind)
+        _KNOWN[kind] = {each.name: hints[each.name] for each in dataclasses.fields(kind)}
+    return _KNOWN[kind]
+
+
+_KNOWN: dict[Any, dict[str, Any]] = {}
+
+
+def _read(hint: Any, value: Any) -> Any:
+    if value is None:
+        return None
+    origin, args = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (Union, types.UnionType):
+        return _read(_fitting(args, value), value)
+    if origin is Sequence:
+        return tuple(_read(args[0], each) for each in value)
+    if origin is tuple:
+        return tuple(_read(each, v) for each, v in zip(args if args[-1] is not ... else args[:1] * len(value), value))
+    if origin is not None and issubclass(origin, Mapping):
+        return {args[0](key): _read(args[1], each) for key, each in value.items()}
+    if isinstance(hint, type) and issubclass(hint, Enum):
+        return hint(value)
+    if dataclasses.is_dataclass(hint) and isinstance(hint, type):
+        return from_plain(hint, value)
+    return value
+
+
+def _fitting(kinds: tuple[Any, ...], value: Any) -> Any:
+    """Of the kinds of a union the one that `value` was: a list was a tuple, anything else is itself."""
+    if isinstance(value, list | dict):
+        found = [kind for kind in kinds if typing.get_origin(kind) is not None or dataclasses.is_dataclass(kind)]
+        return found[0]
+    return object
+
+
+def error_to_plain(error: BaseException) -> dict[str, Any]:
+    """A typed error; any other becomes one without a name, whose text stays here."""
+    name = type(error).__name__
+    if not isinstance(error, SlipstreamError) or name not in _ERRORS:
+        return {"error": ""}
+    plain: dict[str, Any] = {"error": name, "message": error.message}
+    if isinstance(error, InvalidRequest):
+        plain["violations"] = [[each.field, each.description] for each in error.violations]
+    if isinstance(error, Overloaded):
+        plain |= {"reason": error.reason, "retry_after": error.retry_after}
+    return plain
+
+
+def error_from_plain(plain: Mapping[str, Any]) -> Exception:
+    """The error again; one without a name is a RuntimeError, which clients see as an incident."""
+    kind = _ERRORS.get(plain["error"])
+    if kind is None:
+        return RuntimeError("the engine process failed on this request; its log says why")
+    if kind is InvalidRequest:
+        return InvalidRequest([FieldViolation(*each) for each in plain["violations"]])
+    if issubclass(kind, Overloaded) and kind is not QueueTimeout:
+        return kind(plain["message"], reason=plain["reason"], retry_after=plain["retry_after"])
+    return kind(plain["message"])
+
+
+def vectors_to_plain(result: EmbedResult) -> dict[str, Any]:
+    """Vectors as base64 of their float32 bytes."""
+    rows = [
+        [base64.b64encode(each.values.astype("<f4").tobytes()).decode(), each.prompt_tokens, each.cached_tokens]
+        for each in result.embeddings
+    ]
+    return {"request_id": result.request_id, "embeddings": rows}
+
+
+def vectors_from_plain(plain: Mapping[str, Any]) -> EmbedResult:
+    """And back."""
+    embeddings = (
+        Embedding(np.frombuffer(base64.b64decode(values), "<f4"), prompt, cached)
+        for values, prompt, cached in plain["embeddings"]
+    )
+    return EmbedResult(plain["request_id"], tuple(embeddings))

@@ -1,0 +1,64 @@
+"""The audit log: one line of JSON each, to the logger `slipstream.audit`, whatever `--log-level` says.
+
+What is written, and of which calls, is up to the rooms that write: `service.access.audit` for calls, the metrics port
+for its traces.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Any, Final
+
+log = logging.getLogger("slipstream.audit")
+# Not left to the level of other logs: an operator who silences those still wants to know which caller did what.
+log.setLevel(logging.INFO)
+
+QUIET_SECONDS: Final = 10.0
+"""The same of the same caller, again and again, is one line in so many seconds."""
+MOST_LINES: Final = 30
+"""Lines of one `Floods` within QUIET_SECONDS, of all callers together."""
+MOST_KEYS: Final = 1024
+
+
+def write(event: str, **facts: Any) -> None:
+    """One line. Facts that are None are left out."""
+    log.info("%s", json.dumps({"event": event, **{name: fact for name, fact in facts.items() if fact is not None}}))
+
+
+class Floods:
+    """Which of many like lines are written. Thread-safe."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._latest: OrderedDict[tuple[str, ...], float] = OrderedDict()
+        self._window, self._written = clock(), 0
+        self._left_out = 0
+
+    def admits(self, *key: str) -> bool:
+        """Whether to write a line for `key` now; counts it if not."""
+        with self._lock:
+            now = self._clock()
+            if now - self._window >= QUIET_SECONDS:
+                self._window, self._written = now, 0
+            latest = self._latest.get(key)
+            if self._written >= MOST_LINES or (latest is not None and now - latest < QUIET_SECONDS):
+                self._left_out += 1
+                return False
+            self._written += 1
+            self._latest[key] = now
+            self._latest.move_to_end(key)
+            while len(self._latest) > MOST_KEYS:
+                self._latest.popitem(last=False)
+            return True
+
+    def take_left_out(self) -> int | None:
+        """Lines that were not written since this was last asked; None for none."""
+        with self._lock:
+            left_out, self._left_out = self._left_out, 0
+            return left_out or None

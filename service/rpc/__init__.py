@@ -1,0 +1,1 @@
+"""gRPC's part of a call: interceptors, statuses, bounded writes, channel arguments."""

@@ -1,0 +1,1 @@
+"""The server: binds, loads, serves, drains."""

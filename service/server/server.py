@@ -1,0 +1,295 @@
+"""The server: binds, loads, serves, drains. What makes it do so, signals and deaths, is in `service.cli.lifecycle`."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from typing import TYPE_CHECKING
+
+import grpc
+import grpc.aio
+from grpc_health.v1 import health_pb2, health_pb2_grpc  # type: ignore[import-untyped]
+from grpc_reflection.v1alpha import reflection  # type: ignore[import-untyped]
+from prometheus_client import CollectorRegistry, ProcessCollector
+
+from core.errors import StartupError
+from service.access.access_files import AccessFiles
+from service.access.audit import Audit
+from service.access.auth_interceptor import Authentication, Authorization, needs_no_permission
+from service.access.certificate_names import CertificateNames
+from service.access.file_metrics import FilesCollector
+from service.access.permissions import Permissions, is_public
+from service.access.tls_credentials import server_credentials
+from service.calls.desk import LocalDesk, TenantDesk
+from service.calls.open_calls import OpenCalls
+from service.config.server_config import ServerConfig
+from service.engine.builder import EngineBuilder, Progress, StartableEngine, in_daemon_thread
+from service.engine.slot import EngineSlot
+from service.gateway.registration import gateway_of
+from service.limits.admission import Admission
+from service.limits.call_gate import CallGate
+from service.limits.memory_gate import MemoryGate, MemoryWatch
+from service.limits.request_reads import RequestReads
+from service.metrics.collector import EngineCollector, engine_view
+from service.metrics.door import metrics_server
+from service.metrics.http import MetricsServer
+from service.metrics.names import PREFIX
+from service.metrics.rpc import RpcMetrics
+from service.pb.slipstream.v1 import adapters_pb2, adapters_pb2_grpc, inference_pb2, inference_pb2_grpc
+from service.process.version import installed_version
+from service.rpc.channel_options import server_options
+from service.rpc.interceptors import AroundInterceptor, HandlerTracker, count_calls, errors_to_statuses
+from service.server.connections import Connections
+from service.server.health_port import HealthPort
+from service.server.startup_checks import check
+from service.servicers.adapters import AdapterServicer
+from service.servicers.health import LIVENESS, READINESS, HealthServicer
+from service.servicers.inference import InferenceServicer
+from service.tracing.endpoint import otlp_endpoint
+
+if TYPE_CHECKING:
+    from service.tracing.otlp import OtlpTracer
+
+log = logging.getLogger(__name__)
+
+STATUS_FLUSH_SECONDS = 2.0
+"""How long ended streams get to write their last status before the transport is closed."""
+
+STOP_GRACE_SECONDS = 1.0
+DRAIN_MARGIN_SECONDS = 5.0
+ENGINE_STOP_SECONDS = 10.0
+HURRIED_STOP_SECONDS = 1.0
+"""What an engine gets where the process is to end at once: the signal that asked for it does not wait for a device."""
+
+
+async def drained(engine: StartableEngine, grace: float) -> int:
+    """How many streams a drain cut; 0 where it did not end in time.
+
+    The engine keeps to its grace unless a step hangs; that must not hold up the exit of the process.
+    """
+    try:
+        async with asyncio.timeout(grace + DRAIN_MARGIN_SECONDS):
+            return await engine.drain(grace)
+    except TimeoutError:
+        log.error("the engine did not drain in time")
+        return 0
+
+
+async def stopped(engine: StartableEngine, grace: float) -> None:
+    """Stop the engine within ENGINE_STOP_SECONDS, without grace HURRIED_STOP_SECONDS; one that hangs is left behind."""
+    seconds = ENGINE_STOP_SECONDS if grace > 0 else HURRIED_STOP_SECONDS
+    try:
+        async with asyncio.timeout(seconds):
+            await engine.stop()
+    except TimeoutError:
+        log.error("the engine did not stop within %g seconds", seconds)
+
+
+class Server:
+    """One gRPC server with its engine and its metrics endpoint.
+
+    `listen` binds both ports and answers health checks; `load` makes it ready; `drain` or `close` ends it. It listens
+    before it loads, so that a taken port is noticed at once and liveness is true while weights are read.
+    """
+
+    def __init__(
+        self,
+        config: ServerConfig,
+        build: EngineBuilder,
+        progress: Progress | None = None,
+        counts: RpcMetrics | None = None,
+        desk: TenantDesk | None = None,
+    ) -> None:
+        self.config = config
+        # A front end shares its port with others; the engine's process counts its calls and knows its tenants.
+        self._counts, self._desk = counts, desk
+        self.slot = EngineSlot()
+        self.tracker = HandlerTracker()
+        self.health = HealthServicer({LIVENESS: True, READINESS: False}, config.write_timeout)
+        self.port = 0
+        self.metrics_port = 0
+        self._build = build
+        self._progress = progress
+        self._version = installed_version()
+        self._engine: StartableEngine | None = None
+        self._registry = CollectorRegistry()
+        metrics = counts or RpcMetrics(self._registry)
+        self.connections = Connections(lambda: {self.port, self.health_port.port})
+        self.health_port = HealthPort(config, self.health, metrics, self.connections, shared_port=counts is not None)
+        self._registry.register(EngineCollector(lambda: engine_view(self.slot, config, self._version)))
+        self._files = AccessFiles(config)
+        self._registry.register(FilesCollector(self._files))
+        ProcessCollector(PREFIX, registry=self._registry)
+        self._metrics: MetricsServer | None = None
+        self._leaving: asyncio.Task[None] | None = None
+        self._memory = MemoryWatch()
+        self._tracer = self._open_tracer()
+        self._grpc = self._assemble(metrics)
+
+    def _assemble(self, metrics: RpcMetrics) -> grpc.aio.Server:
+        admission = Admission(
+            self.config.concurrency_limit, self.config.rate_limit, max_wait=self.config.admission_wait
+        )
+        self._desk = self._desk or LocalDesk(self.slot, self.config, metrics, self._files)
+        calls = OpenCalls(self.slot, self.config, admission, self._desk, metrics)
+        options = server_options(self.config, shared_port=self._counts is not None)
+        server = grpc.aio.server(interceptors=self._interceptors(calls, metrics), options=options)
+        servicer = InferenceServicer(calls, self._version)
+        inference_pb2_grpc.add_InferenceServiceServicer_to_server(servicer, server)  # type: ignore[no-untyped-call]
+        adapters = AdapterServicer(self.slot)
+        adapters_pb2_grpc.add_AdapterServiceServicer_to_server(adapters, server)  # type: ignore[no-untyped-call]
+        health_pb2_grpc.add_HealthServicer_to_server(self.health, server)
+        self._gateway = gateway_of(self.config, calls, self._version)
+        if self._gateway is not None:
+            self._gateway.register(server)
+        if self.config.reflection:
+            services = [
+                *(
+                    service.full_name
+                    for module in (inference_pb2, adapters_pb2, health_pb2)
+                    for service in module.DESCRIPTOR.services_by_name.values()
+                ),
+                *(self._gateway.service_names if self._gateway else ()),
+                reflection.SERVICE_NAME,
+            ]
+            reflection.enable_server_reflection(services, server)
+        return server
+
+    def _interceptors(self, calls: OpenCalls, metrics: RpcMetrics) -> list[grpc.aio.ServerInterceptor]:
+        """Outermost first: the tracker must outlive the error mapping, and calls are counted by their final code."""
+        spans = () if self._tracer is None else (self._tracer.around,)
+        outer = (self.tracker.around, self.connections.around, count_calls(metrics))
+        around = (*outer, *spans, errors_to_statuses, Audit(metrics).around)
+        interceptors: list[grpc.aio.ServerInterceptor] = [AroundInterceptor(each) for each in around]
+        if self._files.tokens is not None:
+            authentication = Authentication(self._files.tokens, self.config.auth_recheck_seconds)
+            interceptors.append(AroundInterceptor(authentication.around, spares=is_public))
+        if self.config.tls_client_ca is not None:
+            names = CertificateNames(self.config.client_names, naming=self._files.tokens is None)
+            interceptors.append(AroundInterceptor(names.around))
+        authorization = Authorization(Permissions(self.config))
+        interceptors.append(AroundInterceptor(authorization.around, spares=needs_no_permission))
+        gate = CallGate(self.config, metrics, self._files.tenants, calls.refuse_hopeless)
+        interceptors.append(AroundInterceptor(gate.around))
+        interceptors.append(AroundInterceptor(MemoryGate(self._memory, metrics).around))
+        interceptors.append(RequestReads(self.config.write_timeout))
+        return interceptors
+
+    def _open_tracer(self) -> OtlpTracer | None:
+        endpoint = otlp_endpoint(self.config.otlp_endpoint, os.environ)
+        if endpoint is None:
+            return None
+        from service.tracing.otlp import OtlpTracer
+
+        return OtlpTracer(endpoint, self._version)
+
+    @property
+    def engine(self) -> StartableEngine:
+        """The engine; only after `load`."""
+        assert self._engine is not None, "loaded"
+        return self._engine
+
+    async def listen(self) -> None:
+        """Check the checkpoint's files and both ports, bind, and answer health checks. Raises StartupError."""
+        if self._counts is None:
+            check(self.config)
+            self._metrics = metrics_server(self.config, self._registry, self.slot, self._version)
+            self.metrics_port = self._metrics.port
+        try:
+            await self.health_port.listen()
+            self.port = self._bind()
+        except StartupError:
+            if self._metrics is not None:
+                self._metrics.close()
+            raise
+        self._memory.start()
+        self.connections.start()
+        await self._grpc.start()
+
+    def _bind(self) -> int:
+        """The gRPC port, with TLS if there are files for it. Raises StartupError."""
+        host = f"[{self.config.host}]" if ":" in self.config.host else self.config.host
+        address, tls = f"{host}:{self.config.port}", self._files.certificates
+        try:
+            if tls is None:
+                return self._grpc.add_insecure_port(address)
+            return self._grpc.add_secure_port(address, server_credentials(tls))
+        except RuntimeError:
+            raise StartupError(f"cannot listen on {address} (gRPC)") from None
+
+    async def load(self) -> None:
+        """Build and start the engine, then report ready. Raises StartupError."""
+        config = self.config.engine_config(str(self.config.model_path))
+        engine = await in_daemon_thread(lambda: self._build(config, self._progress))
+        self._engine = engine
+        await engine.start()
+        self.slot.engine = engine
+        if self._desk is not None:
+            self._desk.follow(engine)
+        if self._tracer is not None:
+            self._tracer.model = engine.model_info.name
+        self.health.set(READINESS, True)
+
+    def refuse_readiness(self) -> None:
+        """First step of a drain: tell everyone to send new work elsewhere. Liveness stays true."""
+        self.slot.draining = True
+        self.health.set(READINESS, False)
+
+    def heard(self, *, alive: bool, ready: bool) -> None:
+        """In a front end: whether the engine's process was heard of lately enough to be `ready`, and to be `alive`."""
+        self.slot.silent = not ready
+        self.health.set(LIVENESS, alive)
+        self.health.set(READINESS, ready and self.slot.engine is not None and not self.slot.draining)
+
+    def turn_away(self, grace: float) -> None:
+        """Second step: close the port, and have clients leave by GOAWAY; calls that are open go on.
+
+        A server that stays and refuses is worse for a client that spreads its calls by itself: it would come back with
+        every second call, and with its retries, until they are spent.
+        """
+        self._leaving = asyncio.create_task(self._grpc.stop(grace + DRAIN_MARGIN_SECONDS + STATUS_FLUSH_SECONDS))
+
+    async def drain(self, linger: float, grace: float) -> int:
+        """Report not ready, take requests for `linger` seconds more, let streams finish within `grace`, close.
+
+        Returns how many streams were cut. The linger is there because clients learn of the drain only by and by; those
+        that watch readiness have left when it ends.
+        """
+        self.refuse_readiness()
+        await asyncio.sleep(linger)
+        self.turn_away(grace)
+        cut = await drained(self.engine, grace)
+        await self.close()
+        return cut
+
+    async def die(self) -> None:
+        """The engine is dead: say so to health checks and streams, then close."""
+        self.slot.draining = True
+        for service in (LIVENESS, READINESS):
+            self.health.set(service, False)
+        await self.close()
+
+    async def close(self, grace: float = STOP_GRACE_SECONDS) -> None:
+        """End watches, let handlers write their statuses, stop the transport, then the engine. Bounded throughout."""
+        self.health.close()
+        self._memory.close()
+        self.connections.close()
+        if self._gateway is not None:
+            self._gateway.close()
+        if grace > 0:
+            await self.tracker.wait_idle(STATUS_FLUSH_SECONDS)
+        await self._grpc.stop(grace)
+        if self._leaving is not None:
+            await self._leaving
+        # stop() returns before the handlers that it cancelled have run their finally blocks.
+        if not await self.tracker.wait_idle(STATUS_FLUSH_SECONDS):
+            log.warning("%d calls did not end in time", len(self.tracker))
+        if self._engine is not None:
+            await stopped(self._engine, grace)
+        await self.health_port.close()
+        if self._tracer is not None:
+            await in_daemon_thread(self._tracer.close)
+        if self._metrics is not None:
+            # Joining the thread of the metrics server takes up to its poll interval; the loop has nothing else to do.
+            self._metrics.close()

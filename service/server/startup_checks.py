@@ -1,0 +1,154 @@
+"""What can be refused in milliseconds, before anything heavy is imported: taken ports, unusable files.
+
+Files are those of the checkpoint, the adapters, the tokens and TLS. Every StartupError here is one line for the
+operator and may name a path. The loaders check again, and more.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import socket
+import struct
+from pathlib import Path
+from typing import Any
+
+from core.errors import ModelLoadError, StartupError
+from service.access.tenant_file import tenants_file
+from service.access.tls_files import tls_files
+from service.access.token_file import token_file
+from service.config.server_config import ServerConfig
+from service.tracing.endpoint import otlp_endpoint
+
+_HEADER_LENGTH = struct.Struct("<Q")
+MAX_HEADER_BYTES = 100 * 1024 * 1024
+ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")
+
+
+def check(config: ServerConfig) -> None:
+    """Everything below at once. Raises StartupError."""
+    otlp_endpoint(config.otlp_endpoint, os.environ)
+    check_ports(config)
+    check_security(config)
+    check_model(config.model_path)
+    check_adapters(config)
+
+
+def check_ports(config: ServerConfig) -> None:
+    """Raise StartupError if the gRPC, the metrics or the health port cannot be bound, or a host is no address here."""
+    for purpose, setting, host, port in (
+        ("gRPC", "--host", config.host, config.port),
+        ("metrics", "--metrics-host", config.metrics_host, config.metrics_port),
+        ("health", "--host", config.host, config.health_port),
+    ):
+        if port is not None:
+            _probe(purpose, setting, host, port)
+
+
+def _probe(purpose: str, setting: str, host: str, port: int) -> None:
+    """Bind and let go. Without SO_REUSEPORT, so that a second server on the port is noticed and not shared with.
+
+    A name can stand for several addresses: gRPC listens on all of them that are this machine's, so one is enough.
+    """
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    except (OSError, UnicodeError) as error:
+        raise StartupError(
+            f"{setting} {host}: the name cannot be resolved ({getattr(error, 'strerror', None) or error}); give an"
+            " address of this machine, or 0.0.0.0 or :: for all of them"
+        ) from None
+    failures = [failure for failure in map(_bind_failure, found) if failure is not None]
+    taken = [failure for failure in failures if failure.errno == errno.EADDRINUSE]
+    if len(failures) < len(found) and not taken:
+        return
+    worst = (taken or failures)[0]
+    reason = (worst.strerror or str(worst)).lower()
+    advice = f"; {setting} takes an address of this machine" if worst.errno == errno.EADDRNOTAVAIL else ""
+    raise StartupError(f"cannot listen on {host}:{port} ({purpose}): {reason}{advice}")
+
+
+def _bind_failure(found: Any) -> OSError | None:
+    family, kind, protocol, _, address = found
+    try:
+        with socket.socket(family, kind, protocol) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(address)
+    except OSError as error:
+        return error
+    return None
+
+
+def check_security(config: ServerConfig) -> None:
+    """Raise StartupError if the token file, the tenants file or a TLS file cannot be used."""
+    if config.auth_token_file is not None:
+        token_file(config.auth_token_file)
+    if config.tenants_file is not None:
+        tenants_file(config.tenants_file)
+    tls_files(config)
+
+
+def check_model(path: Path) -> None:
+    """Raise ModelLoadError if `path` cannot be a checkpoint: missing files, or weights shorter than they say."""
+    if not path.is_dir():
+        raise ModelLoadError(f"model directory {path} does not exist")
+    if not (path / "config.json").is_file():
+        raise ModelLoadError(f"model directory {path} has no config.json")
+    shards = sorted(path.glob("*.safetensors"))
+    if not shards:
+        raise ModelLoadError(f"model directory {path} has no *.safetensors files; other weight formats are not read")
+    for missing in sorted(_indexed_shards(path) - {shard.name for shard in shards}):
+        raise ModelLoadError(f"model directory {path} lacks {missing}, which its index names")
+    for shard in shards:
+        _check_shard(shard)
+
+
+def check_adapters(config: ServerConfig) -> None:
+    """Raise ModelLoadError if an adapter's files are not there or cut short, or `lora_dir` is no directory."""
+    for name, directory in config.adapter or ():
+        told = f"adapter {name!r} from {directory}"
+        for file in ADAPTER_FILES:
+            if not Path(directory, file).is_file():
+                raise ModelLoadError(f"{told}: it has no {file}, so it is no PEFT adapter")
+        try:
+            _check_shard(Path(directory, ADAPTER_FILES[-1]))
+        except ModelLoadError as error:
+            raise ModelLoadError(f"{told}: {error.message}") from None
+    if config.lora_dir is not None and not Path(config.lora_dir).is_dir():
+        raise ModelLoadError(f"lora_dir {config.lora_dir} is no directory")
+
+
+def _indexed_shards(path: Path) -> set[str]:
+    index = path / "model.safetensors.index.json"
+    if not index.is_file():
+        return set()
+    try:
+        return set(map(str, json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        raise ModelLoadError(f"{index} is not a safetensors index") from None
+
+
+def _check_shard(shard: Path) -> None:
+    """The header must be readable, and the file exactly as long as its tensors need."""
+    if not shard.is_file():
+        # Opening a pipe would wait for its writer for ever.
+        raise ModelLoadError(f"{shard} is no regular file")
+    try:
+        size = shard.stat().st_size
+        with shard.open("rb") as file:
+            (length,) = _HEADER_LENGTH.unpack(file.read(_HEADER_LENGTH.size))
+            if length > min(MAX_HEADER_BYTES, size):
+                raise ModelLoadError(f"{shard} is truncated: its header is longer than the file")
+            header = json.loads(file.read(length))
+        needed = _HEADER_LENGTH.size + length + _data_bytes(header)
+    except OSError as error:
+        raise ModelLoadError(f"{shard} cannot be read: {error.strerror}") from None
+    except (struct.error, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        raise ModelLoadError(f"{shard} is not a safetensors file: its header cannot be read") from None
+    if size != needed:
+        kind = "truncated" if size < needed else "longer than its header says"
+        raise ModelLoadError(f"{shard} is {kind}: {size} bytes instead of {needed}")
+
+
+def _data_bytes(header: dict[str, Any]) -> int:
+    return max((int(tensor["data_offsets"][1]) for name, tensor in header.items() if name != "__metadata__"), default=0)

@@ -1,1 +1,0 @@
-"""Who a caller is, and what one tenant may ask for beside the others."""

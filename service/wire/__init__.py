@@ -1,0 +1,1 @@
+"""Protobuf messages to the engine's requests, and its events back to messages."""

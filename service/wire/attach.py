@@ -1,0 +1,33 @@
+"""Reads where a client wants to go on, as `convert` does everything else."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from core.errors import FieldViolation, InvalidRequest
+from core.types.sampling_params import MAX_N
+from service.pb.slipstream.v1 import inference_pb2 as pb
+from service.wire.position import Position
+
+
+def positions(message: pb.AttachRequest) -> dict[int, Position]:
+    """By output. Raises InvalidRequest naming every bad field at once."""
+    if len(message.positions) > MAX_N:
+        raise InvalidRequest.of("positions", f"has {len(message.positions)} entries, at most {MAX_N} can be served")
+    violations = list(_violations(message))
+    if violations:
+        raise InvalidRequest(violations)
+    return {each.index: Position(each.tokens, each.text_bytes, each.finished) for each in message.positions}
+
+
+def _violations(message: pb.AttachRequest) -> Iterator[FieldViolation]:
+    if not message.request_id:
+        yield FieldViolation("request_id", "must not be empty")
+    seen: set[int] = set()
+    for place, each in enumerate(message.positions):
+        for name in ("index", "tokens", "text_bytes"):
+            if getattr(each, name) < 0:
+                yield FieldViolation(f"positions[{place}].{name}", "must not be negative")
+        if each.index in seen:
+            yield FieldViolation(f"positions[{place}].index", "is named twice")
+        seen.add(each.index)
