@@ -34,6 +34,7 @@ from core.types.io import (
     TokenLogprob,
     Usage,
 )
+from core.types.plain import to_plain
 from core.types.sampling_params import SamplingParams
 from core.types.stats import EngineStats, HistogramStats, PoolStats
 from service.frontends.events import EventBatch, read_events
@@ -41,7 +42,6 @@ from service.frontends.plain_json import (
     error_from_plain,
     error_to_plain,
     from_plain,
-    to_plain,
     vectors_from_plain,
     vectors_to_plain,
 )
