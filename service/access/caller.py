@@ -3,26 +3,19 @@
 from __future__ import annotations
 
 from contextvars import ContextVar
-from dataclasses import replace
-from typing import TypeVar
 
-from core.types.io import EmbedRequest, GenerateRequest
 from service.rpc.interceptors import Context
-
-Request = TypeVar("Request", GenerateRequest, EmbedRequest)
 
 caller_name: ContextVar[str | None] = ContextVar("slipstream_caller", default=None)
 """Within a call: the name beside the caller's token, or in its certificate; None where callers have none."""
+
+caller_address: ContextVar[str] = ContextVar("slipstream_caller_address", default="")
+"""Within a call that has passed the gate: the address that it comes from, without its port."""
 
 
 def caller_of(context: Context) -> str:
     """Whose share of the server a call uses: its tenant's, or without one that of the address it comes from."""
     return caller_name.get() or address_of(context.peer())
-
-
-def of_caller(asked: Request, context: Context) -> Request:
-    """`asked` as a request of the caller that it is served for."""
-    return replace(asked, tenant=caller_of(context))
 
 
 def address_of(peer: str) -> str:

@@ -1,8 +1,9 @@
 """Calls that are open on the engine: how one is admitted, by whose limits, and under which id the engine knows it.
 
 Every service that generates goes through the one `OpenCalls` of its server, whatever its messages look like: limits,
-deadlines, tenants and counts of refusals are the same for all of them. Requests come in with the ids that their clients
-gave; the engine gets ids within the tenant, so two tenants may use one id, and neither reaches the other's request.
+deadlines, tenants and counts of refusals are the same for all of them. Requests come in with the ids and cache salts
+that their clients gave. The engine gets both within the tenant, so two tenants may use one id or salt, and neither
+reaches the other's request or cached prefixes. This is the only file that does so: a dialect cannot forget it.
 """
 
 from __future__ import annotations
@@ -15,10 +16,10 @@ from typing import Any, TypeVar
 
 import grpc.aio
 
-from core.engine.api import EmbedCall, Engine, OutputStream
+from core.engine.api import EmbedCall, Engine, OutputStream, PrefixWatch
 from core.errors import InvalidRequest, Overloaded, SlipstreamError
 from core.types.io import EmbedRequest, GenerateRequest
-from service.access.caller import caller_name
+from service.access.caller import caller_address, caller_name
 from service.access.permissions import Permissions
 from service.calls.desk import ResumedStream, TenantDesk
 from service.config.server_config import ServerConfig
@@ -29,7 +30,7 @@ from service.limits.hold import Hold, current_hold
 from service.limits.usage import TenantLoad
 from service.limits.work import Work, embedding, generating
 from service.metrics.rpc import RpcMetrics
-from service.tenant_ids import scoped_id
+from service.tenant_ids import scoped_id, tenant_salt
 from service.wire.position import Position
 
 Context = grpc.aio.ServicerContext[Any, Any]
@@ -140,6 +141,10 @@ class OpenCalls:
         await held.enter_async_context(self._admission.slot(deadline))
         return place
 
+    async def watch_prefixes(self) -> PrefixWatch:
+        """Cached prefixes that this caller's requests without a salt can find. Raises what `Prefixes.watch` does."""
+        return await answered(self.engine.prefixes.watch(tenant_salt("", caller_name.get())))
+
     @property
     def tenant(self) -> str | None:
         """The tenant whose load and prefixes this call may see and flush; None: those of all tenants."""
@@ -159,8 +164,15 @@ class OpenCalls:
 
 
 def _within_tenant(asked: Request, place: Hold) -> Request:
-    """`asked` under the id that the engine knows it by, with the weight of its tenant."""
-    return replace(asked, request_id=scoped_id(asked.request_id, caller_name.get()), weight=place.weight)
+    """`asked` as the engine knows it: its id and its salt are its caller's, and so is its share of the machine."""
+    caller = caller_name.get()
+    return replace(
+        asked,
+        request_id=scoped_id(asked.request_id, caller),
+        cache_salt=tenant_salt(asked.cache_salt, caller),
+        tenant=caller or caller_address.get(),
+        weight=place.weight,
+    )
 
 
 def _count_for(place: Hold, work: Work) -> None:

@@ -16,15 +16,6 @@ from core.types.io import EmbedRequest, EmbedResult, GenerateRequest, ModelInfo,
 
 
 @dataclass(frozen=True, slots=True)
-class Caller:
-    """What a call brings along beside its message: when it must end, and whose it is."""
-
-    deadline: float | None
-    """A `time.monotonic()` instant."""
-    name: str | None
-
-
-@dataclass(frozen=True, slots=True)
 class Asked:
     """One Generate call. `stream` off: every output comes whole, once, at its end."""
 
@@ -104,7 +95,8 @@ class Dialect(Protocol):
     """One gateway service: its descriptor, and messages to records and back.
 
     Reading raises InvalidRequest with the dialect's own names of fields; what the engine raises about `fields` is
-    renamed by them.
+    renamed by them. `deadline` is a `time.monotonic()` instant. Ids and salts are those that the client gave;
+    `OpenCalls` makes them its tenant's.
     """
 
     name: str
@@ -113,9 +105,9 @@ class Dialect(Protocol):
     fields: Mapping[str, str]
     """The engine's name of a field -> the dialect's."""
 
-    def generate_request(self, message: Any, info: ModelInfo, caller: Caller) -> Asked: ...
+    def generate_request(self, message: Any, info: ModelInfo, deadline: float | None) -> Asked: ...
 
-    def embed_request(self, message: Any, info: ModelInfo, caller: Caller) -> EmbedRequest: ...
+    def embed_request(self, message: Any, info: ModelInfo, deadline: float | None) -> EmbedRequest: ...
 
     def chunk(self, request_id: str, piece: Piece) -> Any: ...
 

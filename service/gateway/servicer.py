@@ -15,10 +15,9 @@ from smg_grpc_proto.generated import common_pb2
 from core.engine.api import EngineState
 from core.errors import InvalidRequest
 from service.access import audit
-from service.access.caller import caller_name, of_caller
 from service.calls.open_calls import OpenCalls
 from service.engine.slot import answered
-from service.gateway.dialect import Caller, Dialect
+from service.gateway.dialect import Dialect
 from service.gateway.generation import Generation
 from service.gateway.reading import renamed
 from service.gateway.tokenizer_zip import chunks
@@ -46,8 +45,8 @@ class GatewayServicer:
         async with AsyncExitStack() as held:
             with self._calls.counting_refusals(), self._own_names():
                 info = self._calls.engine.model_info
-                asked = self.dialect.generate_request(request, info, self._caller(context))
-                stream = await self._calls.generate(of_caller(traced(asked.request, context), context), held)
+                asked = self.dialect.generate_request(request, info, self._calls.deadline(context))
+                stream = await self._calls.generate(traced(asked.request, context), held)
             held.push_async_callback(stream.aclose)
             writing = Generation(self.dialect, asked)
             await writing.write(stream, context, self._calls.metrics, self._calls.config.write_timeout)
@@ -57,8 +56,8 @@ class GatewayServicer:
         async with AsyncExitStack() as held:
             with self._calls.counting_refusals(), self._own_names():
                 info = self._calls.engine.model_info
-                embedded = self.dialect.embed_request(request, info, self._caller(context))
-                call = await self._calls.embed(of_caller(embedded, context), held)
+                embedded = self.dialect.embed_request(request, info, self._calls.deadline(context))
+                call = await self._calls.embed(embedded, held)
             held.push_async_callback(call.aclose)
             result = await call.result()
             note_prompt(sum(each.prompt_tokens for each in result.embeddings))
@@ -103,7 +102,7 @@ class GatewayServicer:
     async def SubscribeKvEvents(self, request: Any, context: Context) -> None:
         """What the prefix cache holds of this caller, and then what changes."""
         audit.begun()
-        await self._worker.subscriptions.serve(request.start_sequence_number, caller_name.get(), context)
+        await self._worker.subscriptions.serve(request.start_sequence_number, context)
 
     async def FlushCache(self, request: Any, context: Context) -> Any:
         """Evict what no request holds, after waiting up to `timeout_s` seconds for there to be none.
@@ -121,9 +120,6 @@ class GatewayServicer:
         left = await live()
         told = f"{flushed} pages evicted" + (f"; what {left} live requests hold stays" if left else "")
         return common_pb2.FlushCacheResponse(success=True, message=told)
-
-    def _caller(self, context: Context) -> Caller:
-        return Caller(self._calls.deadline(context), caller_name.get())
 
     @contextmanager
     def _own_names(self) -> Iterator[None]:

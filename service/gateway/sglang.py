@@ -12,9 +12,8 @@ from core.types.constraint import Constraint, ConstraintKind
 from core.types.io import EmbedRequest, GenerateRequest, ModelInfo
 from service.gateway import reading
 from service.gateway.answers import Answers
-from service.gateway.dialect import Asked, Caller, Load, ServerFacts
+from service.gateway.dialect import Asked, Load, ServerFacts
 from service.gateway.reading import IDS, PARAMS
-from service.tenant_ids import tenant_salt
 
 SAMPLING: Mapping[str, str] = {
     "temperature": "temperature",
@@ -76,7 +75,7 @@ class SglangDialect(Answers):
         **{f"constraint.{kind.value}": f"{PARAMS}.{theirs}" for theirs, kind in CONSTRAINTS.items()},
     }
 
-    def generate_request(self, message: pb.GenerateRequest, info: ModelInfo, caller: Caller) -> Asked:
+    def generate_request(self, message: pb.GenerateRequest, info: ModelInfo, deadline: float | None) -> Asked:
         """Unset options are off, as in SGLang: without a temperature the output is greedy."""
         reading.refuse_oversized(message, info)
         params = message.sampling_params
@@ -109,14 +108,13 @@ class SglangDialect(Answers):
             token_ids=tuple(message.tokenized.input_ids),
             sampling=sampling,
             want_text=False,
-            deadline=caller.deadline,
-            cache_salt=tenant_salt("", caller.name),
+            deadline=deadline,
             adapter=message.lora_id,
             constraint=_constraint(params),
         )
         return Asked(request, message.stream)
 
-    def embed_request(self, message: pb.EmbedRequest, info: ModelInfo, caller: Caller) -> EmbedRequest:
+    def embed_request(self, message: pb.EmbedRequest, info: ModelInfo, deadline: float | None) -> EmbedRequest:
         """One input, its ids."""
         reading.refuse_long_prompt(message, info)
         reading.refuse(
@@ -130,8 +128,7 @@ class SglangDialect(Answers):
         return EmbedRequest(
             inputs=(tuple(message.tokenized.input_ids),),
             request_id=reading.request_id(message),
-            deadline=caller.deadline,
-            cache_salt=tenant_salt("", caller.name),
+            deadline=deadline,
         )
 
     def response(self, request_id: str, **one: Any) -> pb.GenerateResponse:

@@ -11,13 +11,11 @@ import grpc.aio
 
 from core.engine.api import PrefixWatch
 from core.errors import Draining, Overloaded, SlowConsumer
-from service.access.caller import address_of
+from service.access.caller import caller_of
 from service.calls.open_calls import OpenCalls
-from service.engine.slot import answered
 from service.gateway.dialect import Load
 from service.gateway.kv_events import KvEvents
 from service.rpc.write_timeout import WriteBound
-from service.tenant_ids import tenant_salt
 
 MAX_SUBSCRIBERS = 16
 MAX_OF_ONE = 4
@@ -39,14 +37,14 @@ class Subscriptions:
         """The caller that holds each."""
         self._closed = False
 
-    async def serve(self, start: int, caller: str | None, context: Context) -> None:
+    async def serve(self, start: int, context: Context) -> None:
         """Write batches until the client goes, reads too slowly, or the server closes.
 
         A caller sees the blocks that its own requests can find, and no other caller's prompts. Raises Overloaded,
-        SlowConsumer, Draining, and what `Engine.prefixes` does.
+        SlowConsumer, Draining, and what `OpenCalls.watch_prefixes` does.
         """
-        async with self._held(caller or address_of(context.peer())):
-            with closing(await answered(self._calls.engine.prefixes.watch(tenant_salt("", caller)))) as watch:
+        async with self._held(caller_of(context)):
+            with closing(await self._calls.watch_prefixes()) as watch:
                 try:
                     await self._write(watch, KvEvents(watch.page_size, start), context)
                 except SlowConsumer:

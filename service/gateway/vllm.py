@@ -11,9 +11,8 @@ from core.types.constraint import MAX_CHOICES, Constraint, ConstraintKind
 from core.types.io import EmbedRequest, GenerateRequest, ModelInfo
 from service.gateway import reading
 from service.gateway.answers import Answers
-from service.gateway.dialect import Asked, Caller, ServerFacts
+from service.gateway.dialect import Asked, ServerFacts
 from service.gateway.reading import IDS, PARAMS
-from service.tenant_ids import tenant_salt
 
 MAX_ABORT_IDS = 256
 
@@ -74,7 +73,7 @@ class VllmDialect(Answers):
         "constraint.choice": f"{PARAMS}.choice",
     }
 
-    def generate_request(self, message: pb.GenerateRequest, info: ModelInfo, caller: Caller) -> Asked:
+    def generate_request(self, message: pb.GenerateRequest, info: ModelInfo, deadline: float | None) -> Asked:
         """An unset temperature, length or seed is the checkpoint's default, other unset options are off."""
         reading.refuse_oversized(message, info)
         params, wants = message.sampling_params, message.sampling_params.HasField("logprobs")
@@ -104,21 +103,19 @@ class VllmDialect(Answers):
             token_ids=tuple(message.tokenized.input_ids) if text is None else None,
             sampling=sampling,
             want_text=False,
-            deadline=caller.deadline,
-            cache_salt=tenant_salt("", caller.name),
+            deadline=deadline,
             constraint=_constraint(params),
         )
         return Asked(request, message.stream)
 
-    def embed_request(self, message: pb.EmbedRequest, info: ModelInfo, caller: Caller) -> EmbedRequest:
+    def embed_request(self, message: pb.EmbedRequest, info: ModelInfo, deadline: float | None) -> EmbedRequest:
         """One input, its ids."""
         reading.refuse_long_prompt(message, info)
         reading.refuse([*reading.id_violations(message), *reading.prompt_violations(message.tokenized.input_ids)])
         return EmbedRequest(
             inputs=(tuple(message.tokenized.input_ids),),
             request_id=reading.request_id(message),
-            deadline=caller.deadline,
-            cache_salt=tenant_salt("", caller.name),
+            deadline=deadline,
         )
 
     def abort_ids(self, message: pb.AbortRequest) -> Sequence[str]:

@@ -12,7 +12,7 @@ from contextlib import asynccontextmanager
 from typing import Final
 
 from core.errors import Overloaded, SlipstreamError, Unsupported
-from service.access.caller import caller_name, caller_of
+from service.access.caller import address_of, caller_address, caller_name, caller_of
 from service.access.reloaded_file import Reloaded
 from service.access.tenant_file import TenantBook
 from service.config.server_config import ServerConfig
@@ -50,6 +50,7 @@ class CallGate:
         if kind is None:
             raise Unsupported("this method has no place at the gate, so it is not served")
         tenant = caller_name.get()
+        caller_address.set(address_of(context.peer()))
         mine = (caller_of(context), kind)
         try:
             self._refuse(tenant, mine)

@@ -15,7 +15,7 @@ import grpc.aio
 from core.engine.api import EmbedCall, OutputStream
 from core.errors import EngineDead, SlowConsumer
 from core.types.io import Delta, Finished, GenerateRequest, Started
-from service.access.caller import caller_name, caller_of, of_caller
+from service.access.caller import caller_of
 from service.calls.open_calls import OpenCalls
 from service.limits.hold import note_made, note_prompt
 from service.limits.text_calls import TextCalls
@@ -75,8 +75,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         self, request: pb.GenerateRequest, context: Context, held: AsyncExitStack
     ) -> tuple[GenerateRequest, OutputStream]:
         info, deadline = self._calls.engine.model_info, self._calls.deadline(context)
-        asked = traced(generate.generate_request(request, info, deadline, caller_name.get()), context)
-        asked = of_caller(asked, context)
+        asked = traced(generate.generate_request(request, info, deadline), context)
         if request.resumable:
             return asked, await self._calls.keep(asked, held)
         stream = await self._calls.generate(asked, held)
@@ -148,8 +147,8 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
     async def _open_embed(self, request: pb.EmbedRequest, context: Context, held: AsyncExitStack) -> EmbedCall:
         info, deadline = self._calls.engine.model_info, self._calls.deadline(context)
         max_queued = self._config.max_queued_requests
-        asked = embed.embed_request(request, info, max_queued, deadline, caller_name.get())
-        return await self._calls.embed(of_caller(asked, context), held)
+        asked = embed.embed_request(request, info, max_queued, deadline)
+        return await self._calls.embed(asked, held)
 
     async def Tokenize(self, request: pb.TokenizeRequest, context: Context) -> pb.TokenizeResponse:
         """Ids of a text."""

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from core.errors import FieldViolation, InvalidRequest
 from core.types.io import Embedding, EmbedRequest, EmbedResult, ModelInfo, Pooling
 from service.pb.slipstream.v1 import inference_pb2 as pb
-from service.tenant_ids import public_id, tenant_salt
+from service.tenant_ids import public_id
 from service.wire.generate import id_violations, queue_timeout_violations, seconds
 from service.wire.message_limits import refuse_oversized_embed
 
@@ -23,13 +23,11 @@ _VALUES_TAG = bytes([pb.Embedding.VALUES_FIELD_NUMBER << 3 | 2])
 """What the packed floats of an Embedding begin with: the field's number, and that a length follows."""
 
 
-def embed_request(
-    message: pb.EmbedRequest, info: ModelInfo, max_queued: int, deadline: float | None, caller: str | None = None
-) -> EmbedRequest:
+def embed_request(message: pb.EmbedRequest, info: ModelInfo, max_queued: int, deadline: float | None) -> EmbedRequest:
     """The request as the engine takes it, with an id drawn if the client gave none.
 
-    `deadline` and `caller` are those of `convert.generate_request`; more inputs than `max_queued` could never be
-    queued. Raises InvalidRequest naming every bad field at once.
+    `deadline` is a `time.monotonic()` instant; more inputs than `max_queued` could never be queued. Raises
+    InvalidRequest naming every bad field at once.
     """
     refuse_oversized_embed(message, info, max_queued)
     violations = [*id_violations(message), *_input_violations(message), *queue_timeout_violations(message)]
@@ -47,7 +45,7 @@ def embed_request(
         priority=message.priority,
         queue_timeout=seconds(message.queue_timeout) if message.HasField("queue_timeout") else None,
         deadline=deadline,
-        cache_salt=tenant_salt(message.cache_salt, caller),
+        cache_salt=message.cache_salt,
         adapter=message.adapter,
     )
 

@@ -34,7 +34,7 @@ from core.types.sampling_params import SamplingParams
 from core.types.stats import EngineStats
 from service.config.server_config import ServerConfig
 from service.pb.slipstream.v1 import inference_pb2 as pb
-from service.tenant_ids import public_id, tenant_salt
+from service.tenant_ids import public_id
 from service.wire.message_limits import refuse_oversized
 
 MAX_REQUEST_ID_CHARS = 128
@@ -63,13 +63,10 @@ _STATES = {
 }
 
 
-def generate_request(
-    message: pb.GenerateRequest, info: ModelInfo, deadline: float | None, caller: str | None = None
-) -> GenerateRequest:
+def generate_request(message: pb.GenerateRequest, info: ModelInfo, deadline: float | None) -> GenerateRequest:
     """The request as the engine takes it, with an id drawn if the client gave none.
 
-    `deadline` is a `time.monotonic()` instant. Callers share no cached prefixes, whatever salts they choose. Raises
-    InvalidRequest naming every bad field at once.
+    `deadline` is a `time.monotonic()` instant. Raises InvalidRequest naming every bad field at once.
     """
     refuse_oversized(message, info)
     violations = [
@@ -94,7 +91,7 @@ def generate_request(
         priority=message.priority,
         queue_timeout=seconds(message.queue_timeout) if message.HasField("queue_timeout") else None,
         deadline=deadline,
-        cache_salt=tenant_salt(message.cache_salt, caller),
+        cache_salt=message.cache_salt,
         adapter=message.adapter,
         constraint=_constraint(message),
     )

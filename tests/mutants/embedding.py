@@ -134,9 +134,9 @@ EMBEDDING: tuple[Mutant, ...] = (
     Mutant(
         "embed-tenants-share",
         "two callers share no cached prefix, whatever salt they choose",
-        "service/wire/embed.py",
-        "cache_salt=tenant_salt(message.cache_salt, caller)",
-        "cache_salt=message.cache_salt",
+        "service/calls/open_calls.py",
+        "        cache_salt=tenant_salt(asked.cache_salt, caller),\n",
+        "",
         "tests/security/test_tenants.py::test_vectors_share_no_cached_prefix_and_are_aborted_by_their_caller_only",
     ),
     Mutant(

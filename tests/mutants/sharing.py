@@ -130,9 +130,9 @@ SHARING: tuple[Mutant, ...] = (
     Mutant(
         "calls-are-nobodys",
         "the engine is told whose share a request uses",
-        "service/access/caller.py",
-        "return replace(asked, tenant=caller_of(context))",
-        "return asked",
+        "service/calls/open_calls.py",
+        "tenant=caller or caller_address.get(),",
+        'tenant=caller or "",',
         SERVED + "test_without_names_connections_of_one_address_share",
     ),
     Mutant(

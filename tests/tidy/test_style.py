@@ -6,7 +6,7 @@ import statistics
 
 import pytest
 
-from tests.tidy import calls, clocks, docs, sizes, words
+from tests.tidy import calls, clocks, docs, sizes, tenants, words
 from tests.tidy.source import Source, python, report, texts
 
 PRODUCT = python("core", "service")
@@ -67,6 +67,33 @@ def test_the_rule_of_clocks_can_fail() -> None:
         "seconds = loop.time() - began\n    print(seconds)",
     ):
         assert not clocks.elapsed_bounds(snippet(body + good, "tests/room/test_x.py")), good
+
+
+def test_ids_and_salts_become_their_tenants_in_one_file() -> None:
+    report(tenants.scoped_elsewhere(PRODUCT))
+    report(tenants.round_the_calls(PRODUCT))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "async def Generate(self, request, context):\n    await self._calls.engine.generate(asked)",
+        "async def Embed(self, request, context):\n    engine = self._slot.require()\n    await engine.embed(asked)",
+        "async def Abort(self, request, context):\n    self._slot.require().abort(request.id)",
+        "async def Follow(self, request, context):\n    await engine.prefixes.watch('')",
+    ],
+)
+def test_a_dialect_that_forgets_tenants_is_found(text: str) -> None:
+    assert tenants.round_the_calls(snippet(text, "service/gateway/another.py"))
+    assert not tenants.round_the_calls(snippet(text, "service/frontends/host.py"))
+    through = text.replace("engine", "calls").replace("require()", "calls").replace("prefixes.watch", "watch_prefixes")
+    assert not tenants.round_the_calls(snippet(through, "service/gateway/another.py"))
+
+
+def test_scoping_elsewhere_is_found() -> None:
+    text = "from service.tenant_ids import tenant_salt\nsalt = tenant_salt('', caller)"
+    assert tenants.scoped_elsewhere(snippet(text, "service/gateway/another.py"))
+    assert not tenants.scoped_elsewhere(snippet(text, "service/calls/open_calls.py"))
 
 
 def test_public_names_are_described() -> None:
