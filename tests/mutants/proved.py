@@ -1,7 +1,8 @@
 """The ledger of kills: for each mutant, a digest of what it was, and of its product and test file, when it was killed.
 
 A mutant whose digest is another now has changed, or what it breaks, or what should notice: it has to be tried again.
-Moves are no change: a digest has no paths in it, and of an import only the names that it binds.
+Moves and prose are no change: a digest has no paths in it, no docstrings and comments, and of an import only the names
+that it binds.
 Lines are `name digest`. A name may have several, for two branches that both added theirs are merged line by line.
 """
 
@@ -25,23 +26,37 @@ LEDGER = Path(__file__).with_name("proved.txt")
 def digest(mutant: Mutant, root: Path = ROOT) -> str:
     """Of the mutant's own fields but for paths, and of what both files say; 16 hexadecimal digits."""
     test_file, _, test = mutant.test.partition("::")
-    texts = [_without_modules((root / name).read_text(), name) for name in (mutant.file, test_file)]
+    texts = [_as_run((root / name).read_text(), name) for name in (mutant.file, test_file)]
     fields = astuple(replace(mutant, file=Path(mutant.file).suffix, test=test))
     return hashlib.sha256(repr((fields, texts)).encode()).hexdigest()[:16]
 
 
-def _without_modules(text: str, name: str) -> tuple[str, list[str]]:
-    """`text` without its imports, and the names that these bind; all of it where it is not Python."""
+def _as_run(text: str, name: str) -> tuple[str, list[str]]:
+    """What the interpreter sees of a file, and the names that its imports bind; all of its text if it is not Python.
+
+    Comments, docstrings, formatting and the modules that names come from are left out.
+    """
     if not name.endswith(".py"):
         return text, []
-    lines, bound = text.splitlines(keepends=True), set[str]()
-    for node in ast.walk(ast.parse(text)):
-        if isinstance(node, ast.Import | ast.ImportFrom):
-            bound |= {alias.asname or alias.name for alias in node.names}
-            assert node.end_lineno is not None
-            lines[node.lineno - 1 : node.end_lineno] = [""] * (node.end_lineno - node.lineno + 1)
-    # Blank lines go too: a module of another length leaves other sections of imports behind.
-    return "".join(line for line in lines if line.strip()), sorted(bound)
+    stripper = _Stripper()
+    return ast.dump(stripper.visit(ast.parse(text))), sorted(stripper.bound)
+
+
+class _Stripper(ast.NodeTransformer):
+    """Takes out imports, whose names it keeps in `bound`, and docstrings, those below variables included."""
+
+    def __init__(self) -> None:
+        self.bound: set[str] = set()
+
+    def visit_Import(self, node: ast.Import) -> None:
+        self.bound |= {alias.asname or alias.name for alias in node.names}
+
+    def visit_ImportFrom(self, node: ast.ImportFrom) -> None:
+        self.bound |= {alias.asname or alias.name for alias in node.names}
+
+    def visit_Expr(self, node: ast.Expr) -> ast.AST | None:
+        text = isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
+        return None if text else self.generic_visit(node)
 
 
 class Ledger:

@@ -35,7 +35,7 @@ def test_a_kill_holds_until_mutant_product_or_test_change(root: Path) -> None:
     assert not again.holds(mutant("first", after="c"))
     for name in ("product.py", "test_product.py"):
         before = (root / name).read_text()
-        (root / name).write_text(before + "\nmore")
+        (root / name).write_text(before + "\nb = 1")
         assert not again.holds(mutant("first"))
         (root / name).write_text(before)
     assert again.holds(mutant("first"))
@@ -56,6 +56,21 @@ def test_a_move_is_no_change_and_another_name_is_one(root: Path) -> None:
     for other in (new.replace("law\n", "law as law\n", 1), new.replace("law", "lax"), new.replace("law(", "lax(")):
         (root / "room/moved.py").write_text(other)
         assert ledger.holds(moved) == ("law as law" in other)
+
+
+def test_prose_is_no_change(root: Path) -> None:
+    code = (
+        'class A:\n    """One."""\n    x: int = 1\n    """Two."""\n\n    def f(self):\n        return "three"  # four\n'
+    )
+    (root / "product.py").write_text(code)
+    ledger = Ledger(root=root)
+    ledger.record(mutant("first"), killed=True, tree=root)
+    for told in ("One", "Two", "four"):
+        (root / "product.py").write_text(code.replace(told, "other words"))
+        assert ledger.holds(mutant("first")), told
+    for seen, other in (("three", "five"), ("= 1", "= 2"), ("def f", "def g")):
+        (root / "product.py").write_text(code.replace(seen, other))
+        assert not ledger.holds(mutant("first")), seen
 
 
 def test_a_survivor_is_taken_out(root: Path) -> None:
