@@ -1,9 +1,14 @@
-"""One frozen configuration per floor; `EngineConfig` composes them. Validated once, at construction."""
+"""One frozen configuration per floor; `EngineConfig` composes them. Validated once, at construction.
+
+A field that a user may set says so itself: `setting` attaches its group, its help, its choices and its least value.
+Flags, environment, files, tables and schemas are made from that (`service.config.sources`).
+"""
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
+from typing import Any
 
 from core.errors import ConfigError
 from core.machine import usable_cpus
@@ -22,13 +27,40 @@ ASSERT_MODES = ("off", "count", "trap")
 ADAPTER_NAME = re.compile(r"[A-Za-z0-9._:/-]{1,128}")
 
 
+def setting(
+    default: Any,
+    group: str,
+    help: str,
+    *,
+    flag: str = "",
+    choices: tuple[str, ...] = (),
+    metavar: str = "",
+    low: float | None = None,
+) -> Any:
+    """A dataclass field that users may set, by default under its own name, else as `flag`.
+
+    A default of None, "" or () makes it optional: not to be set is a value of its own. `low` is the least value.
+    """
+    told = {"group": group, "help": help, "flag": flag, "choices": choices, "metavar": metavar, "low": low}
+    return field(default=default, metadata=told)
+
+
+def check_settings(config: Any) -> None:
+    """Raises ConfigError for a field of a dataclass, made by `setting`, whose value is not among what it takes."""
+    for each in fields(config):
+        name, value = each.metadata.get("flag") or each.name, getattr(config, each.name)
+        if each.metadata.get("choices"):
+            _one_of(name, value, each.metadata["choices"])
+        _at_least(name, value, each.metadata.get("low"))
+
+
 def _one_of(name: str, value: str, allowed: tuple[str, ...]) -> None:
     if value not in allowed:
         raise ConfigError(f"{name} must be one of {', '.join(allowed)}; got {value!r}")
 
 
-def _at_least(name: str, value: float | None, low: float) -> None:
-    if value is not None and not value >= low:
+def _at_least(name: str, value: float | None, low: float | None) -> None:
+    if value is not None and low is not None and not value >= low:
         raise ConfigError(f"{name} must be at least {low:g}; got {value!r}")
 
 
@@ -36,97 +68,150 @@ def _at_least(name: str, value: float | None, low: float) -> None:
 class ModelConfig:
     """Which checkpoint, and how it is held. `context_length=None` takes the checkpoint's own."""
 
-    path: str
-    dtype: str = "auto"
-    context_length: int | None = None
-    served_name: str | None = None
-    quantization: str = "none"
-    """Of plain weights, while they are loaded: int8 with a scale per output, by torchao."""
-    quantized_weights: str = "compressed"
-    """Of compressed-tensors checkpoints: kept packed and unpacked by every call, or dense from load on."""
-    native: str = "auto"
-    """Compiled code for dense decoders on the CPU: `auto` compiles it beside serving where it is not cached yet, `wait`
-    before serving, `off` leaves everything to transformers."""
+    path: str = setting(
+        "",
+        "Model",
+        "Checkpoint directory in Hugging Face format; unset: the bundled model.",
+        flag="model",
+        metavar="DIR",
+    )
+    dtype: str = setting("auto", "Model", "Type of weights and cache.", choices=DTYPES)
+    context_length: int | None = setting(
+        None, "Model", "Most tokens of prompt and output together; unset: the checkpoint's own.", low=2
+    )
+    served_name: str | None = setting(
+        None,
+        "Model",
+        "Name that clients see; unset: the directory's name, or slipstream-bundled.",
+        flag="served_model_name",
+    )
+    quantization: str = setting(
+        "none",
+        "Model",
+        "Quantise plain weights while they are loaded: int8 with a scale per output, or none.",
+        choices=QUANTIZATIONS,
+    )
+    quantized_weights: str = setting(
+        "compressed",
+        "Model",
+        "Weights of compressed-tensors checkpoints: compressed (less memory) or dense (faster steps).",
+        choices=QUANTIZED_WEIGHTS,
+    )
+    """`compressed` keeps them packed and has every call unpack them; `dense` unpacks them at load."""
+    native: str = setting(
+        "auto",
+        "Model",
+        "Compiled code for dense models on the CPU: compile it beside serving (auto), before (wait), or never (off).",
+        choices=NATIVE,
+    )
 
     def __post_init__(self) -> None:
-        _one_of("dtype", self.dtype, DTYPES)
-        _one_of("native", self.native, NATIVE)
-        _one_of("quantization", self.quantization, QUANTIZATIONS)
-        _one_of("quantized_weights", self.quantized_weights, QUANTIZED_WEIGHTS)
-        _at_least("context_length", self.context_length, 2)
+        check_settings(self)
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryConfig:
     """Pool sizes. `max_total_tokens=None` sizes the KV pool from the memory at hand."""
 
-    page_size: int = 16
-    max_running_requests: int = 256
-    max_total_tokens: int | None = None
-    prefix_cache: str = "radix"
-    max_state_slots: int | None = None
-    """Recurrent states held at once, of requests and for cached pages, for models that have any; None: two per request
-    row, or one without a prefix cache."""
-    state_track_interval: int = 256
-    """Every how many tokens, rounded up to pages, a decoding request's recurrent state is kept for the cache."""
-    max_encoder_tokens: int | None = None
-    """Encoder tokens whose keys and values are held at once, for encoder-decoders; None: as many as decoder tokens."""
-    sliding_window_pool: bool = True
-    """Whether sliding-window layers get a pool of their own, which holds only what is inside somebody's window."""
-    max_window_tokens: int | None = None
-    """Tokens that this pool holds; None: enough for the windows of all rows, as far as memory goes."""
+    page_size: int = setting(16, "Memory", "Tokens per page of the KV cache.", low=1)
+    max_running_requests: int = setting(256, "Memory", "Most requests in one batch.", low=1)
+    max_total_tokens: int | None = setting(
+        None, "Memory", "Tokens that the KV cache holds; unset: sized from the memory at hand.", low=1
+    )
+    prefix_cache: str = setting("radix", "Memory", "Reuse of common prompt prefixes.", choices=PREFIX_CACHES)
+    max_state_slots: int | None = setting(
+        None,
+        "Memory",
+        "Recurrent states held at once, for models that have any; unset: two per request, one without prefix reuse.",
+        low=1,
+    )
+    state_track_interval: int = setting(
+        256, "Memory", "Every how many output tokens a recurrent state is kept for reuse.", low=1
+    )
+    """Rounded up to pages."""
+    max_encoder_tokens: int | None = setting(
+        None,
+        "Memory",
+        "Encoder tokens whose keys and values are held at once, for encoder-decoders; unset: as many as the KV cache.",
+        low=1,
+    )
+    sliding_window_pool: bool = setting(
+        True, "Memory", "Hold sliding-window layers in a pool of their own that frees what left the window."
+    )
+    max_window_tokens: int | None = setting(
+        None, "Memory", "Tokens that this pool holds; unset: sized from requests and the memory at hand.", low=1
+    )
 
     def __post_init__(self) -> None:
-        _at_least("page_size", self.page_size, 1)
-        _at_least("max_running_requests", self.max_running_requests, 1)
+        check_settings(self)
+        # A pool holds at least one page.
         _at_least("max_total_tokens", self.max_total_tokens, self.page_size)
-        _at_least("max_state_slots", self.max_state_slots, 1)
-        _at_least("state_track_interval", self.state_track_interval, 1)
         _at_least("max_encoder_tokens", self.max_encoder_tokens, self.page_size)
         _at_least("max_window_tokens", self.max_window_tokens, self.page_size)
-        _one_of("prefix_cache", self.prefix_cache, PREFIX_CACHES)
 
 
 @dataclass(frozen=True, slots=True)
 class SchedulerConfig:
     """How steps are planned. `chunked_prefill_size` bounds the prompt tokens of one step."""
 
-    chunked_prefill_size: int = 512
-    mixed_chunk: bool = True
-    """Whether one step may hold prompt chunks and decodes; without it they take turns (`core/scheduler/turns.py`)."""
-    policy: str = "fcfs"
-    max_queued_requests: int = 1024
-    default_queue_timeout: float | None = None
-    priority_preemption: bool = True
-    """Under the `priority` policy: whether a waiting request may take the place of a running one of a lower class."""
-    priority_preemption_threshold: int = 1
-    """The smallest difference in priority that justifies it."""
+    chunked_prefill_size: int = setting(512, "Scheduling", "Most prompt tokens in one step.", low=1)
+    mixed_chunk: bool = setting(
+        True,
+        "Scheduling",
+        "Put prompt chunks and decoding into one batch; without it requests that decode wait at most "
+        f"{PREFILLS_PER_DECODE} steps of chunks.",
+    )
+    """Without it prompt chunks and decodes take turns (`core/scheduler/turns.py`)."""
+    policy: str = setting(
+        "fcfs",
+        "Scheduling",
+        "Who is admitted first: arrival, longest cached prefix, or lowest priority value.",
+        flag="schedule_policy",
+        choices=SCHEDULE_POLICIES,
+    )
+    max_queued_requests: int = setting(1024, "Scheduling", "Most requests waiting for the batch.", low=1)
+    default_queue_timeout: float | None = setting(
+        None,
+        "Scheduling",
+        "Seconds a request may wait if it does not say; unset: no limit.",
+        flag="queue_timeout",
+        low=0,
+    )
+    priority_preemption: bool = setting(
+        True,
+        "Scheduling",
+        "Under the priority policy, put a running request back in the queue for a waiting one of a lower value.",
+    )
+    priority_preemption_threshold: int = setting(
+        1, "Scheduling", "Smallest difference in priority that justifies it.", low=1
+    )
 
     def __post_init__(self) -> None:
-        _at_least("chunked_prefill_size", self.chunked_prefill_size, 1)
-        _at_least("max_queued_requests", self.max_queued_requests, 1)
-        _at_least("priority_preemption_threshold", self.priority_preemption_threshold, 1)
-        _one_of("schedule_policy", self.policy, SCHEDULE_POLICIES)
+        check_settings(self)
 
 
 @dataclass(frozen=True, slots=True)
 class ExecutorConfig:
     """Where and how steps run. `cpu_threads=None` leaves one core to the event loop."""
 
-    device: str = "auto"
-    overlap: bool = True
-    assert_mode: str = "count"
-    cpu_threads: int | None = None
-    hang_timeout: float = 300.0
-    attention_backend: str = "auto"
+    device: str = setting("auto", "Device", "Where the model runs.", choices=DEVICES)
+    overlap: bool = setting(True, "Device", "Plan step N+1 while the device computes step N.")
+    assert_mode: str = setting(
+        "count",
+        "Device",
+        "Device-side checks: count violations, trap on the first, or off.",
+        choices=ASSERT_MODES,
+    )
+    cpu_threads: int | None = setting(
+        None, "Device", "Threads for math on the CPU; unset: one less than the cores it may use.", low=1
+    )
+    hang_timeout: float = setting(300.0, "Device", "Seconds without progress before the engine is dead.", low=0)
+    attention_backend: str = setting("auto", "Device", "Attention backend.")
     """A name of `core.attention.registry`; `auto` takes the best one for the device."""
-    cuda_graphs: bool = True
-    """Whether decode steps are captured at start and replayed, on devices that can."""
+    cuda_graphs: bool = setting(True, "Device", "Capture decode steps as CUDA graphs at start.")
 
     def __post_init__(self) -> None:
-        _one_of("device", self.device, DEVICES)
-        _one_of("assert_mode", self.assert_mode, ASSERT_MODES)
-        _at_least("cpu_threads", self.cpu_threads, 1)
+        check_settings(self)
 
     def threads(self) -> int:
         """Threads for math on the CPU: as asked, else every core that this process may use but one."""
@@ -141,14 +226,28 @@ class LoraConfig:
     of them take on the device.
     """
 
-    adapters: tuple[tuple[str, str], ...] = ()
-    max_rank: int = 64
-    directory: str | None = None
-    max_bytes: int = 1 << 30
+    adapters: tuple[tuple[str, str], ...] = setting(
+        (),
+        "Model",
+        "LoRA adapter in PEFT format, loaded at start and asked for by name; may be repeated (a list in the file, "
+        "commas in the environment).",
+        flag="adapter",
+        metavar="NAME=DIR",
+    )
+    max_rank: int = setting(64, "Model", "Highest rank of an adapter.", flag="max_lora_rank", low=1)
+    directory: str | None = setting(
+        None,
+        "Model",
+        "Directory below which LoadAdapter may read adapters while serving; unset: none are loaded.",
+        flag="lora_dir",
+        metavar="DIR",
+    )
+    max_bytes: int = setting(
+        1 << 30, "Model", "Bytes that all adapters together may take on the device.", flag="max_lora_bytes", low=1
+    )
 
     def __post_init__(self) -> None:
-        _at_least("max_lora_rank", self.max_rank, 1)
-        _at_least("max_lora_bytes", self.max_bytes, 1)
+        check_settings(self)
         names = [name for name, _ in self.adapters]
         for name in names:
             if not ADAPTER_NAME.fullmatch(name):
@@ -169,15 +268,31 @@ class GrammarConfig:
     `compile_timeout` in seconds of one compile; `max_compiles` at once, each in a process of its own.
     """
 
-    backend: str = "auto"
-    compile_timeout: float = 3.0
-    cache_bytes: int = 64 << 20
+    backend: str = setting(
+        "auto",
+        "Constraints",
+        "Library that constraints of outputs are compiled with; auto takes the first that is installed.",
+        flag="grammar_backend",
+        choices=GRAMMAR_BACKENDS,
+    )
+    compile_timeout: float = setting(
+        3.0,
+        "Constraints",
+        "Seconds after which a constraint is refused as too complex.",
+        flag="grammar_compile_timeout",
+        low=0.01,
+    )
+    cache_bytes: int = setting(
+        64 << 20,
+        "Constraints",
+        "Bytes that compiled constraints may take while no request uses them.",
+        flag="grammar_cache_bytes",
+        low=0,
+    )
     max_compiles: int = 2
 
     def __post_init__(self) -> None:
-        _one_of("grammar_backend", self.backend, GRAMMAR_BACKENDS)
-        _at_least("grammar_compile_timeout", self.compile_timeout, 0.01)
-        _at_least("grammar_cache_bytes", self.cache_bytes, 0)
+        check_settings(self)
         _at_least("max_compiles", self.max_compiles, 1)
 
 
@@ -185,11 +300,14 @@ class GrammarConfig:
 class EngineConfig:
     """Everything the engine needs. `max_pending_tokens` bounds what one slow reader may leave unread."""
 
-    model: ModelConfig
+    model: ModelConfig = field(default_factory=ModelConfig)
     memory: MemoryConfig = field(default_factory=MemoryConfig)
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
     executor: ExecutorConfig = field(default_factory=ExecutorConfig)
     lora: LoraConfig = field(default_factory=LoraConfig)
     grammar: GrammarConfig = field(default_factory=GrammarConfig)
-    seed: int | None = None
-    max_pending_tokens: int = 8192
+    seed: int | None = setting(None, "Scheduling", "Seed for requests that give none; unset: random.", low=0)
+    max_pending_tokens: int = setting(8192, "Limits", "Most unread tokens of one stream.", low=1)
+
+    def __post_init__(self) -> None:
+        check_settings(self)

@@ -163,7 +163,7 @@ async def benched(rows: int, tokens: int, frontends: int = 0) -> AsyncIterator[B
     )
     model = EmulatedModel(timeline, tokenizer.vocab_size, context)
     engine = assemble(config, model, tokenizer, EmulatedStreams(timeline))
-    settings = ServerConfig(port=0, metrics_port=0, max_running_requests=rows, frontends=frontends)
+    settings = ServerConfig.of(port=0, metrics_port=0, max_running_requests=rows, frontends=frontends)
     server: Served = (FrontEndGroup if frontends else Server)(settings, lambda *_: engine)
     raw = RawServer()
     await server.listen()

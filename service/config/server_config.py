@@ -1,5 +1,7 @@
 """Every setting of the server: one frozen dataclass whose fields are the flags, the environment and the file alike.
 
+Those of the engine are fields of `core.config`, which this one holds.
+
 A field `drain_grace` is `--drain-grace`, `SLIPSTREAM_DRAIN_GRACE` and the key `drain_grace` (or `drain-grace`) of the
 YAML file. A flag wins over the environment, that over the file, that over the default. How the values are read is in
 `service.config.sources`; this file says only what there is.
@@ -7,22 +9,14 @@ YAML file. A flag wins over the environment, that over the file, that over the d
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
-from core.config import (
-    EngineConfig,
-    ExecutorConfig,
-    GrammarConfig,
-    LoraConfig,
-    MemoryConfig,
-    ModelConfig,
-    SchedulerConfig,
-)
+from core.config import EngineConfig, check_settings, setting
 from core.errors import ConfigError
 from core.models.bundled import bundled_model_dir
-from service.config.engine_config import EngineSettings, default_of
-from service.config.sources import setting
+from service.config.sources import with_settings
 
 TRACE_ENDPOINTS = ("off", "local", "any")
 UNNAMED_CALLERS = ("generate", "watch", "all")
@@ -34,56 +28,54 @@ ANY_NAME = "*"
 
 
 @dataclass(frozen=True, slots=True)
-class ServerConfig(EngineSettings):
+class ServerConfig:
     """What `slipstream serve` runs with. Raises ConfigError for values that cannot work."""
 
-    host: str = setting("127.0.0.1", str, "Network", "Address of the gRPC port.")
-    port: int = setting(50051, int, "Network", "gRPC port; 0 picks a free one.", low=0)
-    metrics_host: str = setting("127.0.0.1", str, "Network", "Address of the metrics port.")
-    metrics_port: int = setting(9464, int, "Network", "HTTP port of /metrics; 0 picks a free one.", low=0)
+    engine: EngineConfig = field(default_factory=EngineConfig)
+
+    host: str = setting("127.0.0.1", "Network", "Address of the gRPC port.")
+    port: int = setting(50051, "Network", "gRPC port; 0 picks a free one.", low=0)
+    metrics_host: str = setting("127.0.0.1", "Network", "Address of the metrics port.")
+    metrics_port: int = setting(9464, "Network", "HTTP port of /metrics; 0 picks a free one.", low=0)
     metrics_names: str | None = setting(
         None,
-        str,
         "Network",
         "Names, with commas, by which the metrics port may be asked, beside addresses, localhost and names without a"
         " dot; .NAME: and all below it.",
         metavar="NAMES",
     )
-    health_port: int | None = setting(None, int, "Network", "Port for health checks alone, never with TLS.", low=0)
+    health_port: int | None = setting(None, "Network", "Port for health checks alone, never with TLS.", low=0)
     trace_endpoint: str = setting(
         "local",
-        str,
         "Network",
         "Who may have /trace of the metrics port record what scheduler and device do: no client, the server's user on "
         "its machine, or every client.",
         choices=TRACE_ENDPOINTS,
     )
     ui: bool = setting(
-        False, bool, "Network", "Serve a page for people at /ui of the metrics port: load, steps, ids of requests."
+        False, "Network", "Serve a page for people at /ui of the metrics port: load, steps, ids of requests."
     )
     frontends: int = setting(
         0,
-        int,
         "Network",
         "Processes that serve gRPC in front of the engine's own; 0: the engine's process does.",
         low=0,
     )
-    reflection: bool = setting(False, bool, "Network", "Serve gRPC reflection, which shows the API to every client.")
-    gateway: bool = setting(True, bool, "Network", "Serve the dialects of smg where slipstream[gateway] is installed.")
+    reflection: bool = setting(False, "Network", "Serve gRPC reflection, which shows the API to every client.")
+    gateway: bool = setting(True, "Network", "Serve the dialects of smg where slipstream[gateway] is installed.")
     gateway_tokenizer: str = setting(
-        "zip", str, "Network", "Gateways are sent the tokenizer, or told its path.", choices=("zip", "path")
+        "zip", "Network", "Gateways are sent the tokenizer, or told its path.", choices=("zip", "path")
     )
     max_concurrent_streams: int = setting(
-        1024, int, "Network", "Most calls open on one connection; beyond, gRPC may refuse some.", low=1
+        1024, "Network", "Most calls open on one connection; beyond, gRPC may refuse some.", low=1
     )
-    max_receive_bytes: int = setting(4 * 1024 * 1024, int, "Network", "Largest request message in bytes.", low=1024)
-    keepalive_time: float = setting(30.0, float, "Network", "Seconds of silence before a client is pinged.", low=0.1)
+    max_receive_bytes: int = setting(4 * 1024 * 1024, "Network", "Largest request message in bytes.", low=1024)
+    keepalive_time: float = setting(30.0, "Network", "Seconds of silence before a client is pinged.", low=0.1)
     keepalive_timeout: float = setting(
-        10.0, float, "Network", "Seconds a client has to answer a ping before it counts as gone.", low=0.1
+        10.0, "Network", "Seconds a client has to answer a ping before it counts as gone.", low=0.1
     )
     max_connection_age: float = setting(
         1800.0,
-        float,
         "Network",
         "Seconds after which clients are told to connect again, once their calls have ended; 0: never.",
         low=0,
@@ -91,31 +83,27 @@ class ServerConfig(EngineSettings):
 
     auth_token_file: str | None = setting(
         None,
-        str,
         "Security",
         "File of bearer tokens, one a line, also as name:token; unset: every client may call.",
         metavar="FILE",
     )
     auth_recheck_seconds: float = setting(
-        30.0, float, "Security", "Seconds after which a revoked token has ended its streams.", low=0.05
+        30.0, "Security", "Seconds after which a revoked token has ended its streams.", low=0.05
     )
     admins: str | None = setting(
         None,
-        str,
         "Security",
         "Names of callers, with commas, that load adapters, flush the cache of all tenants, and see the load of all.",
         metavar="NAMES",
     )
     grammar_callers: str | None = setting(
         None,
-        str,
         "Security",
         "Names of callers, with commas, that may constrain outputs by grammars of their own (ebnf); *: all callers.",
         metavar="NAMES",
     )
     unnamed_callers: str = setting(
         "generate",
-        str,
         "Security",
         "What callers without a name may do, so without tokens and client certificates all: generate; watch, which "
         "also shows them the prompts and outputs of each other, and flushes the cache; all, adapters included.",
@@ -123,25 +111,22 @@ class ServerConfig(EngineSettings):
     )
     tenants_file: str | None = setting(
         None,
-        str,
         "Security",
         "YAML file of limits by name of token or client certificate; unset: callers have no limits of their own.",
         metavar="FILE",
     )
     tls_cert: str | None = setting(
-        None, str, "Security", "Certificate chain of the gRPC port in PEM; unset: no TLS.", metavar="FILE"
+        None, "Security", "Certificate chain of the gRPC port in PEM; unset: no TLS.", metavar="FILE"
     )
-    tls_key: str | None = setting(None, str, "Security", "Its unencrypted private key in PEM.", metavar="FILE")
+    tls_key: str | None = setting(None, "Security", "Its unencrypted private key in PEM.", metavar="FILE")
     tls_client_ca: str | None = setting(
         None,
-        str,
         "Security",
         "Authorities in PEM, one of which must have signed a client's certificate; unset: clients need none.",
         metavar="FILE",
     )
     tls_client_names: str | None = setting(
         None,
-        str,
         "Security",
         "Names in client certificates, with commas, that may call; * is every certificate of the authorities.",
         metavar="NAMES",
@@ -149,27 +134,22 @@ class ServerConfig(EngineSettings):
 
     max_concurrent_requests: int | None = setting(
         None,
-        int,
         "Limits",
         "Most Generate and Embed calls open at once; unset: what batch and queue hold, and 256 more to refuse.",
         low=1,
     )
     rate_limit: float | None = setting(
-        None, float, "Limits", "Most Generate and Embed calls admitted per second; unset: no limit.", low=0.001
+        None, "Limits", "Most Generate and Embed calls admitted per second; unset: no limit.", low=0.001
     )
     admission_wait: float = setting(
-        1.0, float, "Limits", "Seconds a call waits for either of these limits before it is refused.", low=0.001
+        1.0, "Limits", "Seconds a call waits for either of these limits before it is refused.", low=0.001
     )
-    max_text_calls: int = setting(64, int, "Limits", "Most Tokenize and Detokenize calls of one caller at once.", low=1)
+    max_text_calls: int = setting(64, "Limits", "Most Tokenize and Detokenize calls of one caller at once.", low=1)
     write_timeout: float = setting(
-        10.0, float, "Limits", "Seconds one write may take before a slow client is evicted.", low=0.01
-    )
-    max_pending_tokens: int = setting(
-        default_of(EngineConfig, "max_pending_tokens"), int, "Limits", "Most unread tokens of one stream.", low=1
+        10.0, "Limits", "Seconds one write may take before a slow client is evicted.", low=0.01
     )
     max_request_seconds: float | None = setting(
         None,
-        float,
         "Limits",
         "Longest a Generate or Embed call may take, whatever its deadline; unset: no limit.",
         low=0.001,
@@ -177,36 +157,39 @@ class ServerConfig(EngineSettings):
 
     resume_seconds: float = setting(
         30.0,
-        float,
         "Resuming",
         "Seconds that a resumable stream without a reader is kept for Attach; 0: none are.",
         low=0,
     )
     resume_bytes: int = setting(
-        64 * 1024 * 1024, int, "Resuming", "Bytes that all kept streams may take beside the engine.", low=4096
+        64 * 1024 * 1024, "Resuming", "Bytes that all kept streams may take beside the engine.", low=4096
     )
     resume_tenant_bytes: int = setting(
-        16 * 1024 * 1024, int, "Resuming", "Bytes that those of one tenant may take.", low=4096
+        16 * 1024 * 1024, "Resuming", "Bytes that those of one tenant may take.", low=4096
     )
 
     drain_linger: float = setting(
         5.0,
-        float,
         "Shutdown",
         "Seconds after SIGTERM in which new requests are still taken (Ctrl-C: none).",
         low=0,
     )
-    drain_grace: float = setting(30.0, float, "Shutdown", "Seconds that running streams then have to finish.", low=0)
-    log_level: str = setting("info", str, "Logging", "Least severity that is logged.", choices=LOG_LEVELS)
+    drain_grace: float = setting(30.0, "Shutdown", "Seconds that running streams then have to finish.", low=0)
+    log_level: str = setting("info", "Logging", "Least severity that is logged.", choices=LOG_LEVELS)
     otlp_endpoint: str | None = setting(
         None,
-        str,
         "Logging",
         "Collector that gets spans of requests over OTLP/gRPC; unset: as the OTEL_* variables say, else none.",
         metavar="URL",
     )
 
+    @classmethod
+    def of(cls, **settings: Any) -> ServerConfig:
+        """With these settings, by the names of their flags, those of the engine among them."""
+        return with_settings(cls, settings)
+
     def __post_init__(self) -> None:
+        check_settings(self)
         if max(self.port, self.metrics_port, self.health_port or 0) > MAX_PORT:
             raise ConfigError(f"port and metrics_port must be at most {MAX_PORT}")
         if self.port and self.port == self.metrics_port and self.host == self.metrics_host:
@@ -232,7 +215,8 @@ class ServerConfig(EngineSettings):
     def concurrency_limit(self) -> int:
         """Most Generate and Embed calls open at once."""
         # Beyond batch and queue, so that a full queue refuses at once instead of making callers stand in line first.
-        return self.max_concurrent_requests or self.max_running_requests + self.max_queued_requests + REFUSAL_ROOM
+        held = self.engine.memory.max_running_requests + self.engine.scheduler.max_queued_requests
+        return self.max_concurrent_requests or held + REFUSAL_ROOM
 
     @property
     def admin_names(self) -> frozenset[str]:
@@ -253,53 +237,13 @@ class ServerConfig(EngineSettings):
     @property
     def model_path(self) -> Path:
         """The checkpoint to serve: the one asked for, else the bundled one."""
-        return Path(self.model) if self.model else bundled_model_dir()
+        return Path(self.engine.model.path) if self.engine.model.path else bundled_model_dir()
 
-    def engine_config(self, model_path: str) -> EngineConfig:
-        """The engine's part, for the checkpoint at `model_path`. Raises ConfigError."""
-        return EngineConfig(
-            model=ModelConfig(
-                path=model_path,
-                dtype=self.dtype,
-                context_length=self.context_length,
-                served_name=self.served_model_name or (None if self.model else BUNDLED_NAME),
-                quantization=self.quantization,
-                quantized_weights=self.quantized_weights,
-                native=self.native,
-            ),
-            memory=MemoryConfig(
-                page_size=self.page_size,
-                max_running_requests=self.max_running_requests,
-                max_total_tokens=self.max_total_tokens,
-                prefix_cache=self.prefix_cache,
-                max_state_slots=self.max_state_slots,
-                state_track_interval=self.state_track_interval,
-                sliding_window_pool=self.sliding_window_pool,
-                max_window_tokens=self.max_window_tokens,
-            ),
-            scheduler=SchedulerConfig(
-                chunked_prefill_size=self.chunked_prefill_size,
-                mixed_chunk=self.mixed_chunk,
-                policy=self.schedule_policy,
-                priority_preemption=self.priority_preemption,
-                priority_preemption_threshold=self.priority_preemption_threshold,
-                max_queued_requests=self.max_queued_requests,
-                default_queue_timeout=self.queue_timeout,
-            ),
-            executor=ExecutorConfig(
-                device=self.device,
-                overlap=self.overlap,
-                assert_mode=self.assert_mode,
-                cpu_threads=self.cpu_threads,
-                hang_timeout=self.hang_timeout,
-                attention_backend=self.attention_backend,
-                cuda_graphs=self.cuda_graphs,
-            ),
-            lora=LoraConfig(self.adapter or (), self.max_lora_rank, self.lora_dir, self.max_lora_bytes),
-            grammar=GrammarConfig(self.grammar_backend, self.grammar_compile_timeout, self.grammar_cache_bytes),
-            seed=self.seed,
-            max_pending_tokens=self.max_pending_tokens,
-        )
+    def engine_config(self) -> EngineConfig:
+        """What the engine is built from: `engine`, with the checkpoint and its name resolved."""
+        model = self.engine.model
+        name = model.served_name or (None if model.path else BUNDLED_NAME)
+        return replace(self.engine, model=replace(model, path=str(self.model_path), served_name=name))
 
 
 def _names(listed: str | None) -> frozenset[str]:

@@ -1,7 +1,8 @@
 """Reads a frozen dataclass of settings from flags, the environment and one YAML file, in that order of precedence.
 
-It knows no setting by name: `setting` attaches to a dataclass field what the readers, `--help` and the documentation
-need, and `load` walks the fields. Every message names where the bad value came from.
+It knows no setting by name: `core.config.setting` attaches to a dataclass field what the readers, `--help` and the
+documentation need, and `load` walks the fields, those of nested dataclasses too. Every message names where the bad
+value came from.
 """
 
 from __future__ import annotations
@@ -11,8 +12,10 @@ import difflib
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import reduce
 from pathlib import Path
-from typing import Any, TypeVar
+from types import NoneType, UnionType
+from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 from core.errors import ConfigError
 from service.config.yaml_files import MAX_YAML_BYTES, load_yaml
@@ -31,6 +34,8 @@ class Setting:
     """One setting: a dataclass field and what was attached to it."""
 
     name: str
+    place: tuple[str, ...]
+    """The fields that lead to it, its own last."""
     kind: type
     group: str
     help: str
@@ -42,7 +47,7 @@ class Setting:
     @property
     def optional(self) -> bool:
         """Whether "not set" is a value of its own."""
-        return self.default is None
+        return self.default in (None, "", ())
 
     @property
     def flag(self) -> str:
@@ -58,7 +63,7 @@ class Setting:
         """`raw`, text or a YAML scalar, as a value of this setting; ConfigError naming `source` otherwise."""
         if raw is None or (self.optional and isinstance(raw, str) and raw.lower() == _NONE):
             if self.optional:
-                return None
+                return self.default
             raise ConfigError(f"{source}: needs a value")
         value = _READERS[self.kind](raw)
         if value is None:
@@ -70,27 +75,52 @@ class Setting:
         return value
 
 
-def setting(
-    default: Any,
-    kind: type,
-    group: str,
-    help: str,
-    *,
-    choices: tuple[str, ...] = (),
-    metavar: str = "",
-    low: float | None = None,
-) -> Any:
-    """A dataclass field that is a setting. A default of None makes it optional; `low` is the least allowed value."""
-    told = {"kind": kind, "group": group, "help": help, "choices": choices, "metavar": metavar, "low": low}
-    return dataclasses.field(default=default, metadata=told)
+def settings_of(config: type[Any], at: tuple[str, ...] = ()) -> dict[str, Setting]:
+    """The settings of a dataclass and of those that it holds, by name; `at` is where in another one it is.
+
+    In the order they are written, those of one group together.
+    """
+    hints, found = get_type_hints(config), list[Setting]()
+    for each in dataclasses.fields(config):
+        hint, place = hints[each.name], (*at, each.name)
+        if dataclasses.is_dataclass(hint):
+            found += settings_of(hint, place).values()  # type: ignore[arg-type]
+        elif "help" in each.metadata:
+            told = dict(each.metadata)
+            name = told.pop("flag") or each.name
+            found.append(Setting(name=name, place=place, kind=_kind(hint), default=each.default, **told))
+    groups = list(dict.fromkeys(each.group for each in found))
+    return {each.name: each for each in sorted(found, key=lambda each: groups.index(each.group))}
 
 
-def settings_of(config: type[Any]) -> dict[str, Setting]:
-    """The settings of a dataclass, by name, in the order they are written."""
-    return {
-        field.name: Setting(name=field.name, default=field.default, **field.metadata)
-        for field in dataclasses.fields(config)
-    }
+def _kind(hint: Any) -> type:
+    """`int` of `int | None`, `tuple` of `tuple[str, ...]`."""
+    (hint, *_) = [each for each in get_args(hint) if each is not NoneType] if isinstance(hint, UnionType) else [hint]
+    kind: type = get_origin(hint) or hint
+    return kind
+
+
+def with_settings(config: type[Config], values: Mapping[str, Any]) -> Config:
+    """A `config` with these values by names of settings, else defaults. Raises TypeError for names of none."""
+    settings, nested = settings_of(config), dict[str, Any]()
+    for name, value in values.items():
+        if name not in settings:
+            raise TypeError(f"{config.__name__} has no setting {name!r}")
+        room = nested
+        for step in settings[name].place[:-1]:
+            room = room.setdefault(step, {})
+        room[settings[name].place[-1]] = value
+    return _made(config, nested)
+
+
+def _made(kind: type[Config], values: Mapping[str, Any]) -> Config:
+    hints = get_type_hints(kind)
+    return kind(**{name: _made(hints[name], each) if isinstance(each, dict) else each for name, each in values.items()})
+
+
+def values_of(config: Any) -> dict[str, Any]:
+    """The values of all settings of `config`, by name: what `with_settings` makes an equal one from."""
+    return {name: reduce(getattr, each.place, config) for name, each in settings_of(type(config)).items()}
 
 
 def load(config: type[Config], flags: Mapping[str, Any], env: Mapping[str, str], file: str | None = None) -> Config:
@@ -99,7 +129,7 @@ def load(config: type[Config], flags: Mapping[str, Any], env: Mapping[str, str],
     values = _from_file(settings, file) if file else {}
     values |= _from_env(settings, env)
     values |= {name: settings[name].parse(raw, settings[name].flag) for name, raw in flags.items() if raw is not None}
-    return config(**values)
+    return with_settings(config, values)
 
 
 def _from_env(settings: Mapping[str, Setting], env: Mapping[str, str]) -> dict[str, Any]:

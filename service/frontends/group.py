@@ -15,7 +15,7 @@ import socket
 import sys
 import time
 from asyncio.subprocess import PIPE, create_subprocess_exec
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,7 @@ from service.access.access_files import AccessFiles
 from service.access.file_metrics import FilesCollector
 from service.calls.desk import LocalDesk
 from service.config.server_config import ServerConfig
+from service.config.sources import values_of
 from service.engine.builder import EngineBuilder, Progress, StartableEngine, in_daemon_thread
 from service.engine.slot import EngineSlot
 from service.frontends.front_end import START_SECONDS, FrontEnd
@@ -104,7 +105,7 @@ class FrontEndGroup:
 
     async def load(self) -> None:
         """Build and start the engine, then have every front end report ready. Raises StartupError."""
-        config = self.config.engine_config(str(self.config.model_path))
+        config = self.config.engine_config()
         engine = await in_daemon_thread(lambda: self._build(config, self._progress))
         self._engine = engine
         await engine.start()
@@ -184,7 +185,7 @@ class FrontEndGroup:
                 env=os.environ | {"PYTHONPATH": str(ROOT)},
             )
         assert process.stdin is not None
-        process.stdin.write(json.dumps(asdict(self._settings())).encode())
+        process.stdin.write(json.dumps(values_of(self._settings())).encode())
         process.stdin.close()
         front_end = self._front_ends[place] = FrontEnd(host, process)
         if self.slot.engine is not None:

@@ -56,13 +56,13 @@ class CountedCalls(RpcMetrics):
 def read_config(text: str) -> ServerConfig:
     """The settings as the engine process writes them."""
     values = json.loads(text)
-    values["adapter"] = None if values["adapter"] is None else tuple(map(tuple, values["adapter"]))
-    return ServerConfig(**values)
+    values["adapter"] = tuple(map(tuple, values["adapter"]))
+    return ServerConfig.of(**values)
 
 
 async def serve(config: ServerConfig, sock: socket.socket) -> int:
     """Serve until told to close or the engine process is gone; the exit code."""
-    engine, counts = RemoteEngine(config.max_pending_tokens), CountedCalls()
+    engine, counts = RemoteEngine(config.engine.max_pending_tokens), CountedCalls()
     await asyncio.get_running_loop().create_unix_connection(lambda: engine.link, sock=sock)
     desk = RemoteDesk(engine, limited=config.tenants_file is not None)
     server = Server(config, lambda *_: engine, counts=counts, desk=desk)

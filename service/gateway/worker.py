@@ -35,7 +35,7 @@ class Worker:
         self._folder = calls.config.model_path.resolve()
         self._started, self._started_at = time.monotonic(), datetime.now(UTC)
         self._checkpoint: dict[str, Any] | None = None
-        self.meter = LoadMeter(lambda: self._slot.stats, calls.config.max_running_requests)
+        self.meter = LoadMeter(lambda: self._slot.stats, calls.config.engine.memory.max_running_requests)
         self.tokenizer = TokenizerZip(self._folder)
         self.subscriptions = Subscriptions(calls, self.load)
         self._calls = calls
@@ -71,8 +71,8 @@ class Worker:
             paused=self._slot.draining,
             started_at=self._started_at,
             uptime=time.monotonic() - self._started,
-            page_size=self._config.page_size,
-            max_running=self._config.max_running_requests,
+            page_size=self._config.engine.memory.page_size,
+            max_running=self._config.engine.memory.max_running_requests,
             max_total_tokens=self.meter.load().max_total_tokens,
             dtype=engine.model_info.dtype,
         )

@@ -19,6 +19,7 @@ from core.machine import memory_share
 from core.types.io import FinishReason
 from core.types.stats import EngineStats, HistogramStats
 from service.config.server_config import ServerConfig
+from service.config.sources import values_of
 from service.engine.slot import EngineSlot
 from service.metrics import names
 from service.metrics.histograms import HISTOGRAMS
@@ -51,12 +52,13 @@ def engine_view(slot: EngineSlot, config: ServerConfig, version: str, frontends:
     stats = slot.stats
     info = None if slot.engine is None else slot.engine.model_info
     kv = next((pool.capacity for pool in stats.pools if pool.name == KV_POOL), 0)
-    settings = {name: getattr(config, name) for name in names.CONFIG_INFO.labels}
+    values = values_of(config)
+    settings = {name: values[name] for name in names.CONFIG_INFO.labels}
     return ServerView(
         stats,
         slot.state,
         singles=(
-            (names.WAITING_LIMIT, config.max_queued_requests),
+            (names.WAITING_LIMIT, config.engine.scheduler.max_queued_requests),
             (names.FRONTENDS_RUNNING, frontends),
             (names.STARTUP_SECONDS, slot.startup_seconds),
             (names.MEMORY_SHARE, memory_share()),

@@ -36,7 +36,7 @@ def metrics_server(config: ServerConfig, registry: CollectorRegistry, slot: Engi
 
     def about() -> dict[str, Any]:
         model = "" if slot.engine is None else slot.engine.model_info.name
-        return {"version": version, "model": model, "overlap": config.overlap}
+        return {"version": version, "model": model, "overlap": config.engine.executor.overlap}
 
     trace = TraceDoor(config.trace_endpoint, lanes, about)
     page = PageDoor(Feed(slot, config, version, asyncio.get_running_loop())) if config.ui else None

@@ -29,7 +29,7 @@ def moment(
         "step": stats.step,
         "running": stats.running,
         "waiting": stats.waiting,
-        "waiting_limit": config.max_queued_requests,
+        "waiting_limit": config.engine.scheduler.max_queued_requests,
         "generation_tokens": stats.generation_tokens,
         "prompt_tokens": stats.prompt_tokens,
         "cached_tokens": stats.cached_tokens,
@@ -51,7 +51,7 @@ def _served(slot: EngineSlot, config: ServerConfig, version: str) -> dict[str, A
         "model": "" if info is None else info.name,
         "dtype": "" if info is None else info.dtype,
         "quantization": "" if info is None else info.quantization,
-        "overlap": config.overlap,
+        "overlap": config.engine.executor.overlap,
     }
 
 
@@ -60,9 +60,9 @@ def _pools(stats: EngineStats, config: ServerConfig) -> list[dict[str, Any]]:
     pools: list[dict[str, Any]] = [
         {"name": pool.name, "capacity": pool.capacity, "used": pool.used, "cached": pool.cached} for pool in stats.pools
     ]
-    if pools and (config.adapter or config.lora_dir):
+    if pools and config.engine.lora.enabled:
         pools.append(
-            {"name": ADAPTER_BYTES, "capacity": config.max_lora_bytes, "used": stats.adapter_bytes, "cached": 0}
+            {"name": ADAPTER_BYTES, "capacity": config.engine.lora.max_bytes, "used": stats.adapter_bytes, "cached": 0}
         )
     return pools
 

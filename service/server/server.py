@@ -220,7 +220,7 @@ class Server:
 
     async def load(self) -> None:
         """Build and start the engine, then report ready. Raises StartupError."""
-        config = self.config.engine_config(str(self.config.model_path))
+        config = self.config.engine_config()
         engine = await in_daemon_thread(lambda: self._build(config, self._progress))
         self._engine = engine
         await engine.start()

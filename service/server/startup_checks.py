@@ -105,7 +105,7 @@ def check_model(path: Path) -> None:
 
 def check_adapters(config: ServerConfig) -> None:
     """Raise ModelLoadError if an adapter's files are not there or cut short, or `lora_dir` is no directory."""
-    for name, directory in config.adapter or ():
+    for name, directory in config.engine.lora.adapters:
         told = f"adapter {name!r} from {directory}"
         for file in ADAPTER_FILES:
             if not Path(directory, file).is_file():
@@ -114,8 +114,8 @@ def check_adapters(config: ServerConfig) -> None:
             _check_shard(Path(directory, ADAPTER_FILES[-1]))
         except ModelLoadError as error:
             raise ModelLoadError(f"{told}: {error.message}") from None
-    if config.lora_dir is not None and not Path(config.lora_dir).is_dir():
-        raise ModelLoadError(f"lora_dir {config.lora_dir} is no directory")
+    if config.engine.lora.directory is not None and not Path(config.engine.lora.directory).is_dir():
+        raise ModelLoadError(f"lora_dir {config.engine.lora.directory} is no directory")
 
 
 def _indexed_shards(path: Path) -> set[str]:

@@ -146,7 +146,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
 
     async def _open_embed(self, request: pb.EmbedRequest, context: Context, held: AsyncExitStack) -> EmbedCall:
         info, deadline = self._calls.engine.model_info, self._calls.deadline(context)
-        max_queued = self._config.max_queued_requests
+        max_queued = self._config.engine.scheduler.max_queued_requests
         asked = embed.embed_request(request, info, max_queued, deadline)
         return await self._calls.embed(asked, held)
 

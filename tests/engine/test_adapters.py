@@ -164,13 +164,13 @@ def test_how_adapters_are_configured(tmp_path: Path) -> None:
     two = (("a", "/x"), ("b", "/y=z"))
     file = tmp_path / "slipstream.yaml"
     file.write_text("adapter: [a=/x, b=/y=z]\n")
-    assert load(ServerConfig, {"adapter": ("a=/x", "b=/y=z")}, {}).adapter == two
-    assert load(ServerConfig, {"adapter": None}, {"SLIPSTREAM_ADAPTER": "a=/x,b=/y=z"}).adapter == two
-    assert load(ServerConfig, {}, {}, str(file)).adapter == two
-    assert load(ServerConfig, {}, {}).engine_config("m").lora.adapters == ()
+    assert load(ServerConfig, {"adapter": ("a=/x", "b=/y=z")}, {}).engine.lora.adapters == two
+    assert load(ServerConfig, {"adapter": None}, {"SLIPSTREAM_ADAPTER": "a=/x,b=/y=z"}).engine.lora.adapters == two
+    assert load(ServerConfig, {}, {}, str(file)).engine.lora.adapters == two
+    assert load(ServerConfig, {}, {}).engine.lora.adapters == ()
     for bad in ("a", "=x", "a="):
         with pytest.raises(ConfigError, match="NAME=VALUE"):
             load(ServerConfig, {"adapter": (bad,)}, {})
     for pairs, message in ((("a=/x", "a=/y"), "given twice"), (("a b=/x",), "must be 1 to 128")):
         with pytest.raises(ConfigError, match=message):
-            load(ServerConfig, {"adapter": pairs}, {}).engine_config("m")
+            load(ServerConfig, {"adapter": pairs}, {})

@@ -60,7 +60,7 @@ async def kept_server(step_seconds: float = 0.002, **settings: Any) -> AsyncIter
     pending = settings.get("max_pending_tokens", engine._config.max_pending_tokens)
     engine._config = dataclasses.replace(engine._config, max_pending_tokens=pending)
     defaults = {"port": 0, "metrics_port": 0, "drain_linger": 0.0}
-    server = Server(ServerConfig(**(defaults | settings)), lambda *_: engine)
+    server = Server(ServerConfig.of(**(defaults | settings)), lambda *_: engine)
     await server.listen()
     await server.load()
     try:

@@ -33,7 +33,7 @@ async def serve_checkpoint(
         "cpu_threads": 1,
         "assert_mode": "trap",
     }
-    server = Server(ServerConfig(model=str(directory), **(defaults | settings)), build)
+    server = Server(ServerConfig.of(model=str(directory), **(defaults | settings)), build)
     await server.listen()
     await server.load()
     try:

@@ -16,7 +16,7 @@ from core.errors import StartupError
 from helm import generate
 from service.access.tenant_file import MAX_WEIGHT, MIN_WEIGHT, TenantLimits, parse_tenants
 from service.config.server_config import ServerConfig
-from service.config.sources import settings_of
+from service.config.sources import settings_of, values_of
 from tests.helm.chart import CHART, ROOT, Helm4, Refused, merged
 from tests.helm.matrix import ACCEPTED, EVERY_SETTING, SECURE
 from tests.helm.rules import config_of
@@ -134,7 +134,7 @@ def test_settings_are_the_servers_own(helm4: Helm4) -> None:
     for name, value in EVERY_SETTING.items():
         if name == "adapter":
             value = tuple(tuple(each.split("=")) for each in value)
-        assert getattr(config, name) == value, name
+        assert values_of(config)[name] == value, name
 
 
 def test_tenants_are_given_what_the_servers_file_may_hold(helm4: Helm4) -> None:
@@ -169,12 +169,12 @@ def test_values_reach_the_server(helm4: Helm4) -> None:
     config = config_of(
         helm4.render(SECURE | {"drain": {"lingerSeconds": 7, "graceSeconds": 8}, "model": {"servedName": "m"}})
     )
-    assert (config.drain_linger, config.drain_grace, config.served_model_name) == (7, 8, "m")
-    assert (config.device, config.health_port, config.admins) == ("cuda", 50052, "ops")
+    assert (config.drain_linger, config.drain_grace, config.engine.model.served_name) == (7, 8, "m")
+    assert (config.engine.executor.device, config.health_port, config.admins) == ("cuda", 50052, "ops")
     assert config.client_names == {"gateway", "client"}
-    assert (config.host, config.metrics_host, config.model) == ("0.0.0.0", "127.0.0.1", None)
+    assert (config.host, config.metrics_host, config.engine.model.path) == ("0.0.0.0", "127.0.0.1", "")
     assert config_of(helm4.render({"metrics": {"enabled": True}})).metrics_host == "0.0.0.0"
-    assert config_of(helm4.render({"model": {"source": "claim", "path": "a/b/"}})).model == "/models/a/b"
+    assert config_of(helm4.render({"model": {"source": "claim", "path": "a/b/"}})).engine.model.path == "/models/a/b"
 
 
 @pytest.mark.parametrize(
@@ -182,15 +182,15 @@ def test_values_reach_the_server(helm4: Helm4) -> None:
 )
 def test_threads_follow_the_cpu_limit(helm4: Helm4, limit: Any, threads: int | None) -> None:
     values: dict[str, Any] = {"gpu": {"enabled": False}, "resources": {"requests": None, "limits": {"cpu": limit}}}
-    assert config_of(helm4.render(values)).cpu_threads == threads
-    assert config_of(helm4.render(values | {"settings": {"cpu_threads": 5}})).cpu_threads == 5
-    assert config_of(helm4.render(values | {"gpu": {"enabled": True}})).cpu_threads == threads
+    assert config_of(helm4.render(values)).engine.executor.cpu_threads == threads
+    assert config_of(helm4.render(values | {"settings": {"cpu_threads": 5}})).engine.executor.cpu_threads == 5
+    assert config_of(helm4.render(values | {"gpu": {"enabled": True}})).engine.executor.cpu_threads == threads
 
 
 def test_beside_a_gpu_the_request_stands_in_for_the_limit(helm4: Helm4) -> None:
-    assert config_of(helm4.render()).cpu_threads == 3
-    assert config_of(helm4.render({"resources": {"limits": {"cpu": 6}}})).cpu_threads == 5
-    assert config_of(helm4.render({"gpu": {"enabled": False}})).cpu_threads is None
+    assert config_of(helm4.render()).engine.executor.cpu_threads == 3
+    assert config_of(helm4.render({"resources": {"limits": {"cpu": 6}}})).engine.executor.cpu_threads == 5
+    assert config_of(helm4.render({"gpu": {"enabled": False}})).engine.executor.cpu_threads is None
 
 
 def test_versions_agree() -> None:

@@ -54,7 +54,7 @@ def scraped_as(helm4: Helm4, values: dict[str, Any], host: str) -> bool:
     (given,) = (each.partition("=")[2] for each in container["args"] if each.startswith("--metrics-names="))
     asked = Message()
     asked["Host"] = host
-    return why_not("GET", asked, names_of(ServerConfig(metrics_names=given))) is None
+    return why_not("GET", asked, names_of(ServerConfig.of(metrics_names=given))) is None
 
 
 @pytest.mark.parametrize(

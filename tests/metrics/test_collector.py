@@ -35,7 +35,7 @@ TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
 def samples(slot: EngineSlot, **settings: Any) -> dict[tuple[str, ...], float]:
     """Values by name and sorted label values, as scraped in OpenMetrics."""
     registry = CollectorRegistry()
-    registry.register(EngineCollector(lambda: engine_view(slot, ServerConfig(**settings), "1.2.3")))
+    registry.register(EngineCollector(lambda: engine_view(slot, ServerConfig.of(**settings), "1.2.3")))
     text = open_latest(registry).decode()
     assert generate_latest(registry)
     return {(s.name, *sorted(s.labels.values())): s.value for family in parsed(text) for s in family.samples}

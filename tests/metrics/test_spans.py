@@ -180,7 +180,7 @@ from service.config.server_config import ServerConfig
 from service.server.server import Server
 from tests.fakes.fake_engine import FakeEngine
 async def main():
-    server = Server(ServerConfig(port=0, metrics_port=0), lambda *_: FakeEngine())
+    server = Server(ServerConfig.of(port=0, metrics_port=0), lambda *_: FakeEngine())
     await server.listen()
     await server.load()
     assert server._tracer is None

@@ -129,8 +129,8 @@ MENDING: tuple[Mutant, ...] = (
         "few-calls-on-a-connection",
         "a client with hundreds of calls in hand on one connection loses none",
         "service/config/server_config.py",
-        '1024, int, "Network", "Most calls open',
-        '256, int, "Network", "Most calls open',
+        '1024, "Network", "Most calls open',
+        '256, "Network", "Most calls open',
         GATE + "test_one_connection_with_more_calls_in_hand_than_batches_are_large_loses_none",
     ),
 )

@@ -93,8 +93,8 @@ PLANNING: tuple[Mutant, ...] = (
         "setting-that-is-no-number",
         "a setting that is not a number is refused at the start",
         "core/config.py",
-        "if value is not None and not value >= low:",
-        "if value is not None and value < low:",
+        "if value is not None and low is not None and not value >= low:",
+        "if value is not None and low is not None and value < low:",
         "tests/types/test_config.py::test_what_cannot_work_is_refused_by_name",
     ),
     Mutant(

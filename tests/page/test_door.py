@@ -118,7 +118,7 @@ async def test_closing_ends_the_events_and_recording_ends_with_the_last_watcher(
 
 
 async def test_a_server_that_loads_shows_a_page_already() -> None:
-    server = Server(ServerConfig(port=0, metrics_port=0, model=str(bundled_model_dir()), ui=True), lambda *_: None)  # type: ignore[arg-type,return-value]
+    server = Server(ServerConfig.of(port=0, metrics_port=0, model=str(bundled_model_dir()), ui=True), lambda *_: None)  # type: ignore[arg-type,return-value]
     await server.listen()
     try:
         async with watched(server.metrics_port) as reading:

@@ -168,7 +168,7 @@ async def test_front_ends_leave_the_page_to_the_engines_process(
     settings: dict[str, Any] = {"port": 0, "metrics_port": 0, "drain_linger": 0.0, "frontends": 1, "ui": True}
     settings["auth_token_file"] = str(tmp_path / "tokens")
     engine = timed_engine()
-    server = FrontEndGroup(ServerConfig(model=str(bundled_model_dir()), **settings), lambda *_: engine)
+    server = FrontEndGroup(ServerConfig.of(model=str(bundled_model_dir()), **settings), lambda *_: engine)
     with caplog.at_level("INFO", "service.metrics"):
         await server.listen()
     try:

@@ -30,7 +30,7 @@ async def test_adapters_have_a_pool_where_some_may_be_loaded() -> None:
     seen = StreamsSeen(time.monotonic())
     without, given = (
         {pool["name"]: pool for pool in moment(slot, config, "1.2.3", seen, None)["pools"]}
-        for config in (ServerConfig(), ServerConfig(lora_dir="/adapters", max_lora_bytes=4000))
+        for config in (ServerConfig(), ServerConfig.of(lora_dir="/adapters", max_lora_bytes=4000))
     )
     assert set(given) - set(without) == {"adapter_bytes"} and given["adapter_bytes"]["capacity"] == 4000
     assert given["kv_page"] == {"name": "kv_page", "capacity": 100, "used": 25, "cached": 50}

@@ -93,7 +93,7 @@ def config(checkpoint: Path) -> Callable[..., ServerConfig]:
 
     def make(**changes: Any) -> ServerConfig:
         settings: dict[str, Any] = {"model": str(checkpoint), "port": 0, "metrics_port": 0, "drain_linger": 0.0}
-        return ServerConfig(**(settings | changes))
+        return ServerConfig.of(**(settings | changes))
 
     return make
 

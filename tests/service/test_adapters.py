@@ -134,7 +134,7 @@ def test_generate_loads_the_one_adapter_that_it_is_given(
 
 def test_adapters_are_looked_at_before_anything_heavy(tmp_path: Path) -> None:
     good = adapter_files(tmp_path / "good")
-    check_adapters(ServerConfig(adapter=(("a", str(good)),), lora_dir=str(tmp_path)))
+    check_adapters(ServerConfig.of(adapter=(("a", str(good)),), lora_dir=str(tmp_path)))
     cut = adapter_files(tmp_path / "cut")
     weights = cut / "adapter_model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-1])
@@ -146,17 +146,17 @@ def test_adapters_are_looked_at_before_anything_heavy(tmp_path: Path) -> None:
         (tmp_path, "it has no adapter_config.json"),
     ):
         with pytest.raises(ModelLoadError, match=message) as refused:
-            check_adapters(ServerConfig(adapter=(("a", str(good)), ("b", str(directory)))))
+            check_adapters(ServerConfig.of(adapter=(("a", str(good)), ("b", str(directory)))))
         assert refused.value.message.startswith(f"adapter 'b' from {directory}: ") and refused.value.exit_code == 3
     with pytest.raises(ModelLoadError, match="is no directory"):
-        check_adapters(ServerConfig(lora_dir=str(weights)))
+        check_adapters(ServerConfig.of(lora_dir=str(weights)))
 
 
 def test_settings_of_adapters(tmp_path: Path) -> None:
-    config = ServerConfig(lora_dir="/x", max_lora_bytes=5, auth_token_file="t", admins=" alice,bob ,")
-    lora = config.engine_config("m").lora
+    config = ServerConfig.of(lora_dir="/x", max_lora_bytes=5, auth_token_file="t", admins=" alice,bob ,")
+    lora = config.engine.lora
     assert (lora.directory, lora.max_bytes, lora.enabled) == ("/x", 5, True)
     assert config.admin_names == {"alice", "bob"}
-    assert ServerConfig().admin_names == frozenset() and not ServerConfig().engine_config("m").lora.enabled
+    assert ServerConfig().admin_names == frozenset() and not ServerConfig().engine.lora.enabled
     with pytest.raises(ConfigError, match="admins needs auth_token_file"):
-        ServerConfig(admins="alice")
+        ServerConfig.of(admins="alice")

@@ -126,7 +126,7 @@ class Gate:
 
     def __init__(self, refuse_hopeless: Callable[[str | None], None] = lambda _: None, **settings: Any) -> None:
         self.registry = CollectorRegistry()
-        config = ServerConfig(**settings)
+        config = ServerConfig.of(**settings)
         self.gate = CallGate(config, RpcMetrics(self.registry), None, refuse_hopeless)
         self.stack = AsyncExitStack()
 

@@ -75,7 +75,7 @@ def test_options_that_are_zero_are_given_all_the_same(checkpoint: Path, monkeypa
 
 
 def test_the_ready_line_tells_the_ports_that_were_bound() -> None:
-    config = ServerConfig(host="10.0.0.1", port=0, metrics_port=0)
+    config = ServerConfig.of(host="10.0.0.1", port=0, metrics_port=0)
     server: Any = SimpleNamespace(config=config, engine=FakeEngine(), port=5001, metrics_port=9001)
     assert ready_line(server) == (
         "slipstream: serving fake on 10.0.0.1:5001, metrics on http://127.0.0.1:9001/metrics (Ctrl-C drains)"

@@ -45,18 +45,18 @@ def test_a_name_that_is_not_known_is_told_with_its_setting_and_advice(
     with pytest.raises(
         StartupError, match=rf"^{flag} .*cannot be resolved \(Name or service not known\); give an addr"
     ):
-        check_ports(ServerConfig(**settings))
+        check_ports(ServerConfig.of(**settings))
 
 
 def test_an_address_of_another_machine_is_told_with_its_setting(resolves: Resolve) -> None:
     resolves(ELSEWHERE)
     with pytest.raises(StartupError, match=r"cannot assign requested address; --host takes an address of this machine"):
-        check_ports(ServerConfig(host="elsewhere", port=0, metrics_port=0))
+        check_ports(ServerConfig.of(host="elsewhere", port=0, metrics_port=0))
 
 
 def test_one_address_of_this_machine_is_enough(resolves: Resolve) -> None:
     resolves(ELSEWHERE, HERE)
-    check_ports(ServerConfig(host="both", port=0, metrics_port=0))
+    check_ports(ServerConfig.of(host="both", port=0, metrics_port=0))
     try:
         with reserve("both", 0, "gRPC") as held:
             assert held.getsockname()[0] == HERE
@@ -69,7 +69,7 @@ def test_a_port_that_is_taken_on_one_of_them_is_taken(resolves: Resolve, address
     with socket.create_server((HERE, 0)) as taken:
         resolves(*addresses)
         with pytest.raises(StartupError, match=r"\(gRPC\): address already in use$"):
-            check_ports(ServerConfig(host="both", port=taken.getsockname()[1], metrics_port=0))
+            check_ports(ServerConfig.of(host="both", port=taken.getsockname()[1], metrics_port=0))
 
 
 def test_nothing_is_reserved_on_another_machine(resolves: Resolve) -> None:

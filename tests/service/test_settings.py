@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +11,9 @@ import pytest
 
 from core.config import EngineConfig, ExecutorConfig, MemoryConfig, ModelConfig, SchedulerConfig
 from core.errors import ConfigError
-from service.config.engine_config import EngineSettings
+from core.models.bundled import bundled_model_dir
 from service.config.server_config import REFUSAL_ROOM, ServerConfig
-from service.config.sources import Setting, load, settings_of
+from service.config.sources import Setting, load, settings_of, values_of
 
 SETTINGS = settings_of(ServerConfig)
 
@@ -27,18 +28,21 @@ def test_precedence(tmp_path: Path) -> None:
     file = written(tmp_path, "page_size: 4\nport: 4\nseed: 4\noverlap: false\n")
     env = {"SLIPSTREAM_PORT": "3", "SLIPSTREAM_SEED": "3"}
     config = load(ServerConfig, {"seed": 2, "port": None}, env, file)
-    assert (config.seed, config.port, config.page_size, config.overlap) == (2, 3, 4, False)
-    assert config.max_running_requests == 256
+    engine = config.engine
+    assert (engine.seed, config.port, engine.memory.page_size, engine.executor.overlap) == (2, 3, 4, False)
+    assert engine.memory.max_running_requests == 256
 
 
 def test_defaults_are_those_of_core() -> None:
-    assert load(ServerConfig, {}, {}).engine_config("x") == EngineConfig(
-        ModelConfig("x", served_name="slipstream-bundled"), MemoryConfig(), SchedulerConfig(), ExecutorConfig()
-    )
+    config = load(ServerConfig, {}, {})
+    assert config.engine == EngineConfig(ModelConfig(), MemoryConfig(), SchedulerConfig(), ExecutorConfig())
+    served = ModelConfig(str(bundled_model_dir()), served_name="slipstream-bundled")
+    assert config.engine_config() == dataclasses.replace(config.engine, model=served)
 
 
 def test_every_setting_reaches_the_engine_or_is_the_services_own() -> None:
-    config = ServerConfig(
+    config = ServerConfig.of(
+        model="x",
         served_model_name="n",
         dtype="bfloat16",
         context_length=99,
@@ -61,7 +65,7 @@ def test_every_setting_reaches_the_engine_or_is_the_services_own() -> None:
         seed=11,
         max_pending_tokens=77,
     )
-    assert config.engine_config("x") == EngineConfig(
+    assert config.engine_config() == EngineConfig(
         ModelConfig("x", "bfloat16", 99, "n"),
         MemoryConfig(8, 5, 800, "none"),
         SchedulerConfig(64, False, "lpm", 6, 1.5, False, 5),
@@ -92,27 +96,60 @@ def another(setting: Setting) -> Any:
     return "other" if setting.kind is str else setting.kind((setting.default or 1) + 100)
 
 
-@pytest.mark.parametrize("name", [each.name for each in dataclasses.fields(EngineSettings)])
+@pytest.mark.parametrize("name", [name for name, each in SETTINGS.items() if each.place[0] == "engine"])
 def test_each_setting_of_the_engine_changes_one_value_there(name: str) -> None:
     value = another(SETTINGS[name])
-    before, after = (leaves(config.engine_config("x")) for config in (ServerConfig(), ServerConfig(**{name: value})))
+    before, after = (leaves(config) for config in (ServerConfig(), ServerConfig.of(**{name: value})))
     changed = {place: after[place] for place in after if after[place] != before[place]}
-    # The checkpoint's path is resolved elsewhere; here its name is no longer that of the bundled one.
-    assert [*changed.values()] == [None if name == "model" else value], changed
+    assert changed == {".".join(SETTINGS[name].place): value}
+
+
+def test_a_configuration_is_made_again_from_its_values() -> None:
+    """What a front end is told of the engine process's configuration."""
+    config = ServerConfig.of(port=7, max_lora_rank=9, adapter=(("a", "/a"),), queue_timeout=2.5)
+    values = values_of(config)
+    assert (values["port"], values["max_lora_rank"], values["model"]) == (7, 9, "")
+    assert ServerConfig.of(**values) == config and ServerConfig.of() == ServerConfig()
+    with pytest.raises(TypeError, match="no setting 'pagesize'"):
+        ServerConfig.of(pagesize=4)
+
+
+def test_the_checkpoint_is_the_one_asked_for_and_its_name_its_own() -> None:
+    asked = ServerConfig.of(model="/a/b").engine_config().model
+    assert (asked.path, asked.served_name) == ("/a/b", None)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "told"),
+    [
+        ({"page_size": 0}, "page_size must be at least 1; got 0"),
+        ({"max_lora_rank": 0}, "max_lora_rank must be at least 1; got 0"),
+        ({"schedule_policy": "sjf"}, "schedule_policy must be one of fcfs, lpm, priority; got 'sjf'"),
+        ({"max_pending_tokens": 0}, "max_pending_tokens must be at least 1; got 0"),
+        ({"drain_grace": -1.0}, "drain_grace must be at least 0; got -1.0"),
+        ({"max_encoder_tokens": 8}, "max_encoder_tokens must be at least 16; got 8"),
+    ],
+)
+def test_bounds_hold_however_a_configuration_is_made(wrong: dict[str, Any], told: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(told)):
+        ServerConfig.of(**wrong)
 
 
 def test_keys_may_have_dashes_and_values_may_be_null(tmp_path: Path) -> None:
     file = written(tmp_path, "max-running-requests: 7\nqueue_timeout: null\nrate_limit: 2\n")
     config = load(ServerConfig, {}, {}, file)
-    assert (config.max_running_requests, config.queue_timeout, config.rate_limit) == (7, None, 2.0)
-    assert load(ServerConfig, {}, {"SLIPSTREAM_QUEUE_TIMEOUT": "none"}, None).queue_timeout is None
+    engine = config.engine
+    found = (engine.memory.max_running_requests, engine.scheduler.default_queue_timeout, config.rate_limit)
+    assert found == (7, None, 2.0)
+    unset = load(ServerConfig, {}, {"SLIPSTREAM_QUEUE_TIMEOUT": "none"}, None).engine
+    assert unset.scheduler.default_queue_timeout is None
     assert load(ServerConfig, {}, {"SLIPSTREAM_PORT": ""}, None).port == 50051
     assert load(ServerConfig, {}, {}, written(tmp_path, "")).port == 50051
 
 
 @pytest.mark.parametrize(("text", "value"), [("1", True), ("Yes", True), ("on", True), ("FALSE", False), ("0", False)])
 def test_switches_in_words(text: str, value: bool) -> None:
-    assert load(ServerConfig, {}, {"SLIPSTREAM_OVERLAP": text}).overlap is value
+    assert load(ServerConfig, {}, {"SLIPSTREAM_OVERLAP": text}).engine.executor.overlap is value
 
 
 def test_a_kubernetes_service_of_our_name_does_not_break_the_port() -> None:
@@ -156,13 +193,13 @@ def test_bad_flags_and_variables_name_themselves() -> None:
 
 def test_the_two_ports_must_differ() -> None:
     with pytest.raises(ConfigError, match="must differ"):
-        ServerConfig(port=7000, metrics_port=7000)
-    assert ServerConfig(port=0, metrics_port=0).port == 0
+        ServerConfig.of(port=7000, metrics_port=7000)
+    assert ServerConfig.of(port=0, metrics_port=0).port == 0
 
 
 @pytest.mark.parametrize("name", SETTINGS)
 def test_every_setting_is_described_and_its_default_is_valid(name: str) -> None:
     setting = SETTINGS[name]
     assert setting.help.endswith(".") and setting.group
-    assert setting.parse(setting.default, "default") == setting.default
+    assert setting.parse("none" if setting.optional else setting.default, "default") == setting.default
     assert isinstance(dataclasses.replace(ServerConfig()), ServerConfig)

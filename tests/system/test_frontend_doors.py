@@ -99,7 +99,7 @@ class Group:
 @asynccontextmanager
 async def group(**settings: Any) -> AsyncIterator[Group]:
     engine = ShelvedEngine()
-    config = ServerConfig(port=0, metrics_port=0, frontends=FRONT_ENDS, max_running_requests=64, **settings)
+    config = ServerConfig.of(port=0, metrics_port=0, frontends=FRONT_ENDS, max_running_requests=64, **settings)
     inner = FrontEndGroup(config, lambda *_: cast(StartableEngine, engine))
     await inner.listen()
     await inner.load()

@@ -51,7 +51,7 @@ async def test_each_call_fails_alone_and_typed(
     bad = bad_token(whole.vocab_size)
     brittle = BrittleTokenizer(whole, [bad], panic)
     engine = emulated_engine(brittle, step_seconds=0.002, rows=16, max_total_tokens=1 << 15)
-    config = ServerConfig(port=0, metrics_port=0, drain_linger=0.0, frontends=frontends, resume_seconds=30.0)
+    config = ServerConfig.of(port=0, metrics_port=0, drain_linger=0.0, frontends=frontends, resume_seconds=30.0)
     server = (FrontEndGroup if frontends else Server)(config, lambda *_: engine)
     await server.listen()
     await server.load()

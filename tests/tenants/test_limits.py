@@ -48,5 +48,5 @@ def test_what_makes_no_sense_is_refused_with_the_files_name(text: str) -> None:
 
 def test_limits_need_somebody_who_says_who_calls() -> None:
     with pytest.raises(ConfigError, match="tenants_file needs"):
-        ServerConfig(tenants_file="f")
-    ServerConfig(tenants_file="f", auth_token_file="t")
+        ServerConfig.of(tenants_file="f")
+    ServerConfig.of(tenants_file="f", auth_token_file="t")

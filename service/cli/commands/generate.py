@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import json
 import os
 import sys
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from dataclasses import replace
 from typing import IO, Any
 
 import click
 
+from core.config import LoraConfig
 from core.errors import InvalidRequest, SlipstreamError, StartupError
 from core.types.constraint import Constraint, ConstraintKind
 from service.cli.cli_options import GroupedCommand, setting_options
@@ -78,8 +79,8 @@ def generate(
     else:
         # What the environment or the file lists stays unloaded: one request needs one.
         config = load(ServerConfig, options, os.environ, config_file)
-        adapters = load(ServerConfig, {"adapter": (adapter,) if adapter else None}, {}).adapter
-        config = dataclasses.replace(config, adapter=adapters, lora_dir=None)
+        lora = load(LoraConfig, {"adapter": (adapter,) if adapter else None}, {})
+        config = replace(config, engine=replace(config.engine, lora=replace(lora, directory=None)))
         pieces = _local(config, text, chat, name, constraint, given)
     try:
         asyncio.run(_print(pieces))
@@ -159,7 +160,7 @@ async def _local(
             chat=(ChatMessage("user", text),) if chat else None,
             adapter=adapter,
             constraint=constraint,
-            sampling=dataclasses.replace(engine.model_info.default_sampling, **sampling),
+            sampling=replace(engine.model_info.default_sampling, **sampling),
         )
         async with aclosing(await engine.generate(request)) as stream:
             async for event in stream:

@@ -19,7 +19,7 @@ async def local_engine(config: ServerConfig) -> AsyncIterator[StartableEngine]:
     check_model(path)
     check_adapters(config)
     progress = TerminalProgress()
-    engine = await in_daemon_thread(lambda: builder.build_core_engine(config.engine_config(str(path)), progress))
+    engine = await in_daemon_thread(lambda: builder.build_core_engine(config.engine_config(), progress))
     progress.close()
     await engine.start()
     try:

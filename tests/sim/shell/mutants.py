@@ -44,7 +44,7 @@ MUTANTS: tuple[ShellMutant, ...] = (
         "if record.stop_match is None and record.tokens < len(req.outputs):",
         "if False:",
         ("ending",),
-        810,
+        1191,
     ),
     ShellMutant(
         "stop-string-forgotten-in-a-race",

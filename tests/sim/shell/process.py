@@ -84,7 +84,7 @@ class EngineProcess:
         self.engine = AsyncEngine(self._config(), self._parts())
         self.engine._turnstile._width = scenario.turnstile
         self.slot = EngineSlot()
-        self.config = ServerConfig(
+        self.config = ServerConfig.of(
             max_pending_tokens=scenario.max_pending,
             admission_wait=scenario.admission_wait,
             resume_seconds=scenario.resume_seconds,
