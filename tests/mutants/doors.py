@@ -53,6 +53,22 @@ DOORS: tuple[Mutant, ...] = (
         TENANTS + "test_one_tenant_is_limited_and_the_other_is_not[vllm]",
     ),
     Mutant(
+        "sglang-streams-unasked",
+        "a caller that asked for whole outputs gets whole outputs, in the dialect of sglang",
+        "service/gateway/sglang.py",
+        "return Asked(request, message.stream)",
+        "return Asked(request, True)",
+        GATEWAY + "test_generate.py::test_without_stream_only_wholes_come_one_per_output[sglang]",
+    ),
+    Mutant(
+        "vllm-streams-unasked",
+        "a caller that asked for whole outputs gets whole outputs, in the dialect of vllm",
+        "service/gateway/vllm.py",
+        "return Asked(request, message.stream)",
+        "return Asked(request, True)",
+        GATEWAY + "test_generate.py::test_without_stream_only_wholes_come_one_per_output[vllm]",
+    ),
+    Mutant(
         "follows-all-blocks",
         "a caller follows the cached blocks of its own tenant only",
         "service/calls/open_calls.py",

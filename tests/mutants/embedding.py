@@ -147,4 +147,20 @@ EMBEDDING: tuple[Mutant, ...] = (
         "self.engine.embed(asked)",
         "tests/security/test_tenants.py::test_vectors_share_no_cached_prefix_and_are_aborted_by_their_caller_only",
     ),
+    Mutant(
+        "dimensions-unasked",
+        "vectors are cut only where the caller says",
+        "service/wire/embed.py",
+        'message.dimensions if message.HasField("dimensions") else None',
+        "message.dimensions",
+        "tests/service/test_embed.py::test_fields_reach_the_engine_and_unset_ones_have_defaults",
+    ),
+    Mutant(
+        "lists-backwards",
+        "what crosses to a front end comes out as it went in",
+        "core/types/plain.py",
+        "return [to_plain(each) for each in value]",
+        "return [to_plain(each) for each in value][::-1]",
+        "tests/service/test_frontend_wire.py::test_data_comes_out_as_it_went_in",
+    ),
 )
