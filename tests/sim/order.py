@@ -32,16 +32,30 @@ class Order(Family):
         """How many younger requests were admitted before each."""
         self._gave: list[tuple[Client, set[Client]]] = []
         """Clients that gave way since the last look, each with all that ran."""
+        self._chosen: Req | None = None
+        """The request that others gave way for and that has not been admitted yet."""
         self._watch()
 
     def _watch(self) -> None:
         lifecycle = self.view.scheduler._lifecycle
-        admit, retract = lifecycle.admit, lifecycle.retract
+        admit, retract, preempt = lifecycle.admit, lifecycle.retract, lifecycle.preempt
+
+        def waiting_with(req: Req) -> list[Client]:
+            live = [r for r in self.view.clients.live if r.tenant == req.tenant]
+            return [r.sink for r in live if r.state is RequestState.WAITING]
+
+        def made_way(loser: Req, newcomer: Req) -> None:
+            # The newcomer was chosen before: what losers computed is in the cache from here on, and may fit others.
+            if self._chosen is not newcomer:
+                self._check_first(newcomer.sink, waiting_with(newcomer))
+                self._chosen = newcomer
+            preempt(loser, newcomer)
 
         def admitted(req: Req, *args: Any, **kwargs: Any) -> bool:
-            live = [r for r in self.view.clients.live if r.tenant == req.tenant]
-            waiting = [r.sink for r in live if r.state is RequestState.WAITING]
-            self._check_first(req.sink, waiting)
+            waiting = waiting_with(req)
+            if self._chosen is not req:
+                self._check_first(req.sink, waiting)
+            self._chosen = None
             taken = admit(req, *args, **kwargs)
             if taken and self._shelf is not None:
                 for older in waiting:
@@ -55,6 +69,7 @@ class Order(Family):
             retract(req, **kwargs)
 
         lifecycle.admit, lifecycle.retract = admitted, gave_way  # type: ignore[method-assign]
+        lifecycle.preempt = made_way  # type: ignore[method-assign]
 
     def _check_first(self, chosen: Client, waiting: list[Client]) -> None:
         if self._shelf is None or len(waiting) == 1:
