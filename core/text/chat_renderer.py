@@ -1,7 +1,7 @@
 """Renders conversations in processes of their own, since a template may run for ever and a thread cannot be ended.
 
-A process is started once and kept. It is bounded by the time that one conversation takes of a processor, by memory, and
-by the characters that it may answer with.
+A process is started once and kept. Three limits apply to it: processor time per conversation, memory, and the number of
+characters in its answer.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from core.text.chat_process import LENGTH_BYTES, frame
 PROCESSES: Final = 2
 """The second one is started when two conversations come at once."""
 RENDER_SECONDS: Final = 2.0
-"""Of a processor, for one conversation. A megabyte in 500 turns takes 5 ms."""
+"""Processor time for one conversation, in seconds. A megabyte in 500 turns takes 5 ms."""
 PATIENCE_SECONDS: Final = 20.0
-"""Of the clock, on a machine that has no processor for it."""
+"""Wall time for one conversation, in seconds, for a machine that has no processor free for it."""
 START_SECONDS: Final = 60.0
 MEMORY_BYTES: Final = 1 << 29
-"""Beyond what the process has once it is ready; 512 MiB."""
+"""Memory that a process may take beyond what it has once it is ready, in bytes; 512 MiB."""
 PATHS = (str(Path(__file__).resolve().parents[2]), *(path for path in sys.path if path))
 """Where this process found its modules, whatever directory it runs in."""
 

@@ -82,8 +82,8 @@ class Tokenizer:
         """
         _refuse_surrogates(text, "text")
         if self.backend is not None:
-            # Of the binding's calls only those for batches let go of the GIL: `encode` of a million characters stops
-            # every thread of the process for a second. The fast one leaves out offsets, which nobody asks for.
+            # Only the batch calls of the binding release the GIL: `encode` of a million characters would stop every
+            # thread of the process for a second. The fast variant leaves out offsets, which are not needed here.
             (encoding,) = self.backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
             ids: list[int] = encoding.ids
         else:

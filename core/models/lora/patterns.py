@@ -22,7 +22,10 @@ _REFERENCE = re.compile(r"\\[1-9]|\(\?P=|\(\?\(")
 
 
 def compiled(pattern: str, field: str) -> re.Pattern[str]:
-    """Compile `pattern`. Raises ModelLoadError naming `field` if it is too long, invalid, or may never end."""
+    """Compile `pattern`.
+
+    Raises ModelLoadError naming `field` if it is too long, no regular expression, or could backtrack for ever.
+    """
     plain = _ESCAPED.sub("", pattern)
     # A group that is repeated, or refers back, makes the cost exponential; `(?:` and its kin only open a group.
     opened = plain.replace("(?", "(")
