@@ -81,7 +81,7 @@ class ChatRenderer:
         return self._judged(answer)
 
     def close(self) -> None:
-        """End the processes, and so whatever they are doing. Another conversation would start them again."""
+        """End the processes and what they are rendering. A later conversation would start them again."""
         _close(self._processes)
 
     def _judged(self, answer: Mapping[str, Any]) -> str:
@@ -99,7 +99,7 @@ class ChatRenderer:
 
 
 class _Process:
-    """One process, started when first needed and again after it was killed. One question at a time."""
+    """One process, started when first needed and again after it was killed. It renders one conversation at a time."""
 
     def __init__(self, setup: Mapping[str, Any]) -> None:
         self._setup = setup
@@ -183,7 +183,7 @@ def _close(processes: Sequence[_Process]) -> None:
 
 
 def _receive(connection: socket.socket, seconds: float) -> Mapping[str, Any]:
-    """The next frame. Raises TimeoutError, EOFError, ValueError for what is none."""
+    """The next frame. Raises TimeoutError, EOFError at the end, and ValueError for bytes that are no frame."""
     until = time.monotonic() + seconds
     length = int.from_bytes(_exactly(connection, LENGTH_BYTES, until))
     answer: Mapping[str, Any] = json.loads(_exactly(connection, length, until))

@@ -21,10 +21,10 @@ from core.text.chat_renderer import ChatRenderer
 from core.types.io import ChatMessage
 
 MAX_CHAT_CHARS: Final = 4 << 20
-"""Characters of a conversation, before and after rendering; beyond any context, and little enough to render."""
+"""Most characters of a conversation, before and after rendering: beyond any context, and still fast to render."""
 _MAX_REASON_CHARS: Final = 200
 _LONG_DECODE: Final = 1024
-"""Ids from which on letting go of the GIL is worth what a batch costs; streams decode a few at a time."""
+"""Number of ids from which a batch call, which releases the GIL, is worth its cost; streams decode a few at a time."""
 _TOKENIZER_FILES: Final = ("tokenizer*", "vocab.*", "*.model", "*.tiktoken", "tekken.json")
 
 
@@ -53,7 +53,7 @@ class Tokenizer:
         self._known = None if self.backend is not None else _known_ids(hf)
         """Ids of the vocabulary, which has holes; None where the backend passes over all others by itself."""
         self.chats = _chat_renderer(hf)
-        """Where the chat template is rendered; None if there is none, or if it is code of the library."""
+        """Renders the chat template; None if there is none, or if it is code of the library."""
 
     @classmethod
     def load(cls, directory: str | Path) -> Tokenizer:
