@@ -1,8 +1,8 @@
-"""Places where order matters, named for a simulation; in production every one of them is a look at a None.
+"""Named places in the code where order matters, for a simulation. In production each costs one comparison with None.
 
-After FoundationDB's BUGGIFY. The simulation of the shell (`tests/sim/shell`) has things happen at these places that may
-happen there and seldom do: a result arrives, the callback is held up, another task gets its turn. Only `hooked` gives
-them a meaning; it is called by tests alone (`tests/tidy`), and no flag, variable or message leads to it.
+After FoundationDB's BUGGIFY. At these places the simulation of the shell (`tests/sim/shell`) makes events happen that
+are possible there but rare: a result arrives, the callback is delayed, another task gets its turn. Only `hooked`
+switches them on. Only tests call it (`tests/tidy` checks that), and no flag, variable or message leads to it.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ POINTS: tuple[str, ...] = ("planned", "before_emit")
 """Places in the middle of a callback: other threads may do something here, and time may pass."""
 
 PAUSES: tuple[str, ...] = ("reserved", "replied", "closed")
-"""Places where a task may lose its turn."""
+"""Places where a task may lose its turn to other tasks."""
 
 
 class Hook(Protocol):
-    """What a simulation does at a place; names are those of `POINTS` and `PAUSES`."""
+    """What a simulation does at a named place of `POINTS` or `PAUSES`."""
 
     def point(self, name: str) -> None:
         """The callback is here now."""
@@ -34,13 +34,13 @@ _hook: Hook | None = None
 
 
 def point(name: str) -> None:
-    """The place `name` of `POINTS`."""
+    """Mark the place `name` of `POINTS`; does nothing in production."""
     if _hook is not None:
         _hook.point(name)
 
 
 async def pause(name: str) -> None:
-    """The place `name` of `PAUSES`."""
+    """Mark the place `name` of `PAUSES`; does nothing in production, and does not yield to other tasks."""
     if _hook is not None:
         await _hook.pause(name)
 

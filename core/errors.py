@@ -29,7 +29,7 @@ class SlipstreamError(Exception):
 
 
 class InvalidRequest(SlipstreamError):
-    """The request can never be served as written; `violations` names every bad field at once."""
+    """The request can never be served as it is; `violations` names every bad field at once."""
 
     reason = "INVALID_REQUEST"
 
@@ -80,19 +80,19 @@ class SlowConsumer(SlipstreamError):
 
 
 class RequestFailed(SlipstreamError):
-    """This one request cannot go on (non-finite logits, say); its neighbours in the batch are untouched."""
+    """This request cannot go on, for instance because of non-finite logits; others in the batch are not affected."""
 
     reason = "REQUEST_FAILED"
 
 
 class TextFailed(RequestFailed):
-    """The tokenizer failed on this request's text; its neighbours in the batch are untouched."""
+    """The tokenizer failed on this request's text; others in the batch are not affected."""
 
     reason = "TEXT_FAILED"
 
 
 class RequestAborted(SlipstreamError):
-    """Somebody ended the request by its id, and it has no output in which to say so (an embedding)."""
+    """The request was aborted by its id, and has no output that could end with a finish reason (an embedding)."""
 
     reason = "REQUEST_ABORTED"
 
@@ -110,7 +110,7 @@ class Draining(SlipstreamError):
 
 
 class AdapterNotFound(SlipstreamError):
-    """No adapter of this name is loaded: never was, was unloaded, or gave way to others."""
+    """No adapter of this name is loaded: it never was, was unloaded, or was evicted for others."""
 
     reason = "ADAPTER_NOT_FOUND"
 
@@ -128,7 +128,7 @@ class AdaptersOff(SlipstreamError):
 
 
 class Unsupported(SlipstreamError):
-    """The call exists, and this server as it was started cannot serve it; trying again changes nothing."""
+    """The call exists, but this server was started without what it needs; trying again changes nothing."""
 
     reason = "UNSUPPORTED"
 

@@ -1,4 +1,4 @@
-"""Cumulative histograms with bounds from OpenTelemetry's GenAI conventions, and a traced example for each bucket."""
+"""Cumulative histograms with bounds from OpenTelemetry's GenAI conventions, and one traced example for each bucket."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from core.types.stats import Exemplar, HistogramStats
 # whole requests get three doublings more.
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 5.12, 10.24, 20.48, 40.96, 81.92)
 REQUEST_SECONDS = (*SECONDS, 163.84, 327.68, 655.36)
-# gen_ai.server.time_to_first_token, and what a long queue adds.
+# gen_ai.server.time_to_first_token, and four longer bounds for long queues.
 FIRST_TOKEN_SECONDS = (
     *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0),
     *(20.0, 40.0, 80.0, 160.0),
@@ -24,7 +24,7 @@ TOKEN_SECONDS = (
     *(0.001, 0.002, 0.004, 0.006, 0.008, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5),
     *(5.0, 10.0),
 )
-# gen_ai.client.token.usage, as far as contexts go.
+# gen_ai.client.token.usage, up to the longest contexts.
 TOKENS = (1, 4, 16, 64, 256, 1024, 4096, 16384, 65536, 262144, 1048576)
 ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
 

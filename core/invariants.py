@@ -1,9 +1,9 @@
 """Host-side assertions that stay on in production.
 
-A violated invariant is a bug in this repository, never bad input: it raises, the engine counts it in
-`slipstream_assert_failures_total{check=…}`, and what it guards fails as a whole. Names are closed: each one is
-explained in `core/INVARIANTS.md`, and a test keeps the two lists equal. The idea of failing with the facts at hand is
-dask.distributed's `InvalidTaskState`.
+A violated invariant is a bug in this repository, never bad input. It raises, and the engine counts it in
+`slipstream_assert_failures_total{check=…}`. The list of names is closed: each one is explained in
+`core/INVARIANTS.md`, and a test keeps the two lists equal. Carrying the facts in the error is dask.distributed's idea
+(`InvalidTaskState`).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""What each lane of the engine did when: a ring per lane, filled a few times per step while somebody records.
+"""What each lane of the engine did when: a ring buffer per lane, filled a few times per step while a recording runs.
 
-Off, which it is unless asked for, a lane costs one look at an attribute. On, a slice is packed into memory that was
-taken when the recording began, so nothing is allocated that stays. The idea of lanes in one picture is Perfetto's.
+Without a recording, a lane costs one look at an attribute. During one, a slice is packed into memory that was allocated
+when the recording began, so memory does not grow. The idea of lanes in one picture is Perfetto's.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ PHASES = ("results", "intake", "plan", "submit", "publish", "emit")
 RESULTS, INTAKE, PLAN, SUBMIT, PUBLISH, EMIT = range(len(PHASES))
 
 SLICES_PER_LANE = 1 << 16
-"""Newest slices that a lane keeps: minutes of small steps, 2 MiB each."""
+"""Newest slices that a lane keeps: minutes of small steps, 2 MiB per lane."""
 
 _SLICE = struct.Struct("<ddqii")
 
@@ -43,14 +43,15 @@ class Lane:
         self._count = 0
 
     def add(self, begin: float, end: float, step: int, kind: int = 0, tokens: int = 0) -> None:
-        """One slice, over the oldest once the ring is full."""
+        """Add one slice; once the ring is full it overwrites the oldest."""
         _SLICE.pack_into(self._buffer, self._count % self._capacity * _SLICE.size, begin, end, step, kind, tokens)
+        # After the slice is packed: `slices` on another thread reads only what is counted.
         self._count += 1
 
     def slices(self, offset: float = 0.0, newest: int | None = None) -> list[Slice]:
-        """What is kept, oldest first, `offset` seconds later than it was written; only the `newest` so many if given.
+        """The slices kept, oldest first, with `offset` seconds added to their times; only the last `newest` if given.
 
-        From any thread, as long as the ring is far longer than what is written meanwhile.
+        May be called from any thread: the ring is far longer than what the writer adds during the call.
         """
         count = self._count
         kept = min(count, self._capacity if newest is None else newest)
@@ -60,8 +61,11 @@ class Lane:
 
 
 class Recording:
-    """The lanes of one recording. `scheduler` is written by the loop thread, `launch` by the forward thread, the two of
-    the device by whoever takes its results; those are in the device's time, `device_offset` behind the host's."""
+    """The lanes of one recording, each with one writer.
+
+    The loop thread writes `scheduler`, the forward thread `launch`, and the thread that takes results `forward` and
+    `copy`. Those two are in device time: host time is device time plus `device_offset`, in seconds.
+    """
 
     def __init__(self, capacity: int = SLICES_PER_LANE) -> None:
         self.scheduler = Lane(capacity)
@@ -82,18 +86,18 @@ class Recording:
 
 
 class LaneRecorder:
-    """Where writers look whether somebody records. `start` and `stop` may be called from any thread, in pairs."""
+    """Where writers look whether a recording runs. `start` and `stop` may be called from any thread, in pairs."""
 
     __slots__ = ("_lock", "_users", "recording")
 
     def __init__(self) -> None:
         self.recording: Recording | None = None
-        """None while nobody records."""
+        """None while no recording runs."""
         self._lock = threading.Lock()
         self._users = 0
 
     def start(self) -> Recording:
-        """Begin a recording, or share the one that is under way."""
+        """Begin a recording, or share the one that runs."""
         with self._lock:
             self._users += 1
             if self.recording is None:
@@ -101,7 +105,7 @@ class LaneRecorder:
             return self.recording
 
     def stop(self) -> None:
-        """Record no more, once all who started have stopped; a writer that is within a slice may still finish it."""
+        """End the recording once every `start` has its `stop`. A writer within a slice may still finish it."""
         with self._lock:
             self._users -= 1
             if not self._users:

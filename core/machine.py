@@ -1,8 +1,8 @@
-"""What this process may use of the machine: a container's limits, which `os` tells nothing of.
+"""What this process may use of the machine, by the limits of its container, which `os` does not report.
 
-A pod of two cores and 4 GiB runs on a node of 96 and 1 TiB. Sized by the node, its threads stand in each other's way
-and its pools are killed when they fill. Linux keeps the limits as files of control groups, of version 2 (`memory.max`,
-`cpu.max`) or 1; those of every enclosing group hold too.
+A pod of 2 cores and 4 GiB may run on a node of 96 cores and 1 TiB. Sized by the node, it would have too many threads,
+and would be killed when its pools fill. Linux keeps the limits as files of control groups, of version 2 (`memory.max`,
+`cpu.max`) or 1. The limits of every enclosing group hold too.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ MEMORY_FILES = (
     ("memory.max", "memory.current", "inactive_file"),
     ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
 )
-"""By version: the limit, what is used, and what of it the kernel would give up, a line of `memory.stat`."""
+"""By version: file of the limit, file of the use, and the line of `memory.stat` with memory the kernel can reclaim."""
 
 
 def usable_cpus() -> int:
-    """Cores that this process may keep busy, at least 1: by affinity, and by quotas, rounded up."""
+    """Cores that this process may keep busy, at least 1: the smallest of affinity and quotas, rounded up."""
     found = float(len(os.sched_getaffinity(0))) if hasattr(os, "sched_getaffinity") else float(os.cpu_count() or 1)
     for group in _groups("cpu"):
         quota = _quota(group)
@@ -35,7 +35,7 @@ def usable_cpus() -> int:
 
 
 def free_memory() -> int:
-    """Bytes that can still be taken before the machine, or a limit, has none left."""
+    """Bytes that can still be allocated before the machine, or a limit of its control groups, is full."""
     found = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     for group in _groups("memory"):
         for limit_file, used_file, given_up in MEMORY_FILES:
@@ -46,9 +46,9 @@ def free_memory() -> int:
 
 
 def memory_share() -> float:
-    """Share of the memory that is in use, 0 to 1: of the machine, or of the limit that is nearest to being reached.
+    """Share of memory in use, 0 to 1: of the machine, or of the control group limit that is nearest to being reached.
 
-    What the kernel gives up by itself is not in use. 0 where nothing says.
+    Memory that the kernel can reclaim is not in use. 0 where neither can be read.
     """
     found = 0.0
     free, total = (_line_of(OF_THE_MACHINE, name) for name in ("MemAvailable:", "MemTotal:"))
@@ -63,14 +63,14 @@ def memory_share() -> float:
 
 
 def give_back_memory() -> None:
-    """Have the allocator return what was freed to the system, where it can be asked to. Takes milliseconds."""
+    """Make the C allocator return freed memory to the system, where it has `malloc_trim`. Takes milliseconds."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)
 
 
 def _groups(controller: str) -> Iterator[Path]:
-    """Directories of the group that `controller` has this process in, and of those around it."""
+    """Directories of this process's control group under `controller`, and of all groups that enclose it."""
     try:
         lines = OF_THIS_PROCESS.read_text().splitlines()
     except OSError:
@@ -86,7 +86,7 @@ def _groups(controller: str) -> Iterator[Path]:
 
 
 def _quota(group: Path) -> float | None:
-    """Cores' worth of time per period; None for no bound."""
+    """The CPU quota of `group` in cores; None without a quota."""
     try:
         quota, period = (group / "cpu.max").read_text().split()
     except (OSError, ValueError):
@@ -96,7 +96,7 @@ def _quota(group: Path) -> float | None:
 
 
 def _number(file: Path) -> int | None:
-    """The number in a file; None where there is none, as for `max`."""
+    """The number in `file`; None where it holds none, `max` for instance, or cannot be read."""
     try:
         return int(file.read_text())
     except (OSError, ValueError):

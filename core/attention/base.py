@@ -15,7 +15,7 @@ import torch
 from core.batch.forward_batch import ForwardBatch
 
 RelativeBias = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
-"""(query positions, key positions), int64 that broadcast to a shape S, -> [*S, H]: what is added to the scores."""
+"""(query positions, key positions), int64 that broadcast to a shape S, -> [*S, H], which is added to the scores."""
 
 
 class AttentionBackend(ABC):
@@ -33,11 +33,11 @@ class AttentionBackend(ABC):
 
     @classmethod
     def why_not(cls, device: torch.device) -> str | None:
-        """What keeps this backend from running on `device`, in one line; None if nothing does."""
+        """Why this backend cannot run on `device`, in one line; None if it can."""
         return None
 
     def sibling(self) -> AttentionBackend:
-        """Another one of this kind, for the layers of one model that live in another pool: a plan is of one pool."""
+        """A new backend of this class, for layers of a model whose KV is in another pool: a plan is for one pool."""
         return type(self)()
 
     @abstractmethod
@@ -65,10 +65,9 @@ class AttentionBackend(ABC):
     ) -> torch.Tensor:
         """Attention of one layer; returns [T, H, Dv] in q's dtype, contiguous.
 
-        First stores `k` [Hkv, T, D] and `v` [Hkv, T, Dv] in `batch.kv_pool` at `batch.out_cache_loc`; then row i
-        attends causally over the tokens in `req_to_token[rows[i], :prefix + extend]`, its own of this step included;
-        those slots are named as in the ordinary pool, and go through `batch.pool_slots` (or `page_map`) before they are
-        read.
+        First stores `k` [Hkv, T, D] and `v` [Hkv, T, Dv] in `batch.kv_pool` at `batch.out_cache_loc`. Then row i
+        attends causally over the tokens in `req_to_token[rows[i], :prefix + extend]`, its own of this step included.
+        These are slots of the ordinary pool: translate them by `batch.pool_slots` (or `page_map`) before reading.
         `q` is [H, T, D]; H is a multiple of Hkv and query head h reads KV head h // (H / Hkv). Inputs may be strided.
 
         scores = q·k · scale, then softcap · tanh(scores / softcap) if given; then what `AttentionSpan(sliding_window,
@@ -77,6 +76,7 @@ class AttentionBackend(ABC):
         softcap, sinks, window or chunk.
 
         A layer may be called twice in a step with the same k and v (layers that share KV): the write is idempotent.
-        What a row gets must not depend on its neighbours beyond float rounding, and a padded row (row 0, length 1,
-        slot 0) must be finite and harm no other. A slot beyond a row's length may hold anything, NaN too.
+        A row's output must not depend on the other rows beyond float rounding. The output of a padded row (row 0,
+        length 1, slot 0) must be finite and change no other row. A slot beyond a row's length may hold anything, even
+        NaN.
         """

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 MAX_SCORES = 1 << 23
-"""Scores held at a time (32 MiB): long prefills go through in blocks of queries."""
+"""Scores held at a time (32 MiB of float32): long prefills are computed in blocks of queries."""
 
 
 def explicit_attention(

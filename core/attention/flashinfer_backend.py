@@ -1,6 +1,6 @@
 """Attention by FlashInfer, where it is installed: `BatchPrefillWithPagedKVCacheWrapper` for prefill and decode alike.
 
-It plans on the host for each step and kind of layer, from lengths that are there already, and reads pages in place.
+It plans on the host once per step and kind of layer, from lengths that the host has already, and reads pages in place.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ import torch
 from core.attention.paged_library import PagedCall, PagedLibraryAttention, PagedStep
 
 WORKSPACE_BYTES = 128 << 20
-"""What FlashInfer's own examples give it."""
+"""Size of the workspace in FlashInfer's own examples."""
 WIDTHS = (64, 128, 256)
-"""Widths of a head that its kernels are made for."""
+"""Elements per head for which it has kernels."""
 
 
 class FlashInferAttention(PagedLibraryAttention):
@@ -30,13 +30,13 @@ class FlashInferAttention(PagedLibraryAttention):
         self._planned: dict[PagedCall, PagedStep] = {}
 
     def takes(self, call: PagedCall) -> bool:
-        """See `PagedLibraryAttention.takes`."""
+        """Whether the head width is one of `WIDTHS`."""
         return call.width in WIDTHS
 
     def attend(
         self, call: PagedCall, step: PagedStep, q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor
     ) -> torch.Tensor:
-        """See `PagedLibraryAttention.attend`."""
+        """Run the wrapper of this kind of layer, planned once per step; [T, H, D]."""
         wrapper = self._wrapper(call, q.device)
         if self._planned.get(call) is not step:
             self._plan(wrapper, call, step, keys.shape[1])
@@ -46,7 +46,7 @@ class FlashInferAttention(PagedLibraryAttention):
         return out
 
     def _wrapper(self, call: PagedCall, device: torch.device) -> Any:
-        """One for each kind of layer, since each holds a plan; the large workspace is lent from launch to launch."""
+        """A wrapper for each kind of layer, since each holds a plan. All share a workspace: launches come in order."""
         found = self._wrappers.get(call)
         if found is None:
             if self._workspace is None:
@@ -58,7 +58,7 @@ class FlashInferAttention(PagedLibraryAttention):
     @staticmethod
     def _plan(wrapper: Any, call: PagedCall, step: PagedStep, page_size: int) -> None:
         last = (step.lens - 1) % page_size + 1
-        # Host tensors: it reads lengths on the host, and would fetch them from a device.
+        # Host tensors: the library reads lengths on the host, and would wait for the device to fetch them.
         wrapper.plan(
             torch.from_numpy(step.indptr(step.extend_lens)),
             torch.from_numpy(step.indptr(step.counts)),

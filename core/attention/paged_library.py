@@ -1,4 +1,4 @@
-"""What backends around somebody else's kernels share: who gets a call, how pages are told, where keys are written."""
+"""The common part of backends around a library's kernels: which calls it gets, page lists, and writing the keys."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from core.types.arrays import Ints
 
 @dataclass(frozen=True, slots=True)
 class PagedCall:
-    """One layer's attention, as far as it does not change within a step."""
+    """The parameters of one layer's attention that do not change within a step."""
 
     heads: int
     kv_heads: int
@@ -36,13 +36,13 @@ class PagedStep:
     extend_lens: Ints
     lens: Ints
     pages: torch.Tensor
-    """[B, most pages of a row]: pages of the pool by place."""
+    """[B, most pages of a row]: pages of each row in order; entries beyond `counts` mean nothing."""
     counts: Ints
-    """[B]: how many of them are the row's."""
+    """[B]: how many pages each row has."""
 
     @classmethod
     def of(cls, batch: ForwardBatch) -> PagedStep:
-        """Read from the table once per step; the host lengths say how much of it."""
+        """Read the pages of `batch` from its table, once per step, as far as the host lengths go."""
         size = batch.kv_pool.page_size
         lens = batch.prefix_lens_host + batch.extend_lens_host
         counts = -(-lens // size)
@@ -51,11 +51,11 @@ class PagedStep:
         return cls(batch.extend_lens_host, lens, pages.to(torch.int32), counts)
 
     def indptr(self, lengths: Ints) -> Ints:
-        """int32[B + 1]: sums of `lengths` so far, from 0."""
+        """int32[B + 1]: cumulative sums of `lengths`, int64[B], starting with 0."""
         return np.concatenate([[0], lengths.cumsum()]).astype(np.int32)
 
     def page_list(self) -> torch.Tensor:
-        """int32[all pages]: the pages of one row after another."""
+        """int32[sum of counts]: the pages of all rows, row after row."""
         width = self.pages.shape[1]
         places = np.repeat(np.arange(len(self.counts)) * width, self.counts)
         inside = np.arange(int(self.counts.sum())) - np.repeat(self.counts.cumsum() - self.counts, self.counts)
@@ -64,13 +64,13 @@ class PagedStep:
 
 
 class PagedLibraryAttention(AttentionBackend):
-    """Writes keys and values, then lets `attend` of a subclass do the rest; what that cannot, the native backend does.
+    """Writes keys and values, then calls `attend` of a subclass. Calls it cannot serve go to the native backend.
 
     Plans on the host, so decode steps are not captured.
     """
 
     dtypes: ClassVar[tuple[torch.dtype, ...]] = (torch.float16, torch.bfloat16)
-    """Of keys, values and queries."""
+    """Dtypes of keys, values and queries that the library serves."""
     needs: ClassVar[str] = "CUDA"
 
     def __init__(self) -> None:
@@ -80,12 +80,12 @@ class PagedLibraryAttention(AttentionBackend):
 
     @classmethod
     def why_not(cls, device: torch.device) -> str | None:
-        """See `AttentionBackend.why_not`."""
+        """Why not: the library's kernels run on CUDA only."""
         return None if device.type == "cuda" else f"its kernels need {cls.needs}, not {device.type}"
 
     @abstractmethod
     def takes(self, call: PagedCall) -> bool:
-        """Whether the library has a kernel for `call`; its dtype is among `dtypes`, keys are as wide as values."""
+        """Whether the library has a kernel for `call`: of a dtype among `dtypes`, with keys as wide as values."""
 
     @abstractmethod
     def attend(
@@ -94,7 +94,7 @@ class PagedLibraryAttention(AttentionBackend):
         """[T, H, D] from q [T, H, D], contiguous; keys and values are the pool's, as [pages, page size, Hkv, D]."""
 
     def plan(self, batch: ForwardBatch) -> None:
-        """See `AttentionBackend.plan`."""
+        """Read the step's pages from the table; the native backend plans only when a layer needs it."""
         self._batch, self._native = batch, None
         self._step = PagedStep.of(batch)
 
@@ -112,7 +112,7 @@ class PagedLibraryAttention(AttentionBackend):
         chunk_size: int | None = None,
         bias: RelativeBias | None = None,
     ) -> torch.Tensor:
-        """See `AttentionBackend.forward`."""
+        """Call the library's kernel where it has one, else the native backend; [T, H, Dv]."""
         batch, step = self._batch, self._step
         assert batch is not None and step is not None, "plan() comes first"
         call = PagedCall(q.shape[0], k.shape[0], q.shape[2], scale, sliding_window, softcap or None, q.dtype)

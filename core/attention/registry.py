@@ -16,13 +16,14 @@ ATTENTION_BACKENDS: dict[str, str] = {
     "varlen": "core.attention.varlen_backend:VarlenAttention",
     "flashinfer": "core.attention.flashinfer_backend:FlashInferAttention",
 }
-"""Name -> `module:class`, imported only when asked for: a backend may need packages that are not installed."""
+"""Name -> `module:class`. Imported only when it is chosen: a backend may need packages that are not installed."""
 
 
 def build_attention(name: str, device: torch.device) -> AttentionBackend:
     """A new backend; `auto` takes the best one for `device`.
 
-    ConfigError for an unknown name, a missing package, or a device that the backend cannot run on, with the reason.
+    Raises ConfigError for an unknown name, a missing package, or a device that the backend cannot run on, with the
+    reason.
     """
     chosen = default_attention(device) if name == "auto" else name
     target = ATTENTION_BACKENDS.get(chosen)
@@ -42,6 +43,6 @@ def build_attention(name: str, device: torch.device) -> AttentionBackend:
 
 
 def default_attention(device: torch.device) -> str:
-    """The name `auto` stands for on `device`."""
-    # Every CUDA build of PyTorch brings Triton along; one made without it is served as the CPU is.
+    """The name that `auto` stands for on `device`."""
+    # CUDA builds of PyTorch normally bring Triton; a build without it uses the backend of the CPU.
     return "triton" if device.type == "cuda" and find_spec("triton") is not None else "torch_native"

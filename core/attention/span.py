@@ -9,8 +9,8 @@ import torch
 
 @dataclass(frozen=True, slots=True)
 class AttentionSpan:
-    """Causal visibility. `window` w: the last w keys, the query's own among them (Mistral, Gemma, gpt-oss). `chunk` c:
-    the keys whose position divided by c equals the query's (Llama 4). None means no such limit.
+    """Causal visibility. `window` w: the last w keys, the query's own included (Mistral, Gemma, gpt-oss). `chunk` c:
+    keys in the same block of c positions as the query: key // c == query // c (Llama 4). None: no such limit.
 
     One definition for every backend, and for the check that a model's own mask says the same.
     """
@@ -36,7 +36,7 @@ class AttentionSpan:
         return length == 0 or self.first_key(length - 1) == 0
 
     def allows(self, queries: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
-        """bool, broadcast over the positions `queries` and `keys` (integer tensors): may this query see this key."""
+        """bool, broadcast over the positions `queries` and `keys` (integer tensors): whether the query sees the key."""
         seen = keys <= queries
         if self.window is not None:
             seen = seen & (keys > queries - self.window)

@@ -1,7 +1,7 @@
-"""What all layers of one step share on the host-planned path: token ranges, KV slots to gather, additive masks.
+"""The plan that all layers of a step share in `TorchNativeAttention`: token ranges, KV slots to gather, additive masks.
 
-Built from host lengths once per step and per `AttentionSpan`, so a model that mixes full and windowed layers pays for
-two plans, not for one per layer.
+Built from host lengths once per step and per `AttentionSpan`: a model that mixes full and windowed layers needs two
+plans, not one per layer.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from core.batch.forward_batch import ForwardBatch
 from core.types.arrays import Ints
 
 CHUNK_ROWS = 8
-"""Decode rows per kernel call: enough to spread the call's cost, few enough that padding and workspace stay small."""
+"""Decode rows per kernel call: enough to share the cost of a call, few enough for little padding and workspace."""
 
 
 @dataclass(slots=True)
@@ -28,13 +28,13 @@ class PrefillPiece:
     prefix: int
     span: AttentionSpan
     slots: torch.Tensor | None
-    """int32[L]: KV slots of the visible prefix and of the segment itself; None when there is no prefix to read, so that
-    the step's own k and v serve as they are."""
+    """int32[L]: KV slots of the visible prefix and of the segment itself; None without a prefix, when the step's own k
+    and v are all that is read."""
     mask: torch.Tensor | None
-    """[end - start, L], 0 or -inf; None when plain causality from the first key says it all."""
+    """[end - start, L], 0 or -inf; None when a plain causal mask from the first key is right."""
 
     def dense_mask(self, like: torch.Tensor) -> torch.Tensor:
-        """The mask written out, for kernels that know no `is_causal`; made once."""
+        """`mask`, or a causal one made at the first call, for kernels without `is_causal`."""
         if self.mask is None:
             self.mask = additive_mask(self.span, self.prefix, self.end - self.start, 0, like.dtype, like.device)
         return self.mask
@@ -42,21 +42,21 @@ class PrefillPiece:
 
 @dataclass(frozen=True, slots=True)
 class DecodeChunk:
-    """Up to `CHUNK_ROWS` single-token rows, every one padded to `length` keys."""
+    """Up to `CHUNK_ROWS` rows of one token each, all padded to `length` keys."""
 
     tokens: torch.Tensor
-    """int64[rows]: their places in the packed row."""
+    """int64[rows]: places of their tokens in the packed row."""
     rows: int
     length: int
     slots: torch.Tensor
-    """int32[rows * length]; beyond a row's own keys slot 0, never a slot of somebody else."""
+    """int32[rows * length]; padding is slot 0, never a slot of another row."""
     mask: torch.Tensor | None
     """[rows, 1, 1, length], 0 or -inf; None when no row is padded."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """One step as seen through one span. `in_order`: a single chunk that is the whole step, token by token."""
+    """The plan of one step for one span. `in_order`: the step is a single decode chunk, in the order of the batch."""
 
     prefills: list[PrefillPiece]
     decodes: list[DecodeChunk]
@@ -120,7 +120,7 @@ def _decode_chunk(
     rows, length = len(members), int(counts.max())
     request_rows = batch.rows.index_select(0, torch.from_numpy(members).to(device))
     if firsts.any():
-        # A shorter neighbour of the longest row must not index past the table; what it reads there is dropped below.
+        # A short row that starts late would index past the table; what it reads there is masked below.
         places = (firsts[:, None] + np.arange(length)).clip(max=batch.req_to_token.shape[1] - 1)
         slots = batch.req_to_token[request_rows[:, None], torch.from_numpy(places).to(device)]
     else:

@@ -1,7 +1,7 @@
 """Attention by `torch.nn.attention.varlen`, which comes with PyTorch: FlashAttention over packed rows.
 
-FlashAttention 3, once the process has activated it, reads pages through a block table. What PyTorch brings itself is
-version 2, which PyTorch lets have no block table, so keys and values are gathered for it.
+FlashAttention 3, once the process has activated it, reads pages through a block table. PyTorch itself brings version 2,
+for which it accepts no block table, so keys and values are gathered first.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ class VarlenAttention(PagedLibraryAttention):
 
     @classmethod
     def why_not(cls, device: torch.device) -> str | None:
-        """See `AttentionBackend.why_not`."""
+        """Why not: no CUDA, or a PyTorch whose `varlen_attn` has no block table."""
         if "block_table" not in inspect.signature(varlen_attn).parameters:
             return f"varlen_attn of PyTorch {torch.__version__} knows no grouped heads and no pages; 2.12 does"
         return super().why_not(device)
 
     def takes(self, call: PagedCall) -> bool:
-        """See `PagedLibraryAttention.takes`."""
+        """Whether scores are not capped and the head width is a multiple of 8, at most `WIDEST`."""
         return call.softcap is None and call.width <= WIDEST and call.width % 8 == 0
 
     def attend(
         self, call: PagedCall, step: PagedStep, q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor
     ) -> torch.Tensor:
-        """See `PagedLibraryAttention.attend`."""
+        """Call `varlen_attn` with pages in place where it reads them, else with gathered keys; [T, H, D]."""
         if self._arguments is None or self._arguments.step is not step:
             self._arguments = _Arguments.of(step, keys.shape[1])
         found = self._arguments
@@ -67,7 +67,7 @@ class VarlenAttention(PagedLibraryAttention):
 
 @dataclass(frozen=True, slots=True)
 class _Arguments:
-    """What all layers of one step are called with, on the device."""
+    """The arguments that all layers of one step share, on the device; int32 unless said otherwise."""
 
     step: PagedStep
     starts_q: torch.Tensor
@@ -91,5 +91,5 @@ class _Arguments:
 
 def reads_pages() -> bool:
     """Whether the activated FlashAttention takes a block table."""
-    # Version 2 raises for one; PyTorch names what was activated, and None means its own.
+    # PyTorch names the implementation that was activated; None is its own, version 2, which raises for a block table.
     return torch.nn.attention.current_flash_attention_impl() == "FA3"

@@ -30,7 +30,7 @@ class Segment:
     pooling: Pooling | None = None
     """Set for an embedding, which samples nothing at its end."""
     encoder_ids: Ints | None = None
-    """int64[L]: what the encoder must read before this chunk; with the first chunk of an admission only."""
+    """int64[L]: input that the encoder reads before this chunk; with the first chunk of an admission only."""
 
     @property
     def length(self) -> int:
@@ -39,12 +39,12 @@ class Segment:
 
     @property
     def cost(self) -> int:
-        """Tokens that the step computes for it, those of the encoder included."""
+        """Tokens that the step computes for the chunk, those of the encoder included."""
         return self.length + (0 if self.encoder_ids is None else len(self.encoder_ids))
 
 
 def joined(segments: list[Segment]) -> list[Segment]:
-    """One segment per row: chunks of a row that follow each other as one, in the place of the first."""
+    """`segments` with consecutive chunks of a row joined into one, in the place of the first."""
     by_row: dict[int, Segment] = {}
     for each in segments:
         first = by_row.get(each.row)
@@ -56,7 +56,7 @@ def joined(segments: list[Segment]) -> list[Segment]:
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """What the planner decided: chunks, decode rows (int64[n]) and their lengths so far (int64[n])."""
+    """What the planner decided: chunks, decode rows (int64[n]) and their lengths before the step (int64[n])."""
 
     step_id: int
     segments: list[Segment]
@@ -77,9 +77,11 @@ def build_batch(
     pin: Callable[[list[Ints]], torch.Tensor],
     companions: Callable[[Ints, Ints, Ints], Writes],
 ) -> ScheduleBatch:
-    """Freeze `plan`. `generations` is indexed by row; `slots(rows, positions)` gives KV slots; `sampling(rows,
-    seq_lens)` the options of the rows that sample; `pin` copies prompt ids to where the device can fetch them from;
-    `companions(rows, prefix_lens, extend_lens)` is told what is computed and gives their device writes.
+    """Freeze `plan`.
+
+    `generations`: by row. `slots(rows, positions)`: their KV slots. `sampling(rows, seq_lens)`: options of the rows
+    that sample. `pin`: copies prompt ids to memory that the device can copy from. `companions(rows, prefix_lens,
+    extend_lens)`: plans the companions' part of the step and returns their device writes.
     """
     num_extend, num_decode = len(plan.segments), len(plan.decode_rows)
     ones = np.ones(num_decode, np.int64)
@@ -130,7 +132,7 @@ def _token_places(rows: Ints, prefix_lens: Ints, extend_lens: Ints) -> tuple[Int
 
 
 def _pooling(segments: list[Segment], generations: Ints) -> PoolingBatch | None:
-    """None, as in almost every step, when nobody embeds."""
+    """The embedding segments of the step; None in almost every step, which has none."""
     if all(s.pooling is None for s in segments):
         return None
     pooled, end = [], 0

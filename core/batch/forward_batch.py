@@ -1,4 +1,4 @@
-"""What model and attention backend see of one step: device tensors, and the host lengths they were made from."""
+"""What model and attention backend see of one step: device tensors, and the host lengths that they were made from."""
 
 from __future__ import annotations
 
@@ -53,11 +53,11 @@ class ForwardBatch:
     encoder_lens_host: Ints | None = None
     """[n] on the host: their lengths, which add up to E."""
     page_map: torch.Tensor | None = None
-    """int32[pages + 1]: which page of `kv_pool` stands for each page that `req_to_token` names. None: that page itself.
+    """int32[pages + 1]: page named by `req_to_token` -> page of `kv_pool`; None where both are the same.
     `out_cache_loc` names slots of `kv_pool` in either case."""
 
     def pool_slots(self, slots: torch.Tensor) -> torch.Tensor:
-        """Slots of `kv_pool` for `slots` as `req_to_token` names them, in their shape and dtype."""
+        """Translate `slots`, as `req_to_token` names them, to slots of `kv_pool`; same shape and dtype."""
         if self.page_map is None:
             return slots
         size = self.kv_pool.page_size

@@ -1,4 +1,4 @@
-"""Constraints of a step: matchers that start with it, and what became of those it asked."""
+"""Constraints of a step: the matchers that start with it, and the masks and statuses of its constrained rows."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class GrammarSeed:
 
 
 class GrammarStatus(IntEnum):
-    """Of one sampling row. Only of OPEN ones does the token mean anything."""
+    """The state of one sampling row's constraint. The row's token means something only where it is OPEN."""
 
     OPEN = 0
     COMPLETE = 1
@@ -32,7 +32,7 @@ class GrammarStatus(IntEnum):
     TOO_COMPLEX = 3
     """The library gave up, or the request has used up what following its constraint may cost."""
     CROWDED = 4
-    """The constraints of all requests cost too much at this moment, and this one's are among the dearest."""
+    """The constraints of all requests together cost too much now, and this request's are among the most costly."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,14 +40,14 @@ class TokenMask:
     """Tokens allowed in some of S sampling rows."""
 
     places: Ints
-    """int64[G], rising: which of the S rows."""
+    """int64[G], ascending: the constrained ones of the S rows."""
     words: Words
-    """int32[G, W], W even and at least vocab / 32; 1 allows."""
+    """int32[G, W], one bit per token; W is even and at least vocab / 32. A bit of 1 allows the token."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepGrammars:
-    """What the grammars say to one step, once the tokens before it are known."""
+    """The answer of the grammars for one step, once the tokens before it are known."""
 
     mask: TokenMask
     status: np.ndarray

@@ -10,7 +10,7 @@ from core.types.io import Pooling
 
 @dataclass(frozen=True, slots=True)
 class PooledSegment:
-    """Tokens `start:end` of the packed row, which are those from `prefix` on of the request in `row`."""
+    """Tokens `start:end` of the packed row: the tokens of the request in `row` from position `prefix` on."""
 
     row: int
     start: int
@@ -29,4 +29,4 @@ class PoolingBatch:
     rows: Ints
     """int64[E]: rows whose vector this step completes."""
     generations: Ints
-    """int64[E]."""
+    """int64[E]: the generations of `rows`."""

@@ -12,7 +12,10 @@ from core.types.arrays import Ints
 
 @dataclass(frozen=True, slots=True)
 class LogprobResult:
-    """Host log probabilities of the S sampled tokens; `top_ids` and `top_values` are [S, K], K the most asked for."""
+    """Host log probabilities of the S sampled tokens, `values` [S].
+
+    `top_ids` and `top_values` are [S, K], where K is the most alternatives that any row wants.
+    """
 
     values: npt.NDArray[np.float32]
     top_ids: Ints
@@ -21,7 +24,7 @@ class LogprobResult:
 
 @dataclass(frozen=True, slots=True)
 class VectorResult:
-    """float32[E, H] on the host, with the identities they are for."""
+    """Embeddings float32[E, H] on the host, and the owners (rows, generations) that they belong to."""
 
     rows: Ints
     generations: Ints
@@ -30,7 +33,7 @@ class VectorResult:
 
 @dataclass(frozen=True, slots=True)
 class Exhausted:
-    """Owners (row, generation) that memory did not suffice for, int64[n] each; their tokens mean nothing."""
+    """Owners (row, generation), int64[n] each, for which there was too little memory; their tokens mean nothing."""
 
     rows: Ints
     generations: Ints
@@ -50,13 +53,13 @@ NO_ROWS = Exhausted(np.empty(0, np.int64), np.empty(0, np.int64))
 
 
 class StepOutOfMemory(Exception):
-    """A step had no memory where it cannot be run again; says how much was missing, and what the step was."""
+    """A step had too little memory for work that cannot be split; says how much was missing, and what the step was."""
 
 
 class StepBroken(Exception):
-    """A step was ended by something that is no Exception: a panic of native code (pyo3), SystemExit, a cancellation.
+    """A step was ended by a BaseException that is no Exception: a native panic (pyo3), SystemExit, a cancellation.
 
-    Raised on the event loop in its place, as the cause, because the loop would take a SystemExit for an order to stop
+    Raised on the event loop instead of it, with it as the cause: the loop would take a SystemExit for an order to stop,
     and a CancelledError for the end of the scheduler's task.
     """
 
@@ -65,10 +68,10 @@ class StepBroken(Exception):
 class StepResult:
     """Sampled tokens of step `step_id` on the host, with the identity (row, generation) each is for.
 
-    `non_finite[i]`: the logits of that row held NaN or +inf, and `tokens[i]` means nothing. `assert_counts` is the
-    cumulative device counter array in the order of `DEVICE_CHECKS`, empty when asserts are off. `error` means the step
-    failed as a whole and no array is valid. `busy` and `idle` are device seconds: of this step, and between the end of
-    the step before it and its start.
+    `non_finite[i]`: the logits of row i held NaN or +inf, and `tokens[i]` means nothing. `assert_counts`: cumulative
+    device counters in the order of `DEVICE_CHECKS`, empty when asserts are off. `error`: the step failed as a whole and
+    no array is valid. `busy`: device seconds of this step. `idle`: device seconds between the end of the step before
+    and the start of this one.
     """
 
     step_id: int
@@ -82,18 +85,18 @@ class StepResult:
     idle: float = 0.0
     error: Exception | None = None
     vectors: VectorResult | None = None
-    """Of the embeddings that end with this step."""
+    """Vectors of the embeddings that end with this step."""
     grammar_status: npt.NDArray[np.int8] | None = None
     """int8[S] of GrammarStatus; None if no row of the step is constrained."""
     exhausted: Exhausted = NO_ROWS
     was_split: bool = False
-    """Rows were sampled a few at a time, for want of memory."""
+    """Whether rows were sampled a few at a time, for lack of memory."""
     violated: npt.NDArray[np.bool_] | None = None
     """bool[S]: the row's input violated a device check, so that `tokens[i]` means nothing; None where no row's did."""
 
     @classmethod
     def failed(cls, step_id: int, error: BaseException) -> StepResult:
-        """The result of a step that raised; what is no Exception comes wrapped in `StepBroken`."""
+        """The result of a step that raised `error`, wrapped in `StepBroken` if it is no Exception."""
         if not isinstance(error, Exception):
             cause, error = error, StepBroken(f"the step was ended by {type(error).__name__}: {error}")
             error.__cause__ = cause

@@ -35,7 +35,7 @@ class SamplingBatch:
     prompt_lens: Ints
     """Tokens of the original prompt: the border between prompt and output in the token history."""
     history_lens: Ints
-    """Tokens of prompt and output before the one sampled now, i.e. its absolute position."""
+    """Tokens of prompt and output before the one sampled now: its position in the sequence."""
     bias_rows: Ints
     """Any length: indices into S of `bias_values` (logit bias, and -inf for stop tokens below min_tokens)."""
     bias_tokens: Ints
@@ -50,9 +50,10 @@ class SamplingBatch:
     top_logprobs: int
     """The most alternatives that any row wants; 0 for none."""
     constrained: Ints = field(default_factory=lambda: np.empty(0, np.int64))
-    """Any length: indices into S of rows with a grammar, whose mask depends on the token before."""
+    """int64[G]: indices into S of rows with a grammar. Their masks depend on the token before."""
     alternatives: Ints | None = None
-    """int64[S]: how many each row wants, -1 where it wants no log probability at all; None where no row wants any."""
+    """int64[S]: alternatives that each row wants, -1 for a row that wants no log probability; None if no row wants any.
+    """
 
     def __len__(self) -> int:
         return len(self.rows)

@@ -45,7 +45,7 @@ class HistoryWrites:
 
 @dataclass(frozen=True, slots=True)
 class ScheduleBatch:
-    """B requests, T tokens, S sampling rows. `generations[i]` says which owner of `rows[i]` this step works for."""
+    """B requests, T tokens, S sampling rows. This step works for the owner (rows[i], generations[i])."""
 
     step_id: int
     mode: ForwardMode
@@ -70,15 +70,15 @@ class ScheduleBatch:
     """Rows that got a new owner in this step; what the FutureMap holds for them is forgotten first."""
     history_writes: HistoryWrites = field(default_factory=HistoryWrites)
     companion_writes: Writes = field(default_factory=dict)
-    """By name of the companion pool: what its device side applies before anything of the step reads it."""
+    """Companion name -> what its device side applies before anything in the step reads its pool."""
     after_idle: bool = False
-    """The device had nothing to do before this step for want of requests, so that gap is nobody's fault."""
+    """There was no request to run before this step, so the gap before it does not count as idle time."""
     pooling: PoolingBatch | None = None
     """Segments of embeddings, if any."""
     encoder_lens: Ints = field(default_factory=lambda: np.empty(0, np.int64))
     """int64[n]: tokens of each encoder input that is staged, in batch order; they add up to E."""
     grammar_seeds: tuple[GrammarSeed, ...] = ()
-    """Of rows that newly joined and are constrained."""
+    """Seeds of rows that newly joined and are constrained."""
 
     @property
     def seq_lens(self) -> Ints:

@@ -1,9 +1,9 @@
 """Assertions on values that only the device has seen.
 
-COUNT adds violations to a device counter and marks the row; both travel to the host with the step's results, where the
-row fails and its neighbours go on. TRAP stops at once
-(`torch._assert_async`, always with a message: without one `torch.compile` drops the assertion silently); OFF exists to
-measure what the others cost. The idea of consuming a value by checking it and writing -1 back is SGLang #26108.
+COUNT adds violations to a device counter and marks the row. Both travel to the host with the step's results, where the
+row fails and the other rows go on. TRAP stops at once by `torch._assert_async`, always with a message: without one
+`torch.compile` drops the assertion silently. OFF exists to measure what the others cost. The idea of consuming a value
+by checking it and writing -1 back is SGLang #26108.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class DeviceChecks:
         )
 
     def consume(self, buffer: torch.Tensor, rows: torch.Tensor, violated: torch.Tensor) -> torch.Tensor:
-        """Read `buffer[rows]` once: values must be >= 0, and are replaced by -1 so that a second read is seen.
+        """int64[n]: `buffer[rows]`. Values must be >= 0, and are replaced by -1 so that a second read is a violation.
 
         buffer: int64[R]; rows: int64[n]. Row 0 is exempt: it reads 0 and stays 0. In COUNT mode a violating value is
         returned as 0, a legal token id, so that the step goes on, and its entry of `violated`, int64[n], becomes 1; in
@@ -72,7 +72,7 @@ class DeviceChecks:
         return self.counters[:0] if self.mode is AssertMode.OFF else torch.cat([self.counters, violated])
 
     def expect_equal(self, actual: torch.Tensor, expected: torch.Tensor, violated: torch.Tensor) -> None:
-        """int64[n] against int64[n]: published sequence lengths must be what the scheduler planned with.
+        """Check that published sequence lengths, int64[n], are those that the scheduler planned with, int64[n].
 
         `violated`, int64[n], becomes 1 where they differ and 0 elsewhere.
         """

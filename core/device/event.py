@@ -12,10 +12,10 @@ class Event(Protocol):
         """Mark the point after everything submitted to `stream` so far."""
 
     def query(self) -> bool:
-        """Whether the point was passed."""
+        """Whether the device has passed the point. Never waits."""
 
     def synchronize(self) -> None:
-        """Block the calling thread until the point was passed."""
+        """Block the calling thread until the device has passed the point."""
 
     def wait(self, stream: Any = None) -> None:
-        """Make `stream` wait for the point; the host does not block."""
+        """Make later work on `stream` wait for the point; the host does not block."""

@@ -1,7 +1,7 @@
 """Work that is recorded once and launched again as a whole: the device's part of captured decode steps.
 
-Only CUDA has it. What stands in for it on the CPU belongs to the tests, and is stricter than the real thing: it replays
-the recorded operations on the recorded memory, as a graph does, and spoils everything that a graph does not own.
+Only CUDA has it. The tests have a substitute for the CPU, which is stricter: it replays the recorded operations on the
+recorded memory, as a graph does, and overwrites everything that a graph does not own.
 """
 
 from __future__ import annotations
@@ -12,24 +12,24 @@ from typing import Any, Protocol
 import torch
 
 WARM_UPS = 2
-"""Plain runs before a recording: libraries choose kernels, compilers compile and allocators settle in them."""
+"""Plain runs before a recording, in which libraries choose kernels, compilers compile and allocators settle."""
 
 
 class Graph(Protocol):
-    """Recorded work: the same kernels on the same addresses, whatever these hold now."""
+    """Recorded work: the same kernels on the same addresses, with the values that these hold at the replay."""
 
     def replay(self) -> None:
-        """Launch it on the current stream; returns at once."""
+        """Launch the recorded work on the current stream; returns at once."""
 
 
 class GraphMaker(Protocol):
-    """Records graphs that share one pool of memory, so what one leaves in it lasts until the next replay of any."""
+    """Records graphs that share one pool of memory: what a replay leaves there lasts until the next replay of any."""
 
     def capture(self, work: Callable[[], None]) -> Graph:
-        """Run `work` to warm up, then record it. It must not wait for the device; RuntimeError where it does.
+        """Run `work` to warm up, then record it. Raises RuntimeError if `work` waits for the device.
 
-        Called on the stream that replays. What `work` reads or writes beyond memory that it allocates itself must stay
-        where it is for as long as the graph is used.
+        Called on the stream that replays. Memory that `work` reads or writes and did not allocate itself must keep its
+        address for as long as the graph is used.
         """
         ...
 
@@ -42,12 +42,12 @@ class CudaGraphs:
         self._pool: Any = torch.cuda.graph_pool_handle()
 
     def capture(self, work: Callable[[], None]) -> Graph:
-        """See `GraphMaker.capture`."""
+        """Run `work` `WARM_UPS` times, then record it into a CUDA graph of the shared pool."""
         for _ in range(WARM_UPS):
             work()
         self._stream.synchronize()
         graph = torch.cuda.CUDAGraph()
-        # Other threads pin memory whenever they like; the default mode would take that for a mistake of this one.
+        # "thread_local": in the default mode the capture fails when another thread pins memory meanwhile.
         with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
             work()
         return graph

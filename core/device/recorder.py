@@ -1,8 +1,8 @@
-"""The recorder: told of every access to shared device state, and of everything that orders two accesses.
+"""The recorder, which is told of every access to shared device state and of everything that orders two accesses.
 
-In production there is none, and a hook costs one test of an attribute against None. A test brings one that keeps a
-vector clock per lane and names each pair of conflicting accesses with no order between them, on any device: the hooks
-say what the program asked for, not what this machine happened to do.
+In production there is none, and a hook costs one comparison of an attribute with None. Tests use a recorder that keeps
+a vector clock per lane and reports each pair of conflicting accesses without an order between them. That works on any
+device: the hooks report what the program asked for, not the order in which this machine happened to run it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from core.device.event import Event
 from core.types.arrays import Ints
 
 Places = torch.Tensor | Ints | Sequence[int]
-"""Rows, slots or step ids of a buffer. A recorder may look into tensors: it waits for the device if it must."""
+"""Rows, slots or step ids of a buffer. A recorder may read tensors, and then waits for the device."""
 
 
 class Recorder(Protocol):
@@ -31,7 +31,7 @@ class Recorder(Protocol):
         """The calling thread submits to stream `lane` from here on."""
 
     def leave(self) -> None:
-        """The calling thread submits where it did before the last `enter`."""
+        """The calling thread submits to the lane again that it had before the last `enter`."""
 
     def step(self, batch: object) -> None:
         """A frozen batch is about to be submitted, on the current lane, by the calling thread.
@@ -52,14 +52,14 @@ class Recorder(Protocol):
         """What is submitted to stream `lane` from here on runs after what `event` stands for now."""
 
     def passed(self, event: object) -> None:
-        """The calling thread knows that all `event` stands for is done."""
+        """The calling thread knows that everything `event` stands for is done."""
 
     def drained(self) -> None:
         """The calling thread knows that everything submitted so far is done, on every stream."""
 
 
 class RecordedEvent:
-    """An event that tells the recorder how it was used."""
+    """An event that passes every call on and tells the recorder of it."""
 
     def __init__(self, event: Event, recorder: Recorder, lanes: dict[Any, str]) -> None:
         """`lanes`: the names of the streams that may record it or wait for it."""
@@ -68,31 +68,31 @@ class RecordedEvent:
         self._lanes = lanes
 
     def record(self, stream: Any = None) -> None:
-        """See `Event.record`."""
+        """Mark the point after everything submitted to `stream` so far."""
         self._event.record(stream)
         self._recorder.recorded(self, self._lanes[stream])
 
     def query(self) -> bool:
-        """See `Event.query`."""
+        """Whether the point was passed; only then does it order anything for the calling thread."""
         passed = self._event.query()
         if passed:
             self._recorder.passed(self)
         return passed
 
     def synchronize(self) -> None:
-        """See `Event.synchronize`."""
+        """Block the calling thread until the point was passed."""
         self._event.synchronize()
         self._recorder.passed(self)
 
     def wait(self, stream: Any = None) -> None:
-        """See `Event.wait`."""
+        """Make later work on `stream` wait for the point."""
         self._event.wait(stream)
         self._recorder.awaited(self, self._lanes[stream])
 
 
 @contextmanager
 def on_lane(recorder: Recorder, lane: str, context: AbstractContextManager[Any]) -> Iterator[None]:
-    """`context`, with the recorder told which stream it is."""
+    """Enter `context`, which submits to stream `lane`, and tell the recorder so."""
     recorder.enter(lane)
     try:
         with context:

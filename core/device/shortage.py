@@ -1,7 +1,7 @@
-"""Memory that an allocation did not get: how to tell it from other failures, and what is known of it.
+"""Allocations that failed for lack of memory: how to tell them from other failures, and how to describe them.
 
-Every allocator raises before it changes anything, so the device goes on as it was: nothing of a kernel that was not
-launched for want of its output has happened.
+Every allocator raises before it changes anything. A kernel whose output could not be allocated was not launched, so the
+device state is as it was before.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import torch
 from core.machine import free_memory
 
 MEMORY_ERRORS = (RuntimeError, MemoryError)
-"""What `is_out_of_memory` can be true of: `torch.OutOfMemoryError` is a RuntimeError, numpy's a MemoryError."""
+"""Classes to catch before `is_out_of_memory`: `torch.OutOfMemoryError` is a RuntimeError, numpy's a MemoryError."""
 
 _CPU_ALLOCATOR = "DefaultCPUAllocator"
 _PINNED = "CUDA error: out of memory"
@@ -21,15 +21,15 @@ _WANTED = re.compile(r"[Tt]ried to allocate ([\d.]+ (?:bytes|[KMGTPE]i?B))|Unabl
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether `error` says that memory ran out, on the device, on the host or of what is pinned, and nothing worse."""
+    """Whether `error` only says that memory ran out: on the device, on the host, or pinned memory."""
     if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
         return True
-    # PyTorch's CPU allocator, and what pins host memory, have no class of their own.
+    # PyTorch has no class of its own for its CPU allocator and for pinned memory: their messages tell.
     return isinstance(error, RuntimeError) and any(text in str(error) for text in (_CPU_ALLOCATOR, _PINNED))
 
 
 def shortage(error: BaseException, device: torch.device) -> str:
-    """How much was wanted, and how much there is, in one line for an operator."""
+    """How much memory was wanted and how much there is, in one line for an operator."""
     found = _WANTED.search(str(error))
     wanted = "an unknown amount" if found is None else (found[1] or found[2])
     if device.type != "cuda":

@@ -1,8 +1,7 @@
-"""Host arrays on their way to the device: pinned where the device can copy from them asynchronously.
+"""Copies of host arrays to the device, through pinned memory where the device can copy from it asynchronously.
 
 Every upload allocates from PyTorch's caching host allocator, which hands a pinned block out again only after the
-copies that read it have finished; so there is no buffer of ours that could be overwritten under a running copy (bug
-class D33).
+copies that read it have finished. So no buffer can be overwritten while a copy still reads it (bug class D33).
 """
 
 from __future__ import annotations
@@ -15,11 +14,11 @@ import torch
 from core.types.arrays import Ints
 
 ALIGNMENT = 16
-"""Bytes at whose multiples packed arrays begin: views of any dtype are legal there."""
+"""Packed arrays begin at multiples of this many bytes, where views of any dtype are legal."""
 
 
 class Staging:
-    """Makes pinned copies of host arrays and sends them. On the CPU both steps are free: tensors share the arrays."""
+    """Makes pinned copies of host arrays and sends them. On the CPU uploads copy nothing: tensors share the arrays."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device

@@ -1,4 +1,4 @@
-"""Device memory at a fixed address that one transfer per step fills: what captured graphs take their inputs from."""
+"""Device memory at a fixed address, filled by one transfer per step. Captured graphs read their inputs there."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from core.types.arrays import Ints
 
 
 class StaticBlock:
-    """int64[size] on the device. Forward stream only: a step's transfer follows all that earlier steps read here.
+    """int64[size] on the device. Forward stream only.
 
-    So it needs no second buffer and no event. What leaves the forward stream must not be a view of it.
+    A step's transfer runs after all reads of earlier steps, so no second buffer and no event is needed. A tensor that
+    another stream reads must not be a view of this memory.
     """
 
     def __init__(self, size: int, staging: Staging) -> None:
@@ -21,7 +22,7 @@ class StaticBlock:
         self._staging = staging
 
     def fill(self, arrays: Sequence[Ints]) -> list[torch.Tensor]:
-        """Put `arrays` (int64) one after another at the beginning; views of them, in order. One transfer, no wait."""
+        """Copy `arrays` (int64) one after another to the beginning, in one transfer without a wait; views, in order."""
         lengths = [len(array) for array in arrays]
         used = self.memory[: sum(lengths)]
         used.copy_(self._staging.pinned(arrays), non_blocking=True)

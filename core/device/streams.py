@@ -19,18 +19,18 @@ from core.errors import ConfigError
 from core.invariants import check
 
 MAX_STREAM_DRAWS = 64
-"""PyTorch hands streams out of a pool of 32 round robin, so two draws can alias; SGLang redraws as often."""
+"""Draws before giving up, as in SGLang: PyTorch hands out 32 streams in turn, so two draws can be the same one."""
 
 FORWARD, COPY = "forward stream", "copy stream"
-"""What a recorder knows the two streams by."""
+"""Names of the two streams for a `Recorder`."""
 
 
 class DeviceStreams:
     """The streams of one engine: `forward` runs every write of device state, `copy` brings results to the host.
 
-    On an accelerator the two handles and the default stream are distinct: aliasing would silently serialise the copy
-    behind the next forward and cost the overlap (bug class D34). `recorder`, when there is one, is told what is
-    submitted; whoever writes device state finds it here.
+    On an accelerator both streams and the default stream are distinct: else the copy would silently run behind the next
+    forward pass, and nothing would overlap (bug class D34). `recorder`, if any, is told what is submitted; code that
+    writes device state finds it here.
     """
 
     def __init__(self, device: torch.device, recorder: Recorder | None = None) -> None:
@@ -69,7 +69,7 @@ class DeviceStreams:
         return mark(self.device)
 
     def new_graphs(self) -> GraphMaker | None:
-        """Records work of the forward stream for replay, with a pool of memory of its own; None where nothing can."""
+        """A maker of graphs on the forward stream, with its own pool of memory; None on devices without graphs."""
         return CudaGraphs(self.forward) if self.device.type == "cuda" else None
 
     def on_forward(self) -> AbstractContextManager[Any]:
@@ -85,9 +85,10 @@ class DeviceStreams:
         return context if self.recorder is None else on_lane(self.recorder, lane, context)
 
     def fetch(self, tensor: torch.Tensor) -> torch.Tensor:
-        """A host tensor that holds the values of `tensor` once the current stream got here; pinned, or it would block.
+        """A host tensor that holds the values of `tensor` once the current stream has got to this point.
 
-        On the CPU it is the tensor itself, so the values must not be written again.
+        Pinned, because a copy to ordinary memory would block. On the CPU it is `tensor` itself, which must not be
+        written again.
         """
         if self.device.type == "cpu":
             return tensor
@@ -102,7 +103,7 @@ class DeviceStreams:
 
 
 def resolve_device(name: str) -> torch.device:
-    """`auto` takes CUDA when PyTorch sees one. Raises ConfigError when CUDA was asked for and is absent."""
+    """The device `name`; `auto` takes CUDA if PyTorch sees it. Raises ConfigError for `cuda` where there is none."""
     available = torch.cuda.is_available()
     if name == "cuda" and not available:
         raise ConfigError("device is cuda, but PyTorch sees no CUDA device; use --device cpu, or check the driver")

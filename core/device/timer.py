@@ -1,4 +1,4 @@
-"""How long the device worked on a step, and how long it waited before it."""
+"""Points in device time: how long the device worked on a step, and how long it was idle before."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ import torch
 
 
 class Mark(Protocol):
-    """A point in device time. `at` is the host's clock at that point, None where only the device knows it."""
+    """A point in device time. `at`: `time.monotonic` at that point, in seconds; None where only the device knows it."""
 
     @property
     def at(self) -> float | None: ...
 
     def seconds_since(self, earlier: Mark) -> float:
-        """Device seconds from `earlier` to here, on one stream; waits until this point was passed."""
+        """Device seconds from `earlier` to this mark, both on one stream; waits until the device has passed it."""
         ...
 
 
 class HostMark:
-    """The CPU runs operations where they are called, so the host's clock is the device's."""
+    """A mark on the CPU, which runs operations where they are called: the host's clock is the device's."""
 
     def __init__(self) -> None:
         self.at = time.monotonic()
@@ -43,7 +43,7 @@ class CudaMark:
     def seconds_since(self, earlier: Mark) -> float:
         """Seconds between the two events, as the device measured them."""
         assert isinstance(earlier, CudaMark)
-        # A step's copies can be done while its forward stream still stashes; elapsed_time refuses an event to come.
+        # A step's copies can be done while its forward stream still stashes, and elapsed_time refuses a pending event.
         self.event.synchronize()
         return float(earlier.event.elapsed_time(self.event)) / 1000.0
 

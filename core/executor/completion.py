@@ -17,8 +17,8 @@ Launched = LaunchedStep | StepResult
 class Completion:
     """Waits for each step's `copy_done` in order, appends its result to a deque, and calls `wake` once.
 
-    A step whose copies are done when it arrives (always so on the CPU) is completed by the thread that brought it; only
-    others cost a hand-over to the waiter thread, which exists as soon as one is needed.
+    A step whose copies are done when it arrives (always so on the CPU) is completed by the thread that calls `bring`.
+    Others are handed to the waiter thread, which is started for the first of them.
     """
 
     def __init__(self, wake: Callable[[], None]) -> None:
@@ -26,7 +26,7 @@ class Completion:
         self._done: deque[StepResult] = deque()
         self._queue: SimpleQueue[Launched | None] = SimpleQueue()
         self._thread: threading.Thread | None = None
-        # Written by the bringing thread (+) and the waiter (-): 0 means that the waiter has delivered everything.
+        # Steps handed to the waiter and not delivered yet: the forward thread adds, the waiter subtracts.
         self._pending = 0
         self._lock = threading.Lock()
 
@@ -41,6 +41,7 @@ class Completion:
     def bring(self, launched: Launched) -> None:
         """Take over a step, in submission order. Called by the forward thread only."""
         with self._lock:
+            # Not past a step that the waiter still has: results keep the order of submission.
             direct = self._pending == 0 and (isinstance(launched, StepResult) or launched.copy_done.query())
             if not direct:
                 self._pending += 1
@@ -62,7 +63,7 @@ class Completion:
     def stop(self) -> None:
         """Deliver what was brought, then end the waiter thread."""
         if self._thread is not None:
-            self._queue.put(None)
+            self._queue.put(None)  # behind everything brought, so the waiter delivers that first
             self._thread.join()
             self._thread = None
 

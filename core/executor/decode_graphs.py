@@ -1,9 +1,9 @@
 """Decode steps as captured graphs: one per batch size, from the FutureMap's tokens to logits, padded with row 0.
 
 A replay computes what `ForwardBatch` and `Model.forward` would: it gathers the newest tokens, writes their KV, attends,
-and leaves logits in one fixed place. Writes of the plan come before it, sampling and relay after it, all as in a step
-without graphs; so every sampling option, grammar and log probability works beside a replay. The idea of one graph per
-padded batch size is from vLLM and SGLang; that padding must be zeroed each time is SGLang #26292.
+and leaves logits in one fixed place. Table writes come before it, sampling and relay after it, as in a step without
+graphs. So every sampling option, grammar and log probability works with a replay. The idea of one graph per padded
+batch size is from vLLM and SGLang; that padding must be zeroed each time is SGLang #26292.
 """
 
 from __future__ import annotations
@@ -35,21 +35,21 @@ SECTIONS = 4
 """Inputs with one entry per row: rows, lengths, KV slots, lengths before the step (which are the positions)."""
 
 NO_LENGTHS: Ints = np.empty(0, np.int64)
-"""Of a captured batch: host lengths would be those of the capture for ever, so whoever reads them must fail at once."""
+"""Host lengths of a captured batch. Real ones would be frozen by the capture, so code that reads them must fail now."""
 
 CaptureProgress = Callable[[int, int], None]
-"""Called with the number of sizes that are done and of all."""
+"""Called with (sizes captured so far, all sizes)."""
 
 
 def graph_sizes(max_rows: int) -> tuple[int, ...]:
-    """Batch sizes to capture, ascending, for up to `max_rows` rows; the last one holds them all, up to LARGEST."""
+    """Batch sizes to capture, ascending; the last is `max_rows`, or LARGEST if that is smaller."""
     most = min(max_rows, LARGEST)
     sizes = {1, 2, 4, *range(FINE, COARSE_FROM + 1, FINE), *range(COARSE_FROM, LARGEST + 1, COARSE), most}
     return tuple(sorted(size for size in sizes if size <= most))
 
 
 def why_not(spec: ModelSpec, attention: AttentionBackend | None) -> str | None:
-    """What keeps the decode steps of a model out of graphs, as the end of a sentence; None if nothing does."""
+    """Why decode steps of a model cannot be captured, as the end of a sentence; None if they can."""
     if attention is None or not attention.graph_safe:
         return "the attention backend plans on the host"
     if spec.state_layers:
@@ -61,16 +61,16 @@ def why_not(spec: ModelSpec, attention: AttentionBackend | None) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class DecodeInputs:
-    """One step's inputs in static memory, of its real rows; good until the next step's transfer."""
+    """One step's inputs in static memory, without padding. The next step's transfer overwrites them."""
 
     size: int
-    """The graph to replay: rows with padding."""
+    """Rows with padding: the size of the graph to replay."""
     rows: torch.Tensor
     """int64[B]."""
     seq_lens: torch.Tensor
-    """int64[B]: lengths after the step."""
+    """int64[B]: lengths after the step, in tokens."""
     fresh: torch.Tensor
-    """int64[any]: rows with a new owner."""
+    """int64[F]: rows with a new owner."""
     table: tuple[torch.Tensor, torch.Tensor, torch.Tensor]
     """int64[n] each: rows, positions, slots of `TableWrites`."""
 
@@ -87,19 +87,20 @@ class DecodeGraphs:
         self._maker = maker
         self._sizes = tuple(sorted(sizes))
         largest, device = self._sizes[-1], state.streams.device
-        # Beside the sections: a new page for every row, and every row fresh.
+        # Room for the sections, and beside them for every row fresh and one new page of table writes for every row.
         self.block = StaticBlock(largest * (SECTIONS + 1 + 3 * state.kv_pool.page_size), state.staging)
         self.logits = torch.zeros(largest, state.model.spec.vocab_size, dtype=torch.float32, device=device)
         self._last = torch.arange(largest, device=device)
         self._graphs: dict[int, Graph] = {}
         self.replays = 0
-        """Steps that were replayed so far."""
+        """Number of steps replayed so far."""
 
     @torch.inference_mode()
     def capture(self, progress: CaptureProgress | None = None) -> None:
-        """Record all sizes, the largest first, so that the smaller ones fit into the memory that it took."""
+        """Record all sizes, the largest first, so that smaller ones reuse the memory that it took."""
         with self._state.streams.on_forward():
             for done, size in enumerate(reversed(self._sizes), start=1):
+                # All padding: a capture runs the step, and padded rows write to padding only.
                 self.block.fill(_sections(NO_LENGTHS, NO_LENGTHS, NO_LENGTHS, NO_LENGTHS, size))
                 self._graphs[size] = self._maker.capture(self._work(size))
                 if progress is not None:
@@ -107,12 +108,12 @@ class DecodeGraphs:
         self._state.streams.synchronize()
 
     def takes(self, batch: ScheduleBatch) -> bool:
-        """Whether `batch` can be replayed: plain decode rows, no more of them than were captured."""
+        """Whether `batch` can be replayed: decode rows only, at most as many as the largest graph, no layer hooks."""
         fits = len(batch.rows) <= self._sizes[-1] and self._length(batch) <= self.block.memory.numel()
         return batch.mode is ForwardMode.DECODE and fits and not hooks_layers(batch.companion_writes)
 
     def load(self, batch: ScheduleBatch) -> DecodeInputs:
-        """Bring everything that the device must know of `batch` there, in one transfer, with zeroed padding."""
+        """Copy the inputs of `batch`, with fresh padding, to the device in one transfer."""
         size, count = self._size(len(batch.rows)), len(batch.rows)
         writes = batch.table_writes
         sections = _sections(batch.rows, batch.seq_lens, batch.out_cache_loc, batch.prefix_lens, size)
@@ -124,7 +125,10 @@ class DecodeGraphs:
         return DecodeInputs(size, rows, lens, fresh, (table[0], table[1], table[2]))
 
     def replay(self, inputs: DecodeInputs) -> torch.Tensor:
-        """float32[B, V]: logits of the real rows, overwritten by the next replay. `load` and the writes come first."""
+        """float32[B, V]: logits of the real rows, a view that the next replay overwrites.
+
+        The caller has called `load` and applied the step's table writes.
+        """
         self._graphs[inputs.size].replay()
         self.replays += 1
         return self.logits[: len(inputs.rows)]
@@ -164,7 +168,7 @@ class DecodeGraphs:
 def capture_decode_graphs(
     state: DeviceState, sizes: Sequence[int], attention: AttentionBackend | None
 ) -> DecodeGraphs | None:
-    """Graphs for `sizes`, or None where the device has none or the model cannot be captured; the log says which."""
+    """Graphs for `sizes`, or None where the device has no graphs or the model cannot be captured; the log says why."""
     maker = state.streams.new_graphs() if sizes else None
     if maker is None:
         return None
@@ -177,7 +181,7 @@ def capture_decode_graphs(
     try:
         graphs.capture(lambda done, total: logger.debug("captured %d of %d batch sizes", done, total))
     except RuntimeError as error:
-        # Some expert layers look at the device in the middle; they are served as they were, launch by launch.
+        # Some expert layers wait for the device inside the forward pass: such a model runs without graphs.
         logger.warning("decode steps are not captured: %s", str(error).partition("\n")[0])
         return None
     logger.info("captured decode steps of up to %d rows in %.1f s", sizes[-1], time.monotonic() - began)
@@ -185,6 +189,6 @@ def capture_decode_graphs(
 
 
 def _sections(rows: Ints, lens: Ints, slots: Ints, before: Ints, size: int) -> list[Ints]:
-    """Each input and its padding, alternately: padded rows are row 0 of length 1, and write KV slot 0."""
+    """Each input followed by its padding: padded rows are row 0 of length 1, and write KV slot 0 (law 6)."""
     zeros = np.zeros(size - len(rows), np.int64)
     return [rows, zeros, lens, np.ones_like(zeros), slots, zeros, before, zeros]

@@ -1,4 +1,4 @@
-"""The device state that steps read and write, put together once by whatever builds the engine."""
+"""The device state that steps read and write, put together once when the engine is built."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ class DeviceState:
     model: Model
     sampler: Sampler
     companions: Mapping[str, DeviceCompanion] = field(default_factory=dict)
-    """By name: the device sides of the pools that follow rows and pages."""
+    """Companion name -> its device side, for pools beside the KV pages."""
     attention: AttentionBackend | None = None
-    """What the model was bound to; None if whoever put this together left that to the model."""
+    """The backend that the model was bound to; None if the model chose its own."""
     graph_sizes: tuple[int, ...] = ()
-    """Batch sizes of decode steps to capture, where the device and the model let us."""
+    """Batch sizes of decode steps to capture as graphs, where device and model allow that."""
     lanes: LaneRecorder = field(default_factory=LaneRecorder)

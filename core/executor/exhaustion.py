@@ -1,4 +1,4 @@
-"""What is said of a step that memory did not suffice for."""
+"""What the engine reports of a step for which the device had too little memory."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from core.device.shortage import shortage
 
 
 def out_of_memory(error: BaseException, batch: ScheduleBatch, device: torch.device) -> StepOutOfMemory:
-    """The end of an engine whose step had no memory: how much was missing, and what the step was."""
+    """The error that ends the engine: how much memory was missing, and what the step was."""
     return StepOutOfMemory(f"{_described(batch)} ran out of memory: {shortage(error, device)}")
 
 
 def embedded(batch: ScheduleBatch) -> Exhausted:
-    """Every embedding that has a segment in the step."""
+    """The owners of all rows that have an embedding segment in the step."""
     if batch.pooling is None:
         return NO_ROWS
     places = np.isin(batch.rows, [segment.row for segment in batch.pooling.segments])

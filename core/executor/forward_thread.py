@@ -16,14 +16,14 @@ from core.invariants import check
 
 
 class ForwardThread:
-    """Depth two (law 10): while one step runs, the next is already here, its decode inputs still to be made.
+    """Depth two (law 10): while one step runs, the next is already submitted, before its decode inputs exist.
 
-    A step that is done while the next one waits here is delivered once that one computes, a fraction of a millisecond
-    later: the loop and this thread share an interpreter, and the loop has the whole of a step to do its work in.
-    Without that they took it in turns exactly while the device had nothing to do (4.4 instead of 3.1 ms a token, on two
-    cores, for a model of 24 million parameters).
+    A step that is done while the next one waits is delivered only once that next one computes, a fraction of a
+    millisecond later. Both this thread and the event loop need the interpreter, and the loop then has a whole step to
+    do its work in. Without the delay the two alternated exactly while the device had nothing to do (4.4 instead of
+    3.1 ms a token, on two cores, for a model of 24 million parameters).
 
-    After a step failed, the steps behind it fail unseen: they would read what it did not write.
+    After a step has failed, the steps behind it fail without being run: they would read what it did not write.
     """
 
     def __init__(self, runner: StepRunner, wake: Callable[[], None]) -> None:
@@ -38,16 +38,16 @@ class ForwardThread:
 
     @property
     def in_flight(self) -> int:
-        """Batches whose results the scheduler does not have yet."""
+        """Batches submitted whose results `completed` has not returned yet."""
         return self._in_flight
 
     @property
     def has_room(self) -> bool:
-        """Fewer than two steps in flight."""
+        """Whether fewer than two steps are in flight, and `stop` was not called."""
         return self._in_flight < MAX_DEPTH and not self._stopped
 
     def submit(self, batch: ScheduleBatch) -> None:
-        """Hand a frozen step to the thread; returns at once."""
+        """Hand a frozen step to the thread; returns at once. Raises InvariantViolation without room."""
         check("executor_depth", self.has_room, in_flight=self._in_flight, stopped=self._stopped)
         self._in_flight += 1
         self._inbox.put(batch)
@@ -67,7 +67,7 @@ class ForwardThread:
             self._completion.stop()
 
     def _run(self) -> None:
-        """Never ends in silence: whatever ends it, a panic of native code too, reaches the scheduler as a failure."""
+        """Serve until `stop`. Any exception, a panic of native code included, reaches the scheduler as a failure."""
         try:
             self._serve()
         except BaseException as error:
@@ -89,13 +89,16 @@ class ForwardThread:
             self._let_go()
             self._completion.bring(StepResult.failed(batch.step_id, error))
             return error
+        # The step before goes first; usually `launch` has let it go already, as it began to compute.
         self._let_go()
         self._held = launched
+        # Held back only if the next step waits and the results are there: else nothing is gained by a delay.
         if self._inbox.empty() or not launched.copy_done.query():
             self._let_go()
         return None
 
     def _let_go(self) -> None:
+        """Deliver the step that is held back, if there is one."""
         held, self._held = self._held, None
         if held is not None:
             self._completion.bring(held)

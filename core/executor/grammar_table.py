@@ -1,10 +1,12 @@
-"""Matchers of the rows that are constrained, where the tokens they wait for arrive first: on the forward thread.
+"""Matchers of the constrained rows, on the forward thread, where the tokens that they wait for arrive first.
 
-Law 14: the forward pass of a step is launched without waiting for anything; then, if one of its rows has a grammar,
-the tokens of the step before are awaited, accepted and turned into a mask, while the device still works on that forward
-pass. Steps without such rows never come here. A matcher follows (row, generation): seeded with what its request has
-already when the request gets the row, dropped when the row gets another owner, so a retracted request starts from its
-known tokens and what was still in flight for its old row is not accepted twice.
+Law 14: the forward pass of a step is launched without waiting for anything. Then, if one of its rows has a grammar, the
+tokens of the step before are awaited, accepted and turned into a mask, while the device still works on that forward
+pass. Steps without such rows never come here.
+
+A matcher belongs to (row, generation). It is seeded with the request's known outputs when the request gets the row, and
+dropped when the row gets another owner. So a retracted request starts from its known tokens, and a token that was in
+flight for its old row is not accepted twice.
 """
 
 from __future__ import annotations
@@ -23,12 +25,12 @@ from core.sampling.sampler import SampleOutput
 from core.types.arrays import Ints
 
 Statuses = npt.NDArray[np.int8]
-"""Of GrammarStatus."""
+"""int8 values of `GrammarStatus`."""
 
 
 @dataclass(frozen=True, slots=True)
 class SampledStep:
-    """Tokens on their way to the host: of rows int64[S] with their generations, there once `copy_done`."""
+    """Tokens of `rows`, int64[S], with their `generations`, on the way to the host; readable once `copy_done` fired."""
 
     step_id: int
     rows: Ints
@@ -38,10 +40,10 @@ class SampledStep:
 
 
 class GrammarTable:
-    """Used by the forward thread only."""
+    """The matchers by request row. Used by the forward thread only."""
 
     def __init__(self, results: str, recorder: Recorder | None) -> None:
-        """`results`: what the recorder knows the host copies of a step by."""
+        """`results`: name of a step's host copies for the recorder."""
         self._results = results
         self._recorder = recorder
         self._followers: dict[int, Follower] = {}
@@ -49,7 +51,7 @@ class GrammarTable:
         self._work = GrammarWork()
 
     def begin(self, batch: ScheduleBatch) -> None:
-        """Rows that got an owner with this step: forget what was there, seat the matchers of constrained ones."""
+        """Drop the matchers of rows with a new owner, and make matchers for new owners that are constrained."""
         if self._followers:
             for row in batch.fresh_rows.tolist():
                 self._followers.pop(row, None)
@@ -57,14 +59,15 @@ class GrammarTable:
             self._followers[seed.row] = self._work.seated(seed)
 
     def sampled(self, batch: ScheduleBatch, host: SampleOutput, copy_done: Event) -> None:
-        """Remember where the tokens of a step with constrained rows will be."""
+        """Remember where the tokens of a step with constrained rows will arrive, for the next `masks`."""
         if len(batch.sampling.constrained):
             self._last = SampledStep(batch.step_id, batch.sample_rows, batch.sample_generations, host, copy_done)
 
     def masks(self, batch: ScheduleBatch) -> StepGrammars:
-        """Wait for the tokens before this step, and say what may follow them.
+        """Wait for the tokens of the step before; return the masks of this step and the status of each row.
 
-        What does not need the tokens is done first: behind the wait, the event loop wants the GIL for the same tokens.
+        What does not need the tokens is done before the wait: after it the event loop competes for the GIL, since it
+        handles the same tokens.
         """
         last, self._last = self._last, None
         going = [] if last is None else self._going(last)
@@ -75,18 +78,18 @@ class GrammarTable:
         if last is not None:
             self._accept(last, going)
         status[places] = found = self._statuses(followers, self._work.fill(followers, words))
-        # Their tokens are not looked at; any finite logit will do.
+        # All bits set: a row that has ended samples from finite logits, and its token is not used.
         words[found != GrammarStatus.OPEN] = -1
         return StepGrammars(TokenMask(places, words), status)
 
     def _going(self, last: SampledStep) -> list[tuple[int, Follower]]:
-        """Who takes a token of that step, and which of its rows."""
+        """(place in that step, follower) of the matchers that must accept a token of it."""
         going = []
         for place, (row, generation) in enumerate(zip(last.rows.tolist(), last.generations.tolist(), strict=True)):
             follower = self._followers.get(row)
             if follower is None or follower.generation != generation or follower.failed is not None:
                 continue
-            # A terminated one ends with this token, or has ended; the row runs on until the scheduler knows.
+            # A matcher that is over accepts no more; its row runs on until the scheduler knows.
             if not follower.is_over():
                 going.append((place, follower))
         return going
@@ -100,7 +103,10 @@ class GrammarTable:
             self._work.accept(followers, last.host.tokens.numpy()[places].tolist())
 
     def _statuses(self, followers: list[Follower], some: npt.NDArray[np.bool_]) -> Statuses:
-        """int8[G]; `some[i]`: something may follow. Almost always true of all, and then no matcher is asked."""
+        """int8[G] of `GrammarStatus`; `some[i]`: the mask of follower i allows a token.
+
+        A matcher is asked only where it allows none, which is rare.
+        """
         found = np.full(len(followers), GrammarStatus.OPEN, np.int8)
         for place, follower in enumerate(followers):
             if some[place] and follower.failed is None:

@@ -1,9 +1,9 @@
-"""What constrained rows cost a step: quick ones are asked together, the others one at a time and by their budget.
+"""Matcher work of a step: quick rows are asked in common calls, the others one at a time and within their budget.
 
-All rows of a library in one call are cheapest, and a call does not tell what each row took. So the clock on the wall
-looks at the call, and raises no more than a suspicion: a stalled host makes every step slow, and threads of a library
-share their work. Suspected rows are asked one at a time, where all work of a row is on this thread, and the thread's
-processor time is charged to the row. It goes back to the others with the first step that took no more than is free.
+One library call for all rows is cheapest, but does not tell how long each row took. So the wall time of a call only
+makes its rows suspected: a stalled host makes every call slow, and threads of a library share their work. A suspected
+row is asked alone. All of its work is then on this thread, and the thread's processor time is charged to the row. It
+returns to the common calls with the first step in which it took no more than its budget allows for free.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from core.types.grammar import Grammar, Matcher, Words
 log = logging.getLogger(__name__)
 
 TOGETHER = 16
-"""Rows in one call: what is not known to be slow yet is found out after so many."""
+"""Rows in one call. A slow row that is not known yet delays at most so many."""
 SUSPICIOUS_SECONDS = 2e-3
-"""On the wall, of one such call."""
+"""Wall time of one such call, in seconds, above which its rows are suspected."""
 
 
 @dataclass(slots=True)
@@ -38,12 +38,12 @@ class Follower:
     budget: RowBudget
     suspected: bool = False
     accepting: float = 0.0
-    """Processor time of its newest token, which is charged with the mask behind it."""
+    """Processor time of accepting its newest token, in seconds; charged together with the next mask."""
     failed: GrammarStatus | None = None
-    """What its request ends with, as soon as that is known."""
+    """The status that its request ends with, once that is known."""
 
     def is_over(self) -> bool:
-        """Whether no text can follow; libraries may have to make a mask to know."""
+        """Whether no text can follow. A library may have to make a mask to know, so a suspect's time is counted."""
         if not self.suspected:
             return self.matcher.is_terminated
         began = time.thread_time()
@@ -53,14 +53,14 @@ class Follower:
 
 
 class GrammarWork:
-    """Used by one thread. `clock` counts seconds on the wall."""
+    """Accepts tokens and fills masks for followers. Used by one thread. `clock`: wall time in seconds."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._budget: SharedBudget | None = None
 
     def seated(self, seed: GrammarSeed) -> Follower:
-        """A follower behind the outputs that its request has already; each of them is charged as a step."""
+        """A follower that has accepted the outputs its request has already; each of them is charged like a step."""
         if self._budget is None:
             self._budget = SharedBudget(seed.grammar.words, self._clock)
         matcher = seed.grammar.matcher()
@@ -77,7 +77,7 @@ class GrammarWork:
         return follower
 
     def accept(self, followers: Sequence[Follower], tokens: Sequence[int]) -> None:
-        """Each goes on behind its token, or fails."""
+        """Let `followers[i]` accept `tokens[i]`; one that cannot is marked as failed."""
         self._shared.refill()
 
         def ask(places: list[int]) -> None:
@@ -97,12 +97,13 @@ class GrammarWork:
                 give_up(follower)
 
     def fill(self, followers: Sequence[Follower], words: Words) -> npt.NDArray[np.bool_]:
-        """The mask of each into its row of int32[G, W]; bool[G]: whether something may follow."""
+        """Write the masks of G followers into `words`, int32[G, W]; bool[G]: whether each allows a token at all."""
         some = np.zeros(len(followers), np.bool_)
 
         def ask(places: list[int]) -> None:
             first, end = places[0], places[-1] + 1
             is_run = end - first == len(places)
+            # A run is filled in place, as a view; other places go through a copy, which is written back.
             part = words[first:end] if is_run else words[places]
             chunk = [followers[place].matcher for place in places]
             some[places] = followers[first].grammar.fill_all(chunk, part)
@@ -119,7 +120,7 @@ class GrammarWork:
         return some
 
     def _together(self, followers: Sequence[Follower], ask: Callable[[list[int]], None]) -> Iterator[int]:
-        """Have the quick rows asked, up to the first call that is slow; places of the others, to be asked alone."""
+        """Call `ask` for the quick rows, up to the first slow call; yield the places of rows to be asked alone."""
         together, alone = _parted(followers)
         for start in range(0, len(together), TOGETHER):
             places = together[start : start + TOGETHER]
@@ -143,7 +144,7 @@ class GrammarWork:
         return self._budget
 
     def _may_work(self, follower: Follower) -> bool:
-        """Whether there is time for a row that has proved heavy; without, it makes room for the others."""
+        """Whether `follower` may be asked. A heavy one fails where the time shared by all rows is used up."""
         if follower.budget.is_dear and self._shared.left < 0:
             follower.failed = GrammarStatus.CROWDED
         return follower.failed is None
@@ -155,15 +156,15 @@ class GrammarWork:
 
 
 def give_up(follower: Follower) -> None:
-    """Nothing may follow, and the output is not complete."""
+    """Mark `follower` as failed: no token may follow, and its output is not complete."""
     if follower.failed is None:
         follower.failed = GrammarStatus.TOO_COMPLEX if follower.matcher.gave_up else GrammarStatus.FAILED
-    # The words of the library may quote the client's grammar, so they are for those who look for them.
+    # At debug level only: the library's message may quote the client's grammar.
     log.debug("a constrained request fails: %s", follower.matcher.failure)
 
 
 def _parted(followers: Sequence[Follower]) -> tuple[list[int], list[int]]:
-    """Places of those to be asked together, and of those to be asked alone."""
+    """(places to ask together, places to ask alone); a failed follower is in neither."""
     together, alone = list[int](), list[int]()
     for place, follower in enumerate(followers):
         if follower.failed is None:

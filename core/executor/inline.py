@@ -27,11 +27,14 @@ class InlineExecutor:
 
     @property
     def has_room(self) -> bool:
-        """Whether the last result was taken."""
+        """Whether the last result was taken, and `stop` was not called."""
         return not self._done and not self._stopped
 
     def submit(self, batch: ScheduleBatch) -> None:
-        """Run the step now; its result waits for `completed`. An interrupt of the whole process goes through."""
+        """Run the step now and keep its result, or its error, for `completed`. Raises InvariantViolation without room.
+
+        A KeyboardInterrupt passes through: it ends the process, not the step.
+        """
         check("executor_depth", self.has_room, in_flight=self.in_flight, stopped=self._stopped)
         try:
             result = self._runner.launch(batch).result()

@@ -8,7 +8,7 @@ from core.batch.result import StepResult
 from core.batch.schedule_batch import ScheduleBatch
 
 MAX_DEPTH = 2
-"""One step running and one submitted (law 10). Deeper pipelines only make stop conditions later."""
+"""One step running and one submitted (law 10). With more, a request would run further past its end."""
 
 
 class Executor(Protocol):
@@ -25,7 +25,7 @@ class Executor(Protocol):
         ...
 
     def submit(self, batch: ScheduleBatch) -> None:
-        """Queue a step. Submitting without room is an invariant violation, not a wait."""
+        """Queue a step. Raises InvariantViolation without room; it never waits."""
         ...
 
     def completed(self) -> list[StepResult]:

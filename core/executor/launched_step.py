@@ -1,4 +1,4 @@
-"""A step that the device has, until its results are on the host."""
+"""A step between its launch on the device and the arrival of its results on the host."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from core.executor.step_lanes import StepLanes
 from core.sampling.sampler import SampleOutput
 
 SAMPLED, RESULTS = "sampled", "results"
-"""What a recorder knows the outputs of a step by, on the device and on the host; their places are step ids."""
+"""Names of a step's outputs for a `Recorder`, on the device and on the host; their places are step ids."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,7 @@ class LaunchedStep:
     batch: ScheduleBatch
     host: SampleOutput
     counts: torch.Tensor
-    """`DeviceChecks.snapshot`, for the decode rows."""
+    """`DeviceChecks.snapshot`, int64: one counter per device check, then one violation flag per decode row."""
     copy_done: Event
     began: Mark
     ended: Mark
@@ -42,7 +42,7 @@ class LaunchedStep:
     lanes: StepLanes | None = None
 
     def result(self) -> StepResult:
-        """Wait for the copies and turn them into the result. Blocks: an overlapped loop never calls it."""
+        """Wait for the copies and turn them into the result. Blocks, so with overlap the event loop never calls it."""
         self.copy_done.synchronize()
         batch, host = self.batch, self.host
         if self.lanes is not None:
@@ -70,11 +70,12 @@ class LaunchedStep:
         )
 
     def _violated(self) -> npt.NDArray[np.bool_] | None:
-        """Decode rows come last in a batch, and all of them sample."""
+        """bool[S]: sampled rows whose relayed input was wrong; None if there is none."""
         decodes = self.counts.numpy()[len(DEVICE_CHECKS) :]
         if not decodes.any():
             return None
         samples = len(self.batch.sample_indices)
+        # Decode rows come last in a batch, and all of them sample.
         violated = np.zeros(samples, np.bool_)
         violated[samples - len(decodes) :] = decodes
         return violated

@@ -1,4 +1,4 @@
-"""Hidden states of an embedding request become one vector, over as many chunks as its prompt takes."""
+"""Turns the hidden states of an embedding request into one vector, over as many chunks as its prompt takes."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from core.types.io import Pooling
 
 
 class Pooler:
-    """Keeps per row what a prompt's earlier chunks add to its vector. Forward stream only (law 2).
+    """Keeps for each row what the earlier chunks of its prompt add to its vector. Forward stream only (law 2).
 
-    A segment at position 0 begins anew, so a request that gave way halfway, and the row's former owner, leave nothing.
+    A segment at position 0 starts afresh, so nothing remains of the row's former owner or of a request that was
+    retracted halfway.
     """
 
     def __init__(self, pool: ReqToTokenPool, hidden_size: int) -> None:
@@ -24,7 +25,7 @@ class Pooler:
         """float32[E, H], one vector per row of `batch.rows`; `hidden` is [T, H] of all tokens of the step."""
         assert hidden.shape[1] == self._hidden_size, (hidden.shape, self._hidden_size)
         if self._partial is None:
-            # Rows x hidden size: taken only once somebody asks for an embedding.
+            # Rows x hidden size: allocated with the first embedding request.
             self._partial = self._pool.new_row_buffer((self._hidden_size,), torch.float32)
         done: list[torch.Tensor] = []
         for segment in batch.segments:
@@ -34,7 +35,7 @@ class Pooler:
         return torch.stack(done) if done else hidden.new_zeros(0, self._hidden_size, dtype=torch.float32)
 
     def _advance(self, hidden: torch.Tensor, segment: PooledSegment, partial: torch.Tensor) -> torch.Tensor:
-        """Take in one segment; float32[H], the vector if its prompt ends here."""
+        """Add one segment; float32[H]: the vector if its prompt ends here, else what was kept of it."""
         earlier = partial[segment.row] if segment.prefix else None
         state = _STATES[segment.pooling](hidden[segment.start : segment.end].float(), earlier)
         if not segment.final:
@@ -56,4 +57,4 @@ def _last(part: torch.Tensor, earlier: torch.Tensor | None) -> torch.Tensor:
 
 
 _STATES = {Pooling.MEAN: _summed, Pooling.CLS: _first, Pooling.LAST: _last}
-"""float32[n, H] of a segment and float32[H] of those before it -> float32[H] up to the segment's end."""
+"""(float32[n, H] of a segment, float32[H] kept of earlier ones or None) -> float32[H] up to the segment's end."""

@@ -1,7 +1,7 @@
-"""From a step's logits to tokens: history, grammars and sampler together, and what a lack of memory does there.
+"""From a step's logits to tokens: token history, grammars and sampler together, also when memory is short.
 
-Everything of a step that grows with rows times vocabulary is allocated here, for options that clients choose. So a lack
-of memory here splits the work, then ends the rows that do not fit alone, and never the engine (decision 25).
+Everything in a step that grows with rows times vocabulary is allocated here, for options that clients choose. So a lack
+of memory here first splits the work, then ends the rows that do not fit alone, and never ends the engine (decision 25).
 """
 
 from __future__ import annotations
@@ -30,31 +30,31 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class SampledRows:
-    """What S rows sampled, on the device, and what the host must know of them beside."""
+    """What S rows sampled, on the device, and what the host must know of them besides tokens."""
 
     output: SampleOutput
     status: Statuses | None = None
     """int8[S] of GrammarStatus; None if no row is constrained."""
     exhausted: Exhausted = field(default=NO_ROWS)
-    """Rows that memory did not suffice for."""
+    """Rows for which there was too little memory."""
     was_split: bool = False
 
 
 class SamplingStep:
-    """Forward stream only (law 2)."""
+    """Samples the rows of one step after the other. Forward stream only (law 2)."""
 
     def __init__(self, pool: ReqToTokenPool, sampler: Sampler, results: str, recorder: Recorder | None) -> None:
-        """`results`: what the recorder knows the host copies of a step by."""
+        """`results`: name of a step's host copies for the recorder."""
         self._pool = pool
         self._sampler = sampler
         self._recorder = recorder
         self._history: TokenHistory | None = None
         self._grammars = GrammarTable(results, recorder)
-        # Rows with penalties whose tokens could not be put down; their owners end with their first sample.
+        # Rows with penalties whose history found no memory; their owners end with their first sample.
         self._unseeded: set[int] = set()
 
     def begin(self, batch: ScheduleBatch) -> None:
-        """Rows that got an owner with this step: put down the tokens of penalised ones, seat matchers."""
+        """For rows with a new owner: write the token history of those with penalties, and make their matchers."""
         if self._unseeded:
             self._unseeded.difference_update(batch.fresh_rows.tolist())
         if batch.history_writes.rows:
@@ -62,17 +62,19 @@ class SamplingStep:
         self._grammars.begin(batch)
 
     def sample(self, logits: torch.Tensor, batch: ScheduleBatch) -> SampledRows:
-        """Draw the next tokens; float32[S, V] `logits` are modified in place.
+        """Draw the next tokens of S rows from `logits`, float32[S, V], which it modifies in place.
 
-        The forward pass is launched; only a constrained batch now waits for the tokens before it (law 14).
+        The forward pass is already launched. Only a batch with constrained rows waits here, for the tokens of the step
+        before (law 14).
         """
         sampling, lost = batch.sampling, _NOBODY
         if sampling.any_penalty and self._unseeded:
             sampling, lost = self._without_history(sampling)
         scored, mask, status = Scored(logits), None, None
+        # Before the grammars: scoring needs no mask, and the device works on it while the host waits for tokens.
         fits = self._score(scored, sampling)
         if len(sampling.constrained):
-            # Once per step, however often its rows are tried: it consumes the tokens of the step before.
+            # Once per step, even if sampling is tried again in pieces: it consumes the tokens of the step before.
             grammars = self._grammars.masks(batch)
             mask, status = grammars.mask, grammars.status
         output = None
@@ -87,16 +89,16 @@ class SamplingStep:
         return SampledRows(pieces.output, status, _exhausted(batch, np.union1d(lost, pieces.given_up)), True)
 
     def append(self, rows: torch.Tensor, lens: torch.Tensor, tokens: torch.Tensor, batch: ScheduleBatch) -> None:
-        """The S rows got `tokens` at `lens`, all int64[S] on the device."""
+        """Enter `tokens` of `rows` into the history at positions `lens`; int64[S] each, on the device."""
         if self._history is not None and batch.sampling.any_penalty:
             self._history.append(rows, lens, tokens)
 
     def on_their_way(self, batch: ScheduleBatch, host: SampleOutput, copy_done: Event) -> None:
-        """The step's tokens are being copied to `host`, where the next step's grammars want them."""
+        """The step's tokens are being copied to `host`, where the grammars of the next step read them."""
         self._grammars.sampled(batch, host, copy_done)
 
     def _score(self, scored: Scored, sampling: SamplingBatch) -> bool:
-        """Whether there was memory for what needs no mask, of all rows at once."""
+        """Score all rows at once, as far as that needs no mask. Returns whether there was memory for it."""
         try:
             self._sampler.score_on(scored, sampling, self._history)
         except MEMORY_ERRORS as error:
@@ -108,7 +110,7 @@ class SamplingStep:
         seeds = batch.history_writes
         try:
             if self._history is None:
-                # Rows x context entries: taken only once a client asks for penalties.
+                # Rows x context entries: allocated with the first request that has penalties.
                 buffer = self._pool.new_row_buffer((self._pool.max_context_len,), torch.int32)
                 self._history = TokenHistory(buffer, self._recorder)
             self._history.seed(seeds.rows, seeds.ids)
@@ -137,7 +139,7 @@ class SamplingStep:
         return replace(sampling, any_penalty=bool(has_penalty(sampling).any())), lost
 
     def _note(self, error: BaseException) -> None:
-        """Raise again what is no lack of memory, and log what is."""
+        """Log a lack of memory; raise any other error again."""
         if not is_out_of_memory(error):
             raise error
         log.warning("short of memory beside the model: %s", shortage(error, self._pool.device))

@@ -31,7 +31,7 @@ class StepRunner:
     def __init__(self, state: DeviceState) -> None:
         self._state = state
         self._recorder = state.pool.recorder = state.kv_pool.recorder = state.streams.recorder
-        # Pools and weights were filled on the default stream, which no stream of ours waits for.
+        # Pools and weights were filled on the default stream, which the forward stream does not wait for.
         state.streams.synchronize()
         for companion in state.companions.values():
             companion.recorder = self._recorder
@@ -45,8 +45,9 @@ class StepRunner:
     def launch(self, batch: ScheduleBatch, computing: Callable[[], None] = lambda: None) -> LaunchedStep:
         """Steps 4 to 7 of DESIGN section 4: table writes, input resolution, forward, sampling, relay, copies.
 
-        `computing` is called right before the forward pass, which needs no interpreter. Raises StepOutOfMemory where
-        the step cannot do with less memory: what it has written by then is not looked at again.
+        `computing` is called right before the forward pass, during which other threads can have the interpreter. Raises
+        StepOutOfMemory where memory is short for work that cannot be split. What the step has written by then is not
+        read again.
         """
         try:
             return self._launch(batch, computing)
@@ -83,7 +84,7 @@ class StepRunner:
     def _compute(
         self, batch: ScheduleBatch, computing: Callable[[], None]
     ) -> tuple[ForwardBatch | DecodeInputs, torch.Tensor, torch.Tensor | None]:
-        """Writes, inputs, forward pass, embeddings; decode steps that were captured are replayed."""
+        """(inputs, logits float32[S, V], embeddings' vectors or None). Decode steps that were captured are replayed."""
         graphs = self.graphs
         if graphs is not None and graphs.takes(batch):
             inputs = graphs.load(batch)
@@ -96,7 +97,7 @@ class StepRunner:
         return forward_batch, logits, self._pool(batch, forward_batch)
 
     def _pool(self, batch: ScheduleBatch, forward_batch: ForwardBatch) -> torch.Tensor | None:
-        """float32[E, H]; None without embeddings in the step, or without memory for them."""
+        """Vectors float32[E, H]; None without embeddings in the step, or without memory for them."""
         if batch.pooling is None:
             return None
         hidden = forward_batch.hidden
@@ -111,7 +112,7 @@ class StepRunner:
             return None
 
     def _prepare(self, batch: ScheduleBatch) -> ForwardBatch:
-        """Apply what the scheduler decided to device state, then gather the inputs: the other way rows are stale."""
+        """Apply what the scheduler decided to device state, then gather the inputs, which depend on it."""
         state, writes = self._state, batch.table_writes
         positions = token_positions(batch.prefix_lens, batch.extend_lens)
         last_indices = np.cumsum(batch.extend_lens)[batch.sample_indices] - 1
@@ -161,7 +162,7 @@ class StepRunner:
     def _apply(
         self, batch: ScheduleBatch, rows: torch.Tensor, fresh: torch.Tensor, table: Sequence[torch.Tensor]
     ) -> None:
-        """What the scheduler decided becomes device state, before anything of the step reads it."""
+        """Apply what the scheduler decided to device state, before anything in the step reads it."""
         state = self._state
         if len(batch.table_writes.rows):
             state.pool.write(*table)
@@ -176,6 +177,7 @@ class StepRunner:
         published = future_map.publish(rows, lens)
         assert published is not None, "the planner submits no empty step"
         if len(batch.sample_indices):
+            # In the middle of a prompt a row has a length to publish, but samples nothing to stash.
             if len(batch.sample_indices) < len(batch.rows):
                 rows, lens = self._state.staging.upload([batch.sample_rows, batch.seq_lens[batch.sample_indices]])
             future_map.stash(rows, RelayPayload(sampled.tokens))
@@ -191,7 +193,7 @@ class StepRunner:
         published: Event,
         lanes: StepLanes | None,
     ) -> tuple[SampleOutput, torch.Tensor, torch.Tensor | None, Event]:
-        """Bring tokens, vectors, log probabilities and assert counters to the host, off the forward stream."""
+        """Copy tokens, vectors, log probabilities and assert counters to the host, on the copy stream."""
         streams = self._state.streams
         copy_done = streams.new_event()
         with streams.on_copy():

@@ -1,8 +1,8 @@
-"""The device's lanes of a step, while somebody records: when it was launched, computed and copied.
+"""The device lanes of a step while a recording runs: when it was launched, computed and copied.
 
-Marks of an accelerator are points in its own time. They become the host's by what the host can see: no copy ends later
-than the host notices it, so the smallest difference between the two clocks over all steps is the offset, to within the
-microseconds in which the fastest of them was noticed. Nobody waits for the device on account of it.
+Marks of an accelerator are points in its own time and must be converted to host time. The host never notices a copy
+before it ends. So the offset is the smallest difference between the two clocks over all steps, too large only by the
+microseconds after which the fastest copy was noticed. No thread waits for the device for the sake of a recording.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from core.lanes import LaneRecorder, Recording
 
 
 class StepLanes:
-    """The marks of one step. Made and filled by the forward thread, written once by whoever takes the result."""
+    """The marks of one step. The forward thread fills them; the thread that takes the result writes them, once."""
 
     __slots__ = ("_anchor", "_copied", "_copying", "_launched_at", "_recording", "_step", "_tokens")
 
@@ -26,16 +26,16 @@ class StepLanes:
         self._copying = self._copied = anchor
 
     def copying(self, mark: Mark) -> None:
-        """The copies begin, on the copy stream."""
+        """`mark` is where the copies begin, on the copy stream."""
         self._copying = mark
 
     def copied(self, mark: Mark) -> None:
-        """They end; the host has launched all there is of the step."""
+        """`mark` is where the copies end. The host has launched the whole step now, which ends its launch lane."""
         self._copied = mark
         self._recording.launch.add(self._launched_at, time.monotonic(), self._step, 0, self._tokens)
 
     def write(self, began: Mark, ended: Mark) -> None:
-        """The step is done: its device times can be asked for without waiting."""
+        """Add the device lanes. The step is done, so reading its device times does not wait."""
         recording, anchor, seen = self._recording, self._anchor, time.monotonic()
         copied = self._copied.seconds_since(anchor)
         offset = seen - copied if anchor.at is None else anchor.at
@@ -54,7 +54,7 @@ class StepTracer:
         self._anchor: Mark | None = None
 
     def begin(self, batch: ScheduleBatch, began: Mark) -> StepLanes | None:
-        """The lanes of a step that began at `began`; None while nobody records."""
+        """The lanes of a step that began at `began`; None while no recording runs."""
         recording = self._lanes.recording
         if recording is None:
             return None

@@ -1,12 +1,12 @@
-"""What follows a request's rows and pages: a pool of another kind, with its own capacity and its own device side.
+"""The interface of a pool beside the KV pages, with its own capacity and its own device side.
 
-Recurrent states, windowed pages and cross-attention pages differ in what they hold; they agree in when they are taken
-and given back, and in what a cached prefix is worth without them. `RequestMemory` asks each companion at those moments,
-so "all or nothing" and "freed once" stay properties of that one file. Composition instead of SGLang's diamond of
-HybridReqToTokenPool over ReqToTokenPool.
+There are three: recurrent states, windowed pages and cross-attention pages. They hold different things, but a request
+takes and returns them at the same moments, and each limits how much of a cached prefix can be used. `RequestMemory`
+calls every companion at those moments, so "all or nothing" and "freed once" stay properties of that one file.
+Composition instead of SGLang's diamond of HybridReqToTokenPool over ReqToTokenPool.
 
-What outlives a request is keyed by the KV page that it belongs to: a page stands for the whole prefix up to its end, so
-a state snapshot or a windowed page goes when its page goes, and needs no tree of its own.
+What outlives a request is keyed by a KV page. A page stands for the whole prefix up to its end, so a state snapshot or
+a windowed page is dropped when its KV page is freed, and needs no tree of its own.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from core.types.arrays import Ints
 from core.types.stats import PoolStats
 
 Writes = Mapping[str, Any]
-"""By companion name: what its device side must apply before the step that carries it. Host arrays, never changed."""
+"""By companion name: what its device side must apply before the step that carries them. Host arrays, never changed."""
 
 
 class Companion(Protocol):
@@ -34,20 +34,20 @@ class Companion(Protocol):
         ...
 
     def resumable(self, pages: Ints) -> int:
-        """How many of the cached `pages` (int64[k], a prefix in order) a request can start behind: 0..k."""
+        """How many of the cached `pages` (int64[k], a prefix in order) a request can skip computing: 0..k."""
         ...
 
     def fits_alone(self, total_tokens: int, encoder_tokens: int = 0) -> bool:
-        """Whether the empty pool could serve a request of so many tokens to its end: the check at entry.
+        """Whether the empty pool could serve a request of `total_tokens` to its end: the check at entry.
 
-        `encoder_tokens`, here and below: length of the input that an encoder reads beside them; 0 without one.
+        `encoder_tokens`, here and below: tokens of the encoder's input; 0 for a model without encoder.
         """
         ...
 
     def can_admit(self, tokens: int, cached: Ints, encoder_tokens: int = 0) -> bool:
-        """Room for a request of `tokens` known tokens that starts behind pages `cached`.
+        """Whether there is room for a request of `tokens` known tokens that reuses the pages `cached`, int64[k].
 
-        May give up what nobody uses, but none of what `cached` needs. After True, `admitted` must succeed.
+        May give up what no running row uses, but nothing that `cached` needs. After True, `admitted` must succeed.
         """
         ...
 
@@ -59,33 +59,34 @@ class Companion(Protocol):
         ...
 
     def admitted(self, row: int, tokens: int, cached: Ints, known: int, encoder_tokens: int = 0) -> None:
-        """`row` has a new owner, as asked of `can_admit` just before.
+        """`row` has a new owner; the arguments are those of the `can_admit` just before.
 
-        The prefix cache had `known` >= len(cached) pages of it: how far others had the same tokens.
+        `known`: pages of its tokens that the prefix cache holds, including those behind `cached` that some companion
+        could not resume from (known >= len(cached)).
         """
         ...
 
     def planned(self, rows: Ints, prefix_lens: Ints, extend_lens: Ints, pages: Ints) -> Any:
         """The step being planned computes tokens [prefix, prefix + extend) of `rows`, int64[B] each.
 
-        `pages`: int64[B, width], the rows' pages by place. Returns what `Writes` shall carry, or None. Must not fail
-        for want of room: admission has charged the worst case.
+        `pages`: int64[B, width], the KV pages of each row in the order of its tokens. Returns this companion's entry of
+        `Writes`, or None. Must not fail for want of room: admission has charged the worst case.
         """
         ...
 
     def released(self, row: int) -> None:
-        """The owner of `row` ends or gives way. Called before the row is freed."""
+        """The owner of `row` ends or is retracted. Called before the row is freed."""
         ...
 
     def replaced(self, pages: Ints, originals: Ints) -> None:
-        """The cache holds what `pages` hold in `originals` as well, int64[n] each, so `pages` are freed next.
+        """`pages[i]` duplicates the cached page `originals[i]`, int64[n] each; `pages` are freed next.
 
-        What was kept for a page may go on for its original, where nothing is kept for that.
+        What was kept for a page may pass to its original, if nothing is kept for that one.
         """
         ...
 
     def freed(self, pages: Ints) -> None:
-        """These KV pages have no owner any more: what was kept for them goes too."""
+        """The KV `pages`, int64[n], have no owner any more: drop what was kept for them."""
         ...
 
     def stats(self) -> tuple[PoolStats, ...]:
@@ -99,14 +100,17 @@ class Companion(Protocol):
 
 @runtime_checkable
 class Growing(Protocol):
-    """A companion whose pool a decoding row takes more of with each new KV page. The others charge a row once."""
+    """A companion that charges a row again for each new KV page. The others charge it once, at admission."""
 
     def can_grow(self, rows: Ints) -> bool:
-        """Room for one more KV page of each of `rows`, int64[n], all different. After True, `grown` must succeed."""
+        """Whether each of `rows`, int64[n], all different, can get one more KV page. After True, `grown` must succeed.
+
+        Mutates nothing.
+        """
         ...
 
     def grown(self, rows: Ints) -> None:
-        """Each of `rows` got a page, as asked of `can_grow` just before."""
+        """Each of `rows` got a KV page; the argument is that of the `can_grow` just before."""
         ...
 
 

@@ -21,8 +21,10 @@ class PagedKVAllocator:
         self.page_size = page_size
         self._held = np.zeros(num_pages + 1, np.bool_)
         # Invariant: _stack[:_top] are the free pages, disjoint from the held ones, together exactly 1..num_pages.
+        # What lies at and above _top is left over from earlier pages and means nothing.
         self._stack: Ints = np.arange(num_pages, 0, -1, dtype=np.int64)
         self._top = num_pages
+        # Scratch of `free`: it reads only what it has written before, so one array serves all calls.
         self._place: Ints = np.zeros(num_pages + 1, np.int64)
 
     @property
@@ -50,7 +52,7 @@ class PagedKVAllocator:
         return pages
 
     def free(self, pages: Ints) -> None:
-        """Take pages back. A page that is free already, given twice, or out of range is an invariant violation."""
+        """Take `pages`, int64[n], back. Raises InvariantViolation for one that is free, given twice or out of range."""
         if len(pages) == 0:
             return
         check("page_padding_reserved", bool((pages > 0).all() and (pages <= self.num_pages).all()), pages=len(pages))

@@ -29,7 +29,7 @@ class KVLayerSpec:
     v_dim: int
     v_in_k: bool = False
     window: int | None = None
-    """How many keys a query sees at most, its own among them; None: all before it."""
+    """How many keys a query sees at most, its own included; None: its own and all before it."""
 
     def __post_init__(self) -> None:
         assert self.layer_id >= 0, self
@@ -39,16 +39,16 @@ class KVLayerSpec:
 
     @property
     def elements(self) -> int:
-        """Elements that are stored for one token."""
+        """Elements, not bytes, stored for one token."""
         return self.num_kv_heads * (self.k_dim + (0 if self.v_in_k else self.v_dim))
 
 
 class KVPool:
     """Slots of `num_pages` pages plus padding page 0, for every layer of `layers`. Forward stream only.
 
-    A model of recurrent layers only has no layer here: its pages are numbers. Slot of a token
-    = page * page_size + offset, with page >= 1; slots 0..page_size-1 are the write dump of padded rows.
-    Everything starts at zero, so a slot that nobody wrote reads as finite numbers.
+    Slot of a token = page * page_size + offset, with page >= 1. Slots 0..page_size-1 take the writes of padded rows.
+    Everything starts at zero, so a slot that was never written reads as finite numbers. `layers` is empty for a model
+    of recurrent layers only: its pages are then numbers without storage.
     """
 
     def __init__(
@@ -115,7 +115,8 @@ class KVPool:
     def write(self, layer_id: int, slots: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
         """Store the keys [T, num_kv_heads, k_dim] and values [T, num_kv_heads, v_dim] of T tokens at `slots`, int64[T].
 
-        Slots may repeat only within the padding page, where it does not matter who wins. k and v may be strided views.
+        Slots may repeat only within the padding page, where it does not matter which write is last. `k` and `v` may be
+        strided views.
         """
         keys, values = self._k[layer_id], self._v[layer_id]
         assert slots.dtype == torch.int64, slots.dtype
@@ -126,6 +127,7 @@ class KVPool:
         if self.recorder is not None:
             self.recorder.wrote(self.name, slots)
         keys.index_copy_(0, slots, k)
+        # Shared values are a view of the keys, which the line above has written.
         if layer_id not in self._shared:
             values.index_copy_(0, slots, v)
 

@@ -1,4 +1,4 @@
-"""Entries of `req_to_token` that the scheduler has decided on and no batch has carried yet."""
+"""Entries of `req_to_token` that the scheduler has decided on and that no batch has carried to the device yet."""
 
 from __future__ import annotations
 
@@ -9,23 +9,24 @@ from core.types.arrays import Ints
 
 
 class PendingWrites:
-    """Noted a page at a time while a step is planned, taken once by the batch of that step (law 2)."""
+    """Collects entries a page at a time while a step is planned; the batch of that step takes them once (law 2)."""
 
     def __init__(self, page_size: int) -> None:
         self._page_size = page_size
         self._noted: list[tuple[Ints, Ints, Ints]] = []
         self._rows: set[int] = set()
-        """Those of which something is noted: few rows change hands twice in a plan, and prompts have many pages."""
+        """Rows with an entry in `_noted`. Lets `forget` return at once, as it does for nearly every row."""
 
     def note(self, rows: Ints, page_places: Ints, pages: Ints) -> None:
-        """Page `page_places[i]` of `rows[i]`, all int64[n], is `pages[i]` from now on."""
+        """The page of `rows[i]` at place `page_places[i]` is `pages[i]` from now on; int64[n] each."""
         self._noted.append((rows, page_places, pages))
         self._rows.update(rows.tolist())
 
     def forget(self, row: int) -> None:
-        """Drop the entries of `row`, which changes hands.
+        """Drop the entries of `row`, which its owner gives back.
 
-        Its next owner may note the same ones for the same step, and the device applies those of one step in no order.
+        The next owner may note other pages for the same places within the same plan. The device applies the entries of
+        one step in no order, so the old ones could win.
         """
         if row not in self._rows:
             return
@@ -34,7 +35,7 @@ class PendingWrites:
         self._noted = [(rows[stay], places[stay], pages[stay]) for (rows, places, pages), stay in kept if stay.any()]
 
     def take(self) -> TableWrites:
-        """Entries noted since the last call, token by token and in order; they belong into the very next batch."""
+        """The entries noted since the last call, one per token and in order. The very next batch must carry them."""
         if not self._noted:
             return TableWrites.empty()
         noted, self._noted = self._noted, []

@@ -16,7 +16,10 @@ from core.types.arrays import Ints
 
 @dataclass(frozen=True, slots=True)
 class TableWrites:
-    """Entries of `req_to_token` that this step must write before it reads: table[rows[i], positions[i]] = slots[i]."""
+    """Entries of `req_to_token` that this step must write before it reads: table[rows[i], positions[i]] = slots[i].
+
+    int64[n] each, on the host.
+    """
 
     rows: Ints
     positions: Ints
@@ -24,7 +27,7 @@ class TableWrites:
 
     @classmethod
     def empty(cls) -> TableWrites:
-        """A step that takes no new page."""
+        """The writes of a step that takes no new page."""
         none = np.empty(0, np.int64)
         return cls(none, none, none)
 
@@ -69,6 +72,6 @@ class ReqToTokenPool:
         self.table[rows, positions] = slots.to(torch.int32)
 
     def check_padding(self) -> None:
-        """Row 0 was never written. Reads the device: for tests and idle checks, not for steps."""
+        """Raise InvariantViolation if row 0 is not all zero. Waits for the device: for tests and idle checks only."""
         dirty: Any = int(torch.count_nonzero(self.table[0]).item())
         check("row_padding_reserved", dirty == 0, dirty_entries=dirty)

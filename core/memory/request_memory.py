@@ -1,7 +1,7 @@
-"""Rows, KV pages and cached prefixes of the running requests, taken and given back together.
+"""Rows, KV pages, cached prefixes and `companions` (other pools) of running requests, taken and given back together.
 
-The one place where the three meet, so that "both or neither" and "freed once" are properties of one file. Host state
-only; what must change in the device table leaves as `TableWrites` inside the next submitted batch (law 2).
+They meet only here, so that "all or nothing" and "freed once" are properties of one file. Host state only: changes
+to the device table leave as `TableWrites` inside the next submitted batch (law 2).
 """
 
 from __future__ import annotations
@@ -38,20 +38,19 @@ class Admission:
 
 @dataclass(frozen=True, slots=True)
 class Doubt:
-    """A part of the prefix cache that no request may find again, and its readers without the row that failed."""
+    """A part of the prefix cache that no request may find again, and the rows that read it, without the failed one."""
 
     node: PrefixNode | None
-    """Where it begins; None when the cache has nothing of it."""
+    """Where that part begins; None when the cache holds nothing of it."""
     readers: tuple[int, ...]
 
 
 class RequestMemory:
-    """What each running row holds: `pages[row, :count]`, of which `owned` ones go back to the allocator on release.
+    """What each running row holds: the KV pages `_pages[row, :_count[row]]`, in the order of its tokens.
 
-    A page of a row is either owned by the row or by the prefix cache, where the row's lock on `node` keeps it. Pages
-    are offered to the cache while a prompt is still being computed: a reader admitted later runs later in the one
-    FIFO, so it finds them written (law 4). That is how requests that arrive together share a prefix. Pools of other
-    kinds come along as `companions`.
+    Each is owned by the row (`_owned`) and freed on release, or by the prefix cache, where the row's lock on
+    `_nodes[row]` keeps it. Pages are offered to the cache while a prompt is still being computed: a reader admitted
+    later runs later in the one FIFO, so it finds them written (law 4). So requests that arrive together share a prefix.
     """
 
     def __init__(
@@ -77,21 +76,22 @@ class RequestMemory:
         self._owned = np.zeros(shape, np.bool_)
         self._count: Ints = np.zeros(rows.size + 1, np.int64)
         self._cached: Ints = np.zeros(rows.size + 1, np.int64)
+        """By row: tokens whose pages the cache owns and `_nodes` locks; grows with `offer`."""
         self._shared: Ints = np.zeros(rows.size + 1, np.int64)
-        """By row: tokens that were cached when it was admitted, so that its owner reads what others computed."""
+        """By row: tokens that were cached at admission, so not computed by this owner. Constant until release."""
         self._sound = np.zeros(allocator.num_pages + 1, np.bool_)
-        """By page: finite logits came of it. False for what no logits have come of so far."""
+        """By page: finite logits were computed from it. False for a page that no logits depend on so far."""
         self._nodes: list[Any] = [None] * (rows.size + 1)
         self._salts: list[str] = [""] * (rows.size + 1)
         self._writes = PendingWrites(self.page_size)
 
     @property
     def obtainable_pages(self) -> int:
-        """Pages that could be handed out now: free ones, and cached ones that nobody uses."""
+        """Pages that could be handed out now: free ones, and cached ones that no request locks."""
         return self.allocator.available + self.cache.evictable_pages
 
     def fits_alone(self, total_tokens: int, encoder_tokens: int = 0) -> bool:
-        """Whether a request of so many tokens could be served by an empty pool: the check at entry."""
+        """Whether empty pools could serve a request of `total_tokens`, prompt and output: the check at entry."""
         if self.allocator.pages_for(total_tokens) > self.allocator.num_pages:
             return False
         return all(c.fits_alone(total_tokens, **_encoder(encoder_tokens)) for c in self.companions)
@@ -101,12 +101,12 @@ class RequestMemory:
     ) -> int | None:
         """Whether `admit` would succeed once the owners of rows `leaving`, int64[k >= 1], have given them back.
 
-        Returns the cached tokens that it counts on: with them as `at_most`, `admit` succeeds if these releases are all
-        that happens in between. None: it would not succeed. Changes nothing but recency.
+        Returns the cached tokens that this counts on, or None if it would fail. With them as `at_most`, `admit`
+        succeeds if only these releases happen in between. Changes nothing but recency in the cache.
         """
         match, _ = self._match(ids, len(ids) - 1 if reuse else 0, salt)
         needed = self.allocator.pages_for(len(ids)) - len(match.pages)
-        # Under this lock the newcomer's own prefix is not counted as a page that comes free.
+        # Locked so that the new request's own prefix is not counted among the pages that come free.
         self.cache.lock(match.node)
         coming = int(self._owned[leaving].sum()) + self.cache.held_only_by([self._nodes[row] for row in leaving])
         fits = needed + reserve_pages <= self.obtainable_pages + coming and all(
@@ -127,10 +127,9 @@ class RequestMemory:
     ) -> Admission | None:
         """Take a row and pages for all of `ids`, sharing what the cache has; None (and no change) when it does not fit.
 
-        `reserve_pages` must stay obtainable afterwards, for the decode steps of those already running. At least one
-        token is always left to compute, because its logits are what the first output is sampled from; with `reuse` off
-        all of them are. `encoder_tokens`: see `Companion`; `at_most` so many cached tokens are shared: see
-        `would_admit`.
+        At least one token is always left to compute: the first output is sampled from its logits. With `reuse` off
+        nothing cached is used. `reserve_pages` must stay obtainable afterwards, for decode steps of running requests.
+        `encoder_tokens`: of the encoder's input, 0 without one. `at_most`: limit of shared tokens, from `would_admit`.
         """
         if not self.rows.available:
             return None
@@ -159,6 +158,7 @@ class RequestMemory:
         """The longest cached prefix that every companion can resume from, and how many pages were cached at all."""
         match = self.cache.match(ids, limit, salt)
         known = len(match.pages)
+        # A prefix cut for one companion may end where another cannot resume: repeat until all agree.
         while usable := len(match.pages):
             usable = min((c.resumable(match.pages) for c in self.companions), default=usable)
             if usable == len(match.pages):
@@ -184,7 +184,7 @@ class RequestMemory:
         return self.allocator.alloc(count)
 
     def _free(self, pages: Ints) -> None:
-        """Pages without an owner: back to the allocator, and out of every companion's books."""
+        """Return `pages`, which have no owner now, to the allocator; every companion drops what it kept for them."""
         self.allocator.free(pages)
         self._sound[pages] = False
         if len(pages):
@@ -192,7 +192,7 @@ class RequestMemory:
                 companion.freed(pages)
 
     def grow(self, rows: Ints) -> bool:
-        """One more page for each of `rows`; False, and no change but evictions, when there are not enough."""
+        """One more page for each of `rows`, int64[n], all different; False, and no change but evictions, if too few."""
         if len(rows) == 0:
             return True
         pages = self._alloc(len(rows)) if all(c.can_grow(rows) for c in self._growing) else None
@@ -208,25 +208,25 @@ class RequestMemory:
         return True
 
     def needs_page(self, rows: Ints, positions: Ints) -> np.ndarray:
-        """bool[n]: rows whose pages do not reach position `positions[i]` yet."""
+        """bool[n]: whether `rows[i]` has no page yet for the token at `positions[i]`; int64[n] both."""
         short: np.ndarray = positions >= self._count[rows] * self.page_size
         return short
 
     def slots(self, rows: Ints, positions: Ints) -> Ints:
-        """int64[n]: the KV slot of each (row, position)."""
+        """int64[n]: the KV slot of each pair (rows[i], positions[i]), int64[n] both."""
         pages = self._pages[rows, positions // self.page_size]
         slots: Ints = pages * self.page_size + positions % self.page_size
         return slots
 
     def take_writes(self) -> TableWrites:
-        """Table entries noted since the last call, in order; they belong into the very next batch."""
+        """Table entries noted since the last call, in order. The very next batch must carry them."""
         return self._writes.take()
 
     def plan_companions(self, rows: Ints, prefix_lens: Ints, extend_lens: Ints) -> Writes:
-        """What the companions' device sides must apply before the step that computes these tokens; see `Companion`."""
+        """What companions apply on the device before a step that computes [prefix, prefix + extend); int64[B] each."""
         if not self.companions:
             return NO_WRITES
-        # A row as wide as the context is mostly empty, and copying it for all rows would cost as much as planning them.
+        # Only as wide as the longest row: copying the full width of the context would cost as much as planning.
         pages = self._pages[:, : int(self._count[rows].max(initial=0))][rows]
         found = ((c.name, c.planned(rows, prefix_lens, extend_lens, pages)) for c in self.companions)
         return {name: writes for name, writes in found if writes is not None}
@@ -234,9 +234,9 @@ class RequestMemory:
     def offer(self, row: int, ids: Ints) -> None:
         """Give the whole pages that hold `ids` to the cache, where later requests find them; the row keeps using them.
 
-        `ids` are known tokens whose KV is written by steps already submitted, or by the one being planned. Where
-        another row put the same tokens first, nothing is given until release: locking its pages beside our own copies
-        would hold the prefix twice, and a request that fits alone would no longer fit.
+        Steps already submitted, or the one being planned, write the KV of `ids`. Where another row was first with the
+        same tokens, nothing is given until release: locking its pages beside the row's own copies would hold the prefix
+        twice, and a request that fits alone would no longer fit.
         """
         tokens = len(ids) // self.page_size * self.page_size
         cached = int(self._cached[row])
@@ -248,14 +248,14 @@ class RequestMemory:
             return
         check("page_conservation", len(result.duplicate_pages) == 0, duplicates=len(result.duplicate_pages))
         self.cache.lock(result.node)
-        # The new node ends a longer prefix of the same path, so nothing that the old lock kept is lost in between.
+        # The new lock comes first: its node ends a longer prefix of the same path, so no page is ever without a lock.
         self._free(self.cache.unlock(self._nodes[row]))
         self._nodes[row] = result.node
         self._owned[row, :count] = False
         self._cached[row] = tokens
 
     def release(self, row: int, generation: int, ids: Ints) -> None:
-        """Give back row and pages; whole pages that hold `ids` stay behind in the cache, which drops its duplicates."""
+        """Give back `row` and its pages. The cache takes whole pages that hold `ids`, except those it has already."""
         for companion in self.companions:
             companion.released(row)
         self.rows.free(row, generation)
@@ -264,8 +264,10 @@ class RequestMemory:
         owned = self._owned[row]
         if count * self.page_size > self._cached[row]:
             pages = self._pages[row, :count]
+            # While the row's lock still holds: `insert` relies on the first `_cached` tokens being in the cache.
             result = self.cache.insert(ids[: count * self.page_size], pages, self._salts[row], int(self._cached[row]))
             if result.node is not None:
+                # The row still owns the duplicates. Companions learn of them before they are freed below.
                 owned[:count] &= np.isin(pages, result.duplicate_pages)
                 for companion in self.companions:
                     companion.replaced(result.duplicate_pages, result.original_pages)
@@ -277,21 +279,20 @@ class RequestMemory:
         owned[:] = False
 
     def vouch(self, row: int, tokens: int) -> None:
-        """The first `tokens` of `row` led to finite logits. A NaN in any key within reach would have reached those."""
+        """The first `tokens` of `row` led to finite logits, so no key within their reach is NaN: mark those pages."""
         first = -(-max(0, tokens - self._reach) // self.page_size)
         self._sound[self._pages[row, first : tokens // self.page_size]] = True
 
     def shared(self, row: int) -> int:
-        """Tokens that `row` found in the cache: it reads them and computed none of them."""
+        """Tokens that `row` found in the cache at admission: its owner reads their KV and did not compute it."""
         return int(self._shared[row])
 
     def doubt(self, row: int, ids: Ints, computed_from: int) -> Doubt:
-        """What must go when the numbers of `row` proved wrong, which holds `ids` and computed those from
-        `computed_from` on.
+        """What must leave the cache because numbers of `row`, which holds `ids`, proved wrong. May split cache nodes.
 
-        Where it read pages of others that nothing vouches for, the fault may be theirs: those whose owner left or gave
-        way before it had logits, say. They go as well, else every request behind them would fail like this one.
-        Changes nothing that anybody could tell; the rows must be released, with nothing to keep, before `condemn`.
+        (1) What the row computed: its tokens from `computed_from` on. (2) What it read, from the first page on that
+        `vouch` has not marked: its owner ended before it had logits, say. The fault may lie there, and later readers
+        would fail too. `row` and the readers must be released, keeping nothing, before `condemn`.
         """
         sound = self._sound[self._pages[row, : self._shared[row] // self.page_size]]
         kept = computed_from if sound.all() else min(computed_from, int(sound.argmin()) * self.page_size)
@@ -300,22 +301,22 @@ class RequestMemory:
         return Doubt(top, tuple(reader for reader in readers if reader != row))
 
     def condemn(self, doubt: Doubt) -> None:
-        """Give up everything that `doubt` is about: no later request finds it."""
+        """Drop everything that `doubt` is about from the cache: no later request finds it."""
         if doubt.node is not None:
             self._free(self.cache.condemn(doubt.node))
 
     def flush(self, tenant: str | None = None) -> int:
-        """Give up every cached page, of `tenant` if it is named, that no row reads; how many. Not within a plan."""
+        """Free every cached page that no row reads, of `tenant` only if given; returns how many. Not within a plan."""
         pages = self.cache.clear(tenant)
         self._free(pages)
         return len(pages)
 
     def pages_found(self, rows: Ints) -> Ints:
-        """int64[n]: pages of each of `rows` that were cached when its owner was admitted."""
+        """int64[n]: how many pages of each of `rows`, int64[n], were cached when its owner was admitted."""
         return self._shared[rows] // self.page_size
 
     def pages_taken(self, rows: Ints) -> Ints:
-        """int64[n]: pages that each of `rows` was given for itself, those that it has put into the cache included."""
+        """int64[n]: how many pages each of `rows`, int64[n], was given itself, those it put into the cache included."""
         return self._count[rows] - self.pages_found(rows)
 
     def owned_pages(self) -> int:
@@ -345,5 +346,5 @@ class RequestMemory:
 
 
 def _encoder(tokens: int) -> Mapping[str, int]:
-    """The argument that companions of an encoder-decoder are asked with, and no others."""
+    """The keyword argument for companions of an encoder-decoder; empty for all other models."""
     return {"encoder_tokens": tokens} if tokens else {}

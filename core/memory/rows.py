@@ -1,4 +1,4 @@
-"""Who owns which request row. Host state only, so it can be planned with while the device is busy."""
+"""Which request rows are free, and the generation of each. Host state only: planning reads it while a step computes."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from core.types.arrays import Ints
 class RowAllocator:
     """Hands out rows 1..size; row 0 is padding and never leaves (law 6).
 
-    Identity of a row's owner is (row, generation) (law 1): the generation grows when a row is freed, so whatever an
-    earlier owner still has in flight no longer matches, also while the row is free. Rows are reused last in, first out:
-    warm, and the order that shows aliasing bugs soonest.
+    A row's owner is identified by (row, generation) (law 1). The generation grows when the row is freed, so results of
+    a former owner no longer match from that moment on, even before the row has a new owner. The row freed last is
+    handed out first: its memory is warm, and a bug that mixes two owners shows soonest.
     """
 
     def __init__(self, size: int) -> None:
@@ -45,16 +45,17 @@ class RowAllocator:
         return row, int(self.generations[row])
 
     def free(self, row: int, generation: int) -> None:
-        """End the ownership (row, generation). A second free, or one by a former owner, is an invariant violation."""
+        """End the ownership (row, generation). Raises InvariantViolation if it is not current, as on a second free."""
         check("row_padding_reserved", 0 < row <= self.size, row=row)
         check("row_double_free", bool(self._held[row]), row=row, generation=generation)
         check("row_foreign_generation", int(self.generations[row]) == generation, row=row, generation=generation)
         self._held[row] = False
+        # Here and not in `alloc`: a late result must find no owner while the row is free, either.
         self.generations[row] += 1
         self._free.append(row)
 
     def is_current(self, rows: Ints, generations: Ints) -> np.ndarray:
-        """bool[n]: which (row, generation) pairs still are the owner."""
+        """bool[n]: whether each pair (rows[i], generations[i]), int64[n] both, is still the owner of its row."""
         current: np.ndarray = self.generations[rows] == generations
         return current
 

@@ -1,4 +1,4 @@
-"""How large the KV pool is when nobody says so."""
+"""How many pages the KV pool gets: from the configuration, else from the memory at hand."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from core.config import MemoryConfig
 from core.errors import ConfigError
 from core.machine import free_memory
 
+# On a CPU all pools together take this share of the free memory, and at most CPU_LIMIT bytes.
 CPU_SHARE = 0.25
 CPU_LIMIT = 2 * 2**30
 CUDA_SHARE = 0.85
@@ -17,9 +18,10 @@ CUDA_SHARE = 0.85
 def num_pages(
     config: MemoryConfig, bytes_per_token: int, context_length: int, device: torch.device, reserved_bytes: int = 0
 ) -> int:
-    """Pages of the KV pool: as asked, else from the memory at hand, and never more than all rows could fill.
+    """Pages of the KV pool: `max_total_tokens` where configured, else what memory holds, up to what rows can use.
 
-    `reserved_bytes` of that memory are for other pools, recurrent states for instance.
+    `bytes_per_token`: bytes of one token in all layers; 0 for a model without attention, whose pages take no memory.
+    `reserved_bytes`: left free for other pools, recurrent states for instance.
 
     Raises ConfigError when not even one page fits.
     """
@@ -27,7 +29,6 @@ def num_pages(
     if tokens is None:
         tokens = config.max_running_requests * context_length
         if bytes_per_token:
-            # A model without attention has pages of no bytes.
             tokens = min(max(0, free_bytes(device) - reserved_bytes) // bytes_per_token, tokens)
     pages = tokens // config.page_size
     if pages < 1:
@@ -36,7 +37,7 @@ def num_pages(
 
 
 def free_bytes(device: torch.device) -> int:
-    """What pools may take of the memory at hand."""
+    """Bytes that all pools together may take of the memory that is free on `device` now."""
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
         return int(free * CUDA_SHARE)

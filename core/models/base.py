@@ -1,4 +1,4 @@
-"""What the engine sees of a model: its measures, and one forward pass over the paged KV pool."""
+"""The interface of a model: its measures (`ModelSpec`), and one forward pass over the paged KV pool (`Model`)."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class ModelSpec:
     """Measures of a loaded model; all that pools, sampler and scheduler need to know of it."""
 
     name: str
-    """What clients know it by, unless configured otherwise: the last part of the checkpoint's path."""
+    """Name for clients unless another is configured: the last part of the checkpoint's path."""
     architecture: str
     vocab_size: int
     """Width of the logits. A tokenizer may know fewer ids."""
@@ -39,20 +39,20 @@ class ModelSpec:
     kv_layers: tuple[KVLayerSpec, ...]
     """Layer ids ascend and may have gaps."""
     eos_token_ids: tuple[int, ...] = ()
-    """Ids of logits, every one: `min_tokens` forbids them by their place."""
+    """All below `vocab_size`: `min_tokens` forbids them by their place in the logits."""
     bos_token_id: int | None = None
     state_layers: tuple[StateLayerSpec, ...] = ()
-    """Recurrent layers, ascending. A model has layers of one kind at least."""
+    """Recurrent layers, by ascending layer id. A model has at least one KV layer or one recurrent layer."""
     sampling_defaults: Mapping[str, float | int] = field(default_factory=dict)
     """Fields of `SamplingParams` that the checkpoint recommends."""
     hidden_size: int = 0
-    """Width of the hidden states that `ForwardBatch.hidden` gets; 0 for a model that gives none, so cannot embed."""
+    """Width of the hidden states in `ForwardBatch.hidden`; 0 for a model that sets none and so cannot embed."""
     quantization: str = ""
-    """How the weights are quantised; empty for plain ones, of `dtype`."""
+    """How the weights are quantised; empty for plain weights of `dtype`."""
     encoder: EncoderSpec | None = None
-    """Set for an encoder-decoder; everything else here is then of its decoder."""
+    """Set for an encoder-decoder; all other fields then describe its decoder."""
     capturable: bool = False
-    """Whether `forward` of a decode step reads device tensors and shapes only, as far as its attention backend does."""
+    """Whether `forward` of a decode step, apart from the attention backend, reads only device tensors and shapes."""
 
     def __post_init__(self) -> None:
         assert self.vocab_size >= 1, self.vocab_size
@@ -64,8 +64,8 @@ class ModelSpec:
     def reach(self) -> int | None:
         """How many of the newest tokens a logit depends on; None for all.
 
-        What a layer takes from its window reaches the next layer's, so windows add up; one layer that sees everything,
-        or keeps a state, makes it all tokens.
+        Windows add up over the layers, since a layer passes on what it saw in its own window. A layer without a window,
+        or with a recurrent state, makes it all tokens.
         """
         windows = [layer.window for layer in self.kv_layers]
         if self.state_layers or None in windows:
@@ -78,13 +78,13 @@ class Model(Protocol):
 
     @property
     def spec(self) -> ModelSpec:
-        """Fixed from load on."""
+        """The model's measures, which never change after loading."""
         ...
 
     def bind(
         self, kv_pool: KVPool, attention: AttentionBackend, companions: Mapping[str, DeviceCompanion] = NO_COMPANIONS
     ) -> None:
-        """Give the model the pools that later batches will name and the backend it must attend through.
+        """Give the model the pools that later batches refer to, and the backend that it must attend through.
 
         Called before the first `forward`, and again if the engine is rebuilt around the same weights.
         """
@@ -93,12 +93,13 @@ class Model(Protocol):
     def forward(self, batch: ForwardBatch) -> torch.Tensor:
         """float32[S, vocab_size]: logits of the tokens at `batch.last_indices`, in that order.
 
-        Writes the KV of all T tokens, also when S is 0 (a middle chunk). May return memory that the next call reuses.
+        Writes the KV of all T tokens, also when S is 0 (a chunk in the middle of a prompt). The next call may reuse the
+        returned memory.
         """
         ...
 
 
 def hooks_layers(writes: Writes) -> bool:
-    """Whether a step with these companion writes runs code in the layers that others do not: adapters hook them."""
+    """Whether a step with these companion writes runs adapter hooks in the layers, which a captured graph lacks."""
     adapters = writes.get(LORA)
     return adapters is not None and bool(adapters.groups)

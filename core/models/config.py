@@ -1,4 +1,4 @@
-"""What a checkpoint says of itself, read from its JSON files alone: no weights, no code, no network."""
+"""A checkpoint's configuration, read from its JSON files alone: no weights, no code, no network."""
 
 from __future__ import annotations
 
@@ -34,21 +34,23 @@ class CheckpointConfig:
     context_length: int | None
     """Tokens of the longest sequence; None where the files name no limit (models without position embeddings)."""
     dtype: str | None
-    """What the weights were saved in, if the configuration says so."""
+    """Dtype that the weights were saved in, if the configuration says so."""
     eos_token_ids: tuple[int, ...]
-    """All ids that end an output: those of config.json and of generation_config.json, which often differ, as they stand
-    there: `own_ids` has those that the model can sample."""
+    """All ids that end an output, unchecked, from config.json and generation_config.json, which often differ. `own_ids`
+    returns the ones that the model can sample."""
     bos_token_id: int | None
     is_encoder_decoder: bool
     sampling_defaults: Mapping[str, float | int] = field(default_factory=dict)
-    """What the authors recommend, of `SAMPLING_KEYS`; `do_sample: false` shows as temperature 0."""
+    """Recommended values of `SAMPLING_KEYS`; `do_sample: false` becomes temperature 0."""
     quantization: Mapping[str, Any] | None = None
-    """`quantization_config` as it stands; None for plain weights."""
+    """`quantization_config`, unchanged; None for plain weights."""
 
 
 def own_ids(checkpoint: CheckpointConfig, vocab_size: int) -> dict[str, Any]:
-    """The token ids of a `ModelSpec` with so many logits. One without a logit can never be sampled, so it is left out:
-    forbidding it for `min_tokens` would reach outside the logits, which on CUDA ends the process.
+    """Arguments `eos_token_ids` and `bos_token_id` of a `ModelSpec` with `vocab_size` logits.
+
+    An id without a logit can never be sampled, so it is left out. Forbidding it for `min_tokens` would index outside
+    the logits, which on CUDA ends the process.
     """
     foreign = [token for token in checkpoint.eos_token_ids if not 0 <= token < vocab_size]
     if foreign:
@@ -61,10 +63,10 @@ def own_ids(checkpoint: CheckpointConfig, vocab_size: int) -> dict[str, Any]:
 
 
 def read_checkpoint_config(directory: str | Path) -> CheckpointConfig:
-    """Read `directory`; ModelLoadError names the file and the cause in one line.
+    """Read `directory`. Raises ModelLoadError, which names the file and the cause in one line.
 
-    A multi-modal configuration keeps its language model in `text_config`: that part gives vocabulary and context, the
-    outer one the model type and, where present, the token ids.
+    A multi-modal configuration keeps its language model in `text_config`. Vocabulary and context come from that part,
+    the model type and, where present, the token ids from the outer one.
     """
     path = Path(directory)
     if not path.is_dir():
@@ -100,7 +102,7 @@ def read_checkpoint_config(directory: str | Path) -> CheckpointConfig:
 
 
 def read_json(file: Path) -> dict[str, Any]:
-    """The object in `file`. ModelLoadError if it is unreadable, too large, not JSON, or not an object."""
+    """The object in `file`. Raises ModelLoadError if it is unreadable, too large, not JSON, or not an object."""
     try:
         if file.stat().st_size > MAX_JSON_BYTES:
             raise ModelLoadError(f"{file} is larger than {MAX_JSON_BYTES >> 20} MiB")
@@ -126,8 +128,8 @@ def _context_length(text: dict[str, Any]) -> int | None:
     rope = text.get("rope_parameters") or text.get("rope_scaling")
     if length is None or not isinstance(rope, dict):
         return length
-    # Longrope swaps all frequencies once the longest sequence of a step passes this mark, so beyond it a short request
-    # would read differently beside a long one. (Gemma nests one dictionary per layer type.)
+    # Longrope swaps all frequencies once the longest sequence of a step passes this length. Beyond it the output of a
+    # short request would depend on the other requests in the step. (Gemma nests one dictionary per layer type.)
     for entry in (rope, *(value for value in rope.values() if isinstance(value, dict))):
         if entry.get("rope_type", entry.get("type")) in ("longrope", "su"):
             key = "original_max_position_embeddings"
@@ -145,7 +147,7 @@ def _dtype(outer: dict[str, Any], text: dict[str, Any]) -> str | None:
 
 
 def _quantization(path: Path, outer: dict[str, Any], text: dict[str, Any]) -> dict[str, Any] | None:
-    """Where transformers looks: beside the model type, else in the language model's part."""
+    """`quantization_config` from where transformers looks: the outer configuration, else the language model's part."""
     found = next((s[QUANTIZATION_KEY] for s in (outer, text) if s.get(QUANTIZATION_KEY) is not None), None)
     if found is not None and not isinstance(found, dict):
         raise ModelLoadError(f"{path / 'config.json'}: quantization_config must be an object, got {found!r:.100}")
@@ -158,7 +160,7 @@ def _eos_ids(sources: tuple[dict[str, Any], ...]) -> tuple[int, ...]:
 
 
 def _numbers(value: Any) -> list[int]:
-    """Given as one number, a list, or not at all."""
+    """The integers in `value`, which is one number, a list, or None."""
     values = value if isinstance(value, list) else [value]
     return [int(v) for v in values if _is_int(v)]
 

@@ -1,4 +1,4 @@
-"""From a directory to a model that is proved servable. What is wrong with a checkpoint is told in one line."""
+"""Loads a checkpoint and proves that it can be served. Errors say in one line what is wrong with the checkpoint."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from core.models.weights import check_weight_files
 
 
 def check_checkpoint(directory: str | Path) -> CheckpointConfig:
-    """Everything that can be told without reading weights, in well under a second: configuration, type, whole files.
+    """Check configuration, model type and whole files without reading weights, in well under a second.
 
-    Raises ModelLoadError. What passes may still be refused by `load_model`, which runs the model.
+    Raises ModelLoadError. A checkpoint that passes may still be refused by `load_model`, which runs the model.
     """
     checkpoint = read_checkpoint_config(directory)
     _refuse_by_type(checkpoint)
@@ -31,7 +31,7 @@ def check_checkpoint(directory: str | Path) -> CheckpointConfig:
 def load_model(config: ModelConfig, device: torch.device, progress: Progress | None = None) -> Model:
     """Check, load and prove the checkpoint at `config.path`; `progress` sees "check", "weights" and "self-check".
 
-    The model comes unbound: call `bind` before `forward`. Raises ModelLoadError.
+    Call `bind` on the returned model before `forward`. Raises ModelLoadError.
     """
     report = progress or _silent
     report("check", 0.0)
@@ -80,4 +80,4 @@ def _refuse_by_type(checkpoint: CheckpointConfig) -> None:
 
 
 def _silent(stage: str, fraction: float) -> None:
-    """No progress wanted."""
+    """Ignore progress: the caller gave no `progress`."""

@@ -22,14 +22,14 @@ MODEL_FAMILIES: dict[str, str] = {
     "native": "core.models.native.family:load_native",
     ENCODER_DECODER_FAMILY: "core.models.encoder_decoder.backend:load_encoder_decoder",
 }
-"""Family -> `module:factory`, imported only when a checkpoint asks for it."""
+"""Family -> `module:factory`, imported only when a checkpoint needs it."""
 
 NATIVE_FAMILIES: dict[str, str] = dict.fromkeys(("llama", "mistral", "qwen2", "qwen3"), "native")
 """Model type -> family, for types that a family of its own serves better than the default one."""
 
 
 ENCODER_DECODER_TYPES = ("bart", "mbart", "t5", "mt5", "pegasus", "marian", "plbart", "blenderbot", "blenderbot-small")
-"""Encoder-decoders whose attention the packed decoder knows; README.md says how each was checked."""
+"""Encoder-decoders with an attention that the packed decoder knows; README.md says how each was checked."""
 
 
 def family_of(model_type: str, *, encoder_decoder: bool = False) -> str:
@@ -40,6 +40,6 @@ def family_of(model_type: str, *, encoder_decoder: bool = False) -> str:
 
 
 def model_factory(family: str) -> ModelFactory:
-    """The factory of `family`. KeyError for a family that nobody registered: that is a bug, not a bad checkpoint."""
+    """The factory of `family`. Raises KeyError for an unregistered family, which is a bug, not a bad checkpoint."""
     module, _, attribute = MODEL_FAMILIES[family].partition(":")
     return cast(ModelFactory, getattr(import_module(module), attribute))

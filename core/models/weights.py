@@ -1,6 +1,7 @@
 """Finds a checkpoint's safetensors shards and proves them whole before anything tries to load them.
 
-A truncated download otherwise surfaces minutes later, inside a library, without the file's name. Reads headers only.
+Without this check a truncated download fails minutes later, inside a library, without the file's name. Reads headers
+only.
 """
 
 from __future__ import annotations
@@ -34,16 +35,16 @@ ITEM_BITS = {
 
 @dataclass(frozen=True, slots=True)
 class WeightFiles:
-    """Shards that passed, and the bytes of all their tensors."""
+    """Shards that passed the check, and the bytes of all their tensors together."""
 
     shards: tuple[Path, ...]
     nbytes: int
 
 
 def check_weight_files(directory: Path) -> WeightFiles:
-    """Validate every shard of `directory`. ModelLoadError names the first bad file and what is wrong with it."""
+    """Validate every shard of `directory`. Raises ModelLoadError, which names the first bad file and what is wrong."""
     single, index = directory / SINGLE_FILE, directory / INDEX_FILE
-    # The order in which transformers looks: what is checked is what gets loaded.
+    # In the order in which transformers looks, so that the checked files are the loaded ones.
     if single.is_file():
         return WeightFiles((single,), sum(size for _, size in _tensors(single)))
     if not index.is_file():

@@ -11,14 +11,17 @@ from core.prefix.node import PrefixNode, Tenant
 
 @dataclass(slots=True)
 class Recount:
-    """Pages found in the tree, and those of locked nodes."""
+    """Counts of a walk over the tree: all pages, and the pages of locked nodes."""
 
     cached: int = 0
     locked: int = 0
 
 
 def audit(roots: Mapping[str, PrefixNode], tenants: Sequence[Tenant], page_bytes: int) -> Recount:
-    """Check every node, whose it is, and the order of recency; return what was counted on the way."""
+    """Check every node, its tenant, and the order of recency; return the pages counted on the way.
+
+    `page_bytes`: length of one page's key. Raises InvariantViolation naming what is off.
+    """
     seen: set[int] = set()
     recent = [node for tenant in tenants for node in tenant.recent]
     ages = {node: age for age, node in enumerate(recent)}
@@ -54,7 +57,7 @@ def _check_links(node: PrefixNode, page_bytes: int) -> None:
 
 
 def _check_locks(node: PrefixNode, ages: Mapping[PrefixNode, int]) -> None:
-    """Locks add up along the path; unlocked nodes, and only they, have an age, and parents are younger."""
+    """Locks add up along the path. Unlocked nodes, and only they, have an age; parents are younger than children."""
     below = sum(child.locks for child in node.children.values())
     check("prefix_lock_balance", node.locks == node.holds + below and node.holds >= 0, locks=node.locks, below=below)
     if node.is_root:

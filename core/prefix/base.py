@@ -1,4 +1,4 @@
-"""The contract of a prefix cache: which KV pages already hold the beginning of a new prompt, and who may free them.
+"""The contract of a prefix cache: which KV pages already hold the beginning of a new prompt, and which may be freed.
 
 Every page has one owner: the allocator's free list, a request, or the cache. `insert` moves pages from a request to the
 cache; `evict`, `clear` and `unlock` hand pages back, and the caller returns those to the allocator. A page held by the
@@ -6,7 +6,7 @@ cache may be *read* by any number of requests, each of which keeps a lock on the
 
 The cache is host state of the scheduler: all calls come from one thread, and none touches the device. It may therefore
 be told of pages that the device has not written yet. A request that matches such a page is planned later than the one
-that writes it, and the forward thread executes plans in their order (DESIGN law 4: one FIFO makes reuse safe), so the
+that writes it, and the forward thread executes plans in their order (DESIGN law 4: one FIFO makes reuse safe). So the
 write always precedes the read. The same law makes it safe to hand out a freed page at once.
 """
 
@@ -34,7 +34,7 @@ GROUP_MARK = "\x00group\x00"
 
 
 def group_salt(group_id: str) -> str:
-    """The namespace of one request's samples. `group_id` must be the engine's own, never a word of the client's."""
+    """The namespace of one request's samples. `group_id` must be made by the engine, never taken from a client."""
     return GROUP_MARK + group_id
 
 
@@ -53,20 +53,20 @@ class PrefixMatch:
 class InsertResult:
     """What became of the offered pages; `owned_from` below is the argument of `insert`.
 
-    Of the pages from `owned_from` on, the caller still owns `duplicate_pages`, and all of them if `node` is None; the
-    rest belongs to the cache now. A caller whose page table names duplicates may go on reading them, and frees them
-    when it stops; its neighbours read the cache's copies. A page is a duplicate by its number, so offering the same
-    pages twice changes nothing and reports the same duplicates.
+    If `node` is None, all pages stay the caller's. Else the caller still owns `duplicate_pages`, and the other pages
+    from `owned_from` on belong to the cache now. The caller may go on reading its duplicates, and frees them when it
+    stops; other requests read the cache's copies. A page is a duplicate by its number, so offering the same pages twice
+    changes nothing and reports the same duplicates.
     """
 
     node: PrefixNode | None
-    """Ends the inserted prefix; lock it before unlocking an older node of the request. None if nothing is kept here."""
+    """End of the inserted prefix; lock it before unlocking an older node of the request. None if nothing is kept."""
     adopted: int
     """Pages that the cache took over."""
     duplicate_pages: Pages
     """Offered pages whose tokens the cache holds already, under other page numbers."""
     original_pages: Pages
-    """Those other numbers: `original_pages[i]` holds the same prefix as `duplicate_pages[i]`."""
+    """The cache's page numbers: `original_pages[i]` holds the same tokens as `duplicate_pages[i]`."""
 
 
 class PrefixCache(ABC):
@@ -79,8 +79,8 @@ class PrefixCache(ABC):
     def namespace(self, salt: str, group_id: str | None) -> str:
         """The `salt` argument for a request's calls below. Mutates nothing.
 
-        `salt` is the client's, and separates tenants; `group_id` is set for requests with several samples, which share
-        their prompt even where nothing outlives a request.
+        `salt` comes from the client and separates tenants. `group_id` is set for requests with several samples: these
+        share their prompt even in a cache that keeps nothing between requests.
         """
 
     @abstractmethod
@@ -103,7 +103,7 @@ class PrefixCache(ABC):
     def unlock(self, node: PrefixNode) -> Pages:
         """Undo one `lock` of this node, and mark it as just used.
 
-        Returns the pages that the cache drops because of it: the caller frees them. None for a cache that retains.
+        Returns the pages that the cache drops because of it, for the caller to free; empty for a cache that retains.
         """
 
     @abstractmethod
@@ -120,35 +120,36 @@ class PrefixCache(ABC):
     def evict(self, num_pages: int) -> Pages:
         """Give up `num_pages` unlocked pages, or all there are if that is fewer; evicting 0 does nothing.
 
-        Of each tenant the least recently used prefixes go first, from their tails, and no more than asked; which tenant
-        gives up, `core.prefix.tenants` says. Returns the pages for the caller to free. Nodes from unlocked matches and
-        inserts must not be used afterwards.
+        Of each tenant the least recently used prefixes go first, from their tails. `core.prefix.tenants` decides which
+        tenant gives up. Returns the pages for the caller to free. Nodes from unlocked matches and inserts must not be
+        used afterwards.
         """
 
     @abstractmethod
     def clear(self, tenant: str | None = None) -> Pages:
-        """Evict everything that is not locked; of one tenant only, if one is named (`core.prefix.tenants`)."""
+        """Evict everything that is not locked, of `tenant` only if given. Returns the pages for the caller to free."""
 
     @abstractmethod
     def behind(self, ids: Ids, kept: int, salt: str) -> PrefixNode | None:
-        """The node at which begins what is held of `ids` behind their first `kept` tokens, whole pages of them.
+        """The node whose first page follows the first `kept` tokens of `ids`; None when the cache holds no such page.
 
-        None when nothing is. May split a node, and is no use of the prefix. Good as long as that of a match is.
+        `kept` must be a multiple of the page size. May split a node. The returned node is good until the next `evict`,
+        `clear` or `unlock`.
         """
 
     @abstractmethod
     def condemn(self, node: PrefixNode) -> Pages:
-        """Give up `node` and everything below it, none of which is locked any more: no match finds it again.
+        """Give up `node` and everything below it, all unlocked, so that no match finds it again.
 
-        Returns the pages for the caller to free; none where the last `unlock` has dropped them already.
+        Returns the pages for the caller to free; empty where the last `unlock` has dropped them already.
         """
 
     def observe(self, observer: PrefixObserver | None) -> bool:
-        """Tell `observer` of every change from now on, or nobody; whether this cache keeps anything to tell of."""
+        """Tell `observer` of every change from now on; None ends that. Returns whether this cache reports changes."""
         return False
 
     def contents(self, salt: str) -> list[PrefixStored]:
-        """What is cached under `salt`, parents before children; costs O(nodes) and copies no ids."""
+        """Everything cached under `salt`, parents before children. O(nodes); copies no ids."""
         return []
 
     @property
@@ -163,14 +164,14 @@ class PrefixCache(ABC):
 
     @abstractmethod
     def held_only_by(self, nodes: Sequence[PrefixNode]) -> int:
-        """Locked pages that no lock would protect any more if one lock of each of `nodes` were undone.
+        """How many locked pages would become evictable if one lock on each of `nodes` were undone.
 
         A node that is named twice loses two locks. Mutates nothing, not even recency.
         """
 
     @property
     def evictable_pages(self) -> int:
-        """What `clear` would return; admission counts these as available."""
+        """Number of pages that `clear` would return; admission counts them as available."""
         return self.cached_pages - self.locked_pages
 
     @abstractmethod

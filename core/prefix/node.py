@@ -1,4 +1,4 @@
-"""One node of the radix tree, which is also the opaque handle that requests hold and lock; and the tenant it is of."""
+"""A node of the radix tree, which is also the opaque handle that requests lock; and the tenant that it counts for."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import numpy.typing as npt
 class PrefixNode:
     """The edge into a node and what hangs below it. Only `core.prefix` looks inside; others pass it to `lock`/`unlock`.
 
-    A node stands for the prefix from its root to its own end. Splitting never changes that: the node that others may
-    hold stays the *lower* part, and a new node takes the upper one.
+    A node stands for the prefix from its root to its own end. Splitting never changes that: the node that requests may
+    hold stays the *lower* part, and a new node takes the upper part.
     """
 
     __slots__ = ("children", "dead", "holds", "key", "locks", "pages", "parent", "salt", "tenant")
@@ -22,25 +22,25 @@ class PrefixNode:
         self.parent = parent
         """None for roots and for dead nodes."""
         self.key = key
-        """Token ids of the edge as int64 bytes: exact, and hashed only to be found."""
+        """Token ids of the edge, 8 bytes each (int64). Compared in full: a hash only finds the candidate."""
         self.pages = pages
-        """Invariant: pages.size * page_size ids in `key`; empty for roots only."""
+        """int64[k]. Invariant: `key` has k * page_size ids; k is 0 for roots only."""
         self.children: dict[bytes, PrefixNode] = {}
         """By the bytes of their first page. Invariant: no two children share a first page."""
         self.holds = 0
-        """Locks taken on this very node."""
+        """Locks taken on this node itself, not on one below it."""
         self.locks = 0
         """Invariant: holds + the sum of the children's locks; so an ancestor of a locked node is locked."""
         self.dead = False
-        """Its pages were given up; locking it now is a bug of the caller."""
+        """Whether its pages were given up. Locking a dead node is a bug of the caller."""
         self.tenant: Tenant | None = None if parent is None else parent.tenant
-        """Whose pages these are; None for a root below which nothing was ever kept."""
+        """The tenant that these pages count for; None for a root below which nothing was ever kept."""
         self.salt = salt
-        """Of a root, which namespace it begins."""
+        """Of a root: the namespace that it begins. Empty for other nodes."""
 
     @classmethod
     def root(cls, salt: str) -> PrefixNode:
-        """The empty prefix of a namespace. Owns nothing, so a root that no tree knows does no harm."""
+        """The empty prefix of namespace `salt`. Owns no page, so it may be dropped without being in any tree."""
         return cls(None, b"", np.empty(0, np.int64), salt)
 
     @property
@@ -56,7 +56,7 @@ class PrefixNode:
             node = node.parent
 
     def leads_to(self, other: PrefixNode) -> bool:
-        """Whether `other` is this node or below it: who locks it reads these pages."""
+        """Whether `other` is this node or below it, so that a request that locks `other` reads this node's pages."""
         return self in other.path()
 
     def below(self) -> Iterator[PrefixNode]:
@@ -69,15 +69,15 @@ class PrefixNode:
 
 
 class Tenant:
-    """What a cache keeps of one tenant: its unlocked nodes by age, and how many pages it has in all."""
+    """What a cache holds for one tenant: its unlocked nodes by age, and the number of its pages."""
 
     __slots__ = ("name", "pages", "recent", "used_at")
 
     def __init__(self, name: str) -> None:
         self.name = name
         self.pages = 0
-        """Locked ones included."""
+        """Cached pages of the tenant, locked ones included."""
         self.recent: OrderedDict[PrefixNode, None] = OrderedDict()
-        """Invariant: exactly its unlocked nodes but for roots, oldest first, parents after their children."""
+        """Invariant: exactly its unlocked nodes except roots, oldest first, parents after their children."""
         self.used_at = 0
-        """Pages that the cache had given up, of any tenant, when one of this tenant's was used last."""
+        """When a page of this tenant was used last, in pages that the cache had given up by then, of any tenant."""

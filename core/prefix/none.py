@@ -1,7 +1,7 @@
 """The cache that keeps nothing between requests.
 
-The samples of one request (n > 1) still share the pages of their prompt, for that is a matter of memory and not of
-history: within a namespace made by `group_salt` this cache is a radix tree whose pages go the moment nobody locks them.
+The samples of one request (n > 1) still share the pages of their prompt, because they run at the same time. Within a
+namespace made by `group_salt` this cache is a radix tree that gives up its pages as soon as no request locks them.
 """
 
 from __future__ import annotations
@@ -23,31 +23,32 @@ class NoPrefixCache(PrefixCache):
         self._groups = RadixCache(page_size, of)
 
     def namespace(self, salt: str, group_id: str | None) -> str:
-        """The group's own namespace; a client's salt never names one, whatever it holds."""
+        """The group's own namespace, or "" without a group. `salt` is not used, so a client cannot name a group."""
         return group_salt(group_id) if group_id is not None else ""
 
     def match(self, ids: Ids, limit: int, salt: str) -> PrefixMatch:
-        """Always empty outside groups."""
+        """The prefix that another sample of the same request put here; always empty outside groups."""
         if salt.startswith(GROUP_MARK):
             return self._groups.match(ids, limit, salt)
         return PrefixMatch(NO_PAGES, PrefixNode.root(salt))
 
     def peek(self, ids: Ids, limit: int, salt: str) -> int:
-        """Always 0 outside groups."""
+        """Tokens that `match` would find; always 0 outside groups."""
         return self._groups.peek(ids, limit, salt) if salt.startswith(GROUP_MARK) else 0
 
     def lock(self, node: PrefixNode) -> None:
         self._groups.lock(node)
 
     def unlock(self, node: PrefixNode) -> Pages:
-        """Everything that nobody locks now goes: also pages that were inserted and never locked."""
+        """Give up every page that is not locked now, including pages that were inserted and never locked."""
         self._groups.unlock(node)
         return self._groups.clear()
 
     def insert(self, ids: Ids, pages: Pages, salt: str, owned_from: int) -> InsertResult:
-        """Outside groups nothing is adopted, and every page stays the caller's."""
+        """Offer pages to the request's group. Outside groups nothing is adopted, and every page stays the caller's."""
         if salt.startswith(GROUP_MARK):
             return self._groups.insert(ids, pages, salt, owned_from)
+        # No match outside groups was longer than 0, so no caller can have a locked prefix.
         check("prefix_lock_balance", owned_from == 0, owned_from=owned_from, held_pages=0)
         return InsertResult(None, 0, NO_PAGES, NO_PAGES)
 
@@ -58,7 +59,7 @@ class NoPrefixCache(PrefixCache):
         return self._groups.clear(tenant)
 
     def behind(self, ids: Ids, kept: int, salt: str) -> PrefixNode | None:
-        """Always None outside groups."""
+        """The node at which the rest of `ids` begins; always None outside groups."""
         return self._groups.behind(ids, kept, salt) if salt.startswith(GROUP_MARK) else None
 
     def condemn(self, node: PrefixNode) -> Pages:

@@ -1,4 +1,4 @@
-"""The seam through which somebody learns what a prefix cache holds; nobody has to be there."""
+"""The interface through which another component learns what a prefix cache holds. A cache works without an observer."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from core.types.prefixes import PrefixStored
 
 
 class PrefixObserver(Protocol):
-    """Told of every change right after it, on the cache's thread; must neither call the cache nor take long."""
+    """Called right after every change, on the cache's thread. Must not call the cache, and must return fast."""
 
     def stored(self, salt: str, change: PrefixStored) -> None:
-        """Pages joined the namespace `salt`."""
+        """The cache took over the pages of `change` in the namespace `salt`."""
         ...
 
     def removed(self, pages: Ints) -> None:
-        """Pages left, of whatever namespace."""
+        """The cache gave up `pages`, int64[n], of any namespace."""
         ...

@@ -1,9 +1,9 @@
 """A compressed radix tree over page-sized chunks of token ids, one root per salt.
 
 Recency is one ordered dict of *all* unlocked nodes of a tenant, kept so that a parent is always younger than its
-children: a use of a prefix touches its nodes from the tail up. The oldest entry is hence always a leaf, eviction just
-takes it, and a parent whose last child went is exactly as old as its own last use. Nodes are never sorted; which tenant
-gives up, `core.prefix.tenants` says.
+children: a use of a prefix touches its nodes from the tail up. So the oldest entry is always a leaf, which eviction can
+take, and a parent whose last child went is exactly as old as its own last use. Nodes are never sorted.
+`core.prefix.tenants` decides which tenant gives up.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ _ID_BYTES = 8
 
 
 def page_key(data: bytes, at: int, page_bytes: int) -> bytes:
-    """What finds a child: its whole first page, so two different pages can never be taken for one another."""
+    """The key of a child in `children`: the bytes of its whole first page, so different pages never collide."""
     return data[at : at + page_bytes]
 
 
 def shared_pages(edge: bytes, data: bytes, at: int, page_bytes: int) -> int:
-    """How many leading pages of `edge` equal those of `data` from byte `at` on."""
+    """How many leading pages of `edge` equal those of `data` from byte `at` on; `edge` has whole pages of ids."""
     span = min(len(edge), len(data) - at)
     if edge[:span] == data[at : at + span]:
         return span // page_bytes
@@ -43,23 +43,23 @@ def shared_pages(edge: bytes, data: bytes, at: int, page_bytes: int) -> int:
 
 @dataclass(slots=True)
 class _Reach:
-    """How far a sequence is held: in full by the nodes of `path` (root first), then by `shared` pages of `partial`."""
+    """How much of a sequence the tree holds: all nodes of `path` (root first), then `shared` pages of `partial`."""
 
     path: list[PrefixNode]
     partial: PrefixNode | None = None
     shared: int = 0
     held: int = 0
-    """All pages of it."""
+    """Pages of the sequence that are held, `shared` ones included."""
 
     def pages(self) -> Pages:
-        """Their numbers, in the order of the sequence. To be asked before `partial` is split, which takes them away."""
+        """int64[held]: the page numbers, in the order of the sequence. Call before `partial` is split."""
         parts = [node.pages for node in self.path]
         if self.partial is not None:
             parts.append(self.partial.pages[: self.shared])
         return np.concatenate(parts)
 
     def duplicates(self, offered: Pages, owned: int) -> tuple[Pages, Pages]:
-        """Which of the offered pages from `owned` on are held under another number, and under which."""
+        """(duplicates, originals), int64[n] each: pages of `offered[owned:]` that are held under other numbers."""
         if owned == self.held:
             return NO_PAGES, NO_PAGES
         mine, theirs = offered[owned : self.held], self.pages()[owned:]
@@ -68,16 +68,16 @@ class _Reach:
 
 
 class RadixCache(PrefixCache):
-    """Keeps what it is given until it is evicted.
+    """Keeps inserted pages until they are evicted.
 
-    Match, insert, lock and unlock cost O(pages of the prompt), evict O(what goes); splitting an edge copies it once.
+    Match, insert, lock and unlock cost O(pages of the prompt), evict O(pages that go). A split copies the edge once.
     """
 
     def __init__(self, page_size: int, of: TenantOf = tenant_of) -> None:
         self.page_size = page_size
         self._page_bytes = page_size * _ID_BYTES
         self._roots: dict[str, PrefixNode] = {}
-        """Invariant: every root here has a child, so tenants that left cost nothing."""
+        """By salt. Invariant: every root here has a child, so namespaces without pages cost nothing."""
         self._tenants = Tenants(of)
         self._owned: npt.NDArray[np.bool_] = np.zeros(1024, np.bool_)
         """By page number: whether some node holds it. Grows with the largest number seen."""
@@ -86,11 +86,11 @@ class RadixCache(PrefixCache):
         self._observer: PrefixObserver | None = None
 
     def namespace(self, salt: str, group_id: str | None) -> str:
-        """The salt itself: samples share their prompt as any two requests of a tenant do."""
+        """`salt` itself: samples of one request share their prompt as any two requests with that salt do."""
         return salt
 
     def match(self, ids: Ids, limit: int, salt: str) -> PrefixMatch:
-        """The returned node ends exactly at the match."""
+        """Follow `ids` from the root, and split the last edge if the match ends within it."""
         reach = self._reach(self._bytes(ids, limit), salt)
         pages = reach.pages()
         node = self._end(reach)
@@ -101,7 +101,7 @@ class RadixCache(PrefixCache):
         return self._reach(self._bytes(ids, limit), salt).held * self.page_size
 
     def lock(self, node: PrefixNode) -> None:
-        """O(nodes of the path)."""
+        """Count a lock on every node of the path; a node's first lock takes it out of the recency order."""
         check("prefix_lock_balance", not node.dead, held=node.holds)
         node.holds += 1
         for each in node.path():
@@ -111,9 +111,10 @@ class RadixCache(PrefixCache):
                 self._locked += each.pages.size
 
     def unlock(self, node: PrefixNode) -> Pages:
-        """Drops nothing."""
+        """Undo one lock on every node of the path; a node without locks becomes the youngest. Drops no page."""
         check("prefix_lock_balance", node.holds > 0, held=node.holds, dead=node.dead)
         node.holds -= 1
+        # From the node up, so that a parent is entered after its child and is younger.
         for each in node.path():
             each.locks -= 1
             if each.locks == 0 and not each.is_root:
@@ -130,7 +131,7 @@ class RadixCache(PrefixCache):
         reach = self._reach(data, salt)
         held = reach.held
         check("prefix_lock_balance", owned <= held, owned_from=owned_from, held_pages=held)
-        self._take(pages[held:])  # before anything is changed, since it checks
+        self._take(pages[held:])  # checks, so it comes before any change, the split of `_end` included
         duplicates, originals = reach.duplicates(pages, owned)
         node = self._end(reach)
         if held < pages.size:
@@ -141,7 +142,7 @@ class RadixCache(PrefixCache):
         return InsertResult(node, pages.size - held, duplicates, originals)
 
     def evict(self, num_pages: int) -> Pages:
-        """Of whom, `core.prefix.tenants` says."""
+        """Take pages from one tenant after the other, as `Tenants.turns` orders them."""
         wanted, freed = min(num_pages, self.evictable_pages), [NO_PAGES]
         if wanted <= 0:
             return NO_PAGES
@@ -154,12 +155,13 @@ class RadixCache(PrefixCache):
         return np.concatenate(freed)
 
     def _give_up(self, tenant: Tenant, count: int) -> Iterator[Pages]:
-        """At most `count` of its unlocked pages. Trims the last node, so that no more than that go."""
+        """Drop at most `count` unlocked pages of `tenant`, the oldest first. The last node is trimmed to the page."""
         while count > 0 and tenant.recent:
             node = next(iter(tenant.recent))
             if node.pages.size > count:
-                # The split leaves the tail in `node`, which goes, so a stale handle to it is seen to be dead.
+                # The split leaves the tail in `node`, which is dropped: a caller with an old handle finds it dead.
                 upper = self._split(node, node.pages.size - count)
+                # As old as `node` was: it stays the next to give up.
                 tenant.recent[upper] = None
                 tenant.recent.move_to_end(upper, last=False)
             count -= node.pages.size
@@ -173,7 +175,7 @@ class RadixCache(PrefixCache):
         return np.concatenate([NO_PAGES, *(() if found is None else self._give_up(found, found.pages))])
 
     def behind(self, ids: Ids, kept: int, salt: str) -> PrefixNode | None:
-        """O(pages of `ids`)."""
+        """Find the node in which the page after `kept` tokens lies, and split it there. O(pages of `ids`)."""
         pages, reach = kept // self.page_size, self._reach(self._bytes(ids, ids.size), salt)
         check("prefix_page_alignment", kept % self.page_size == 0, kept=kept)
         if reach.held <= pages:
@@ -186,12 +188,12 @@ class RadixCache(PrefixCache):
             before += node.pages.size
         if before < pages:
             self._split(node, pages - before)
-            # The upper part is among the recent ones from now on, and must be younger than what is below it.
+            # Enters the upper part into the recency order, younger than the nodes below it.
             self._touch(node)
         return node
 
     def condemn(self, node: PrefixNode) -> Pages:
-        """O(what goes)."""
+        """Drop `node` and all below it, leaves first. O(nodes and pages that go)."""
         if node.dead:
             return NO_PAGES
         check("prefix_lock_balance", node.locks == 0 and not node.is_root, locks=node.locks)
@@ -218,11 +220,11 @@ class RadixCache(PrefixCache):
 
     @property
     def namespaces(self) -> int:
-        """Salts under which anything is cached: what the memory for tenants is bounded by."""
+        """Number of salts under which pages are cached; the memory for roots and tenants grows with it."""
         return len(self._roots)
 
     def held_only_by(self, nodes: Sequence[PrefixNode]) -> int:
-        """O(nodes of their paths)."""
+        """Count one undone lock on every node of each path. O(nodes of the paths)."""
         undone = Counter(each for node in nodes for each in node.path())
         return sum(each.pages.size for each, count in undone.items() if each.locks == count)
 
@@ -234,12 +236,12 @@ class RadixCache(PrefixCache):
         check("page_conservation", marked == self._cached, marked=marked, cached=self._cached)
 
     def _bytes(self, ids: Ids, limit: int) -> bytes:
-        """The whole pages within the first `limit` ids, in the form of keys."""
+        """The ids of the whole pages within the first `limit` ids, as int64 bytes like `PrefixNode.key`."""
         usable = max(0, min(limit, ids.size)) // self.page_size * self.page_size
         return np.ascontiguousarray(ids[:usable], np.int64).tobytes()
 
     def _reach(self, data: bytes, salt: str) -> _Reach:
-        """Follow `data` as far as it is held. Mutates nothing."""
+        """Follow `data` from the root of `salt` as far as the tree holds it. Mutates nothing."""
         reach = _Reach([self._roots.get(salt) or PrefixNode.root(salt)])
         at = 0
         while at < len(data):
@@ -256,14 +258,14 @@ class RadixCache(PrefixCache):
         return reach
 
     def _end(self, reach: _Reach) -> PrefixNode:
-        """The node at which the held prefix ends; made by a split if it ends within an edge, and then to be touched."""
+        """The node at which the held prefix ends, made by a split if that is within an edge. The caller touches it."""
         return reach.path[-1] if reach.partial is None else self._split(reach.partial, reach.shared)
 
     def _split(self, node: PrefixNode, keep: int) -> PrefixNode:
         """Put a new node that takes the first `keep` pages above `node`, which keeps its end, holds, locks and age.
 
-        Every lock on `node` protects the upper part as well. An unlocked upper node is *not* put among the recent ones:
-        the caller knows how old it is.
+        Every lock on `node` protects the upper part as well. An unlocked upper node is *not* entered into the recency
+        order: the caller knows how old it is, and must enter it.
         """
         parent, cut = node.parent, keep * self._page_bytes
         assert parent is not None, "roots have no edge to split"
@@ -276,7 +278,7 @@ class RadixCache(PrefixCache):
         return upper
 
     def _attach(self, parent: PrefixNode, key: bytes, pages: Pages) -> PrefixNode:
-        """A new leaf with pages that were taken."""
+        """A new leaf below `parent` with `pages`, which `_take` has made the cache's own."""
         if parent.is_root:
             self._roots[parent.salt] = parent
             parent.tenant = self._tenants.enter(parent.salt)
@@ -334,7 +336,7 @@ def _tenant(node: PrefixNode) -> Tenant:
 
 
 def _stored(node: PrefixNode) -> PrefixStored:
-    """What hangs on one edge. Keys and page arrays are replaced, never changed, so none is copied."""
+    """The ids and pages of one edge. Keys and page arrays are replaced, never changed, so none is copied."""
     parent = node.parent
     assert parent is not None, "of a live node"
     before = 0 if parent.is_root else int(parent.pages[-1])

@@ -14,11 +14,11 @@ PREFIX_CACHES: dict[str, Callable[[int, TenantOf], PrefixCache]] = {
     "radix": RadixCache,
     "none": NoPrefixCache,
 }
-"""Name -> factory; a factory takes the page size, and what says of a salt whose pages those under it are."""
+"""Name -> factory. A factory takes the page size in tokens, and the function that names the tenant of a salt."""
 
 
 def build_prefix_cache(name: str, page_size: int, of: TenantOf = tenant_of) -> PrefixCache:
-    """A new, empty cache. Raises ConfigError for a name that nobody registered."""
+    """A new, empty cache. Raises ConfigError for a name that is not in `PREFIX_CACHES`."""
     factory = PREFIX_CACHES.get(name)
     if factory is None:
         raise ConfigError(f"prefix_cache must be one of {', '.join(PREFIX_CACHES)}; got {name!r}")

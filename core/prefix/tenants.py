@@ -1,8 +1,11 @@
 """Which tenant each cached page counts for, and which tenants give pages up when there are too few.
 
-A tenant's cached pages are safe from others up to an equal share of all that stay. Beyond it the tenant with most gives
-up first, its own least recently used. A tenant that used none of its pages while as many were given up as the cache has
-counts as gone, and gives up before all others: one that is alone may use everything. With one tenant this is plain LRU.
+Three rules, in this order:
+(1) A tenant that used none of its pages while the cache gave up as many pages as it holds counts as gone. It gives up
+before all others, so a tenant that is left alone may use everything.
+(2) Each tenant keeps an equal share of the pages that stay. Tenants above it give up the excess, the largest first.
+(3) Where that is not enough, because pages are locked, tenants give up from their shares too.
+A tenant gives up its own least recently used pages first. With one tenant this is plain LRU.
 """
 
 from __future__ import annotations
@@ -12,17 +15,17 @@ from collections.abc import Callable, Iterator
 from core.prefix.node import Tenant
 
 TenantOf = Callable[[str], str]
-"""The tenant that pages under a salt count for."""
+"""Salt -> name of the tenant that pages under that salt count for."""
 
 
 def tenant_of(salt: str) -> str:
-    """What stands before the first NUL of a salt; salts without one are all of one tenant."""
+    """The part of `salt` before its first NUL; all salts without a NUL belong to one tenant, ""."""
     tenant, nul, _ = salt.partition("\0")
     return tenant if nul else ""
 
 
 class Tenants:
-    """The tenants of which a cache holds pages, by name."""
+    """The tenants that have pages in one cache."""
 
     def __init__(self, of: TenantOf = tenant_of) -> None:
         self._of = of
@@ -37,7 +40,7 @@ class Tenants:
         return self._by_name.get(name)
 
     def enter(self, salt: str) -> Tenant:
-        """The tenant of `salt`, which is about to get a page."""
+        """The tenant of `salt`, made if it has no pages yet. The caller gives it a page right away."""
         name = self._of(salt)
         found = self._by_name.get(name)
         if found is None:
@@ -45,20 +48,20 @@ class Tenants:
         return found
 
     def used(self, tenant: Tenant) -> None:
-        """Something of `tenant` was found, or is new."""
+        """A page of `tenant` was found by a request, or is new."""
         tenant.used_at = self._given_up
 
     def gave_up(self, tenant: Tenant, pages: int) -> None:
-        """So many of its pages are gone."""
+        """`tenant` lost `pages` pages; a tenant without pages is forgotten."""
         self._given_up += pages
         tenant.pages -= pages
         if not tenant.pages:
             del self._by_name[tenant.name]
 
     def turns(self, wanted: int) -> Iterator[tuple[Tenant, int]]:
-        """Tenants in the order in which they give up, and how many pages at most; to be asked until `wanted` have gone.
+        """(tenant, most pages to take from it), in the order in which they give up.
 
-        O(T log T) in tenants.
+        The caller takes pages after each item, and stops as soon as `wanted` have gone. O(T log T) for T tenants.
         """
         if len(self._by_name) == 1:
             (only,) = self._by_name.values()
@@ -73,6 +76,6 @@ class Tenants:
         for each in left:
             if each.pages > share:
                 yield each, each.pages - share
-        # Locked pages can be what is beyond the share of others.
+        # What others have above their share may be locked.
         for each in left:
             yield each, each.pages

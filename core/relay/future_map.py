@@ -21,8 +21,8 @@ from core.relay.payload import NEW_SEQ_LENS, OUTPUT_TOKENS, Column, RelayPayload
 class FutureMap:
     """Columns over all rows of `pool`, padding row included. Every method runs on the forward stream (law 2).
 
-    One step calls `gather` (inputs), then `publish` (lengths), then `stash` (tokens and extras), in this order; publish
-    before stash because lengths are all that planning needs and have their own readers (law 9).
+    One step calls `gather` (inputs), then `publish` (lengths), then `stash` (tokens and extras), in this order. Publish
+    comes before stash because planning needs only lengths and must not wait for tokens (law 9).
     """
 
     def __init__(
@@ -36,9 +36,10 @@ class FutureMap:
         self._columns = {column.name: column for column in columns}
         check("relay_payload_shape", len(self._columns) == len(columns), columns=[c.name for c in columns])
         self._buffers = {c.name: pool.new_row_buffer(c.tail, c.dtype, c.fill) for c in columns}
+        # Whatever `fill` is, padding row 0 must hold a valid token: padded rows gather it (law 6).
         for buffer in self._buffers.values():
             buffer[0] = 0
-        # In one place for good: captured steps write it there.
+        # Allocated once and never moved: captured graphs write to its address.
         self._violated = torch.zeros_like(self._buffers[OUTPUT_TOKENS.name])
 
     def buffer(self, name: str) -> torch.Tensor:
@@ -48,7 +49,8 @@ class FutureMap:
     def publish(self, rows: torch.Tensor, seq_lens: torch.Tensor) -> Event | None:
         """Write new lengths (any integer dtype) of `rows` and return a fresh event recorded after the write.
 
-        Empty rows return None before any shape is looked at: an idle rank publishes nothing (SGLang #25473).
+        `rows` int64[n] and `seq_lens` n entries. With n = 0 it returns None before it looks at any shape: an idle rank
+        publishes nothing (SGLang #25473).
         """
         if rows.numel() == 0:
             return None
@@ -61,7 +63,7 @@ class FutureMap:
         return event
 
     def stash(self, rows: torch.Tensor, payload: RelayPayload) -> None:
-        """Write the step's tokens, and every extra that the payload carries, for `rows`."""
+        """Write the step's tokens, and every extra that the payload carries, for `rows`, int64[n]."""
         if rows.numel() == 0:
             return
         self._check_rows(rows)
@@ -76,10 +78,10 @@ class FutureMap:
             self._buffers[name].index_copy_(0, rows, values.to(column.dtype))
 
     def gather(self, rows: torch.Tensor, seq_lens: torch.Tensor | None = None) -> torch.Tensor:
-        """int64[n]: the newest token of each row, consumed by this read.
+        """int64[n]: the newest token of each of `rows`, int64[n], consumed by this read.
 
-        `seq_lens` int64[n], when given, are the lengths the plan assumes before this step; a published length that
-        differs means that the row's last step was not the one the scheduler thinks it was.
+        `seq_lens`, int64[n]: the lengths before this step that the plan assumes. A published length that differs means
+        that the row's last step was not the one that the scheduler planned.
         """
         if rows.numel() == 0:
             return rows.new_empty(0, dtype=torch.int64)
@@ -94,30 +96,31 @@ class FutureMap:
         return self._checks.consume(self._buffers[OUTPUT_TOKENS.name], rows, violated)
 
     def violated(self, count: int) -> torch.Tensor:
-        """int64[count]: of the first rows of the last `gather`, 1 where the token or the length was wrong, else 0.
+        """int64[count]: for the first `count` rows of the last `gather`, 1 where token or length was wrong, else 0.
 
-        The next `gather` overwrites it. Means nothing when asserts are off.
+        A view, which the next `gather` overwrites. Undefined when device asserts are off.
         """
         return self._violated[:count]
 
     def seq_lens(self, rows: torch.Tensor) -> torch.Tensor:
-        """int64[n]: published lengths; reading does not consume them."""
+        """int64[n]: the published length of each of `rows`, in tokens; reading does not consume it."""
         return self.extra(NEW_SEQ_LENS.name, rows)
 
     def extra(self, name: str, rows: torch.Tensor) -> torch.Tensor:
-        """[n, *tail]: the declared column `name` of `rows`."""
+        """[n, *tail]: the column `name` of `rows`, int64[n]. Raises KeyError for a column that was not declared."""
         if self._recorder is not None:
             self._recorder.read(name, rows)
         return self._buffers[name].index_select(0, rows)
 
     def forget(self, rows: torch.Tensor) -> None:
-        """Mark rows as unwritten, so that a read before the next owner's first write is seen."""
+        """Mark `rows` as unwritten, so that device checks see a read before the next owner's first write."""
         if rows.numel() == 0:
             return
         for name, buffer in self._buffers.items():
             if self._recorder is not None:
                 self._recorder.wrote(name, rows)
             buffer.index_fill_(0, rows, self._columns[name].fill)
+        # Row 0 keeps a valid token even if it is among `rows`.
         self._buffers[OUTPUT_TOKENS.name][0] = 0
 
     def _check_rows(self, rows: torch.Tensor) -> None:

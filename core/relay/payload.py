@@ -24,7 +24,7 @@ class Column:
 
 
 OUTPUT_TOKENS = Column("output_tokens_buf", torch.int64, fill=-1)
-"""The newest token of each row; -1 marks a row nobody has written since it was last read."""
+"""The newest token of each row; -1 marks a row that was not written since it was last read."""
 
 NEW_SEQ_LENS = Column("new_seq_lens_buf", torch.int64, fill=0)
 """Tokens of each row whose KV is in the pools after the last published step."""
@@ -32,7 +32,7 @@ NEW_SEQ_LENS = Column("new_seq_lens_buf", torch.int64, fill=0)
 
 @dataclass(frozen=True, slots=True)
 class RelayPayload:
-    """Values for n rows: `output_tokens` [n], any integer dtype, also as [n, 1]; `extras` by declared column name."""
+    """Values for n rows: `output_tokens` [n] or [n, 1], any integer dtype; `extras` [n, *tail] by column name."""
 
     output_tokens: torch.Tensor
     extras: dict[str, torch.Tensor] = field(default_factory=dict)

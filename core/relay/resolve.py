@@ -1,8 +1,8 @@
 """Where the input ids of a step come from: the one resolve path for prompt ids and relayed tokens.
 
 Runs at forward entry on the forward stream. Prompt ids stay on the host until then (SGLang #25945), decode tokens come
-out of the FutureMap, a mixed step takes both. What an encoder reads comes the same way and stays apart: SGLang strips
-it from the prompt ids again, and must not forget to.
+out of the FutureMap, and a mixed step takes both. The encoder's ids come the same way but in a tensor of their own,
+so they need not be stripped from the prompt ids as in SGLang.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from core.relay.future_map import FutureMap
 
 @dataclass(slots=True)
 class InputIds:
-    """Input ids of one step on the device, int64[T]; `None` means "relay": nobody may read them yet (law 7)."""
+    """Input ids of one step on the device, int64[T]; `None` means "relay": they do not exist yet (law 7)."""
 
     ids: torch.Tensor | None = None
     encoder_ids: torch.Tensor | None = None
-    """int64[E], for the encoder alone; None when no request of the step starts with an encoder's input."""
+    """int64[E], read by the encoder only; None when the step encodes no input."""
 
 
 def resolve_forward_inputs(
@@ -36,10 +36,15 @@ def resolve_forward_inputs(
 ) -> torch.Tensor:
     """Fill `inputs.ids` and return it: int64[num_tokens], prefill ids first, then one token per decode row.
 
-    Four cases: prompt ids staged (prefill); staged ids and decode rows (mixed); neither staged nor present (decode:
-    relay); ids already there (nothing to do, so a second call consumes nothing). `decode_rows` int64[n] and
-    `decode_lens` int64[n] are on the device. The staging is cleared only after everything succeeded, so a failed copy
-    leaves it whole. Staged encoder ids, `num_encoder_tokens` of them, end in `inputs.encoder_ids`.
+    Four cases:
+    (1) `inputs.ids` is set: nothing to do, so a second call consumes no relayed token.
+    (2) Nothing is staged: decode, all ids come from `future_map`.
+    (3) Prompt ids are staged: prefill.
+    (4) Prompt ids and decode rows are staged: mixed.
+
+    `decode_rows` and `decode_lens`, int64[n] each, are on the device. Staged encoder ids, `num_encoder_tokens` of them,
+    end in `inputs.encoder_ids`. The staging is cleared only after everything succeeded, so a failed copy leaves it
+    whole.
     """
     if inputs.ids is not None:
         left = (staging.prefill_ids_cpu, staging.mix_decode_rows, staging.encoder_ids_cpu)

@@ -1,8 +1,8 @@
 """Filtered sampling on the CPU: look at the 64 largest logits, and sort only the rows whose kept set is larger.
 
-Most nuclei hold a few dozen tokens. Rows whose kept set provably lies within the first candidates are drawn from those;
-flat distributions (random weights have nuclei of a thousand tokens and more) get a sort. Whether a row is done is read
-on the host: free on the CPU, a stall elsewhere.
+Most nuclei hold a few dozen tokens. Rows whose kept set provably lies within the first candidates are drawn from those.
+Flat distributions (random weights have nuclei of a thousand tokens and more) need a sort. Whether a row is done is read
+on the host, which is free on the CPU and would be a wait on an accelerator.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def draw_rows(rows: SampledRows) -> torch.Tensor:
 
 
 def _draw_filtered(rows: SampledRows) -> torch.Tensor:
-    """int64[n]; rows whose top is not finite get an id that means nothing."""
+    """Token ids int64[n]; rows whose largest logit is not finite get an id that means nothing."""
     # One candidate more than top-k asks for: whether the k-th has ties can only be seen from the next value.
     few = np.flatnonzero(rows.filters.top_ks < FIRST)
     tokens = torch.zeros(len(rows.scaled), dtype=torch.int64)
@@ -122,8 +122,8 @@ def _cutoffs(rows: SampledRows, values: torch.Tensor, masses: torch.Tensor) -> t
     cutoffs = torch.maximum(torch.maximum(k_cut, p_cut), rows.tops + torch.from_numpy(rows.filters.floors))
     if size == rows.scaled.shape[1]:
         return cutoffs, torch.ones_like(k_on)
-    # Everything at or above the cutoff is a candidate, and so is everything top-p had to count; or what is no candidate
-    # weighs nothing; or the row is lost anyway.
+    # Final in three cases: (1) everything at or above the cutoff is a candidate, and so is everything that top-p had to
+    # count; (2) tokens that are no candidates weigh nothing; (3) the row is not finite, so its token means nothing.
     last = values[:, -1]
     done = (last < cutoffs) & (~k_on | ~p_on | (last < k_cut))
     return cutoffs, done | (last == -torch.inf) | ~rows.tops.isfinite()

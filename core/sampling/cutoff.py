@@ -61,7 +61,7 @@ class SampledRows:
     filters: Filters
 
     def take(self, places: Ints, index: torch.Tensor | None = None) -> SampledRows:
-        """Some of the rows; all of them without a copy. `index`: `places` on the device, needed when it is no CPU."""
+        """Rows `places`, int64[m]; `self` if those are all. `index`: `places` on the device, unless that is the CPU."""
         if len(places) == len(self.scaled):
             return self
         if index is None:

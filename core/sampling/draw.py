@@ -27,8 +27,8 @@ def weigh(scaled: torch.Tensor, tops: torch.Tensor) -> torch.Tensor:
 
     scaled: float32[n, W], logits over temperature; tops: float32[n], its row maxima. Never modifies its arguments.
     """
-    # The CPU's softmax works through one row after another, so it cannot see the neighbours; of the elementwise exp
-    # that is true only as long as the vector library treats the tail of a buffer like its middle.
+    # The CPU's softmax computes one row after another, so a row does not depend on the others. For the elementwise exp
+    # that holds only if the vector library treats the tail of a buffer like its middle.
     return weigh_by_softmax(scaled) if scaled.device.type == "cpu" else weigh_by_exp(scaled, tops)
 
 
@@ -38,7 +38,7 @@ def weigh_by_softmax(scaled: torch.Tensor) -> torch.Tensor:
 
 
 def weigh_by_exp(scaled: torch.Tensor, tops: torch.Tensor) -> torch.Tensor:
-    """Weights relative to the most likely token's (other devices' way: elementwise, hence blind to the neighbours)."""
+    """Weights relative to the most likely token's (for other devices: elementwise, so rows are independent)."""
     bits = 52 - (scaled.shape[1] - 1).bit_length()
     return scaled.sub(tops[:, None]).exp_().mul_(2.0**bits).floor_()
 
@@ -75,7 +75,7 @@ def draw_among(ids: torch.Tensor, weights: torch.Tensor, uniforms: torch.Tensor)
 
 
 def _block_sums(weights: torch.Tensor) -> torch.Tensor:
-    """float64[n, W / BLOCK]."""
+    """Sums of each block, float64[n, W / BLOCK]."""
     blocks = weights.view(len(weights), -1, BLOCK)
     # The CPU has no vectorised reduction that widens on the way; widening first is faster.
     return blocks.double().sum(-1) if weights.device.type == "cpu" else blocks.sum(-1, dtype=torch.float64)

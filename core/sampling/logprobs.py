@@ -12,7 +12,7 @@ from core.sampling.cutoff import ordered_keys
 
 @dataclass(frozen=True, slots=True)
 class Logprobs:
-    """S rows on the device."""
+    """Log probabilities of S rows, on the device."""
 
     values: torch.Tensor
     """float32[S]: log probability of each sampled token."""
@@ -24,12 +24,12 @@ class Logprobs:
 
 def raw_logprobs(logits: torch.Tensor) -> torch.Tensor:
     """float32[S, V] over the full vocabulary; a copy, so the sampler may change the logits afterwards."""
-    # On the CPU this is faster than logsumexp and a gather, and it works row by row, so it is blind to the neighbours.
+    # On the CPU this is faster than logsumexp and a gather, and works row by row, so rows are independent.
     return logits.log_softmax(-1)
 
 
 def pick_logprobs(logprobs: torch.Tensor, tokens: torch.Tensor, top_ids: torch.Tensor | None) -> Logprobs:
-    """What the clients see of float32[S, V] log probabilities: the sampled int64[S] tokens' and those of `top_ids`."""
+    """Pick from `logprobs`, float32[S, V], those of the sampled `tokens`, int64[S], and those of `top_ids`."""
     values = logprobs.gather(1, tokens[:, None])[:, 0]
     return Logprobs(values, top_ids, None if top_ids is None else logprobs.gather(1, top_ids))
 
@@ -37,8 +37,8 @@ def pick_logprobs(logprobs: torch.Tensor, tokens: torch.Tensor, top_ids: torch.T
 def leading_ids(logprobs: torch.Tensor, count: int) -> torch.Tensor:
     """int64[S, K]: ids by falling value, then rising id, K the smaller of `count` and V.
 
-    `topk` leaves open which of several equal values it lists, and that can change with its K, hence with what the
-    neighbours ask for; bfloat16 models produce such ties all the time. So value and id are ranked as one number.
+    `topk` leaves open which of several equal values it lists. That can change with its K, which depends on the other
+    rows, and bfloat16 models often produce such ties. So value and id are ranked as one number.
     """
     keys = ordered_keys(logprobs).long() << 32
     keys += torch.arange(logprobs.shape[1] - 1, -1, -1, device=logprobs.device)

@@ -19,14 +19,14 @@ from core.device.staging import Staging
 from core.types.arrays import Ints
 
 MIN_REPETITION_PENALTY = 1e-6
-"""Smaller ones act as this one does: as float32 they round to zero, or make a quotient that is not finite."""
+"""Smaller penalties act as this one: as float32 they round to zero, or make a quotient that is not finite."""
 
 
 class TokenHistory:
     """Prompt and output ids of every pool row that uses penalties: column p of row r is token p of its sequence.
 
-    Called on the forward stream only (law 2). Columns at and beyond a row's length hold leftovers of earlier owners and
-    are never read; row 0 is padding and takes every write that has no place.
+    Called on the forward stream only (law 2). Columns at and beyond a row's length hold leftovers of earlier owners,
+    which no result depends on. Row 0 is padding and takes every write that has no place.
     """
 
     def __init__(self, buffer: torch.Tensor, recorder: Recorder | None = None) -> None:
@@ -129,5 +129,5 @@ def has_penalty(batch: SamplingBatch) -> npt.NDArray[np.bool_]:
 
 
 def _penalised(batch: SamplingBatch) -> Ints:
-    """Places in the batch whose logits a penalty changes."""
+    """int64[n]: places in the batch of the rows whose logits a penalty changes."""
     return np.flatnonzero(has_penalty(batch) & (batch.history_lens > 0))

@@ -28,10 +28,10 @@ from core.sampling.penalties import TokenHistory, apply_bias, apply_penalties
 from core.types.arrays import Ints
 
 MIN_TEMPERATURE = 1e-6
-"""Smaller ones sample as this one does, which is greedy in all but exact ties; the quotient must stay finite."""
+"""Smaller temperatures act as this one, which is greedy except for exact ties: the quotients must stay finite."""
 
 CACHED_LOGITS = 1 << 19
-"""Logits that the CPU works on at a time, 2 MiB of them."""
+"""Logits that the CPU works on at a time: 2 MiB of float32."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,10 +52,10 @@ class SampleOutput:
 
 @dataclass(slots=True)
 class Scored:
-    """S rows on their way to tokens, on the sampler's device, and how far they have come.
+    """S rows being turned into tokens, on the sampler's device, and which steps of that are done.
 
     Logits are changed in place, and memory may run out between two changes. Each change happens as a whole or not at
-    all (an allocator raises before its kernel is launched) and is noted here, so that none is done twice.
+    all, because an allocator raises before its kernel is launched. It is noted here, so that none is done twice.
     """
 
     logits: torch.Tensor
@@ -69,7 +69,7 @@ class Scored:
     tops: torch.Tensor | None = None
     """float32[S]: row maxima, once the mask is applied."""
     greedy: torch.Tensor | None = None
-    """int64[S]: where they stand."""
+    """int64[S]: the token ids of `tops`."""
     divided: int = 0
     """Leading rows whose logits were divided by their temperatures."""
 
@@ -97,27 +97,28 @@ class Sampler:
         history: TokenHistory | None = None,
         mask: TokenMask | None = None,
     ) -> SampleOutput:
-        """Draw the next token of each of the S rows of `batch`.
+        """Draw the next token of each of the S rows of `batch`: `score`, then `pick`.
 
-        See `score` and `pick`, which are its two halves.
+        `logits`: contiguous float32[S, V], modified in place. `history`: needed when the batch has penalties.
         """
         return self.pick(self.score(logits, batch, history), batch, mask)
 
     def score(self, logits: torch.Tensor, batch: SamplingBatch, history: TokenHistory | None = None) -> Scored:
-        """Everything that does not need the mask, so that a constrained step launches it before it waits for one.
+        """Do everything that needs no mask, so that a constrained step launches it before it waits for its mask.
 
-        logits: contiguous float32[S, V], modified in place. `history` must be given when the batch has penalties, and
-        must hold `batch.history_lens` tokens per penalised row; appending the new tokens is the caller's.
+        `logits`: contiguous float32[S, V], modified in place. `history` must be given when the batch has penalties, and
+        must hold `batch.history_lens` tokens per penalised row; the caller appends the new tokens.
         """
         scored = Scored(logits)
         self.score_on(scored, batch, history)
         return scored
 
     def score_on(self, scored: Scored, batch: SamplingBatch, history: TokenHistory | None = None) -> None:
-        """`score` from wherever `scored` has come to; after a lack of memory it can be called again."""
+        """As `score`, but skips the changes that `scored` notes as done. Call it again after a lack of memory."""
         logits = scored.logits
         assert logits.shape == (len(batch), self.vocab_size), (logits.shape, len(batch), self.vocab_size)
         assert logits.dtype == torch.float32 and logits.is_contiguous(), (logits.dtype, logits.stride())
+        # First, from the logits as the model gave them: bias and penalties below change them in place.
         if batch.logprobs:
             if scored.raw is None:
                 scored.raw = raw_logprobs(logits)
@@ -132,11 +133,9 @@ class Sampler:
             scored.is_penalised = True
 
     def pick(self, scored: Scored, batch: SamplingBatch, mask: TokenMask | None = None) -> SampleOutput:
-        """One token per row among those that `mask` allows, whatever bias and penalties made of the others.
-
-        After a lack of memory it can be called again, with the same `scored`.
-        """
+        """One token per row, among those that `mask` allows. Can be called again after a lack of memory."""
         if scored.tops is None or scored.greedy is None:
+            # After bias and penalties, so that no bias brings back a token that the mask forbids.
             if mask is not None:
                 apply_mask(scored.logits, mask, self._staging)
             scored.tops, scored.greedy = scored.logits.max(-1)
@@ -159,7 +158,7 @@ class Sampler:
             return greedy
         if len(places) < len(batch):
             (index,) = self._staging.upload([places])
-            # Copies: what is done to them leaves `scored` where it was.
+            # Copies, so that the divisions below do not change the caller's `scored`.
             scored, tops = Scored(scored.logits.index_select(0, index)), tops.index_select(0, index)
         # On the CPU a few rows at a time, so that a row stays in the cache from its division to its draw.
         step = max(1, CACHED_LOGITS // self.vocab_size) if self.device.type == "cpu" else len(places)
@@ -190,7 +189,7 @@ class Sampler:
         return draw_rows(rows) if self.device.type == "cpu" else self._draw_by_bisection(rows)
 
     def _draw_by_bisection(self, rows: SampledRows) -> torch.Tensor:
-        """Accelerators' way: a fixed sequence of kernels, whatever the values are."""
+        """Draw on an accelerator: a fixed sequence of kernels, whatever the values are."""
         active = np.flatnonzero(rows.filters.active)
         (index,) = self._staging.upload([active])
         some = rows.take(active, index)

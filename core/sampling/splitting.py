@@ -1,8 +1,8 @@
 """Samples the rows of a step a few at a time, when memory for all at once is short.
 
-A row's token is a function of its own logits, options and uniform (law 13), so pieces give the same tokens. Which rows
-are a piece is found by halving those that did not fit. A row is given up if it does not fit alone, or if what it asks
-for does not fit into the step's output, which is allocated before any piece is tried. No other row is.
+A row's token is a function of its own logits, options and uniform (law 13), so pieces give the same tokens. A piece
+that does not fit is halved. A row is given up in two cases only: it does not fit alone, or the log probabilities that
+it wants do not fit into the step's output, which is allocated before any piece is tried.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ class Pieces:
 
     output: SampleOutput
     given_up: Ints
-    """int64[n], rising: the places among S of rows that were given up; their tokens are 0 and mean nothing."""
+    """int64[n], ascending: the places among S of rows that were given up; their tokens are 0 and mean nothing."""
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Rows `start:start + len(batch)` of a step, and how far they have come."""
+    """Rows `start:start + len(batch)` of a step, and how far their sampling has come."""
 
     start: int
     scored: Scored
@@ -55,7 +55,8 @@ class Piece:
         mask = None if self.mask is None else rows_of_mask(self.mask, first, last)
         rows = rows_of(self.batch, first, last)
         scored = self.scored.part(slice(first, last))
-        # Best ones first, so fewer of them are a view; without `raw` the sampler works out no log probability.
+        # Alternatives are best first, so a view has the best of them. Without `raw` the sampler computes no log
+        # probabilities.
         scored.raw = scored.raw if rows.logprobs else None
         if scored.top_ids is not None:
             scored.top_ids = scored.top_ids[:, : rows.top_logprobs] if rows.top_logprobs else None
@@ -69,10 +70,11 @@ def sample_in_pieces(
     history: TokenHistory | None,
     mask: TokenMask | None,
 ) -> Pieces:
-    """Take the rows of `scored` from wherever they stopped to their tokens.
+    """Sample the rows of `scored`, from wherever an earlier attempt stopped.
 
-    Raises what is no lack of memory, and a lack of memory for the tokens of all rows (9 bytes each). Nothing is
-    allocated outside of an attempt after that: a piece is written to its place, a row that is given up keeps its zeros.
+    Raises a lack of memory only if the tokens of all rows (9 bytes each) cannot be allocated, and every other error.
+    After that nothing is allocated outside of an attempt: the tokens of a piece are written to their places, and a row
+    that is given up keeps its zeros.
     """
     wanted = _wanted(batch)
     output, width = _room(scored.logits, wanted)
@@ -93,7 +95,7 @@ def sample_in_pieces(
 
 
 def rows_of(batch: SamplingBatch, first: int, last: int) -> SamplingBatch:
-    """The options of rows [first, last); what none of these rows asks for costs them no memory either."""
+    """The options of rows [first, last). Options that none of these rows uses are off, so they take no memory."""
     columns = {name: getattr(batch, name)[first:last] for name in _ROW_FIELDS}
     random = columns["temperatures"] > 0
     biased = (batch.bias_rows >= first) & (batch.bias_rows < last)
@@ -118,7 +120,7 @@ def rows_of(batch: SamplingBatch, first: int, last: int) -> SamplingBatch:
 
 
 def rows_of_mask(mask: TokenMask, first: int, last: int) -> TokenMask:
-    """The masks of rows [first, last); the words are views, as a copy of them could be what does not fit."""
+    """The masks of rows [first, last). The words are views: memory is short, and a copy might not fit."""
     start, end = np.searchsorted(mask.places, (first, last)).tolist()
     return TokenMask(mask.places[start:end] - first, mask.words[start:end])
 
@@ -137,10 +139,9 @@ def _runs(served: npt.NDArray[np.bool_]) -> list[tuple[int, int]]:
 
 
 def _room(logits: torch.Tensor, wanted: Ints) -> tuple[SampleOutput, int]:
-    """The output of S rows, zeros for now, and the most alternatives there are places for; -1: not even log
-    probabilities.
+    """An output of zeros for S rows, and how many alternatives per row it has room for; -1: not even log probabilities.
 
-    Every row pays for the one that wants most, so that one is the first to go.
+    Every row gets the width of the row that wants most, so where memory is short that row is given up first.
     """
     tokens = logits.new_zeros(len(logits), dtype=torch.int64)
     non_finite = logits.new_zeros(len(logits), dtype=torch.bool)
@@ -166,7 +167,7 @@ def _sampled(sampler: Sampler, piece: Piece, history: TokenHistory | None) -> Sa
 
 
 def _if_it_fits(work: Callable[[], T]) -> T | None:
-    """None if memory was short. What the attempt held is free once this returns: its traceback is gone."""
+    """The result of `work`, or None if memory was short. Its memory is free then, since the traceback is gone."""
     try:
         return work()
     except MEMORY_ERRORS as error:
@@ -176,7 +177,7 @@ def _if_it_fits(work: Callable[[], T]) -> T | None:
 
 
 def _put(output: SampleOutput, start: int, sampled: SampleOutput) -> None:
-    """Write `sampled` to the rows from `start` on, without an allocation; a narrower one leaves zeros beside it."""
+    """Write `sampled` to the rows from `start` on, without an allocation; alternatives it does not have stay zero."""
     places = slice(start, start + len(sampled.tokens))
     output.tokens[places] = sampled.tokens
     output.non_finite[places] = sampled.non_finite

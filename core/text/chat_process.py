@@ -1,4 +1,4 @@
-"""The other end of a chat renderer: a process in which templates run, so that one without end can be ended.
+"""The process of a chat renderer: templates run in it, so that a template that never ends can be killed.
 
 Run as a module by `core.text.chat_renderer`; frames of JSON in and out, each behind its length. The first frame is the
 template with its special tokens. Rendering happens in a fork: the kernel ends that fork when it used its seconds, and
@@ -23,12 +23,12 @@ _MAX_REASON_CHARS: Final = 200
 
 
 def main() -> None:
-    """Answer until the input ends: when the server closes it, or is gone."""
+    """Answer requests until the input ends, because the server closed it or has exited."""
     setup = _read()
     if setup is None:
         return
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    # The number of the question at work, which the fork writes and its parent reads; 0 in between.
+    # Number of the question being rendered, which the fork writes and its parent reads; 0 between two questions.
     current = mmap.mmap(-1, mmap.PAGESIZE)
     _write({"ready": True})
     while True:
@@ -69,7 +69,7 @@ def render(template: str, special: Mapping[str, Any], messages: list[Any], max_c
 
 
 def template_reason(error: Exception) -> str | None:
-    """What a client may read of a template's failure: its own words if it chose any, nothing of Python's."""
+    """The part of a template's failure that a client may read: the template's own message, nothing of Python's."""
     # `raise_exception` raises the base class itself; its subclasses are Jinja's view of a broken template.
     if type(error) is not jinja2.TemplateError or not error.message:
         return None
@@ -84,7 +84,7 @@ def _limit_memory(extra: int) -> None:
 
 
 def _read() -> Any:
-    """The next frame; None at the end. Unbuffered: what one fork has not read is for the next."""
+    """The next frame; None at the end. Unbuffered: bytes that one fork has not read are left for the next fork."""
     length = _exactly(LENGTH_BYTES)
     body = None if length is None else _exactly(int.from_bytes(length))
     return None if body is None else json.loads(body)
@@ -107,7 +107,7 @@ def _write(message: dict[str, Any]) -> None:
 
 
 def frame(message: Mapping[str, Any]) -> bytes:
-    """A message behind its length."""
+    """A message, preceded by its length."""
     body = json.dumps(message).encode()
     return len(body).to_bytes(LENGTH_BYTES) + body
 

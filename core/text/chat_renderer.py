@@ -1,7 +1,7 @@
 """Renders conversations in processes of their own, since a template may run for ever and a thread cannot be ended.
 
-A process is started once and kept. It is bounded by the time that one conversation takes of a processor, by memory, and
-by the characters that it may answer with.
+A process is started once and kept. Three limits apply to it: processor time per conversation, memory, and the number of
+characters in its answer.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from core.text.chat_process import LENGTH_BYTES, frame
 PROCESSES: Final = 2
 """The second one is started when two conversations come at once."""
 RENDER_SECONDS: Final = 2.0
-"""Of a processor, for one conversation. A megabyte in 500 turns takes 5 ms."""
+"""Processor time for one conversation, in seconds. A megabyte in 500 turns takes 5 ms."""
 PATIENCE_SECONDS: Final = 20.0
-"""Of the clock, on a machine that has no processor for it."""
+"""Wall time for one conversation, in seconds, for a machine that has no processor free for it."""
 START_SECONDS: Final = 60.0
 MEMORY_BYTES: Final = 1 << 29
-"""Beyond what the process has once it is ready; 512 MiB."""
+"""Memory that a process may take beyond what it has once it is ready, in bytes; 512 MiB."""
 PATHS = (str(Path(__file__).resolve().parents[2]), *(path for path in sys.path if path))
 """Where this process found its modules, whatever directory it runs in."""
 
@@ -81,7 +81,7 @@ class ChatRenderer:
         return self._judged(answer)
 
     def close(self) -> None:
-        """End the processes, and so whatever they are doing. Another conversation would start them again."""
+        """End the processes and what they are rendering. A later conversation would start them again."""
         _close(self._processes)
 
     def _judged(self, answer: Mapping[str, Any]) -> str:
@@ -99,7 +99,7 @@ class ChatRenderer:
 
 
 class _Process:
-    """One process, started when first needed and again after it was killed. One question at a time."""
+    """One process, started when first needed and again after it was killed. It renders one conversation at a time."""
 
     def __init__(self, setup: Mapping[str, Any]) -> None:
         self._setup = setup
@@ -183,7 +183,7 @@ def _close(processes: Sequence[_Process]) -> None:
 
 
 def _receive(connection: socket.socket, seconds: float) -> Mapping[str, Any]:
-    """The next frame. Raises TimeoutError, EOFError, ValueError for what is none."""
+    """The next frame. Raises TimeoutError, EOFError at the end, and ValueError for bytes that are no frame."""
     until = time.monotonic() + seconds
     length = int.from_bytes(_exactly(connection, LENGTH_BYTES, until))
     answer: Mapping[str, Any] = json.loads(_exactly(connection, length, until))

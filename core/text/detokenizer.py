@@ -20,11 +20,11 @@ from tokenizers.decoders import DecodeStream
 from core.text.tokenizer import Tokenizer
 
 MAX_PENDING: Final = 8
-"""Ids without complete text until some are let go. A character has at most four bytes, so it needs fewer."""
+"""Most ids held without complete text. A character has at most four bytes, so valid text never needs as many."""
 MAX_OPEN: Final = 3
 """Ids that may be the beginning of one character."""
 _CONTEXTS: Final = (8, 32, 128)
-"""Prompt ids looked at, until they end in complete text."""
+"""How many prompt ids are looked at: the first of these sizes with complete text at the end."""
 MAX_CONTEXT: Final = _CONTEXTS[-1]
 """Prompt ids that an `IncrementalDetokenizer` looks at, at most: the last ones."""
 _CUT_CONTEXT: Final = 4
@@ -98,7 +98,7 @@ class _Window:
         return self.settle()
 
     def settle(self) -> str:
-        """The complete text of what is pending, cut off inside unfinished text when that has become too long."""
+        """The text of the pending ids as far as it is complete. Unfinished text is cut after `MAX_PENDING` ids."""
         text = self._decode(self.context + self.pending)
         too_long = len(self.pending) >= MAX_PENDING
         if text.endswith(_REPLACEMENT):

@@ -1,4 +1,4 @@
-"""What a tokenizer raises becomes an error of the one request whose text it was to make or to read."""
+"""Turns exceptions of a tokenizer into an error of the one request on whose text it failed."""
 
 from __future__ import annotations
 
@@ -22,26 +22,26 @@ PASSED: Final = (
     SystemExit,
     GeneratorExit,
 )
-"""What is no failure of a tokenizer. Anything else may be one, also beyond `Exception`: a panic in a Rust library is a
-`BaseException` here, and its class cannot be named before there was one."""
+"""Exceptions that are no failure of a tokenizer. Every other may be one, also beyond `Exception`: a panic in a Rust
+library is a `BaseException`, and its class does not exist before the first panic."""
 
 
 def is_failure(error: BaseException) -> bool:
-    """Whether `error`, raised while text was made or read, is one of the tokenizer."""
+    """Whether `error`, raised while text was encoded or decoded, is a failure of the tokenizer."""
     return not isinstance(error, PASSED)
 
 
 class TextFailures:
-    """Counts and logs them for one engine. Event-loop thread only."""
+    """Counts and logs the tokenizer's failures for one engine. Event-loop thread only."""
 
     def __init__(self) -> None:
         self.count = 0
-        """Requests that ended for it, or were refused."""
+        """Requests that ended, or were refused, because of such a failure."""
 
     def noted(self, error: BaseException) -> TextFailed:
-        """What a request ends with on which `error` was raised, which `is_failure`.
+        """Count and log `error`, which `is_failure`; returns the error that ends the request.
 
-        The log has its class and its place and not its message, in which libraries quote text of the client.
+        The log has the class and the place of `error`, but not its message: libraries quote the client's text there.
         """
         self.count += 1
         frames = traceback.extract_tb(error.__traceback__)
@@ -51,7 +51,7 @@ class TextFailures:
 
     @contextmanager
     def told(self) -> Iterator[None]:
-        """Raises TextFailed for what a tokenizer raises inside."""
+        """Raises TextFailed in place of a tokenizer failure inside the `with` block."""
         try:
             yield
         except BaseException as error:

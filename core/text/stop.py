@@ -1,8 +1,8 @@
 """Stop strings, found wherever the borders between pieces of text fall.
 
 All stop strings of a request form one automaton (Aho and Corasick 1975): its state is the longest end of the text that
-begins some stop string. That is all a matcher must remember, and exactly what it must hold back. Each character costs
-one step on average, however many stop strings there are.
+begins some stop string. A matcher remembers only that, and holds back exactly that text. Each character costs one step
+on average, however many stop strings there are.
 
 A client chooses how large it is (16 strings of 256 characters), so it is kept small and made late: 4,100 states take
 40 KB in arrays, where a dictionary each took 1 MB, and the half that costs time, where a state falls back to, is found
@@ -22,8 +22,8 @@ _GAP: Final = "\0"
 class StopMatcher:
     """Watches one output. `feed` pieces in order, until a match or until `finish`.
 
-    The match that is complete first wins, whatever the pieces are: the output ends at the first character that
-    completes any stop string. Of several complete at that character the longest wins, the one that starts first.
+    The output ends at the first character that completes any stop string, however the text is cut into pieces. If that
+    character completes several stop strings, the longest wins, which is the one that starts first.
     """
 
     def __init__(self, stops: tuple[str, ...], include_stop: bool) -> None:
@@ -37,9 +37,9 @@ class StopMatcher:
         """The stop string that ended the output; no more text comes out after it."""
 
     def feed(self, text: str) -> tuple[str, str | None]:
-        """Text that can be shown now, and the stop string that was completed, if any.
+        """(text that can be shown now, the stop string that was completed or None).
 
-        On a match that text ends before the stop string, or with it when it is to be included; what follows is dropped.
+        On a match the text ends before the stop string, or after it with `include_stop`; what follows is dropped.
         """
         if self.matched is not None:
             return "", self.matched

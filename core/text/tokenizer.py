@@ -21,10 +21,10 @@ from core.text.chat_renderer import ChatRenderer
 from core.types.io import ChatMessage
 
 MAX_CHAT_CHARS: Final = 4 << 20
-"""Characters of a conversation, before and after rendering; beyond any context, and little enough to render."""
+"""Most characters of a conversation, before and after rendering: beyond any context, and still fast to render."""
 _MAX_REASON_CHARS: Final = 200
 _LONG_DECODE: Final = 1024
-"""Ids from which on letting go of the GIL is worth what a batch costs; streams decode a few at a time."""
+"""Number of ids from which a batch call, which releases the GIL, is worth its cost; streams decode a few at a time."""
 _TOKENIZER_FILES: Final = ("tokenizer*", "vocab.*", "*.model", "*.tiktoken", "tekken.json")
 
 
@@ -53,7 +53,7 @@ class Tokenizer:
         self._known = None if self.backend is not None else _known_ids(hf)
         """Ids of the vocabulary, which has holes; None where the backend passes over all others by itself."""
         self.chats = _chat_renderer(hf)
-        """Where the chat template is rendered; None if there is none, or if it is code of the library."""
+        """Renders the chat template; None if there is none, or if it is code of the library."""
 
     @classmethod
     def load(cls, directory: str | Path) -> Tokenizer:
@@ -82,8 +82,8 @@ class Tokenizer:
         """
         _refuse_surrogates(text, "text")
         if self.backend is not None:
-            # Of the binding's calls only those for batches let go of the GIL: `encode` of a million characters stops
-            # every thread of the process for a second. The fast one leaves out offsets, which nobody asks for.
+            # Only the batch calls of the binding release the GIL: `encode` of a million characters would stop every
+            # thread of the process for a second. The fast variant leaves out offsets, which are not needed here.
             (encoding,) = self.backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
             ids: list[int] = encoding.ids
         else:

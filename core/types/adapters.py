@@ -1,4 +1,4 @@
-"""LoRA adapters as the engine's door shows them: plain data."""
+"""LoRA adapters as the engine's API describes them: plain data."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ class AdapterInfo:
 
     name: str
     load_id: int
-    """Differs between any two loads of one engine, of the same name too: cached prefixes go by it."""
+    """Unique among all loads of one engine, also of the same name. Cached prefixes are kept apart by it."""
     rank: int
-    """The highest of any module."""
+    """The highest rank of any of its modules."""
     nbytes: int
-    """What it takes on the device."""
+    """Bytes that it takes on the device."""
     pinned: bool
     """Never evicted; it can still be unloaded."""
     unloading: bool
-    """Taken out: new requests do not find it, and it goes with the last of those that use it."""
+    """Unloaded: new requests do not find it, and its memory is freed when the last request that uses it ends."""
     live_requests: int
     idle_seconds: float | None
-    """Since a request last used it, 0 while one does; None if none ever did."""
+    """Seconds since a request last used it, 0 while one does; None if none ever did."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ class AdapterLoad:
 
 @dataclass(frozen=True, slots=True)
 class AdapterList:
-    """All adapters in order of their loading, and the bytes that they take of those that they may."""
+    """All adapters in the order of loading, the device bytes that they take, and the limit of those bytes."""
 
     adapters: tuple[AdapterInfo, ...]
     used_bytes: int

@@ -30,7 +30,7 @@ class ConstraintKind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Constraint:
-    """One constraint as the client wrote it. `source` is the text, or for choices their JSON list."""
+    """One constraint as the client wrote it. `source`: its text, or a JSON list of the choices."""
 
     kind: ConstraintKind
     source: str
@@ -42,11 +42,11 @@ class Constraint:
 
     @property
     def field(self) -> str:
-        """The protobuf path a client can find."""
+        """The protobuf path of the field that holds it in a request, for error messages."""
         return f"constraint.{self.kind.value}"
 
     def violations(self) -> list[FieldViolation]:
-        """What is wrong with it before anything is compiled; sizes first, so that this is cheap for any input."""
+        """What is wrong with it, found before anything is compiled. Sizes come first, to keep any check cheap."""
         return [FieldViolation(self.field, text) for text in _CHECKS[self.kind](self.source)]
 
 
@@ -92,7 +92,7 @@ def _regex(source: str) -> Iterator[str]:
     if not 1 <= len(source) <= MAX_REGEX_CHARS:
         yield f"must have 1 to {MAX_REGEX_CHARS} characters"
     elif (len(source) - len(source.rstrip("\\"))) % 2:
-        # llguidance takes it for the end of the literal that it writes the expression into.
+        # llguidance writes the expression into a literal, which a lone backslash at the end would break.
         yield "must not end in a lone backslash"
 
 

@@ -1,4 +1,4 @@
-"""What compiled constraints look like to the floors between the library that made them and the engine."""
+"""Compiled constraints as engine, scheduler and executor see them, whatever library compiled them."""
 
 from __future__ import annotations
 
@@ -9,25 +9,25 @@ import numpy as np
 import numpy.typing as npt
 
 Words = npt.NDArray[np.int32]
-"""Bits of token ids, 32 to a word, the lowest first; 1 allows a token."""
+"""One bit per token id, 32 to a word, the lowest id in the lowest bit; 1 allows the token."""
 
 
 class Matcher(Protocol):
-    """Where one output stands in its grammar. Owned by one thread at a time."""
+    """The state of one output in its grammar. Owned by one thread at a time."""
 
     def fill(self, words: Words) -> bool:
-        """Set in `words` (zeros, int32[W]) the bits of all tokens that may come next; whether any may.
+        """Set the bits of all tokens that may come next in `words`, int32[W] of zeros. Returns whether there is any.
 
-        False also when the library gave up: see `failure`.
+        False also when the library gave up; `failure` then says why.
         """
         ...
 
     def accept(self, token: int) -> bool:
-        """Go on behind `token`; False if it was not allowed, after which only `failure` can be asked."""
+        """Move on past `token`. False if it was not allowed; only `failure` and `gave_up` may be read after that."""
         ...
 
     def rollback(self, count: int) -> None:
-        """Take the last `count` accepted tokens back."""
+        """Undo the last `count` accepted tokens."""
         ...
 
     @property
@@ -51,25 +51,28 @@ class Grammar(Protocol):
 
     @property
     def field(self) -> str:
-        """See `Constraint.field`, of the constraint that it was compiled from."""
+        """Protobuf path of the constraint that it was compiled from, for error messages."""
         ...
 
     @property
     def words(self) -> int:
-        """Words that `Matcher.fill` needs; even, and enough for every id of the model."""
+        """Length W of the masks of `Matcher.fill`, in words; even, and enough for every id of the model."""
         ...
 
     def matcher(self) -> Matcher:
-        """A matcher at the start."""
+        """A new matcher, before the first token of an output."""
         ...
 
     def accept_all(self, matchers: Sequence[Matcher], tokens: Sequence[int]) -> Sequence[bool]:
-        """`Matcher.accept` of each, also of other grammars of this library; the GIL is given away once at most."""
+        """`Matcher.accept` of `tokens[i]` by `matchers[i]`, which may be of other grammars of the same library.
+
+        Releases the GIL at most once.
+        """
         ...
 
     def fill_all(self, matchers: Sequence[Matcher], words: Words) -> npt.NDArray[np.bool_]:
-        """`Matcher.fill` of each into its row of int32[G, W]; bool[G]. The GIL is given away once at most.
+        """`Matcher.fill` of each of G matchers into its row of `words`, int32[G, W]; returns their answers, bool[G].
 
-        A step of 64 rows must not wait 64 times until a busy loop thread gives it back.
+        Releases the GIL at most once: a step of 64 rows must not wait 64 times for a busy loop thread.
         """
         ...

@@ -1,4 +1,4 @@
-"""What passes the engine's door, both ways: plain data, so that the door can be a socket one day."""
+"""Requests to the engine and events from it: plain data, so that they could cross a process boundary one day."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ class ChatMessage:
 class GenerateRequest:
     """One request for one or more outputs. Exactly one of `text`, `token_ids`, `chat` is given.
 
-    `deadline` is a `time.monotonic()` instant or None; `queue_timeout` is in seconds. `tenant` is the caller with whom
-    others share the machine, by `weight` above 0; within a tenant lower `priority` values are served first, as in vLLM.
-    `cache_salt` separates the prefix cache of tenants that must not see each other's hits; what stands before its first
-    NUL is the tenant whose share of the cache the pages count for. `adapter` names a LoRA adapter that the server has
-    loaded; empty is the base model alone. `want_text=False` skips detokenisation.
+    `deadline`: a `time.monotonic()` instant or None. `queue_timeout`: seconds. `tenant`: tenants share the machine by
+    their `weight`, which is above 0. `priority`: within a tenant lower values are served first, as in vLLM.
+    `cache_salt`: requests with different salts never share cached prefixes; the part before its first NUL names the
+    tenant whose share of the cache the pages count for. `adapter`: name of a loaded LoRA adapter; empty for the base
+    model alone. `want_text=False` skips detokenisation.
     """
 
     request_id: str = ""
@@ -68,7 +68,7 @@ class Pooling(Enum):
 
 @dataclass(frozen=True, slots=True)
 class EmbedRequest:
-    """What to embed: each input, a text or its token ids, is a sequence of its own.
+    """Inputs to embed. Each, a text or its token ids, is a sequence of its own.
 
     Fields shared with `GenerateRequest` mean the same. `dimensions` keeps the first entries of each vector
     (Matryoshka), before it is normalised.
@@ -142,9 +142,9 @@ class Started:
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """New output only. `position` is the place of the first of `token_ids` in output `index`.
+    """The newest part of output `index`. `position`: the place in that output of the first of `token_ids`.
 
-    Text can lag behind ids: a stop string or a UTF-8 character may still be incomplete.
+    Text can lag behind ids, while a stop string or a UTF-8 character is still incomplete.
     """
 
     index: int
@@ -170,7 +170,7 @@ OutputEvent = Started | Delta | Finished
 
 @dataclass(frozen=True, slots=True)
 class ModelInfo:
-    """What a client may want to know of the served model."""
+    """Facts about the served model for clients."""
 
     name: str
     architecture: str
@@ -185,6 +185,6 @@ class ModelInfo:
     quantization: str = ""
     """Method and format of quantised weights; empty for plain ones."""
     embedding_dimension: int = 0
-    """Length of the vectors that `embed` gives; 0 if the model has no hidden states to embed with."""
+    """Length of the vectors that `embed` returns; 0 if the model has no hidden states to embed with."""
     grammar_backend: str = ""
     """Library that constraints are compiled with; empty if there is none."""

@@ -1,4 +1,4 @@
-"""Log probabilities of many tokens in columns: 8 bytes an alternative, where objects of Python's own take 130."""
+"""Log probabilities of many tokens in columns: 8 bytes per alternative, where Python objects take 130."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from core.types.io import TokenLogprob
 
 NUMBER_BYTES = 4
 ENTRY_BYTES = 3 * NUMBER_BYTES
-"""Of one token without alternatives: its id, its log probability, and where its alternatives end."""
+"""Bytes of one token without its alternatives: id, log probability, and the end of its alternatives."""
 ALTERNATIVE_BYTES = 2 * NUMBER_BYTES
 
 
 class TokenLogprobs(Sequence[TokenLogprob]):
     """Entries in the order of their tokens, each with its own number of alternatives.
 
-    Columns, C int32 and float32: `ids` [T], `values` [T], `ends` [T] (alternatives up to and with the entry), and
-    `top_ids` and `top_values` [sum of alternatives]. A `TokenLogprob` is made when it is looked at, and not kept.
+    Columns, C int32 and float32: `ids` [T], `values` [T], `ends` [T] (number of alternatives up to and including the
+    entry), `top_ids` and `top_values` [all alternatives]. A `TokenLogprob` is made when an entry is read, and not kept.
     """
 
     __slots__ = ("_ends", "_ids", "_top_ids", "_top_values", "_values")
@@ -30,7 +30,7 @@ class TokenLogprobs(Sequence[TokenLogprob]):
         self.extend(entries)
 
     def add(self, token: int, value: float, top_ids: bytes, top_values: bytes) -> None:
-        """One more token; alternatives are int32 and float32, best first."""
+        """Append one token; its alternatives are the bytes of int32 ids and float32 log probabilities, best first."""
         self._ids.append(token)
         self._values.append(value)
         self._top_ids.frombytes(top_ids)
@@ -38,7 +38,7 @@ class TokenLogprobs(Sequence[TokenLogprob]):
         self._ends.append(len(self._top_ids))
 
     def extend(self, entries: Iterable[TokenLogprob]) -> None:
-        """As many more as there are, whatever they are kept in."""
+        """Append `entries`; column by column if they are `TokenLogprobs`."""
         if isinstance(entries, TokenLogprobs):
             before = len(self._top_ids)
             self._ids += entries._ids
@@ -56,12 +56,12 @@ class TokenLogprobs(Sequence[TokenLogprob]):
 
     @property
     def held_bytes(self) -> int:
-        """What the columns take, room to grow included."""
+        """Bytes that the columns take, room to grow included."""
         columns = (self._ids, self._values, self._ends, self._top_ids, self._top_values)
         return sum(map(sys.getsizeof, columns))
 
     def moved(self) -> TokenLogprobs:
-        """All entries; this one has none afterwards."""
+        """A new object with all entries, moved without a copy; `self` is empty afterwards."""
         taken = TokenLogprobs()
         for name in self.__slots__:
             column = getattr(self, name)
@@ -70,7 +70,7 @@ class TokenLogprobs(Sequence[TokenLogprob]):
         return taken
 
     def cut(self, count: int) -> None:
-        """Forget all but the first `count`."""
+        """Drop all entries but the first `count`."""
         tops = self._top(count)
         for column, size in (
             (self._ids, count),

@@ -1,4 +1,4 @@
-"""What a prefix cache tells of its pages: plain data, one record per change."""
+"""Changes of a prefix cache's pages, for observers: plain data, one record per change."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import numpy.typing as npt
 class PrefixStored:
     """Pages that joined the cache: `pages[i]` holds tokens [i * page_size, (i + 1) * page_size) of `ids`.
 
-    `ids` is int64[pages * page_size], `pages` int64[n]; neither changes any more. A page number names one content from
-    here until a `PrefixRemoved` names it.
+    `pages` is int64[n] and `ids` int64[n * page_size]; neither changes any more. A page number stands for these tokens
+    until a `PrefixRemoved` names it.
     """
 
     parent: int

@@ -35,8 +35,8 @@ _LEGAL = {
 class Req:
     """One sequence. A `GenerateRequest` with n outputs becomes n of these, alike but for `index` and `seed`.
 
-    While it runs, the tokens it has live in the scheduler's arrays under `row`; `outputs` is brought up to date when
-    the row is given back (retraction, end). Identity is the object, never the client's id, which may be used again.
+    While it runs, its tokens are in the scheduler's arrays under `row`; `outputs` is updated when the row is given back
+    (retraction, end). Requests are compared by object, never by the client's id, which may be used again.
     """
 
     request_id: str
@@ -50,29 +50,29 @@ class Req:
     adapter_slot: int = 0
     """Slot of the LoRA adapter; 0 is none."""
     encoder_ids: npt.NDArray[np.int64] | None = None
-    """What the encoder of an encoder-decoder reads, i.e. the client's input; `prompt` is then the decoder's start."""
+    """Of an encoder-decoder: the client's input, which the encoder reads; `prompt` is then the decoder's start."""
     forced_first: tuple[int, ...] = ()
     """The first output is one of these; empty for a free choice."""
     forced_last: tuple[int, ...] = ()
     """The output that reaches `max_new_tokens` is one of these; empty for a free choice."""
     grammar: Grammar | None = None
-    """What the output must match, compiled; shared with other requests."""
+    """The compiled constraint that the output must match; other requests may share it."""
     tenant: str = ""
-    """The caller that the machine is shared by; requests of one are in the order of the policy among themselves."""
+    """The machine is shared among tenants; requests of one tenant are ordered by the policy."""
     weight: float = 1.0
-    """Of the tenant, above 0: its part of the machine while others want theirs."""
+    """Share of the tenant relative to other tenants that want to run; above 0."""
     priority: int = 0
     """A class within the tenant; a lower value is a higher class."""
     deadline: float | None = None
     queue_deadline: float | None = None
     arrived_at: float = 0.0
     trace_id: str = ""
-    """Of the sampled trace that the request belongs to; empty if there is none."""
+    """Id of the sampled trace that the request belongs to; empty if there is none."""
     sink: Any = None
     """The output processor's own record; the scheduler passes it through and never looks inside."""
 
     pooling: Pooling | None = None
-    """Set for an embedding: its prompt is prefilled, nothing is sampled, and `vector` is what it gets."""
+    """Set for an embedding: its prompt is prefilled, nothing is sampled, and its result is `vector`."""
     vector: npt.NDArray[np.float32] | None = None
 
     sequence: int = -1
@@ -85,13 +85,13 @@ class Req:
     cached_tokens: int = 0
     """Prompt tokens that came from the prefix cache at the first admission."""
     computed_from: int = 0
-    """The least number of cached tokens that any admission began behind: whatever comes after them, the request itself
-    may have computed.
+    """The least number of cached tokens that any of its admissions reused. The request itself may have computed any
+    token after these.
     """
     scheduled_at: float | None = None
     first_token_at: float | None = None
     last_token_at: float = 0.0
-    """Brought up to date when the row is given back, as `outputs` is."""
+    """Updated when the row is given back, like `outputs`."""
     passed_over: int = 0
     """How often a younger request was admitted before this one."""
     retractions: int = 0
@@ -122,7 +122,7 @@ class Req:
         return np.concatenate([self.prompt, np.asarray(self.outputs, np.int64)]) if self.outputs else self.prompt
 
     def move_to(self, state: RequestState) -> None:
-        """Change state along a legal edge; a second terminal is an invariant violation (law 11)."""
+        """Change the state. Raises InvariantViolation for an illegal change, as for a second end (law 11)."""
         if state is RequestState.FINISHED:
             check("terminal_once", self.state is not RequestState.FINISHED, request_id=self.request_id)
         check("request_state", (self.state, state) in _LEGAL, source=self.state.value, target=state.value)

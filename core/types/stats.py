@@ -20,13 +20,13 @@ class PoolStats:
 
     @property
     def free(self) -> int:
-        """What could be handed out without evicting anything."""
+        """Rows or pages that could be handed out without evicting anything."""
         return self.capacity - self.used - self.cached
 
 
 @dataclass(frozen=True, slots=True)
 class Exemplar:
-    """One observation of a traced request, to find an example of what a bucket counts."""
+    """One observation of a traced request: an example of what its bucket counts."""
 
     trace_id: str
     value: float
@@ -62,19 +62,20 @@ class EngineStats:
     cached_tokens: int = 0
     generation_tokens: int = 0
     computed_tokens: dict[str, int] = field(default_factory=dict)
-    """Tokens that went through the model, by `prefill` and `decode`; what the prefix cache held is not among them."""
+    """Tokens that went through the model, by `prefill` and `decode`; tokens found in the prefix cache do not count."""
     preemptions: int = 0
     priority_preemptions: int = 0
     """Of `preemptions`, those in favour of a request of a higher class."""
     share_preemptions: int = 0
-    """Of `preemptions`, those in favour of a tenant that held less; the others were for want of pages."""
+    """Of `preemptions`, those in favour of a tenant that held less. The remaining ones were for lack of pages."""
     recomputed_tokens: int = 0
-    """Known tokens that preempted requests had to compute again: what preemption costs."""
+    """Known tokens that preempted requests had to compute again: the cost of preemption."""
     stale_results: int = 0
     split_steps: int = 0
-    """Steps whose rows were sampled a few at a time, for want of memory."""
+    """Steps whose rows were sampled a few at a time, for lack of memory."""
     text_failures: int = 0
-    """Requests on which the tokenizer failed; one whose output was complete by then is among `finished` as that."""
+    """Requests on which the tokenizer failed. A request whose output was complete by then is in `finished` as complete.
+    """
     adapters_loaded: int = 0
     adapter_bytes: int = 0
     adapter_evictions: int = 0
@@ -85,12 +86,12 @@ class EngineStats:
     grammar_cache_evictions: int = 0
     grammar_compile_failures: int = 0
     device_idle_ratio: float = 0.0
-    """Of about the last 50 steps; the two sums below give it over any time."""
+    """Over about the last 50 steps; compute it from the two sums below for any other period."""
     device_busy_seconds: float = 0.0
     device_idle_seconds: float = 0.0
     """Seconds in which the device waited for the host although there were requests."""
     phase_seconds: dict[str, float] = field(default_factory=dict)
-    """Of the scheduler's thread, by `core.lanes.PHASES`."""
+    """Seconds of the scheduler's thread, by phase of `core.lanes.PHASES`."""
     last_step_at: float = 0.0
     finished: dict[str, int] = field(default_factory=dict)
     assert_failures: dict[str, int] = field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""Streams as an onlooker sees them: plain data, and nothing of what was asked or answered."""
+"""A description of live streams for operators: plain data, without the content of requests and outputs."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ class StreamInfo(NamedTuple):
     """
 
     request_id: str
-    """As the engine knows it."""
+    """The id under which the engine knows the request."""
     state: str
     """How far it got: `waiting`, `prefill`, `decode`, or `preempted` while it waits for its pages again.
 
-    Of one that is over: `ended`, or `waiting` if it never left the queue.
+    For a request that has ended: `ended`, or `waiting` if it never left the queue.
     """
     prompt_tokens: int
     output_tokens: int

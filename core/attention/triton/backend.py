@@ -16,12 +16,12 @@ from core.batch.forward_batch import ForwardBatch
 from core.device.staging import Staging
 
 PROGRAMS_PER_SM = 4
-"""Programs that the decode kernel aims at for each multiprocessor, before rows and heads alone are enough."""
+"""Programs per multiprocessor that the decode kernel aims at by splitting rows, where rows and heads are fewer."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tiles:
-    """Sizes of the kernels' tiles. What fits into shared memory and registers depends on the width of a key."""
+    """Sizes of the kernels' tiles, in queries and keys. Wide keys need small ones, to fit into shared memory."""
 
     multiprocessors: int
     block_m: int
@@ -30,7 +30,7 @@ class Tiles:
 
     @classmethod
     def of(cls, device: torch.device, width: int) -> Tiles:
-        """For keys of `width` bytes. On the CPU they are interpreted: small, so that short rows fill several."""
+        """For keys of `width` bytes. On the CPU, where kernels are interpreted, small: short rows then fill several."""
         if device.type == "cpu":
             return cls(3, 16, 16, 16)
         count = torch.cuda.get_device_properties(device).multi_processor_count
@@ -38,7 +38,10 @@ class Tiles:
         return cls(count, block_m, block_n, MIN_SPLIT)
 
     def splits(self, batch: int, kv_heads: int, width: int) -> int:
-        """Splits per row: enough programs for the device, none that could never have keys. Shapes only, no lengths."""
+        """Splits per row: enough programs for the device, and none that could never have keys.
+
+        Computed from shapes only, never from lengths, so that a captured graph stays right.
+        """
         wanted = -(-PROGRAMS_PER_SM * self.multiprocessors // max(1, batch * kv_heads))
         return max(1, min(wanted, -(-width // self.split_least)))
 
@@ -54,7 +57,7 @@ class _Segments:
 
 
 class TritonAttention(AttentionBackend):
-    """Prefill segments and single tokens of a step in one launch each. A bias (T5) goes to the native backend."""
+    """One launch for all prefill segments of a step and one for all single tokens. A bias (T5) goes to the native."""
 
     graph_safe = True
 
@@ -66,13 +69,13 @@ class TritonAttention(AttentionBackend):
 
     @classmethod
     def why_not(cls, device: torch.device) -> str | None:
-        """See `AttentionBackend.why_not`."""
+        """Why not: neither CUDA nor Triton's interpreter."""
         if device.type == "cuda" or triton.knobs.runtime.interpret:
             return None
         return f"Triton compiles for GPUs, not for {device.type}; TRITON_INTERPRET=1 interprets it, for tests"
 
     def plan(self, batch: ForwardBatch) -> None:
-        """See `AttentionBackend.plan`. A decode step needs none."""
+        """Upload the places of prefill segments. A decode step needs no plan."""
         self._batch, self._segments, self._native = batch, None, None
         if batch.num_extend:
             extend = batch.extend_lens_host[: batch.num_extend]
@@ -94,7 +97,7 @@ class TritonAttention(AttentionBackend):
         chunk_size: int | None = None,
         bias: RelativeBias | None = None,
     ) -> torch.Tensor:
-        """See `AttentionBackend.forward`."""
+        """Store keys and values, then launch the prefill kernel and the decode kernel as needed; [T, H, Dv]."""
         batch = self._batch
         assert batch is not None, "plan() comes first"
         if bias is not None:
@@ -143,7 +146,7 @@ class TritonAttention(AttentionBackend):
         scale: float,
         bias: RelativeBias,
     ) -> torch.Tensor:
-        """Only encoder-decoders have one, and those are not captured."""
+        """The native backend's attention. Only encoder-decoders have a bias, and those are not captured."""
         if self._native is None:
             self._native = TorchNativeAttention()
             self._native.plan(batch)

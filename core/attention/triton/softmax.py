@@ -50,11 +50,12 @@ def scaled_scores(q, keys, scale, softcap, CAPPED: tl.constexpr) -> tl.tensor:
 
 @triton.jit
 def softmax_step(scores, values, peak, total, acc) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
-    """Take a block of scores [M, N] (-inf: hidden) and its values [N, V] into peak, total [M] and acc [M, V].
+    """Add a block of scores [M, N] (-inf: hidden) and its values [N, V] to peak, total [M] and acc [M, V].
 
-    A row that has seen nothing but hidden keys so far keeps a peak of -inf, and weights of zero.
+    A row that has seen only hidden keys so far keeps a peak of -inf, and weights of zero.
     """
     new_peak = tl.maximum(peak, tl.max(scores, 1))
+    # 0 instead of -inf: -inf - (-inf) is NaN.
     base = tl.where(new_peak == float("-inf"), 0.0, new_peak)
     decay = tl.exp(peak - base)
     weights = tl.exp(scores - base[:, None])

@@ -1,4 +1,4 @@
-"""Which pages hold the encoder's output of which request. Host side of the "cross_page" pool."""
+"""Which pages hold the encoder output of each request. Host side of the "cross_page" pool."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ NO_PAGES: Ints = np.empty(0, np.int64)
 
 @dataclass(frozen=True, slots=True)
 class CrossWrites:
-    """What a step must know of cross attention: table entries of the inputs it encodes, and what its tokens see.
+    """What a step needs for cross attention: table entries of the inputs it encodes, and what its decoder tokens see.
 
-    table[rows[i], places[i]] = slots[i], int64[E] each, by request in batch order like the staged encoder ids.
+    table[rows[i], places[i]] = slots[i], int64[E] each: E encoder tokens, request after request in batch order, as the
+    staged encoder ids.
     """
 
     rows: Ints
@@ -32,10 +33,10 @@ class CrossWrites:
 
 
 class CrossPages:
-    """Pages for encoder outputs, apart from those that grow with the decoder. A `Companion`.
+    """Pages for encoder outputs, apart from the KV pages of the decoder. A `Companion`.
 
     A request takes all of its pages at admission, because its input is known and encoded in one piece, and keeps them
-    until it gives way or ends: they never grow, so nobody is retracted for want of them. Nothing is cached for later.
+    until it is retracted or ends. They never grow, so no request is retracted for want of them. Nothing is cached.
     """
 
     name = CROSS
@@ -51,24 +52,24 @@ class CrossPages:
         """Rows whose input is not encoded by any planned step yet."""
 
     def resumable(self, pages: Ints) -> int:
-        """0: decoder keys and values behind another input would be wrong, and the cache does not know the input."""
+        """0: cached decoder KV was computed for some encoder input, and the cache does not know for which."""
         return 0
 
     def fits_alone(self, total_tokens: int, encoder_tokens: int = 0) -> bool:
-        """See `Companion`: decoder tokens take nothing here."""
+        """Whether the whole pool holds the encoder's input; decoder tokens take nothing here."""
         return self.allocator.pages_for(encoder_tokens) <= self.allocator.num_pages
 
     def can_admit(self, tokens: int, cached: Ints, encoder_tokens: int = 0) -> bool:
-        """See `Companion`."""
+        """Whether enough pages are free for the encoder's input."""
         return self.allocator.pages_for(encoder_tokens) <= self.allocator.available
 
     def would_admit(self, tokens: int, cached: Ints, leaving: Ints, encoder_tokens: int = 0) -> bool:
-        """See `Companion`. Cross pages are never shared, so what a row holds becomes free."""
+        """As `can_admit`, counting the pages of rows `leaving`: cross pages are never shared, so all become free."""
         coming = sum(len(self._pages[row]) for row in leaving.tolist())
         return self.allocator.pages_for(encoder_tokens) <= self.allocator.available + coming
 
     def admitted(self, row: int, tokens: int, cached: Ints, known: int, encoder_tokens: int = 0) -> None:
-        """See `Companion`. Every request of an encoder-decoder has an input of a token at least."""
+        """Take all pages of the encoder's input, which has at least one token."""
         check("row_padding_reserved", row > 0, row=row)
         check("cross_page_conservation", self._lens[row] == 0, row=row, held=len(self._pages[row]))
         check("cross_row_encoded", encoder_tokens > 0, row=row)
@@ -80,29 +81,34 @@ class CrossPages:
         self._fresh.add(row)
 
     def planned(self, rows: Ints, prefix_lens: Ints, extend_lens: Ints, pages: Ints) -> CrossWrites:
-        """See `Companion`. An input is encoded in the step that follows admission, with the request's first tokens."""
+        """Table entries of inputs admitted since the last step, and the encoder tokens that each decoder token sees.
+
+        An input is encoded in the first step planned after its admission, with the request's first decoder tokens.
+        """
         lens = self._lens[rows]
         check("cross_row_encoded", bool((lens > 0).all()), rows=len(rows))
         fresh = [row for row in rows.tolist() if row in self._fresh] if self._fresh else []
+        # A row admitted but not in this step would never be encoded, since `_fresh` is emptied here.
         check("cross_row_encoded", len(fresh) == len(self._fresh), planned=len(fresh), admitted=len(self._fresh))
         self._fresh.clear()
         counts = self._lens[fresh]
         return CrossWrites(
             rows=np.repeat(np.asarray(fresh, np.int64), counts),
             places=np.concatenate([NO_PAGES, *(np.arange(count) for count in counts.tolist())]),
+            # NO_PAGES: `concatenate` refuses an empty list.
             slots=np.concatenate([NO_PAGES, *(self.slots(row) for row in fresh)]),
             batch_places=np.repeat(np.arange(len(rows)), extend_lens),
             last_places=np.repeat(lens - 1, extend_lens),
         )
 
     def slots(self, row: int) -> Ints:
-        """int64[L]: where the encoder tokens of `row` are kept, in order."""
+        """int64[L]: the slots of the L encoder tokens of `row`, in order."""
         within = np.arange(self.allocator.page_size)
         slots: Ints = (self._pages[row][:, None] * self.allocator.page_size + within).ravel()[: self._lens[row]]
         return slots
 
     def released(self, row: int) -> None:
-        """See `Companion`. A second release is an invariant violation."""
+        """Free the pages of `row`. Raises InvariantViolation on a second release."""
         check("cross_page_double_free", row > 0 and self._lens[row] > 0, row=row)
         self.allocator.free(self._pages[row])
         self._pages[row] = NO_PAGES
@@ -120,7 +126,7 @@ class CrossPages:
         return (PoolStats(CROSS, self.allocator.num_pages, self.allocator.held),)
 
     def check_integrity(self) -> None:
-        """Recompute who holds what; raises InvariantViolation naming what is off."""
+        """Recompute which row holds which pages; raises InvariantViolation naming what is off."""
         self.allocator.check_integrity()
         check("row_padding_reserved", len(self._pages[0]) == 0 and self._lens[0] == 1)
         owned = np.concatenate(self._pages)

@@ -16,12 +16,12 @@ from core.types.arrays import Ints
 class CrossPool:
     """Device side of the "cross_page" companion. Row 0 of the table stays zero, so padded rows read slot 0.
 
-    What the current step needs is replaced by `begin` and never changed: nothing here is read for a step that came with
-    another batch, so two steps in flight cannot mix (law 3).
+    `begin` replaces the tensors of the current step by new ones and never changes old ones, so two steps in flight
+    cannot mix (law 3).
     """
 
     def __init__(self, requests: ReqToTokenPool, pool: KVPool, max_input: int) -> None:
-        """`pool`: KV of the encoder's tokens; `max_input`: the longest input that a row can have."""
+        """`pool`: KV of the encoder's tokens; `max_input`: most encoder tokens of one row."""
         self.pool = pool
         self.recorder: Recorder | None = None
         self.table = requests.new_row_buffer((max_input,), torch.int32)
@@ -29,11 +29,11 @@ class CrossPool:
         self.input_slots = none
         """int64[E]: slots for the keys and values of the inputs that this step encodes, in the order of their ids."""
         self.token_rows = self.last_places = self.last_slots = none
-        """int64[T] each, of every decoder token: its row, the last encoder token it sees, and the slot of that."""
+        """int64[T] each, by decoder token: its row, the last encoder token it sees, and the slot of that one."""
         self.last_places_host: Ints = np.empty(0, np.int64)
 
     def begin(self, rows: torch.Tensor, writes: CrossWrites | None, staging: Staging) -> None:
-        """See `DeviceCompanion`. Every step has writes: they say what its decoder tokens see."""
+        """Write the table entries of new inputs and set the step's tensors. `writes` is never None for this pool."""
         assert writes is not None, "the host side answers every step"
         written, places, self.input_slots, batch_places, self.last_places = staging.upload(
             [writes.rows, writes.places, writes.slots, writes.batch_places, writes.last_places]
@@ -43,6 +43,7 @@ class CrossPool:
             if self.recorder is not None:
                 self.recorder.wrote(CROSS, self.input_slots)
         self.token_rows = rows[batch_places]
+        # After the writes: a decoder token may see an input that this very step encodes.
         self.last_slots = self.table[self.token_rows, self.last_places].to(torch.int64)
         self.last_places_host = writes.last_places
         if self.recorder is not None:

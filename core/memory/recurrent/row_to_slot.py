@@ -28,10 +28,13 @@ class HybridReqToTokenPool:
         self.tracked_slots = self.step_slots
         """int64[n] on the device: `tracked.slots`."""
         self.tracked_from = self.step_slots
-        """int64[n]: the slots of the rows that are tracked, from which the states are copied."""
+        """int64[n]: the slots of the tracked rows, from which their states are copied into `tracked_slots`."""
 
     def begin(self, rows: torch.Tensor, writes: StateWrites | None, staging: Staging) -> None:
-        """See `DeviceCompanion`. What a slot's former owner left gives way here, behind its last write."""
+        """Map new rows to their slots and set those slots' first states, then look up the slots of this step's rows.
+
+        The one FIFO puts this after the last write of a slot's former owner (law 4).
+        """
         self.tracked, places = Tracked(), rows[:0]
         self.tracked_slots = rows[:0]
         if writes is not None:

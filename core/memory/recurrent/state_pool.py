@@ -64,16 +64,16 @@ class MambaPool:
         """
         for states in (*self._conv.values(), *self._recurrent.values()):
             begun = states[sources]
-            # Slot 0 is no source of zeros: padded rows write there.
+            # Slot 0 cannot be copied as "zeros": padded rows write there.
             begun.masked_fill_((sources == 0).view(-1, *[1] * (begun.dim() - 1)), 0)
             states.index_copy_(0, slots, begun)
 
     def copy(self, layer_id: int, sources: torch.Tensor, slots: torch.Tensor) -> None:
-        """Make `slots` copies of `sources`, int64[n] each, in one layer."""
+        """Make `slots` copies of `sources`, int64[n] each, in layer `layer_id`. All sources are read first."""
         self.scatter(layer_id, slots, *self.gather(layer_id, sources))
 
     def gather(self, layer_id: int, slots: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Copies [n, ...] of the convolution window and temporal state of `slots`, int64[n]."""
+        """Copies [n, ...] of the convolution window and, if any, the temporal state of `slots`, int64[n]."""
         recurrent = self._recurrent.get(layer_id)
         return self._conv[layer_id][slots], None if recurrent is None else recurrent[slots]
 

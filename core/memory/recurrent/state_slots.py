@@ -1,4 +1,4 @@
-"""Which recurrent state slots are free and which request holds which. Host side of the "mamba" pool."""
+"""Which recurrent state slots are free, held by a running request, or kept as snapshots. Host side of "mamba"."""
 
 from __future__ import annotations
 
@@ -18,20 +18,22 @@ NOTHING: Ints = np.empty(0, np.int64)
 
 @dataclass(frozen=True, slots=True)
 class Tracked:
-    """States to keep in the coming step: of its row at `places[i]`, after `tokens[i]` of its tokens, in `slots[i]`."""
+    """Snapshots that the coming step takes: of batch row `places[i]` after `tokens[i]` of its tokens, in `slots[i]`."""
 
     places: Ints = field(default_factory=NOTHING.copy)
-    """int64[n], ascending: indices into the rows of the batch. One that repeats is kept at several of its tokens."""
+    """int64[n], ascending: indices into the rows of the batch. A row with several snapshots repeats."""
     tokens: Ints = field(default_factory=NOTHING.copy)
-    """int64[n], 1 to the tokens that the step computes of that row; ascending within a place."""
+    """int64[n], each 1 to the number of tokens that the step computes of that row; ascending within a place."""
     slots: Ints = field(default_factory=NOTHING.copy)
     """int64[n], no duplicates."""
 
 
 @dataclass(frozen=True, slots=True)
 class StateWrites:
-    """Requests that got a slot since the last step: `rows[i]` now maps to `slots[i]`, which must first become a copy of
-    slot `sources[i]`, or clear where that is 0. All sources are read before any slot is written.
+    """Requests that got a slot since the last step; int64[n] each.
+
+    `rows[i]` now maps to `slots[i]`, which first becomes a copy of slot `sources[i]`, or zeros where that is 0. All
+    sources are read before any slot is written.
     """
 
     rows: Ints
@@ -41,14 +43,13 @@ class StateWrites:
 
 
 class StateSlots:
-    """Slots 1..size, one per running request, the others free or kept for pages; slot 0 is padding and never leaves
-    (law 6). A `Companion`.
+    """Slots 1..size: one for each running request, the others free or holding a snapshot for a page. A `Companion`.
 
-    The number of slots has nothing to do with the number of request rows: a request is admitted when both have room.
-    A state cannot be rolled back nor rebuilt from pages, so a cached prefix is worth as much as the last of its pages
-    that a snapshot is kept for. A snapshot belongs to its page from the step that writes it (the one FIFO orders
-    readers behind it), hence nothing of it is freed with the row. Nobody needs one longer than admission takes: all
-    of them give way to running requests, the least recently used first.
+    Slot 0 is padding and never handed out (law 6). The number of slots is independent of the number of request rows: a
+    request is admitted when both have room. A state can be neither rolled back nor rebuilt from pages, so a cached
+    prefix can be used only up to its last page with a snapshot. A snapshot belongs to its page from the step that
+    writes it (the one FIFO orders readers behind it), so it stays when the row is freed. Admission copies it, and no
+    request needs it afterwards: every snapshot may be dropped for a running request, the least recently used first.
     """
 
     name = NAME
@@ -59,8 +60,8 @@ class StateSlots:
         self._tracking = tracking
         self._snapshots = StateSnapshots()
         self._marks: Ints = np.zeros((num_rows, 2), np.int64)
-        """By request row: the boundary up to which the cache had its prompt from somebody else, 0 where it starts
-        there; and the last page boundary that leaves a token of the prompt to compute.
+        """By request row, the token counts at which its prompt is snapshotted: (1) where it diverges from the cached
+        prompts, 0 if it resumes there; (2) the last page boundary that leaves a token of the prompt to compute.
         """
         self._turns: list[deque[int]] = [deque() for _ in range(num_rows)]
         """By request row: pages whose snapshots it took while decoding, the oldest first."""
@@ -68,7 +69,7 @@ class StateSlots:
         """By request row, 0 for none. Invariant: non-zero entries are distinct and disjoint from `_free`."""
         self._free = list(range(size, 0, -1))
         self._fresh: dict[int, tuple[int, int]] = {}
-        """Row -> slot and its source, of requests whose first step is not planned yet."""
+        """Row -> (slot, source slot) of requests whose first step is not planned yet."""
 
     @property
     def available(self) -> int:
@@ -80,23 +81,26 @@ class StateSlots:
         return int(self._slot_of[row])
 
     def resumable(self, pages: Ints) -> int:
-        """See `Companion`."""
+        """Length in pages of the longest prefix of `pages` whose last page has a snapshot."""
         return self._snapshots.longest(pages)
 
     def fits_alone(self, total_tokens: int, encoder_tokens: int = 0) -> bool:
-        """A state is of one size however long the sequence."""
+        """True: a state has the same size however long the sequence is."""
         return True
 
     def can_admit(self, tokens: int, cached: Ints, encoder_tokens: int = 0) -> bool:
-        """See `Companion`. The last snapshot of all serves even when it is the one behind `cached`: it is moved."""
+        """Whether a slot is free or holds a snapshot.
+
+        True even if the only such slot holds the snapshot that `cached` resumes from: it becomes the request's slot.
+        """
         return self.available > 0
 
     def would_admit(self, tokens: int, cached: Ints, leaving: Ints, encoder_tokens: int = 0) -> bool:
-        """See `Companion`. Every running row holds a slot."""
+        """As `can_admit`, with one more slot for each row in `leaving`: every running row holds one."""
         return self.available + len(leaving) > 0
 
     def admitted(self, row: int, tokens: int, cached: Ints, known: int, encoder_tokens: int = 0) -> None:
-        """See `Companion`."""
+        """Take a slot for `row`, to start from the snapshot of the last page of `cached`, or from zeros without one."""
         check("row_padding_reserved", row > 0, row=row)
         check("state_slot_conservation", self._slot_of[row] == 0, row=row, held=int(self._slot_of[row]))
         check("state_slot_conservation", self.available > 0, row=row)
@@ -105,20 +109,20 @@ class StateSlots:
             page = int(cached[-1])
             source = self._snapshots.find(page)
             check("state_snapshot_present", source > 0, row=row, page=page)
+            # Made the youngest before `_take`, which else might drop the very snapshot that is needed.
             self._snapshots.keep(page, source)
             self._snapshots.share(cached.tolist())
         slot = self._take()
         self._slot_of[row] = slot
         self._fresh[row] = (slot, source)
         if self._tracking is not None:
+            # tokens - 1: a request resumed at the very end of its prompt would have no token left to compute.
             last = (tokens - 1) // self._tracking.page_size
             branch = known if len(cached) < known < last else 0
             self._marks[row] = np.array((branch, last)) * self._tracking.page_size
 
     def planned(self, rows: Ints, prefix_lens: Ints, extend_lens: Ints, pages: Ints) -> StateWrites | None:
-        """The slots given out since the last step, for every one of which the mapping changes and the state is old, and
-        the states to keep.
-        """
+        """The slots given out since the last step, which still hold old states, and the snapshots this step takes."""
         tracked = self._track(rows, prefix_lens, extend_lens, pages)
         if not self._fresh and not len(tracked.places):
             return None
@@ -127,11 +131,12 @@ class StateSlots:
         return StateWrites(np.array(list(fresh.keys()), np.int64), slots, sources, tracked)
 
     def _track(self, rows: Ints, prefix_lens: Ints, extend_lens: Ints, pages: Ints) -> Tracked:
-        """Slots for the boundaries that this step reaches. Where none can be had, nothing is kept: it only saves."""
+        """Slots for the snapshots due in this step. Without a slot a snapshot is skipped: it only saves computing."""
         if self._tracking is None:
             return Tracked()
         kept: list[tuple[int, int, int]] = []
         for place, at, in_prompt in self._due(rows, prefix_lens, extend_lens, self._tracking):
+            # The page that ends at token `at`.
             page = int(pages[place, at // self._tracking.page_size - 1])
             if self._snapshots.find(page):
                 continue
@@ -145,29 +150,32 @@ class StateSlots:
         return Tracked(*np.array(kept, np.int64).reshape(-1, 3).T)
 
     def _due(self, rows: Ints, prefix_lens: Ints, extend_lens: Ints, tracking: Tracking) -> list[tuple[int, int, bool]]:
-        """(place, tokens of the sequence, whether in its prompt), ascending, of the boundaries that this step reaches.
+        """(place, tokens of the sequence, whether in its prompt), ascending, of the snapshots due in this step.
 
-        A prompt's end is for who asks it again; where it leaves what others asked is for those who follow them so far,
-        as those do who share a system prompt (SGLang's branching points).
+        Due at: (1) the last page boundary of a prompt, so an identical prompt resumes there; (2) the page boundary
+        where a prompt diverges from the cached ones, so later prompts with that prefix resume there, a shared system
+        prompt for instance (SGLang's branching points); (3) every `interval` tokens while decoding.
         """
         ends, marks = prefix_lens + extend_lens, self._marks[rows]
         in_prompt = (prefix_lens[:, None] < marks) & (marks <= ends[:, None])
         on_the_way = (extend_lens == 1) & (ends > marks[:, 1]) & (ends % tracking.interval == 0)
+        # Columns ascend, since each row has branch < end of prompt < decoded tokens; 0 marks "not due".
         at = np.column_stack((np.where(in_prompt, marks, 0), np.where(on_the_way, ends, 0)))
         places, kinds = np.nonzero(at)
         return list(zip(places.tolist(), at[places, kinds].tolist(), (kinds < 2).tolist(), strict=True))
 
     def _slot_for(self, turns: deque[int] | None, taken: list[int]) -> int:
-        """A slot for one more snapshot: the request's own oldest when its turns are over, unless others count on it;
-        0 when there is none.
+        """A slot for one more snapshot; 0 when there is none.
 
-        `taken` in this step: one slot cannot take two states in one step.
+        A decoding request (`turns`) that has `buffers` snapshots reuses the slot of its oldest, unless that one is
+        shared. `taken`: slots already used in this step, since one slot cannot take two states in one step.
         """
         assert self._tracking is not None
         if turns is not None and len(turns) >= self._tracking.buffers:
             own = self._snapshots.drop_own(turns.popleft())
             if own:
                 return own
+        # Snapshots are ordered by use: if the oldest was taken in this step, so was every other.
         if not self._free and next(iter(self._snapshots.slots), 0) in (0, *taken):
             return 0
         return self._take()
@@ -176,9 +184,9 @@ class StateSlots:
         return self._free.pop() if self._free else self._snapshots.drop_oldest()
 
     def released(self, row: int) -> None:
-        """See `Companion`. A second release, or one of a row without a slot, is an invariant violation.
+        """Free the slot of `row`. Raises InvariantViolation if it has none, as on a second release.
 
-        The row's snapshots stay with their pages, which the cache takes or `freed` names.
+        The row's snapshots stay with their pages, until `freed` names those.
         """
         slot = int(self._slot_of[row])
         check("state_slot_double_free", slot > 0, row=row)
@@ -189,18 +197,18 @@ class StateSlots:
         self._free.append(slot)
 
     def replaced(self, pages: Ints, originals: Ints) -> None:
-        """See `Companion`. The same prefix ends in the same state, whoever computed it."""
+        """Move the snapshot of each duplicate to its original, if that has none: same prefix, same state at its end."""
         for page, original in zip(pages.tolist(), originals.tolist(), strict=True):
             if not self._snapshots.find(original) and (slot := self._snapshots.drop(page)):
                 self._snapshots.keep(original, slot)
         self._snapshots.share(originals.tolist())
 
     def freed(self, pages: Ints) -> None:
-        """See `Companion`: their snapshots become free slots."""
+        """Drop the snapshots of `pages`; their slots become free."""
         self._free += [slot for page in pages.tolist() if (slot := self._snapshots.drop(page))]
 
     def stats(self) -> tuple[PoolStats, ...]:
-        """Slots held by running requests, and kept for pages."""
+        """Slots held by running requests, and slots that hold snapshots."""
         return (PoolStats(NAME, self.size, self.size - self.available, len(self._snapshots)),)
 
     def check_integrity(self) -> None:

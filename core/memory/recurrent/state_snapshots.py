@@ -1,4 +1,4 @@
-"""Recurrent states kept for pages: what a prefix that ends with such a page can be resumed from. Host side."""
+"""Snapshots of recurrent states, one for a KV page: a prefix that ends with that page resumes from it. Host side."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ from core.types.arrays import Ints
 
 @dataclass(frozen=True, slots=True)
 class Tracking:
-    """When states are kept: at the last page boundary inside a prompt, then every `interval` tokens.
+    """When snapshots are taken: at the last page boundary inside a prompt, then every `interval` tokens.
 
-    `interval` is a whole number of pages. `buffers` slots take turns for what a running request keeps while it decodes
-    (SGLang's ping-pong track buffer): with two, a step in flight that proves to be for nothing spoils only one.
+    `interval` is a whole number of pages, in tokens. A decoding request keeps its newest `buffers` snapshots and
+    overwrites the oldest (SGLang's ping-pong track buffer). With two, a step in flight whose result is dropped spoils
+    only one.
     """
 
     page_size: int
@@ -22,13 +23,13 @@ class Tracking:
 
 
 class StateSnapshots:
-    """Which page's end is kept in which state slot, the least recently used first. A slot is kept for one page."""
+    """KV page -> state slot with the state at the page's end, the least recently used first. One page per slot."""
 
     def __init__(self) -> None:
         self._slot_of: dict[int, int] = {}
-        """KV page -> slot."""
+        """KV page -> slot. Its order is the order of use."""
         self._shared: set[int] = set()
-        """Pages, of those above, that somebody beside the maker of their snapshot has: it is not his to overwrite."""
+        """Pages in `_slot_of` that other requests read too: the request that took one must not reuse its slot."""
 
     def __len__(self) -> int:
         return len(self._slot_of)
@@ -43,17 +44,18 @@ class StateSnapshots:
         return self._slot_of.get(page, 0)
 
     def longest(self, pages: Ints) -> int:
-        """How many of `pages` make the longest prefix whose end is kept."""
+        """Length in pages of the longest prefix of `pages`, int64[k], whose last page has a snapshot: 0..k."""
         kept = (place for place in range(len(pages), 0, -1) if int(pages[place - 1]) in self._slot_of)
         return next(kept, 0)
 
     def keep(self, page: int, slot: int) -> None:
-        """`slot` holds the end of `page` from now on, or was just used for it."""
+        """`slot` holds the state at the end of `page`, which becomes the most recently used."""
+        # Popped first: assigning to a key that exists would leave it at its old place in the order.
         self._slot_of.pop(page, None)
         self._slot_of[page] = slot
 
     def share(self, pages: Iterable[int]) -> None:
-        """Requests have `pages` that did not compute them, and count on what is kept for them."""
+        """A request reads `pages` that it did not compute: mark their snapshots as shared."""
         self._shared.update(self._slot_of.keys() & pages)
 
     def drop(self, page: int) -> int:
@@ -62,9 +64,9 @@ class StateSnapshots:
         return self._slot_of.pop(page, 0)
 
     def drop_own(self, page: int) -> int:
-        """As `drop`, for whoever made the snapshot; 0 as well when others count on it."""
+        """As `drop`, for the request that took the snapshot; keeps a shared one and returns 0."""
         return 0 if page in self._shared else self.drop(page)
 
     def drop_oldest(self) -> int:
-        """Forget the least recently used snapshot, of which there must be one; returns its slot."""
+        """Forget the least recently used snapshot and return its slot. There must be at least one."""
         return self.drop(next(iter(self._slot_of)))

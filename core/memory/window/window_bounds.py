@@ -1,4 +1,4 @@
-"""How many pages a sliding window can need: what admission charges, and what pools are sized by."""
+"""How many pages a sliding window can need. Admission charges these numbers, and pools are sized by them."""
 
 from __future__ import annotations
 
@@ -20,15 +20,16 @@ class WindowBounds:
 
     @property
     def per_row(self) -> int:
-        """Most pages of one row in a step that computes one token of it, or the tokens of one more page.
+        """Most pages of one row in a step that begins at most one new page for it.
 
-        Before the step it holds window - 1 tokens, which touch one page more than they would fill if they lie badly.
+        Before the step the row holds the newest window - 1 tokens. At the worst alignment they lie in
+        (window + page_size - 3) // page_size + 1 pages; the new page is one more.
         """
         return (self.window + self.page_size - 3) // self.page_size + 2
 
     @property
     def per_step(self) -> int:
-        """Pages of one step's prompt chunks beyond those of `per_row`, over all rows together."""
+        """Most pages that one step's prompt chunks need beyond `per_row` of each row, over all rows together."""
         return (self.chunk - 1) // self.page_size
 
     @property
@@ -41,6 +42,9 @@ class WindowBounds:
         return -(-tokens // self.page_size)
 
     def first_places(self, lens: Ints) -> Ints:
-        """int64[n]: the first page that a row of `lens[i]` tokens needs from here on, counted from its start."""
+        """int64[n]: index, among its pages, of the first one that a row of `lens[i]` tokens (int64[n]) still needs.
+
+        Its next token, at position lens[i], sees keys from lens[i] - window + 1 on.
+        """
         places: Ints = (lens - self.window + 1).clip(0) // self.page_size
         return places

@@ -1,4 +1,4 @@
-"""Which window pages stand for which KV pages, and who still needs them. Host side of the "swa_page" pool."""
+"""Which window pages stand for which KV pages, and which rows need them. Host side of the "swa_page" pool."""
 
 from __future__ import annotations
 
@@ -17,8 +17,9 @@ NAME = "swa_page"
 
 @dataclass(frozen=True, slots=True)
 class WindowWrites:
-    """Entries of the device's translation that changed since the last step: `pages[i]`, all different, is now
-    `windows[i]`; 0 where it stands for nothing any more.
+    """Entries of the device table (KV page -> window page) that changed since the last step; int64[n] each.
+
+    KV page `pages[i]`, all different, now has window page `windows[i]`, or none where that is 0.
     """
 
     pages: Ints
@@ -29,14 +30,15 @@ class WindowPages:
     """Window pages 1..size, each free or standing for one KV page; page 0 is padding and never leaves (law 6).
     A `Companion`, and `Growing`.
 
-    A row uses the pages from its window's first key to its newest token. What it has passed is idle: it keeps its
-    contents, in case a later request starts behind it, until somebody needs room or its KV page goes. So nothing has to
-    be known of the prefix cache. A page is passed when the step that reads it last is planned, and written again by a
-    later step at the earliest, which the one FIFO puts behind (law 4).
+    A row uses the pages from its window's first key to its newest token. A page that every row has passed is idle: it
+    keeps its contents, in case a later request resumes behind it, until a row needs room or its KV page is freed. So
+    this class needs to know nothing of the prefix cache. A page is passed when the last step that reads it is planned.
+    The step that overwrites it is later, and the one FIFO puts it behind (law 4).
 
-    `planned` cannot refuse, so admission and growth charge what may come: of a row its own pages, at most
-    `bounds.per_row`; once for all rows the chunk of a step; and each page that some row shares without having computed
-    it, once, because who computed it may go on while others stay. A row alone is bounded by `fits_alone` instead.
+    `planned` cannot refuse, so admission and growth reserve the worst case: (a) up to `bounds.per_row` of the pages
+    that each row did not find in the cache; (b) one step's prompt chunk, counted once for all rows; (c) each page that
+    some row found in the cache, counted once, since the row that computed it may pass it before its readers do. A row
+    that runs alone is bounded by `fits_alone` instead.
     """
 
     name = NAME
@@ -46,26 +48,26 @@ class WindowPages:
         self.size = size
         self.bounds = bounds
         self._window_of: Ints = np.zeros(num_kv_pages + 1, np.int64)
-        """By KV page, 0 for none. Invariant: non-zero entries are distinct and disjoint from `_free`."""
+        """By KV page: its window page or 0. Invariant: non-zero entries are distinct and disjoint from `_free`."""
         self._users: Ints = np.zeros(num_kv_pages + 1, np.int64)
-        """By KV page: rows that need it inside their window."""
+        """By KV page: how many rows need it inside their window."""
         self._guests: Ints = np.zeros(num_kv_pages + 1, np.int64)
-        """By KV page: those of its users that found it in the cache."""
+        """By KV page: how many of its users found it in the cache."""
         self._shared = 0
         """Invariant: how many KV pages have guests."""
         self._free = list(range(size, 0, -1))
         self._idle: dict[int, None] = {}
         """Invariant: KV pages that have a window page and no users, the least recently used first."""
         self._uses: list[deque[int]] = [deque() for _ in range(num_rows)]
-        """By request row: the KV pages that it needs, at places `_first` to `_end` of its pages."""
+        """By request row: the KV pages that it needs, those at [`_first`, `_end`) among all of its pages."""
         self._first: Ints = np.zeros(num_rows, np.int64)
         self._end: Ints = np.zeros(num_rows, np.int64)
         self._behind: Ints = np.zeros(num_rows, np.int64)
         """By request row: how many of its pages it found in the cache."""
         self._own: Ints = np.zeros(num_rows, np.int64)
-        """By request row: how many of its KV pages it did not find there; above 0 for every running one."""
+        """By request row: how many of its KV pages it did not find in the cache; above 0 for every running row."""
         self._changed: dict[int, int] = {}
-        """KV page -> its entry of the device table, where that is out of date."""
+        """KV page -> its new entry, where the device table has an old one."""
 
     @property
     def available(self) -> int:
@@ -77,33 +79,40 @@ class WindowPages:
         return int(self._window_of[page])
 
     def resumable(self, pages: Ints) -> int:
-        """See `Companion`: the longest prefix whose last window is here."""
+        """Length of the longest prefix of `pages` for which every page of its last window has a window page."""
         places = np.arange(len(pages))
+        # By place: the last page up to it that has no window page, -1 for none.
         missing = np.maximum.accumulate(np.where(self._window_of[pages] == 0, places, -1))
         firsts = self.bounds.first_places((places + 1) * self.bounds.page_size)
         whole = np.flatnonzero(missing < firsts)
         return int(whole[-1]) + 1 if len(whole) else 0
 
     def fits_alone(self, total_tokens: int, encoder_tokens: int = 0) -> bool:
-        """See `Companion`."""
+        """Whether the whole pool holds a row of `total_tokens`, which never has more than `bounds.alone` pages."""
         return min(self.bounds.pages_for(total_tokens), self.bounds.alone) <= self.size
 
     def can_admit(self, tokens: int, cached: Ints, encoder_tokens: int = 0) -> bool:
-        """See `Companion`. Leaves every running row and the new one its next page, else they would soon retract."""
+        """Whether the worst case fits with a new row of `tokens`, and with one more page for it and each running row.
+
+        Without that page rows would be retracted soon after the admission.
+        """
         return self._has_room(tokens, cached, self._own, self._guests, self._shared)
 
     def would_admit(self, tokens: int, cached: Ints, leaving: Ints, encoder_tokens: int = 0) -> bool:
-        """See `Companion`."""
+        """As `can_admit`, without the charges of rows `leaving`."""
         own, guests = self._own.copy(), self._guests.copy()
         own[leaving] = 0
         for row in leaving.tolist():
-            # What a row found in the cache comes first among its pages.
+            # Pages that a row found in the cache come first among its pages.
             found = max(0, int(self._behind[row] - self._first[row]))
             guests[[self._uses[row][place] for place in range(found)]] -= 1
         return self._has_room(tokens, cached, own, guests, int((guests > 0).sum()))
 
     def admitted(self, row: int, tokens: int, cached: Ints, known: int, encoder_tokens: int = 0) -> None:
-        """See `Companion`. Pages are kept wherever prompts part, so how much others had makes no difference."""
+        """Count `row` as a user and guest of the cached pages inside its window, and charge it the pages to come.
+
+        `known` is not used: window pages stay for every KV page, so none has to be kept where prompts diverge.
+        """
         check("row_padding_reserved", row > 0, row=row)
         check("window_page_conservation", self._own[row] == 0, row=row, own=int(self._own[row]))
         needed = self._needed(cached)
@@ -119,17 +128,17 @@ class WindowPages:
         self._own[row] = self.bounds.pages_for(tokens) - len(cached)
 
     def can_grow(self, rows: Ints) -> bool:
-        """See `Growing`."""
+        """Whether the worst case still fits when each of `rows` has one page more."""
         own = self._own.copy()
         own[rows] += 1
         return self._holds(own, self._shared)
 
     def grown(self, rows: Ints) -> None:
-        """See `Growing`."""
+        """Charge each of `rows` one page more."""
         self._own[rows] += 1
 
     def planned(self, rows: Ints, prefix_lens: Ints, extend_lens: Ints, pages: Ints) -> WindowWrites | None:
-        """See `Companion`: a window page for every page that the step begins, then what it reads last is passed."""
+        """Give a window page to every KV page that the step begins, then pass the pages that no later step reads."""
         whole = (prefix_lens <= self._end[rows] * self.bounds.page_size).all()
         behind = (self._first[rows] <= self.bounds.first_places(prefix_lens)).all()
         check("window_page_present", bool(whole and behind), rows=rows, prefix_lens=prefix_lens)
@@ -139,33 +148,34 @@ class WindowPages:
             row = int(rows[place])
             self._begin(row, pages[place, self._end[row] : ends[place]].tolist())
         writes = self._writes()
+        # Passed last: this step still reads these pages, so none may be taken for one that it begins above.
         passed = self.bounds.first_places(lens) - self._first[rows]
         for place in np.flatnonzero(passed > 0).tolist():
             self._pass(int(rows[place]), int(passed[place]))
         return writes
 
     def released(self, row: int) -> None:
-        """See `Companion`. A second release is an invariant violation."""
+        """Pass all pages of `row`. Raises InvariantViolation on a second release."""
         check("window_page_conservation", self._own[row] > 0, row=row)
         self._pass(row, len(self._uses[row]))
         self._first[row] = self._end[row] = self._behind[row] = self._own[row] = 0
 
     def replaced(self, pages: Ints, originals: Ints) -> None:
-        """See `Companion`: a cached page whose window page somebody needed gets one back when it is computed again."""
+        """Give the window page of a duplicate to its original, where that one had lost its own to a row in need."""
         revived = (self._window_of[pages] > 0) & (self._window_of[originals] == 0)
         for page, original in zip(pages[revived].tolist(), originals[revived].tolist(), strict=True):
             self._window_of[original] = self._changed[original] = self._forget(page)
             self._idle[original] = None
 
     def freed(self, pages: Ints) -> None:
-        """See `Companion`. A page that a row still needs has an owner, so its being freed is an invariant violation."""
+        """Free the window pages of KV `pages`. Raises InvariantViolation if a row still needs one inside its window."""
         gone = pages[self._window_of[pages] > 0]
         check("window_page_needed", not self._users[gone].any(), pages=gone)
         for page in gone.tolist():
             self._free.append(self._forget(page))
 
     def stats(self) -> tuple[PoolStats, ...]:
-        """Pages inside some row's window, and those that stay for later requests."""
+        """Pages inside some row's window, and idle pages, which later requests may find."""
         return (PoolStats(NAME, self.size, self.size - self.available, len(self._idle)),)
 
     def check_integrity(self) -> None:
@@ -188,26 +198,28 @@ class WindowPages:
         check("window_page_conservation", sorted(self._idle) == idle, idle=len(self._idle), counted=len(idle))
 
     def _has_room(self, tokens: int, cached: Ints, own: Ints, guests: Ints, shared: int) -> bool:
-        """Whether a newcomer fits beside rows with `own` pages each, and `shared` KV pages that have `guests`."""
+        """Whether a new row fits beside rows with `own` pages each, and `shared` KV pages that have `guests`."""
         own = np.append(own, self.bounds.pages_for(tokens) - len(cached))
+        # The next page of each running row and of the new one; a row at `per_row` is charged no more.
         own += (own > 0) & (own < self.bounds.per_row)
         needed = self._needed(cached)
         return self._holds(own, shared + int((guests[needed] == 0).sum()))
 
     def _needed(self, cached: Ints) -> Ints:
-        """Those of `cached` that a row needs which starts behind them."""
+        """The pages of `cached` inside the window of a row that resumes behind them."""
         start = np.array([len(cached) * self.bounds.page_size])
         return cached[int(self.bounds.first_places(start)[0]) :]
 
     def _holds(self, own: Ints, shared: int) -> bool:
-        """Whether rows of so many pages of their own can all go on, beside `shared` pages of others."""
+        """Whether the worst case fits for rows with `own` pages each, beside `shared` pages found in the cache."""
+        # With a window page for every KV page none can be missing; a single row is bounded by `fits_alone`.
         if self.size >= len(self._window_of) - 1 or np.count_nonzero(own) <= 1:
             return True
         charged = int(np.minimum(own, self.bounds.per_row).sum())
         return charged + shared + min(self.bounds.per_step, int(own.sum()) - charged) <= self.size
 
     def _begin(self, row: int, pages: list[int]) -> None:
-        """`row` writes its first tokens to `pages`."""
+        """The coming step writes the first tokens of `row` into KV `pages`: give each a window page."""
         for page in pages:
             check("window_page_conservation", self._window_of[page] == 0, row=row, page=page)
             window = self._free.pop() if self._free else self._forget(next(iter(self._idle)))
@@ -217,7 +229,7 @@ class WindowPages:
         self._end[row] += len(pages)
 
     def _pass(self, row: int, count: int) -> None:
-        """`row` needs the first `count` of its pages no more."""
+        """`row` no longer needs the first `count` pages of `_uses[row]`; those without another user become idle."""
         uses, first = self._uses[row], int(self._first[row])
         for place in range(first, first + count):
             page = uses.popleft()

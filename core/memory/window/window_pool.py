@@ -10,15 +10,15 @@ from core.memory.kv_pool import KVPool
 from core.memory.window.window_pages import WindowWrites
 
 TABLE = "swa_table"
-"""What a recorder knows the translation by."""
+"""Name of the device table for a `Recorder`."""
 
 
 class SlidingWindowPool:
     """Device side of the "swa_page" companion: `kv` holds the windowed layers only, in as many pages as windows need.
 
     `table` int32[KV pages + 1] gives the page of `kv` that stands for a page of the ordinary pool; 0 where none does,
-    and for padding page 0 for ever. So whatever is translated reads or writes padding, and never another row's keys.
-    From SGLang's SWAKVPool, whose table is by token slot.
+    and always for padding page 0. So a KV page without a window page reads and writes padding, never another row's
+    keys. From SGLang's SWAKVPool, whose table is by token slot.
     """
 
     def __init__(self, kv: KVPool, num_kv_pages: int) -> None:
@@ -27,7 +27,7 @@ class SlidingWindowPool:
 
     @property
     def recorder(self) -> Recorder | None:
-        """The one of `kv`."""
+        """The recorder of `kv`."""
         return self.kv.recorder
 
     @recorder.setter
@@ -35,7 +35,7 @@ class SlidingWindowPool:
         self.kv.recorder = recorder
 
     def begin(self, rows: torch.Tensor, writes: WindowWrites | None, staging: Staging) -> None:
-        """See `DeviceCompanion`. Steps before this one have read by the old entries, this one reads by the new."""
+        """Write the changed table entries. Earlier steps have read the old entries; this step reads the new ones."""
         if writes is None:
             return
         pages, windows = staging.upload([writes.pages, writes.windows])

@@ -23,13 +23,13 @@ class SplitLayers:
 
     @classmethod
     def of(cls, layers: Sequence[KVLayerSpec], context_length: int, *, windows: bool) -> SplitLayers:
-        """By `windows`, which switches the window pool on, and by whether anything ever leaves a layer's window."""
+        """Split `layers`. Windowed are those with a window shorter than the context; none unless `windows` is set."""
         limit = context_length if windows else 0
         windowed = tuple(spec for spec in layers if spec.window is not None and spec.window < limit)
         return cls(tuple(spec for spec in layers if spec not in windowed), windowed)
 
     def bounds(self, page_size: int, chunk: int) -> WindowBounds | None:
-        """What rows can need of the window pool, by the longest window; None where no layer goes there."""
+        """Most window pages that rows can need, by the longest window; None where no layer is windowed."""
         longest = max((spec.window or 0 for spec in self.windowed), default=0)
         return WindowBounds(longest, page_size, chunk) if longest else None
 
@@ -52,12 +52,13 @@ def divide_pages(
     reserved_bytes: int = 0,
     bytes_beside: int = 0,
 ) -> PageCounts:
-    """Pages as asked, else from the memory at hand; never more than all rows could fill or have in their windows.
+    """Pages as configured, else from the memory at hand; never more than all rows could fill or have in their windows.
 
     Where memory decides, the window pool gets half as many pages as the ordinary one, unless every row's window fits
-    into fewer: requests shorter than twice the window then run out of window pages first, longer ones of KV pages.
-    `bytes_beside` are what pools of another kind take for each token of the ordinary one. Raises ConfigError when not
-    even one request fits.
+    into fewer. Requests shorter than twice the window then run out of window pages first, longer ones of KV pages.
+    `reserved_bytes` are left free. `bytes_beside`: bytes that pools of another kind take per token of the ordinary one.
+
+    Raises ConfigError when the ordinary pool has no page, or the window pool too few for one window and one chunk.
     """
     if bounds is None:
         per_token = KVPool.bytes_per_token_for(layers.full, dtype) + bytes_beside
@@ -84,6 +85,7 @@ def divide_pages(
     def window_for(kv: int) -> int:
         return min(kv, enough, max(kv // 2, bounds.alone))
 
+    # The largest number of KV pages for which both pools fit into the budget.
     low, high = 0, most
     while low < high:
         middle = (low + high + 1) // 2
@@ -93,7 +95,7 @@ def divide_pages(
 
 
 def _enough(config: MemoryConfig, bounds: WindowBounds) -> int:
-    """As configured, else pages for every row's window, and as many again for windows that the cache keeps."""
+    """Window pages that suffice: as configured, else for every row's window, twice where a prefix cache keeps some."""
     if config.max_window_tokens is not None:
         return config.max_window_tokens // bounds.page_size
     kept = 1 if config.prefix_cache == "none" else 2

@@ -139,7 +139,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--steps", type=int, default=STEPS, help="optimizer steps (%(default)s)")
     parser.add_argument("--seed", type=int, default=SEED, help="of weights and text (%(default)s)")
     # One thread: the matrices are small, and two threads that wait for each other on a busy machine
-    # are slower than one that waits for nobody.
+    # are slower than one that waits for no other.
     parser.add_argument("--threads", type=int, default=1, help="CPU threads (%(default)s)")
     parser.add_argument("--out", type=Path, default=bundled_model_dir(), help="folder to write (the bundled one)")
     return parser.parse_args()

@@ -1,7 +1,7 @@
 """Encoder-decoders of transformers as a model family: loaded, proved against their own plain forward, refused by name.
 
-What is known of an output before the model says a word, its first token and sometimes its second and its last, comes
-from where `transformers.generate` takes it: the checkpoint's generation configuration.
+Tokens of an output that are fixed before the model runs (its first, sometimes its second and its last) come from the
+checkpoint's generation configuration, as in `transformers.generate`.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ UNUSED_OPTIONS = (
     "no_repeat_ngram_size",
     "num_beams",
 )
-"""What generation configurations of such models set, `generate` obeys, and this server does not."""
+"""Options in generation configurations of such models that `generate` obeys and this server ignores."""
 
 
 class EncoderDecoderModel:
@@ -62,7 +62,7 @@ class EncoderDecoderModel:
     def bind(
         self, kv_pool: KVPool, attention: AttentionBackend, companions: Mapping[str, DeviceCompanion] = NO_COMPANIONS
     ) -> None:
-        """See `Model.bind`. Cross attention plans steps of its own, so it gets a second backend."""
+        """Bind the decoder's pool and the cross pages. Cross attention has plans of its own, so a second backend."""
         encoder, cross = self._spec.encoder, companions[CROSS]
         assert encoder is not None and isinstance(cross, CrossPool), type(cross)
         assert kv_pool.layers == self._spec.kv_layers, "the pool was built for another model"
@@ -71,19 +71,19 @@ class EncoderDecoderModel:
         self._packed.bind(attention, CrossAttention(cross, build_attention("auto", kv_pool.device)))
 
     def forward(self, batch: ForwardBatch) -> torch.Tensor:
-        """float32[S, vocab_size]. See `Model.forward`; encoder inputs of the step are encoded first."""
+        """float32[S, vocab_size]: logits at `batch.last_indices`. Encoder inputs of the step are encoded first."""
         logits = self._packed.forward(batch)
         return logits if self._never is None else logits.index_fill_(1, self._never, -torch.inf)
 
     def silence(self, ids: tuple[int, ...], device: torch.device) -> None:
-        """Never say `ids`, whatever a request asks: Marian's padding for instance, which nothing else holds back."""
+        """Forbid `ids` in all outputs, for instance Marian's padding token, which no other rule forbids."""
         self._never = torch.tensor(ids, device=device) if ids else None
 
 
 def load_encoder_decoder(
     checkpoint: CheckpointConfig, config: ModelConfig, device: torch.device, progress: Progress
 ) -> EncoderDecoderModel:
-    """Load and check. ModelLoadError names the model type and what is wrong, in one line."""
+    """Load and check. Raises ModelLoadError, which names the model type and what is wrong, in one line."""
     kind = checkpoint.model_type
     if checkpoint.quantization is not None:
         name = method_name(checkpoint.quantization)
@@ -105,14 +105,14 @@ def load_encoder_decoder(
             f"model type {kind!r} is not supported: packed and plain logits differ by {result.error:.2g} of the "
             f"largest logit (at most {result.tolerance:g} is rounding)"
         )
-    # Not before the check: the plain model says them.
+    # Not before the check: the plain model has logits for these ids.
     loaded.silence(never, device)
     progress("self-check", 1.0)
     return loaded
 
 
 def _refuse_foreign_ids(loaded: EncoderDecoderModel, never: tuple[int, ...], model: PreTrainedModel) -> None:
-    """Ids of the checkpoint's own go into batches unasked: one outside the vocabulary would kill the engine."""
+    """Raise ModelLoadError for fixed ids outside the vocabulary: in a batch they would end the engine."""
     spec, table = loaded.spec, cast(torch.nn.Embedding, model.get_input_embeddings())
     assert spec.encoder is not None
     size = min(spec.vocab_size, table.weight.shape[0])
@@ -129,7 +129,7 @@ def _refuse_foreign_ids(loaded: EncoderDecoderModel, never: tuple[int, ...], mod
 
 
 def _never(model: PreTrainedModel) -> tuple[int, ...]:
-    """Single tokens that `generate` suppresses in every step; one that is forced is said nevertheless, as there."""
+    """Single tokens that `generate` suppresses in every step, except forced ones, which it emits nevertheless."""
     generation: Any = model.generation_config
     single = [word[0] for word in generation.bad_words_ids or () if len(word) == 1]
     forced = {*_ids(generation.forced_bos_token_id), *_ids(generation.forced_eos_token_id)}
@@ -182,7 +182,7 @@ def _ids(value: Any) -> tuple[int, ...]:
 
 
 def _warn_of_unused(model: PreTrainedModel, checkpoint: CheckpointConfig) -> None:
-    """Such checkpoints often recommend beam search; whoever compares outputs should know that it is not run."""
+    """Log which recommended options are ignored, often beam search: with them `generate` gives other outputs."""
     asked = model.generation_config.to_diff_dict()
     found = [f"{name}={asked[name]!r}" for name in UNUSED_OPTIONS if asked.get(name) is not None]
     found += [f"bad_words_ids={word!r}" for word in asked.get("bad_words_ids") or () if len(word) > 1]

@@ -1,8 +1,8 @@
 """Cross attention over pages of its own: every decoder token sees all encoder tokens of its own request.
 
-To a backend that is a step of single-token rows: a query that stands at the last encoder token sees everything up to
-it. So the same backends serve it, without a mask of their own; the keys of that last token, which the contract has them
-write first, are the ones that stand there already.
+To a backend this is a step of single-token rows, each with its query at the last encoder token: a causal query there
+sees all encoder tokens. So the same backends serve it without a special mask. Their contract makes them first write the
+keys and values of that last token; they are given the ones already in the pool, so the write changes nothing.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from core.memory.cross.cross_pool import CrossPool
 
 
 class CrossAttention:
-    """Reads and writes the pages of `cross`, whose `begin` has told it of the step, through a backend of its own."""
+    """Reads and writes the pages of `cross` through a backend of its own. `cross.begin` comes first in every step."""
 
     def __init__(self, cross: CrossPool, attention: AttentionBackend) -> None:
         self.cross = cross

@@ -15,7 +15,7 @@ from torch.nn.utils.rnn import pad_sequence
 from core.types.arrays import Ints
 
 MAX_PADDED = 1.25
-"""How many tokens a batch may have for each one that is not padding."""
+"""Most tokens of a batch, padding included, per token that is not padding."""
 
 
 def encode_inputs(encoder: Any, ids: torch.Tensor, lens: Ints) -> torch.Tensor:
@@ -27,7 +27,7 @@ def encode_inputs(encoder: Any, ids: torch.Tensor, lens: Ints) -> torch.Tensor:
         if len(some) == 1:
             states = encoder(input_ids=some[0][None]).last_hidden_state
         else:
-            # Made on the device from lengths that the host knows, so nothing waits for anything.
+            # Made on the device from lengths that the host knows, so the host does not wait for the device.
             mask = pad_sequence([torch.ones_like(part) for part in some], batch_first=True)
             states = encoder(input_ids=pad_sequence(some, batch_first=True), attention_mask=mask).last_hidden_state
         for i, place in enumerate(group):
@@ -36,7 +36,7 @@ def encode_inputs(encoder: Any, ids: torch.Tensor, lens: Ints) -> torch.Tensor:
 
 
 def similar_lengths(lens: Ints) -> list[list[int]]:
-    """Places in `lens`, int64[n], in groups that padding makes longer by MAX_PADDED at most; the longest first."""
+    """Places in `lens`, int64[n], in groups that padding makes at most MAX_PADDED times as large; longest first."""
     groups: list[list[int]] = []
     longest = total = 0
     for place in np.argsort(-lens, kind="stable").tolist():

@@ -1,4 +1,4 @@
-"""What the engine must know of an encoder-decoder beyond its decoder: which inputs it takes and how outputs begin."""
+"""Facts about an encoder-decoder beyond its decoder: which inputs it takes, and how outputs begin and end."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class EncoderSpec:
     max_tokens: int
     """The longest input that the encoder has positions for."""
     cross_layers: tuple[KVLayerSpec, ...]
-    """What the decoder's layers keep of each encoder token; layer ids are the decoder's."""
+    """Keys and values that the decoder's layers keep of each encoder token; layer ids are the decoder's."""
     start_ids: tuple[int, ...]
     """The decoder's prompt: `decoder_start_token_id`."""
     forced_first: tuple[int, ...] = ()

@@ -23,7 +23,7 @@ from core.types.arrays import Ints
 
 IMPLEMENTATION = "slipstream-decoder"
 OWNER = "slipstream_decoder"
-"""Attribute of every decoder module: the `EncoderDecoder` whose step it works for."""
+"""Attribute of every decoder module: the `EncoderDecoder` that it belongs to."""
 
 _BART, _T5 = ("k_proj", "v_proj"), ("k", "v")
 PROJECTIONS = {
@@ -41,7 +41,7 @@ PROJECTIONS = {
 
 
 class _CrossLayer:
-    """Looks computed to transformers; its one key is how a cross-attention call is told from one of self attention."""
+    """Looks like a filled cache to transformers. Its one key tells a cross-attention call from self attention."""
 
     def __init__(self, key: torch.Tensor) -> None:
         self.keys = self.values = key
@@ -146,7 +146,7 @@ class EncoderDecoder:
         return self._attention.forward(self._layer, q[0], k[0], v[0], scale=scale, bias=self._bias)
 
     def _wanted_only(self, module: nn.Module, args: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
-        """The output matrix multiplies the tokens whose logits are wanted, which none of these models lets one ask."""
+        """Reduce the input of the output matrix to tokens that need logits; these models have no argument for that."""
         return (args[0].index_select(1, self._wanted), *args[1:])
 
     def _packed_positions(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:

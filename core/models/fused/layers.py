@@ -21,22 +21,23 @@ GATED = ("LlamaMLP", "MistralMLP", "Qwen2MLP", "Qwen3MLP")
 """down(act(gate(x)) · up(x))."""
 SILU = ("SiLU", "SiLUActivation")
 ROTATED = ("LlamaAttention", "MistralAttention", "Qwen2Attention", "Qwen3Attention")
-"""Call `apply_rotary_pos_emb(q, k, cos, sin)` of their module, which turns the halves of a head against each other."""
+"""Attention classes that call `apply_rotary_pos_emb(q, k, cos, sin)` of their module, which rotates the two halves of a
+head against each other."""
 ROTARY = "apply_rotary_pos_emb"
 
 
 def wanted(device: torch.device) -> bool:
-    """Whether models on `device` are served by fused layers where they have any."""
+    """Whether fused layers are used on `device`, for models that have any."""
     return device.type == "cuda" and find_spec("triton") is not None
 
 
 def fuse_layers(model: torch.nn.Module) -> int:
-    """Let the layers of `model` that are known compute by fused kernels; how many there are."""
+    """Make the known layers of `model` compute by fused kernels. Returns how many there are."""
     count = 0
     for module in model.modules():
         fused = _fused(module)
         if fused is not None:
-            # On the instance, in front of the class's own method.
+            # On the instance, so that it is found before the method of the class, which stays as it is.
             module.__dict__["forward"] = fused
             count += 1
     return count

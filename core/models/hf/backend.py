@@ -1,7 +1,7 @@
 """Any transformers causal language model, unmodified, over our pools: the default model family.
 
-The model sees one packed row of all the step's tokens with ragged positions; only attention knows where one request
-ends and the next begins. What cannot work that way is refused at load, by name, with the reason.
+The model sees one packed row of all the step's tokens with their positions; only attention knows where one request
+ends and the next begins. A model that cannot work that way is refused at load, by name, with the reason.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class TransformersModel:
         self._context = context
         self._states = states
         self.reference: Reference | None = None
-        """What it was proved against, for a native decoder to prove itself against too."""
+        """The logits that it was proved against; a native decoder proves itself against them too."""
 
     @property
     def spec(self) -> ModelSpec:
@@ -65,13 +65,13 @@ class TransformersModel:
 
     @property
     def module(self) -> PreTrainedModel:
-        """The module tree, whose linear layers adapters are fitted to and hook."""
+        """The module tree; adapters hook its linear layers."""
         return self._module
 
     def bind(
         self, kv_pool: KVPool, attention: AttentionBackend, companions: Mapping[str, DeviceCompanion] = NO_COMPANIONS
     ) -> None:
-        """See `Model.bind`."""
+        """Set the attention backends of ordinary and windowed layers, and the pool of recurrent states."""
         windowed = window_layers(companions.get(WINDOW), attention)
         layers = (*kv_pool.layers, *(() if windowed is None else windowed.pool.kv.layers))
         held = tuple(sorted(layers, key=lambda spec: spec.layer_id))
@@ -86,7 +86,7 @@ class TransformersModel:
 
     @torch.inference_mode()
     def forward(self, batch: ForwardBatch) -> torch.Tensor:
-        """float32[S, vocab_size]. See `Model.forward`."""
+        """float32[S, vocab_size]: logits at `batch.last_indices`. Sets `batch.hidden` if the batch wants it."""
         self._context.begin(batch)
         if self._states is not None:
             self._states.begin(batch)
@@ -100,7 +100,7 @@ class TransformersModel:
 def load_transformers(
     checkpoint: CheckpointConfig, config: ModelConfig, device: torch.device, progress: Progress
 ) -> TransformersModel:
-    """Load, probe and check. ModelLoadError names the model type and what is wrong, in one line."""
+    """Load, probe and check. Raises ModelLoadError, which names the model type and what is wrong, in one line."""
     kind = checkpoint.model_type
     _refuse_by_class(_read_config(checkpoint), kind)
     model = _load_weights(checkpoint, _dtype(checkpoint, config, device), device, progress)
@@ -110,7 +110,7 @@ def load_transformers(
 def prove_module(
     model: PreTrainedModel, checkpoint: CheckpointConfig, config: ModelConfig, progress: Progress
 ) -> TransformersModel:
-    """A module tree that has its weights, probed and checked. Raises as `load_transformers` does."""
+    """Probe and check a module tree that has its weights. Raises ModelLoadError, as `load_transformers` does."""
     kind = checkpoint.model_type
     method = quant_method(checkpoint)
     if method is None:
@@ -139,7 +139,10 @@ def prove_module(
 def _prove(
     model: PreTrainedModel, weights: QuantizedWeights, checkpoint: CheckpointConfig, config: ModelConfig
 ) -> tuple[TransformersModel, CheckResult]:
-    """Run `model` plain, probed, and packed. Whatever it raises on the way makes it unsupported."""
+    """Run `model` plain, probed, and packed: with fused layers, else with latents, else as it is, until one passes.
+
+    An exception that this raises makes the model unsupported.
+    """
     table: Any = model.get_input_embeddings()
     width = min(checkpoint.vocab_size, int(table.weight.shape[0]))
     reference = plain_reference(model, width, weights.rounds_activations)
@@ -204,7 +207,7 @@ def _refuse_by_class(hf_config: PreTrainedConfig, kind: str) -> None:
 
 
 def _dtype(checkpoint: CheckpointConfig, config: ModelConfig, device: torch.device) -> torch.dtype:
-    """What `dtype` asks for. `auto` is float32 on the CPU, which computes that everywhere, else the checkpoint's."""
+    """The configured dtype. `auto` is float32 on the CPU, which every CPU computes, else the checkpoint's."""
     name = config.dtype
     method = quant_method(checkpoint)
     if name == "auto":
@@ -263,7 +266,7 @@ def _load_weights(
 
 
 def _refuse_guessed_weights(checkpoint: CheckpointConfig, info: dict[str, Any]) -> None:
-    """transformers fills missing weights with random numbers and drops what it cannot place; both would be served."""
+    """Raise ModelLoadError for weights that are missing or have no place: transformers would invent or drop them."""
     for problem in ("missing_keys", "mismatched_keys", "unexpected_keys"):
         names = sorted(str(name[0] if isinstance(name, tuple) else name) for name in info.get(problem) or ())
         if names:
@@ -308,7 +311,7 @@ def _assemble(
 
 
 def _hidden_size(model: PreTrainedModel) -> int:
-    """Width of the last hidden states; 0 where the output matrix hangs on no base model that could be listened to."""
+    """Width of the last hidden states; 0 for a model without a separate base model to read them from."""
     size = getattr(model.config.get_text_config(), "hidden_size", None)
     return size if isinstance(size, int) and getattr(model, "base_model", model) is not model else 0
 

@@ -1,8 +1,8 @@
-"""Multi-head latent attention served from its latent: what is cached is what all heads are expanded from.
+"""Multi-head latent attention over cached latents: one latent per token, from which all heads are expanded.
 
 A DeepSeek layer expands one latent c of `kv_lora_rank` elements into keys and values of every head. Since
 q·(W_UK c) = (q W_UK)·c, and a weighted sum of W_UV c is W_UV of the weighted sum of c, attention can run over the
-latents themselves: one KV head whose keys are [c, rotated part] and whose values are c, the keys' own beginning. The
+latents themselves, with one KV head: its keys are [c, rotated part], its values are c, the first part of the keys. The
 idea is the absorbed form of the DeepSeek-V2 paper (section 2.1.2), as in vLLM's and SGLang's MLA backends.
 """
 
@@ -15,11 +15,11 @@ import torch
 from torch import nn
 
 ABSORBED = "slipstream_latent"
-"""Attribute of an attention module whose keys arrive as latents."""
+"""Attribute of an attention module that passes latents as its keys: its `LatentHeads`."""
 
 
 class LatentHeads:
-    """What turns one layer's queries into questions to latents, and the answers into values of its heads."""
+    """Maps one layer's queries into the space of latents, and attended latents back into values of its heads."""
 
     def __init__(self, module: nn.Module) -> None:
         self._expand = module.kv_b_proj
@@ -33,7 +33,7 @@ class LatentHeads:
         return torch.cat((torch.matmul(nope, self._weights()[:, : self._nope]), rotated), dim=-1)
 
     def expand(self, attended: torch.Tensor) -> torch.Tensor:
-        """[T, H, v_dim] from what attention made of latents, [T, H, rank]."""
+        """[T, H, v_dim] from attended latents, [T, H, rank]."""
         values = torch.matmul(attended.transpose(0, 1), self._weights()[:, self._nope :].transpose(1, 2))
         return values.transpose(0, 1)
 
@@ -44,15 +44,15 @@ class LatentHeads:
 
 
 def latent_of(module: nn.Module) -> LatentHeads | None:
-    """How `module` attends to latents; None for a layer whose keys and values are per head."""
+    """The `LatentHeads` of `module`; None for a layer with keys and values per head."""
     return getattr(module, ABSORBED, None)
 
 
 def absorb_latents(model: nn.Module) -> bool:
-    """Let every layer that is recognised hand its latents to attention; whether there was one.
+    """Make every recognised layer of `model` pass latents to attention. Returns whether there was one.
 
-    Recognised by what it has, not by its class's name. Whether the pattern was read rightly is for the self-check to
-    say; `expand_latents` takes it back.
+    A layer is recognised by its attributes, not by its class name. The self-check finds out whether that was right, and
+    `expand_latents` undoes it.
     """
     found = [module for module in model.modules() if _is_latent(module)]
     for module in found:

@@ -2,8 +2,8 @@
 
 transformers calls the registered function with the attention module as first argument; `bind_context` has put this
 model's own `PackedContext` on every module, so two engines in one process share the function and nothing else. No mask
-function is registered under the same name, which tells transformers to build no masks: the backend knows who may see
-what.
+function is registered under the same name, which tells transformers to build no masks: the backend knows which keys
+each query may see.
 """
 
 from __future__ import annotations
@@ -30,10 +30,11 @@ CONTEXT = "slipstream_context"
 
 
 class KVFacade:
-    """Passed as `past_key_values`. Stores nothing; learns from `update` which layer the keys at hand belong to.
+    """Passed as `past_key_values`. Stores no keys; it only notes at `update` which layer the keys belong to.
 
     A layer id taken from the module would be wrong where one module serves several layers (Zamba 2), and where a layer
-    attends to the keys of another one (Gemma 3n). Whatever else a model asks of its cache fails with a clear name.
+    attends to the keys of another one (Gemma 3n). Any other attribute that a model reads from its cache raises
+    AttributeError with the name of the attribute.
     """
 
     is_compileable = False
@@ -55,13 +56,13 @@ class KVFacade:
     def update(
         self, key: torch.Tensor, value: torch.Tensor, layer_idx: int, *_: Any, **__: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """What a cache does before attention. Keys and values come back as they are: the backend adds the past."""
+        """Note the layer of `key`. Returns keys and values unchanged: the backend adds those of earlier tokens."""
         self._latest = (key, layer_idx)
         self._earlier[id(key)] = (weakref.ref(key), layer_idx)
         return key, value
 
     def layer_of(self, key: torch.Tensor) -> int:
-        """The layer whose keys an attention call was given, on the first call after its `update` or on a later one."""
+        """The layer that the `key` of an attention call belongs to, right after its `update` or later in the step."""
         latest = self._latest
         if latest is not None and latest[0] is key:
             return latest[1]
@@ -83,15 +84,15 @@ class KVFacade:
         return self._positions - torch.arange(self._positions.shape[0], device=self._positions.device)
 
     def get_mask_sizes(self, query_length: int, layer_idx: int = 0) -> tuple[int, int]:
-        """Keys and first key of a mask, for models that ask without need."""
+        """(keys, first key) of a mask, for models that ask although no mask is built."""
         return query_length, 0
 
     def get_query_offset(self, layer_idx: int = 0) -> int:
-        """See `get_mask_sizes`."""
+        """0, for models that ask although no mask is built."""
         return 0
 
     def get_max_cache_shape(self, layer_idx: int = 0) -> int:
-        """No limit."""
+        """-1: no limit."""
         return -1
 
     def __len__(self) -> int:
@@ -106,15 +107,15 @@ class KVFacade:
 
 @dataclass(slots=True)
 class PackedContext:
-    """What the attention function of one model needs of the current step. One per model, on one thread."""
+    """The facts about the current step that the attention function of one model needs. One per model, on one thread."""
 
     dtype: torch.dtype
-    """Of the KV pool. Models that rotate in float32 are cast back to it."""
+    """Dtype of the KV pool. Queries, keys and values of models that rotate in float32 are cast back to it."""
     spans: dict[int, AttentionSpan] = field(default_factory=dict)
-    """By layer id, as the model's own masks have them; found at load."""
+    """Layer id -> visible keys, as in the model's own masks; found at load."""
     attention: AttentionBackend | None = None
     windowed: WindowedLayers | None = None
-    """The layers whose keys and values lie in a pool of their own, if any do."""
+    """Layers with sliding windows that have a KV pool of their own; None if there are none."""
     cache: KVFacade = field(default_factory=KVFacade)
 
     def begin(self, batch: ForwardBatch) -> None:
@@ -152,11 +153,11 @@ class PackedCall:
         self.hidden: torch.Tensor | None = None
         base = getattr(model, "base_model", model)
         if base is not model:
-            # Logits are made from a slice of this module's output, so here all tokens' states pass by at no cost.
+            # Logits are made from a slice of this module's output, so its hook sees the states of all tokens for free.
             base.register_forward_hook(self._keep_hidden)
 
     def begin(self, wants_hidden: bool) -> None:
-        """Before `logits`: whether `hidden` shall be set to [T, H], the last hidden states after the final norm."""
+        """Call before `logits`. With `wants_hidden` that sets `hidden`: [T, H], last hidden states after the norm."""
         self._wants_hidden = wants_hidden
         self.hidden = None
 
@@ -166,8 +167,9 @@ class PackedCall:
 
     def logits(self, cache: KVFacade, ids: torch.Tensor, positions: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
         """[S, vocab] at the places `wanted`, int64[S], of the packed tokens `ids` at `positions`, int64[T] each."""
-        # Without it the output matrix would multiply all T tokens, of which a prefill wants one in hundreds. It must be
-        # a tensor: given an int, Gemma 4 drops the other tokens halfway through, and attention would lose count.
+        # Without it the output matrix would multiply all T tokens, of which a prefill needs one in hundreds. It must be
+        # a tensor: given an int, Gemma 4 drops the other tokens halfway through, and the token counts of attention
+        # would be wrong.
         some: dict[str, Any] = {"logits_to_keep": wanted} if self._keeps else {}
         if self._places:
             some["position_ids"] = positions[None]

@@ -23,11 +23,11 @@ from core.models.hf.recurrent_probe import RecordingFacade
 
 IMPLEMENTATION = "slipstream-probe"
 RULE = "slipstream_rule"
-"""Attribute of a recorded mask: the model's rule for it."""
+"""Attribute of a recorded mask: the model's rule from which it was made."""
 
 PROBE_TOKENS = 8
 DEFAULT_REACH = 1 << 17
-"""How far rules are compared for a model that states no context length."""
+"""Positions over which rules are compared, for a model that states no context length."""
 
 Rule = Callable[[int, int, torch.Tensor, torch.Tensor], Any]
 
@@ -52,7 +52,7 @@ class ModelProbe:
     def record(
         self, key: torch.Tensor, value: torch.Tensor, window: int | None, rule: Rule | None, *, v_in_k: bool = False
     ) -> None:
-        """Take in one attention call. `v_in_k`: see `KVLayerSpec`."""
+        """Note one attention call. `v_in_k`: whether the values are the first elements of the keys."""
         layer_id = self.cache.layer_of(key)
         span = self._span(layer_id, window, rule)
         spec = KVLayerSpec(layer_id, key.shape[1], key.shape[3], value.shape[3], v_in_k, span.window)
@@ -73,7 +73,7 @@ class ModelProbe:
 
 
 def probe_model(model: PreTrainedModel, context_length: int | None) -> ModelProbe:
-    """Run the probe. Raises Unsupported, or whatever the model raises when it meets a cache that is none.
+    """Run the probe. Raises Unsupported, or any error of a model that cannot work with the stand-in for its cache.
 
     Leaves the model's attention implementation as it was, and its modules bound to the probe.
     """

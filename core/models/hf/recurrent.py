@@ -21,7 +21,7 @@ CACHE_ARGUMENTS = ("cache_params", "past_key_values")
 
 
 class StateView:
-    """The cache that one mixer call gets: the states of its batch entries, and transformers' words for them (5.23)."""
+    """The cache that one mixer call gets: the states of its batch entries, with the methods of transformers (5.23)."""
 
     def __init__(self, conv: torch.Tensor, recurrent: torch.Tensor | None) -> None:
         self.conv = conv
@@ -58,7 +58,7 @@ class StateView:
 
 @dataclass(slots=True)
 class StateContext:
-    """What the mixers of one model need of the current step. One per model, on one thread."""
+    """The facts about the current step that the mixers of one model need. One per model, on one thread."""
 
     pool: HybridReqToTokenPool | None = None
     num_extend: int = 0
@@ -67,9 +67,9 @@ class StateContext:
     prefixes: list[int] = field(default_factory=list)
     """Tokens before each prefill segment."""
     cuts: list[list[tuple[int, int]]] = field(default_factory=list)
-    """By prefill segment, where its state is kept: after how many of its tokens, ascending, and which tracked slot."""
+    """By prefill segment, its snapshots: (after how many of its tokens, index of the tracked slot), ascending."""
     num_cuts: int = 0
-    """Of all prefill segments; tracked slots from here on are those of decode rows."""
+    """Snapshots of all prefill segments; tracked slots from this index on belong to decode rows."""
 
     def begin(self, batch: ForwardBatch) -> None:
         """Start a step."""
@@ -97,7 +97,9 @@ class PackedMixer:
         self._cache_argument = cache_argument(forward)
 
     def __call__(self, hidden_states: torch.Tensor, *_: Any, **kwargs: Any) -> torch.Tensor:
-        """[1, T, C] to [1, T, C]. Masks are dropped: a packed row has no padding, and the cut takes their place."""
+        """[1, T, C] to [1, T, C]. Masks are ignored: a packed row has no padding, and each call gets only one request's
+        segment or one token per row.
+        """
         context = self._context
         assert context.pool is not None, "bind() comes first"
         pool = context.pool
@@ -117,7 +119,7 @@ class PackedMixer:
     def _segment(
         self, segment: torch.Tensor, prefix: int, slots: torch.Tensor, cuts: list[tuple[int, int]]
     ) -> list[torch.Tensor]:
-        """Run `segment` [1, t, C] behind `prefix` tokens; wherever it is cut, keep the state as it stands there."""
+        """Run `segment` [1, t, C], which follows `prefix` tokens; at each of `cuts` copy the state to its snapshot."""
         assert self._context.pool is not None
         outputs, start = [], 0
         for end, tracked in (*cuts, (segment.shape[1], None)):

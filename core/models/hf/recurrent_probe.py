@@ -17,7 +17,7 @@ from core.models.hf.recurrent import CACHE_ARGUMENTS, PackedMixer, StateContext,
 
 @dataclass(slots=True)
 class RecurrentLayer:
-    """One mixer and what it was seen to keep."""
+    """One mixer, and the states that it was seen to store."""
 
     mixer: torch.nn.Module
     width: int
@@ -27,7 +27,7 @@ class RecurrentLayer:
 
 
 class RecordingFacade(KVFacade):
-    """A `KVFacade` that also answers as an empty cache of recurrent states, and notes who stores what in it."""
+    """A `KVFacade` that also acts as an empty cache of recurrent states, and notes which mixer stores which states."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -37,7 +37,7 @@ class RecordingFacade(KVFacade):
 
     @contextmanager
     def watching(self, model: torch.nn.Module) -> Iterator[None]:
-        """Know which module is running, inside the `with` block."""
+        """Keep track of the running mixer inside the `with` block, by hooks on all modules that take a cache."""
         hooks = []
         for module in model.modules():
             takes_cache = set(CACHE_ARGUMENTS) & set(inspect.signature(module.forward).parameters)

@@ -136,7 +136,7 @@ def _states(spec: ModelSpec, device: torch.device) -> HybridReqToTokenPool | Non
 
 
 def _relative(differences: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
-    """The largest entry per token, in units of the largest logit."""
+    """The largest absolute entry per token, relative to the largest logit."""
     return differences.abs().amax(dim=-1) / scale
 
 

@@ -1,4 +1,4 @@
-"""The windowed layers of a model whose keys and values lie in a pool of their own: the same step, seen through it."""
+"""Windowed layers with a KV pool of their own: the step, translated into that pool."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from core.memory.window.window_pool import SlidingWindowPool
 
 
 class WindowedLayers:
-    """`layers` attend through `attention`, over `pool`; every other layer of the model does not know of it.
+    """`layers` attend through `attention`, over `pool`; the other layers use the ordinary pool.
 
-    A step is shown to their backend as a batch over the window pool, so backends need no notion of two pools. Slots are
-    translated once per step and span, and only those that the span lets them see.
+    Their backend gets the step as a batch over the window pool, so backends need not know that there are two pools.
+    Slots are translated once per step and span, and only those that the span makes visible.
     """
 
     def __init__(self, pool: SlidingWindowPool, attention: AttentionBackend) -> None:

@@ -29,16 +29,16 @@ READ_NOT_CALLED: dict[str, frozenset[str]] = {
     "out_proj": frozenset({"mamba", "mamba2", "falcon_mamba", "falcon_h1"}),
     "dt_proj": frozenset({"mamba", "falcon_mamba", "jamba"}),
 }
-"""By module the model types whose code or kernels multiply by its weight themselves. PEFT refuses the first; of the
-second it ignores the adapter without a word."""
+"""Module -> model types whose code or kernels multiply by its weight themselves, without calling it. PEFT refuses an
+adapter for the first module, and silently ignores one for the second."""
 
 MAX_HEADER_BYTES = 8 << 20
-"""Names and shapes of the weights file, which are read in one go under the interpreter's lock."""
+"""Most bytes of names and shapes in the weights file, which are read in one call that holds the GIL."""
 
 
 @dataclass(frozen=True, slots=True)
 class AdapterLimits:
-    """Bounds on what a directory may make us read: `max_rank` per module, `max_bytes` of the weights file."""
+    """Limits on an adapter: `max_rank` of each module, `max_bytes` of the weights file."""
 
     max_rank: int = 64
     max_bytes: int = 1 << 30
@@ -49,8 +49,8 @@ def read_adapter(
 ) -> Adapter:
     """Read the adapter and fit it to `base`. Reads names and shapes of the base only, so any thread may call it.
 
-    ModelLoadError says in one line what does not fit, by module: one that the base lacks, that is not a linear layer,
-    whose shape or rank differs, or that is named and has no weights.
+    Raises ModelLoadError, which says in one line what does not fit: a module that the base lacks, a module that is no
+    linear layer, a different shape or rank, or a named module without weights.
     """
     config = read_adapter_config(directory, limits.max_rank)
     found = _pairs(_tensors(directory, limits))

@@ -38,14 +38,14 @@ REFUSED: dict[str, str] = {
     "megatron_config": "Megatron layers",
     "fan_in_fan_out": "transposed weights",
 }
-"""Fields that change what is computed; any of them set to something refuses the adapter."""
+"""Fields that change the computation. An adapter that sets any of them is refused."""
 
 _LAYER = re.compile(r"^[^.]*(?:\.[^.]*)*?\.(\d+)\.")
 
 
 @dataclass(frozen=True, slots=True)
 class AdapterConfig:
-    """The parts of adapter_config.json that decide what is computed."""
+    """The parts of adapter_config.json that the computation depends on."""
 
     r: int
     alpha: int
@@ -86,7 +86,7 @@ class AdapterConfig:
 
 
 def read_adapter_config(directory: Path, max_rank: int) -> AdapterConfig:
-    """Read and validate; ModelLoadError says in one line what is wrong or not supported. No path is in the message."""
+    """Read and validate. Raises ModelLoadError, which says in one line, without a path, what is wrong."""
     file = directory / CONFIG_FILE
     if not file.is_file():
         raise ModelLoadError(f"it has no {CONFIG_FILE}, so it is no PEFT adapter")

@@ -1,8 +1,8 @@
-"""Which directory a client means by a path: one below the operator's root, by whatever links, or none.
+"""Finds the directory that a client's path names: one below the operator's root, also through links, or none.
 
-What lies outside is answered as what does not exist, so that nobody can ask what the machine has. Links are followed
-and judged by where they end, because stores of models are made of links. Who can write below the root can change it
-between this look and the reading; that is the operator's, never a client's.
+A directory outside the root gets the same answer as a missing one, so that a client cannot explore the machine. Links
+are followed and judged by where they end, because stores of models are made of links. A process that can write below
+the root could change it between this check and the reading; only the operator can do that, never a client.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _MISSING = "there is no such directory below the server's directory of adapters"
 
 
 def directory_below(root: Path, path: str) -> Path:
-    """The existing directory `path` below `root`, links resolved. Raises ModelLoadError; no place is in its message."""
+    """The existing directory `path` below `root`, links resolved. Raises ModelLoadError, without a path in it."""
     parts = PurePosixPath(path).parts
     wild = not path.isprintable() or "\\" in path or len(path) > MAX_PATH_CHARS
     if wild or not parts or path.startswith("/") or ".." in parts:
@@ -28,7 +28,7 @@ def directory_below(root: Path, path: str) -> Path:
         top = root.resolve(strict=True)
         found = top.joinpath(*parts).resolve(strict=True)
         inside = [found, *(found / name for name in (CONFIG_FILE, WEIGHTS_FILE))]
-        # A file that is not there is its reader's to complain of, by name.
+        # A missing file passes here: the code that reads it reports it by name.
         escaped = any(not each.resolve().is_relative_to(top) for each in inside)
     except (OSError, RuntimeError, ValueError):
         raise ModelLoadError(_MISSING) from None

@@ -1,7 +1,7 @@
 """One adapter's matrices side by side in one buffer: read once, copied to the device once, freed at once.
 
-Adapters differ in rank and in the layers that they touch, so a table of slots x the highest rank would mostly hold
-zeros. Here an adapter takes what it has, which makes a bound on bytes a bound on memory.
+Adapters differ in rank and in the layers that they change, so a table of slots x the highest rank would mostly hold
+zeros. Here an adapter takes only the memory of its own matrices, so a limit in bytes is a limit on memory.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Adapter:
     def deltas(self, device: torch.device) -> Mapping[str, Delta]:
         """Matrices by module name in one new allocation on `device`, by one copy on the current stream.
 
-        On the CPU they are views of `buffer`, which nobody writes again.
+        On the CPU they are views of `buffer`, which is never written again.
         """
         buffer = self.buffer.to(device, non_blocking=True)
         return {name: place.view(buffer) for name, place in self.places.items()}

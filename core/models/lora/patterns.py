@@ -1,4 +1,4 @@
-"""Which modules a PEFT configuration names: suffixes, or regular expressions that cannot run away.
+"""Which modules a PEFT configuration names: suffixes, or regular expressions with a bounded cost.
 
 `re` holds the interpreter lock while it backtracks, so a hostile expression in an adapter would stop every stream. Only
 expressions whose cost is a small polynomial of the name's length are run; PEFT writes no others.
@@ -22,7 +22,10 @@ _REFERENCE = re.compile(r"\\[1-9]|\(\?P=|\(\?\(")
 
 
 def compiled(pattern: str, field: str) -> re.Pattern[str]:
-    """`pattern`, or ModelLoadError naming `field` when it is too long, no expression, or could backtrack for ever."""
+    """Compile `pattern`.
+
+    Raises ModelLoadError naming `field` if it is too long, no regular expression, or could backtrack for ever.
+    """
     plain = _ESCAPED.sub("", pattern)
     # A group that is repeated, or refers back, makes the cost exponential; `(?:` and its kin only open a group.
     opened = plain.replace("(?", "(")

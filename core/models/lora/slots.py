@@ -1,8 +1,8 @@
-"""Adapters on the device: matrices by slot, and the hooks that add a row's delta.
+"""Adapters on the device: matrices by slot, and the hooks that add their deltas to the layers' outputs.
 
-One packed batch mixes adapters. The host knows which rows use which, so it sends token places grouped by slot, and
-every layer does two small products per adapter in use: no host sync, and no work at all for tokens without one. (S-LoRA
-and Punica gather per token in a kernel; SGLang and vLLM group segments as here.)
+One packed batch mixes adapters. The host knows which row uses which adapter, so it sends token places grouped by slot.
+Every layer then computes two small products per adapter in use, without a host sync and without any work for tokens
+that have no adapter. (S-LoRA and Punica gather per token in a kernel; SGLang and vLLM group segments as here.)
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ LORA = "lora"
 """Name of the companion: the key of `AdapterSlots` on the device and of `LoraWrites` in a batch."""
 
 NONE_SLOT = 0
-"""No adapter, and what padded rows have: never written, never in a group."""
+"""The slot of rows without an adapter, and of padded rows: never written, never in a group."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Group:
-    """The tokens of one slot: ascending places in T, int64[n] on either side."""
+    """The tokens of one slot: ascending places in T, int64[n], on the host and on the device."""
 
     slot: int
     places: Ints
     on_device: torch.Tensor
 
     def within(self, start: int, end: int) -> torch.Tensor:
-        """Those of [start, end), counted from `start`. No host sync: where they stand, the host knows."""
+        """The places in [start, end), counted from `start`, on the device. Found on the host, so without a sync."""
         first, last = np.searchsorted(self.places, (start, end)).tolist()
         return self.on_device[first:last] - start
 
@@ -50,12 +50,12 @@ class SlotWrite:
 
 @dataclass(frozen=True, slots=True)
 class LoraWrites:
-    """What a step brings: slots to fill first, in order, then the places in T (int64[n]) of each slot's tokens."""
+    """Adapter part of a step: slots to fill first, in order, then the places in T (int64[n]) of each slot's tokens."""
 
     slots: tuple[SlotWrite, ...] = ()
     groups: tuple[tuple[int, Ints], ...] = ()
     num_tokens: int = 0
-    """T; of no meaning without groups."""
+    """T; unused without groups."""
 
 
 def group_tokens(row_slots: Ints, extend_lens: Ints) -> tuple[tuple[int, Ints], ...]:
@@ -69,8 +69,8 @@ def group_tokens(row_slots: Ints, extend_lens: Ints) -> tuple[tuple[int, Ints], 
 class AdapterSlots:
     """Device side of the adapters over one model; a `DeviceCompanion`. Forward stream only (law 2).
 
-    A slot's memory is taken when it is filled and given back when it is emptied, both between two steps, so no step
-    sees half an adapter. Hooks are on in steps that have adapters; the model's modules and weights stay as they are.
+    A slot's memory is allocated when it is filled and freed when it is emptied, both between two steps, so no step sees
+    half an adapter. Hooks are registered only in steps with adapters; the model's modules and weights never change.
     """
 
     def __init__(self, model: torch.nn.Module) -> None:
@@ -83,8 +83,8 @@ class AdapterSlots:
         self._groups: Sequence[_Group] = ()
         self._num_tokens = 0
         self._seen: dict[str, int] = {}
-        """By layer: how many of the step's tokens it has seen. Recurrent mixers call theirs for one request after
-        another, in the order of the packed row; every other layer sees all at once."""
+        """By layer: how many of the step's tokens it has seen. Linear layers inside recurrent mixers are called for one
+        request after another, in the order of the packed row; every other layer sees all tokens at once."""
 
     @property
     def nbytes(self) -> int:
@@ -93,7 +93,7 @@ class AdapterSlots:
         return sum(delta.a.nbytes + delta.b.nbytes for delta in deltas)
 
     def begin(self, rows: torch.Tensor, writes: LoraWrites | None, staging: Staging) -> None:
-        """Fill slots, and know the step's groups. A step without writes has no adapters."""
+        """Fill slots, and set the step's groups and hooks. A step without writes has no adapters."""
         if writes is not None and writes.slots:
             self._write(writes.slots, staging.device)
         groups = writes.groups if writes else ()
@@ -111,14 +111,15 @@ class AdapterSlots:
     def _write(self, writes: Sequence[SlotWrite], device: torch.device) -> None:
         for write in writes:
             assert write.slot > NONE_SLOT, write.slot
-            # Before the new one takes its memory. The allocator hands it out again in the order of this stream.
+            # Freed before the new adapter is allocated, so that both need not fit at once. The allocator reuses memory
+            # in the order of this stream, so steps already launched are safe.
             self._filled.pop(write.slot, None)
             if write.adapter is not None:
                 self._filled[write.slot] = write.adapter.deltas(device)
         self._targeted = frozenset(name for held in self._filled.values() for name in held)
 
     def _hook_layers(self, wanted: frozenset[str]) -> None:
-        """Hooks are there in steps with adapters only: `Module.__call__` is slower for a hook that does nothing."""
+        """Have hooks on the `wanted` layers and no others: a hook slows its layer even when it does nothing."""
         if wanted == self._hooked:
             return
         for handle in self._handles:
@@ -141,7 +142,7 @@ class AdapterSlots:
         return add_deltas
 
     def _advance(self, name: str, count: int) -> tuple[int, int]:
-        """The places in T of the next `count` tokens of a layer; a layer that several blocks share begins anew."""
+        """(start, end) in T of the next `count` tokens of a layer. A layer that blocks share starts again at 0."""
         start = self._seen.get(name, 0) % self._num_tokens
         check("adapter_tokens", start + count <= self._num_tokens, layer=name, start=start, count=count)
         self._seen[name] = start + count
@@ -149,6 +150,6 @@ class AdapterSlots:
 
 
 def _add(delta: Delta, places: torch.Tensor, x: torch.Tensor, y: torch.Tensor) -> None:
-    """Add the delta of x[T, in] to y[T, out] at `places`, in place: `y` is a fresh product that nobody has seen."""
+    """Add the delta of x[T, in] to y[T, out] at `places`. In place: `y` is a fresh product, read by nothing else."""
     low = torch.nn.functional.linear(x.index_select(0, places), delta.a)
     y.index_add_(0, places, torch.nn.functional.linear(low, delta.b))

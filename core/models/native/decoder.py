@@ -17,10 +17,10 @@ from core.models.native.weights import decoder_layers, decoder_weights
 
 
 class NativeDecoder:
-    """Made from a transformers model that has proved itself; shares its embedding and norms, packs all else anew.
+    """Made from a transformers model that passed its check; shares its embedding and norms, packs all other weights.
 
-    Attends by itself, to pages in place, so the backend it is bound to is not used. `threads` compute together, the one
-    that calls and others that the decoder owns; torch's own threads have no part in it.
+    It has its own attention over pages in place, so the backend that `bind` is given is not used. `threads` compute
+    together: the calling thread and others that the decoder owns, none of torch's.
     """
 
     def __init__(self, extension: Any, model: PreTrainedModel, spec: ModelSpec, threads: int) -> None:
@@ -48,20 +48,20 @@ class NativeDecoder:
 
     @property
     def spec(self) -> ModelSpec:
-        """That of the model it was made from."""
+        """The spec of the model that it was made from."""
         return self._spec
 
     def bind(
         self, kv_pool: KVPool, attention: AttentionBackend, companions: Mapping[str, DeviceCompanion] = NO_COMPANIONS
     ) -> None:
-        """See `Model.bind`."""
+        """Use the keys and values of `kv_pool`; `attention` is not used."""
         assert kv_pool.layers == self._spec.kv_layers, "the pool was built for another model"
         assert kv_pool.dtype == self._spec.dtype, (kv_pool.dtype, self._spec.dtype)
         self._keys = [kv_pool.k(spec.layer_id) for spec in kv_pool.layers]
         self._values = [kv_pool.v(spec.layer_id) for spec in kv_pool.layers]
 
     def forward(self, batch: ForwardBatch) -> torch.Tensor:
-        """float32[S, vocab_size]. See `Model.forward`."""
+        """float32[S, vocab_size]: logits at `batch.last_indices`. Sets `batch.hidden` if the batch wants it."""
         if batch.kv_pool.recorder is not None:
             batch.kv_pool.recorder.wrote("kv", batch.out_cache_loc)
         logits, *hidden = self._decoder.forward(

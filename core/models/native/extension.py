@@ -47,7 +47,7 @@ PATHS = (str(Path(__file__).resolve().parents[3]), *(path for path in sys.path i
 
 
 def cache_directory() -> Path:
-    """Where compiled code is kept: `SLIPSTREAM_CACHE_DIR`, else the user's cache. Raises ExtensionUnavailable."""
+    """Directory of compiled code: `SLIPSTREAM_CACHE_DIR`, else the user's cache. Raises ExtensionUnavailable."""
     given = os.environ.get("SLIPSTREAM_CACHE_DIR")
     try:
         base = Path(given) if given else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "slipstream"
@@ -57,7 +57,7 @@ def cache_directory() -> Path:
 
 
 def library_path() -> Path:
-    """Where the code for this machine is, or would be. Raises ExtensionUnavailable."""
+    """Path of the compiled code for this machine, whether it exists or not. Raises ExtensionUnavailable."""
     code = tuple(source.read_bytes() for source in SOURCES)
     facts = (code, FLAGS, torch.__version__, sys.version, platform.machine(), _processor())
     key = hashlib.sha256(repr(facts).encode()).hexdigest()[:16]

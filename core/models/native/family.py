@@ -1,8 +1,8 @@
-"""The "native" family: serves as transformers does from the first second, and by compiled code once that is there.
+"""The "native" family: transformers serves from the first second, and compiled code takes over once it is ready.
 
 Weights, probes, refusals and the load-time proof are those of the transformers backend. The native decoder is made from
-the proved model, proves itself against the same reference, and takes its place between two steps: KV pages mean the
-same to both. Whatever speaks against it is logged, and costs speed, nothing else.
+the proved model, is checked against the same reference, and replaces it between two steps: both use KV pages in the
+same way. If the native decoder cannot be used, the reason is logged, and only speed is lost.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ logger = logging.getLogger(__name__)
 
 
 def load_native(checkpoint: CheckpointConfig, config: ModelConfig, device: torch.device, progress: Progress) -> Model:
-    """As `load_transformers`, with native code as far as `config.native` allows and the model has it."""
+    """As `load_transformers`, with native code where `config.native` allows it and the model is dense."""
     model = load_transformers(checkpoint, config, device, progress)
     if config.native == "off":
         return model
@@ -54,14 +54,14 @@ def load_native(checkpoint: CheckpointConfig, config: ModelConfig, device: torch
 
 
 def beside(work: Callable[[], None]) -> None:
-    """Run `work` on a thread of its own, which nobody waits for."""
+    """Run `work` on a daemon thread of its own. No thread waits for it, so it does not delay the end of the process."""
     threading.Thread(target=work, name="slipstream-native", daemon=True).start()
 
 
 class UpgradingModel:
     """A transformers model until `upgrade` has finished, then the native decoder made from it.
 
-    `upgrade` runs on any thread; the forward thread takes the new model up at the beginning of a step.
+    `upgrade` runs on any thread; the forward thread switches to the new model at the beginning of a step.
     """
 
     def __init__(self, model: TransformersModel) -> None:
@@ -76,18 +76,18 @@ class UpgradingModel:
 
     @property
     def spec(self) -> ModelSpec:
-        """The same before and after."""
+        """Measures of the model, the same before and after the upgrade."""
         return self._spec
 
     def bind(
         self, kv_pool: KVPool, attention: AttentionBackend, companions: Mapping[str, DeviceCompanion] = NO_COMPANIONS
     ) -> None:
-        """See `Model.bind`."""
+        """Bind the current model, and remember the arguments for the native decoder."""
         self._bound = (kv_pool, attention, companions)
         self._current.bind(*self._bound)
 
     def forward(self, batch: ForwardBatch) -> torch.Tensor:
-        """See `Model.forward`."""
+        """float32[S, vocab_size]: logits of the current model; switches to the native decoder first, if it is ready."""
         if self._next is not None:
             assert self._bound is not None, "bind() comes first"
             self._next.bind(*self._bound)
@@ -96,7 +96,7 @@ class UpgradingModel:
         return self._current.forward(batch)
 
     def upgrade(self) -> None:
-        """Compile or load, pack, prove. Logs how it ended; never raises, since serving goes on either way."""
+        """Compile or load native code, pack the weights, check the logits. Logs the outcome and never raises."""
         began = time.monotonic()
         assert self._module is not None and self._reference is not None, "upgraded once"
         try:

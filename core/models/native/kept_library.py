@@ -1,7 +1,8 @@
-"""What makes a file of compiled code fit to be loaded: whose it is, and that it is what a compiler made, whole.
+"""Checks whether a file of compiled code may be loaded: by its owner and permissions, and by a digest of its bytes.
 
-A library is code, and a part of one kills the process that loads it (SIGBUS): a disk was full, a machine lost power
-between write and rename. So each has a digest beside it, written last and only for a library that was loaded once.
+A library is code, so no other user may have written it. A truncated one kills the process that loads it (SIGBUS), as
+after a full disk or a power loss between write and rename. So each library has a digest beside it, which is written
+last, and only after the library was loaded once.
 """
 
 from __future__ import annotations
@@ -16,24 +17,27 @@ from collections.abc import Iterator
 from pathlib import Path
 
 DIGEST = ".sha256"
-"""What the name of a library ends with that holds its digest, in hexadecimal."""
+"""Suffix of the file beside a library that holds its digest, in hexadecimal."""
 LOCK = ".lock"
 LOOK_SECONDS = 0.2
 
 
 class ExtensionUnavailable(Exception):
-    """It cannot be built or loaded here; the message says why, in one line."""
+    """The extension cannot be built or loaded here; the message says why, in one line."""
 
 
 def refuse_foreign(path: Path) -> None:
-    """Raises ExtensionUnavailable if others than this user and root could have written `path`, and OSError."""
+    """Raise ExtensionUnavailable if users other than this one and root could have written `path`.
+
+    Raises OSError if it cannot be examined.
+    """
     facts = path.stat()
     if facts.st_uid not in (0, os.geteuid()) or facts.st_mode & 0o022:
         raise ExtensionUnavailable(f"others can write to {path}, and what is there would be run")
 
 
 def is_whole(library: Path) -> bool:
-    """Whether its bytes are those that its digest was made of. Raises OSError where it cannot be looked at."""
+    """Whether the bytes of `library` match the digest beside it. Raises OSError if it cannot be read."""
     try:
         return digest_path(library).read_text() == digest(library)
     except (FileNotFoundError, UnicodeDecodeError):
@@ -41,21 +45,21 @@ def is_whole(library: Path) -> bool:
 
 
 def digest(library: Path) -> str:
-    """As it is kept."""
+    """SHA-256 of `library` in hexadecimal and a newline, as in the file beside it."""
     with library.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest() + "\n"
 
 
 def digest_path(library: Path) -> Path:
-    """Where the digest of `library` is kept."""
+    """The file that holds the digest of `library`."""
     return library.with_name(library.name + DIGEST)
 
 
 def keep(made: Path, library: Path) -> None:
-    """Move a library that was proved to its place, with its digest; both are on the disk before they have their names.
+    """Move a library that was loaded once to its place, with its digest. Both are flushed to disk before the renames.
 
-    A process that looks in between finds the digest of another library, or none, and then waits for the lock that the
-    caller holds.
+    A process that looks between the two renames finds the digest of another library, or none, and then waits for the
+    lock that the caller holds.
     """
     digest_made = digest_path(made)
     digest_made.write_text(digest(made))
@@ -70,7 +74,7 @@ def keep(made: Path, library: Path) -> None:
 
 @contextlib.contextmanager
 def building(library: Path, patience: float) -> Iterator[bool]:
-    """Alone among processes that build `library`: False if that cannot be had, after `patience` seconds at most."""
+    """Hold the lock for building `library`; yields False if it was not free within `patience` seconds."""
     descriptor = os.open(
         library.with_name(library.name + LOCK), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600
     )

@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 from core.models.base import ModelSpec
 
 DYNAMIC_ROPE = ("dynamic", "longrope")
-"""Rotary embeddings that depend on how long a sequence has become: no table holds them."""
+"""Rotary embeddings that depend on the current length of a sequence, so that no table can hold them."""
 
 PLAIN = (torch.Tensor, nn.Parameter)
 
@@ -57,7 +57,7 @@ class DecoderLayer:
 
 @dataclass(frozen=True, slots=True)
 class DecoderWeights:
-    """Everything but the layers. `cos`, `sin`: float32[positions, head_dim / 2]."""
+    """All weights outside the layers. `cos`, `sin`: float32[positions, head_dim / 2]."""
 
     shape: DecoderShape
     embedding: torch.Tensor

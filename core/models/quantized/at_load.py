@@ -28,7 +28,7 @@ def quantize_at_load(model: PreTrainedModel, name: str) -> QuantizedWeights:
 
 
 def refuse_at_load(checkpoint: CheckpointConfig, name: str, *, encoder_decoder: bool) -> None:
-    """Raises ModelLoadError for what rules `name` out, before weights are read."""
+    """Raise ModelLoadError if the checkpoint cannot be quantised as `name`. Reads no weights."""
     if name == "none":
         return
     if encoder_decoder:

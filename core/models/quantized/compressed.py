@@ -32,11 +32,11 @@ UNSERVED = {
 }
 """What a configuration may ask for beside quantised linear layers. transformers 5.23 drops the last two in silence."""
 PER_TOKEN = ("token", "group", "tensor_group")
-"""Scales of activations that no other token of the batch has a part in."""
+"""Ways to scale activations in which no other token of the batch has a part."""
 
 
 class PackedLinear:
-    """Stands in for `forward` of one linear layer whose weight stays packed."""
+    """Replaces `forward` of one linear layer, and keeps its weight packed."""
 
     def __init__(self, linear: torch.nn.Linear) -> None:
         scheme: Any = linear.quantization_scheme

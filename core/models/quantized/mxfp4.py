@@ -16,7 +16,7 @@ from core.models.quantized.registry import QuantizedWeights, QuantMethod, Settin
 
 
 def _check(settings: Settings) -> None:
-    """Any settings will do: they only name the layers that are not packed."""
+    """Accept any settings: they only name the layers that are not packed."""
 
 
 def _load_options() -> Mapping[str, Any]:

@@ -1,7 +1,8 @@
 """Quantisation methods by the name in config.json. A method is a file of its own and a line here.
 
-The library that owns a format loads it and computes with it, through transformers' integration; what no library here
-computes, or what would let one request change another's tokens, is refused by name before weights are read.
+The library that owns a format loads it and computes with it, through transformers' integration. A format that no
+library here computes, or that would let one request change another's tokens, is refused by name before weights are
+read.
 """
 
 from __future__ import annotations
@@ -19,23 +20,23 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 Settings = Mapping[str, Any]
-"""`quantization_config` of config.json: written by strangers, so nothing about it may be taken for granted."""
+"""`quantization_config` of config.json: untrusted, so every part must be checked before use."""
 
 INSTALL = "pip install 'slipstream[quantization]'"
 
 
 @dataclass(frozen=True, slots=True)
 class QuantizedWeights:
-    """What `adopt` found in a loaded model."""
+    """The quantisation that `adopt` found in a loaded model."""
 
     name: str
     """The method and the format within it, as `GetModelInfo` shows it."""
     rounds_activations: bool = False
-    """Whether activations are quantised too: a float's last bit then decides about a step of the rounded value."""
+    """Whether activations are quantised too: a difference in a float's last bit may then change the rounded value."""
 
 
 PLAIN = QuantizedWeights("")
-"""Weights that are just that."""
+"""Weights without quantisation."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,15 +44,16 @@ class QuantMethod:
     """How checkpoints of one method are loaded."""
 
     library: str
-    """Python package that has to be installed; empty for none beyond transformers."""
+    """Python package that must be installed; empty if transformers alone is enough."""
     check: Callable[[Settings], None]
-    """Refuses what the settings alone rule out, with ModelLoadError, in no time."""
+    """Raises ModelLoadError for settings that cannot be served; reads no weights."""
     adopt: Callable[[PreTrainedModel, str], QuantizedWeights]
-    """Makes the loaded model servable; takes `quantized_weights` of the configuration. ModelLoadError for a refusal."""
+    """Prepares the loaded model for serving; its second argument is `quantized_weights` of the configuration. Raises
+    ModelLoadError if it cannot be served."""
     load_options: Callable[[], Mapping[str, Any]] = field(default=dict)
     """Arguments of `from_pretrained` beyond the usual ones."""
     auto_dtype_is_saved: bool = False
-    """Kernels want activations of the type that the weights were quantised from, on every device."""
+    """Whether kernels need activations of the dtype that the weights were quantised from, on every device."""
 
 
 METHODS: dict[str, str] = {
@@ -59,11 +61,11 @@ METHODS: dict[str, str] = {
     "torchao": "core.models.quantized.torchao:TORCHAO",
     "mxfp4": "core.models.quantized.mxfp4:MXFP4",
 }
-"""Name -> `module:QuantMethod`, imported only when a checkpoint asks for it."""
+"""Name -> `module:QuantMethod`, imported only when a checkpoint needs it."""
 
 
 def quant_method(checkpoint: CheckpointConfig) -> QuantMethod | None:
-    """The method of `checkpoint`, checked; None for plain weights. ModelLoadError for one that cannot be served."""
+    """The method of `checkpoint`, checked; None for plain weights. Raises ModelLoadError if it cannot be served."""
     settings = checkpoint.quantization
     if settings is None:
         return None
@@ -83,7 +85,7 @@ def quant_method(checkpoint: CheckpointConfig) -> QuantMethod | None:
 
 
 def method_name(settings: Settings) -> str:
-    """The name of the method; ModelLoadError where there is none."""
+    """The name of the method. Raises ModelLoadError if `settings` give none."""
     name = settings.get("quant_method")
     if isinstance(name, str) and name:
         return name

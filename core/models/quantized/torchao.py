@@ -16,7 +16,7 @@ from core.models.quantized.registry import QuantizedWeights, QuantMethod, Settin
 
 
 def _check(settings: Settings) -> None:
-    """Nothing can be told from the settings: kinds are classes of the library, by name."""
+    """Accept any settings: they name classes of the library, which only the loaded weights show."""
 
 
 def _adopt(model: PreTrainedModel, held: str) -> QuantizedWeights:
@@ -39,7 +39,7 @@ def _weights(model: PreTrainedModel) -> list[tuple[str, Any]]:
 
 
 def _rounds_activations(weight: Any) -> bool:
-    """Whether `weight` quantises what it is multiplied with. ModelLoadError where that mixes tokens."""
+    """Whether `weight` quantises the activations it multiplies. Raises ModelLoadError where that would mix tokens."""
     dynamic = getattr(weight, "act_quant_kwargs", None)
     if dynamic is None:
         # The kind for edge devices has a name instead of arguments, and scales per token only.

@@ -1,9 +1,9 @@
-"""What following a constraint may cost, in processor time: each output has some, and all together have little more.
+"""How much processor time following a constraint may take: a budget for each output, and one for all together.
 
-A step of other requests waits for the masks of those that are constrained, so a grammar that is cheap to send and dear
-to follow is a way to hold up all of them. What counts is processor time of the thread that works on one row, which
-stands still while the host has no core for it. The libraries' own units leave out what costs most: llguidance takes
-300 ms for a mask of 10,000 items of an ambiguous grammar, and 1 ms for as many of others; xgrammar counts nothing.
+A step waits for the masks of its constrained rows, so a grammar that is cheap to send and costly to follow could delay
+all other requests. A budget counts processor time of the thread that works on one row; that clock stands still while
+the host has no core for the thread. The libraries' own units leave out what costs most: llguidance takes 300 ms for a
+mask of 10,000 items of an ambiguous grammar, and 1 ms for as many of others; xgrammar counts nothing.
 """
 
 from __future__ import annotations
@@ -12,29 +12,30 @@ from collections.abc import Callable
 
 FREE_SECONDS = 2e-4
 FREE_SECONDS_PER_TOKEN = 4e-8
-"""Of the vocabulary: 0.2 ms at 700 tokens, 1.5 at 32,000, 5 at 128,000. A token of a JSON schema takes a tenth of that;
-where a library finds no short cut it looks at every token of the vocabulary, as near the `maxLength` of a string."""
+"""Free seconds of a step, per token of the vocabulary: 0.2 ms at 700 tokens, 1.5 ms at 32,000, 5 ms at 128,000. A token
+of a JSON schema takes a tenth of that. Without a short cut, for instance near the `maxLength` of a string, a library
+looks at every token of the vocabulary."""
 BURST_SECONDS = 0.025
 BURST_SECONDS_PER_TOKEN = 1e-6
-"""Beyond what is free, for one output, and again for all of them together; the first masks of a schema need some."""
+"""Seconds beyond the free ones, for one output, and as many for all together; the first masks of a schema need some."""
 DEAR = 1 / 16
-"""Of its burst: a row that has taken more than that is one to end when all together have none left."""
+"""Share of its burst: a row that has used more may be ended when the shared budget is used up."""
 SHARED_RATE = 0.1
-"""Of the time that passes: how fast the burst of all together comes back."""
+"""Seconds that the shared budget regains per second of wall time."""
 
 
 def free_seconds(words: int) -> float:
-    """Processor time that one output may take in each step, with masks of `words` words of 32 tokens."""
+    """Seconds of processor time that one output may take in each step for free; `words`: length of its masks."""
     return FREE_SECONDS + FREE_SECONDS_PER_TOKEN * 32 * words
 
 
 def burst_seconds(words: int) -> float:
-    """Processor time beyond what is free."""
+    """Seconds of processor time beyond the free ones that a budget has at first; `words`: length of the masks."""
     return BURST_SECONDS + BURST_SECONDS_PER_TOKEN * 32 * words
 
 
 class RowBudget:
-    """Of one output."""
+    """The budget of one output."""
 
     __slots__ = ("_burst", "_free", "is_heavy", "left")
 
@@ -43,10 +44,10 @@ class RowBudget:
         self.left = self._burst = burst_seconds(words)
         """Seconds; below 0 the output has to end."""
         self.is_heavy = False
-        """Whether its newest step took more than is free."""
+        """Whether its newest step took more than the free seconds."""
 
     def spend(self, seconds: float) -> float:
-        """Take the work of one step out; how much of it was not free."""
+        """Charge `seconds` of work in one step; returns the seconds that were not free."""
         self.left = min(self._burst, self.left + self._free - seconds)
         extra = max(0.0, seconds - self._free)
         self.is_heavy = extra > 0.0
@@ -54,12 +55,12 @@ class RowBudget:
 
     @property
     def is_dear(self) -> bool:
-        """Whether it has taken enough of its burst for that not to be a moment's trouble of the machine."""
+        """Whether it has used more than `DEAR` of its burst, too much for a short disturbance of the machine."""
         return self.left < self._burst * (1 - DEAR)
 
 
 class SharedBudget:
-    """Of all outputs of an engine: their work beyond what is free takes at most a share of the time that passes."""
+    """The budget of all outputs of an engine, beyond free seconds: a burst, which refills by `SHARED_RATE`."""
 
     def __init__(self, words: int, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -67,11 +68,11 @@ class SharedBudget:
         self.left = self._burst = burst_seconds(words)
 
     def refill(self) -> None:
-        """Once a step."""
+        """Add what was regained since the last call; called once a step."""
         now = self._clock()
         self.left = min(self._burst, self.left + SHARED_RATE * (now - self._at))
         self._at = now
 
     def spend(self, extra: float) -> None:
-        """Take out what `RowBudget.spend` gave."""
+        """Charge `extra` seconds, as returned by `RowBudget.spend`."""
         self.left -= extra

@@ -41,7 +41,7 @@ JSON_OPTIONS: llguidance._lib.JsonCompileOptions = {
 }
 
 NOT_ALLOWED = "doesn't satisfy the grammar"
-"""What the library's error says of a token that a mask would not have; all its other errors are limits (1.9.1)."""
+"""Part of the library's error for a token that the mask forbids; all its other errors are limits (1.9.1)."""
 
 _REGEX_SPECIAL = frozenset("\\.+*?()|[]{}^$#&-~/")
 
@@ -64,7 +64,7 @@ class LLGuidance:
         self.pool = MaskPool()
 
     def compile(self, constraint: Constraint) -> LLGrammar:
-        """See `Backend.compile`; drops the GIL for the time it takes."""
+        """Compile `constraint`, without the GIL. Raises GrammarError."""
         try:
             source = _SOURCES[constraint.kind](constraint.source)
         except Exception as error:  # the converter raises whatever it trips over
@@ -76,7 +76,7 @@ class LLGuidance:
 
 
 class LLGrammar:
-    """A matcher at its start, of which requests get copies (0.7 µs each)."""
+    """A `Grammar`: a matcher at its start, of which requests get copies (0.7 µs each)."""
 
     def __init__(self, start: LLMatcher, field: str, vocabulary: Vocabulary, pool: MaskPool) -> None:
         self.field = field
@@ -87,15 +87,15 @@ class LLGrammar:
 
     @property
     def words(self) -> int:
-        """See `Grammar.words`."""
+        """Length of a mask in words."""
         return self._vocabulary.words
 
     def matcher(self) -> Matcher:
-        """See `Grammar.matcher`."""
+        """A copy of the matcher at its start."""
         return LLGuidanceMatcher(PacedRow(self._start.deep_copy(), self._pace), self._vocabulary)
 
     def accept_all(self, matchers: Sequence[Matcher], tokens: Sequence[int]) -> Sequence[bool]:
-        """See `Grammar.accept_all`."""
+        """Accept `tokens[i]` in `matchers[i]`: end tokens here, all others through the pool."""
         ends = self._vocabulary.end_ids
         rows = _rows(matchers)
         texts = [i for i, token in enumerate(tokens) if token not in ends]
@@ -108,7 +108,7 @@ class LLGrammar:
         return accepted
 
     def fill_all(self, matchers: Sequence[Matcher], words: Words) -> npt.NDArray[np.bool_]:
-        """See `Grammar.fill_all`."""
+        """Fill the masks through the pool, and clear the bits of ids that the model cannot sample; bool[G]."""
         assert words.dtype == np.int32 and words.flags["C_CONTIGUOUS"], (words.dtype, words.strides)
         rows = _rows(matchers)
         size = -(-self._vocabulary.size // 32)
@@ -121,7 +121,7 @@ class LLGrammar:
 
 
 class LLGuidanceMatcher:
-    """See `Matcher`."""
+    """A `Matcher` around one of the library's, which handles end tokens itself."""
 
     def __init__(self, row: PacedRow, vocabulary: Vocabulary) -> None:
         self.row = row
@@ -131,7 +131,7 @@ class LLGuidanceMatcher:
         self._has_ended = False
 
     def fill(self, words: Words) -> bool:
-        """See `Matcher.fill`."""
+        """Set the bits of tokens that may come next. Returns whether there is any."""
         assert words.dtype == np.int32 and words.flags["C_CONTIGUOUS"], (words.dtype, words.strides)
         if self._has_ended:
             return False
@@ -142,14 +142,14 @@ class LLGuidanceMatcher:
         return not self.inner.is_error() and bool(words.any())
 
     def accept(self, token: int) -> bool:
-        """See `Matcher.accept`."""
+        """Move on past `token`. An end token is allowed once, where the text so far is complete."""
         if token in self._vocabulary.end_ids:
             self._has_ended = not self._has_ended and self.inner.is_accepting()
             return self._has_ended
         return not self._has_ended and self.inner.consume_token(token)
 
     def rollback(self, count: int) -> None:
-        """See `Matcher.rollback`."""
+        """Undo the last `count` tokens; an accepted end token is the last of them."""
         if self._has_ended and count:
             self._has_ended, count = False, count - 1
         if count:
@@ -157,17 +157,17 @@ class LLGuidanceMatcher:
 
     @property
     def is_terminated(self) -> bool:
-        """See `Matcher.is_terminated`."""
+        """Whether an end token was accepted, or the library has stopped without an error."""
         return self._has_ended or (self.inner.is_stopped() and not self.inner.is_error())
 
     @property
     def failure(self) -> str | None:
-        """See `Matcher.failure`."""
+        """The library's error, if there is one."""
         return self.inner.get_error() if self.inner.is_error() else None
 
     @property
     def gave_up(self) -> bool:
-        """See `Matcher.gave_up`."""
+        """Whether the error is a limit of the library, not a forbidden token."""
         return self.inner.is_error() and NOT_ALLOWED not in self.inner.get_error()
 
 

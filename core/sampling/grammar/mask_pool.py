@@ -19,16 +19,17 @@ from core.machine import usable_cpus
 from core.types.grammar import Words
 
 MAX_THREADS = 8
-"""Of the masks of one step."""
+"""Most threads for the masks of one step."""
 BUDGET_SECONDS = 5e-4
-"""Spent here on the rows of one step, with the GIL held: as long as a switch interval, so the loop waits no longer."""
+"""Spent on the calling thread for the rows of one step, with the GIL held: as long as the switch interval
+of a process that runs only the engine, so its event loop waits no longer."""
 SLOW_SECONDS = 1e-3
 """A grammar with a row that takes longer is left to the threads until it has proved quick again."""
 
 
 @dataclass(slots=True)
 class Pace:
-    """Of one grammar, shared by its matchers. Nothing is known at first, so the first mask holds up nobody else."""
+    """Whether one grammar is quick; shared by its matchers. At first it is not: its first mask delays no other row."""
 
     is_quick: bool = False
 
@@ -42,7 +43,7 @@ class PacedRow:
 
 
 class MaskPool:
-    """Shared by all grammars of an engine, used by one thread at a time. Who does the work changes no answer."""
+    """Shared by all grammars of an engine, used by one thread at a time. The choice of thread changes no answer."""
 
     def __init__(self) -> None:
         self.handed_over = 0
@@ -50,7 +51,7 @@ class MaskPool:
         self._executor = LLExecutor(num_threads=max(1, min(MAX_THREADS, usable_cpus() // 2)))
 
     def accept(self, rows: Sequence[PacedRow], tokens: Sequence[int]) -> list[bool]:
-        """`consume_token` of each."""
+        """`consume_token` of `tokens[i]` by `rows[i]`: quick rows here while the budget lasts, others on threads."""
         accepted = [False] * len(rows)
         left, now = [], time.perf_counter()
         end = now + BUDGET_SECONDS
@@ -68,7 +69,7 @@ class MaskPool:
         return accepted
 
     def fill(self, rows: Sequence[PacedRow], masks: Words) -> None:
-        """The mask of each into its row of int32[G, W], contiguous, W what the library wants to the word."""
+        """Write the mask of each row into `masks`, contiguous int32[G, W]; W must be the library's own mask length."""
         assert masks.dtype == np.int32 and masks.flags["C_CONTIGUOUS"], (masks.dtype, masks.strides)
         base, size = masks.ctypes.data, masks.strides[0]
         left, now = [], time.perf_counter()
@@ -93,7 +94,7 @@ class MaskPool:
 
 
 def _timed(pace: Pace, began: float) -> float:
-    """Now; a row that took too long speaks against its grammar."""
+    """The time now. A row that took longer than `SLOW_SECONDS` marks its grammar as not quick."""
     now = time.perf_counter()
     if now - began > SLOW_SECONDS:
         pace.is_quick = False

@@ -16,7 +16,7 @@ INSTALL = "pip install 'slipstream[grammar]'"
 
 
 class GrammarError(Exception):
-    """A constraint cannot be compiled; the text is the library's own."""
+    """A constraint cannot be compiled; the message is the library's own."""
 
 
 class Backend(Protocol):
@@ -25,7 +25,7 @@ class Backend(Protocol):
     name: str
 
     def compile(self, constraint: Constraint) -> Grammar:
-        """Raises GrammarError."""
+        """Compile `constraint`. Raises GrammarError if the library cannot."""
         ...
 
 
@@ -33,16 +33,19 @@ BACKENDS: dict[str, tuple[str, str]] = {
     "llguidance": ("llguidance", "core.sampling.grammar.llguidance_backend"),
     "xgrammar": ("xgrammar", "core.sampling.grammar.xgrammar_backend"),
 }
-"""Name -> the package it needs, and the room that adapts it; both modules have `build(vocabulary) -> Backend`."""
+"""Name -> (package that it needs, module here that adapts it). Each module has `build(vocabulary) -> Backend`."""
 
 
 def installed() -> tuple[str, ...]:
-    """Names of backends whose package is there, best first."""
+    """Names of the backends whose package is installed, best first."""
     return tuple(name for name, (package, _) in BACKENDS.items() if importlib.util.find_spec(package) is not None)
 
 
 def choose(wanted: str) -> str | None:
-    """The backend to use: None when `wanted` is "none", or "auto" with nothing installed. Raises ConfigError."""
+    """The backend to use: None when `wanted` is "none", or "auto" with nothing installed.
+
+    Raises ConfigError when `wanted` names a backend that is not installed.
+    """
     if wanted == "none":
         return None
     there = installed()

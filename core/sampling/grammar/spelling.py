@@ -1,7 +1,7 @@
-"""The tokenizer as a grammar library may know it: ordinary tokens, and special ones that no text spells.
+"""A copy of the tokenizer for grammar libraries, in which no text spells a special token.
 
-A library splits text that a grammar forces into tokens, by the tokenizer, and a tokenizer finds its special tokens in
-text as well. A constraint that quotes `<|eos|>` would then force the end of the output, in the middle of it.
+A library uses the tokenizer to split text that a grammar forces, and a tokenizer also finds special tokens in text. So
+a constraint that quotes `<|eos|>` would force the end of the output where it should only print those characters.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ import tokenizers
 
 
 def spelling_of(backend: tokenizers.Tokenizer, model_size: int) -> tokenizers.Tokenizer:
-    """A copy of `backend` that splits text into what the model can sample, and into no special token.
+    """A copy of `backend` that splits text only into tokens that the model can sample, and into no special token.
 
-    Special tokens keep their ids, and have names that are drawn here. Ids of `model_size` and above are gone: the model
-    has no logits for them, and text that they spell has to be spelled by others.
+    Special tokens keep their ids and get random names. Ids of `model_size` and above are removed: the model has no
+    logits for them, so their text must be split into other tokens.
     """
     told: dict[str, Any] = json.loads(backend.to_str())
     told |= {"post_processor": None, "truncation": None, "padding": None}
@@ -37,7 +37,7 @@ def special_name(of: str) -> str:
 
 
 def _rename(model: dict[str, Any], names: dict[str, str], size: int) -> None:
-    """In `model`, as a tokenizer serialises it; pieces of ids from `size` on are left out, and what merges to them."""
+    """Rename pieces by `names` in `model`, a serialised tokenizer. Removes ids from `size` on, and merges to them."""
     pieces = model.get("vocab", {})
     if isinstance(pieces, dict):
         model["vocab"] = {names.get(piece, piece): index for piece, index in pieces.items() if index < size}

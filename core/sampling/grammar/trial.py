@@ -1,7 +1,7 @@
-"""The other end of a trial: a process that compiles constraints first, so that what kills it kills nobody else.
+"""The process of a trial: it compiles constraints first, so that one that crashes it does not crash the server.
 
-Run as a module by `core.engine.grammar.trial`; JSON lines in and out. A constraint that is served was compiled here
-within the bounds of time and memory, and its first masks were made; only then does the server compile it itself.
+Run as a module by `core.engine.grammar.trial`; JSON lines in and out. The server compiles a constraint itself only
+after this process has compiled it and made its first masks within the limits of time and memory.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from core.types.constraint import Constraint, ConstraintKind
 from core.types.grammar import Grammar
 
 PROBED_TOKENS = 8
-"""Masks that are tried, along one way through the grammar."""
+"""Masks that are made in a trial, along one path through the grammar."""
 
 
 def main() -> None:
-    """Answer until the input ends: when the server closes it, or is gone."""
+    """Answer requests until the input ends, because the server closed it or has exited."""
     os.nice(5)
     setup = json.loads(sys.stdin.readline())
     vocabulary = Vocabulary(**setup["vocabulary"] | {"end_ids": tuple(setup["vocabulary"]["end_ids"])})
@@ -39,7 +39,7 @@ def main() -> None:
 
 
 def examine(backend: Backend, vocabulary: Vocabulary, constraint: Constraint) -> dict[str, Any]:
-    """`bytes` that the grammar takes, as far as the system can tell; or the `error` that it is refused with."""
+    """{"bytes": growth of resident memory by the grammar}, or {"error": why the constraint is refused}."""
     before = _resident()
     try:
         grammar = backend.compile(constraint)
@@ -50,7 +50,7 @@ def examine(backend: Backend, vocabulary: Vocabulary, constraint: Constraint) ->
 
 
 def _probe(grammar: Grammar, vocabulary: Vocabulary) -> str | None:
-    """What is wrong with the masks of the first tokens."""
+    """Why the masks of the first tokens cannot be made; None if they can."""
     matcher, budget = grammar.matcher(), RowBudget(grammar.words)
     began = time.thread_time()
     for number in range(PROBED_TOKENS):
@@ -66,7 +66,7 @@ def _probe(grammar: Grammar, vocabulary: Vocabulary) -> str | None:
         if not some:
             return None if number or matcher.is_terminated else "no output can meet it"
         allowed = np.flatnonzero(np.unpackbits(words.view(np.uint8), bitorder="little"))
-        # The middle one, neither always the shortest nor always the end.
+        # The middle one of the allowed ids, so neither always the shortest text nor always the end.
         token = int(allowed[len(allowed) // 2])
         if token in vocabulary.end_ids or not matcher.accept(token):
             return matcher.failure

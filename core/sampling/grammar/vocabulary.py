@@ -1,4 +1,4 @@
-"""What a grammar library must know of the vocabulary, as plain data that can be sent to another process."""
+"""The facts that a grammar library needs about the vocabulary, as plain data that can be sent to another process."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from core.types.grammar import Words
 
 @dataclass(frozen=True, slots=True)
 class Vocabulary:
-    """Tokens of a served model. `end_ids` may end an output; `virtual_end`: the model has none, the id is made up."""
+    """Tokens of a served model. `end_ids` end an output. `virtual_end`: the model has no end id; one is made up."""
 
     tokenizer_json: str
-    """See `spelling_of`; with the made-up end token if there is one."""
+    """The tokenizer as `spelling_of` returns it, plus the made-up end token if there is one."""
     size: int
-    """Ids, those of the model without a token included, and a made-up end behind them."""
+    """Number of ids: all logits of the model, also those without a token, and the made-up end if there is one."""
     model_size: int
-    """Logits of the model: masks are this wide."""
+    """Number of logits of the model."""
     end_ids: tuple[int, ...]
     virtual_end: bool
 
     @classmethod
     def of(cls, backend: tokenizers.Tokenizer, model_size: int, ends: tuple[int, ...]) -> Vocabulary:
-        """`ends` are ids below `model_size`.
+        """The vocabulary of a model with `model_size` logits and the end ids `ends`, all below `model_size`.
 
-        Libraries cannot do without an end token, so a model that has none gets one outside of what it can sample.
+        Libraries need an end token, so a model without one gets an id that it cannot sample.
         """
         copy = spelling_of(backend, model_size)
         if ends:
@@ -45,7 +45,7 @@ class Vocabulary:
         return -(-self.size // 64) * 2
 
     def cut(self, words: Words) -> None:
-        """Clear in int32[..., W] what the model cannot sample: the made-up end, and the bits beyond its logits."""
+        """Clear in int32[..., W] the bits of ids that the model cannot sample: a made-up end, ids beyond its logits."""
         if self.virtual_end:
             end = self.end_ids[0]
             words[..., end >> 5] &= ~np.int32(np.uint32(1 << (end & 31)).astype(np.int32))
