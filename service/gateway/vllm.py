@@ -74,7 +74,7 @@ class VllmDialect(Answers):
     }
 
     def generate_request(self, message: pb.GenerateRequest, info: ModelInfo, deadline: float | None) -> Asked:
-        """Read a Generate. An unset temperature, length or seed is the checkpoint's default; other unset options are off.
+        """Read a Generate. An unset temperature, length or seed is the checkpoint's default, other options are off.
 
         Raises InvalidRequest.
         """
