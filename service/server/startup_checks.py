@@ -27,7 +27,7 @@ ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")
 
 
 def check(config: ServerConfig) -> None:
-    """Check the OTLP endpoint, ports, access files, checkpoint and adapters. Raises StartupError or ConfigError."""
+    """Check the OTLP endpoint, ports, access files, checkpoint and adapters. Raises StartupError."""
     otlp_endpoint(config.otlp_endpoint, os.environ)
     check_ports(config)
     check_security(config)
