@@ -12,7 +12,7 @@ import torch
 REPEATS = 20
 WARM_UPS = 3
 CUDA_BYTES, CPU_BYTES = 4 << 30, 64 << 20
-"""Bytes that are copied to measure the bandwidth, on a GPU and on a CPU: larger than the caches."""
+"""Bytes that are copied to measure the bandwidth, on a GPU, where they are far more than any cache holds, and a CPU."""
 CUDA_SIDE, CPU_SIDE = 8192, 256
 """Rows and columns of the matrices whose product measures the arithmetic."""
 

@@ -54,7 +54,7 @@ def serve(config_file: str | None, **flags: Any) -> None:
 
 
 async def _until_told(config: ServerConfig) -> int:
-    """Run the server. Returns its exit code. After it the process has EXIT_SECONDS to end, also after a StartupError."""
+    """Run the server. Returns its exit code. The process then has EXIT_SECONDS to end, also after a StartupError."""
     try:
         code = await _run(config)
     except StartupError as error:
