@@ -1,4 +1,4 @@
-"""The files that say who may call: tokens, limits of tenants, certificates. Each is read again when it changes."""
+"""The files about callers: their tokens, tenants' limits, certificates. Each file is read again when it changes."""
 
 from __future__ import annotations
 

@@ -92,7 +92,7 @@ def _vocabulary(sizes: Sequence[int], rounds: int, scratch: Path) -> list[Curve]
 
 
 def _streams(sizes: Sequence[int], rounds: int, scratch: Path) -> list[Curve]:
-    """Streams over gRPC, read by a client in its own process. Times are wall times: both processes share the machine."""
+    """Streams over gRPC, read by a client in its own process. Times are wall times: both share the machine."""
     cost = Curve("gRPC, wall time", "µs/token", 0.0, CACHES)
     rate = Curve("gRPC", "tokens/s", 1.0)
     engine = Curve("engine alone, read in process", "tokens/s", 1.0)

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 log = logging.getLogger("slipstream.audit")
-# Not left to the level of other logs: an operator who silences those still wants to know which caller did what.
+# Set here, so that an operator that silences other logs still gets the acts of callers.
 log.setLevel(logging.INFO)
 
 QUIET_SECONDS: Final = 10.0
