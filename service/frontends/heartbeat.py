@@ -5,8 +5,8 @@ part of a long frame too. A process is silent while one callback holds up its lo
 end is killed, is far longer than any callback of ours. What `STALE_SECONDS` of silence cause ends with the silence.
 
 As `core.engine.watchdog` does, this counts looks rather than the clock: one look adds at most two periods. So an
-observer that was stopped itself, alone or together with the process that it observes, does not count that time as
-silence.
+observer that was stopped itself, alone or together with the process that it observes, does not take that time for a
+long silence.
 """
 
 from __future__ import annotations

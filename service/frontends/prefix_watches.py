@@ -32,7 +32,7 @@ class PrefixWatches:
         return {"page_size": watch.page_size, "stored": len(watch.contents)}
 
     def contents(self, number: int, start: int) -> list[Any]:
-        """The watch's contents from record `start` on: at least one record, and at most PIECE_PAGES pages if more."""
+        """The watch's contents from record `start` on: one record, or several of at most PIECE_PAGES pages together."""
         told: list[PrefixStored] = []
         pages = 0
         for stored in self._watches[number].contents[start:]:
