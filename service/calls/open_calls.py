@@ -85,6 +85,7 @@ class OpenCalls:
 
         Raises NotPermitted, and what `TenantDesk.enter`, `Admission.slot` and `Engine.generate` do.
         """
+        # First, since it takes no place and no tokens of the tenant.
         self._refuse_grammar(asked)
         work = self._work(asked)
         place = await self._admit(asked.deadline, work, held)

@@ -46,9 +46,8 @@ class Keeper(Protocol):
 class KeptStream:
     """A stream of `tenant` that outlives the call that opened it. Event-loop thread only.
 
-    `over` is set once the engine has made the last token, read or not. `closed` is set once the stream has ended for
-    good: then it has no readers any more. `digest` identifies the request, so that the same request sent again is
-    recognised. `hold` is released when the engine is done with the request.
+    `over`: the engine has made the last token, read or not. `closed`: the stream was ended for good. `digest` is equal
+    for the same request sent again. `hold` is released when the engine is done with the request.
     """
 
     def __init__(
@@ -174,8 +173,7 @@ class KeptStream:
         await self._stream.aclose()
         await buggify.pause("closed")
         if not self.over:
-            # The engine may have made tokens that were never read and are gone now. Their number is not known, so the
-            # tenant pays the whole charge.
+            # Tokens that were made and never read are gone, their number unknown: the tenant pays the whole charge.
             self._hold.use_up()
         self._hold.release()
 
@@ -223,8 +221,7 @@ class Reader:
         """Number of `Finished` events that this reader gets."""
         self.gone = asyncio.Event()
         self._kept, self._places = kept, places
-        # `_begun`: Started was sent to this reader. `_caught_up`: all of the history was, so that from now on every
-        # event comes from the engine.
+        # `_begun`: Started was sent. `_caught_up`: all of the history was; from now on events come from the engine.
         self._begun = self._caught_up = False
         self._taken = self._waiting = False
         self._ready: Callable[[], None] | None = None
@@ -289,10 +286,9 @@ class Reader:
             self.notify()
 
     def _interrupt(self) -> None:
-        """Make the iterating task leave: at once if it waits for an event here.
+        """Make the iterating task leave: at once if it waits here, else at its next event or after STUCK_SECONDS.
 
-        Otherwise it leaves when it asks for its next event, or is cancelled after STUCK_SECONDS. It is not cancelled at
-        once, since it may be sending headers: a call whose headers were cut off half-way gets no status and hangs.
+        Else not at once: it may be sending headers, and a call whose headers are cut off hangs without a status.
         """
         if self._bound is not None:
             now = asyncio.get_running_loop().time()

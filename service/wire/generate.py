@@ -45,8 +45,7 @@ MAX_QUEUE_TIMEOUT_SECONDS = 315_576_000_000
 """The range of google.protobuf.Duration: 10,000 years, in seconds."""
 
 MAX_LOGPROB_ENTRIES_PER_MESSAGE = 16_384
-"""Log probabilities per response, alternatives included. At about 12 bytes each a merged delta stays far below 4 MiB, a
-client's default limit for a message."""
+"""Log probabilities per response, alternatives included: at about 12 bytes each far below a client's 4 MiB limit."""
 
 REQUEST_ID = re.compile(rf"[A-Za-z0-9._:-]{{1,{MAX_REQUEST_ID_CHARS}}}")
 
@@ -188,10 +187,7 @@ def seconds(duration: Duration) -> float:
 
 
 def duration(seconds: float) -> Duration | None:
-    """`seconds` as a protobuf duration; None, that is unset, for a time that was not measured and is not finite.
-
-    The time of the first token is such a time for an output that had no token.
-    """
+    """`seconds` as a protobuf duration; None for a time that is not finite: the first token of an empty output."""
     if not math.isfinite(seconds):
         return None
     nanos = max(0, round(seconds * 1e9))
