@@ -1,4 +1,4 @@
-"""What goes wrong between a client and the engine, beside `core.errors`; each has a status in `service.rpc.status`."""
+"""Errors between a client and the engine, beside those of `core.errors`; each has a status in `service.rpc.status`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ class NotReady(SlipstreamError):
 
 
 class EngineSilent(SlipstreamError):
-    """The engine's process says nothing to this front end, and may do so again; worth trying after `retry_after` s."""
+    """The engine's process sends nothing to this front end now. A client may try again after `retry_after` seconds."""
 
     reason = "ENGINE_SILENT"
     retry_after = 1.0
@@ -25,13 +25,13 @@ class UnknownService(SlipstreamError):
 
 
 class RequestIncomplete(SlipstreamError):
-    """The message of a call was not there in time; what had come of it is let go."""
+    """The message of a call was not there in time; the part that had arrived is dropped."""
 
     reason = "REQUEST_INCOMPLETE"
 
 
 class Unauthenticated(SlipstreamError):
-    """No token, or one that is not listed; which of these is not told."""
+    """The call has no token, or one that is not listed; the client is not told which."""
 
     reason = "UNAUTHENTICATED"
 
@@ -61,37 +61,37 @@ class TenantSequences(SlipstreamError):
 
 
 class ResumeOff(SlipstreamError):
-    """The server was started without a window in which streams are kept."""
+    """The server was started without a time for which streams are kept."""
 
     reason = "RESUME_OFF"
 
 
 class StreamNotFound(SlipstreamError):
-    """No stream of this id is kept for this caller, nor was one lately; other callers' are not there either."""
+    """No stream of this id is kept for this caller, nor was one lately. Streams of other callers are never found."""
 
     reason = "STREAM_NOT_FOUND"
 
 
 class StreamExpired(StreamNotFound):
-    """There was one, and no client came back for it in time."""
+    """There was a stream of this id, and no client attached to it in time."""
 
     reason = "STREAM_EXPIRED"
 
 
 class StreamEvicted(StreamNotFound):
-    """There was one, and it gave way to others."""
+    """There was a stream of this id, and it was dropped to make room for others."""
 
     reason = "STREAM_EVICTED"
 
 
 class PositionTooOld(SlipstreamError):
-    """What follows the given place was given up to make room."""
+    """Events after the given position were dropped to make room."""
 
     reason = "POSITION_TOO_OLD"
 
 
 class PositionAhead(SlipstreamError):
-    """Nothing was told up to the given place, so the caller cannot have it."""
+    """The stream has not reached the given position yet, so the caller cannot have received so much."""
 
     reason = "POSITION_AHEAD"
 

@@ -1,8 +1,8 @@
-"""What is a tenant's own: the names that tenants may have, and request ids and cache salts within them.
+"""The names that tenants may have, and the request ids and cache salts that belong to a tenant.
 
-Ids and salts are made the tenant's by a prefix with a NUL in it, which neither names nor ids can hold. So nothing
-behind the service can confuse two: their ids are different ids. The engine gets the name as well, to share the machine
-by.
+An id or a salt gets the tenant's name and a NUL in front. Neither names nor client ids can hold a NUL, so ids of two
+tenants are always different, and nothing behind the service can confuse them. The engine also gets the name by itself,
+to share the machine between tenants.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ def is_name(given: str) -> bool:
 
 
 def scoped_id(request_id: str, caller: str | None) -> str:
-    """`request_id` within what belongs to `caller`: what the engine knows the request by."""
+    """The id by which the engine knows the request `request_id` of `caller`."""
     return request_id if caller is None else f"{caller}\0{request_id}"
 
 
 def tenant_salt(salt: str, caller: str | None) -> str:
-    """`salt` within what belongs to `caller`. Names hold no NUL, so no salt of one caller can look like another's."""
+    """The engine's salt for `salt` of `caller`. Names hold no NUL, so no salt of one caller can look like another's."""
     return salt if caller is None else f"{caller}\0{salt}"
 
 
 def tenant_of_id(request_id: str) -> str:
-    """Whose request it is that the engine knows by this id; empty where callers have no names."""
+    """The tenant in an engine's id; empty where callers have no names."""
     return request_id.rpartition("\0")[0]
 
 
 def public_id(request_id: str) -> str:
-    """The id that the caller knows the request by."""
+    """The client's id in an engine's id."""
     return request_id.rpartition("\0")[2]

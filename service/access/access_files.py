@@ -1,4 +1,4 @@
-"""The files that say who may call: tokens, limits of tenants, certificates. Each is read again when it changes."""
+"""The files about callers: their tokens, tenants' limits, certificates. Each file is read again when it changes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from service.config.server_config import ServerConfig
 
 
 class AccessFiles:
-    """Those that `config` names; None for the others. Raises StartupError for what cannot be used."""
+    """The files that `config` names; None for the others. Raises StartupError for a file that cannot be used."""
 
     def __init__(self, config: ServerConfig) -> None:
         self.tokens: Reloaded[TokenBook] | None = None
@@ -22,6 +22,6 @@ class AccessFiles:
         self.certificates: Reloaded[TlsFiles] | None = tls_files(config)
 
     def failed(self) -> dict[str, bool]:
-        """Whether each kind of file cannot be used as it is now; from any thread."""
+        """For each kind of file, whether it cannot be used as it is now. Any thread may call it."""
         files = {"tokens": self.tokens, "tenants": self.tenants, "certificates": self.certificates}
         return {kind: False if file is None else file.failed for kind, file in files.items()}

@@ -1,8 +1,8 @@
-"""The audit log: one line of JSON for each act that changes or shows what is others', and for refused callers.
+"""The audit log: one line of JSON for each call of an OWN or ADMIN method, and for each refused caller.
 
-Lines hold names of callers and addresses, methods and outcomes; never a token, a prompt, an output, or anything of a
-message that a handler did not `note`. A flood of refusals, or of a tenant's subscriptions and flushes, is a line now
-and then with the count of those that are left out; metrics count all refusals.
+Lines hold names of callers and addresses, methods and outcomes. They never hold a token, a prompt, an output, or
+anything of a message that a handler did not `note`. A flood of refusals, or of a tenant's subscriptions and flushes, is
+thinned out (`service.process.audit_log.Floods`): later lines give the number left out. Metrics count all refusals.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ MOST_NOTED_CHARS: Final = 200
 
 @dataclass(slots=True)
 class _Act:
-    """A call that has a line, and what its handler has to say."""
+    """A call that has a line, and the facts that its handler adds to it. `begun` writes a line at once."""
 
     begun: Callable[[], None]
     facts: dict[str, str] = field(default_factory=dict)
@@ -38,21 +38,21 @@ _act: ContextVar[_Act | None] = ContextVar("slipstream_audit_act", default=None)
 
 
 def note(**facts: str) -> None:
-    """Have the audit line of this call tell `facts` too; nothing happens within a call that has none."""
+    """Add `facts` to the audit line of this call, each cut to MOST_NOTED_CHARS. No-op in a call that has no line."""
     act = _act.get()
     if act is not None:
         act.facts.update({name: value[:MOST_NOTED_CHARS] for name, value in facts.items()})
 
 
 def begun() -> None:
-    """Write a line for this call now, beside that of its end, which may be days away."""
+    """Write a line for this call now, beside the one at its end, which may be days away. No-op in other calls."""
     act = _act.get()
     if act is not None:
         act.begun()
 
 
 class Audit:
-    """What the calls of one server leave in the audit log."""
+    """Writes the audit lines of one server's calls."""
 
     def __init__(self, metrics: RpcMetrics) -> None:
         self._metrics = metrics
@@ -62,7 +62,11 @@ class Audit:
 
     @asynccontextmanager
     async def around(self, method: str, context: Context) -> AsyncIterator[None]:
-        """Around a call, inside of what turns errors into statuses and outside of what names and refuses callers."""
+        """Run a call inside, and write its line when it ends.
+
+        Stands inside `errors_to_statuses`, so that it sees the error itself. Stands outside the interceptors that name
+        and refuse callers, so that it sees their refusals.
+        """
         acts, began = METHODS.get(method) in (Permission.OWN, Permission.ADMIN), time.monotonic()
         if acts:
             _act.set(_Act(lambda: self._acted(method, context, "begun", None)))
@@ -99,7 +103,7 @@ class Audit:
         audit_log.write("refused", method=method, caller=caller, peer=address, reason=refused.reason, left_out=left_out)
 
     def _tell_later(self) -> None:
-        """A flood that ends leaves no line to count it in."""
+        """Write the number of lines left out after QUIET_SECONDS: no later line may come that could hold it."""
         if self._summary is None:
             self._summary = asyncio.get_running_loop().call_later(audit_log.QUIET_SECONDS, self._tell)
 

@@ -1,6 +1,6 @@
-"""Which caller calls, and whether it may: all but public methods need a token, also those yet to be written.
+"""Which caller calls, and whether it may: every method needs a token, unless the table METHODS says PUBLIC.
 
-A refused call never has its message read: what reads it, `RequestReads`, is inside both.
+A refused call never has its message read: `RequestReads` is inside both interceptors of this file.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ SCHEME = "bearer"
 
 
 class Authentication:
-    """Refuses calls without a listed token, and ends those whose token is taken off the list.
+    """Refuses calls without a listed token, and ends live calls whose token is taken off the list.
 
-    Runs inside what counts calls and turns errors into statuses, so that its refusals are counted and have one. A live
-    call is looked at every `recheck_seconds`.
+    Runs inside `count_calls` and `errors_to_statuses`, so that its refusals are counted and have a status. The token of
+    a live call is looked up again every `recheck_seconds`.
     """
 
     def __init__(self, tokens: Reloaded[TokenBook], recheck_seconds: float) -> None:
@@ -34,14 +34,18 @@ class Authentication:
 
     @asynccontextmanager
     async def around(self, _method: str, context: Context) -> AsyncIterator[None]:
-        """Around a call of a method that is not public. Raises Unauthenticated and TokenRevoked."""
+        """Run a call of a method that is not public inside, with its `caller_name`.
+
+        Raises Unauthenticated without a listed token, and TokenRevoked when the token of the live call is revoked.
+        """
         metadata: Any = context.invocation_metadata()
         presented = presented_token(metadata or ())
         caller = None if presented is None else self._tokens.current().find(presented)
         if caller is None:
             raise Unauthenticated("a valid bearer token is needed")
         caller_name.set(caller.name)
-        # Never due by itself: it is the one way to end this task from a callback and still know that it was us.
+        # Never due by itself. `_Watch` lets it expire from a callback, and `expired()` then tells that apart from a
+        # cancellation by another.
         bound = asyncio.timeout(None)
         watch = _Watch(lambda: self._tokens.current().holds(caller), self._recheck, bound)
         try:
@@ -57,14 +61,14 @@ class Authentication:
 
 
 class Authorization:
-    """Refuses callers by METHODS. Runs inside what names callers."""
+    """Refuses callers by METHODS. Runs inside the interceptors that name callers."""
 
     def __init__(self, permissions: Permissions) -> None:
         self._permissions = permissions
 
     @asynccontextmanager
     async def around(self, method: str, _context: Context) -> AsyncIterator[None]:
-        """Around a call of a method that takes more than `CALL`. Raises NotPermitted."""
+        """Run a call of a method that takes more than `CALL` inside. Raises NotPermitted."""
         caller, permission = caller_name.get(), METHODS.get(method)
         if permission is None or not self._permissions.may(caller, permission):
             raise NotPermitted(why_not(caller, permission))
@@ -72,12 +76,12 @@ class Authorization:
 
 
 def needs_no_permission(method: str) -> bool:
-    """Whether every caller may call `method`: public ones, and those that take nothing but to be a caller."""
+    """Whether every caller may call `method`: its permission is PUBLIC or CALL."""
     return METHODS.get(method) in (Permission.PUBLIC, Permission.CALL)
 
 
 class _Watch:
-    """Asks `still_listed` every `seconds` and lets `bound` expire once it is not."""
+    """Asks `still_listed` every `seconds`, and lets `bound` expire once the answer is no."""
 
     def __init__(self, still_listed: Callable[[], bool], seconds: float, bound: asyncio.Timeout) -> None:
         self._still_listed = still_listed
@@ -103,7 +107,7 @@ class _Watch:
 
 
 def presented_token(metadata: Sequence[tuple[str, str | bytes]]) -> str | None:
-    """The token of the one `authorization: Bearer …`; None for anything else, two of them included."""
+    """The token in the one `authorization: Bearer …` of `metadata`; None if there is none, or more than one."""
     values = [value for key, value in metadata if key == AUTHORIZATION]
     if len(values) != 1 or not isinstance(values[0], str):
         return None

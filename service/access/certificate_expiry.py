@@ -1,4 +1,4 @@
-"""When certificates end: `notAfter` out of their DER, since `ssl` shows it of certificates of peers only.
+"""When certificates end: `notAfter`, read from their DER, since `ssl` shows it only for certificates of peers.
 
 RFC 5280, 4.1: a certificate is SEQUENCE {tbsCertificate, …}; that is SEQUENCE {[0] version?, serialNumber, signature,
 issuer, validity {notBefore, notAfter}, …}. Nothing else is read, and nothing is verified here.
@@ -21,7 +21,7 @@ _PIVOT: Final = 50
 
 
 def earliest_end(pem: bytes) -> datetime | None:
-    """When the first of the certificates in `pem` ends, in UTC; None without one that can be read."""
+    """The earliest end of the certificates in `pem`, in UTC; None if none of them can be read."""
     ends = []
     for found in _PEM.findall(pem):
         try:
@@ -43,7 +43,7 @@ def _not_after(der: bytes) -> datetime:
 
 
 def _elements(der: bytes) -> Iterator[tuple[int, bytes]]:
-    """Tag and content of each element, one behind the other."""
+    """Tag and content of each DER element of `der`, in order. Raises IndexError where the bytes end within a header."""
     at = 0
     while at < len(der):
         tag, length, at = der[at], der[at + 1], at + 2

@@ -18,7 +18,7 @@ ALTERNATIVE_NAME = "x509_subject_alternative_name"
 def certificate_name(properties: Mapping[str, Iterable[bytes]]) -> str | None:
     """The name in a verified client certificate: its common name, else its first alternative name.
 
-    None without either, and for one that is not 1 to 256 printable ASCII characters: a NUL in a name could make one
+    None if it has neither, or if the name is not 1 to 256 printable ASCII characters: a NUL in a name could make one
     tenant look like another.
     """
     for key in (COMMON_NAME, ALTERNATIVE_NAME):
@@ -29,9 +29,10 @@ def certificate_name(properties: Mapping[str, Iterable[bytes]]) -> str | None:
 
 
 class CertificateNames:
-    """Around a call on a server that asks for client certificates: those of `allowed` names may call, None: all.
+    """Refuses calls by the name in their client certificate, on a server that asks for certificates.
 
-    With `naming` the name is the caller's; without, a token says who calls, and the certificate only whether it may.
+    Only `allowed` names may call; None allows every name. With `naming` the name in the certificate becomes the
+    caller's name. Without it the token names the caller, and the certificate only says whether it may call.
     """
 
     def __init__(self, allowed: frozenset[str] | None, *, naming: bool) -> None:
@@ -39,7 +40,7 @@ class CertificateNames:
 
     @asynccontextmanager
     async def around(self, method: str, context: Context) -> AsyncIterator[None]:
-        """Raises Unauthenticated."""
+        """Run a call inside. Raises Unauthenticated for a missing or refused name; public methods need none."""
         if not is_public(method):
             name = certificate_name(context.auth_context())
             if name is None and (self._naming or self._allowed is not None):

@@ -1,4 +1,4 @@
-"""How the files that say who may call are, at scrape time: whether they could be read, and when certificates end."""
+"""The state of the access files at scrape time: whether they can be used, and the seconds until certificates end."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from service.metrics import names
 
 
 class FilesCollector(Collector):
-    """Looks at `files` at each scrape, so that a bad one is told of before the next call comes."""
+    """Looks at `files` at each scrape, so that a bad file shows in metrics before the next call comes."""
 
     def __init__(self, files: AccessFiles) -> None:
         self._files = files
 
     def collect(self) -> Iterator[Family]:
-        """Both families. A file that is not configured is 0; a certificate that is not there has no sample."""
+        """Both families. A file that is not configured counts as 0, not failed; an absent certificate has no sample."""
         failed = GaugeMetricFamily(
             names.RELOAD_FAILED.name, names.RELOAD_FAILED.help, labels=names.RELOAD_FAILED.labels
         )

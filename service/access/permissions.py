@@ -1,7 +1,7 @@
-"""Which caller may call what: a table of every method of every service, and what a server's settings let callers do.
+"""Which caller may call which method: a table of every method, and the permissions that a server's settings give.
 
-A method that is not in the table is refused to every caller, so a new one, in whatever dialect, begins closed. A test
-walks what servers register and compares.
+A method that is not in the table is refused to every caller, so a new method of any dialect begins closed. A test
+compares the table with the methods that servers register.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from service.config.server_config import ANY_NAME, ServerConfig
 
 
 class Permission(Enum):
-    """What it takes to call a method."""
+    """What a caller needs to call a method."""
 
     PUBLIC = "public"
-    """Nothing, not even a token: kubelets and load balancers have none, and learn whether the server is up."""
+    """Nothing, not even a token: kubelets and load balancers have none, and ask whether the server is up."""
     CALL = "call"
-    """To be let in: a token or certificate where they are asked for."""
+    """A token or certificate, on a server that asks for them; else nothing."""
     OWN = "own"
-    """A name: the method shows or changes what is kept of one tenant's prompts."""
+    """A name: the method shows or changes what the server keeps of one tenant's prompts."""
     ADMIN = "admin"
-    """A name that `--admins` lists: the method changes what others are served."""
+    """A name that `--admins` lists: the method changes what other callers are served."""
 
 
 def _methods(service: str, permission: Permission, names: str) -> dict[str, Permission]:
@@ -65,7 +65,7 @@ _UNNAMED: Final[Mapping[str, frozenset[Permission]]] = MappingProxyType(
 
 
 class Permissions:
-    """What callers may do by a server's settings."""
+    """What callers may do, by the settings of one server."""
 
     def __init__(self, config: ServerConfig) -> None:
         self._admins = config.admin_names
@@ -83,15 +83,15 @@ class Permissions:
     def may_constrain(self, caller: str | None, kind: ConstraintKind) -> bool:
         """Whether `caller` may constrain outputs in this form.
 
-        Grammars are for those the operator names: any ambiguity can be written in a few characters of one, and what it
-        costs shows only while it is followed.
+        Grammars (EBNF) are for callers that the operator names. A few characters of a grammar can hold any ambiguity,
+        and its cost shows only while an output follows it.
         """
         if kind is not ConstraintKind.EBNF or ANY_NAME in self._writers:
             return True
         return caller is not None and caller != UNNAMED and caller in self._writers
 
     def sees_all(self, caller: str | None) -> bool:
-        """Whether figures and flushes are of all tenants: for admins, and where callers have no names to tell apart."""
+        """Whether loads and flushes of `caller` are of all tenants: for admins, and for callers without names."""
         return caller is None or self.may(caller, Permission.ADMIN)
 
 
@@ -101,7 +101,7 @@ def is_public(method: str) -> bool:
 
 
 def why_not(caller: str | None, permission: Permission | None) -> str:
-    """What a caller is told that may not call a method which takes `permission`, or is in no table."""
+    """The error text for a caller that lacks `permission`; None stands for a method that is not in METHODS."""
     if permission is None:
         return "no caller may call this method"
     if caller is None or caller == UNNAMED:

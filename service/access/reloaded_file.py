@@ -1,7 +1,7 @@
 """A value made from small files and kept current while they change: tokens and certificates are rotated under a server.
 
-No watch descriptor: each use of the value has a `stat` made (`service.access.timed_look`), which follows links, so that
-the swap of a directory link (how Kubernetes replaces a mounted secret) is a change like any other.
+Files are not watched. Each use of the value makes a `stat` of them (`service.access.timed_look`), which follows links.
+So the swap of a directory link, by which Kubernetes replaces a mounted secret, is seen like any other change.
 """
 
 from __future__ import annotations
@@ -23,24 +23,25 @@ log = logging.getLogger(__name__)
 MAX_FILE_BYTES = 1024 * 1024
 
 SETTLE_SECONDS = 2.0
-"""How long a change of the stamp makes every look read the files: a second write within one tick of the file system's
-clock leaves the stamp as it was, and a writer that does not rename may still be at work."""
+"""Seconds after a change of the stamp in which every look reads the files. A second write within one tick of the file
+system's clock leaves the stamp as it was, and a writer that does not rename may still be at work."""
 
 GRACE_SECONDS = 1.0
-"""How long a file may be away, or empty, since it was last seen in order: an editor that writes in place makes it so
-for a moment. A rename and the swap of a directory link never do."""
+"""Seconds that a file may be away or empty since it was last seen in order. An editor that writes in place makes it so
+for a moment; a rename and the swap of a directory link never do."""
 
 T = TypeVar("T")
 Stamp = tuple[tuple[int, ...] | None, ...]
 
 
 class Reloaded(Generic[T]):
-    """What `parse` makes of the files' contents. Thread-safe.
+    """The value that `parse` makes of the files' contents. Thread-safe.
 
-    Construction raises StartupError for what cannot be read or parsed. Later, that is logged and the value is `failed`;
-    the last good one stays, or what `spoilt` makes of that and the new contents, None where they cannot be read. A
-    file that is away or empty is no such failure until GRACE_SECONDS after it was last seen in order. `what` names the
-    value in the log; contents are never logged, so `parse` may not quote them in its errors.
+    Construction raises StartupError for files that cannot be read or parsed. Later such a failure is logged, and the
+    value is `failed`. The last good value stays then; with `spoilt` the value is `spoilt(last_good, contents)` instead,
+    where contents are None if they cannot be read. With `spoilt`, a file that is away or empty is no failure until
+    GRACE_SECONDS after it was last seen in order. `what` names the value in the log. Contents are never logged, so
+    `parse` must not quote them in its errors.
     """
 
     def __init__(
@@ -60,7 +61,7 @@ class Reloaded(Generic[T]):
         contents = self._read()
         self._digest: bytes | None = _digest(contents)
         self._bad: bytes | None = None
-        # Told once per cause; while files settle, every look meets the same error.
+        # The error logged last, so that each cause is logged once: while files settle, every look meets it again.
         self._told = ""
         self._waiting = False
         self._value = self._good = self._made_of(contents)
@@ -80,7 +81,7 @@ class Reloaded(Generic[T]):
 
     @property
     def failed(self) -> bool:
-        """Whether the files as they are now cannot be used."""
+        """Whether the files, as they are now, cannot be used."""
         self.current()
         return bool(self._told)
 
@@ -106,7 +107,7 @@ class Reloaded(Generic[T]):
                 self._fail(contents, error.message)
 
     def _made_of(self, contents: tuple[bytes, ...]) -> T:
-        """What `parse` makes of them. StartupError for whatever it raises: no content may fail the calls that look."""
+        """The value of `contents`. Any error of `parse` becomes StartupError: no content may fail calls that look."""
         try:
             return self._parse(contents)
         except StartupError:
@@ -119,7 +120,7 @@ class Reloaded(Generic[T]):
         going_on = "going on with the last good one"
         if self._spoilt is not None:
             self._value = self._spoilt(self._good, contents)
-            # What was good before may be so again, and is another value than this.
+            # The last good contents may come back, and must then be parsed again to replace this value.
             self._digest = None
             going_on = "what it is not seen to hold is refused"
         if why != self._told:
@@ -134,7 +135,7 @@ class Reloaded(Generic[T]):
 
 
 def _stamp(path: Path) -> tuple[int, ...] | None:
-    """What changes when the file is written, replaced or reached through another link; None if it is not there."""
+    """Numbers that change when the file is written, replaced or reached through another link; None without a file."""
     try:
         found = os.stat(path)
     except OSError:

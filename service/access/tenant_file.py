@@ -24,7 +24,7 @@ OTHER = "other"
 
 MAX_TENANTS = 1024
 MAX_LIMIT = 1e15
-"""Up to here a float counts by one."""
+"""A float counts in steps of one up to here."""
 MAX_SHOWN_CHARS = 80
 MIN_RATE = 0.001
 MIN_WEIGHT, MAX_WEIGHT = 0.01, 100.0
@@ -32,14 +32,15 @@ MIN_WEIGHT, MAX_WEIGHT = 0.01, 100.0
 
 @dataclass(frozen=True, slots=True)
 class TenantLimits:
-    """What one tenant may do, over all connections and front ends; None: no limit of its own."""
+    """The limits of one tenant, over all connections and front ends. None: no limit of its own."""
 
     requests_per_second: float | None = None
     concurrent_requests: int | None = None
     concurrent_sequences: int | None = None
     tokens_per_minute: float | None = None
     weight: float = 1.0
-    """Its part of the machine beside others that want theirs: twice the weight, twice the tokens, rows and pages."""
+    """The tenant's share of the machine beside others that want theirs: twice the weight, twice the tokens, rows and
+    pages."""
 
     @property
     def none(self) -> bool:
@@ -69,7 +70,7 @@ class TenantBook:
         return self._limits.get(tenant, self._other)
 
     def label(self, tenant: str) -> str:
-        """What metrics call `tenant`: only the file makes labels, never a caller."""
+        """The label of `tenant` in metrics: its name if the file lists it, else OTHER. Callers never make labels."""
         return tenant if tenant in self._limits else OTHER
 
 
@@ -79,7 +80,7 @@ def tenants_file(path: str | Path) -> Reloaded[TenantBook]:
 
 
 def parse_tenants(content: bytes, path: str | Path) -> TenantBook:
-    """Names and limits. StartupError names the file and the tenant."""
+    """The limits by tenant. Raises StartupError, which names the file and the tenant."""
     listed = load_yaml(content, path)
     if not isinstance(listed, dict):
         raise StartupError(f"{path}: must hold names of tenants with their limits")

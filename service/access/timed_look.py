@@ -1,6 +1,7 @@
-"""Looks at files from a thread, since a file system may never answer: a network mount whose server is gone.
+"""Looks at files from a thread, since a file system may never answer, as a network mount does whose server is gone.
 
-The event loop asks for tokens at every call. Then one thread hangs; callers wait for it once, LOOK_SECONDS at most.
+The event loop asks for tokens at every call. If the file system hangs, one thread hangs with it. Callers wait for that
+thread once, LOOK_SECONDS at most.
 """
 
 from __future__ import annotations
@@ -17,26 +18,26 @@ from typing import Any, Protocol, TypeVar
 log = logging.getLogger(__name__)
 
 LOOK_SECONDS = 0.25
-"""How long a call waits for what takes microseconds."""
+"""Seconds that a call waits at most for a look, which usually takes microseconds."""
 HUNG_SECONDS = 5.0
-"""A look that takes longer is told of. A busy machine makes one late too, but not by so much."""
+"""Seconds after which a look is logged as hung. A busy machine makes a look late too, but not by so much."""
 FRESH_SECONDS = 0.005
-"""Several calls within it share one look: handing it to a thread takes longer than the look."""
+"""Seconds in which calls share one look: handing it to a thread takes longer than the look itself."""
 
 T = TypeVar("T")
 
 
 class Looking(Protocol[T]):
-    """What has a value that a look renews."""
+    """An object with a value that a look renews; `_what` names it in the log."""
 
     _what: str
     _value: T
 
 
 def looked_at_in_time(look: Callable[[Any], T]) -> Callable[[Any], T]:
-    """A method that looks and gives `_value`, done elsewhere: the last value if the files do not answer in time.
+    """Decorate a method `look` that renews `_value` and returns it, so that it runs on a thread.
 
-    Raises what `look` raises.
+    The new method returns `_value`; that is the last one if the files do not answer in time. Raises what `look` raises.
     """
 
     @functools.wraps(look)
@@ -51,7 +52,7 @@ def looked_at_in_time(look: Callable[[Any], T]) -> Callable[[Any], T]:
 
 
 class TimedLook:
-    """One look at a time, and none begins while another has not ended. Thread-safe."""
+    """Runs one look at a time on its own thread; none begins while another has not ended. Thread-safe."""
 
     def __init__(self, what: str, look: Callable[[], object]) -> None:
         self._what, self._look = what, look
@@ -64,7 +65,10 @@ class TimedLook:
         self._thread: threading.Thread | None = None
 
     def renew(self) -> None:
-        """Look, unless that was done just now. Returns after LOOK_SECONDS at most, and at once while a look is late."""
+        """Look, unless a look ended within the last FRESH_SECONDS. Raises what the look raises.
+
+        Returns after LOOK_SECONDS at most, and at once while a look is late.
+        """
         with self._lock:
             if self._late or time.monotonic() < self._fresh_until:
                 self._tell_if_hung()
@@ -78,7 +82,7 @@ class TimedLook:
                 self._tell_if_hung()
 
     def _tell_if_hung(self) -> None:
-        """Once per look; the lock is held."""
+        """Log a look that hangs, once. The caller holds the lock."""
         if self._late and not self._told and time.monotonic() - self._began >= HUNG_SECONDS:
             self._told = True
             log.error("%s: its file system does not answer; going on with the last one", self._what)

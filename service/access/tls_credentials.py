@@ -1,4 +1,4 @@
-"""TLS as grpc takes it: a server whose certificate can change under it, and what a client trusts and presents."""
+"""TLS credentials for grpc: of a server whose certificate files can change, and of a client."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from service.access.tls_files import TlsFiles, check_ca, check_pair
 
 @dataclass(frozen=True, slots=True)
 class ClientTls:
-    """PEM contents: whom to trust (None: the system's authorities), and a client's own certificate for mutual TLS."""
+    """PEM contents: the authorities to trust (None: the system's), and a client's own certificate for mutual TLS."""
 
     ca: bytes | None = None
     cert: bytes | None = None
@@ -21,7 +21,7 @@ class ClientTls:
 
     @classmethod
     def read(cls, ca: str | None = None, cert: str | None = None, key: str | None = None) -> ClientTls:
-        """From files. Raises StartupError naming the one that cannot be used."""
+        """Read the contents from files. Raises StartupError, which names the file that cannot be used."""
         paths = [path for path in (ca, cert, key) if path is not None]
         found = Reloaded("TLS files", paths, lambda contents: dict(zip(paths, contents, strict=True))).current()
         tls = cls(*(None if path is None else found[path] for path in (ca, cert, key)))
@@ -32,12 +32,12 @@ class ClientTls:
         return tls
 
     def credentials(self) -> grpc.ChannelCredentials:
-        """For a secure channel."""
+        """The credentials of a secure channel."""
         return grpc.ssl_channel_credentials(self.ca, self.key, self.cert)
 
 
 def server_credentials(files: Reloaded[TlsFiles]) -> grpc.ServerCredentials:
-    """Credentials that look for new files at every handshake; open connections keep what they were made with."""
+    """Credentials that look for new files at every handshake. Open connections keep the certificate they began with."""
     served = files.current()
 
     def fetch() -> grpc.ServerCertificateConfiguration | None:

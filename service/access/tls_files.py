@@ -1,7 +1,7 @@
-"""Certificate, key and client CA: read, proved to fit together, and read again when they change.
+"""Certificate, key and client CA: read, checked to fit together, and read again when they change.
 
-`ssl` of the standard library does the proving, because grpc reports a bad pair only by refusing every handshake. Knows
-no grpc, so that a bad file is told before anything heavy is imported.
+The standard library's `ssl` checks them, because grpc reports a bad pair only by refusing every handshake. This file
+imports no grpc, so that a bad file is reported before anything heavy is imported.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from service.config.server_config import ServerConfig
 
 @dataclass(frozen=True, slots=True)
 class TlsFiles:
-    """PEM contents that fit together; with `client_ca`, clients must present a certificate that it signed."""
+    """PEM contents that fit together. With `client_ca`, clients must present a certificate signed by it."""
 
     cert: bytes
     key: bytes = field(repr=False)
@@ -26,7 +26,7 @@ class TlsFiles:
 
 
 def tls_files(config: ServerConfig) -> Reloaded[TlsFiles] | None:
-    """What `config` names, None without TLS. Raises StartupError."""
+    """The TLS files that `config` names; None without TLS. Raises StartupError for files that cannot be used."""
     if config.tls_cert is None or config.tls_key is None:
         return None
     named, ca_path = (config.tls_cert, config.tls_key), config.tls_client_ca
@@ -44,7 +44,7 @@ def tls_files(config: ServerConfig) -> Reloaded[TlsFiles] | None:
 
 
 def check_pair(cert: bytes, key: bytes, cert_path: str | Path, key_path: str | Path) -> None:
-    """StartupError unless `cert` is a PEM chain and `key` the unencrypted private key of its first certificate."""
+    """Raise StartupError unless `cert` is a PEM chain and `key` the unencrypted key of its first certificate."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     # The library takes file names only. Memory files hold exactly the bytes that will be served, whatever happens to
     # the named ones in the meantime.
@@ -58,7 +58,7 @@ def check_pair(cert: bytes, key: bytes, cert_path: str | Path, key_path: str | P
 
 
 def check_ca(ca: bytes, path: str | Path) -> None:
-    """StartupError unless `ca` holds PEM certificates."""
+    """Raise StartupError unless `ca` holds PEM certificates."""
     try:
         ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(cadata=ca.decode("ascii"))
     except (ssl.SSLError, ValueError):

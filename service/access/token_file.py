@@ -1,7 +1,7 @@
-"""Bearer tokens: the file that lists them and the comparison that tells nothing by its timing.
+"""Bearer tokens: the file that lists them, and a comparison whose timing shows nothing about them.
 
-Only digests are kept. They all have one length, and every presented token is compared with every entry to the end, so
-neither the place of a match nor the length of a common prefix shows in the time taken.
+Only digests are kept, all of one length. Every presented token is compared with every entry to the end. So neither the
+place of a match nor the length of a common prefix shows in the time taken.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ UNNAMED = "unnamed"
 """The caller of a token that has no name in the file."""
 
 MIN_TOKEN_CHARS = 16
-"""Shorter ones can be guessed; and a file caught half-written must not make the first letters of a token a token."""
+"""Shorter tokens can be guessed. And the first letters of a token, in a half-written file, must not become a token."""
 
 MAX_TOKENS = 1024
-"""All are compared on every call."""
+"""Bounds the time of a call's check, in which all tokens are compared."""
 
 _TOKEN = re.compile(rf"[A-Za-z0-9._~+/-]{{{MIN_TOKEN_CHARS},2048}}={{0,2}}")
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
@@ -31,7 +31,7 @@ _NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Who presented a token: its name, and what it takes to ask later whether the token is still good."""
+    """The caller that presented a token: its name, and the token's digest, by which `holds` finds it again later."""
 
     name: str
     digest: bytes = field(repr=False)
@@ -47,7 +47,7 @@ class TokenBook:
         return len(self._callers)
 
     def find(self, presented: str) -> Caller | None:
-        """Whose token this is."""
+        """The caller of the token `presented`; None if it is not listed."""
         return self._matching(_digest_of(presented))
 
     def holds(self, caller: Caller) -> bool:
@@ -55,7 +55,7 @@ class TokenBook:
         return self._matching(caller.digest) is not None
 
     def limited_to(self, digests: frozenset[bytes]) -> TokenBook:
-        """Those of its tokens whose digests are among `digests`."""
+        """A book of only the tokens whose digests are in `digests`."""
         listed = {caller.digest: caller for caller in self._callers}
         return TokenBook(listed[each] for each in listed.keys() & digests)
 
@@ -74,9 +74,9 @@ def token_file(path: str | Path) -> Reloaded[TokenBook]:
 
 
 def _still_listed(last: TokenBook, contents: tuple[bytes, ...] | None) -> TokenBook:
-    """Of the last good state what a bad file is seen to hold; of one that cannot be read, nothing.
+    """The tokens of the last good state that a bad file still holds; none if the file cannot be read.
 
-    No token is new here: the beginning of one, in a file that is half written, must not become one.
+    So revoked tokens end at once. No new token is accepted: the beginning of one, in a half-written file, is none.
     """
     secrets = () if contents is None else _secrets(contents[0])
     found = frozenset(_digest_of(secret) for secret in secrets)
@@ -84,16 +84,16 @@ def _still_listed(last: TokenBook, contents: tuple[bytes, ...] | None) -> TokenB
 
 
 def _secrets(content: bytes) -> Iterator[str]:
-    """What stands where lines have their token, good or not."""
+    """The text in the token's place of each line, whether it is a good token or not."""
     for line in content.decode("ascii", "replace").splitlines():
         if not line.strip().startswith("#"):
             yield line.strip().rpartition(":")[2]
 
 
 def parse_tokens(content: bytes, path: str | Path) -> TokenBook:
-    """One `token` or `name:token` a line; empty lines and lines that start with # are skipped.
+    """Read one `token` or `name:token` a line; empty lines and lines that start with # are skipped.
 
-    StartupError names file and line, and never shows what stands there.
+    Raises StartupError, which names file and line and never shows the line's text.
     """
     seen: dict[bytes, int] = {}
     callers: list[Caller] = []
@@ -111,7 +111,7 @@ def parse_tokens(content: bytes, path: str | Path) -> TokenBook:
 
 
 def first_token(path: str | Path) -> str:
-    """The first token of a file of the same form: what a client presents. Raises StartupError."""
+    """The first token of a file of the same form, which a client presents. Raises StartupError."""
 
     def first(contents: tuple[bytes, ...]) -> str:
         parse_tokens(contents[0], path)
@@ -121,7 +121,7 @@ def first_token(path: str | Path) -> str:
 
 
 def _lines(content: bytes, path: str | Path) -> Iterator[tuple[int, str, str]]:
-    """(line number, name, token) of every line that holds one."""
+    """(line number, name, token) of every line that holds a token. Raises StartupError."""
     try:
         lines = content.decode("ascii").splitlines()
     except UnicodeDecodeError:

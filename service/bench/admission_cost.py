@@ -1,4 +1,4 @@
-"""What a prompt costs before it is computed: matched with the radix tree, given to it, admitted by the scheduler."""
+"""The cost of a prompt before it is computed: its match in the radix tree, its insertion there, its admission."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ VOCAB_IDS = 30_000
 
 
 def match_seconds(pages: int, *, edges: int = 1) -> float:
-    """A prompt of `pages` pages that is held in full, by a path of `edges` nodes: match, lock, unlock."""
+    """Seconds to match, lock and unlock a prompt of `pages` pages, all of them cached, on a path of `edges` nodes."""
     cache, ids = RadixCache(PAGE_SIZE), prompt(pages)
     cache.insert(ids, np.arange(1, pages + 1), "", 0)
-    # A match splits the edge in which it ends; from the last cut to the first, so that each looks at one edge only.
+    # A match splits the edge in which it ends. From the last cut to the first, so that each match sees one edge only.
     for cut in range(edges - 1, 0, -1):
         cache.match(ids, pages * cut // edges * PAGE_SIZE, "")
 
@@ -35,7 +35,7 @@ def match_seconds(pages: int, *, edges: int = 1) -> float:
 
 
 def match_seconds_in_tree(nodes: int, pages: int = 64) -> float:
-    """A prompt of `pages` pages in a tree of `nodes` other prompts with as many pages each."""
+    """Seconds to match a prompt of `pages` pages in a tree of `nodes` prompts with as many pages each."""
     cache = RadixCache(PAGE_SIZE)
     for index in range(nodes):
         cache.insert(prompt(pages, index), np.arange(1, pages + 1) + index * pages, "", 0)
@@ -44,14 +44,15 @@ def match_seconds_in_tree(nodes: int, pages: int = 64) -> float:
 
 
 def insert_seconds(pages: int) -> float:
-    """A whole prompt given to an empty namespace, and evicted again outside of the time."""
+    """Seconds to insert a prompt of `pages` pages into an empty tree; it is evicted again outside of the time."""
     cache, ids, numbers = RadixCache(PAGE_SIZE), prompt(pages), np.arange(1, pages + 1)
     return _median(lambda: cache.insert(ids, numbers, "", 0), after=cache.clear)
 
 
 def admission_seconds(pages: int, *, cached: bool = False, running: int = 1) -> float:
-    """The step that admits a prompt of `pages` pages in one chunk: rows, pages, plan and batch. `cached`: all of it but
-    the last page is in the tree. `running`: that many decode beside it.
+    """Seconds of the step that admits a prompt of `pages` pages in one chunk: rows, pages, plan and batch.
+
+    `cached`: all pages but the last are in the tree. `running`: number of requests that decode beside it.
     """
     tokens, limit = pages * PAGE_SIZE, 2 * REPEATS + 4 * running + 64
     scheduler = new_scheduler(running + 1, tokens + limit + PAGE_SIZE, policy="fcfs")
@@ -75,7 +76,7 @@ def admission_seconds(pages: int, *, cached: bool = False, running: int = 1) -> 
 
 
 def prompt(pages: int, seed: int = 0) -> Ints:
-    """int64[pages * page size], another for each seed."""
+    """Random token ids, int64[pages * page size], different for each seed."""
     return np.random.default_rng(seed).integers(3, VOCAB_IDS, pages * PAGE_SIZE)
 
 

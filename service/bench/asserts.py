@@ -15,7 +15,7 @@ from core.device.streams import resolve_device
 ROWS = (1, 64, 256)
 POOL_ROWS = 1024
 STEP_SECONDS = 0.005
-"""The step that costs are compared with: the goal is COUNT below 0.5 % of it."""
+"""The step with which costs are compared: the goal is COUNT below 0.5 % of it."""
 STEPS, ROUNDS = 300, 15
 WARM_UP = 20
 
@@ -33,10 +33,10 @@ class CheckedRelay:
 
     @torch.inference_mode()
     def seconds_per_step(self, steps: int) -> float:
-        """Mean over `steps` steps back to back, until the device is through with them.
+        """Mean seconds over `steps` steps back to back, until the device has done them.
 
-        All modes read and stash; only what they check differs. On the CPU, trapping engines also look for duplicate
-        rows, which is not in here.
+        All modes read and stash; they differ only in their checks. On the CPU, trapping engines also look for duplicate
+        rows, which is not measured here.
         """
         tokens = self._one_step(self._rows)
         self._synchronize()
@@ -58,7 +58,7 @@ class CheckedRelay:
 
 
 def check_costs(rows: int, device: torch.device, steps: int, rounds: int) -> dict[AssertMode, float]:
-    """Median seconds per step by mode. Modes take turns, so that whatever else this machine does hits all alike."""
+    """Median seconds per step by mode. Modes take turns, so that other work of this machine affects all alike."""
     relays = {mode: CheckedRelay(mode, rows, device) for mode in AssertMode}
     for relay in relays.values():
         relay.seconds_per_step(WARM_UP)
@@ -98,7 +98,7 @@ def asserts(device: str, steps: int, rounds: int, as_json: bool) -> None:
 
 
 def check_figures(by_mode: dict[AssertMode, float], step_seconds: float = STEP_SECONDS) -> dict[str, float]:
-    """Microseconds per step by mode, and what they cost over OFF as per cent of a step of `step_seconds`."""
+    """Microseconds per step by mode, and the cost over OFF in per cent of a step of `step_seconds`."""
     off = by_mode[AssertMode.OFF]
     figures = {f"{mode.value}_us": round(seconds * 1e6, 2) for mode, seconds in by_mode.items()}
     for mode in (AssertMode.COUNT, AssertMode.TRAP):

@@ -44,7 +44,7 @@ MODELS: dict[str, dict[str, object]] = {
         "tie_word_embeddings": True,
     },
 }
-"""24 and 390 million parameters; weights are random, which costs the same as trained ones."""
+"""Models of 24 and 390 million parameters. Their weights are random, which costs the same as trained ones."""
 READ_BYTES, READS = 1 << 30, 5
 
 
@@ -102,7 +102,10 @@ def cpu(models: str, loads: str, rounds: int, dtype: str, quantization: str, thr
 
 
 def _make(name: str, directory: str, dtype: str, quantization: str) -> int:
-    """Write a checkpoint. Bytes of weights that a decode step of it reads, quantised or not: all but the embedding."""
+    """Write a checkpoint. Returns the bytes of weights that a decode step reads, quantised or not.
+
+    These are all weights but the embedding.
+    """
     from service.bench.random_checkpoint import save_random_checkpoint
 
     module = save_random_checkpoint(MODELS[name], getattr(torch, dtype), Path(directory))
@@ -159,7 +162,7 @@ def _table(
 
 
 def _read_bandwidth(threads: int) -> float:
-    """Bytes per second, the best of a few sums over more than any cache holds."""
+    """Bytes per second that `threads` threads read: the best of a few sums over more memory than any cache holds."""
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     data, best = torch.ones(READ_BYTES // 4), 0.0
@@ -176,11 +179,11 @@ def _say(line: str) -> None:
 
 
 def run_here(directory: str, task: str) -> None:
-    """One contender through its workloads in this process; prints the figures as one JSON object."""
+    """Run one contender through its workloads in this process, and print the figures as one JSON object."""
     what = json.loads(task)
     vocab = json.loads((Path(directory) / "config.json").read_text())["vocab_size"]
     contender = CONTENDERS[what["contender"]](directory, what["dtype"], what["quantization"], what["threads"])
-    # Ids of a round that is not measured: first calls compile, fill caches and touch memory.
+    # A round that is not measured, with its own ids: first calls compile, fill caches and touch memory.
     measure(contender, workload("W3", vocab, 0))
     found = {load: asdict(measure(contender, workload(load, vocab, what["round"]))) for load in what["loads"]}
     contender.close()

@@ -7,14 +7,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 TAIL = 3
-"""Points of the tail that the exponent is fitted to: what comes first is mostly what every step costs anyway."""
+"""Points at the end to which the exponent is fitted: at small sizes the fixed cost of a step hides the growth."""
 
 NOISE = 0.12
-"""An exponent that is off by less is no bend: at a spread of four it stands for 18 % of a time."""
+"""An exponent that is too large by less is no bend: at a spread of four in size it stands for 18 % of a time."""
 
 
 def exponent(sizes: Sequence[float], costs: Sequence[float]) -> float:
-    """The least-squares slope of log cost over log size. Two points at least, all positive."""
+    """The least-squares slope of log cost over log size. Needs two points or more, all positive."""
     xs, ys = [math.log(size) for size in sizes], [math.log(cost) for cost in costs]
     mean_x, mean_y = sum(xs) / len(xs), sum(ys) / len(ys)
     spread = sum((x - mean_x) ** 2 for x in xs)
@@ -23,7 +23,7 @@ def exponent(sizes: Sequence[float], costs: Sequence[float]) -> float:
 
 @dataclass(slots=True)
 class Curve:
-    """`name` in `unit`, which may grow as size ** `allowed`. `reason` says why it bends, for the case that it does."""
+    """Costs `name` in `unit` by size, which may grow as size ** `allowed`. `reason` is printed if the curve bends."""
 
     name: str
     unit: str
@@ -43,13 +43,14 @@ class Curve:
         return self.tail > self.allowed + NOISE
 
     def verdict(self) -> str:
-        """For the table's last column."""
+        """The text of the table's last column."""
         told = f"{self.tail:.2f} (may be {self.allowed:g})"
         return f"{told} **bends**" if self.bends else told
 
 
 def table(title: str, size: str, curves: Sequence[Curve]) -> str:
-    """Markdown: sizes are columns, curves are rows, each ends with its exponent; below come reasons of what bends."""
+    """A table in Markdown: a column for each size, a row for each curve, its exponent last. Below it are the reasons of
+    curves that bend."""
     sizes = sorted({at for curve in curves for at in curve.points})
     lines = [f"**{title}**", "", f"| {size} | " + " | ".join(f"{at:,}" for at in sizes) + " | exponent of the tail |"]
     lines.append("|---" * (len(sizes) + 2) + "|")
@@ -68,7 +69,7 @@ def shown(value: float) -> str:
 
 
 def as_json(curves: Sequence[Curve]) -> dict[str, object]:
-    """By name: points and exponent, for a program."""
+    """By name, the points and the exponent of each curve, for a program."""
     return {
         curve.name: {
             "unit": curve.unit,

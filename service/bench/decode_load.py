@@ -1,4 +1,4 @@
-"""Requests of one length that all decode at once, and what is seen while they do; ours and those of transformers."""
+"""Requests of one length that all decode at once, and the figures taken meanwhile, of this engine and transformers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ CHUNK = 8192
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """`batch` prompts of `context` random tokens; once all have begun, `steps` more tokens of each are watched."""
+    """`batch` prompts of `context` random tokens. Once all have begun, `steps` more tokens of each are measured."""
 
     batch: int
     context: int
@@ -27,29 +27,29 @@ class Load:
     vocab: int
 
     def prompts(self) -> list[list[int]]:
-        """The same for every engine."""
+        """The prompts, the same for every engine."""
         draw = random.Random(f"{self.batch} {self.context}")
         return [[draw.randrange(self.vocab) for _ in range(self.context)] for _ in range(self.batch)]
 
     def lengths(self) -> list[int]:
-        """Output tokens of each: who begins early decodes while the others' prompts are computed."""
+        """Output tokens of each request: an early one decodes while the prompts of others are still computed."""
         ahead = -(-self.batch * self.context // CHUNK) + 2
         return [self.steps + ahead] * self.batch
 
     @property
     def mean_context(self) -> float:
-        """Tokens of a row on average, over the rows and the steps that are watched."""
+        """Mean tokens of a row, over all rows and the measured steps."""
         return self.context + self.lengths()[0] / 2
 
     @property
     def tokens(self) -> int:
-        """Room that all of them need at their ends."""
+        """Tokens of KV that all requests together need at their ends."""
         return self.batch * (self.context + self.lengths()[0] + 32)
 
 
 @dataclass(frozen=True, slots=True)
 class DecodeFigures:
-    """While all of them decode. `idle_share`: what the device waited between steps, None where nobody says."""
+    """Figures while all requests decode. `idle_share`: share of time in which the device waited; None if unknown."""
 
     tokens_per_second: float
     step_ms: float
@@ -57,14 +57,14 @@ class DecodeFigures:
 
 
 async def watch_decode(engine: AsyncEngine, load: Load) -> DecodeFigures:
-    """Run `load` on a started engine."""
+    """Run `load` on a started engine, and measure while all its requests decode."""
     everyone = asyncio.Barrier(load.batch + 1)
     asked = zip(load.prompts(), load.lengths(), strict=True)
     readers = [asyncio.create_task(_read(engine, prompt, length, everyone)) for prompt, length in asked]
     await everyone.wait()
     began, first = time.perf_counter(), engine.stats.generation_tokens
     ended, idle = (began, first), 0.0
-    # Counted by the tokens that the engine has given out, since its steps are its own business.
+    # Counted in tokens, since the engine alone decides how many steps they take.
     while not any(reader.done() for reader in readers):
         await asyncio.sleep(0.001)
         now, tokens = time.perf_counter(), engine.stats.generation_tokens
@@ -77,7 +77,7 @@ async def watch_decode(engine: AsyncEngine, load: Load) -> DecodeFigures:
 
 
 async def watch_first_token(engine: AsyncEngine, prompt: Sequence[int]) -> float:
-    """Seconds from the request to its first token, alone."""
+    """Seconds from a request to its first token, with no other request in the engine."""
     began = time.perf_counter()
     async for event in await engine.generate(_request(prompt, 1)):
         if isinstance(event, Delta):
@@ -127,7 +127,7 @@ def watch_transformers(module: Any, load: Load, page: int) -> DecodeFigures:
 
 
 def _timestamps(manager: Any, count: int) -> list[list[float]]:
-    """Of every token of `count` requests. RuntimeError where transformers failed."""
+    """The times of every token of `count` requests. Raises RuntimeError if transformers failed."""
     times: list[list[float]] = []
     while len(times) < count:
         found = manager.get_result(timeout=1)

@@ -1,9 +1,9 @@
 """An emulated accelerator: a timeline that steps occupy one after another, asynchronously, without computing anything.
 
 Everything else is the production path: scheduler, forward thread, FutureMap, sampler, completion. `forward` reserves
-the next `step_seconds` of the timeline and returns at once, as a kernel launch does; an event is passed when the
-timeline has reached the point at which it was recorded, and waiting for one sleeps without the GIL. Idle time is
-therefore what a real device would have waited for the host, whatever this machine's cores could compute.
+the next `step_seconds` of the timeline and returns at once, as a kernel launch does. An event is passed when the
+timeline has reached the point at which it was recorded. Waiting for one sleeps without the GIL. Idle time is therefore
+the time that a real device would have waited for the host, whatever this machine's cores can compute.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ MULTIPLIER, INCREMENT = 6364136223846793005, 1442695040888963407
 
 @dataclass(slots=True)
 class Timeline:
-    """When the emulated device is busy. Written by the forward thread, read by anyone."""
+    """The times at which the emulated device is busy. The forward thread writes it, any thread may read it."""
 
     step_seconds: float
     busy_until: float = 0.0
@@ -38,10 +38,10 @@ class Timeline:
     idle: float = 0.0
     steps: int = 0
     leads: deque[float] = field(default_factory=lambda: deque(maxlen=4096))
-    """Seconds of work that the device still had when a step was queued; nothing of it when it had run dry."""
+    """For the newest 4096 steps, the seconds of work that the device still had when the step was queued."""
 
     def occupy(self) -> None:
-        """Queue one step behind what is there; the device idles from its last end to now if it had run dry."""
+        """Queue one step after those that are there. If none was left, the time since the last end counts as idle."""
         now = time.monotonic()
         if self.busy_until:
             self.idle += max(0.0, now - self.busy_until)
@@ -51,7 +51,7 @@ class Timeline:
         self.steps += 1
 
     def reset(self) -> None:
-        """Forget the warm-up; the device stays as busy as it is."""
+        """Set the figures to zero, after a warm-up. Queued steps stay."""
         self.busy = self.idle = 0.0
         self.steps = 0
         self.leads.clear()
@@ -63,13 +63,13 @@ class Timeline:
 
 
 class TimelineMark:
-    """The end of what was queued when the mark was made."""
+    """The end of the steps that were queued when the mark was made."""
 
     def __init__(self, timeline: Timeline) -> None:
         self.at = max(timeline.busy_until, time.monotonic())
 
     def seconds_since(self, earlier: Mark) -> float:
-        """Seconds of device time."""
+        """Seconds of device time from `earlier` to this mark."""
         assert isinstance(earlier, TimelineMark)
         return self.at - earlier.at
 
@@ -82,19 +82,19 @@ class TimelineEvent:
         self._at = 0.0
 
     def record(self, stream: Any = None) -> None:
-        """Take the end of what is queued now."""
+        """Record the end of the steps that are queued now."""
         self._at = self._timeline.busy_until
 
     def query(self) -> bool:
-        """Whether that end was reached."""
+        """Whether the recorded end was reached."""
         return time.monotonic() >= self._at
 
     def synchronize(self) -> None:
-        """Sleep until it is reached; `time.sleep` releases the GIL."""
+        """Sleep until the recorded end; `time.sleep` releases the GIL."""
         time.sleep(max(0.0, self._at - time.monotonic()))
 
     def wait(self, stream: Any = None) -> None:
-        """Streams of the emulation share one timeline, so order is there already."""
+        """No-op: the streams of the emulation share one timeline, which keeps their order."""
 
 
 class EmulatedStreams(DeviceStreams):
@@ -114,7 +114,10 @@ class EmulatedStreams(DeviceStreams):
 
 
 class EmulatedModel:
-    """Its next token is a hash of the input token and its position, so a stream that gets a foreign token shows it."""
+    """A model whose next token is a hash of the input token and its position.
+
+    So the output shows whether a stream got a token of another one.
+    """
 
     def __init__(self, timeline: Timeline, vocab_size: int, context_length: int = 4096) -> None:
         self.timeline = timeline
@@ -130,7 +133,7 @@ class EmulatedModel:
     def bind(
         self, kv_pool: KVPool, attention: AttentionBackend, companions: Mapping[str, DeviceCompanion] = NO_COMPANIONS
     ) -> None:
-        """Nothing to bind: no KV is read."""
+        """No-op: this model reads no KV."""
 
     def forward(self, batch: ForwardBatch) -> torch.Tensor:
         """float32[S, vocab_size], 1 at the next token and 0 elsewhere."""
@@ -143,7 +146,7 @@ class EmulatedModel:
 
 
 def expected_output(prompt: list[int], count: int, vocab_size: int) -> list[int]:
-    """The whole output a correct engine streams for `prompt`."""
+    """The `count` tokens that a correct engine streams for `prompt`."""
     output, token = [], prompt[-1]
     for position in range(len(prompt) - 1, len(prompt) - 1 + count):
         token = _mix_one(token, position) % vocab_size

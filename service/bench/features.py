@@ -1,4 +1,4 @@
-"""What requests of `slipstream bench overlap --with` ask for, that could make the device wait for the host."""
+"""The features of requests in `slipstream bench overlap --with`, which could make the device wait for the host."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from core.types.sampling_params import SamplingParams
 RECORDS = """{"type": "array", "minItems": 1000, "items": {"type": "object", "additionalProperties": false,
 "required": ["id", "name", "score"], "properties": {"id": {"type": "integer"}, "name": {"type": "string"},
 "score": {"enum": [0, 1, 2]}}}}"""
-"""Records without end, so that every request is still in its grammar when the run is over."""
+"""At least 1000 records, so that every request is still inside its grammar when the run is over."""
 
 
 @dataclass(frozen=True)
 class Feature:
-    """One way of asking. `is_checked`: the tokens are still those that the emulated model prefers."""
+    """One feature of requests. `is_checked`: with it the tokens are still those that the emulated model prefers."""
 
     sampling: dict[str, Any] = field(default_factory=dict)
     constraint: Constraint | None = None

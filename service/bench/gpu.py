@@ -59,7 +59,7 @@ SHAPES: dict[str, dict[str, Any]] = {
 DTYPES = {"8b": torch.bfloat16, "tiny": torch.float32}
 PAGE = 16
 POOL_SHARE = 0.85
-"""Of what is free after the weights; the rest is for activations and graphs."""
+"""Share of the memory that is free after the weights; the rest is for activations and graphs."""
 CPU_POOL = 64 << 20
 
 
@@ -77,7 +77,7 @@ class Bench:
         self.prefill: list[dict[str, Any]] = []
 
     def run_transformers(self) -> None:
-        """First, while the module is as transformers made it."""
+        """Run the loads on transformers. Call it first, while the module is as transformers made it."""
         for load in self.loads:
             self.module.config._attn_implementation = "sdpa"
             try:
@@ -85,7 +85,7 @@ class Bench:
                     raise RuntimeError("does not fit")
                 self.beside[_name(load)] = asdict(watch_transformers(self.module, load, PAGE))
             except Exception as error:
-                # A figure that is missing must not cost the others.
+                # One load that fails must not end the run, and with it the figures of the others.
                 self.beside[_name(load)] = {"failed": f"{type(error).__name__}: {error}"}
             finally:
                 self.module.config._attn_implementation = "eager"
@@ -93,7 +93,7 @@ class Bench:
             _forget()
 
     def run_engines(self) -> None:
-        """One engine with overlap and one without, over the same weights and as large a pool."""
+        """Run the loads on an engine with overlap and on one without, over the same weights and pools of one size."""
         model = as_model(self.module)
         for overlap in (True, False):
             self._run_engine(model, overlap)
@@ -101,7 +101,7 @@ class Bench:
             _forget()
 
     def _run_engine(self, model: Model, overlap: bool) -> None:
-        """All loads, those that do not fit left out by name; prompts alone once, with overlap."""
+        """Run all loads; record by name those that do not fit. With overlap, measure single prompts first."""
         demands = Demands.of(self.module, KVPool.bytes_per_token_for(model.spec.kv_layers, model.spec.dtype))
         room = self._room(demands.kv_bytes_per_token)
         engine = self._engine(model, overlap, room)

@@ -28,7 +28,7 @@ REAL_CONTEXT = 8192
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """`measure(sizes, rounds, scratch)` gives the curves; `scratch` is a directory for checkpoints."""
+    """One axis. `measure(sizes, rounds, scratch)` returns its curves; `scratch` is a directory for checkpoints."""
 
     title: str
     size: str
@@ -92,7 +92,7 @@ def _vocabulary(sizes: Sequence[int], rounds: int, scratch: Path) -> list[Curve]
 
 
 def _streams(sizes: Sequence[int], rounds: int, scratch: Path) -> list[Curve]:
-    """The client is a process of its own. Times are wall times: both processes share the machine."""
+    """Streams over gRPC, read by a client in its own process. Times are wall times: both share the machine."""
     cost = Curve("gRPC, wall time", "µs/token", 0.0, CACHES)
     rate = Curve("gRPC", "tokens/s", 1.0)
     engine = Curve("engine alone, read in process", "tokens/s", 1.0)
@@ -129,7 +129,7 @@ def _models(sizes: Sequence[int], rounds: int, scratch: Path) -> list[Curve]:
         _say(f"model of {size} million parameters")
         path = scratch / f"model-{size}"
         count = build_checkpoint(path, **SIZES[size])
-        # The first brings files into the system's cache, which the others find there.
+        # The first start is not counted: it brings the files into the system's cache, where the others find them.
         runs = [start(path) for _ in range(max(2, rounds))][1:]
         parameters.points[size], weights.points[size] = count / 1e6, count * 4 / MIB
         imports.points[size] = statistics.median(run.imports for run in runs)

@@ -25,7 +25,7 @@ CHUNK = 2048
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """An engine and what it is asked for. `vocab` 0 is the tokenizer's own; `checkpoint` "" is the emulated device."""
+    """An engine and its requests. `vocab` 0 is the tokenizer's own; `checkpoint` "" is the emulated device."""
 
     requests: int
     prompt: int = 16
@@ -33,14 +33,16 @@ class Shape:
     vocab: int = 0
     checkpoint: str = ""
     chunk: int = CHUNK
-    """Prompt tokens of one step. Many long prompts need all of theirs: else the first ends before the last begins."""
+    """Prompt tokens of one step. For many long prompts it must be the sum of them all: with less the first request ends
+    before the last begins."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """What one round showed. `step` and `prefill` are seconds of processor time, of all threads together: of one decode
-    step while everybody decodes, and of everything up to the last first token. They do not see what else the machine
-    does; `tokens_per_second` does.
+    """The figures of one round. `step` and `prefill` are seconds of processor time, of all threads together.
+
+    `step` is for one decode step while all requests decode; `prefill` is for everything up to the last first token.
+    Other work of the machine does not count in these two, but it does in `tokens_per_second`.
     """
 
     step: float
@@ -74,7 +76,10 @@ def _emulated(config: EngineConfig, vocab: int, context: int) -> AsyncEngine:
 
 
 async def pace(engine: AsyncEngine, shape: Shape, feature: Feature = PLAIN) -> Pace:
-    """All requests at once, read by a task each. The pace counts from the last first token to the first end."""
+    """Run all requests at once, each read by its own task. The pace counts from the last first token to the first end.
+
+    Raises RuntimeError if too few steps had all requests in them.
+    """
     prompts = [[3 + (index + at) % 200 for at in range(shape.prompt)] for index in range(shape.requests)]
     everyone = asyncio.Barrier(shape.requests + 1)
     began = time.process_time()
@@ -94,7 +99,7 @@ async def pace(engine: AsyncEngine, shape: Shape, feature: Feature = PLAIN) -> P
 async def _read(
     engine: AsyncEngine, ids: Sequence[int], tokens: int, everyone: asyncio.Barrier, feature: Feature
 ) -> None:
-    """Read one stream to its end; meet the others once its first token is there."""
+    """Read one stream to its end; after its first token wait for the first tokens of the others."""
     sampling = SamplingParams(temperature=0.0, max_tokens=tokens, ignore_eos=True)
     waited = False
     async for event in await engine.generate(feature.request(list(ids), sampling)):
@@ -104,7 +109,7 @@ async def _read(
 
 
 def paces(shape: Shape, rounds: int, features: dict[str, Feature] | None = None) -> dict[str, Pace]:
-    """Medians of `rounds` rounds by feature, after one that does not count; features take turns."""
+    """Medians of `rounds` rounds by feature, after one round that does not count. Features take turns in each round."""
 
     async def run() -> dict[str, list[Pace]]:
         async with started(shape) as engine:

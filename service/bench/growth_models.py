@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 BEGAN = time.perf_counter()
-"""The interpreter runs; nothing heavy is imported yet."""
+"""The time at which the interpreter runs and nothing heavy is imported yet, in `time.perf_counter` seconds."""
 
 ROOT = Path(__file__).resolve().parents[2]
 MIB = 1 << 20
@@ -28,13 +28,15 @@ SIZES: dict[int, dict[str, int]] = {
     32: {"hidden_size": 512, "num_hidden_layers": 10},
     128: {"hidden_size": 1024, "num_hidden_layers": 10},
 }
-"""Llama shapes by their millions of parameters, roughly; `parameters_of` counts them."""
+"""Llama shapes by their millions of parameters, roughly; `build_checkpoint` counts them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """Seconds: until everything is imported, then until the engine is ready, then until the first token. Bytes: the
-    memory of the process with nothing but imports, and the most that it ever had.
+    """One start. `imports`, `load` and `first_token` are seconds, each from the end of the one before.
+
+    They end when everything is imported, when the engine is ready, and with the first token. `imports_rss` is the
+    process's memory in bytes after the imports, `peak_rss` the most that it ever had.
     """
 
     imports: float
@@ -45,7 +47,7 @@ class Start:
 
 
 def build_checkpoint(directory: Path, vocab: int = 0, **shape: int) -> int:
-    """A Llama with seeded random weights and the bundled tokenizer; how many parameters it has."""
+    """Write a Llama with seeded random weights and the bundled tokenizer. Returns its number of parameters."""
     import torch
 
     from core.models.bundled import bundled_model_dir
@@ -66,7 +68,7 @@ def build_checkpoint(directory: Path, vocab: int = 0, **shape: int) -> int:
 
 
 def start(directory: Path) -> Start:
-    """Load that checkpoint in a fresh process. Raises RuntimeError with what it said if it fails."""
+    """Load the checkpoint in `directory` in a fresh process. Raises RuntimeError with its output if it fails."""
     command = (sys.executable, "-P", "-m", "service.bench.growth_models", str(directory))
     env = os.environ | {"PYTHONPATH": str(ROOT)}
     done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)

@@ -1,8 +1,8 @@
 """The whole loop step in steady decode: take results, plan, build, submit, publish, hand tokens to streams, read them.
 
-Production scheduler, output processor, streams and detokenisers, behind an executor that answers at once. The parts are
-told apart at the scheduler's own doors (executor, emit), so nothing is added inside. Times are those of the thread, so
-that a step does not pay for what else this machine does; reading that clock nine times adds 2 µs to each.
+Production scheduler, output processor, streams and detokenisers run behind an executor that answers at once. The parts
+are timed where the scheduler calls the executor and `emit`, so nothing is added inside it. Times are those of the
+thread, so that other work of this machine does not count; reading that clock nine times adds 2 µs to each step.
 """
 
 from __future__ import annotations
@@ -35,10 +35,11 @@ PARTS = ("take", "plan", "submit", "publish", "hand over", "read")
 """Take results and commands; plan and build the batch; submit; publish statistics; hand over to streams; readers."""
 
 TOKEN = 300
-"""Sampled by everybody. Python keeps the integers up to 256, so a smaller one would hide what integers cost."""
+"""The token that every request samples. Python keeps the integers up to 256, so a smaller one would hide the cost of
+integers."""
 
 SETTLE = 2 * PAGE_SIZE
-"""Steps before the first that counts: everybody is admitted, and has grown a page."""
+"""Steps before the first that counts: all requests are admitted, and each has grown a page."""
 
 
 class TimedExecutor(InstantExecutor):
@@ -50,12 +51,12 @@ class TimedExecutor(InstantExecutor):
 
     @property
     def has_room(self) -> bool:
-        """The scheduler asks first before it plans, then after it submitted."""
+        """Whether a step may be submitted. The scheduler asks before it plans, and again after it submitted."""
         self._mark("publish" if self.in_flight >= 2 else "take")
         return super().has_room
 
     def submit(self, batch: ScheduleBatch) -> None:
-        """As an executor that answers at once."""
+        """Submit as `InstantExecutor` does, and mark the parts before and after."""
         self._mark("plan")
         super().submit(batch)
         self._mark("submit")
@@ -69,15 +70,15 @@ class StepParts:
 
     @property
     def step(self) -> float:
-        """All that the loop does, but for the readers' own part."""
+        """Seconds of all parts of the loop, without the readers' own part."""
         return sum(self.seconds.values()) - self.seconds["read"]
 
 
 class LoopStep:
-    """`running` requests that decode for `steps` steps, each with a stream. `text`: readers want it.
+    """`running` requests that decode for `steps` steps, each with a stream; with `text` if readers want text.
 
     With `read` off the streams stay unread (their bound is far away), which shows the hand-over alone. `spare` rows are
-    left for others.
+    left for other requests.
     """
 
     def __init__(self, running: int, steps: int, *, text: bool = False, read: bool = True, spare: int = 0) -> None:
@@ -96,7 +97,7 @@ class LoopStep:
         assert len(self.scheduler.running) == running, "everybody decodes"
 
     def step(self) -> None:
-        """One step, and everything read that came of it."""
+        """Run one step, and read every event that it made."""
         self._now += 0.005
         self._since = time.thread_time()
         self.scheduler.step(self._now)
@@ -108,7 +109,7 @@ class LoopStep:
         self._mark("read")
 
     def measure(self, steps: int) -> StepParts:
-        """Means over `steps` steps, collections of garbage included."""
+        """Mean seconds by part over `steps` steps, garbage collection included."""
         self._parts = StepParts()
         for _ in range(steps):
             self.step()

@@ -42,7 +42,7 @@ MEASURED_PAGES, PAGE_SIZE = 63, 16
 
 @dataclass(frozen=True, slots=True)
 class LatentFigures:
-    """Bytes that one token takes in all layers."""
+    """Bytes that one token takes in all layers, with expanded heads and with MLA latents."""
 
     expanded: float
     latent: float
@@ -54,7 +54,7 @@ class LatentFigures:
 
 
 def latent_by_shape(config: Any, dtype: torch.dtype) -> LatentFigures:
-    """What the pools of a model of this transformers configuration would take; nothing is loaded."""
+    """The bytes in the pools of a model of this transformers configuration, computed; nothing is loaded."""
     heads, rope = config.num_attention_heads, config.qk_rope_head_dim
     layers = range(config.num_hidden_layers)
     expanded = [KVLayerSpec(i, heads, config.qk_nope_head_dim + rope, config.v_head_dim) for i in layers]
@@ -63,7 +63,7 @@ def latent_by_shape(config: Any, dtype: torch.dtype) -> LatentFigures:
 
 
 def latent_measured() -> LatentFigures:
-    """A tiny DeepSeek-V3 with random weights is loaded as a checkpoint is, and the storage of its pool is counted."""
+    """Load a tiny DeepSeek-V3 with random weights as a checkpoint, and count the bytes of its pool's storage."""
     config = AutoConfig.for_model("deepseek_v3", **TINY)
     transformers_logging.disable_progress_bar()
     with tempfile.TemporaryDirectory() as name, torch.random.fork_rng():

@@ -30,8 +30,10 @@ PROMPT_TOKENS = 16
 
 @dataclass(frozen=True, slots=True)
 class OverlapFigures:
-    """One run. `idle_share` of the device while all requests decode; `step_ms` from one step's start to the next's;
-    `lead_ms`, how much work the device still had when its next step came (median): what is left for bad moments.
+    """The figures of one run, while all requests decode.
+
+    `idle_share`: share of time in which the device was idle. `step_ms`: from one step's start to the next one's.
+    `lead_ms`: the work that the device still had when its next step came (median), the reserve for a late step.
     """
 
     idle_share: float
@@ -45,8 +47,9 @@ class OverlapFigures:
 async def measure_overlap(
     *, overlap: bool, requests: int, step_ms: float, tokens: int, feature: Feature = PLAIN
 ) -> OverlapFigures:
-    """Decode `requests` sequences of `tokens` tokens in process on an emulated device; every token is checked, if
-    `feature` leaves the model its choice. With n outputs per request there are as many requests less.
+    """Decode `requests` sequences of `tokens` tokens each in process, on an emulated device.
+
+    Every token is checked, if `feature.is_checked`. With n outputs per request there are `requests` / n requests.
     """
     timeline = Timeline(step_ms / 1000)
     engine, vocab = _engine(timeline, overlap, requests, tokens, feature)
@@ -92,7 +95,7 @@ def _engine(timeline: Timeline, overlap: bool, requests: int, tokens: int, featu
 async def _read(
     engine: AsyncEngine, prompt: list[int], tokens: int, everyone: asyncio.Barrier, feature: Feature
 ) -> list[list[int]]:
-    """Read all outputs of one request to their ends; meet the others once its first token is there."""
+    """Read all outputs of one request to their ends; after its first token wait for those of the other requests."""
     request = feature.request(prompt, SamplingParams(temperature=0.0, max_tokens=tokens, ignore_eos=True))
     got: list[list[int]] = [[] for _ in range(feature.n)]
     started = False

@@ -1,7 +1,7 @@
 """This engine as a peer of other engines: requests in, tokens out, in process, for a harness that times all alike.
 
-The contract is four methods, `info`, `run`, `close` and the constructor; whoever measures brings prompts of token ids
-and a callback. `python -m service.bench.peer MODEL` runs a short workload by itself, to look at with a profiler.
+The contract is four methods: `info`, `run`, `close` and the constructor. The harness brings prompts of token ids and a
+callback. `python -m service.bench.peer MODEL` runs a short workload by itself, for a profiler.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Peer:
         self._loop.run_until_complete(self._engine.start())
 
     def info(self) -> dict[str, Any]:
-        """Versions and settings, for the record."""
+        """Versions and settings, which the harness records beside its figures."""
         model, memory = self._config.model, self._config.memory
         return {
             "torch": torch.__version__,
@@ -72,7 +72,8 @@ class Peer:
         }
 
     def run(self, requests: Sequence[PeerRequest], emit: Emit) -> None:
-        """Generate greedily for all of `requests` at once, EOS like any other token; `emit(id, token)` as they come."""
+        """Generate greedily for all of `requests` at once; EOS does not end an output. Calls `emit(id, token)` for each
+        token when it comes."""
         self._loop.run_until_complete(self._run(requests, emit))
 
     def close(self) -> None:
@@ -93,7 +94,7 @@ class Peer:
 
 
 def main(model_dir: str) -> None:
-    """64 requests of 64 prompt and 64 output tokens, three times."""
+    """Run 64 requests of 64 prompt and 64 output tokens three times, and print output tokens per second."""
     peer = Peer(model_dir, threads=torch.get_num_threads())
     for turn in range(3):
         requests = [

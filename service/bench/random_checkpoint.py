@@ -16,7 +16,7 @@ from core.models.bundled import bundled_model_dir
 
 
 def save_random_checkpoint(shape: Mapping[str, Any], dtype: torch.dtype, directory: Path) -> PreTrainedModel:
-    """Write it into `directory`, made if need be; `shape` as `random_module` takes it. Returns the model."""
+    """Write a checkpoint into `directory`, made if need be; `shape` as for `random_module`. Returns the model."""
     logging.disable_progress_bar()
     weights = shutil.ignore_patterns("*.safetensors", "config.json")
     shutil.copytree(bundled_model_dir(), directory, ignore=weights, dirs_exist_ok=True)

@@ -22,10 +22,10 @@ REQUEST_ID = "0123456789abcdef0123456789abcdef"
 
 
 class _Thread:
-    """Stands where an engine's thread would: it is told to make a step, and says that it has. The step takes no time.
+    """A thread in the engine's place: it is asked for a step, and reports that it is done. The step takes no time.
 
-    The loop asks for the next one when every stream has written its token, so each step costs one hand-over there and
-    back, whatever the number of streams.
+    The loop asks for the next step when every stream has written its token. So each step costs one hand-over to the
+    thread and one back, whatever the number of streams.
     """
 
     def __init__(self) -> None:
@@ -38,11 +38,11 @@ class _Thread:
         self._task = asyncio.create_task(self._hand_out())
 
     def opened(self, streams: int) -> None:
-        """So many take part in every step."""
+        """`streams` streams take part in every step from now on."""
         self._streams = streams
 
     def ended(self) -> None:
-        """One of them does no longer."""
+        """One stream has ended and takes part in no further step."""
         self._streams -= 1
         self._ask_if_all_wait()
 
@@ -80,8 +80,8 @@ class _Thread:
 class RawServer:
     """A server of two methods on a free loopback port; each token is a message of its own.
 
-    `RAW_METHOD` writes them as fast as they go, `LOCK_STEP_METHOD` one per stream and step of another thread. Both
-    begin when as many streams are open as were `expect`ed.
+    `RAW_METHOD` writes tokens as fast as gRPC takes them, `LOCK_STEP_METHOD` one per stream and step of another thread.
+    Both begin when as many streams are open as were announced by `expect`.
     """
 
     def __init__(self) -> None:
@@ -100,7 +100,7 @@ class RawServer:
         self.expect(1)
 
     def expect(self, streams: int) -> None:
-        """So many streams come next, all at once."""
+        """The next job opens `streams` streams, all at once."""
         self._streams, self._barrier = streams, asyncio.Barrier(streams)
 
     async def start(self) -> None:
@@ -109,7 +109,7 @@ class RawServer:
         await self._grpc.start()
 
     async def close(self) -> None:
-        """End at once."""
+        """Close all streams at once, and end the thread."""
         await self._grpc.stop(None)
         self._thread.close()
 

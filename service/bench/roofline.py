@@ -12,9 +12,9 @@ import torch
 REPEATS = 20
 WARM_UPS = 3
 CUDA_BYTES, CPU_BYTES = 4 << 30, 64 << 20
-"""How much is copied to see the bandwidth: far beyond any cache, where there is one to be beyond."""
+"""Bytes that are copied to measure the bandwidth, on a GPU, where they are far more than any cache holds, and a CPU."""
 CUDA_SIDE, CPU_SIDE = 8192, 256
-"""Rows and columns of the product that shows the arithmetic."""
+"""Rows and columns of the matrices whose product measures the arithmetic."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,12 +23,12 @@ class Peaks:
 
     bytes_per_second: float
     stated_bytes_per_second: float | None
-    """What the device says of its memory; None where it says nothing."""
+    """The bandwidth that the device reports for its memory; None if it reports none."""
     flops_per_second: float
 
     @property
     def roof(self) -> float:
-        """The larger of the measured and the stated bandwidth: what fractions are taken of."""
+        """Bytes per second: the larger of the measured and the reported bandwidth, of which shares are taken."""
         return max(self.bytes_per_second, self.stated_bytes_per_second or 0.0)
 
 
@@ -37,15 +37,15 @@ class Demands:
     """What one forward pass of a dense decoder reads and computes."""
 
     weight_bytes: int
-    """Read by every step: all weights but the rows of the embedding that are not looked up."""
+    """Bytes that every step reads: all weights but the rows of the embedding that are not looked up."""
     kv_bytes_per_token: int
     linear_flops_per_token: int
     attention_flops_per_pair: int
-    """Of one query with one key, all layers and heads together."""
+    """Operations of one query with one key, in all layers and heads together."""
 
     @classmethod
     def of(cls, module: Any, kv_bytes_per_token: int) -> Demands:
-        """Counted from a transformers module."""
+        """The demands of a transformers module, counted from its parameters and its configuration."""
         config = module.config.get_text_config()
         embedding, head = module.get_input_embeddings().weight, module.get_output_embeddings().weight
         weights = sum(each.numel() for each in module.parameters())
@@ -56,16 +56,16 @@ class Demands:
         return cls(read * embedding.element_size(), kv_bytes_per_token, 2 * (read - head.numel()), pairs)
 
     def decode_bytes(self, batch: int, context: float) -> float:
-        """Read by one step of `batch` rows with `context` tokens each."""
+        """Bytes that one step of `batch` rows with `context` tokens each reads."""
         return self.weight_bytes + batch * context * self.kv_bytes_per_token
 
     def prefill_flops(self, tokens: int) -> float:
-        """Of one prompt, causal; the output matrix counts for nothing, as one row goes through it."""
+        """Operations of one causal prompt. The output matrix is left out, since one row goes through it."""
         return tokens * self.linear_flops_per_token + tokens * tokens / 2 * self.attention_flops_per_pair
 
 
 def measure_peaks(device: torch.device, dtype: torch.dtype) -> Peaks:
-    """A copy of a large block (read once, written once), and a square product in `dtype`."""
+    """Measure a copy of a large block (read once, written once), and a square matrix product in `dtype`."""
     cuda = device.type == "cuda"
     source = torch.ones((CUDA_BYTES if cuda else CPU_BYTES) // 4, dtype=torch.float32, device=device)
     target = torch.empty_like(source)

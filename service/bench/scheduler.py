@@ -14,7 +14,7 @@ from service.bench.scheduler_cost import PAGE_SIZE, scheduler_cost
 from service.process.switch_interval import shorten_switch_interval
 
 STEPS = 48
-"""Steps of a round: three pages, so that growing by pages is in the mean as often as it is in the long run."""
+"""Steps of a round: three pages of tokens, so that a round has as many page allocations per step as the long run."""
 
 CACHES = "what belongs to so many requests (streams, lists, detokenisers) no longer fits the processor's own caches"
 MEMORY = "it is one comparison or copy of bytes, and at these lengths the bytes come from memory"
@@ -52,7 +52,7 @@ def _per_request(curve: Curve) -> dict[int, float]:
 
 
 def prompt_curves(tokens: list[int]) -> list[Curve]:
-    """Microseconds over the tokens of a prompt."""
+    """Microseconds to match, insert and admit a prompt, by its tokens."""
     match = Curve("match, one edge", "µs", 1.0, MEMORY)
     deep = Curve("match, an edge per page", "µs", 1.0, NODES)
     insert = Curve("insert", "µs", 1.0, MEMORY)
@@ -70,7 +70,7 @@ def prompt_curves(tokens: list[int]) -> list[Curve]:
 
 
 def tree_curves(nodes: list[int]) -> list[Curve]:
-    """Microseconds of a match of 64 pages over the size of the tree."""
+    """Microseconds to match 64 pages, by the number of prompts in the tree."""
     curve = Curve("match of 64 pages", "µs", 0.0, NODES)
     for count in nodes:
         click.echo(f"tree of {count} prompts ...", err=True)

@@ -37,16 +37,16 @@ class InstantExecutor:
 
     @property
     def in_flight(self) -> int:
-        """Steps not taken yet."""
+        """Steps whose results were not taken yet."""
         return len(self._done)
 
     @property
     def has_room(self) -> bool:
-        """Depth two, as with a real device."""
+        """Whether fewer than MAX_DEPTH steps are in flight, as with a real device."""
         return len(self._done) < MAX_DEPTH
 
     def submit(self, batch: ScheduleBatch) -> None:
-        """Answer without looking at the batch's contents."""
+        """Answer at once, without reading the batch's contents."""
         count = len(batch.sample_indices)
         tokens, nothing = np.full(count, self._token, np.int64), np.zeros(count, np.bool_)
         self._done.append(StepResult(batch.step_id, batch.sample_rows, batch.sample_generations, tokens, nothing))
@@ -56,7 +56,7 @@ class InstantExecutor:
         return [self._done.pop(0)] if self._done else []
 
     def stop(self) -> None:
-        """Nothing runs."""
+        """No-op: nothing runs."""
 
 
 def scheduler_cost(running: int, steps: int = 200) -> float:
@@ -95,7 +95,7 @@ def new_scheduler(
 
 
 def _drop(outputs: StepOutputs, now: float) -> None:
-    """Clients are another bench's subject."""
+    """Drop the outputs: this benchmark has no clients."""
 
 
 def _pin(parts: list[Ints]) -> torch.Tensor:

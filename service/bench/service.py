@@ -33,19 +33,20 @@ PROMPT_TOKENS = 16
 W2_PROMPT, W2_TOKENS, W2_REQUESTS = 128, 128, 6
 LATENCY_KINDS = ("in_process", "grpc", "raw")
 LEAST_TOKENS, MOST_TOKENS = 150, 1000
-"""Of one stream."""
+"""Tokens of one stream."""
 
 OPENING_STEP_SECONDS = 0.1
 PACED_STEPS = 120
-"""Tokens of each stream of a paced run at most: its rate is the steps', which fewer tell as well as many."""
+"""Most tokens of each stream of a paced run: its rate is that of the steps, for which few tokens are enough."""
 
 
 @dataclass(slots=True)
 class Width:
     """Rates of one number of streams, a value per round.
 
-    The ceiling of grpc.aio, and the same when its tokens come in steps from another thread; the engine alone and our
-    whole path with a device that takes no time; both when paced.
+    `raw`: the ceiling of grpc.aio. `lock_step`: the same with tokens that come in steps from another thread. `engine`
+    and `flat_out`: the engine alone and the whole server, with a device that takes no time. `paced_in_process` and
+    `paced`: these two with a device that takes time.
     """
 
     raw: list[Rate] = field(default_factory=list)
@@ -56,7 +57,7 @@ class Width:
     paced: list[Rate] = field(default_factory=list)
 
     def figures(self) -> dict[str, float]:
-        """Medians; shares are medians of the shares within a round, since rounds differ more than kinds do."""
+        """Medians. Shares are medians of the shares within a round, since rounds differ more than kinds do."""
         shares = [_share(ours, raw) for ours, raw in zip(self.flat_out, self.raw)]
         of_both = [max(_share(*both[:2]), _share(*both[::2])) for both in zip(self.flat_out, self.raw, self.engine)]
         in_step = [_share(ours, raw) for ours, raw in zip(self.flat_out, self.lock_step)]
@@ -78,7 +79,7 @@ class Width:
 
 @dataclass(slots=True)
 class OneAtATime:
-    """Latencies of one request after the other: what an engine's reader sees, a client of ours, one of raw grpc.aio."""
+    """Latencies of requests one after the other: in the engine's process, over gRPC, and from the raw server."""
 
     in_process: Latencies = field(default_factory=Latencies)
     grpc: Latencies = field(default_factory=Latencies)
@@ -100,7 +101,7 @@ class Bench:
         self._server, self._timeline, self._raw, self._client = server, timeline, raw, client
 
     async def width(self, into: Width, streams: int, tokens: int, step_ms: float) -> None:
-        """One round of every kind."""
+        """Measure one round of every kind of rate."""
         raw = Job(self._raw.port, RAW_METHOD, streams, tokens, PROMPT_TOKENS)
         self._raw.expect(streams)
         ours = Job(self._server.port, GENERATE_METHOD, streams, tokens, PROMPT_TOKENS)
@@ -117,7 +118,7 @@ class Bench:
             there.append(await self._once_open(streams, seconds, served))
 
     async def latencies(self, into: OneAtATime, step_ms: float) -> None:
-        """One request at a time, in process, through gRPC, and from the raw server as fast as it writes."""
+        """Measure one request at a time: in process, through gRPC, and from the raw server, as fast as it writes."""
         self._timeline.step_seconds = step_ms / 1000
         self._raw.expect(1)
         ours = Job(self._server.port, GENERATE_METHOD, W2_REQUESTS, W2_TOKENS, W2_PROMPT, one_by_one=True)
@@ -126,9 +127,9 @@ class Bench:
         into.raw.extend(await self._client.latencies(replace(ours, port=self._raw.port, method=RAW_METHOD)))
 
     async def _once_open(self, streams: int, step_seconds: float, measured: Coroutine[Any, Any, Rate]) -> Rate:
-        """`measured` with such steps as soon as all streams run.
+        """Await `measured`, with steps of `step_seconds` from the moment at which all streams run.
 
-        With short ones from the start, the first streams would end before the last were opened.
+        With short steps from the start, the first streams would end before the last were opened.
         """
         self._timeline.step_seconds = OPENING_STEP_SECONDS
         running = asyncio.create_task(measured)
@@ -152,7 +153,7 @@ class Bench:
 
 @asynccontextmanager
 async def benched(rows: int, tokens: int, frontends: int = 0) -> AsyncIterator[Bench]:
-    """Everything started, and closed at the end. No prefix is reused, so that every round does the same."""
+    """A `Bench` with everything started, and closed at the end. No prefix is reused, so all rounds do the same."""
     tokenizer, timeline = Tokenizer.load(str(bundled_model_dir())), Timeline(0.0)
     context = max(PROMPT_TOKENS + tokens, W2_PROMPT + W2_TOKENS) + 1
     config = EngineConfig(
@@ -180,7 +181,7 @@ async def benched(rows: int, tokens: int, frontends: int = 0) -> AsyncIterator[B
 async def measure(
     streams: list[int], tokens: int, rounds: int, step_ms: float, latency_step_ms: float, frontends: int = 0
 ) -> dict[str, Any]:
-    """All figures. `tokens` are of all streams of a run together; one round before the first is not counted."""
+    """Measure all figures. `tokens` is for all streams of a run together. A first round is not counted."""
     each = {count: min(max(LEAST_TOKENS, tokens // count), MOST_TOKENS) for count in streams}
     widths = {count: Width() for count in streams}
     latencies = OneAtATime()
@@ -212,7 +213,7 @@ def _rounded(figures: dict[str, float]) -> dict[str, float]:
 
 
 def _latency_figures(seen: Latencies) -> dict[str, float]:
-    """Milliseconds."""
+    """Percentiles of the latencies, in milliseconds."""
     figures: dict[str, float] = {}
     for name, values in (("ttft", seen.first), ("itl", seen.gaps)):
         cuts = statistics.quantiles(values, n=100, method="inclusive")

@@ -1,6 +1,6 @@
 """The client of `slipstream bench service`, in a process of its own: `python -m service.bench.stream_client`.
 
-It reads one JSON object a line from standard input (`Job`) and answers each with one line; it ends with its input.
+It reads one JSON object a line from standard input (`Job`) and answers each with one line. It ends when its input does.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ class Job:
 
 
 def request(prompt: int, tokens: int) -> pb.GenerateRequest:
-    """What every stream asks for."""
+    """The request of every stream."""
     sampling = pb.SamplingParams(max_tokens=tokens, temperature=0.0, ignore_eos=True)
     return pb.GenerateRequest(token_ids=pb.TokenIds(ids=range(3, 3 + prompt)), sampling_params=sampling)
 
 
 def opener(channel: grpc.aio.Channel, job: Job) -> Stream:
-    """Opens the job's streams on `channel`."""
+    """A function that opens one of the job's streams on `channel`."""
     method: Any = channel.unary_stream(
         job.method,
         request_serializer=pb.GenerateRequest.SerializeToString,
@@ -66,19 +66,19 @@ async def _answer(job: Job) -> dict[str, Any]:
     async with grpc.aio.insecure_channel(f"127.0.0.1:{job.port}", options=options) as channel:
         stream = opener(channel, job)
         if job.one_by_one:
-            # Its first request would pay for the connection.
+            # Otherwise the first request would include the time of connecting.
             await channel.channel_ready()
             return asdict(await measure_latencies(stream, job.count))
         return asdict(await measure_rate(stream, job.count, job.tokens))
 
 
 class StreamClient:
-    """That process, from the outside. Use it as an async context manager."""
+    """Starts the client process and gives it jobs. Use it as an async context manager."""
 
     _process: Process
 
     async def __aenter__(self) -> StreamClient:
-        # Whatever this process was started from, the other one must import the same package.
+        # The other process must import the same package, from wherever this one was started.
         env = os.environ | {"PYTHONPATH": str(ROOT)}
         command = (sys.executable, "-P", "-m", "service.bench.stream_client")
         self._process = await create_subprocess_exec(*command, stdin=PIPE, stdout=PIPE, env=env, limit=LINE_LIMIT)
@@ -90,11 +90,11 @@ class StreamClient:
         await self._process.wait()
 
     async def rate(self, job: Job) -> Rate:
-        """All streams at once."""
+        """The rate of the job's streams, all at once. Raises RuntimeError if the client failed."""
         return Rate(**await self._run(job))
 
     async def latencies(self, job: Job) -> Latencies:
-        """One stream after the other."""
+        """The latencies of the job's streams, one after the other. Raises RuntimeError if the client failed."""
         return Latencies(**await self._run(job))
 
     async def _run(self, job: Job) -> dict[str, Any]:
@@ -107,7 +107,7 @@ class StreamClient:
 
 
 def main() -> None:
-    """Answer until there is no more input."""
+    """Answer one job for each line of standard input."""
     for line in sys.stdin:
         try:
             answer = asyncio.run(_answer(Job(**json.loads(line))))

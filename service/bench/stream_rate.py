@@ -16,7 +16,7 @@ Stream = Callable[[], AsyncIterator[int]]
 
 @dataclass(frozen=True, slots=True)
 class Rate:
-    """Of all streams together while every one of them runs, and without the first and the last tenth of the tokens."""
+    """The rate of all streams together, while all of them run, without the first and the last tenth of the tokens."""
 
     tokens_per_second: float
     messages_per_second: float
@@ -24,19 +24,19 @@ class Rate:
 
 @dataclass(slots=True)
 class Latencies:
-    """Seconds: request to first delta, and from delta to delta of one stream."""
+    """Seconds: `first` from a request to its first delta, `gaps` from delta to delta of one stream."""
 
     first: list[float] = field(default_factory=list)
     gaps: list[float] = field(default_factory=list)
 
     def extend(self, others: Latencies) -> None:
-        """Take `others` in too."""
+        """Add `others` to these."""
         self.first.extend(others.first)
         self.gaps.extend(others.gaps)
 
 
 class _Arrivals:
-    """When how many tokens came, over all streams."""
+    """The number of tokens of every delta of all streams, with the time at which it came."""
 
     def __init__(self) -> None:
         self._seen: list[tuple[float, int]] = []
@@ -59,7 +59,7 @@ class _Arrivals:
 
 
 async def measure_rate(open_stream: Stream, streams: int, tokens: int) -> Rate:
-    """Read `streams` streams of `tokens` tokens each at once. Raises ValueError if one brought another number."""
+    """Read `streams` streams at once. Raises ValueError if one brought another number of tokens than `tokens`."""
     arrivals = _Arrivals()
 
     async def read() -> None:

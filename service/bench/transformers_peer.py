@@ -14,7 +14,7 @@ PADDING = 3
 
 
 class _Watch(StoppingCriteria):
-    """Sees every step of `generate` as it ends; tells whoever still wants a token, and stops nothing."""
+    """Called by `generate` after each step: emits the new token of each request that is not complete. Stops nothing."""
 
     def __init__(self, requests: Sequence[PeerRequest], emit: Emit) -> None:
         self._requests, self._emit, self._step = requests, emit, 0
@@ -43,7 +43,7 @@ class TransformersPeer:
 
     @torch.inference_mode()
     def run(self, requests: Sequence[PeerRequest], emit: Emit) -> None:
-        """See `service.bench.workloads.Contender`."""
+        """Generate for all of `requests` in one left-padded batch; `emit(id, token)` after each step."""
         length = max(len(request["prompt"]) for request in requests)
         ids = torch.full((len(requests), length), PADDING)
         mask = torch.zeros_like(ids)
@@ -60,4 +60,4 @@ class TransformersPeer:
         )
 
     def close(self) -> None:
-        """Nothing runs between calls."""
+        """No-op: nothing runs between calls."""

@@ -1,8 +1,8 @@
-"""What sliding-window layers hold at a context of eight windows: in the ordinary pool, and in a pool of their own.
+"""Pages that sliding-window layers hold at a context of eight windows: in the ordinary pool, and in their own pool.
 
-Counted while requests run, in pages times layers: a page of the ordinary pool is stored once for every full layer, a
-window page once for every windowed one. What they hold is looked at between steps; what a step holds on top, while a
-chunk goes through the window, is seen in the size of the pools, which is what the memory really is.
+They are counted while requests run, in pages times layers: a page of the ordinary pool is stored once for every full
+layer, a window page once for every windowed layer. Pages are counted between steps. Within a step, while a chunk goes
+through the window, it holds more; that shows in the size of the pools, which is the memory that is really taken.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from core.types.sampling_params import SamplingParams
 from core.types.stats import PoolStats
 
 WINDOWS, ROWS, CHUNK_SHARE = 8, 4, 2
-"""Windows of context, requests at once, and how many chunks make a window."""
+"""Windows of context, requests at once, and chunks in a window."""
 OUTPUT_TOKENS = 32
 
 TINY = {
@@ -53,8 +53,10 @@ GEMMA_3_4B = {"num_hidden_layers": 34, "sliding_window": 1024}
 
 @dataclass(frozen=True, slots=True)
 class WindowFigures:
-    """The most pages times layers that the requests held after any step; `pools` are those of both pools as a whole,
-    `plain_pools` without windows. `wrong` answers differ between the two ways.
+    """The most pages times layers that the requests held after any step: `plain` in one pool, `windowed` in two.
+
+    `plain_pools` and `pools` are the sizes of these pools as a whole. `wrong` is the number of answers that differ
+    between the two.
     """
 
     plain: int
@@ -65,17 +67,17 @@ class WindowFigures:
 
     @property
     def share(self) -> float:
-        """Part of the pages held in the plain pool that is held in the two pools together."""
+        """Pages held in the two pools together, as a share of those held in the plain pool."""
         return self.windowed / self.plain
 
     @property
     def pools_share(self) -> float:
-        """The same of the pools themselves."""
+        """The size of the two pools together, as a share of the plain pool's."""
         return self.pools / self.plain_pools
 
 
 def windows_measured() -> WindowFigures:
-    """A tiny Gemma 3 with random weights is served twice, with the window pool off and on, by the whole engine."""
+    """Serve a tiny Gemma 3 with random weights by the whole engine, with the window pool off and then on."""
     transformers_logging.disable_progress_bar()
     with tempfile.TemporaryDirectory() as name, torch.random.fork_rng():
         for part in ("tokenizer.json", "tokenizer_config.json"):
@@ -92,7 +94,7 @@ def windows_measured() -> WindowFigures:
 
 
 def windows_by_shape() -> WindowFigures:
-    """Pages of requests in the shape of Gemma 3 4B, through the books of the engine without a model."""
+    """Count pages in the shape of Gemma 3 4B, with the engine's own memory management and without a model."""
     config = AutoConfig.for_model("gemma3_text", **GEMMA_3_4B)
     total = len(config.layer_types)
     counts = (total, config.layer_types.count("sliding_attention"))
@@ -101,7 +103,7 @@ def windows_by_shape() -> WindowFigures:
 
 
 class _Peak:
-    """Pages times layers; `layers` are all of the model, and the windowed ones."""
+    """The most pages times layers held, and their pools' size; `layers`: all layers of the model, and windowed ones."""
 
     def __init__(self, layers: tuple[int, int]) -> None:
         self._total, self._windowed = layers
@@ -117,7 +119,7 @@ class _Peak:
 
 
 async def _serve(path: str, *, on: bool, layers: tuple[int, int]) -> tuple[_Peak, list[list[int]]]:
-    """What was held, and the answers."""
+    """The pages that were held, and the answers."""
     window = TINY["sliding_window"]
     context = WINDOWS * window
     engine = build_engine(

@@ -1,4 +1,4 @@
-"""Four workloads of token ids that engines are compared by: greedy, EOS like any other token, all sizes seeded.
+"""Four workloads of token ids to compare engines by: greedy, EOS does not end an output, all sizes seeded.
 
 W1: 64 requests at once, prompts of 16 to 256 tokens, outputs of 16 to 128. W2: one at a time, 128 and 128. W3: 32 at
 once behind a shared prefix of 512 tokens, 16 of their own, 32 out. W3w: the same with the prefix served once before.
@@ -17,23 +17,23 @@ from typing import Protocol
 from service.bench.peer import Emit, PeerRequest
 
 FIRST_ID = 300
-"""Ids below are special in most vocabularies."""
+"""The lowest id in prompts: ids below it are special in most vocabularies."""
 NAMES = ("W1", "W2", "W3", "W3w")
 
 
 class Contender(Protocol):
-    """What runs a workload: `Peer`, or another engine behind the same two methods."""
+    """An engine that runs a workload: `Peer`, or another engine behind the same two methods."""
 
     def run(self, requests: Sequence[PeerRequest], emit: Emit) -> None:
-        """All of `requests`, which arrive now; `emit(id, token)` when a token is usable."""
+        """Run all of `requests`, which arrive now; call `emit(id, token)` when a token is usable."""
 
     def close(self) -> None:
-        """Stop."""
+        """Stop the engine."""
 
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """`lead`: requests that are served before the clock starts. `together`: the others arrive at once."""
+    """`lead`: number of requests that are served before the clock starts. `together`: the others arrive at once."""
 
     requests: tuple[PeerRequest, ...]
     together: bool = True
@@ -42,7 +42,7 @@ class Workload:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """Output tokens per second; medians of the time to first tokens and between tokens, in seconds."""
+    """`rate`: output tokens per second. `ttft`, `itl`: median seconds to a first token, and between two tokens."""
 
     rate: float
     ttft: float
@@ -79,7 +79,7 @@ def workload(name: str, vocab_size: int, round_number: int) -> Workload:
 
 
 def measure(contender: Contender, load: Workload) -> Measured:
-    """Run it. Raises RuntimeError if an output has not the length that was asked for."""
+    """Run the workload. Raises RuntimeError if an output has another length than its request."""
     if load.lead:
         contender.run(load.requests[: load.lead], lambda *_: None)
     requests = load.requests[load.lead :]

@@ -1,7 +1,7 @@
-"""What a servicer asks beside the engine: to let a tenant in, and for streams that outlive their call.
+"""The desk: admits tenants' requests, and keeps streams that outlive their call.
 
-Both need to see all calls of a tenant, so they are done where the engine is: by `LocalDesk` in its process, by
-`service.frontends.remote_desk` in a front end, which asks there.
+Both need to see all calls of a tenant, so both are done in the engine's process, by `LocalDesk`. In a front end
+`service.frontends.remote_desk` asks there.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from service.wire.position import Position
 class ResumedStream(OutputStream, Protocol):
     """A kept stream, read from a given position. `aclose` detaches without ending it.
 
-    Use `async with`: if another call attaches, what is awaited inside ends with StreamTakenOver. `expected` is the
-    number of terminals still to come.
+    Use `async with`: if another call attaches, the block ends with StreamTakenOver. `expected` is the number of
+    `Finished` events still to come.
     """
 
     want_text: bool
@@ -46,22 +46,31 @@ class ResumedStream(OutputStream, Protocol):
 
 
 class TenantDesk(Protocol):
-    """Ids are the engine's: within their tenant."""
+    """The desk as `OpenCalls` sees it. Request ids are the engine's: they hold their tenant (`service.tenant_ids`)."""
 
     def refuse_hopeless(self, tenant: str | None) -> None:
-        """Raise what `enter` would raise at once, as far as it is known here, whatever the work is."""
+        """Raise Overloaded or TenantLockedOut if `enter` would refuse any work at once, as far as is known here."""
         ...
 
     async def enter(self, tenant: str | None, deadline: float | None, work: Work = ONE_SEQUENCE) -> Hold:
-        """Wait for the tenant's turn with so much work. Raises what `TenantGates.enter` does."""
+        """Wait until the tenant's limits have room for `work`; `deadline` is a `time.monotonic()` instant.
+
+        Raises Overloaded, DeadlinePassed, TenantLockedOut and TenantSequences.
+        """
         ...
 
     async def open(self, asked: GenerateRequest, tenant: str | None, hold: Hold) -> ResumedStream:
-        """See `Retention.open`."""
+        """Open a kept stream, or find that of the same request sent before. A new stream takes `hold` over.
+
+        Raises DuplicateRequest, Overloaded, ResumeOff, and what `Engine.generate` and `attach` do.
+        """
         ...
 
     async def attach(self, request_id: str, positions: dict[int, Position]) -> ResumedStream:
-        """See `Retention.attach`."""
+        """Read a kept stream, each output from its entry in `positions`, or from its start without one.
+
+        Raises ResumeOff, StreamNotFound, StreamTakenOver, PositionTooOld, PositionAhead, InvalidRequest.
+        """
         ...
 
     async def load(self, tenant: str) -> TenantLoad:
@@ -69,12 +78,12 @@ class TenantDesk(Protocol):
         ...
 
     def follow(self, engine: Engine) -> None:
-        """Count the tokens of requests as they end in `engine`, where that is in this process."""
+        """Count the tokens of requests as they end in `engine`, if `engine` is in this process."""
         ...
 
 
 class LocalDesk:
-    """The desk in the engine's process: one for all its front ends. Raises StartupError for a bad tenants file."""
+    """The desk in the engine's process, one for all front ends. Construction raises StartupError for a bad file."""
 
     def __init__(
         self, slot: EngineSlot, config: ServerConfig, metrics: RpcMetrics, files: AccessFiles | None = None
@@ -90,15 +99,15 @@ class LocalDesk:
         metrics.show_kept(lambda: len(self._retention), lambda: self._retention.bytes)
 
     def refuse_hopeless(self, tenant: str | None) -> None:
-        """See `TenantDesk.refuse_hopeless`."""
+        """Ask the tenant's gate. Raises Overloaded or TenantLockedOut."""
         self._gates.refuse_hopeless(tenant)
 
     async def enter(self, tenant: str | None, deadline: float | None, work: Work = ONE_SEQUENCE) -> Hold:
-        """See `TenantDesk.enter`."""
+        """Wait in the tenant's gate. Raises what `TenantGates.enter` does."""
         return await self._gates.enter(tenant, deadline, work)
 
     async def open(self, asked: GenerateRequest, tenant: str | None, hold: Hold) -> Reader:
-        """See `TenantDesk.open`."""
+        """Open the stream in `Retention`, and count a refusal for want of room as the tenant's."""
         try:
             return await self._retention.open(asked, tenant, hold)
         except Overloaded as refused:
@@ -107,14 +116,14 @@ class LocalDesk:
             raise
 
     async def load(self, tenant: str) -> TenantLoad:
-        """See `TenantDesk.load`."""
+        """What the tenant has running and waiting, from the engine's open streams. Raises NotReady."""
         return self._usage.load(tenant, self._slot.require().open_streams)
 
     def follow(self, engine: Engine) -> None:
-        """See `TenantDesk.follow`."""
+        """Have the engine report each stream that ends, so that its tokens are counted for its tenant."""
         if engine.open_streams is not None:
             engine.open_streams.on_end(self._usage.ended)
 
     async def attach(self, request_id: str, positions: dict[int, Position]) -> Reader:
-        """See `TenantDesk.attach`."""
+        """Read the stream that `Retention` keeps. Raises what `Retention.attach` does."""
         return await self._retention.attach(request_id, positions)

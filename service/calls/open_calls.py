@@ -1,9 +1,10 @@
-"""Calls that are open on the engine: how one is admitted, by whose limits, and under which id the engine knows it.
+"""Calls that are open on the engine: how each is admitted, by which limits, and under which id the engine knows it.
 
-Every service that generates goes through the one `OpenCalls` of its server, whatever its messages look like: limits,
-deadlines, tenants and counts of refusals are the same for all of them. Requests come in with the ids and cache salts
-that their clients gave. The engine gets both within the tenant, so two tenants may use one id or salt, and neither
-reaches the other's request or cached prefixes. This is the only file that does so: a dialect cannot forget it.
+Every service that generates goes through the one `OpenCalls` of its server, whatever its messages look like. So limits,
+deadlines, tenants and counts of refusals are the same for all services. Requests come in with the ids and cache salts
+that their clients gave. The engine gets both with the tenant in front (`service.tenant_ids`). So two tenants may use
+the same id or salt, and neither reaches the other's request or cached prefixes. Only this file puts the tenant in
+front, so a dialect cannot forget it.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ Request = TypeVar("Request", GenerateRequest, EmbedRequest)
 
 
 class OpenCalls:
-    """Opens requests on whatever engine `slot` holds, for the tenant whose call it is."""
+    """Opens requests on the engine in `slot`, each for the tenant that the current call names."""
 
     def __init__(
         self, slot: EngineSlot, config: ServerConfig, admission: Admission, desk: TenantDesk, metrics: RpcMetrics
@@ -57,7 +58,7 @@ class OpenCalls:
 
     @contextmanager
     def counting_refusals(self) -> Iterator[None]:
-        """Around everything that comes before the first event of a request."""
+        """Count an error inside as a refusal. The body is everything before the first event of a request."""
         try:
             yield
         except SlipstreamError as error:
@@ -66,7 +67,7 @@ class OpenCalls:
 
     @contextmanager
     def counting_attaches(self) -> Iterator[None]:
-        """Around everything that comes before the first event of a resumed stream."""
+        """Count an Attach call, or the error that refused it. The body is everything before its first event."""
         try:
             yield
         except SlipstreamError as error:
@@ -80,7 +81,11 @@ class OpenCalls:
         return time.monotonic() + min(limits) if limits else None
 
     async def generate(self, asked: GenerateRequest, held: AsyncExitStack) -> OutputStream:
-        """Admit and queue. The admission lasts as long as `held`, which the caller lets close the stream too."""
+        """Admit and queue a request. The admission lasts until `held` closes; push `aclose` of the stream there too.
+
+        Raises NotPermitted, and what `TenantDesk.enter`, `Admission.slot` and `Engine.generate` do.
+        """
+        # First, since it takes no place and no tokens of the tenant.
         self._refuse_grammar(asked)
         work = self._work(asked)
         place = await self._admit(asked.deadline, work, held)
@@ -89,7 +94,7 @@ class OpenCalls:
         return stream
 
     async def keep(self, asked: GenerateRequest, held: AsyncExitStack) -> ResumedStream:
-        """As `generate`, for a stream that outlives the call: `held` only lets go of it.
+        """As `generate`, for a stream that outlives the call: when `held` closes, the call only detaches from it.
 
         The same request sent again gets the stream of the first. Raises NotPermitted, and what `TenantDesk.enter`,
         `Admission.slot` and `Retention.open` do.
@@ -100,12 +105,12 @@ class OpenCalls:
         return await _hold(await self._desk.open(_within_tenant(asked, place), caller_name.get(), place), held)
 
     async def attach(self, request_id: str, positions: dict[int, Position], held: AsyncExitStack) -> ResumedStream:
-        """Go on with a kept stream of this caller until `held` lets go. Raises what `Retention.attach` does."""
+        """Read a kept stream of this caller until `held` closes. Raises NotReady and what `Retention.attach` does."""
         self.slot.require()
         return await _hold(await self._desk.attach(scoped_id(request_id, caller_name.get()), positions), held)
 
     async def embed(self, asked: EmbedRequest, held: AsyncExitStack) -> EmbedCall:
-        """As `generate`, for vectors."""
+        """Admit and queue an embedding request; as `generate` otherwise. Raises what `generate` does for a request."""
         work = self._work(asked)
         place = await self._admit(asked.deadline, work, held)
         call = await self.engine.embed(_within_tenant(asked, place))
@@ -113,13 +118,13 @@ class OpenCalls:
         return call
 
     def _refuse_grammar(self, asked: GenerateRequest) -> None:
-        """Raises NotPermitted for a constraint in a form that this caller may not use."""
+        """Raise NotPermitted for a constraint in a form that this caller may not use."""
         kind = None if asked.constraint is None else asked.constraint.kind
         if kind is not None and not self._permissions.may_constrain(caller_name.get(), kind):
             raise NotPermitted("grammars (ebnf) are for callers that --grammar-callers lists; others have json_schema")
 
     def _work(self, asked: GenerateRequest | EmbedRequest) -> Work:
-        """What the request counts for; nothing where tenants have no limits."""
+        """The work that the request counts as; one sequence without tokens if there is no tenants file."""
         if self.config.tenants_file is None:
             return Work()
         if isinstance(asked, EmbedRequest):
@@ -127,27 +132,28 @@ class OpenCalls:
         return generating(asked, self.engine.model_info.context_length)
 
     def refuse_hopeless(self, tenant: str | None) -> None:
-        """Raise what any request of `tenant` would be refused with at once, before its message is read."""
+        """Raise the error with which any request of `tenant` would be refused at once, before its message is read."""
         self._desk.refuse_hopeless(tenant)
         self._admission.refuse_hopeless()
-        # Without a name the engine decides, which is told the caller's address with the request.
+        # "" stands for every caller without a name. The engine knows such callers by their address, which it gets with
+        # the request.
         if self.engine.full(tenant or ""):
             raise Overloaded("the waiting queue is full", reason="QUEUE_FULL")
 
     async def _admit(self, deadline: float | None, work: Work, held: AsyncExitStack) -> Hold:
-        """Pass the tenant's gate, then the limits that all share: one that floods must not use those up."""
+        """Pass the tenant's gate, then the limits that all tenants share, which a flood of one must not use up."""
         place = await self._desk.enter(caller_name.get(), deadline, work)
         held.callback(place.release)
         await held.enter_async_context(self._admission.slot(deadline))
         return place
 
     async def watch_prefixes(self) -> PrefixWatch:
-        """Cached prefixes that this caller's requests without a salt can find. Raises what `Prefixes.watch` does."""
+        """Watch the cached prefixes that requests of this caller without a salt can find. Raises Unsupported."""
         return await answered(self.engine.prefixes.watch(tenant_salt("", caller_name.get())))
 
     @property
     def tenant(self) -> str | None:
-        """The tenant whose load and prefixes this call may see and flush; None: those of all tenants."""
+        """The tenant whose load this call sees and whose prefixes it flushes; None: those of all tenants."""
         caller = caller_name.get()
         return None if self._permissions.sees_all(caller) else caller
 
@@ -156,15 +162,15 @@ class OpenCalls:
         return None if self.tenant is None else await self._desk.load(self.tenant)
 
     async def abort(self, request_id: str) -> bool:
-        """End a live request of this caller as cancelled; whether there was one."""
+        """End a live request of this caller as cancelled. Returns whether there was one. Raises InvalidRequest."""
         if not request_id:
             raise InvalidRequest.of("request_id", "must not be empty")
-        # Another caller's request has another id.
+        # The id holds the caller's name, so no caller can end another's request.
         return await answered(self.engine.abort(scoped_id(request_id, caller_name.get())))
 
 
 def _within_tenant(asked: Request, place: Hold) -> Request:
-    """`asked` as the engine knows it: its id and its salt are its caller's, and so is its share of the machine."""
+    """`asked` as the engine gets it: id and salt with the caller in front, and the tenant and weight to share by."""
     caller = caller_name.get()
     return replace(
         asked,
@@ -176,13 +182,14 @@ def _within_tenant(asked: Request, place: Hold) -> Request:
 
 
 def _count_for(place: Hold, work: Work) -> None:
-    """The engine has taken a request, whose stream this call reads: from now on its tokens are the tenant's."""
+    """Count the prompt of an accepted request for `place`, and from now on the tokens that this call reads."""
     place.saw_prompt(work.prompt)
     current_hold.set(place)
 
 
 async def _hold(stream: ResumedStream, held: AsyncExitStack) -> ResumedStream:
-    """Let go of the stream with `held`, and interrupt what waits in it when the stream is taken over."""
+    """Have `held` detach from the stream, and interrupt the call inside when another call takes the stream over."""
+    # `aclose` is pushed first, so it runs after the stream's own `__aexit__`, which may raise StreamTakenOver.
     held.push_async_callback(stream.aclose)
     await held.enter_async_context(stream)
     return stream

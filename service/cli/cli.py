@@ -38,7 +38,7 @@ def cli() -> None:
       slipstream embed "a quick fox"        print a text's vector
       slipstream serve --model DIR          serve a Hugging Face checkpoint directory
     """
-    # Every command that loads a model imports them, `serve` and benchmarks as well.
+    # Here for all commands: each one that loads a model imports these libraries, `serve` and benchmarks as well.
     hush_libraries()
 
 
@@ -49,7 +49,7 @@ def version() -> None:
 
 
 def main() -> None:
-    """Run the command line; what cannot start ends with one line on stderr and its exit code, without a traceback."""
+    """Run the command line. A StartupError ends it with one line on stderr and the error's exit code, no traceback."""
     try:
         cli(prog_name="slipstream")
     except StartupError as error:

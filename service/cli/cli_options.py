@@ -16,7 +16,7 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 
 
 class SettingOption(click.Option):
-    """An option made from a setting; its default is applied by `settings.load`, so None means "not given"."""
+    """An option made from a setting. `service.config.sources.load` applies its default, so None means "not given"."""
 
     def __init__(self, *args: Any, group: str = "Options", **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -42,7 +42,7 @@ class GroupedCommand(click.Command):
 def setting_options(
     groups: Collection[str] | None = None, without: Collection[str] = ()
 ) -> Callable[[Command], Command]:
-    """Adds an option per setting of ServerConfig, of these groups only if given, and `--config`."""
+    """Add `--config` and an option for each setting of ServerConfig, of `groups` only if given, except `without`."""
     settings = [
         each
         for each in settings_of(ServerConfig).values()
@@ -65,7 +65,7 @@ def setting_options(
 
 def _option(setting: Setting) -> Callable[[Command], Command]:
     declaration = f"{setting.flag}/--no-{setting.flag[2:]}" if setting.kind is bool else setting.flag
-    # click converts what is typed on the command line; `settings.load` checks ranges for all sources alike.
+    # click converts the text of the command line; `service.config.sources.load` checks ranges for all sources alike.
     kind: Any = click.Choice(setting.choices) if setting.choices else setting.kind
     many = setting.kind is tuple
     return click.option(
@@ -83,7 +83,7 @@ def _option(setting: Setting) -> Callable[[Command], Command]:
 
 
 def _unless_empty(ctx: click.Context, param: click.Parameter, value: tuple[str, ...]) -> tuple[str, ...] | None:
-    """None for an option that was not given, as of the options that are given once."""
+    """None for an option that was not given, as click has it for options that take one value."""
     return value or None
 
 

@@ -1,6 +1,6 @@
 """`make demo`: starts a server, streams three completions at once, shows the pools, drains.
 
-The server is a real subprocess on free ports, spoken to over gRPC and HTTP like any other; the exit status is 0 only if
+The server is a real subprocess on free ports, called over gRPC and HTTP like any other. The exit status is 0 only if
 every stream ended and the server drained with status 0.
 """
 
@@ -24,7 +24,7 @@ _SHOWN = re.compile(r"^slipstream_(pool_|requests_(running|waiting|finished)|gen
 
 
 class Screen:
-    """One line per stream, redrawn in place on a terminal; elsewhere every piece is a line of its own."""
+    """One line per stream, redrawn in place on a terminal. On any other output every piece is a line of its own."""
 
     def __init__(self, prompts: tuple[str, ...]) -> None:
         self._lines = [f"{prompt} " for prompt in prompts]
@@ -33,7 +33,7 @@ class Screen:
             print("\n".join(self._lines), flush=True)
 
     def add(self, at: int, text: str) -> None:
-        """Show that stream `at` said `text`."""
+        """Show the new `text` of stream `at`."""
         text = text.replace("\n", " ")
         if not text:
             return
@@ -45,13 +45,13 @@ class Screen:
         print(f"\x1b[{up}A\r\x1b[K{self._lines[at][:200]}\x1b[{up}B\r", end="", flush=True)
 
     def close(self) -> None:
-        """Show each stream as a whole where pieces went to lines of their own."""
+        """Where pieces went to lines of their own, show each stream as a whole."""
         if not self._live:
             print("\n".join(f"{at + 1} = {line}" for at, line in enumerate(self._lines)), flush=True)
 
 
 async def stream_one(client: SlipstreamClient, at: int, prompt: str, screen: Screen) -> End:
-    """Stream one completion onto the screen; its end."""
+    """Stream one completion onto the screen. Returns its end. Raises RuntimeError for a stream without one."""
     async for event in client.generate(prompt, max_tokens=MAX_TOKENS, temperature=0.0):
         if isinstance(event, End):
             return event
@@ -61,7 +61,7 @@ async def stream_one(client: SlipstreamClient, at: int, prompt: str, screen: Scr
 
 
 async def start_server() -> tuple[asyncio.subprocess.Process, str, str]:
-    """A server process, its gRPC address and the address of its metrics."""
+    """Start a server. Returns the process, its gRPC address and the address of its metrics. Raises SystemExit."""
     ports = ("--port", "0", "--metrics-port", "0", "--drain-linger", "0", "--log-level", "warning")
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "service", "serve", *ports, *sys.argv[1:], stdout=asyncio.subprocess.PIPE
@@ -81,14 +81,14 @@ async def start_server() -> tuple[asyncio.subprocess.Process, str, str]:
 
 
 def scrape(address: str) -> list[str]:
-    """The lines of /metrics worth showing, without zeros among the checks."""
+    """The lines of /metrics that the demo shows, without checks that are 0."""
     with urllib.request.urlopen(address, timeout=5) as response:
         lines = response.read().decode().splitlines()
     return [line for line in lines if _SHOWN.match(line) and not ("assert" in line and line.endswith(" 0.0"))]
 
 
 async def demo() -> int:
-    """Run it; the exit status."""
+    """Run the demo. Returns the server's exit status."""
     process, address, metrics = await start_server()
     try:
         screen = Screen(PROMPTS)

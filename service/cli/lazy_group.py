@@ -1,6 +1,6 @@
-"""A click group whose subcommands are named in a table and imported only when they run.
+"""A click group whose subcommands are listed in a table and imported only when they run.
 
-So `slipstream --help` answers at once, and a subcommand is added by one line.
+So `slipstream --help` answers at once, and a new subcommand is one line in the table.
 """
 
 from __future__ import annotations
@@ -33,6 +33,6 @@ class LazyGroup(click.Group):
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """The table, without importing anything."""
+        """Write the commands and their help from the table, without importing a command."""
         with formatter.section("Commands"):
             formatter.write_dl([(name, told) for name, (_, told) in self._table.items()])

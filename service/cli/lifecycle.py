@@ -1,4 +1,4 @@
-"""From start to exit code: signals, the engine's death, and the order in which a server goes away."""
+"""From start to exit code: signals, the engine's death, and the order in which a server ends."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ log = logging.getLogger(__name__)
 EXIT_DRAINED = 0
 EXIT_ENGINE_DEAD = 1
 EXIT_BY_SIGNAL = 128
-"""Plus the signal's number: a second signal cut the drain short."""
+"""Exit code, plus the signal's number, if a second signal cuts the drain short."""
 
 
 Served = Server | FrontEndGroup
-"""One process, or several."""
+"""A server of one process, or of several."""
 
 
 class StopSignals:
-    """SIGTERM, SIGINT and SIGHUP as futures: the first asks for a drain, the second for an end at once.
+    """SIGTERM, SIGINT and SIGHUP as futures: the first signal asks for a drain, the second for an end at once.
 
-    SIGHUP, which a terminal sends as it closes, is left alone where it is ignored: `nohup` asks for that.
+    A terminal sends SIGHUP as it closes. If SIGHUP is ignored at the start, as `nohup` has it, it stays ignored.
     """
 
     def __init__(self) -> None:
@@ -53,7 +53,10 @@ class StopSignals:
 
 
 async def run(server: Served, announce: Callable[[Served], None]) -> int:
-    """Serve until a signal or the engine's death; the exit code. Calls `announce` once ready. Raises StartupError."""
+    """Serve until a signal or the engine's death. Returns the exit code. Calls `announce` once the server is ready.
+
+    Raises StartupError.
+    """
     with StopSignals() as signals:
         await server.listen()
         loading = asyncio.create_task(server.load())
@@ -85,7 +88,7 @@ async def _serve(server: Served, signals: StopSignals) -> int:
 async def _drain(server: Served, signals: StopSignals, died: asyncio.Task[BaseException]) -> int:
     """Drain, unless the engine dies or a second signal comes first."""
     number = signals.first.result()
-    # Someone at a terminal has no load balancer that must learn of the drain first.
+    # SIGINT comes from a terminal, where no load balancer has to learn of the drain first.
     linger = 0.0 if number is signal.SIGINT else server.config.drain_linger
     log.info("%s: draining, %d streams live", number.name, server.engine.live_requests)
     draining = asyncio.create_task(server.drain(linger, server.config.drain_grace))
@@ -105,7 +108,7 @@ async def _drain(server: Served, signals: StopSignals, died: asyncio.Task[BaseEx
 
 
 async def _first_of(*futures: asyncio.Future[Any]) -> None:
-    """Return once one of them is done; cancels nothing."""
+    """Return once one of `futures` is done. Cancels none of them."""
     await asyncio.wait(futures, return_when=asyncio.FIRST_COMPLETED)
 
 

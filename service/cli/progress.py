@@ -1,4 +1,4 @@
-"""Shows how far loading is: a line that is redrawn on a terminal, one line per stage elsewhere."""
+"""Shows the progress of loading: on a terminal a line that is redrawn, on any other output one line per stage."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class TerminalProgress:
                 print(f"\r\x1b[K{stage} [{bar}] {fraction:4.0%}", end="", file=self._stream, flush=True)
 
     def close(self) -> None:
-        """End the last stage's line."""
+        """End the line of the last stage."""
         with self._lock:
             self._finish(time.monotonic())
             self._stage = ""

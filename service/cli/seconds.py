@@ -9,10 +9,10 @@ import click
 
 
 class Seconds(click.FloatRange):
-    """A float in a range, as click has it, that is not `nan`: that one is inside of every range."""
+    """A float in a range, as click's own, without `nan`, which click accepts in every range."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """See `click.FloatRange`."""
+        """Convert as `click.FloatRange` does, and refuse `nan`."""
         found = super().convert(value, param, ctx)
         if math.isnan(found):
             self.fail(f"{value} is not a number", param, ctx)

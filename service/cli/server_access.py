@@ -25,7 +25,7 @@ _OPTIONS = (
 )
 
 _PORTLESS = re.compile(r"(unix|unix-abstract|vsock):", re.IGNORECASE)
-"""What follows is the path of a socket, or has ports of its own."""
+"""Schemes after which comes the path of a socket, or an address with ports of its own kind."""
 
 _SCHEME = re.compile(r"(dns|ipv4|ipv6):(//[^/]*/)?", re.IGNORECASE)
 _HOST_AND_PORT = re.compile(r"(?:\[[^]]*\]|[^:]*):([+-]?[0-9]+)\s*")
@@ -34,13 +34,13 @@ _HOST_AND_PORT = re.compile(r"(?:\[[^]]*\]|[^:]*):([+-]?[0-9]+)\s*")
 class ServerTarget(click.ParamType[str]):
     """`host:port`, or another target of gRPC (`unix:…`, `dns:///…`, `ipv4:…`), which is passed on as it is.
 
-    gRPC takes a port modulo 65536, so that one beyond it reaches another server.
+    gRPC takes a port modulo 65536, so a port beyond that would reach another server.
     """
 
     name = "target"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        """Refuses what is empty, and a port that is given and does not exist."""
+        """Return the target as text. Fails for an empty one, and for a port that is not 1 to MAX_PORT."""
         target = str(value)
         if not target.strip():
             self.fail("must not be empty", param, ctx)
@@ -58,14 +58,14 @@ def _is_port(digits: str) -> bool:
 
 
 def server_option(text: str, default: str | None = None) -> Callable[[Command], Command]:
-    """Adds `--server`, with `text` as its help; the command takes it as `server`."""
+    """Add `--server`, with `text` as its help; the command takes it as `server`."""
     return click.option(
         "--server", metavar="HOST:PORT", type=ServerTarget(), default=default, show_default=True, help=text
     )
 
 
 def access_options(command: Command) -> Command:
-    """Adds the options; the command takes them as keywords of their names."""
+    """Add the options for token and TLS files; the command takes them as keywords of their names."""
     for flag, text in reversed(_OPTIONS):
         command = click.option(flag, metavar="FILE", help=text)(command)
     return command
@@ -73,7 +73,7 @@ def access_options(command: Command) -> Command:
 
 @dataclass(frozen=True, slots=True)
 class ServerAccess:
-    """What was given of them."""
+    """The values of `access_options` that were given to a command; None for the others."""
 
     token_file: str | None
     tls_ca: str | None
@@ -82,7 +82,7 @@ class ServerAccess:
 
     @classmethod
     def taken_from(cls, options: dict[str, Any]) -> ServerAccess:
-        """The four of them, removed from a command's `options`."""
+        """The four values, removed from a command's `options`."""
         return cls(**{name: options.pop(name) for name in ("token_file", "tls_ca", "tls_cert", "tls_key")})
 
     def client(self, server: str) -> SlipstreamClient:

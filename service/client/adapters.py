@@ -20,18 +20,18 @@ class AdapterClient:
         self.stub: Any = adapters_pb2_grpc.AdapterServiceStub(client.channel)  # type: ignore[no-untyped-call]
 
     async def load(self, name: str, path: str = "", *, pinned: bool = False) -> pb.LoadAdapterResponse:
-        """Load the directory `path` below the server's own, by default the one called `name`."""
+        """Load the directory `path` below the server's adapter directory; without `path` the one called `name`."""
         response: pb.LoadAdapterResponse = await self._call(
             self.stub.LoadAdapter, pb.LoadAdapterRequest(name=name, path=path, pinned=pinned)
         )
         return response
 
     async def unload(self, name: str) -> int:
-        """Unload; how many requests still use it."""
+        """Unload an adapter. Returns the number of requests that still use it."""
         return int((await self._call(self.stub.UnloadAdapter, pb.UnloadAdapterRequest(name=name))).live_requests)
 
     async def list(self) -> pb.ListAdaptersResponse:
-        """Everything that is loaded."""
+        """Every adapter that holds memory, and the bytes used and allowed."""
         response: pb.ListAdaptersResponse = await self._call(self.stub.ListAdapters, pb.ListAdaptersRequest())
         return response
 

@@ -1,8 +1,8 @@
-"""A small asynchronous client: what the command line, the demo and the tests speak to a server with.
+"""A small asynchronous client, used by the command line, the demo and the tests.
 
 It knows the wire and nothing of core. Retries are gRPC's own, by the service config below: UNAVAILABLE, and
-RESOURCE_EXHAUSTED where the server says when to come back. Only before the first message: a stream that has begun is
-never repeated.
+RESOURCE_EXHAUSTED where the server says when to come back. gRPC retries only before the first message: a stream that
+has begun is never repeated.
 """
 
 from __future__ import annotations
@@ -41,18 +41,19 @@ SERVICE_CONFIG: dict[str, Any] = {
 }
 """The service config that every client should use; `service/README.md` publishes the same.
 
-One retry: a request that kills the process which serves it costs two servers and not the fleet. The server's
-`grpc-retry-pushback-ms` decides about RESOURCE_EXHAUSTED: after how long, or with -1 not at all."""
+One retry: a request that kills the process which serves it then costs two servers and not the fleet. The server's
+`grpc-retry-pushback-ms` decides about RESOURCE_EXHAUSTED: a retry after so many milliseconds, or with -1 none."""
 
 FLEET_CONFIG: dict[str, Any] = SERVICE_CONFIG | {
     "loadBalancingConfig": [{"round_robin": {}}],
     "healthCheckConfig": {"serviceName": "slipstream.v1.InferenceService"},
 }
-"""For a target that is several servers. Readiness is watched on every connection, so one that drains or loads gets no
-new calls; by refusals alone a client would learn of it too late, for its retries can meet the same server again."""
+"""For a target that is several servers. Readiness is watched on every connection, so a server that drains or loads gets
+no new calls. From refusals alone a client would learn of it too late, since its retries can meet the same server again.
+"""
 
 MAX_REQUEST_BYTES = 4 * 1024 * 1024
-"""gRPC keeps a request for its retries up to this size; by default a quarter of a megabyte."""
+"""gRPC keeps a request for its retries up to this size; its default is a quarter of a megabyte."""
 
 
 Prompt = str | Sequence[int] | Sequence[Mapping[str, str]]
@@ -105,8 +106,8 @@ class Completion:
 class SlipstreamClient:
     """A client of one server, `target` being `host:port`. Use it as an async context manager, or `close` it.
 
-    `token` goes with every call; without `tls` anyone on the way can read it. With `fleet`, `target` stands for several
-    servers (`dns:///…`, `ipv4:1.2.3.4:50051,…`), and calls go to those in turn that are ready.
+    `token` goes with every call; without `tls` the network can read it. With `fleet`, `target` stands for several
+    servers (`dns:///…`, `ipv4:1.2.3.4:50051,…`), and calls go in turn to the servers that are ready.
     """
 
     def __init__(
@@ -159,8 +160,8 @@ class SlipstreamClient:
 
         `sampling` are fields of SamplingParams; `constraint` is one of {"json_schema": text or dict}, {"regex": text},
         {"ebnf": text}, {"choice": [texts]}. `timeout` is the call's deadline in seconds. Raises CallFailed.
-        Leaving the loop early cancels the call. A `resumable` stream goes on by itself after a broken connection, for
-        which it gets an id if it has none; leaving its loop early aborts it.
+        Leaving the loop early cancels the call. A `resumable` stream goes on by itself after a broken connection. It
+        gets a random id if it has none. Leaving its loop early aborts the request.
         """
         if resumable:
             request_id = request_id or uuid.uuid4().hex
@@ -188,9 +189,10 @@ class SlipstreamClient:
     async def attach(
         self, request_id: str, received: Mapping[int, Received] | None = None, *, timeout: float | None = None
     ) -> AsyncGenerator[Chunk | End, None]:
-        """Go on with a resumable stream, also of a process before this one, after what was `received` by output.
+        """Go on with a resumable stream, which another process may have begun, after the part `received` by output.
 
-        Raises CallFailed. Leaving the loop early lets go of the stream, which the server keeps for a while.
+        `timeout` is the call's deadline in seconds. Raises CallFailed. Leaving the loop early only detaches from the
+        stream, which the server keeps for a while.
         """
         request = attach_request(request_id, received or {})
         events = responses(self.stub.Attach(request, timeout=timeout, metadata=self.metadata))
@@ -201,7 +203,7 @@ class SlipstreamClient:
                     yield event
 
     async def complete(self, prompt: Prompt, **options: Any) -> list[Completion]:
-        """All outputs of one request, by index; same arguments as `generate`."""
+        """All outputs of one request, by index; same arguments as `generate`. Raises CallFailed."""
         ids: dict[int, list[int]] = {}
         texts: dict[int, list[str]] = {}
         ends: dict[int, End] = {}
@@ -226,7 +228,8 @@ class SlipstreamClient:
     ) -> list[Vector]:
         """The vector of each input, a text or its token ids, in their order. Raises CallFailed.
 
-        `pooling` is "last", "mean" or "cls"; `fields` are others of EmbedRequest. Cancelling the task cancels the call.
+        `pooling` is "last", "mean" or "cls". `fields` are further fields of EmbedRequest. `timeout` is the call's
+        deadline in seconds. Cancelling the task cancels the call.
         """
         request = pb.EmbedRequest(
             inputs=[_embed_input(each) for each in inputs],
@@ -241,7 +244,7 @@ class SlipstreamClient:
         ]
 
     async def abort(self, request_id: str) -> bool:
-        """End a live request; whether there was one. Raises CallFailed."""
+        """End a live request. Returns whether there was one. Raises CallFailed."""
         response = await self._unary(self.stub.Abort, pb.AbortRequest(request_id=request_id))
         return bool(response.found)
 
@@ -266,7 +269,8 @@ class SlipstreamClient:
     async def server_info(self, timeout: float | None = None) -> pb.GetServerInfoResponse:
         """Facts of the process, its state among them; answered while the model is loading too.
 
-        `timeout` is the call's deadline in seconds; without one a server that hangs is waited for. Raises CallFailed.
+        `timeout` is the call's deadline in seconds; without one the call waits for a server that hangs. Raises
+        CallFailed.
         """
         request = pb.GetServerInfoRequest()
         response: pb.GetServerInfoResponse = await self._unary(self.stub.GetServerInfo, request, timeout)

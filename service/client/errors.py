@@ -1,4 +1,4 @@
-"""A failed call as clients see it: its code, the server's word for it, and what it says beside."""
+"""A failed call as clients see it: its status code, the server's reason, and the details in its trailers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,12 @@ from service.rpc.status import DETAILS_TRAILER, TOKENS_EMITTED_TRAILER
 
 
 class CallFailed(Exception):
-    """A call ended with a status. `reason` is the server's stable word, `fields` the bad ones with what is wrong."""
+    """A call ended with a status other than OK.
+
+    `reason` is the server's stable name of the error. `fields` are the bad fields of the request, each with its
+    description. `retry_after` is the seconds after which a retry may succeed; None without a hint. `tokens_emitted`
+    is the number of tokens that the server has written to the stream.
+    """
 
     def __init__(self, error: grpc.aio.AioRpcError) -> None:
         self.code = error.code()

@@ -1,7 +1,6 @@
 """A stream that goes on over broken connections: `Generate` once, then `Attach` from where it broke off.
 
-What the caller has is counted from the responses themselves, so the server can be told exactly where to go on, and what
-it tells twice or leaves out would show here.
+The position from which the server must go on is counted from the responses themselves, so it is exact.
 """
 
 from __future__ import annotations
@@ -19,14 +18,15 @@ from service.client.errors import CallFailed
 from service.pb.slipstream.v1 import inference_pb2 as pb
 
 ATTEMPTS = 6
-"""Attaches in a row that bring nothing, before the stream is given up."""
+"""Calls in a row without a response, after which the stream is given up."""
 
 FIRST_BACKOFF, LONGEST_BACKOFF = 0.05, 2.0
+"""Seconds."""
 
 
 @dataclass(slots=True)
 class Received:
-    """What the caller has of one output: ids, bytes of its text in UTF-8, and whether it is complete."""
+    """The part of one output that the caller has: ids, bytes of its text in UTF-8, and whether it is complete."""
 
     tokens: int = 0
     text_bytes: int = 0
@@ -34,7 +34,7 @@ class Received:
 
 
 class Connection(Protocol):
-    """What a `SlipstreamClient` has for its calls; `fleet` says that its target is several servers."""
+    """The attributes of a `SlipstreamClient` that its calls use; `fleet`: its target is several servers."""
 
     fleet: bool
     metadata: tuple[tuple[str, str], ...]
@@ -42,7 +42,7 @@ class Connection(Protocol):
 
 
 def attach_request(request_id: str, received: Mapping[int, Received]) -> pb.AttachRequest:
-    """The message that asks for what follows."""
+    """The Attach message that asks for everything after `received`, by output."""
     return pb.AttachRequest(
         request_id=request_id,
         positions=[
@@ -53,7 +53,7 @@ def attach_request(request_id: str, received: Mapping[int, Received]) -> pb.Atta
 
 
 async def responses(call: Any) -> AsyncGenerator[Any, None]:
-    """The responses of a call, which is cancelled when nobody wants more. Raises CallFailed."""
+    """The responses of a call, which is cancelled when the reader leaves early. Raises CallFailed."""
     try:
         async for response in call:
             yield response
@@ -64,7 +64,10 @@ async def responses(call: Any) -> AsyncGenerator[Any, None]:
 
 
 class ResumedCall:
-    """One resumable request; `request` has an id. Leaving early aborts it."""
+    """One resumable request; `request` must have an id. `timeout` is in seconds, for all its calls together.
+
+    Leaving `events` early aborts the request.
+    """
 
     def __init__(self, client: Connection, request: pb.GenerateRequest, timeout: float | None) -> None:
         self._client, self._request = client, request
@@ -88,7 +91,7 @@ class ResumedCall:
                 except CallFailed as failed:
                     if not self._may_go_on(failed):
                         over = failed.code is not grpc.StatusCode.UNAVAILABLE
-                        # Who is told that there is no such stream wants to know first why it was looked for.
+                        # Raise the error that broke the connection, not the NOT_FOUND of the attach after it.
                         raise (broke or failed) from None
                     broke = broke if _is_gone(failed) else failed
                     await self._pause()
@@ -108,18 +111,22 @@ class ResumedCall:
         return None if self._due is None else max(0.0, self._due - self._clock())
 
     def _may_go_on(self, failed: CallFailed) -> bool:
-        """Whether the connection broke, rather than the request; of a fleet, the next server may have the stream."""
+        """Whether another call may go on with the stream.
+
+        True where the connection broke and not the request, and where a server does not have the stream but another
+        server of the fleet may. False after ATTEMPTS calls in a row without a response.
+        """
         self._fruitless += 1
         lost = failed.code is grpc.StatusCode.UNAVAILABLE and not failed.reason
         elsewhere = _is_gone(failed) and (self._client.fleet or not self._received)
         return (lost or elsewhere) and self._fruitless <= ATTEMPTS
 
     def _unknown(self, failed: CallFailed) -> bool:
-        """Whether the request never arrived, as far as one can tell; nothing is lost by sending it again."""
+        """Whether the request seems not to have arrived: then `Generate` is sent again, which loses nothing."""
         return _is_gone(failed) and not self._received
 
     async def _pause(self) -> None:
-        # At random, so that many that lost one server do not come back in step.
+        # At random, so that many clients that lost one server do not come back at the same moment.
         longest = min(LONGEST_BACKOFF, FIRST_BACKOFF * 2**self._fruitless)
         await asyncio.sleep(random.uniform(0.5, 1.0) * longest)
 
@@ -134,7 +141,7 @@ class ResumedCall:
             self._received.setdefault(response.finished.index, Received()).finished = True
 
     async def _abort(self) -> None:
-        """Nobody wants the rest. As well as it goes: a server that is not reached gives the stream up by itself."""
+        """Abort the request on the server, within 1 s. An error is ignored: the server drops the stream in time."""
         request = pb.AbortRequest(request_id=self._request.request_id)
         try:
             await self._client.stub.Abort(request, timeout=1.0, metadata=self._client.metadata)

@@ -1,4 +1,4 @@
-"""How the server gets its engine: the one constructor of core, called in a thread because it reads weights for long."""
+"""How the server gets its engine: it calls core's one constructor in a thread, since reading weights takes long."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from core.config import EngineConfig
 from core.engine.api import Engine
 
 Progress = Callable[[str, float], None]
-"""Called with the name of a stage and how far it is, 0 to 1; from any thread."""
+"""Called with the name of a stage and the part of it that is done, 0 to 1; from any thread."""
 
 Result = TypeVar("Result")
 
@@ -35,7 +35,7 @@ def build_core_engine(config: EngineConfig, progress: Progress | None) -> Starta
 
 
 async def in_daemon_thread(work: Callable[[], Result]) -> Result:
-    """The result of `work()`, run in a thread that does not keep the process alive if nobody waits for it any more."""
+    """The result of `work()`, run in a daemon thread, which does not keep the process alive. Raises what it raises."""
     loop = asyncio.get_running_loop()
     done: asyncio.Future[Result] = loop.create_future()
 

@@ -1,4 +1,4 @@
-"""Where the engine is while it is being built, while it serves and while it drains: one object that all rooms share."""
+"""The engine's place while it is being built, while it serves and while it drains: one object that all rooms share."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Answer = TypeVar("Answer")
 
 
 async def answered(answer: Answer | Awaitable[Answer]) -> Answer:
-    """What the engine says, now or, from another process, later."""
+    """The engine's answer; waits for it where the engine is in another process."""
     return await answer if isinstance(answer, Awaitable) else answer
 
 
@@ -23,7 +23,7 @@ class EngineSlot:
 
     def __init__(self) -> None:
         self.startup_seconds = 0.0
-        """From here to the engine's readiness; 0 until then."""
+        """Seconds from the making of this slot to the engine's readiness; 0 until then."""
         self.silent = False
         """Whether the engine is in another process that has said nothing for some seconds: new calls are refused."""
         self._engine: Engine | None = None
@@ -52,11 +52,11 @@ class EngineSlot:
 
     @property
     def drain_seconds(self) -> float:
-        """Since the drain began; 0 while there is none."""
+        """Seconds since the drain began; 0 before."""
         return 0.0 if self._draining_since is None else time.monotonic() - self._draining_since
 
     def require(self) -> Engine:
-        """The engine; raises NotReady while there is none, EngineSilent while it says nothing."""
+        """The engine. Raises NotReady while there is none, and EngineSilent while its process sends nothing."""
         if self._engine is None:
             raise NotReady("the model is still being loaded")
         if self.silent:
@@ -73,5 +73,5 @@ class EngineSlot:
 
     @property
     def stats(self) -> EngineStats:
-        """The engine's newest snapshot, an empty one before there is an engine."""
+        """The engine's newest snapshot; an empty one before there is an engine."""
         return EngineStats() if self._engine is None else self._engine.stats

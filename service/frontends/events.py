@@ -1,10 +1,15 @@
 """The body of an EVENTS frame: everything that a step made for one front end, each stream on its own.
 
-Lengths of the head, of the rows of deltas and of the log probabilities; the head in JSON, with what comes before the
-deltas and what comes after them; a row per delta; token ids; per log probability its id, the count of its alternatives
-and its value; ids and values of the alternatives; the texts. Integers are uint32 (streams uint64), values float64.
+Its parts, in this order:
+(1) four lengths (`_LENGTHS`);
+(2) the head, in JSON: the events before the deltas (`Started`) and those after them (`Finished` and errors);
+(3) one row for each delta (`_ROW`), then the token ids of all deltas;
+(4) the log probabilities in columns: their ids, the counts of their alternatives, their values;
+(5) the ids of the alternatives, then their values;
+(6) the texts of all deltas, in UTF-8.
+Integers are uint32 (stream numbers uint64), values float64.
 
-What cannot be written or read of one stream fails that stream: nothing of it is added, and its neighbours are whole.
+An event that cannot be written or read fails its own stream: nothing of it is added, and the other streams are whole.
 """
 
 from __future__ import annotations
@@ -20,24 +25,24 @@ from core.types.io import Delta, TokenLogprob
 from service.frontends.wire import Kind, WireError, pack
 
 _LENGTHS = struct.Struct("<IIII")
-"""Bytes of the head, deltas, log probabilities, their alternatives."""
+"""Bytes of the head; then the numbers of deltas, of log probabilities and of their alternatives."""
 
 _ROW = struct.Struct("<Q5I")
-"""Of a delta: stream, index, position, token ids, log probabilities, bytes of text."""
+"""One delta: stream, index, position, number of token ids, number of log probabilities, bytes of text."""
 
 assert array("I").itemsize == 4 and array("d").itemsize == 8
 
 
 class EventBatch:
-    """What one step has for one front end. Read in this order: what is before, the deltas, what is after.
+    """The events that one step made for one front end. They are read in this order: starts, deltas, ends.
 
-    Each method that adds raises TypeError, ValueError, OverflowError or struct.error for what cannot be told, and has
-    added nothing then.
+    `start`, `add` and `end` raise TypeError, ValueError, OverflowError or struct.error for an event that cannot be
+    written, and have added nothing then.
     """
 
     def __init__(self) -> None:
         self.size = 0
-        """Bytes, about."""
+        """Bytes of the frame, estimated."""
         self._before: list[str] = []
         self._after: list[str] = []
         self._rows: list[bytes] = []
@@ -49,11 +54,11 @@ class EventBatch:
         return bool(self._before or self._after or self._rows)
 
     def start(self, stream: int, started: Any) -> None:
-        """JSON values that come before the deltas of the stream."""
+        """Add `started`, a JSON value that is read before the deltas of `stream`."""
         self._before.append(self._told([stream, started]))
 
     def end(self, stream: int, kind: str, value: Any) -> None:
-        """JSON values that come after the deltas of the stream; `kind` is "finished" or "error"."""
+        """Add `value`, a JSON value that is read after the deltas of `stream`; `kind` is "finished" or "error"."""
         self._after.append(self._told([stream, kind, value]))
 
     def _told(self, value: Any) -> str:
@@ -62,13 +67,14 @@ class EventBatch:
         return text
 
     def add(self, stream: int, delta: Delta) -> None:
-        """One delta."""
+        """Add one delta of `stream`."""
         ids, logprobs, text = delta.token_ids, delta.logprobs, delta.text.encode("utf-8", "surrogatepass")
         row = _ROW.pack(stream, delta.index, delta.position, len(ids), len(logprobs), len(text))
         if len(ids) == 1 and not logprobs:
-            # Most deltas of most steps.
+            # The usual delta of a step, made without a temporary array.
             self._ids.append(ids[0])
         else:
+            # Everything that can fail comes before the first column grows, so that a bad delta has added nothing.
             numbers = array("I", ids)
             self._add_logprobs(logprobs)
             self._ids += numbers
@@ -77,7 +83,7 @@ class EventBatch:
         self.size += _ROW.size + 4 * len(ids) + len(text)
 
     def _add_logprobs(self, entries: Sequence[TokenLogprob]) -> None:
-        # Walked four times, where they may be columns that make an entry whenever they are asked for it.
+        # A copy: they are walked four times, and `TokenLogprobs` makes each entry anew on every walk.
         logprobs = tuple(entries)
         alternatives = [pair for each in logprobs for pair in each.top]
         top_ids = array("I", [token for token, _ in alternatives])
@@ -92,7 +98,7 @@ class EventBatch:
         self.size += 16 * len(ids) + 12 * len(top_ids)
 
     def frame(self) -> bytes:
-        """The EVENTS frame."""
+        """The whole EVENTS frame. Raises WireError where it would be larger than a frame may be."""
         head = f"[[{','.join(self._before)}],[{','.join(self._after)}]]".encode()
         numbers = (self._ids, self._logprob_ids, self._counts, self._logprobs, self._top_ids, self._top_logprobs)
         lengths = _LENGTHS.pack(len(head), len(self._rows), len(self._logprobs), len(self._top_ids))
@@ -101,9 +107,10 @@ class EventBatch:
 
 
 def read_events(body: bytes) -> tuple[list[Any], Iterator[tuple[int, Delta | None]], list[Any]]:
-    """What an `EventBatch` held: before, (stream, delta) pairs, after. None stands for a delta that cannot be read.
+    """Read what an `EventBatch` wrote: starts, then pairs of stream and delta, then ends.
 
-    Raises WireError, struct.error or ValueError for a body whose parts do not add up.
+    The delta is None where its text cannot be decoded. Raises WireError, struct.error or ValueError for a body whose
+    parts do not add up.
     """
     head_length, count, logprobs, tops = _LENGTHS.unpack_from(body)
     at = _LENGTHS.size + head_length
@@ -121,7 +128,7 @@ def read_events(body: bytes) -> tuple[list[Any], Iterator[tuple[int, Delta | Non
 
 
 class _Columns:
-    """Arrays that lie behind one another."""
+    """Arrays that lie one behind another in `body`, from the byte `at` on."""
 
     def __init__(self, body: bytes, at: int) -> None:
         self._body, self.at = body, at
@@ -137,7 +144,7 @@ class _Columns:
 
 
 class _Logprobs:
-    """The log probabilities of a frame, made of its columns one after the other."""
+    """The log probabilities of a frame, read from its columns. Raises WireError where the columns do not fit."""
 
     def __init__(self, columns: _Columns, count: int, alternatives: int) -> None:
         self._ids, counts, self._values = (columns.take(code, count) for code in ("I", "I", "d"))
@@ -147,7 +154,7 @@ class _Logprobs:
             raise WireError("the log probabilities of an EVENTS frame do not add up")
 
     def read(self, start: int, end: int) -> tuple[TokenLogprob, ...]:
-        """Those from `start` to before `end`."""
+        """Entries `start` to `end`, `end` excluded."""
         tops = (
             tuple(zip(self._top_ids[first:last], self._top_values[first:last]))
             for first, last in pairwise(self._ends[start : end + 1])

@@ -1,4 +1,4 @@
-"""One front-end process as the engine's process sees it: alive as long as it says something."""
+"""One front-end process as the engine's process sees it: alive as long as it sends something."""
 
 from __future__ import annotations
 
@@ -12,26 +12,27 @@ from service.frontends.host import FrontEndHost
 log = logging.getLogger(__name__)
 
 START_SECONDS = 60.0
-"""Until a front end listens. It says nothing while it imports and binds."""
+"""Seconds until a front end must listen. It sends nothing while it imports and binds."""
 
 
 class FrontEnd:
-    """The process, and what the engine holds for it."""
+    """The process, and the `FrontEndHost` that serves its connection."""
 
     def __init__(self, host: FrontEndHost, process: Process) -> None:
         self.host, self.process, self.since = host, process, time.monotonic()
         self._silence = Silence(lambda: host.link.heard, self.since)
 
     def kill(self) -> None:
-        """End it at once."""
+        """End the process at once, with SIGKILL. No-op if it has ended."""
         if self.process.returncode is None:
             self.process.kill()
 
     def look(self, now: float) -> None:
-        """Kill it when it has said nothing for too long; one that has ended already is left to its replacement.
+        """Kill the process if it has sent nothing for too long: START_SECONDS until it listens, then DEAD_SECONDS.
 
-        A process that is stopped or hangs accepts its share of the connections and answers none of them. SIGKILL, since
-        such a process handles no other signal.
+        A process that is stopped or hangs accepts its share of the connections and answers none of them. It is killed
+        with SIGKILL, since such a process handles no other signal. A process that has ended is started again by
+        `FrontEndGroup._keep`, and nothing is done here.
         """
         if self.process.returncode is not None:
             return

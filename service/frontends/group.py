@@ -1,7 +1,8 @@
-"""The engine process with its front ends: what `service.server.server.Server` is to one process, this is to several.
+"""The engine process with its front ends: a server of several processes, as `service.server.server.Server` is of one.
 
-Front ends are children, each with one end of a socket pair: the connection has no address, so nobody else can open it.
-One that dies takes its own streams along and is started again; when this process dies they end theirs and exit.
+Front ends are child processes, each with one end of a socket pair. The connection has no address, so no other process
+can open it. A front end that dies loses its own streams, and another is started. When the engine process dies, the
+front ends end their streams and exit.
 """
 
 from __future__ import annotations
@@ -47,15 +48,20 @@ log = logging.getLogger(__name__)
 
 ROOT = Path(__file__).resolve().parents[2]
 STATE_SECONDS = 0.1
+"""Seconds between two STATE frames to each front end."""
 CLOSE_SECONDS = 8.0
-"""What a front end needs at most to write last statuses and close its transport."""
+"""Seconds that a front end has to write last statuses and close its transport; then it is killed."""
 
 FIRST_BACKOFF, LONGEST_BACKOFF, LONG_ENOUGH = 0.1, 5.0, 30.0
-"""Seconds before a dead front end is started again, doubled up to the longest unless it lived long enough."""
+"""Seconds before a dead front end is started again: FIRST_BACKOFF, doubled with each further death up to
+LONGEST_BACKOFF. After a front end that lived longer than LONG_ENOUGH seconds it is FIRST_BACKOFF again."""
 
 
 class FrontEndGroup:
-    """The engine, its metrics endpoint, and N processes that serve gRPC on one port. Lives as `Server` does."""
+    """The engine, its metrics endpoint, and N processes that serve gRPC on one port.
+
+    Called as `Server` is: `listen`, `load`, then `drain` or `die`.
+    """
 
     def __init__(self, config: ServerConfig, build: EngineBuilder, progress: Progress | None = None) -> None:
         self.config = config
@@ -127,23 +133,29 @@ class FrontEndGroup:
             raise StartupError(f"not every front end was {reached} within {START_SECONDS:g} seconds") from None
 
     async def drain(self, linger: float, grace: float) -> int:
-        """As `Server.drain`, in every front end."""
+        """End the server in order, as `Server.drain` does, with every front end. Returns the number of requests cut.
+
+        (1) For `linger` seconds the front ends report not ready and still take calls. (2) They turn new calls away,
+        and live requests have `grace` seconds. (3) Everything is closed.
+        """
         self.slot.draining = True
         self._send_state()
         await asyncio.sleep(linger)
         self._leaving = True
+        # Now, not with the next period: front ends must close their port when the engine begins to refuse, not later.
         self._send_state()
         cut = await drained(self.engine, grace)
         await self.close()
         return cut
 
     async def die(self) -> None:
-        """The engine is dead: the front ends say so to everyone, and everything ends."""
+        """The engine is dead: the front ends end all calls with that status, and everything is closed."""
         self.slot.draining = True
         await self.close(dead=True)
 
     async def close(self, grace: float = CLOSE_SECONDS, dead: bool = False) -> None:
-        """Close the front ends, at once without grace, then the engine. Bounded throughout."""
+        """Close the front ends within `grace` seconds (0: kill them at once), then the engine. Each wait is bounded."""
+        # First, so that `_keep` does not start again the front ends that end here.
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -193,7 +205,7 @@ class FrontEndGroup:
         return front_end
 
     def _settings(self) -> ServerConfig:
-        """What one front end is told: the port taken for all of them, and its part of limits that hold for all."""
+        """The settings of one front end: the port reserved for all, and its part of each limit that holds for all."""
         config, count = self.config, self.config.frontends
         limit = config.max_concurrent_requests
         return replace(
@@ -205,11 +217,12 @@ class FrontEndGroup:
         )
 
     def _greet(self, front_end: FrontEnd) -> None:
+        # STATE first: with READY the front end begins to serve, and its copy of the state would still be STARTING.
         front_end.host.send(Kind.STATE, self._state())
         front_end.host.send(Kind.READY, to_plain(self.engine.model_info))
 
     async def _keep(self, place: int) -> None:
-        """Start the front end again whenever it dies."""
+        """Start another front end at `place` whenever the one there dies."""
         backoff = FIRST_BACKOFF
         while True:
             front_end = self._front_ends[place]
@@ -224,7 +237,7 @@ class FrontEndGroup:
             backoff = min(2 * backoff, LONGEST_BACKOFF)
 
     async def _spawn_after(self, backoff: float, place: int) -> None:
-        """Start a front end after `backoff` seconds; again later where the system has no process or descriptor left."""
+        """Start a front end after `backoff` seconds. If the system has no process or descriptor left, try again."""
         while True:
             await asyncio.sleep(backoff)
             try:
@@ -241,7 +254,7 @@ class FrontEndGroup:
             self._send_state()
 
     async def _look(self) -> None:
-        """Kill the front ends that say nothing; `_keep` starts others."""
+        """Kill front ends that have sent nothing for too long; `_keep` starts others."""
         while True:
             await asyncio.sleep(PERIOD)
             for front_end in self._running():
@@ -250,6 +263,7 @@ class FrontEndGroup:
     def _send_state(self) -> None:
         state = self._state()
         for front_end in self._running():
+            # A front end that does not read must not collect a state every STATE_SECONDS; the next one replaces it.
             if not front_end.host.link.full:
                 front_end.host.send(Kind.STATE, state)
 
@@ -260,13 +274,13 @@ class FrontEndGroup:
             "draining": self.slot.draining,
             "leaving": self._leaving,
             "live": live,
-            # Histograms are a tenth of a millisecond to write, ten times a second, and only the metrics show them.
+            # Histograms take 0.1 ms to write, ten times a second, and only the metrics endpoint shows them.
             "stats": to_plain(replace(self.slot.stats, histograms={})),
         }
 
 
 def reserve(host: str, port: int, purpose: str) -> socket.socket:
-    """A socket that holds the port for the front ends and never listens. Raises StartupError."""
+    """Bind a socket that holds the port for the front ends and never listens. Raises StartupError if it cannot."""
     failed = OSError("no address")
     try:
         # A name can stand for several addresses, of which some are not this machine's.

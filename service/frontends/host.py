@@ -1,4 +1,4 @@
-"""The engine's side of one front end: runs its calls, sends what a step made for it in one write, ends its requests."""
+"""The engine's side of one front end: runs its calls, sends the events of a step in one write, ends its requests."""
 
 from __future__ import annotations
 
@@ -28,14 +28,15 @@ from service.wire.position import Position
 log = logging.getLogger(__name__)
 
 FRAME_BYTES = 1024 * 1024
-"""What a step has for a front end goes in frames of about this size: streams with log probabilities that waited for a
-slow reader have a hundred times that."""
+"""Bytes after which an EVENTS frame is sent and the next one begun. One step can have a hundred times as much for a
+front end: streams with log probabilities that waited for a slow reader."""
 
 
 class FrontEndHost:
-    """What the engine process keeps for one front end: its streams by their numbers, and the calls at work.
+    """What the engine process keeps for one front end: its streams by call number, and the calls at work.
 
-    Tokens wait in the engine while the connection is full; there they are merged, and bounded per stream.
+    Tokens wait in the engine while the connection is full; there they are merged, and bounded per stream. `on_lost` is
+    called when the front end is gone. Event-loop thread only.
     """
 
     def __init__(self, slot: EngineSlot, desk: TenantDesk, metrics: RpcMetrics, on_lost: Callable[[], None]) -> None:
@@ -54,7 +55,7 @@ class FrontEndHost:
         self._flushing = False
 
     def send(self, kind: Kind, value: Any, number: int = 0) -> None:
-        """One JSON frame, behind everything that is there for the front end now."""
+        """Send one JSON frame, after all events that are there for the front end now."""
         self._send(pack_json(kind, value, number))
 
     def _send(self, frame: bytes) -> None:
@@ -78,7 +79,7 @@ class FrontEndHost:
             for counter, labels, amount in json.loads(body):
                 self._metrics.add(counter, tuple(labels), amount)
         except Exception:
-            # No stream depends on them.
+            # Counts are metrics only: no stream depends on them, so the connection stays.
             log.exception("what a front end counted cannot be read")
 
     async def _answer(self, number: int, body: bytes) -> None:
@@ -97,7 +98,8 @@ class FrontEndHost:
             self._calls.pop(number, None)
         self._send(reply)
         await buggify.pause("replied")
-        # Only now: the front end knows a stream from its reply on.
+        # Watched only after the reply: the front end learns from the reply that the stream is open, and how many
+        # outputs it has.
         if number in self._streams:
             self._streams[number].watch(lambda: self._mark(number))
 
@@ -169,7 +171,7 @@ class FrontEndHost:
         return self._slot.require()
 
     def _mark(self, number: int) -> None:
-        """A stream has something: all that do are read together, once the step has been handed out."""
+        """Stream `number` has an event. Streams are read together, in a callback after the step was handed out."""
         self._ready[number] = None
         if not self._flushing:
             self._flushing = True
@@ -188,6 +190,7 @@ class FrontEndHost:
             if batch.size > FRAME_BYTES:
                 self.link.send(batch.frame())
                 batch = EventBatch()
+        # Streams that were not reached keep their place before those that became ready meanwhile.
         self._ready = dict.fromkeys(ready) | self._ready
         if batch:
             self.link.send(batch.frame())
@@ -208,15 +211,15 @@ class FrontEndHost:
             self._streams.pop(number, None)
 
     def _end(self, number: int, used: int = 0) -> None:
-        """The front end wants no more of a call: what runs for it is aborted, a place given back with `used`."""
-        # Not left to the task: one that is cancelled before its first step never runs.
+        """End call `number` for the front end: abort its request, or give back a tenant's place with `used` tokens."""
+        # Removed here and not by the task: a task that is cancelled before its first step never runs its `finally`.
         call = self._calls.pop(number, None)
         if call is not None:
             call.cancel()
         self._release(number, used)
 
     def _release(self, number: int, used: int = 0) -> None:
-        """Give up what the engine holds for call `number`; a tenant's place is charged the tokens `used`."""
+        """Close everything that the engine holds for call `number`; a tenant's place is charged `used` tokens."""
         if number in self._streams:
             self._close(self._streams.pop(number))
         if number in self._embeds:
@@ -233,18 +236,22 @@ class FrontEndHost:
         task.add_done_callback(self._closing.discard)
 
     def _lost(self) -> None:
-        """The front end is gone: its requests go too, those of others stay."""
+        """The front end is gone: its requests are ended, those of other front ends go on."""
         for number in [*self._calls, *self._streams, *self._embeds, *self._holds, *self._prefixes]:
             self._end(number)
         self._ready.clear()
         self.lost = True
+        # `FrontEndGroup._all` waits for these, and must not wait for a front end that is gone.
         self.listening.set()
         self.serving.set()
         self._on_lost()
 
 
 def _add(batch: EventBatch, number: int, event: OutputEvent) -> None:
-    """The reader takes starts first, then plain deltas, then the rest in order; so may they be sorted here."""
+    """Add an event to its group in the batch: starts, deltas or ends. The front end reads the groups in this order.
+
+    The order of one stream is kept: its start comes before its deltas, and its ends come after them.
+    """
     if type(event) is Delta:
         batch.add(number, event)
     elif isinstance(event, Finished):
@@ -254,7 +261,7 @@ def _add(batch: EventBatch, number: int, event: OutputEvent) -> None:
 
 
 def _used(body: bytes) -> int:
-    """Tokens with which a tenant's place is given back; 0 where they cannot be read: the place must not stay."""
+    """Tokens with which a tenant's place is given back. 0 if unreadable: the place must be given back all the same."""
     try:
         return int(json.loads(body)["used"]) if body else 0
     except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
@@ -263,7 +270,7 @@ def _used(body: bytes) -> int:
 
 
 def _read_call(body: bytes) -> tuple[_Method, dict[str, Any]]:
-    """What to do, and its arguments. Raises RequestFailed."""
+    """The method that the call names, and its arguments. Raises RequestFailed if the body cannot be read."""
     try:
         value: dict[str, Any] = json.loads(body)
         return _METHODS[value["method"]], value

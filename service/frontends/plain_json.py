@@ -1,4 +1,8 @@
-"""What passes the engine's door, as JSON values and back: dataclasses by their annotations, errors by their names."""
+"""Requests, events and errors as JSON values and back: dataclasses by their annotations, errors by their names.
+
+Dataclasses go out by `core.types.plain.to_plain` and are read here. Deltas are no JSON but rows of an EVENTS frame
+(`service.frontends.events`).
+"""
 
 from __future__ import annotations
 
@@ -20,7 +24,7 @@ from service import errors as service_errors
 Made = TypeVar("Made")
 
 UNREADABLE: Final = "a message between the processes of this server could not be read"
-"""Said of a request whose frame does not decode."""
+"""The error text of a request whose frame cannot be decoded."""
 
 _ERRORS: dict[str, type[SlipstreamError]] = {
     name: kind
@@ -31,12 +35,12 @@ _ERRORS: dict[str, type[SlipstreamError]] = {
 
 
 def from_plain(kind: type[Made], value: Any) -> Made:
-    """The dataclass `kind` out of JSON values. Raises KeyError or ValueError for what is not one."""
+    """Make the dataclass `kind` of JSON values. Raises KeyError, TypeError or ValueError if they do not fit it."""
     return kind(**{name: _read(_hints(kind)[name], each) for name, each in value.items()})
 
 
 def _hints(kind: Any) -> dict[str, Any]:
-    """Types of the fields; looked up once per kind, since this is slow."""
+    """The type of each field, by name. Kept per `kind`, since `typing.get_type_hints` is slow."""
     if kind not in _KNOWN:
         hints = typing.get_type_hints(kind)
         _KNOWN[kind] = {each.name: hints[each.name] for each in dataclasses.fields(kind)}
@@ -66,7 +70,7 @@ def _read(hint: Any, value: Any) -> Any:
 
 
 def _fitting(kinds: tuple[Any, ...], value: Any) -> Any:
-    """Of the kinds of a union the one that `value` was: a list was a tuple, anything else is itself."""
+    """The kind of a union by which `value` is read. JSON values that are no list or dict are read as they are."""
     if isinstance(value, list | dict):
         found = [kind for kind in kinds if typing.get_origin(kind) is not None or dataclasses.is_dataclass(kind)]
         return found[0]
@@ -74,7 +78,7 @@ def _fitting(kinds: tuple[Any, ...], value: Any) -> Any:
 
 
 def error_to_plain(error: BaseException) -> dict[str, Any]:
-    """A typed error; any other becomes one without a name, whose text stays here."""
+    """JSON values of a typed error. Any other error becomes one without a name; its text stays in this process."""
     name = type(error).__name__
     if not isinstance(error, SlipstreamError) or name not in _ERRORS:
         return {"error": ""}
@@ -87,7 +91,7 @@ def error_to_plain(error: BaseException) -> dict[str, Any]:
 
 
 def error_from_plain(plain: Mapping[str, Any]) -> Exception:
-    """The error again; one without a name is a RuntimeError, which clients see as an incident."""
+    """The error of `error_to_plain`. One without a name is a RuntimeError, which clients see as an incident."""
     kind = _ERRORS.get(plain["error"])
     if kind is None:
         return RuntimeError("the engine process failed on this request; its log says why")
@@ -99,7 +103,7 @@ def error_from_plain(plain: Mapping[str, Any]) -> Exception:
 
 
 def vectors_to_plain(result: EmbedResult) -> dict[str, Any]:
-    """Vectors as base64 of their float32 bytes."""
+    """JSON values of the result: each vector as base64 of its float32 bytes, little endian."""
     rows = [
         [base64.b64encode(each.values.astype("<f4").tobytes()).decode(), each.prompt_tokens, each.cached_tokens]
         for each in result.embeddings
@@ -108,7 +112,7 @@ def vectors_to_plain(result: EmbedResult) -> dict[str, Any]:
 
 
 def vectors_from_plain(plain: Mapping[str, Any]) -> EmbedResult:
-    """And back."""
+    """The result of `vectors_to_plain`."""
     embeddings = (
         Embedding(np.frombuffer(base64.b64decode(values), "<f4"), prompt, cached)
         for values, prompt, cached in plain["embeddings"]

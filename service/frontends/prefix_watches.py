@@ -1,7 +1,7 @@
-"""The prefix cache for one front end: it asks for what changed, and gets all that did since it asked last.
+"""The prefix cache for one front end: the front end asks for changes, and gets all changes since it asked last.
 
-A change that nobody asked for waits in the engine's own watch, which is bounded; so no step sends anything, and a front
-end that does not keep up loses its watch as any slow reader does.
+Between two questions changes wait in the engine's own watch, which is bounded. So no step sends anything, and a front
+end that asks too seldom loses its watch with SlowConsumer, as any slow reader does.
 """
 
 from __future__ import annotations
@@ -17,22 +17,22 @@ from core.types.arrays import Ints
 from core.types.prefixes import PrefixChange, PrefixRemoved, PrefixStored
 
 PIECE_PAGES = 4096
-"""Pages of a state that are told at once: 1.3 MiB with pages of 64 tokens, some milliseconds of the engine's loop."""
+"""Pages of a watch's contents in one reply: 1.3 MiB with pages of 64 tokens, some milliseconds of the engine's loop."""
 
 
 class PrefixWatches:
-    """What the engine's process keeps of one front end's watches, by the numbers of the calls that began them."""
+    """The open watches of one front end, by the numbers of the calls that opened them."""
 
     def __init__(self) -> None:
         self._watches: dict[int, PrefixWatch] = {}
 
     def open(self, number: int, watch: PrefixWatch) -> dict[str, int]:
-        """Keep `watch` until `close(number)`; what the front end has to know of it."""
+        """Keep `watch` until `close(number)`. Returns its page size and the number of records in its contents."""
         self._watches[number] = watch
         return {"page_size": watch.page_size, "stored": len(watch.contents)}
 
     def contents(self, number: int, start: int) -> list[Any]:
-        """The state from its `start`th record on: at least one, and no more than fit a piece."""
+        """The watch's contents from record `start` on: one record, or several of at most PIECE_PAGES pages together."""
         told: list[PrefixStored] = []
         pages = 0
         for stored in self._watches[number].contents[start:]:
@@ -43,11 +43,11 @@ class PrefixWatches:
         return changes_to_plain(told)
 
     async def changes(self, number: int) -> list[Any]:
-        """See `PrefixWatch.changes`."""
+        """Wait for changes since the last call, as JSON values. Raises SlowConsumer if too many were left unread."""
         return changes_to_plain(await self._watches[number].changes())
 
     def close(self, number: int) -> None:
-        """Nobody wants to know any more; what is no watch, or no longer, is none of this."""
+        """Close watch `number`. No-op if there is none."""
         watch = self._watches.pop(number, None)
         if watch is not None:
             watch.close()
@@ -57,7 +57,7 @@ class PrefixWatches:
 
 
 def changes_to_plain(changes: Sequence[PrefixChange]) -> list[Any]:
-    """JSON values: [removed pages], or [parent, ids, stored pages]; numbers as base64 of int32."""
+    """JSON values: [removed pages], or [parent, ids, stored pages]. Numbers are base64 of int32, little endian."""
     return [
         [each.parent, _text(each.ids), _text(each.pages)] if isinstance(each, PrefixStored) else [_text(each.pages)]
         for each in changes
@@ -65,7 +65,7 @@ def changes_to_plain(changes: Sequence[PrefixChange]) -> list[Any]:
 
 
 def changes_from_plain(plain: Sequence[Any]) -> list[PrefixChange]:
-    """And back."""
+    """The changes of `changes_to_plain`."""
     return [
         PrefixStored(each[0], _numbers(each[1]), _numbers(each[2]))
         if len(each) > 1

@@ -1,7 +1,7 @@
 """One front end: `python -m service.frontends.process FD`, started by the engine process with one end of a socket pair.
 
-It serves gRPC on the shared port and knows no model. It ends when it is told to, or when the engine process is gone.
-Signals are the engine process's business: it tells its front ends what to do.
+It serves gRPC on the shared port and loads no model. It ends when the engine process sends CLOSE, or is gone. It
+ignores signals: the engine process handles them and tells its front ends what to do.
 """
 
 from __future__ import annotations
@@ -32,36 +32,37 @@ from service.server.server import STATUS_FLUSH_SECONDS, Server
 log = logging.getLogger(__name__)
 
 COUNTS_SECONDS = 0.1
+"""Seconds between two COUNTS frames."""
 EXIT_ENGINE_GONE = 1
 
 
 class CountedCalls(RpcMetrics):
-    """Counts for a while, then sends the sums to where metrics are served."""
+    """Adds counts up, and sends the sums to the engine's process, which serves the metrics."""
 
     def __init__(self) -> None:
         super().__init__(CollectorRegistry())
         self._counts: Counter[tuple[str, tuple[str, ...]]] = Counter()
 
     def add(self, counter: str, labels: tuple[str, ...], amount: int = 1) -> None:
-        """See `RpcMetrics.add`."""
+        """Add `amount` to the sum that is sent next. The engine's process checks the counter's name, not this."""
         self._counts[counter, labels] += amount
 
     def send(self, engine: RemoteEngine) -> None:
-        """Send what was counted since the last time."""
+        """Send the sums since the last call, if there are any."""
         if self._counts:
             counts, self._counts = self._counts, Counter()
             engine.count(counts)
 
 
 def read_config(text: str) -> ServerConfig:
-    """The settings as the engine process writes them."""
+    """The settings that the engine process has written as JSON to this process's standard input."""
     values = json.loads(text)
     values["adapter"] = tuple(map(tuple, values["adapter"]))
     return ServerConfig.of(**values)
 
 
 async def serve(config: ServerConfig, sock: socket.socket) -> int:
-    """Serve until told to close or the engine process is gone; the exit code."""
+    """Serve until the engine process sends CLOSE or is gone. Returns the exit code. Raises StartupError."""
     engine, counts = RemoteEngine(config.engine.max_pending_tokens), CountedCalls()
     await asyncio.get_running_loop().create_unix_connection(lambda: engine.link, sock=sock)
     desk = RemoteDesk(engine, limited=config.tenants_file is not None)
@@ -78,12 +79,12 @@ async def serve(config: ServerConfig, sock: socket.socket) -> int:
     await asyncio.gather(*tasks, return_exceptions=True)
     counts.send(engine)
     server.health.close()
-    # The engine has ended its streams before it said so, unless this front end was too slow to be told.
+    # Before CLOSE the engine has sent the end of every stream, except where this front end was too slow to take it.
     engine.fail_streams(EngineDead("the engine failed") if dead else Draining("the server is shutting down"))
     if dead:
         await server.die()
         return EXIT_ENGINE_GONE
-    # Handlers still write their last statuses; what they count has to go out before the connection does.
+    # Handlers still write their last statuses, and count them: those counts must be sent before the connection closes.
     await server.tracker.wait_idle(STATUS_FLUSH_SECONDS)
     counts.send(engine)
     await server.close()
@@ -91,7 +92,7 @@ async def serve(config: ServerConfig, sock: socket.socket) -> int:
 
 
 async def _load(server: Server, engine: RemoteEngine) -> None:
-    with contextlib.suppress(EngineDead):  # `closing` says the same
+    with contextlib.suppress(EngineDead):  # `engine.closing` is done then, and `serve` ends
         await server.load()
         engine.link.send(pack_json(Kind.SERVING, None))
 
@@ -106,12 +107,13 @@ async def _drain(server: Server, engine: RemoteEngine) -> None:
 async def _count(counts: CountedCalls, engine: RemoteEngine) -> None:
     while True:
         await asyncio.sleep(COUNTS_SECONDS)
+        # On a full connection the sums wait here, where they take no more room.
         if not engine.link.full:
             counts.send(engine)
 
 
 async def _beat(server: Server, engine: RemoteEngine) -> None:
-    """Tell the engine's process that the loop runs, and clients when that process says nothing."""
+    """Send BEAT to show that this loop runs, and refuse calls while the engine's process is silent."""
     silence = Silence(lambda: engine.link.heard, time.monotonic())
     while True:
         await asyncio.sleep(PERIOD)
@@ -122,7 +124,7 @@ async def _beat(server: Server, engine: RemoteEngine) -> None:
 
 
 def main() -> None:
-    """The process."""
+    """Run the process: read the settings from standard input, serve, exit."""
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     config = read_config(sys.stdin.read())
@@ -133,6 +135,7 @@ def main() -> None:
         log.error("a front end cannot start: %s", error.message)
         code = error.exit_code
     logging.shutdown()
+    # Not `sys.exit`: a thread that is stuck must not keep this process alive.
     os._exit(code)
 
 

@@ -1,4 +1,4 @@
-"""The engine as a front end sees it: the door of `core.engine.api`, over the connection to the engine process."""
+"""The engine as a front end sees it: `core.engine.api.Engine`, over the connection to the engine process."""
 
 from __future__ import annotations
 
@@ -33,22 +33,27 @@ class RemoteEmbedCall:
         self._engine, self._number, self.request_id = engine, number, request_id
 
     async def result(self) -> EmbedResult:
-        """See `EmbedCall.result`."""
+        """Ask the engine process for the vectors, once. Raises what `EmbedCall.result` does there."""
         return vectors_from_plain(await self._engine.call("vectors", of=self._number))
 
     async def aclose(self) -> None:
-        """See `EmbedCall.aclose`."""
+        """End the call in the engine process, which aborts what still runs. Idempotent."""
         self._engine.end(self._number)
 
 
 class RemoteEngine:
-    """Answers as the engine does. Its snapshot is that of the last STATE frame; a lost connection is a dead engine."""
+    """The `Engine` of a front end: each method asks the engine process and raises what the engine raised there.
+
+    `state`, `stats` and `live_requests` are those of the last STATE frame, which comes every 0.1 s. A lost connection
+    is a dead engine. A stream may keep `max_pending_tokens` unread. Event-loop thread only.
+    """
 
     def __init__(self, max_pending_tokens: int) -> None:
         self.link = Link(self._frame, self._lost)
         self.closing: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
-        """Done when the engine process says to close: whether the engine is dead."""
+        """Done when the engine process sends CLOSE or is gone; the result is whether the engine is dead."""
         self.draining = asyncio.Event()
+        """Set when the server must report not ready; it still takes calls."""
         self.leaving = asyncio.Event()
         """Set when new calls are to be turned away."""
         self._max_pending = max_pending_tokens
@@ -63,53 +68,57 @@ class RemoteEngine:
 
     @property
     def state(self) -> EngineState:
-        """See `Engine.state`."""
+        """The state in the last STATE frame; STARTING before the first, DEAD once the connection is lost."""
         return self._state
 
     @property
     def stats(self) -> EngineStats:
-        """See `Engine.stats`."""
+        """The snapshot in the last STATE frame, without its histograms; an empty one before the first."""
         return self._stats
 
     @property
     def lanes(self) -> None:
-        """Steps run in the engine's process."""
+        """None: steps run in the engine's process."""
         return None
 
     @property
     def open_streams(self) -> None:
-        """Shown by the engine's process."""
+        """None: the engine's process knows the streams, and shows them."""
         return None
 
     @property
     def live_requests(self) -> int:
-        """Of all front ends."""
+        """Streams opened and not yet ended, of all front ends."""
         return self._live
 
     def full(self, tenant: str) -> bool:
-        """What is known here is a tenth of a second old, in which a queue empties: the engine refuses by itself."""
+        """False: what is known here is up to 0.1 s old, in which a queue can empty. The engine refuses by itself."""
         return False
 
     @property
     def model_info(self) -> ModelInfo:
-        """See `Engine.model_info`."""
+        """Facts of the served model, from the READY frame. Raises InvalidStateError before it came."""
         return self._ready.result()
 
     @property
     def prefixes(self) -> RemotePrefixes:
-        """See `Engine.prefixes`."""
+        """The prefix cache of the engine process."""
         return RemotePrefixes(self)
 
     async def start(self) -> None:
-        """Wait until the engine process is ready. Raises EngineDead when it goes away first."""
+        """Wait until the engine process is ready. Raises EngineDead if it goes away first."""
         await asyncio.shield(self._ready)
 
     async def generate(self, request: GenerateRequest) -> RemoteStream:
-        """See `Engine.generate`."""
+        """Send the request to the engine process; return its stream once it is admitted to the waiting queue there.
+
+        Raises what `Engine.generate` does, and what `pack_json` does for a request that no frame can hold.
+        """
         number = self._next()
         stream = RemoteStream(
             request.request_id, request.sampling.n, lambda: self.end(number), self._max_pending, self._unread
         )
+        # Before the question: events can arrive together with the reply, before this task runs again.
         self._streams[number] = stream
         try:
             stream.request_id = await self._ask(number, "generate", request=to_plain(request))
@@ -119,11 +128,14 @@ class RemoteEngine:
         return stream
 
     async def entered(self, tenant: str, deadline: float | None, work: Work) -> tuple[int, float]:
-        """A place in the tenant's gate, which `end` gives back, and the tenant's weight."""
+        """Wait for a place in the tenant's gate. Returns the number with which `end` gives it back, and the weight."""
         return await self.open("enter", tenant=tenant, deadline=deadline, work=to_plain(work))
 
     async def resumed(self, method: str, known_as: str, **arguments: Any) -> RemoteReader:
-        """What `open` or `attach` of the desk give: a kept stream, from some place on."""
+        """Call `method` of the engine process's desk, "open" or "attach". Returns a reader of the kept stream.
+
+        `known_as` is the request id. Raises what the method raises.
+        """
         number = self._next()
         reader = RemoteReader(known_as, lambda: self.end(number), self._max_pending, self._unread)
         self._streams[number] = reader
@@ -137,70 +149,70 @@ class RemoteEngine:
         return reader
 
     async def embed(self, request: EmbedRequest) -> RemoteEmbedCall:
-        """See `Engine.embed`."""
+        """Send the request to the engine process; return once every input is in the waiting queue there."""
         number, request_id = await self.open("embed", request=to_plain(request))
         return RemoteEmbedCall(self, number, request_id)
 
     async def abort(self, request_id: str) -> bool:
-        """See `Engine.abort`."""
+        """End the request as CANCELLED if it is live. Returns whether it was. Idempotent."""
         return bool(await self.call("abort", request_id=request_id))
 
     async def tokenize(self, text: str, add_special_tokens: bool = True, caller: str = "") -> list[int]:
-        """See `Engine.tokenize`."""
+        """Ids of `text`. Raises InvalidRequest when it cannot be encoded or is too long."""
         ids: list[int] = await self.call("tokenize", text=text, special=add_special_tokens, caller=caller)
         return ids
 
     async def detokenize(self, ids: Sequence[int], skip_special_tokens: bool = True, caller: str = "") -> str:
-        """See `Engine.detokenize`."""
+        """Text of `ids`. Raises InvalidRequest for ids outside the vocabulary."""
         return str(await self.call("detokenize", ids=list(ids), skip=skip_special_tokens, caller=caller))
 
     async def load_adapter(self, name: str, path: str, *, pinned: bool = False) -> AdapterLoad:
-        """See `Engine.load_adapter`."""
+        """Have the engine process read the LoRA adapter in `path` and serve it as `name`. Raises as `Engine` says."""
         return from_plain(AdapterLoad, await self.call("load_adapter", name=name, path=path, pinned=pinned))
 
     async def unload_adapter(self, name: str) -> int:
-        """See `Engine.unload_adapter`."""
+        """Refuse new requests for the adapter. Returns the number that still use it. Raises AdapterNotFound."""
         return int(await self.call("unload_adapter", name=name))
 
     async def list_adapters(self) -> AdapterList:
-        """See `Engine.list_adapters`."""
+        """Every adapter that holds memory in the engine process."""
         return from_plain(AdapterList, await self.call("list_adapters"))
 
     async def drain(self, timeout: float) -> int:
-        """The engine process drains by itself; there is nothing to do here."""
+        """No-op, 0 streams cut: the engine process drains by itself."""
         return 0
 
     async def stop(self) -> None:
-        """Hang up, which ends what this front end still has."""
+        """Close the connection; the engine process then ends the requests that this front end still has."""
         self.link.close()
 
     async def wait_dead(self) -> BaseException:
-        """Once the engine process is gone without having said so."""
+        """Return the cause once the engine is dead or its process is gone; never returns after an ordinary close."""
         if await asyncio.shield(self.closing):
             return EngineDead("the engine failed; this server is going away")
         return await asyncio.Future()
 
     def count(self, counts: Counter[tuple[str, tuple[str, ...]]]) -> None:
-        """Send what was counted."""
+        """Send a COUNTS frame: `counts` by counter name and labels."""
         self.link.send(pack_json(Kind.COUNTS, [[name, labels, amount] for (name, labels), amount in counts.items()]))
 
     def fail_streams(self, error: SlipstreamError) -> None:
-        """End what is still open here; most often nothing."""
+        """End every stream that is still open here with `error`."""
         for stream in self._streams.values():
             stream.fail(error)
         self._streams.clear()
 
     def end(self, number: int, used: int = 0) -> None:
-        """Have the engine end call `number`; a tenant's place is given back with the tokens `used`. Idempotent."""
+        """Have the engine end call `number`; a tenant's place is given back with `used` tokens. Idempotent."""
         self._streams.pop(number, None)
         self.link.send(pack_json(Kind.END, {"used": used}, number) if used else pack(Kind.END, number=number))
 
     async def call(self, method: str, **arguments: Any) -> Any:
-        """Ask and wait for the answer. Raises what the engine raised."""
+        """Call `method` of the engine process and return the answer. Raises what it raised there, and EngineDead."""
         return await self._ask(self._next(), method, **arguments)
 
     async def open(self, method: str, **arguments: Any) -> tuple[int, Any]:
-        """As `call`, for what the engine keeps until `end`: its number, and the answer."""
+        """As `call`, for a call that the engine process keeps until `end`. Returns its number and the answer."""
         number = self._next()
         return number, await self._ask(number, method, **arguments)
 
@@ -217,6 +229,7 @@ class RemoteEngine:
         try:
             return await reply
         except asyncio.CancelledError:
+            # The engine may have answered already, and would hold what it opened for a caller that is gone.
             self.end(number)
             raise
         finally:
@@ -231,7 +244,7 @@ class RemoteEngine:
             self._hear(kind, json.loads(body))
 
     def _hear(self, kind: Kind, value: Any) -> None:
-        """What is said of the server as a whole."""
+        """Take a frame about the server as a whole: READY, STATE or CLOSE. Raises WireError for another kind."""
         if kind is Kind.READY:
             self._ready.set_result(from_plain(ModelInfo, value))
         elif kind is Kind.STATE:
@@ -302,19 +315,19 @@ class RemoteEngine:
             self._streams[number].push(event)
 
     def _break(self, number: int) -> None:
-        """What was said of a stream cannot be read: it ends, here and in the engine's process. Its neighbours go on."""
+        """End a stream whose event cannot be read, here and in the engine's process. The other streams go on."""
         self._streams[number].fail(RequestFailed(UNREADABLE))
         self.end(number)
 
     def _lost(self) -> None:
-        """The engine process is gone: everything ends with UNAVAILABLE."""
+        """The engine process is gone: streams and open questions end with EngineDead, to clients UNAVAILABLE."""
         self._state = EngineState.DEAD
         self.fail_streams(_dead())
         waiting: list[asyncio.Future[Any]] = [*self._replies.values(), self._ready]
         for future in waiting:
             if not future.done():
                 future.set_exception(_dead())
-                future.exception()  # retrieved: nobody may be waiting
+                future.exception()  # retrieved: asyncio would log it where no task waits
         if not self.closing.done():
             self.closing.set_result(True)
 

@@ -11,18 +11,18 @@ from service.frontends.prefix_watches import changes_from_plain
 
 
 class EngineLink(Protocol):
-    """The calls of a `RemoteEngine` that the prefix cache needs; a call that is open has a number."""
+    """The methods of `RemoteEngine` that the prefix cache needs."""
 
     async def open(self, method: str, **arguments: Any) -> tuple[int, Any]:
-        """Begin a call: its number and its first answer."""
+        """Begin a call that stays open until `end`. Returns its number and its first answer."""
         ...
 
     async def call(self, method: str, **arguments: Any) -> Any:
-        """Call and return the answer."""
+        """Call and return the answer. Raises the error of the engine's process."""
         ...
 
     def end(self, number: int) -> None:
-        """End an open call."""
+        """End the open call `number`."""
         ...
 
 
@@ -36,17 +36,20 @@ class RemotePrefixWatch:
         self._asked: asyncio.Future[list[Any]] | None = None
 
     async def changes(self) -> Sequence[PrefixChange]:
-        """See `PrefixWatch.changes`. A reader that gives up waiting finds the answer at its next call."""
+        """Ask the engine's process for the changes since the last call; it answers once there are some.
+
+        A caller that is cancelled while it waits gets the same answer with its next call. Raises SlowConsumer.
+        """
         if self._asked is None:
             self._asked = asyncio.ensure_future(self._engine.call("prefix_changes", of=self._number))
             self._asked.add_done_callback(_look)
-        # What the engine has told is told once: it must not get lost with the reader's patience.
+        # Shielded: the engine sends each change once, so a cancelled caller must not cancel the question.
         plain = await asyncio.shield(self._asked)
         self._asked = None
         return changes_from_plain(plain)
 
     def close(self) -> None:
-        """See `PrefixWatch`."""
+        """End the watch in the engine's process. Idempotent."""
         if self._asked is not None:
             self._asked.cancel()
         self._engine.end(self._number)
@@ -59,7 +62,10 @@ class RemotePrefixes:
         self._engine = engine
 
     async def watch(self, cache_salt: str) -> RemotePrefixWatch:
-        """See `Prefixes.watch`. The state comes in pieces, between which the engine goes on with its steps."""
+        """Open a watch in the engine's process and fetch its contents. Raises Unsupported without a prefix cache.
+
+        The contents come in pieces, so that the engine's process runs steps between them.
+        """
         number, known = await self._engine.open("watch_prefixes", cache_salt=cache_salt)
         contents: list[PrefixStored] = []
         try:
@@ -72,11 +78,11 @@ class RemotePrefixes:
         return RemotePrefixWatch(self._engine, number, known["page_size"], contents)
 
     async def flush(self, tenant: str | None = None) -> int:
-        """See `Prefixes.flush`."""
+        """Have the engine's process drop every cached page that no request holds. Returns their number."""
         return int(await self._engine.call("flush_prefixes", tenant=tenant))
 
 
 def _look(asked: asyncio.Future[list[Any]]) -> None:
-    """An engine that goes away while nobody waits is not an error that nobody looked at."""
+    """Retrieve the error of `asked`, if it has one: no caller may be waiting, and asyncio would log it as lost."""
     if not asked.cancelled():
         asked.exception()

@@ -1,4 +1,4 @@
-"""The events of one request in a front end, as they came from the engine process."""
+"""The events of one request in a front end, from their arrival until the client takes them."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class _Unread:
 
     @property
     def held_bytes(self) -> int:
-        """What it takes; each text is a string of its own until it is read."""
+        """Bytes that the deltas take. Each text is a string of its own until it is read, so its overhead counts."""
         texts = sum(map(sys.getsizeof, self._texts))
         return len(self._ids) * TOKEN_BYTES + texts + self._logprobs.held_bytes
 
@@ -41,7 +41,7 @@ class _Unread:
 
 
 class RemoteStream:
-    """The `OutputStream` of `core.engine.api` in a front end. Bounded: a reader too far behind is ended."""
+    """The `OutputStream` of `core.engine.api` in a front end. A reader too far behind ends with SlowConsumer."""
 
     def __init__(
         self,
@@ -51,7 +51,11 @@ class RemoteStream:
         max_pending_tokens: int,
         room: UnreadRoom,
     ) -> None:
-        """What is not read is counted in `room`, every `MORE_TOKENS` tokens."""
+        """`end` ends the request in the engine's process.
+
+        More than `max_pending_tokens` unread tokens end the stream. Their bytes are counted in `room`, anew after
+        every `MORE_TOKENS` tokens.
+        """
         self.request_id = request_id
         self._room = room
         self._counted = self._charged = 0
@@ -66,7 +70,7 @@ class RemoteStream:
         self._waiter: asyncio.Future[None] | None = None
 
     def push(self, event: OutputEvent) -> None:
-        """One event from the engine."""
+        """Keep one event of the engine for the reader. No-op once the stream has ended."""
         if self._ended or self._error is not None:
             return
         if type(event) is Delta:
@@ -90,7 +94,8 @@ class RemoteStream:
             self._charge()
 
     def _charge(self) -> None:
-        """Have `room` count exactly what is held now."""
+        """Have `room` count exactly the bytes that are held now."""
+        # Before `take`, which can call `give_way` of this stream, and so this method again.
         self._counted = self._pending
         held = sum(unread.held_bytes for unread in self._unread.values())
         more, self._charged = held - self._charged, held
@@ -100,7 +105,7 @@ class RemoteStream:
             self._room.give_back(self, -more)
 
     def give_way(self) -> None:
-        """See `UnreadHolder`."""
+        """`UnreadHolder`: forget everything unread and end with SlowConsumer, here and in the engine's process."""
         self._forget()
         self.fail(SlowConsumer("too many bytes were left unread"))
         self._end()
@@ -112,12 +117,12 @@ class RemoteStream:
         self._charge()
 
     def output_finished(self) -> bool:
-        """One output got its terminal; whether it was the last."""
+        """One output got its `Finished` event. Returns whether it was the last."""
         self._open_outputs -= 1
         return self._open_outputs == 0
 
     def fail(self, error: BaseException) -> None:
-        """End with `error` after what is pending was read; the first error wins."""
+        """End with `error`, after the reader has taken pending events. The first error wins."""
         if self._error is None:
             self._error = error
             self._wake()
@@ -155,7 +160,7 @@ class RemoteStream:
         return delta
 
     async def aclose(self) -> None:
-        """Stop reading; whatever still runs is aborted. Idempotent."""
+        """Stop reading, and abort outputs that still run. Idempotent."""
         if not self._ended:
             self._ended = True
             self._forget()
@@ -168,10 +173,14 @@ class RemoteStream:
 
 
 _NOT_SAID_YET = 1 << 20
+"""Number of open outputs of a `RemoteReader` until the reply says how many there are: more than any request has."""
 
 
 class RemoteReader(RemoteStream):
-    """The `ResumedStream` of `service.calls.desk` in a front end. Being taken over comes as an error, in its turn."""
+    """The `ResumedStream` of `service.calls.desk` in a front end.
+
+    If another call attaches, the engine's process sends StreamTakenOver as the last event, after those before it.
+    """
 
     def __init__(self, request_id: str, end: Callable[[], None], max_pending_tokens: int, room: UnreadRoom) -> None:
         # Events can be here before the task that asked for them knows how many outputs there are.
@@ -179,7 +188,7 @@ class RemoteReader(RemoteStream):
         self.expected, self.want_text = 0, True
 
     def expect(self, outputs: int, want_text: bool) -> bool:
-        """How many terminals come in all; whether some are still to come."""
+        """`outputs` is the number of `Finished` events in all. Returns whether some have not arrived yet."""
         self.expected, self.want_text = outputs, want_text
         self._open_outputs += outputs - _NOT_SAID_YET
         return self._open_outputs > 0
@@ -190,4 +199,4 @@ class RemoteReader(RemoteStream):
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """The servicer lets go of it on every path."""
+        """No-op: `OpenCalls` calls `aclose` on every path."""

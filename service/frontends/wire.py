@@ -1,8 +1,8 @@
 """Frames between the engine process and a front end: a fixed header, then JSON or, for tokens, rows of integers.
 
-Header: body length uint32, version uint8, kind uint8, number of the call uint64 (0 where a frame is of none), little
-endian. Reading runs no code, as unpickling can. The number is outside of the body, so that a body that cannot be read
-ends the one call that it belongs to; a header that cannot be read ends the connection.
+Header, little endian: body length uint32, version uint8, kind uint8, call number uint64 (0 for a frame of no call).
+Reading a frame runs no code, as unpickling could. The number is outside of the body, so that a body that cannot be read
+ends only the call that it belongs to. A header that cannot be read ends the connection.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _HEADER = struct.Struct("<IBBQ")
 
 
 class Kind(IntEnum):
-    """What a frame is. READY, STATE, EVENTS, REPLY and CLOSE come from the engine, the others from front ends."""
+    """The kind of a frame. READY, STATE, EVENTS, REPLY and CLOSE come from the engine, the others from front ends."""
 
     READY = 1
     STATE = 2
@@ -42,25 +42,26 @@ class Kind(IntEnum):
 
 
 class WireError(Exception):
-    """The peer speaks another version, or not this protocol; or there is more to say than a frame can hold."""
+    """The peer speaks another version, or not this protocol; or a body is larger than MAX_BODY_BYTES."""
 
 
 def pack(kind: Kind, body: bytes = b"", number: int = 0) -> bytes:
-    """One frame. Raises WireError for a body that no peer would take."""
+    """One frame. Raises WireError for a body of more than MAX_BODY_BYTES."""
     if len(body) > MAX_BODY_BYTES:
         raise WireError(f"a body of {len(body)} bytes; a frame holds at most {MAX_BODY_BYTES}")
     return _HEADER.pack(len(body), VERSION, kind, number) + body
 
 
 def pack_json(kind: Kind, value: Any, number: int = 0) -> bytes:
-    """One frame with a JSON body. Raises TypeError or ValueError for what is none."""
+    """One frame with a JSON body. Raises TypeError or ValueError for a value that has no JSON, and WireError."""
     return pack(kind, json.dumps(value, separators=(",", ":")).encode(), number)
 
 
 class Link(asyncio.Protocol):
-    """One end of the connection. Frames go to `on_frame`; `on_lost` is called once, `on_room` after a full buffer.
+    """One end of the connection.
 
-    `on_frame` gets kind, number and body. What it raises, and bytes that are no frame, end the connection.
+    `on_frame` gets kind, number and body of each frame. If it raises, or bytes are no frame, the connection ends.
+    `on_lost` is called once, when the connection has ended. `on_room` is called when a full send buffer has room again.
     """
 
     def __init__(
@@ -74,30 +75,30 @@ class Link(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self.full = False
         self.heard = 0
-        """How often something has arrived, a part of a frame too."""
+        """Number of arrivals so far; a part of a frame counts too."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Called by the loop."""
+        """Called by the loop when the connection is there."""
         assert isinstance(transport, asyncio.Transport)
         transport.set_write_buffer_limits(high=HIGH_WATER_BYTES)
         self._transport = transport
 
     def send(self, frames: bytes) -> None:
-        """Queue frames; nothing happens once the connection is lost."""
+        """Queue frames. No-op once the connection is lost."""
         if self._transport is not None and not self._transport.is_closing():
             self._transport.write(frames)
 
     def close(self) -> None:
-        """Close after what is queued was sent."""
+        """Close the connection once the queued frames were sent."""
         if self._transport is not None:
             self._transport.close()
 
     def pause_writing(self) -> None:
-        """Called by the loop: the peer does not keep up."""
+        """Called by the loop when more than HIGH_WATER_BYTES are unsent."""
         self.full = True
 
     def resume_writing(self) -> None:
-        """Called by the loop."""
+        """Called by the loop when the peer has caught up."""
         self.full = False
         self._on_room()
 
@@ -128,7 +129,7 @@ class Link(asyncio.Protocol):
             yield Kind(kind), number, body
 
     def connection_lost(self, error: Exception | None) -> None:
-        """Called by the loop."""
-        # What is written from now on goes nowhere, and so does not have to wait for room.
+        """Called by the loop when the connection has ended."""
+        # Later frames go nowhere, so they must not wait for room that never comes.
         self.full = False
         self._on_lost()

@@ -1,4 +1,4 @@
-"""Answers as messages, as far as the dialects give fields the same names. Their numbers differ: no bytes are shared."""
+"""Answers as messages, for fields with the same names in all dialects. Their numbers differ: no bytes are shared."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Answers:
         return self.messages.GenerateResponse(**one)
 
     def chunk(self, request_id: str, piece: Piece) -> Any:
-        """Only what is new."""
+        """The response with the new tokens of one output."""
         chunk = self.messages.GenerateStreamChunk(
             token_ids=piece.token_ids,
             prompt_tokens=piece.prompt_tokens,
@@ -30,7 +30,7 @@ class Answers:
         return self.response(request_id, chunk=chunk)
 
     def complete(self, request_id: str, whole: Whole) -> Any:
-        """All of one output."""
+        """The response with all tokens of one output."""
         complete = self.messages.GenerateComplete(
             output_ids=whole.token_ids,
             finish_reason=whole.reason,
@@ -47,7 +47,7 @@ class Answers:
         return self.response(request_id, complete=complete)
 
     def _logprobs(self, entries: Sequence[TokenLogprob]) -> Any:
-        """Three rows of equal length, as gateways count on; None without log probabilities."""
+        """Three lists of equal length, which gateways rely on; None without log probabilities."""
         if not entries:
             return None
         make = self.messages.TopLogProbs
@@ -60,17 +60,17 @@ class Answers:
         )
 
     def embed_response(self, result: EmbedResult) -> Any:
-        """The vector of the one input."""
+        """The response with the vector of the one input."""
         (found,) = result.embeddings
         dimension, tokens = len(found.values), found.prompt_tokens
         return self.messages.EmbedResponse(embedding=found.values, embedding_dim=dimension, prompt_tokens=tokens)
 
     def health(self, healthy: bool, message: str) -> Any:
-        """Readiness."""
+        """The response with the server's readiness, and a word for its state."""
         return self.messages.HealthCheckResponse(healthy=healthy, message=message)
 
     def model_info(self, facts: ModelFacts) -> Any:
-        """Ids that the checkpoint lacks stay 0."""
+        """The response with facts of the model. Token ids that the checkpoint lacks stay 0."""
         info = facts.info
         return self.messages.GetModelInfoResponse(
             model_path=facts.path,
@@ -89,7 +89,7 @@ class Answers:
         )
 
     def loads(self, version: str, timestamp: str, load: Load) -> Any:
-        """One rank."""
+        """The response with the load of the one rank."""
         rank = self.messages.SchedulerLoad(
             num_running_reqs=load.running,
             num_waiting_reqs=load.waiting,

@@ -1,8 +1,8 @@
-"""What the shared behaviour and a dialect's codec say to each other, in the engine's terms and in no dialect's.
+"""The records between the shared behaviour and a dialect's codec, in the engine's terms and in no dialect's.
 
-A dialect is a codec and nothing else: it reads requests into these records and writes these records into messages. What
-happens in between is the same for all (`service.gateway.servicer`). A new dialect is a new file and one line in
-`service.gateway.registration`.
+A dialect is a codec and nothing else: it reads requests into these records and writes these records into messages. The
+behaviour between the two is the same for all dialects (`service.gateway.servicer`). A new dialect is a new file and one
+line in `service.gateway.registration`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from core.types.io import EmbedRequest, EmbedResult, GenerateRequest, ModelInfo,
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """One Generate call. `stream` off: every output comes whole, once, at its end."""
+    """One Generate call. Without `stream` all outputs are sent whole, once, when the last has ended."""
 
     request: GenerateRequest
     stream: bool
@@ -32,12 +32,12 @@ class Piece:
     logprobs: Sequence[TokenLogprob]
     prompt_tokens: int
     completion_tokens: int
-    """Of this output so far, these included."""
+    """Tokens of this output so far, these included."""
 
 
 @dataclass(frozen=True, slots=True)
 class Whole:
-    """A finished output: all its tokens, why it ended, what it cost."""
+    """A finished output: all its tokens, the reason of its end, and its token counts."""
 
     index: int
     token_ids: Sequence[int]
@@ -50,7 +50,7 @@ class Whole:
 
 @dataclass(frozen=True, slots=True)
 class ModelFacts:
-    """The served model as gateways want to know it. `path` is where they look for a tokenizer."""
+    """Facts of the served model that gateways ask for. `path` is the directory where they look for a tokenizer."""
 
     info: ModelInfo
     path: str
@@ -78,7 +78,7 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class ServerFacts:
-    """The server process; `uptime` in seconds."""
+    """Facts of the server process; `uptime` is in seconds."""
 
     version: str
     active_requests: int
@@ -92,16 +92,16 @@ class ServerFacts:
 
 
 class Dialect(Protocol):
-    """One gateway service: its descriptor, and messages to records and back.
+    """One gateway service: its descriptor, and the translation of messages to records and back.
 
-    Reading raises InvalidRequest with the dialect's own names of fields; what the engine raises about `fields` is
-    renamed by them. `deadline` is a `time.monotonic()` instant. Ids and salts are those that the client gave;
-    `OpenCalls` makes them its tenant's.
+    Reading raises InvalidRequest with the dialect's own names of fields. Fields in an InvalidRequest of the engine are
+    renamed by `fields`. `deadline` is a `time.monotonic()` instant. Ids and salts are those that the client gave;
+    `OpenCalls` puts the tenant in front.
     """
 
     name: str
     service: Any
-    """The descriptor: the full name and the methods."""
+    """The protobuf descriptor of the service: its full name and its methods."""
     fields: Mapping[str, str]
     """The engine's name of a field -> the dialect's."""
 

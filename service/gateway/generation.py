@@ -1,4 +1,4 @@
-"""Writes the events of one Generate call in a dialect: a chunk per delta if it streams, and each output whole."""
+"""Writes the events of one Generate call in a dialect: a chunk per delta if the call streams, and each output whole."""
 
 from __future__ import annotations
 
@@ -23,8 +23,11 @@ Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class Generation:
-    """The responses to one call. Headers go out with the first of them, so that a refusal before it can be retried, and
-    a client that leaves before it resets the call."""
+    """The responses to one call.
+
+    Headers go out with the first response. So gRPC can retry a call that is refused before it, and a client that leaves
+    before it resets the call.
+    """
 
     def __init__(self, dialect: Dialect, asked: Asked) -> None:
         self._dialect = dialect
@@ -35,7 +38,10 @@ class Generation:
         self._made = 0
 
     async def write(self, stream: OutputStream, context: Context, metrics: RpcMetrics, write_timeout: float) -> None:
-        """Write every event of `stream`, each within `write_timeout` seconds. A failure leaves the trailer behind."""
+        """Write every event of `stream`, each within `write_timeout` seconds. Raises SlowConsumer and stream errors.
+
+        On failure a trailer holds the number of tokens written.
+        """
         try:
             async with WriteBound(write_timeout) as bound:
                 async for event in stream:
@@ -68,7 +74,11 @@ class Generation:
             yield from self._deltas(event)
 
     def _ended(self, whole: Whole) -> Iterator[Any]:
-        """The whole output; without chunks all of them at the end, for gateways number choices as they come."""
+        """The responses that are due when one output has ended.
+
+        A call that streams gets the output at once. Other calls get all outputs by index when the last has ended,
+        because gateways number choices in the order in which they come.
+        """
         self._wholes[whole.index] = whole
         if self._asked.stream:
             due = [whole]
@@ -84,7 +94,7 @@ class Generation:
         for each in split(delta):
             assert isinstance(each, Delta), "of a delta"
             piece = self._outputs[delta.index].add(each)
-            # A delta may have text alone, which gateways make themselves.
+            # A delta with text alone is not sent: gateways make text from ids themselves.
             if self._asked.stream and piece.token_ids:
                 self._emitted += len(piece.token_ids)
                 yield self._dialect.chunk(self._asked.request.request_id, piece)

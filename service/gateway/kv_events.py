@@ -1,11 +1,11 @@
-"""What the prefix cache holds, as the events that cache-aware gateways index: a snapshot, then every change.
+"""The contents of the prefix cache, as the events that cache-aware gateways index: a snapshot, then every change.
 
 Blocks are pages, named by a hash of their content and of all that comes before it, so that equal prefixes have equal
 names on all workers (the idea is that of vLLM's block hashes). Hashing happens here, in the subscriber's own time, and
 not where the cache changes.
 
-A stream numbers its batches from where the subscriber asks it to, without gaps. Nothing is kept for those who left:
-every subscription begins with the whole state, whose first batch clears what the subscriber believed.
+A stream numbers its batches without gaps, from the number that the subscriber asks for. Nothing is kept for subscribers
+that left: every subscription begins with the whole state, whose first batch clears what the subscriber knew before.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ MAX_BLOCKS = 256
 
 
 def block_hash(parent: int, ids: bytes) -> int:
-    """int64 name of the block with `ids` (int64 bytes) behind the block `parent`; 0 is no parent."""
+    """int64 name of the block with `ids` (int64 bytes) after the block named `parent`; 0 is no parent."""
     digest = blake2b(parent.to_bytes(8, "little", signed=True) + ids, digest_size=8).digest()
     return int.from_bytes(digest, "little", signed=True)
 
@@ -39,10 +39,10 @@ class KvEvents:
         self._event_id = 0
         self._samples = 0
         self._hashes: dict[int, int] = {}
-        """By page number, of every page that the subscriber knows."""
+        """By page number, the hash of every page that the subscriber knows."""
 
     def snapshot(self, contents: Sequence[PrefixStored], load: Load) -> Iterator[pb.KvEventBatch]:
-        """The whole state in chunks that fit a message; one that only clears if there is nothing."""
+        """The whole state, in batches that fit a message; for an empty cache one batch that only clears."""
         groups = list(_grouped(contents)) or [[]]
         blocks = sum(len(each.pages) for each in contents)
         for index, group in enumerate(groups):
@@ -54,14 +54,14 @@ class KvEvents:
             yield batch
 
     def changes(self, changes: Sequence[PrefixChange], load: Load) -> Iterator[pb.KvEventBatch]:
-        """What changed, in as many batches as it needs; none if it was all of other namespaces."""
+        """The changes, in as many batches as they need; none if they only remove pages of other namespaces."""
         for group in _grouped(changes):
             events = [event for change in group if (event := self._event(change)) is not None]
             if events:
                 yield self._batch(events, load)
 
     def heartbeat(self, load: Load) -> pb.KvEventBatch:
-        """The load alone; it repeats the last number."""
+        """A batch with the load alone. It repeats the sequence number of the last batch."""
         batch = pb.KvEventBatch(sequence_number=self._next - 1, timestamp=datetime.now(UTC).timestamp(), dp_rank=0)
         self._put_load(batch.load, load)
         batch.load.load_only = True
@@ -83,7 +83,7 @@ class KvEvents:
         message.sample = self._samples
         message.running_requests = load.running
         message.waiting_requests = load.waiting
-        # Cached prefixes that nobody holds are not counted as used, so both are the same.
+        # Cached prefixes that no request holds are not counted as used, so both figures are the same.
         message.token_usage = message.active_token_usage = load.token_usage
         message.gen_throughput = load.gen_throughput
         message.max_running_requests = load.max_running
@@ -111,7 +111,7 @@ class KvEvents:
 
 
 def _grouped(changes: Iterable[PrefixChange]) -> Iterator[list[PrefixChange]]:
-    """The same changes, the long ones cut, in groups of at most MAX_BLOCKS blocks."""
+    """The same changes in groups of at most MAX_BLOCKS blocks; a change with more blocks is cut."""
     group: list[PrefixChange] = []
     room = MAX_BLOCKS
     for change in changes:
@@ -126,7 +126,7 @@ def _grouped(changes: Iterable[PrefixChange]) -> Iterator[list[PrefixChange]]:
 
 
 def _cut(change: PrefixChange) -> Iterator[PrefixChange]:
-    """Pieces of at most MAX_BLOCKS pages, each behind the one before."""
+    """Pieces of at most MAX_BLOCKS pages; the parent of each is the last page of the piece before."""
     for at in range(0, len(change.pages), MAX_BLOCKS):
         pages = change.pages[at : at + MAX_BLOCKS]
         if isinstance(change, PrefixRemoved):

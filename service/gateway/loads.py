@@ -17,7 +17,7 @@ SAMPLE_SECONDS = 0.5
 
 
 class LoadMeter:
-    """Reads snapshots of `stats()`. All who ask, ask one meter: the rate is over time and not over callers."""
+    """Reads snapshots of `stats()`. All callers use one meter, so its rate is over time and not between two callers."""
 
     def __init__(
         self, stats: Callable[[], EngineStats], max_running: int, clock: Callable[[], float] = time.monotonic
@@ -28,7 +28,7 @@ class LoadMeter:
         self._samples: deque[tuple[float, int]] = deque()
 
     def load(self) -> Load:
-        """As of the engine's last step."""
+        """The load of all tenants, as of the engine's last step."""
         stats = self._stats()
         pages = next((pool for pool in stats.pools if pool.name == KV_POOL), None)
         return Load(
@@ -43,7 +43,7 @@ class LoadMeter:
         )
 
     def own(self, load: TenantLoad) -> Load:
-        """Of one tenant: its requests and their tokens, and nothing that others have a part in."""
+        """The load of one tenant: its requests and their tokens, and no figure that other tenants have a part in."""
         room = self.load().max_total_tokens
         return Load(
             running=load.running,

@@ -1,7 +1,7 @@
-"""One output of a Generate call on its way to a gateway: what is sent now, and all of it once more at the end.
+"""One output of a Generate call on its way to a gateway: each piece when it is new, and all of it again at the end.
 
-The token that ended an output is among the ids, as it is in the engines whose dialects these are: gateways hide its
-text, and count what they get.
+The token that ended an output is among the ids, as in SGLang and vLLM, whose dialects these are. Gateways hide its text
+and count the ids that they get.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ REASONS = {FinishReason.STOP: "stop", FinishReason.LENGTH: "length", FinishReaso
 
 
 class OutputSoFar:
-    """Collects the events of output `index`; everything is kept, for gateways want all ids again at the end."""
+    """Collects the events of output `index`. All ids are kept, because gateways want them again at the end."""
 
     def __init__(self, index: int, prompt_tokens: int) -> None:
         self._index = index
@@ -23,7 +23,7 @@ class OutputSoFar:
         self._logprobs = TokenLogprobs()
 
     def add(self, delta: Delta) -> Piece:
-        """What to send of `delta`."""
+        """Keep `delta`, and return the piece to send now."""
         self._ids += delta.token_ids
         self._logprobs.extend(delta.logprobs)
         return Piece(self._index, delta.token_ids, delta.logprobs, self._prompt_tokens, len(self._ids))

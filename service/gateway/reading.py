@@ -1,8 +1,8 @@
 """How messages of any dialect become the engine's requests: tables of fields, and the checks that only the wire needs.
 
-Gateway protos have scalars without presence, so an unset `top_p` arrives as 0: zeros that mean "off" are read as what
-switches the option off here. Their floats are singles; 0.7 is read as 0.7 and not as 0.699999988, so that the same
-request samples the same tokens through every service.
+Gateway protos have scalars without presence, so an unset `top_p` arrives as 0. A zero that means "off" is read as the
+value that switches the option off here. Their floats are singles: 0.7 is read as 0.7 and not as 0.699999988, so that
+the same request samples the same tokens through every service.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ _NEUTRAL: Mapping[tuple[str, float], float] = {
     ("n", 0): 1,
     ("top_k", -1): 0,
 }
-"""(option, value on the wire) -> what it means."""
+"""(option, value on the wire) -> the value that means the same here."""
 
 _LIMITS = (("stop", MAX_STOP_STRINGS), ("stop_token_ids", MAX_STOP_TOKEN_IDS), ("logit_bias", MAX_LOGIT_BIAS))
 
 
 def sampling(message: Any, names: Mapping[str, str], defaults: SamplingParams, **given: Any) -> SamplingParams:
-    """The options of `message` (dialect's name -> ours in `names`), `given` on top.
+    """The sampling options of `message`; `names` maps the dialect's names to ours. Options in `given` replace them.
 
-    Fields with presence that are not set keep the checkpoint's defaults.
+    Fields with presence that are not set keep the checkpoint's `defaults`.
     """
     values: dict[str, Any] = {}
     for theirs, ours in names.items():
@@ -65,17 +65,17 @@ def _plain(value: Any, field: FieldDescriptor) -> Any:
 
 
 def as_written(value: float) -> float:
-    """The shortest decimal number that a single stands for."""
+    """The shortest decimal number that rounds to the same single."""
     return float(str(np.float32(value)))
 
 
 def request_id(message: Any) -> str:
-    """The id, drawn if there is none."""
+    """The client's request id; a random one if the message has none."""
     return message.request_id or uuid.uuid4().hex
 
 
 def id_violations(message: Any, adapter: str = "") -> Iterator[FieldViolation]:
-    """What is wrong with the id and with the name of an adapter."""
+    """The violations of the request id and of the adapter's name."""
     if message.request_id and not REQUEST_ID.fullmatch(message.request_id):
         yield FieldViolation("request_id", f"must be 1 to {MAX_REQUEST_ID_CHARS} characters of A-Z a-z 0-9 . _ : -")
     if adapter and not ADAPTER_NAME.fullmatch(adapter):
@@ -83,7 +83,7 @@ def id_violations(message: Any, adapter: str = "") -> Iterator[FieldViolation]:
 
 
 def refuse_oversized(message: Any, info: ModelInfo) -> None:
-    """Raises InvalidRequest naming every collection of a Generate that is too large, before anything is copied."""
+    """Raise InvalidRequest, which names every collection of a Generate that is too large. Nothing is copied before."""
     refuse_long_prompt(message, info)
     params = message.sampling_params
     sized = ((f"{PARAMS}.{name}", len(getattr(params, name)), limit) for name, limit in _LIMITS)
@@ -93,7 +93,7 @@ def refuse_oversized(message: Any, info: ModelInfo) -> None:
 
 
 def refuse_long_prompt(message: Any, info: ModelInfo) -> None:
-    """Raises InvalidRequest when there are more ids than the model takes."""
+    """Raise InvalidRequest if there are more ids than the model takes."""
     count, most = len(message.tokenized.input_ids), info.max_input_length
     if count > most:
         raise InvalidRequest.of(IDS, f"has {count} tokens, but the model takes at most {most}")
@@ -107,25 +107,25 @@ def unserved(message: Any, names: Mapping[str, str], prefix: str = "") -> Iterat
 
 
 def rank_violations(message: Any) -> Iterator[FieldViolation]:
-    """This server is one rank."""
+    """A violation for a rank other than 0: this server is one rank."""
     if message.data_parallel_rank > 0:
         yield FieldViolation("data_parallel_rank", "this server has rank 0 only")
 
 
 def prompt_violations(ids: Sequence[int]) -> Iterator[FieldViolation]:
-    """Token ids are needed; their range is the engine's to check."""
+    """A violation for a prompt without token ids. The engine checks their range."""
     if not ids:
         yield FieldViolation(IDS, "must not be empty")
 
 
 def refuse(violations: Sequence[FieldViolation]) -> None:
-    """Raises InvalidRequest if there are any."""
+    """Raise InvalidRequest if there are violations."""
     if violations:
         raise InvalidRequest(list(violations))
 
 
 def renamed(error: InvalidRequest, names: Mapping[str, str]) -> InvalidRequest:
-    """`error` with the fields as the dialect calls them; what follows a bracket stays."""
+    """`error` with the dialect's names of fields; an index in brackets after a name stays."""
 
     def name_of(field: str) -> str:
         stem, bracket, place = field.partition("[")

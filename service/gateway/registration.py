@@ -1,4 +1,7 @@
-"""Puts the dialects on a server, if the package with their messages is there; only this room may find it missing."""
+"""Registers the dialects on a server, if the package with their messages is installed.
+
+Only `service.gateway` imports that package, so a server without it lacks nothing else.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +42,7 @@ class Gateway:
 
     @property
     def service_names(self) -> list[str]:
-        """Full names, for reflection."""
+        """Full names of the services, for reflection."""
         return [each.dialect.service.full_name for each in self.servicers]
 
     def register(self, server: grpc.aio.Server) -> None:
@@ -47,12 +50,15 @@ class Gateway:
         server.add_generic_rpc_handlers(tuple(handlers(each.dialect.service, each) for each in self.servicers))
 
     def close(self) -> None:
-        """End subscriptions."""
+        """End all subscriptions to prefix events."""
         self._worker.subscriptions.close()
 
 
 def gateway_of(config: ServerConfig, calls: OpenCalls, version: str) -> Gateway | None:
-    """The dialects; None where they are switched off or the package is not installed. Raises StartupError."""
+    """The dialects; None if they are switched off or the package is not installed.
+
+    Raises StartupError if the package is there and cannot be used.
+    """
     if not config.gateway or find_spec(PACKAGE) is None:
         return None
     try:
@@ -69,7 +75,7 @@ _BUILDERS: dict[bool, Callable[..., grpc.RpcMethodHandler[Any, Any]]] = {
     False: grpc.unary_unary_rpc_method_handler,
     True: grpc.unary_stream_rpc_method_handler,
 }
-"""By whether the answers stream; no dialect has a method that takes a stream."""
+"""Handler makers, by whether the answers stream. No dialect has a method that takes a stream."""
 
 
 def handlers(service: Any, servicer: object) -> grpc.GenericRpcHandler:

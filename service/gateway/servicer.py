@@ -1,4 +1,4 @@
-"""What a gateway may ask of this server, in any dialect: the behaviour is here, the messages are the codec's."""
+"""The methods that a gateway may call, in any dialect: the behaviour is here, a dialect's codec makes the messages."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class GatewayServicer:
-    """One dialect over the server's open calls. Methods of its service that are not here are UNIMPLEMENTED."""
+    """One dialect over the server's open calls. Methods of its service that are not here answer UNIMPLEMENTED."""
 
     def __init__(self, dialect: Dialect, calls: OpenCalls, worker: Worker) -> None:
         self.dialect = dialect
@@ -41,7 +41,7 @@ class GatewayServicer:
         self._worker = worker
 
     async def Generate(self, request: Any, context: Context) -> None:
-        """Admit, then write. Leaving by any path closes the engine's stream, which aborts what still runs."""
+        """Admit, then write. Leaving by any path closes the engine's stream, which aborts outputs that still run."""
         async with AsyncExitStack() as held:
             with self._calls.counting_refusals(), self._own_names():
                 info = self._calls.engine.model_info
@@ -52,7 +52,7 @@ class GatewayServicer:
             await writing.write(stream, context, self._calls.metrics, self._calls.config.write_timeout)
 
     async def Embed(self, request: Any, context: Context) -> Any:
-        """The vector of one input: of its last token, scaled to length 1."""
+        """The vector of one input: that of its last token, scaled to length 1."""
         async with AsyncExitStack() as held:
             with self._calls.counting_refusals(), self._own_names():
                 info = self._calls.engine.model_info
@@ -69,7 +69,7 @@ class GatewayServicer:
         return self.dialect.abort_response(any(found))
 
     async def HealthCheck(self, request: Any, context: Context) -> Any:
-        """Readiness; answers in every state."""
+        """Whether the server is ready; answers in every state."""
         slot = self._calls.slot
         if slot.silent:
             return self.dialect.health(False, "silent")
@@ -84,14 +84,14 @@ class GatewayServicer:
         return self.dialect.server_info(await self._worker.server(self._calls.engine))
 
     async def GetLoads(self, request: Any, context: Context) -> Any:
-        """Load as of the last step, of the one rank that there is."""
+        """Load as of the last step. There is one rank, rank 0. Raises InvalidRequest for another."""
         if request.dp_rank:
             raise InvalidRequest.of("dp_rank", "this server has rank 0 only")
         timestamp = datetime.now(UTC).isoformat()
         return self.dialect.loads(self._worker.version, timestamp, await self._worker.load())
 
     async def GetTokenizer(self, request: Any, context: Context) -> None:
-        """The zip in chunks, its digest with the last."""
+        """Write the tokenizer's zip in chunks, and its digest with the last. Raises Unsupported, SlowConsumer."""
         data, digest = await self._worker.tokenizer.packed()
         async with WriteBound(self._calls.config.write_timeout) as bound:
             for piece, last in chunks(data):
@@ -100,19 +100,19 @@ class GatewayServicer:
                 bound.end()
 
     async def SubscribeKvEvents(self, request: Any, context: Context) -> None:
-        """What the prefix cache holds of this caller, and then what changes."""
+        """Write the cached prefixes that this caller's requests can find, and then every change."""
         audit.begun()
         await self._worker.subscriptions.serve(request.start_sequence_number, context)
 
     async def FlushCache(self, request: Any, context: Context) -> Any:
-        """Evict what no request holds, after waiting up to `timeout_s` seconds for there to be none.
+        """Evict cached pages that no request holds, after waiting up to `timeout_s` seconds until no request is live.
 
-        Of the caller's own, unless it is an admin's call.
+        For an admin these are the pages and requests of all tenants, else the caller's own. Raises InvalidRequest.
         """
         if not (0 <= request.timeout_s <= MAX_FLUSH_WAIT and math.isfinite(request.timeout_s)):
             raise InvalidRequest.of("timeout_s", f"must be between 0 and {MAX_FLUSH_WAIT:g}")
         engine, ends = self._calls.engine, asyncio.get_running_loop().time() + request.timeout_s
-        # The engine has no event for it, and what a front end knows of it is renewed ten times a second.
+        # Polled: the engine has no event for it, and a front end's count of live requests is renewed every 0.1 s.
         live = self._worker.live_requests
         while await live() and asyncio.get_running_loop().time() < ends:  # noqa: ASYNC110
             await asyncio.sleep(FLUSH_POLL_SECONDS)
@@ -123,7 +123,7 @@ class GatewayServicer:
 
     @contextmanager
     def _own_names(self) -> Iterator[None]:
-        """What the engine says of a field is said in this dialect's words."""
+        """Rename the fields in an InvalidRequest of the engine to the dialect's names."""
         try:
             yield
         except InvalidRequest as error:

@@ -60,7 +60,7 @@ UNSERVED_EMBED: Mapping[str, str] = {
 
 
 class SglangDialect(Answers):
-    """See `service.gateway.dialect.Dialect`."""
+    """The `Dialect` of SGLang's gateways."""
 
     name = "sglang"
     messages = pb
@@ -76,7 +76,10 @@ class SglangDialect(Answers):
     }
 
     def generate_request(self, message: pb.GenerateRequest, info: ModelInfo, deadline: float | None) -> Asked:
-        """Unset options are off, as in SGLang: without a temperature the output is greedy."""
+        """Read a Generate. Unset options are off, as in SGLang: without a temperature the output is greedy.
+
+        Raises InvalidRequest.
+        """
         reading.refuse_oversized(message, info)
         params = message.sampling_params
         violations = [
@@ -115,7 +118,7 @@ class SglangDialect(Answers):
         return Asked(request, message.stream)
 
     def embed_request(self, message: pb.EmbedRequest, info: ModelInfo, deadline: float | None) -> EmbedRequest:
-        """One input, its ids."""
+        """Read an Embed: the token ids of one input. Raises InvalidRequest."""
         reading.refuse_long_prompt(message, info)
         reading.refuse(
             [
@@ -132,19 +135,19 @@ class SglangDialect(Answers):
         )
 
     def response(self, request_id: str, **one: Any) -> pb.GenerateResponse:
-        """With the id."""
+        """A GenerateResponse with the request id and the given chunk or complete."""
         return pb.GenerateResponse(request_id=request_id, **one)
 
     def abort_ids(self, message: pb.AbortRequest) -> Sequence[str]:
-        """The one id."""
+        """The one id of the message."""
         return (message.request_id,)
 
     def abort_response(self, found: bool) -> pb.AbortResponse:
-        """Whether it was live."""
+        """The response, which says whether the request was live."""
         return pb.AbortResponse(success=found, message="" if found else "no live request of this caller has this id")
 
     def server_info(self, facts: ServerFacts) -> pb.GetServerInfoResponse:
-        """`server_args` under SGLang's names."""
+        """The response, with `server_args` under SGLang's names."""
         response = pb.GetServerInfoResponse(
             active_requests=facts.active_requests,
             is_paused=facts.paused,
@@ -167,7 +170,7 @@ class SglangDialect(Answers):
         return response
 
     def loads(self, version: str, timestamp: str, load: Load) -> pb.GetLoadsResponse:
-        """One rank, and the same as its own aggregate."""
+        """The load of the one rank, and the same figures as the aggregate of all ranks."""
         response: pb.GetLoadsResponse = super().loads(version, timestamp, load)
         aggregate = response.aggregate
         aggregate.total_running_reqs = load.running
@@ -185,5 +188,5 @@ def _constraint(params: pb.SamplingParams) -> Constraint | None:
 
 
 def _token_id(key: str) -> int | None:
-    """Keys of the map are decimal numbers."""
+    """The token id that a key of the `logit_bias` map spells in decimal; None if it is no such number."""
     return int(key) if key.isascii() and key.isdigit() and len(key) <= 10 else None

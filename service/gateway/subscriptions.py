@@ -1,4 +1,4 @@
-"""The subscribers to the prefix cache: how many, how fast they must read, and how they are told to go."""
+"""The subscribers to the prefix cache: their number, the speed at which they must read, and how they are ended."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from service.rpc.write_timeout import WriteBound
 
 MAX_SUBSCRIBERS = 16
 MAX_OF_ONE = 4
-"""Of one name, or of one address where callers have none: a gateway needs one."""
+"""Subscriptions of one caller: of one name, or of one address where callers have no names. A gateway needs one."""
 HEARTBEAT_SECONDS = 1.0
 GATHER_SECONDS = 0.02
-"""Changes of so long go into one batch: a decode step stores a page now and then, and takes milliseconds."""
+"""Seconds of changes that go into one batch: a decode step stores a page now and then, and takes milliseconds."""
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
@@ -34,7 +34,7 @@ class Subscriptions:
         self._calls = calls
         self._load = load
         self._open: dict[asyncio.Timeout, str] = {}
-        """The caller that holds each."""
+        """By the bound that ends a subscription: the caller that holds it."""
         self._closed = False
 
     async def serve(self, start: int, context: Context) -> None:
@@ -59,7 +59,7 @@ class Subscriptions:
                 bound.begin()
                 await context.write(batch)
                 bound.end()
-                # A write that needs not wait lets no other task run, and a large cache has many batches.
+                # A write that does not have to wait lets no other task run, and a large cache has many batches.
                 await asyncio.sleep(0)
 
             for batch in events.snapshot(watch.contents, await load()):
@@ -77,7 +77,7 @@ class Subscriptions:
 
     @asynccontextmanager
     async def _held(self, holder: str) -> AsyncIterator[None]:
-        """One place among the subscribers; ends as Draining when the server closes."""
+        """Hold one place among the subscribers. Raises Overloaded without a free place, and Draining on close."""
         if self._closed:
             raise Draining("the server is shutting down")
         if sum(each == holder for each in self._open.values()) >= MAX_OF_ONE:
@@ -98,7 +98,7 @@ class Subscriptions:
             del self._open[bound]
 
     def close(self) -> None:
-        """End them all; an open stream would hold up the transport's stop."""
+        """End all subscriptions: an open stream would hold up the transport's stop. Idempotent."""
         if self._closed:
             return
         self._closed = True

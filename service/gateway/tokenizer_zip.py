@@ -24,18 +24,18 @@ PATTERNS = (
     "*.model",
     "*.tiktoken",
 )
-"""Data that tokenizers and templates are made of; never weights, never code."""
+"""Files that hold the data of tokenizers and templates; never weights, never code."""
 
 CHUNK_BYTES = 64 * 1024
 MAX_FILE_BYTES = 64 * 1024 * 1024
 MAX_FILES = 50
-"""What the gateway takes; no checkpoint comes near."""
+"""Most files that the gateway takes; no checkpoint comes near."""
 
 _EPOCH = (1980, 1, 1, 0, 0, 0)
 
 
 class TokenizerZip:
-    """The zip of the checkpoint in `folder`; kept in memory once somebody asked. Event-loop thread only."""
+    """The zip of the checkpoint in `folder`; kept in memory from the first question on. Event-loop thread only."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -44,7 +44,7 @@ class TokenizerZip:
     async def packed(self) -> tuple[bytes, str]:
         """The zip and the SHA-256 of it in hex. Raises Unsupported where there are no such files."""
         if self._packed is None:
-            # One task for all who ask meanwhile: packing a large vocabulary takes a second.
+            # One task for all calls that ask meanwhile: packing a large vocabulary takes a second.
             self._packed = asyncio.create_task(in_daemon_thread(lambda: pack(self._folder)))
         try:
             return await asyncio.shield(self._packed)
@@ -54,7 +54,10 @@ class TokenizerZip:
 
 
 def pack(folder: Path) -> tuple[bytes, str]:
-    """Blocks for as long as compressing takes. Raises Unsupported where there is nothing to pack."""
+    """The zip of the tokenizer files in `folder` and its SHA-256 in hex; blocks while it compresses.
+
+    Raises Unsupported if there are no tokenizer files.
+    """
     found = sorted({path for pattern in PATTERNS for path in folder.glob(pattern) if path.is_file()})
     fitting = [path for path in found if path.stat().st_size <= MAX_FILE_BYTES][:MAX_FILES]
     if not any(path.name.startswith(("tokenizer", "vocab")) for path in fitting):

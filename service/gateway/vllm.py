@@ -58,7 +58,7 @@ UNSERVED_PARAMS: Mapping[str, str] = {
 
 
 class VllmDialect(Answers):
-    """See `service.gateway.dialect.Dialect`. Its responses carry no request id."""
+    """The `Dialect` of vLLM's gateways. Its responses carry no request id."""
 
     name = "vllm"
     messages = pb
@@ -74,7 +74,10 @@ class VllmDialect(Answers):
     }
 
     def generate_request(self, message: pb.GenerateRequest, info: ModelInfo, deadline: float | None) -> Asked:
-        """An unset temperature, length or seed is the checkpoint's default, other unset options are off."""
+        """Read a Generate. An unset temperature, length or seed is the checkpoint's default, other options are off.
+
+        Raises InvalidRequest.
+        """
         reading.refuse_oversized(message, info)
         params, wants = message.sampling_params, message.sampling_params.HasField("logprobs")
         text = message.text if message.WhichOneof("input") == "text" else None
@@ -109,7 +112,7 @@ class VllmDialect(Answers):
         return Asked(request, message.stream)
 
     def embed_request(self, message: pb.EmbedRequest, info: ModelInfo, deadline: float | None) -> EmbedRequest:
-        """One input, its ids."""
+        """Read an Embed: the token ids of one input. Raises InvalidRequest."""
         reading.refuse_long_prompt(message, info)
         reading.refuse([*reading.id_violations(message), *reading.prompt_violations(message.tokenized.input_ids)])
         return EmbedRequest(
@@ -119,17 +122,17 @@ class VllmDialect(Answers):
         )
 
     def abort_ids(self, message: pb.AbortRequest) -> Sequence[str]:
-        """Any number up to a bound."""
+        """The ids to abort. Raises InvalidRequest unless there are 1 to MAX_ABORT_IDS."""
         if not 1 <= len(message.request_ids) <= MAX_ABORT_IDS:
             reading.refuse([FieldViolation("request_ids", f"must have 1 to {MAX_ABORT_IDS} ids")])
         return tuple(message.request_ids)
 
     def abort_response(self, found: bool) -> pb.AbortResponse:
-        """Says nothing."""
+        """The response, which has no fields."""
         return pb.AbortResponse()
 
     def server_info(self, facts: ServerFacts) -> pb.GetServerInfoResponse:
-        """No connector: this server prefills and decodes itself."""
+        """The response, without a KV connector: this server prefills and decodes itself."""
         return pb.GetServerInfoResponse(
             active_requests=facts.active_requests,
             is_paused=facts.paused,

@@ -1,4 +1,4 @@
-"""Facts of the worker that no single call owns: its model's files, its load, its subscribers. One per server."""
+"""State of the server that all dialects share: the model's files, the load, the subscribers. One per server."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from service.gateway.subscriptions import Subscriptions
 from service.gateway.tokenizer_zip import TokenizerZip
 
 NOWHERE = Path("/dev/null")
-"""No host has a directory in here: a gateway that looks for one asks the worker for its tokenizer at once, where for a
-name it would first ask the internet."""
+"""No host has a directory below this path. A gateway that finds none asks the worker for its tokenizer at once; for a
+bare name it would first ask the internet."""
 
 _SHARED = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "frequency_penalty", "presence_penalty")
 
 
 class Worker:
-    """What the dialects of one server share."""
+    """The load meter, the tokenizer's zip, the subscriptions and the facts that the dialects of one server share."""
 
     def __init__(self, calls: OpenCalls, version: str) -> None:
         self.version = version
@@ -41,12 +41,12 @@ class Worker:
         self._calls = calls
 
     async def load(self) -> Load:
-        """As the caller of this call may see it."""
+        """The load that the current caller may see: of all tenants, or of its own requests."""
         own = await self._calls.own_load()
         return self.meter.load() if own is None else self.meter.own(own)
 
     def model(self, info: ModelInfo) -> ModelFacts:
-        """The model; its path is told where gateways are to read the tokenizer from it, and else leads nowhere."""
+        """Facts of the model. Its path is real with `--gateway-tokenizer path`; else it is one that does not exist."""
         checkpoint = self._read_checkpoint()
         shown = self._folder if self._config.gateway_tokenizer == "path" else NOWHERE / info.name
         pad = checkpoint.get("pad_token_id")
@@ -59,12 +59,12 @@ class Worker:
         )
 
     async def live_requests(self) -> int:
-        """Those that have not ended, of the caller of this call if the others are not its business."""
+        """Requests that have not ended: of all tenants, or of the current caller if it may not see the others."""
         own = await self._calls.own_load()
         return self._calls.engine.live_requests if own is None else own.live
 
     async def server(self, engine: Engine) -> ServerFacts:
-        """The process."""
+        """Facts of the server process."""
         return ServerFacts(
             version=self.version,
             active_requests=await self.live_requests(),
@@ -78,7 +78,7 @@ class Worker:
         )
 
     def _read_checkpoint(self) -> dict[str, Any]:
-        """The checkpoint's config.json; the loader has read it before, so it is small and in order."""
+        """The checkpoint's config.json. The loader has read it before, so it is small and valid."""
         if self._checkpoint is None:
             self._checkpoint = json.loads((self._folder / "config.json").read_text(encoding="utf-8"))
         return self._checkpoint

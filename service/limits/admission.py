@@ -1,9 +1,9 @@
-"""How many calls may be open at once and how often one may start, with a bounded wait before both.
+"""How many calls may be open at once, and how many may start per second, with a bounded wait for both.
 
-Waiters stand in one FIFO line (an `asyncio.Lock`), so only its head polls the throttler: `asyncio-throttle` alone wakes
-every waiter a hundred times a second and serves them in no order. The line is bounded in length and in time; past
-either bound a call is refused with `Overloaded`, which carries when to come back. Queue depth and page budgets are the
-scheduler's business, not this file's.
+Waiting calls stand in one FIFO line (an `asyncio.Lock`), so only its head polls the throttler. `asyncio-throttle` alone
+wakes every waiter a hundred times a second and serves them in no order. The line is bounded in length and in time. Past
+either bound a call is refused with `Overloaded`, which carries the seconds after which to come back. Queue depth and
+page budgets are the scheduler's business, not this file's.
 """
 
 from __future__ import annotations
@@ -21,16 +21,17 @@ from core.errors import DeadlinePassed, Overloaded
 CONCURRENCY_LIMIT = "CONCURRENCY_LIMIT"
 RATE_LIMIT = "RATE_LIMIT"
 POLL_SECONDS = 0.005
+"""Seconds between two looks of the head of the line at the throttler."""
 
 Told = Callable[[str, float], Overloaded]
-"""Words a refusal: given its reason, one of the two above, and the seconds after which to come back."""
+"""Makes the error of a refusal from its reason, one of the two above, and the seconds after which to come back."""
 
 
 class Admission:
     """Admits at most `max_concurrent` calls at once and `rate_limit` per second (None: any rate).
 
-    A call that cannot start at once waits in line at most `max_wait` seconds, behind at most `max_waiters` others.
-    `told` words the refusal, given its reason. Event-loop thread only.
+    A call that cannot start at once waits in line at most `max_wait` seconds. At most `max_waiters` calls wait. `told`
+    makes the error of a refusal. Event-loop thread only.
     """
 
     def __init__(
@@ -62,17 +63,17 @@ class Admission:
         return self._waiting
 
     def resize(self, max_concurrent: float, rate_limit: float | None) -> None:
-        """Other limits from now on; calls that are open stay, and count."""
+        """Apply other limits from now on. Open calls go on, and count against the new limits."""
         self._slots.resize(max_concurrent)
         if rate_limit != self._rate:
             self._rate, self._throttler = rate_limit, _throttler(rate_limit)
 
     @asynccontextmanager
     async def slot(self, deadline: float | None = None) -> AsyncIterator[None]:
-        """Holds a place while the body runs.
+        """Hold one place while the body runs.
 
-        `deadline` is a `time.monotonic()` instant. Raises Overloaded when the line is full or the wait too long, and
-        DeadlinePassed when the deadline comes first.
+        `deadline` is a `time.monotonic()` instant. Raises Overloaded when the line is full or the wait longer than
+        `max_wait`, and DeadlinePassed when the deadline comes first.
         """
         await self.enter(deadline)
         try:
@@ -81,20 +82,20 @@ class Admission:
             self.leave()
 
     def refuse_hopeless(self) -> None:
-        """Raise Overloaded if `enter` would refuse at once, whatever it is asked for."""
+        """Raise Overloaded if `enter` would refuse every call at once, because the line is full."""
         if self._waiting >= self._max_waiters:
             raise self._refusal()
 
     async def enter(self, deadline: float | None = None, places: int = 1) -> None:
-        """Take places, as `slot` takes one, for a holder that is no block of code; `leave` gives them back.
+        """Wait for `places` places and take them, where no `async with` block can hold them; `leave` gives them back.
 
-        Raises what `slot` does.
+        Raises Overloaded and DeadlinePassed, as `slot` does.
         """
         await self._enter(deadline, places)
         self._open += 1
 
     def leave(self, places: int = 1) -> None:
-        """Give back what one `enter` took."""
+        """Give back the `places` that one `enter` took."""
         self._open -= 1
         self._slots.release(places)
 
@@ -119,6 +120,7 @@ class Admission:
             await self._slots.acquire(places)
             if self._throttler is None:
                 return
+            # After the slot, so that a call which waits for a slot in vain has used nothing of the rate.
             try:
                 await self._throttler.acquire()  # type: ignore[no-untyped-call]
             except BaseException:
@@ -126,21 +128,21 @@ class Admission:
                 raise
 
     def _refusal(self) -> Overloaded:
-        """Why the line does not move, and when it is worth coming back."""
+        """The error for a call in a line that does not move: the limit it waits for, and when to come back."""
         if self._slots.locked() or self._rate is None:
             return self._told(CONCURRENCY_LIMIT, self._max_wait)
         return self._told(RATE_LIMIT, max(self._waiting, 1) / self._rate)
 
 
 class _Slots:
-    """A counter with a limit that can change; at most one waits for it, the head of the line."""
+    """A counter with a limit that can change. At most one task waits for it: the head of the line."""
 
     def __init__(self, limit: float) -> None:
         self._limit, self._taken = limit, 0
         self._room: asyncio.Future[None] | None = None
 
     def locked(self, wanted: int = 1) -> bool:
-        """Whether there is no room for so many."""
+        """Whether there is no room for `wanted` more."""
         return self._taken + wanted > self._limit
 
     async def acquire(self, count: int) -> None:
@@ -171,7 +173,7 @@ def _told(reason: str, retry_after: float) -> Overloaded:
 
 
 def _throttler(rate_limit: float | None) -> Throttler | None:
-    """A throttler of the same mean rate; it takes a whole number per period, so fractions go into the period."""
+    """A throttler of the same mean rate. It takes a whole number per period, so the period (s) holds the fraction."""
     if rate_limit is None:
         return None
     per_period = max(1, math.floor(rate_limit))

@@ -1,4 +1,4 @@
-"""The one gate that every call passes, before its message is read: a refusal costs less than what it refuses.
+"""The one gate that every call passes, before its message is read: refusing a call costs less than serving it.
 
 It stands behind the interceptor that names callers and before `RequestReads`. A caller is a name where calls have one,
 else an address without its port. Limits that need the message (sequences, tokens) follow in `OpenCalls`.
@@ -26,9 +26,11 @@ OPEN_CALLS: Final = "OPEN_CALLS"
 
 
 class CallGate:
-    """Bounds what one caller has open, refuses tenants that are locked out, and work that could not be admitted now.
+    """Refuses three kinds of calls: (1) of a caller that has too many open; (2) of a tenant that is locked out;
+    (3) work that could not be admitted now.
 
-    `refuse_hopeless` raises, for a tenant, what any work of it would be refused with at once. Event-loop thread only.
+    `refuse_hopeless(tenant)` raises the error with which any work of the tenant would be refused at once. Event-loop
+    thread only.
     """
 
     def __init__(
@@ -45,7 +47,7 @@ class CallGate:
 
     @asynccontextmanager
     async def around(self, method: str, context: Context) -> AsyncIterator[None]:
-        """Around a call. Raises Overloaded, TenantLockedOut, Unsupported, and what `refuse_hopeless` does."""
+        """Run a call inside. Raises Overloaded, TenantLockedOut, Unsupported, and what `refuse_hopeless` does."""
         kind = KINDS.get(method)
         if kind is None:
             raise Unsupported("this method has no place at the gate, so it is not served")

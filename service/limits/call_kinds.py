@@ -1,4 +1,4 @@
-"""What each method of each service is to the gate: one table, and a method that is not in it is never served.
+"""The kind of each method of each service, by which the gate bounds calls. A method without a kind is never served.
 
 A test walks the methods that servers register, dialects included, and compares them with the table.
 """
@@ -13,27 +13,27 @@ from typing import Final
 from service.config.server_config import ServerConfig
 
 FEW: Final = 1024
-"""Calls that one caller may have open where each is over in a moment, or stands still and holds little."""
+"""Calls of one kind that one caller may have open, where each is over in a moment or waits and holds little."""
 
 
 class Kind(Enum):
-    """What a call takes."""
+    """What a call takes from the server."""
 
     HEALTH = "health"
     """A look at two flags, or a watch of them; a client needs no token for it."""
     FACTS = "facts"
-    """What is known without asking the device: descriptions, load, adapters, the tokenizer's files."""
+    """Facts that are known without asking the device: descriptions, load, adapters, the tokenizer's files."""
     TEXT = "text"
     """A turn of the threads that turn text into ids and back."""
     STREAM = "stream"
-    """To read what is made anyway (a kept stream, prefix events), or to end it."""
+    """Reading something that is made anyway (a kept stream, prefix events), or ending a request."""
     WORK = "work"
-    """Rows of a batch: it passes the limits of its tenant, and those that all share."""
+    """Rows of a batch: the call passes the limits of its tenant, and those that all tenants share."""
 
     def most_open(self, config: ServerConfig) -> int:
         """Calls of this kind that one caller may have open at once."""
         if self in (Kind.WORK, Kind.STREAM):
-            # One caller alone may fill batch and queue, and what stands in front of them.
+            # One caller alone may fill the batch and the queue; FEW more of its calls may wait in front of them.
             return config.concurrency_limit + FEW
         return FEW
 

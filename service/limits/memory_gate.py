@@ -1,7 +1,8 @@
-"""No new work while memory is short: above nine tenths of the container's, calls are refused before they are read.
+"""No new work while memory is short: above MOST_SHARE of the container's memory, calls are refused unread.
 
-A process past its container's limit is killed, and with it every stream. So new calls are told to come back, open ones
-go on, and health checks say SERVING: a pod that is taken out for it would move its load to the next one.
+A process past its container's limit is killed, and with it every stream. So new calls are refused with the time to come
+back, and open ones go on. Health checks still say SERVING: a pod that was taken out of service for this would move its
+load to the next one.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from service.rpc.interceptors import Context
 MOST_SHARE: Final = 0.9
 LOOK_SECONDS: Final = 0.25
 TRIM_SECONDS: Final = 5.0
-"""Between two requests to the allocator to return what was freed: what it keeps would keep the gate shut."""
+"""Seconds between two requests to the allocator to return freed memory: what it keeps would keep the gate shut."""
 RETRY_SECONDS: Final = 1.0
 REASON: Final = "MEMORY"
 
@@ -32,11 +33,12 @@ STILL_ANSWERED: Final = frozenset(
         *("GetModelInfo", "GetServerInfo", "GetLoad", "GetLoads", "ListAdapters", "HealthCheck"),
     }
 )
-"""Methods, by their bare names, that free something, go on with something or look on; public ones are answered too."""
+"""Methods, by name without the service, that are answered while memory is short: they free something, go on with a
+stream or only report. Public methods are answered too."""
 
 
 class MemoryWatch:
-    """Looks at the memory in use from a thread of its own; `short` may be read from anywhere at no cost."""
+    """Looks at the memory in use every LOOK_SECONDS, on its own thread. Any thread may read `short`, at no cost."""
 
     def __init__(self) -> None:
         self.short = False
@@ -45,16 +47,16 @@ class MemoryWatch:
         self._trimmed_at = -TRIM_SECONDS
 
     def start(self) -> None:
-        """Look now, and from now on."""
+        """Look once now, then start the thread."""
         self.look()
         self._thread.start()
 
     def close(self) -> None:
-        """Look no more. Idempotent."""
+        """End the thread at its next look. Idempotent."""
         self._closed.set()
 
     def look(self) -> None:
-        """Once."""
+        """Set `short`, and have the allocator return freed memory if memory is short."""
         self.short = memory_share() > MOST_SHARE
         if self.short and time.monotonic() - self._trimmed_at > TRIM_SECONDS:
             give_back_memory()
@@ -66,14 +68,14 @@ class MemoryWatch:
 
 
 class MemoryGate:
-    """Refuses calls that take memory while `watch` says that it is short. It stands before `RequestReads`."""
+    """Refuses calls that take memory while memory is short. Stands before `RequestReads`, so no message is read."""
 
     def __init__(self, watch: MemoryWatch, metrics: RpcMetrics) -> None:
         self._watch, self._metrics = watch, metrics
 
     @asynccontextmanager
     async def around(self, method: str, _context: Context) -> AsyncIterator[None]:
-        """Around a call. Raises Overloaded."""
+        """Run a call inside. Raises Overloaded while memory is short."""
         if self._watch.short and not _still_answered(method):
             kind = KINDS[method]
             self._metrics.turned_away(kind.value, REASON)

@@ -1,4 +1,4 @@
-"""What was refused to whom: every refusal is counted, and a burst of them is one line of the log."""
+"""Refusals of tenants' calls: each one is counted in a metric, and a burst of them is one line of the log."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from service.access.tenant_file import MAX_TENANTS, OTHER
 log = logging.getLogger(__name__)
 
 QUIET_SECONDS = 10.0
-"""Refusals less than this apart are one burst."""
+"""Refusals less than so many seconds apart are one burst."""
 
 LONGEST_SECONDS = 60.0
-"""A burst that lasts longer is told of again."""
+"""Seconds after which a burst that still lasts gets another line."""
 
 REASONS = (
     "TENANT_RATE_LIMIT",
@@ -37,7 +37,11 @@ class _Burst:
 
 
 class Refusals:
-    """`note` each refusal. `count` is given (label, reason); labels are at most `MAX_TENANTS` and one, for ever."""
+    """Counts and logs refusals; `note` each one. A burst is one tenant's, for one reason.
+
+    `count(label, reason, amount)` adds to the metric. It gets at most `MAX_TENANTS` + 1 labels in the life of the
+    process.
+    """
 
     def __init__(self, count: Callable[[str, str, int], None], clock: Callable[[], float] = time.monotonic) -> None:
         self._count, self._clock = count, clock
@@ -46,12 +50,12 @@ class Refusals:
         self.expect(OTHER)
 
     def expect(self, label: str) -> None:
-        """Have the label's counters at 0 before its first refusal, as `increase()` needs them."""
+        """Set the label's counters to 0 before its first refusal, as Prometheus's `increase()` needs them."""
         for reason in REASONS:
             self._count(self.bounded(label), reason, 0)
 
     def note(self, tenant: str, label: str, reason: str, told: str) -> None:
-        """`tenant` was refused for `reason`, in the words `told`."""
+        """Count one refusal of `tenant` for `reason`; log it, with its text `told`, if it begins a burst."""
         self._count(self.bounded(label), reason, 1)
         key, now = (tenant, reason), self._clock()
         burst = self._bursts.get(key)
@@ -66,8 +70,8 @@ class Refusals:
             self._bursts.popitem(last=False)
 
     def bounded(self, label: str) -> str:
-        """`label`, or that of tenants which the file does not list once there were too many."""
-        # The file can be replaced by others for as long as the process lives; series would only ever be added.
+        """`label`, or OTHER for a new label once there are `MAX_TENANTS` others."""
+        # Each new tenants file can bring new names, and a series of the metric is never removed.
         if label not in self._labels:
             if len(self._labels) > MAX_TENANTS:
                 return OTHER

@@ -1,9 +1,10 @@
-"""The one message of a request, and of an answer: read and written by us, within a time.
+"""The one message of a request, and of an answer: read and written here instead of by gRPC, each within a time.
 
-gRPC reads the message of a unary request before it runs the handler: it waits as long as the connection lives, and
-makes room for the whole message meanwhile. Two connections with 256 half-sent messages each held 2 GiB so, without a
-token. Here every handler is registered as one of streams both ways, which is the same on the wire. Of such a message no
-more than the window of flow control (`options.UNREAD_BYTES`) is taken in before it is asked for.
+gRPC itself reads the message of a unary request before it runs the handler. It waits for it as long as the connection
+lives, and holds room for the whole message meanwhile. Two connections with 256 half-sent messages each held 2 GiB so,
+without a token. Here every handler is registered as one of streams both ways, which is the same on the wire. Of such a
+message gRPC takes in no more than the window of flow control (`service.rpc.channel_options.UNREAD_BYTES`) before the
+handler asks for it.
 """
 
 from __future__ import annotations
@@ -27,40 +28,43 @@ from service.limits.unread_answers import UnreadAnswers
 from service.rpc.interceptors import Context, Handler, MethodInterceptor
 
 AT_ONCE: Final = 16
-"""Messages of one caller that are read at once: whole ones take a fraction of a millisecond each."""
+"""Messages of one caller that are read at once: a message that is there whole takes a fraction of a millisecond."""
 
 
 @dataclass(slots=True, eq=False)
 class Lane:
-    """Where the callers of some methods wait for their turns: each for itself, and not for those of other lanes."""
+    """The rules by which messages of some methods are read. Calls of one caller in one lane share its turns: they wait
+    neither for other callers nor for calls in other lanes."""
 
     at_once: int
     """Messages of one caller that are read at once."""
     seconds: float
-    """What a message may take from the moment it is asked for."""
+    """Time that a message may take from the moment it is asked for."""
     contended_seconds: float
-    """What it may take while other calls of its caller wait for their turn."""
+    """The same while other calls of its caller wait for their turn."""
     most_bytes: int | None = None
-    """Of a message; None: what the server takes at all."""
+    """Largest message; None: the server's own limit."""
 
 
 CALLS: Final = Lane(AT_ONCE, 10.0, 1.0)
 STREAMS: Final = Lane(AT_ONCE, 10.0, 1.0)
-"""Of methods that take streams of requests: one that says nothing has a turn, and must not keep calls from theirs."""
+"""For methods that take streams of requests. A stream without a next message holds a turn while it is waited for; in a
+lane of its own it does not keep other calls from theirs."""
 PUBLIC: Final = Lane(2, 2.0, 0.1, most_bytes=4096)
-"""Of methods that need no token. Their messages fit the window of a call, so all of one is there as soon as it was
-sent. gRPC's own limit on messages is one for all methods, so a larger one is refused here, behind few turns."""
+"""For methods that need no token. Their messages fit the window of a call, so a message is there whole as soon as it
+was sent. gRPC has one limit on messages for all methods, so a larger message is refused here, with few turns."""
 MOST_WAITING: Final = 4096
-"""Calls of one caller that wait for their turn."""
+"""Calls of one caller in one lane that may wait for their turn."""
 REASON: Final = "REQUEST_READS"
 
 
 class RequestReads(MethodInterceptor):
-    """Hands handlers of one request their message. The innermost interceptor: what others refuse is never read.
+    """Reads each request's message and hands it to the handler. The innermost interceptor: a call that another one
+    refuses never has its message read.
 
-    A caller is a name where calls have one, else an address without its port. An answer of one message is written as
-    that of a stream is: within `write_timeout` seconds, or the call ends as one of a slow reader. gRPC would keep it
-    for as long as the connection lives, and count the call as fine.
+    A caller is a name where calls have one, else an address without its port. An answer of one message is written
+    within `write_timeout` seconds, or the call ends with SlowConsumer, as a stream does. gRPC itself would keep the
+    answer for as long as the connection lives, and count the call as successful.
     """
 
     def __init__(self, write_timeout: float) -> None:
@@ -69,7 +73,7 @@ class RequestReads(MethodInterceptor):
         self._callers: dict[tuple[Lane, str], _Caller] = {}
 
     def wrapped(self, handler: Handler, method: str) -> Handler:
-        """The handler as one of a stream of requests."""
+        """The handler as one of streams both ways, which gets its messages from here."""
         if handler.request_streaming:
             return self._reading_each(handler)
         return self._reading(handler, PUBLIC if is_public(method) else CALLS)
@@ -104,7 +108,10 @@ class RequestReads(MethodInterceptor):
         )
 
     def _reading_each(self, handler: Handler) -> Handler:
-        """Of a stream of requests each has the time of one: a half-sent one looks like one that is yet to come."""
+        """For a stream of requests: each message has the time of one, also while the client has not begun it.
+
+        A half-sent message cannot be told from one that is yet to come.
+        """
         if not (handler.response_streaming and inspect.isasyncgenfunction(handler.stream_stream)):
             raise TypeError("streams of requests are read for async generator functions only")
         inner: Any = handler.stream_stream
@@ -123,7 +130,11 @@ class RequestReads(MethodInterceptor):
         )
 
     async def _request(self, handler: Handler, context: Context, lane: Lane = CALLS) -> Any:
-        """The message of a call. Raises RequestIncomplete, Overloaded, InvalidRequest."""
+        """The message of a call.
+
+        Raises RequestIncomplete if it was not there in time, Overloaded if too many calls of the caller wait, and
+        InvalidRequest if it is missing, too large or no message of the method.
+        """
         received = await self._received(handler, context, lane)
         if received is grpc.aio.EOF:
             raise InvalidRequest.of("request", "is missing: the call was closed without a message")
@@ -144,7 +155,7 @@ class RequestReads(MethodInterceptor):
 
     @asynccontextmanager
     async def _caller(self, context: Context, lane: Lane) -> AsyncIterator[_Caller]:
-        """The books of the call's caller in one lane, which are kept while something is read, waited for or written."""
+        """The state of the call's caller in one lane. It is kept while a call of the caller waits, reads or writes."""
         key = caller_name.get() or address_of(context.peer())
         caller = self._callers.setdefault((lane, key), _Caller(lane))
         caller.users += 1
@@ -157,7 +168,7 @@ class RequestReads(MethodInterceptor):
 
 
 class _Caller:
-    """Messages of one caller that are being read, calls that wait for their turn, in order, and unread answers."""
+    """One caller in one lane: the messages being read, the calls that wait for their turn, and the unread answers."""
 
     def __init__(self, lane: Lane) -> None:
         self.users = self._calls = 0
@@ -165,10 +176,10 @@ class _Caller:
         self._lane = lane
         self._turns = asyncio.Semaphore(lane.at_once)
         self._reading: dict[asyncio.Timeout, float] = {}
-        """The bounds on those that are read, by when they were begun."""
+        """For each message being read, its bound and the loop time at which the read began."""
 
     async def read(self, context: Context) -> Any:
-        """The bytes of the message, or EOF. Raises RequestIncomplete and Overloaded."""
+        """The bytes of the next message, or EOF. Raises RequestIncomplete and Overloaded."""
         if self._calls >= self._lane.at_once + MOST_WAITING:
             raise Overloaded("too many calls of this client wait for their request to be read", reason=REASON)
         self._calls += 1
@@ -194,7 +205,7 @@ class _Caller:
             del self._reading[bound]
 
     def _hurry(self) -> None:
-        """From now on there is a line: a message that stands still makes way."""
+        """A call now waits for its turn: shorten the bounds of the reads at work to `contended_seconds`."""
         now = asyncio.get_running_loop().time()
         for bound, began in self._reading.items():
             until, latest = bound.when(), max(now, began + self._lane.contended_seconds)

@@ -1,8 +1,8 @@
 """One gate per tenant, in the engine's process: its calls, sequences and tokens, over all connections and front ends.
 
-A gate is passed before the limits that all tenants share: a tenant that floods is refused without using those up. Calls
-and sequences have a line each (`Admission`), so waiting is bounded and in order; tokens are refused at once, with the
-time after which there will be enough.
+A call passes its tenant's gate before the limits that all tenants share, so a tenant that floods is refused without
+using those up. A gate has a line for calls and one for sequences (`Admission`), so waiting is bounded and in order. A
+call that lacks tokens is refused at once, with the seconds after which there will be enough.
 """
 
 from __future__ import annotations
@@ -21,16 +21,19 @@ from service.limits.token_budget import TokenBudget
 from service.limits.work import ONE_SEQUENCE, Work
 
 MAX_GATES = 4096
-"""Past it, idle gates are forgotten, the longest unused first."""
+"""Number of gates past which idle ones are forgotten, the longest unused first."""
 
 MAX_WAITERS = 64
-"""Of one tenant; they hold nothing that others wait for, but memory."""
+"""Calls of one tenant that wait in one line. Beside memory they hold nothing that other tenants need."""
 
 SEQUENCE_LIMIT, TOKEN_LIMIT = "TENANT_SEQUENCE_LIMIT", "TENANT_TOKEN_LIMIT"
 
 
 class TenantGates:
-    """Lets calls in by the limits that `book` has for their tenants; without a book, all calls at once."""
+    """Admits calls by the limits that `book` has for their tenants; without a book it admits every call at once.
+
+    A call waits at most `max_wait` seconds in each line. `refusals` counts and logs. Event-loop thread only.
+    """
 
     def __init__(self, book: Reloaded[TenantBook] | None, max_wait: float, refusals: Refusals) -> None:
         self._book, self._max_wait, self._refusals = book, max_wait, refusals
@@ -38,7 +41,7 @@ class TenantGates:
         self._known: TenantBook | None = None
 
     def refuse_hopeless(self, tenant: str | None) -> None:
-        """Raise what `enter` would raise at once, whatever the work. Costs no wait, and no place."""
+        """Raise Overloaded or TenantLockedOut if `enter` would refuse any work at once. Takes no place, never waits."""
         gate = None if tenant is None else self._gate(tenant)
         if tenant is not None and gate is not None:
             try:
@@ -48,9 +51,10 @@ class TenantGates:
                 raise
 
     async def enter(self, tenant: str | None, deadline: float | None, work: Work = ONE_SEQUENCE) -> Hold:
-        """Wait for the tenant's turn with so much work.
+        """Wait until the tenant's limits have room for `work`; `deadline` is a `time.monotonic()` instant.
 
-        Raises Overloaded, naming the limit, DeadlinePassed, TenantLockedOut and TenantSequences.
+        Raises Overloaded, whose reason names the limit, DeadlinePassed, TenantLockedOut, and TenantSequences for a
+        request with more sequences than the tenant may have at all.
         """
         gate = None if tenant is None else self._gate(tenant)
         if tenant is None or gate is None:
@@ -64,7 +68,7 @@ class TenantGates:
             raise
 
     def label(self, tenant: str) -> str:
-        """What metrics call the tenant."""
+        """The tenant's label in metrics: its name if the tenants file lists it, else OTHER."""
         return OTHER if self._book is None else self._current(self._book).label(tenant)
 
     def _note(self, tenant: str, refused: SlipstreamError) -> None:
@@ -98,14 +102,14 @@ class TenantGates:
         return gate
 
     def _forget_idle(self, count: int) -> None:
-        """Drop the `count` longest unused gates of those that are idle; fewer where fewer are."""
+        """Drop the `count` longest unused of the idle gates, or all idle gates if they are fewer."""
         if count > 0:
             for name in [name for name, gate in self._gates.items() if gate.idle][:count]:
                 del self._gates[name]
 
 
 class _Gate:
-    """The lines and the budget of one tenant."""
+    """The two lines and the token budget of one tenant."""
 
     def __init__(self, limits: TenantLimits, max_wait: float) -> None:
         self._limits = limits
@@ -130,7 +134,7 @@ class _Gate:
         return empty and (self._tokens is None or self._tokens.full)
 
     def change(self, limits: TenantLimits) -> None:
-        """Other limits from now on; what is held stays, and counts."""
+        """Apply other limits from now on. Held places and used tokens stay, and count against the new limits."""
         if limits == self._limits:
             return
         self._limits, per_minute = limits, limits.tokens_per_minute
@@ -155,7 +159,7 @@ class _Gate:
         if most is not None and work.sequences > most:
             words = f"the request has {work.sequences} sequences, and this tenant may have {most} at once"
             raise TenantSequences(words)
-        # Before the lines: what lacks tokens would stand in them for nothing.
+        # Before the lines, in which a request that lacks tokens would wait for nothing.
         charge, budget = self._charge(work.tokens), self._tokens
         try:
             await self._calls.enter(deadline)
@@ -178,7 +182,7 @@ class _Gate:
         return Hold(leave, charge=charge, late=None if budget is None else lambda tokens: budget.give(-tokens))
 
     def _charge(self, tokens: int) -> int:
-        """What the budget gives for a request that may need `tokens`. Raises Overloaded."""
+        """Take the charge of a request that may need `tokens` from the budget. Raises Overloaded if it has too few."""
         if self._tokens is None or not tokens:
             return 0
         charge = self._tokens.take(tokens)

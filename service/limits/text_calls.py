@@ -1,4 +1,4 @@
-"""Tokenize and Detokenize calls: how many of one caller are at work or wait, apart from those of others."""
+"""Tokenize and Detokenize calls: how many of one caller are at work at once. Each caller has its own line."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from service.limits.admission import Admission
 class TextCalls:
     """At most `at_once` calls of one caller are handed to the engine, whose threads are shared by caller in rotation.
 
-    More of them wait at most `max_wait` seconds, as in `Admission`. What is kept of a caller ends with its last call.
+    Further calls wait at most `max_wait` seconds, as in `Admission`. A caller's line is dropped with its last call.
     """
 
     def __init__(self, at_once: int, max_wait: float) -> None:
@@ -20,7 +20,7 @@ class TextCalls:
 
     @asynccontextmanager
     async def slot(self, caller: str, deadline: float | None) -> AsyncIterator[None]:
-        """Around one call. Raises what `Admission.slot` does."""
+        """Hold one of the caller's places while the body runs. Raises Overloaded and DeadlinePassed."""
         mine = self._callers.get(caller)
         if mine is None:
             mine = self._callers[caller] = Admission(self._at_once, max_wait=self._max_wait)

@@ -12,8 +12,9 @@ MINUTE = 60.0
 class TokenBudget:
     """Fills by `per_minute` tokens a minute, up to one minute's worth. Event-loop thread only.
 
-    A request that may need more than that is charged all there can be, so it is admitted when the budget is full.
-    What it uses beyond its charge is owed: the budget is then below zero, and nothing is admitted until it is not.
+    A request that may need more than one minute's worth is charged exactly that, so it is admitted when the budget is
+    full. Tokens that a request uses beyond its charge are owed: the level can fall below zero, and then nothing is
+    admitted until it has filled again.
     """
 
     def __init__(self, per_minute: float, clock: Callable[[], float] = time.monotonic) -> None:
@@ -27,13 +28,13 @@ class TokenBudget:
         return self._level >= self._limit
 
     def resize(self, per_minute: float) -> None:
-        """Another limit from now on. What was used stays used."""
+        """Apply another limit from now on. Used tokens stay used."""
         self._fill()
         self._level += per_minute - self._limit
         self._limit = per_minute
 
     def take(self, tokens: int) -> int:
-        """Charge a request that may need `tokens`; what it was charged, 0 where the budget has too little."""
+        """Charge a request that may need `tokens`. Returns the tokens charged; 0 if the budget has too few."""
         self._fill()
         charge = min(tokens, math.floor(self._limit))
         if charge > self._level:
@@ -48,7 +49,7 @@ class TokenBudget:
         return max(0.0, lacking) * MINUTE / self._limit
 
     def give(self, tokens: int) -> None:
-        """Give back what was charged and not used; below zero: take what was used and not charged."""
+        """Give back `tokens` that were charged and not used; if negative, take tokens used and not charged."""
         self._level += tokens
         self._fill()
 

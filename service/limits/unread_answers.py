@@ -1,6 +1,6 @@
-"""Answers of one message on their way: within a time each, and within so many bytes of one caller.
+"""Answers of one message that the client has not read yet: each bounded in time, those of one caller in bytes.
 
-gRPC takes an answer whole and keeps it until the client has read it. A client that reads nothing made the server hold
+gRPC takes an answer whole and keeps it until the client has read it. A client that read nothing made the server hold
 673 MiB with 120 calls so.
 """
 
@@ -16,26 +16,27 @@ from service.rpc.write_timeout import WriteBound
 Context = grpc.aio.ServicerContext[Any, Any]
 
 MOST_BYTES: Final = 16 * 2**20
-"""Of one caller's answers that are being written. The largest answers there are take a few MiB, and a client that reads
+"""Bytes of one caller's answers that are being written. The largest answers take a few MiB, and a client that reads
 takes one in milliseconds."""
 REASON: Final = "UNREAD_ANSWERS"
 
 
 class UnreadAnswers:
-    """Those of one caller."""
+    """The answers of one caller that are being written."""
 
     def __init__(self) -> None:
         self._bytes = 0
 
     def refuse_if_full(self) -> None:
-        """Raises Overloaded for a call whose answer would find no room, before it costs anything."""
+        """Raise Overloaded if there is no room for an answer, before the call has cost anything."""
         if self._bytes >= MOST_BYTES:
             raise self._full()
 
     async def write(self, context: Context, answer: bytes, seconds: float) -> None:
-        """Write one answer within `seconds`. Raises SlowConsumer, and Overloaded where others take the room.
+        """Write one answer within `seconds`.
 
-        An answer that is larger than the room passes when it is alone.
+        Raises SlowConsumer if the client does not read it in time, and Overloaded if earlier answers of the caller
+        take the room. An answer that is larger than the whole room is written when it is alone.
         """
         if self._bytes and self._bytes + len(answer) > MOST_BYTES:
             raise self._full()

@@ -1,4 +1,4 @@
-"""What each tenant has running and has used, counted where the engine is.
+"""The requests that each tenant has running, and the tokens that it has used, counted in the engine's process.
 
 Requests carry their tenant in their id (`service.tenant_ids`), so the engine's own table of streams is all that is
 needed. A census of it is O(streams) and made at most every CENSUS_SECONDS, however often tenants ask.
@@ -23,7 +23,7 @@ RUNNING: Final = frozenset({"prefill", "decode"})
 
 @dataclass(frozen=True, slots=True)
 class TenantLoad:
-    """Requests of one tenant that have not ended; `tokens` are those of the ones in the batch, prompts and outputs."""
+    """Requests of one tenant that have not ended. `tokens` counts prompts and outputs of the running ones."""
 
     running: int = 0
     waiting: int = 0
@@ -31,11 +31,11 @@ class TenantLoad:
 
     @property
     def live(self) -> int:
-        """All of them."""
+        """Running and waiting requests together."""
         return self.running + self.waiting
 
     def plus(self, stream: StreamInfo) -> TenantLoad:
-        """With one request more."""
+        """This load with one request more."""
         if stream.state not in RUNNING:
             return replace(self, waiting=self.waiting + 1)
         tokens = self.tokens + stream.prompt_tokens + stream.output_tokens
@@ -45,8 +45,8 @@ class TenantLoad:
 class TenantUsage:
     """Loads of tenants, and the tokens of requests that ended.
 
-    `count` is given label, one of KINDS, and an amount; `label` says what metrics call a tenant, and has a bounded set
-    of answers.
+    `count(label, kind, amount)` adds to a metric; `kind` is one of KINDS. `label(tenant)` is the tenant's label in
+    metrics, of which there is a bounded number.
     """
 
     def __init__(
@@ -62,14 +62,14 @@ class TenantUsage:
             count(OTHER, kind, 0)
 
     def load(self, tenant: str, streams: OpenStreams | None) -> TenantLoad:
-        """Of `tenant`, at most CENSUS_SECONDS old."""
+        """The load of `tenant`, at most CENSUS_SECONDS old."""
         now = self._clock()
         if streams is not None and now - self._counted_at >= CENSUS_SECONDS:
             self._census, self._counted_at = _census(streams), now
         return self._census.get(tenant, TenantLoad())
 
     def ended(self, stream: StreamInfo) -> None:
-        """A request ended, in whatever way; a prompt that never left the queue cost nothing."""
+        """Count the tokens of a request that has ended in any way. A prompt that never left the queue cost nothing."""
         label = self._label(tenant_of_id(stream.request_id))
         if stream.state != "waiting":
             self._count(label, "prompt", stream.prompt_tokens)

@@ -1,4 +1,4 @@
-"""How much work a request is, told from its message: what limits of a tenant count beside its calls."""
+"""How much work a request is, estimated from its message: the sequences and tokens that a tenant's limits count."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from dataclasses import dataclass
 from core.types.io import EmbedRequest, GenerateRequest
 
 CHARS_PER_TOKEN = 4
-"""Of a text that is not tokenised yet. The charge is corrected when the engine has counted."""
+"""Estimate for a text that is not tokenised yet. The charge is corrected when the engine has counted."""
 
 TURN_TOKENS = 8
-"""What a chat template writes around one turn, about."""
+"""Estimate of the tokens that a chat template writes around one turn."""
 
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """`sequences` are rows of a batch; `tokens` the most that the request can need, its `prompt` and all outputs."""
+    """`sequences`: rows of a batch. `prompt`: its tokens, estimated. `tokens`: the most for prompt and outputs."""
 
     sequences: int = 1
     prompt: int = 0
@@ -26,7 +26,10 @@ ONE_SEQUENCE = Work()
 
 
 def generating(asked: GenerateRequest, context_length: int) -> Work:
-    """The prompt once, for the outputs share it, and `max_tokens` of each output; left open, what the context holds."""
+    """The work of a Generate request: the prompt once, since the outputs share it, and `max_tokens` of each output.
+
+    Without `max_tokens` an output may fill the rest of the context.
+    """
     prompt = _prompt(asked)
     each = asked.sampling.max_tokens
     room = max(1, context_length - prompt) if each is None else each
@@ -34,7 +37,7 @@ def generating(asked: GenerateRequest, context_length: int) -> Work:
 
 
 def embedding(asked: EmbedRequest) -> Work:
-    """A sequence for each input, and the tokens of all."""
+    """The work of an Embed request: one sequence for each input, and the tokens of all inputs."""
     prompt = sum(_of_text(each) if isinstance(each, str) else len(each) for each in asked.inputs)
     return Work(len(asked.inputs), prompt, prompt)
 

@@ -1,6 +1,6 @@
 """Lanes as a trace in the JSON format of Chrome, which Perfetto (ui.perfetto.dev) and chrome://tracing open.
 
-Written piece by piece: one call that made megabytes of JSON would hold the interpreter, and with it every stream.
+It is written piece by piece: one call that made megabytes of JSON would hold the interpreter, and so every stream.
 """
 
 from __future__ import annotations
@@ -25,7 +25,10 @@ Lanes = Mapping[str, Sequence[Slice]]
 
 
 def chrome_trace(lanes: Lanes, began: float, about: Mapping[str, Any]) -> Iterator[bytes]:
-    """The trace of `lanes` with times since `began`, both in `time.monotonic` seconds; `about` is told at its end."""
+    """The trace of `lanes`, in pieces. Lanes and `began` are in `time.monotonic` seconds; times are since `began`.
+
+    `about` is written at its end, with the figures of `overlap`.
+    """
     yield b'{"displayTimeUnit":"ms","traceEvents":['
     events = _events(lanes, began)
     first = True
@@ -37,7 +40,7 @@ def chrome_trace(lanes: Lanes, began: float, about: Mapping[str, Any]) -> Iterat
 
 
 def overlap(lanes: Lanes) -> dict[str, Any]:
-    """How much of the scheduler's work was done while the device computed, in seconds.
+    """Seconds of the scheduler's work, of the device's, and of the scheduler's work while the device computed.
 
     Submitting does not count as work: without overlap it is the step itself.
     """
@@ -52,7 +55,7 @@ def overlap(lanes: Lanes) -> dict[str, Any]:
 
 
 def shared_seconds(one: Iterable[tuple[float, float]], other: Iterable[tuple[float, float]]) -> float:
-    """Seconds in which both were at work; the intervals of each follow one another."""
+    """Seconds that are in an interval of both; the intervals of `one` do not overlap, nor do those of `other`."""
     shared, rest = 0.0, iter(sorted(other))
     current = next(rest, None)
     for begin, end in sorted(one):

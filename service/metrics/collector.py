@@ -27,19 +27,19 @@ from service.metrics.metric import Metric
 
 KV_POOL = "kv_page"
 DRAIN_MARGIN_SECONDS = 10.0
-"""What ending the streams that a drain cut, and closing, may take at most."""
+"""Most seconds that ending the streams which a drain cut, and closing, may take."""
 
 Bucket = tuple[str, float] | tuple[str, float, Exemplar]
 
 NOT_MEMORY = frozenset({"req"})
-"""Pools without memory of their own to run out of; every other one holds up admission when it is full."""
+"""Pools without memory of their own. Every other pool holds up admission when it is full."""
 
 _ALWAYS_FINISHED = tuple(reason.value for reason in FinishReason)
 
 
 @dataclass(frozen=True, slots=True)
 class ServerView:
-    """What the collector shows of one moment. `singles` are values by metric, `infos` label values by metric."""
+    """The figures that the collector shows of one moment. `singles`: values by metric. `infos`: labels by metric."""
 
     stats: EngineStats
     state: EngineState
@@ -48,7 +48,7 @@ class ServerView:
 
 
 def engine_view(slot: EngineSlot, config: ServerConfig, version: str, frontends: int = 0) -> ServerView:
-    """The moment that `slot` shows, with so many front ends connected."""
+    """The figures of the engine in `slot` now; `frontends` is the number of connected front ends."""
     stats = slot.stats
     info = None if slot.engine is None else slot.engine.model_info
     kv = next((pool.capacity for pool in stats.pools if pool.name == KV_POOL), 0)
@@ -79,8 +79,8 @@ def engine_view(slot: EngineSlot, config: ServerConfig, version: str, frontends:
 def kv_usage(stats: EngineStats) -> float:
     """Share of the fullest memory pool that live requests hold, 0 to 1; 0 before there are pools.
 
-    KV pages, window pages, encoder pages and recurrent states run out one by one, and the first of them to do so keeps
-    requests waiting; a mean would hide it.
+    KV pages, window pages, encoder pages and recurrent states run out independently. The first pool that is full keeps
+    requests waiting; a mean over pools would hide it.
     """
     shares = (pool.used / pool.capacity for pool in stats.pools if pool.capacity and pool.name not in NOT_MEMORY)
     return max(shares, default=0.0)
@@ -150,7 +150,7 @@ def _histograms(stats: EngineStats) -> Iterator[Family]:
 
 
 def _buckets(recorded: HistogramStats) -> list[Bucket]:
-    """Cumulative counts by upper bound in Prometheus spelling, the last always +Inf; exemplars where there are some."""
+    """Cumulative counts by upper bound, as Prometheus writes it, with exemplars if recorded; the last is +Inf."""
     bounds = [f"{bound:.12g}" for bound in recorded.bounds[:-1]] + ["+Inf"]
     found: list[Bucket] = list(zip(bounds, map(float, recorded.counts), strict=True))
     for place, traced in enumerate(recorded.exemplars):

@@ -1,8 +1,9 @@
-"""Connections of the metrics port: few at once, and none that keeps others out by saying or by reading nothing.
+"""Connections of the metrics port: few at once; one that sends or reads nothing does not keep others out.
 
-A request has a time for all of it, however it trickles in. When all places are taken, a connection gives way to the new
-one: one whose request is not there yet, else one that is being answered; of the client that has most places, and of
-these the oldest. So a client that holds connections open takes places from itself and never from a scraper.
+A request has REQUEST_SECONDS for all of it, however slowly its parts come. When all places are taken, one connection
+gives way to the new one. It is chosen in three steps: (1) connections whose request is not there yet, else all; (2) of
+these, those of the client with most places; (3) of these the oldest. So a client that holds connections open takes
+places from itself and never from a scraper.
 """
 
 from __future__ import annotations
@@ -20,25 +21,26 @@ from typing import Any
 
 MAX_CONNECTIONS = 16
 THREADS_PER_PLACE = 4
-"""A thread whose place was taken ends when it next reads or writes; until then it is one of these."""
+"""Threads at once, for each place. A thread whose place was taken ends when it next reads or writes, and counts until
+then."""
 REQUEST_SECONDS = 5.0
 
 
 class Connections:
-    """The connections that are open. Threads of the metrics server come and go; one of them calls `enter`."""
+    """The open connections, at most `most`. Thread-safe; only the thread that accepts connections calls `enter`."""
 
     def __init__(self, most: int = MAX_CONNECTIONS) -> None:
         self._most = most
         self._lock = threading.Lock()
         self._open: dict[socket, str] = {}
-        """By age; the client of each."""
+        """The client of each connection, the oldest connection first."""
         self._unheard: set[socket] = set()
-        """Those whose request is not there yet."""
+        """Connections whose request is not there yet."""
         self._served: set[socket] = set()
-        """Those that have a thread, with a place or without."""
+        """Connections that have a thread, with a place or without."""
 
     def enter(self, connection: socket, address: str) -> bool:
-        """Take a place, another one's if none is free. False where too many threads of such have not ended yet."""
+        """Take a place; if none is free, that of another connection. False if too many threads have not ended yet."""
         with self._lock:
             if len(self._served) >= THREADS_PER_PLACE * self._most:
                 return False
@@ -50,7 +52,7 @@ class Connections:
             return True
 
     def heard(self, connection: socket) -> None:
-        """Its request is there: those whose are not give way first."""
+        """The request of `connection` is there: connections without a request now give way before it."""
         with self._lock:
             self._unheard.discard(connection)
 
@@ -68,13 +70,13 @@ class Connections:
         victim = next(connection for connection in candidates if counts[self._open[connection]] == most)
         del self._open[victim]
         self._unheard.discard(victim)
-        # Its thread wakes up, finds no request or no reader, and ends.
+        # Shut down and not closed, so that the victim's thread wakes up, finds no request or no reader, and ends.
         with suppress(OSError):
             victim.shutdown(SHUT_RDWR)
 
 
 def _client(address: str) -> str:
-    """Of IPv6 the network: a machine has as many addresses there as it likes."""
+    """The key of a client: its address; for IPv6 its /64 network, in which one machine can have many addresses."""
     found = ip_address(address.partition("%")[0])
     if not isinstance(found, IPv6Address) or found.ipv4_mapped is not None:
         return address
@@ -82,29 +84,29 @@ def _client(address: str) -> str:
 
 
 def hung_up_within(connection: socket, seconds: float) -> bool:
-    """Whether the other side closes `connection`, or only its sending half, within `seconds`; returns as it does so.
+    """Wait `seconds` at most until the other side closes `connection`, or its sending half. Returns whether it did.
 
-    Where the system does not tell that (macOS), only an error or a reset is noticed.
+    On systems that do not report that (macOS), only an error or a reset ends the wait.
     """
     watch = select.poll()
-    # Not what can be read: the body of a request, which is not asked for, would end the wait.
+    # POLLIN is left out: the body of a request, which is never read, would end the wait.
     watch.register(connection, getattr(select, "POLLRDHUP", 0))
     return bool(watch.poll(math.ceil(seconds * 1000)))
 
 
 class RequestStream(io.RawIOBase):
-    """What `connection` sends, as long as REQUEST_SECONDS since it was made have not passed; then TimeoutError."""
+    """The bytes that `connection` sends. REQUEST_SECONDS after its construction a read raises TimeoutError."""
 
     def __init__(self, connection: socket) -> None:
         self._connection = connection
         self._until = time.monotonic() + REQUEST_SECONDS
 
     def readable(self) -> bool:
-        """See `io.RawIOBase`."""
+        """True, as `io.RawIOBase` asks of a stream that is read."""
         return True
 
     def readinto(self, buffer: Any) -> int:
-        """See `io.RawIOBase`."""
+        """Read into `buffer`, as `io.RawIOBase` asks. Returns the number of bytes. Raises TimeoutError."""
         left = self._until - time.monotonic()
         if left <= 0:
             raise TimeoutError("the request took too long")

@@ -20,15 +20,15 @@ log = logging.getLogger(__name__)
 
 
 def names_of(config: ServerConfig) -> frozenset[str]:
-    """Names by which the metrics port may be asked, in lower case."""
+    """The names that a request to the metrics port may have in `Host`, in lower case."""
     given = (config.metrics_names or "").split(",")
     return frozenset(name.strip().lower() for name in (*given, config.metrics_host) if name.strip())
 
 
 def metrics_server(config: ServerConfig, registry: CollectorRegistry, slot: EngineSlot, version: str) -> MetricsServer:
-    """Serves the metrics of `registry`, traces of the engine in `slot` and, if it is on, the page that shows it.
+    """Start serving the metrics of `registry`, traces of the engine in `slot` and, if it is on, the page.
 
-    On the engine's event loop. Raises StartupError for a taken port.
+    Call it on the engine's event loop, which the page asks for streams. Raises StartupError for a taken port.
     """
 
     def lanes() -> LaneRecorder | None:

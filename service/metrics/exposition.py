@@ -1,7 +1,7 @@
 """The metrics as text, rendered once for all requests that wait for it.
 
-A rendering takes milliseconds of the interpreter that the event loop wants too. Requests that wait while one is made
-share the next. A request never gets a rendering that was begun before it came.
+A rendering takes milliseconds of the interpreter, which the event loop needs too. Requests that wait while one is made
+share the next one. A request never gets a rendering that was begun before the request came.
 """
 
 from __future__ import annotations
@@ -14,17 +14,18 @@ from prometheus_client.exposition import choose_encoder
 
 
 class Exposition:
-    """What `registry` holds, in the format that a client takes. Called from any thread."""
+    """The metrics of `registry` as text, in the format that a client asks for. Thread-safe."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._registry = registry
         self._lock = threading.Lock()
         self._moments = count()
         self._made: tuple[int, bytes, str] = (-1, b"", "")
-        """When the newest was begun, the text, and its content type."""
+        """The newest rendering: the moment at which it was begun, its text and its content type."""
 
     def text(self, accept: str) -> tuple[bytes, str]:
-        """The text and its content type, for the `Accept` header of a request that is there now."""
+        """The text and its content type, for a request that is there now with the header `Accept: accept`."""
+        # `_moments` orders arrivals and renderings, so that no clock has to tell which came first.
         encode, content_type = choose_encoder(accept)
         asked = next(self._moments)
         with self._lock:

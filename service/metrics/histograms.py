@@ -24,4 +24,4 @@ HISTOGRAMS: dict[str, Metric] = {
         ("step_requests", "Requests in one forward step."),
     )
 }
-"""By their key in `EngineStats.histograms`. Latencies that belong to one request have exemplars where it is traced."""
+"""By their key in `EngineStats.histograms`. Latencies of a request that is traced have exemplars."""

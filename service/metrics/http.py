@@ -32,10 +32,10 @@ from service.process.audit_log import Floods
 log = logging.getLogger(__name__)
 
 CONNECTION_TIMEOUT_SECONDS = 5.0
-"""What one write may take."""
+"""Seconds that one write may take."""
 ACCEPT_AGAIN_SECONDS = 0.05
 EVENTS_BUFFER_BYTES = 64 * 1024
-"""What the system takes for a page that does not read; behind it the next write waits, and times out."""
+"""Bytes that the system holds for a page that does not read; when they are full the next write waits, and times out."""
 
 MAX_REASON_CHARS = 200
 
@@ -43,7 +43,7 @@ NO_HEADERS: Mapping[str, str] = {}
 
 
 class _Handler(BaseHTTPRequestHandler):
-    """GET /metrics, GET /ui if it is on, and POST /trace if there is somebody to record it."""
+    """GET /metrics, GET /ui if the page is on, and POST /trace if the server has a `TraceDoor`."""
 
     server: _Server
     timeout = CONNECTION_TIMEOUT_SECONDS
@@ -51,13 +51,13 @@ class _Handler(BaseHTTPRequestHandler):
     sys_version = ""
 
     def setup(self) -> None:
-        """Read the request as a whole within its time."""
+        """Read from a `RequestStream`, which bounds the time of the whole request."""
         super().setup()
         self.rfile.close()
         self.rfile = io.BufferedReader(RequestStream(self.connection))
 
     def parse_request(self) -> bool:
-        """The request is there; what may not be asked, or not by this name, is refused here, whatever the method."""
+        """Parse the request, and refuse it for its `Host` or origin (`visitors.why_not`), whatever its method."""
         if not super().parse_request():
             return False
         self.server.connections.heard(self.connection)
@@ -79,7 +79,7 @@ class _Handler(BaseHTTPRequestHandler):
     do_HEAD = do_GET
 
     def do_POST(self) -> None:
-        """Record a trace and send it as it is written; the end of the connection is its end."""
+        """Record a trace and send it piece by piece; the end of the connection is the end of the trace."""
         path, _, query = self.path.partition("?")
         if path == "/metrics" or page.is_below(path):
             self._refuse(HTTPStatus.METHOD_NOT_ALLOWED, "only read, please", {"Allow": "GET, HEAD"})
@@ -153,7 +153,7 @@ class _Handler(BaseHTTPRequestHandler):
         self._answer(status, (message + "\n").encode(), "text/plain; charset=utf-8", headers)
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Silent: one line per scrape helps nobody."""
+        """Log nothing: a line for each scrape would be of no use."""
 
 
 class _Server(ThreadingHTTPServer):
@@ -172,12 +172,12 @@ class _Server(ThreadingHTTPServer):
         self.trace, self.page, self.names = trace, door, names
         self.connections = Connections()
         self._floods = Floods()
-        # A name can stand for either kind of address.
+        # A name can stand for an IPv4 or an IPv6 address, and the socket must be of that family.
         self.address_family = getaddrinfo(*address, type=SOCK_STREAM, flags=AI_PASSIVE)[0][0]
         super().__init__(address, _Handler)
 
     def tell_unwritten(self, error: Exception) -> None:
-        """Log why there are no metrics, once in a while: scrapers ask every few seconds."""
+        """Log why the metrics cannot be written; not each time, since scrapers ask every few seconds."""
         kind = type(error).__name__
         if self._floods.admits(kind):
             log.error("the metrics cannot be written: %s: %s", kind, ascii(str(error))[:MAX_REASON_CHARS])
@@ -188,7 +188,7 @@ class _Server(ThreadingHTTPServer):
         self.server_name, self.server_port = self.server_address[0], int(self.server_address[1])  # type: ignore[assignment]
 
     def get_request(self) -> tuple[socket, Any]:
-        """Accept. Without a descriptor left that fails at once, and again: not as fast as the processor can."""
+        """Accept a connection. Without a free descriptor that fails at once, so wait ACCEPT_AGAIN_SECONDS then."""
         try:
             return super().get_request()
         except OSError:
@@ -196,7 +196,7 @@ class _Server(ThreadingHTTPServer):
             raise
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """Serve in a new thread, in the place of another one if need be; hang up where there are too many."""
+        """Serve a connection in a new thread, in another's place if none is free; close it if threads are too many."""
         if not self.connections.enter(request, client_address[0]):
             self.shutdown_request(request)
             return
@@ -215,14 +215,13 @@ class _Server(ThreadingHTTPServer):
             self.connections.leave(request)
 
     def handle_error(self, request: socket | tuple[bytes, socket], client_address: Any) -> None:
-        """Silent: a scraper that hung up is not our error."""
+        """Log nothing: a scraper that closed its connection is no error of the server."""
 
 
 class MetricsServer:
     """Serves `registry`, traces of `trace` and the page of `door` on `host:port` from a daemon thread; port 0 is any.
 
-    `names` are those by which it may be asked, beside addresses and names without a dot. Raises StartupError for a
-    taken port.
+    `names` are allowed in `Host`, beside addresses and names without a dot. Raises StartupError for a taken port.
     """
 
     def __init__(
@@ -250,7 +249,7 @@ class MetricsServer:
         return int(self._server.server_address[1])
 
     def close(self) -> None:
-        """Stop listening, end the pages and wait for the thread; other connections are left to their own timeout."""
+        """Stop listening, end the pages and wait 2 s at most for the thread. Other connections end by their timeout."""
         if self._door is not None:
             self._door.feed.close()
         self._server.shutdown()

@@ -1,4 +1,4 @@
-"""What is known of a metric before it has a value."""
+"""The description of a metric, without its values."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Literal
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """One metric. `field` names the `EngineStats` attribute it shows, empty if it is derived or kept by the service."""
+    """One metric. `field` is the `EngineStats` attribute that it shows; empty for a figure that the service makes."""
 
     name: str
     kind: Literal["counter", "gauge", "histogram"]

@@ -190,7 +190,7 @@ SNAPSHOT: tuple[Metric, ...] = (
         field="device_idle_seconds",
     ),
 )
-"""Metrics that are one number of the snapshot."""
+"""Metrics that are one number of the engine's snapshot."""
 
 RPC_STARTED = Metric("slipstream_rpc_started", "counter", "Calls that reached a handler.", ("method",))
 RPC_HANDLED = Metric("slipstream_rpc_handled", "counter", "Calls that ended, by gRPC code.", ("method", "code"))
@@ -261,7 +261,7 @@ PROCESS: tuple[Metric, ...] = (
     Metric("slipstream_process_open_fds", "gauge", "Open file descriptors."),
     Metric("slipstream_process_max_fds", "gauge", "Most file descriptors that the process may open."),
 )
-"""Of the process that serves metrics, which is the engine's; the client library reads them from /proc."""
+"""Metrics of the process that serves metrics, which is the engine's; the client library reads them from /proc."""
 
 ALL: tuple[Metric, ...] = (
     POOL_CAPACITY,

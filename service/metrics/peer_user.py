@@ -1,4 +1,4 @@
-"""Whose process is at the other end of a connection from this machine, as the kernel lists it."""
+"""The user whose process is at the other end of a connection from this machine, as the kernel lists it."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ _ESTABLISHED: Final = "01"
 
 
 def user_of(client: tuple[Any, ...], server_port: int) -> int | None:
-    """The user id of the client of a connection, given its address; None where the kernel does not say.
+    """The user id of the client of a connection, given its address; None if the kernel's tables do not say.
 
-    A client on this machine has a line of its own there: its port is the local one, and ours the remote one. Two lines
-    can have these two ports only if they differ by address; the answer is then None. So it is for a socket that its
-    process has closed: the kernel lists that one as root's.
+    A client on this machine has a line of its own there, with its port as the local one and ours as the remote one. If
+    several lines of different users have these two ports, which needs different addresses, the answer is None. A socket
+    that its process has closed is no established connection and does not count: the kernel lists it as root's.
     """
     found: set[int] = set()
     for table in TABLES:

@@ -1,4 +1,4 @@
-"""Counters that the service keeps itself: calls, refusals, evictions. Label sets are closed."""
+"""Counters that the service keeps itself: calls, refusals, kept streams, tokens of tenants. Label sets are closed."""
 
 from __future__ import annotations
 
@@ -32,7 +32,8 @@ REJECTION_REASONS: tuple[str, ...] = (
     "DRAINING",
     "ENGINE_DEAD",
 )
-"""Present at 0 from the start, so that `increase()` sees the first one; others of core appear when they occur."""
+"""Present at 0 from the start, so that Prometheus's `increase()` sees the first one. Other reasons appear when they
+first occur."""
 
 CALL_KINDS: tuple[str, ...] = ("health", "facts", "text", "stream", "work")
 """The values of `service.limits.call_kinds.Kind`, each of which is present at 0 from the start."""
@@ -91,7 +92,7 @@ class RpcMetrics:
         self.add("handled", (method.lstrip("/"), code.name))
 
     def rejected(self, reason: str) -> None:
-        """A Generate call was refused before its first event."""
+        """A Generate or Embed call was refused before its first event, for `reason`."""
         self.add("rejected", (reason,))
 
     def turned_away(self, kind: str, reason: str) -> None:
@@ -107,23 +108,23 @@ class RpcMetrics:
         self.add("refused", (reason,))
 
     def tenant_refused(self, label: str, reason: str, amount: int = 1) -> None:
-        """A tenant's own limit refused a call; `label` is from the tenants file."""
+        """A tenant's own limit refused `amount` calls; `label` is a name in the tenants file, or OTHER."""
         self.add("tenant", (label, reason), amount)
 
     def tenant_tokens(self, label: str, kind: str, amount: int) -> None:
-        """A request of a tenant ended, with so many tokens; `label` is from the tenants file."""
+        """A tenant's request ended with `amount` tokens of `kind`; `label` is a name in the tenants file, or OTHER."""
         self.add("tenant_tokens", (label, kind), amount)
 
     def stream_gone(self, how: str) -> None:
-        """A kept stream, or its beginning, was given up; `how` is one of GONE."""
+        """A kept stream, or the older half of its history, was dropped; `how` is one of GONE."""
         self.add("gone", (how,))
 
     def attach(self, how: str) -> None:
-        """An Attach call began, or was refused for the reason `how`."""
+        """An Attach call began (`how` is "attached"), or was refused for the reason `how`."""
         self.add("attach", (how,))
 
     def show_kept(self, streams: Callable[[], float], size: Callable[[], float]) -> None:
-        """Have kept streams shown by these; called on the scraper's thread."""
+        """Show the number and the bytes of kept streams by these functions; they are called on the scraper's thread."""
         self._gauges[names.KEPT_STREAMS].set_function(streams)
         self._gauges[names.KEPT_BYTES].set_function(size)
 
@@ -132,7 +133,7 @@ class RpcMetrics:
         self.add("frontend_restarts", ())
 
     def add(self, counter: str, labels: tuple[str, ...], amount: int = 1) -> None:
-        """Add to one of the counters by its name here. Raises KeyError."""
+        """Add `amount` to the counter named `counter` in this class. Raises KeyError for an unknown name."""
         metric = self._counters[counter]
         (metric.labels(*labels) if labels else metric).inc(amount)
 

@@ -1,7 +1,7 @@
 """Records traces for clients of the metrics port: one at a time, for a bounded time.
 
-It starts something, so it is a POST; and it costs the server a little, so by default only processes of the server's own
-user, or root's, on this machine may ask. Each recording, and each client that is refused one, is a line of the
+A trace starts something, so it is a POST. It costs the server a little, so by default only processes of the server's
+own user, or of root, on this machine may ask. Each recording, and each client that is refused one, is a line of the
 audit log.
 """
 
@@ -25,12 +25,12 @@ from service.process.audit_log import Floods
 PATH = "/trace"
 MAX_SECONDS = 60.0
 LAST_RESULT_SECONDS = 0.05
-"""The lanes of a step are written with its result, so the newest steps are waited for a moment."""
+"""Seconds of waiting for the newest steps: the lanes of a step are written with its result."""
 
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """Why there is no trace."""
+    """The HTTP answer where there is no trace."""
 
     status: HTTPStatus
     message: str
@@ -65,10 +65,10 @@ class TraceDoor:
         user: Callable[[], int | None] = os.geteuid,
         left_within: Callable[[float], bool] = _stays,
     ) -> Iterable[bytes] | Refusal:
-        """Record for as long as the `query` says (`seconds=5`) and return the trace, in pieces; blocks meanwhile.
+        """Record for the seconds in the `query` (`seconds=5`), and return the trace in pieces; blocks meanwhile.
 
-        `user` says whose process is at the other end, None if that is not known. `left_within` waits so many seconds,
-        less if the client hangs up, and says whether it did: its recording ends then.
+        `user()` is the user id of the client's process, None if it is not known. `left_within(seconds)` waits, and
+        returns early if the client closes its connection; it returns whether the client did. The recording ends then.
         """
         found = self._record(peer, query, user, left_within)
         if found is ABANDONED:

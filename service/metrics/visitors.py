@@ -1,10 +1,10 @@
-"""Visitors of the metrics port: under which names they may come, and what a page of another site may have them do.
+"""Visitors of the metrics port: the names in `Host` that they may use, and the requests that other sites may not make.
 
-A name that an attacker owns can point to this machine (DNS rebinding). A page of the attacker's then reads what it
-likes here, with the eyes of the person who opened it, and to its browser all of that is one origin: such a GET has no
-`Origin`, and no `Sec-Fetch-` header either, which browsers send to https and to localhost alone. Nothing tells it from
-a scraper's but the name in `Host`. So that is looked at for each request. An address, localhost and a name without a
-dot cannot be registered; other names are listed (`--metrics-names`).
+A name that an attacker owns can point to this machine (DNS rebinding). A page of the attacker then reads this port
+through the browser of the person that opened the page. To that browser all of it is one origin. Such a GET has no
+`Origin`, and no `Sec-Fetch-` header either, which browsers send to https and to localhost alone. Only the name in
+`Host` tells it from a scraper's, so that name is checked for each request. An attacker cannot register an address,
+localhost or a name without a dot; other names must be listed (`--metrics-names`).
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ _HOST = re.compile(r"(\[[0-9a-f:.]+(?:%[a-z0-9_.-]+)?\]|[^\s:/?#@\[\]\\]+)(?::[0
 
 
 def why_not(method: str, headers: Message, names: frozenset[str]) -> str | None:
-    """Why this request is refused; None if it is not.
+    """The reason for which a request is refused; None if it is not.
 
-    `names` are those that `--metrics-names` gives, in lower case; one with a leading dot stands for all below it too.
-    A request of HTTP/1.0 may come without a name: no browser sends one.
+    `names` are those of `--metrics-names`, in lower case; a name with a leading dot also stands for all names below it.
+    A request without `Host`, of HTTP/1.0, is allowed: no browser sends one.
     """
     hosts = headers.get_all("Host", [])
     if len(hosts) > 1 or not all(_is_known(_host(host), names) for host in hosts):
@@ -59,7 +59,7 @@ def _is_listed(host: str, names: frozenset[str]) -> bool:
 
 
 def _is_of(origin: str, host: str, names: frozenset[str]) -> bool:
-    """Whether a page of `origin` came from here: from the same name and port, or, behind a proxy, a listed name."""
+    """Whether `origin` is this server: the name and port in `host`, or, behind a proxy, a listed name."""
     try:
         place = urlsplit(origin)
     except ValueError:

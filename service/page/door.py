@@ -23,7 +23,7 @@ _FILES = {
 
 HEADERS: Mapping[str, str] = MappingProxyType(
     {
-        # Nothing from elsewhere, nothing inline but the picture of the tab, and no page may frame this one.
+        # The page loads nothing from elsewhere and nothing inline except the tab's icon; no page may frame it.
         "Content-Security-Policy": (
             "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:; "
             "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
@@ -34,7 +34,7 @@ HEADERS: Mapping[str, str] = MappingProxyType(
         "Cache-Control": "no-cache",
     }
 )
-"""Sent with everything below PATH."""
+"""Headers of every answer below PATH."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class Document:
 
 
 class PageDoor:
-    """What is found where; `feed` is for EVENTS. Read from the package when the server starts."""
+    """The documents of the page by path, read when the server starts, and the `feed` of the EVENTS path."""
 
     def __init__(self, feed: Feed) -> None:
         self.feed = feed

@@ -1,4 +1,4 @@
-"""What all who watch the page are sent: made when it is due, at most once for all of them, on their own threads."""
+"""The events for open pages: made when one is due, at most once for all pages, on the threads that serve them."""
 
 from __future__ import annotations
 
@@ -16,36 +16,37 @@ from service.page.moment import moment
 from service.page.streams import StreamTable
 
 PERIOD_SECONDS = 0.25
+"""Seconds between two events of one page."""
 MAX_WATCHERS = 8
-"""Pages at once; they are connections of the metrics port, and half of those are left to scrapers."""
+"""Open pages at once. They are connections of the metrics port, and half of those are left to scrapers."""
 
 RETRY_MILLISECONDS = 1000
-"""After which a browser comes back to a server that hung up."""
+"""Time after which a browser comes back to a server that closed the connection."""
 
 
 class Feed:
-    """Gives moments to watchers. Lanes are recorded while there is one, and not a step longer."""
+    """Gives events to watchers, which are open pages. Lanes are recorded only while there is a watcher. Thread-safe."""
 
     def __init__(self, slot: EngineSlot, config: ServerConfig, version: str, loop: asyncio.AbstractEventLoop) -> None:
         self._slot, self._config, self._version = slot, config, version
         self._streams = StreamTable(slot, loop)
         self._closed = threading.Event()
         self._lock = threading.Lock()
-        """Guards who watches and what is recorded."""
+        """Guards the number of watchers and the recording."""
         self._watchers = 0
         self._lanes: LaneRecorder | None = None
         self._recording: Recording | None = None
         self._turn = threading.Lock()
-        """Held while an event is made: one of the watchers makes it, the others wait that millisecond."""
+        """Held while an event is made: one watcher's thread makes it, the others wait about a millisecond."""
         self._event, self._made_at = b"", float("-inf")
 
     @property
     def watchers(self) -> int:
-        """Who watches now."""
+        """Number of watchers now."""
         return self._watchers
 
     def watch(self) -> Watcher | None:
-        """A place for one more watcher, to be entered and left; None if all are taken or the server is closing."""
+        """A place for one more watcher, to be used with `with`; None if all are taken or the server is closing."""
         with self._lock:
             if self._watchers == MAX_WATCHERS or self._closed.is_set():
                 return None
@@ -53,7 +54,7 @@ class Feed:
         return Watcher(self, self._closed)
 
     def leave(self) -> None:
-        """One watcher went."""
+        """Give back a watcher's place; the last one ends the recording."""
         with self._lock:
             self._watchers -= 1
             if not self._watchers and self._lanes is not None:
@@ -61,11 +62,11 @@ class Feed:
                 self._lanes = self._recording = None
 
     def close(self) -> None:
-        """End every watcher's events, and take no more."""
+        """End every watcher's events, and accept no new watcher."""
         self._closed.set()
 
     def newest(self) -> bytes:
-        """One event with what there is now, or what another watcher got within half a period."""
+        """The newest event: one that another watcher got within the last half period, or a new one."""
         with self._turn:
             if time.monotonic() - self._made_at > PERIOD_SECONDS / 2:
                 seen = self._streams.look()
@@ -75,7 +76,7 @@ class Feed:
             return self._event
 
     def _record(self) -> Recording | None:
-        """The recording, begun with the first look after there is an engine."""
+        """The recording; None without an engine or a watcher. The first call with both begins it."""
         with self._lock:
             if self._recording is None and self._watchers and self._slot.engine is not None:
                 self._lanes = self._slot.engine.lanes
@@ -84,7 +85,7 @@ class Feed:
 
 
 class Watcher:
-    """One page that is open somewhere: iterate over its events within `with`."""
+    """One open page: iterate over its events within `with`."""
 
     def __init__(self, feed: Feed, closed: threading.Event) -> None:
         self._feed, self._closed = feed, closed
@@ -98,7 +99,7 @@ class Watcher:
         self._feed.leave()
 
     def __iter__(self) -> Iterator[bytes]:
-        """Events as they are due, until the server closes."""
+        """Events, one each PERIOD_SECONDS, until the server closes. Blocks between them."""
         yield b"retry: %d\n\n" % RETRY_MILLISECONDS
         while True:
             yield self._feed.newest()

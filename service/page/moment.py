@@ -1,4 +1,4 @@
-"""What the page shows of one moment, as plain data: figures and ids, nothing of what was asked or answered."""
+"""The figures that the page shows of one moment, as plain data: counts and ids, and no prompts or outputs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ADAPTER_BYTES = "adapter_bytes"
 def moment(
     slot: EngineSlot, config: ServerConfig, version: str, streams: StreamsSeen, recording: Recording | None
 ) -> dict[str, Any]:
-    """One event for the page. All but the streams and the lanes are of one step; times are seconds."""
+    """One event for the page. All figures but streams and lanes are of one step. Times are in seconds."""
     stats, now = slot.stats, time.monotonic()
     return {
         "at": round(now, 4),
@@ -56,7 +56,7 @@ def _served(slot: EngineSlot, config: ServerConfig, version: str) -> dict[str, A
 
 
 def _pools(stats: EngineStats, config: ServerConfig) -> list[dict[str, Any]]:
-    """Every pool of the engine by its own name, and the memory of adapters where there can be some."""
+    """Every pool of the engine by its own name, and the memory of adapters if the server can have adapters."""
     pools: list[dict[str, Any]] = [
         {"name": pool.name, "capacity": pool.capacity, "used": pool.used, "cached": pool.cached} for pool in stats.pools
     ]
@@ -68,7 +68,7 @@ def _pools(stats: EngineStats, config: ServerConfig) -> list[dict[str, Any]]:
 
 
 def _streams(seen: StreamsSeen, now: float) -> dict[str, Any]:
-    """Rows of id, as its client knows it, state, prompt tokens, output tokens, age and adapter."""
+    """Rows of the client's id, state, prompt tokens, output tokens, age (s) and adapter."""
     rows: list[list[Any]] = []
     for row in seen.rows:
         age = round(now - row.arrived_at, 1)

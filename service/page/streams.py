@@ -1,4 +1,4 @@
-"""The table of streams, which the event loop owns and a thread of the metrics port wants to show."""
+"""The table of streams, which the event loop owns and threads of the metrics port show."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from core.types.streams import StreamInfo
 from service.engine.slot import EngineSlot
 
 MAX_ROWS = 200
-"""Oldest streams that are shown; looking at one costs the event loop some microseconds."""
+"""Most streams that are shown, the oldest ones; each costs the event loop some microseconds."""
 
 ANSWER_SECONDS = 0.1
-"""How long the loop is waited for; behind a longer pass of it, the last answer is shown with its age."""
+"""Seconds that a thread waits for the loop's answer; without one in time the last answer is shown with its age."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,7 @@ class StreamsSeen:
 
 
 class StreamTable:
-    """Asks the event loop what streams there are, one question at a time; `look` is for one thread at a time."""
+    """Asks the event loop for the open streams, one question at a time. One thread at a time may call `look`."""
 
     def __init__(self, slot: EngineSlot, loop: asyncio.AbstractEventLoop) -> None:
         self._slot, self._loop = slot, loop
@@ -37,13 +37,13 @@ class StreamTable:
         self._answered.set()
 
     def look(self) -> StreamsSeen:
-        """The streams now, or as they were when the loop last had time. Never waits long."""
+        """The streams now, or as of the loop's last answer. Waits ANSWER_SECONDS at most."""
         if self._answered.is_set():
             self._answered.clear()
             try:
                 self._loop.call_soon_threadsafe(self._answer)
             except RuntimeError:
-                # The loop is closed: the server is gone but for this thread.
+                # The loop is closed: the server has ended, except for this thread.
                 self._answered.set()
         self._answered.wait(ANSWER_SECONDS)
         return self._seen

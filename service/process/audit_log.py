@@ -1,7 +1,6 @@
-"""The audit log: one line of JSON each, to the logger `slipstream.audit`, whatever `--log-level` says.
+"""The audit log: each event is one line of JSON, to the logger `slipstream.audit`, whatever `--log-level` says.
 
-What is written, and of which calls, is up to the rooms that write: `service.access.audit` for calls, the metrics port
-for its traces.
+Callers decide which events to write: `service.access.audit` for calls, `service.metrics.trace` for traces.
 """
 
 from __future__ import annotations
@@ -15,23 +14,24 @@ from collections.abc import Callable
 from typing import Any, Final
 
 log = logging.getLogger("slipstream.audit")
-# Not left to the level of other logs: an operator who silences those still wants to know which caller did what.
+# Set here, so that an operator that silences other logs still gets the acts of callers.
 log.setLevel(logging.INFO)
 
 QUIET_SECONDS: Final = 10.0
-"""The same of the same caller, again and again, is one line in so many seconds."""
+"""Seconds in which lines with the same key are written once."""
 MOST_LINES: Final = 30
-"""Lines of one `Floods` within QUIET_SECONDS, of all callers together."""
+"""Most lines of one `Floods` within QUIET_SECONDS, of all keys together."""
 MOST_KEYS: Final = 1024
+"""Keys that one `Floods` remembers."""
 
 
 def write(event: str, **facts: Any) -> None:
-    """One line. Facts that are None are left out."""
+    """Write one line. Facts that are None are left out."""
     log.info("%s", json.dumps({"event": event, **{name: fact for name, fact in facts.items() if fact is not None}}))
 
 
 class Floods:
-    """Which of many like lines are written. Thread-safe."""
+    """Decides which of many similar lines are written. Thread-safe."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -41,7 +41,7 @@ class Floods:
         self._left_out = 0
 
     def admits(self, *key: str) -> bool:
-        """Whether to write a line for `key` now; counts it if not."""
+        """Whether to write a line for `key` now. A line that is not written is counted as left out."""
         with self._lock:
             now = self._clock()
             if now - self._window >= QUIET_SECONDS:
@@ -58,7 +58,7 @@ class Floods:
             return True
 
     def take_left_out(self) -> int | None:
-        """Lines that were not written since this was last asked; None for none."""
+        """The number of lines left out since the last call; None for none."""
         with self._lock:
             left_out, self._left_out = self._left_out, 0
             return left_out or None

@@ -1,6 +1,6 @@
-"""Ends a process whose work is done, also where a thread is stuck.
+"""Ends a process whose work is done, also if a thread is stuck.
 
-The interpreter waits for its threads, and asyncio for its pool, without a bound that an operator would wait for.
+At exit the interpreter waits for its threads, and asyncio for its pool, longer than an operator would wait.
 """
 
 from __future__ import annotations
@@ -16,13 +16,14 @@ from types import FrameType
 log = logging.getLogger(__name__)
 
 EXIT_SECONDS = 5.0
-"""For what runs at the end of a process; it takes a tenth of a second."""
+"""Seconds for the code that runs at the end of a process; it usually takes a tenth of a second."""
 FORCE_SECONDS = 5.0
-"""Then the kernel ends it (SIGALRM): a thread that never lets go of the interpreter stops every other one."""
+"""Seconds after that, until the kernel ends the process by SIGALRM. That is for a thread that never releases the
+interpreter, beside which no other thread runs."""
 
 
 def leave_within(code: int, seconds: float = EXIT_SECONDS) -> None:
-    """From now on the process has `seconds` to end by itself, else it ends with `code`. Main thread only."""
+    """Give the process `seconds` to end by itself; then it is ended with exit code `code`. Main thread only."""
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     signal.setitimer(signal.ITIMER_REAL, seconds + FORCE_SECONDS)
     threading.Thread(target=_end, args=(code, seconds), name="slipstream-exit", daemon=True).start()
@@ -36,7 +37,7 @@ def _end(code: int, seconds: float) -> None:
 
 
 def _held_up_by() -> str:
-    """Names of the threads that the interpreter waits for, each with the line that it is at."""
+    """The names of the threads that the interpreter waits for, each with the line that it executes."""
     frames: Mapping[int, FrameType] = sys._current_frames()
     main = threading.main_thread()
     stuck = [each for each in threading.enumerate() if not each.daemon and each is not main] or [main]

@@ -1,7 +1,7 @@
 """Writes the log from a thread of its own, so that no thread that logs waits for the reader of the log.
 
-A pipe that is not read holds 64 KiB; a handler that writes to it directly stops every thread that logs, the event loop
-among them, and a server that no signal reaches.
+A pipe that is not read holds 64 KiB. When it is full, a handler that writes to it directly stops every thread that
+logs, the event loop among them, and then no signal reaches the server.
 """
 
 from __future__ import annotations
@@ -14,27 +14,29 @@ from queue import SimpleQueue
 from typing import Final
 
 MAX_LINES: Final = 2048
-"""Waiting to be written; those that come when it is full are counted instead."""
+"""Most records that wait to be written; further records are only counted."""
 MAX_CHARS: Final = 8192
-"""Of one record with its traceback; with `MAX_LINES` it bounds what may wait to 16 Mi characters."""
+"""Most characters of one record with its traceback. With `MAX_LINES`, at most 16 Mi characters wait."""
 FLUSH_SECONDS: Final = 1.0
+"""Most seconds that `flush` waits."""
 
 
 class LogWriter(logging.Handler):
-    """Formats where it is called and writes to `descriptor` on a thread. Never blocks, never raises."""
+    """Formats a record on the thread that logs it, and writes it to `descriptor` on its own. Never blocks or raises."""
 
     def __init__(self, descriptor: int) -> None:
         super().__init__()
         self.dropped = 0
         """Records left out so far."""
         self._descriptor = descriptor
-        # Of C, and safe to use from whatever interrupts it; `emit` bounds it.
+        # `SimpleQueue` is written in C and reentrant, so a signal handler that logs cannot deadlock it. `emit` bounds
+        # its length.
         self._waiting: SimpleQueue[str | threading.Event] = SimpleQueue()
         self._writing = threading.Thread(target=self._write_all, name="slipstream-log", daemon=True)
         self._writing.start()
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Leave the record to the thread, or count it if too many wait."""
+        """Queue the record for the thread; if MAX_LINES wait already, only count it."""
         if self._waiting.qsize() >= MAX_LINES:
             self.dropped += 1
             return
@@ -44,7 +46,7 @@ class LogWriter(logging.Handler):
             self.dropped += 1
 
     def flush(self) -> None:
-        """Wait until what was logged before is written, for FLUSH_SECONDS at most."""
+        """Wait until all records logged before are written, FLUSH_SECONDS at most."""
         written = threading.Event()
         self._waiting.put(written)
         written.wait(FLUSH_SECONDS)

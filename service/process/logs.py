@@ -1,4 +1,4 @@
-"""Logging of the worker: one line per record on stderr, without grpc's traceback for every client that hung up."""
+"""Logging of the worker: one line per record on stderr, without grpc's traceback for every client that disconnects."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from service.process.log_writer import LogWriter
 FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 GRPC_LOGGER = "grpc._cython.cygrpc"
 CHATTY = ("torchao", "torch.utils._pytree")
-"""They warn at import of what an operator can do nothing about, also where no weight is quantised."""
+"""Libraries that warn at import about things that an operator cannot change, even if no weight is quantised."""
 
 
 def hush_libraries() -> None:
-    """Before they are imported, have CHATTY libraries tell errors only."""
+    """Have CHATTY libraries log errors only. Call it before they are imported."""
     for name in CHATTY:
         logging.getLogger(name).setLevel(logging.ERROR)
 
 
 def configure(level: str) -> None:
-    """Log records of at least `level` to stderr, warnings of libraries among them. Before grpc is imported."""
+    """Log records of at least `level` to stderr, warnings of libraries included. Call it before grpc is imported."""
     logging.basicConfig(handlers=[LogWriter(sys.stderr.fileno())], level=level.upper(), format=FORMAT)
     logging.captureWarnings(True)
     hush_grpc()
@@ -30,13 +30,15 @@ def configure(level: str) -> None:
 
 
 def hush_grpc() -> None:
-    """Have grpc's core write nothing: a line for each broken handshake, from the thread that serves every connection,
-    straight to stderr, and so at the pace of its reader. An operator's own GRPC_VERBOSITY stands.
+    """Have grpc's core write nothing to stderr, unless the operator has set GRPC_VERBOSITY.
+
+    It would write a line for each broken handshake, directly from the thread that serves every connection. That thread
+    would then wait for the reader of stderr.
     """
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 
 
 def not_a_lost_client(record: logging.LogRecord) -> bool:
-    """False for grpc's report that a status could not be sent because its client is gone: that is no error here."""
+    """False for grpc's report that a status could not be sent because the client is gone, which is no error here."""
     error = record.exc_info[1] if record.exc_info else None
     return type(error).__name__ != "ExecuteBatchError"

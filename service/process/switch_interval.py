@@ -1,14 +1,15 @@
-"""How long a thread may keep the interpreter while another one wants it.
+"""How long a thread may keep the interpreter while another thread wants it.
 
-Every write to a client and every operation on a tensor lets go of the interpreter and wants it back; beside a thread
-that is busy in Python that takes this long, each time. Where this process writes to the clients itself, 0.1 ms instead
-of 0.5 gave 128 streams more than half as many tokens again, and kept an engine of 256 at its pace. It is not free: each
-forced change waits until the other thread runs. Where front ends write, the first token came 7 ms later with 0.1 ms.
+Every write to a client and every operation on a tensor releases the interpreter and wants it back. Beside a thread that
+is busy in Python, getting it back takes one interval, each time. Where this process writes to the clients itself, 0.1
+ms instead of 0.5 ms gave 128 streams more than half as many tokens again, and kept an engine of 256 streams at its
+pace. A short interval is not free: each forced change waits until the other thread runs. Where front ends write, the
+first token came 7 ms later with 0.1 ms.
 
-The interval has to be shorter than a turn of a busy event loop. In each turn `select` lets go of the interpreter for a
-microsecond, and a thread that waits for it begins its interval anew. Beside a loop of turns of 0.2 ms that never rested
-150 steps took 2 s at 0.1 ms and 15 s at 0.5; at 5 ms the device stood still. No engine behind front ends was seen to
-come near that, and it was not looked for.
+The interval must be shorter than a turn of a busy event loop. In each turn `select` releases the interpreter for a
+microsecond, and a thread that waits for it begins its interval anew. Beside a loop with turns of 0.2 ms that never
+rested, 150 steps took 2 s at 0.1 ms and 15 s at 0.5 ms; at 5 ms the device stood still. Engines behind front ends were
+not tested for this; none was seen to come near it.
 """
 
 from __future__ import annotations
@@ -21,5 +22,5 @@ ENGINE_ONLY_SECONDS = 0.0005
 
 
 def shorten_switch_interval(*, writes: bool) -> None:
-    """Of this process, before it starts its threads; `writes` if it writes to the clients itself."""
+    """Set the interval of this process, before it starts its threads; `writes`: it writes to the clients itself."""
     sys.setswitchinterval(WRITING_SECONDS if writes else ENGINE_ONLY_SECONDS)

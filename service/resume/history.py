@@ -1,7 +1,8 @@
-"""What a stream has told so far: ids, text and terminals of each output, in segments that can be given up one by one.
+"""What a stream has sent so far: ids, text and terminals of each output, in segments that can be dropped one by one.
 
-Ids and text are counted apart, since text lags behind ids and is cut elsewhere: any pair of counts that a reader may
-have is a place from which the rest can be told without a gap and without a repeat.
+A terminal is the `Finished` event of an output. Ids and text are counted apart, since text lags behind ids and is cut
+elsewhere. A reader's position in one output is therefore a pair of counts. From any pair that a reader may have, the
+rest is sent without a gap and without a repeat.
 """
 
 from __future__ import annotations
@@ -17,9 +18,9 @@ from service.errors import PositionAhead, PositionTooOld
 from service.wire.position import Position
 
 SEGMENT_BYTES = 4096
-"""What a segment holds before the next one is begun."""
+"""Bytes of ids, text and log probabilities that a segment holds before the next segment is begun."""
 EMPTY_SEGMENT_BYTES = 640
-"""What a segment takes beside: its objects and empty columns."""
+"""Bytes that a segment takes beside them: its objects and empty columns."""
 
 
 @dataclass(slots=True)
@@ -51,7 +52,7 @@ class _Segment:
         return self.size - before
 
     def after(self, index: int, place: Position) -> Delta:
-        """What follows `place`, which moves to the end of this segment."""
+        """The part of this segment that follows `place`; moves `place` to the end of the segment."""
         skipped = max(0, place.tokens - self.tokens_at)
         text = self.text[max(0, place.text_bytes - self.text_at) :].decode("utf-8", "surrogatepass")
         delta = Delta(index, place.tokens, tuple(self.ids[skipped:]), text, self.logprobs[skipped:] or ())
@@ -112,7 +113,10 @@ class _Output:
 
 
 class History:
-    """Events of one stream, in the order they are added; `size` is what they take, in bytes."""
+    """The events of one stream, in the order in which they are added; `size` is the bytes that they take.
+
+    `outputs` is the number of outputs of the request. Without `keeps_text` only ids are kept.
+    """
 
     def __init__(self, outputs: int, keeps_text: bool) -> None:
         self.started: Started | None = None
@@ -129,7 +133,7 @@ class History:
         return all(output.finished is not None for output in self._outputs)
 
     def add(self, event: OutputEvent) -> None:
-        """One more event."""
+        """Keep one more event."""
         if type(event) is Delta:
             self.size += self._outputs[event.index].add(event, self._keeps_text)
         elif isinstance(event, Finished):
@@ -138,26 +142,34 @@ class History:
             self.started = event
 
     def ends(self) -> list[Position]:
-        """The place after everything that was added."""
+        """For each output, the position after everything that was added."""
         return [Position(each.end.tokens, each.end.text_bytes, each.finished is not None) for each in self._outputs]
 
     def refuse(self, places: list[Position]) -> None:
-        """Raise PositionTooOld, PositionAhead or InvalidRequest unless everything after `places` can be told."""
+        """Raise unless everything after `places` can be sent; `places` has one position for each output.
+
+        Raises PositionTooOld where segments after the position were dropped, PositionAhead where the output has not
+        reached the position, and InvalidRequest where `text_bytes` is inside a character.
+        """
         for index, (output, place) in enumerate(zip(self._outputs, places, strict=True)):
+            # A reader that has the terminal needs nothing more of this output, so trimmed segments do not matter to it.
             if place.finished and output.finished is None:
                 raise PositionAhead(f"output {index} has not finished; attach with what was received")
             if not place.finished:
                 output.refuse(index, place)
 
     def after(self, places: list[Position]) -> Delta | Finished | None:
-        """The next event after `places`, which move past it; None when they are at the end. Raises PositionTooOld."""
+        """The next event after `places`; None when they are at the end. Moves `places` past the event.
+
+        Raises PositionTooOld where segments after a position were dropped.
+        """
         for index, (output, place) in enumerate(zip(self._outputs, places, strict=True)):
             if not place.finished and (event := output.after(index, place)) is not None:
                 return event
         return None
 
     def trim(self) -> int:
-        """Give up the older half of the segments, at least one; how many bytes that were."""
+        """Drop the older half of each output's segments, rounded up. Returns the number of bytes freed."""
         freed = 0
         for output in self._outputs:
             for _ in range((len(output.segments) + 1) // 2):

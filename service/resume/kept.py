@@ -1,8 +1,9 @@
-"""One stream that is kept: the engine's stream, what it has told, and the one reader that has it now.
+"""One kept stream: the engine's stream, the history of what was read from it, and the one reader that it has now.
 
-Tokens that no reader has taken stay in the engine's stream, merged and bounded there as for any reader; only what was
-read is history. So a stream without a reader costs the loop nothing until it ends, or until its bound ends it. What
-waits there is counted here: unread bytes and history are one sum.
+Tokens that no reader has taken stay in the engine's stream. They are merged and bounded there as for any reader. Only
+what was read is history. So a stream without a reader costs the loop nothing until the engine has made its last token,
+or until the unread bytes reach their bound and the stream ends. The size of a kept stream is one sum: history and
+unread bytes.
 """
 
 from __future__ import annotations
@@ -23,27 +24,31 @@ from service.resume.history import History
 from service.wire.position import Position
 
 STUCK_SECONDS = 0.5
-"""How long a reader may go on writing to a client that does not read, once another one wants its stream."""
+"""Seconds that a reader may go on writing to a client that does not read, once another call wants its stream."""
 
 
 class Keeper(Protocol):
-    """Is told what becomes of kept streams."""
+    """The owner of kept streams (`Retention`): each stream calls it when its size, its reader or its state changes."""
 
     def grown(self, kept: KeptStream, by: int) -> None:
-        """What it holds, told and untold, grew by so many bytes; fewer than none when some was given up."""
+        """The size of `kept`, history and unread bytes together, grew by `by` bytes; `by` is negative if it shrank."""
 
     def joined(self, kept: KeptStream) -> None:
-        """It has a reader."""
+        """`kept` has got a reader."""
 
     def left(self, kept: KeptStream) -> None:
-        """It has none any more."""
+        """The reader of `kept` has left."""
 
     def over(self, kept: KeptStream) -> None:
-        """The engine has made its last token."""
+        """The engine has made the last token of `kept`."""
 
 
 class KeptStream:
-    """Belongs to `tenant`. `over` once the engine has made its last token, read or not."""
+    """A stream of `tenant` that outlives the call that opened it. Event-loop thread only.
+
+    `over`: the engine has made the last token, read or not. `closed`: the stream was ended for good. `digest` is equal
+    for the same request sent again. `hold` is released when the engine is done with the request.
+    """
 
     def __init__(
         self,
@@ -65,32 +70,35 @@ class KeptStream:
         self._error: SlipstreamError | None = None
         self._claims = 0
         self.unread = 0
-        """Bytes that wait in the engine's stream."""
+        """Bytes that wait unread in the engine's stream."""
         stream.count_unread(self)
         stream.watch(self._changed)
 
     @property
     def size(self) -> int:
-        """What it holds, told and untold, in bytes."""
+        """Bytes of history and unread bytes together."""
         return self.history.size + self.unread
 
     def take(self, _holder: UnreadHolder, count: int) -> None:
-        """See `UnreadRoom`."""
+        """`UnreadRoom`: the engine's stream holds `count` more unread bytes."""
         self.unread += count
         self._keeper.grown(self, count)
 
     def give_back(self, _holder: UnreadHolder, count: int) -> None:
-        """See `UnreadRoom`."""
+        """`UnreadRoom`: the engine's stream holds `count` fewer unread bytes."""
         self.unread -= count
         self._keeper.grown(self, -count)
 
     @property
     def stalled(self) -> bool:
-        """Whether most of what it holds was never read."""
+        """Whether more bytes are unread than were read."""
         return self.unread > self.history.size
 
     def give_way(self) -> None:
-        """Give up the older half of its history; if more is unread, all of that, and the request with it."""
+        """Free memory. If more bytes are unread than read, the stream ends with SlowConsumer and they are dropped.
+
+        Otherwise the older half of the history is dropped, and the stream goes on.
+        """
         if self.stalled:
             self._stream.give_way()
         else:
@@ -98,14 +106,16 @@ class KeptStream:
 
     @property
     def exhausted(self) -> bool:
-        """Whether everything that the engine made is history."""
+        """Whether the engine's stream has ended and everything in it was read, so that all events are history."""
         return self._stream.ended
 
     async def attach(self, places: list[Position]) -> Reader:
-        """A reader of everything after `places`; the one before ends with StreamTakenOver.
+        """A reader of everything after `places`; an earlier reader ends with StreamTakenOver.
 
-        Raises StreamTakenOver, StreamExpired, and what `History.refuse` does.
+        Raises StreamTakenOver if another call attaches while this one waits, StreamExpired if the stream was closed,
+        and PositionTooOld, PositionAhead or InvalidRequest for `places` from which the rest cannot be sent.
         """
+        # First, so that a call with a bad position does not take the stream from the reader that has it.
         self.history.refuse(places)
         self._claims += 1
         claim = self._claims
@@ -117,13 +127,17 @@ class KeptStream:
                 raise taken_over()
         if self.closed:
             raise StreamExpired("the stream was ended; send the request again")
+        # Again, since history may have been trimmed during the wait.
         self.history.refuse(places)
         self.reader = Reader(self, places)
         self._keeper.joined(self)
         return self.reader
 
     async def next(self) -> OutputEvent | None:
-        """The engine's next event, which becomes history; None after the last. Raises what the stream failed with."""
+        """Wait for the engine's next event and add it to the history; None after the last event.
+
+        Raises the error that ended the stream, on every call from then on.
+        """
         if self._error is not None:
             raise self._error
         try:
@@ -135,7 +149,7 @@ class KeptStream:
             raise
 
     def poll(self) -> OutputEvent | None:
-        """As `next`, but None also when there is nothing yet."""
+        """As `next` without waiting: None also while there is no event yet."""
         if self._error is not None:
             raise self._error
         try:
@@ -146,19 +160,20 @@ class KeptStream:
         return None if event is None else self._took(event)
 
     def leave(self) -> None:
-        """The reader is gone."""
+        """The reader has gone."""
         self.reader = None
+        # Room is made by halving a history, but by ending a stream whose bytes are mostly unread: so none stay unread.
         if self.over:
             self._read_rest()
         self._keeper.left(self)
 
     async def close(self) -> None:
-        """End the stream for good: what still runs is aborted."""
+        """End the stream for good, and abort outputs that still run."""
         self.closed = True
         await self._stream.aclose()
         await buggify.pause("closed")
         if not self.over:
-            # How much was made, and lay unread, is not known any more.
+            # Tokens that were made and never read are gone, their number unknown: the tenant pays the whole charge.
             self._hold.use_up()
         self._hold.release()
 
@@ -176,6 +191,7 @@ class KeptStream:
     def _changed(self) -> None:
         if not self.over and self._stream.open_outputs == 0:
             self.over = True
+            # Now and not when the stream is read: the tenant's place is for the engine's work, which is done.
             self._hold.release()
             if self.reader is None:
                 self._read_rest()
@@ -184,28 +200,28 @@ class KeptStream:
             self.reader.notify()
 
     def _read_rest(self) -> None:
-        """Of a stream that is over, so that all of it is in the one place whose size is bounded."""
+        """Move all unread events of a stream that is over to the history, whose size is bounded."""
         try:
             while self.poll() is not None:
                 pass
         except SlipstreamError:
-            pass  # remembered, for the reader that comes
+            pass  # `poll` keeps the error for the next reader
 
 
 class Reader:
-    """The `PolledStream` of the call that reads a kept stream now. `aclose` lets go of the stream and does not end it.
+    """The `PolledStream` of the call that reads a kept stream now. `aclose` detaches and does not end the stream.
 
-    Read it either by iterating, inside `async with` so that being taken over interrupts the wait, or by `watch` and
-    `poll`.
+    There are two ways to read: (1) iterate, inside `async with`, so that a call that takes the stream over interrupts
+    the wait with StreamTakenOver; (2) `watch` and `poll`.
     """
 
     def __init__(self, kept: KeptStream, places: list[Position]) -> None:
         self.request_id, self.want_text = kept.request_id, kept.want_text
         self.expected = sum(not place.finished for place in places)
-        """How many terminals it will see."""
+        """Number of `Finished` events that this reader gets."""
         self.gone = asyncio.Event()
         self._kept, self._places = kept, places
-        # Started was told; all of the history was, so that from now on everything comes from the engine.
+        # `_begun`: Started was sent. `_caught_up`: all of the history was; from now on events come from the engine.
         self._begun = self._caught_up = False
         self._taken = self._waiting = False
         self._ready: Callable[[], None] | None = None
@@ -213,7 +229,7 @@ class Reader:
 
     @property
     def open_outputs(self) -> int:
-        """See `PolledStream`."""
+        """Outputs whose `Finished` event this reader has not got yet."""
         return sum(not place.finished for place in self._places)
 
     @property
@@ -238,7 +254,7 @@ class Reader:
         return self._passed(event)
 
     def poll(self) -> OutputEvent | None:
-        """The next event if there is one now; raises what the stream failed with, once."""
+        """The next event if there is one now, else None. Raises the stream's error or StreamTakenOver, once."""
         if self.ended:
             return None
         try:
@@ -253,26 +269,26 @@ class Reader:
         return None
 
     def watch(self, ready: Callable[[], None]) -> None:
-        """Call `ready` whenever `poll` may have something."""
+        """Call `ready` now, and again whenever `poll` may have an event."""
         self._ready = ready
         ready()
 
     def notify(self) -> None:
-        """The engine has something new."""
+        """Call `ready`: the engine's stream has changed, or another call takes this stream over."""
         if self._ready is not None:
             self._ready()
 
     def take_over(self) -> None:
-        """Another reader wants the stream."""
+        """Another call wants the stream: this reader ends with StreamTakenOver."""
         if not self._taken:
             self._taken = True
             self._interrupt()
             self.notify()
 
     def _interrupt(self) -> None:
-        """Have the task that iterates leave: at once if it waits here, else with its next look, or soon after.
+        """Make the iterating task leave: at once if it waits here, else at its next event or after STUCK_SECONDS.
 
-        It may be sending headers: a call whose headers were cut off half-way can have no status either, and would hang.
+        Else not at once: it may be sending headers, and a call whose headers are cut off hangs without a status.
         """
         if self._bound is not None:
             now = asyncio.get_running_loop().time()
@@ -281,6 +297,7 @@ class Reader:
     async def __aenter__(self) -> Reader:
         bound = await asyncio.timeout(None).__aenter__()
         self._bound = bound
+        # `take_over` may have been called before there was a bound to reschedule.
         if self._taken:
             self._interrupt()
         return self
@@ -296,11 +313,14 @@ class Reader:
             raise taken_over() from None
 
     async def aclose(self) -> None:
-        """Let go. Idempotent."""
+        """Detach from the stream. Idempotent."""
         self._leave()
 
     def _told(self) -> OutputEvent | None:
-        """What the history has for this reader, as long as it has something."""
+        """The next event that the history has for this reader; None when all of it was sent.
+
+        Raises StreamTakenOver, and PositionTooOld where the history was trimmed faster than this reader reads.
+        """
         if self._taken:
             raise taken_over()
         if not self._begun and self._kept.history.started is not None:
@@ -325,5 +345,5 @@ class Reader:
 
 
 def taken_over() -> StreamTakenOver:
-    """What the earlier of two readers ends with."""
+    """The error that the earlier of two readers ends with."""
     return StreamTakenOver("another call reads this stream now")

@@ -1,10 +1,12 @@
-"""The streams that are kept: who owns which, for how long, and what gives way when there are too many.
+"""The kept streams: which tenant owns each, how long it is kept, and which one gives way when they take too much.
 
-Two bounds in bytes, of one tenant and of all together, hold at every moment, and what waits unread in the engine counts
-as what was told does. Past one of them the oldest stream goes that is over and has no reader. Then the stream with most
-gives way: it loses the older half of its history or, where more is unread than was told, ends as one of a slow
-reader. A new stream is refused when what is left is only what streams take without any of that. The tenant that has
-most gives way, so one cannot push another out.
+Two bounds in bytes hold at every moment: one for each tenant, one for all tenants together. History and unread bytes
+both count. When a bound is passed, memory is freed in this order:
+(1) An idle stream is dropped: one that is over and has no reader. The one that was left first goes first.
+(2) Without an idle stream the largest stream gives way. It loses the older half of its history. If more of it is unread
+    than was read, it ends with SlowConsumer instead.
+(3) A new stream is refused with Overloaded when only the fixed bytes of the open streams are left.
+Past the bound for all, the tenant that takes most gives way, so one tenant cannot push out another that takes less.
 """
 
 from __future__ import annotations
@@ -31,12 +33,12 @@ from service.resume.kept import KeptStream, Reader
 from service.wire.position import Position
 
 STREAM_BYTES = 8192
-"""What a kept stream of one output takes before it has told anything."""
+"""Bytes that a kept stream of one output takes before its first event."""
 OUTPUT_BYTES = 3072
-"""What each further output takes."""
+"""Bytes that each further output takes."""
 
 MAX_REMEMBERED = 4096
-"""Ids of streams that are gone, so that a client that attaches too late is told why."""
+"""Number of ids remembered of streams that were dropped, so that a client that attaches too late is told why."""
 
 FULL = "RESUME_BYTES"
 
@@ -47,19 +49,21 @@ _GONE = {
 
 
 class _Share:
-    """What one tenant's streams take."""
+    """The kept streams of one tenant, and the bytes that they take."""
 
     def __init__(self) -> None:
         self.bytes = 0
         self.streams: dict[str, KeptStream] = {}
-        # Those that are over and have no reader, the longest left first.
+        # Streams that are over and have no reader, the longest idle first.
         self.idle: OrderedDict[str, KeptStream] = OrderedDict()
 
 
 class Retention:
-    """Opens streams that are kept `seconds` (0: none are), within `total` bytes and `each` of one tenant.
+    """Opens streams, and keeps each one `seconds` without a reader (0: no stream is kept).
 
-    Event-loop thread of the engine's process only. `on_gone` is told how a stream or a part of one went.
+    All streams take at most `total` bytes, those of one tenant at most `each` bytes. `on_gone` is called with "expired"
+    or "evicted" for a stream that is dropped, with "trimmed" for a history that loses its older half, and with
+    "stalled" for a stream that ends because it was not read. Event-loop thread of the engine's process only.
     """
 
     def __init__(
@@ -83,13 +87,15 @@ class Retention:
         return len(self._kept)
 
     async def open(self, asked: GenerateRequest, tenant: str | None, hold: Hold) -> Reader:
-        """The stream of a new request, or of the same one sent before, from its start.
+        """Open the stream of a new request, or find that of the same request sent before; read it from its start.
 
-        A new one takes `hold` over, and releases it when the engine is done with the request, whatever becomes of its
-        readers. Raises DuplicateRequest, Overloaded, ResumeOff, and what `Engine.generate` does.
+        A new stream takes `hold` over. It releases it when the engine is done with the request, with or without a
+        reader. Raises DuplicateRequest if another request is kept under this id, Overloaded without room, ResumeOff,
+        what `Engine.generate` raises, and for a stream that is there already what `KeptStream.attach` raises.
         """
         if not self._seconds:
             raise ResumeOff("this server keeps no streams")
+        # One task at a time opens an id: a second one would not see the stream that the first has not stored yet.
         while (other := self._opening.get(asked.request_id)) is not None:
             await other.wait()
         digest = _digest(asked)
@@ -101,9 +107,10 @@ class Retention:
         return await kept.attach([Position() for _ in range(len(kept.history))])
 
     async def attach(self, request_id: str, positions: dict[int, Position]) -> Reader:
-        """Everything after `positions` by output; one that is not named: from its start.
+        """Read a kept stream, each output from its entry in `positions`; from the start without an entry.
 
-        Raises ResumeOff, StreamNotFound, StreamTakenOver, PositionTooOld, PositionAhead, InvalidRequest.
+        Raises ResumeOff, StreamNotFound (StreamExpired and StreamEvicted where the reason is known), StreamTakenOver,
+        PositionTooOld, PositionAhead, InvalidRequest.
         """
         if not self._seconds:
             raise ResumeOff("this server keeps no streams")
@@ -120,26 +127,28 @@ class Retention:
         return await kept.attach([positions.get(index, Position()) for index in range(len(kept.history))])
 
     def grown(self, kept: KeptStream, by: int) -> None:
-        """See `Keeper`."""
+        """`Keeper`: count `by` bytes more of `kept`, and make room if a bound is passed."""
+        # A closed stream was subtracted as a whole in `_drop`; what it gives back while it closes must not count again.
         if not kept.closed:
             self._count(kept.tenant, by)
             if by > 0:
                 self._shrink_to(kept.tenant, 0)
 
     def joined(self, kept: KeptStream) -> None:
-        """See `Keeper`."""
+        """`Keeper`: `kept` has a reader, so it does not expire and is not idle."""
         self._timers.pop(kept.request_id).cancel()
         self._shares[kept.tenant].idle.pop(kept.request_id, None)
 
     def left(self, kept: KeptStream) -> None:
-        """See `Keeper`."""
+        """`Keeper`: `kept` has no reader any more, so it expires in time and is idle if it is over."""
         if kept.closed:
             return
         self._wait(kept)
         self.over(kept)
 
     def over(self, kept: KeptStream) -> None:
-        """See `Keeper`."""
+        """`Keeper`: `kept` becomes idle if it is over and has no reader."""
+        # The stream can be over within its constructor, before `_begin` has stored it: `_begin` calls this again.
         if kept.over and kept.reader is None and kept.request_id in self._kept:
             self._shares[kept.tenant].idle[kept.request_id] = kept
 
@@ -147,6 +156,7 @@ class Retention:
         opened = self._opening[asked.request_id] = asyncio.Event()
         try:
             taken = _empty_bytes(asked.sampling.n)
+            # Before the engine is asked: without room the request must not run at all.
             self._reserve(tenant, taken)
             try:
                 await buggify.pause("reserved")
@@ -168,7 +178,7 @@ class Retention:
         return kept
 
     def _reserve(self, tenant: str | None, room: int) -> None:
-        """Take what one more stream of the tenant takes; raises Overloaded."""
+        """Count `room` bytes for one more stream of the tenant. Raises Overloaded if they cannot be freed."""
         self._shrink_to(tenant, room)
         share = self._shares.get(tenant)
         mine = 0 if share is None else share.bytes
@@ -177,7 +187,7 @@ class Retention:
         self._count(tenant, room)
 
     def _shrink_to(self, tenant: str | None, room: int) -> None:
-        """Have `room` bytes within both bounds, as far as there is something to give up."""
+        """Free memory until `room` more bytes are within both bounds, or nothing is left to free."""
         share = self._shares.get(tenant)
         while share is not None and share.bytes + room > self._each and self._shrink(share):
             pass
@@ -188,7 +198,7 @@ class Retention:
                 return
 
     def _shrink(self, share: _Share) -> bool:
-        """Have the share take less; whether it does."""
+        """Free some memory of `share`: drop its longest idle stream, else shrink its largest. False if it has none."""
         if share.idle:
             self._drop(next(iter(share.idle.values())), StreamEvicted)
             return True
@@ -200,7 +210,7 @@ class Retention:
         return True
 
     def _wait(self, kept: KeptStream) -> None:
-        """End the stream unless a client attaches in time."""
+        """Drop the stream unless a client attaches within the time that streams are kept."""
         loop = asyncio.get_running_loop()
         self._timers[kept.request_id] = loop.call_later(self._seconds, self._drop, kept, StreamExpired)
 
@@ -215,6 +225,7 @@ class Retention:
         while len(self._gone) > MAX_REMEMBERED:
             self._gone.popitem(last=False)
         self._on_gone("evicted" if why is StreamEvicted else "expired")
+        # Now, since `close` runs in a later turn of the loop: an attach that waits there must find the stream closed.
         kept.closed = True
         closing = asyncio.ensure_future(kept.close())
         self._closing.add(closing)
@@ -230,12 +241,15 @@ class Retention:
 
 
 def _empty_bytes(outputs: int) -> int:
-    """What a stream takes before it has told anything."""
+    """Bytes that a stream takes before its first event."""
     return STREAM_BYTES + (outputs - 1) * OUTPUT_BYTES
 
 
 def _digest(asked: GenerateRequest) -> bytes:
-    """Equal for the same request sent again: its deadline and its trace move, and nothing else."""
+    """A digest that is equal for the same request sent again: only its deadline and its trace may differ.
+
+    Tenant and weight are left out: they come from the server, and the id is already the tenant's.
+    """
     # Ids apart: a million of them as JSON would hold up the loop for as long as a step takes.
     plain = to_plain(dataclasses.replace(asked, deadline=None, token_ids=None, trace_id="", tenant="", weight=1.0))
     ids = b"" if asked.token_ids is None else array("q", asked.token_ids).tobytes()

@@ -7,6 +7,7 @@ from service.config.server_config import ServerConfig
 MAX_METADATA_BYTES = 8 * 1024
 MAX_PENDING_REQUESTS = 1 << 20
 UNREAD_BYTES = 16 * 1024
+"""Flow-control window of a call: the bytes of a message that gRPC takes in before the handler asks for it."""
 HANDSHAKE_TIMEOUT_MS = 10_000
 MAX_CONNECTION_IDLE_MS = 5 * 60 * 1000
 MIN_PING_INTERVAL_MS = 10_000
@@ -16,8 +17,10 @@ FOREVER_MS = 2**31 - 1
 def server_options(
     config: ServerConfig, *, shared_port: bool = False, largest_message: int | None = None
 ) -> tuple[tuple[str, int], ...]:
-    """Arguments for `grpc.aio.server`; front ends share their port. `largest_message`, in bytes, if it is not the
-    configured one: gRPC refuses a larger one by its header."""
+    """Arguments for `grpc.aio.server`. With `shared_port`, several front ends listen on one port.
+
+    `largest_message` is in bytes; without it the configured limit holds. gRPC refuses a larger message by its header.
+    """
     return (
         # Without this, a second server on the port would silently share its connections.
         ("grpc.so_reuseport", int(shared_port)),
@@ -26,8 +29,8 @@ def server_options(
         # `RequestReads` refuses with a hint when to come back.
         ("grpc.server.max_pending_requests", MAX_PENDING_REQUESTS),
         ("grpc.server.max_pending_requests_hard_limit", MAX_PENDING_REQUESTS),
-        # By default the window of every call grows with the speed of its connection, to megabytes that were not asked
-        # for: 192 calls held 800 MB so. A message that is asked for gets room whatever this says.
+        # By default the window of every call grows with the speed of its connection, to megabytes that no handler has
+        # asked for: 192 calls held 800 MB so. A message that a handler asks for gets room whatever this says.
         ("grpc.http2.bdp_probe", 0),
         ("grpc.http2.lookahead_bytes", UNREAD_BYTES),
         # The default is 2^32: a flood of resets then costs every other client its latency. Nor may it be low. A client
@@ -44,14 +47,14 @@ def server_options(
         ("grpc.keepalive_permit_without_calls", 1),
         ("grpc.http2.min_ping_interval_without_data_ms", MIN_PING_INTERVAL_MS),
         ("grpc.max_connection_idle_ms", MAX_CONNECTION_IDLE_MS),
-        # Connections that live for ever never hear of servers that joined since; gRPC spreads the age by a tenth. Calls
-        # that are open when it comes stay as long as they take.
+        # A client whose connection lives for ever never learns of servers that joined since. gRPC spreads the age by a
+        # tenth. Calls that are open at that age stay as long as they take.
         ("grpc.max_connection_age_ms", _millis(config.max_connection_age) if config.max_connection_age else FOREVER_MS),
         ("grpc.max_connection_age_grace_ms", FOREVER_MS),
         ("grpc.max_receive_message_length", largest_message or config.max_receive_bytes),
-        # What is sent is bounded by the engine's own limits and by `convert.split`.
+        # Messages that are sent are bounded by the engine's own limits and by `service.wire.generate.split`.
         ("grpc.max_send_message_length", -1),
-        # One limit: between a lower one and an absolute one gRPC refuses some calls, at random.
+        # Both limits are the same: between a soft and an absolute limit gRPC refuses some calls, at random.
         ("grpc.max_metadata_size", MAX_METADATA_BYTES),
         ("grpc.absolute_max_metadata_size", MAX_METADATA_BYTES),
         ("grpc.server_handshake_timeout_ms", HANDSHAKE_TIMEOUT_MS),

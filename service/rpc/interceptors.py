@@ -1,7 +1,7 @@
 """What happens around every call, whatever its arity: errors become statuses, handlers are tracked, calls are counted.
 
-grpc.aio tells coroutine handlers from async generators by inspection, so a wrapper must be of the kind it wraps; `wrap`
-does that once and everything else is an async context manager around one call.
+grpc.aio tells coroutine handlers from async generators by inspection, so a wrapper must be of the kind that it wraps.
+`wrap` does that once; everything else is an async context manager around one call.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from service.rpc.status import status_of, write_status
 Context = grpc.aio.ServicerContext[Any, Any]
 Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
 Around = Callable[[str, Context], AbstractAsyncContextManager[None]]
-"""Given the full method name and the call's context, what to do around its handler."""
+"""Makes, from the full method name and the call's context, the context manager in which its handler runs."""
 
 _ARITIES: dict[tuple[bool, bool], tuple[str, Callable[..., Handler]]] = {
     (False, False): ("unary_unary", grpc.unary_unary_rpc_method_handler),
@@ -33,15 +33,15 @@ _ARITIES: dict[tuple[bool, bool], tuple[str, Callable[..., Handler]]] = {
 
 
 class MethodInterceptor(grpc.aio.ServerInterceptor):
-    """Serves each known method by what `wrapped` makes of its handler, once. Unknown methods pass through."""
+    """Serves each known method by a handler that `wrapped` makes of its own, once. Unknown methods pass through."""
 
     def __init__(self) -> None:
         self._handlers: dict[str, tuple[Handler, Handler]] = {}
-        """By method: the handler, and what was made of it."""
+        """By method: the original handler, and the one made of it."""
 
     @abstractmethod
     def wrapped(self, handler: Handler, method: str) -> Handler:
-        """What serves `method` in place of `handler`."""
+        """The handler that serves `method` in place of `handler`."""
 
     async def intercept_service(
         self,
@@ -61,7 +61,7 @@ class MethodInterceptor(grpc.aio.ServerInterceptor):
 
 
 class AroundInterceptor(MethodInterceptor):
-    """Runs every known method inside `around(method, context)`, but for those of which `spares(method)` is true."""
+    """Runs every known method inside `around(method, context)`, except methods for which `spares(method)` is true."""
 
     def __init__(self, around: Around, spares: Callable[[str], bool] = lambda _method: False) -> None:
         super().__init__()
@@ -73,7 +73,7 @@ class AroundInterceptor(MethodInterceptor):
 
 
 def wrap(handler: Handler, method: str, around: Around) -> Handler:
-    """`handler` with `around` around its behaviour, of the same arity and the same kind of coroutine."""
+    """`handler` inside `around`, of the same arity and kind of coroutine. Raises TypeError for any other kind."""
     attribute, build = _ARITIES[bool(handler.request_streaming), bool(handler.response_streaming)]
     inner = getattr(handler, attribute)
 
@@ -83,6 +83,7 @@ def wrap(handler: Handler, method: str, around: Around) -> Handler:
 
     async def generate(request: Any, context: Context) -> AsyncIterator[Any]:
         async with around(method, context):
+            # Closed here, so that the handler's `finally` blocks run inside `around` when the call is cancelled.
             async with aclosing(inner(request, context)) as responses:
                 async for response in responses:
                     yield response
@@ -100,7 +101,7 @@ def wrap(handler: Handler, method: str, around: Around) -> Handler:
 
 @asynccontextmanager
 async def errors_to_statuses(_method: str, context: Context) -> AsyncIterator[None]:
-    """Ends a failed call with the status of its error. Cancellation and grpc's own aborts pass untouched."""
+    """End a failed call with the status of its error. Cancellation and grpc's own aborts pass untouched."""
     try:
         yield
     except grpc.aio.AbortError:
@@ -127,7 +128,7 @@ class HandlerTracker:
 
     @asynccontextmanager
     async def around(self, _method: str, _context: Context) -> AsyncIterator[None]:
-        """Counts one call as live while it runs."""
+        """Count one call as live while it runs."""
         task = asyncio.current_task()
         assert task is not None, "a handler runs in a task"
         self._live.add(task)
@@ -140,7 +141,7 @@ class HandlerTracker:
                 self._idle.set()
 
     async def wait_idle(self, timeout: float) -> bool:
-        """Whether every handler returned within `timeout` seconds."""
+        """Wait until no handler is live, `timeout` seconds at most. Returns whether that came in time."""
         try:
             async with asyncio.timeout(timeout):
                 await self._idle.wait()
@@ -150,7 +151,7 @@ class HandlerTracker:
 
 
 def count_calls(metrics: RpcMetrics) -> Around:
-    """Counts calls started and handled by method and code; only known methods get here, so label sets are closed."""
+    """Count calls started and handled, by method and code. Only known methods get here, so label sets are closed."""
 
     @asynccontextmanager
     async def around(method: str, context: Context) -> AsyncIterator[None]:
@@ -166,7 +167,7 @@ def count_calls(metrics: RpcMetrics) -> Around:
 
 
 def final_code(context: Context, error: BaseException | None) -> grpc.StatusCode:
-    """The code with which a call ends that `error` leaves, None if it just returned."""
+    """The code with which a call ends; `error` is the exception that left its handler, None if it returned."""
     if isinstance(error, asyncio.CancelledError):
         remaining = context.time_remaining()
         late = remaining is not None and remaining <= 0

@@ -1,8 +1,8 @@
 """Core errors to gRPC statuses: the only mapping, and the only place that writes a status into a call.
 
 Every status is set with `set_code` and followed by a plain return, never by `context.abort`: after a write that timed
-out, abort fails or hangs because the send is still pending. Details never carry more than the error's own message; what
-is not in the table becomes INTERNAL with an incident number that is also in the log.
+out, abort fails or hangs because the send is still pending. Details never carry more than the error's own message. An
+error that is not in the table becomes INTERNAL, with an incident number that is also in the log.
 """
 
 from __future__ import annotations
@@ -60,11 +60,11 @@ DOMAIN = "slipstream"
 TOKENS_EMITTED_TRAILER = "slipstream-tokens-emitted"
 PUSHBACK_TRAILER = "grpc-retry-pushback-ms"
 NO_RETRY = "-1"
-"""As a pushback: whatever the client's policy says."""
+"""As a pushback: the client's library does not retry, whatever its policy says."""
 LEAST_PUSHBACK_MILLIS = 1
 """Told to come back after 0 ms, a client of grpcio 1.85 that retries overload never does, and its call never ends."""
 LONGEST_PUSHBACK_SECONDS = 10.0
-"""Where it takes longer the caller is told, in `RetryInfo`, and its gRPC library is not made to wait."""
+"""Longest pushback. Past it the time is in `RetryInfo` only, for the caller; its gRPC library does not wait so long."""
 DETAILS_TRAILER = "grpc-status-details-bin"
 
 # A client's default limit for all trailers together is 8 KiB; past it the status itself would be lost.
@@ -107,7 +107,7 @@ CODES: dict[type[SlipstreamError], grpc.StatusCode] = {
 
 @dataclass(frozen=True, slots=True)
 class ErrorStatus:
-    """What a client gets: the code, the text, `google.rpc` details, and trailers beside them."""
+    """The status that a client gets: the code, the text, `google.rpc` details, and trailers beside them."""
 
     code: grpc.StatusCode
     message: str
@@ -126,7 +126,7 @@ class ErrorStatus:
 
 
 def status_of(error: BaseException) -> ErrorStatus:
-    """The status for `error`; one that is not mapped is logged with its traceback and hidden from the client."""
+    """The status for `error`. An error that is not in CODES is logged with its traceback and hidden from the client."""
     if not isinstance(error, SlipstreamError):
         return _internal(error)
     code = next((CODES[kind] for kind in type(error).__mro__ if kind in CODES), None)
@@ -140,22 +140,23 @@ def status_of(error: BaseException) -> ErrorStatus:
     if isinstance(error, Overloaded | EngineSilent):
         millis = _spread(error.retry_after)
         details.append(RetryInfo(retry_delay=Duration(seconds=millis // 1000, nanos=millis % 1000 * 1_000_000)))
-        # How long it waits in the queue is the caller's own word, and a library that waits longer looks as if it hung.
+        # No retry in two cases: (1) the caller itself set the time that it waits in the queue; (2) a library that waits
+        # for so long looks as if it hung.
         silent = isinstance(error, QueueTimeout) or error.retry_after > LONGEST_PUSHBACK_SECONDS
         trailers.append((PUSHBACK_TRAILER, NO_RETRY if silent else str(millis)))
     elif code is grpc.StatusCode.RESOURCE_EXHAUSTED:
-        # Clients retry this code, by the published policy; one that says nothing of when would be retried too.
+        # Clients retry this code, by the published policy, also without a pushback. These errors must not be retried.
         trailers.append((PUSHBACK_TRAILER, NO_RETRY))
     return ErrorStatus(code, message, tuple(details), tuple(trailers))
 
 
 def _spread(seconds: float) -> int:
-    """Milliseconds from `seconds` to twice that, at random: refused in one moment, clients do not come back in one."""
+    """Milliseconds from `seconds` to twice that, at random: clients refused in one moment come back spread out."""
     return max(LEAST_PUSHBACK_MILLIS, round(seconds * random.uniform(1.0, 2.0) * 1000))
 
 
 def write_status(context: grpc.aio.ServicerContext[Any, Any], status: ErrorStatus) -> None:
-    """Set `status` on the call, keeping trailers that the handler has set; the handler must then return."""
+    """Set `status` on the call and keep trailers that the handler has set. The handler must then return."""
     context.set_code(status.code)
     context.set_details(status.message)
     kept = tuple(context.trailing_metadata() or ())

@@ -13,7 +13,7 @@ from types import TracebackType
 from core.errors import SlowConsumer
 
 STALL_SECONDS = 1.0
-"""A timer this late means that this process did not run, and a stopped process reads no acknowledgements either."""
+"""A timer so many seconds late means that this process did not run; it then read no acknowledgements either."""
 
 
 class WriteBound:
@@ -59,6 +59,7 @@ class WriteBound:
     def _look(self) -> None:
         """Cut off the pending write if it is overdue; otherwise look again when it, or the next one, could be."""
         now = self._loop.time()
+        # This process stood still, not the client: the write gets its whole time again.
         if self._since is not None and now - self._look_due > STALL_SECONDS:
             self._since = now
         due = (now if self._since is None else self._since) + self._seconds

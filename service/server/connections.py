@@ -2,8 +2,8 @@
 
 Every connection is a descriptor. When the last one is taken, no port accepts anything any more, probes and metrics
 among them, until a client hangs up. grpcio can neither count its connections nor close one. So a thread asks the system
-which sockets are open, who is at the other end and for how long it has said nothing, and hangs up on the idle ones of
-the address that has most. The look takes no descriptor itself: it works when there is none left.
+which sockets are open, which address is at the other end, and for how long nothing has come from there. It hangs up on
+idle connections of the address that has most. The look takes no descriptor itself: it works when there is none left.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ Context = grpc.aio.ServicerContext[Any, Any]
 DESCRIPTORS: Final = "/proc/self/fd"
 LOOK_SECONDS: Final = 0.25
 IDLE_SECONDS: Final = 1.0
-"""A connection that was heard of since may be about to call."""
+"""Seconds of silence before a connection without a call counts as idle: one heard of since may be about to call."""
 LEAST_FREE: Final = 16
 MOST_DESCRIPTORS: Final = 65_536
-"""To which the limit is raised where the hard one allows more."""
+"""The limit on descriptors is raised to this, if the hard limit allows it."""
 SILENT_SINCE: Final = struct.Struct("=52xI")
-"""Of Linux's tcp_info: `tcpi_last_data_recv`, in milliseconds."""
+"""`tcpi_last_data_recv` in Linux's tcp_info: milliseconds since data last came."""
 
 
 @dataclass(frozen=True, slots=True)
 class Connection:
-    """One accepted connection: its descriptor, address and port of its client, and seconds since that was heard."""
+    """One accepted connection: its descriptor, its client's address and port, and seconds since data last came."""
 
     descriptor: int
     address: str
@@ -48,10 +48,11 @@ class Connection:
 
 
 def victims(open_now: Collection[Connection], busy: Collection[tuple[str, int]], most: int) -> list[Connection]:
-    """The connections to close so that `most` are left: the longest silent, of the address that has most by then.
+    """The connections to close so that `most` are left. Each is the longest silent one of the address that has most.
 
-    First those without a call; of an address with more than half of `most`, others too. `busy` are the ends, address
-    and port, of those that have calls open. O(n log n): there can be MOST_DESCRIPTORS.
+    Idle connections go first. If they are too few, connections of addresses that have more than half of `most` go too,
+    even with calls open. `busy` holds address and port of each client that has calls open. O(n log n): there can be
+    MOST_DESCRIPTORS.
     """
     counts = Counter(each.address for each in open_now)
     by_silence = sorted(open_now, key=lambda each: -each.silent)
@@ -75,7 +76,10 @@ def victims(open_now: Collection[Connection], busy: Collection[tuple[str, int]],
 
 
 class Connections:
-    """Those of `ports()`, which a thread looks after between `start` and `close`. Does nothing but on Linux."""
+    """Keeps descriptors free, on a thread that runs from `start` to `close`: it closes connections to `ports()`.
+
+    Does nothing on systems other than Linux.
+    """
 
     def __init__(self, ports: Callable[[], Collection[int]]) -> None:
         self._ports = ports
@@ -84,7 +88,7 @@ class Connections:
 
     @asynccontextmanager
     async def around(self, _method: str, context: Context) -> AsyncIterator[None]:
-        """Around every call: its connection is not idle."""
+        """Run a call inside; its connection is not idle meanwhile."""
         peer = context.peer()
         self._calls[peer] += 1
         try:
@@ -95,26 +99,26 @@ class Connections:
                 del self._calls[peer]
 
     def start(self) -> None:
-        """Raise the limit on descriptors as far as it goes, and look from now on."""
+        """Raise the limit on descriptors to MOST_DESCRIPTORS, or as far as allowed, and start the thread."""
         if os.path.isdir(DESCRIPTORS):
             _raised_limit()
             threading.Thread(target=self._run, name="slipstream-connections", daemon=True).start()
 
     def close(self) -> None:
-        """Look no more. Idempotent."""
+        """End the thread at its next look. Idempotent."""
         self._closed.set()
 
     def _run(self) -> None:
         while not self._closed.wait(LOOK_SECONDS):
-            # Limits can be changed from outside.
+            # Read again at each look: limits can be changed from outside.
             limit = _raised_limit()
-            # An eighth is for files, metrics and the engine; above it connections give way.
+            # The last eighth is for files, metrics and the engine: connections that reach into it give way.
             if _lowest_free(limit) >= limit - max(LEAST_FREE, limit // 8):
                 self.make_room(limit)
 
     def make_room(self, limit: int) -> None:
-        """Hang up on as many as it takes to have a third of `limit` descriptors free."""
-        # Not listed, which takes a descriptor: nearly all below the limit are open.
+        """Hang up on as many connections as it takes to have a third of `limit` descriptors free."""
+        # Tried one by one: listing DESCRIPTORS would take a descriptor itself, and nearly all below the limit are open.
         descriptors = [each for each in range(limit) if _is_open(each)]
         ports = self._ports()
         found = [each for each in map(_connection, descriptors) if each is not None and each[0] in ports]
@@ -126,7 +130,7 @@ class Connections:
 
 
 def _raised_limit() -> int:
-    """The limit on descriptors, raised before if it is low and may be."""
+    """The limit on descriptors, after raising it towards MOST_DESCRIPTORS as far as the hard limit allows."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     limit, allowed = (MOST_DESCRIPTORS if each == resource.RLIM_INFINITY else each for each in (soft, hard))
     target = min(allowed, MOST_DESCRIPTORS)
@@ -144,7 +148,7 @@ def _is_open(descriptor: int) -> bool:
 
 
 def _lowest_free(limit: int) -> int:
-    """The lowest descriptor that is free: so many are taken at least. `limit` if none is."""
+    """The lowest free descriptor, which is the least number of descriptors taken; `limit` if none is free."""
     try:
         descriptor = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
@@ -155,7 +159,7 @@ def _lowest_free(limit: int) -> int:
 
 @contextmanager
 def _borrowed(descriptor: int) -> Iterator[socket.socket]:
-    """The socket behind a descriptor that is gRPC's. Raises OSError for what is none."""
+    """The socket behind a descriptor that gRPC owns, which stays open. Raises OSError for a descriptor of no socket."""
     borrowed = socket.socket(fileno=descriptor)
     try:
         yield borrowed
@@ -164,7 +168,7 @@ def _borrowed(descriptor: int) -> Iterator[socket.socket]:
 
 
 def _connection(descriptor: int) -> tuple[int, Connection] | None:
-    """The port of ours that an accepted connection came to, and the connection; None for anything else."""
+    """For an accepted TCP connection, the local port and the connection; None for any other descriptor."""
     try:
         with _borrowed(descriptor) as opened:
             if opened.family not in (socket.AF_INET, socket.AF_INET6) or opened.type is not socket.SOCK_STREAM:
@@ -178,8 +182,9 @@ def _connection(descriptor: int) -> tuple[int, Connection] | None:
 
 
 def _hang_up(victim: Connection) -> None:
-    """Close the connection under gRPC, which sees that its client has gone, unless the descriptor is another's now."""
+    """Shut the connection down under gRPC, which then sees that its client has gone."""
     with suppress(OSError), _borrowed(victim.descriptor) as opened:
+        # Checked again: gRPC may have closed the descriptor meanwhile, and the system given it to another socket.
         address, port = opened.getpeername()[:2]
         if (_plain(address), port) == (victim.address, victim.port):
             opened.shutdown(socket.SHUT_RDWR)
@@ -193,7 +198,7 @@ def _end(peer: str) -> tuple[str, int]:
 
 
 def _plain(address: str) -> str:
-    """An IPv4 address in IPv6's clothes is itself."""
+    """The address as text; an IPv4 address that is mapped into IPv6 in its IPv4 form."""
     parsed = ip_address(address.partition("%")[0])
     mapped = parsed.ipv4_mapped if isinstance(parsed, IPv6Address) else None
     return str(mapped or parsed)

@@ -1,6 +1,6 @@
 """`grpc.health.v1` alone, in plain text, on a port of its own: a kubelet's gRPC probe cannot speak TLS.
 
-Nothing else is served there, so that opening it shows no more than that the server lives and whether it is ready.
+Nothing else is served there, so the open port shows only that the server lives and whether it is ready.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from service.servicers.health import HealthServicer
 
 
 class HealthPort:
-    """Serves `health` on `config.health_port`; does nothing where none is configured. `port` is the one in use."""
+    """Serves `health` on `config.health_port`; does nothing if none is configured. `port` is the port in use."""
 
     def __init__(
         self,
@@ -38,7 +38,7 @@ class HealthPort:
         self._grpc: grpc.aio.Server | None = None
 
     async def listen(self) -> None:
-        """Bind and answer. Raises StartupError."""
+        """Bind the port and answer from now on. Raises StartupError for a taken port."""
         if self._config.health_port is None:
             return
         host = f"[{self._config.host}]" if ":" in self._config.host else self._config.host
@@ -58,6 +58,6 @@ class HealthPort:
         self._grpc = server
 
     async def close(self) -> None:
-        """Hang up. Watches have ended by then: the servicer is closed before."""
+        """Close all connections at once. `Server.close` has closed the servicer before, so watches have ended."""
         if self._grpc is not None:
             await self._grpc.stop(None)

@@ -1,4 +1,4 @@
-"""The server: binds, loads, serves, drains. What makes it do so, signals and deaths, is in `service.cli.lifecycle`."""
+"""The server: binds, loads, serves, drains. `service.cli.lifecycle` calls it on signals and on the engine's death."""
 
 from __future__ import annotations
 
@@ -54,19 +54,20 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 STATUS_FLUSH_SECONDS = 2.0
-"""How long ended streams get to write their last status before the transport is closed."""
+"""Seconds that ended streams have to write their last status before the transport is closed."""
 
 STOP_GRACE_SECONDS = 1.0
 DRAIN_MARGIN_SECONDS = 5.0
+"""Seconds beyond its grace after which a drain of the engine counts as hung."""
 ENGINE_STOP_SECONDS = 10.0
 HURRIED_STOP_SECONDS = 1.0
-"""What an engine gets where the process is to end at once: the signal that asked for it does not wait for a device."""
+"""Seconds that the engine has to stop where the process must end at once, after a second signal for example."""
 
 
 async def drained(engine: StartableEngine, grace: float) -> int:
-    """How many streams a drain cut; 0 where it did not end in time.
+    """Drain the engine within `grace` seconds. Returns the number of streams cut; 0 if the drain did not end in time.
 
-    The engine keeps to its grace unless a step hangs; that must not hold up the exit of the process.
+    The engine keeps to its grace unless a step hangs. A step that hangs must not hold up the exit of the process.
     """
     try:
         async with asyncio.timeout(grace + DRAIN_MARGIN_SECONDS):
@@ -77,7 +78,7 @@ async def drained(engine: StartableEngine, grace: float) -> int:
 
 
 async def stopped(engine: StartableEngine, grace: float) -> None:
-    """Stop the engine within ENGINE_STOP_SECONDS, without grace HURRIED_STOP_SECONDS; one that hangs is left behind."""
+    """Stop the engine within ENGINE_STOP_SECONDS; without grace within HURRIED_STOP_SECONDS. Leave it if it hangs."""
     seconds = ENGINE_STOP_SECONDS if grace > 0 else HURRIED_STOP_SECONDS
     try:
         async with asyncio.timeout(seconds):
@@ -157,7 +158,12 @@ class Server:
         return server
 
     def _interceptors(self, calls: OpenCalls, metrics: RpcMetrics) -> list[grpc.aio.ServerInterceptor]:
-        """Outermost first: the tracker must outlive the error mapping, and calls are counted by their final code."""
+        """The interceptors, outermost first.
+
+        (1) The tracker must outlive the error mapping, and calls are counted by their final code. (2) Callers are
+        named and refused before the gates, which count by caller. (3) `RequestReads` is last, so that a refused call
+        never has its message read.
+        """
         spans = () if self._tracer is None else (self._tracer.around,)
         outer = (self.tracker.around, self.connections.around, count_calls(metrics))
         around = (*outer, *spans, errors_to_statuses, Audit(metrics).around)
@@ -208,7 +214,7 @@ class Server:
         await self._grpc.start()
 
     def _bind(self) -> int:
-        """The gRPC port, with TLS if there are files for it. Raises StartupError."""
+        """Bind the gRPC port, with TLS if there are files for it. Returns the port. Raises StartupError."""
         host = f"[{self.config.host}]" if ":" in self.config.host else self.config.host
         address, tls = f"{host}:{self.config.port}", self._files.certificates
         try:
@@ -224,6 +230,7 @@ class Server:
         engine = await in_daemon_thread(lambda: self._build(config, self._progress))
         self._engine = engine
         await engine.start()
+        # Only after the start: from here on calls find the engine.
         self.slot.engine = engine
         if self._desk is not None:
             self._desk.follow(engine)
@@ -232,29 +239,32 @@ class Server:
         self.health.set(READINESS, True)
 
     def refuse_readiness(self) -> None:
-        """First step of a drain: tell everyone to send new work elsewhere. Liveness stays true."""
+        """First step of a drain: report not ready, so that clients send new work elsewhere. Liveness stays true."""
         self.slot.draining = True
         self.health.set(READINESS, False)
 
     def heard(self, *, alive: bool, ready: bool) -> None:
-        """In a front end: whether the engine's process was heard of lately enough to be `ready`, and to be `alive`."""
+        """In a front end: set readiness and liveness by the silence of the engine's process.
+
+        Without `ready` calls are refused with EngineSilent. A server that drains or loads stays not ready.
+        """
         self.slot.silent = not ready
         self.health.set(LIVENESS, alive)
         self.health.set(READINESS, ready and self.slot.engine is not None and not self.slot.draining)
 
     def turn_away(self, grace: float) -> None:
-        """Second step: close the port, and have clients leave by GOAWAY; calls that are open go on.
+        """Second step of a drain: close the port, and have clients leave by GOAWAY. Open calls go on.
 
-        A server that stays and refuses is worse for a client that spreads its calls by itself: it would come back with
+        Staying and refusing calls would be worse for a client that spreads its calls by itself: it would come back with
         every second call, and with its retries, until they are spent.
         """
         self._leaving = asyncio.create_task(self._grpc.stop(grace + DRAIN_MARGIN_SECONDS + STATUS_FLUSH_SECONDS))
 
     async def drain(self, linger: float, grace: float) -> int:
-        """Report not ready, take requests for `linger` seconds more, let streams finish within `grace`, close.
+        """Report not ready, take requests for `linger` seconds more, let streams finish within `grace` seconds, close.
 
-        Returns how many streams were cut. The linger is there because clients learn of the drain only by and by; those
-        that watch readiness have left when it ends.
+        Returns the number of streams cut. The linger is there because clients learn of the drain only after a while.
+        Clients that watch readiness have left when it ends.
         """
         self.refuse_readiness()
         await asyncio.sleep(linger)
@@ -264,14 +274,14 @@ class Server:
         return cut
 
     async def die(self) -> None:
-        """The engine is dead: say so to health checks and streams, then close."""
+        """The engine is dead: report neither ready nor alive, then close."""
         self.slot.draining = True
         for service in (LIVENESS, READINESS):
             self.health.set(service, False)
         await self.close()
 
     async def close(self, grace: float = STOP_GRACE_SECONDS) -> None:
-        """End watches, let handlers write their statuses, stop the transport, then the engine. Bounded throughout."""
+        """End watches, let handlers write their statuses, stop the transport, then the engine. Each wait is bounded."""
         self.health.close()
         self._memory.close()
         self.connections.close()

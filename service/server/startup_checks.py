@@ -1,7 +1,7 @@
-"""What can be refused in milliseconds, before anything heavy is imported: taken ports, unusable files.
+"""Start-up errors that can be found in milliseconds, before anything heavy is imported: taken ports, unusable files.
 
-Files are those of the checkpoint, the adapters, the tokens and TLS. Every StartupError here is one line for the
-operator and may name a path. The loaders check again, and more.
+The files are those of the checkpoint, the adapters, the tokens, the tenants and TLS. Every StartupError here is one
+line for the operator and may name a path. The loaders check again, and more.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")
 
 
 def check(config: ServerConfig) -> None:
-    """Everything below at once. Raises StartupError."""
+    """Check the OTLP endpoint, ports, access files, checkpoint and adapters. Raises StartupError."""
     otlp_endpoint(config.otlp_endpoint, os.environ)
     check_ports(config)
     check_security(config)
@@ -47,9 +47,10 @@ def check_ports(config: ServerConfig) -> None:
 
 
 def _probe(purpose: str, setting: str, host: str, port: int) -> None:
-    """Bind and let go. Without SO_REUSEPORT, so that a second server on the port is noticed and not shared with.
+    """Bind the port and close it. Without SO_REUSEPORT, so that a second server on the port fails to start.
 
-    A name can stand for several addresses: gRPC listens on all of them that are this machine's, so one is enough.
+    A name can stand for several addresses. gRPC listens on those that are this machine's, so one that can be bound is
+    enough; but a port that is taken on any of them is an error.
     """
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
@@ -129,7 +130,7 @@ def _indexed_shards(path: Path) -> set[str]:
 
 
 def _check_shard(shard: Path) -> None:
-    """The header must be readable, and the file exactly as long as its tensors need."""
+    """Raise ModelLoadError unless the header can be read and the file is exactly as long as its tensors need."""
     if not shard.is_file():
         # Opening a pipe would wait for its writer for ever.
         raise ModelLoadError(f"{shard} is no regular file")

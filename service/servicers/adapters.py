@@ -19,19 +19,19 @@ Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class AdapterServicer(adapters_pb2_grpc.AdapterServiceServicer):
-    """`slipstream.v1.AdapterService` over whatever engine `slot` holds."""
+    """`slipstream.v1.AdapterService` over the engine in `slot`."""
 
     def __init__(self, slot: EngineSlot) -> None:
         self._slot = slot
 
     async def LoadAdapter(self, request: pb.LoadAdapterRequest, context: Context) -> pb.LoadAdapterResponse:
-        """Read an adapter below the configured directory and serve it."""
+        """Read an adapter below the configured directory and serve it. Raises what `Engine.load_adapter` does."""
         audit.note(adapter=request.name, path=request.path)
         load = await self._slot.require().load_adapter(request.name, request.path, pinned=request.pinned)
         return adapters.load_response(load)
 
     async def UnloadAdapter(self, request: pb.UnloadAdapterRequest, context: Context) -> pb.UnloadAdapterResponse:
-        """Refuse new requests for an adapter, and free it with its last one."""
+        """Refuse new requests for an adapter, and free it when its last request ends. Raises AdapterNotFound."""
         audit.note(adapter=request.name)
         live = await answered(self._slot.require().unload_adapter(request.name))
         return pb.UnloadAdapterResponse(live_requests=live)

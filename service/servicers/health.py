@@ -1,8 +1,8 @@
 """`grpc.health.v1` over two states: liveness (service "") and readiness (the inference service).
 
-Written here because the packaged servicer holds a lock while it writes to a watcher, so one watcher that does not read
-could stall every change of state, a drain included; because its graceful shutdown also clears liveness; and because an
-open Watch would hold up `server.stop`. `close` ends the watches.
+Written here for three reasons. (1) The packaged servicer holds a lock while it writes to a watcher, so one watcher that
+does not read could stall every change of state, a drain included. (2) Its graceful shutdown also clears liveness.
+(3) An open Watch would hold up `server.stop`; here `close` ends the watches.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ class HealthServicer(health_pb2_grpc.HealthServicer):  # type: ignore[misc]
         self._closed = False
 
     def set(self, service: str, serving: bool) -> None:
-        """Change one service's state and wake its watchers; never waits for them."""
+        """Change one service's state and wake the watchers. Never waits for them."""
         assert service in self._serving, "the set of services is fixed"
         if self._serving[service] != serving:
             self._serving[service] = serving
             self._wake()
 
     def close(self) -> None:
-        """End every Watch with UNAVAILABLE after its last state was written."""
+        """End every Watch with Draining, in gRPC UNAVAILABLE, after its last state was written."""
         self._closed = True
         self._wake()
 
@@ -59,7 +59,7 @@ class HealthServicer(health_pb2_grpc.HealthServicer):  # type: ignore[misc]
         return _SERVING if serving else _NOT_SERVING
 
     async def Check(self, request: health_pb2.HealthCheckRequest, context: Context) -> health_pb2.HealthCheckResponse:
-        """State of one service; NOT_FOUND for an unknown one."""
+        """State of one service. Raises UnknownService, in gRPC NOT_FOUND."""
         if request.service not in self._serving:
             raise UnknownService("unknown service")
         return health_pb2.HealthCheckResponse(status=self._status(request.service))
@@ -71,9 +71,13 @@ class HealthServicer(health_pb2_grpc.HealthServicer):  # type: ignore[misc]
         )
 
     async def Watch(self, request: health_pb2.HealthCheckRequest, context: Context) -> None:
-        """The state now and after each change; intermediate states may be skipped. SERVICE_UNKNOWN if unknown."""
+        """Write the state now and after each change; SERVICE_UNKNOWN for an unknown service.
+
+        A watcher that reads slowly may miss states in between. Raises Draining when the server closes, SlowConsumer.
+        """
         sent: health_pb2.HealthCheckResponse.ServingStatus | None = None
         while True:
+            # Read together, with no await between them and the wait: so no change is missed.
             changed, status = self._changed, self._status(request.service)
             if status != sent:
                 await self._write(context, status)

@@ -1,6 +1,6 @@
 """The inference service: opens streams on the engine and writes their events, one bounded write each.
 
-It knows neither how errors become statuses (the interceptors do) nor what is inside a message (`convert` does).
+Interceptors turn errors into statuses (`service.rpc.interceptors`). `service.wire` reads and makes the messages.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ Context = grpc.aio.ServicerContext[Any, Any]
 
 @dataclass(frozen=True, slots=True)
 class _Told:
-    """What a call is to tell: how many outputs, and in which messages."""
+    """What a call writes: the number of outputs, whether with text, and the type of its messages."""
 
     outputs: int
     want_text: bool
@@ -43,7 +43,7 @@ class _Told:
 
 
 class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
-    """`slipstream.v1.InferenceService` over whatever engine `slot` holds."""
+    """`slipstream.v1.InferenceService` over the open calls of the server."""
 
     def __init__(self, calls: OpenCalls, version: str) -> None:
         self._calls = calls
@@ -55,9 +55,9 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         self._started_at = time.monotonic()
 
     async def Generate(self, request: pb.GenerateRequest, context: Context) -> None:
-        """Admit, then stream. Leaving by any path closes the engine's stream, which aborts what still runs.
+        """Admit, then stream. Leaving by any path closes the engine's stream, which aborts outputs that still run.
 
-        A resumable one is only let go of.
+        From a resumable stream the call only detaches.
         """
         async with AsyncExitStack() as held:
             with self._calls.counting_refusals():
@@ -65,7 +65,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
             await self._pump(stream, context, _Told(asked.sampling.n, asked.want_text, pb.GenerateResponse))
 
     async def Attach(self, request: pb.AttachRequest, context: Context) -> None:
-        """Go on with a kept stream. Leaving lets go of it."""
+        """Go on with a kept stream. Leaving by any path detaches from it."""
         async with AsyncExitStack() as held:
             with self._calls.counting_attaches():
                 stream = await self._calls.attach(request.request_id, attach.positions(request), held)
@@ -83,7 +83,10 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         return asked, stream
 
     async def _pump(self, stream: OutputStream, context: Context, told: _Told) -> None:
-        """Write every event. On failure the trailers say how many tokens went out, the cut-off write included."""
+        """Write every event, each within the write timeout. Raises SlowConsumer and the stream's own error.
+
+        On failure the trailers hold the number of tokens written, those of a write that was cut off included.
+        """
         emitted = finished = 0
         encoder = generate.ResponseEncoder(stream.request_id, told.want_text, told.response)
         waiting: Started | None = None
@@ -100,8 +103,8 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
                         note_prompt(event.prompt_tokens)
                         continue
                     if waiting is not None:
-                        # Not before there is something to tell: once it has headers, a call that fails, as those do
-                        # that still stand in the queue when a drain ends, is not retried by gRPC elsewhere.
+                        # Not before there is an event: gRPC does not retry a call that fails after its headers. A call
+                        # that still stands in the queue when a drain ends fails, and must be retried elsewhere.
                         await context.send_initial_metadata(((REQUEST_ID_METADATA, encoder.request_id),))
                         bound.begin()
                         await context.write(encoder.encode(waiting))
@@ -127,7 +130,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
             note_made(emitted)
 
     async def Abort(self, request: pb.AbortRequest, context: Context) -> pb.AbortResponse:
-        """End a live request as cancelled; whether there was one."""
+        """End a live request as cancelled. The response says whether there was one."""
         return pb.AbortResponse(found=await self._calls.abort(request.request_id))
 
     async def Embed(self, request: pb.EmbedRequest, context: Context) -> pb.EmbedResponse:
@@ -175,7 +178,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         return generate.server_info_response(self._config, self._version, self._slot.state, uptime)
 
     async def GetLoad(self, request: pb.GetLoadRequest, context: Context) -> pb.GetLoadResponse:
-        """Load as of the last step; of the caller's own requests where the others are not its business."""
+        """Load as of the last step. A caller that may not see the load of all gets that of its own requests."""
         engine, own = self._slot.require(), await self._calls.own_load()
         if own is not None:
             return generate.own_load_response(own.running, own.waiting)
@@ -184,6 +187,6 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
 
 
 def _keep_from_others(error: BaseException, context: Context) -> None:
-    """It may be this request that the engine died of: retried by gRPC, it would take the next server with it."""
+    """Forbid a retry after EngineDead: the engine may have died of this request, which would end the next one too."""
     if isinstance(error, EngineDead):
         context.set_trailing_metadata(((PUSHBACK_TRAILER, NO_RETRY),))

@@ -1,4 +1,4 @@
-"""Where spans go: the flag, else OpenTelemetry's own variables. Decided without importing OpenTelemetry."""
+"""The address to which spans are sent: the flag, else OpenTelemetry's own variables. Found without importing it."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ PROTOCOLS = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL"
 
 
 def otlp_endpoint(flag: str | None, env: Mapping[str, str]) -> str | None:
-    """The collector's address, None if nobody wants spans. Raises ConfigError for a flag that cannot be followed.
+    """The collector's address; None if no spans are wanted. Raises ConfigError for a flag that cannot be followed.
 
-    Variables that cannot be followed are logged instead: operators of clusters put them into every container.
+    Environment variables that cannot be followed are only logged: operators of clusters put them into every container.
     """
     if env.get("OTEL_SDK_DISABLED", "").lower() == "true":
         return None

@@ -1,7 +1,7 @@
 """Spans of requests by OpenTelemetry, sent to a collector over OTLP. Imported only where an endpoint is given.
 
-One span per call, begun when its handler is entered and ended with its status; what happens per token costs nothing.
-Attributes are those of the conventions for gRPC and for GenAI servers; they hold no prompt and no output.
+There is one span per call. It begins when the handler is entered and ends with the call's status; a token adds nothing
+to it. Attributes are those of the conventions for gRPC and for GenAI servers. They hold no prompt and no output.
 """
 
 from __future__ import annotations
@@ -25,12 +25,13 @@ from service.rpc.interceptors import Context, final_code
 from service.tracing.request_span import current_span
 
 TRACED = frozenset({"Generate", "Embed"})
-"""Calls that do work for a while; a span per health check would bury theirs."""
+"""Methods with spans: calls that take a while. Spans of health checks would hide theirs."""
 
 FLUSH_SECONDS = 3.0
+"""Seconds that the exit of the process waits for the last spans to be sent."""
 NANOS = 1_000_000_000
 SERVER_FAULTS = frozenset({"UNKNOWN", "DEADLINE_EXCEEDED", "UNIMPLEMENTED", "INTERNAL", "UNAVAILABLE", "DATA_LOSS"})
-"""Codes that make a server's span an error, by the conventions; the others are the caller's."""
+"""Codes that make a server's span an error, by the conventions. The other codes are errors of the caller."""
 
 
 class OtlpSpan:
@@ -43,7 +44,7 @@ class OtlpSpan:
         self.trace_id = f"{found.trace_id:032x}" if found.trace_flags.sampled else ""
 
     def queued(self, request: GenerateRequest) -> None:
-        """See `RequestSpan.queued`."""
+        """Add the request's settings to the span, and an event at the time at which it goes to the engine."""
         self._arrived = time.time_ns()
         sampling = request.sampling
         self._span.set_attributes(
@@ -59,7 +60,7 @@ class OtlpSpan:
         self._span.add_event("queue", timestamp=self._arrived)
 
     def finished(self, event: Finished) -> None:
-        """See `RequestSpan.finished`. The engine measured on its own clock since the request's arrival there."""
+        """Add events and token counts of one output. The engine measured times from the request's arrival there."""
         timing, usage = event.timing, event.usage
         index = {"index": event.index}
         if timing.queue < timing.total:
@@ -81,14 +82,15 @@ class OtlpSpan:
 
 
 class OtlpTracer:
-    """Makes and exports the spans of one server. `model` is what clients see it as; known once it is loaded."""
+    """Makes and exports the spans of one server. `model` is the served model's name, set once it is loaded."""
 
     def __init__(self, endpoint: str, version: str) -> None:
         self.model = ""
         named = Resource.create({SERVICE_VERSION: version})
         if str(named.attributes.get(SERVICE_NAME, "")).startswith("unknown_service"):
             named = named.merge(Resource({SERVICE_NAME: "slipstream"}))
-        # Told when to stop by `close`: at the exit of the process a collector that hangs would hold it up.
+        # `close` shuts it down instead: by itself it would do so at the exit of the process, which a collector that
+        # hangs would then hold up.
         self._provider = TracerProvider(resource=named, shutdown_on_exit=False)
         self._provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(endpoint)))
         self._tracer = self._provider.get_tracer("slipstream", version)
@@ -96,7 +98,7 @@ class OtlpTracer:
 
     @asynccontextmanager
     async def around(self, method: str, context: Context) -> AsyncIterator[None]:
-        """A span around one call, child of the caller's if its metadata names one."""
+        """Run one call inside a span, which is a child of the caller's span if the metadata names one."""
         service, _, name = method.strip("/").rpartition("/")
         if name not in TRACED:
             yield
@@ -122,7 +124,7 @@ class OtlpTracer:
         _end(span, final_code(context, None))
 
     def close(self) -> None:
-        """Send what is left, in a thread that holds nobody up for longer than FLUSH_SECONDS."""
+        """Send the remaining spans on a thread, and wait FLUSH_SECONDS at most."""
         flushing = threading.Thread(target=self._provider.shutdown, name="slipstream-otlp", daemon=True)
         flushing.start()
         flushing.join(FLUSH_SECONDS)

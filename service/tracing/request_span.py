@@ -1,4 +1,4 @@
-"""What a servicer tells of a request to whoever traces it. Without a tracer that is one look at a context variable."""
+"""The events of a request that servicers report to its span. Without a tracer each only reads a context variable."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ class RequestSpan(Protocol):
 
 
 current_span: ContextVar[RequestSpan | None] = ContextVar("slipstream_span", default=None)
-"""Within a call: its span; None where nobody traces."""
+"""Within a call: its span; None without a tracer."""
 
 
 def traced(request: GenerateRequest, context: grpc.aio.ServicerContext[Any, Any]) -> GenerateRequest:
-    """`request`, about to be queued, with the id of the sampled trace that it belongs to, if any."""
+    """`request` with the id of the sampled trace that it belongs to, if any. Call it just before it is queued."""
     span = current_span.get()
     if span is None:
         metadata: Any = context.invocation_metadata()

@@ -14,7 +14,7 @@ _SAMPLED = 1
 def sampled_trace(metadata: Sequence[tuple[str, Any]] | None) -> str:
     """The 32 hexadecimal digits of the trace that a call belongs to; empty if there is none or it is not sampled.
 
-    Only what is exactly a trace id leaves here, so that nothing else that a caller writes gets into exemplars.
+    Only exact trace ids are returned, so that no other text of a caller gets into exemplars.
     """
     for key, value in metadata or ():
         if key == TRACEPARENT and isinstance(value, str) and (found := _PATTERN.fullmatch(value)):

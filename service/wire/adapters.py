@@ -8,7 +8,7 @@ from service.wire.generate import duration
 
 
 def adapter_message(info: AdapterInfo) -> pb.Adapter:
-    """One loaded adapter."""
+    """The message of one loaded adapter."""
     return pb.Adapter(
         name=info.name,
         state=pb.ADAPTER_STATE_UNLOADING if info.unloading else pb.ADAPTER_STATE_READY,
@@ -22,12 +22,12 @@ def adapter_message(info: AdapterInfo) -> pb.Adapter:
 
 
 def load_response(load: AdapterLoad) -> pb.LoadAdapterResponse:
-    """What a load did."""
+    """The adapter that was loaded, and the adapters that were evicted for it."""
     return pb.LoadAdapterResponse(adapter=adapter_message(load.adapter), evicted=load.evicted)
 
 
 def list_response(listed: AdapterList) -> pb.ListAdaptersResponse:
-    """Everything that holds memory."""
+    """Every adapter that holds memory, and the bytes used and allowed."""
     return pb.ListAdaptersResponse(
         adapters=map(adapter_message, listed.adapters), used_bytes=listed.used_bytes, max_bytes=listed.max_bytes
     )

@@ -1,4 +1,4 @@
-"""Reads where a client wants to go on, as `convert` does everything else."""
+"""Reads the positions in an Attach message, from which a client wants to go on."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from service.wire.position import Position
 
 
 def positions(message: pb.AttachRequest) -> dict[int, Position]:
-    """By output. Raises InvalidRequest naming every bad field at once."""
+    """The position of each output that the message names. Raises InvalidRequest, which names every bad field."""
     if len(message.positions) > MAX_N:
         raise InvalidRequest.of("positions", f"has {len(message.positions)} entries, at most {MAX_N} can be served")
     violations = list(_violations(message))

@@ -1,4 +1,4 @@
-"""Translates Embed between the wire and the engine, as `convert` does for everything else."""
+"""Translates Embed between the wire and the engine, as `service.wire.generate` does for generation."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ _POOLINGS = {
 }
 
 _VALUES_TAG = bytes([pb.Embedding.VALUES_FIELD_NUMBER << 3 | 2])
-"""What the packed floats of an Embedding begin with: the field's number, and that a length follows."""
+"""The byte before the packed floats of an Embedding: the field's number, and the wire type of a length that follows."""
 
 
 def embed_request(message: pb.EmbedRequest, info: ModelInfo, max_queued: int, deadline: float | None) -> EmbedRequest:
-    """The request as the engine takes it, with an id drawn if the client gave none.
+    """The request as the engine takes it. It gets a random id if the client gave none.
 
-    `deadline` is a `time.monotonic()` instant; more inputs than `max_queued` could never be queued. Raises
-    InvalidRequest naming every bad field at once.
+    `deadline` is a `time.monotonic()` instant. More inputs than `max_queued` are refused: they could never be queued.
+    Raises InvalidRequest, which names every bad field at once.
     """
     refuse_oversized_embed(message, info, max_queued)
     violations = [*id_violations(message), *_input_violations(message), *queue_timeout_violations(message)]
@@ -68,7 +68,7 @@ def _given(each: pb.EmbedInput) -> str | tuple[int, ...]:
 
 
 def embed_response(result: EmbedResult) -> pb.EmbedResponse:
-    """The response with all vectors; there is at least one."""
+    """The response with all vectors of `result`, which has at least one."""
     return pb.EmbedResponse(
         request_id=public_id(result.request_id),
         embeddings=[_embedding(each) for each in result.embeddings],
@@ -77,7 +77,8 @@ def embed_response(result: EmbedResult) -> pb.EmbedResponse:
 
 
 def _embedding(each: Embedding) -> pb.Embedding:
-    """A message made from its wire form: floats given one by one take forty times as long (88 µs for 4,096)."""
+    """The message of one vector, made from its wire form: giving floats one by one takes forty times as long (88 µs for
+    4,096)."""
     packed = each.values.astype("<f4").tobytes()
     message = pb.Embedding.FromString(_VALUES_TAG + _varint(len(packed)) + packed)
     message.usage.prompt_tokens = each.prompt_tokens

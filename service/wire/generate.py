@@ -1,7 +1,8 @@
-"""Translates between the wire and the engine: the only file that knows both protobuf and `core.types`.
+"""Translates generation and facts of the server between `slipstream.v1` and the engine's own types.
 
-Checked here is what only the wire can get wrong (which input, ids, durations, two spellings of one option); ranges of
-sampling parameters, the vocabulary and the context are the engine's to check.
+Embeddings, adapters and positions have files of their own beside this one. Checked here is what only a message can get
+wrong: which input is set, ids, durations, two spellings of one option. The engine checks the ranges of sampling
+parameters, the vocabulary and the context.
 """
 
 from __future__ import annotations
@@ -41,10 +42,10 @@ MAX_REQUEST_ID_CHARS = 128
 MAX_CACHE_SALT_CHARS = 256
 MAX_ROLE_CHARS = 64
 MAX_QUEUE_TIMEOUT_SECONDS = 315_576_000_000
-"""The range of google.protobuf.Duration: 10,000 years."""
+"""The range of google.protobuf.Duration: 10,000 years, in seconds."""
 
 MAX_LOGPROB_ENTRIES_PER_MESSAGE = 16_384
-"""Alternatives per response; at about 12 bytes each a merged delta stays far below a client's 4 MiB message limit."""
+"""Log probabilities per response, alternatives included: at about 12 bytes each far below a client's 4 MiB limit."""
 
 REQUEST_ID = re.compile(rf"[A-Za-z0-9._:-]{{1,{MAX_REQUEST_ID_CHARS}}}")
 
@@ -64,10 +65,11 @@ _STATES = {
 
 
 def generate_request(message: pb.GenerateRequest, info: ModelInfo, deadline: float | None) -> GenerateRequest:
-    """The request as the engine takes it, with an id drawn if the client gave none.
+    """The request as the engine takes it. It gets a random id if the client gave none.
 
-    `deadline` is a `time.monotonic()` instant. Raises InvalidRequest naming every bad field at once.
+    `deadline` is a `time.monotonic()` instant. Raises InvalidRequest, which names every bad field at once.
     """
+    # First, since everything after it copies or walks the collections of the message.
     refuse_oversized(message, info)
     violations = [
         *id_violations(message),
@@ -98,7 +100,7 @@ def generate_request(message: pb.GenerateRequest, info: ModelInfo, deadline: flo
 
 
 def sampling_params(message: pb.GenerateRequest, defaults: SamplingParams) -> SamplingParams:
-    """`defaults` with every field that the client set, in either spelling; field names are equal on both sides."""
+    """`defaults` with every field that the client set, in either spelling. Fields have the same names on both sides."""
     given: dict[str, Any] = {field.name: _plain(value) for field, value in message.sampling_params.ListFields()}
     options = message.output_options
     if options.HasField("logprobs"):
@@ -116,7 +118,7 @@ def _plain(value: Any) -> Any:
 
 
 def id_violations(message: pb.GenerateRequest | pb.EmbedRequest) -> Iterator[FieldViolation]:
-    """What is wrong with the id, the salt and the name of the adapter."""
+    """The violations of the request id, the cache salt and the adapter's name."""
     if message.request_id and not REQUEST_ID.fullmatch(message.request_id):
         yield FieldViolation("request_id", f"must be 1 to {MAX_REQUEST_ID_CHARS} characters of A-Z a-z 0-9 . _ : -")
     if len(message.cache_salt) > MAX_CACHE_SALT_CHARS:
@@ -148,7 +150,7 @@ def _chat_violations(chat: pb.Chat, info: ModelInfo) -> Iterator[FieldViolation]
 
 
 def queue_timeout_violations(message: pb.GenerateRequest | pb.EmbedRequest) -> Iterator[FieldViolation]:
-    """What is wrong with the queue timeout, if one is given."""
+    """The violation of the queue timeout, if there is one."""
     if not message.HasField("queue_timeout"):
         return
     seconds, nanos = message.queue_timeout.seconds, message.queue_timeout.nanos
@@ -162,7 +164,7 @@ def _constraint_violations(message: pb.GenerateRequest) -> Iterator[FieldViolati
 
 
 def _constraint(message: pb.GenerateRequest) -> Constraint | None:
-    """What the outputs must match; what is in it is the engine's to check."""
+    """The constraint that the outputs must match; None without one. The engine checks its content."""
     kind = message.constraint.WhichOneof("kind")
     if kind is None:
         return None
@@ -180,12 +182,12 @@ def _option_violations(message: pb.GenerateRequest) -> Iterator[FieldViolation]:
 
 
 def seconds(duration: Duration) -> float:
-    """A duration of the wire as a number."""
+    """A protobuf duration in seconds."""
     return duration.seconds + duration.nanos / 1e9
 
 
 def duration(seconds: float) -> Duration | None:
-    """None, that is unset, for what was never measured (the first token of an output that had none)."""
+    """`seconds` as a protobuf duration; None for a time that is not finite: the first token of an empty output."""
     if not math.isfinite(seconds):
         return None
     nanos = max(0, round(seconds * 1e9))
@@ -193,16 +195,16 @@ def duration(seconds: float) -> Duration | None:
 
 
 class ResponseEncoder:
-    """Turns the events of one request into responses, messages of the kind `response`; `request_id` is the engine's.
+    """Turns the events of one request into responses, messages of the type `response`; `request_id` is the engine's.
 
-    The message of a delta is one object, refilled: 0.6 µs instead of 1.7 for a fresh one, and this runs once per token.
-    So a response is valid until the next call, which is enough for a writer that serialises before it awaits.
+    All deltas use one message, refilled: that takes 0.6 µs instead of 1.7 µs for a new one, once per token. So a
+    response is valid only until the next call, which is enough for a writer that serialises before it awaits.
     """
 
     def __init__(self, request_id: str, want_text: bool = True, response: Any = pb.GenerateResponse) -> None:
         self.request_id = public_id(request_id)
         self._response = response
-        # The engine makes text for stop strings even if nobody wants to see it.
+        # For stop strings the engine makes text also for a request without text, so it is left out here.
         self._want_text = want_text
         self._message = response(request_id=self.request_id)
         self._delta = self._message.delta
@@ -232,7 +234,7 @@ class ResponseEncoder:
 
 
 def split(event: OutputEvent) -> Sequence[OutputEvent]:
-    """`event` in pieces that each fit a message: only deltas with many log probabilities need more than one.
+    """`event` in pieces that each fit a message. Only deltas with many log probabilities need more than one piece.
 
     The text goes with the last piece, so that it never runs ahead of its ids.
     """
@@ -305,12 +307,12 @@ def model_info_response(info: ModelInfo) -> pb.GetModelInfoResponse:
 
 
 def own_load_response(running: int, waiting: int) -> pb.GetLoadResponse:
-    """Of one tenant: nothing that others have a part in."""
+    """The load of one tenant: its own requests, and no figure that other tenants have a part in."""
     return pb.GetLoadResponse(running_requests=running, waiting_requests=waiting, live_requests=running + waiting)
 
 
 def load_response(stats: EngineStats, live_requests: int, token_usage: float) -> pb.GetLoadResponse:
-    """Load as of `stats`; `token_usage` is the used share of the KV pool."""
+    """The load as of `stats`; `token_usage` is the used share of the KV pool, 0 to 1."""
     return pb.GetLoadResponse(
         running_requests=stats.running,
         waiting_requests=stats.waiting,

@@ -1,7 +1,7 @@
-"""How many members the collections of a message may have, told from their sizes alone.
+"""How many members the collections of a message may have, checked by their sizes alone.
 
 A message of 4 MiB has room for four million ids or two million empty messages. Copying or walking those would hold up
-the event loop, and with it every other stream, so this is asked before anything is copied.
+the event loop, and with it every other stream. So sizes are checked before anything is copied.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from core.types.sampling_params import MAX_LOGIT_BIAS, MAX_STOP_STRINGS, MAX_STO
 from service.pb.slipstream.v1 import inference_pb2 as pb
 
 MAX_DETOKENIZE_IDS = 65_536
-"""Of one Detokenize call; the context length if that is more."""
+"""Most ids of one Detokenize call; the context length if that is more."""
 
 MAX_EMBED_INPUTS = 128
 MAX_EMBED_IDS = 131_072
-"""Of all inputs of one Embed call; the longest prompt if that is more."""
+"""Most ids of all inputs of one Embed call; the longest prompt if that is more."""
 MAX_EMBED_NUMBERS = 786_432
-"""Of all vectors of one Embed call: 3 MiB, where clients take messages of 4 by default."""
+"""Most numbers of all vectors of one Embed call: 3 MiB, where clients take messages of 4 MiB by default."""
 
 
 def refuse_oversized(message: pb.GenerateRequest, info: ModelInfo) -> None:
-    """Raises InvalidRequest naming every collection that is too large."""
+    """Raise InvalidRequest, which names every collection that is too large."""
     violations = list(_violations(message, info))
     if violations:
         raise InvalidRequest(violations)
@@ -38,7 +38,7 @@ def _violations(message: pb.GenerateRequest, info: ModelInfo) -> Iterator[FieldV
     choices = len(message.constraint.choice.choices) if message.HasField("constraint") else 0
     for name, count, limit, noun in (
         ("token_ids.ids", ids, info.max_input_length, "tokens"),
-        # No template makes less than a token of a turn.
+        # Each turn becomes at least one token in any template, so the token limit bounds turns too.
         ("chat.messages", turns, info.max_input_length, "messages"),
         ("sampling_params.stop", len(sampling.stop), MAX_STOP_STRINGS, "strings"),
         ("sampling_params.stop_token_ids", len(sampling.stop_token_ids), MAX_STOP_TOKEN_IDS, "ids"),
@@ -50,7 +50,7 @@ def _violations(message: pb.GenerateRequest, info: ModelInfo) -> Iterator[FieldV
 
 
 def refuse_oversized_embed(message: pb.EmbedRequest, info: ModelInfo, max_queued: int) -> None:
-    """Raises InvalidRequest when there are more inputs, or longer ones, than can be served in one call."""
+    """Raise InvalidRequest if there are more inputs, or longer ones, than one call can serve."""
     count, limit = len(message.inputs), min(MAX_EMBED_INPUTS, max_queued)
     if count > limit:
         raise InvalidRequest.of("inputs", f"has {count} inputs, at most {limit} can be served in one call")
@@ -76,7 +76,7 @@ def refuse_oversized_embed(message: pb.EmbedRequest, info: ModelInfo, max_queued
 
 
 def detokenize_ids(message: pb.DetokenizeRequest, info: ModelInfo) -> tuple[int, ...]:
-    """The ids to turn into text. Raises InvalidRequest when there are too many."""
+    """The ids to turn into text. Raises InvalidRequest if there are too many."""
     limit = max(MAX_DETOKENIZE_IDS, info.context_length)
     count = len(message.token_ids)
     if count > limit:

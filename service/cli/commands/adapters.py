@@ -74,7 +74,7 @@ def unload(name: str, server: str, wait: float, **options: Any) -> None:
 def _ask(
     server: str, wait: float, options: dict[str, Any], question: Callable[[AdapterClient], Awaitable[Result]]
 ) -> Result:
-    """The answer; a failed call is one line and exit status 1. Raises StartupError for unusable files."""
+    """The server's answer. A failed call ends in one line and exit status 1. Raises StartupError for unusable files."""
     from service.client import CallFailed
     from service.client.adapters import AdapterClient
 

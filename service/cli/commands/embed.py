@@ -104,7 +104,7 @@ def _print(vectors: list[dict[str, Any]], whole: bool) -> None:
 async def _remote(
     server: str, wait: float, access: ServerAccess, texts: tuple[str, ...], asked: dict[str, Any]
 ) -> list[dict[str, Any]]:
-    """Vectors from a server. Raises StartupError for a token or TLS file that cannot be used."""
+    """The vectors of the texts, from a server. Raises StartupError for a token or TLS file that cannot be used."""
     from dataclasses import asdict
 
     from service.client import CallFailed
@@ -118,7 +118,7 @@ async def _remote(
 
 
 async def _local(config: ServerConfig, texts: tuple[str, ...], asked: dict[str, Any]) -> list[dict[str, Any]]:
-    """Vectors from an engine that lives as long as this call."""
+    """The vectors of the texts, from an engine in this process that lives as long as this call."""
     from core.types.io import EmbedRequest, Pooling
     from service.cli.commands.local import local_engine
 

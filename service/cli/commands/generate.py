@@ -77,7 +77,7 @@ def generate(
     if server:
         pieces = _remote(server, wait, access, text, chat, name, constraint, given)
     else:
-        # What the environment or the file lists stays unloaded: one request needs one.
+        # Adapters that the environment or the file lists are not loaded: the one request uses one at most.
         config = load(ServerConfig, options, os.environ, config_file)
         lora = load(LoraConfig, {"adapter": (adapter,) if adapter else None}, {})
         config = replace(config, engine=replace(config.engine, lora=replace(lora, directory=None)))
@@ -93,7 +93,7 @@ def generate(
 
 
 def _constraint(schema: IO[str] | None, regex: str | None, choices: tuple[str, ...]) -> Constraint | None:
-    """What the options ask for; at most one of them may."""
+    """The constraint that the options ask for; at most one of the options may be given."""
     asked = [
         *([Constraint(ConstraintKind.JSON_SCHEMA, schema.read())] if schema is not None else ()),
         *([Constraint(ConstraintKind.REGEX, regex)] if regex is not None else ()),
@@ -121,7 +121,7 @@ async def _remote(
     constraint: Constraint | None,
     sampling: dict[str, Any],
 ) -> AsyncGenerator[str, None]:
-    """Text pieces from a server. Raises StartupError for a token or TLS file that cannot be used."""
+    """The pieces of text, from a server. Raises StartupError for a token or TLS file that cannot be used."""
     from service.client import CallFailed, Chunk
 
     prompt: Any = [{"role": "user", "content": text}] if chat else text
@@ -147,7 +147,7 @@ async def _local(
     constraint: Constraint | None,
     sampling: dict[str, Any],
 ) -> AsyncGenerator[str, None]:
-    """Text pieces from an engine that lives as long as this call."""
+    """The pieces of text, from an engine in this process that lives as long as this call."""
     from core.types.io import ChatMessage, Delta, GenerateRequest
     from service.cli.commands.local import local_engine
 

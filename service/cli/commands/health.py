@@ -34,7 +34,7 @@ def health(server: str, live: bool, timeout: float, **options: Any) -> None:
 
 
 async def _ask(server: str, access: ServerAccess, live: bool, timeout: float) -> str:
-    """Name of the serving status, or of the gRPC code that came instead of it."""
+    """The name of the serving status, or of the gRPC status code if the call failed."""
     import grpc.aio
     from grpc_health.v1 import health_pb2, health_pb2_grpc  # type: ignore[import-untyped]
 

@@ -14,7 +14,7 @@ from service.server.startup_checks import check_adapters, check_model
 
 @asynccontextmanager
 async def local_engine(config: ServerConfig) -> AsyncIterator[StartableEngine]:
-    """A started engine that is stopped at the end; loading it shows its progress. Raises StartupError."""
+    """A started engine, which is stopped when the block ends. Loading shows its progress. Raises StartupError."""
     path = config.model_path
     check_model(path)
     check_adapters(config)

@@ -40,7 +40,7 @@ def serve(config_file: str | None, **flags: Any) -> None:
     on the same port, with liveness as service "" and readiness as "slipstream.v1.InferenceService".
     """
     config = load(ServerConfig, flags, os.environ, config_file)
-    # Before grpc is imported: what cannot start is then told within a few hundred milliseconds.
+    # Before grpc is imported: a server that cannot start then ends within a few hundred milliseconds.
     check(config)
     configure(config.log_level)
     shorten_switch_interval(writes=not config.frontends)
@@ -54,7 +54,7 @@ def serve(config_file: str | None, **flags: Any) -> None:
 
 
 async def _until_told(config: ServerConfig) -> int:
-    """The exit code; whatever becomes of the server, from its return on the process has a few seconds to end."""
+    """Run the server. Returns its exit code. The process then has EXIT_SECONDS to end, also after a StartupError."""
     try:
         code = await _run(config)
     except StartupError as error:
@@ -84,7 +84,7 @@ async def _run(config: ServerConfig) -> int:
 
 
 def ready_line(server: Served) -> str:
-    """What is printed once requests can come."""
+    """The line that is printed once the server takes requests."""
     config = server.config
     return (
         f"slipstream: serving {server.engine.model_info.name} on {config.host}:{server.port}, "

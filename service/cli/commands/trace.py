@@ -16,7 +16,7 @@ DEFAULT_ADDRESS = "http://127.0.0.1:9464"
 LENGTH = Seconds(0, 60, min_open=True)
 FILE = click.Path(dir_okay=False, path_type=Path)
 ANSWER_SECONDS = 60.0
-"""What the server may take after the recording, to write a long one."""
+"""Seconds that the server may take after the recording, to write a long one."""
 
 
 @click.command()

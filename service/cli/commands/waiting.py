@@ -1,4 +1,7 @@
-"""Commands wait for a server that is still loading its model: told, bounded, and for nothing else."""
+"""Commands wait for a server that is still loading its model: with a line on stderr, for a bounded time.
+
+They wait for nothing else, for example not for a server that does not answer.
+"""
 
 from __future__ import annotations
 
@@ -21,15 +24,15 @@ DEFAULT_WAIT: Final = 300.0
 POLL_SECONDS: Final = 0.25
 
 ANSWER_SECONDS = 5.0
-"""What a server has to say how it is; it says so while it loads as well."""
+"""Seconds in which a server must report its state; it can do so while it loads as well."""
 
 SILENT_SECONDS: Final = 1.0
-"""A server that has not answered for so long is not said to be still loading."""
+"""Seconds without an answer, after which the last error does not call the server still loading."""
 
 
 class _Answer(Enum):
-    """LOADING: the server says so. NONE: it said nothing in time. OTHER: anything else, an error among them, so that
-    the call itself is told why it fails.
+    """LOADING: the server reports that it loads. NONE: no answer in time. OTHER: anything else, also an error, whose
+    reason the command's own call then gets.
     """
 
     LOADING = auto()
@@ -38,7 +41,7 @@ class _Answer(Enum):
 
 
 def wait_option(command: Command) -> Command:
-    """Adds `--wait`; the command takes it as `wait`, in seconds."""
+    """Add `--wait`; the command takes it as `wait`, in seconds."""
     return click.option(
         "--wait",
         metavar="SECONDS",
@@ -51,11 +54,11 @@ def wait_option(command: Command) -> Command:
 
 
 async def wait_until_loaded(client: SlipstreamClient, server: str, seconds: float) -> None:
-    """Return once the server at `server` has loaded its model, or is in a state that no waiting changes.
+    """Return once the server at `server` has loaded its model, or is in a state that waiting does not change.
 
-    The first answer that it is loading is told on stderr. Raises ClickException, exit status 1, with advice: when there
-    is no server or its first answer takes longer than ANSWER_SECONDS, when it goes away while it loads, and when after
-    `seconds` it still loads or has stopped answering.
+    The first answer that it is loading is reported on stderr. Raises ClickException, exit status 1, with advice in
+    three cases: (1) there is no server, or its first answer takes longer than ANSWER_SECONDS; (2) the server goes away
+    while it loads; (3) after `seconds` it still loads, or has stopped answering.
     """
     missing = f"no server answers at {server}; start one with: slipstream serve"
     first = await _asked(client, ANSWER_SECONDS, missing)
@@ -81,7 +84,7 @@ async def wait_until_loaded(client: SlipstreamClient, server: str, seconds: floa
 
 
 def _given_up(server: str, seconds: float, silent: float) -> str:
-    """What is told after `seconds`, in the last `silent` of which the server has not answered."""
+    """The error text after `seconds`; in the last `silent` seconds of them the server has not answered."""
     if silent < SILENT_SECONDS:
         return f"the server at {server} is still loading after {seconds:g} s; wait longer with --wait SECONDS"
     return (
@@ -91,11 +94,11 @@ def _given_up(server: str, seconds: float, silent: float) -> str:
 
 
 _UNRESOLVED = "address lookup failed"
-"""In what gRPC says of a name that is not known, or whose servers of DNS do not answer."""
+"""In gRPC's error for a name that is not known, or for which DNS does not answer."""
 
 
 async def _asked(client: SlipstreamClient, timeout: float, unreachable: str) -> _Answer:
-    """What the server says within `timeout` seconds. Raises ClickException that begins with `unreachable`."""
+    """The server's answer within `timeout` seconds. Raises ClickException with `unreachable` if no server is there."""
     import grpc
 
     from service.client import CallFailed
@@ -104,7 +107,7 @@ async def _asked(client: SlipstreamClient, timeout: float, unreachable: str) -> 
     try:
         state = (await client.server_info(timeout=timeout)).state
     except CallFailed as failure:
-        # A server that refuses says its reason; without one no server has answered.
+        # A server that refuses sends its reason, so without a reason no server has answered.
         if failure.code is grpc.StatusCode.UNAVAILABLE and not failure.reason:
             if _UNRESOLVED in failure.message:
                 raise click.ClickException(
