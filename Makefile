@@ -17,7 +17,7 @@ MODEL := core/models/bundled/checkpoint/config.json
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help venv serve test nightly soak scorecard check sim sim-long mutants demo bench chart gpu format proto
+.PHONY: help venv serve test nightly soak scorecard check docs links sim sim-long mutants demo bench chart gpu format proto
 .DELETE_ON_ERROR:
 
 help: ## Show this list
@@ -68,6 +68,13 @@ check: $(STAMP) ## Lint, format, types and house rules
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q tests/tidy
+
+# Warnings are errors: a page that is not listed, a link or an anchor that leads nowhere. Other servers are not asked.
+docs: $(STAMP) ## Build the documents as a site, build/docs/index.html, with strict links
+	$(BIN)/python -m sphinx -q -W --keep-going -n -b html -c docs . build/docs
+
+links: $(STAMP) ## Look at the documents' links to other servers; needs a network
+	$(BIN)/python -m sphinx -q -n -b linkcheck -c docs . build/links
 
 sim: $(STAMP) ## Simulate the scheduler under 2000 fresh seeds, or replay one: make sim SEED=7
 	@$(BIN)/python -m tests.sim $(if $(SEED),--seed $(SEED) --trace) $(ARGS)

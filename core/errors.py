@@ -63,8 +63,10 @@ class Overloaded(SlipstreamError):
 class QueueTimeout(Overloaded):
     """The request waited longer than its `queue_timeout` before its first forward step."""
 
+    reason = "QUEUE_TIMEOUT"
+
     def __init__(self, message: str) -> None:
-        super().__init__(message, reason="QUEUE_TIMEOUT")
+        super().__init__(message, reason=type(self).reason)
 
 
 class DeadlinePassed(SlipstreamError):
@@ -92,7 +94,7 @@ class TextFailed(RequestFailed):
 
 
 class RequestAborted(SlipstreamError):
-    """The request was aborted by its id, and has no output that could end with a finish reason (an embedding)."""
+    """`Abort` ended the request by its id, and it has no output in which to say so (an embedding)."""
 
     reason = "REQUEST_ABORTED"
 

@@ -1,7 +1,7 @@
 """What the chart says twice: `python -m helm.generate` renews the copies, a test compares.
 
-The table of values in `helm/README.md` comes from the comments of `values.yaml`, and what `settings` may hold, in
-`values.schema.json`, from the settings of the server.
+The table of values in `docs/reference/chart.md` comes from the comments of `values.yaml`, and what `settings` may
+hold, in `values.schema.json`, from the settings of the server.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from service.config.server_config import ServerConfig
 from service.config.sources import Setting, settings_of
 
 HELM = Path(__file__).resolve().parent
-README = HELM / "README.md"
+PAGE = HELM.parent / "docs" / "reference" / "chart.md"
 VALUES = HELM / "slipstream" / "values.yaml"
 SCHEMA = HELM / "slipstream" / "values.schema.json"
 
@@ -88,7 +88,7 @@ def _schema_of(setting: Setting) -> dict[str, Any]:
     return found
 
 
-def renewed_readme(text: str) -> str:
+def renewed_page(text: str) -> str:
     """`text` with its table of values as it should be now."""
     table = values_table(VALUES.read_text())
     pattern = re.compile(r"(<!-- values -->\n).*?(<!-- end of values -->)", re.DOTALL)
@@ -103,5 +103,5 @@ def renewed_schema(text: str) -> str:
 
 
 if __name__ == "__main__":
-    README.write_text(renewed_readme(README.read_text()))
+    PAGE.write_text(renewed_page(PAGE.read_text()))
     SCHEMA.write_text(renewed_schema(SCHEMA.read_text()))

@@ -60,6 +60,6 @@ ROWS: dict[int, tuple[str, str]] = {
 UNCOVERED: dict[int, str] = {
     9: "takes an hour and more; `make soak` runs minutes of it without the slope",
     19: "needs a CUDA device",
-    25: "`make test ARGS=tests/equivalence`; figures in the README",
+    25: "`make test ARGS=tests/equivalence`; figures in docs/explanation/proofs.md",
     40: "`make mutants` prints killed and survivors",
 }

@@ -29,7 +29,7 @@ NATIVE_FAMILIES: dict[str, str] = dict.fromkeys(("llama", "mistral", "qwen2", "q
 
 
 ENCODER_DECODER_TYPES = ("bart", "mbart", "t5", "mt5", "pegasus", "marian", "plbart", "blenderbot", "blenderbot-small")
-"""Encoder-decoders with an attention that the packed decoder knows; README.md says how each was checked."""
+"""Encoder-decoders whose attention the packed decoder knows; `docs/reference/models.md` says how each was checked."""
 
 
 def family_of(model_type: str, *, encoder_decoder: bool = False) -> str:

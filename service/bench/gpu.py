@@ -1,7 +1,7 @@
 """`slipstream bench gpu`: decode against the memory roofline, idle time, prefill against matmul, and transformers.
 
-Everything that README says about a GPU comes from this command. `--device cpu --shape tiny` runs every line of it in
-seconds, and shows nothing about speed.
+Everything that the documents say about a GPU comes from this command. `--device cpu --shape tiny` runs every line of it
+in seconds, and shows nothing about speed.
 """
 
 from __future__ import annotations

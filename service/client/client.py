@@ -39,7 +39,7 @@ SERVICE_CONFIG: dict[str, Any] = {
     ],
     "retryThrottling": {"maxTokens": 10, "tokenRatio": 0.1},
 }
-"""The service config that every client should use; `service/README.md` publishes the same.
+"""The service config that every client should use; `docs/reference/client.md` publishes the same.
 
 One retry: a request that kills the process which serves it then costs two servers and not the fleet. The server's
 `grpc-retry-pushback-ms` decides about RESOURCE_EXHAUSTED: a retry after so many milliseconds, or with -1 none."""

@@ -1,10 +1,10 @@
-"""What the README calls served is what the suites here run, no more and no less."""
+"""What the documents call served is what the suites here run, no more and no less."""
 
 from __future__ import annotations
 
 import pytest
 
-from service.docs import SUPPORT, tried
+from docs.generate import SUPPORT, tried
 from tests.equivalence import test_encoder_decoder_grpc, test_greedy_grpc, test_recurrent_grpc
 from tests.fakes.checkpoints import RECURRENT_CONFIGS
 

@@ -111,7 +111,7 @@ class Refused(Exception):
 
 
 class GrpcDoor:
-    """One gRPC channel to all workers, with the service config that `service/README.md` publishes for fleets."""
+    """One gRPC channel to all workers, with the service config that `docs/reference/client.md` publishes for fleets."""
 
     linger, min_ready = 1.0, 0.0
 

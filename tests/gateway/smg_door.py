@@ -19,8 +19,8 @@ FLEET_FLAGS: dict[str, Any] = {
     "retry_max_retries": 5,
     "retry_initial_backoff_ms": 50,
 }
-"""As `service/README.md` says; the retries are the gateway's defaults. By its other defaults it would notice that a
-worker drains after three minutes."""
+"""As `docs/how-to/rollouts.md` says; the retries are the gateway's defaults. By its other defaults it would notice that
+a worker drains after three minutes."""
 
 
 needs_openai = pytest.mark.skipif(find_spec("openai") is None, reason="pip install openai for its client")

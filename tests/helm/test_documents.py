@@ -24,7 +24,8 @@ from tests.helm.schemas import VERSIONS
 
 VALUES = yaml.safe_load(generate.VALUES.read_text())
 SCHEMA = json.loads(generate.SCHEMA.read_text())
-README = generate.README.read_text()
+TABLE = generate.PAGE.read_text()
+GUIDE = (ROOT / "docs" / "how-to" / "deploy.md").read_text()
 
 
 def leaves(node: Any, path: str = "") -> Iterator[str]:
@@ -37,7 +38,7 @@ def leaves(node: Any, path: str = "") -> Iterator[str]:
 
 
 def test_what_is_generated_is_current() -> None:
-    assert generate.renewed_readme(README) == README, "run python -m helm.generate"
+    assert generate.renewed_page(TABLE) == TABLE, "run python -m helm.generate"
     text = generate.SCHEMA.read_text()
     assert generate.renewed_schema(text) == text, "run python -m helm.generate"
 
@@ -198,8 +199,8 @@ def test_versions_agree() -> None:
     chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
     assert chart["appVersion"] == project["version"]
     assert chart["kubeVersion"] == f">={VERSIONS[0]}.0-0"
-    assert f"{VERSIONS[0]} to {VERSIONS[-1]}" in README
-    assert f"slipstream:{project['version']}-cuda" in README
+    assert f"{VERSIONS[0]} to {VERSIONS[-1]}" in GUIDE
+    assert f"slipstream:{project['version']}-cuda" in GUIDE
 
 
 def test_the_tag_follows_the_device(helm4: Helm4) -> None:
@@ -227,16 +228,16 @@ def test_notes_say_what_is_open(helm4: Helm4, values: dict[str, Any], words: str
     assert not any(each in helm4.render(SECURE).notes for each in quiet)
 
 
-def test_values_that_the_readme_shows_are_accepted(helm4: Helm4) -> None:
-    blocks = re.findall(r"```yaml\n(.*?)```", README, re.DOTALL)
+def test_values_that_the_guide_shows_are_accepted(helm4: Helm4) -> None:
+    blocks = re.findall(r"```yaml\n(.*?)```", GUIDE, re.DOTALL)
     assert blocks
     for block in blocks:
         rendered = helm4.render(yaml.safe_load(block))
         assert rendered.pod["initContainers"] and rendered.one("NetworkPolicy")["spec"]["egress"]
 
 
-def test_shell_variables_that_the_readme_shows_are_values() -> None:
-    for path in re.findall(r"--set ([\w.]+)=", README):
+def test_shell_variables_that_the_guide_shows_are_values() -> None:
+    for path in re.findall(r"--set ([\w.]+)=", GUIDE):
         node = VALUES
         for key in path.split("."):
             assert key in node, path

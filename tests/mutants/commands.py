@@ -57,10 +57,10 @@ COMMANDS: tuple[Mutant, ...] = (
     Mutant(
         "switches-documented-upside-down",
         "the documentation has the defaults of the code",
-        "service/docs.py",
+        "docs/generate.py",
         'return "on" if setting.default else "off"',
         'return "off" if setting.default else "on"',
-        CLI + "test_tables_in_readmes_are_as_new[service]",
+        "tests/docs/test_generate.py::test_pages_are_as_new[settings]",
     ),
     Mutant(
         "file-over-environment",

@@ -122,7 +122,7 @@ DOORS: tuple[Mutant, ...] = (
         "service/metrics/metric.py",
         '"_total" if self.kind == "counter" else ""',
         '"_total" if self.kind == "gauge" else ""',
-        SERVICE + "test_cli.py::test_tables_in_readmes_are_as_new[service]",
+        "tests/docs/test_generate.py::test_pages_are_as_new[metrics]",
     ),
     Mutant(
         "first-refusal-unseen",

@@ -108,7 +108,7 @@ FILE = "tests/test_product.py"
 @pytest.fixture(scope="module")
 def workshop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Workshop]:
     source = tmp_path_factory.mktemp("source")
-    for name in ("core", "service", "protos", "tests", "tests/mutants"):
+    for name in ("core", "service", "docs", "protos", "tests", "tests/mutants"):
         (source / name).mkdir()
         (source / name / "__init__.py").touch()
     (source / "pyproject.toml").write_text(CONFIGURATION)

@@ -14,7 +14,7 @@ from pathlib import Path
 from tests.mutants.mutant import Mutant, Verdict
 
 ROOT = Path(__file__).resolve().parents[2]
-COPIED = ("core", "service", "tests", "protos", "pyproject.toml")
+COPIED = ("core", "service", "docs", "tests", "protos", "pyproject.toml")
 CACHE = "build/cache"
 WARM = ("numpy", "torch", "hypothesis", "grpc", "grpc_status.rpc_status", "grpc_health.v1.health", "tokenizers")
 """Imported once for all trials, beside pytest: what most tests need from outside the tree, and starts no thread."""

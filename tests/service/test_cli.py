@@ -6,13 +6,12 @@ import asyncio
 import json
 import re
 from importlib import metadata
-from pathlib import Path
 
 import click
 import pytest
 from click.testing import CliRunner, Result
 
-from service import docs
+from docs import generate
 from service.bench import bench
 from service.cli.cli import cli
 from service.cli.cli_options import setting_options
@@ -25,7 +24,7 @@ from service.process import version
 from tests.fakes.fake_engine import FakeEngine
 from tests.service.conftest import Serve
 
-README = (docs.ROOT / "service" / "README.md").read_text()
+CLIENTS = (generate.REFERENCE / "client.md").read_text()
 
 
 def helped(*args: str) -> str:
@@ -51,14 +50,8 @@ def test_serve_help_names_every_flag_its_default_and_its_variable() -> None:
     assert "Exit codes" in text
 
 
-@pytest.mark.parametrize("path", docs.READMES, ids=lambda path: path.parent.name)
-def test_tables_in_readmes_are_as_new(path: Path) -> None:
-    text = path.read_text()
-    assert docs.renewed(text) == text, "run python -m service.docs"
-
-
-def test_the_readme_has_the_service_config_of_the_code() -> None:
-    one, beside = re.findall(r"```json\n(.*?)```", README, re.DOTALL)
+def test_the_documents_have_the_service_config_of_the_code() -> None:
+    one, beside = re.findall(r"```json\n(.*?)```", CLIENTS, re.DOTALL)
     assert json.loads(one) == SERVICE_CONFIG
     assert SERVICE_CONFIG | json.loads(f"{{{beside}}}") == FLEET_CONFIG
 

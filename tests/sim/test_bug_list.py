@@ -1,7 +1,7 @@
 """Bugs that engines of this kind have shipped, as tests of ours, where they bite: at the scheduler and its pools.
 
-The numbers are those of the table in README.md, which says of each where it came from, and for those that are not here,
-who covers them. Every oracle of the simulation is on in all of these.
+The numbers are those of the table in `docs/explanation/simulation.md`, which says of each where it came from, and for
+those that are not here, which test covers them. Every oracle of the simulation is on in all of these.
 """
 
 from __future__ import annotations

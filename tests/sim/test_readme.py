@@ -1,4 +1,4 @@
-"""The README names tests, mutants and bugs; all of them exist, and none is left out."""
+"""The page of the simulation names tests, mutants and bugs; all of them exist, and none is left out."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 
 from tests.tidy.source import ROOT, python
 
-TEXT = (ROOT / "tests" / "sim" / "README.md").read_text()
+TEXT = (ROOT / "docs" / "explanation" / "simulation.md").read_text()
 SOURCES = {source.path: source.text for source in python("tests")}
 OURS = SOURCES["tests/sim/test_bug_list.py"]
 

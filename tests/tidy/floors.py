@@ -59,7 +59,6 @@ FLOORS = {
     "service.frontends": 11,
     "service.cli": 12,
     "service.bench": 13,
-    "service.docs": 13,
     "service.__main__": 13,
 }
 HOUSES = ("core", "service")

@@ -56,7 +56,8 @@ def python(*folders: str) -> list[Source]:
 
 def texts() -> list[Source]:
     """Everything that is read as text: code, documents, charts, and the files at the top."""
-    inside = [path for path in files("core", "service", "tests", "protos", "helm") if path.suffix in TEXT_SUFFIXES]
+    folders = ("core", "service", "tests", "protos", "helm", "docs")
+    inside = [path for path in files(*folders) if path.suffix in TEXT_SUFFIXES]
     top = [path for path in sorted(ROOT.iterdir()) if path.is_file() and path.name != "LICENSE"]
     written = [
         path for path in [*inside, *top, ROOT / ".ci" / "run"] if path.suffix in TEXT_SUFFIXES or not path.suffix

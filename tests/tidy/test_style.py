@@ -10,7 +10,7 @@ from tests.tidy import calls, clocks, docs, sizes, tenants, words
 from tests.tidy.source import Source, python, report, texts
 
 PRODUCT = python("core", "service")
-ALL = [*PRODUCT, *python("tests")]
+ALL = [*PRODUCT, *python("docs", "helm", "tests")]
 
 
 def snippet(text: str, path: str = "core/room.py") -> list[Source]:

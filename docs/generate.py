@@ -1,21 +1,29 @@
-"""The tables of the READMEs that come from elsewhere: `python -m service.docs` rewrites them, a test compares.
+"""What the documents take from elsewhere: `python -m docs.generate` rewrites it, a test compares.
 
-Settings and metrics come from the code, the support table from the tables of what was tried in `core/models/README.md`.
+Settings, metrics and errors come from the code, the API from the comments in `protos/`, the support table from the
+tables of what was tried, which follow it in `docs/reference/models.md`.
 """
 
 from __future__ import annotations
 
+import inspect
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
+from core import errors as core_errors
+from core.errors import Overloaded, SlipstreamError, StartupError
+from docs import api_page
+from service import errors as service_errors
 from service.config.server_config import ServerConfig
 from service.config.sources import Setting, settings_of
 from service.metrics.names import ALL
+from service.rpc.status import CODES
 
 ROOT = Path(__file__).resolve().parents[1]
-READMES = (ROOT / "README.md", ROOT / "service" / "README.md")
-TRIED = ROOT / "core" / "models" / "README.md"
+REFERENCE = ROOT / "docs" / "reference"
+PAGES = tuple(REFERENCE / f"{name}.md" for name in ("api", "errors", "metrics", "models", "settings"))
+TRIED = REFERENCE / "models.md"
 SUPPORT = ("served, tokens equal to `transformers`", "checked by logits only", "refused by name")
 
 
@@ -37,7 +45,7 @@ def metrics_table() -> str:
 
 
 def tried() -> dict[str, dict[str, list[str]]]:
-    """Kind of architecture -> one of SUPPORT -> model types, as the tables of `core/models/README.md` have them."""
+    """Kind of architecture -> one of SUPPORT -> model types, as the tables of what was tried have them."""
     found: dict[str, dict[str, list[str]]] = {}
     for section in TRIED.read_text().split("\n## ")[1:]:
         kind, rows = section.partition("\n")[0], re.findall(r"^\| (.*) \|$", section, re.MULTILINE)
@@ -54,13 +62,38 @@ def support_table() -> str:
     return _table(("", *SUPPORT), rows)
 
 
+def errors_table() -> str:
+    """Every error that a client can meet, with its code, in the order of the files."""
+    rows = []
+    for module in (core_errors, service_errors):
+        for kind in vars(module).values():
+            if _is_told(kind) and kind.__module__ == module.__name__:
+                code = next(CODES[each] for each in kind.__mro__ if each in CODES)
+                # Each use of this class gives its own.
+                reason = "that of what is full" if kind is Overloaded else f"`{kind.reason}`"
+                rows.append((f"`{kind.__name__}`", f"`{code.name}`", reason, _escaped(_told(kind))))
+    return _table(("class", "code", "reason", ""), rows)
+
+
 def renewed(text: str) -> str:
-    """`text` with those tables that it has as they should be now."""
-    made = {"settings": settings_table, "metrics": metrics_table, "support": support_table}
-    for name, table in ((name, make()) for name, make in made.items()):
+    """`text` with those parts that come from elsewhere as they should be now."""
+    for name, make in MADE.items():
         pattern = re.compile(rf"(<!-- {name} -->\n).*?(<!-- end of {name} -->)", re.DOTALL)
-        text = pattern.sub(lambda found, table=table: f"{found[1]}{table}{found[2]}", text)  # type: ignore[misc]
+        if pattern.search(text):
+            made = make()
+            text = pattern.sub(lambda found, made=made: f"{found[1]}{made}{found[2]}", text)  # type: ignore[misc]
     return text
+
+
+def _is_told(kind: object) -> bool:
+    """Whether `kind` is an error with a status. Those of the start are for the operator alone."""
+    if not isinstance(kind, type) or not issubclass(kind, SlipstreamError) or issubclass(kind, StartupError):
+        return False
+    return kind is not SlipstreamError
+
+
+def _told(kind: type) -> str:
+    return " ".join((inspect.getdoc(kind) or "").split())
 
 
 def _support(checked: str, result: str) -> str:
@@ -91,6 +124,15 @@ def _table(header: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
+MADE: dict[str, Callable[[], str]] = {
+    "api": api_page.text,
+    "errors": errors_table,
+    "metrics": metrics_table,
+    "settings": settings_table,
+    "support": support_table,
+}
+"""Name of a part, as its marks in a page have it -> what makes it."""
+
 if __name__ == "__main__":
-    for readme in READMES:
-        readme.write_text(renewed(readme.read_text()))
+    for page in PAGES:
+        page.write_text(renewed(page.read_text()))
