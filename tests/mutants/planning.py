@@ -12,7 +12,7 @@ PLANNING: tuple[Mutant, ...] = (
     Mutant(
         "mixed-step-called-extend",
         "a step of prompt chunks and decode rows is known as mixed",
-        "core/batch/forward_mode.py",
+        "core/batch/schedule_batch.py",
         "        if num_extend and num_decode:\n            return cls.MIXED\n",
         "",
         SCHEDULER + "test_chunks_share_a_step_with_decodes",

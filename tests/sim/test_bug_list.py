@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from core.batch.forward_mode import ForwardMode
+from core.batch.schedule_batch import ForwardMode
 from core.errors import InvalidRequest
 from core.types.io import FinishReason, GenerateRequest
 from core.types.request import RequestState
