@@ -8,7 +8,7 @@ import numpy as np
 
 from core.memory.request_memory import RequestMemory
 from core.scheduler.fair_share import FairShare
-from core.scheduler.outputs import Ended
+from core.scheduler.outputs import Ending
 from core.scheduler.running import RunningSet
 from core.scheduler.sampling_table import SamplingTable
 from core.scheduler.stats_recorder import StatsRecorder
@@ -35,7 +35,7 @@ class Lifecycle:
         self.memory = memory
         self.sampling = sampling
         self._recorder = recorder
-        self._ended: list[Ended] = []
+        self._ended: list[Ending] = []
         self._fresh: list[Req] = []
 
     def enter(self, req: Req) -> None:
@@ -104,7 +104,7 @@ class Lifecycle:
         """Whether it runs and no result of it has been seen since it came."""
         return req.state is RequestState.RUNNING and not self.running.has_sampled(req.row)
 
-    def condemn(self, ended: Ended) -> None:
+    def condemn(self, ended: Ending) -> None:
         """End a running request whose numbers are wrong. No later request finds anything that it computed.
 
         Its pages were offered while it was still computing, so others may read them: nodes of the prefix cache from
@@ -122,7 +122,7 @@ class Lifecycle:
             self.retract(reader, keep=False)
         self.memory.condemn(doubt)
 
-    def end(self, ended: Ended, *, keep: bool = True) -> None:
+    def end(self, ended: Ending, *, keep: bool = True) -> None:
         """End a request in any state; one that has ended already is left alone, so late aborts are harmless (D30)."""
         req = ended.req
         if req.state is RequestState.FINISHED:
@@ -145,7 +145,7 @@ class Lifecycle:
             self.memory.vouch(row, len(written))
         self.memory.release(row, generation, written if keep else written[:0])
 
-    def take_ended(self) -> tuple[Ended, ...]:
+    def take_ended(self) -> tuple[Ending, ...]:
         """Terminals since the last call."""
         ended, self._ended = tuple(self._ended), []
         return ended

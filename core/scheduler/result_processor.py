@@ -9,7 +9,7 @@ from core.batch.result import Exhausted, StepResult, VectorResult
 from core.errors import InvalidRequest, Overloaded, RequestFailed, SlipstreamError
 from core.invariants import check
 from core.scheduler.lifecycle import Lifecycle
-from core.scheduler.outputs import Ended, StepTokens
+from core.scheduler.outputs import Ending, StepTokens
 from core.scheduler.stats_recorder import StatsRecorder
 from core.types.arrays import Bools, Ints
 from core.types.io import FinishReason
@@ -75,7 +75,7 @@ class ResultProcessor:
                 error = RequestFailed("this request's newest token was lost inside the engine")
             else:
                 error = RequestFailed("the model produced non-finite logits for this request")
-            self._lifecycle.condemn(Ended(self._req(int(result.rows[place])), error=error))
+            self._lifecycle.condemn(Ending(self._req(int(result.rows[place])), error=error))
         rest: Ints = places[self._is_current(result, places)]
         self._recorder.dropped(len(places) - len(rest) - failed)
         return rest
@@ -88,7 +88,7 @@ class ResultProcessor:
         current = self._memory.rows.is_current(exhausted.rows, exhausted.generations)
         for row in exhausted.rows[current].tolist():
             error = Overloaded("the device has no memory for this request's options", reason=EXHAUSTED)
-            self._lifecycle.end(Ended(self._req(row), error=error))
+            self._lifecycle.end(Ending(self._req(row), error=error))
 
     def _end_constrained(self, result: StepResult, places: Ints, status: np.ndarray) -> Ints:
         """End whose constraint allows nothing more; the tokens of those rows mean nothing."""
@@ -96,9 +96,9 @@ class ResultProcessor:
         for place in places[~is_open].tolist():
             req = self._req(int(result.rows[place]))
             if status[place] == GrammarStatus.COMPLETE:
-                self._lifecycle.end(Ended(req, FinishReason.STOP))
+                self._lifecycle.end(Ending(req, FinishReason.STOP))
             else:
-                self._lifecycle.end(Ended(req, error=_unfollowed(req, GrammarStatus(int(status[place])))))
+                self._lifecycle.end(Ending(req, error=_unfollowed(req, GrammarStatus(int(status[place])))))
         rest: Ints = places[is_open]
         return rest
 
@@ -116,10 +116,10 @@ class ResultProcessor:
                 req.vector = vectors.values[place]
                 self._memory.vouch(req.row, req.prompt_len)
                 self._recorder.embedded(req, now)
-                self._lifecycle.end(Ended(req, FinishReason.STOP))
+                self._lifecycle.end(Ending(req, FinishReason.STOP))
             else:
                 error = RequestFailed("the model produced non-finite hidden states for this request")
-                self._lifecycle.condemn(Ended(req, error=error))
+                self._lifecycle.condemn(Ending(req, error=error))
 
     def _append(self, result: StepResult, places: Ints, now: float) -> StepTokens:
         running = self._running
@@ -145,9 +145,9 @@ class ResultProcessor:
         for i in np.flatnonzero(maybe).tolist():
             req, token = out.reqs[i], out.tokens[i]
             if token in req.params.stop_token_ids or (self._is_eos[token] and not req.params.ignore_eos):
-                self._lifecycle.end(Ended(req, FinishReason.STOP, token))
+                self._lifecycle.end(Ending(req, FinishReason.STOP, token))
             elif full[i]:
-                self._lifecycle.end(Ended(req, FinishReason.LENGTH))
+                self._lifecycle.end(Ending(req, FinishReason.LENGTH))
 
     def _req(self, row: int) -> Req:
         req: Req | None = self._running.reqs[row]

@@ -7,6 +7,7 @@ object runs under a seed with a fake executor and a fake clock.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 
@@ -18,9 +19,9 @@ from core.lanes import EMIT, INTAKE, PLAN, PUBLISH, RESULTS, SUBMIT, LaneRecorde
 from core.memory.request_memory import RequestMemory
 from core.models.lora.slots import SlotWrite
 from core.scheduler.fair_share import FairShare
-from core.scheduler.intake import End, Intake
+from core.scheduler.intake import Intake
 from core.scheduler.lifecycle import Lifecycle
-from core.scheduler.outputs import Ended, StepOutputs, StepTokens
+from core.scheduler.outputs import Ending, StepOutputs, StepTokens
 from core.scheduler.pace import Pace
 from core.scheduler.phases import PhaseClock
 from core.scheduler.planner import Planner
@@ -175,13 +176,12 @@ class Scheduler:
             submitted = True
         return submitted
 
-    def _end(self, command: End) -> None:
-        ended = Ended(command.req, command.reason, command.matched_stop, command.error)
-        if command.condemned and self._lifecycle.is_without_logits(command.req):
-            self._lifecycle.condemn(ended)
+    def _end(self, ending: Ending) -> None:
+        if ending.condemned and self._lifecycle.is_without_logits(ending.req):
+            self._lifecycle.condemn(ending)
         else:
-            self._lifecycle.end(ended)
+            self._lifecycle.end(replace(ending, condemned=False) if ending.condemned else ending)
 
 
-def _reason(ended: Ended) -> str:
+def _reason(ended: Ending) -> str:
     return ended.reason.value if ended.reason else (ended.error.reason.lower() if ended.error else "unknown")

@@ -95,8 +95,8 @@ CONDEMNING: tuple[Mutant, ...] = (
         "failed-embedding-is-cached",
         "an embedding without finite numbers leaves nothing",
         "core/scheduler/result_processor.py",
-        "self._lifecycle.condemn(Ended(req, error=error))",
-        "self._lifecycle.end(Ended(req, error=error))",
+        "self._lifecycle.condemn(Ending(req, error=error))",
+        "self._lifecycle.end(Ending(req, error=error))",
         CONDEMNED + "test_a_failed_embedding_leaves_nothing",
     ),
     Mutant(

@@ -19,8 +19,7 @@ from core.memory.req_to_token_pool import ReqToTokenPool
 from core.memory.request_memory import RequestMemory
 from core.memory.rows import RowAllocator
 from core.prefix.registry import build_prefix_cache
-from core.scheduler.intake import End
-from core.scheduler.outputs import Ended, StepOutputs
+from core.scheduler.outputs import Ending, StepOutputs
 from core.scheduler.pace import Pace
 from core.scheduler.scheduler import Scheduler
 from core.types.stats import EngineStats
@@ -145,7 +144,7 @@ class World:
         """Readers of what failed are computed again: not a retraction that the policy decides."""
         lifecycle, condemn = self.scheduler._lifecycle, self.scheduler._lifecycle.condemn
 
-        def hooked(ended: Ended) -> None:
+        def hooked(ended: Ending) -> None:
             before = {each: each.retractions for each in self.clients.live}
             condemn(ended)
             for reader in (each for each, retractions in before.items() if each.retractions > retractions):
@@ -265,7 +264,7 @@ class World:
         if self._draining > 1:
             self._draining -= 1
             return
-        self.inputs.end_all(lambda req: End(req, error=Draining("the server is shutting down")))
+        self.inputs.end_all(lambda req: Ending(req, error=Draining("the server is shutting down")))
         self.story.note("drain: the grace is over")
         self._draining = 0
 
