@@ -28,7 +28,7 @@ NO_WRITES: Writes = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
-class Admission:
+class Seat:
     """A row with pages for every token of the prompt; the first `cached_tokens` of them are already computed."""
 
     row: int
@@ -124,7 +124,7 @@ class RequestMemory:
         reuse: bool = True,
         encoder_tokens: int = 0,
         at_most: int | None = None,
-    ) -> Admission | None:
+    ) -> Seat | None:
         """Take a row and pages for all of `ids`, sharing what the cache has; None (and no change) when it does not fit.
 
         `reserve_pages` must stay obtainable afterwards, for the decode steps of those already running. At least one
@@ -153,7 +153,7 @@ class RequestMemory:
         self._nodes[row] = match.node
         for companion in self.companions:
             companion.admitted(row, len(ids), match.pages, known, **_encoder(encoder_tokens))
-        return Admission(row, generation, len(match.pages) * self.page_size)
+        return Seat(row, generation, len(match.pages) * self.page_size)
 
     def _match(self, ids: Ints, limit: int, salt: str) -> tuple[PrefixMatch, int]:
         """The longest cached prefix that every companion can resume from, and how many pages were cached at all."""

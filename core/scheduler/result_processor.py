@@ -10,7 +10,7 @@ from core.errors import InvalidRequest, Overloaded, RequestFailed, SlipstreamErr
 from core.invariants import check
 from core.scheduler.lifecycle import Lifecycle
 from core.scheduler.outputs import Ending, StepTokens
-from core.scheduler.stats_recorder import StatsRecorder
+from core.scheduler.tally import Tally
 from core.types.arrays import Bools, Ints
 from core.types.io import FinishReason
 from core.types.request import Req
@@ -25,13 +25,11 @@ GRAMMAR_WORK = "GRAMMAR_WORK"
 class ResultProcessor:
     """Appends tokens, finds who ends by token or by length, drops what is for a former owner of a row (law 1)."""
 
-    def __init__(
-        self, lifecycle: Lifecycle, recorder: StatsRecorder, vocab_size: int, eos_ids: tuple[int, ...]
-    ) -> None:
+    def __init__(self, lifecycle: Lifecycle, tally: Tally, vocab_size: int, eos_ids: tuple[int, ...]) -> None:
         self._lifecycle = lifecycle
         self._running = lifecycle.running
         self._memory = lifecycle.memory
-        self._recorder = recorder
+        self._tally = tally
         self._is_eos = np.zeros(vocab_size, np.bool_)
         self._is_eos[list(eos_ids)] = True
         self._last_step = 0
@@ -43,7 +41,7 @@ class ResultProcessor:
         if result.vectors is not None:
             self._end_embedded(result.vectors, now)
         current = self._memory.rows.is_current(result.rows, result.generations)
-        self._recorder.step_done(result, stale=len(current) - int(current.sum()))
+        self._tally.step_done(result, stale=len(current) - int(current.sum()))
         if len(result.exhausted):
             self._end_exhausted(result.exhausted)
             current = self._memory.rows.is_current(result.rows, result.generations)
@@ -77,7 +75,7 @@ class ResultProcessor:
                 error = RequestFailed("the model produced non-finite logits for this request")
             self._lifecycle.condemn(Ending(self._req(int(result.rows[place])), error=error))
         rest: Ints = places[self._is_current(result, places)]
-        self._recorder.dropped(len(places) - len(rest) - failed)
+        self._tally.dropped(len(places) - len(rest) - failed)
         return rest
 
     def _is_current(self, result: StepResult, places: Ints) -> Bools:
@@ -115,7 +113,7 @@ class ResultProcessor:
             if finite[place]:
                 req.vector = vectors.values[place]
                 self._memory.vouch(req.row, req.prompt_len)
-                self._recorder.embedded(req, now)
+                self._tally.embedded(req, now)
                 self._lifecycle.end(Ending(req, FinishReason.STOP))
             else:
                 error = RequestFailed("the model produced non-finite hidden states for this request")
@@ -134,7 +132,7 @@ class ResultProcessor:
         positions = known - running.prompt_lens[rows]
         reqs = running.owners(rows)
         out = StepTokens(reqs, tokens.tolist(), positions, result.logprobs, places)
-        self._recorder.tokens(reqs, positions, now - running.last_token_at[rows], now)
+        self._tally.tokens(reqs, positions, now - running.last_token_at[rows], now)
         running.last_token_at[rows] = now
         self._end_finished(out, rows, tokens, known + 1 > running.limit[rows])
         return out

@@ -31,8 +31,8 @@ CONDEMNING: tuple[Mutant, ...] = (
         "own-pages-count-as-found",
         "what a request computed before it gave way is its own",
         "core/scheduler/lifecycle.py",
-        "req.computed_from = min(req.computed_from, admission.cached_tokens)",
-        "req.computed_from = admission.cached_tokens",
+        "req.computed_from = min(req.computed_from, seat.cached_tokens)",
+        "req.computed_from = seat.cached_tokens",
         CONDEMNED + "test_pages_of_an_earlier_admission_go_as_well",
     ),
     Mutant(

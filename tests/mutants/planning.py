@@ -6,7 +6,7 @@ from tests.mutants.mutant import Mutant
 
 SCHEDULER = "tests/scheduler/test_scheduler.py::"
 FIGURES = "tests/scheduler/test_figures.py::"
-SNAPSHOT = "core/scheduler/stats_recorder.py"
+SNAPSHOT = "core/scheduler/tally.py"
 
 PLANNING: tuple[Mutant, ...] = (
     Mutant(

@@ -195,7 +195,7 @@ def retracted_request_is_not_queued(patch: Patch) -> None:
         self._unseat(req, keep=keep)
         req.move_to(RequestState.WAITING)
         req.retractions += 1
-        self._recorder.preemptions += 1
+        self._tally.preemptions += 1
 
     patch.setattr(Lifecycle, "retract", drop)
 

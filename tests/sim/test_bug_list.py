@@ -297,7 +297,7 @@ def test_d29_freed_pages_count_at_once() -> None:
         stage.step()
     stage.abort(big)
     stage.stall()
-    assert other.req.state is RequestState.RUNNING and stage.scheduler.recorder.preemptions == 0
+    assert other.req.state is RequestState.RUNNING and stage.scheduler.tally.preemptions == 0
     stage.finish()
     stage.complete(other)
 

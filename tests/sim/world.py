@@ -190,14 +190,14 @@ class World:
 
     def _thin_stats(self) -> None:
         """A snapshot after every step would be a fifth of all work in most runs; `Measures` asks for its own."""
-        recorder, publish, calls = self.scheduler.recorder, self.scheduler.recorder.publish, 0
+        tally, publish, calls = self.scheduler.tally, self.scheduler.tally.publish, 0
 
         def thinned(memory: RequestMemory, running: int, waiting: int) -> EngineStats:
             nonlocal calls
             calls += 1
             return publish(memory, running, waiting) if calls % STATS_EVERY == 0 else self.scheduler.stats
 
-        recorder.publish = thinned  # type: ignore[method-assign]
+        tally.publish = thinned  # type: ignore[method-assign]
 
     def tick(self) -> None:
         """One step of the scheduler with all that comes before and after it."""
