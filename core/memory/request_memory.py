@@ -6,15 +6,14 @@ only; what must change in the device table leaves as `TableWrites` inside the ne
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any
 
 import numpy as np
 
 from core.invariants import check
-from core.memory.companion import Companion, Growing, Writes
+from core.memory.companion import AdmissionFacts, Companion, Growing, Writes
 from core.memory.kv_allocator import PagedKVAllocator
 from core.memory.pending_writes import PendingWrites
 from core.memory.req_to_token_pool import TableWrites
@@ -81,7 +80,7 @@ class RequestMemory:
         """By row: tokens that were cached when it was admitted, so that its owner reads what others computed."""
         self._sound = np.zeros(allocator.num_pages + 1, np.bool_)
         """By page: finite logits came of it. False for what no logits have come of so far."""
-        self._nodes: list[Any] = [None] * (rows.size + 1)
+        self._nodes: list[PrefixNode | None] = [None] * (rows.size + 1)
         self._salts: list[str] = [""] * (rows.size + 1)
         self._writes = PendingWrites(self.page_size)
 
@@ -94,7 +93,7 @@ class RequestMemory:
         """Whether a request of so many tokens could be served by an empty pool: the check at entry."""
         if self.allocator.pages_for(total_tokens) > self.allocator.num_pages:
             return False
-        return all(c.fits_alone(total_tokens, **_encoder(encoder_tokens)) for c in self.companions)
+        return all(c.fits_alone(total_tokens, encoder_tokens) for c in self.companions)
 
     def would_admit(
         self, ids: Ints, salt: str, reserve_pages: int, leaving: Ints, *, reuse: bool = True, encoder_tokens: int = 0
@@ -104,13 +103,16 @@ class RequestMemory:
         Returns the cached tokens that it counts on: with them as `at_most`, `admit` succeeds if these releases are all
         that happens in between. None: it would not succeed. Changes nothing but recency.
         """
-        match, _ = self._match(ids, len(ids) - 1 if reuse else 0, salt)
+        match, known = self._match(ids, len(ids) - 1 if reuse else 0, salt)
+        facts = AdmissionFacts(len(ids), match.pages, known, encoder_tokens)
         needed = self.allocator.pages_for(len(ids)) - len(match.pages)
         # Under this lock the newcomer's own prefix is not counted as a page that comes free.
         self.cache.lock(match.node)
-        coming = int(self._owned[leaving].sum()) + self.cache.held_only_by([self._nodes[row] for row in leaving])
+        coming = int(self._owned[leaving].sum()) + self.cache.held_only_by(
+            [self._node(row) for row in leaving.tolist()]
+        )
         fits = needed + reserve_pages <= self.obtainable_pages + coming and all(
-            c.would_admit(len(ids), match.pages, leaving, **_encoder(encoder_tokens)) for c in self.companions
+            c.would_admit(facts, leaving) for c in self.companions
         )
         self._free(self.cache.unlock(match.node))
         return len(match.pages) * self.page_size if fits else None
@@ -129,19 +131,18 @@ class RequestMemory:
 
         `reserve_pages` must stay obtainable afterwards, for the decode steps of those already running. At least one
         token is always left to compute, because its logits are what the first output is sampled from; with `reuse` off
-        all of them are. `encoder_tokens`: see `Companion`; `at_most` so many cached tokens are shared: see
+        all of them are. `encoder_tokens`: see `AdmissionFacts`; `at_most` so many cached tokens are shared: see
         `would_admit`.
         """
         if not self.rows.available:
             return None
         limit = len(ids) - 1 if reuse else 0
         match, known = self._match(ids, limit if at_most is None else min(limit, at_most), salt)
+        facts = AdmissionFacts(len(ids), match.pages, known, encoder_tokens)
         needed = self.allocator.pages_for(len(ids)) - len(match.pages)
         self.cache.lock(match.node)
         pages = None
-        if needed + reserve_pages <= self.obtainable_pages and all(
-            c.can_admit(len(ids), match.pages, **_encoder(encoder_tokens)) for c in self.companions
-        ):
+        if needed + reserve_pages <= self.obtainable_pages and all(c.can_admit(facts) for c in self.companions):
             pages = self._alloc(needed)
         if pages is None:
             self._free(self.cache.unlock(match.node))
@@ -152,7 +153,7 @@ class RequestMemory:
         self._fill(row, match.pages, pages, salt)
         self._nodes[row] = match.node
         for companion in self.companions:
-            companion.admitted(row, len(ids), match.pages, known, **_encoder(encoder_tokens))
+            companion.admitted(row, facts)
         return Seat(row, generation, len(match.pages) * self.page_size)
 
     def _match(self, ids: Ints, limit: int, salt: str) -> tuple[PrefixMatch, int]:
@@ -176,6 +177,11 @@ class RequestMemory:
         self._cached[row] = self._shared[row] = len(shared) * self.page_size
         self._salts[row] = salt
         self._writes.note(np.full(count, row), np.arange(count), self._pages[row, :count].copy())
+
+    def _node(self, row: int) -> PrefixNode:
+        node = self._nodes[row]
+        assert node is not None, "who owns a row holds a prefix, if only the empty one"
+        return node
 
     def _alloc(self, count: int) -> Ints | None:
         short = count - self.allocator.available
@@ -249,7 +255,7 @@ class RequestMemory:
         check("page_conservation", len(result.duplicate_pages) == 0, duplicates=len(result.duplicate_pages))
         self.cache.lock(result.node)
         # The new node ends a longer prefix of the same path, so nothing that the old lock kept is lost in between.
-        self._free(self.cache.unlock(self._nodes[row]))
+        self._free(self.cache.unlock(self._node(row)))
         self._nodes[row] = result.node
         self._owned[row, :count] = False
         self._cached[row] = tokens
@@ -270,7 +276,7 @@ class RequestMemory:
                 for companion in self.companions:
                     companion.replaced(result.duplicate_pages, result.original_pages)
         left = self._pages[row][owned]
-        self._free(self.cache.unlock(self._nodes[row]))
+        self._free(self.cache.unlock(self._node(row)))
         self._free(left)
         self._nodes[row] = None
         self._count[row] = 0
@@ -342,8 +348,3 @@ class RequestMemory:
         check("page_conservation", len(np.unique(owned)) == len(owned), owned=len(owned))
         held = self.allocator.held
         check("page_conservation", len(owned) + self.cache.cached_pages == held, owned=len(owned), held=held)
-
-
-def _encoder(tokens: int) -> Mapping[str, int]:
-    """The argument that companions of an encoder-decoder are asked with, and no others."""
-    return {"encoder_tokens": tokens} if tokens else {}

@@ -11,6 +11,7 @@ import torch
 
 from core.device.staging import Staging
 from core.invariants import InvariantViolation
+from core.memory.companion import AdmissionFacts
 from core.memory.kv_allocator import PagedKVAllocator
 from core.memory.kv_pool import KVLayerSpec, KVPool
 from core.memory.request_memory import RequestMemory, Seat
@@ -208,9 +209,9 @@ def test_a_row_gets_no_page_where_another_pool_has_none_for_it(monkeypatch: pyte
 
 def test_the_entry_check_knows_the_longest_request_and_the_largest_chunk() -> None:
     windows, _ = make(size=BOUNDS.alone)
-    assert windows.fits_alone(10**6)
+    assert windows.fits_alone(10**6, 0)
     tight, _ = make(size=BOUNDS.alone - 1)
-    assert tight.fits_alone((BOUNDS.alone - 1) * PAGE) and not tight.fits_alone(BOUNDS.alone * PAGE)
+    assert tight.fits_alone((BOUNDS.alone - 1) * PAGE, 0) and not tight.fits_alone(BOUNDS.alone * PAGE, 0)
 
 
 def test_misuse_is_a_violation() -> None:
@@ -224,7 +225,7 @@ def test_misuse_is_a_violation() -> None:
     with pytest.raises(InvariantViolation, match="window_page_conservation"):
         windows.released(taken.row)
     with pytest.raises(InvariantViolation, match="window_page_present"):
-        windows.admitted(1, 9, np.array([3]), 1)
+        windows.admitted(1, AdmissionFacts(9, np.array([3]), 1))
 
 
 def test_the_device_translates_as_the_host_does_and_padding_to_padding() -> None:

@@ -30,7 +30,7 @@ ENCODERS: tuple[Mutant, ...] = (
         "cross-pool-never-full",
         "nobody is admitted without room for the whole input",
         "core/memory/cross/cross_pages.py",
-        "return self.allocator.pages_for(encoder_tokens) <= self.allocator.available\n\n",
+        "return self.allocator.pages_for(facts.encoder_tokens) <= self.allocator.available\n\n",
         "return True\n\n",
         PLANS + "test_a_full_pool_of_cross_pages_makes_wait_and_retracts_nobody",
         dies_by="invariant",

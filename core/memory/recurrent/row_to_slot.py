@@ -30,8 +30,9 @@ class HybridReqToTokenPool:
         self.tracked_from = self.step_slots
         """int64[n]: the slots of the rows that are tracked, from which the states are copied."""
 
-    def begin(self, rows: torch.Tensor, writes: StateWrites | None, staging: Staging) -> None:
+    def begin(self, rows: torch.Tensor, writes: object | None, staging: Staging) -> None:
         """See `DeviceCompanion`. What a slot's former owner left gives way here, behind its last write."""
+        assert writes is None or isinstance(writes, StateWrites), type(writes)
         self.tracked, places = Tracked(), rows[:0]
         self.tracked_slots = rows[:0]
         if writes is not None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from core.invariants import check
+from core.memory.companion import AdmissionFacts
 from core.memory.window.window_bounds import WindowBounds
 from core.types.arrays import Ints
 from core.types.stats import PoolStats
@@ -84,15 +85,15 @@ class WindowPages:
         whole = np.flatnonzero(missing < firsts)
         return int(whole[-1]) + 1 if len(whole) else 0
 
-    def fits_alone(self, total_tokens: int, encoder_tokens: int = 0) -> bool:
+    def fits_alone(self, total_tokens: int, encoder_tokens: int) -> bool:
         """See `Companion`."""
         return min(self.bounds.pages_for(total_tokens), self.bounds.alone) <= self.size
 
-    def can_admit(self, tokens: int, cached: Ints, encoder_tokens: int = 0) -> bool:
+    def can_admit(self, facts: AdmissionFacts) -> bool:
         """See `Companion`. Leaves every running row and the new one its next page, else they would soon retract."""
-        return self._has_room(tokens, cached, self._own, self._guests, self._shared)
+        return self._has_room(facts.tokens, facts.cached, self._own, self._guests, self._shared)
 
-    def would_admit(self, tokens: int, cached: Ints, leaving: Ints, encoder_tokens: int = 0) -> bool:
+    def would_admit(self, facts: AdmissionFacts, leaving: Ints) -> bool:
         """See `Companion`."""
         own, guests = self._own.copy(), self._guests.copy()
         own[leaving] = 0
@@ -100,12 +101,13 @@ class WindowPages:
             # What a row found in the cache comes first among its pages.
             found = max(0, int(self._behind[row] - self._first[row]))
             guests[[self._uses[row][place] for place in range(found)]] -= 1
-        return self._has_room(tokens, cached, own, guests, int((guests > 0).sum()))
+        return self._has_room(facts.tokens, facts.cached, own, guests, int((guests > 0).sum()))
 
-    def admitted(self, row: int, tokens: int, cached: Ints, known: int, encoder_tokens: int = 0) -> None:
+    def admitted(self, row: int, facts: AdmissionFacts) -> None:
         """See `Companion`. Pages are kept wherever prompts part, so how much others had makes no difference."""
         check("row_padding_reserved", row > 0, row=row)
         check("window_page_conservation", self._own[row] == 0, row=row, own=int(self._own[row]))
+        cached = facts.cached
         needed = self._needed(cached)
         check("window_page_present", bool((self._window_of[needed] > 0).all()), row=row, cached=len(cached))
         self._shared += int((self._guests[needed] == 0).sum())
@@ -116,7 +118,7 @@ class WindowPages:
             self._uses[row].append(page)
         self._behind[row] = self._end[row] = len(cached)
         self._first[row] = len(cached) - len(needed)
-        self._own[row] = self.bounds.pages_for(tokens) - len(cached)
+        self._own[row] = self.bounds.pages_for(facts.tokens) - len(cached)
 
     def can_grow(self, rows: Ints) -> bool:
         """See `Growing`."""
