@@ -108,9 +108,8 @@ class RequestMemory:
         needed = self.allocator.pages_for(len(ids)) - len(match.pages)
         # Locked so that the new request's own prefix is not counted among the pages that come free.
         self.cache.lock(match.node)
-        coming = int(self._owned[leaving].sum()) + self.cache.held_only_by(
-            [self._node(row) for row in leaving.tolist()]
-        )
+        coming = int(self._owned[leaving].sum())
+        coming += self.cache.held_only_by([self._node(row) for row in leaving.tolist()])
         fits = needed + reserve_pages <= self.obtainable_pages + coming and all(
             c.would_admit(facts, leaving) for c in self.companions
         )
@@ -129,10 +128,9 @@ class RequestMemory:
     ) -> Seat | None:
         """Take a row and pages for all of `ids`, sharing what the cache has; None (and no change) when it does not fit.
 
-        `reserve_pages` must stay obtainable afterwards, for the decode steps of those already running. At least one
-        token is always left to compute, because its logits are what the first output is sampled from; with `reuse` off
-        all of them are. `encoder_tokens`: see `AdmissionFacts`; `at_most` so many cached tokens are shared: see
-        `would_admit`.
+        `reserve_pages` must stay obtainable afterwards, for the decode steps of running rows. At least one token is
+        left to compute: the first output is sampled from its logits. With `reuse` off all are. `encoder_tokens` is that
+        of `AdmissionFacts`. At most `at_most` cached tokens are shared (`would_admit`).
         """
         if not self.rows.available:
             return None
@@ -242,8 +240,7 @@ class RequestMemory:
         """Give the whole pages that hold `ids` to the cache, where later requests find them; the row keeps using them.
 
         Steps already submitted, or the one being planned, write the KV of `ids`. Where another row was first with the
-        same tokens, nothing is given until release: locking its pages beside the row's own copies would hold the prefix
-        twice, and a request that fits alone would no longer fit.
+        same tokens, nothing is given until release: with its pages locked beside copies, a request may no longer fit.
         """
         tokens = len(ids) // self.page_size * self.page_size
         cached = int(self._cached[row])

@@ -162,6 +162,14 @@ PLANNING: tuple[Mutant, ...] = (
         "tests/device/test_graphs.py::test_work_is_recorded_behind_its_warm_ups_in_one_pool_for_all",
     ),
     Mutant(
+        "name-of-the-folder",
+        "clients see the name that the operator gave the model",
+        "core/engine/build.py",
+        "name=config.model.served_name or spec.name,",
+        "name=spec.name,",
+        "tests/engine/test_build.py::test_the_context_is_the_models_unless_a_shorter_one_is_asked_for",
+    ),
+    Mutant(
         "context-beyond-the-models",
         "no longer context is promised than the model has",
         "core/engine/build_pools.py",
