@@ -90,8 +90,8 @@ COMMANDS: tuple[Mutant, ...] = (
         "hangs-at-another-time",
         "a setting of the engine lands in its own field",
         "service/config/sources.py",
-        "room = room.setdefault(step, {})",
-        "room.setdefault(step, {})",
+        "room[settings[name].place[-1]] = value",
+        "room[settings[name].place[-1]] = settings[name].default",
         SETTINGS + "test_each_setting_of_the_engine_changes_one_value_there",
     ),
     Mutant(
