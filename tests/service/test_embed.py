@@ -321,4 +321,4 @@ def test_the_command_teaches() -> None:
 
 
 def test_defaults_of_the_settings_allow_the_largest_call() -> None:
-    assert ServerConfig().max_queued_requests >= MAX_EMBED_INPUTS
+    assert ServerConfig().engine.scheduler.max_queued_requests >= MAX_EMBED_INPUTS

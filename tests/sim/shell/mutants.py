@@ -113,8 +113,8 @@ MUTANTS: tuple[ShellMutant, ...] = (
     ShellMutant(
         "stream-known-before-its-reply",
         "service.frontends.host",
-        "reply on.\n        if number in self._streams:\n",
-        "reply on.\n        if True:\n",
+        "outputs it has.\n        if number in self._streams:\n",
+        "outputs it has.\n        if True:\n",
         ("crash:Unseen",),
         0,
     ),
@@ -137,8 +137,8 @@ MUTANTS: tuple[ShellMutant, ...] = (
     ShellMutant(
         "cancelled-asker-tells-nobody",
         "service.frontends.remote_engine",
-        "        except asyncio.CancelledError:\n            self.end(number)\n            raise\n",
-        "        except asyncio.CancelledError:\n            raise\n",
+        "            self.end(number)\n            raise\n",
+        "            raise\n",
         ("books:holds",),
         5,
     ),
@@ -201,8 +201,8 @@ MUTANTS: tuple[ShellMutant, ...] = (
     ShellMutant(
         "hold-released-with-the-reader-only",
         "service.resume.kept",
-        "            self.over = True\n            self._hold.release()\n",
-        "            self.over = True\n",
+        "            self._hold.release()\n            if self.reader is None:\n",
+        "            if self.reader is None:\n",
         ("hold_past_end",),
         8,
     ),
