@@ -111,7 +111,7 @@ def _flag(setting: Setting) -> str:
 def _default(setting: Setting) -> str:
     if setting.kind is bool:
         return "on" if setting.default else "off"
-    return "" if setting.default is None else str(setting.default)
+    return "" if setting.optional else str(setting.default)
 
 
 def _escaped(text: str) -> str:

@@ -88,7 +88,7 @@ def _unless_empty(ctx: click.Context, param: click.Parameter, value: tuple[str, 
 
 
 def _default_note(setting: Setting) -> str:
-    if setting.default is None:
+    if setting.optional:
         return ""
     shown = {True: "on", False: "off"}[setting.default] if setting.kind is bool else setting.default
     return f"  [default: {shown}]"

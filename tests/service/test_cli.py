@@ -43,7 +43,9 @@ def test_serve_help_names_every_flag_its_default_and_its_variable() -> None:
     text = re.sub(r"\s+", " ", helped("serve"))
     for setting in settings_of(ServerConfig).values():
         assert setting.flag in text and f"[env: {setting.env}]" in text
-        if setting.default is not None and setting.kind is not bool:
+        if setting.optional:
+            assert f"{setting.help} [env: {setting.env}]" in text, "not to be set is no default to show"
+        elif setting.kind is not bool:
             assert f"[default: {setting.default}] [env: {setting.env}]" in text
     for group in ("Model:", "Memory:", "Network:", "Shutdown:"):
         assert group in text
