@@ -12,9 +12,9 @@ import difflib
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import reduce
+from functools import cache, reduce
 from pathlib import Path
-from types import NoneType, UnionType
+from types import MappingProxyType, NoneType, UnionType
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 from core.errors import ConfigError
@@ -75,22 +75,29 @@ class Setting:
         return value
 
 
-def settings_of(config: type[Any], at: tuple[str, ...] = ()) -> dict[str, Setting]:
-    """The settings of a dataclass and of those that it holds, by name; `at` is where in another one it is.
+def settings_of(config: Any) -> Mapping[str, Setting]:
+    """The settings of a dataclass and of those that it holds, by name.
 
-    In the order they are written, those of one group together.
+    In the order they are written, those of one group together. Worked out once per class: annotations take milliseconds
+    to resolve, and every scrape of the metrics asks for values.
     """
+    return _settings_of(config, ())
+
+
+@cache
+def _settings_of(config: Any, at: tuple[str, ...]) -> Mapping[str, Setting]:
+    """Those of `config`, which is at the fields `at` of another dataclass."""
     hints, found = get_type_hints(config), list[Setting]()
     for each in dataclasses.fields(config):
         hint, place = hints[each.name], (*at, each.name)
         if dataclasses.is_dataclass(hint):
-            found += settings_of(hint, place).values()  # type: ignore[arg-type]
+            found += _settings_of(hint, place).values()  # type: ignore[arg-type]
         elif "help" in each.metadata:
             told = dict(each.metadata)
             name = told.pop("flag") or each.name
             found.append(Setting(name=name, place=place, kind=_kind(hint), default=each.default, **told))
     groups = list(dict.fromkeys(each.group for each in found))
-    return {each.name: each for each in sorted(found, key=lambda each: groups.index(each.group))}
+    return MappingProxyType({each.name: each for each in sorted(found, key=lambda each: groups.index(each.group))})
 
 
 def _kind(hint: Any) -> type:

@@ -235,6 +235,21 @@ async def test_there_are_only_so_many_subscribers(
     assert CallFailed(refused.value).reason == "SUBSCRIBERS"
 
 
+async def test_connections_of_one_address_without_a_name_are_one_caller(
+    serve: Serve, spoken: Spoken, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(subscriptions, "MAX_OF_ONE", 1)
+    async with serve(unnamed_callers="watch") as serving:
+        own_connection = (("grpc.use_local_subchannel_pool", 1),)
+        async with grpc.aio.insecure_channel(serving.target, own_connection) as other:
+            held = spoken.stub(serving.client.channel).SubscribeKvEvents(common_pb2.SubscribeKvEventsRequest())
+            await held.read()
+            with pytest.raises(grpc.aio.AioRpcError) as refused:
+                await spoken.stub(other).SubscribeKvEvents(common_pb2.SubscribeKvEventsRequest()).read()
+            held.cancel()
+    assert CallFailed(refused.value).reason == "SUBSCRIBERS"
+
+
 async def test_a_caller_follows_the_blocks_of_its_own_tenant_only(serve: Serve, spoken: Spoken, tmp_path: Path) -> None:
     tokens = tmp_path / "tokens"
     tokens.write_text(f"alice:{'a' * 20}\nbob:{'b' * 20}\n")

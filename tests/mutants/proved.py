@@ -32,7 +32,7 @@ def digest(mutant: Mutant, root: Path = ROOT) -> str:
 
 
 def _as_run(text: str, name: str) -> tuple[str, list[str]]:
-    """What the interpreter sees of a file, and the names that its imports bind; all of its text if it is not Python.
+    """What the interpreter sees of a file, and the names of its imports; all of its text if it is not Python.
 
     Comments, docstrings, formatting and the modules that names come from are left out.
     """
@@ -43,16 +43,18 @@ def _as_run(text: str, name: str) -> tuple[str, list[str]]:
 
 
 class _Stripper(ast.NodeTransformer):
-    """Takes out imports, whose names it keeps in `bound`, and docstrings, those below variables included."""
+    """Takes out imports and docstrings, those below variables included.
+
+    `bound` keeps of each import what it binds: the last part of its name, and the name that it has in the file.
+    """
 
     def __init__(self) -> None:
-        self.bound: set[str] = set()
+        self.bound: set[tuple[str, str]] = set()
 
-    def visit_Import(self, node: ast.Import) -> None:
-        self.bound |= {alias.asname or alias.name for alias in node.names}
+    def visit_Import(self, node: ast.Import | ast.ImportFrom) -> None:
+        self.bound |= {(alias.name.rpartition(".")[2], alias.asname or alias.name) for alias in node.names}
 
-    def visit_ImportFrom(self, node: ast.ImportFrom) -> None:
-        self.bound |= {alias.asname or alias.name for alias in node.names}
+    visit_ImportFrom = visit_Import
 
     def visit_Expr(self, node: ast.Expr) -> ast.AST | None:
         text = isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)

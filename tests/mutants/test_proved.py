@@ -53,9 +53,14 @@ def test_a_move_is_no_change_and_another_name_is_one(root: Path) -> None:
     (root / "room/moved.py").write_text(new)
     assert ledger.holds(moved)
     assert not ledger.holds(replace(moved, test="room/test_moved.py::test[two]"))
-    for other in (new.replace("law\n", "law as law\n", 1), new.replace("law", "lax"), new.replace("law(", "lax(")):
+    for other in (
+        new.replace("law\n", "law as law\n", 1),
+        new.replace("law", "lax"),
+        new.replace("law(", "lax("),
+        new.replace("law\n", "other_law as law\n", 1),
+    ):
         (root / "room/moved.py").write_text(other)
-        assert ledger.holds(moved) == ("law as law" in other)
+        assert ledger.holds(moved) == ("import law as law" in other)
 
 
 def test_prose_is_no_change(root: Path) -> None:

@@ -123,12 +123,16 @@ def test_generate_loads_the_one_adapter_that_it_is_given(
 
     engine = FakeEngine()
     monkeypatch.setattr("service.engine.builder.build_core_engine", build)
+    # What the environment lists is not loaded: the one request uses one adapter at most. Its limits hold.
     monkeypatch.setenv("SLIPSTREAM_ADAPTER", "other=/nowhere")
+    monkeypatch.setenv("SLIPSTREAM_LORA_DIR", str(tmp_path))
+    monkeypatch.setenv("SLIPSTREAM_MAX_LORA_RANK", "13")
     directory = adapter_files(tmp_path / "french")
     args = ["generate", "--model", str(checkpoint), "--adapter", f"french={directory}", "--max-tokens", "2", "hi"]
     result = CliRunner().invoke(cli, args)
     assert (result.exit_code, result.stdout) == (0, "0 1 \n")
     assert seen[0].adapters == (("french", str(directory)),)
+    assert (seen[0].directory, seen[0].max_rank) == (None, 13)
     assert engine.streams[0].request.adapter == "french"
 
 

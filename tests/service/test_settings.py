@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from core.errors import ConfigError
 from core.models.bundled import bundled_model_dir
 from service.config.server_config import REFUSAL_ROOM, ServerConfig
 from service.config.sources import Setting, load, settings_of, values_of
+from service.frontends.process import read_config
 
 SETTINGS = settings_of(ServerConfig)
 
@@ -105,8 +107,9 @@ def test_each_setting_of_the_engine_changes_one_value_there(name: str) -> None:
 
 
 def test_a_configuration_is_made_again_from_its_values() -> None:
-    """What a front end is told of the engine process's configuration."""
+    """What a front end is told of the engine process's configuration, on its standard input."""
     config = ServerConfig.of(port=7, max_lora_rank=9, adapter=(("a", "/a"),), queue_timeout=2.5)
+    assert read_config(json.dumps(values_of(config))) == config
     values = values_of(config)
     assert (values["port"], values["max_lora_rank"], values["model"]) == (7, 9, "")
     assert ServerConfig.of(**values) == config and ServerConfig.of() == ServerConfig()

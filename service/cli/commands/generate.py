@@ -79,8 +79,9 @@ def generate(
     else:
         # Adapters that the environment or the file lists are not loaded: the one request uses one at most.
         config = load(ServerConfig, options, os.environ, config_file)
-        lora = load(LoraConfig, {"adapter": (adapter,) if adapter else None}, {})
-        config = replace(config, engine=replace(config.engine, lora=replace(lora, directory=None)))
+        listed = load(LoraConfig, {"adapter": (adapter,) if adapter else None}, {}).adapters
+        lora = replace(config.engine.lora, adapters=listed, directory=None)
+        config = replace(config, engine=replace(config.engine, lora=lora))
         pieces = _local(config, text, chat, name, constraint, given)
     try:
         asyncio.run(_print(pieces))
