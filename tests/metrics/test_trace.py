@@ -89,8 +89,9 @@ async def test_an_asynchronous_device_shows_its_own_time(tmp_path: Path) -> None
         trace, _ = await traced(client, f"http://127.0.0.1:{server.metrics_port}", tmp_path / "trace.json")
     steps, launches = intervals(trace, "forward"), intervals(trace, "launch")
     assert len(steps) > 20
-    # A step that finds the device idle begins with its launch, so it may take longer, but none is shorter.
-    assert round(min(end - begin for begin, end in steps) / 1e3, 1) == 4.0
+    # A step that finds the device idle begins with its launch, and a busy machine wakes late: it may take longer, but
+    # none is shorter.
+    assert 3.9 <= min(end - begin for begin, end in steps) / 1e3 < 8
     assert median(end - begin for begin, end in launches) < median(end - begin for begin, end in steps)
     beside = trace["otherData"]["scheduler_seconds_beside_device"]
     assert beside > 0.1 * trace["otherData"]["scheduler_seconds"]

@@ -7,43 +7,19 @@ half.
 
 from __future__ import annotations
 
-import gc
-import time
 from collections.abc import Callable
 
 import numpy as np
 import pytest
 
 from core.prefix.radix import RadixCache
+from tests.support.growth import Work, growth
 
-Work = Callable[[], object]
 PAGE = 16
 
 
 def prompt(pages: int, seed: int = 0) -> np.ndarray:
     return np.random.default_rng(seed).integers(0, 50_000, pages * PAGE)
-
-
-def seconds(work: Work) -> float:
-    """Processor time of one run, with the collector held back."""
-    gc.disable()
-    start = time.process_time()
-    work()
-    spent = time.process_time() - start
-    gc.enable()
-    return spent
-
-
-def growth(make: Callable[[int], Work], small: int, large: int, most: float) -> float:
-    """How many times longer `large` takes; measured until it is well below `most`, at least 4 and at most 16 times."""
-    best = {small: float("inf"), large: float("inf")}
-    for turn in range(16):
-        for size in best:
-            best[size] = min(best[size], seconds(make(size)))
-        if turn >= 3 and best[large] / best[small] < 0.85 * most:
-            break
-    print(f"{make.__name__}: {best[small] * 1e3:.2f} ms at {small}, {best[large] * 1e3:.2f} ms at {large}")
-    return best[large] / best[small]
 
 
 def inserting(pages: int) -> Work:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import random
-import time
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from core.text.stop import StopMatcher
+from tests.support.growth import Work, growth
 
 
 def oracle(text: str, stops: tuple[str, ...], include: bool) -> tuple[str, str | None]:
@@ -125,15 +125,13 @@ def test_time_is_linear(piece: int) -> None:
     """The worst case: long stop strings that the text almost completes all the time."""
     stops = tuple("a" * (240 + i) + "b" for i in range(16))
 
-    def cost(length: int) -> float:
-        text, best = "a" * length, float("inf")
-        for _ in range(3):
-            matcher = StopMatcher(stops, False)
-            started = time.process_time()
+    def feeding(length: int) -> Work:
+        text, matcher = "a" * length, StopMatcher(stops, False)
+
+        def work() -> None:
             for place in range(0, length, piece):
                 matcher.feed(text[place : place + piece])
-            best = min(best, time.process_time() - started)
-        return best
 
-    cost(1000)
-    assert cost(40_000) < 8 * cost(10_000)
+        return work
+
+    assert growth(feeding, 10_000, 40_000, most=8) < 8
