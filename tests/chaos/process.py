@@ -8,8 +8,6 @@ import os
 import queue
 import re
 import signal
-import subprocess
-import sys
 import threading
 import time
 import urllib.request
@@ -20,8 +18,8 @@ from typing import Any
 from core.models.bundled import bundled_model_dir
 from service.client import SlipstreamClient
 from tests.chaos.device import Faults
+from tests.support.fork_server import fork_server
 
-ROOT = Path(__file__).resolve().parents[2]
 READY = re.compile(r"slipstream: serving \S+ on (\S+:\d+), metrics on (http://\S+) \(Ctrl-C drains\)\n")
 START_SECONDS = 60.0
 PATIENCE = 20.0
@@ -39,15 +37,8 @@ class ServerProcess:
     ) -> None:
         defaults = {"model": bundled_model_dir(), "port": 0, "metrics_port": 0, "drain_linger": 0, "log_level": "error"}
         flags = [f"--{name.replace('_', '-')}={value}" for name, value in (defaults | settings).items()]
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", program, "serve", *flags],
-            cwd=ROOT,
-            env=os.environ | (faults or Faults()).as_env() | {"OMP_NUM_THREADS": "1"},
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
+        environment = os.environ | (faults or Faults()).as_env() | {"OMP_NUM_THREADS": "1"}
+        self.process = fork_server().start(program, ["serve", *flags], environment)
         self.pid = self.process.pid
         self.errors = ""
         self._lines: queue.Queue[str] = queue.Queue()
@@ -56,12 +47,10 @@ class ServerProcess:
             reader.start()
 
     def _read_output(self) -> None:
-        assert self.process.stdout is not None
         for line in self.process.stdout:
             self._lines.put(line)
 
     def _read_errors(self) -> None:
-        assert self.process.stderr is not None
         for line in self.process.stderr:
             self.errors += line
 
@@ -88,7 +77,6 @@ class ServerProcess:
 
     async def probe(self) -> Inside:
         """What the inside says of itself, and what the system says of the process."""
-        assert self.process.stdin is not None
         self.process.stdin.write("?\n")
         self.process.stdin.flush()
         facts = json.loads(await asyncio.to_thread(self._lines.get, timeout=PATIENCE))
@@ -127,7 +115,6 @@ class ServerProcess:
         for reader in self._readers:
             reader.join()
         for pipe in (self.process.stdin, self.process.stdout, self.process.stderr):
-            assert pipe is not None
             pipe.close()
 
 

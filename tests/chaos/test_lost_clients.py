@@ -12,8 +12,9 @@ from contextlib import asynccontextmanager
 import pytest
 
 from tests.chaos.conftest import KEEPALIVE
-from tests.chaos.process import PATIENCE, ROOT, ServerProcess, settled
+from tests.chaos.process import PATIENCE, ServerProcess, settled
 from tests.scorecard import Scorecard
+from tests.support.fork_server import ROOT
 
 TOKENS = 8000
 """More than can be made before either bound."""

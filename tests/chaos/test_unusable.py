@@ -17,8 +17,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from core.models.bundled import bundled_model_dir
-from tests.chaos.process import ROOT
 from tests.scorecard import Scorecard
+from tests.support.fork_server import ROOT
 
 Spoil = Callable[[Path], tuple[str, ...]]
 

@@ -20,6 +20,8 @@ def main(argv: list[str] | None = None) -> int:
     options = _parser().parse_args(argv)
     # Two processes that each use every core are slower than one.
     torch.set_num_threads(1)
+    if options.seen:
+        return _seen()
     return _replay(options) if options.seed is not None else _sweep(options)
 
 
@@ -33,7 +35,17 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--seeds", type=int, default=2000, help="without --seed: how many to play")
     parser.add_argument("--base", type=int, help="the first of them; drawn anew if not given")
     parser.add_argument("--jobs", type=int, default=1, help="processes; 0 takes one per core")
+    parser.add_argument("--seen", action="store_true", help="find the seed that shows each mutant; writes seen.txt")
     return parser
+
+
+def _seen() -> int:
+    """Needs what the tests need, so it is imported here; `test_oracles` imports every list of mutants."""
+    from tests.sim import seen, test_oracles
+
+    assert test_oracles.MUTANTS
+    seen.write()
+    return 0
 
 
 def _replay(options: argparse.Namespace) -> int:

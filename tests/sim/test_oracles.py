@@ -6,9 +6,8 @@ it is always the same oracle that speaks first.
 
 from __future__ import annotations
 
-import itertools
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 import pytest
 
@@ -26,7 +25,6 @@ from tests.sim import (
     mutants_of_windows,
 )
 from tests.sim.mutants import MUTANTS, Mutant
-from tests.sim.scenario import REAL_STEPS, STEPS, draw
 from tests.sim.scenes import (
     a_prefix_is_shared,
     every_row_is_taken,
@@ -36,8 +34,8 @@ from tests.sim.scenes import (
     two_tenants_wait,
     younger_ones_pass,
 )
+from tests.sim.seen import first_seen, known
 from tests.sim.story import Violation
-from tests.sim.sweep import play
 from tests.tidy.source import python
 
 MODULES = (
@@ -53,8 +51,7 @@ MODULES = (
     mutants_of_states,
     mutants_of_windows,
 )
-WITHIN = 100
-"""Seeds until a mutant must have been seen."""
+SEEN = known()
 BACKSTOPS: dict[str, str] = {
     "unread_token": "the books are closed only after everything else was found in order",
     "relay_check": "the ledger speaks earlier",
@@ -72,18 +69,10 @@ def test_the_mutant_is_seen(mutant: Mutant, monkeypatch: pytest.MonkeyPatch) -> 
             mutant.scene()
         assert seen.value.oracle in mutant.seen_by
         return
-    # Where only the production step can show it, seeds that run the twin would prove nothing.
-    first: Iterable[int] = itertools.count(7, REAL_STEPS) if mutant.real else itertools.count()
-    if mutant.policy:
-        first = (seed for seed in first if draw(seed).config.policy == mutant.policy)
-    seeds = mutant.seeds or itertools.islice(first, WITHIN)
-    for played, seed in enumerate(seeds, 1):
-        outcome = play(seed, None if mutant.seeds else STEPS)
-        if outcome.oracle:
-            print(f"{mutant.name}: {outcome.text[:100]!r} by {outcome.oracle} at seed {seed}, the {played}.")
-            assert outcome.oracle in mutant.seen_by
-            return
-    pytest.fail(f"{mutant.name} survives {WITHIN} seeds")
+    outcome = first_seen(mutant, [SEEN[mutant.name]] if mutant.name in SEEN else ())
+    assert outcome is not None, f"{mutant.name} survives"
+    print(f"{mutant.name}: {outcome.text[:100]!r} by {outcome.oracle} at seed {outcome.seed}")
+    assert outcome.oracle in mutant.seen_by
 
 
 SCENES = (
