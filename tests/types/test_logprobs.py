@@ -40,14 +40,19 @@ def test_columns_are_a_sequence_of_entries(first: list[TokenLogprob], more: list
 
 def test_what_it_says_it_holds_is_what_it_holds() -> None:
     """100 tokens of 64 alternatives: 51 KiB and room to grow, where objects took 900."""
-    gc.collect()
-    tracemalloc.start()
-    try:
+
+    def filled() -> tuple[TokenLogprobs, int]:
         before = tracemalloc.get_traced_memory()[0]
         kept = TokenLogprobs()
         for token in range(100):
             kept.add(token, -0.5, array("i", range(64)).tobytes(), array("f", [-1.0] * 64).tobytes())
-        held = tracemalloc.get_traced_memory()[0] - before
+        return kept, tracemalloc.get_traced_memory()[0] - before
+
+    gc.collect()
+    tracemalloc.start()
+    try:
+        # Threads that other tests left allocate too, so that of several tries the least is the truth.
+        kept, held = min((filled() for _ in range(5)), key=lambda found: found[1])
     finally:
         tracemalloc.stop()
     assert 100 * (64 * 8 + 12) <= held <= kept.held_bytes * 1.05 <= 70_000
