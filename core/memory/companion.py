@@ -12,7 +12,8 @@ a windowed page is dropped when its KV page is freed, and needs no tree of its o
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Protocol, runtime_checkable
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
 
 import torch
 
@@ -21,8 +22,23 @@ from core.device.staging import Staging
 from core.types.arrays import Ints
 from core.types.stats import PoolStats
 
-Writes = Mapping[str, Any]
-"""By companion name: what its device side must apply before the step that carries them. Host arrays, never changed."""
+Writes = Mapping[str, object]
+"""By companion name: what its device side must apply before the step that carries it. Host arrays, never changed, in a
+class of the companion's own: its device side knows it, and nobody in between looks inside."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class AdmissionFacts:
+    """What a request that wants a row is to the pools beside the KV pool."""
+
+    tokens: int
+    """Known ones: its prompt, and outputs from before it gave way."""
+    cached: Ints
+    """int64[k]: pages that it starts behind."""
+    known: int
+    """Pages, k at least, that the prefix cache had of it: how far others had the same tokens."""
+    encoder_tokens: int = 0
+    """Length of the input that an encoder reads beside them; 0 without one."""
 
 
 class Companion(Protocol):
@@ -37,36 +53,32 @@ class Companion(Protocol):
         """How many of the cached `pages` (int64[k], a prefix in order) a request can skip computing: 0..k."""
         ...
 
-    def fits_alone(self, total_tokens: int, encoder_tokens: int = 0) -> bool:
-        """Whether the empty pool could serve a request of `total_tokens` to its end: the check at entry.
+    def fits_alone(self, total_tokens: int, encoder_tokens: int) -> bool:
+        """Whether the empty pool could serve a request of so many tokens to its end: the check at entry.
 
-        `encoder_tokens`, here and below: tokens of the encoder's input; 0 for a model without encoder.
+        `encoder_tokens`: see `AdmissionFacts`.
         """
         ...
 
-    def can_admit(self, tokens: int, cached: Ints, encoder_tokens: int = 0) -> bool:
-        """Whether there is room for a request of `tokens` known tokens that reuses the pages `cached`, int64[k].
+    def can_admit(self, facts: AdmissionFacts) -> bool:
+        """Room for the request.
 
-        May give up what no running row uses, but nothing that `cached` needs. After True, `admitted` must succeed.
+        May give up what nobody uses, but none of what its cached pages need. After True, `admitted` must succeed.
         """
         ...
 
-    def would_admit(self, tokens: int, cached: Ints, leaving: Ints, encoder_tokens: int = 0) -> bool:
+    def would_admit(self, facts: AdmissionFacts, leaving: Ints) -> bool:
         """What `can_admit` will answer once the owners of rows `leaving`, int64[k], have given them back.
 
         Mutates nothing.
         """
         ...
 
-    def admitted(self, row: int, tokens: int, cached: Ints, known: int, encoder_tokens: int = 0) -> None:
-        """`row` has a new owner; the arguments are those of the `can_admit` just before.
-
-        `known`: pages of its tokens that the prefix cache holds, including those behind `cached` that some companion
-        could not resume from (known >= len(cached)).
-        """
+    def admitted(self, row: int, facts: AdmissionFacts) -> None:
+        """`row` has a new owner, as asked of `can_admit` just before."""
         ...
 
-    def planned(self, rows: Ints, prefix_lens: Ints, extend_lens: Ints, pages: Ints) -> Any:
+    def planned(self, rows: Ints, prefix_lens: Ints, extend_lens: Ints, pages: Ints) -> object | None:
         """The step being planned computes tokens [prefix, prefix + extend) of `rows`, int64[B] each.
 
         `pages`: int64[B, width], the KV pages of each row in the order of its tokens. Returns this companion's entry of
@@ -119,6 +131,6 @@ class DeviceCompanion(Protocol):
 
     recorder: Recorder | None
 
-    def begin(self, rows: torch.Tensor, writes: Any, staging: Staging) -> None:
+    def begin(self, rows: torch.Tensor, writes: object | None, staging: Staging) -> None:
         """First thing in every step: apply `writes` (None: there are none) for the step's `rows`, int64[B]."""
         ...

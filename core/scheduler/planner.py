@@ -18,7 +18,7 @@ from core.scheduler.fair_share import Tenant
 from core.scheduler.holdings import Holdings
 from core.scheduler.lifecycle import Lifecycle
 from core.scheduler.light_steps import LightSteps
-from core.scheduler.outputs import Ended
+from core.scheduler.outputs import Ending
 from core.scheduler.policy import Policy
 from core.scheduler.preemption import MIN_TOKENS, Preemption
 from core.scheduler.prefill_adder import PrefillAdder
@@ -125,7 +125,7 @@ class Planner:
             return
         # Entry checks make this unreachable while pages are conserved; ending one request beats ending the process.
         error = Overloaded("the KV pool cannot hold this request to its end", reason="POOL_EXHAUSTED")
-        self._lifecycle.end(Ended(members[0], error=error))
+        self._lifecycle.end(Ending(members[0], error=error))
 
     def _freeze(self, segments: list[Segment], decode_rows: Ints, after_idle: bool) -> ScheduleBatch:
         running = self._running
