@@ -134,7 +134,6 @@ def _build_scheduler(
         vocab_size=model.spec.vocab_size,
         eos_ids=model.spec.eos_token_ids,
         pin=Staging(streams.device).pinned,
-        slot_writes=pools.adapters.table.take_writes,
         lanes=lanes,
     )
 

@@ -10,6 +10,7 @@ import torch
 from core.config import EngineConfig, MemoryConfig
 from core.device.streams import DeviceStreams
 from core.engine.adapters.build import Adapters, build_adapters, reserved_bytes
+from core.engine.adapters.rows import AdapterRows
 from core.memory.companion import Companion, DeviceCompanion
 from core.memory.cross.cross_pages import CROSS, CrossPages
 from core.memory.cross.cross_pool import CrossPool
@@ -69,6 +70,8 @@ def build_pools(config: EngineConfig, model: Model, streams: DeviceStreams) -> P
     kept = "none" if spec.encoder else memory.prefix_cache
     cache = build_prefix_cache(kept, memory.page_size, adapters.table.tenant)
     followers: list[Companion] = []
+    if config.lora.enabled:
+        followers.append(AdapterRows(adapters.table, requests.num_rows))
     if spec.state_layers:
         followers.append(StateSlots(slots, requests.num_rows, tracking))
         companions[STATES] = HybridReqToTokenPool(requests, MambaPool(spec.state_layers, slots, streams.device))

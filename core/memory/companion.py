@@ -39,6 +39,8 @@ class AdmissionFacts:
     """Pages, k at least, that the prefix cache had of it: how far others had the same tokens."""
     encoder_tokens: int = 0
     """Length of the input that an encoder reads beside them; 0 without one."""
+    adapter_slot: int = 0
+    """Slot of its LoRA adapter; 0 is none."""
 
 
 class Companion(Protocol):

@@ -124,19 +124,20 @@ class RequestMemory:
         *,
         reuse: bool = True,
         encoder_tokens: int = 0,
+        adapter_slot: int = 0,
         at_most: int | None = None,
     ) -> Seat | None:
         """Take a row and pages for all of `ids`, sharing what the cache has; None (and no change) when it does not fit.
 
-        `reserve_pages` must stay obtainable afterwards, for the decode steps of running rows. At least one token is
-        left to compute: the first output is sampled from its logits. With `reuse` off all are. `encoder_tokens` is that
-        of `AdmissionFacts`. At most `at_most` cached tokens are shared (`would_admit`).
+        `reserve_pages` must stay obtainable afterwards, for the decode steps of those already running. At least one
+        token is always left to compute, because its logits are what the first output is sampled from; with `reuse` off
+        all of them are. `encoder_tokens`, `adapter_slot`: see `AdmissionFacts`; `at_most`: see `would_admit`.
         """
         if not self.rows.available:
             return None
         limit = len(ids) - 1 if reuse else 0
         match, known = self._match(ids, limit if at_most is None else min(limit, at_most), salt)
-        facts = AdmissionFacts(len(ids), match.pages, known, encoder_tokens)
+        facts = AdmissionFacts(len(ids), match.pages, known, encoder_tokens, adapter_slot)
         needed = self.allocator.pages_for(len(ids)) - len(match.pages)
         self.cache.lock(match.node)
         pages = None

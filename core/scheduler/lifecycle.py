@@ -61,6 +61,7 @@ class Lifecycle:
             reserve_pages,
             reuse=req.reuses_prefix,
             encoder_tokens=req.encoder_len,
+            adapter_slot=req.adapter_slot,
             at_most=at_most,
         )
         if seat is None:

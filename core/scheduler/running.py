@@ -29,7 +29,6 @@ class RunningSet:
         self.prefill_end: Ints = np.zeros(num_rows, np.int64)
         self.prompt_lens: Ints = np.zeros(num_rows, np.int64)
         self.limit: Ints = np.zeros(num_rows, np.int64)
-        self.adapter_slots: Ints = np.zeros(num_rows, np.int64)
         self.priorities: Ints = np.zeros(num_rows, np.int64)
         self.returned = np.zeros(num_rows, np.bool_)
         """Whether the owner gave a row back before."""
@@ -64,7 +63,6 @@ class RunningSet:
         self.planned[row] = seat.cached_tokens
         self.prompt_lens[row] = req.prompt_len
         self.limit[row] = req.prompt_len + req.max_new_tokens - 1
-        self.adapter_slots[row] = req.adapter_slot
         self.priorities[row] = req.priority
         self.returned[row] = req.retractions > 0
         self.last_token_at[row] = req.last_token_at

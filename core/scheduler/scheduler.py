@@ -17,7 +17,6 @@ from core.config import SchedulerConfig
 from core.executor.interface import Executor
 from core.lanes import EMIT, INTAKE, PLAN, PUBLISH, RESULTS, SUBMIT, LaneRecorder
 from core.memory.request_memory import RequestMemory
-from core.models.lora.slots import SlotWrite
 from core.scheduler.fair_share import FairShare
 from core.scheduler.intake import Intake
 from core.scheduler.lifecycle import Lifecycle
@@ -42,8 +41,7 @@ class Scheduler:
     """Composes the rooms of this floor; holds no policy of its own.
 
     `max_len` is the longest sequence; `pin` makes prompt ids fetchable by the device; `emit` gets the outputs of a step
-    after the next one was submitted, so that what clients cost never keeps the device waiting. `slot_writes` gives,
-    once, what the next step must change in the adapter slots.
+    after the next one was submitted, so that what clients cost never keeps the device waiting.
     """
 
     def __init__(
@@ -57,7 +55,6 @@ class Scheduler:
         vocab_size: int,
         eos_ids: tuple[int, ...],
         pin: Callable[[list[Ints]], torch.Tensor],
-        slot_writes: Callable[[], tuple[SlotWrite, ...]] = tuple,
         lanes: LaneRecorder | None = None,
         pace: Pace | None = None,
     ) -> None:
@@ -74,7 +71,7 @@ class Scheduler:
         sampling = SamplingTable(num_rows, vocab_size, eos_ids)
         shares = FairShare(config.chunked_prefill_size, num_rows)
         self._lifecycle = Lifecycle(self.waiting, self.running, memory, sampling, self.tally, shares)
-        self._planner = Planner(config, policy, self._lifecycle, sampling, pin, slot_writes)
+        self._planner = Planner(config, policy, self._lifecycle, sampling, pin)
         self._results = ResultProcessor(self._lifecycle, self.tally, vocab_size, eos_ids)
         self._emit = emit
         self._pace = pace or Pace()

@@ -13,8 +13,8 @@ ENCODERS: tuple[Mutant, ...] = (
         "encoder-length-forgotten",
         "cross pages are charged by the encoder's length",
         "core/scheduler/lifecycle.py",
-        "encoder_tokens=req.encoder_len,\n            at_most",
-        "encoder_tokens=1,\n            at_most",
+        "encoder_tokens=req.encoder_len,\n            adapter_slot",
+        "encoder_tokens=1,\n            adapter_slot",
         PLANS + "test_every_request_hears_its_own_input",
     ),
     Mutant(

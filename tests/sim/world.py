@@ -85,12 +85,12 @@ class World:
         else:
             kinds = ((scenario.states, StateTwin), (scenario.windows, WindowTwin), (scenario.cross, CrossTwin))
             sides: list[CompanionSide] = [kind(scenario, self.hits) for drawn, kind in kinds if drawn is not None]
-            rows, hosts = RowAllocator(scenario.rows), [side.host for side in sides]
-            self.memory = RequestMemory(rows, allocator, cache, scenario.context, hosts)
             if scenario.adapters is not None:
                 adapters = AdapterTwin(scenario, self.hits)
                 sides.append(adapters)
                 table = adapters.table
+            rows, hosts = RowAllocator(scenario.rows), [side.host for side in sides]
+            self.memory = RequestMemory(rows, allocator, cache, scenario.context, hosts)
             self.device = TwinDevice(self.memory, sides, scenario, self.story, self.hits)
         self.scheduler = Scheduler(
             scenario.config,
@@ -101,7 +101,6 @@ class World:
             vocab_size=VOCAB,
             eos_ids=EOS,
             pin=Staging(CPU).pinned if scenario.real_steps else cast(Any, np.concatenate),
-            slot_writes=tuple if table is None else table.take_writes,
             pace=Pace(LONG_TICKS * TICK if scenario.paced else math.inf),
         )
         self.clients = Clients(self.scheduler.intake.end, self.device.spoiled, self.story, self.hits)
