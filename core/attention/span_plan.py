@@ -56,7 +56,7 @@ class DecodeChunk:
 
 @dataclass(frozen=True, slots=True)
 class SpanPlan:
-    """One step as seen through one span. `in_order`: a single chunk that is the whole step, token by token."""
+    """The plan of one step for one span. `in_order`: the step is a single decode chunk, in the order of the batch."""
 
     prefills: list[PrefillPiece]
     decodes: list[DecodeChunk]

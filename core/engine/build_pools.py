@@ -1,4 +1,4 @@
-"""Sizes the pools of an engine and builds both sides of each; adapters come first, for they leave the rest less."""
+"""Sizes the pools of an engine and builds both sides of each. Adapters come first: pools share what they leave."""
 
 from __future__ import annotations
 

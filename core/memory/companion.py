@@ -1,9 +1,9 @@
-"""The interface of a pool beside the KV pages, with its own capacity and its own device side.
+"""The interface of what requests hold beside KV pages: pools with their own capacity and device side, and adapters.
 
-There are three: recurrent states, windowed pages and cross-attention pages. They hold different things, but a request
-takes and returns them at the same moments, and each limits how much of a cached prefix can be used. `RequestMemory`
-calls every companion at those moments, so "all or nothing" and "freed once" stay properties of that one file.
-Composition instead of SGLang's diamond of HybridReqToTokenPool over ReqToTokenPool.
+There are four: recurrent states, windowed pages, cross-attention pages, and the adapter slots of rows, which have no
+capacity here. A request takes and returns them at the same moments, and each may limit how much of a cached prefix can
+be used. `RequestMemory` calls every companion at those moments, so "all or nothing" and "freed once" stay properties of
+that one file. Composition instead of SGLang's diamond of HybridReqToTokenPool over ReqToTokenPool.
 
 What outlives a request is keyed by a KV page. A page stands for the whole prefix up to its end, so a state snapshot or
 a windowed page is dropped when its KV page is freed, and needs no tree of its own.
@@ -23,24 +23,25 @@ from core.types.arrays import Ints
 from core.types.stats import PoolStats
 
 Writes = Mapping[str, object]
-"""By companion name: what its device side must apply before the step that carries it. Host arrays, never changed, in a
-class of the companion's own: its device side knows it, and nobody in between looks inside."""
+"""By companion name: what its device side must apply before the step that carries them. Host arrays, never changed, in
+a class that only the two sides of that companion look into."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class AdmissionFacts:
-    """What a request that wants a row is to the pools beside the KV pool."""
+    """What the pools beside the KV pool are told of a request that is to get a row."""
 
     tokens: int
-    """Known ones: its prompt, and outputs from before it gave way."""
+    """Known tokens: its prompt, and the outputs from before it was retracted."""
     cached: Ints
-    """int64[k]: pages that it starts behind."""
+    """int64[k]: cached pages that it reuses."""
     known: int
-    """Pages, k at least, that the prefix cache had of it: how far others had the same tokens."""
+    """Pages of its tokens that the prefix cache holds, including those behind `cached` that some companion could not
+    resume from (known >= k)."""
     encoder_tokens: int = 0
-    """Length of the input that an encoder reads beside them; 0 without one."""
+    """Tokens of the encoder's input; 0 for a model without encoder."""
     adapter_slot: int = 0
-    """Slot of its LoRA adapter; 0 is none."""
+    """Slot of its LoRA adapter; 0 without one."""
 
 
 class Companion(Protocol):
@@ -56,16 +57,16 @@ class Companion(Protocol):
         ...
 
     def fits_alone(self, total_tokens: int, encoder_tokens: int) -> bool:
-        """Whether the empty pool could serve a request of so many tokens to its end: the check at entry.
+        """Whether the empty pool could serve a request of `total_tokens` to its end: the check at entry.
 
-        `encoder_tokens`: see `AdmissionFacts`.
+        `encoder_tokens`: tokens of the encoder's input; 0 for a model without encoder.
         """
         ...
 
     def can_admit(self, facts: AdmissionFacts) -> bool:
-        """Room for the request.
+        """Whether there is room for the request.
 
-        May give up what nobody uses, but none of what its cached pages need. After True, `admitted` must succeed.
+        May give up what no running row uses, but nothing that cached pages need. After True, `admitted` must succeed.
         """
         ...
 
@@ -77,7 +78,7 @@ class Companion(Protocol):
         ...
 
     def admitted(self, row: int, facts: AdmissionFacts) -> None:
-        """`row` has a new owner, as asked of `can_admit` just before."""
+        """`row` has a new owner; `facts` are those of the `can_admit` just before."""
         ...
 
     def planned(self, rows: Ints, prefix_lens: Ints, extend_lens: Ints, pages: Ints) -> object | None:

@@ -79,7 +79,7 @@ class RequestMemory:
         self._shared: Ints = np.zeros(rows.size + 1, np.int64)
         """By row: tokens that were cached at admission, so not computed by this owner. Constant until release."""
         self._sound = np.zeros(allocator.num_pages + 1, np.bool_)
-        """By page: finite logits came of it. False for what no logits have come of so far."""
+        """By page: finite logits were computed from it. False for a page that no logits depend on so far."""
         self._nodes: list[PrefixNode | None] = [None] * (rows.size + 1)
         self._salts: list[str] = [""] * (rows.size + 1)
         self._writes = PendingWrites(self.page_size)
@@ -129,9 +129,9 @@ class RequestMemory:
     ) -> Seat | None:
         """Take a row and pages for all of `ids`, sharing what the cache has; None (and no change) when it does not fit.
 
-        `reserve_pages` must stay obtainable afterwards, for the decode steps of those already running. At least one
-        token is always left to compute, because its logits are what the first output is sampled from; with `reuse` off
-        all of them are. `encoder_tokens`, `adapter_slot`: see `AdmissionFacts`; `at_most`: see `would_admit`.
+        At least one token is always left to compute: the first output is sampled from its logits. With `reuse` off
+        nothing cached is used. `reserve_pages` must stay obtainable afterwards, for decode steps of running requests.
+        `encoder_tokens`, `adapter_slot`: see `AdmissionFacts`. `at_most`: limit of shared tokens, from `would_admit`.
         """
         if not self.rows.available:
             return None
@@ -180,7 +180,7 @@ class RequestMemory:
 
     def _node(self, row: int) -> PrefixNode:
         node = self._nodes[row]
-        assert node is not None, "who owns a row holds a prefix, if only the empty one"
+        assert node is not None, "the owner of a row holds a prefix, if only the empty one"
         return node
 
     def _alloc(self, count: int) -> Ints | None:
@@ -241,7 +241,7 @@ class RequestMemory:
         """Give the whole pages that hold `ids` to the cache, where later requests find them; the row keeps using them.
 
         Steps already submitted, or the one being planned, write the KV of `ids`. Where another row was first with the
-        same tokens, nothing is given until release: with its pages locked beside copies, a request may no longer fit.
+        same tokens, nothing is given until release: held twice, the prefix could keep out a request that fits alone.
         """
         tokens = len(ids) // self.page_size * self.page_size
         cached = int(self._cached[row])
@@ -253,7 +253,7 @@ class RequestMemory:
             return
         check("page_conservation", len(result.duplicate_pages) == 0, duplicates=len(result.duplicate_pages))
         self.cache.lock(result.node)
-        # The new node ends a longer prefix of the same path, so nothing that the old lock kept is lost in between.
+        # The new lock comes first: its node ends a longer prefix of the same path, so no page is ever without a lock.
         self._free(self.cache.unlock(self._node(row)))
         self._nodes[row] = result.node
         self._owned[row, :count] = False

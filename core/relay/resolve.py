@@ -18,11 +18,12 @@ from core.relay.future_map import FutureMap
 
 @dataclass(frozen=True, slots=True)
 class InputIds:
-    """Input ids of one step on the device, int64[T]."""
+    """Input ids of one step on the device."""
 
     ids: torch.Tensor
+    """int64[T]."""
     encoder_ids: torch.Tensor | None
-    """int64[E], for the encoder alone; None when no request of the step starts with an encoder's input."""
+    """int64[E], read by the encoder only; None when the step encodes no input."""
 
 
 def resolve_forward_inputs(
@@ -35,9 +36,13 @@ def resolve_forward_inputs(
 ) -> InputIds:
     """The `num_tokens` input ids of a step, prefill ids first, then one token per decode row.
 
-    Three cases: prompt ids staged (prefill); staged ids and decode rows (mixed); nothing staged (decode: relay, law 7).
-    `decode_rows` int64[n] and `decode_lens` int64[n] are on the device. The staging is cleared only after everything
-    succeeded, so a failed copy leaves it whole. Staged encoder ids, `num_encoder_tokens` of them, end in `encoder_ids`.
+    Three cases:
+    (1) Nothing is staged: decode, all ids come from `future_map` (law 7).
+    (2) Prompt ids are staged: prefill.
+    (3) Prompt ids and decode rows are staged: mixed.
+
+    `decode_rows` and `decode_lens`, int64[n] each, are on the device. Staged encoder ids, `num_encoder_tokens` of them,
+    end in `encoder_ids`. The staging is cleared only after everything succeeded, so a failed copy leaves it whole.
     """
     prompt = staging.prefill_ids_cpu
     if prompt is None:

@@ -46,7 +46,7 @@ class Intake:
         self.arriving[req.tenant] += 1
 
     def end(self, command: Ending) -> None:
-        """Queue an ending: a client's abort, a stop string, a slow reader. A request that has ended is left alone."""
+        """Queue an ending: a client's abort, a stop string, a slow reader."""
         self._commands.append(command)
 
     def drain(self, admit: Callable[[Req], None], end: Callable[[Ending], None]) -> None:

@@ -17,10 +17,11 @@ from core.types.request import Req
 class Ending:
     """How one request ends: a reason, or the error its stream ends with. Exactly one of the two is set.
 
-    On its way in, through the intake, it ends `req` now, wherever it is, and `condemned` says that another output of
-    the same prompt was: without logits of its own, what this one computed goes as well. On its way out it is the
-    terminal, and `condemned` says that the request's numbers were wrong, so that outputs of the same prompt are not to
-    be trusted before they have logits.
+    On its way in, through the intake, it ends `req` now, wherever it is; a request that ended meanwhile is left alone.
+    `condemned`: another output of the same prompt was; without logits of its own, what this one computed goes as well.
+
+    On its way out it is the terminal of `req`. `condemned`: its numbers were wrong, and outputs of the same prompt are
+    not to be trusted before they have logits.
     """
 
     req: Req

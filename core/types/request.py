@@ -66,7 +66,7 @@ class Req:
     queue_deadline: float | None = None
     arrived_at: float = 0.0
     trace_id: str = ""
-    """Of the sampled trace that the request belongs to; empty if there is none."""
+    """Id of the sampled trace that the request belongs to; empty if there is none."""
     sink: object = None
     """Where the output processor puts its tokens; the scheduler passes it through and never looks inside."""
 

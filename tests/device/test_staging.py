@@ -34,7 +34,7 @@ class Packing(Staging):
         self.transfers = 0
 
     def pinned(self, ids: Sequence[Ints]) -> torch.Tensor:
-        """As the original, in memory that can be swapped out."""
+        """As the original, in memory that is not pinned."""
         self.transfers += 1
         return torch.from_numpy(np.concatenate(ids))
 

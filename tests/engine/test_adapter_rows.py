@@ -1,4 +1,4 @@
-"""Whose tokens have which adapter: by the row's owner of the moment, and nobody else's."""
+"""Tokens of a row are computed with the adapter of the row's owner of the moment, and with no other."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_the_next_owner_of_a_row_has_its_own_adapter_or_none() -> None:
     assert grouped(planned(rows, (1, 2))) == {8: [0, 1]}
 
 
-def test_a_change_of_the_books_travels_once_though_nobody_has_an_adapter() -> None:
+def test_a_change_of_the_books_travels_once_though_no_row_has_an_adapter() -> None:
     books = table()
     rows = AdapterRows(books, 2)
     books.load("french", adapter(), pinned=False)

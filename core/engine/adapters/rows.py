@@ -12,7 +12,7 @@ from core.types.stats import PoolStats
 
 
 class AdapterRows:
-    """A `Companion` without a pool of its own: slots follow names, in the books of `table`, and nobody waits for one.
+    """A `Companion` without a pool of its own: slots follow names, in `table`, and no request waits for one.
 
     A request has its slot from entry to end, whether it has a row or not, and the table counts it for as long.
     """
@@ -29,23 +29,23 @@ class AdapterRows:
         return self._slots[rows]
 
     def resumable(self, pages: Ints) -> int:
-        """All: the prefix cache keeps keys and values of adapters apart by salt."""
+        """All of them: the salt of a request keeps prefixes of different adapters apart in the cache."""
         return len(pages)
 
     def fits_alone(self, total_tokens: int, encoder_tokens: int) -> bool:
-        """Nothing is taken here."""
+        """True: a request brings its slot, so its row takes nothing here."""
         return True
 
     def can_admit(self, facts: AdmissionFacts) -> bool:
-        """Nothing is taken here."""
+        """True: a request brings its slot, so its row takes nothing here."""
         return True
 
     def would_admit(self, facts: AdmissionFacts, leaving: Ints) -> bool:
-        """Nothing is taken here."""
+        """True: a request brings its slot, so its row takes nothing here."""
         return True
 
     def admitted(self, row: int, facts: AdmissionFacts) -> None:
-        """See `Companion`."""
+        """Note the slot that the owner of `row` brings."""
         self._slots[row] = facts.adapter_slot
 
     def planned(self, rows: Ints, prefix_lens: Ints, extend_lens: Ints, pages: Ints) -> LoraWrites | None:
@@ -54,14 +54,14 @@ class AdapterRows:
         return LoraWrites(slots, groups, int(extend_lens.sum())) if groups or slots else None
 
     def released(self, row: int) -> None:
-        """See `Companion`."""
+        """The row has no adapter until its next owner is admitted."""
         self._slots[row] = NONE_SLOT
 
     def replaced(self, pages: Ints, originals: Ints) -> None:
-        """Nothing here belongs to pages."""
+        """Nothing: no state here belongs to pages."""
 
     def freed(self, pages: Ints) -> None:
-        """Nothing here belongs to pages."""
+        """Nothing: no state here belongs to pages."""
 
     def stats(self) -> tuple[PoolStats, ...]:
         """None: what adapters hold is bytes, which the table tells."""

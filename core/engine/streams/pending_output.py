@@ -50,18 +50,19 @@ class PendingOutput:
         token_bytes: int = TOKEN_BYTES,
         logprobs: bool = False,
     ) -> None:
-        """`most` tokens may be left unread; each takes `token_bytes`, its log probabilities included: `logprobs` says
-        whether they come along.
+        """`most` tokens may be left unread. Each takes `token_bytes`, its log probabilities included.
+
+        `logprobs`: whether log probabilities come with the tokens.
         """
         self.index = index
         self.done = False
-        """It has ended or is about to: what still comes for it is dropped."""
+        """Whether it has ended or is about to: tokens that still arrive for it are dropped."""
         self.stop_match: str | None = None
-        """The stop string that was found."""
+        """The stop string that was found in the text; None until then."""
         self.finished: Finished | None = None
         self.ids: list[int] = []
-        """Not taken yet; always the same list. Whoever has a token that nothing must look at (`looks_at_tokens` is off)
-        may append it here and save the call of `push`."""
+        """Not taken yet; always the same list. Where `looks_at_tokens` is off, a token may be appended here directly,
+        which saves the call of `push`."""
         self.looks_at_tokens = logprobs or stops is not None
         """Whether each token brings log probabilities, or its text is needed at once."""
         self._detokenizer = detokenizer

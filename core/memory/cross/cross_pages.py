@@ -57,20 +57,20 @@ class CrossPages:
         return 0
 
     def fits_alone(self, total_tokens: int, encoder_tokens: int) -> bool:
-        """See `Companion`: decoder tokens take nothing here."""
+        """Whether the whole pool holds the encoder's input; decoder tokens take nothing here."""
         return self.allocator.pages_for(encoder_tokens) <= self.allocator.num_pages
 
     def can_admit(self, facts: AdmissionFacts) -> bool:
-        """See `Companion`."""
+        """Whether enough pages are free for the encoder's input."""
         return self.allocator.pages_for(facts.encoder_tokens) <= self.allocator.available
 
     def would_admit(self, facts: AdmissionFacts, leaving: Ints) -> bool:
-        """See `Companion`. Cross pages are never shared, so what a row holds becomes free."""
+        """As `can_admit`, counting the pages of rows `leaving`: cross pages are never shared, so all become free."""
         coming = sum(len(self._pages[row]) for row in leaving.tolist())
         return self.allocator.pages_for(facts.encoder_tokens) <= self.allocator.available + coming
 
     def admitted(self, row: int, facts: AdmissionFacts) -> None:
-        """See `Companion`. Every request of an encoder-decoder has an input of a token at least."""
+        """Take all pages of the encoder's input, which has at least one token."""
         check("row_padding_reserved", row > 0, row=row)
         check("cross_page_conservation", self._lens[row] == 0, row=row, held=len(self._pages[row]))
         check("cross_row_encoded", facts.encoder_tokens > 0, row=row)

@@ -33,7 +33,7 @@ class CrossPool:
         self.last_places_host: Ints = np.empty(0, np.int64)
 
     def begin(self, rows: torch.Tensor, writes: object | None, staging: Staging) -> None:
-        """See `DeviceCompanion`. Every step has writes: they say what its decoder tokens see."""
+        """Write the table entries of new inputs and set the step's tensors. `writes` is never None for this pool."""
         assert isinstance(writes, CrossWrites), "the host side answers every step"
         written, places, self.input_slots, batch_places, self.last_places = staging.upload(
             [writes.rows, writes.places, writes.slots, writes.batch_places, writes.last_places]

@@ -31,7 +31,10 @@ class HybridReqToTokenPool:
         """int64[n]: the slots of the tracked rows, from which their states are copied into `tracked_slots`."""
 
     def begin(self, rows: torch.Tensor, writes: object | None, staging: Staging) -> None:
-        """See `DeviceCompanion`. What a slot's former owner left gives way here, behind its last write."""
+        """Map new rows to their slots and set those slots' first states, then look up the slots of this step's rows.
+
+        The one FIFO puts this after the last write of a slot's former owner (law 4).
+        """
         assert writes is None or isinstance(writes, StateWrites), type(writes)
         self.tracked, places = Tracked(), rows[:0]
         self.tracked_slots = rows[:0]

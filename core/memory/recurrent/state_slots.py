@@ -86,19 +86,22 @@ class StateSlots:
         return self._snapshots.longest(pages)
 
     def fits_alone(self, total_tokens: int, encoder_tokens: int) -> bool:
-        """A state is of one size however long the sequence."""
+        """True: a state has the same size however long the sequence is."""
         return True
 
     def can_admit(self, facts: AdmissionFacts) -> bool:
-        """See `Companion`. The last snapshot serves even when it is the one to start behind: it is moved."""
+        """Whether a slot is free or holds a snapshot.
+
+        True even if the only such slot holds the snapshot to resume from: it becomes the slot of the request.
+        """
         return self.available > 0
 
     def would_admit(self, facts: AdmissionFacts, leaving: Ints) -> bool:
-        """See `Companion`. Every running row holds a slot."""
+        """As `can_admit`, with one more slot for each row in `leaving`: every running row holds one."""
         return self.available + len(leaving) > 0
 
     def admitted(self, row: int, facts: AdmissionFacts) -> None:
-        """See `Companion`."""
+        """Take a slot for `row`, to start from the snapshot of the last cached page, or from zeros without one."""
         check("row_padding_reserved", row > 0, row=row)
         check("state_slot_conservation", self._slot_of[row] == 0, row=row, held=int(self._slot_of[row]))
         check("state_slot_conservation", self.available > 0, row=row)
@@ -114,6 +117,7 @@ class StateSlots:
         self._slot_of[row] = slot
         self._fresh[row] = (slot, source)
         if self._tracking is not None:
+            # tokens - 1: a request resumed at the very end of its prompt would have no token left to compute.
             last = (facts.tokens - 1) // self._tracking.page_size
             branch = facts.known if len(cached) < facts.known < last else 0
             self._marks[row] = np.array((branch, last)) * self._tracking.page_size

@@ -89,15 +89,18 @@ class WindowPages:
         return int(whole[-1]) + 1 if len(whole) else 0
 
     def fits_alone(self, total_tokens: int, encoder_tokens: int) -> bool:
-        """See `Companion`."""
+        """Whether the whole pool holds a row of `total_tokens`, which never has more than `bounds.alone` pages."""
         return min(self.bounds.pages_for(total_tokens), self.bounds.alone) <= self.size
 
     def can_admit(self, facts: AdmissionFacts) -> bool:
-        """See `Companion`. Leaves every running row and the new one its next page, else they would soon retract."""
+        """Whether the worst case fits with the new row, and with one more page for it and each running row.
+
+        Without that page rows would be retracted soon after the admission.
+        """
         return self._has_room(facts.tokens, facts.cached, self._own, self._guests, self._shared)
 
     def would_admit(self, facts: AdmissionFacts, leaving: Ints) -> bool:
-        """See `Companion`."""
+        """As `can_admit`, without the charges of rows `leaving`."""
         own, guests = self._own.copy(), self._guests.copy()
         own[leaving] = 0
         for row in leaving.tolist():
@@ -107,7 +110,10 @@ class WindowPages:
         return self._has_room(facts.tokens, facts.cached, own, guests, int((guests > 0).sum()))
 
     def admitted(self, row: int, facts: AdmissionFacts) -> None:
-        """See `Companion`. Pages are kept wherever prompts part, so how much others had makes no difference."""
+        """Count `row` as a user and guest of the cached pages inside its window, and charge it the pages to come.
+
+        `facts.known` is not used: window pages stay for every KV page, so none has to be kept where prompts diverge.
+        """
         check("row_padding_reserved", row > 0, row=row)
         check("window_page_conservation", self._own[row] == 0, row=row, own=int(self._own[row]))
         cached = facts.cached

@@ -35,7 +35,7 @@ class SlidingWindowPool:
         self.kv.recorder = recorder
 
     def begin(self, rows: torch.Tensor, writes: object | None, staging: Staging) -> None:
-        """See `DeviceCompanion`. Steps before this one have read by the old entries, this one reads by the new."""
+        """Write the changed table entries. Earlier steps have read the old entries; this step reads the new ones."""
         assert writes is None or isinstance(writes, WindowWrites), type(writes)
         if writes is None:
             return

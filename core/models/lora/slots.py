@@ -93,7 +93,7 @@ class AdapterSlots:
         return sum(delta.a.nbytes + delta.b.nbytes for delta in deltas)
 
     def begin(self, rows: torch.Tensor, writes: object | None, staging: Staging) -> None:
-        """Fill slots, and know the step's groups. A step without writes has no adapters."""
+        """Fill slots, and set the step's groups and hooks. A step without writes has no adapters."""
         assert writes is None or isinstance(writes, LoraWrites), type(writes)
         if writes is not None and writes.slots:
             self._write(writes.slots, staging.device)
