@@ -43,7 +43,6 @@ HOST_CHECKS: tuple[str, ...] = (
     "terminal_once",
     "tenant_books",
     "streams_distinct",
-    "staging_consumed",
     "adapter_slot_filled",
     "adapter_tokens",
     "adapter_users",

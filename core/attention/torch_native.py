@@ -12,7 +12,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from core.attention.base import AttentionBackend, RelativeBias
 from core.attention.explicit import explicit_attention
 from core.attention.span import AttentionSpan
-from core.attention.step_plan import DecodeChunk, PrefillPiece, StepPlan, build_step_plan
+from core.attention.span_plan import DecodeChunk, PrefillPiece, SpanPlan, build_span_plan
 from core.batch.forward_batch import ForwardBatch
 
 
@@ -21,7 +21,7 @@ class TorchNativeAttention(AttentionBackend):
 
     def __init__(self) -> None:
         self._batch: ForwardBatch | None = None
-        self._plans: dict[AttentionSpan, StepPlan] = {}
+        self._plans: dict[AttentionSpan, SpanPlan] = {}
         self._keys = _Workspace()
         self._values = _Workspace()
 
@@ -68,10 +68,10 @@ class TorchNativeAttention(AttentionBackend):
                 out.index_copy_(0, chunk.tokens, self._decode(chunk, call, by_token.index_select(0, chunk.tokens)))
         return out
 
-    def _plan_for(self, span: AttentionSpan, batch: ForwardBatch) -> StepPlan:
+    def _plan_for(self, span: AttentionSpan, batch: ForwardBatch) -> SpanPlan:
         found = self._plans.get(span)
         if found is None:
-            found = self._plans[span] = build_step_plan(batch, span, batch.kv_pool.dtype)
+            found = self._plans[span] = build_span_plan(batch, span, batch.kv_pool.dtype)
         return found
 
     def _prefill(

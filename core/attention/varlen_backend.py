@@ -80,7 +80,7 @@ class _Arguments:
     def of(cls, step: PagedStep, size: int) -> _Arguments:
         device = step.pages.device
         arrays: list[np.ndarray] = [step.indptr(step.extend_lens), step.indptr(step.lens), step.lens.astype(np.int32)]
-        starts_q, starts_k, lens = Staging(device).upload_floats(arrays)
+        starts_q, starts_k, lens = Staging(device).upload(arrays)
         if reads_pages():
             return cls(step, starts_q, starts_k, lens, None)
         slots = (step.pages.to(torch.int64)[:, :, None] * size + torch.arange(size, device=device)).flatten(1)

@@ -8,11 +8,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
-from core.batch.forward_mode import ForwardMode
 from core.batch.grammar_batch import GrammarSeed
 from core.batch.pooling_batch import PooledSegment, PoolingBatch
 from core.batch.sampling_batch import SamplingBatch
-from core.batch.schedule_batch import HistoryWrites, InputStaging, ScheduleBatch
+from core.batch.schedule_batch import ForwardMode, HistoryWrites, InputStaging, ScheduleBatch
 from core.memory.companion import Writes
 from core.memory.req_to_token_pool import TableWrites
 from core.types.arrays import Ints

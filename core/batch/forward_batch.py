@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from core.batch.forward_mode import ForwardMode
+from core.batch.schedule_batch import ForwardMode
 from core.types.arrays import Ints
 
 if TYPE_CHECKING:

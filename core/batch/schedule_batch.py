@@ -7,18 +7,33 @@ the device can copy from it asynchronously. The scheduler keeps no reference tha
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from enum import Enum
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from core.batch.forward_mode import ForwardMode
 from core.batch.grammar_batch import GrammarSeed
 from core.batch.pooling_batch import PoolingBatch
 from core.batch.sampling_batch import SamplingBatch
 from core.memory.companion import Writes
 from core.memory.req_to_token_pool import TableWrites
 from core.types.arrays import Ints
+
+
+class ForwardMode(Enum):
+    """EXTEND: prompt chunks. DECODE: one token per request. MIXED: chunks, then decode tails."""
+
+    EXTEND = "extend"
+    DECODE = "decode"
+    MIXED = "mixed"
+
+    @classmethod
+    def of(cls, num_extend: int, num_decode: int) -> ForwardMode:
+        """The mode of a step with so many prefill segments and so many decode rows."""
+        if num_extend and num_decode:
+            return cls.MIXED
+        return cls.EXTEND if num_extend else cls.DECODE
 
 
 @dataclass(slots=True)

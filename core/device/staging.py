@@ -13,8 +13,8 @@ import torch
 
 from core.types.arrays import Ints
 
-ALIGNMENT = 16
-"""Packed arrays begin at multiples of this many bytes, where views of any dtype are legal."""
+WORD = 8
+"""Bytes at whose multiples packed arrays begin."""
 
 
 class Staging:
@@ -30,41 +30,30 @@ class Staging:
         np.concatenate(ids, out=flat.numpy())
         return flat
 
-    def upload(self, arrays: Sequence[Ints]) -> list[torch.Tensor]:
-        """Device views of int64 arrays, in order; one transfer for all of them, on the current stream.
+    def upload(self, arrays: Sequence[np.ndarray]) -> list[torch.Tensor]:
+        """Device views of arrays of any dtype, in order; one transfer for all of them, on the current stream.
 
         The arrays must not change afterwards: on the CPU the views share their memory.
         """
         if not self.pins:
             return [torch.from_numpy(array) for array in arrays]
-        packed = self.pinned(arrays).to(self.device, non_blocking=True)
-        return list(packed.split([len(array) for array in arrays]))
-
-    def upload_floats(self, arrays: Sequence[np.ndarray]) -> list[torch.Tensor]:
-        """Like `upload` for arrays of any dtype, in one transfer too; used only by batches that sample at random."""
-        tensors = [torch.from_numpy(array) for array in arrays]
-        return (
-            tensors
-            if not self.pins
-            else unpack_bytes(tensors, self.packed_bytes(tensors).to(self.device, non_blocking=True))
-        )
-
-    def packed_bytes(self, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
-        """uint8[n]: the tensors' bytes one after another, each beginning at a multiple of `ALIGNMENT`."""
-        packed = torch.empty(sum(_room(each) for each in tensors), dtype=torch.uint8, pin_memory=self.pins)
-        for own, tensor in zip(unpack_bytes(tensors, packed), tensors, strict=True):
-            own.copy_(tensor)
-        return packed
+        words = [_words(array) for array in arrays]
+        packed = self.pinned(words).to(self.device, non_blocking=True)
+        parts = packed.split([len(each) for each in words])
+        return [_view(part, array) for part, array in zip(parts, arrays, strict=True)]
 
 
-def unpack_bytes(tensors: Sequence[torch.Tensor], packed: torch.Tensor) -> list[torch.Tensor]:
-    """Views into `packed` (of `Staging.packed_bytes`), of the dtypes and shapes of `tensors`."""
-    views, start = [], 0
-    for tensor in tensors:
-        views.append(packed[start : start + tensor.nbytes].view(tensor.dtype).view(tensor.shape))
-        start += _room(tensor)
-    return views
+def _words(array: np.ndarray) -> Ints:
+    """int64[n]: the bytes of `array`, and what fills its last word. So each begins where views of any dtype may."""
+    if array.dtype == np.int64:
+        return array.reshape(-1)
+    words = np.zeros(-(-array.nbytes // WORD), np.int64)
+    words.view(np.uint8)[: array.nbytes] = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+    return words
 
 
-def _room(tensor: torch.Tensor) -> int:
-    return -(-tensor.nbytes // ALIGNMENT) * ALIGNMENT
+def _view(words: torch.Tensor, array: np.ndarray) -> torch.Tensor:
+    """`words`, which `_words` made of `array`, in its dtype and shape."""
+    if array.dtype != np.int64:
+        words = words.view(torch.uint8)[: array.nbytes].view(torch.from_numpy(array).dtype)
+    return words.view(array.shape)

@@ -22,7 +22,7 @@ from core.engine.off_loop import in_daemon_thread
 from core.engine.pending_admissions import Arrivals
 from core.engine.prefixes import CachedPrefixes
 from core.engine.streams.open_streams import LiveStreams
-from core.engine.streams.output_processor import OutputProcessor, OutputRecord
+from core.engine.streams.output_processor import OutputProcessor
 from core.engine.streams.pending_output import pending_output
 from core.engine.streams.reader_turns import Turnstile
 from core.engine.streams.token_stream import TokenStream
@@ -38,7 +38,7 @@ from core.errors import (
 )
 from core.executor.interface import Executor
 from core.lanes import LaneRecorder
-from core.scheduler.intake import End
+from core.scheduler.outputs import Ending
 from core.scheduler.scheduler import Emit, Scheduler
 from core.types.adapters import AdapterList, AdapterLoad
 from core.types.io import EmbedRequest, FinishReason, GenerateRequest, ModelInfo, Started
@@ -267,8 +267,8 @@ class AsyncEngine:
         self._adapters.table.acquire(reqs[0].adapter_slot)
         self._empty.clear()
         default_wait = self._config.scheduler.default_queue_timeout
-        for req, output in zip(reqs, outputs, strict=True):
-            req.sink = OutputRecord(stream, output, req.params.logprobs)
+        for req in reqs:
+            req.sink = stream
             req.trace_id = request.trace_id
             if req.queue_deadline is None and default_wait is not None:
                 req.queue_deadline = req.arrived_at + default_wait
@@ -285,9 +285,9 @@ class AsyncEngine:
     def _end_stream(
         self, stream: TokenStream, *, reason: FinishReason | None = None, error: SlipstreamError | None = None
     ) -> None:
-        for req in stream.reqs:
-            if not req.sink.done:
-                self._scheduler.intake.end(End(req, reason=reason, error=error))
+        for req, output in stream.sequences():
+            if not output.done:
+                self._scheduler.intake.end(Ending(req, reason=reason, error=error))
         self._wakeup.set()
 
     def _stream_closed(self, stream: TokenStream) -> None:

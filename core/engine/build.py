@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -15,12 +14,10 @@ from core.config import EngineConfig
 from core.device.checks import AssertMode, DeviceChecks
 from core.device.staging import Staging
 from core.device.streams import DeviceStreams, resolve_device
-from core.engine.adapters.build import Adapters, build_adapters, reserved_bytes
 from core.engine.async_engine import AsyncEngine, Parts
-from core.engine.cross_pools import build_cross_pools, cross_size
-from core.engine.encoder_input import encoder_input
+from core.engine.build_pools import Pools, build_pools
 from core.engine.grammar.compiler import GrammarCompiler
-from core.engine.input_processor import InputProcessor
+from core.engine.input_processor import InputProcessor, encoder_input
 from core.executor.decode_graphs import graph_sizes
 from core.executor.device_state import DeviceState
 from core.executor.forward_thread import ForwardThread
@@ -28,24 +25,8 @@ from core.executor.inline import InlineExecutor
 from core.executor.interface import Executor
 from core.executor.step import StepRunner
 from core.lanes import LaneRecorder
-from core.memory.companion import Companion, DeviceCompanion
-from core.memory.cross.cross_pages import CROSS
-from core.memory.kv_allocator import PagedKVAllocator
-from core.memory.kv_pool import KVPool
-from core.memory.recurrent.row_to_slot import HybridReqToTokenPool
-from core.memory.recurrent.state_pool import MambaPool
-from core.memory.recurrent.state_slots import NAME as STATES
-from core.memory.recurrent.state_slots import StateSlots
-from core.memory.recurrent.state_snapshots import Tracking
-from core.memory.req_to_token_pool import ReqToTokenPool
-from core.memory.request_memory import RequestMemory
-from core.memory.window.window_pages import NAME as WINDOW
-from core.memory.window.window_pages import WindowPages
-from core.memory.window.window_pool import SlidingWindowPool
-from core.memory.window.window_sizing import SplitLayers, divide_pages
 from core.models.base import Model
 from core.models.loader import load_model
-from core.prefix.registry import build_prefix_cache
 from core.relay.future_map import FutureMap
 from core.sampling.grammar.registry import choose
 from core.sampling.grammar.vocabulary import Vocabulary
@@ -76,7 +57,7 @@ def build_engine(config: EngineConfig, progress: Progress | None = None) -> Asyn
 
 def assemble(config: EngineConfig, model: Model, tokenizer: Tokenizer, streams: DeviceStreams) -> AsyncEngine:
     """An engine around a model that is loaded already; benchmarks and tests bring an emulated one."""
-    pools = _build_pools(config, model, streams)
+    pools = build_pools(config, model, streams)
     spec, table = model.spec, pools.adapters.table
     grammars = _build_grammars(config, model, tokenizer)
     inputs = InputProcessor(
@@ -105,73 +86,6 @@ def assemble(config: EngineConfig, model: Model, tokenizer: Tokenizer, streams: 
         lanes=lanes,
     )
     return AsyncEngine(config, parts)
-
-
-@dataclass(frozen=True, slots=True)
-class Pools:
-    """Host and device sides of the pools, of one size."""
-
-    memory: RequestMemory
-    requests: ReqToTokenPool
-    kv: KVPool
-    context_length: int
-    companions: Mapping[str, DeviceCompanion]
-    adapters: Adapters
-    max_input_length: int
-    """Tokens of the longest input that a client may send."""
-
-
-def _build_pools(config: EngineConfig, model: Model, streams: DeviceStreams) -> Pools:
-    spec, memory = model.spec, config.memory
-    # Before the KV pool is sized from what is left.
-    adapters = build_adapters(config.lora, model, streams.device)
-    companions: dict[str, DeviceCompanion] = {**adapters.companions}
-    context = min(spec.context_length, config.model.context_length or spec.context_length)
-    tracking = _tracking(config)
-    slots = memory.max_state_slots or memory.max_running_requests * (1 if tracking is None else 2)
-    cross = cross_size(config, spec)
-    reserved = MambaPool.bytes_per_slot(spec.state_layers) * (slots + 1) + cross.reserved_bytes
-    reserved += reserved_bytes(config.lora, adapters.table, streams.device)
-    layers = SplitLayers.of(spec.kv_layers, context, windows=memory.sliding_window_pool)
-    bounds = layers.bounds(memory.page_size, config.scheduler.chunked_prefill_size)
-    longest, beside = max(context, cross.max_input), cross.bytes_per_token
-    pages = divide_pages(memory, layers, bounds, spec.dtype, longest, streams.device, reserved, beside)
-    allocator = PagedKVAllocator(pages.kv, memory.page_size)
-    # Whole pages are written into the table, so its width is a whole number of pages too.
-    width = allocator.pages_for(context) * memory.page_size
-    requests = ReqToTokenPool(memory.max_running_requests, width, streams.device)
-    # Outputs of an encoder-decoder depend on more than the tokens before them, so no prefix of theirs is kept.
-    kept = "none" if spec.encoder else memory.prefix_cache
-    cache = build_prefix_cache(kept, memory.page_size, adapters.table.tenant)
-    followers: list[Companion] = []
-    if spec.state_layers:
-        followers.append(StateSlots(slots, requests.num_rows, tracking))
-        companions[STATES] = HybridReqToTokenPool(requests, MambaPool(spec.state_layers, slots, streams.device))
-    if spec.encoder:
-        follower, companions[CROSS] = build_cross_pools(spec.encoder, cross, memory, pages.kv, requests, spec.dtype)
-        followers.append(follower)
-    if bounds is not None:
-        followers.append(WindowPages(pages.window, pages.kv, requests.num_rows, bounds))
-        windowed = KVPool(layers.windowed, pages.window, memory.page_size, spec.dtype, streams.device, WINDOW)
-        companions[WINDOW] = SlidingWindowPool(windowed, pages.kv)
-    return Pools(
-        memory=RequestMemory(requests.rows, allocator, cache, context, followers, spec.reach),
-        requests=requests,
-        kv=KVPool(layers.full, pages.kv, memory.page_size, spec.dtype, streams.device),
-        context_length=context,
-        companions=companions,
-        adapters=adapters,
-        max_input_length=cross.max_input or context - 1,
-    )
-
-
-def _tracking(config: EngineConfig) -> Tracking | None:
-    """When recurrent states are kept; without a prefix cache nobody would find them."""
-    memory = config.memory
-    if memory.prefix_cache == "none":
-        return None
-    interval = -(-memory.state_track_interval // memory.page_size) * memory.page_size
-    return Tracking(memory.page_size, interval, buffers=2 if config.executor.overlap else 1)
 
 
 def _build_executor(config: EngineConfig, runner: StepRunner, wake: Callable[[], None]) -> Executor:
@@ -220,7 +134,6 @@ def _build_scheduler(
         vocab_size=model.spec.vocab_size,
         eos_ids=model.spec.eos_token_ids,
         pin=Staging(streams.device).pinned,
-        slot_writes=pools.adapters.table.take_writes,
         lanes=lanes,
     )
 

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from core.engine.adapters.table import AdapterTable
-from core.engine.encoder_input import EncoderInput
 from core.engine.workers import Workers
 from core.errors import FieldViolation, InvalidRequest
 from core.memory.request_memory import RequestMemory
+from core.models.encoder_decoder.encoder_spec import EncoderSpec
 from core.sampling.uniform import derive_seed
 from core.text.chat_renderer import PROCESSES
 from core.text.failures import TextFailures
@@ -262,3 +264,28 @@ class InputProcessor:
         long = len(text) > LONG_CHARS
         with self.failures.told():
             return await self._workers.run(self.tokenizer.encode, text, add_special_tokens, caller=caller, long=long)
+
+
+@dataclass(frozen=True, slots=True)
+class EncoderInput:
+    """What becomes of a client's input where an encoder reads it: the decoder starts from ids of the checkpoint's own.
+
+    `max_tokens`: of the longest input.
+    """
+
+    spec: EncoderSpec
+    max_tokens: int
+
+    def sides(self, ids: Ints) -> dict[str, Any]:
+        """Fields of the `Req` whose client sent `ids`, int64[L]."""
+        return {
+            "prompt": np.array(self.spec.start_ids, np.int64),
+            "encoder_ids": ids,
+            "forced_first": self.spec.forced_first,
+            "forced_last": self.spec.forced_last,
+        }
+
+
+def encoder_input(spec: EncoderSpec | None, max_tokens: int) -> EncoderInput | None:
+    """None for a model without an encoder."""
+    return None if spec is None else EncoderInput(spec, max_tokens)

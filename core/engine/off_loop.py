@@ -16,17 +16,12 @@ class WorkBroken(Exception):
     """Work in a pool was ended by what is no Exception, its cause: a panic of native code (pyo3), SystemExit."""
 
 
-async def off_loop(pool: Executor, function: Callable[..., T], *args: object) -> T:
+def off_loop(pool: Executor, function: Callable[..., T], *args: object) -> asyncio.Future[T]:
     """The result of `function(*args)`, run in `pool`. Raises what it raises, and WorkBroken for what is no Exception.
 
     A panic would pass every `except Exception` of a call, which then never gets a status and waits for ever; SystemExit
     would end the event loop, and a CancelledError would be taken for the caller's own.
     """
-    return await begun_off_loop(pool, function, *args)
-
-
-def begun_off_loop(pool: Executor, function: Callable[..., T], *args: object) -> asyncio.Future[T]:
-    """As `off_loop`, for a caller that wants to know when the thread is free again."""
     return asyncio.get_running_loop().run_in_executor(pool, guarded, function, *args)
 
 

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 from core.engine.fair_line import FairLine
-from core.engine.off_loop import begun_off_loop
+from core.engine.off_loop import off_loop
 from core.errors import Draining
 
 T = TypeVar("T")
@@ -33,7 +33,7 @@ class Workers:
         # Also where `close` came after this turn was given and before its task ran: the pool takes no work any more.
         if self._closed.is_set():
             raise Draining("the server is shutting down")
-        work = begun_off_loop(self._pool, function, *args)
+        work = off_loop(self._pool, function, *args)
         # A caller that leaves does not take its work out of the thread.
         work.add_done_callback(lambda _: self._line.leave(long=long))
         try:

@@ -18,8 +18,7 @@ import torch
 
 from core.attention.base import AttentionBackend
 from core.batch.forward_batch import ForwardBatch
-from core.batch.forward_mode import ForwardMode
-from core.batch.schedule_batch import ScheduleBatch
+from core.batch.schedule_batch import ForwardMode, ScheduleBatch
 from core.device.graphs import Graph, GraphMaker
 from core.device.static_block import StaticBlock
 from core.executor.device_state import DeviceState

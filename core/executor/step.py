@@ -21,7 +21,7 @@ from core.executor.pooling import Pooler
 from core.executor.sampling_step import SamplingStep
 from core.executor.step_lanes import StepLanes, StepTracer
 from core.relay.payload import RelayPayload
-from core.relay.resolve import InputIds, resolve_forward_inputs
+from core.relay.resolve import resolve_forward_inputs
 from core.sampling.sampler import SampleOutput
 
 
@@ -131,9 +131,7 @@ class StepRunner:
             ]
         )
         self._apply(batch, rows, fresh, table)
-        inputs = InputIds()
-        ids = resolve_forward_inputs(
-            inputs,
+        inputs = resolve_forward_inputs(
             batch.staging,
             rows[batch.num_extend :],
             prefix[batch.num_extend :],
@@ -143,7 +141,7 @@ class StepRunner:
         )
         return ForwardBatch(
             mode=batch.mode,
-            input_ids=ids,
+            input_ids=inputs.ids,
             positions=places,
             rows=rows,
             seq_lens=lens,

@@ -1,9 +1,9 @@
-"""The interface of a pool beside the KV pages, with its own capacity and its own device side.
+"""The interface of what requests hold beside KV pages: pools with their own capacity and device side, and adapters.
 
-There are three: recurrent states, windowed pages and cross-attention pages. They hold different things, but a request
-takes and returns them at the same moments, and each limits how much of a cached prefix can be used. `RequestMemory`
-calls every companion at those moments, so "all or nothing" and "freed once" stay properties of that one file.
-Composition instead of SGLang's diamond of HybridReqToTokenPool over ReqToTokenPool.
+There are four: recurrent states, windowed pages, cross-attention pages, and the adapter slots of rows, which have no
+capacity here. A request takes and returns them at the same moments, and each may limit how much of a cached prefix can
+be used. `RequestMemory` calls every companion at those moments, so "all or nothing" and "freed once" stay properties of
+that one file. Composition instead of SGLang's diamond of HybridReqToTokenPool over ReqToTokenPool.
 
 What outlives a request is keyed by a KV page. A page stands for the whole prefix up to its end, so a state snapshot or
 a windowed page is dropped when its KV page is freed, and needs no tree of its own.
@@ -12,7 +12,8 @@ a windowed page is dropped when its KV page is freed, and needs no tree of its o
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Protocol, runtime_checkable
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
 
 import torch
 
@@ -21,8 +22,26 @@ from core.device.staging import Staging
 from core.types.arrays import Ints
 from core.types.stats import PoolStats
 
-Writes = Mapping[str, Any]
-"""By companion name: what its device side must apply before the step that carries them. Host arrays, never changed."""
+Writes = Mapping[str, object]
+"""By companion name: what its device side must apply before the step that carries them. Host arrays, never changed, in
+a class that only the two sides of that companion look into."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class AdmissionFacts:
+    """What the pools beside the KV pool are told of a request that is to get a row."""
+
+    tokens: int
+    """Known tokens: its prompt, and the outputs from before it was retracted."""
+    cached: Ints
+    """int64[k]: cached pages that it reuses."""
+    known: int
+    """Pages of its tokens that the prefix cache holds, including those behind `cached` that some companion could not
+    resume from (known >= k)."""
+    encoder_tokens: int = 0
+    """Tokens of the encoder's input; 0 for a model without encoder."""
+    adapter_slot: int = 0
+    """Slot of its LoRA adapter; 0 without one."""
 
 
 class Companion(Protocol):
@@ -37,36 +56,32 @@ class Companion(Protocol):
         """How many of the cached `pages` (int64[k], a prefix in order) a request can skip computing: 0..k."""
         ...
 
-    def fits_alone(self, total_tokens: int, encoder_tokens: int = 0) -> bool:
+    def fits_alone(self, total_tokens: int, encoder_tokens: int) -> bool:
         """Whether the empty pool could serve a request of `total_tokens` to its end: the check at entry.
 
-        `encoder_tokens`, here and below: tokens of the encoder's input; 0 for a model without encoder.
+        `encoder_tokens`: tokens of the encoder's input; 0 for a model without encoder.
         """
         ...
 
-    def can_admit(self, tokens: int, cached: Ints, encoder_tokens: int = 0) -> bool:
-        """Whether there is room for a request of `tokens` known tokens that reuses the pages `cached`, int64[k].
+    def can_admit(self, facts: AdmissionFacts) -> bool:
+        """Whether there is room for the request.
 
-        May give up what no running row uses, but nothing that `cached` needs. After True, `admitted` must succeed.
+        May give up what no running row uses, but nothing that cached pages need. After True, `admitted` must succeed.
         """
         ...
 
-    def would_admit(self, tokens: int, cached: Ints, leaving: Ints, encoder_tokens: int = 0) -> bool:
+    def would_admit(self, facts: AdmissionFacts, leaving: Ints) -> bool:
         """What `can_admit` will answer once the owners of rows `leaving`, int64[k], have given them back.
 
         Mutates nothing.
         """
         ...
 
-    def admitted(self, row: int, tokens: int, cached: Ints, known: int, encoder_tokens: int = 0) -> None:
-        """`row` has a new owner; the arguments are those of the `can_admit` just before.
-
-        `known`: pages of its tokens that the prefix cache holds, including those behind `cached` that some companion
-        could not resume from (known >= len(cached)).
-        """
+    def admitted(self, row: int, facts: AdmissionFacts) -> None:
+        """`row` has a new owner; `facts` are those of the `can_admit` just before."""
         ...
 
-    def planned(self, rows: Ints, prefix_lens: Ints, extend_lens: Ints, pages: Ints) -> Any:
+    def planned(self, rows: Ints, prefix_lens: Ints, extend_lens: Ints, pages: Ints) -> object | None:
         """The step being planned computes tokens [prefix, prefix + extend) of `rows`, int64[B] each.
 
         `pages`: int64[B, width], the KV pages of each row in the order of its tokens. Returns this companion's entry of
@@ -119,6 +134,6 @@ class DeviceCompanion(Protocol):
 
     recorder: Recorder | None
 
-    def begin(self, rows: torch.Tensor, writes: Any, staging: Staging) -> None:
+    def begin(self, rows: torch.Tensor, writes: object | None, staging: Staging) -> None:
         """First thing in every step: apply `writes` (None: there are none) for the step's `rows`, int64[B]."""
         ...

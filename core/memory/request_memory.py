@@ -6,15 +6,14 @@ to the device table leave as `TableWrites` inside the next submitted batch (law 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any
 
 import numpy as np
 
 from core.invariants import check
-from core.memory.companion import Companion, Growing, Writes
+from core.memory.companion import AdmissionFacts, Companion, Growing, Writes
 from core.memory.kv_allocator import PagedKVAllocator
 from core.memory.pending_writes import PendingWrites
 from core.memory.req_to_token_pool import TableWrites
@@ -28,7 +27,7 @@ NO_WRITES: Writes = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
-class Admission:
+class Seat:
     """A row with pages for every token of the prompt; the first `cached_tokens` of them are already computed."""
 
     row: int
@@ -81,7 +80,7 @@ class RequestMemory:
         """By row: tokens that were cached at admission, so not computed by this owner. Constant until release."""
         self._sound = np.zeros(allocator.num_pages + 1, np.bool_)
         """By page: finite logits were computed from it. False for a page that no logits depend on so far."""
-        self._nodes: list[Any] = [None] * (rows.size + 1)
+        self._nodes: list[PrefixNode | None] = [None] * (rows.size + 1)
         self._salts: list[str] = [""] * (rows.size + 1)
         self._writes = PendingWrites(self.page_size)
 
@@ -94,7 +93,7 @@ class RequestMemory:
         """Whether empty pools could serve a request of `total_tokens`, prompt and output: the check at entry."""
         if self.allocator.pages_for(total_tokens) > self.allocator.num_pages:
             return False
-        return all(c.fits_alone(total_tokens, **_encoder(encoder_tokens)) for c in self.companions)
+        return all(c.fits_alone(total_tokens, encoder_tokens) for c in self.companions)
 
     def would_admit(
         self, ids: Ints, salt: str, reserve_pages: int, leaving: Ints, *, reuse: bool = True, encoder_tokens: int = 0
@@ -104,13 +103,15 @@ class RequestMemory:
         Returns the cached tokens that this counts on, or None if it would fail. With them as `at_most`, `admit`
         succeeds if only these releases happen in between. Changes nothing but recency in the cache.
         """
-        match, _ = self._match(ids, len(ids) - 1 if reuse else 0, salt)
+        match, known = self._match(ids, len(ids) - 1 if reuse else 0, salt)
+        facts = AdmissionFacts(len(ids), match.pages, known, encoder_tokens)
         needed = self.allocator.pages_for(len(ids)) - len(match.pages)
         # Locked so that the new request's own prefix is not counted among the pages that come free.
         self.cache.lock(match.node)
-        coming = int(self._owned[leaving].sum()) + self.cache.held_only_by([self._nodes[row] for row in leaving])
+        coming = int(self._owned[leaving].sum())
+        coming += self.cache.held_only_by([self._node(row) for row in leaving.tolist()])
         fits = needed + reserve_pages <= self.obtainable_pages + coming and all(
-            c.would_admit(len(ids), match.pages, leaving, **_encoder(encoder_tokens)) for c in self.companions
+            c.would_admit(facts, leaving) for c in self.companions
         )
         self._free(self.cache.unlock(match.node))
         return len(match.pages) * self.page_size if fits else None
@@ -123,24 +124,24 @@ class RequestMemory:
         *,
         reuse: bool = True,
         encoder_tokens: int = 0,
+        adapter_slot: int = 0,
         at_most: int | None = None,
-    ) -> Admission | None:
+    ) -> Seat | None:
         """Take a row and pages for all of `ids`, sharing what the cache has; None (and no change) when it does not fit.
 
         At least one token is always left to compute: the first output is sampled from its logits. With `reuse` off
         nothing cached is used. `reserve_pages` must stay obtainable afterwards, for decode steps of running requests.
-        `encoder_tokens`: of the encoder's input, 0 without one. `at_most`: limit of shared tokens, from `would_admit`.
+        `encoder_tokens`, `adapter_slot`: see `AdmissionFacts`. `at_most`: limit of shared tokens, from `would_admit`.
         """
         if not self.rows.available:
             return None
         limit = len(ids) - 1 if reuse else 0
         match, known = self._match(ids, limit if at_most is None else min(limit, at_most), salt)
+        facts = AdmissionFacts(len(ids), match.pages, known, encoder_tokens, adapter_slot)
         needed = self.allocator.pages_for(len(ids)) - len(match.pages)
         self.cache.lock(match.node)
         pages = None
-        if needed + reserve_pages <= self.obtainable_pages and all(
-            c.can_admit(len(ids), match.pages, **_encoder(encoder_tokens)) for c in self.companions
-        ):
+        if needed + reserve_pages <= self.obtainable_pages and all(c.can_admit(facts) for c in self.companions):
             pages = self._alloc(needed)
         if pages is None:
             self._free(self.cache.unlock(match.node))
@@ -151,8 +152,8 @@ class RequestMemory:
         self._fill(row, match.pages, pages, salt)
         self._nodes[row] = match.node
         for companion in self.companions:
-            companion.admitted(row, len(ids), match.pages, known, **_encoder(encoder_tokens))
-        return Admission(row, generation, len(match.pages) * self.page_size)
+            companion.admitted(row, facts)
+        return Seat(row, generation, len(match.pages) * self.page_size)
 
     def _match(self, ids: Ints, limit: int, salt: str) -> tuple[PrefixMatch, int]:
         """The longest cached prefix that every companion can resume from, and how many pages were cached at all."""
@@ -176,6 +177,11 @@ class RequestMemory:
         self._cached[row] = self._shared[row] = len(shared) * self.page_size
         self._salts[row] = salt
         self._writes.note(np.full(count, row), np.arange(count), self._pages[row, :count].copy())
+
+    def _node(self, row: int) -> PrefixNode:
+        node = self._nodes[row]
+        assert node is not None, "the owner of a row holds a prefix, if only the empty one"
+        return node
 
     def _alloc(self, count: int) -> Ints | None:
         short = count - self.allocator.available
@@ -235,8 +241,7 @@ class RequestMemory:
         """Give the whole pages that hold `ids` to the cache, where later requests find them; the row keeps using them.
 
         Steps already submitted, or the one being planned, write the KV of `ids`. Where another row was first with the
-        same tokens, nothing is given until release: locking its pages beside the row's own copies would hold the prefix
-        twice, and a request that fits alone would no longer fit.
+        same tokens, nothing is given until release: held twice, the prefix could keep out a request that fits alone.
         """
         tokens = len(ids) // self.page_size * self.page_size
         cached = int(self._cached[row])
@@ -249,7 +254,7 @@ class RequestMemory:
         check("page_conservation", len(result.duplicate_pages) == 0, duplicates=len(result.duplicate_pages))
         self.cache.lock(result.node)
         # The new lock comes first: its node ends a longer prefix of the same path, so no page is ever without a lock.
-        self._free(self.cache.unlock(self._nodes[row]))
+        self._free(self.cache.unlock(self._node(row)))
         self._nodes[row] = result.node
         self._owned[row, :count] = False
         self._cached[row] = tokens
@@ -272,7 +277,7 @@ class RequestMemory:
                 for companion in self.companions:
                     companion.replaced(result.duplicate_pages, result.original_pages)
         left = self._pages[row][owned]
-        self._free(self.cache.unlock(self._nodes[row]))
+        self._free(self.cache.unlock(self._node(row)))
         self._free(left)
         self._nodes[row] = None
         self._count[row] = 0
@@ -343,8 +348,3 @@ class RequestMemory:
         check("page_conservation", len(np.unique(owned)) == len(owned), owned=len(owned))
         held = self.allocator.held
         check("page_conservation", len(owned) + self.cache.cached_pages == held, owned=len(owned), held=held)
-
-
-def _encoder(tokens: int) -> Mapping[str, int]:
-    """The keyword argument for companions of an encoder-decoder; empty for all other models."""
-    return {"encoder_tokens": tokens} if tokens else {}

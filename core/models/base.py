@@ -15,7 +15,7 @@ from core.memory.companion import DeviceCompanion, Writes
 from core.memory.kv_pool import KVLayerSpec, KVPool
 from core.memory.recurrent.state_pool import StateLayerSpec
 from core.models.encoder_decoder.encoder_spec import EncoderSpec
-from core.models.lora.slots import LORA
+from core.models.lora.slots import LORA, LoraWrites
 
 NO_COMPANIONS: Mapping[str, DeviceCompanion] = MappingProxyType({})
 
@@ -102,4 +102,4 @@ class Model(Protocol):
 def hooks_layers(writes: Writes) -> bool:
     """Whether a step with these companion writes runs adapter hooks in the layers, which a captured graph lacks."""
     adapters = writes.get(LORA)
-    return adapters is not None and bool(adapters.groups)
+    return isinstance(adapters, LoraWrites) and bool(adapters.groups)

@@ -16,40 +16,34 @@ from core.invariants import check
 from core.relay.future_map import FutureMap
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class InputIds:
-    """Input ids of one step on the device, int64[T]; `None` means "relay": they do not exist yet (law 7)."""
+    """Input ids of one step on the device."""
 
-    ids: torch.Tensor | None = None
-    encoder_ids: torch.Tensor | None = None
+    ids: torch.Tensor
+    """int64[T]."""
+    encoder_ids: torch.Tensor | None
     """int64[E], read by the encoder only; None when the step encodes no input."""
 
 
 def resolve_forward_inputs(
-    inputs: InputIds,
     staging: InputStaging,
     decode_rows: torch.Tensor,
     decode_lens: torch.Tensor | None,
     future_map: FutureMap,
     num_tokens: int,
     num_encoder_tokens: int = 0,
-) -> torch.Tensor:
-    """Fill `inputs.ids` and return it: int64[num_tokens], prefill ids first, then one token per decode row.
+) -> InputIds:
+    """The `num_tokens` input ids of a step, prefill ids first, then one token per decode row.
 
-    Four cases:
-    (1) `inputs.ids` is set: nothing to do, so a second call consumes no relayed token.
-    (2) Nothing is staged: decode, all ids come from `future_map`.
-    (3) Prompt ids are staged: prefill.
-    (4) Prompt ids and decode rows are staged: mixed.
+    Three cases:
+    (1) Nothing is staged: decode, all ids come from `future_map` (law 7).
+    (2) Prompt ids are staged: prefill.
+    (3) Prompt ids and decode rows are staged: mixed.
 
     `decode_rows` and `decode_lens`, int64[n] each, are on the device. Staged encoder ids, `num_encoder_tokens` of them,
-    end in `inputs.encoder_ids`. The staging is cleared only after everything succeeded, so a failed copy leaves it
-    whole.
+    end in `encoder_ids`. The staging is cleared only after everything succeeded, so a failed copy leaves it whole.
     """
-    if inputs.ids is not None:
-        left = (staging.prefill_ids_cpu, staging.mix_decode_rows, staging.encoder_ids_cpu)
-        check("staging_consumed", all(part is None for part in left))
-        return inputs.ids
     prompt = staging.prefill_ids_cpu
     if prompt is None:
         ids = future_map.gather(decode_rows, decode_lens)
@@ -61,10 +55,8 @@ def resolve_forward_inputs(
     encoder = staging.encoder_ids_cpu
     staged = 0 if encoder is None else encoder.numel()
     check("encoder_length", staged == num_encoder_tokens, got=staged, expected=num_encoder_tokens)
-    if encoder is not None:
-        inputs.encoder_ids = encoder.to(decode_rows.device, non_blocking=True)
+    encoder_ids = None if encoder is None else encoder.to(decode_rows.device, non_blocking=True)
     staging.prefill_ids_cpu = None
     staging.mix_decode_rows = None
     staging.encoder_ids_cpu = None
-    inputs.ids = ids
-    return ids
+    return InputIds(ids, encoder_ids)

@@ -74,7 +74,7 @@ def apply_bias(logits: torch.Tensor, batch: SamplingBatch) -> None:
         return
     staging = Staging(logits.device)
     rows, tokens = staging.upload([batch.bias_rows, batch.bias_tokens])
-    (values,) = staging.upload_floats([batch.bias_values])
+    (values,) = staging.upload([batch.bias_values])
     # Accumulate: a token can carry a client's bias and the -inf of min_tokens at once.
     logits.index_put_((rows, tokens), values, accumulate=True)
 
@@ -98,7 +98,7 @@ def apply_penalties(logits: torch.Tensor, batch: SamplingBatch, history: TokenHi
     )
     repetition, frequency, presence = (
         column[:, None]
-        for column in staging.upload_floats(
+        for column in staging.upload(
             [
                 np.maximum(batch.repetition_penalties[places], np.float32(MIN_REPETITION_PENALTY)),
                 batch.frequency_penalties[places],

@@ -170,7 +170,7 @@ class Sampler:
 
     def _draw(self, scored: Scored, start: int, tops: torch.Tensor, batch: SamplingBatch, places: Ints) -> torch.Tensor:
         """int64[n] tokens of the n rows from `start` on, which are `places` of the batch and sample at random."""
-        temperatures, uniforms = self._staging.upload_floats(
+        temperatures, uniforms = self._staging.upload(
             [np.maximum(batch.temperatures[places], np.float32(MIN_TEMPERATURE)), batch.uniforms[places]]
         )
         logits, done = scored.logits[start : start + len(places)], scored.divided - start
@@ -194,7 +194,7 @@ class Sampler:
         (index,) = self._staging.upload([active])
         some = rows.take(active, index)
         (top_ks,) = self._staging.upload([some.filters.top_ks])
-        top_ps, floors = self._staging.upload_floats([some.filters.top_ps, some.filters.floors])
+        top_ps, floors = self._staging.upload([some.filters.top_ps, some.filters.floors])
         drops = dropped(some.scaled, some.weights, some.tops, DeviceFilters(top_ks, top_ps, floors))
         kept = rows.weights.index_copy(0, index, some.weights.masked_fill(drops, 0.0))
         return draw(kept, rows.uniforms)

@@ -28,7 +28,7 @@ class Tenant:
     name: str
     number: int
     """In order of opening; a tie goes to the lower one."""
-    slot: int
+    column: int
     """Place in arrays by tenant; used again once the tenant has left."""
     weight: float = 1.0
     """Of its newest request."""
@@ -58,7 +58,7 @@ class FairShare:
         """`budget`: prompt tokens of one step; `num_rows`: rows with the padding one."""
         self._budget = budget
         self._tenants: dict[str, Tenant] = {}
-        self._slots: list[int] = []
+        self._columns: list[int] = []
         self._of_row: Ints = np.zeros(num_rows, np.int64)
         self._opened = self._capacity = 0
         self._clock = 0.0
@@ -80,8 +80,8 @@ class FairShare:
         """Of a request that waits or runs."""
         return self._tenants[req.tenant]
 
-    def slots_of(self, rows: Ints) -> Ints:
-        """int64[n]: the slot of the tenant that owns each of `rows`."""
+    def columns_of(self, rows: Ints) -> Ints:
+        """int64[n]: the column of the tenant that owns each of `rows`."""
         return self._of_row[rows]
 
     def entered(self, req: Req) -> None:
@@ -91,8 +91,8 @@ class FairShare:
             if not self._tenants:
                 self._clock = 0.0
             self._opened += 1
-            tenant = Tenant(req.tenant, self._opened, self._slots.pop() if self._slots else self._capacity)
-            self._capacity = max(self._capacity, tenant.slot + 1)
+            tenant = Tenant(req.tenant, self._opened, self._columns.pop() if self._columns else self._capacity)
+            self._capacity = max(self._capacity, tenant.column + 1)
             self._tenants[req.tenant] = tenant
         tenant.weight = req.weight
         tenant.live += 1
@@ -100,7 +100,7 @@ class FairShare:
     def seated(self, req: Req) -> None:
         """It has a row."""
         tenant = self._tenants[req.tenant]
-        self._of_row[req.row] = tenant.slot
+        self._of_row[req.row] = tenant.column
         tenant.rows += 1
         tenant.refused = False
         check("tenant_books", tenant.rows <= tenant.live, live=tenant.live, rows=tenant.rows)
@@ -119,7 +119,7 @@ class FairShare:
         tenant.refused = tenant.refused and tenant.waits
         if tenant.live == 0:
             del self._tenants[req.tenant]
-            self._slots.append(tenant.slot)
+            self._columns.append(tenant.column)
 
     def begin(self, contenders: list[Tenant]) -> list[int]:
         """A step is planned in which these have prompts. Tokens that each may have before the others are looked at
@@ -148,5 +148,5 @@ class FairShare:
         most = self._budget / (2 * sum(tenant.weight for tenant in self._tenants.values()))
         counts = np.bincount(self._of_row[rows], minlength=self._capacity).tolist()
         for tenant in self._tenants.values():
-            owed = tenant.served + min(counts[tenant.slot] / tenant.weight, most)
+            owed = tenant.served + min(counts[tenant.column] / tenant.weight, most)
             tenant.served = max(tenant.served, min(owed, self._clock + self._budget / tenant.weight))

@@ -38,8 +38,8 @@ class Holdings:
             return True
         available = self._memory.rows.available
         shares = self._now()
-        mine = shares[tenant.slot]
-        poorer = [other for other in self._shares if other.waits and shares[other.slot] < mine]
+        mine = shares[tenant.column]
+        poorer = [other for other in self._shares if other.waits and shares[other.column] < mine]
         if any(other.refused for other in poorer):
             return False
         return available > len(poorer) or not poorer
@@ -49,7 +49,7 @@ class Holdings:
         if not self._shares.contended:
             return False
         shares, more = self._now(), (tenant.rows + 1) / self._memory.rows.size / tenant.weight
-        return any(shares[other.slot] >= more for other in self._shares if other is not tenant)
+        return any(shares[other.column] >= more for other in self._shares if other is not tenant)
 
     def giving_way(self, newcomer: Req, rows: Ints) -> list[Req]:
         """Owners of `rows` that may give way to `newcomer`, in that order.
@@ -60,17 +60,17 @@ class Holdings:
         lines = self._lines(newcomer, rows)
         held, taken, found = self._parts(self._running.order)
         need = self._memory.allocator.pages_for(len(newcomer.known_ids()))
-        slot = gainer.slot
-        gained = self._share(gainer, held[slot] + 1, taken[slot] + found[slot] + need)
-        richest = [(-self._share(t, held[t.slot], taken[t.slot] + found[t.slot]), -t.number, t) for t in lines]
+        column = gainer.column
+        gained = self._share(gainer, held[column] + 1, taken[column] + found[column] + need)
+        richest = [(-self._share(t, held[t.column], taken[t.column] + found[t.column]), -t.number, t) for t in lines]
         heapq.heapify(richest)
         chosen: list[Req] = []
         while richest:
             _, number, tenant = heapq.heappop(richest)
             loser, pages, longest = lines[tenant].pop()
-            held[tenant.slot] -= 1
-            taken[tenant.slot] -= pages
-            left = self._share(tenant, held[tenant.slot], taken[tenant.slot] + longest)
+            held[tenant.column] -= 1
+            taken[tenant.column] -= pages
+            left = self._share(tenant, held[tenant.column], taken[tenant.column] + longest)
             if left < gained:
                 continue
             chosen.append(loser)
@@ -87,7 +87,7 @@ class Holdings:
             return victim(members, self._policy)
         shares = self._now()
         at_rest = [req for req, moved_on in zip(members, settled, strict=True) if moved_on] or members
-        richest = max({self._shares.tenant(req) for req in at_rest}, key=lambda t: (shares[t.slot], t.number))
+        richest = max({self._shares.tenant(req) for req in at_rest}, key=lambda t: (shares[t.column], t.number))
         return victim([req for req in at_rest if req.tenant == richest.name], self._policy)
 
     def _lines(self, newcomer: Req, rows: Ints) -> dict[Tenant, list[tuple[Req, int, float]]]:
@@ -104,31 +104,31 @@ class Holdings:
                 owners.setdefault(self._shares.tenant(req), []).append((req, *pages))
         lines: dict[Tenant, list[tuple[Req, int, float]]] = {}
         for tenant, line in owners.items():
-            longest, lines[tenant] = staying[tenant.slot], []
+            longest, lines[tenant] = staying[tenant.column], []
             for req, own, prefix in sorted(line, key=lambda each: self._policy.key(each[0])):
                 lines[tenant].append((req, own, longest))
                 longest = max(longest, prefix)
         return lines
 
     def _now(self) -> list[float]:
-        """Shares by slot of tenant; 0 for slots without one."""
+        """Shares by column of tenant; 0 for columns without one."""
         held, taken, found = self._parts(self._running.order)
         shares = [0.0] * len(held)
         for tenant in self._shares:
-            slot = tenant.slot
-            shares[slot] = self._share(tenant, held[slot], taken[slot] + found[slot])
+            column = tenant.column
+            shares[column] = self._share(tenant, held[column], taken[column] + found[column])
         return shares
 
     def _parts(self, rows: Ints) -> tuple[list[int], list[float], list[float]]:
-        """Of `rows` by slot of tenant: how many, pages that they took, and the longest prefix that one of them found.
+        """Of `rows` by column of tenant: how many, pages that they took, and the longest prefix that one of them found.
 
         Rows of a tenant mostly find the same prefix. What they find beyond that is not counted, their rows are.
         """
-        slots, count = self._shares.slots_of(rows), self._shares.capacity
-        held = np.bincount(slots, minlength=count)
-        taken = np.bincount(slots, weights=self._memory.pages_taken(rows), minlength=count)
+        columns, count = self._shares.columns_of(rows), self._shares.capacity
+        held = np.bincount(columns, minlength=count)
+        taken = np.bincount(columns, weights=self._memory.pages_taken(rows), minlength=count)
         found = np.zeros(count)
-        np.maximum.at(found, slots, self._memory.pages_found(rows))
+        np.maximum.at(found, columns, self._memory.pages_found(rows))
         return held.tolist(), taken.tolist(), found.tolist()
 
     def _share(self, tenant: Tenant, rows: float, pages: float) -> float:

@@ -5,28 +5,13 @@ from __future__ import annotations
 import heapq
 from collections import Counter, deque
 from collections.abc import Callable
-from dataclasses import dataclass
 
-from core.errors import DeadlinePassed, QueueTimeout, SlipstreamError
-from core.types.io import FinishReason
+from core.errors import DeadlinePassed, QueueTimeout
+from core.scheduler.outputs import Ending
 from core.types.request import Req, RequestState
 
 FEW = 64
 """Instants of requests that left are swept out when they are this many more than those of live ones can be."""
-
-
-@dataclass(frozen=True, slots=True)
-class End:
-    """End `req` now, wherever it is; a request that ended meanwhile is left alone.
-
-    `condemned`: another output of the same prompt was; without logits of its own, what this one computed goes as well.
-    """
-
-    req: Req
-    reason: FinishReason | None = None
-    matched_stop: str | int | None = None
-    error: SlipstreamError | None = None
-    condemned: bool = False
 
 
 class Intake:
@@ -38,7 +23,7 @@ class Intake:
     """
 
     def __init__(self) -> None:
-        self._commands: deque[Req | End] = deque()
+        self._commands: deque[Req | Ending] = deque()
         self.arriving: Counter[str] = Counter()
         """Requests queued for addition, by tenant."""
         self._sequence = 0
@@ -60,16 +45,16 @@ class Intake:
         self._commands.append(req)
         self.arriving[req.tenant] += 1
 
-    def end(self, command: End) -> None:
+    def end(self, command: Ending) -> None:
         """Queue an ending: a client's abort, a stop string, a slow reader."""
         self._commands.append(command)
 
-    def drain(self, admit: Callable[[Req], None], end: Callable[[End], None]) -> None:
+    def drain(self, admit: Callable[[Req], None], end: Callable[[Ending], None]) -> None:
         """Apply what is queued now, in order."""
         self.arriving.clear()
         for _ in range(len(self._commands)):
             command = self._commands.popleft()
-            if isinstance(command, End):
+            if isinstance(command, Ending):
                 end(command)
                 continue
             for instant in (command.deadline, command.queue_deadline):
@@ -78,17 +63,17 @@ class Intake:
                     heapq.heappush(self._expiries, (instant, command.sequence))
             admit(command)
 
-    def expired(self, now: float) -> list[End]:
+    def expired(self, now: float) -> list[Ending]:
         """Endings due at `now`: deadlines of anybody, queue timeouts of those never scheduled."""
-        due: list[End] = []
+        due: list[Ending] = []
         while self._expiries and self._expiries[0][0] <= now:
             req = self._expiring.get(heapq.heappop(self._expiries)[1])
             if req is None or req.state is RequestState.FINISHED:
                 continue
             if req.deadline is not None and req.deadline <= now:
-                due.append(End(req, error=DeadlinePassed("the deadline passed before the output was complete")))
+                due.append(Ending(req, error=DeadlinePassed("the deadline passed before the output was complete")))
             elif req.scheduled_at is None:
-                due.append(End(req, error=QueueTimeout("waited longer than queue_timeout; the server is busy")))
+                due.append(Ending(req, error=QueueTimeout("waited longer than queue_timeout; the server is busy")))
         return due
 
     def forget(self, req: Req) -> None:

@@ -8,10 +8,10 @@ import numpy as np
 
 from core.memory.request_memory import RequestMemory
 from core.scheduler.fair_share import FairShare
-from core.scheduler.outputs import Ended
+from core.scheduler.outputs import Ending
 from core.scheduler.running import RunningSet
 from core.scheduler.sampling_table import SamplingTable
-from core.scheduler.stats_recorder import StatsRecorder
+from core.scheduler.tally import Tally
 from core.scheduler.waiting_queue import WaitingQueue
 from core.types.arrays import Ints
 from core.types.request import Req, RequestState
@@ -26,7 +26,7 @@ class Lifecycle:
         running: RunningSet,
         memory: RequestMemory,
         sampling: SamplingTable,
-        recorder: StatsRecorder,
+        tally: Tally,
         shares: FairShare,
     ) -> None:
         self.shares = shares
@@ -34,8 +34,8 @@ class Lifecycle:
         self.running = running
         self.memory = memory
         self.sampling = sampling
-        self._recorder = recorder
-        self._ended: list[Ended] = []
+        self._tally = tally
+        self._ended: list[Ending] = []
         self._fresh: list[Req] = []
 
     def enter(self, req: Req) -> None:
@@ -55,28 +55,29 @@ class Lifecycle:
         At most `at_most` of its tokens come from the prefix cache.
         """
         ids = req.known_ids()
-        admission = self.memory.admit(
+        seat = self.memory.admit(
             ids,
             req.salt,
             reserve_pages,
             reuse=req.reuses_prefix,
             encoder_tokens=req.encoder_len,
+            adapter_slot=req.adapter_slot,
             at_most=at_most,
         )
-        if admission is None:
+        if seat is None:
             return False
         self.waiting.took(req)
-        self.running.add(req, admission)
+        self.running.add(req, seat)
         self.shares.seated(req)
         self.sampling.fill(req)
         self._fresh.append(req)
         if req.scheduled_at is None:
             req.scheduled_at = now
-            req.cached_tokens = req.computed_from = admission.cached_tokens
-            self._recorder.scheduled(req, now)
+            req.cached_tokens = req.computed_from = seat.cached_tokens
+            self._tally.scheduled(req, now)
         else:
-            req.computed_from = min(req.computed_from, admission.cached_tokens)
-            self._recorder.recomputed_tokens += len(ids) - admission.cached_tokens + req.encoder_len
+            req.computed_from = min(req.computed_from, seat.cached_tokens)
+            self._tally.recomputed_tokens += len(ids) - seat.cached_tokens + req.encoder_len
         return True
 
     def retract(self, req: Req, *, keep: bool = True) -> None:
@@ -89,22 +90,22 @@ class Lifecycle:
         self._unseat(req, keep=keep)
         req.move_to(RequestState.WAITING)
         req.retractions += 1
-        self._recorder.preemptions += 1
+        self._tally.preemptions += 1
         self.waiting.push(req)
 
     def preempt(self, req: Req, newcomer: Req) -> None:
         """Retract a request for one of a higher class, or of a tenant that holds less."""
         self.retract(req)
         if req.tenant == newcomer.tenant:
-            self._recorder.priority_preemptions += 1
+            self._tally.priority_preemptions += 1
         else:
-            self._recorder.share_preemptions += 1
+            self._tally.share_preemptions += 1
 
     def is_without_logits(self, req: Req) -> bool:
         """Whether it runs and no result of it has been seen since it came."""
         return req.state is RequestState.RUNNING and not self.running.has_sampled(req.row)
 
-    def condemn(self, ended: Ended) -> None:
+    def condemn(self, ended: Ending) -> None:
         """End a running request whose numbers are wrong. No later request finds anything that it computed.
 
         Its pages were offered while it was still computing, so others may read them: nodes of the prefix cache from
@@ -122,7 +123,7 @@ class Lifecycle:
             self.retract(reader, keep=False)
         self.memory.condemn(doubt)
 
-    def end(self, ended: Ended, *, keep: bool = True) -> None:
+    def end(self, ended: Ending, *, keep: bool = True) -> None:
         """End a request in any state; one that has ended already is left alone, so late aborts are harmless (D30)."""
         req = ended.req
         if req.state is RequestState.FINISHED:
@@ -145,7 +146,7 @@ class Lifecycle:
             self.memory.vouch(row, len(written))
         self.memory.release(row, generation, written if keep else written[:0])
 
-    def take_ended(self) -> tuple[Ended, ...]:
+    def take_ended(self) -> tuple[Ending, ...]:
         """Terminals since the last call."""
         ended, self._ended = tuple(self._ended), []
         return ended

@@ -41,24 +41,24 @@ class LightSteps:
 
     def rows_of(self, tenants: list[Tenant], rows: Ints) -> Ints:
         """Those of `rows` that `tenants` own."""
-        return rows[np.isin(self._shares.slots_of(rows), [tenant.slot for tenant in tenants])]
+        return rows[np.isin(self._shares.columns_of(rows), [tenant.column for tenant in tenants])]
 
     def _light(self) -> list[Tenant]:
         prompts, outputs = self._asked()
         total = float((prompts.clip(max=self._budget) + outputs).sum())
         most = total / (PART * len(list(self._shares)))
-        light = [tenant for tenant in self._shares if prompts[tenant.slot] + outputs[tenant.slot] <= most]
-        return light if any(prompts[tenant.slot] for tenant in light) else []
+        light = [tenant for tenant in self._shares if prompts[tenant.column] + outputs[tenant.column] <= most]
+        return light if any(prompts[tenant.column] for tenant in light) else []
 
     def _asked(self) -> tuple[Ints, Ints]:
-        """int64[slots] each: tokens of prompts that are to be computed, and rows that decode."""
+        """int64[columns] each: tokens of prompts that are to be computed, and rows that decode."""
         count, running = self._shares.capacity, self._running
         rows = running.prefilling()
         left = running.prefill_end[rows] - running.planned[rows]
-        prompts = np.bincount(self._shares.slots_of(rows), weights=left, minlength=count).astype(np.int64)
-        outputs = np.bincount(self._shares.slots_of(running.decoding()), minlength=count)
+        prompts = np.bincount(self._shares.columns_of(rows), weights=left, minlength=count).astype(np.int64)
+        outputs = np.bincount(self._shares.columns_of(running.decoding()), minlength=count)
         for tenant in self._shares:
             if tenant.waits:
                 few = self._waiting.waiting_of(tenant.name) <= FEW
-                prompts[tenant.slot] += self._waiting.tokens_of(tenant.name) if few else self._budget
+                prompts[tenant.column] += self._waiting.tokens_of(tenant.name) if few else self._budget
         return prompts, outputs

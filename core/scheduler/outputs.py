@@ -14,10 +14,14 @@ from core.types.request import Req
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
-    """The terminal of one request: a reason, or the error its stream ends with. Exactly one of the two is set.
+class Ending:
+    """How one request ends: a reason, or the error its stream ends with. Exactly one of the two is set.
 
-    `condemned`: its numbers were wrong, and outputs of the same prompt are not to be trusted before they have logits.
+    On its way in, through the intake, it ends `req` now, wherever it is; a request that ended meanwhile is left alone.
+    `condemned`: another output of the same prompt was; without logits of its own, what this one computed goes as well.
+
+    On its way out it is the terminal of `req`. `condemned`: its numbers were wrong, and outputs of the same prompt are
+    not to be trusted before they have logits.
     """
 
     req: Req
@@ -47,7 +51,7 @@ class StepOutputs:
     """Tokens first, terminals after: an ended request has all its tokens in `tokens` or in earlier steps."""
 
     tokens: tuple[StepTokens, ...]
-    ended: tuple[Ended, ...]
+    ended: tuple[Ending, ...]
 
     def __bool__(self) -> bool:
         return bool(self.tokens or self.ended)

@@ -12,13 +12,11 @@ from core.batch.grammar_batch import GrammarSeed
 from core.batch.schedule_batch import HistoryWrites, ScheduleBatch
 from core.config import SchedulerConfig
 from core.errors import Overloaded
-from core.memory.companion import Writes
-from core.models.lora.slots import LORA, LoraWrites, SlotWrite, group_tokens
 from core.scheduler.fair_share import Tenant
 from core.scheduler.holdings import Holdings
 from core.scheduler.lifecycle import Lifecycle
 from core.scheduler.light_steps import LightSteps
-from core.scheduler.outputs import Ended
+from core.scheduler.outputs import Ending
 from core.scheduler.policy import Policy
 from core.scheduler.preemption import MIN_TOKENS, Preemption
 from core.scheduler.prefill_adder import PrefillAdder
@@ -40,7 +38,6 @@ class Planner:
         lifecycle: Lifecycle,
         sampling: SamplingTable,
         pin: Callable[[list[Ints]], torch.Tensor],
-        slot_writes: Callable[[], tuple[SlotWrite, ...]],
     ) -> None:
         self._config = config
         self._policy = policy
@@ -54,7 +51,6 @@ class Planner:
         self._turns = Turns()
         self._light_steps = LightSteps(self._shares, self._running, lifecycle.waiting, config.chunked_prefill_size)
         self._pin = pin
-        self._slot_writes = slot_writes
         self._next_step = 1
 
     def plan(self, now: float, *, after_idle: bool, slow: bool) -> ScheduleBatch | None:
@@ -125,7 +121,7 @@ class Planner:
             return
         # Entry checks make this unreachable while pages are conserved; ending one request beats ending the process.
         error = Overloaded("the KV pool cannot hold this request to its end", reason="POOL_EXHAUSTED")
-        self._lifecycle.end(Ended(members[0], error=error))
+        self._lifecycle.end(Ending(members[0], error=error))
 
     def _freeze(self, segments: list[Segment], decode_rows: Ints, after_idle: bool) -> ScheduleBatch:
         running = self._running
@@ -149,19 +145,10 @@ class Planner:
         self._next_step += 1
         memory = self._memory
         return build_batch(
-            plan, memory.rows.generations, memory.slots, self._sampling.batch, self._pin, self._companion_writes
+            plan, memory.rows.generations, memory.slots, self._sampling.batch, self._pin, memory.plan_companions
         )
 
     def _seed(self, req: Req) -> GrammarSeed:
         assert req.grammar is not None
         outputs = self._running.ids(req.row, int(self._running.known[req.row]), req.prompt_len)
         return GrammarSeed(req.row, req.generation, req.grammar, outputs)
-
-    def _companion_writes(self, rows: Ints, prefix_lens: Ints, extend_lens: Ints) -> Writes:
-        """What the pools beside the KV pool need, changes of adapter slots, and the step's token places by slot."""
-        writes = self._memory.plan_companions(rows, prefix_lens, extend_lens)
-        groups = group_tokens(self._running.adapter_slots[rows], extend_lens)
-        slots = self._slot_writes()
-        if not (groups or slots):
-            return writes
-        return {**writes, LORA: LoraWrites(slots, groups, int(extend_lens.sum()))}

@@ -108,7 +108,7 @@ class Preemption:
     def _candidates(self, newcomer: Req, rows: Ints) -> list[Req]:
         """Owners of `rows` that are of the same tenant and of a class far enough below."""
         if self._shares.contended:
-            rows = rows[self._shares.slots_of(rows) == self._shares.tenant(newcomer).slot]
+            rows = rows[self._shares.columns_of(rows) == self._shares.tenant(newcomer).column]
         rows = rows[self._running.priorities[rows] - newcomer.priority >= self._threshold]
         return self._running.owners(rows)
 

@@ -96,12 +96,12 @@ class PrefillAdder:
         rows = self._running.prefilling()
         if self._policy.classes:
             rows = rows[np.argsort(self._running.priorities[rows], kind="stable")]
-        for row, slot in zip(rows.tolist(), self._shares.slots_of(rows).tolist(), strict=True):
-            by_tenant.setdefault(slot, deque()).append(row)
-        contenders = [tenant for tenant in self._shares if tenant.waits or tenant.slot in by_tenant]
+        for row, column in zip(rows.tolist(), self._shares.columns_of(rows).tolist(), strict=True):
+            by_tenant.setdefault(column, deque()).append(row)
+        contenders = [tenant for tenant in self._shares if tenant.waits or tenant.column in by_tenant]
         grants = self._shares.begin(contenders)
         return [
-            Prompts(tenant, grant, by_tenant.get(tenant.slot, deque()), tenant.waits)
+            Prompts(tenant, grant, by_tenant.get(tenant.column, deque()), tenant.waits)
             for tenant, grant in zip(contenders, grants, strict=True)
         ]
 

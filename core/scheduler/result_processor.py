@@ -9,8 +9,8 @@ from core.batch.result import Exhausted, StepResult, VectorResult
 from core.errors import InvalidRequest, Overloaded, RequestFailed, SlipstreamError
 from core.invariants import check
 from core.scheduler.lifecycle import Lifecycle
-from core.scheduler.outputs import Ended, StepTokens
-from core.scheduler.stats_recorder import StatsRecorder
+from core.scheduler.outputs import Ending, StepTokens
+from core.scheduler.tally import Tally
 from core.types.arrays import Bools, Ints
 from core.types.io import FinishReason
 from core.types.request import Req
@@ -25,13 +25,11 @@ GRAMMAR_WORK = "GRAMMAR_WORK"
 class ResultProcessor:
     """Appends tokens, finds who ends by token or by length, drops what is for a former owner of a row (law 1)."""
 
-    def __init__(
-        self, lifecycle: Lifecycle, recorder: StatsRecorder, vocab_size: int, eos_ids: tuple[int, ...]
-    ) -> None:
+    def __init__(self, lifecycle: Lifecycle, tally: Tally, vocab_size: int, eos_ids: tuple[int, ...]) -> None:
         self._lifecycle = lifecycle
         self._running = lifecycle.running
         self._memory = lifecycle.memory
-        self._recorder = recorder
+        self._tally = tally
         self._is_eos = np.zeros(vocab_size, np.bool_)
         self._is_eos[list(eos_ids)] = True
         self._last_step = 0
@@ -43,7 +41,7 @@ class ResultProcessor:
         if result.vectors is not None:
             self._end_embedded(result.vectors, now)
         current = self._memory.rows.is_current(result.rows, result.generations)
-        self._recorder.step_done(result, stale=len(current) - int(current.sum()))
+        self._tally.step_done(result, stale=len(current) - int(current.sum()))
         if len(result.exhausted):
             self._end_exhausted(result.exhausted)
             current = self._memory.rows.is_current(result.rows, result.generations)
@@ -75,9 +73,9 @@ class ResultProcessor:
                 error = RequestFailed("this request's newest token was lost inside the engine")
             else:
                 error = RequestFailed("the model produced non-finite logits for this request")
-            self._lifecycle.condemn(Ended(self._req(int(result.rows[place])), error=error))
+            self._lifecycle.condemn(Ending(self._req(int(result.rows[place])), error=error))
         rest: Ints = places[self._is_current(result, places)]
-        self._recorder.dropped(len(places) - len(rest) - failed)
+        self._tally.dropped(len(places) - len(rest) - failed)
         return rest
 
     def _is_current(self, result: StepResult, places: Ints) -> Bools:
@@ -88,7 +86,7 @@ class ResultProcessor:
         current = self._memory.rows.is_current(exhausted.rows, exhausted.generations)
         for row in exhausted.rows[current].tolist():
             error = Overloaded("the device has no memory for this request's options", reason=EXHAUSTED)
-            self._lifecycle.end(Ended(self._req(row), error=error))
+            self._lifecycle.end(Ending(self._req(row), error=error))
 
     def _end_constrained(self, result: StepResult, places: Ints, status: np.ndarray) -> Ints:
         """End whose constraint allows nothing more; the tokens of those rows mean nothing."""
@@ -96,9 +94,9 @@ class ResultProcessor:
         for place in places[~is_open].tolist():
             req = self._req(int(result.rows[place]))
             if status[place] == GrammarStatus.COMPLETE:
-                self._lifecycle.end(Ended(req, FinishReason.STOP))
+                self._lifecycle.end(Ending(req, FinishReason.STOP))
             else:
-                self._lifecycle.end(Ended(req, error=_unfollowed(req, GrammarStatus(int(status[place])))))
+                self._lifecycle.end(Ending(req, error=_unfollowed(req, GrammarStatus(int(status[place])))))
         rest: Ints = places[is_open]
         return rest
 
@@ -115,11 +113,11 @@ class ResultProcessor:
             if finite[place]:
                 req.vector = vectors.values[place]
                 self._memory.vouch(req.row, req.prompt_len)
-                self._recorder.embedded(req, now)
-                self._lifecycle.end(Ended(req, FinishReason.STOP))
+                self._tally.embedded(req, now)
+                self._lifecycle.end(Ending(req, FinishReason.STOP))
             else:
                 error = RequestFailed("the model produced non-finite hidden states for this request")
-                self._lifecycle.condemn(Ended(req, error=error))
+                self._lifecycle.condemn(Ending(req, error=error))
 
     def _append(self, result: StepResult, places: Ints, now: float) -> StepTokens:
         running = self._running
@@ -134,7 +132,7 @@ class ResultProcessor:
         positions = known - running.prompt_lens[rows]
         reqs = running.owners(rows)
         out = StepTokens(reqs, tokens.tolist(), positions, result.logprobs, places)
-        self._recorder.tokens(reqs, positions, now - running.last_token_at[rows], now)
+        self._tally.tokens(reqs, positions, now - running.last_token_at[rows], now)
         running.last_token_at[rows] = now
         self._end_finished(out, rows, tokens, known + 1 > running.limit[rows])
         return out
@@ -145,9 +143,9 @@ class ResultProcessor:
         for i in np.flatnonzero(maybe).tolist():
             req, token = out.reqs[i], out.tokens[i]
             if token in req.params.stop_token_ids or (self._is_eos[token] and not req.params.ignore_eos):
-                self._lifecycle.end(Ended(req, FinishReason.STOP, token))
+                self._lifecycle.end(Ending(req, FinishReason.STOP, token))
             elif full[i]:
-                self._lifecycle.end(Ended(req, FinishReason.LENGTH))
+                self._lifecycle.end(Ending(req, FinishReason.LENGTH))
 
     def _req(self, row: int) -> Req:
         req: Req | None = self._running.reqs[row]

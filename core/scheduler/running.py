@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from core.invariants import check
-from core.memory.request_memory import Admission
+from core.memory.request_memory import Seat
 from core.types.arrays import Bools, Ints
 from core.types.request import Req, RequestState
 
@@ -29,7 +29,6 @@ class RunningSet:
         self.prefill_end: Ints = np.zeros(num_rows, np.int64)
         self.prompt_lens: Ints = np.zeros(num_rows, np.int64)
         self.limit: Ints = np.zeros(num_rows, np.int64)
-        self.adapter_slots: Ints = np.zeros(num_rows, np.int64)
         self.priorities: Ints = np.zeros(num_rows, np.int64)
         self.returned = np.zeros(num_rows, np.bool_)
         """Whether the owner gave a row back before."""
@@ -54,17 +53,16 @@ class RunningSet:
             self._order = np.concatenate([order, np.empty(len(self._order) - len(order), np.int64)])
         return order
 
-    def add(self, req: Req, admission: Admission) -> None:
+    def add(self, req: Req, seat: Seat) -> None:
         """Seat `req` in its row; everything it knows becomes the part to prefill, less what the cache already holds."""
-        row, ids = admission.row, req.known_ids()
+        row, ids = seat.row, req.known_ids()
         place = len(self.order)
         check("request_state", not self._member[row], row=row)
         self.tokens[row, : len(ids)] = ids
         self.known[row] = self.prefill_end[row] = len(ids)
-        self.planned[row] = admission.cached_tokens
+        self.planned[row] = seat.cached_tokens
         self.prompt_lens[row] = req.prompt_len
         self.limit[row] = req.prompt_len + req.max_new_tokens - 1
-        self.adapter_slots[row] = req.adapter_slot
         self.priorities[row] = req.priority
         self.returned[row] = req.retractions > 0
         self.last_token_at[row] = req.last_token_at
@@ -72,7 +70,7 @@ class RunningSet:
         self._member[row] = True
         self._order[place] = row
         self._ordered = place + 1
-        req.row, req.generation = row, admission.generation
+        req.row, req.generation = row, seat.generation
         req.move_to(RequestState.RUNNING)
 
     def remove(self, req: Req) -> Ints:

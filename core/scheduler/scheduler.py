@@ -7,6 +7,7 @@ object runs under a seed with a fake executor and a fake clock.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 
@@ -16,11 +17,10 @@ from core.config import SchedulerConfig
 from core.executor.interface import Executor
 from core.lanes import EMIT, INTAKE, PLAN, PUBLISH, RESULTS, SUBMIT, LaneRecorder
 from core.memory.request_memory import RequestMemory
-from core.models.lora.slots import SlotWrite
 from core.scheduler.fair_share import FairShare
-from core.scheduler.intake import End, Intake
+from core.scheduler.intake import Intake
 from core.scheduler.lifecycle import Lifecycle
-from core.scheduler.outputs import Ended, StepOutputs, StepTokens
+from core.scheduler.outputs import Ending, StepOutputs, StepTokens
 from core.scheduler.pace import Pace
 from core.scheduler.phases import PhaseClock
 from core.scheduler.planner import Planner
@@ -28,7 +28,7 @@ from core.scheduler.policy import POLICIES
 from core.scheduler.result_processor import ResultProcessor
 from core.scheduler.running import RunningSet
 from core.scheduler.sampling_table import SamplingTable
-from core.scheduler.stats_recorder import StatsRecorder
+from core.scheduler.tally import Tally
 from core.scheduler.waiting_queue import WaitingQueue
 from core.types.arrays import Ints
 from core.types.request import Req
@@ -41,8 +41,7 @@ class Scheduler:
     """Composes the rooms of this floor; holds no policy of its own.
 
     `max_len` is the longest sequence; `pin` makes prompt ids fetchable by the device; `emit` gets the outputs of a step
-    after the next one was submitted, so that what clients cost never keeps the device waiting. `slot_writes` gives,
-    once, what the next step must change in the adapter slots.
+    after the next one was submitted, so that what clients cost never keeps the device waiting.
     """
 
     def __init__(
@@ -56,7 +55,6 @@ class Scheduler:
         vocab_size: int,
         eos_ids: tuple[int, ...],
         pin: Callable[[list[Ints]], torch.Tensor],
-        slot_writes: Callable[[], tuple[SlotWrite, ...]] = tuple,
         lanes: LaneRecorder | None = None,
         pace: Pace | None = None,
     ) -> None:
@@ -69,18 +67,18 @@ class Scheduler:
         self.waiting = WaitingQueue(policy)
         self.running = RunningSet(num_rows, max_len)
         self._phases = PhaseClock(lanes or LaneRecorder())
-        self.recorder = StatsRecorder(self._phases)
+        self.tally = Tally(self._phases)
         sampling = SamplingTable(num_rows, vocab_size, eos_ids)
         shares = FairShare(config.chunked_prefill_size, num_rows)
-        self._lifecycle = Lifecycle(self.waiting, self.running, memory, sampling, self.recorder, shares)
-        self._planner = Planner(config, policy, self._lifecycle, sampling, pin, slot_writes)
-        self._results = ResultProcessor(self._lifecycle, self.recorder, vocab_size, eos_ids)
+        self._lifecycle = Lifecycle(self.waiting, self.running, memory, sampling, self.tally, shares)
+        self._planner = Planner(config, policy, self._lifecycle, sampling, pin)
+        self._results = ResultProcessor(self._lifecycle, self.tally, vocab_size, eos_ids)
         self._emit = emit
         self._pace = pace or Pace()
         self._due: float | None = None
         """When the next step is planned, where that was put off."""
         self._device_idle = True
-        self.stats: EngineStats = self.recorder.publish(memory, 0, 0)
+        self.stats: EngineStats = self.tally.publish(memory, 0, 0)
 
     @property
     def has_work(self) -> bool:
@@ -94,25 +92,25 @@ class Scheduler:
         """
         self._phases.begin()
         tokens = tuple(out for result in self.executor.completed() if (out := self._take(result, now)))
-        self._phases.done(RESULTS, self.recorder.step)
+        self._phases.done(RESULTS, self.tally.step)
         commands = len(self.intake)
         self.intake.drain(self._lifecycle.enter, self._end)
         for expired in self.intake.expired(now):
             self._end(expired)
-        self._phases.done(INTAKE, self.recorder.step)
+        self._phases.done(INTAKE, self.tally.step)
         submitted = self._submit(now)
         ended = self._lifecycle.take_ended()
         for terminal in ended:
-            self.recorder.ended(terminal.req, _reason(terminal), now)
+            self.tally.ended(terminal.req, _reason(terminal), now)
             self.intake.forget(terminal.req)
         if not (tokens or ended or submitted or commands):
             return False
         self.publish()
-        self._phases.done(PUBLISH, self.recorder.step)
+        self._phases.done(PUBLISH, self.tally.step)
         if outputs := StepOutputs(tokens, ended):
             buggify.point("before_emit")
             self._emit(outputs, now)
-            self._phases.done(EMIT, self.recorder.step)
+            self._phases.done(EMIT, self.tally.step)
         return True
 
     def has_room(self, tenant: str, count: int) -> bool:
@@ -131,7 +129,7 @@ class Scheduler:
 
     def publish(self) -> None:
         """Renew the snapshot; also the last word of an engine that dies, so that its violation can be scraped."""
-        self.stats = self.recorder.publish(self.memory, len(self.running), len(self.waiting))
+        self.stats = self.tally.publish(self.memory, len(self.running), len(self.waiting))
 
     def next_expiry(self) -> float | None:
         """When `step` must be called even if nothing else happens."""
@@ -168,20 +166,19 @@ class Scheduler:
                 break
             buggify.point("planned")
             self.executor.submit(batch)
-            tokens = self.recorder.submitted(batch)
+            tokens = self.tally.submitted(batch)
             self._pace.submitted(now, tokens)
             self._phases.done(SUBMIT, batch.step_id, tokens)
             self._device_idle = False
             submitted = True
         return submitted
 
-    def _end(self, command: End) -> None:
-        ended = Ended(command.req, command.reason, command.matched_stop, command.error)
-        if command.condemned and self._lifecycle.is_without_logits(command.req):
-            self._lifecycle.condemn(ended)
+    def _end(self, ending: Ending) -> None:
+        if ending.condemned and self._lifecycle.is_without_logits(ending.req):
+            self._lifecycle.condemn(ending)
         else:
-            self._lifecycle.end(ended)
+            self._lifecycle.end(replace(ending, condemned=False) if ending.condemned else ending)
 
 
-def _reason(ended: Ended) -> str:
+def _reason(ended: Ending) -> str:
     return ended.reason.value if ended.reason else (ended.error.reason.lower() if ended.error else "unknown")

@@ -49,7 +49,6 @@ class Tokenizer:
         self.special_ids: frozenset[int] = _special_ids(hf, self.backend)
         """Ids that `decode` leaves out when it skips special tokens."""
         self._bos_token: str | None = hf.bos_token
-        self._added: dict[int, str] = {index: str(token) for index, token in hf.added_tokens_decoder.items()}
         self._known = None if self.backend is not None else _known_ids(hf)
         """Ids of the vocabulary, which has holes; None where the backend passes over all others by itself."""
         self.chats = _chat_renderer(hf)
@@ -110,14 +109,6 @@ class Tokenizer:
         with self._lock:
             text = self._hf.decode(known, skip_special_tokens=skip_special_tokens, clean_up_tokenization_spaces=False)
         return str(text)
-
-    def token_text(self, token_id: int) -> str:
-        """The text that one token adds within a text, with its leading space; a partial character is U+FFFD."""
-        if token_id in self._added:
-            return self._added[token_id]
-        # Decoders strip the space in front of the first token, so the second of two shows what one adds.
-        once, twice = self.decode([token_id], False), self.decode([token_id, token_id], False)
-        return twice[len(once) :] if twice.startswith(once) else once
 
     def render_chat(self, messages: Sequence[ChatMessage]) -> str:
         """The prompt that the checkpoint's chat template makes of a conversation, up to where the model answers.

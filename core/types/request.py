@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -68,8 +67,8 @@ class Req:
     arrived_at: float = 0.0
     trace_id: str = ""
     """Id of the sampled trace that the request belongs to; empty if there is none."""
-    sink: Any = None
-    """The output processor's own record; the scheduler passes it through and never looks inside."""
+    sink: object = None
+    """Where the output processor puts its tokens; the scheduler passes it through and never looks inside."""
 
     pooling: Pooling | None = None
     """Set for an embedding: its prompt is prefilled, nothing is sampled, and its result is `vector`."""

@@ -17,7 +17,7 @@ from functools import cache
 import numpy as np
 
 from core.batch.schedule_batch import ScheduleBatch
-from core.engine.streams.output_processor import OutputProcessor, OutputRecord
+from core.engine.streams.output_processor import OutputProcessor
 from core.engine.streams.pending_output import PendingOutput
 from core.engine.streams.reader_turns import Turnstile
 from core.engine.streams.token_stream import TokenStream
@@ -143,7 +143,7 @@ class LoopStep:
         outputs = [PendingOutput(0, detokenizer, None)]
         stream = self._outputs.stream(Started(str(index), PROMPT), outputs, lambda _: None, Turnstile())
         stream.reqs = [req]
-        req.sink = OutputRecord(stream, stream.outputs[0], logprobs=False)
+        req.sink = stream
         self.scheduler.intake.add(req)
         return stream
 

@@ -29,7 +29,7 @@ from service.access.file_metrics import FilesCollector
 from service.calls.desk import LocalDesk
 from service.config.server_config import ServerConfig
 from service.config.sources import values_of
-from service.engine.builder import EngineBuilder, Progress, StartableEngine, in_daemon_thread
+from service.engine.builder import EngineBuilder, Progress, StartableEngine
 from service.engine.slot import EngineSlot
 from service.frontends.front_end import START_SECONDS, FrontEnd
 from service.frontends.heartbeat import PERIOD
@@ -41,7 +41,7 @@ from service.metrics.http import MetricsServer
 from service.metrics.names import PREFIX
 from service.metrics.rpc import RpcMetrics
 from service.process.version import installed_version
-from service.server.server import drained, stopped
+from service.server.served_engine import ServedEngine
 from service.server.startup_checks import check
 
 log = logging.getLogger(__name__)
@@ -67,8 +67,7 @@ class FrontEndGroup:
         self.config = config
         self.slot = EngineSlot()
         self.port = self.metrics_port = 0
-        self._build, self._progress = build, progress
-        self._engine: StartableEngine | None = None
+        self._served = ServedEngine(config, build, progress, self.slot)
         self._registry, version = CollectorRegistry(), installed_version()
         self._registry.register(EngineCollector(lambda: engine_view(self.slot, config, version, self._connected())))
         files = AccessFiles(config)
@@ -86,8 +85,7 @@ class FrontEndGroup:
     @property
     def engine(self) -> StartableEngine:
         """The engine; only after `load`."""
-        assert self._engine is not None, "loaded"
-        return self._engine
+        return self._served.engine
 
     async def listen(self) -> None:
         """Check files and ports, start the front ends and wait until all of them listen. Raises StartupError."""
@@ -111,12 +109,7 @@ class FrontEndGroup:
 
     async def load(self) -> None:
         """Build and start the engine, then have every front end report ready. Raises StartupError."""
-        config = self.config.engine_config()
-        engine = await in_daemon_thread(lambda: self._build(config, self._progress))
-        self._engine = engine
-        await engine.start()
-        self.slot.engine = engine
-        self._desk.follow(engine)
+        self._desk.follow(await self._served.load())
         for front_end in self._running():
             self._greet(front_end)
         await self._all("serving")
@@ -144,7 +137,7 @@ class FrontEndGroup:
         self._leaving = True
         # Now, not with the next period: front ends must close their port when the engine begins to refuse, not later.
         self._send_state()
-        cut = await drained(self.engine, grace)
+        cut = await self._served.drain(grace)
         await self.close()
         return cut
 
@@ -171,8 +164,7 @@ class FrontEndGroup:
             front_end.kill()
             await front_end.process.wait()
             front_end.host.link.close()
-        if self._engine is not None:
-            await stopped(self._engine, grace)
+        await self._served.stop(grace)
         if self._metrics is not None:
             self._metrics.close()
         for held in self._reserved:
@@ -268,12 +260,11 @@ class FrontEndGroup:
                 front_end.host.send(Kind.STATE, state)
 
     def _state(self) -> dict[str, object]:
-        live = 0 if self._engine is None else self._engine.live_requests
         return {
             "state": self.slot.state.value,
             "draining": self.slot.draining,
             "leaving": self._leaving,
-            "live": live,
+            "live": self._served.live_requests,
             # Histograms take 0.1 ms to write, ten times a second, and only the metrics endpoint shows them.
             "stats": to_plain(replace(self.slot.stats, histograms={})),
         }

@@ -42,6 +42,7 @@ from service.rpc.channel_options import server_options
 from service.rpc.interceptors import AroundInterceptor, HandlerTracker, count_calls, errors_to_statuses
 from service.server.connections import Connections
 from service.server.health_port import HealthPort
+from service.server.served_engine import DRAIN_MARGIN_SECONDS, ServedEngine
 from service.server.startup_checks import check
 from service.servicers.adapters import AdapterServicer
 from service.servicers.health import LIVENESS, READINESS, HealthServicer
@@ -57,34 +58,6 @@ STATUS_FLUSH_SECONDS = 2.0
 """Seconds that ended streams have to write their last status before the transport is closed."""
 
 STOP_GRACE_SECONDS = 1.0
-DRAIN_MARGIN_SECONDS = 5.0
-"""Seconds beyond its grace after which a drain of the engine counts as hung."""
-ENGINE_STOP_SECONDS = 10.0
-HURRIED_STOP_SECONDS = 1.0
-"""Seconds that the engine has to stop where the process must end at once, after a second signal for example."""
-
-
-async def drained(engine: StartableEngine, grace: float) -> int:
-    """Drain the engine within `grace` seconds. Returns the number of streams cut; 0 if the drain did not end in time.
-
-    The engine keeps to its grace unless a step hangs. A step that hangs must not hold up the exit of the process.
-    """
-    try:
-        async with asyncio.timeout(grace + DRAIN_MARGIN_SECONDS):
-            return await engine.drain(grace)
-    except TimeoutError:
-        log.error("the engine did not drain in time")
-        return 0
-
-
-async def stopped(engine: StartableEngine, grace: float) -> None:
-    """Stop the engine within ENGINE_STOP_SECONDS; without grace within HURRIED_STOP_SECONDS. Leave it if it hangs."""
-    seconds = ENGINE_STOP_SECONDS if grace > 0 else HURRIED_STOP_SECONDS
-    try:
-        async with asyncio.timeout(seconds):
-            await engine.stop()
-    except TimeoutError:
-        log.error("the engine did not stop within %g seconds", seconds)
 
 
 class Server:
@@ -110,10 +83,8 @@ class Server:
         self.health = HealthServicer({LIVENESS: True, READINESS: False}, config.write_timeout)
         self.port = 0
         self.metrics_port = 0
-        self._build = build
-        self._progress = progress
+        self._served = ServedEngine(config, build, progress, self.slot)
         self._version = installed_version()
-        self._engine: StartableEngine | None = None
         self._registry = CollectorRegistry()
         metrics = counts or RpcMetrics(self._registry)
         self.connections = Connections(lambda: {self.port, self.health_port.port})
@@ -193,8 +164,7 @@ class Server:
     @property
     def engine(self) -> StartableEngine:
         """The engine; only after `load`."""
-        assert self._engine is not None, "loaded"
-        return self._engine
+        return self._served.engine
 
     async def listen(self) -> None:
         """Check the checkpoint's files and both ports, bind, and answer health checks. Raises StartupError."""
@@ -226,12 +196,7 @@ class Server:
 
     async def load(self) -> None:
         """Build and start the engine, then report ready. Raises StartupError."""
-        config = self.config.engine_config()
-        engine = await in_daemon_thread(lambda: self._build(config, self._progress))
-        self._engine = engine
-        await engine.start()
-        # Only after the start: from here on calls find the engine.
-        self.slot.engine = engine
+        engine = await self._served.load()
         if self._desk is not None:
             self._desk.follow(engine)
         if self._tracer is not None:
@@ -269,7 +234,7 @@ class Server:
         self.refuse_readiness()
         await asyncio.sleep(linger)
         self.turn_away(grace)
-        cut = await drained(self.engine, grace)
+        cut = await self._served.drain(grace)
         await self.close()
         return cut
 
@@ -295,8 +260,7 @@ class Server:
         # stop() returns before the handlers that it cancelled have run their finally blocks.
         if not await self.tracker.wait_idle(STATUS_FLUSH_SECONDS):
             log.warning("%d calls did not end in time", len(self.tracker))
-        if self._engine is not None:
-            await stopped(self._engine, grace)
+        await self._served.stop(grace)
         await self.health_port.close()
         if self._tracer is not None:
             await in_daemon_thread(self._tracer.close)

@@ -9,8 +9,7 @@ import numpy as np
 import torch
 
 from core.batch.build import Segment, StepPlan, build_batch
-from core.batch.forward_mode import ForwardMode
-from core.batch.schedule_batch import HistoryWrites, ScheduleBatch
+from core.batch.schedule_batch import ForwardMode, HistoryWrites, ScheduleBatch
 from core.memory.req_to_token_pool import TableWrites
 from core.types.arrays import Ints
 from tests.sampling.batches import Row, batch_of

@@ -5,13 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from core.engine.streams.output_processor import OutputProcessor, OutputRecord
+from core.engine.streams.output_processor import OutputProcessor
 from core.engine.streams.pending_output import PendingOutput
 from core.engine.streams.reader_turns import Turnstile
 from core.engine.streams.token_stream import TokenStream
 from core.engine.streams.unread import UnreadBytes
 from core.scheduler.intake import Intake
-from core.scheduler.outputs import Ended, StepOutputs, StepTokens
+from core.scheduler.outputs import Ending, StepOutputs, StepTokens
 from core.text.detokenizer import IncrementalDetokenizer
 from core.text.failures import TextFailures
 from core.text.tokenizer import Tokenizer
@@ -34,7 +34,7 @@ def made_stream(tokenizer: Tokenizer, params: SamplingParams, most: int = 100) -
         Started("r", 1), [output], lambda _: None, Turnstile(), unfailing, lambda _: None, UnreadBytes()
     )
     stream.reqs = [req]
-    req.sink = OutputRecord(stream, output)
+    req.sink = stream
     req.outputs = list(TOKENS)
     return stream, req
 
@@ -52,7 +52,7 @@ async def test_only_the_stop_token_has_no_text(tokenizer: Tokenizer, split: int,
     closed: list[TokenStream] = []
     processor = OutputProcessor(Intake(), lambda: None, 100, closed.append, TextFailures())
     steps = [StepTokens([req], [token], [place]) for place, token in enumerate(TOKENS)]
-    ended = Ended(req, FinishReason.STOP, STOP)
+    ended = Ending(req, FinishReason.STOP, STOP)
     if split:
         processor.emit(StepOutputs(tuple(steps[:split]), ()), 1.0)
     processor.emit(StepOutputs(tuple(steps[split:]), (ended,)), 2.0)

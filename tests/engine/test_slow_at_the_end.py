@@ -12,7 +12,7 @@ from core.engine.streams.output_processor import OutputProcessor
 from core.engine.streams.token_stream import TokenStream
 from core.errors import SlowConsumer
 from core.scheduler.intake import Intake
-from core.scheduler.outputs import Ended, StepOutputs, StepTokens
+from core.scheduler.outputs import Ending, StepOutputs, StepTokens
 from core.text.failures import TextFailures
 from core.text.tokenizer import Tokenizer
 from core.types.io import Delta, Finished, FinishReason, OutputEvent
@@ -41,7 +41,7 @@ async def test_an_output_whose_tokens_were_dropped_ends_with_the_error(
     closed: list[TokenStream] = []
     processor = OutputProcessor(Intake(), lambda: None, bound, closed.append, TextFailures())
     steps = tuple(StepTokens([req], [token], [place]) for place, token in enumerate(TOKENS))
-    processor.emit(StepOutputs(steps, (Ended(req, reason),)), 1.0)
+    processor.emit(StepOutputs(steps, (Ending(req, reason),)), 1.0)
     with pytest.raises(SlowConsumer):
         await read(stream)
     assert closed == [stream] and stream.open_outputs == 0
@@ -53,6 +53,6 @@ async def test_an_output_that_is_all_there_is_complete(tokenizer: Tokenizer, bou
     stream, req = made_stream(tokenizer, SamplingParams(), bound)
     processor = OutputProcessor(Intake(), lambda: None, bound, lambda _: None, TextFailures())
     steps = tuple(StepTokens([req], [token], [place]) for place, token in enumerate(TOKENS))
-    processor.emit(StepOutputs(steps, (Ended(req, FinishReason.LENGTH),)), 1.0)
+    processor.emit(StepOutputs(steps, (Ending(req, FinishReason.LENGTH),)), 1.0)
     ids, ends = await read(stream)
     assert ids == list(TOKENS) and len(ends) == 1

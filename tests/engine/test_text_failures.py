@@ -141,7 +141,7 @@ async def test_siblings_of_a_failed_output_end_with_it(
             stream = await engine.generate(ask(PROMPT, tokens=1500, n=3, stop=stop, want_text=True))
             with pytest.raises(TextFailed):
                 await last(stream)
-            await until(lambda: all(req.sink.done for req in stream.reqs))
+            await until(lambda: all(output.done for output in stream.outputs))
 
         with told_once(caplog):
             await neighbours_go_on(engine, tokenizer, doomed)

@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 
 from core.batch.result import LogprobResult
-from core.engine.streams.output_processor import OutputProcessor, OutputRecord
+from core.engine.streams.output_processor import OutputProcessor
 from core.engine.streams.pending_output import PendingOutput, pending_output
 from core.engine.streams.reader_turns import Turnstile
 from core.engine.streams.token_stream import TokenStream
 from core.engine.streams.unread import FREE_TOKENS, MORE_TOKENS, UnreadBytes
 from core.errors import SlowConsumer, TextFailed
 from core.scheduler.intake import Intake
-from core.scheduler.outputs import Ended, StepOutputs, StepTokens
+from core.scheduler.outputs import Ending, StepOutputs, StepTokens
 from core.text.failures import TextFailures
 from core.text.tokenizer import Tokenizer
 from core.types.io import Delta, FinishReason, OutputEvent, Started
@@ -42,7 +42,7 @@ class Engine:
         output = pending_output(req, self._tokenizer, want_text=False)
         stream = self.processor.stream(Started(name, 1), [output], lambda _: None, Turnstile())
         stream.reqs = [req]
-        req.sink = OutputRecord(stream, output)
+        req.sink = stream
         return stream
 
     def step(self, *streams: TokenStream, times: int = 1) -> None:
@@ -114,7 +114,7 @@ def test_a_stream_beyond_its_bytes_ends_and_forgets_at_once(tokenizer: Tokenizer
     ends: list[str] = []
     engine.intake.drain(lambda _: None, lambda end: ends.append(end.req.request_id))
     assert ends == ["stalled"]
-    engine.processor.emit(StepOutputs((), (Ended(stalled.reqs[0], error=SlowConsumer("slow")),)), 1.0)
+    engine.processor.emit(StepOutputs((), (Ending(stalled.reqs[0], error=SlowConsumer("slow")),)), 1.0)
     assert engine.unread.bytes == 0 and not other.failed
 
 
@@ -124,7 +124,7 @@ def test_a_last_token_in_the_step_that_was_too_much_completes_nothing(tokenizer:
     while not stalled.failed:
         engine.step(stalled)
     # The scheduler has not heard of it yet, and says that the output is as long as it may be.
-    engine.processor.emit(StepOutputs((), (Ended(stalled.reqs[0], reason=FinishReason.LENGTH),)), 1.0)
+    engine.processor.emit(StepOutputs((), (Ending(stalled.reqs[0], reason=FinishReason.LENGTH),)), 1.0)
     with pytest.raises(SlowConsumer):
         assert stalled.poll() is None, "nothing is told before it"
 
@@ -167,5 +167,5 @@ async def test_a_stream_that_is_closed_gives_back_what_was_counted(tokenizer: To
     await stream.aclose()
     engine.step(stream, times=200)
     assert engine.unread.bytes == 0 and stream.pending_tokens <= FREE_TOKENS + 1
-    engine.processor.emit(StepOutputs((), (Ended(stream.reqs[0], FinishReason.CANCELLED),)), 1.0)
+    engine.processor.emit(StepOutputs((), (Ending(stream.reqs[0], FinishReason.CANCELLED),)), 1.0)
     assert engine.unread.bytes == 0

@@ -10,9 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from core.batch.forward_mode import ForwardMode
 from core.batch.sampling_batch import SamplingBatch
-from core.batch.schedule_batch import InputStaging, ScheduleBatch
+from core.batch.schedule_batch import ForwardMode, InputStaging, ScheduleBatch
 from core.device.checks import AssertMode, DeviceChecks
 from core.device.staging import Staging
 from core.device.streams import DeviceStreams

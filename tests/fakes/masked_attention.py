@@ -12,7 +12,7 @@ from core.attention.explicit import explicit_attention
 from core.attention.span import AttentionSpan
 from core.attention.torch_native import TorchNativeAttention
 from core.batch.forward_batch import ForwardBatch
-from core.batch.forward_mode import ForwardMode
+from core.batch.schedule_batch import ForwardMode
 
 
 class MaskedAttention(TorchNativeAttention):

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from core.batch.forward_batch import ForwardBatch
-from core.batch.forward_mode import ForwardMode
+from core.batch.schedule_batch import ForwardMode
 from core.memory.kv_pool import KVLayerSpec, KVPool
 
 

@@ -24,8 +24,7 @@ from core.executor.step import StepRunner
 from core.models.base import Model
 from core.models.bundled import bundled_model_dir
 from core.sampling import sampler
-from core.scheduler.intake import End
-from core.scheduler.outputs import StepOutputs
+from core.scheduler.outputs import Ending, StepOutputs
 from core.scheduler.scheduler import Scheduler
 from core.text.tokenizer import Tokenizer
 from core.types.arrays import Ints
@@ -229,7 +228,7 @@ class _Play:
                     assert step.logprobs is not None
                     self.outcome.logprobs[place].append(float(step.logprobs.values[step.logprob_rows[i]]))
                 if len(seen) == self._reqs[place][0].abort_after:
-                    self._scheduler.intake.end(End(req, reason=FinishReason.CANCELLED))
+                    self._scheduler.intake.end(Ending(req, reason=FinishReason.CANCELLED))
         for ended in outputs.ended:
             assert ended.error is None, ended.error
 

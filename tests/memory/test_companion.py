@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from core.memory.companion import AdmissionFacts
 from core.memory.kv_allocator import PagedKVAllocator
 from core.memory.request_memory import RequestMemory
 from core.memory.rows import RowAllocator
@@ -30,17 +31,17 @@ class Marks:
         marked = [place + 1 for place, page in enumerate(pages.tolist()) if page in self.pages]
         return max(marked, default=0)
 
-    def fits_alone(self, total_tokens: int, encoder_tokens: int = 0) -> bool:
+    def fits_alone(self, total_tokens: int, encoder_tokens: int) -> bool:
         return total_tokens <= 40
 
-    def can_admit(self, tokens: int, cached: Ints, encoder_tokens: int = 0) -> bool:
+    def can_admit(self, facts: AdmissionFacts) -> bool:
         return len(self.rows) < self.room
 
-    def would_admit(self, tokens: int, cached: Ints, leaving: Ints, encoder_tokens: int = 0) -> bool:
+    def would_admit(self, facts: AdmissionFacts, leaving: Ints) -> bool:
         return len(self.rows) - len(leaving) < self.room
 
-    def admitted(self, row: int, tokens: int, cached: Ints, known: int, encoder_tokens: int = 0) -> None:
-        assert row not in self.rows and len(cached) == self.resumable(cached) <= known
+    def admitted(self, row: int, facts: AdmissionFacts) -> None:
+        assert row not in self.rows and len(facts.cached) == self.resumable(facts.cached) <= facts.known
         self.rows.add(row)
 
     def planned(self, rows: Ints, prefix_lens: Ints, extend_lens: Ints, pages: Ints) -> Any:

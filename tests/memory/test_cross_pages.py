@@ -8,6 +8,7 @@ import torch
 
 from core.device.staging import Staging
 from core.invariants import InvariantViolation
+from core.memory.companion import AdmissionFacts
 from core.memory.cross.cross_pages import NO_PAGES, CrossPages, CrossWrites
 from core.memory.cross.cross_pool import CrossPool
 from core.memory.kv_allocator import PagedKVAllocator
@@ -69,7 +70,7 @@ def test_a_padded_row_reads_slot_0_and_owns_nothing() -> None:
     writes = plan(memory, [0, 0], [1, 1])
     assert writes.last_places.tolist() == [0, 0] and len(writes.rows) == 0
     with pytest.raises(InvariantViolation, match="row_padding_reserved"):
-        cross.admitted(0, 1, NO_PAGES, 0, 4)
+        cross.admitted(0, AdmissionFacts(1, NO_PAGES, 0, 4))
     with pytest.raises(InvariantViolation, match="cross_page_double_free"):
         cross.released(0)
 
@@ -79,19 +80,19 @@ def test_what_nobody_encodes_is_seen() -> None:
     with pytest.raises(InvariantViolation, match="cross_row_encoded"):
         plan(memory, [1])
     with pytest.raises(InvariantViolation, match="cross_row_encoded"):
-        cross.admitted(1, 1, NO_PAGES, 0, 0)
+        cross.admitted(1, AdmissionFacts(1, NO_PAGES, 0, 0))
     for row in (1, 2):
-        cross.admitted(row, 1, NO_PAGES, 0, 3)
+        cross.admitted(row, AdmissionFacts(1, NO_PAGES, 0, 3))
     with pytest.raises(InvariantViolation, match="cross_row_encoded"):
         plan(memory, [2])
 
 
 def test_pages_go_back_once_and_belong_to_one_row() -> None:
     cross, _ = make()
-    cross.admitted(1, 1, NO_PAGES, 0, 5)
+    cross.admitted(1, AdmissionFacts(1, NO_PAGES, 0, 5))
     with pytest.raises(InvariantViolation, match="cross_page_conservation"):
-        cross.admitted(1, 1, NO_PAGES, 0, 5)
-    cross.admitted(2, 1, NO_PAGES, 0, 5)
+        cross.admitted(1, AdmissionFacts(1, NO_PAGES, 0, 5))
+    cross.admitted(2, AdmissionFacts(1, NO_PAGES, 0, 5))
     cross.released(1)
     with pytest.raises(InvariantViolation, match="cross_page_double_free"):
         cross.released(1)

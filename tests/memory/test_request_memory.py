@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from core.memory.kv_allocator import PagedKVAllocator
-from core.memory.request_memory import Admission, RequestMemory
+from core.memory.request_memory import RequestMemory, Seat
 from core.memory.rows import RowAllocator
 from core.prefix.registry import build_prefix_cache
 
@@ -17,7 +17,7 @@ def make(rows: int = 4, pages: int = 12, cache: str = "radix") -> RequestMemory:
     return RequestMemory(RowAllocator(rows), PagedKVAllocator(pages, PAGE), build_prefix_cache(cache, PAGE), 64)
 
 
-def admit(memory: RequestMemory, ids: np.ndarray, salt: str = "", reserve: int = 0) -> Admission:
+def admit(memory: RequestMemory, ids: np.ndarray, salt: str = "", reserve: int = 0) -> Seat:
     admission = memory.admit(ids, salt, reserve)
     assert admission is not None
     memory.check_integrity()

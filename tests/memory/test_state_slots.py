@@ -8,6 +8,7 @@ import torch
 
 from core.device.staging import Staging
 from core.invariants import InvariantViolation
+from core.memory.companion import AdmissionFacts
 from core.memory.kv_allocator import PagedKVAllocator
 from core.memory.recurrent.row_to_slot import HybridReqToTokenPool
 from core.memory.recurrent.state_pool import MambaPool, StateLayerSpec, StateShape
@@ -77,13 +78,13 @@ def test_an_admission_undone_before_its_step_leaves_nothing() -> None:
 
 def test_a_second_release_and_a_slot_with_two_owners_are_violations() -> None:
     states = StateSlots(2, 4)
-    states.admitted(1, 4, ids(0), 0)
+    states.admitted(1, AdmissionFacts(4, ids(0), 0))
     with pytest.raises(InvariantViolation, match="state_slot_conservation"):
-        states.admitted(1, 4, ids(0), 0)
+        states.admitted(1, AdmissionFacts(4, ids(0), 0))
     states.released(1)
     with pytest.raises(InvariantViolation, match="state_slot_double_free"):
         states.released(1)
-    states.admitted(2, 4, ids(0), 0)
+    states.admitted(2, AdmissionFacts(4, ids(0), 0))
     states._slot_of[3] = states.slot_of(2)
     with pytest.raises(InvariantViolation, match="state_slot_conservation"):
         states.check_integrity()

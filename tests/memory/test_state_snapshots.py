@@ -9,7 +9,7 @@ from core.memory.kv_allocator import PagedKVAllocator
 from core.memory.recurrent.state_pool import MambaPool, StateLayerSpec, StateShape
 from core.memory.recurrent.state_slots import StateSlots, StateWrites
 from core.memory.recurrent.state_snapshots import Tracking
-from core.memory.request_memory import Admission, RequestMemory
+from core.memory.request_memory import RequestMemory, Seat
 from core.memory.rows import RowAllocator
 from core.prefix.registry import build_prefix_cache
 from core.types.arrays import Ints
@@ -33,7 +33,7 @@ def plan(memory: RequestMemory, row: int, start: int, count: int) -> StateWrites
     return writes
 
 
-def admit(memory: RequestMemory, tokens: Ints) -> Admission:
+def admit(memory: RequestMemory, tokens: Ints) -> Seat:
     taken = memory.admit(tokens, "", 0)
     assert taken is not None
     return taken
@@ -189,7 +189,7 @@ def test_what_others_began_behind_is_not_overwritten_when_a_turn_is_over() -> No
 def test_random_histories_conserve_slots() -> None:
     rng = np.random.default_rng(seed := 7)
     _, memory = make(slots=6, pages=24)
-    held: list[tuple[Admission, Ints]] = []
+    held: list[tuple[Seat, Ints]] = []
     hits = 0
     for _ in range(600):
         tokens = ids(int(rng.integers(1, 20)), int(rng.integers(3)) * 100)

@@ -11,9 +11,10 @@ import torch
 
 from core.device.staging import Staging
 from core.invariants import InvariantViolation
+from core.memory.companion import AdmissionFacts
 from core.memory.kv_allocator import PagedKVAllocator
 from core.memory.kv_pool import KVLayerSpec, KVPool
-from core.memory.request_memory import Admission, RequestMemory
+from core.memory.request_memory import RequestMemory, Seat
 from core.memory.rows import RowAllocator
 from core.memory.window.window_bounds import WindowBounds
 from core.memory.window.window_pages import NAME, WindowPages, WindowWrites
@@ -36,7 +37,7 @@ def make(size: int, pages: int = 60, bounds: WindowBounds = BOUNDS) -> tuple[Win
     return windows, RequestMemory(RowAllocator(6), PagedKVAllocator(pages, bounds.page_size), cache, 200, [windows])
 
 
-def admit(memory: RequestMemory, tokens: Ints) -> Admission:
+def admit(memory: RequestMemory, tokens: Ints) -> Seat:
     taken = memory.admit(tokens, "", 0)
     assert taken is not None
     return taken
@@ -49,7 +50,7 @@ def plan(memory: RequestMemory, row: int, start: int, count: int) -> WindowWrite
     return writes
 
 
-def prefill(memory: RequestMemory, tokens: Ints, chunk: int = CHUNK) -> Admission:
+def prefill(memory: RequestMemory, tokens: Ints, chunk: int = CHUNK) -> Seat:
     """Admit and compute in chunks, offering what is planned as the planner does."""
     taken = admit(memory, tokens)
     for start in range(taken.cached_tokens, len(tokens), chunk):
@@ -208,9 +209,9 @@ def test_a_row_gets_no_page_where_another_pool_has_none_for_it(monkeypatch: pyte
 
 def test_the_entry_check_knows_the_longest_request_and_the_largest_chunk() -> None:
     windows, _ = make(size=BOUNDS.alone)
-    assert windows.fits_alone(10**6)
+    assert windows.fits_alone(10**6, 0)
     tight, _ = make(size=BOUNDS.alone - 1)
-    assert tight.fits_alone((BOUNDS.alone - 1) * PAGE) and not tight.fits_alone(BOUNDS.alone * PAGE)
+    assert tight.fits_alone((BOUNDS.alone - 1) * PAGE, 0) and not tight.fits_alone(BOUNDS.alone * PAGE, 0)
 
 
 def test_misuse_is_a_violation() -> None:
@@ -224,14 +225,14 @@ def test_misuse_is_a_violation() -> None:
     with pytest.raises(InvariantViolation, match="window_page_conservation"):
         windows.released(taken.row)
     with pytest.raises(InvariantViolation, match="window_page_present"):
-        windows.admitted(1, 9, np.array([3]), 1)
+        windows.admitted(1, AdmissionFacts(9, np.array([3]), 1))
 
 
 def test_the_device_translates_as_the_host_does_and_padding_to_padding() -> None:
     windows, memory = make(size=12, pages=60)
     kv = KVPool([KVLayerSpec(0, 1, 2, 2, window=WINDOW)], 12, PAGE, torch.float32, CPU, NAME)
     pool, staging, rng = SlidingWindowPool(kv, 60), Staging(CPU), random.Random(3)
-    held: list[Admission] = []
+    held: list[Seat] = []
     for number in range(60):
         if len(held) == 2:
             gone = held.pop(rng.randrange(2))

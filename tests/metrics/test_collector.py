@@ -16,7 +16,7 @@ from core.histogram import REQUEST_SECONDS, Histogram
 from core.lanes import EMIT, PHASES, PLAN, RESULTS, LaneRecorder, Slice
 from core.scheduler.phases import PhaseClock
 from core.scheduler.scheduler import Scheduler
-from core.scheduler.stats_recorder import HISTOGRAMS as KEPT
+from core.scheduler.tally import HISTOGRAMS as KEPT
 from core.types.request import Req
 from core.types.sampling_params import SamplingParams
 from core.types.stats import EngineStats, Exemplar, PoolStats

@@ -25,7 +25,7 @@ from core.models.bundled.corpus import (
     documents_of,
     held_out_sums,
     sum_prompt,
-    training_sums,
+    training_pairs,
 )
 from core.models.bundled.evaluate import chat_prompt, greedy_answers, right_lookups, right_sums
 from core.models.bundled.story import ANIMALS
@@ -88,7 +88,7 @@ def test_held_out_sums_never_occur_in_training() -> None:
     held_out = held_out_sums()
     assert len(held_out) >= 300
     assert len(set(held_out)) == len(held_out)
-    assert not set(held_out) & set(training_sums())
+    assert not set(held_out) & set(training_pairs())
     assert {(b, a) for a, b in held_out} == set(held_out)
     seen: set[tuple[int, int]] = set()
     for found in islice(documents(seed=1), 20_000):

@@ -14,6 +14,7 @@ from core.attention.torch_native import TorchNativeAttention
 from core.batch.forward_batch import ForwardBatch
 from core.device.staging import Staging
 from core.invariants import InvariantViolation
+from core.memory.companion import AdmissionFacts
 from core.memory.cross.cross_pages import NO_PAGES, CrossPages
 from core.memory.cross.cross_pool import CrossPool
 from core.memory.kv_pool import KVPool
@@ -93,7 +94,7 @@ class Served:
         rows = batch.rows.numpy()
         fresh = [row for row in rows.tolist() if row in inputs]
         for row in reversed(fresh):
-            self.host.admitted(row, 0, NO_PAGES, 0, len(inputs[row]))
+            self.host.admitted(row, AdmissionFacts(0, NO_PAGES, 0, len(inputs[row])))
         writes = self.host.planned(rows, batch.prefix_lens_host, batch.extend_lens_host, NO_PAGES)
         self.cross.begin(batch.rows, writes, Staging(batch.rows.device))
         if fresh:

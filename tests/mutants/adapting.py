@@ -101,9 +101,9 @@ ADAPTING: tuple[Mutant, ...] = (
     Mutant(
         "adapter-write-lost",
         "what the books changed, the next step brings to the device",
-        "core/scheduler/planner.py",
-        "if not (groups or slots):",
-        "if not groups:",
+        "core/engine/adapters/rows.py",
+        "if groups or slots else None",
+        "if groups else None",
         "tests/sim/test_sim.py::test_the_corpus_comes_first",
     ),
     Mutant(

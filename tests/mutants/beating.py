@@ -104,7 +104,7 @@ BEATING: tuple[Mutant, ...] = (
     Mutant(
         "second-signal-waits-for-the-device",
         "a second signal does not wait for an engine that hangs",
-        "service/server/server.py",
+        "service/server/served_engine.py",
         "seconds = ENGINE_STOP_SECONDS if grace > 0 else HURRIED_STOP_SECONDS",
         "seconds = ENGINE_STOP_SECONDS",
         "tests/service/test_lifecycle.py::test_a_second_signal_does_not_wait_for_an_engine_that_hangs",

@@ -31,8 +31,8 @@ CONDEMNING: tuple[Mutant, ...] = (
         "own-pages-count-as-found",
         "what a request computed before it gave way is its own",
         "core/scheduler/lifecycle.py",
-        "req.computed_from = min(req.computed_from, admission.cached_tokens)",
-        "req.computed_from = admission.cached_tokens",
+        "req.computed_from = min(req.computed_from, seat.cached_tokens)",
+        "req.computed_from = seat.cached_tokens",
         CONDEMNED + "test_pages_of_an_earlier_admission_go_as_well",
     ),
     Mutant(
@@ -95,8 +95,8 @@ CONDEMNING: tuple[Mutant, ...] = (
         "failed-embedding-is-cached",
         "an embedding without finite numbers leaves nothing",
         "core/scheduler/result_processor.py",
-        "self._lifecycle.condemn(Ended(req, error=error))",
-        "self._lifecycle.end(Ended(req, error=error))",
+        "self._lifecycle.condemn(Ending(req, error=error))",
+        "self._lifecycle.end(Ending(req, error=error))",
         CONDEMNED + "test_a_failed_embedding_leaves_nothing",
     ),
     Mutant(

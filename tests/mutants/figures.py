@@ -37,7 +37,7 @@ FIGURES: tuple[Mutant, ...] = (
     Mutant(
         "idle-ratio-of-all-times",
         "the idle ratio is that of the last steps",
-        "core/scheduler/stats_recorder.py",
+        "core/scheduler/tally.py",
         "self._idle * IDLE_WINDOW",
         "self._idle",
         WAITED,
@@ -102,7 +102,7 @@ FIGURES: tuple[Mutant, ...] = (
         "cached-tokens-recomputed",
         "what is found in the cache is not computed again",
         "core/scheduler/lifecycle.py",
-        "len(ids) - admission.cached_tokens + req.encoder_len",
+        "len(ids) - seat.cached_tokens + req.encoder_len",
         "len(ids) + req.encoder_len",
         ADMITTED + "test_recomputed_tokens_are_those_that_were_computed_again",
     ),

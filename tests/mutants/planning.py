@@ -6,13 +6,13 @@ from tests.mutants.mutant import Mutant
 
 SCHEDULER = "tests/scheduler/test_scheduler.py::"
 FIGURES = "tests/scheduler/test_figures.py::"
-SNAPSHOT = "core/scheduler/stats_recorder.py"
+SNAPSHOT = "core/scheduler/tally.py"
 
 PLANNING: tuple[Mutant, ...] = (
     Mutant(
         "mixed-step-called-extend",
         "a step of prompt chunks and decode rows is known as mixed",
-        "core/batch/forward_mode.py",
+        "core/batch/schedule_batch.py",
         "        if num_extend and num_decode:\n            return cls.MIXED\n",
         "",
         SCHEDULER + "test_chunks_share_a_step_with_decodes",
@@ -172,7 +172,7 @@ PLANNING: tuple[Mutant, ...] = (
     Mutant(
         "context-beyond-the-models",
         "no longer context is promised than the model has",
-        "core/engine/build.py",
+        "core/engine/build_pools.py",
         "min(spec.context_length, config.model.context_length or spec.context_length)",
         "config.model.context_length or spec.context_length",
         "tests/engine/test_build.py::test_the_context_is_the_models_unless_a_shorter_one_is_asked_for",
@@ -180,7 +180,7 @@ PLANNING: tuple[Mutant, ...] = (
     Mutant(
         "prefixes-of-an-encoder-decoder-kept",
         "no request of an encoder-decoder goes on behind another one's input",
-        "core/engine/build.py",
+        "core/engine/build_pools.py",
         '"none" if spec.encoder else memory.prefix_cache',
         "memory.prefix_cache",
         "tests/engine/test_build.py::test_no_prefix_of_an_encoder_decoder_is_kept",

@@ -145,7 +145,7 @@ POOLING: tuple[Mutant, ...] = (
     Mutant(
         "encoder-tokens-for-bytes",
         "what is asked for in encoder tokens is reserved in bytes",
-        "core/engine/cross_pools.py",
+        "core/engine/build_pools.py",
         "CrossSize(limit, 0, asked * each)",
         "CrossSize(limit, 0, asked)",
         "tests/engine/test_cross_pools.py::test_encoder_tokens_are_charged_in_bytes_by_token_or_as_they_are_asked_for",
@@ -153,7 +153,7 @@ POOLING: tuple[Mutant, ...] = (
     Mutant(
         "cross-page-for-every-token",
         "encoder tokens that are asked for fill whole pages, not a page each",
-        "core/engine/cross_pools.py",
+        "core/engine/build_pools.py",
         "asked // memory.page_size",
         "asked",
         "tests/engine/test_cross_pools.py::test_there_are_as_many_pages_as_the_ordinary_pool_has_or_as_the_tokens_fill",
@@ -161,7 +161,7 @@ POOLING: tuple[Mutant, ...] = (
     Mutant(
         "last-word-forced-first",
         "an encoder-decoder begins and ends as its checkpoint says",
-        "core/engine/encoder_input.py",
+        "core/engine/input_processor.py",
         '"forced_last": self.spec.forced_last',
         '"forced_last": self.spec.forced_first',
         "tests/engine/test_cross_pools.py::test_what_a_client_sends_goes_to_the_encoder_and_the_decoder_begins_as_its_checkpoint_says",

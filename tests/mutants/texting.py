@@ -14,8 +14,8 @@ TEXTING: tuple[Mutant, ...] = (
         "text-failure-forgets-the-rows",
         "a request whose text failed gives back its rows",
         "core/engine/streams/output_processor.py",
-        "self._end(End(req, error=failure))",
-        "pass",
+        "        self._end_all(stream, failure)\n",
+        "",
         FAILURES + "test_siblings_of_a_failed_output_end_with_it[read-value_error]",
     ),
     Mutant(

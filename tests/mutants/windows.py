@@ -95,9 +95,9 @@ WINDOWS: tuple[Mutant, ...] = (
     Mutant(
         "windowed-layers-read-kv-slots",
         "slots of the ordinary pool are translated before the window pool is read",
-        "core/attention/step_plan.py",
+        "core/attention/span_plan.py",
         "batch.pool_slots(slots).view(-1)",
         "slots.view(-1)",
-        "tests/attention/test_step_plan.py::test_slots_are_translated_to_the_pool_of_the_batch_and_padding_stays_padding",
+        "tests/attention/test_span_plan.py::test_slots_are_translated_to_the_pool_of_the_batch_and_padding_stays_padding",
     ),
 )

@@ -73,7 +73,6 @@ def elsewhere(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
         ]
 
     monkeypatch.setattr(Staging, "upload", send)
-    monkeypatch.setattr(Staging, "upload_floats", send)
     with NoTransfers():
         yield transfers
 

@@ -15,8 +15,7 @@ from core.memory.kv_allocator import PagedKVAllocator
 from core.memory.request_memory import RequestMemory
 from core.memory.rows import RowAllocator
 from core.prefix.registry import build_prefix_cache
-from core.scheduler.intake import End
-from core.scheduler.outputs import StepOutputs
+from core.scheduler.outputs import Ending, StepOutputs
 from core.scheduler.pace import Pace
 from core.scheduler.scheduler import Scheduler
 from core.types.io import FinishReason
@@ -85,7 +84,7 @@ class Harness:
         return req
 
     def end(self, req: Req, reason: FinishReason = FinishReason.CANCELLED) -> None:
-        self.scheduler.intake.end(End(req, reason=reason))
+        self.scheduler.intake.end(Ending(req, reason=reason))
 
     def step(self, run: bool = True) -> bool:
         """One scheduler step, then (unless `run` is off) one device step; integrity is checked after each."""

@@ -14,7 +14,7 @@ from core.memory.recurrent.state_slots import StateSlots
 from core.memory.recurrent.state_snapshots import Tracking
 from core.memory.window.window_bounds import WindowBounds
 from core.memory.window.window_pages import WindowPages
-from core.scheduler.intake import End
+from core.scheduler.outputs import Ending
 from core.types.io import FinishReason, Pooling
 from core.types.request import Req
 from tests.scheduler.harness import Harness
@@ -303,7 +303,7 @@ def test_an_output_of_a_condemned_prompt_keeps_what_its_own_logits_vouch_for(sam
     sibling = harness.add(PROMPT, max_tokens=40)
     until(harness, sibling, 1) if sampled else harness.step(run=False)
     assert harness.memory.cache.cached_pages > 0 and bool(harness.seen[sibling].tokens) == sampled
-    harness.scheduler.intake.end(End(sibling, FinishReason.CANCELLED, condemned=True))
+    harness.scheduler.intake.end(Ending(sibling, FinishReason.CANCELLED, condemned=True))
     harness.drain()
     assert harness.seen[sibling].reason is FinishReason.CANCELLED
     assert (harness.memory.cache.cached_pages > 0) == sampled

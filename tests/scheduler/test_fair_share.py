@@ -270,7 +270,7 @@ def test_accounts_close_with_the_last_request_wherever_it_ends() -> None:
     for turn in range(50):
         world.add([turn], 1, tenant=f"u{turn}")
         world.drain()
-    assert shares.capacity <= 4, "slots are used again"
+    assert shares.capacity <= 4, "columns are used again"
 
 
 def test_shares_of_a_step_add_up_to_its_budget() -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from core.errors import DeadlinePassed
-from core.scheduler.intake import FEW, End, Intake
+from core.scheduler.intake import FEW, Intake
+from core.scheduler.outputs import Ending
 from core.types.io import FinishReason
 from core.types.request import Req
 from tests.scheduler.harness import Harness
@@ -13,18 +14,18 @@ def test_what_is_queued_during_a_drain_waits_for_the_next() -> None:
     """Else work that makes work, an ending that makes its client ask again, would keep a step from ever beginning."""
     harness = Harness()
     req, intake = harness.add([1, 2]), Intake()
-    taken: list[Req | End] = []
+    taken: list[Req | Ending] = []
 
-    def again(command: Req | End) -> None:
+    def again(command: Req | Ending) -> None:
         taken.append(command)
         if len(taken) < 10:
             intake.add(req)
-            intake.end(End(req, FinishReason.CANCELLED))
+            intake.end(Ending(req, FinishReason.CANCELLED))
 
-    intake.end(End(req, FinishReason.CANCELLED))
+    intake.end(Ending(req, FinishReason.CANCELLED))
     intake.add(req)
     intake.drain(again, again)
-    assert [type(each) for each in taken] == [End, Req] and len(intake) == 4
+    assert [type(each) for each in taken] == [Ending, Req] and len(intake) == 4
 
 
 def test_the_earliest_instant_comes_first_after_a_sweep() -> None:

@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from core.batch.forward_mode import ForwardMode
+from core.batch.schedule_batch import ForwardMode
 from core.errors import DeadlinePassed, QueueTimeout, RequestFailed
 from core.scheduler.policy import LPM_PATIENCE
 from core.types.io import FinishReason

@@ -13,12 +13,12 @@ from tests.scheduler.harness import Harness
 @pytest.fixture
 def gaps(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, int, float]]:
     """(request, output position, gap) of every token whose gap reached the histogram, in order."""
-    from core.scheduler.stats_recorder import StatsRecorder
+    from core.scheduler.tally import Tally
 
     seen: list[tuple[Any, int, float]] = []
-    tokens = StatsRecorder.tokens
+    tokens = Tally.tokens
 
-    def watched(self: StatsRecorder, reqs: list[Any], positions: np.ndarray, gaps: np.ndarray, now: float) -> None:
+    def watched(self: Tally, reqs: list[Any], positions: np.ndarray, gaps: np.ndarray, now: float) -> None:
         seen.extend(
             (req, position, gap)
             for req, position, gap in zip(reqs, positions.tolist(), gaps.tolist(), strict=True)
@@ -26,7 +26,7 @@ def gaps(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, int, float]]:
         )
         tokens(self, reqs, positions, gaps, now)
 
-    monkeypatch.setattr(StatsRecorder, "tokens", watched)
+    monkeypatch.setattr(Tally, "tokens", watched)
     return seen
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from core.batch.forward_mode import ForwardMode
+from core.batch.schedule_batch import ForwardMode
 from core.config import PREFILLS_PER_DECODE
 from core.types.io import Pooling
 from core.types.request import Req

@@ -116,13 +116,13 @@ class PoisonedBuilder:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.pools: build.Pools | None = None
-        make = build._build_pools
+        make = build.build_pools
 
         def spy(*args: Any) -> build.Pools:
             self.pools = make(*args)
             return self.pools
 
-        monkeypatch.setattr(build, "_build_pools", spy)
+        monkeypatch.setattr(build, "build_pools", spy)
 
     def poison(self) -> int:
         """How many pages were filled. Only while nothing runs; page 0 is padding, which must stay finite."""

@@ -181,6 +181,7 @@ async def test_an_engine_that_hangs_in_its_drain_does_not_hold_up_the_exit(
         return 0
 
     monkeypatch.setattr("service.server.server.DRAIN_MARGIN_SECONDS", 0.1)
+    monkeypatch.setattr("service.server.served_engine.DRAIN_MARGIN_SECONDS", 0.1)
     engine = FakeEngine()
     monkeypatch.setattr(engine, "drain", drain)
     async with start(engine, drain_grace=0.1) as process:
@@ -221,8 +222,8 @@ async def test_a_second_signal_does_not_wait_for_an_engine_that_hangs(
     start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hangs = asyncio.Event()
-    monkeypatch.setattr("service.server.server.ENGINE_STOP_SECONDS", 3600.0)
-    monkeypatch.setattr("service.server.server.HURRIED_STOP_SECONDS", 0.1)
+    monkeypatch.setattr("service.server.served_engine.ENGINE_STOP_SECONDS", 3600.0)
+    monkeypatch.setattr("service.server.served_engine.HURRIED_STOP_SECONDS", 0.1)
     engine = FakeEngine(held(asyncio.Event()))
     monkeypatch.setattr(engine, "stop", hangs.wait)
     async with start(engine, drain_linger=3600.0) as process:

@@ -10,7 +10,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from core.batch.schedule_batch import ScheduleBatch
+from core.engine.adapters.rows import AdapterRows
 from core.engine.adapters.table import AdapterTable
 from core.memory.request_memory import RequestMemory
 from core.models.lora.packed import Adapter
@@ -46,13 +49,12 @@ class AdaptersLeft:
 
 
 class AdapterTwin(CompanionSide):
-    """Slots as a dictionary. The books are no pool of the request memory: slots follow names, not rows."""
-
-    name = LORA
+    """Slots as a dictionary."""
 
     def __init__(self, scenario: Scenario, hits: Hits) -> None:
         assert scenario.adapters is not None, "a scenario without adapters has no such side"
         self.table = AdapterTable(scenario.adapters.room, enabled=True, clock=lambda: 0.0)
+        self.host = AdapterRows(self.table, scenario.rows + 1)
         self._hits = hits
         self._contents: dict[int, int] = {}
         """By slot: what the host loaded into it, ever."""
@@ -78,7 +80,7 @@ class AdapterTwin(CompanionSide):
         """Who runs has the slot that it came with, and that slot is held."""
         self.table.check_integrity()
         for req in seats:
-            slot = int(running.adapter_slots[req.row])
+            slot = int(self.host.slots_of(np.array([req.row]))[0])
             if slot != req.adapter_slot or (slot != NONE_SLOT and slot not in self.table._by_slot):
                 text = f"{req.sink.name} came for slot {req.adapter_slot} and runs with {slot}: {self.table.listed()}"
                 raise Violation("adapter_owner", text)

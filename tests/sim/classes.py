@@ -11,6 +11,7 @@ import math
 from typing import Any
 
 from core.batch.schedule_batch import ScheduleBatch
+from core.models.lora.slots import LORA
 from core.scheduler.scheduler import Scheduler
 from core.types.request import Req
 from tests.sim.scenario import Scenario
@@ -32,7 +33,7 @@ class Classes:
         self._memory, self._running = scheduler.memory, scheduler.running
         self._threshold = config.priority_preemption_threshold
         self._enabled = config.policy == "priority" and config.priority_preemption
-        self._plain = not scheduler.memory.companions
+        self._plain = all(each.name == LORA for each in scheduler.memory.companions)
         self._one_tenant = len(scenario.weights) == 1
         self._starts: dict[Req, int] = {}
         """Of those who run: the tokens they came (back) with."""

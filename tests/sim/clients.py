@@ -6,8 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from core.errors import DeadlinePassed, Overloaded, QueueTimeout, RequestFailed, SlipstreamError, SlowConsumer
-from core.scheduler.intake import End
-from core.scheduler.outputs import Ended, StepOutputs, StepTokens
+from core.scheduler.outputs import Ending, StepOutputs, StepTokens
 from core.types.io import FinishReason
 from core.types.request import Req
 from tests.sim.reference import Answer, EncoderSide, answer
@@ -39,7 +38,7 @@ class Client:
     req: Req
     siblings: list[Client] = field(default_factory=list)
     tokens: list[int] = field(default_factory=list)
-    ended: Ended | None = None
+    ended: Ending | None = None
     number: int = 0
     """In order of arrival, from 1."""
     arrived: float = 0.0
@@ -122,7 +121,7 @@ class Client:
 class Clients:
     """Takes what the scheduler emits, as the output processor would, and refuses anything that a client may not see."""
 
-    def __init__(self, end: Callable[[End], None], spoiled: set[tuple[int, int]], story: Story, hits: Hits) -> None:
+    def __init__(self, end: Callable[[Ending], None], spoiled: set[tuple[int, int]], story: Story, hits: Hits) -> None:
         self.live: dict[Req, Client] = {}
         """Without a terminal so far, in order of arrival."""
         self.gone: list[Client] = []
@@ -137,7 +136,7 @@ class Clients:
         self._spoiled = spoiled
         self._story, self._hits = story, hits
 
-    def end(self, command: End) -> None:
+    def end(self, command: Ending) -> None:
         """Ask the scheduler to end a request; the very next step must do so."""
         client: Client = command.req.sink
         client.ordered = True
@@ -195,14 +194,14 @@ class Clients:
         if client.stop_after == len(client.tokens):
             client.done = True
             self._hits("stop_string")
-            self.end(End(client.req, reason=FinishReason.STOP, matched_stop="text"))
+            self.end(Ending(client.req, reason=FinishReason.STOP, matched_stop="text"))
         elif not client.reads and len(client.tokens) > PATIENCE:
             self._hits("slow_reader")
             for each in (client, *client.siblings):
                 each.done = True
-                self.end(End(each.req, error=SlowConsumer("too many tokens were left unread")))
+                self.end(Ending(each.req, error=SlowConsumer("too many tokens were left unread")))
 
-    def _take_end(self, ended: Ended, now: float) -> None:
+    def _take_end(self, ended: Ending, now: float) -> None:
         client: Client = ended.req.sink
         if client.ended is not None:
             raise Violation("terminal_once", f"{client.name} ends twice")
@@ -224,9 +223,9 @@ class Clients:
         # As the output processor does: the samples of one request fail together.
         for sibling in client.siblings:
             if sibling.ended is None and not sibling.done:
-                self.end(End(sibling.req, reason=FinishReason.CANCELLED))
+                self.end(Ending(sibling.req, reason=FinishReason.CANCELLED))
 
-    def _check_reason(self, client: Client, ended: Ended) -> None:
+    def _check_reason(self, client: Client, ended: Ending) -> None:
         """The reference says when an output is complete; everything else somebody must have asked for."""
         if ended.reason is FinishReason.CANCELLED or ended.matched_stop == "text":
             if not client.ordered:

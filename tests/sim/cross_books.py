@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from core.batch.schedule_batch import ScheduleBatch
+from core.memory.companion import AdmissionFacts
 from core.memory.cross.cross_pages import CROSS, CrossPages, CrossWrites
 from core.types.arrays import Ints
 from core.types.request import Req
@@ -37,17 +38,17 @@ class CrossBooks:
         host, hits, size = self._host, self._hits, self._host.allocator.page_size
         can_admit, admitted, released, free = host.can_admit, host.admitted, host.released, host.allocator.free
 
-        def may(tokens: int, cached: Ints, encoder_tokens: int = 0) -> bool:
-            allowed = can_admit(tokens, cached, encoder_tokens)
+        def may(facts: AdmissionFacts) -> bool:
+            allowed = can_admit(facts)
             if not allowed:
                 hits("cross_refused")
             return allowed
 
-        def took(row: int, tokens: int, cached: Ints, known: int, encoder_tokens: int = 0) -> None:
-            admitted(row, tokens, cached, known, encoder_tokens)
+        def took(row: int, facts: AdmissionFacts) -> None:
+            admitted(row, facts)
             pages = host._pages[row].tolist()
             slots = [page * size + within for page in pages for within in range(size)]
-            self._slots[row] = slots[:encoder_tokens]
+            self._slots[row] = slots[: facts.encoder_tokens]
             hits("cross_fills_pool" if len(pages) == host.allocator.num_pages else "cross_admitted")
 
         def gone(row: int) -> None:

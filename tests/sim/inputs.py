@@ -14,7 +14,7 @@ from core.engine.adapters.table import AdapterTable
 from core.engine.async_engine import AsyncEngine
 from core.engine.input_processor import InputProcessor
 from core.errors import AdapterNotFound, DeadlinePassed, InvalidRequest, Overloaded
-from core.scheduler.intake import End
+from core.scheduler.outputs import Ending
 from core.scheduler.scheduler import Scheduler
 from core.text.tokenizer import Tokenizer
 from core.types.io import FinishReason, GenerateRequest
@@ -82,14 +82,14 @@ class Inputs:
         """Arrivals first, so that an abort can meet a request in the intake."""
         if self.adapters is not None and (withdrawn := self.adapters.before_step()) is not None:
             for req in [req for req in self._clients.live if req.adapter_slot == withdrawn]:
-                self._clients.end(End(req, reason=FinishReason.CANCELLED))
+                self._clients.end(Ending(req, reason=FinishReason.CANCELLED))
         if self._rng.random() < self._scenario.arrivals:
             self._arrive(now)
         for rate, act in self._per_step:
             if self._rng.random() < rate:
                 act()
 
-    def end_all(self, command: Callable[[Req], End]) -> None:
+    def end_all(self, command: Callable[[Req], Ending]) -> None:
         """Queue an ending for everybody who is live."""
         for req in list(self._clients.live):
             self._clients.end(command(req))
@@ -260,7 +260,7 @@ class Inputs:
         chosen = client.siblings if self._rng.random() < 0.7 else [client]
         twice = self._rng.random() < 0.2
         for each in chosen * (1 + twice):
-            self._clients.end(End(each.req, reason=FinishReason.CANCELLED))
+            self._clients.end(Ending(each.req, reason=FinishReason.CANCELLED))
         if twice:
             self._hits("abort_twice")
         if self._story.tracing:
@@ -279,7 +279,7 @@ class Inputs:
         """For somebody who has gone, and whose row may be another's by now."""
         if self._clients.gone:
             client = self._clients.gone[-1 - int(self._rng.random() * min(8, len(self._clients.gone)))]
-            self._clients.end(End(client.req, reason=FinishReason.CANCELLED))
+            self._clients.end(Ending(client.req, reason=FinishReason.CANCELLED))
             self._hits("abort_after_end")
 
     def _count_phase(self, req: Req) -> None:

@@ -102,8 +102,8 @@ class Measures(Family):
     def compare(self) -> None:
         """Production's snapshot of this moment against these books."""
         scheduler, every = self.view.scheduler, [*self.view.clients.gone, *self.view.clients.live.values()]
-        recorder = scheduler.recorder
-        stats = type(recorder).publish(recorder, scheduler.memory, len(scheduler.running), len(scheduler.waiting))
+        tally = scheduler.tally
+        stats = type(tally).publish(tally, scheduler.memory, len(scheduler.running), len(scheduler.waiting))
         expected = self._numbers(every)
         told = {name: getattr(stats, name) for name in expected}
         if told != expected:

@@ -7,10 +7,11 @@ from contextlib import contextmanager
 from typing import Any
 
 from core.batch.schedule_batch import ScheduleBatch
+from core.engine.adapters.rows import AdapterRows
 from core.engine.adapters.table import AdapterTable
 from core.models.lora.slots import LORA, LoraWrites, SlotWrite
+from core.scheduler.lifecycle import Lifecycle
 from core.scheduler.planner import Planner
-from core.scheduler.running import RunningSet
 from core.types.request import Req
 from tests.sim.mutants import Patch, mutant, put
 
@@ -25,12 +26,15 @@ def adapters_share_prefixes(patch: Patch) -> None:
 def who_comes_back_has_no_adapter(patch: Patch) -> None:
     """A retraction forgets it."""
 
-    def add(old: Any, self: RunningSet, req: Req, admission: Any) -> None:
-        old(self, req, admission)
+    def admit(old: Any, self: Lifecycle, req: Req, *args: Any) -> bool:
+        slot = req.adapter_slot
         if req.retractions:
-            self.adapter_slots[req.row] = 0
+            req.adapter_slot = 0
+        admitted: bool = old(self, req, *args)
+        req.adapter_slot = slot
+        return admitted
 
-    put(patch, RunningSet, "add", add)
+    put(patch, Lifecycle, "admit", admit)
 
 
 @mutant("adapter_books", "adapter_owner")
@@ -111,15 +115,14 @@ def loads_are_told_twice(patch: Patch) -> None:
 def decodes_run_on_the_base_model(patch: Patch) -> None:
     """Only the prompt has its adapter."""
 
-    def told(old: Any, self: Planner, rows: Any, starts: Any, lens: Any) -> Any:
-        slots = self._running.adapter_slots
-        kept = slots[rows].copy()
-        slots[rows[lens == 1]] = 0
-        writes = old(self, rows, starts, lens)
-        slots[rows] = kept
+    def planned(old: Any, self: AdapterRows, rows: Any, starts: Any, lens: Any, pages: Any) -> Any:
+        kept = self._slots.copy()
+        self._slots[rows[lens == 1]] = 0
+        writes = old(self, rows, starts, lens, pages)
+        self._slots = kept
         return writes
 
-    put(patch, Planner, "_companion_writes", told)
+    put(patch, AdapterRows, "planned", planned)
 
 
 @mutant("adapter_read", "tokens", "kv_read")

@@ -10,6 +10,7 @@ import numpy as np
 
 from core.batch.build import Segment
 from core.batch.schedule_batch import ScheduleBatch
+from core.memory.companion import AdmissionFacts
 from core.memory.cross.cross_pages import CrossPages, CrossWrites
 from core.memory.cross.cross_pool import CrossPool
 from core.scheduler.lifecycle import Lifecycle
@@ -110,15 +111,15 @@ def inputs_get_a_page_less(patch: Patch) -> None:
 @mutant("invariant:cross_page_conservation", seeds=(177,))
 def cross_pages_are_not_charged(patch: Patch) -> None:
     """Whoever comes is admitted."""
-    patch.setattr(CrossPages, "can_admit", lambda self, tokens, cached, encoder_tokens=0: True)
+    patch.setattr(CrossPages, "can_admit", lambda self, facts: True)
 
 
 @mutant("wedged")
 def the_last_cross_page_is_never_used(patch: Patch) -> None:
     """Who needs them all waits for ever, though nobody else runs."""
 
-    def can_admit(old: Any, self: CrossPages, tokens: int, cached: Ints, encoder_tokens: int = 0) -> bool:
-        return self.allocator.pages_for(encoder_tokens) < self.allocator.available
+    def can_admit(old: Any, self: CrossPages, facts: AdmissionFacts) -> bool:
+        return self.allocator.pages_for(facts.encoder_tokens) < self.allocator.available
 
     put(patch, CrossPages, "can_admit", can_admit)
 
@@ -126,14 +127,14 @@ def the_last_cross_page_is_never_used(patch: Patch) -> None:
 @mutant("entry")
 def the_door_counts_no_cross_pages(patch: Patch) -> None:
     """What the empty pool cannot hold is let in."""
-    patch.setattr(CrossPages, "fits_alone", lambda self, tokens, encoder_tokens=0: True)
+    patch.setattr(CrossPages, "fits_alone", lambda self, tokens, encoder_tokens: True)
 
 
 @mutant("entry")
 def the_door_wants_a_slot_more(patch: Patch) -> None:
     """Who exactly fills the pool is refused."""
 
-    def fits(old: Any, self: CrossPages, tokens: int, encoder_tokens: int = 0) -> bool:
+    def fits(old: Any, self: CrossPages, tokens: int, encoder_tokens: int) -> bool:
         return bool(old(self, tokens, encoder_tokens + 1))
 
     put(patch, CrossPages, "fits_alone", fits)

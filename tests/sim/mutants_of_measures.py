@@ -11,11 +11,11 @@ import numpy as np
 from core import histogram
 from core.batch.schedule_batch import ScheduleBatch
 from core.memory.request_memory import RequestMemory
-from core.scheduler import stats_recorder
+from core.scheduler import tally
 from core.scheduler.lifecycle import Lifecycle
 from core.scheduler.planner import Planner
 from core.scheduler.running import RunningSet
-from core.scheduler.stats_recorder import StatsRecorder
+from core.scheduler.tally import Tally
 from core.types.request import Req
 from core.types.stats import PoolStats
 from tests.sim.mutants import Patch, mutant, put
@@ -27,7 +27,7 @@ def preemptions_are_not_counted(patch: Patch) -> None:
 
     def silent(old: Any, self: Lifecycle, req: Req, **kwargs: Any) -> None:
         old(self, req, **kwargs)
-        self._recorder.preemptions -= 1
+        self._tally.preemptions -= 1
 
     put(patch, Lifecycle, "retract", silent)
 
@@ -71,28 +71,28 @@ def bounds_belong_to_the_bucket_above(patch: Patch) -> None:
 def time_in_the_queue_ends_with_the_first_token(patch: Patch) -> None:
     """`queue_time_seconds` is observed where the prefill is over."""
 
-    def first(old: Any, self: StatsRecorder, req: Req, now: float) -> None:
+    def first(old: Any, self: Tally, req: Req, now: float) -> None:
         old(self, req, now)
         self._histograms["queue_time_seconds"].observe_one(now - req.arrived_at)
 
-    put(patch, StatsRecorder, "_first_token", first)
+    put(patch, Tally, "_first_token", first)
 
 
 @mutant("stats")
 def first_tokens_are_gaps(patch: Patch) -> None:
     """The time before a first token is observed as if a token had come before it."""
 
-    def tokens(old: Any, self: StatsRecorder, reqs: Any, positions: Any, gaps: Any, now: float) -> None:
+    def tokens(old: Any, self: Tally, reqs: Any, positions: Any, gaps: Any, now: float) -> None:
         old(self, reqs, positions, gaps, now)
         self._histograms["inter_token_latency_seconds"].observe(np.asarray(gaps)[positions == 0])
 
-    put(patch, StatsRecorder, "tokens", tokens)
+    put(patch, Tally, "tokens", tokens)
 
 
 @mutant("stats")
 def the_idle_ratio_forgets_too_fast(patch: Patch) -> None:
     """Of ten steps instead of fifty."""
-    patch.setattr(stats_recorder, "IDLE_WINDOW", 0.9)
+    patch.setattr(tally, "IDLE_WINDOW", 0.9)
 
 
 @mutant("stats")
@@ -100,9 +100,9 @@ def what_is_computed_again_is_not_counted(patch: Patch) -> None:
     """Preemption looks free."""
 
     def admit(old: Any, self: Lifecycle, *args: Any, **kwargs: Any) -> bool:
-        before = self._recorder.recomputed_tokens
+        before = self._tally.recomputed_tokens
         taken: bool = old(self, *args, **kwargs)
-        self._recorder.recomputed_tokens = before
+        self._tally.recomputed_tokens = before
         return taken
 
     put(patch, Lifecycle, "admit", admit)

@@ -17,7 +17,7 @@ from core.memory.rows import RowAllocator
 from core.prefix.radix import RadixCache
 from core.relay.future_map import FutureMap
 from core.scheduler.lifecycle import Lifecycle
-from core.scheduler.outputs import Ended
+from core.scheduler.outputs import Ending
 from core.scheduler.planner import Planner
 from core.scheduler.prefill_adder import PrefillAdder
 from core.scheduler.running import RunningSet
@@ -93,9 +93,9 @@ def pages_are_freed_twice(patch: Patch) -> None:
     put(patch, PagedKVAllocator, "free", twice)
 
 
-def _release_skipped(when: Callable[[Ended], bool]) -> Break:
+def _release_skipped(when: Callable[[Ending], bool]) -> Break:
     def apply(patch: Patch) -> None:
-        def leaky(old: Any, self: Lifecycle, ended: Ended, **kwargs: Any) -> None:
+        def leaky(old: Any, self: Lifecycle, ended: Ending, **kwargs: Any) -> None:
             skipped = when(ended) and ended.req.state is RequestState.RUNNING
             if skipped:
                 self.memory.release = lambda *_: None  # type: ignore[method-assign]

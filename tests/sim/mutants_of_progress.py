@@ -30,7 +30,7 @@ def steps_never_overlap(patch: Patch) -> None:
         self._device_idle = batch is None
         if batch is not None:
             self.executor.submit(batch)
-            self.recorder.submitted(batch)
+            self.tally.submitted(batch)
         return batch is not None
 
     put(patch, Scheduler, "_submit", one_by_one)

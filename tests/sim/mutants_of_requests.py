@@ -10,9 +10,9 @@ import numpy as np
 from core.batch.result import StepResult
 from core.batch.schedule_batch import HistoryWrites
 from core.scheduler import holdings, planner
-from core.scheduler.intake import End, Intake
+from core.scheduler.intake import Intake
 from core.scheduler.lifecycle import Lifecycle
-from core.scheduler.outputs import Ended, StepTokens
+from core.scheduler.outputs import Ending, StepTokens
 from core.scheduler.planner import Planner
 from core.scheduler.prefill_adder import PrefillAdder
 from core.scheduler.result_processor import ResultProcessor
@@ -60,8 +60,8 @@ def token_after_the_terminal(patch: Patch) -> None:
 def terminal_comes_twice(patch: Patch) -> None:
     """Law 11."""
 
-    def double(old: Any, self: Lifecycle) -> tuple[Ended, ...]:
-        ended: tuple[Ended, ...] = old(self)
+    def double(old: Any, self: Lifecycle) -> tuple[Ending, ...]:
+        ended: tuple[Ending, ...] = old(self)
         return ended + ended
 
     put(patch, Lifecycle, "take_ended", double)
@@ -123,8 +123,8 @@ def neighbours_of_nan_fail_too(patch: Patch) -> None:
 def stop_is_called_length(patch: Patch) -> None:
     """The reason of an ending is wrong."""
 
-    def rename(old: Any, self: Lifecycle, ended: Ended, **kwargs: Any) -> None:
-        old(self, Ended(ended.req, FinishReason.LENGTH) if ended.reason is FinishReason.STOP else ended, **kwargs)
+    def rename(old: Any, self: Lifecycle, ended: Ending, **kwargs: Any) -> None:
+        old(self, Ending(ended.req, FinishReason.LENGTH) if ended.reason is FinishReason.STOP else ended, **kwargs)
 
     put(patch, Lifecycle, "end", rename)
 
@@ -147,7 +147,7 @@ def logprobs_of_another_row(patch: Patch) -> None:
 def abort_in_the_queue_is_lost(patch: Patch) -> None:
     """D11: who is in neither the running set nor a batch is not found."""
 
-    def deaf(old: Any, self: Lifecycle, ended: Ended, **kwargs: Any) -> None:
+    def deaf(old: Any, self: Lifecycle, ended: Ending, **kwargs: Any) -> None:
         if ended.reason is not FinishReason.CANCELLED or ended.req.state is not RequestState.WAITING:
             old(self, ended, **kwargs)
 
@@ -158,7 +158,7 @@ def abort_in_the_queue_is_lost(patch: Patch) -> None:
 def aborts_go_by_name(patch: Patch) -> None:
     """D30: the first live request with that id is ended."""
 
-    def by_name(old: Any, self: Scheduler, command: End) -> None:
+    def by_name(old: Any, self: Scheduler, command: Ending) -> None:
         named = [req for req in self.abandon() if req.request_id == command.req.request_id]
         old(self, replace(command, req=named[0]) if named else command)
 
@@ -169,11 +169,11 @@ def aborts_go_by_name(patch: Patch) -> None:
 def queue_timeout_strikes_the_running(patch: Patch) -> None:
     """Waiting ends at the first step."""
 
-    def expired(old: Any, self: Intake, now: float) -> list[End]:
+    def expired(old: Any, self: Intake, now: float) -> list[Ending]:
         kept = [(req, req.scheduled_at) for req in self._expiring.values()]
         for req, _ in kept:
             req.scheduled_at = None
-        due: list[End] = old(self, now)
+        due: list[Ending] = old(self, now)
         for req, at in kept:
             req.scheduled_at = at
         return due
@@ -195,7 +195,7 @@ def retracted_request_is_not_queued(patch: Patch) -> None:
         self._unseat(req, keep=keep)
         req.move_to(RequestState.WAITING)
         req.retractions += 1
-        self._recorder.preemptions += 1
+        self._tally.preemptions += 1
 
     patch.setattr(Lifecycle, "retract", drop)
 

@@ -65,7 +65,7 @@ def preemptions_by_class_are_counted_twice(patch: Patch) -> None:
 
     def twice(old: Any, self: Lifecycle, req: Req, newcomer: Req) -> None:
         old(self, req, newcomer)
-        self._recorder.preemptions += 1
+        self._tally.preemptions += 1
 
     put(patch, Lifecycle, "preempt", twice)
 

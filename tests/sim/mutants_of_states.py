@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from core.memory.companion import AdmissionFacts
 from core.memory.recurrent import state_slots
 from core.memory.recurrent.row_to_slot import HybridReqToTokenPool
 from core.memory.recurrent.state_slots import StateSlots, StateWrites
@@ -106,14 +107,14 @@ def slot_is_lost_when_a_prefill_is_aborted(patch: Patch) -> None:
 def two_rows_share_the_last_slot(patch: Patch) -> None:
     """Rows are counted at admission, and slots are not."""
 
-    def admitted(old: Any, self: StateSlots, row: int, tokens: int, cached: Ints, known: int) -> None:
+    def admitted(old: Any, self: StateSlots, row: int, facts: AdmissionFacts) -> None:
         if self.available:
-            old(self, row, tokens, cached, known)
+            old(self, row, facts)
         else:
             self._slot_of[row] = slot = int(self._slot_of.max())
             self._fresh[row] = (slot, 0)
 
-    patch.setattr(StateSlots, "can_admit", lambda self, tokens, cached: True)
+    patch.setattr(StateSlots, "can_admit", lambda self, facts: True)
     put(patch, StateSlots, "admitted", admitted)
 
 
@@ -168,9 +169,9 @@ def replaced_snapshots_go_to_a_neighbour(patch: Patch) -> None:
 def source_is_free_before_it_is_read(patch: Patch) -> None:
     """A snapshot is given up once somebody is admitted behind it; the copy is made later."""
 
-    def admitted(old: Any, self: StateSlots, row: int, tokens: int, cached: Ints, known: int) -> None:
-        old(self, row, tokens, cached, known)
-        if len(cached) and (slot := self._snapshots.drop(int(cached[-1]))):
+    def admitted(old: Any, self: StateSlots, row: int, facts: AdmissionFacts) -> None:
+        old(self, row, facts)
+        if len(facts.cached) and (slot := self._snapshots.drop(int(facts.cached[-1]))):
             self._free.insert(0, slot)
 
     put(patch, StateSlots, "admitted", admitted)
@@ -203,10 +204,10 @@ def snapshot_is_keyed_one_page_later(patch: Patch) -> None:
 def states_are_kept_inside_pages(patch: Patch) -> None:
     """The last token before the end of the prompt instead of the last page boundary."""
 
-    def admitted(old: Any, self: StateSlots, row: int, tokens: int, cached: Ints, known: int) -> None:
-        old(self, row, tokens, cached, known)
+    def admitted(old: Any, self: StateSlots, row: int, facts: AdmissionFacts) -> None:
+        old(self, row, facts)
         if self._marks[row, 1]:
-            self._marks[row, 1] = tokens - 1
+            self._marks[row, 1] = facts.tokens - 1
 
     put(patch, StateSlots, "admitted", admitted)
 
@@ -303,4 +304,4 @@ def decode_states_are_kept_a_token_early(patch: Patch) -> None:
 @mutant("wedged")
 def a_request_that_could_resume_is_refused(patch: Patch) -> None:
     """It waits for its prefix to go, and nothing else is there to drive that out."""
-    put(patch, StateSlots, "can_admit", lambda old, self, tokens, cached: old(self, tokens, cached) and not len(cached))
+    put(patch, StateSlots, "can_admit", lambda old, self, facts: old(self, facts) and not len(facts.cached))

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from core.memory.companion import AdmissionFacts
 from core.memory.window.window_bounds import WindowBounds
 from core.memory.window.window_pages import WindowPages, WindowWrites
 from core.types.arrays import Ints
@@ -43,14 +44,15 @@ def window_pages_are_freed_with_their_row(patch: Patch) -> None:
 def any_prefix_is_resumed(patch: Patch) -> None:
     """A cached prefix is taken though what its last window held is gone."""
 
-    def admitted(old: Any, self: WindowPages, row: int, tokens: int, cached: Ints, known: int) -> None:
+    def admitted(old: Any, self: WindowPages, row: int, facts: AdmissionFacts) -> None:
+        cached = facts.cached
         needed = self._needed(cached)
         missing = needed[self._window_of[needed] == 0]
         if not len(missing):
-            old(self, row, tokens, cached, known)
+            old(self, row, facts)
             return
         self._behind[row] = self._end[row] = self._first[row] = len(cached)
-        self._own[row] = self.bounds.pages_for(tokens) - len(cached)
+        self._own[row] = self.bounds.pages_for(facts.tokens) - len(cached)
 
     patch.setattr(WindowPages, "resumable", lambda self, pages: len(pages))
     patch.setattr("core.memory.window.window_pages.check", lambda *args, **facts: None)
@@ -92,4 +94,4 @@ def new_pages_share_a_window_page(patch: Patch) -> None:
 def rooms_are_not_charged(patch: Patch) -> None:
     """Whoever comes is admitted, and a step that was promised finds no window page."""
     patch.setattr(WindowPages, "can_grow", lambda self, rows: True)
-    patch.setattr(WindowPages, "can_admit", lambda self, tokens, cached: True)
+    patch.setattr(WindowPages, "can_admit", lambda self, facts: True)

@@ -12,7 +12,7 @@ from typing import Any
 
 from core.errors import RequestFailed
 from core.scheduler.lifecycle import Lifecycle
-from core.scheduler.outputs import Ended
+from core.scheduler.outputs import Ending
 from core.types.request import Req
 from tests.sim.companions import Owner
 from tests.sim.kv_memory import Table
@@ -48,7 +48,7 @@ class Poison:
                 self._owners.setdefault(req, []).append((req.row, req.generation))
             return taken
 
-        def ended(ended: Ended, **how: Any) -> None:
+        def ended(ended: Ending, **how: Any) -> None:
             owners = self._owners.pop(ended.req, [])
             if isinstance(ended.error, RequestFailed):
                 # Where it only read what was wrong, that must be found by no request either.

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from core.config import SchedulerConfig
-from core.scheduler.intake import End
+from core.scheduler.outputs import Ending
 from core.types.io import FinishReason
 from core.types.request import Req
 from core.types.sampling_params import SamplingParams
@@ -82,7 +82,7 @@ class Stage:
 
     def abort(self, client: Client) -> None:
         """The client leaves; the next step hears of it."""
-        self.world.clients.end(End(client.req, reason=FinishReason.CANCELLED))
+        self.world.clients.end(Ending(client.req, reason=FinishReason.CANCELLED))
 
     def step(self, *, execute: int = 1, deliver: int = 1) -> None:
         """One step of the scheduler; then the device executes and delivers at most so many steps."""

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from core.batch.schedule_batch import ScheduleBatch
+from core.memory.companion import AdmissionFacts
 from core.memory.recurrent.state_slots import NAME, StateSlots, StateWrites
 from core.memory.request_memory import RequestMemory
 from core.scheduler.running import RunningSet
@@ -49,15 +50,15 @@ class StateBooks:
         can, admit, find, replace = host.can_admit, host.admitted, host._slot_for, host.replaced
         evict = snapshots.drop_oldest
 
-        def can_admit(tokens: int, cached: Ints) -> bool:
-            allowed = can(tokens, cached)
+        def can_admit(facts: AdmissionFacts) -> bool:
+            allowed = can(facts)
             if not allowed:
                 hits("state_refused")
             return allowed
 
-        def admitted(row: int, tokens: int, cached: Ints, known: int) -> None:
-            admit(row, tokens, cached, known)
-            if len(cached):
+        def admitted(row: int, facts: AdmissionFacts) -> None:
+            admit(row, facts)
+            if len(facts.cached):
                 self._behind.add(row)
 
         def slot_for(turns: deque[int] | None, taken: list[int]) -> int:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from core.batch.forward_mode import ForwardMode
+from core.batch.schedule_batch import ForwardMode
 from core.errors import InvalidRequest
 from core.types.io import FinishReason, GenerateRequest
 from core.types.request import RequestState
@@ -297,7 +297,7 @@ def test_d29_freed_pages_count_at_once() -> None:
         stage.step()
     stage.abort(big)
     stage.stall()
-    assert other.req.state is RequestState.RUNNING and stage.scheduler.recorder.preemptions == 0
+    assert other.req.state is RequestState.RUNNING and stage.scheduler.tally.preemptions == 0
     stage.finish()
     stage.complete(other)
 

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from core.batch.schedule_batch import ScheduleBatch
+from core.memory.companion import AdmissionFacts
 from core.memory.request_memory import RequestMemory
 from core.memory.window.window_bounds import WindowBounds
 from core.memory.window.window_pages import NAME, WindowPages, WindowWrites
@@ -53,9 +54,11 @@ class WindowTwin(CompanionSide):
         can_admit, can_grow, forget, replace = host.can_admit, host.can_grow, host._forget, host.replaced
         begin, gone = host._begin, [0]
 
-        def admit(tokens: int, cached: Ints) -> bool:
-            allowed = can_admit(tokens, cached)
-            hits("window_shared" if allowed and len(cached) else "window_admitted" if allowed else "window_refused")
+        def admit(facts: AdmissionFacts) -> bool:
+            allowed = can_admit(facts)
+            hits(
+                "window_shared" if allowed and len(facts.cached) else "window_admitted" if allowed else "window_refused"
+            )
             return allowed
 
         def grow(rows: Ints) -> bool:

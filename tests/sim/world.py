@@ -19,8 +19,7 @@ from core.memory.req_to_token_pool import ReqToTokenPool
 from core.memory.request_memory import RequestMemory
 from core.memory.rows import RowAllocator
 from core.prefix.registry import build_prefix_cache
-from core.scheduler.intake import End
-from core.scheduler.outputs import Ended, StepOutputs
+from core.scheduler.outputs import Ending, StepOutputs
 from core.scheduler.pace import Pace
 from core.scheduler.scheduler import Scheduler
 from core.types.stats import EngineStats
@@ -86,12 +85,12 @@ class World:
         else:
             kinds = ((scenario.states, StateTwin), (scenario.windows, WindowTwin), (scenario.cross, CrossTwin))
             sides: list[CompanionSide] = [kind(scenario, self.hits) for drawn, kind in kinds if drawn is not None]
-            rows, hosts = RowAllocator(scenario.rows), [side.host for side in sides]
-            self.memory = RequestMemory(rows, allocator, cache, scenario.context, hosts)
             if scenario.adapters is not None:
                 adapters = AdapterTwin(scenario, self.hits)
                 sides.append(adapters)
                 table = adapters.table
+            rows, hosts = RowAllocator(scenario.rows), [side.host for side in sides]
+            self.memory = RequestMemory(rows, allocator, cache, scenario.context, hosts)
             self.device = TwinDevice(self.memory, sides, scenario, self.story, self.hits)
         self.scheduler = Scheduler(
             scenario.config,
@@ -102,7 +101,6 @@ class World:
             vocab_size=VOCAB,
             eos_ids=EOS,
             pin=Staging(CPU).pinned if scenario.real_steps else cast(Any, np.concatenate),
-            slot_writes=tuple if table is None else table.take_writes,
             pace=Pace(LONG_TICKS * TICK if scenario.paced else math.inf),
         )
         self.clients = Clients(self.scheduler.intake.end, self.device.spoiled, self.story, self.hits)
@@ -145,7 +143,7 @@ class World:
         """Readers of what failed are computed again: not a retraction that the policy decides."""
         lifecycle, condemn = self.scheduler._lifecycle, self.scheduler._lifecycle.condemn
 
-        def hooked(ended: Ended) -> None:
+        def hooked(ended: Ending) -> None:
             before = {each: each.retractions for each in self.clients.live}
             condemn(ended)
             for reader in (each for each, retractions in before.items() if each.retractions > retractions):
@@ -191,14 +189,14 @@ class World:
 
     def _thin_stats(self) -> None:
         """A snapshot after every step would be a fifth of all work in most runs; `Measures` asks for its own."""
-        recorder, publish, calls = self.scheduler.recorder, self.scheduler.recorder.publish, 0
+        tally, publish, calls = self.scheduler.tally, self.scheduler.tally.publish, 0
 
         def thinned(memory: RequestMemory, running: int, waiting: int) -> EngineStats:
             nonlocal calls
             calls += 1
             return publish(memory, running, waiting) if calls % STATS_EVERY == 0 else self.scheduler.stats
 
-        recorder.publish = thinned  # type: ignore[method-assign]
+        tally.publish = thinned  # type: ignore[method-assign]
 
     def tick(self) -> None:
         """One step of the scheduler with all that comes before and after it."""
@@ -265,7 +263,7 @@ class World:
         if self._draining > 1:
             self._draining -= 1
             return
-        self.inputs.end_all(lambda req: End(req, error=Draining("the server is shutting down")))
+        self.inputs.end_all(lambda req: Ending(req, error=Draining("the server is shutting down")))
         self.story.note("drain: the grace is over")
         self._draining = 0
 

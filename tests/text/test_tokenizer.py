@@ -102,18 +102,6 @@ def test_lone_surrogates(text: str, tokenizers: dict[str, Tokenizer]) -> None:
         assert [violation.field for violation in caught.value.violations] == ["text"]
 
 
-def test_token_text_adds_up(tokenizers: dict[str, Tokenizer]) -> None:
-    """Each token's text, in context, is what it contributes; the sentencepiece families keep their spaces."""
-    for family in ("byte_level", "byte_fallback", "metaspace"):
-        tokenizer = tokenizers[family]
-        ids = tokenizer.encode("Hello, world over the lazy dog", add_special_tokens=False)
-        text = "".join(tokenizer.token_text(token) for token in ids)
-        assert text.removeprefix(" ") == "Hello, world over the lazy dog", family
-    assert tokenizers["byte_level"].token_text(1) == "<s>"
-    euro = tokenizers["byte_fallback"].encode("€", add_special_tokens=False)
-    assert tokenizers["byte_fallback"].token_text(euro[-1]) == "\ufffd"
-
-
 def _copy(source: Path, target: Path, **changed: bytes | None) -> Path:
     shutil.copytree(source, target)
     for name, content in changed.items():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -12,37 +11,13 @@ from core.engine.streams.pending_output import PendingOutput
 from core.engine.streams.reader_turns import Turnstile
 from core.engine.streams.token_stream import TokenStream
 from core.engine.streams.unread import UnreadBytes
-from core.errors import SlowConsumer
-from core.scheduler.intake import End, Intake
-from core.scheduler.outputs import Ended, StepOutputs, StepTokens
+from core.errors import SlipstreamError, SlowConsumer
+from core.scheduler.intake import Intake
+from core.scheduler.outputs import Ending, StepOutputs, StepTokens
 from core.text.failures import TextFailures, is_failure
 from core.types.io import Finished, FinishReason, Started, Timing, Usage
 from core.types.logprobs import NUMBER_BYTES, TokenLogprobs
 from core.types.request import Req
-
-
-@dataclass(slots=True)
-class OutputRecord:
-    """What `Req.sink` holds: where the tokens of that request go. `stop_match` is set once a stop string was found."""
-
-    stream: TokenStream
-    output: PendingOutput
-    logprobs: bool = True
-    """Whether log probabilities come along."""
-    stop_match: str | None = None
-    done: bool = False
-    ids: list[int] = field(init=False)
-    """Those of `output`: a token that nobody looks at goes there without a look at anything else."""
-    looks_at_tokens: bool = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.ids = self.output.ids
-        self.looks_at_tokens = self.logprobs or self.output.watches_text
-
-    @property
-    def tokens(self) -> int:
-        """How many the output was given."""
-        return self.output.total
 
 
 class StepLogprobs:
@@ -104,48 +79,55 @@ class OutputProcessor:
         logprobs = None if step.logprobs is None else StepLogprobs(step.logprobs)
         # The one loop that costs Python per request and step: what a token does not need is not done for it.
         for i, (req, token) in enumerate(zip(step.reqs, step.tokens)):
-            record: OutputRecord = req.sink
-            if record.done:
+            # Not looked at with `isinstance`: that would cost every token what `done` does.
+            stream: TokenStream = req.sink  # type: ignore[assignment]
+            output = stream.outputs[req.index]
+            if output.done:
                 continue
-            if record.looks_at_tokens or (stops and id(req) in stops):
-                self._push(step, i, record, stops, logprobs)
+            if output.looks_at_tokens or (stops and id(req) in stops):
+                self._push(step, i, stream, output, stops, logprobs)
             else:
-                record.ids.append(token)
-            output = record.output
-            if len(record.ids) > output.room and not record.done:
-                self._ask_for_room(record)
-            record.stream.notify(output)
+                output.ids.append(token)
+            if len(output.ids) > output.room and not output.done:
+                self._ask_for_room(stream, output)
+            stream.notify(output)
 
     def _push(
-        self, step: StepTokens, i: int, record: OutputRecord, stops: dict[int, int], logprobs: StepLogprobs | None
+        self,
+        step: StepTokens,
+        i: int,
+        stream: TokenStream,
+        output: PendingOutput,
+        stops: dict[int, int],
+        logprobs: StepLogprobs | None,
     ) -> None:
         """Token `i` of the step, for an output that looks at single tokens or may just have ended."""
         req, token = step.reqs[i], step.tokens[i]
         if logprobs is not None and req.params.logprobs:
-            logprobs.add_to(record.output.logprobs, int(step.logprob_rows[i]), token, req.params.top_logprobs)
+            logprobs.add_to(output.logprobs, int(step.logprob_rows[i]), token, req.params.top_logprobs)
         try:
-            matched = record.output.push(
+            matched = output.push(
                 token,
                 textless=stops.get(id(req)) == step.positions[i] and not req.params.include_stop_in_output,
-                match_stops=record.tokens + 1 >= req.params.min_tokens,
+                match_stops=output.total + 1 >= req.params.min_tokens,
             )
         except BaseException as error:
-            self.text_failed(record.stream, record.output, error)
+            self.text_failed(stream, output, error)
             return
         if matched is not None:
-            self._stopped_by_text(req, record, matched)
+            self._stopped_by_text(req, output, matched)
 
-    def _stopped_by_text(self, req: Req, record: OutputRecord, matched: str) -> None:
+    def _stopped_by_text(self, req: Req, output: PendingOutput, matched: str) -> None:
         """Tokens that are already on their way for this request are dropped from here on."""
-        record.done = True
-        record.stop_match = matched
-        self._end(End(req, reason=FinishReason.STOP, matched_stop=matched))
+        output.done = True
+        output.stop_match = matched
+        self._end(Ending(req, reason=FinishReason.STOP, matched_stop=matched))
 
-    def _ask_for_room(self, record: OutputRecord) -> None:
-        if record.output.overfull:
-            self._end_all(record.stream, self._slow())
+    def _ask_for_room(self, stream: TokenStream, output: PendingOutput) -> None:
+        if output.overfull:
+            self._end_all(stream, self._slow())
         else:
-            record.stream.hold_more(record.output)
+            stream.hold_more(output)
 
     def give_way(self, stream: TokenStream) -> None:
         """What the stream has not told takes too much: it is forgotten, and the request ends."""
@@ -153,11 +135,11 @@ class OutputProcessor:
         stream.discard(error)
         self._end_all(stream, error)
 
-    def _end_all(self, stream: TokenStream, error: SlowConsumer) -> None:
-        for req in stream.reqs:
-            if not req.sink.done:
-                req.sink.done = True
-                self._end(End(req, error=error))
+    def _end_all(self, stream: TokenStream, error: SlipstreamError) -> None:
+        for req, output in stream.sequences():
+            if not output.done:
+                output.done = True
+                self._end(Ending(req, error=error))
 
     def _slow(self) -> SlowConsumer:
         return SlowConsumer(f"more than {self._max_pending} tokens were left unread")
@@ -174,55 +156,49 @@ class OutputProcessor:
             return
         failure = self._failures.noted(error)
         stream.fail(failure)
-        for req in stream.reqs:
-            if not req.sink.done:
-                req.sink.done = True
-                self._end(End(req, error=failure))
+        self._end_all(stream, failure)
 
-    def _end(self, command: End) -> None:
+    def _end(self, command: Ending) -> None:
         self._intake.end(command)
         self._wake()
 
-    def _emit_end(self, ended: Ended, now: float) -> None:
+    def _emit_end(self, ended: Ending, now: float) -> None:
         req = ended.req
-        record: OutputRecord = req.sink
-        record.done = True
-        stream = record.stream
+        stream = req.sink
+        assert isinstance(stream, TokenStream), type(stream)
+        output = stream.outputs[req.index]
+        output.done = True
         error = ended.error
-        if record.stop_match is None and record.tokens < len(req.outputs):
+        if output.stop_match is None and output.total < len(req.outputs):
             # It ended well before the scheduler heard that its reader is too slow; its last tokens were dropped.
             error = self._slow()
         if error is not None:
             stream.fail(error)
-            for sibling in stream.reqs:
-                if sibling is not req and not sibling.sink.done:
-                    self._end(End(sibling, reason=FinishReason.CANCELLED, condemned=ended.condemned))
+            for sibling, its_output in stream.sequences():
+                if sibling is not req and not its_output.done:
+                    self._end(Ending(sibling, reason=FinishReason.CANCELLED, condemned=ended.condemned))
         else:
-            reason, matched = self._reason(ended, record)
-            event = Finished(req.index, reason, _usage(req, record), _timing(req, now), matched)
-            self._finish(record, event)
+            reason, matched = self._reason(ended, output)
+            usage = Usage(req.input_len, req.cached_tokens, output.total)
+            self._finish(stream, output, Finished(req.index, reason, usage, _timing(req, now), matched))
         stream.output_ended()
         if stream.open_outputs == 0:
             self._on_closed(stream)
 
-    def _finish(self, record: OutputRecord, event: Finished) -> None:
+    def _finish(self, stream: TokenStream, output: PendingOutput, event: Finished) -> None:
         try:
-            record.output.finish(event, stopped_by_text=record.stop_match is not None)
+            output.finish(event)
         except BaseException as error:
-            self.text_failed(record.stream, record.output, error)
-        record.stream.notify(record.output)
+            self.text_failed(stream, output, error)
+        stream.notify(output)
 
     @staticmethod
-    def _reason(ended: Ended, record: OutputRecord) -> tuple[FinishReason, str | int | None]:
+    def _reason(ended: Ending, output: PendingOutput) -> tuple[FinishReason, str | int | None]:
         # The length limit or an abort may win the race to the scheduler; the client has seen the text stop by then.
-        if record.stop_match is not None:
-            return FinishReason.STOP, record.stop_match
+        if output.stop_match is not None:
+            return FinishReason.STOP, output.stop_match
         assert ended.reason is not None, "an ending without error has a reason"
         return ended.reason, ended.matched_stop
-
-
-def _usage(req: Req, record: OutputRecord) -> Usage:
-    return Usage(req.input_len, req.cached_tokens, record.tokens)
 
 
 def _timing(req: Req, now: float) -> Timing:

@@ -30,12 +30,14 @@ class PendingOutput:
         "_text",
         "_token_bytes",
         "charged",
+        "done",
         "finished",
         "ids",
         "index",
         "logprobs",
+        "looks_at_tokens",
         "room",
-        "watches_text",
+        "stop_match",
     )
 
     def __init__(
@@ -46,15 +48,23 @@ class PendingOutput:
         *,
         most: int = sys.maxsize,
         token_bytes: int = TOKEN_BYTES,
+        logprobs: bool = False,
     ) -> None:
-        """`most` tokens may be left unread; each takes `token_bytes`, its log probabilities included."""
+        """`most` tokens may be left unread. Each takes `token_bytes`, its log probabilities included.
+
+        `logprobs`: whether log probabilities come with the tokens.
+        """
         self.index = index
+        self.done = False
+        """Whether it has ended or is about to: tokens that still arrive for it are dropped."""
+        self.stop_match: str | None = None
+        """The stop string that was found in the text; None until then."""
         self.finished: Finished | None = None
         self.ids: list[int] = []
-        """Not taken yet; always the same list. Whoever has a token that nothing must look at (`watches_text` is off, no
-        log probability comes along) may append it here and save the call of `push`."""
-        self.watches_text = stops is not None
-        """Whether the text of every token is needed at once."""
+        """Not taken yet; always the same list. Where `looks_at_tokens` is off, a token may be appended here directly,
+        which saves the call of `push`."""
+        self.looks_at_tokens = logprobs or stops is not None
+        """Whether each token brings log probabilities, or its text is needed at once."""
         self._detokenizer = detokenizer
         self._stops = stops
         self._decoded = 0
@@ -106,10 +116,10 @@ class PendingOutput:
         self._text += emitted
         return matched
 
-    def finish(self, event: Finished, *, stopped_by_text: bool) -> None:
+    def finish(self, event: Finished) -> None:
         """No more tokens; releases text that was held back, unless a stop string cut it off."""
         self._decode_pending()
-        if self._detokenizer is not None and not stopped_by_text:
+        if self._detokenizer is not None and self.stop_match is None:
             rest = self._detokenizer.finish()
             if self._stops is None:
                 self._text += rest
@@ -188,9 +198,9 @@ def pending_output(req: Req, tokenizer: Tokenizer, *, want_text: bool) -> Pendin
         # With an eighth of room to grow, as arrays take it.
         token_bytes += (ENTRY_BYTES + params.top_logprobs * ALTERNATIVE_BYTES) * 9 // 8
     if not (want_text or params.stop):
-        return PendingOutput(req.index, None, None, token_bytes=token_bytes)
+        return PendingOutput(req.index, None, None, token_bytes=token_bytes, logprobs=params.logprobs)
     # On the event loop, once for each output: not the whole of a long prompt.
     context = req.prompt[-MAX_CONTEXT:].tolist()
     detokenizer = IncrementalDetokenizer(tokenizer, context, params.skip_special_tokens)
     stops = StopMatcher(params.stop, params.include_stop_in_output) if params.stop else None
-    return PendingOutput(req.index, detokenizer, stops, token_bytes=token_bytes)
+    return PendingOutput(req.index, detokenizer, stops, token_bytes=token_bytes, logprobs=params.logprobs)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 
 from core.engine.streams.pending_output import PendingOutput
 from core.engine.streams.reader_turns import Turnstile
@@ -57,6 +57,10 @@ class TokenStream:
     def pending_tokens(self) -> int:
         """Tokens the client has not taken."""
         return sum(len(output) for output in self.outputs)
+
+    def sequences(self) -> Iterator[tuple[Req, PendingOutput]]:
+        """Each request with its output; none once the stream has closed and let go of its requests."""
+        return zip(self.reqs, self.outputs)
 
     def count_unread(self, room: UnreadRoom) -> None:
         """Count what is not read in another room from now on."""

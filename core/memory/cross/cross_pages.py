@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from core.invariants import check
+from core.memory.companion import AdmissionFacts
 from core.memory.kv_allocator import PagedKVAllocator
 from core.types.arrays import Ints
 from core.types.stats import PoolStats
@@ -55,29 +56,29 @@ class CrossPages:
         """0: cached decoder KV was computed for some encoder input, and the cache does not know for which."""
         return 0
 
-    def fits_alone(self, total_tokens: int, encoder_tokens: int = 0) -> bool:
+    def fits_alone(self, total_tokens: int, encoder_tokens: int) -> bool:
         """Whether the whole pool holds the encoder's input; decoder tokens take nothing here."""
         return self.allocator.pages_for(encoder_tokens) <= self.allocator.num_pages
 
-    def can_admit(self, tokens: int, cached: Ints, encoder_tokens: int = 0) -> bool:
+    def can_admit(self, facts: AdmissionFacts) -> bool:
         """Whether enough pages are free for the encoder's input."""
-        return self.allocator.pages_for(encoder_tokens) <= self.allocator.available
+        return self.allocator.pages_for(facts.encoder_tokens) <= self.allocator.available
 
-    def would_admit(self, tokens: int, cached: Ints, leaving: Ints, encoder_tokens: int = 0) -> bool:
+    def would_admit(self, facts: AdmissionFacts, leaving: Ints) -> bool:
         """As `can_admit`, counting the pages of rows `leaving`: cross pages are never shared, so all become free."""
         coming = sum(len(self._pages[row]) for row in leaving.tolist())
-        return self.allocator.pages_for(encoder_tokens) <= self.allocator.available + coming
+        return self.allocator.pages_for(facts.encoder_tokens) <= self.allocator.available + coming
 
-    def admitted(self, row: int, tokens: int, cached: Ints, known: int, encoder_tokens: int = 0) -> None:
+    def admitted(self, row: int, facts: AdmissionFacts) -> None:
         """Take all pages of the encoder's input, which has at least one token."""
         check("row_padding_reserved", row > 0, row=row)
         check("cross_page_conservation", self._lens[row] == 0, row=row, held=len(self._pages[row]))
-        check("cross_row_encoded", encoder_tokens > 0, row=row)
-        pages = self.allocator.alloc(self.allocator.pages_for(encoder_tokens))
+        check("cross_row_encoded", facts.encoder_tokens > 0, row=row)
+        pages = self.allocator.alloc(self.allocator.pages_for(facts.encoder_tokens))
         check("cross_page_conservation", pages is not None, row=row, available=self.allocator.available)
         assert pages is not None
         self._pages[row] = pages
-        self._lens[row] = encoder_tokens
+        self._lens[row] = facts.encoder_tokens
         self._fresh.add(row)
 
     def planned(self, rows: Ints, prefix_lens: Ints, extend_lens: Ints, pages: Ints) -> CrossWrites:

@@ -32,9 +32,9 @@ class CrossPool:
         """int64[T] each, by decoder token: its row, the last encoder token it sees, and the slot of that one."""
         self.last_places_host: Ints = np.empty(0, np.int64)
 
-    def begin(self, rows: torch.Tensor, writes: CrossWrites | None, staging: Staging) -> None:
+    def begin(self, rows: torch.Tensor, writes: object | None, staging: Staging) -> None:
         """Write the table entries of new inputs and set the step's tensors. `writes` is never None for this pool."""
-        assert writes is not None, "the host side answers every step"
+        assert isinstance(writes, CrossWrites), "the host side answers every step"
         written, places, self.input_slots, batch_places, self.last_places = staging.upload(
             [writes.rows, writes.places, writes.slots, writes.batch_places, writes.last_places]
         )

@@ -30,11 +30,12 @@ class HybridReqToTokenPool:
         self.tracked_from = self.step_slots
         """int64[n]: the slots of the tracked rows, from which their states are copied into `tracked_slots`."""
 
-    def begin(self, rows: torch.Tensor, writes: StateWrites | None, staging: Staging) -> None:
+    def begin(self, rows: torch.Tensor, writes: object | None, staging: Staging) -> None:
         """Map new rows to their slots and set those slots' first states, then look up the slots of this step's rows.
 
         The one FIFO puts this after the last write of a slot's former owner (law 4).
         """
+        assert writes is None or isinstance(writes, StateWrites), type(writes)
         self.tracked, places = Tracked(), rows[:0]
         self.tracked_slots = rows[:0]
         if writes is not None:

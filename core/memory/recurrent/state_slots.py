@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from core.invariants import check
+from core.memory.companion import AdmissionFacts
 from core.memory.recurrent.state_snapshots import StateSnapshots, Tracking
 from core.types.arrays import Ints
 from core.types.stats import PoolStats
@@ -84,27 +85,27 @@ class StateSlots:
         """Length in pages of the longest prefix of `pages` whose last page has a snapshot."""
         return self._snapshots.longest(pages)
 
-    def fits_alone(self, total_tokens: int, encoder_tokens: int = 0) -> bool:
+    def fits_alone(self, total_tokens: int, encoder_tokens: int) -> bool:
         """True: a state has the same size however long the sequence is."""
         return True
 
-    def can_admit(self, tokens: int, cached: Ints, encoder_tokens: int = 0) -> bool:
+    def can_admit(self, facts: AdmissionFacts) -> bool:
         """Whether a slot is free or holds a snapshot.
 
-        True even if the only such slot holds the snapshot that `cached` resumes from: it becomes the request's slot.
+        True even if the only such slot holds the snapshot to resume from: it becomes the slot of the request.
         """
         return self.available > 0
 
-    def would_admit(self, tokens: int, cached: Ints, leaving: Ints, encoder_tokens: int = 0) -> bool:
+    def would_admit(self, facts: AdmissionFacts, leaving: Ints) -> bool:
         """As `can_admit`, with one more slot for each row in `leaving`: every running row holds one."""
         return self.available + len(leaving) > 0
 
-    def admitted(self, row: int, tokens: int, cached: Ints, known: int, encoder_tokens: int = 0) -> None:
-        """Take a slot for `row`, to start from the snapshot of the last page of `cached`, or from zeros without one."""
+    def admitted(self, row: int, facts: AdmissionFacts) -> None:
+        """Take a slot for `row`, to start from the snapshot of the last cached page, or from zeros without one."""
         check("row_padding_reserved", row > 0, row=row)
         check("state_slot_conservation", self._slot_of[row] == 0, row=row, held=int(self._slot_of[row]))
         check("state_slot_conservation", self.available > 0, row=row)
-        source = 0
+        source, cached = 0, facts.cached
         if len(cached):
             page = int(cached[-1])
             source = self._snapshots.find(page)
@@ -117,8 +118,8 @@ class StateSlots:
         self._fresh[row] = (slot, source)
         if self._tracking is not None:
             # tokens - 1: a request resumed at the very end of its prompt would have no token left to compute.
-            last = (tokens - 1) // self._tracking.page_size
-            branch = known if len(cached) < known < last else 0
+            last = (facts.tokens - 1) // self._tracking.page_size
+            branch = facts.known if len(cached) < facts.known < last else 0
             self._marks[row] = np.array((branch, last)) * self._tracking.page_size
 
     def planned(self, rows: Ints, prefix_lens: Ints, extend_lens: Ints, pages: Ints) -> StateWrites | None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from core.invariants import check
+from core.memory.companion import AdmissionFacts
 from core.memory.window.window_bounds import WindowBounds
 from core.types.arrays import Ints
 from core.types.stats import PoolStats
@@ -87,18 +88,18 @@ class WindowPages:
         whole = np.flatnonzero(missing < firsts)
         return int(whole[-1]) + 1 if len(whole) else 0
 
-    def fits_alone(self, total_tokens: int, encoder_tokens: int = 0) -> bool:
+    def fits_alone(self, total_tokens: int, encoder_tokens: int) -> bool:
         """Whether the whole pool holds a row of `total_tokens`, which never has more than `bounds.alone` pages."""
         return min(self.bounds.pages_for(total_tokens), self.bounds.alone) <= self.size
 
-    def can_admit(self, tokens: int, cached: Ints, encoder_tokens: int = 0) -> bool:
-        """Whether the worst case fits with a new row of `tokens`, and with one more page for it and each running row.
+    def can_admit(self, facts: AdmissionFacts) -> bool:
+        """Whether the worst case fits with the new row, and with one more page for it and each running row.
 
         Without that page rows would be retracted soon after the admission.
         """
-        return self._has_room(tokens, cached, self._own, self._guests, self._shared)
+        return self._has_room(facts.tokens, facts.cached, self._own, self._guests, self._shared)
 
-    def would_admit(self, tokens: int, cached: Ints, leaving: Ints, encoder_tokens: int = 0) -> bool:
+    def would_admit(self, facts: AdmissionFacts, leaving: Ints) -> bool:
         """As `can_admit`, without the charges of rows `leaving`."""
         own, guests = self._own.copy(), self._guests.copy()
         own[leaving] = 0
@@ -106,15 +107,16 @@ class WindowPages:
             # Pages that a row found in the cache come first among its pages.
             found = max(0, int(self._behind[row] - self._first[row]))
             guests[[self._uses[row][place] for place in range(found)]] -= 1
-        return self._has_room(tokens, cached, own, guests, int((guests > 0).sum()))
+        return self._has_room(facts.tokens, facts.cached, own, guests, int((guests > 0).sum()))
 
-    def admitted(self, row: int, tokens: int, cached: Ints, known: int, encoder_tokens: int = 0) -> None:
+    def admitted(self, row: int, facts: AdmissionFacts) -> None:
         """Count `row` as a user and guest of the cached pages inside its window, and charge it the pages to come.
 
-        `known` is not used: window pages stay for every KV page, so none has to be kept where prompts diverge.
+        `facts.known` is not used: window pages stay for every KV page, so none has to be kept where prompts diverge.
         """
         check("row_padding_reserved", row > 0, row=row)
         check("window_page_conservation", self._own[row] == 0, row=row, own=int(self._own[row]))
+        cached = facts.cached
         needed = self._needed(cached)
         check("window_page_present", bool((self._window_of[needed] > 0).all()), row=row, cached=len(cached))
         self._shared += int((self._guests[needed] == 0).sum())
@@ -125,7 +127,7 @@ class WindowPages:
             self._uses[row].append(page)
         self._behind[row] = self._end[row] = len(cached)
         self._first[row] = len(cached) - len(needed)
-        self._own[row] = self.bounds.pages_for(tokens) - len(cached)
+        self._own[row] = self.bounds.pages_for(facts.tokens) - len(cached)
 
     def can_grow(self, rows: Ints) -> bool:
         """Whether the worst case still fits when each of `rows` has one page more."""

@@ -34,8 +34,9 @@ class SlidingWindowPool:
     def recorder(self, recorder: Recorder | None) -> None:
         self.kv.recorder = recorder
 
-    def begin(self, rows: torch.Tensor, writes: WindowWrites | None, staging: Staging) -> None:
+    def begin(self, rows: torch.Tensor, writes: object | None, staging: Staging) -> None:
         """Write the changed table entries. Earlier steps have read the old entries; this step reads the new ones."""
+        assert writes is None or isinstance(writes, WindowWrites), type(writes)
         if writes is None:
             return
         pages, windows = staging.upload([writes.pages, writes.windows])

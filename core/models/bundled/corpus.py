@@ -135,23 +135,19 @@ def held_out_sums() -> list[tuple[int, int]]:
 
 
 @lru_cache(maxsize=1)
-def _training_pairs() -> tuple[tuple[int, int], ...]:
+def training_pairs() -> tuple[tuple[int, int], ...]:
+    """Every pair that training may show, in ascending order."""
     held_out = set(_held_out())
     return tuple((a, b) for a in OPERANDS for b in OPERANDS if (a, b) not in held_out)
 
 
 @lru_cache(maxsize=1)
 def _small_pairs() -> tuple[tuple[int, int], ...]:
-    return tuple(pair for pair in _training_pairs() if max(pair) < SMALL)
-
-
-def training_sums() -> list[tuple[int, int]]:
-    """Every pair that training may show, in ascending order."""
-    return list(_training_pairs())
+    return tuple(pair for pair in training_pairs() if max(pair) < SMALL)
 
 
 def _sum_turn(rng: random.Random, chat: bool) -> Turn:
-    a, b = rng.choice(_small_pairs() if rng.random() < SMALL_SHARE else _training_pairs())
+    a, b = rng.choice(_small_pairs() if rng.random() < SMALL_SHARE else training_pairs())
     prompt = sum_prompt(a, b)
     if chat and rng.random() < 0.2:
         prompt = rng.choice(SUM_QUESTIONS).format(a=a, b=b)

@@ -12,7 +12,7 @@ import torch
 
 from core.attention.base import AttentionBackend
 from core.batch.forward_batch import ForwardBatch
-from core.batch.forward_mode import ForwardMode
+from core.batch.schedule_batch import ForwardMode
 from core.memory.cross.cross_pool import CrossPool
 
 

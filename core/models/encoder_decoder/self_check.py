@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 from core.attention.base import AttentionBackend
 from core.batch.forward_batch import ForwardBatch
 from core.device.staging import Staging
-from core.memory.companion import DeviceCompanion
+from core.memory.companion import AdmissionFacts, DeviceCompanion
 from core.memory.cross.cross_pages import CROSS, NO_PAGES, CrossPages
 from core.memory.cross.cross_pool import CrossPool
 from core.memory.kv_pool import KVPool
@@ -84,7 +84,7 @@ class _Encoding:
         self._host = CrossPages(8, PAGE_SIZE, rows + 1)
         # Backwards, so that a row's pages are neither the first ones nor in order of rows.
         for row in range(rows, 0, -1):
-            self._host.admitted(row, 0, NO_PAGES, 0, len(inputs[row - 1]))
+            self._host.admitted(row, AdmissionFacts(0, NO_PAGES, 0, len(inputs[row - 1])))
         self._first = True
 
     @property

@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 
 from core.attention.torch_native import TorchNativeAttention
 from core.batch.forward_batch import ForwardBatch
-from core.batch.forward_mode import ForwardMode
+from core.batch.schedule_batch import ForwardMode
 from core.device.staging import Staging
 from core.memory.kv_pool import KVPool
 from core.memory.recurrent.row_to_slot import HybridReqToTokenPool

@@ -92,8 +92,9 @@ class AdapterSlots:
         deltas = (delta for held in self._filled.values() for delta in held.values())
         return sum(delta.a.nbytes + delta.b.nbytes for delta in deltas)
 
-    def begin(self, rows: torch.Tensor, writes: LoraWrites | None, staging: Staging) -> None:
+    def begin(self, rows: torch.Tensor, writes: object | None, staging: Staging) -> None:
         """Fill slots, and set the step's groups and hooks. A step without writes has no adapters."""
+        assert writes is None or isinstance(writes, LoraWrites), type(writes)
         if writes is not None and writes.slots:
             self._write(writes.slots, staging.device)
         groups = writes.groups if writes else ()

@@ -68,14 +68,14 @@ class EngineProcess:
     def __init__(self, scenario: ShellScenario, loop: VirtualLoop, rng: random.Random, story: Story, hits: Hits):
         self._scenario, self._loop, self._rng, self._story, self._hits = scenario, loop, rng, story, hits
         sizes = scenario.sizes
+        self.adapters = AdapterTwin(sizes, hits) if sizes.adapters is not None else None
         self.memory = RequestMemory(
             RowAllocator(sizes.rows),
             PagedKVAllocator(sizes.pages, sizes.page_size),
             build_prefix_cache(sizes.cache, sizes.page_size),
             sizes.context,
-            [],
+            [] if self.adapters is None else [self.adapters.host],
         )
-        self.adapters = AdapterTwin(sizes, hits) if sizes.adapters is not None else None
         table = AdapterTable() if self.adapters is None else self.adapters.table
         for name, content in ADAPTERS.items() if self.adapters is not None else ():
             table.load(name, cast(Any, Weights(content, 40)), pinned=False)
@@ -149,7 +149,6 @@ class EngineProcess:
             vocab_size=VOCAB,
             eos_ids=EOS,
             pin=cast(Any, np.concatenate),
-            slot_writes=self.table.take_writes,
         )
 
 

@@ -15,7 +15,7 @@ from core.errors import EngineDead
 from service.calls.open_calls import OpenCalls
 from service.frontends.wire import Kind
 from service.limits.admission import Admission
-from service.server.server import drained
+from service.server.served_engine import drained
 from service.tenant_ids import scoped_id
 from tests.sim.device import DeviceLost
 from tests.sim.shell import books

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from core.attention.span import AttentionSpan
-from core.attention.step_plan import CHUNK_ROWS, StepPlan, build_step_plan
+from core.attention.span_plan import CHUNK_ROWS, SpanPlan, build_span_plan
 from core.memory.kv_pool import KVLayerSpec
 from tests.fakes.paged_steps import PagedRows, Part
 
@@ -15,8 +15,8 @@ WIDTH = 42
 PAGED = PagedRows((KVLayerSpec(0, 1, 1, 1),), num_rows=40, max_len=WIDTH)
 
 
-def plan(parts: Sequence[Part], num_extend: int, span: AttentionSpan | None = None) -> StepPlan:
-    return build_step_plan(PAGED.batch(parts, num_extend), span or AttentionSpan(), torch.float32)
+def plan(parts: Sequence[Part], num_extend: int, span: AttentionSpan | None = None) -> SpanPlan:
+    return build_span_plan(PAGED.batch(parts, num_extend), span or AttentionSpan(), torch.float32)
 
 
 def test_few_decode_rows_stay_in_order_in_one_chunk() -> None:
@@ -74,10 +74,10 @@ def test_a_short_row_at_the_end_of_the_table_stays_inside_it() -> None:
 
 def test_slots_are_translated_to_the_pool_of_the_batch_and_padding_stays_padding() -> None:
     batch = PAGED.batch([Part(1, 20, 3), Part(2, 8, 1), Part(3, 30, 1)], 1)
-    plain = build_step_plan(batch, AttentionSpan(window=5), torch.float32)
+    plain = build_span_plan(batch, AttentionSpan(window=5), torch.float32)
     batch.page_map = torch.arange(batch.kv_pool.num_pages + 1, dtype=torch.int32).flip(0)
     batch.page_map[0] = 0
-    found = build_step_plan(batch, AttentionSpan(window=5), torch.float32)
+    found = build_span_plan(batch, AttentionSpan(window=5), torch.float32)
     for old, new in (
         (plain.prefills[0].slots, found.prefills[0].slots),
         (plain.decodes[0].slots, found.decodes[0].slots),

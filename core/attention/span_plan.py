@@ -55,7 +55,7 @@ class DecodeChunk:
 
 
 @dataclass(frozen=True, slots=True)
-class StepPlan:
+class SpanPlan:
     """The plan of one step for one span. `in_order`: the step is a single decode chunk, in the order of the batch."""
 
     prefills: list[PrefillPiece]
@@ -63,7 +63,7 @@ class StepPlan:
     in_order: bool
 
 
-def build_step_plan(batch: ForwardBatch, span: AttentionSpan, dtype: torch.dtype) -> StepPlan:
+def build_span_plan(batch: ForwardBatch, span: AttentionSpan, dtype: torch.dtype) -> SpanPlan:
     """Plan `batch` for layers with `span`; masks come in `dtype`. A prefill segment of one token counts as decode."""
     prefix, extend = batch.prefix_lens_host, batch.extend_lens_host
     starts = np.cumsum(extend) - extend
@@ -81,7 +81,7 @@ def build_step_plan(batch: ForwardBatch, span: AttentionSpan, dtype: torch.dtype
         _decode_chunk(batch, singles[i : i + CHUNK_ROWS], starts, span, dtype)
         for i in range(0, len(singles), CHUNK_ROWS)
     ]
-    return StepPlan(prefills, decodes, in_order)
+    return SpanPlan(prefills, decodes, in_order)
 
 
 def additive_mask(

@@ -45,7 +45,7 @@ IDLE_WINDOW = 0.98
 """Weight of the past in the idle ratio: about the last 50 steps."""
 
 
-class StatsRecorder:
+class Tally:
     """Written by the loop thread only; `publish` makes what other threads may read."""
 
     def __init__(self, phases: PhaseClock) -> None:

@@ -1,0 +1,140 @@
+"""Sizes the pools of an engine and builds both sides of each. Adapters come first: pools share what they leave."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+
+from core.config import EngineConfig, MemoryConfig
+from core.device.streams import DeviceStreams
+from core.engine.adapters.build import Adapters, build_adapters, reserved_bytes
+from core.engine.adapters.rows import AdapterRows
+from core.memory.companion import Companion, DeviceCompanion
+from core.memory.cross.cross_pages import CROSS, CrossPages
+from core.memory.cross.cross_pool import CrossPool
+from core.memory.kv_allocator import PagedKVAllocator
+from core.memory.kv_pool import KVPool
+from core.memory.recurrent.row_to_slot import HybridReqToTokenPool
+from core.memory.recurrent.state_pool import MambaPool
+from core.memory.recurrent.state_slots import NAME as STATES
+from core.memory.recurrent.state_slots import StateSlots
+from core.memory.recurrent.state_snapshots import Tracking
+from core.memory.req_to_token_pool import ReqToTokenPool
+from core.memory.request_memory import RequestMemory
+from core.memory.window.window_pages import NAME as WINDOW
+from core.memory.window.window_pages import WindowPages
+from core.memory.window.window_pool import SlidingWindowPool
+from core.memory.window.window_sizing import SplitLayers, divide_pages
+from core.models.base import Model, ModelSpec
+from core.models.encoder_decoder.encoder_spec import EncoderSpec
+from core.prefix.registry import build_prefix_cache
+
+
+@dataclass(frozen=True, slots=True)
+class Pools:
+    """Host and device sides of the pools, of one size."""
+
+    memory: RequestMemory
+    requests: ReqToTokenPool
+    kv: KVPool
+    context_length: int
+    companions: Mapping[str, DeviceCompanion]
+    adapters: Adapters
+    max_input_length: int
+    """Tokens of the longest input that a client may send."""
+
+
+def build_pools(config: EngineConfig, model: Model, streams: DeviceStreams) -> Pools:
+    """Size the pools from what memory is left, or as configured, and build both sides of each. Raises StartupError."""
+    spec, memory = model.spec, config.memory
+    # Before the KV pool is sized from what is left.
+    adapters = build_adapters(config.lora, model, streams.device)
+    companions: dict[str, DeviceCompanion] = {**adapters.companions}
+    context = min(spec.context_length, config.model.context_length or spec.context_length)
+    tracking = _tracking(config)
+    slots = memory.max_state_slots or memory.max_running_requests * (1 if tracking is None else 2)
+    cross = cross_size(config, spec)
+    reserved = MambaPool.bytes_per_slot(spec.state_layers) * (slots + 1) + cross.reserved_bytes
+    reserved += reserved_bytes(config.lora, adapters.table, streams.device)
+    layers = SplitLayers.of(spec.kv_layers, context, windows=memory.sliding_window_pool)
+    bounds = layers.bounds(memory.page_size, config.scheduler.chunked_prefill_size)
+    longest, beside = max(context, cross.max_input), cross.bytes_per_token
+    pages = divide_pages(memory, layers, bounds, spec.dtype, longest, streams.device, reserved, beside)
+    allocator = PagedKVAllocator(pages.kv, memory.page_size)
+    # Whole pages are written into the table, so its width is a whole number of pages too.
+    width = allocator.pages_for(context) * memory.page_size
+    requests = ReqToTokenPool(memory.max_running_requests, width, streams.device)
+    # Outputs of an encoder-decoder depend on more than the tokens before them, so no prefix of theirs is kept.
+    kept = "none" if spec.encoder else memory.prefix_cache
+    cache = build_prefix_cache(kept, memory.page_size, adapters.table.tenant)
+    followers: list[Companion] = []
+    if config.lora.enabled:
+        followers.append(AdapterRows(adapters.table, requests.num_rows))
+    if spec.state_layers:
+        followers.append(StateSlots(slots, requests.num_rows, tracking))
+        companions[STATES] = HybridReqToTokenPool(requests, MambaPool(spec.state_layers, slots, streams.device))
+    if spec.encoder:
+        follower, companions[CROSS] = build_cross_pools(spec.encoder, cross, memory, pages.kv, requests, spec.dtype)
+        followers.append(follower)
+    if bounds is not None:
+        followers.append(WindowPages(pages.window, pages.kv, requests.num_rows, bounds))
+        windowed = KVPool(layers.windowed, pages.window, memory.page_size, spec.dtype, streams.device, WINDOW)
+        companions[WINDOW] = SlidingWindowPool(windowed, pages.kv)
+    return Pools(
+        memory=RequestMemory(requests.rows, allocator, cache, context, followers, spec.reach),
+        requests=requests,
+        kv=KVPool(layers.full, pages.kv, memory.page_size, spec.dtype, streams.device),
+        context_length=context,
+        companions=companions,
+        adapters=adapters,
+        max_input_length=cross.max_input or context - 1,
+    )
+
+
+def _tracking(config: EngineConfig) -> Tracking | None:
+    """When recurrent states are kept; without a prefix cache nobody would find them."""
+    memory = config.memory
+    if memory.prefix_cache == "none":
+        return None
+    interval = -(-memory.state_track_interval // memory.page_size) * memory.page_size
+    return Tracking(memory.page_size, interval, buffers=2 if config.executor.overlap else 1)
+
+
+@dataclass(frozen=True, slots=True)
+class CrossSize:
+    """What the KV pool must leave of the memory that both share."""
+
+    max_input: int = 0
+    """The longest input in tokens, 0 without an encoder."""
+    bytes_per_token: int = 0
+    """Of cross pages for each decoder token, where both pools get the same number of pages."""
+    reserved_bytes: int = 0
+    """Of cross pages that the configuration asks for."""
+
+
+def cross_size(config: EngineConfig, spec: ModelSpec) -> CrossSize:
+    """A configured context length bounds both sides."""
+    if spec.encoder is None:
+        return CrossSize()
+    limit = min(spec.encoder.max_tokens, config.model.context_length or spec.encoder.max_tokens)
+    each = KVPool.bytes_per_token_for(spec.encoder.cross_layers, spec.dtype)
+    asked = config.memory.max_encoder_tokens
+    return CrossSize(limit, each) if asked is None else CrossSize(limit, 0, asked * each)
+
+
+def build_cross_pools(
+    encoder: EncoderSpec,
+    size: CrossSize,
+    memory: MemoryConfig,
+    kv_pages: int,
+    requests: ReqToTokenPool,
+    dtype: torch.dtype,
+) -> tuple[CrossPages, CrossPool]:
+    """Host and device side; as many pages as the KV pool has, unless the configuration says otherwise."""
+    asked = memory.max_encoder_tokens
+    pages = kv_pages if asked is None else asked // memory.page_size
+    host = CrossPages(pages, memory.page_size, requests.num_rows)
+    pool = KVPool(encoder.cross_layers, pages, memory.page_size, dtype, requests.device)
+    return host, CrossPool(requests, pool, size.max_input)

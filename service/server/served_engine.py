@@ -1,0 +1,81 @@
+"""The engine of a server's process: built off the loop, started, drained and stopped, each within bounds."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+from service.config.server_config import ServerConfig
+from service.engine.builder import EngineBuilder, Progress, StartableEngine, in_daemon_thread
+from service.engine.slot import EngineSlot
+
+log = logging.getLogger(__name__)
+
+DRAIN_MARGIN_SECONDS = 5.0
+"""Seconds beyond its grace after which a drain of the engine counts as hung."""
+ENGINE_STOP_SECONDS = 10.0
+HURRIED_STOP_SECONDS = 1.0
+"""Seconds that the engine has to stop where the process must end at once, after a second signal for example."""
+
+
+class ServedEngine:
+    """Holds no engine until `load` has built one. Calls find it in `slot` once it has started."""
+
+    def __init__(self, config: ServerConfig, build: EngineBuilder, progress: Progress | None, slot: EngineSlot) -> None:
+        self._config = config
+        self._build, self._progress = build, progress
+        self._slot = slot
+        self._engine: StartableEngine | None = None
+
+    @property
+    def engine(self) -> StartableEngine:
+        """The engine; only after `load`."""
+        assert self._engine is not None, "loaded"
+        return self._engine
+
+    @property
+    def live_requests(self) -> int:
+        """Streams opened and not yet ended; 0 before `load` has built the engine."""
+        return 0 if self._engine is None else self._engine.live_requests
+
+    async def load(self) -> StartableEngine:
+        """Build and start the engine. Raises StartupError."""
+        config = self._config.engine_config()
+        # Kept before it starts: an engine that fails to start is stopped too.
+        self._engine = engine = await in_daemon_thread(lambda: self._build(config, self._progress))
+        await engine.start()
+        # Only after the start: from here on calls find the engine.
+        self._slot.engine = engine
+        return engine
+
+    async def drain(self, grace: float) -> int:
+        """Drain the engine; the number of streams cut. See `drained`."""
+        return await drained(self.engine, grace)
+
+    async def stop(self, grace: float) -> None:
+        """Stop the engine if it was built; see `stopped`."""
+        if self._engine is not None:
+            await stopped(self._engine, grace)
+
+
+async def drained(engine: StartableEngine, grace: float) -> int:
+    """Drain the engine within `grace` seconds. Returns the number of streams cut; 0 if the drain did not end in time.
+
+    The engine keeps to its grace unless a step hangs. A step that hangs must not hold up the exit of the process.
+    """
+    try:
+        async with asyncio.timeout(grace + DRAIN_MARGIN_SECONDS):
+            return await engine.drain(grace)
+    except TimeoutError:
+        log.error("the engine did not drain in time")
+        return 0
+
+
+async def stopped(engine: StartableEngine, grace: float) -> None:
+    """Stop the engine within ENGINE_STOP_SECONDS; without grace within HURRIED_STOP_SECONDS. Leave it if it hangs."""
+    seconds = ENGINE_STOP_SECONDS if grace > 0 else HURRIED_STOP_SECONDS
+    try:
+        async with asyncio.timeout(seconds):
+            await engine.stop()
+    except TimeoutError:
+        log.error("the engine did not stop within %g seconds", seconds)
