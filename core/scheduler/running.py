@@ -83,7 +83,7 @@ class RunningSet:
         check("request_state", self.reqs[row] is req, row=row)
         planned, known = int(self.planned[row]), int(self.known[row])
         check("request_state", planned <= known + 1, planned=planned, known=known)
-        req.outputs = self.tokens[row, req.prompt_len : known].tolist()
+        req.outputs = self.tokens[row, req.prompt_len : known].copy()
         written = self.ids(row, min(planned, known - self.has_sampled(row)))
         req.last_token_at = float(self.last_token_at[row])
         self.reqs[row] = None

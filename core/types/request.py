@@ -80,7 +80,7 @@ class Req:
     row: int = 0
     """0 while no row is owned."""
     generation: int = -1
-    outputs: list[int] = field(default_factory=list)
+    outputs: npt.NDArray[np.int32] = field(default_factory=lambda: np.empty(0, np.int32))
     cached_tokens: int = 0
     """Prompt tokens that came from the prefix cache at the first admission."""
     computed_from: int = 0
@@ -118,7 +118,7 @@ class Req:
     def known_ids(self) -> npt.NDArray[np.int64]:
         """int64[n]: prompt and outputs so far, i.e. what a (re-)admission must have in the pools. Not while running."""
         check("request_state", self.row == 0, state=self.state.value, row=self.row)
-        return np.concatenate([self.prompt, np.asarray(self.outputs, np.int64)]) if self.outputs else self.prompt
+        return np.concatenate([self.prompt, self.outputs.astype(np.int64)]) if len(self.outputs) else self.prompt
 
     def move_to(self, state: RequestState) -> None:
         """Change the state. Raises InvariantViolation for an illegal change, as for a second end (law 11)."""

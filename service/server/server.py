@@ -176,6 +176,7 @@ class Server:
             await self.health_port.listen()
             self.port = self._bind()
         except StartupError:
+            await self.health_port.close()
             if self._metrics is not None:
                 self._metrics.close()
             raise
@@ -201,7 +202,8 @@ class Server:
             self._desk.follow(engine)
         if self._tracer is not None:
             self._tracer.model = engine.model_info.name
-        self.health.set(READINESS, True)
+        # A front end that was started again may load while its server drains.
+        self.health.set(READINESS, not self.slot.draining)
 
     def refuse_readiness(self) -> None:
         """First step of a drain: report not ready, so that clients send new work elsewhere. Liveness stays true."""

@@ -35,7 +35,7 @@ def made_stream(tokenizer: Tokenizer, params: SamplingParams, most: int = 100) -
     )
     stream.reqs = [req]
     req.sink = stream
-    req.outputs = list(TOKENS)
+    req.outputs = np.array(TOKENS, np.int32)
     return stream, req
 
 

@@ -11,7 +11,7 @@ SCHEDULING: tuple[Mutant, ...] = (
         "recompute-forgets-outputs",
         "a retracted request keeps what it produced",
         "core/types/request.py",
-        "np.concatenate([self.prompt, np.asarray(self.outputs, np.int64)]) if self.outputs else self.prompt",
+        "np.concatenate([self.prompt, self.outputs.astype(np.int64)]) if len(self.outputs) else self.prompt",
         "self.prompt",
         SCHEDULER + "test_tiny_pool_forces_retraction_and_loses_nothing",
     ),

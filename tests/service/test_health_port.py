@@ -96,6 +96,12 @@ async def test_a_taken_port_and_a_bad_number_are_refused(config: Callable[..., S
         server = Server(config(health_port=taken.getsockname()[1]), lambda *_: FakeEngine())
         with pytest.raises(StartupError, match=r"cannot listen on .* \(health\)"):
             await server.listen()
+        # What it opened before the other port was found taken is closed again.
+        server = Server(config(port=taken.getsockname()[1], health_port=0), lambda *_: FakeEngine())
+        with pytest.raises(StartupError, match=r"cannot listen on .* \(gRPC\)"):
+            await server.listen()
+        with pytest.raises(grpc.aio.AioRpcError, match="UNAVAILABLE"):
+            await asked(port_of(server))
     with pytest.raises(ConfigError, match="at most 65535"):
         config(health_port=65536)
 

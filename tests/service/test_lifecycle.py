@@ -218,6 +218,20 @@ async def test_a_signal_while_loading_ends_it_without_waiting(config: Callable[.
     release.set()
 
 
+async def test_what_loads_while_its_server_drains_does_not_become_ready(config: Callable[..., ServerConfig]) -> None:
+    """A front end that was started again knows of a drain before its engine."""
+    server = Server(config(), lambda *_: FakeEngine())
+    await server.listen()
+    server.refuse_readiness()
+    await server.load()
+    try:
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{server.port}") as channel:
+            answer = await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(service=READINESS))
+        assert answer.status == health_pb2.HealthCheckResponse.NOT_SERVING
+    finally:
+        await server.close(grace=0)
+
+
 async def test_a_second_signal_does_not_wait_for_an_engine_that_hangs(
     start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:

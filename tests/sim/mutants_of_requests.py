@@ -32,7 +32,7 @@ def retraction_forgets_outputs(patch: Patch) -> None:
 
     def forgetful(old: Any, self: RunningSet, req: Req) -> Ints:
         written: Ints = old(self, req)
-        req.outputs = []
+        req.outputs = np.empty(0, np.int32)
         return written
 
     put(patch, RunningSet, "remove", forgetful)

@@ -62,7 +62,7 @@ class TwinDevice(SimExecutor):
         )
 
     def _inputs(self, batch: ScheduleBatch, plain: Plain) -> list[int]:
-        """The four cases of `core.relay.resolve`, and its clearing of the staging."""
+        """The three cases of `core.relay.resolve`, and its clearing of the staging."""
         staging, first = batch.staging, batch.num_extend
         prompt: list[int] = []
         if staging.prefill_ids_cpu is not None:

@@ -38,10 +38,7 @@ class ForkedProcess:
     """A started program, with the attributes of `subprocess.Popen` that tests use, in text."""
 
     def __init__(self, streams: Sequence[int], status: int) -> None:
-        self.stdin, self.stdout, self.stderr = (
-            open(descriptor, mode)
-            for descriptor, mode in zip(streams, "wrr", strict=True)  # noqa: SIM115
-        )
+        self.stdin, self.stdout, self.stderr = map(os.fdopen, streams, "wrr")
         self._status = os.fdopen(status)
         self.pid = int(self._status.readline())
         self.returncode: int | None = None
