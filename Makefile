@@ -40,17 +40,21 @@ $(MODEL): | $(STAMP)
 serve: $(STAMP) $(MODEL) ## Serve the bundled model on 127.0.0.1:50051, metrics on 127.0.0.1:9464; Ctrl-C drains
 	@exec $(BIN)/python -m service serve $(ARGS)
 
+# What is left to `make nightly` takes long and kills no mutant: tests/nightly.txt. Named by its path it is run.
+test: MARKS ?= not soak$(if $(filter tests/%,$(ARGS)),, and not nightly)
+
 # First what can share the machine, two at a time, then what measures it; 5 means that ARGS left nothing of one half.
 # One thread of math per process: tests start servers beside themselves, and two cores have to do.
-test: $(STAMP) $(MODEL) ## Run the whole test suite
+test: $(STAMP) $(MODEL) ## Run the tests that a change must pass
 	@failed=0; export OMP_NUM_THREADS=1; \
-	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not soak and not alone" $(ARGS) || [ $$? -eq 5 ] || failed=1; \
-	$(BIN)/python -m pytest -m "not soak and alone" $(ARGS) || [ $$? -eq 5 ] || failed=1; \
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m "$(MARKS) and not alone" $(ARGS) || [ $$? -eq 5 ] || failed=1; \
+	$(BIN)/python -m pytest -m "$(MARKS) and alone" $(ARGS) || [ $$? -eq 5 ] || failed=1; \
 	exit $$failed
 
 # In the order of their lengths; what fails does not keep the rest from running.
-nightly: $(STAMP) $(MODEL) ## Run everything at length, with fresh seeds: test, soak, chart, sim, mutants; takes hours
-	@failed=0; for each in test soak chart mutants; do $(MAKE) --no-print-directory $$each || failed=1; done; \
+nightly: $(STAMP) $(MODEL) ## Run all tests, soak, chart, mutants, 20,000 fresh seeds; takes hours
+	@failed=0; $(MAKE) --no-print-directory test MARKS='not soak' || failed=1; \
+	for each in soak chart mutants; do $(MAKE) --no-print-directory $$each || failed=1; done; \
 	$(MAKE) --no-print-directory sim ARGS='--seeds 20000' || failed=1; exit $$failed
 
 soak: $(STAMP) $(MODEL) ## Run the chaos tests and the simulation at length; takes half an hour
@@ -60,7 +64,7 @@ soak: $(STAMP) $(MODEL) ## Run the chaos tests and the simulation at length; tak
 # Every test that takes the fixture `scorecard` runs, and no other; the table says which of them failed.
 scorecard: $(STAMP) $(MODEL) ## Measure the reliability scorecard again and write tests/SCORECARD.md
 	@mkdir -p build && rm -f build/scorecard.jsonl
-	-SCORECARD_FILE=build/scorecard.jsonl OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q $(ARGS)
+	-SCORECARD_FILE=build/scorecard.jsonl OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m "not soak" $(ARGS)
 	$(BIN)/python -m tests.scorecard build/scorecard.jsonl build/soak.jsonl
 
 check: $(STAMP) ## Lint, format, types and house rules

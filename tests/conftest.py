@@ -27,6 +27,7 @@ from service.access import timed_look
 from service.process.switch_interval import shorten_switch_interval
 from tests import scorecard as scores
 from tests.alone import ALONE
+from tests.nightly import NIGHTLY
 
 scorecard = scores.scorecard
 
@@ -63,10 +64,15 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Mark what has to run alone. While the scorecard is made, only tests that record something run."""
+    """Mark what has to run alone, and what is left to the night.
+
+    While the scorecard is made, only tests that record something run.
+    """
     for item in items:
         if ALONE.search(item.path.as_posix()):
             item.add_marker("alone")
+        if item.nodeid in NIGHTLY or item.nodeid.partition("[")[0] in NIGHTLY:
+            item.add_marker("nightly")
     if os.environ.get(scores.FILE_ENV):
         kept = scores.only_recording(items)
         scores.note_session(config, kept)
