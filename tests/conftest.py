@@ -28,6 +28,7 @@ from service.process.switch_interval import shorten_switch_interval
 from tests import scorecard as scores
 from tests.alone import ALONE
 from tests.nightly import NIGHTLY
+from tests.skips import SkipWatch
 
 scorecard = scores.scorecard
 
@@ -55,9 +56,16 @@ for _name in [name for name in os.environ if name.startswith(("SLIPSTREAM_", "OT
 os.environ["SLIPSTREAM_CACHE_DIR"] = str(Path(__file__).resolve().parents[1] / "build" / "cache")
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """An option of the whole suite."""
+    parser.addoption("--listed-skips", action="store_true", help="fail on skips that tests/skips.txt does not list")
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_configure(config: pytest.Config) -> None:
     """Choose the seed of this run, unless one was asked for, before Hypothesis reads its option."""
+    if config.option.listed_skips and not hasattr(config, "workerinput"):
+        config.pluginmanager.register(SkipWatch())
     if config.option.hypothesis_seed is None:
         config.option.hypothesis_seed = os.environ.get(SEED_ENV) or str(random.SystemRandom().randrange(2**32))
 
