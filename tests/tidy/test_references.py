@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -53,6 +54,7 @@ def cited_in_vain(text: str) -> list[str]:
     ]
 
 
+@cache
 def bugs() -> dict[int, str]:
     """What the list of bugs says of each number."""
     rows = re.findall(r"^\| D(\d+) \|(.*)$", BUGS.read_text(), re.MULTILINE)
