@@ -39,7 +39,8 @@ class Tenant:
     rows: int = 0
     """Rows that its requests own."""
     refused: bool = False
-    """Whether its first waiting request was refused for want of a row or of pages, and none of it got a row since."""
+    """Whether its first waiting request was refused for want of a row or pages, and none of its requests got one since.
+    """
 
     @property
     def waits(self) -> bool:
@@ -147,8 +148,8 @@ class FairShare:
     def generated(self, rows: Ints) -> None:
         """Count one token for each of `rows`, int64[n], which decode in this step. O(n) in one array operation.
 
-        Two limits for each tenant: (1) A step counts at most half of its share of the budget, so that its prompts go on
-        beside any number of its outputs. (2) Outputs never put it more than one budget ahead of the clock.
+        Two limits hold for each tenant: (1) One step counts at most half of its share of the budget, so that its
+        prompts go on beside any number of its outputs. (2) Outputs never put it more than a budget ahead of the clock.
         """
         if not self.contended or not len(rows):
             return

@@ -72,8 +72,8 @@ class Holdings:
             held[tenant.column] -= 1
             taken[tenant.column] -= pages
             left = self._share(tenant, held[tenant.column], taken[tenant.column] + longest)
+            # A tenant that would hold less than the newcomer's then does gives nothing more.
             if left < gained:
-                # This tenant would hold less than the newcomer's: it gives nothing more.
                 continue
             chosen.append(loser)
             if lines[tenant]:

@@ -11,7 +11,7 @@ from core.scheduler.outputs import Ending
 from core.types.request import Req, RequestState
 
 FEW = 64
-"""Instants of ended requests are swept out once they exceed the most that live requests can have, two each, by this."""
+"""Instants of ended requests are swept out once they outnumber by this the most that live ones can have, two each."""
 
 
 class Intake:

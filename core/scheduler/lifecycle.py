@@ -82,7 +82,7 @@ class Lifecycle:
             req.cached_tokens = req.computed_from = seat.cached_tokens
             self._tally.scheduled(req, now)
         else:
-            # The least of all admissions: what it computed after any of them goes if it is condemned.
+            # The least of all its admissions: if it is condemned, what it computed after any of them is given up.
             req.computed_from = min(req.computed_from, seat.cached_tokens)
             self._tally.recomputed_tokens += len(ids) - seat.cached_tokens + req.encoder_len
         return True
@@ -92,7 +92,7 @@ class Lifecycle:
 
         A step in flight may still sample for it. That token is dropped, because the row's generation has changed, and
         sampled again later: the same one, because sampling depends on seed and position only (law 13). With `keep` off,
-        nothing that the request computed goes to the prefix cache.
+        nothing more of what the request computed goes to the prefix cache.
         """
         self._unseat(req, keep=keep)
         req.move_to(RequestState.WAITING)
@@ -113,13 +113,13 @@ class Lifecycle:
         return req.state is RequestState.RUNNING and not self.running.has_sampled(req.row)
 
     def condemn(self, ended: Ending) -> None:
-        """End a running request whose numbers are wrong. No later request finds anything that it computed (record 21).
+        """End a running request whose numbers are wrong. No later request finds what it computed (decision 21).
 
         Its pages were offered to the prefix cache while it was still computing, so other requests may read them. The
         cache gives up the nodes from where the request began to compute, and all nodes below, whichever request
-        computed those. Rows that read such nodes are retracted, and nothing of theirs is kept: they compute the same
-        tokens again behind a clean prefix. Tokens that a reader has sent stand: they came of finite logits, and logits
-        are not finite where a key or value that they depend on is not.
+        computed those. Requests that read such nodes are retracted, and nothing of theirs is kept: they compute the
+        same tokens again behind a clean prefix. Tokens that a reader has sent stand: they came of finite logits, and
+        logits are not finite where a key or value that they depend on is not.
         """
         req = ended.req
         doubt = self.memory.doubt(
@@ -131,9 +131,9 @@ class Lifecycle:
         self.memory.condemn(doubt)
 
     def end(self, ended: Ending, *, keep: bool = True) -> None:
-        """End a request in any state. One that has ended already is left alone, so late aborts are harmless (D30).
+        """End a request in any state. One that has ended already is left alone, so late aborts are harmless.
 
-        With `keep` off, nothing that it computed since its admission goes to the prefix cache.
+        With `keep` off, nothing more of what it computed goes to the prefix cache.
         """
         req = ended.req
         if req.state is RequestState.FINISHED:

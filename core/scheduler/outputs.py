@@ -15,7 +15,7 @@ from core.types.request import Req
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """How one request ends: with a reason, or with the error that its stream raises. Exactly one of the two is set.
+    """How one request ends: with a reason, or with the error that its stream ends with. Exactly one of them is set.
 
     As a command to `Intake` it ends `req`, in whatever state that is; a request that ended meanwhile is left alone.
     `condemned` then means that another output of the same prompt was condemned: if `req` has had no logits of its own,

@@ -16,11 +16,10 @@ from core.types.io import FinishReason
 from core.types.request import Req
 
 EXHAUSTED = "DEVICE_MEMORY"
-"""Reason of a request's error when the device had no memory for it: RESOURCE_EXHAUSTED, worth a try elsewhere or with
-less."""
+"""Reason of the error (RESOURCE_EXHAUSTED) where memory of the device ran out: worth a try elsewhere or with less."""
 
 GRAMMAR_WORK = "GRAMMAR_WORK"
-"""Reason of a constrained request's error when all constraints together cost too much; worth trying again."""
+"""Reason of the error where the constraints of all requests together cost too much: worth trying again."""
 
 
 class ResultProcessor:
