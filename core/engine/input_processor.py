@@ -32,6 +32,13 @@ CHARS_PER_TOKEN = 64
 """No tokenizer packs more characters into one token on average. Longer prompts are refused before tokenising."""
 
 
+def _prompt_field(request: GenerateRequest) -> str:
+    """The field in which the client sent its prompt."""
+    if request.token_ids is not None:
+        return "token_ids.ids"
+    return "text" if request.chat is None else "chat.messages"
+
+
 class InputProcessor:
     """Tokenises off the loop, and checks everything that could reach a batch. Event-loop thread only."""
 
@@ -77,17 +84,18 @@ class InputProcessor:
         fails; for a chat also Overloaded and RequestFailed, when there is no core or no process to render it.
         """
         ids: Sequence[int]
+        field = _prompt_field(request)
         if request.token_ids is not None:
-            field, ids = "token_ids.ids", request.token_ids
+            ids = request.token_ids
         elif request.chat is not None:
-            self._refuse_long(sum(len(turn.content) for turn in request.chat), "chat.messages")
+            self._refuse_long(sum(len(turn.content) for turn in request.chat), field)
             with self.failures.told():
                 rendered = await self._chats.run(self.tokenizer.render_chat, request.chat, caller=request.tenant)
-            self._refuse_long(len(rendered), "chat.messages")
+            self._refuse_long(len(rendered), field)
             # The template writes the special tokens itself; encoding must not add them a second time.
-            field, ids = "chat.messages", await self._encode(rendered, False, request.tenant)
+            ids = await self._encode(rendered, False, request.tenant)
         else:
-            field, ids = "text", await self.tokenize(request.text or "", caller=request.tenant)
+            ids = await self.tokenize(request.text or "", caller=request.tenant)
         prompt = np.asarray(ids, np.int64)
         if len(prompt) == 0:
             raise InvalidRequest.of(field, "must not be empty")
@@ -149,7 +157,7 @@ class InputProcessor:
         params = request.sampling
         sides = {"prompt": prompt} if self._encoder is None else self._encoder.sides(prompt)
         violations = params.violations(self._vocab_size)
-        max_new = self._max_new_tokens(params, len(sides["prompt"]), violations)
+        max_new = self._max_new_tokens(request, len(sides["prompt"]), violations)
         if violations:
             raise InvalidRequest(violations)
         seed = params.seed if params.seed is not None else self._random.getrandbits(63)
@@ -257,7 +265,7 @@ class InputProcessor:
         """int64[m]: the places in `ids` of ids that have no logit."""
         return np.flatnonzero((ids < 0) | (ids >= self._vocab_size))
 
-    def _max_new_tokens(self, params: SamplingParams, prompt_len: int, violations: list[FieldViolation]) -> int:
+    def _max_new_tokens(self, request: GenerateRequest, prompt_len: int, violations: list[FieldViolation]) -> int:
         """The output's limit in tokens. One that the client asks for must fit, else it is added to `violations`.
 
         Without one the output may take what fits.
@@ -267,10 +275,10 @@ class InputProcessor:
         room = min(self._context_length - prompt_len, pool_tokens - prompt_len + 1)
         if room < 1:
             violations.append(
-                FieldViolation("text", f"the prompt has {prompt_len} tokens, more than the server can hold")
+                FieldViolation(_prompt_field(request), f"has {prompt_len} tokens, more than the server can hold")
             )
             return 1
-        asked = params.max_tokens
+        asked = request.sampling.max_tokens
         if asked is None:
             return room
         if asked > room:

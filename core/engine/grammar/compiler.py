@@ -55,6 +55,7 @@ class GrammarCompiler:
         self._seconds = Histogram()
         self._seconds_seen = self._seconds.stats()
         self._failures = 0
+        self._closed = False
 
     @property
     def backend(self) -> str | None:
@@ -72,6 +73,8 @@ class GrammarCompiler:
         found = self._cache.get(constraint)
         if found is not None:
             return found
+        if self._closed:
+            raise Draining("the server is shutting down")
         job = self._jobs.get(constraint)
         if job is None or job.done.done():
             violations = constraint.violations()
@@ -98,8 +101,8 @@ class GrammarCompiler:
         )
 
     async def close(self) -> None:
-        """Kill the processes, and fail every call that waits with Draining. Idempotent."""
-        self._idle.clear()
+        """Kill the processes, and fail every call that waits with Draining, or comes later. Idempotent."""
+        self._closed = True
         jobs = list(self._jobs.values())
         for job in jobs:
             self._end(job)
@@ -135,7 +138,7 @@ class GrammarCompiler:
             job.task.cancel()
 
     def _begin_next(self) -> None:
-        while self._idle and len(self._queue):
+        while self._idle and len(self._queue) and not self._closed:
             job, place = self._queue.pop(), self._idle.pop()
             job.task = asyncio.create_task(self._run(job, place), name="slipstream-grammar")
             # A callback, because a task that is cancelled before its first step runs no `finally` of its own.

@@ -21,6 +21,8 @@ START_SECONDS = 60.0
 MEMORY_BYTES = 1 << 29
 """Address space that the process may take beyond what it has once it is ready; 512 MiB."""
 
+NO_PROCESS = "the process that compiles constraints cannot be started"
+
 PATHS = (str(Path(__file__).resolve().parents[3]), *(path for path in sys.path if path))
 """Where this process found its modules: the other one must find the same, whatever directory it runs in."""
 
@@ -87,18 +89,7 @@ class GrammarTrial:
     async def _running(self) -> asyncio.subprocess.Process:
         if self._process is not None and self._process.returncode is None:
             return self._process
-        self._process = process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            "-P",
-            "-m",
-            "core.sampling.grammar.trial",
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.DEVNULL,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(PATHS), "OMP_NUM_THREADS": "1", "RAYON_NUM_THREADS": "1"},
-            # Ctrl-C at the terminal is for the server, which drains first.
-            start_new_session=True,
-        )
+        self._process = process = await _started()
         setup = {
             "backend": self._backend,
             "vocabulary": dataclasses.asdict(self._vocabulary),
@@ -106,12 +97,14 @@ class GrammarTrial:
         }
         try:
             answer = await asyncio.wait_for(self._ask(process, setup), START_SECONDS)
+        except TimeoutError:
+            answer = None
         except BaseException:
             await self.close()
             raise
         if answer is None:
             await self.close()
-            raise RequestFailed("the process that compiles constraints cannot be started")
+            raise RequestFailed(NO_PROCESS)
         return process
 
     @staticmethod
@@ -126,6 +119,25 @@ class GrammarTrial:
             return None
         answer: Answer = json.loads(line) if line else None
         return answer
+
+
+async def _started() -> asyncio.subprocess.Process:
+    """A new process. Raises RequestFailed where the machine has no room for one."""
+    try:
+        return await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-P",
+            "-m",
+            "core.sampling.grammar.trial",
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.DEVNULL,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(PATHS), "OMP_NUM_THREADS": "1", "RAYON_NUM_THREADS": "1"},
+            # Ctrl-C at the terminal is for the server, which drains first.
+            start_new_session=True,
+        )
+    except OSError as error:
+        raise RequestFailed(NO_PROCESS) from error
 
 
 def cpu_seconds(pid: int) -> float:
