@@ -1,8 +1,8 @@
 """Counts work instead of timing it: bytecodes that Python executes, and the most memory that a piece of work takes.
 
 Both are the same on any machine, busy or not, but for what other threads allocate. Bytecodes show loops in Python,
-memory shows arrays that grow (numpy tells tracemalloc of its own). What neither shows is a loop in C over things that are
-there already.
+memory shows arrays that grow (numpy tells tracemalloc of its own). What neither shows is a loop in C over things that
+are there already.
 """
 
 from __future__ import annotations
