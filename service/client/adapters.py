@@ -11,6 +11,13 @@ from service.client.errors import CallFailed
 from service.pb.slipstream.v1 import adapters_pb2 as pb
 from service.pb.slipstream.v1 import adapters_pb2_grpc
 
+Adapter = pb.Adapter
+
+
+def state_of(adapter: Adapter) -> str:
+    """`loading`, `ready` and so on: the state's name without what all states have in common."""
+    return pb.AdapterState.Name(adapter.state).removeprefix("ADAPTER_STATE_").lower()
+
 
 class AdapterClient:
     """Loads, unloads and lists LoRA adapters. Every method raises CallFailed."""

@@ -276,6 +276,10 @@ class SlipstreamClient:
         response: pb.GetServerInfoResponse = await self._unary(self.stub.GetServerInfo, request, timeout)
         return response
 
+    async def is_loading(self, timeout: float | None = None) -> bool:
+        """Whether the server answers and its model still loads. `timeout` and errors as for `server_info`."""
+        return (await self.server_info(timeout)).state == pb.SERVER_STATE_STARTING
+
     async def _unary(self, method: Any, request: Any, timeout: float | None = None) -> Any:
         try:
             return await method(request, timeout=timeout, metadata=self.metadata)

@@ -98,6 +98,11 @@ SERVICE_SEES = (
     *("core.engine", "core.types", "core.config", "core.errors", "core.buggify", "core.machine", "core.lanes"),
     "core.models.bundled",
 )
+KNOWS_MESSAGES = (
+    # `wire` makes of messages what is ours, and the other way round. What registers, answers and calls methods has them
+    # in its signatures, and benchmarks call without the client.
+    *("service.wire", "service.servicers", "service.server", "service.client", "service.bench", "service.pb"),
+)
 BENCH_SEES = (
     *SERVICE_SEES,
     # Benchmarks build the real scheduler around an emulated device, so they are let in behind the engine's door; of
@@ -194,12 +199,18 @@ def doors(sources: Iterable[Source]) -> list[str]:
 
 
 def service_doors(sources: Iterable[Source]) -> list[str]:
-    """Imports of core by service that go round the engine."""
+    """Imports of core by service that go round the engine, and of messages by rooms that know only what `wire` made."""
     findings = []
     for source in sources:
         if within(source.module, "service"):
             through = BENCH_SEES if within(source.module, "service.bench") else SERVICE_SEES
             findings += [source.at(found.line, _round(found, through)) for found in _misses(source, "core", through)]
+            if not any(within(source.module, room) for room in KNOWS_MESSAGES):
+                messages = [found for found in imports(source) if within(found.target, "service.pb")]
+                findings += [
+                    source.at(found.line, "protobuf messages are for `wire`, servicers and client")
+                    for found in messages
+                ]
     return findings
 
 

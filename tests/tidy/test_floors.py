@@ -184,3 +184,6 @@ def test_service_rules_can_fail_and_bench_may_see_more() -> None:
     assert not floors.service_doors(one("service/bench/overlap.py", text))
     assert floors.service_doors(one("service/bench/overlap.py", "from core.models.registry import build_model"))
     assert not floors.service_doors(one("service/cli/cli.py", "from core.models.bundled import bundled_model_dir"))
+    message = "from service.pb.slipstream.v1 import inference_pb2"
+    assert floors.service_doors(one("service/calls/open_calls.py", message))
+    assert not floors.service_doors(one("service/wire/generate.py", message))

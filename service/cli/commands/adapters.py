@@ -12,8 +12,7 @@ from service.cli.commands.waiting import wait_option, wait_until_loaded
 from service.cli.server_access import DEFAULT_SERVER, ServerAccess, access_options, server_option
 
 if TYPE_CHECKING:
-    from service.client.adapters import AdapterClient
-    from service.pb.slipstream.v1 import adapters_pb2 as pb
+    from service.client.adapters import Adapter, AdapterClient
 
 COLUMNS = ("name", "state", "rank", "bytes", "pinned", "requests", "idle")
 
@@ -91,10 +90,10 @@ def _ask(
         raise click.ClickException(str(failure)) from None
 
 
-def _row(adapter: pb.Adapter) -> tuple[str, ...]:
-    from service.pb.slipstream.v1 import adapters_pb2 as pb
+def _row(adapter: Adapter) -> tuple[str, ...]:
+    from service.client.adapters import state_of
 
-    state = pb.AdapterState.Name(adapter.state).removeprefix("ADAPTER_STATE_").lower()
     idle = f"{adapter.idle.seconds} s" if adapter.HasField("idle") else "never used"
     pinned = "yes" if adapter.pinned else "no"
-    return adapter.name, state, str(adapter.rank), str(adapter.bytes), pinned, str(adapter.live_requests), idle
+    figures = str(adapter.rank), str(adapter.bytes), pinned, str(adapter.live_requests), idle
+    return adapter.name, state_of(adapter), *figures

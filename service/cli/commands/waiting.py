@@ -102,10 +102,9 @@ async def _asked(client: SlipstreamClient, timeout: float, unreachable: str) -> 
     import grpc
 
     from service.client import CallFailed
-    from service.pb.slipstream.v1 import inference_pb2 as pb
 
     try:
-        state = (await client.server_info(timeout=timeout)).state
+        return _Answer.LOADING if await client.is_loading(timeout) else _Answer.OTHER
     except CallFailed as failure:
         # A server that refuses sends its reason, so without a reason no server has answered.
         if failure.code is grpc.StatusCode.UNAVAILABLE and not failure.reason:
@@ -116,4 +115,3 @@ async def _asked(client: SlipstreamClient, timeout: float, unreachable: str) -> 
             raise click.ClickException(f"{unreachable} ({failure.message})") from None
         is_silent = failure.code is grpc.StatusCode.DEADLINE_EXCEEDED and not failure.reason
         return _Answer.NONE if is_silent else _Answer.OTHER
-    return _Answer.LOADING if state == pb.SERVER_STATE_STARTING else _Answer.OTHER
