@@ -101,9 +101,9 @@ TEXTING: tuple[Mutant, ...] = (
     Mutant(
         "loading-not-waited-for",
         "commands wait for a server that loads",
-        "service/cli/commands/waiting.py",
-        "if state == pb.SERVER_STATE_STARTING else",
-        "if state == pb.SERVER_STATE_DEAD else",
+        "service/client/client.py",
+        "state == pb.SERVER_STATE_STARTING",
+        "state == pb.SERVER_STATE_DEAD",
         WAITING + "test_waiting_ends_with_advice_and_a_status",
     ),
     Mutant(
