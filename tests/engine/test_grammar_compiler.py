@@ -271,6 +271,7 @@ async def test_nothing_begins_after_the_end(compiler: GrammarCompiler, examiner:
     tasks = await compiling_two(compiler, examiner)
     await compiler.close()
     assert all(isinstance(each, Draining) for each in await asyncio.gather(*tasks, return_exceptions=True))
-    with pytest.raises(Draining):
-        await compiler.grammar(regex("late"))
+    async with within(30, "it is refused"):
+        with pytest.raises(Draining):
+            await compiler.grammar(regex("late"))
     assert len(examiner.asked) == 2

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import tracemalloc
+from operator import itemgetter
 
 import numpy as np
 import pytest
@@ -78,8 +79,8 @@ def test_a_reader_that_keeps_up_is_not_counted(tokenizer: Tokenizer) -> None:
         assert engine.unread.bytes == 0 and tokens_of(read(stream)) == FREE_TOKENS
 
 
-@pytest.mark.parametrize("times", [FREE_TOKENS + 1, FREE_TOKENS + MORE_TOKENS, 1000])
-def test_what_is_counted_covers_what_is_held_and_comes_back(tokenizer: Tokenizer, times: int) -> None:
+def held_by(tokenizer: Tokenizer, times: int) -> tuple[int, Engine, TokenStream]:
+    """Bytes that a stream's `times` unread tokens take, and the engine and the stream."""
     engine = Engine(tokenizer, 8192 * KIB, 8192 * KIB)
     stream = engine.open("slow")
     read(stream)
@@ -90,9 +91,15 @@ def test_what_is_counted_covers_what_is_held_and_comes_back(tokenizer: Tokenizer
         engine.step(stream, times=times)
         stream.reqs[0].outputs = np.empty(0, np.int32)
         gc.collect()
-        held = tracemalloc.get_traced_memory()[0] - before
+        return tracemalloc.get_traced_memory()[0] - before, engine, stream
     finally:
         tracemalloc.stop()
+
+
+@pytest.mark.parametrize("times", [FREE_TOKENS + 1, FREE_TOKENS + MORE_TOKENS, 1000])
+def test_what_is_counted_covers_what_is_held_and_comes_back(tokenizer: Tokenizer, times: int) -> None:
+    # Threads that other tests left allocate too, so that of several tries the least is the truth.
+    held, engine, stream = min((held_by(tokenizer, times) for _ in range(5)), key=itemgetter(0))
     assert held <= engine.unread.bytes + 4 * KIB
     assert engine.unread.bytes <= 1.3 * held + MORE_TOKENS * 700, "and is not far from it"
     assert tokens_of(read(stream)) == times and engine.unread.bytes == 0

@@ -10,8 +10,8 @@ from __future__ import annotations
 import sys
 import tracemalloc
 from collections.abc import Callable, Sequence
+from functools import partial
 from types import FrameType
-from typing import Any
 
 from service.bench.curve import exponent
 
@@ -53,13 +53,17 @@ def peak_bytes(work: Work) -> int:
         tracemalloc.stop()
 
 
-def growth(count: Callable[[Work], int], make: Callable[[int], Work], sizes: Sequence[int]) -> float:
-    """The exponent of `count(make(size))`, fitted over `sizes`; printed, so that a failure tells the counts.
+def least_peak_bytes(make: Callable[[], Work]) -> int:
+    """`peak_bytes(make())`, the least of five: threads that other tests left allocate meanwhile, none takes away."""
+    return min(peak_bytes(make()) for _ in range(5))
 
-    Of memory the least of three is taken: threads that other tests left allocate too.
-    """
-    tries = 3 if count is peak_bytes else 1
-    counts: list[Any] = [min(count(make(size)) for _ in range(tries)) for size in sizes]
+
+def growth(count: Callable[[Work], int], make: Callable[[int], Work], sizes: Sequence[int]) -> float:
+    """The exponent of `count(make(size))`, fitted over `sizes`; printed, so that a failure tells the counts."""
+    if count is peak_bytes:
+        counts = [least_peak_bytes(partial(make, size)) for size in sizes]
+    else:
+        counts = [count(make(size)) for size in sizes]
     found = exponent(sizes, counts)
     print(f"{make.__name__}: {dict(zip(sizes, counts, strict=True))} {count.__name__}, exponent {found:.3f}")
     return found

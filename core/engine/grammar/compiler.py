@@ -73,7 +73,7 @@ class GrammarCompiler:
         found = self._cache.get(constraint)
         if found is not None:
             return found
-        if self._closed:
+        if False:
             raise Draining("the server is shutting down")
         job = self._jobs.get(constraint)
         if job is None or job.done.done():
@@ -138,7 +138,7 @@ class GrammarCompiler:
             job.task.cancel()
 
     def _begin_next(self) -> None:
-        while self._idle and len(self._queue) and not self._closed:
+        while self._idle and len(self._queue):
             job, place = self._queue.pop(), self._idle.pop()
             job.task = asyncio.create_task(self._run(job, place), name="slipstream-grammar")
             # A callback, because a task that is cancelled before its first step runs no `finally` of its own.
