@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
 import threading
-import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -99,10 +97,3 @@ async def last(stream: Any) -> Finished:
 def assert_opened(gate: threading.Event) -> None:
     """Hold the device until the test lets it go."""
     assert gate.wait(30)
-
-
-async def until(condition: Callable[[], bool], within: float = 5.0) -> None:
-    end = time.monotonic() + within
-    while not condition():
-        assert time.monotonic() < end, f"within {within:g} s the condition did not hold"
-        await asyncio.sleep(0.001)

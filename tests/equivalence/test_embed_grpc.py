@@ -19,7 +19,8 @@ from tests.equivalence.oracle import OUTPUT_TOKENS, Example, decided_examples, m
 from tests.equivalence.test_embeddings import pooled_by_hand
 from tests.fakes.checkpoints import make_checkpoint
 from tests.fakes.real_server import serve_checkpoint
-from tests.service.conftest import ONCE, PATIENCE, until
+from tests.service.conftest import ONCE
+from tests.support.until import PATIENCE, until
 
 LONGEST = 200
 ROWS = 8

@@ -23,7 +23,8 @@ from tests.fakes.fake_prefixes import stored
 from tests.fakes.real_server import serve_checkpoint
 from tests.gateway.spoken import Spoken
 from tests.security.conftest import tiny as tiny
-from tests.service.conftest import Serve, until
+from tests.service.conftest import Serve
+from tests.support.until import until
 
 LOAD = Load(1, 2, 32, 160, 0.2, 50.0, 0.5, 8)
 PAGE = 4

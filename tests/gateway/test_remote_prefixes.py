@@ -21,7 +21,7 @@ from service.metrics.rpc import RpcMetrics
 from tests.fakes.fake_engine import FakeEngine
 from tests.fakes.fake_prefixes import FakeWatch, stored
 from tests.fakes.within import within
-from tests.service.conftest import PATIENCE, until
+from tests.support.until import PATIENCE, until
 
 
 @dataclass

@@ -22,8 +22,9 @@ from core.text.tokenizer import Tokenizer
 from core.types.io import Delta, GenerateRequest
 from service.bench.emulated import expected_output
 from service.client import CallFailed
-from tests.engine.emulation import ask, last, read, running, until
+from tests.engine.emulation import ask, last, read, running
 from tests.fakes.real_server import serve_checkpoint
+from tests.support.until import until
 
 PLANTED_AT = 7
 """Which stash, or which publication, goes wrong; all others are right."""

@@ -14,7 +14,8 @@ from service.page import feed
 from service.page.door import FULL, OFF
 from service.server.server import Server
 from tests.fakes.within import within
-from tests.page.watching import PATIENCE, asked, serve_emulated, until, watched
+from tests.page.watching import PATIENCE, asked, serve_emulated, watched
+from tests.support.until import until
 
 PARTS = {"/ui": "text/html", "/ui/page.css": "text/css", "/ui/page.js": "text/javascript"}
 

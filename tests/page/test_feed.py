@@ -21,7 +21,8 @@ from service.config.server_config import ServerConfig
 from service.frontends.group import FrontEndGroup
 from service.page import feed, streams
 from service.page.timeline import SCHEDULER_SLICES, SECONDS, STEPS, timeline
-from tests.page.watching import PATIENCE, STEP_SECONDS, asked, serve_emulated, timed_engine, until, watched
+from tests.page.watching import PATIENCE, STEP_SECONDS, asked, serve_emulated, timed_engine, watched
+from tests.support.until import until
 
 TOKEN = "a" * 20
 

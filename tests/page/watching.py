@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
@@ -17,6 +17,7 @@ from service.client import SlipstreamClient
 from service.server.server import Server
 from tests.fakes.real_server import emulated_engine, serve_checkpoint
 from tests.fakes.within import within
+from tests.support.until import until
 
 PATIENCE = 20.0
 STEP_SECONDS = 0.004
@@ -164,10 +165,3 @@ class Serving:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-
-
-async def until(condition: Callable[[], Any]) -> None:
-    """Wait until the condition holds; fails past PATIENCE."""
-    async with within(PATIENCE, "the condition holds"):
-        while not condition():
-            await asyncio.sleep(0.005)

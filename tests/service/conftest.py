@@ -18,20 +18,12 @@ from service.client import SlipstreamClient
 from service.config.server_config import ServerConfig
 from service.server.server import Server
 from tests.fakes.fake_engine import FakeEngine
-from tests.fakes.within import within
+from tests.support.until import PATIENCE
 
 ONCE = (("grpc.enable_retries", 0),)
 """Options of a client that shows the first refusal, whatever the published policy would do about it."""
 
-PATIENCE = 10.0
 """Seconds after which an awaited event counts as missing; nothing here takes a tenth of it."""
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    """Let the loop run until `condition` holds, which must not need anything but the loop; fails past PATIENCE."""
-    async with within(PATIENCE, "the condition holds"):
-        while not condition():
-            await asyncio.sleep(0)
 
 
 @dataclass

@@ -21,9 +21,9 @@ from service.frontends.host import FRAME_BYTES
 from service.frontends.wire import Kind, pack, pack_json
 from tests.fakes.fake_engine import FakeEngine
 from tests.fakes.within import within
-from tests.service.conftest import until
 from tests.service.test_front_end_pair import Pair, paired
 from tests.service.test_frontend_host import Connected, real_engine, told
+from tests.support.until import until
 
 PATIENCE = 20.0
 MOST_TOKENS = 4000

@@ -28,7 +28,8 @@ from tests.fakes.fake_engine import FakeEngine, held
 from tests.fakes.granted import granted
 from tests.fakes.within import within
 from tests.security import methods
-from tests.service.conftest import ONCE, PATIENCE, Serve
+from tests.service.conftest import ONCE, Serve
+from tests.support.until import PATIENCE
 
 GENERATE = "/slipstream.v1.InferenceService/Generate"
 TOKENIZE = "/slipstream.v1.InferenceService/Tokenize"

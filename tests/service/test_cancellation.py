@@ -13,7 +13,8 @@ from service.client import CallFailed, Chunk, SlipstreamClient
 from service.pb.slipstream.v1 import inference_pb2 as pb
 from tests.fakes.fake_engine import FakeEngine, held
 from tests.fakes.within import within
-from tests.service.conftest import PATIENCE, Serve
+from tests.service.conftest import Serve
+from tests.support.until import PATIENCE
 
 
 async def closed(engine: FakeEngine, count: int = 1) -> None:

@@ -22,9 +22,10 @@ from service.pb.slipstream.v1 import inference_pb2 as pb
 from service.wire.embed import embed_request
 from service.wire.message_limits import MAX_EMBED_IDS, MAX_EMBED_INPUTS, MAX_EMBED_NUMBERS
 from tests.fakes.fake_engine import INFO, FakeEngine, held, info_with
-from tests.service.conftest import ONCE, PATIENCE, Serve, until
+from tests.service.conftest import ONCE, Serve
 from tests.service.test_cancellation import closed
 from tests.service.test_statuses import EXAMPLES
+from tests.support.until import PATIENCE, until
 
 METHOD = 'method="slipstream.v1.InferenceService/Embed"'
 

@@ -15,7 +15,7 @@ from service.config.server_config import ServerConfig
 from service.engine.builder import build_core_engine
 from service.server.server import Server
 from tests.fakes.checkpoints import make_checkpoint
-from tests.service.conftest import PATIENCE
+from tests.support.until import PATIENCE
 
 PROMPTS = ("the quick brown fox", "pack my box with", "a token is a token until")
 

@@ -24,8 +24,8 @@ from service.limits.work import Work
 from service.metrics.rpc import RpcMetrics
 from tests.fakes.fake_engine import FakeEngine
 from tests.fakes.within import within
-from tests.service.conftest import until
 from tests.service.test_frontend_host import Desk, real_engine
+from tests.support.until import until
 
 
 @dataclass

@@ -23,8 +23,7 @@ from service.metrics.rpc import RpcMetrics
 from tests.fakes.brittle_tokenizer import panic
 from tests.fakes.fake_engine import FakeEngine, held
 from tests.fakes.kept_server import small_engine
-from tests.service.conftest import until
-from tests.system.test_exactly_once import settled
+from tests.support.until import until
 
 PATIENCE = 20.0
 
@@ -133,7 +132,7 @@ async def test_tokens_wait_in_the_engine_while_the_connection_is_full() -> None:
                 await asyncio.sleep(0.001)
         front.host.link.pause_writing()
         before = front.wire.events()
-        await settled(lambda: engine.stats.finished["length"] == 1, within=PATIENCE)
+        await until(lambda: engine.stats.finished["length"] == 1, within=PATIENCE)
         await asyncio.sleep(0)
         assert len(front.wire.events()) == len(before), "written to a connection that is full"
         front.host.link.resume_writing()
@@ -154,7 +153,7 @@ async def test_one_step_of_many_streams_is_one_frame() -> None:
         def ends() -> list[int]:
             return [number for body in front.wire.events() for number, kind, _ in told(body)[1] if kind == "finished"]
 
-        await settled(lambda: len(ends()) == 8, within=PATIENCE)
+        await until(lambda: len(ends()) == 8, within=PATIENCE)
         assert sorted(ends()) == list(range(8))
         frames = [told(body)[0] for body in front.wire.events()]
         assert sum(len(delta.token_ids) for deltas in frames for delta in deltas) == 8 * 60
@@ -197,7 +196,7 @@ async def test_streams_of_a_lost_front_end_are_aborted(lost: bool) -> None:
             front.host.link.connection_lost(None)
         else:
             front.host.link.data_received(pack(Kind.END, number=1))
-        await settled(lambda: not engine.live_requests, within=PATIENCE)
+        await until(lambda: not engine.live_requests, within=PATIENCE)
         assert engine.stats.finished["cancelled"] == 1 and front.host.lost == lost
 
 

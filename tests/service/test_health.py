@@ -19,7 +19,8 @@ from service.server.server import Server
 from service.servicers.health import LIVENESS, READINESS
 from tests.fakes.fake_engine import FakeEngine, held
 from tests.scorecard import Scorecard
-from tests.service.conftest import PATIENCE, Serve
+from tests.service.conftest import Serve
+from tests.support.until import PATIENCE
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING

@@ -27,7 +27,8 @@ from tests.chaos.process import ServerProcess
 from tests.fakes.fake_engine import FakeEngine, held
 from tests.security.certificates import Authority, needs_openssl
 from tests.security.half_sender import HalfSender
-from tests.service.conftest import PATIENCE, Serve
+from tests.service.conftest import Serve
+from tests.support.until import PATIENCE
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING

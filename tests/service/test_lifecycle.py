@@ -21,7 +21,7 @@ from service.pb.slipstream.v1 import inference_pb2 as pb
 from service.server.server import Server
 from service.servicers.health import READINESS
 from tests.fakes.fake_engine import FakeEngine, held
-from tests.service.conftest import PATIENCE
+from tests.support.until import PATIENCE
 
 LINGER = 1.5
 """Within it a busy machine has to tell of the drain and take one more call."""

@@ -18,7 +18,7 @@ from service.client import SlipstreamClient
 from service.pb.slipstream.v1 import inference_pb2 as pb
 from service.pb.slipstream.v1 import inference_pb2_grpc
 from tests.fakes.within import within
-from tests.service.conftest import PATIENCE
+from tests.support.until import PATIENCE
 
 LOADING, READY = pb.SERVER_STATE_STARTING, pb.SERVER_STATE_READY
 

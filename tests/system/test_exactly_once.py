@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import random
-import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -20,6 +19,7 @@ from service.bench.emulated import expected_output
 from service.client import Chunk, End, SlipstreamClient
 from tests.fakes.real_server import emulated_engine, serve_checkpoint
 from tests.scorecard import Scorecard
+from tests.support.until import until
 
 STREAMS, TOKENS = 200, 2000
 
@@ -27,15 +27,6 @@ STREAMS, TOKENS = 200, 2000
 @pytest.fixture(scope="module")
 def tokenizer() -> Tokenizer:
     return Tokenizer.load(str(bundled_model_dir()))
-
-
-async def settled(condition: object, within: float = 10.0) -> None:
-    """Wait until `condition()` holds; fails after `within` seconds."""
-    assert callable(condition)
-    end = time.monotonic() + within
-    while not condition():
-        assert time.monotonic() < end, f"within {within:g} s the condition did not hold"
-        await asyncio.sleep(0.01)
 
 
 def open_files() -> int:
@@ -48,7 +39,7 @@ async def test_every_stream_gets_exactly_its_own_tokens(tokenizer: Tokenizer, sc
         await _read(client, tokenizer.vocab_size, seed=-1, tokens=4)
         tasks, files = len(asyncio.all_tasks()), open_files()
         faults = await asyncio.gather(*(_read(client, tokenizer.vocab_size, n, TOKENS) for n in range(STREAMS)))
-        await settled(lambda: len(asyncio.all_tasks()) <= tasks and open_files() <= files)
+        await until(lambda: len(asyncio.all_tasks()) <= tasks and open_files() <= files)
         pools = {pool.name: pool.used for pool in engine.stats.pools}
     found = [sum(each) for each in zip(*faults)]
     what = f"{STREAMS} streams × {TOKENS} tokens, one engine: duplicated, missing, wrong"
@@ -101,8 +92,8 @@ async def test_ten_thousand_aborts_leak_nothing(
             await asyncio.gather(
                 *(_abort_somewhere(engine, tokenizer.vocab_size, rng.getrandbits(32)) for _ in range(250))
             )
-        await settled(lambda: engine.live_requests == 0 and all(pool.used == 0 for pool in engine.stats.pools))
-        await settled(lambda: len(asyncio.all_tasks()) <= tasks and open_files() <= files)
+        await until(lambda: engine.live_requests == 0 and all(pool.used == 0 for pool in engine.stats.pools))
+        await until(lambda: len(asyncio.all_tasks()) <= tasks and open_files() <= files)
         stats = engine.stats
         used = [pool.used for pool in stats.pools]
         scorecard(8, f"{prefix_cache}, engine alone, 5,000 requests: rows, pages in use", used, equals=[0, 0])

@@ -34,7 +34,7 @@ from tests.fakes.adapter_shelf import AdapterShelf
 from tests.fakes.real_server import emulated_engine
 from tests.security.certificates import Authority, Pair, needs_openssl
 from tests.service.raw_http2 import DeafClient
-from tests.system.test_exactly_once import settled
+from tests.support.until import until
 from tests.system.test_frontends import FRONT_ENDS, PATIENCE, Places, begun, failure, serving
 
 GENERATE = "/slipstream.v1.InferenceService/Generate"
@@ -172,7 +172,7 @@ async def test_every_front_end_reads_its_tokens_again_and_ends_what_a_revoked_on
                 assert refused.value.code.name == "UNAUTHENTICATED"
         async with server.places(CAROL) as theirs:
             assert len(theirs) == FRONT_ENDS
-        await settled(lambda: not server.engine.live_requests, within=PATIENCE)
+        await until(lambda: not server.engine.live_requests, within=PATIENCE)
 
 
 async def test_a_rate_limit_is_one_for_all_front_ends_and_each_has_its_part() -> None:
@@ -202,7 +202,7 @@ async def test_the_limit_of_calls_at_once_is_divided_too() -> None:
             assert refused.value.reason == "CONCURRENCY_LIMIT"
             for task in held:
                 task.cancel()
-        await settled(lambda: not server.engine.live_requests, within=PATIENCE)
+        await until(lambda: not server.engine.live_requests, within=PATIENCE)
 
 
 async def test_adapters_are_the_same_through_every_front_end() -> None:
@@ -228,7 +228,7 @@ async def deaf_client(server: Group) -> tuple[DeafClient, int]:
     known = set(server.connections())
     client = await DeafClient.connect(server.port, 500, answers_pings=True)
     # The front end takes the connection a little after the kernel has made it.
-    await settled(lambda: set(server.connections()) - known, within=PATIENCE)
+    await until(lambda: set(server.connections()) - known, within=PATIENCE)
     now = server.connections()
     return client, now[next(iter(set(now) - known))]
 
@@ -250,7 +250,7 @@ async def test_readers_that_do_not_read_are_evicted_at_every_front_end() -> None
         await server.counted("slipstream_slow_consumer_evictions_total", 3.0 * FRONT_ENDS)
         for stream in streams:
             assert sum(len(chunk.token_ids) for chunk in await asyncio.wait_for(stream, PATIENCE)) == 600
-        await settled(lambda: not server.engine.live_requests, within=PATIENCE)
+        await until(lambda: not server.engine.live_requests, within=PATIENCE)
         for client in others:
             await client.close()
 

@@ -19,12 +19,12 @@ from service.config.server_config import ServerConfig
 from service.frontends.group import FrontEndGroup
 from service.pb.slipstream.v1 import inference_pb2 as pb
 from service.server.server import Server
-from tests.engine.emulation import until
 from tests.engine.test_text_failures import OTHERS, PROMPT, TOKENS, bad_token
 from tests.fakes.brittle_tokenizer import SECRET, BrittleTokenizer, panic
 from tests.fakes.checkpoints import make_checkpoint
 from tests.fakes.kept_server import GREEDY
 from tests.fakes.real_server import emulated_engine
+from tests.support.until import until
 
 Call = Callable[[SlipstreamClient], Awaitable[Any]]
 

@@ -24,7 +24,7 @@ from tests.security.conftest import tiny as tiny
 from tests.security.test_strangers import DIALECTS, flush, subscribe
 from tests.service.conftest import checkpoint as checkpoint
 from tests.service.conftest import config as config
-from tests.service.conftest import until
+from tests.support.until import until
 
 PROMPT = list(range(3, 51))
 GREEDY: dict[str, Any] = {"temperature": 0.0, "ignore_eos": True}
