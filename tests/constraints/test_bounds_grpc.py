@@ -17,8 +17,8 @@ from service.client import CallFailed, SlipstreamClient
 from service.server.server import Server
 from tests.constraints.asks import BACKENDS
 from tests.fakes.checkpoints import make_checkpoint
-from tests.fakes.real_server import serve_checkpoint
 from tests.security.neighbour import beside
+from tests.support.servers import serve_checkpoint
 
 shared_loop = pytest.mark.asyncio(loop_scope="module")
 LIMIT = 1.5

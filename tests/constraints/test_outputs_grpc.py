@@ -11,7 +11,7 @@ import pytest
 from service.client import Completion, SlipstreamClient
 from tests.constraints.asks import BACKENDS, CONSTRAINTS, meets, mixed
 from tests.fakes.checkpoints import make_checkpoint
-from tests.fakes.real_server import serve_checkpoint
+from tests.support.servers import serve_checkpoint
 
 TIGHT = {"max_total_tokens": 256, "max_running_requests": 16, "chunked_prefill_size": 48}
 """Pages for a fraction of what 32 requests want, so some have to give way."""

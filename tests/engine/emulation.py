@@ -18,7 +18,7 @@ from core.text.tokenizer import Tokenizer
 from core.types.io import Delta, Finished, GenerateRequest, Started
 from core.types.sampling_params import SamplingParams
 from service.bench.emulated import EmulatedModel, EmulatedStreams, Timeline
-from tests.fakes.real_server import emulated_config
+from tests.fakes.emulated_engine import emulated_config
 
 
 class HookedModel(EmulatedModel):

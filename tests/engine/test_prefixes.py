@@ -20,7 +20,7 @@ from core.types.io import GenerateRequest
 from core.types.prefixes import PrefixRemoved, PrefixStored
 from core.types.sampling_params import SamplingParams
 from service.bench.emulated import EmulatedModel, EmulatedStreams, Timeline
-from tests.fakes.real_server import emulated_engine
+from tests.fakes.emulated_engine import emulated_engine
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=4, ignore_eos=True)
 

@@ -10,8 +10,8 @@ import pytest
 import pytest_asyncio
 
 from core.engine.wakeup import Wakeup
-from tests.fakes.within import within
 from tests.support.until import turns
+from tests.support.within import within
 
 
 @pytest_asyncio.fixture

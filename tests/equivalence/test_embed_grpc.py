@@ -18,8 +18,7 @@ from service.server.server import Server
 from tests.equivalence.oracle import OUTPUT_TOKENS, Example, decided_examples, make_prompts
 from tests.equivalence.test_embeddings import pooled_by_hand
 from tests.fakes.checkpoints import make_checkpoint
-from tests.fakes.real_server import serve_checkpoint
-from tests.service.conftest import ONCE
+from tests.support.servers import ONCE, serve_checkpoint
 from tests.support.until import PATIENCE, until
 
 LONGEST = 200

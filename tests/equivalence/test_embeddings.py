@@ -32,7 +32,7 @@ from core.types.io import Delta, Embedding, EmbedRequest, EmbedResult, GenerateR
 from core.types.sampling_params import SamplingParams
 from tests.equivalence.oracle import OUTPUT_TOKENS, Example, decided_examples, make_prompts
 from tests.fakes.checkpoints import make_checkpoint
-from tests.fakes.real_server import emulated_engine
+from tests.fakes.emulated_engine import emulated_engine
 from tests.models.lora.peft_oracle import ADAPTERS, make_adapter
 
 KINDS = ("llama", "qwen3", "gemma3_text", "deepseek_v3", "bamba")

@@ -14,7 +14,7 @@ import pytest
 from service.client import SlipstreamClient
 from tests.equivalence.oracle import OUTPUT_TOKENS, Example, decided_examples
 from tests.fakes.checkpoints import make_checkpoint
-from tests.fakes.real_server import serve_checkpoint
+from tests.support.servers import serve_checkpoint
 
 KINDS = (
     "llama",

@@ -16,7 +16,7 @@ from service.engine.builder import Progress, StartableEngine, build_core_engine
 from tests.equivalence.oracle import Example, decided_examples
 from tests.equivalence.test_greedy_grpc import _ask
 from tests.fakes.checkpoints import RECURRENT_CONFIGS, make_checkpoint
-from tests.fakes.real_server import serve_checkpoint
+from tests.support.servers import serve_checkpoint
 
 LONGEST = 100
 CONCURRENT = 32

@@ -15,7 +15,7 @@ from service.engine.builder import EngineBuilder, Progress, StartableEngine, bui
 from tests.equivalence.oracle import OUTPUT_TOKENS, Example, decided, decided_examples, make_prompts
 from tests.equivalence.test_recurrent_grpc import PROMPT_SEEDS
 from tests.fakes.checkpoints import RECURRENT_CONFIGS, make_checkpoint
-from tests.fakes.real_server import serve_checkpoint
+from tests.support.servers import serve_checkpoint
 
 LONGEST = 70
 PAGE = 8

@@ -11,7 +11,7 @@ import pytest
 
 from service.client import Completion, SlipstreamClient
 from tests.fakes.checkpoints import VOCAB_SIZE, make_checkpoint
-from tests.fakes.real_server import serve_checkpoint
+from tests.support.servers import serve_checkpoint
 
 OPTIONS: dict[str, dict[str, Any]] = {
     "greedy": {"temperature": 0.0},

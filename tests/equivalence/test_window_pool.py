@@ -19,7 +19,7 @@ from core.types.arrays import Ints
 from tests.equivalence.oracle import Example, decided_examples
 from tests.equivalence.test_greedy_grpc import _ask
 from tests.fakes.checkpoints import make_checkpoint
-from tests.fakes.real_server import serve_checkpoint
+from tests.support.servers import serve_checkpoint
 
 LONGEST = 150
 PAGE = 4

@@ -13,10 +13,10 @@ from smg_grpc_proto.generated import common_pb2
 from service.client import CallFailed, SlipstreamClient
 from service.client.adapters import AdapterClient
 from service.limits.usage import CENSUS_SECONDS
-from tests.fakes.within import within
 from tests.gateway.spoken import DIALECTS
 from tests.gateway.test_kv_events import Index, follow, whole_pages
 from tests.support.until import until
+from tests.support.within import within
 from tests.system.test_frontend_doors import ALICE, BOB, CAROL, group
 from tests.system.test_frontends import PATIENCE
 

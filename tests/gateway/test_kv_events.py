@@ -20,10 +20,8 @@ from service.gateway.dialect import Load
 from service.gateway.kv_events import MAX_BLOCKS, KvEvents, block_hash
 from tests.fakes.fake_engine import FakeEngine
 from tests.fakes.fake_prefixes import stored
-from tests.fakes.real_server import serve_checkpoint
 from tests.gateway.spoken import Spoken
-from tests.security.conftest import tiny as tiny
-from tests.service.conftest import Serve
+from tests.support.servers import Serve, serve_checkpoint
 from tests.support.until import until
 
 LOAD = Load(1, 2, 32, 160, 0.2, 50.0, 0.5, 8)

@@ -23,7 +23,7 @@ from core.types.io import Delta, GenerateRequest
 from service.bench.emulated import expected_output
 from service.client import CallFailed
 from tests.engine.emulation import ask, last, read, running
-from tests.fakes.real_server import serve_checkpoint
+from tests.support.servers import serve_checkpoint
 from tests.support.until import until
 
 PLANTED_AT = 7

@@ -19,7 +19,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import IO, Any
 
-from tests.fakes.within import within
+from tests.support.within import within
 
 PROGRAMS = ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome")
 INSTALL = "no Chromium here: apt-get install chromium-headless-shell"

@@ -15,9 +15,10 @@ from core.models.bundled import bundled_model_dir
 from core.text.tokenizer import Tokenizer
 from service.client import SlipstreamClient
 from service.server.server import Server
-from tests.fakes.real_server import emulated_engine, serve_checkpoint
-from tests.fakes.within import within
+from tests.fakes.emulated_engine import emulated_engine
+from tests.support.servers import serve_checkpoint
 from tests.support.until import until
+from tests.support.within import within
 
 PATIENCE = 20.0
 STEP_SECONDS = 0.004

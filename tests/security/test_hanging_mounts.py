@@ -18,7 +18,7 @@ from service.access.token_file import token_file
 from service.client import SlipstreamClient
 from tests.fakes.fake_engine import FakeEngine
 from tests.security.conftest import LogLines
-from tests.service.conftest import Serving
+from tests.support.servers import Serving
 from tests.support.until import eventually
 
 TOKEN = "0123456789abcdefghijklmnopqrstuv"

@@ -11,7 +11,7 @@ from core.errors import DeadlinePassed, Overloaded
 from service.client import CallFailed, SlipstreamClient
 from service.limits.admission import Admission
 from tests.fakes.fake_engine import FakeEngine, held
-from tests.service.conftest import ONCE, Serve
+from tests.support.servers import ONCE, Serve
 from tests.support.until import until
 
 

@@ -16,8 +16,8 @@ import pytest
 from service.client import CallFailed
 from service.pb.slipstream.v1 import inference_pb2 as pb
 from tests.fakes.fake_engine import FakeEngine, held
-from tests.service.conftest import Serve
 from tests.service.test_cancellation import closed
+from tests.support.servers import Serve
 
 INTS = (-(2**31), -1, 0, 1, 2, 64, 65, 2**31 - 1)
 LONGS = (-(2**63), -1, 0, 1, 2**63 - 1)

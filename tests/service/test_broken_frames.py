@@ -20,10 +20,10 @@ from service.frontends.events import EventBatch
 from service.frontends.host import FRAME_BYTES
 from service.frontends.wire import Kind, pack, pack_json
 from tests.fakes.fake_engine import FakeEngine
-from tests.fakes.within import within
 from tests.service.test_front_end_pair import Pair, paired
 from tests.service.test_frontend_host import Connected, real_engine, told
 from tests.support.until import until
+from tests.support.within import within
 
 PATIENCE = 20.0
 MOST_TOKENS = 4000

@@ -26,10 +26,10 @@ from service.metrics.rpc import CALL_KINDS, RpcMetrics
 from service.server.server import Server
 from tests.fakes.fake_engine import FakeEngine, held
 from tests.fakes.granted import granted
-from tests.fakes.within import within
 from tests.security import methods
-from tests.service.conftest import ONCE, Serve
+from tests.support.servers import ONCE, Serve, loaded
 from tests.support.until import PATIENCE
+from tests.support.within import within
 
 GENERATE = "/slipstream.v1.InferenceService/Generate"
 TOKENIZE = "/slipstream.v1.InferenceService/Tokenize"
@@ -65,14 +65,9 @@ async def test_a_method_without_a_place_is_not_served(
     server = Server(config(), lambda *_: FakeEngine())
     handlers = {"New": grpc.unary_unary_rpc_method_handler(new)}
     server._grpc.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("slipstream.v1.Other", handlers),))
-    await server.listen()
-    await server.load()
-    try:
-        async with grpc.aio.insecure_channel(f"127.0.0.1:{server.port}") as channel:
-            with pytest.raises(grpc.aio.AioRpcError) as failed:
-                await channel.unary_unary("/slipstream.v1.Other/New")(b"")
-    finally:
-        await server.close(grace=0)
+    async with loaded(server), grpc.aio.insecure_channel(f"127.0.0.1:{server.port}") as channel:
+        with pytest.raises(grpc.aio.AioRpcError) as failed:
+            await channel.unary_unary("/slipstream.v1.Other/New")(b"")
     assert (failed.value.code().name, CallFailed(failed.value).reason) == ("UNIMPLEMENTED", "UNSUPPORTED")
     assert not served
 
@@ -86,20 +81,14 @@ async def test_a_tenant_that_is_locked_out_can_call_nothing(
             config(reflection=True, admins="alice", **tenants(tmp_path, "alice: {concurrent_requests: 0}")),
             lambda *_: FakeEngine(),
         )
-    await server.listen()
-    await server.load()
-    try:
-        async with grpc.aio.insecure_channel(f"127.0.0.1:{server.port}") as channel:
-            codes = {
-                method: await methods.code_of(channel, method, handler, metadata=ALICE)
-                for method, handler in found.items()
-            }
-            others = {
-                method: await methods.code_of(channel, method, found[method], metadata=BOB)
-                for method in (TOKENIZE, "/slipstream.v1.InferenceService/GetLoad")
-            }
-    finally:
-        await server.close(grace=0)
+    async with loaded(server), grpc.aio.insecure_channel(f"127.0.0.1:{server.port}") as channel:
+        codes = {
+            method: await methods.code_of(channel, method, handler, metadata=ALICE) for method, handler in found.items()
+        }
+        others = {
+            method: await methods.code_of(channel, method, found[method], metadata=BOB)
+            for method in (TOKENIZE, "/slipstream.v1.InferenceService/GetLoad")
+        }
     opened = {method for method, code in codes.items() if code is not grpc.StatusCode.PERMISSION_DENIED}
     assert opened == {method for method in found if KINDS[method] is Kind.HEALTH}
     assert set(others.values()) == {grpc.StatusCode.OK}

@@ -23,9 +23,9 @@ from service.frontends.remote_engine import RemoteEngine
 from service.limits.work import Work
 from service.metrics.rpc import RpcMetrics
 from tests.fakes.fake_engine import FakeEngine
-from tests.fakes.within import within
 from tests.service.test_frontend_host import Desk, real_engine
 from tests.support.until import until
+from tests.support.within import within
 
 
 @dataclass

@@ -23,7 +23,7 @@ from service.frontends import group as group_room
 from service.frontends.front_end import FrontEnd
 from service.frontends.group import FrontEndGroup
 from tests.fakes.fake_engine import FakeEngine
-from tests.fakes.within import within
+from tests.support.within import within
 
 PATIENCE = 60.0
 GARBAGE = b"GET / HTTP/1.1\r\n\r\n"

@@ -22,7 +22,7 @@ from service.limits.work import Work
 from service.metrics.rpc import RpcMetrics
 from tests.fakes.brittle_tokenizer import panic
 from tests.fakes.fake_engine import FakeEngine, held
-from tests.fakes.kept_server import small_engine
+from tests.support.kept_server import small_engine
 from tests.support.until import until
 
 PATIENCE = 20.0

@@ -15,8 +15,8 @@ from service.errors import RequestIncomplete
 from service.limits import request_reads
 from service.limits.request_reads import AT_ONCE, CALLS, PUBLIC, STREAMS, Lane, RequestReads
 from service.pb.slipstream.v1 import inference_pb2 as pb
-from tests.fakes.within import within
 from tests.support.until import turns
+from tests.support.within import within
 
 FOREVER = 3600.0
 

@@ -18,7 +18,7 @@ from service.client import CallFailed, SlipstreamClient
 from service.pb.slipstream.v1 import inference_pb2 as pb
 from tests.fakes.checkpoints import make_checkpoint
 from tests.fakes.fleet import free_port
-from tests.fakes.within import within
+from tests.support.within import within
 
 ROOT = Path(__file__).resolve().parents[2]
 START_SECONDS = 150.0

@@ -13,7 +13,7 @@ from service.client.resumed_call import Received
 from service.pb.slipstream.v1 import inference_pb2 as pb
 from tests.fakes.breaking_proxy import breaking_proxy
 from tests.fakes.granted import granted
-from tests.fakes.kept_server import GREEDY, KeptServer, Seen, kept_server, uninterrupted
+from tests.support.kept_server import GREEDY, KeptServer, Seen, kept_server, uninterrupted
 from tests.support.until import until
 
 PATIENCE = 20.0

@@ -11,7 +11,7 @@ import pytest
 
 from service.client import CallFailed
 from service.pb.slipstream.v1 import inference_pb2 as pb
-from tests.fakes.kept_server import GREEDY, Seen
+from tests.support.kept_server import GREEDY, Seen
 from tests.support.until import until
 from tests.system.test_attach import PROMPT, begun, refusal, rest
 from tests.system.test_frontend_doors import ALICE, BOB, PATIENCE, group

@@ -20,8 +20,6 @@ from typing import Any, cast
 
 import pytest
 
-from core.models.bundled import bundled_model_dir
-from core.text.tokenizer import Tokenizer
 from service.access.tls_credentials import ClientTls
 from service.client import CallFailed, SlipstreamClient
 from service.client.adapters import AdapterClient
@@ -31,9 +29,10 @@ from service.frontends.group import FrontEndGroup
 from service.pb.slipstream.v1 import inference_pb2 as pb
 from tests.chaos.process import ServerProcess
 from tests.fakes.adapter_shelf import AdapterShelf
-from tests.fakes.real_server import emulated_engine
 from tests.security.certificates import Authority, Pair, needs_openssl
 from tests.service.raw_http2 import DeafClient
+from tests.support.kept_server import small_engine
+from tests.support.servers import loaded
 from tests.support.until import until
 from tests.system.test_frontends import FRONT_ENDS, PATIENCE, Places, begun, failure, serving
 
@@ -46,8 +45,7 @@ class ShelvedEngine(AdapterShelf):
     """The production engine, with adapters that are only names."""
 
     def __init__(self) -> None:
-        tokenizer = Tokenizer.load(str(bundled_model_dir()))
-        self._engine = emulated_engine(tokenizer, step_seconds=0.002, rows=64, context=8192, max_total_tokens=64 * 1024)
+        self._engine = small_engine()
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._engine, name)
@@ -100,13 +98,8 @@ class Group:
 async def group(**settings: Any) -> AsyncIterator[Group]:
     engine = ShelvedEngine()
     config = ServerConfig.of(port=0, metrics_port=0, frontends=FRONT_ENDS, max_running_requests=64, **settings)
-    inner = FrontEndGroup(config, lambda *_: cast(StartableEngine, engine))
-    await inner.listen()
-    await inner.load()
-    try:
+    async with loaded(FrontEndGroup(config, lambda *_: cast(StartableEngine, engine))) as inner:
         yield Group(inner, engine)
-    finally:
-        await inner.close(grace=0)
 
 
 def install(pair: Pair, folder: Path) -> dict[str, str]:

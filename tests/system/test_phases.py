@@ -18,8 +18,9 @@ from core.text.tokenizer import Tokenizer
 from service.bench.emulated import expected_output
 from service.client import CallFailed, Chunk, SlipstreamClient
 from tests.fakes.checkpoints import make_checkpoint
-from tests.fakes.real_server import emulated_engine, serve_checkpoint
+from tests.fakes.emulated_engine import emulated_engine
 from tests.scorecard import Scorecard
+from tests.support.servers import serve_checkpoint
 from tests.support.until import until
 
 STEP_SECONDS = 0.06

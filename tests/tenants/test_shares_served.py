@@ -19,15 +19,14 @@ from service.client import SlipstreamClient
 from service.frontends.remote_desk import RemoteDesk
 from service.limits.tenant_limiter import Hold
 from service.resume.retention import _digest
+from tests.fakes.emulated_engine import emulated_engine
 from tests.fakes.fake_engine import FakeEngine
-from tests.fakes.real_server import emulated_engine
-from tests.security.conftest import checkpoint, config, serve  # noqa: F401
-from tests.service.conftest import Serve
 from tests.service.test_front_end_pair import paired
+from tests.support.servers import Serve
 from tests.tenants.test_tenants_served import ALICE, BOB, files
 
 
-async def test_each_call_is_its_tenants_with_the_weight_of_the_file_as_it_is_now(serve: Serve, tmp_path: Path) -> None:  # noqa: F811
+async def test_each_call_is_its_tenants_with_the_weight_of_the_file_as_it_is_now(serve: Serve, tmp_path: Path) -> None:
     named = files(tmp_path, "alice: {weight: 3}\n")
     async with serve(FakeEngine(), **named) as serving:
         async with (
@@ -45,7 +44,7 @@ async def test_each_call_is_its_tenants_with_the_weight_of_the_file_as_it_is_now
     assert embedded == [("alice", 3.0), ("bob", 1.0)]
 
 
-async def test_without_names_connections_of_one_address_share(serve: Serve) -> None:  # noqa: F811
+async def test_without_names_connections_of_one_address_share(serve: Serve) -> None:
     async with serve() as serving:
         for _ in range(2):
             async with SlipstreamClient(serving.target) as client:

@@ -12,11 +12,10 @@ from core.errors import Overloaded
 from service.client import CallFailed, SlipstreamClient
 from tests.fakes.fake_engine import FakeEngine, count_up, held
 from tests.fakes.granted import granted
-from tests.fakes.kept_server import GREEDY, kept_server
 from tests.gateway.spoken import DIALECTS, Spoken
 from tests.gateway.test_generate import failure_of
-from tests.security.conftest import checkpoint, config, serve  # noqa: F401
-from tests.service.conftest import ONCE, Serve
+from tests.support.kept_server import GREEDY, kept_server
+from tests.support.servers import ONCE, Serve
 from tests.system.test_attach import begun
 from tests.tenants.test_tenants_served import ALICE, BOB, files, refused
 
@@ -24,7 +23,7 @@ SOON = 5.0
 AS_ALICE, AS_BOB = ((("authorization", f"Bearer {token}"),) for token in (ALICE, BOB))
 
 
-async def test_outputs_and_inputs_are_sequences_whatever_the_calls(serve: Serve, tmp_path: Path) -> None:  # noqa: F811
+async def test_outputs_and_inputs_are_sequences_whatever_the_calls(serve: Serve, tmp_path: Path) -> None:
     gate = asyncio.Event()
     named = files(tmp_path, '"*": {concurrent_sequences: 64}\n')
     async with serve(FakeEngine(held(gate, after=1)), admission_wait=0.02, **named) as serving:
@@ -63,7 +62,7 @@ async def _refused(call: Any) -> CallFailed:
 
 
 @pytest.mark.parametrize("spoken", DIALECTS, ids=lambda each: each.name)
-async def test_dialects_count_their_outputs_and_tokens(serve: Serve, spoken: Spoken, tmp_path: Path) -> None:  # noqa: F811
+async def test_dialects_count_their_outputs_and_tokens(serve: Serve, spoken: Spoken, tmp_path: Path) -> None:
     gate, ids = asyncio.Event(), [5, 6, 7]
     named = files(tmp_path, "alice: {concurrent_sequences: 4}\nbob: {tokens_per_minute: 103}\n")
 
@@ -97,7 +96,7 @@ async def test_dialects_count_their_outputs_and_tokens(serve: Serve, spoken: Spo
 
 
 @pytest.mark.parametrize("whole", [True, False], ids=["read to its end", "left early"])
-async def test_the_unused_is_given_back_at_the_end(serve: Serve, tmp_path: Path, whole: bool) -> None:  # noqa: F811
+async def test_the_unused_is_given_back_at_the_end(serve: Serve, tmp_path: Path, whole: bool) -> None:
     """Prompts count as the engine counts them: 3 tokens here, whatever the estimate was."""
     named = files(tmp_path, "alice: {tokens_per_minute: 1000}\n")
     engine = FakeEngine(held(asyncio.Event(), after=2))
@@ -122,7 +121,7 @@ async def test_the_unused_is_given_back_at_the_end(serve: Serve, tmp_path: Path,
             assert (await refused(alice, max_tokens=900, timeout=SOON)).reason == "TENANT_TOKEN_LIMIT"
 
 
-async def test_an_embedding_counts_its_tokens_even_if_nobody_waits_for_it(serve: Serve, tmp_path: Path) -> None:  # noqa: F811
+async def test_an_embedding_counts_its_tokens_even_if_nobody_waits_for_it(serve: Serve, tmp_path: Path) -> None:
     named = files(tmp_path, "alice: {tokens_per_minute: 100}\n")
     engine = FakeEngine(held(asyncio.Event(), after=0))
     async with serve(engine, admission_wait=0.02, **named) as serving:

@@ -15,9 +15,9 @@ import pytest
 from core.errors import Overloaded, QueueTimeout
 from service.client import SERVICE_CONFIG
 from tests.fakes.fake_engine import FakeEngine, held, token_at
-from tests.service.conftest import Serve
 from tests.service.test_cancellation import closed
 from tests.service.test_client import Flaky
+from tests.support.servers import Serve
 from tests.support.until import PATIENCE
 
 PACKAGES = ("@grpc/grpc-js@1.14.7", "@grpc/proto-loader@0.8.1")
