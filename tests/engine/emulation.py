@@ -19,6 +19,7 @@ from core.types.io import Delta, Finished, GenerateRequest, Started
 from core.types.sampling_params import SamplingParams
 from service.bench.emulated import EmulatedModel, EmulatedStreams, Timeline
 from tests.fakes.emulated_engine import emulated_config
+from tests.support.engines import started
 
 
 class HookedModel(EmulatedModel):
@@ -42,11 +43,8 @@ async def running(tokenizer: Tokenizer, model: HookedModel | None = None, **chan
     model = model or HookedModel(tokenizer)
     config = _changed(emulated_config(rows=8, max_total_tokens=2048), changes)
     engine = assemble(config, model, tokenizer, EmulatedStreams(model.timeline))
-    await engine.start()
-    try:
+    async with started(engine):
         yield engine
-    finally:
-        await engine.stop()
 
 
 def _changed(config: EngineConfig, changes: dict[str, Any]) -> EngineConfig:

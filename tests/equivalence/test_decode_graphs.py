@@ -28,6 +28,7 @@ from tests.equivalence.oracle import OUTPUT_TOKENS, Example, decided, decided_ex
 from tests.fakes.checkpoints import make_checkpoint
 from tests.fakes.masked_attention import MaskedAttention
 from tests.fakes.traced_graphs import GraphStreams
+from tests.support.engines import started
 
 KINDS = ("llama", "gemma3_text", "gpt_oss", "deepseek_v3")
 ROWS, COUNT, LONGEST, CONTEXT = 8, 12, 40, 96
@@ -72,11 +73,8 @@ async def graph_engine(
         executor=ExecutorConfig(device=used.device.type, overlap=overlap, assert_mode="trap"),
     )
     engine = build.assemble(config, load_model(config.model, used.device), Tokenizer.load(str(directory)), used)
-    await engine.start()
-    try:
+    async with started(engine):
         yield engine, used, runners[0]
-    finally:
-        await engine.stop()
 
 
 async def answer(engine: AsyncEngine, prompt: tuple[int, ...], **sampling: Any) -> tuple[tuple[int, ...], list[float]]:

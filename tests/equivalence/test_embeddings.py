@@ -34,6 +34,7 @@ from tests.equivalence.oracle import OUTPUT_TOKENS, Example, decided_examples, m
 from tests.fakes.checkpoints import make_checkpoint
 from tests.fakes.emulated_engine import emulated_engine
 from tests.models.lora.peft_oracle import ADAPTERS, make_adapter
+from tests.support.engines import started
 
 KINDS = ("llama", "qwen3", "gemma3_text", "deepseek_v3", "bamba")
 LONGEST = 150
@@ -54,14 +55,11 @@ async def engine(
             **configs,
         )
     )
-    await made.start()
-    try:
+    async with started(made):
         yield made
         assert await made.drain(10) == 0
         assert all(pool.used == 0 for pool in made.stats.pools), made.stats.pools
         assert sum(made.stats.assert_failures.values()) == 0
-    finally:
-        await made.stop()
 
 
 @torch.no_grad()
@@ -219,15 +217,11 @@ async def test_an_adapter_makes_vectors_of_its_own(llama: Path, tmp_path: Path) 
 
 
 async def test_a_model_without_hidden_states_says_so(llama: Path) -> None:
-    made = emulated_engine(Tokenizer.load(llama), step_seconds=0.0)
-    await made.start()
-    try:
+    async with started(emulated_engine(Tokenizer.load(llama), step_seconds=0.0)) as made:
         assert made.model_info.embedding_dimension == 0
         with pytest.raises(InvalidRequest) as refused:
             await made.embed(EmbedRequest(("a",)))
         assert named(refused.value) == ["pooling"]
-    finally:
-        await made.stop()
 
 
 async def test_a_vector_too_long_for_float32_is_normalised_all_the_same(

@@ -12,6 +12,7 @@ from core.engine.build import build_engine
 from tests.equivalence.oracle import Example, decided_examples
 from tests.equivalence.test_embeddings import tokens_of
 from tests.fakes.checkpoints import make_checkpoint
+from tests.support.engines import started
 
 PAGE = 8
 PAGES = 5
@@ -42,12 +43,9 @@ async def test_resumed_streams_equal_transformers(
             executor=ExecutorConfig(device="cpu", overlap=overlap, assert_mode="trap", cpu_threads=1),
         )
     )
-    await engine.start()
-    try:
+    async with started(engine):
         answers = await asyncio.gather(*(tokens_of(engine, example.prompt) for example in examples))
         stats = engine.stats
-    finally:
-        await engine.stop()
     assert answers == [example.output for example in examples]
     assert stats.preemptions == 1, "two of three pages each do not fit into five"
     written = 2 * PAGE

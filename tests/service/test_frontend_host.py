@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -22,6 +21,7 @@ from service.limits.work import Work
 from service.metrics.rpc import RpcMetrics
 from tests.fakes.brittle_tokenizer import panic
 from tests.fakes.fake_engine import FakeEngine, held
+from tests.support.engines import started
 from tests.support.kept_server import small_engine
 from tests.support.until import until
 
@@ -101,16 +101,6 @@ class Connected:
         return sum(kind is Kind.REPLY for kind, _ in self.wire.frames)
 
 
-@asynccontextmanager
-async def real_engine() -> AsyncIterator[Any]:
-    engine = small_engine()
-    await engine.start()
-    try:
-        yield engine
-    finally:
-        await engine.stop()
-
-
 def request(tokens: int, name: str = "mine") -> Any:
     sampling = SamplingParams(max_tokens=tokens, temperature=0.0, ignore_eos=True)
     return to_plain(GenerateRequest(name, token_ids=(5, 6, 7), sampling=sampling, want_text=False))
@@ -124,7 +114,7 @@ def told(body: bytes) -> tuple[list[Delta], list[Any]]:
 
 async def test_tokens_wait_in_the_engine_while_the_connection_is_full() -> None:
     """Nothing is written after `pause_writing`; what came meanwhile is one frame, merged, once there is room."""
-    async with real_engine() as engine:
+    async with started(small_engine()) as engine:
         front = Connected(engine)
         front.call(1, "generate", request=request(60))
         async with asyncio.timeout(PATIENCE):
@@ -145,7 +135,7 @@ async def test_tokens_wait_in_the_engine_while_the_connection_is_full() -> None:
 
 
 async def test_one_step_of_many_streams_is_one_frame() -> None:
-    async with real_engine() as engine:
+    async with started(small_engine()) as engine:
         front = Connected(engine)
         for number in range(8):
             front.call(number, "generate", request=request(60, f"r{number}"))
@@ -188,7 +178,7 @@ async def test_a_front_end_that_is_lost_takes_along_everything_it_had() -> None:
 
 @pytest.mark.parametrize("lost", [True, False])
 async def test_streams_of_a_lost_front_end_are_aborted(lost: bool) -> None:
-    async with real_engine() as engine:
+    async with started(small_engine()) as engine:
         front = Connected(engine)
         front.call(1, "generate", request=request(5000))
         await until(lambda: front.replies() == 1)

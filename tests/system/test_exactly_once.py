@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import random
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 
 import pytest
 
@@ -19,6 +17,7 @@ from service.bench.emulated import expected_output
 from service.client import Chunk, End, SlipstreamClient
 from tests.fakes.emulated_engine import emulated_engine
 from tests.scorecard import Scorecard
+from tests.support.engines import started
 from tests.support.servers import serve_checkpoint
 from tests.support.until import until
 
@@ -69,15 +68,6 @@ async def _read(client: SlipstreamClient, vocab: int, seed: int, tokens: int) ->
     expected = expected_output(prompt, tokens, vocab)
     wrong = sum(seen.get(place) != token for place, token in enumerate(expected) if place in seen)
     return duplicated, tokens - len(seen), wrong, terminals
-
-
-@asynccontextmanager
-async def started(engine: AsyncEngine) -> AsyncIterator[AsyncEngine]:
-    await engine.start()
-    try:
-        yield engine
-    finally:
-        await engine.stop()
 
 
 @pytest.mark.parametrize("prefix_cache", ["radix", "none"])

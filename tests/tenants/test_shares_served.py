@@ -22,6 +22,7 @@ from service.resume.retention import _digest
 from tests.fakes.emulated_engine import emulated_engine
 from tests.fakes.fake_engine import FakeEngine
 from tests.service.test_front_end_pair import paired
+from tests.support.engines import started
 from tests.support.servers import Serve
 from tests.tenants.test_tenants_served import ALICE, BOB, files
 
@@ -96,9 +97,8 @@ def test_a_port_is_no_part_of_an_address(peer: str, address: str) -> None:
 async def test_a_tenant_that_fills_the_queue_leaves_the_others_their_part() -> None:
     tokenizer = Tokenizer.load(str(bundled_model_dir()))
     engine = emulated_engine(tokenizer, step_seconds=0.001, rows=1)
-    await engine.start()
-    engine._scheduler._most_queued = 8
-    try:
+    async with started(engine):
+        engine._scheduler._most_queued = 8
 
         async def ask(tenant: str) -> None:
             await engine.generate(GenerateRequest(token_ids=(5, 6, 7), tenant=tenant))
@@ -115,5 +115,3 @@ async def test_a_tenant_that_fills_the_queue_leaves_the_others_their_part() -> N
         assert await fill("a") >= 8, "one tenant alone has all of it"
         assert [await fill(tenant) for tenant in "bcd"] == [4, 2, 2]
         assert await fill("a") == 0
-    finally:
-        await engine.stop()
