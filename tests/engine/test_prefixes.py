@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,7 +13,6 @@ from core.engine.async_engine import AsyncEngine
 from core.engine.build import assemble
 from core.engine.prefixes import CachedPrefixWatch
 from core.errors import Draining, SlowConsumer, Unsupported
-from core.models.bundled import bundled_model_dir
 from core.text.tokenizer import Tokenizer
 from core.types.io import GenerateRequest
 from core.types.prefixes import PrefixRemoved, PrefixStored
@@ -23,11 +21,6 @@ from service.bench.emulated import EmulatedModel, EmulatedStreams, Timeline
 from tests.fakes.emulated_engine import emulated_engine
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=4, ignore_eos=True)
-
-
-@pytest.fixture(scope="module")
-def tokenizer() -> Tokenizer:
-    return Tokenizer.load(Path(bundled_model_dir()))
 
 
 async def run(engine: AsyncEngine, ids: range, **fields: Any) -> None:
@@ -39,8 +32,8 @@ def stored(parent: int, pages: list[int]) -> PrefixStored:
     return PrefixStored(parent, np.zeros(2 * len(pages), np.int64), np.array(pages))
 
 
-async def test_a_watch_sees_its_own_namespace_first_whole_and_then_each_change(tokenizer: Tokenizer) -> None:
-    engine = emulated_engine(tokenizer, step_seconds=0.0)
+async def test_a_watch_sees_its_own_namespace_first_whole_and_then_each_change(bundled_tokenizer: Tokenizer) -> None:
+    engine = emulated_engine(bundled_tokenizer, step_seconds=0.0)
     await engine.start()
     await run(engine, range(40))
     await run(engine, range(100, 140), cache_salt="tenant")
@@ -60,8 +53,10 @@ async def test_a_watch_sees_its_own_namespace_first_whole_and_then_each_change(t
     await engine.stop()
 
 
-async def test_nobody_watching_means_nobody_is_told(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
-    engine = emulated_engine(tokenizer, step_seconds=0.0)
+async def test_nobody_watching_means_nobody_is_told(
+    bundled_tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = emulated_engine(bundled_tokenizer, step_seconds=0.0)
     await engine.start()
     observed: list[object] = []
     cache = engine._scheduler.memory.cache
@@ -89,8 +84,8 @@ async def test_a_watch_that_is_not_read_is_over_and_the_others_go_on() -> None:
             await watch.changes()
 
 
-async def test_a_flush_leaves_what_a_request_holds(tokenizer: Tokenizer) -> None:
-    engine = emulated_engine(tokenizer, step_seconds=0.002)
+async def test_a_flush_leaves_what_a_request_holds(bundled_tokenizer: Tokenizer) -> None:
+    engine = emulated_engine(bundled_tokenizer, step_seconds=0.002)
     await engine.start()
     await run(engine, range(200, 264))
     long = SamplingParams(temperature=0.0, max_tokens=1000, ignore_eos=True)
@@ -112,14 +107,16 @@ async def test_a_flush_leaves_what_a_request_holds(tokenizer: Tokenizer) -> None
     await engine.stop()
 
 
-async def test_without_a_prefix_cache_there_is_nothing_to_watch(tokenizer: Tokenizer) -> None:
+async def test_without_a_prefix_cache_there_is_nothing_to_watch(bundled_tokenizer: Tokenizer) -> None:
     timeline = Timeline(0.0)
     config = EngineConfig(
         model=ModelConfig("emulated"),
         memory=MemoryConfig(max_running_requests=4, max_total_tokens=1024, prefix_cache="none"),
         executor=ExecutorConfig(device="cpu"),
     )
-    engine = assemble(config, EmulatedModel(timeline, tokenizer.vocab_size), tokenizer, EmulatedStreams(timeline))
+    engine = assemble(
+        config, EmulatedModel(timeline, bundled_tokenizer.vocab_size), bundled_tokenizer, EmulatedStreams(timeline)
+    )
     await engine.start()
     with pytest.raises(Unsupported):
         engine.prefixes.watch("")

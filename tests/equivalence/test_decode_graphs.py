@@ -5,7 +5,7 @@ retracted. The graphs are those of `tests/fakes/traced_graphs.py`, which spoil a
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -25,9 +25,9 @@ from core.types.io import Delta, Finished, GenerateRequest
 from core.types.sampling_params import SamplingParams
 from tests.attention.test_conformance import INTERPRETED
 from tests.equivalence.oracle import OUTPUT_TOKENS, Example, decided, decided_examples, make_prompts
-from tests.fakes.checkpoints import make_checkpoint
 from tests.fakes.masked_attention import MaskedAttention
 from tests.fakes.traced_graphs import GraphStreams
+from tests.support.checkpoints import make_checkpoint
 from tests.support.engines import started
 
 KINDS = ("llama", "gemma3_text", "gpt_oss", "deepseek_v3")
@@ -35,8 +35,8 @@ ROWS, COUNT, LONGEST, CONTEXT = 8, 12, 40, 96
 
 
 @pytest.fixture(scope="module", params=KINDS)
-def reference(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Example]]:
-    directory = make_checkpoint(request.param, tmp_path_factory.mktemp(request.param), seed=0)
+def reference(request: pytest.FixtureRequest, checkpoint_of: Callable[[str], Path]) -> tuple[Path, list[Example]]:
+    directory = checkpoint_of(request.param)
     return directory, decided_examples(directory, COUNT, LONGEST, seed=2)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import warnings
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -31,7 +31,6 @@ from core.text.tokenizer import Tokenizer
 from core.types.io import Delta, Embedding, EmbedRequest, EmbedResult, GenerateRequest, Pooling
 from core.types.sampling_params import SamplingParams
 from tests.equivalence.oracle import OUTPUT_TOKENS, Example, decided_examples, make_prompts
-from tests.fakes.checkpoints import make_checkpoint
 from tests.fakes.emulated_engine import emulated_engine
 from tests.models.lora.peft_oracle import ADAPTERS, make_adapter
 from tests.support.engines import started
@@ -84,8 +83,8 @@ def pooled_by_hand(
 
 
 @pytest.fixture(scope="module", params=KINDS)
-def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Example]]:
-    directory = make_checkpoint(request.param, tmp_path_factory.mktemp(request.param), seed=0)
+def checkpoint(request: pytest.FixtureRequest, checkpoint_of: Callable[[str], Path]) -> tuple[Path, list[Example]]:
+    directory = checkpoint_of(request.param)
     return directory, decided_examples(directory, STREAMED, LONGEST, seed=1)
 
 
@@ -131,8 +130,8 @@ async def test_vectors_and_streams_equal_transformers(checkpoint: tuple[Path, li
 
 
 @pytest.fixture(scope="module")
-def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_checkpoint("llama", tmp_path_factory.mktemp("llama"), seed=0)
+def llama(checkpoint_of: Callable[[str], Path]) -> Path:
+    return checkpoint_of("llama")
 
 
 async def test_prefixes_are_skipped_only_where_the_vector_does_not_need_them(llama: Path) -> None:

@@ -21,7 +21,7 @@ from core.models.hf import backend
 from core.models.loader import load_model
 from tests.attention.test_conformance import DEVICE, INTERPRETED
 from tests.attention.test_triton_compiles import compiled
-from tests.fakes.checkpoints import make_checkpoint
+from tests.support.checkpoints import make_checkpoint
 
 ROOT = Path(__file__).parents[2]
 RUNS = INTERPRETED or DEVICE == "cuda"

@@ -13,7 +13,7 @@ from core.engine.grammar.compile_queue import CompileJob, CompileQueue
 from core.errors import ConfigError
 from service.client import CallFailed, SlipstreamClient
 from service.config.server_config import ServerConfig
-from tests.fakes.checkpoints import make_checkpoint
+from tests.support.checkpoints import make_checkpoint
 from tests.support.servers import Serve, serve_checkpoint
 
 ALICE, BOB, NAMELESS = "alice-0123456789abcdef", "bobby-0123456789abcdef", "nameless-0123456789abcdef"

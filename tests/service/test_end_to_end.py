@@ -14,7 +14,7 @@ from service.client import CallFailed, Chunk, SlipstreamClient
 from service.config.server_config import ServerConfig
 from service.engine.builder import build_core_engine
 from service.server.server import Server
-from tests.fakes.checkpoints import make_checkpoint
+from tests.support.checkpoints import make_checkpoint
 from tests.support.servers import loaded
 from tests.support.until import PATIENCE
 

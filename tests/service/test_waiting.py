@@ -16,8 +16,8 @@ import pytest
 
 from service.client import CallFailed, SlipstreamClient
 from service.pb.slipstream.v1 import inference_pb2 as pb
-from tests.fakes.checkpoints import make_checkpoint
 from tests.fakes.fleet import free_port
+from tests.support.checkpoints import make_checkpoint
 from tests.support.within import within
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -24,21 +24,18 @@ from tests.support.until import until
 STREAMS, TOKENS = 200, 2000
 
 
-@pytest.fixture(scope="module")
-def tokenizer() -> Tokenizer:
-    return Tokenizer.load(str(bundled_model_dir()))
-
-
 def open_files() -> int:
     return len(os.listdir("/proc/self/fd"))
 
 
-async def test_every_stream_gets_exactly_its_own_tokens(tokenizer: Tokenizer, scorecard: Scorecard) -> None:
-    engine = emulated_engine(tokenizer, step_seconds=0.002, rows=STREAMS, max_total_tokens=STREAMS * (TOKENS + 64))
+async def test_every_stream_gets_exactly_its_own_tokens(bundled_tokenizer: Tokenizer, scorecard: Scorecard) -> None:
+    engine = emulated_engine(
+        bundled_tokenizer, step_seconds=0.002, rows=STREAMS, max_total_tokens=STREAMS * (TOKENS + 64)
+    )
     async with serve_checkpoint(bundled_model_dir(), lambda *_: engine) as (_, client):
-        await _read(client, tokenizer.vocab_size, seed=-1, tokens=4)
+        await _read(client, bundled_tokenizer.vocab_size, seed=-1, tokens=4)
         tasks, files = len(asyncio.all_tasks()), open_files()
-        faults = await asyncio.gather(*(_read(client, tokenizer.vocab_size, n, TOKENS) for n in range(STREAMS)))
+        faults = await asyncio.gather(*(_read(client, bundled_tokenizer.vocab_size, n, TOKENS) for n in range(STREAMS)))
         await until(lambda: len(asyncio.all_tasks()) <= tasks and open_files() <= files)
         pools = {pool.name: pool.used for pool in engine.stats.pools}
     found = [sum(each) for each in zip(*faults)]
@@ -72,16 +69,16 @@ async def _read(client: SlipstreamClient, vocab: int, seed: int, tokens: int) ->
 
 @pytest.mark.parametrize("prefix_cache", ["radix", "none"])
 async def test_ten_thousand_aborts_leak_nothing(
-    tokenizer: Tokenizer, seed: int, prefix_cache: str, scorecard: Scorecard
+    bundled_tokenizer: Tokenizer, seed: int, prefix_cache: str, scorecard: Scorecard
 ) -> None:
     """Half of them for each prefix cache; each is aborted before, at, or after a random number of its events."""
     rng = random.Random(seed)
-    engine = emulated_engine(tokenizer, step_seconds=0.0002, rows=48, prefix_cache=prefix_cache)
+    engine = emulated_engine(bundled_tokenizer, step_seconds=0.0002, rows=48, prefix_cache=prefix_cache)
     async with started(engine):
         tasks, files = len(asyncio.all_tasks()), open_files()
         for _ in range(5000 // 250):
             await asyncio.gather(
-                *(_abort_somewhere(engine, tokenizer.vocab_size, rng.getrandbits(32)) for _ in range(250))
+                *(_abort_somewhere(engine, bundled_tokenizer.vocab_size, rng.getrandbits(32)) for _ in range(250))
             )
         await until(lambda: engine.live_requests == 0 and all(pool.used == 0 for pool in engine.stats.pools))
         await until(lambda: len(asyncio.all_tasks()) <= tasks and open_files() <= files)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import pytest
@@ -17,7 +17,6 @@ from core.engine.async_engine import AsyncEngine
 from core.text.tokenizer import Tokenizer
 from service.bench.emulated import expected_output
 from service.client import CallFailed, Chunk, SlipstreamClient
-from tests.fakes.checkpoints import make_checkpoint
 from tests.fakes.emulated_engine import emulated_engine
 from tests.scorecard import Scorecard
 from tests.support.servers import serve_checkpoint
@@ -29,8 +28,8 @@ LONG_PROMPT = 3 * CHUNK + 200
 
 
 @pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_checkpoint("llama", tmp_path_factory.mktemp("llama"), seed=0)
+def checkpoint(checkpoint_of: Callable[[str], Path]) -> Path:
+    return checkpoint_of("llama")
 
 
 @pytest.fixture

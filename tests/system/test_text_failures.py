@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -21,7 +22,6 @@ from service.pb.slipstream.v1 import inference_pb2 as pb
 from service.server.server import Server
 from tests.engine.test_text_failures import OTHERS, PROMPT, TOKENS, bad_token
 from tests.fakes.brittle_tokenizer import SECRET, BrittleTokenizer, panic
-from tests.fakes.checkpoints import make_checkpoint
 from tests.fakes.emulated_engine import emulated_engine
 from tests.support.kept_server import GREEDY
 from tests.support.servers import loaded
@@ -46,9 +46,9 @@ CALLS: dict[str, Call] = {
 
 @pytest.mark.parametrize("frontends", [0, 1])
 async def test_each_call_fails_alone_and_typed(
-    frontends: int, tmp_path_factory: pytest.TempPathFactory, caplog: pytest.LogCaptureFixture
+    frontends: int, checkpoint_of: Callable[[str], Path], caplog: pytest.LogCaptureFixture
 ) -> None:
-    whole = Tokenizer.load(make_checkpoint("llama", tmp_path_factory.mktemp("llama")))
+    whole = Tokenizer.load(checkpoint_of("llama"))
     bad = bad_token(whole.vocab_size)
     brittle = BrittleTokenizer(whole, [bad], panic)
     engine = emulated_engine(brittle, step_seconds=0.002, rows=16, max_total_tokens=1 << 15)
