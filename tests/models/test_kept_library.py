@@ -21,9 +21,9 @@ from core.models.native.extension import ExtensionUnavailable, is_built, library
 from core.models.native.family import UpgradingModel
 from core.models.native.kept_library import digest_path, is_whole, keep
 from tests.models.test_native import CPU, Make
+from tests.support.repository import ROOT
 from tests.support.until import eventually
 
-ROOT = Path(__file__).resolve().parents[2]
 PATIENCE = 120.0
 NOBODY = 65534
 RUN = (sys.executable, "-m", "core.models.native.extension")

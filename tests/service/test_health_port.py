@@ -27,6 +27,7 @@ from tests.chaos.process import ServerProcess
 from tests.fakes.fake_engine import FakeEngine, held
 from tests.security.certificates import Authority, needs_openssl
 from tests.security.half_sender import HalfSender
+from tests.support.ports import free_port
 from tests.support.servers import Serve, listening
 from tests.support.until import PATIENCE
 
@@ -136,8 +137,7 @@ async def test_the_command_says_it_with_its_exit_code(config: Callable[..., Serv
 
 
 async def test_front_ends_have_one_between_them_and_it_follows_the_drain() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_port()
     server = ServerProcess(Faults(step_seconds=0.005), frontends=1, health_port=port, drain_linger=1.0, drain_grace=1)
     try:
         await asyncio.to_thread(server.wait_ready)

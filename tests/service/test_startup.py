@@ -25,11 +25,11 @@ from service.server.server import Server
 from service.server.startup_checks import check_model, check_ports
 from tests.fakes.fake_engine import FakeEngine
 from tests.scorecard import Scorecard
+from tests.support.repository import ROOT
 from tests.support.servers import loaded
 from tests.support.until import PATIENCE
 
 NO_ADAPTER = "adapter 'x' from /nonexistent: it has no adapter_config.json, so it is no PEFT adapter"
-ROOT = Path(__file__).resolve().parents[2]
 
 
 def slipstream(*args: str, **env: str) -> tuple[subprocess.CompletedProcess[str], float]:

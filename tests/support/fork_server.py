@@ -18,9 +18,9 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from functools import cache
-from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
+from tests.support.repository import ROOT
+
 MODULES = (
     "tests.chaos.serve_emulated",
     "service.cli.commands.serve",

@@ -18,6 +18,7 @@ from core.text import chat_renderer
 from core.text.chat_renderer import ChatRenderer
 from core.text.tokenizer import Tokenizer
 from core.types.io import ChatMessage
+from tests.support.repository import ROOT
 from tests.support.until import eventually
 from tests.text.checkpoints import byte_level
 
@@ -25,7 +26,6 @@ PATIENCE = 60.0
 ENDLESS = "{% for a in range(100000) %}{% for b in range(100000) %}{% endfor %}{% endfor %}"
 """A range has at most 100,000 in the sandbox; two loops are ten thousand million."""
 IF_ASKED = "{% if messages[0]['content'] == 'endless' %}" + ENDLESS + "{% endif %}{{ messages[0]['content'] }}"
-ROOT = Path(__file__).resolve().parents[2]
 
 
 def said(text: str) -> list[dict[str, str]]:
