@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
 import numpy as np
@@ -19,6 +18,7 @@ from core.types.prefixes import PrefixRemoved, PrefixStored
 from core.types.sampling_params import SamplingParams
 from service.bench.emulated import EmulatedModel, EmulatedStreams, Timeline
 from tests.fakes.emulated_engine import emulated_engine
+from tests.support.until import until
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=4, ignore_eos=True)
 
@@ -94,9 +94,7 @@ async def test_a_flush_leaves_what_a_request_holds(bundled_tokenizer: Tokenizer)
     assert engine.prefixes.flush() == 4
     engine._scheduler.memory.check_integrity()
     await stream.aclose()
-    async with asyncio.timeout(10):
-        while engine.live_requests:
-            await asyncio.sleep(0)
+    await until(lambda: not engine.live_requests)
     (used,) = [pool.used for pool in engine.stats.pools if pool.name == "kv_page"]
     assert used == 0
     assert engine.prefixes.flush() >= 2

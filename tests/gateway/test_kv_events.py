@@ -153,9 +153,7 @@ async def test_a_real_cache_is_followed_through_requests_and_a_flush(tiny: Path,
         assert flushed.message == "11 pages evicted"
         call.cancel()
         cache = server.engine._scheduler.memory.cache  # type: ignore[attr-defined]
-        async with asyncio.timeout(10):
-            while cache._observer is not None:
-                await asyncio.sleep(0)
+        await until(lambda: cache._observer is None)
 
 
 async def test_heartbeats_tell_the_load_of_an_idle_server(

@@ -24,10 +24,9 @@ from tests.service.test_front_end_pair import Pair, paired
 from tests.service.test_frontend_host import Connected, told
 from tests.support.engines import started
 from tests.support.kept_server import small_engine
-from tests.support.until import until
+from tests.support.until import PATIENCE, until
 from tests.support.within import within
 
-PATIENCE = 20.0
 MOST_TOKENS = 4000
 GARBAGE = b"\x00{no json"
 

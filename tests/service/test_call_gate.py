@@ -28,7 +28,7 @@ from tests.fakes.fake_engine import FakeEngine, held
 from tests.fakes.granted import granted
 from tests.security import methods
 from tests.support.servers import ONCE, Serve, loaded
-from tests.support.until import PATIENCE
+from tests.support.until import PATIENCE, until
 from tests.support.within import within
 
 GENERATE = "/slipstream.v1.InferenceService/Generate"
@@ -264,9 +264,7 @@ async def test_one_callers_texts_keep_nobody_elses_waiting(serve: Serve, tmp_pat
             SlipstreamClient(serving.target, ONCE, token="b" * 20) as bob,
         ):
             slow = [asyncio.create_task(alice.tokenize("slow")) for _ in range(2)]
-            async with within(PATIENCE, "two are at work"):
-                while len(told) < 2:
-                    await asyncio.sleep(0)
+            await until(lambda: len(told) >= 2)
             with pytest.raises(CallFailed) as failed:
                 await alice.tokenize("a third")
             assert (failed.value.code.name, failed.value.reason) == ("RESOURCE_EXHAUSTED", "CONCURRENCY_LIMIT")

@@ -25,8 +25,6 @@ from tests.support.engines import started
 from tests.support.kept_server import small_engine
 from tests.support.until import until
 
-PATIENCE = 20.0
-
 
 class Wire(asyncio.Transport):
     """The connection to a front end that a test plays; `frames` is what was written, in order."""
@@ -117,12 +115,10 @@ async def test_tokens_wait_in_the_engine_while_the_connection_is_full() -> None:
     async with started(small_engine()) as engine:
         front = Connected(engine)
         front.call(1, "generate", request=request(60))
-        async with asyncio.timeout(PATIENCE):
-            while not any(told(body)[0] for body in front.wire.events()):
-                await asyncio.sleep(0.001)
+        await until(lambda: any(told(body)[0] for body in front.wire.events()))
         front.host.link.pause_writing()
         before = front.wire.events()
-        await until(lambda: engine.stats.finished["length"] == 1, within=PATIENCE)
+        await until(lambda: engine.stats.finished["length"] == 1)
         await asyncio.sleep(0)
         assert len(front.wire.events()) == len(before), "written to a connection that is full"
         front.host.link.resume_writing()
@@ -143,7 +139,7 @@ async def test_one_step_of_many_streams_is_one_frame() -> None:
         def ends() -> list[int]:
             return [number for body in front.wire.events() for number, kind, _ in told(body)[1] if kind == "finished"]
 
-        await until(lambda: len(ends()) == 8, within=PATIENCE)
+        await until(lambda: len(ends()) == 8)
         assert sorted(ends()) == list(range(8))
         frames = [told(body)[0] for body in front.wire.events()]
         assert sum(len(delta.token_ids) for deltas in frames for delta in deltas) == 8 * 60
@@ -186,7 +182,7 @@ async def test_streams_of_a_lost_front_end_are_aborted(lost: bool) -> None:
             front.host.link.connection_lost(None)
         else:
             front.host.link.data_received(pack(Kind.END, number=1))
-        await until(lambda: not engine.live_requests, within=PATIENCE)
+        await until(lambda: not engine.live_requests)
         assert engine.stats.finished["cancelled"] == 1 and front.host.lost == lost
 
 

@@ -16,6 +16,7 @@ from tests.gateway.spoken import DIALECTS, Spoken
 from tests.gateway.test_generate import failure_of
 from tests.support.kept_server import GREEDY, kept_server
 from tests.support.servers import ONCE, Serve
+from tests.support.until import until
 from tests.system.test_attach import begun
 from tests.tenants.test_tenants_served import ALICE, BOB, files, refused
 
@@ -86,9 +87,7 @@ async def test_dialects_count_their_outputs_and_tokens(serve: Serve, spoken: Spo
         gate.set()
         while await hers.read():
             pass
-        async with asyncio.timeout(5):
-            while serving.engine.live_requests:
-                await asyncio.sleep(0)
+        await until(lambda: not serving.engine.live_requests)
         # Of the 103 that were charged, the prompt and what was made before the call was left are used: 60 are there.
         assert (await failure_of(ask(AS_BOB, max_tokens=80))).reason == "TENANT_TOKEN_LIMIT"
         with granted("the rest was given back"):
@@ -112,9 +111,7 @@ async def test_the_unused_is_given_back_at_the_end(serve: Serve, tmp_path: Path,
                 failed = await refused(alice, max_tokens=200, timeout=SOON)
                 assert failed.reason == "TENANT_TOKEN_LIMIT" and failed.retry_after and failed.retry_after < 20
                 await stream.aclose()
-            async with asyncio.timeout(5):
-                while engine.live_requests:
-                    await asyncio.sleep(0)
+            await until(lambda: not engine.live_requests)
             engine.script = count_up
             with granted("3 of the prompt and 2 that were made are gone, and no more"):
                 await alice.complete("hi", max_tokens=980)
@@ -130,9 +127,7 @@ async def test_an_embedding_counts_its_tokens_even_if_nobody_waits_for_it(serve:
             await engine.stream_number(1)
             call.cancel()
             await asyncio.gather(call, return_exceptions=True)
-            async with asyncio.timeout(5):
-                while engine.live_requests:
-                    await asyncio.sleep(0)
+            await until(lambda: not engine.live_requests)
             assert (await _refused(alice.embed(list(range(40)), timeout=SOON))).reason == "TENANT_TOKEN_LIMIT"
             engine.refuse_with = Overloaded("full", reason="QUEUE_FULL")
             for _ in range(5):
@@ -145,9 +140,7 @@ async def test_a_kept_stream_counts_what_it_made_without_a_reader(tmp_path: Path
         async with server.client(token=ALICE) as alice:
             call, _ = await begun(alice, "kept", 400)
             call.cancel()
-            async with asyncio.timeout(20):
-                while server.server.slot.require().live_requests:
-                    await asyncio.sleep(0.01)
+            await until(lambda: not server.server.slot.require().live_requests, within=20)
             failed = await refused(alice, max_tokens=900, **GREEDY)
             assert failed.reason == "TENANT_TOKEN_LIMIT"
             with granted("the rest is there"):
