@@ -65,7 +65,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 @pytest.hookimpl(tryfirst=True)
 def pytest_configure(config: pytest.Config) -> None:
     """Choose the seed of this run, unless one was asked for, before Hypothesis reads its option."""
-    if config.option.listed_skips and not hasattr(config, "workerinput"):
+    if config.getoption("listed_skips", False) and not hasattr(config, "workerinput"):
         config.pluginmanager.register(SkipWatch())
     if config.option.hypothesis_seed is None:
         config.option.hypothesis_seed = os.environ.get(SEED_ENV) or str(random.SystemRandom().randrange(2**32))

@@ -20,8 +20,8 @@ def listed(text: str) -> Counter[str]:
     return Counter({reason: int(number) for number, reason in lines})
 
 
-def reason_of(report: pytest.TestReport) -> str | None:
-    """Why this test was skipped; None if it was not."""
+def reason_of(report: pytest.TestReport | pytest.CollectReport) -> str | None:
+    """Why this test or file was skipped; None if it was not."""
     if not report.skipped or hasattr(report, "wasxfail") or not isinstance(report.longrepr, tuple):
         return None
     return str(report.longrepr[2]).removeprefix("Skipped: ")
@@ -41,10 +41,14 @@ class SkipWatch:
     def __init__(self) -> None:
         self.found: Counter[str] = Counter()
 
-    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+    def pytest_runtest_logreport(self, report: pytest.TestReport | pytest.CollectReport) -> None:
         """Count one."""
         if (reason := reason_of(report)) is not None:
             self.found[reason] += 1
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        """Count a whole file that skips itself."""
+        self.pytest_runtest_logreport(report)
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> None:

@@ -55,14 +55,18 @@ def joined(segments: list[Segment]) -> list[Segment]:
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """What the planner decided: chunks, decode rows (int64[n]) and their lengths before the step (int64[n])."""
+    """What the planner decided for one step."""
 
     step_id: int
     segments: list[Segment]
+    """Prompt chunks, at most one per row."""
     decode_rows: Ints
+    """int64[n]: rows that compute one token each."""
     decode_lens: Ints
+    """int64[n]: tokens of `decode_rows` in the pools before this step."""
     table_writes: TableWrites
     fresh_rows: Ints
+    """int64[k]: rows that got a new owner since the last step."""
     history_writes: HistoryWrites
     after_idle: bool
     grammar_seeds: tuple[GrammarSeed, ...] = ()
@@ -76,11 +80,12 @@ def build_batch(
     pin: Callable[[list[Ints]], torch.Tensor],
     companions: Callable[[Ints, Ints, Ints], Writes],
 ) -> ScheduleBatch:
-    """Freeze `plan`.
+    """The frozen batch of `plan`.
 
-    `generations`: by row. `slots(rows, positions)`: their KV slots. `sampling(rows, seq_lens)`: options of the rows
-    that sample. `pin`: copies prompt ids to memory that the device can copy from. `companions(rows, prefix_lens,
-    extend_lens)`: plans the companions' part of the step and returns their device writes.
+    `generations`: int64 by row. `slots(rows, positions)`: the KV slots of these tokens. `sampling(rows, seq_lens)`:
+    options of the rows that sample. `pin`: copies token ids to memory that the device can copy from, end to end.
+    `companions(rows, prefix_lens, extend_lens)`: plans the companions' part of the step and returns their device
+    writes. All arrays are int64.
     """
     num_extend, num_decode = len(plan.segments), len(plan.decode_rows)
     ones = np.ones(num_decode, np.int64)

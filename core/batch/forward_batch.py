@@ -24,7 +24,7 @@ class ForwardBatch:
 
     mode: ForwardMode
     input_ids: torch.Tensor
-    """[T]."""
+    """[T]: token ids, row after row in batch order."""
     positions: torch.Tensor
     """[T]: place of each token in its own sequence."""
     rows: torch.Tensor
@@ -41,9 +41,9 @@ class ForwardBatch:
     num_extend: int
     """The first `num_extend` rows are prefill segments; the rest have exactly one token each."""
     prefix_lens_host: Ints
-    """[B] on the host."""
+    """[B] on the host: tokens of each row whose KV is in the pools before this step."""
     extend_lens_host: Ints
-    """[B] on the host."""
+    """[B] on the host: tokens of each row that this step computes."""
     wants_hidden: bool = False
     """Whether the model must set `hidden`: some row of this step is embedded."""
     hidden: torch.Tensor | None = None

@@ -30,9 +30,9 @@ class GrammarStatus(IntEnum):
     FAILED = 2
     """No token is allowed."""
     TOO_COMPLEX = 3
-    """The library gave up, or the request has used up what following its constraint may cost."""
+    """The grammar library gave up, or the request has used up the processor time that its constraint may cost."""
     CROWDED = 4
-    """The constraints of all requests together cost too much now, and this request's are among the most costly."""
+    """The constraints of all requests together cost too much now, and this one is among the most costly."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from core.types.arrays import Ints
 
 @dataclass(frozen=True, slots=True)
 class LogprobResult:
-    """Host log probabilities of the S sampled tokens, `values` [S].
+    """Log probabilities of the S sampled tokens on the host: `values` [S], natural logarithms.
 
     `top_ids` and `top_values` are [S, K], where K is the most alternatives that any row wants.
     """
@@ -24,7 +24,7 @@ class LogprobResult:
 
 @dataclass(frozen=True, slots=True)
 class VectorResult:
-    """Embeddings float32[E, H] on the host, and the owners (rows, generations) that they belong to."""
+    """Embeddings float32[E, H] on the host, and the owners (rows, generations), int64[E] each, that they belong to."""
 
     rows: Ints
     generations: Ints
@@ -42,7 +42,7 @@ class Exhausted:
         return len(self.rows)
 
     def beside(self, others: Exhausted) -> Exhausted:
-        """These and `others`."""
+        """The owners of both, these first."""
         if not len(others):
             return self
         rows, generations = (self.rows, others.rows), (self.generations, others.generations)
@@ -66,9 +66,9 @@ class StepBroken(Exception):
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """Sampled tokens of step `step_id` on the host, with the identity (row, generation) each is for.
+    """Sampled tokens int64[S] of step `step_id` on the host, with the owner (row, generation) that each is for.
 
-    `non_finite[i]`: the logits of row i held NaN or +inf, and `tokens[i]` means nothing. `assert_counts`: cumulative
+    `non_finite[i]`: the logits of `rows[i]` hold NaN or +inf; `tokens[i]` means nothing. `assert_counts`: cumulative
     device counters in the order of `DEVICE_CHECKS`, empty when asserts are off. `error`: the step failed as a whole and
     no array is valid. `busy`: device seconds of this step. `idle`: device seconds between the end of the step before
     and the start of this one.

@@ -82,7 +82,7 @@ class ScheduleBatch:
     sampling: SamplingBatch
     staging: InputStaging
     fresh_rows: Ints
-    """Rows that got a new owner in this step; what the FutureMap holds for them is forgotten first."""
+    """int64[k]: rows that got a new owner since the last step; what the FutureMap holds for them is forgotten first."""
     history_writes: HistoryWrites = field(default_factory=HistoryWrites)
     companion_writes: Writes = field(default_factory=dict)
     """Companion name -> what its device side applies before anything in the step reads its pool."""

@@ -1,1 +1,1 @@
-"""The door of the engine, and the only place that knows all constructors."""
+"""What front ends ask of the engine (`api`), and the only place that knows all constructors (`build`)."""

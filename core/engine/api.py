@@ -43,11 +43,12 @@ class OutputStream(Protocol):
 
 
 class PolledStream(OutputStream, Protocol):
-    """An `OutputStream` that can also be read without waiting: what carries many streams over one connection needs it.
+    """An `OutputStream` that can also be read without waiting, for a front end with many streams on one connection.
 
-    `watch(ready)` has `ready` called, now and on every change; `poll` then gives the events that are there, merged as
-    ever, and None after the last; `ended` says that there will be no more. `open_outputs` counts those without a
-    terminal, read or not.
+    `watch(ready)` calls `ready` now and on every change. Each `poll` then returns the next event that is there, deltas
+    merged as in any `OutputStream`, or None when there is none left; it raises the stream's error once. `ended` says
+    that there will be no more. `open_outputs` counts the outputs that have not got their terminal, whether it was read
+    or not.
     """
 
     @property
@@ -62,10 +63,10 @@ class PolledStream(OutputStream, Protocol):
 
 
 class CountedStream(PolledStream, Protocol):
-    """A `PolledStream` of the engine itself, whose unread bytes are counted: in the engine's room for all streams.
+    """A `PolledStream` of the engine itself. Its unread bytes count, at first in the engine's room for all streams.
 
-    `count_unread(room)` has them counted in another room from then on. A room in want of bytes calls `give_way`: the
-    stream ends with SlowConsumer, and what was unread is forgotten.
+    `count_unread(room)` moves them to another room. A room that is short of bytes calls `give_way`: the stream ends
+    with SlowConsumer, and what was unread is forgotten.
     """
 
     def count_unread(self, room: UnreadRoom) -> None: ...
@@ -82,26 +83,31 @@ class EmbedCall(Protocol):
     request_id: str
 
     async def result(self) -> EmbedResult:
-        """Wait for every vector, once. Raises what a stream raises, and RequestAborted when it was ended by its id."""
+        """Wait for every vector; call it once.
+
+        Raises what an `OutputStream` raises, and RequestAborted when `Engine.abort` ended the request.
+        """
         ...
 
     async def aclose(self) -> None: ...
 
 
 class PrefixWatch(Protocol):
-    """What the prefix cache holds of one namespace, and then what changes.
+    """The pages that the prefix cache holds for one namespace, and then every change.
 
     `close()` is idempotent and must be called on every path.
     """
 
     page_size: int
+    """Tokens per page."""
     contents: Sequence[PrefixStored]
-    """When the watch began, parents before children."""
+    """What was cached when the watch began, parents before children."""
 
     async def changes(self) -> Sequence[PrefixChange]:
-        """What happened since the last call, in order, at least one; waits for it.
+        """Changes since the last call, in order; waits for at least one.
 
-        Raises SlowConsumer, now and ever after, when more was left unread than is kept: watch again from the start.
+        Raises SlowConsumer, now and on every later call, when more was left unread than is kept: watch again from the
+        start.
         """
         ...
 
@@ -112,13 +118,16 @@ class Prefixes(Protocol):
     """The prefix cache as a front end sees it. Event-loop thread only."""
 
     def watch(self, cache_salt: str) -> PrefixWatch | Awaitable[PrefixWatch]:
-        """Follow what requests with this salt, and no adapter, would find. Raises Unsupported where nothing is kept."""
+        """Follow what requests with `cache_salt` and no adapter would find.
+
+        Raises Unsupported when the engine has no prefix cache.
+        """
         ...
 
     def flush(self, tenant: str | None = None) -> int | Awaitable[int]:
-        """Give up every cached page that no request holds; how many. Raises Draining or EngineDead.
+        """Give up every cached page that no request holds; returns how many. Raises Draining or EngineDead.
 
-        `tenant`: only those under salts that begin with it and a NUL, with whatever adapter.
+        With a `tenant`, only pages under salts that begin with this name and a NUL, whatever their adapter.
         """
         ...
 
@@ -129,16 +138,16 @@ class OpenStreams(Protocol):
     def __len__(self) -> int: ...
 
     def oldest(self, count: int) -> Sequence[StreamInfo]:
-        """At most `count` of them, oldest first."""
+        """At most `count` streams, oldest first."""
         ...
 
     def on_end(self, told: Callable[[StreamInfo], None]) -> None:
-        """Have `told` called with each stream when its last sequence has ended; one listener, which must be quick."""
+        """Call `told` with each stream when its last sequence has ended. There is one listener; it must be quick."""
         ...
 
 
 class Engine(Protocol):
-    """What a front end may ask. All methods belong to the event-loop thread except `stats` and `state`."""
+    """What a front end may ask. Everything belongs to the event-loop thread, except what says otherwise."""
 
     @property
     def state(self) -> EngineState:
@@ -152,17 +161,17 @@ class Engine(Protocol):
 
     @property
     def lanes(self) -> LaneRecorder | None:
-        """Records what the engine's lanes do; from any thread. None where another process runs the steps."""
+        """Records what the engine's lanes do; usable from any thread. None where another process runs the steps."""
         ...
 
     @property
     def open_streams(self) -> OpenStreams | None:
-        """For whoever looks on. None where another process knows them."""
+        """The streams that have not ended, to list and count them. None where another process knows them."""
         ...
 
     @property
     def model_info(self) -> ModelInfo:
-        """Facts of the served model; valid once READY."""
+        """Facts of the served model; valid once the engine is READY."""
         ...
 
     @property
@@ -171,16 +180,16 @@ class Engine(Protocol):
         ...
 
     def full(self, tenant: str) -> bool:
-        """Whether the queue has no room for even one sequence of `tenant`, as far as it is known here."""
+        """Whether the waiting queue has no room for even one sequence of `tenant`, as far as this process knows."""
         ...
 
     @property
     def prefixes(self) -> Prefixes:
-        """The prefix cache; valid once READY."""
+        """The prefix cache; valid once the engine is READY."""
         ...
 
     async def generate(self, request: GenerateRequest) -> OutputStream:
-        """Validate, tokenise, queue; return the stream once the request is admitted to the waiting queue.
+        """Validate, tokenise and queue the request; returns its stream once it is in the waiting queue.
 
         Raises InvalidRequest, AdapterNotFound, DuplicateRequest, Overloaded, DeadlinePassed, RequestAborted,
         RequestFailed, Draining or EngineDead before anything reaches a batch.
@@ -192,45 +201,50 @@ class Engine(Protocol):
         ...
 
     def abort(self, request_id: str) -> bool | Awaitable[bool]:
-        """End the request as CANCELLED if it is live; whether it was. Idempotent.
+        """End the request as CANCELLED if it is live; returns whether it was. Idempotent.
 
-        An engine in another process answers later; so do the two below.
+        An engine in another process answers later, by an awaitable. So do `unload_adapter` and `list_adapters`.
         """
         ...
 
     async def tokenize(self, text: str, add_special_tokens: bool = True, caller: str = "") -> list[int]:
-        """Ids of `text`, made off the loop, with callers in rotation.
+        """Token ids of `text`, made off the loop; callers take turns in rotation.
 
-        Raises InvalidRequest when it cannot be encoded or is too long.
+        Raises InvalidRequest when it cannot be encoded or is too long, RequestFailed when the tokenizer fails, and
+        Draining.
         """
         ...
 
     async def detokenize(self, ids: Sequence[int], skip_special_tokens: bool = True, caller: str = "") -> str:
-        """Text of `ids`. Raises InvalidRequest for ids outside the vocabulary."""
+        """Text of `ids`, made as in `tokenize`.
+
+        Raises InvalidRequest for ids outside the vocabulary, RequestFailed when the tokenizer fails, and Draining.
+        """
         ...
 
     async def load_adapter(self, name: str, path: str, *, pinned: bool = False) -> AdapterLoad:
         """Read the LoRA adapter in the directory `path`, below the configured one, and serve it as `name`.
 
-        An empty path is the name. What is least recently used, unpinned and unused goes when there is no room. A load
-        that fails changes nothing: InvalidRequest names `path` and what does not fit the model, AdapterExists,
-        AdaptersOff, Overloaded (reasons ADAPTER_MEMORY, ADAPTER_LOADS), Draining, EngineDead.
+        An empty `path` means `name`. Where there is no room, the least recently used adapters that are neither pinned
+        nor in use are evicted. A load that fails changes nothing. Raises InvalidRequest, which names `name` or `path`
+        and what does not fit the model; AdapterExists; AdaptersOff; Overloaded (reasons ADAPTER_MEMORY, ADAPTER_LOADS);
+        Draining; EngineDead.
         """
         ...
 
     def unload_adapter(self, name: str) -> int | Awaitable[int]:
-        """Refuse new requests for the adapter; how many still use it, with the last of which it goes.
+        """Refuse new requests for the adapter; returns how many still use it. It is freed with the last of them.
 
         Raises AdapterNotFound.
         """
         ...
 
     def list_adapters(self) -> AdapterList | Awaitable[AdapterList]:
-        """Every adapter that holds memory."""
+        """Every adapter that holds memory, the bytes that they hold, and how many they may."""
         ...
 
     async def drain(self, timeout: float) -> int:
-        """Refuse new requests, give live ones `timeout` seconds, end the rest with Draining; how many were cut."""
+        """Refuse new requests, give live ones `timeout` seconds, end those left with Draining; returns their number."""
         ...
 
     async def stop(self) -> None:

@@ -48,11 +48,12 @@ from core.types.stats import EngineStats
 log = logging.getLogger(__name__)
 
 DRAIN_END_SECONDS = 5.0
+"""Seconds that `drain` waits for the step which ends the requests that it cut."""
 
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """What `build` puts into an engine. The factories wait for the loop: threads need something to wake."""
+    """What `build` puts into an engine. Executors wake the event loop, so `start` makes them, on that loop."""
 
     inputs: InputProcessor
     adapters: AdapterLoader
@@ -64,7 +65,7 @@ class Parts:
 
 
 class AsyncEngine:
-    """The `Engine` of `core.engine.api`, in process. Built by `core.engine.build`; `start` before anything else."""
+    """The `Engine` of `core.engine.api`, in this process. Built by `core.engine.build`; call `start` first."""
 
     def __init__(self, config: EngineConfig, parts: Parts) -> None:
         self._config = config
@@ -80,7 +81,7 @@ class AsyncEngine:
         self._tasks: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
-        """Start the threads and the loop task; READY when it returns."""
+        """Start the threads and the loop tasks; the engine is READY when it returns."""
         self._wakeup = Wakeup()
         self._dead: asyncio.Future[BaseException] = asyncio.get_running_loop().create_future()
         self._empty = asyncio.Event()
@@ -99,7 +100,7 @@ class AsyncEngine:
         self._tasks.append(asyncio.create_task(self._watch(), name="slipstream-watchdog"))
         for task in self._tasks:
             task.add_done_callback(self._task_ended)
-        # Weights and modules live as long as the process: keep the collector from walking them in a step.
+        # Weights and modules live as long as the process: frozen, they are not walked by a collection during a step.
         gc.collect()
         gc.freeze()
         self._state = EngineState.READY
@@ -124,17 +125,17 @@ class AsyncEngine:
 
     @property
     def live_requests(self) -> int:
-        """Streams that the scheduler has not ended yet."""
+        """Number of streams that the scheduler has not ended yet."""
         return len(self._live)
 
     def full(self, tenant: str) -> bool:
-        """See `Engine.full`."""
+        """Whether the waiting queue has no room for one more sequence of `tenant`; False unless READY."""
         return self._state is EngineState.READY and not self._scheduler.has_room(tenant, 1)
 
     async def generate(self, request: GenerateRequest) -> TokenStream:
-        """See `Engine.generate`."""
+        """Validate, tokenise and queue `request`; returns its stream. Raises what `Engine.generate` lists."""
         self._refuse_unless_ready()
-        # Before the queue is asked: what can never be served must not be told to come back later.
+        # Before the room in the queue: a request that can never be served must not be told to come back later.
         self._inputs.refuse_out_of_range(request.sampling)
         self._inputs.refuse_unconstrainable(request)
         self._inputs.adapters.slot(request.adapter)
@@ -151,7 +152,7 @@ class AsyncEngine:
         return await self._open(request, request_id, sequences)
 
     async def embed(self, request: EmbedRequest) -> EmbeddingCall:
-        """See `Engine.embed`."""
+        """Like `generate`, for one vector per input: returns once every input is queued, and raises the same."""
         self._refuse_unless_ready()
         self._inputs.refuse_unembeddable(request)
         request_id = request.request_id or uuid.uuid4().hex
@@ -164,20 +165,20 @@ class AsyncEngine:
     async def _open(
         self, request: GenerateRequest, request_id: str, sequences: Callable[[float], Awaitable[list[Req]]]
     ) -> TokenStream:
-        """Queue what `sequences(now)` makes of the request, which takes as long as tokenising does."""
+        """Queue the sequences that `sequences(now)` makes of `request`; it may tokenise and compile for a while."""
         if request_id in self._live or request_id in self._arriving:
             raise DuplicateRequest("a live request has this request_id")
         with self._arriving.entered(request_id):
             now = time.monotonic()
             self._refuse_if_late_or_full(request, now)
             reqs = await sequences(now)
-        # Time passed while tokenising: the answers may have changed.
+        # Asked again: time has passed, so the engine may drain by now, or the queue may be full.
         self._refuse_unless_ready()
         self._refuse_if_late_or_full(request, time.monotonic())
         return self._enter(request, request_id, reqs)
 
     def abort(self, request_id: str) -> bool:
-        """End the request as CANCELLED if it is live; whether it was."""
+        """End the request as CANCELLED if it is live or on its way to the queue; returns whether it was."""
         stream = self._live.get(request_id)
         if stream is None:
             return self._arriving.abort(request_id)
@@ -185,28 +186,28 @@ class AsyncEngine:
         return True
 
     async def tokenize(self, text: str, add_special_tokens: bool = True, caller: str = "") -> list[int]:
-        """See `Engine.tokenize`."""
+        """Token ids of `text`, made off the loop. Raises InvalidRequest, RequestFailed or Draining."""
         return await self._inputs.tokenize(text, add_special_tokens=add_special_tokens, caller=caller)
 
     async def detokenize(self, ids: Sequence[int], skip_special_tokens: bool = True, caller: str = "") -> str:
-        """See `Engine.detokenize`."""
+        """Text of `ids`, made off the loop. Raises InvalidRequest, RequestFailed or Draining."""
         return await self._inputs.detokenize(ids, skip_special_tokens, caller)
 
     async def load_adapter(self, name: str, path: str, *, pinned: bool = False) -> AdapterLoad:
-        """See `Engine.load_adapter`."""
+        """Read the adapter at `path`, below the configured directory. Raises what `Engine.load_adapter` lists."""
         self._refuse_unless_ready()
         return await self._adapters.load(name, path, pinned=pinned, still_wanted=self._refuse_unless_ready)
 
     def unload_adapter(self, name: str) -> int:
-        """See `Engine.unload_adapter`."""
+        """Refuse new requests for the adapter; returns how many still use it. Raises AdapterNotFound."""
         return self._adapters.unload(name)
 
     def list_adapters(self) -> AdapterList:
-        """See `Engine.list_adapters`."""
+        """Every adapter that holds memory, the bytes that they hold, and how many they may."""
         return self._adapters.table.listed()
 
     async def drain(self, timeout: float) -> int:
-        """Refuse new requests, wait for live ones, end what is left after `timeout` seconds; how many were ended."""
+        """Refuse new requests, give live ones `timeout` seconds, end those left with Draining; returns their number."""
         if self._state is EngineState.READY:
             self._state = EngineState.DRAINING
             self._arriving.end_all(Draining("the server is shutting down"))
@@ -217,14 +218,14 @@ class AsyncEngine:
         for stream in left:
             self._end_stream(stream, error=Draining("the server is shutting down"))
         if left:
-            # One step is enough to end them; behind a hung one they are failed by `stop` or by the watchdog.
+            # One step is enough to end them. Behind a step that hangs, `stop` or the watchdog fails them.
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(DRAIN_END_SECONDS):
                     await self._empty.wait()
         return len(left)
 
     async def stop(self) -> None:
-        """Stop threads and tasks; every stream that is still open ends with Draining. Idempotent."""
+        """Stop threads and tasks, and end every open stream with Draining. Idempotent."""
         if self._state in (EngineState.STARTING, EngineState.STOPPED):
             self._state = EngineState.STOPPED
             return
@@ -242,7 +243,7 @@ class AsyncEngine:
             self._wakeup.close()
 
     async def wait_dead(self) -> BaseException:
-        """The cause of death, once there is one."""
+        """Wait until the engine is DEAD; returns the cause."""
         return await asyncio.shield(self._dead)
 
     def _refuse_unless_ready(self) -> None:
@@ -296,7 +297,7 @@ class AsyncEngine:
         # The scheduler has ended its sequences, so no step that is planned from now on names their slot.
         self._adapters.table.release(stream.reqs[0].adapter_slot)
         if stream.reqs[0].pooling is None:
-            # A stream that is kept for Attach outlives its requests by minutes; their prompts are nothing to it.
+            # A stream that is kept for Attach outlives its requests by minutes, and needs nothing of their prompts.
             stream.reqs = []
         if not self._live:
             self._empty.set()
@@ -308,7 +309,7 @@ class AsyncEngine:
             await self._wakeup.wait(self._scheduler.next_expiry())
 
     async def _watch(self) -> None:
-        """A step that never comes back is found by its absence; a wake-up that got lost costs one period."""
+        """Every `PERIOD`: end the engine if a step hangs, and wake its loop, in case a wake-up got lost."""
         watchdog = Watchdog(self._config.executor.hang_timeout, time.monotonic())
         while self._state is not EngineState.DEAD:
             await asyncio.sleep(PERIOD)
@@ -318,14 +319,14 @@ class AsyncEngine:
                 self._die(TimeoutError(f"no step finished for {watchdog.waited:.0f} s"))
 
     def _task_ended(self, task: asyncio.Task[None]) -> None:
-        """Neither task ends before the engine does; without them, or with a panic in one, every stream would hang."""
+        """End the engine when one of its tasks has ended, by a panic or otherwise: else every stream would hang."""
         if task.cancelled():
             self._die(RuntimeError(f"the task {task.get_name()} was cancelled"))
         else:
             self._die(task.exception() or RuntimeError(f"the task {task.get_name()} ended"))
 
     def _die(self, cause: BaseException) -> None:
-        """A step failed or hung: nothing it touched can be trusted, so everything ends and the process should exit."""
+        """End everything: a step failed or hung, and nothing it touched can be trusted. The process should exit."""
         if self._state in (EngineState.DEAD, EngineState.STOPPED):
             return
         log.critical("the engine died: %s: %s", type(cause).__name__, cause, exc_info=cause)
@@ -333,7 +334,7 @@ class AsyncEngine:
         self._fail_streams(EngineDead("the engine failed; this server is going away"))
         if not self._dead.done():
             self._dead.set_result(cause)
-        # The last word, for those who scrape; it comes last because what it reads may be what is broken.
+        # A last snapshot for the metrics. It comes last, because what it reads may be what is broken.
         self._scheduler.publish()
 
     def _fail_streams(self, error: SlipstreamError) -> None:

@@ -37,6 +37,7 @@ from core.types.io import ModelInfo
 from core.types.sampling_params import SamplingParams
 
 Progress = Callable[[str, float], None]
+"""Called with (stage of the load, part of it that is done: 0 to 1)."""
 
 
 def build_engine(config: EngineConfig, progress: Progress | None = None) -> AsyncEngine:
@@ -56,7 +57,10 @@ def build_engine(config: EngineConfig, progress: Progress | None = None) -> Asyn
 
 
 def assemble(config: EngineConfig, model: Model, tokenizer: Tokenizer, streams: DeviceStreams) -> AsyncEngine:
-    """An engine around a model that is loaded already; benchmarks and tests bring an emulated one."""
+    """An engine around a model that is loaded already. Benchmarks and tests bring an emulated one.
+
+    Raises StartupError when the pools do not fit into memory, or an adapter given at start cannot be loaded.
+    """
     pools = build_pools(config, model, streams)
     spec, table = model.spec, pools.adapters.table
     grammars = _build_grammars(config, model, tokenizer)
@@ -71,7 +75,7 @@ def assemble(config: EngineConfig, model: Model, tokenizer: Tokenizer, streams: 
         encoder_input(spec.encoder, pools.max_input_length),
     )
     lanes = LaneRecorder()
-    # Capturing takes seconds, in which the loop that starts the engine must not be held up.
+    # Captured here and not by `new_executor`: it takes seconds, and that one is called on the event loop.
     captures = config.executor.cuda_graphs and streams.device.type == "cuda"
     runner = _build_runner(config, model, streams, pools, lanes) if captures else None
     parts = Parts(

@@ -1,4 +1,7 @@
-"""Sizes the pools of an engine and builds both sides of each. Adapters come first: pools share what they leave."""
+"""Sizes the pools of an engine, and builds the host and the device side of each.
+
+Adapters are loaded first, because the pools share the memory that adapters leave.
+"""
 
 from __future__ import annotations
 
@@ -34,28 +37,35 @@ from core.prefix.registry import build_prefix_cache
 
 @dataclass(frozen=True, slots=True)
 class Pools:
-    """Host and device sides of the pools, of one size."""
+    """The pools of an engine. Both sides of a pool have the same size."""
 
     memory: RequestMemory
+    """The host sides of all pools."""
     requests: ReqToTokenPool
     kv: KVPool
     context_length: int
     companions: Mapping[str, DeviceCompanion]
+    """Companion name -> its device side."""
     adapters: Adapters
     max_input_length: int
     """Tokens of the longest input that a client may send."""
 
 
 def build_pools(config: EngineConfig, model: Model, streams: DeviceStreams) -> Pools:
-    """Size the pools from what memory is left, or as configured, and build both sides of each. Raises StartupError."""
+    """Size the pools as configured, else from the memory that is left, and build both sides of each.
+
+    Raises StartupError when memory is too small, or an adapter given at start cannot be loaded.
+    """
     spec, memory = model.spec, config.memory
-    # Before the KV pool is sized from what is left.
+    # First, because the KV pool is sized from what the adapters leave.
     adapters = build_adapters(config.lora, model, streams.device)
     companions: dict[str, DeviceCompanion] = {**adapters.companions}
     context = min(spec.context_length, config.model.context_length or spec.context_length)
     tracking = _tracking(config)
+    # Unset: a slot for the state of each request, and with a prefix cache as many again for snapshots.
     slots = memory.max_state_slots or memory.max_running_requests * (1 if tracking is None else 2)
     cross = cross_size(config, spec)
+    # One slot more: slot 0 is padding (law 6).
     reserved = MambaPool.bytes_per_slot(spec.state_layers) * (slots + 1) + cross.reserved_bytes
     reserved += reserved_bytes(config.lora, adapters.table, streams.device)
     layers = SplitLayers.of(spec.kv_layers, context, windows=memory.sliding_window_pool)
@@ -66,7 +76,7 @@ def build_pools(config: EngineConfig, model: Model, streams: DeviceStreams) -> P
     # Whole pages are written into the table, so its width is a whole number of pages too.
     width = allocator.pages_for(context) * memory.page_size
     requests = ReqToTokenPool(memory.max_running_requests, width, streams.device)
-    # Outputs of an encoder-decoder depend on more than the tokens before them, so no prefix of theirs is kept.
+    # Outputs of an encoder-decoder depend on the encoder's input too, so no prefix is kept by its tokens alone.
     kept = "none" if spec.encoder else memory.prefix_cache
     cache = build_prefix_cache(kept, memory.page_size, adapters.table.tenant)
     followers: list[Companion] = []
@@ -94,7 +104,7 @@ def build_pools(config: EngineConfig, model: Model, streams: DeviceStreams) -> P
 
 
 def _tracking(config: EngineConfig) -> Tracking | None:
-    """When recurrent states are kept; without a prefix cache nobody would find them."""
+    """When snapshots of recurrent states are kept; None without a prefix cache, where no request would find them."""
     memory = config.memory
     if memory.prefix_cache == "none":
         return None
@@ -104,18 +114,18 @@ def _tracking(config: EngineConfig) -> Tracking | None:
 
 @dataclass(frozen=True, slots=True)
 class CrossSize:
-    """What the KV pool must leave of the memory that both share."""
+    """What the cross pool takes of the memory that it shares with the KV pool; all 0 without an encoder."""
 
     max_input: int = 0
-    """The longest input in tokens, 0 without an encoder."""
+    """Tokens of the longest input."""
     bytes_per_token: int = 0
-    """Of cross pages for each decoder token, where both pools get the same number of pages."""
+    """Bytes of cross pages for each decoder token, where both pools get the same number of pages; else 0."""
     reserved_bytes: int = 0
-    """Of cross pages that the configuration asks for."""
+    """Bytes of the cross pages that the configuration asks for; 0 where it leaves that open."""
 
 
 def cross_size(config: EngineConfig, spec: ModelSpec) -> CrossSize:
-    """A configured context length bounds both sides."""
+    """The size for `spec`. A configured context length bounds the encoder's input as it bounds the decoder's tokens."""
     if spec.encoder is None:
         return CrossSize()
     limit = min(spec.encoder.max_tokens, config.model.context_length or spec.encoder.max_tokens)
@@ -132,7 +142,7 @@ def build_cross_pools(
     requests: ReqToTokenPool,
     dtype: torch.dtype,
 ) -> tuple[CrossPages, CrossPool]:
-    """Host and device side; as many pages as the KV pool has, unless the configuration says otherwise."""
+    """Host and device side of the cross pages: as many as the KV pool has, unless `max_encoder_tokens` is set."""
     asked = memory.max_encoder_tokens
     pages = kv_pages if asked is None else asked // memory.page_size
     host = CrossPages(pages, memory.page_size, requests.num_rows)

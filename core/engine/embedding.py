@@ -1,4 +1,4 @@
-"""Embeddings at the engine's door: the request as the shared entry takes it, and the vectors as the client asked."""
+"""Embedding requests: queued as a generation is, and answered with vectors in the form that the client asked for."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from core.types.sampling_params import SamplingParams
 
 
 def as_generation(request: EmbedRequest) -> GenerateRequest:
-    """What queueing and ending need to know of `request`: an input is to them what an output is."""
+    """`request` as queueing and ending see it: each of its inputs counts as one output."""
     return GenerateRequest(
         sampling=SamplingParams(temperature=0.0, n=len(request.inputs)),
         want_text=False,
@@ -30,22 +30,22 @@ class EmbeddingCall:
         self._stream = stream
 
     async def result(self) -> EmbedResult:
-        """See `EmbedCall.result`."""
+        """Wait for every vector, in the order of the inputs. Raises what the stream raises, and RequestAborted."""
         aborted = False
         async for event in self._stream:
-            # Read on: the error that made siblings end as cancelled comes last.
+            # Read on, even past a cancelled input: the error that made its siblings end as cancelled comes last.
             aborted |= isinstance(event, Finished) and event.reason is FinishReason.CANCELLED
         if aborted:
             raise RequestAborted("the request was aborted")
         return EmbedResult(self.request_id, tuple(embedding(self._request, req) for req in self._stream.reqs))
 
     async def aclose(self) -> None:
-        """See `EmbedCall.aclose`."""
+        """Abort what still runs. Idempotent."""
         await self._stream.aclose()
 
 
 def embedding(request: EmbedRequest, req: Req) -> Embedding:
-    """The vector of an ended `req`, cut to `dimensions` and then normalised, in float32. Zero stays zero."""
+    """The vector of `req`, which has ended: float32[D], cut to `dimensions`, then normalised. Zero stays zero."""
     assert req.vector is not None, "an embedding that ended well has its vector"
     vector = req.vector[: request.dimensions]
     # In float64: squares of finite float32 entries can pass the range of float32.

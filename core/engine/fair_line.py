@@ -1,4 +1,4 @@
-"""Turns at a few places, by caller in rotation: one that asks for many waits behind itself, and not before others."""
+"""Turns at a few places, given to callers in rotation: a caller that asks for many turns waits behind its own."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from core.errors import SlipstreamError
 
 
 class FairLine:
-    """At most `places` have a turn at once. Event-loop thread only.
+    """At most `places` turns at once, each long or short. Event-loop thread only.
 
-    Of several places, long turns leave one to short turns. Long and short turns that wait are admitted alternately,
-    callers of each in rotation, turns of one caller in order.
+    With two places or more, long turns leave one place to short turns. While turns of both kinds wait, they are
+    admitted alternately. Within a kind callers rotate, and the turns of one caller keep their order.
     """
 
     def __init__(self, places: int) -> None:
@@ -22,7 +22,7 @@ class FairLine:
         self._long_next = False
 
     async def enter(self, caller: str, *, long: bool) -> None:
-        """Wait for a turn; `leave` ends it. Raises what `fail` says."""
+        """Wait for a turn of `caller`; `leave` with the same `long` ends it. Raises the error that `fail` was given."""
         waiting = self._long if long else self._short
         if not waiting and self._free and (self._long_free or not long):
             self._take(long)
@@ -33,18 +33,19 @@ class FairLine:
         except asyncio.CancelledError:
             if turn.cancelled():
                 waiting.drop(caller, turn)
+            # The turn was given in the moment of the cancellation: kept, its place would be lost.
             elif turn.exception() is None:
                 self.leave(long=long)
             raise
 
     def leave(self, *, long: bool) -> None:
-        """The end of a turn: it is another's."""
+        """End a turn, and give its place to the turn that is due."""
         self._free += 1
         self._long_free += long
         self._admit()
 
     def fail(self, error: SlipstreamError) -> None:
-        """Have every `enter` that waits raise `error`."""
+        """Make every `enter` that waits raise `error`."""
         for waiting in (self._short, self._long):
             while waiting:
                 turn = waiting.next()
@@ -59,19 +60,19 @@ class FairLine:
         while self._free:
             long = bool(self._long and self._long_free)
             if long and self._short:
-                # Both may: whose turn it is.
+                # Both kinds wait and may have the place: they alternate.
                 long, self._long_next = self._long_next, not self._long_next
             elif not long and not self._short:
                 return
             turn = (self._long if long else self._short).next()
-            # Its task has been cancelled, and has not run since.
+            # A turn that is done here was cancelled, and its task has not run since: the place goes to the next.
             if not turn.done():
                 self._take(long)
                 turn.set_result(None)
 
 
 class _Rotation:
-    """Callers that wait, each with its turns in order. The one whose turn came last is behind the others."""
+    """Callers that wait, each with its turns in order. The caller that was served last is behind the others."""
 
     def __init__(self) -> None:
         self._callers: OrderedDict[str, deque[asyncio.Future[None]]] = OrderedDict()
@@ -85,7 +86,7 @@ class _Rotation:
         return turn
 
     def next(self) -> asyncio.Future[None]:
-        """The turn that is due, which waits no longer."""
+        """Remove and return the turn that is due."""
         caller, turns = next(iter(self._callers.items()))
         turn = turns.popleft()
         if turns:
@@ -95,7 +96,7 @@ class _Rotation:
         return turn
 
     def drop(self, caller: str, turn: asyncio.Future[None]) -> None:
-        """The caller has left. No-op if its turn was due in the same moment."""
+        """Remove a turn whose caller has left. No-op if `next` returned it in the same moment."""
         turns = self._callers.get(caller)
         if turns is not None and turn in turns:
             turns.remove(turn)

@@ -1,4 +1,4 @@
-"""From a client's request to sequences the scheduler can run: ids, limits, seeds. Every refusal names its field."""
+"""Turns a client's request into sequences for the scheduler: ids, limits, seeds. Every refusal names its field."""
 
 from __future__ import annotations
 
@@ -26,14 +26,21 @@ from core.types.request import Req
 from core.types.sampling_params import SamplingParams
 
 LONG_CHARS, LONG_IDS = 32_768, 16_384
-"""Texts and ids beyond this take a thread for ten milliseconds and more, and never all threads at once."""
+"""Longer texts, and more ids, keep a thread busy for 10 ms and more. They never take all threads at once."""
 
 CHARS_PER_TOKEN = 64
-"""No tokenizer packs more characters into one token on average; longer prompts are refused before tokenising."""
+"""No tokenizer packs more characters into one token on average. Longer prompts are refused before tokenising."""
+
+
+def _prompt_field(request: GenerateRequest) -> str:
+    """The field in which the client sent its prompt."""
+    if request.token_ids is not None:
+        return "token_ids.ids"
+    return "text" if request.chat is None else "chat.messages"
 
 
 class InputProcessor:
-    """Tokenises off the loop and checks everything that could reach a batch."""
+    """Tokenises off the loop, and checks everything that could reach a batch. Event-loop thread only."""
 
     def __init__(
         self,
@@ -46,6 +53,10 @@ class InputProcessor:
         adapters: AdapterTable | None = None,
         encoder: EncoderInput | None = None,
     ) -> None:
+        """`context_length`: tokens. `hidden_size`: 0 if the model has no hidden states to embed with.
+
+        `seed`: of the generator that seeds requests without a seed of their own; None is a random one.
+        """
         self.tokenizer = tokenizer
         self.failures = TextFailures()
         self._memory = memory
@@ -57,7 +68,7 @@ class InputProcessor:
         self._max_input = context_length - 1 if encoder is None else encoder.max_tokens
         self._random = random.Random(seed)
         self._workers = Workers(2, "slipstream-text")
-        # Threads of their own: a template that takes its time must not hold up texts.
+        # Chats have threads of their own: a template that takes long must not hold up texts.
         self._chats = Workers(PROCESSES, "slipstream-chat")
 
     def refuse_out_of_range(self, params: SamplingParams) -> None:
@@ -67,19 +78,24 @@ class InputProcessor:
             raise InvalidRequest(violations)
 
     async def prompt_ids(self, request: GenerateRequest) -> Ints:
-        """int64[n], n >= 1. Raises InvalidRequest naming `text`, `token_ids.ids` or `chat.messages`."""
+        """Ids of the prompt, int64[n] with n >= 1, made off the loop.
+
+        Raises InvalidRequest naming `text`, `token_ids.ids`, `chat` or `chat.messages`; TextFailed when the tokenizer
+        fails; for a chat also Overloaded and RequestFailed, when there is no core or no process to render it.
+        """
         ids: Sequence[int]
+        field = _prompt_field(request)
         if request.token_ids is not None:
-            field, ids = "token_ids.ids", request.token_ids
+            ids = request.token_ids
         elif request.chat is not None:
-            self._refuse_long(sum(len(turn.content) for turn in request.chat), "chat.messages")
+            self._refuse_long(sum(len(turn.content) for turn in request.chat), field)
             with self.failures.told():
                 rendered = await self._chats.run(self.tokenizer.render_chat, request.chat, caller=request.tenant)
-            self._refuse_long(len(rendered), "chat.messages")
+            self._refuse_long(len(rendered), field)
             # The template writes the special tokens itself; encoding must not add them a second time.
-            field, ids = "chat.messages", await self._encode(rendered, False, request.tenant)
+            ids = await self._encode(rendered, False, request.tenant)
         else:
-            field, ids = "text", await self.tokenize(request.text or "", caller=request.tenant)
+            ids = await self.tokenize(request.text or "", caller=request.tenant)
         prompt = np.asarray(ids, np.int64)
         if len(prompt) == 0:
             raise InvalidRequest.of(field, "must not be empty")
@@ -94,12 +110,19 @@ class InputProcessor:
         return prompt
 
     async def tokenize(self, text: str, *, add_special_tokens: bool = True, caller: str = "") -> list[int]:
-        """Ids of `text`, made off the loop. Raises InvalidRequest when it is longer than any context could hold."""
+        """Ids of `text`, made off the loop.
+
+        Raises InvalidRequest when it is longer than any context could hold or cannot be encoded, and TextFailed when
+        the tokenizer fails.
+        """
         self._refuse_long(len(text), "text")
         return await self._encode(text, add_special_tokens, caller)
 
     async def detokenize(self, ids: Sequence[int], skip_special_tokens: bool, caller: str = "") -> str:
-        """Text of `ids`, made off the loop. Raises InvalidRequest for ids outside the vocabulary."""
+        """Text of `ids`, made off the loop.
+
+        Raises InvalidRequest for ids outside the vocabulary, and TextFailed when the tokenizer fails.
+        """
         self._refuse_foreign_ids("token_ids", np.asarray(ids, np.int64))
         long = len(ids) > LONG_IDS
         with self.failures.told():
@@ -108,7 +131,7 @@ class InputProcessor:
             )
 
     def refuse_unconstrainable(self, request: GenerateRequest) -> None:
-        """Raises InvalidRequest naming what is wrong with the constraint, if there is one, or contradicts it."""
+        """Raises InvalidRequest naming what is wrong with the constraint, if there is one, and what contradicts it."""
         if request.constraint is None:
             return
         violations = [*request.constraint.violations(), *conflicts(request.sampling)]
@@ -126,11 +149,15 @@ class InputProcessor:
         now: float,
         grammar: Grammar | None = None,
     ) -> list[Req]:
-        """One `Req` per output. Raises InvalidRequest naming every field of `sampling_params` that cannot be served."""
+        """One `Req` per output of `prompt`, int64[n].
+
+        `group`: an id for all outputs of the request, which share their prompt. `now`: `time.monotonic` seconds. Raises
+        AdapterNotFound, and InvalidRequest naming every field of `sampling_params` that cannot be served.
+        """
         params = request.sampling
         sides = {"prompt": prompt} if self._encoder is None else self._encoder.sides(prompt)
         violations = params.violations(self._vocab_size)
-        max_new = self._max_new_tokens(params, len(sides["prompt"]), violations)
+        max_new = self._max_new_tokens(request, len(sides["prompt"]), violations)
         if violations:
             raise InvalidRequest(violations)
         seed = params.seed if params.seed is not None else self._random.getrandbits(63)
@@ -159,7 +186,7 @@ class InputProcessor:
         ]
 
     def refuse_unembeddable(self, request: EmbedRequest) -> None:
-        """Raises InvalidRequest naming the field that no prompt could make servable."""
+        """Raises InvalidRequest naming a field that cannot be served whatever the inputs are, and AdapterNotFound."""
         if not request.inputs:
             raise InvalidRequest.of("inputs", "must not be empty")
         if not self._hidden_size:
@@ -169,7 +196,10 @@ class InputProcessor:
         self.adapters.slot(request.adapter)
 
     async def embeddings(self, request: EmbedRequest, request_id: str, now: float) -> list[Req]:
-        """One `Req` per input. Raises InvalidRequest naming every input that cannot be served."""
+        """One `Req` per input. Raises AdapterNotFound, and InvalidRequest naming every input that cannot be served.
+
+        `now`: `time.monotonic` seconds.
+        """
         prompts: list[Ints] = []
         violations: list[FieldViolation] = []
         for index, given in enumerate(request.inputs):
@@ -203,7 +233,7 @@ class InputProcessor:
         ]
 
     async def _embedded_ids(self, given: str | tuple[int, ...], caller: str) -> Ints:
-        """int64[n] of one input, n >= 1. Raises InvalidRequest naming `text` or `token_ids.ids`."""
+        """Ids of one input, int64[n] with n >= 1. Raises InvalidRequest naming `text` or `token_ids.ids`."""
         text, listed = (given, None) if isinstance(given, str) else (None, given)
         asked = GenerateRequest(text=text, token_ids=listed, tenant=caller)
         prompt = await self.prompt_ids(asked)
@@ -213,7 +243,7 @@ class InputProcessor:
         return prompt
 
     def close(self) -> None:
-        """End the worker threads without waiting for queued work, and whatever chat template is still at work."""
+        """End the worker threads without waiting for queued work, and end chat templates that are still at work."""
         self._workers.close()
         self._chats.close()
         if self.tokenizer.chats is not None:
@@ -225,27 +255,30 @@ class InputProcessor:
             raise InvalidRequest.of(f"{field}[{bad[0]}]", f"must be between 0 and {self._vocab_size - 1}")
 
     def _refuse_foreign_tokenisation(self, field: str, ids: Ints) -> None:
-        """A tokenizer may know more tokens than the model has logits for."""
+        """Raises InvalidRequest for an id without a logit: a tokenizer may know more tokens than the model has."""
         bad = self._foreign(ids)
         if bad.size:
             text = f"its tokenisation has token {ids[bad[0]]}, for which the model has no logits"
             raise InvalidRequest.of(field, f"{text}: they are for tokens 0 to {self._vocab_size - 1}")
 
     def _foreign(self, ids: Ints) -> Ints:
-        """int64[m], the places in `ids` of those outside the logits."""
+        """int64[m]: the places in `ids` of ids that have no logit."""
         return np.flatnonzero((ids < 0) | (ids >= self._vocab_size))
 
-    def _max_new_tokens(self, params: SamplingParams, prompt_len: int, violations: list[FieldViolation]) -> int:
-        """The output's limit. What is asked explicitly must fit; what is left open is cut to what fits."""
+    def _max_new_tokens(self, request: GenerateRequest, prompt_len: int, violations: list[FieldViolation]) -> int:
+        """The output's limit in tokens. One that the client asks for must fit, else it is added to `violations`.
+
+        Without one the output may take what fits.
+        """
         pool_tokens = self._memory.allocator.num_pages * self._memory.page_size
         # The last token is sampled but never stored, hence the + 1.
         room = min(self._context_length - prompt_len, pool_tokens - prompt_len + 1)
         if room < 1:
             violations.append(
-                FieldViolation("text", f"the prompt has {prompt_len} tokens, more than the server can hold")
+                FieldViolation(_prompt_field(request), f"has {prompt_len} tokens, more than the server can hold")
             )
             return 1
-        asked = params.max_tokens
+        asked = request.sampling.max_tokens
         if asked is None:
             return room
         if asked > room:
@@ -268,7 +301,7 @@ class InputProcessor:
 
 @dataclass(frozen=True, slots=True)
 class EncoderInput:
-    """What becomes of a client's input where an encoder reads it: the decoder starts from ids of the checkpoint's own.
+    """How an input reaches an encoder-decoder: the encoder reads it, and the decoder starts from the checkpoint's ids.
 
     `max_tokens`: of the longest input.
     """
@@ -277,7 +310,7 @@ class EncoderInput:
     max_tokens: int
 
     def sides(self, ids: Ints) -> dict[str, Any]:
-        """Fields of the `Req` whose client sent `ids`, int64[L]."""
+        """Fields of the `Req` for a client that sent `ids`, int64[L]."""
         return {
             "prompt": np.array(self.spec.start_ids, np.int64),
             "encoder_ids": ids,
@@ -287,5 +320,5 @@ class EncoderInput:
 
 
 def encoder_input(spec: EncoderSpec | None, max_tokens: int) -> EncoderInput | None:
-    """None for a model without an encoder."""
+    """The `EncoderInput` for `spec`; None for a model without an encoder."""
     return None if spec is None else EncoderInput(spec, max_tokens)

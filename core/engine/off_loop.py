@@ -13,20 +13,27 @@ T = TypeVar("T")
 
 
 class WorkBroken(Exception):
-    """Work in a pool was ended by what is no Exception, its cause: a panic of native code (pyo3), SystemExit."""
+    """A BaseException that is no Exception ended work in a pool: a panic of native code (pyo3), SystemExit.
+
+    It is the cause of this one.
+    """
 
 
 def off_loop(pool: Executor, function: Callable[..., T], *args: object) -> asyncio.Future[T]:
-    """The result of `function(*args)`, run in `pool`. Raises what it raises, and WorkBroken for what is no Exception.
+    """A future for the result of `function(*args)`, run in `pool`.
 
-    A panic would pass every `except Exception` of a call, which then never gets a status and waits for ever; SystemExit
-    would end the event loop, and a CancelledError would be taken for the caller's own.
+    It raises what `function` raises, but WorkBroken in place of what is no Exception.
+    A panic would pass every `except Exception` of a call, which would then never get a status and wait for ever.
+    SystemExit would end the event loop, and a CancelledError would be taken for the caller's own.
     """
     return asyncio.get_running_loop().run_in_executor(pool, guarded, function, *args)
 
 
 async def in_daemon_thread(function: Callable[[], None], name: str) -> None:
-    """Wait until `function` has ended, or raised, in a thread that does not outlive the process; a pool's would."""
+    """Run `function` in a daemon thread and wait until it has returned or raised.
+
+    The process can exit while the thread hangs, which a thread of a pool would prevent.
+    """
     loop, done = asyncio.get_running_loop(), asyncio.Event()
 
     def run() -> None:
@@ -41,12 +48,12 @@ async def in_daemon_thread(function: Callable[[], None], name: str) -> None:
 
 
 def guarded(function: Callable[..., T], *args: object) -> T:
-    """What `function` gives, or raises; WorkBroken for what is no Exception."""
+    """Call `function`. Raises what it raises, but WorkBroken in place of what is no Exception."""
     try:
         return function(*args)
     except Exception:
         raise
     except BaseException as error:
         broken = WorkBroken(f"{type(error).__name__} in a thread of the pool")
-        # Its place is that of the panic, which is all that is logged of it where its message may quote a client.
+        # With the panic's traceback: where its message may quote a client, only the place is logged.
         raise broken.with_traceback(error.__traceback__) from error

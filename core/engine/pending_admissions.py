@@ -1,4 +1,4 @@
-"""Requests that are not queued yet: they tokenise, or wait for their constraint, and can be ended meanwhile."""
+"""Requests that are not queued yet: being tokenised, or waiting for their constraint. They can be ended meanwhile."""
 
 from __future__ import annotations
 
@@ -14,17 +14,18 @@ T = TypeVar("T")
 
 
 class Arrivals:
-    """By request id, the error that ends the request as soon as it looks. Used on the loop thread."""
+    """Requests that are being tokenised or compiled. Used on the loop thread."""
 
     def __init__(self) -> None:
         self._ended: dict[str, asyncio.Future[SlipstreamError]] = {}
+        """Request id -> future that, once set, holds the error to raise."""
 
     def __contains__(self, request_id: str) -> bool:
         return request_id in self._ended
 
     @contextmanager
     def entered(self, request_id: str) -> Iterator[None]:
-        """For as long as the request arrives. Raises what it was ended with, if it got through all the same."""
+        """Let the request be ended while the block runs. Raises what it was ended with, even if the block succeeded."""
         ended = self._ended[request_id] = asyncio.get_running_loop().create_future()
         try:
             yield
@@ -34,7 +35,7 @@ class Arrivals:
             raise ended.result()
 
     def abort(self, request_id: str) -> bool:
-        """End one request; whether it is arriving."""
+        """End the request with RequestAborted; returns whether it is arriving."""
         ended = self._ended.get(request_id)
         if ended is None:
             return False
@@ -43,13 +44,16 @@ class Arrivals:
         return True
 
     def end_all(self, error: SlipstreamError) -> None:
-        """End everyone who is arriving."""
+        """End every arriving request with `error`."""
         for ended in self._ended.values():
             if not ended.done():
                 ended.set_result(error)
 
     async def wait(self, request_id: str, work: Awaitable[T], deadline: float | None) -> T:
-        """The result of `work`, unless the request is ended or its `deadline` passes first."""
+        """The result of `work`, in which the constraint is compiled. `deadline`: `time.monotonic` seconds, or None.
+
+        Raises what the request is ended with, and DeadlinePassed when `deadline` passes first. Cancels `work` then.
+        """
         task, ended = asyncio.ensure_future(work), self._ended[request_id]
         left = None if deadline is None else max(0.0, deadline - time.monotonic())
         try:
@@ -62,4 +66,5 @@ class Arrivals:
         finally:
             task.cancel()
             if task.done() and not task.cancelled():
+                # Retrieved, because asyncio logs an exception that nothing has asked for.
                 task.exception()

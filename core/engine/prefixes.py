@@ -1,7 +1,7 @@
-"""The engine's `Prefixes`: who follows the prefix cache, and the flush.
+"""The engine's `Prefixes`: watches of the prefix cache, and the flush.
 
-On the scheduler's path a change costs one call and one append per watcher, and nothing where nobody watches; whatever
-is made of the changes is made in the watcher's own time.
+The cache changes on the scheduler's path. There a change costs one call and one append per watch, and nothing where
+there is no watch. The reader of a watch does everything else in its own time.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from core.types.arrays import Ints
 from core.types.prefixes import PrefixChange, PrefixRemoved, PrefixStored
 
 MAX_UNREAD_PAGES = 65_536
-"""Of one watcher: about 0.5 MiB of page numbers, and ids that the cache may have given up meanwhile."""
+"""Pages that a watch keeps unread: about 0.5 MiB of page numbers, and ids that the cache may have given up by then."""
 
 
 class CachedPrefixWatch:
-    """The `PrefixWatch` of `core.engine.api`. One task reads."""
+    """The `PrefixWatch` of `core.engine.api`: `CachedPrefixes` adds changes, one task reads them."""
 
     def __init__(
         self,
@@ -41,7 +41,7 @@ class CachedPrefixWatch:
         self._news = asyncio.Event()
 
     def add(self, change: PrefixChange) -> None:
-        """One more change; past the bound everything unread is dropped, and the watch is over."""
+        """Append one change. Past the bound everything unread is dropped, and the watch is over."""
         if self._lost:
             return
         self._changes.append(change)
@@ -53,7 +53,10 @@ class CachedPrefixWatch:
         self._news.set()
 
     async def changes(self) -> Sequence[PrefixChange]:
-        """See `PrefixWatch.changes`."""
+        """Changes since the last call, in order; waits for at least one.
+
+        Raises SlowConsumer, now and on every later call, once changes were dropped.
+        """
         await self._news.wait()
         if self._lost:
             raise SlowConsumer("the prefix cache changed more than was read; subscribe again")
@@ -62,12 +65,12 @@ class CachedPrefixWatch:
         return read
 
     def close(self) -> None:
-        """See `PrefixWatch`."""
+        """Stop following the cache. Idempotent."""
         self._close(self)
 
 
 class CachedPrefixes:
-    """The `Prefixes` of `core.engine.api`, and the cache's `PrefixObserver` while anybody watches."""
+    """The `Prefixes` of `core.engine.api`, and the cache's `PrefixObserver` while there are watches."""
 
     def __init__(self, scheduler: Scheduler, adapters: AdapterTable, refuse_unless_ready: Callable[[], None]) -> None:
         self._scheduler = scheduler
@@ -75,9 +78,13 @@ class CachedPrefixes:
         self._adapters = adapters
         self._refuse_unless_ready = refuse_unless_ready
         self._watches: dict[CachedPrefixWatch, str] = {}
+        """Watch -> the namespace that it follows."""
 
     def watch(self, cache_salt: str) -> CachedPrefixWatch:
-        """See `Prefixes.watch`."""
+        """Follow what requests with `cache_salt` and no adapter would find.
+
+        Raises Unsupported when the engine has no prefix cache.
+        """
         cache = self._memory.cache
         if not cache.observe(self):
             raise Unsupported("this server keeps no prefixes (prefix_cache is none)")
@@ -87,20 +94,24 @@ class CachedPrefixes:
         return watch
 
     def flush(self, tenant: str | None = None) -> int:
-        """See `Prefixes.flush`."""
+        """Give up every cached page, of `tenant` or of all, that no request holds; returns how many.
+
+        Raises Draining or EngineDead.
+        """
         self._refuse_unless_ready()
         flushed = self._memory.flush(tenant)
         self._scheduler.publish()
         return flushed
 
     def stored(self, salt: str, change: PrefixStored) -> None:
-        """See `PrefixObserver`."""
+        """Add pages that the cache took over to the watches that follow the namespace `salt`."""
+        # A copy, because a watch past its bound closes itself, which takes it out of the table.
         for watch, followed in list(self._watches.items()):
             if followed == salt:
                 watch.add(change)
 
     def removed(self, pages: Ints) -> None:
-        """See `PrefixObserver`. No node knows its namespace, and readers know their pages."""
+        """Add `pages`, int64[n], to every watch: a cached node does not know its namespace, a reader knows its own."""
         change = PrefixRemoved(pages)
         for watch in list(self._watches):
             watch.add(change)

@@ -1,4 +1,4 @@
-"""A model of a given shape with random weights, made on the device: what benchmarks use that have no checkpoint."""
+"""A model of a given shape with random weights, made on the device, for benchmarks that have no checkpoint."""
 
 from __future__ import annotations
 
@@ -23,7 +23,10 @@ SPREAD = 0.02
 
 
 def random_module(shape: Mapping[str, Any], dtype: torch.dtype, device: torch.device) -> PreTrainedModel:
-    """A transformers model after `shape`, the fields of a configuration with its `model_type`; weights are seeded."""
+    """A transformers model on `device`, with weights from a fixed seed.
+
+    `shape`: fields of a configuration, its `model_type` among them.
+    """
     fields = dict(shape)
     config = AutoConfig.for_model(fields.pop("model_type"), **fields)
     with torch.device(device), torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
@@ -38,7 +41,7 @@ def random_module(shape: Mapping[str, Any], dtype: torch.dtype, device: torch.de
 
 
 def as_model(module: PreTrainedModel) -> Model:
-    """`module` as the engine takes it, proved as a loaded checkpoint is. Raises ModelLoadError."""
+    """`module` as the `Model` of an engine. Raises ModelLoadError when it fails the self-check of a checkpoint."""
     config = json.loads(module.config.to_json_string(use_diff=False))
     with tempfile.TemporaryDirectory() as name:
         (Path(name) / "config.json").write_text(json.dumps(config))
@@ -47,6 +50,6 @@ def as_model(module: PreTrainedModel) -> Model:
 
 
 def let_go(model: Model, device: torch.device) -> None:
-    """Bind `model` to a pool of one page, so that nothing of it holds the pools of an engine that has ended."""
+    """Bind `model` to a pool of one page, so that it no longer holds the pools of an engine that has ended."""
     spec = model.spec
     model.bind(KVPool(spec.kv_layers, 1, 1, spec.dtype, device), TorchNativeAttention())

@@ -1,8 +1,8 @@
-"""Finds a step that never comes back, by its absence. Counts looks, not the clock of the wall.
+"""Finds a step that never comes back: steps are in flight, and no new result arrives.
 
-A process that was stopped (SIGSTOP, a suspended machine, a frozen container) continues with its clock far ahead, and
-the step in flight has not had that time either. So a look adds no more than its own period twice, however late it
-comes.
+It adds up the time between its looks instead of reading how late the clock is. A process that was stopped (SIGSTOP, a
+suspended machine, a frozen container) continues with its clock far ahead, and the step in flight has not had that time
+either. So one look adds at most two periods, however late it comes.
 """
 
 from __future__ import annotations
@@ -10,12 +10,14 @@ from __future__ import annotations
 PERIOD = 1.0
 """Seconds between two looks."""
 MOST_PER_LOOK = 2 * PERIOD
+"""Seconds that one look can add."""
 
 
 class Watchdog:
-    """`limit`: seconds without a result, while there are steps in flight, after which the device hangs."""
+    """Decides that the device hangs: more than `limit` seconds without a new result while steps were in flight."""
 
     def __init__(self, limit: float, now: float) -> None:
+        """`limit`: seconds. `now`: `time.monotonic` seconds."""
         self._limit = limit
         self._looked_at = now
         self._step = -1
@@ -23,7 +25,10 @@ class Watchdog:
         """Seconds counted so far without a new result."""
 
     def hangs(self, now: float, newest_step: int, in_flight: int) -> bool:
-        """Look once. Only results count as progress: requests keep arriving while a device hangs."""
+        """Look once; returns whether the device hangs. `newest_step`: number of the step whose result came last.
+
+        Only results count as progress, because requests keep arriving while a device hangs.
+        """
         passed, self._looked_at = min(now - self._looked_at, MOST_PER_LOOK), now
         if newest_step != self._step or not in_flight:
             self._step, self.waited = newest_step, 0.0

@@ -1,4 +1,4 @@
-"""Threads for what would hold up the loop, and what becomes of that when the engine stops."""
+"""Threads for work that would hold up the event loop, and what becomes of that work when the engine stops."""
 
 from __future__ import annotations
 
@@ -24,29 +24,30 @@ class Workers:
         self._closed = threading.Event()
 
     async def run(self, function: Callable[..., T], *args: object, caller: str = "", long: bool = False) -> T:
-        """What `function(*args)` gives, called in one of the threads when it is the turn of `caller`; see `FairLine`.
+        """The result of `function(*args)`, called in one of the threads when it is the turn of `caller`.
 
-        Raises Draining once `close` was called, and what `off_loop` does.
+        Callers take turns in rotation. Work that is `long` leaves a thread to other work, if there are two. Raises
+        Draining once `close` was called, what `function` raises, and WorkBroken in place of what is no Exception.
         """
         if not self._closed.is_set():
             await self._line.enter(caller, long=long)
-        # Also where `close` came after this turn was given and before its task ran: the pool takes no work any more.
+        # Looked at again: `close` may have come after the turn was given, and then the pool takes no work any more.
         if self._closed.is_set():
             raise Draining("the server is shutting down")
         work = off_loop(self._pool, function, *args)
-        # A caller that leaves does not take its work out of the thread.
+        # The turn ends with the work: a caller that is cancelled leaves its work in the thread.
         work.add_done_callback(lambda _: self._line.leave(long=long))
         try:
             return await asyncio.shield(work)
         except asyncio.CancelledError:
             task = asyncio.current_task()
-            # `close` cancels what still waits for a thread. The caller was not cancelled and must not look as if.
+            # `close` cancels work that still waits for a thread. Its caller was not cancelled, so it must not seem so.
             if self._closed.is_set() and task is not None and not task.cancelling():
                 raise Draining("the server is shutting down") from None
             raise
 
     def close(self) -> None:
-        """End the threads without waiting for work that has not begun. Idempotent."""
+        """Refuse further work, cancel what has not begun, and let the threads end. Waits for nothing. Idempotent."""
         self._closed.set()
         self._line.fail(Draining("the server is shutting down"))
         self._pool.shutdown(wait=False, cancel_futures=True)

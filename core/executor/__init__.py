@@ -1,1 +1,1 @@
-"""The forward thread and everything that runs on it."""
+"""The executors, and everything that a step runs on the forward thread."""

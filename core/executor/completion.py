@@ -61,7 +61,7 @@ class Completion:
         return taken
 
     def stop(self) -> None:
-        """Deliver what was brought, then end the waiter thread."""
+        """Deliver what was brought, then end the waiter thread. Idempotent."""
         if self._thread is not None:
             self._queue.put(None)  # behind everything brought, so the waiter delivers that first
             self._thread.join()

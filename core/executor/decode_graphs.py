@@ -89,6 +89,7 @@ class DecodeGraphs:
         # Room for the sections, and beside them for every row fresh and one new page of table writes for every row.
         self.block = StaticBlock(largest * (SECTIONS + 1 + 3 * state.kv_pool.page_size), state.staging)
         self.logits = torch.zeros(largest, state.model.spec.vocab_size, dtype=torch.float32, device=device)
+        # Each row has one token, so place i holds the last token of row i.
         self._last = torch.arange(largest, device=device)
         self._graphs: dict[int, Graph] = {}
         self.replays = 0
@@ -96,7 +97,10 @@ class DecodeGraphs:
 
     @torch.inference_mode()
     def capture(self, progress: CaptureProgress | None = None) -> None:
-        """Record all sizes, the largest first, so that smaller ones reuse the memory that it took."""
+        """Record all sizes, the largest first, so that smaller ones reuse the memory that it took.
+
+        Raises RuntimeError when the model waits for the device in its forward pass.
+        """
         with self._state.streams.on_forward():
             for done, size in enumerate(reversed(self._sizes), start=1):
                 # All padding: a capture runs the step, and padded rows write to padding only.
@@ -112,7 +116,7 @@ class DecodeGraphs:
         return batch.mode is ForwardMode.DECODE and fits and not hooks_layers(batch.companion_writes)
 
     def load(self, batch: ScheduleBatch) -> DecodeInputs:
-        """Copy the inputs of `batch`, with fresh padding, to the device in one transfer."""
+        """Copy the inputs of `batch`, which `takes` accepted, to the device in one transfer, with fresh padding."""
         size, count = self._size(len(batch.rows)), len(batch.rows)
         writes = batch.table_writes
         sections = _sections(batch.rows, batch.seq_lens, batch.out_cache_loc, batch.prefix_lens, size)

@@ -20,7 +20,7 @@ from core.sampling.sampler import Sampler
 
 @dataclass(frozen=True, slots=True)
 class DeviceState:
-    """Everything that only the forward thread writes (law 2), and the tools it writes with."""
+    """Everything that only the forward thread writes (law 2), and the tools that it writes with."""
 
     pool: ReqToTokenPool
     kv_pool: KVPool

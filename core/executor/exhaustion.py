@@ -1,4 +1,4 @@
-"""What the engine reports of a step for which the device had too little memory."""
+"""What is reported of a step for which the device had too little memory: the engine's last error, or rows that end."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ from core.types.grammar import Grammar, Matcher, Words
 log = logging.getLogger(__name__)
 
 TOGETHER = 16
-"""Rows in one call. A slow row that is not known yet delays at most so many."""
+"""Rows in one call: a slow row that is not suspected yet delays at most this many."""
 SUSPICIOUS_SECONDS = 2e-3
 """Wall time of one such call, in seconds, above which its rows are suspected."""
 
@@ -43,7 +43,7 @@ class Follower:
     """The status that its request ends with, once that is known."""
 
     def is_over(self) -> bool:
-        """Whether no text can follow. A library may have to make a mask to know, so a suspect's time is counted."""
+        """Whether no text can follow. A library may make a mask to find out, so the time of a suspected row counts."""
         if not self.suspected:
             return self.matcher.is_terminated
         began = time.thread_time()

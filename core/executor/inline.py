@@ -12,7 +12,7 @@ from core.invariants import check
 
 
 class InlineExecutor:
-    """Depth one. Blocks its caller for the whole step: for comparison with overlap, and for tests."""
+    """Depth one. `submit` blocks for the whole step: for comparison with overlap, and for tests."""
 
     def __init__(self, runner: StepRunner, wake: Callable[[], None]) -> None:
         self._runner = runner

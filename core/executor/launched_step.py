@@ -31,15 +31,22 @@ class LaunchedStep:
     counts: torch.Tensor
     """`DeviceChecks.snapshot`, int64: one counter per device check, then one violation flag per decode row."""
     copy_done: Event
+    """Fires when `host`, `counts` and `vectors` can be read."""
     began: Mark
+    """Where the step's work begins on the forward stream."""
     ended: Mark
+    """Where it ends there, copies to the host excluded."""
     previous_end: Mark | None
+    """`ended` of the step before; None for the first step."""
     device_refs: tuple[object, ...]
     recorder: Recorder | None
     sampled: SampledRows
     vectors: torch.Tensor | None = None
+    """float32[E, H] on the host: embeddings of the step; None without any, or without memory for them."""
     exhausted: Exhausted = NO_ROWS
+    """Owners of rows, embedded ones included, for which there was too little memory."""
     lanes: StepLanes | None = None
+    """The step's lanes; None while no recording runs."""
 
     def result(self) -> StepResult:
         """Wait for the copies and turn them into the result. Blocks, so with overlap the event loop never calls it."""

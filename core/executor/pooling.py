@@ -22,7 +22,7 @@ class Pooler:
         self._partial: torch.Tensor | None = None
 
     def pool(self, hidden: torch.Tensor, batch: PoolingBatch) -> torch.Tensor:
-        """float32[E, H], one vector per row of `batch.rows`; `hidden` is [T, H] of all tokens of the step."""
+        """float32[E, H]: one vector per row of `batch.rows`. `hidden`: [T, H], of all tokens of the step."""
         assert hidden.shape[1] == self._hidden_size, (hidden.shape, self._hidden_size)
         if self._partial is None:
             # Rows x hidden size: allocated with the first embedding request.

@@ -38,10 +38,11 @@ class SampledRows:
     exhausted: Exhausted = field(default=NO_ROWS)
     """Rows for which there was too little memory."""
     was_split: bool = False
+    """Whether the rows were sampled in pieces, for lack of memory."""
 
 
 class SamplingStep:
-    """Samples the rows of one step after the other. Forward stream only (law 2)."""
+    """Turns the logits of each step into tokens. Forward stream only (law 2)."""
 
     def __init__(self, pool: ReqToTokenPool, sampler: Sampler, results: str, recorder: Recorder | None) -> None:
         """`results`: name of a step's host copies for the recorder."""
@@ -54,7 +55,7 @@ class SamplingStep:
         self._unseeded: set[int] = set()
 
     def begin(self, batch: ScheduleBatch) -> None:
-        """For rows with a new owner: write the token history of those with penalties, and make their matchers."""
+        """Prepare rows with a new owner: write token histories for penalties, and make matchers for constraints."""
         if self._unseeded:
             self._unseeded.difference_update(batch.fresh_rows.tolist())
         if batch.history_writes.rows:
@@ -94,7 +95,7 @@ class SamplingStep:
             self._history.append(rows, lens, tokens)
 
     def on_their_way(self, batch: ScheduleBatch, host: SampleOutput, copy_done: Event) -> None:
-        """The step's tokens are being copied to `host`, where the grammars of the next step read them."""
+        """Tell the grammars that the step's tokens are on their way to `host`, readable once `copy_done` has fired."""
         self._grammars.sampled(batch, host, copy_done)
 
     def _score(self, scored: Scored, sampling: SamplingBatch) -> bool:

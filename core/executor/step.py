@@ -43,10 +43,10 @@ class StepRunner:
 
     @torch.inference_mode()
     def launch(self, batch: ScheduleBatch, computing: Callable[[], None] = lambda: None) -> LaunchedStep:
-        """Steps 4 to 7 of DESIGN section 4: table writes, input resolution, forward, sampling, relay, copies.
+        """Launch one step: table writes, input resolution, forward pass, sampling, relay, copies to the host.
 
         `computing` is called right before the forward pass, during which other threads can have the interpreter. Raises
-        StepOutOfMemory where memory is short for work that cannot be split. What the step has written by then is not
+        StepOutOfMemory when memory is short for work that cannot be split. What the step has written by then is not
         read again.
         """
         try:
@@ -75,6 +75,7 @@ class StepRunner:
         host, counts, fetched, copy_done = self._copy_out(batch.step_id, sampled, counted, vectors, published, lanes)
         self._sampling.on_their_way(batch, host, copy_done)
         refs = (sampled, counted, vectors, inputs, published)
+        # Without vectors the embeddings of the step, if it has any, found no memory (decision 25).
         exhausted = rows.exhausted if vectors is not None else rows.exhausted.beside(embedded(batch))
         return LaunchedStep(
             *(batch, host, counts, copy_done, began, ended, previous_end, refs, self._recorder),
@@ -109,6 +110,7 @@ class StepRunner:
         except MEMORY_ERRORS as error:
             if not is_out_of_memory(error):
                 raise
+            # The embeddings of the step end; its tokens do not depend on them (decision 25).
             return None
 
     def _prepare(self, batch: ScheduleBatch) -> ForwardBatch:
@@ -195,6 +197,7 @@ class StepRunner:
         streams = self._state.streams
         copy_done = streams.new_event()
         with streams.on_copy():
+            # All that is copied comes before `publish` in the forward stream, so the copies need not wait for `stash`.
             published.wait(streams.copy)
             if lanes is not None:
                 lanes.copying(streams.mark())

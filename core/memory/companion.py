@@ -1,9 +1,10 @@
 """The interface of what requests hold beside KV pages: pools with their own capacity and device side, and adapters.
 
-There are four: recurrent states, windowed pages, cross-attention pages, and the adapter slots of rows, which have no
-capacity here. A request takes and returns them at the same moments, and each may limit how much of a cached prefix can
-be used. `RequestMemory` calls every companion at those moments, so "all or nothing" and "freed once" stay properties of
-that one file. Composition instead of SGLang's diamond of HybridReqToTokenPool over ReqToTokenPool.
+There are four companions: recurrent states, windowed pages, cross-attention pages, and the adapter slots of rows, which
+have no capacity here. A request takes and returns all of them when it takes and returns its row, and each may limit how
+much of a cached prefix can be used. `RequestMemory` calls every companion at those moments, so "all or nothing" and
+"freed once" stay properties of that one file. This is composition instead of SGLang's diamond of HybridReqToTokenPool
+over ReqToTokenPool.
 
 What outlives a request is keyed by a KV page. A page stands for the whole prefix up to its end, so a state snapshot or
 a windowed page is dropped when its KV page is freed, and needs no tree of its own.
@@ -23,13 +24,13 @@ from core.types.arrays import Ints
 from core.types.stats import PoolStats
 
 Writes = Mapping[str, object]
-"""By companion name: what its device side must apply before the step that carries them. Host arrays, never changed, in
-a class that only the two sides of that companion look into."""
+"""By companion name: what its device side must apply before the step that carries it computes. Host arrays, which never
+change, in a class that only the two sides of that companion read."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class AdmissionFacts:
-    """What the pools beside the KV pool are told of a request that is to get a row."""
+    """What every companion is told of a request that is to get a row."""
 
     tokens: int
     """Known tokens: its prompt, and the outputs from before it was retracted."""
@@ -66,7 +67,8 @@ class Companion(Protocol):
     def can_admit(self, facts: AdmissionFacts) -> bool:
         """Whether there is room for the request.
 
-        May give up what no running row uses, but nothing that cached pages need. After True, `admitted` must succeed.
+        May give up what no running row uses, but nothing that the pages of `facts.cached` need. After True, `admitted`
+        must succeed.
         """
         ...
 
@@ -105,7 +107,7 @@ class Companion(Protocol):
         ...
 
     def stats(self) -> tuple[PoolStats, ...]:
-        """Occupancy."""
+        """Capacity and occupancy of its pools; empty without a capacity."""
         ...
 
     def check_integrity(self) -> None:
@@ -115,7 +117,7 @@ class Companion(Protocol):
 
 @runtime_checkable
 class Growing(Protocol):
-    """A companion that charges a row again for each new KV page. The others charge it once, at admission."""
+    """A companion that charges a row again for each new KV page. Other companions charge a row once, at admission."""
 
     def can_grow(self, rows: Ints) -> bool:
         """Whether each of `rows`, int64[n], all different, can get one more KV page. After True, `grown` must succeed.

@@ -9,7 +9,7 @@ from core.types.arrays import Ints
 
 
 class PagedKVAllocator:
-    """Hands out pages 1..num_pages of `page_size` tokens; page 0 is padding and never leaves (law 6).
+    """Hands out pages 1..num_pages of `page_size` tokens each; page 0 is padding and never leaves (law 6).
 
     A freed page may be handed out at once: its old owner's last write and its new owner's first are in one stream
     order (law 4). `alloc` and `free` are vectorised, because a step may move hundreds of pages.
@@ -38,7 +38,11 @@ class PagedKVAllocator:
         return self.num_pages - self._top
 
     def pages_for(self, tokens: int) -> int:
-        """Pages that hold `tokens` tokens. Entry check and admission both use this one formula (bug class D24)."""
+        """Pages that hold `tokens` tokens.
+
+        The check at entry and admission both use this one formula: with two of them a request near the capacity could
+        pass the check and never be admitted.
+        """
         return -(-tokens // self.page_size)
 
     def alloc(self, count: int) -> Ints | None:

@@ -106,7 +106,7 @@ class RequestMemory:
         match, known = self._match(ids, len(ids) - 1 if reuse else 0, salt)
         facts = AdmissionFacts(len(ids), match.pages, known, encoder_tokens)
         needed = self.allocator.pages_for(len(ids)) - len(match.pages)
-        # Locked so that the new request's own prefix is not counted among the pages that come free.
+        # Locked, so that pages of the new request's own prefix are not counted as obtainable.
         self.cache.lock(match.node)
         coming = int(self._owned[leaving].sum())
         coming += self.cache.held_only_by([self._node(row) for row in leaving.tolist()])
@@ -129,9 +129,9 @@ class RequestMemory:
     ) -> Seat | None:
         """Take a row and pages for all of `ids`, sharing what the cache has; None (and no change) when it does not fit.
 
-        At least one token is always left to compute: the first output is sampled from its logits. With `reuse` off
-        nothing cached is used. `reserve_pages` must stay obtainable afterwards, for decode steps of running requests.
-        `encoder_tokens`, `adapter_slot`: see `AdmissionFacts`. `at_most`: limit of shared tokens, from `would_admit`.
+        At least one token is left to compute: the first output is sampled from its logits. `reuse` off: nothing cached
+        is used. `reserve_pages` must stay obtainable, for decodes of running requests. `encoder_tokens`: tokens of the
+        encoder's input, `adapter_slot`: slot of the LoRA adapter, 0 without. `at_most`: limit of shared tokens.
         """
         if not self.rows.available:
             return None

@@ -20,6 +20,7 @@ class RowAllocator:
         check("row_alloc_free_list", size >= 1, size=size)
         self.size = size
         self.generations: Ints = np.zeros(size + 1, np.int64)
+        """By row: the generation of its owner, or while it is free that of its next owner."""
         self._held = np.zeros(size + 1, np.bool_)
         # Invariant: free rows and held rows are disjoint and together are exactly 1..size.
         self._free = list(range(size, 0, -1))

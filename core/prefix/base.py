@@ -6,8 +6,8 @@ cache may be *read* by any number of requests, each of which keeps a lock on the
 
 The cache is host state of the scheduler: all calls come from one thread, and none touches the device. It may therefore
 be told of pages that the device has not written yet. A request that matches such a page is planned later than the one
-that writes it, and the forward thread executes plans in their order (DESIGN law 4: one FIFO makes reuse safe). So the
-write always precedes the read. The same law makes it safe to hand out a freed page at once.
+that writes it, and the forward thread executes plans in their order (law 4: one FIFO makes reuse safe). So the write
+always precedes the read. The same law makes it safe to hand out a freed page at once.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ NO_PAGES: Pages = np.empty(0, np.int64)
 NO_PAGES.flags.writeable = False
 
 GROUP_MARK = "\x00group\x00"
-"""Begins the namespaces that only the samples of one request share; see `PrefixCache.namespace`."""
+"""First characters of a namespace that only the samples of one request share."""
 
 
 def group_salt(group_id: str) -> str:
@@ -101,19 +101,20 @@ class PrefixCache(ABC):
 
     @abstractmethod
     def unlock(self, node: PrefixNode) -> Pages:
-        """Undo one `lock` of this node, and mark it as just used.
+        """Undo one `lock` of this node, and mark it as just used. Raises InvariantViolation if it has no lock.
 
         Returns the pages that the cache drops because of it, for the caller to free; empty for a cache that retains.
         """
 
     @abstractmethod
     def insert(self, ids: Ids, pages: Pages, salt: str, owned_from: int) -> InsertResult:
-        """Offer `pages`, which hold (or will hold, see above) the first `len(pages) * page_size` tokens of `ids`.
+        """Offer `pages`, which hold or will hold the first `len(pages) * page_size` tokens of `ids`.
 
         Offer only what submitted steps write, or the step now being planned: a page that nothing writes would be read.
-        The first `owned_from` tokens lie in the cache already, from a match or an earlier insert that is still locked;
-        it must be a multiple of the page size. Pages that the cache lacks become its own; see `InsertResult` for the
-        rest. The inserted prefix is marked as just used and is not locked. Locked prefixes never change.
+        The first `owned_from` tokens, a multiple of the page size, lie in the cache already, from a match or an earlier
+        insert that is still locked. Pages whose tokens the cache lacks become its own; the others stay the caller's, as
+        duplicates. The inserted prefix is marked as just used and is not locked. Locked prefixes never change. Raises
+        InvariantViolation if `owned_from` or the number of pages cannot be right, or a page would get a second owner.
         """
 
     @abstractmethod
@@ -139,9 +140,10 @@ class PrefixCache(ABC):
 
     @abstractmethod
     def condemn(self, node: PrefixNode) -> Pages:
-        """Give up `node` and everything below it, all unlocked, so that no match finds it again.
+        """Give up `node` and everything below it, so that no match finds it again.
 
-        Returns the pages for the caller to free; empty where the last `unlock` has dropped them already.
+        Returns the pages for the caller to free; empty where the last `unlock` has dropped them already. Raises
+        InvariantViolation if a node is locked.
         """
 
     def observe(self, observer: PrefixObserver | None) -> bool:

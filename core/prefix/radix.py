@@ -131,7 +131,8 @@ class RadixCache(PrefixCache):
         reach = self._reach(data, salt)
         held = reach.held
         check("prefix_lock_balance", owned <= held, owned_from=owned_from, held_pages=held)
-        self._take(pages[held:])  # checks, so it comes before any change, the split of `_end` included
+        # First, since it checks: where it raises nothing has changed, not even by the split of `_end`.
+        self._take(pages[held:])
         duplicates, originals = reach.duplicates(pages, owned)
         node = self._end(reach)
         if held < pages.size:
@@ -323,6 +324,7 @@ class RadixCache(PrefixCache):
         lowest, highest = int(pages.min()), int(pages.max())
         check("page_padding_reserved", lowest > 0, lowest=lowest)
         if highest >= self._owned.size:
+            # More than doubles, so it stays rare.
             self._owned = np.append(self._owned, np.zeros(highest + 1, np.bool_))
         twice = bool(self._owned[pages].any()) or np.unique(pages).size != pages.size
         check("page_conservation", not twice, offered=pages)

@@ -68,14 +68,16 @@ class Tenants:
             yield only, only.pages
             return
         total = sum(each.pages for each in self)
+        # Rule (1).
         gone = [each for each in self if self._given_up - each.used_at >= total]
         for each in sorted(gone, key=lambda each: each.used_at):
             yield each, each.pages
+        # Rule (2). Tenants that gave up all their pages above are no longer among `self`.
         left = sorted(self, key=lambda each: each.pages, reverse=True)
         share = max(0, total - wanted) // max(1, len(left))
         for each in left:
             if each.pages > share:
                 yield each, each.pages - share
-        # What others have above their share may be locked.
+        # Rule (3): what tenants have above their share may be locked.
         for each in left:
             yield each, each.pages

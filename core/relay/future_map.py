@@ -63,7 +63,10 @@ class FutureMap:
         return event
 
     def stash(self, rows: torch.Tensor, payload: RelayPayload) -> None:
-        """Write the step's tokens, and every extra that the payload carries, for `rows`, int64[n]."""
+        """Write the step's tokens, and every extra that the payload carries, for `rows`, int64[n].
+
+        Raises InvariantViolation for a wrong shape, and KeyError for an extra that was not declared.
+        """
         if rows.numel() == 0:
             return
         self._check_rows(rows)
@@ -113,7 +116,7 @@ class FutureMap:
         return self._buffers[name].index_select(0, rows)
 
     def forget(self, rows: torch.Tensor) -> None:
-        """Mark `rows` as unwritten, so that device checks see a read before the next owner's first write."""
+        """Mark `rows`, int64[n], as unwritten, so that device checks see a read before the next owner's first write."""
         if rows.numel() == 0:
             return
         for name, buffer in self._buffers.items():

@@ -43,6 +43,7 @@ def resolve_forward_inputs(
 
     `decode_rows` and `decode_lens`, int64[n] each, are on the device. Staged encoder ids, `num_encoder_tokens` of them,
     end in `encoder_ids`. The staging is cleared only after everything succeeded, so a failed copy leaves it whole.
+    Raises InvariantViolation when the ids are not as many as planned.
     """
     prompt = staging.prefill_ids_cpu
     if prompt is None:

@@ -1,8 +1,8 @@
-"""Whose prompts go on next: a step's budget is shared between tenants by the work that was done for them.
+"""Which tenant's prompts are computed next: tenants share a step's budget by the work that was done for them.
 
 Deficit round robin (Shreedhar and Varghese 1995) with the deficits kept as counters of work over weight, as in
 start-time fair queueing (Goyal et al. 1996) and in VTC ("Fairness in Serving LLMs", OSDI 2024): the tenant with the
-lowest counter is next, for at most its share of the budget. Work is what a step computes, not how many calls asked.
+lowest counter is next, for at most its share of the budget. Work is counted in tokens that steps compute, not in calls.
 """
 
 from __future__ import annotations
@@ -18,48 +18,52 @@ from core.types.arrays import Ints
 from core.types.request import Req
 
 SEQUENCE_COST = 16
-"""Tokens that a seat costs beside those of its prompt: outputs that share a cached prompt are not free."""
+"""Tokens charged for a row, beside those of the prompt: outputs that share a cached prompt would else be free."""
 
 
 @dataclass(slots=True, eq=False)
 class Tenant:
-    """One caller while any request of it waits or runs."""
+    """A caller that has at least one request waiting or running, and what is counted of it."""
 
     name: str
     number: int
-    """In order of opening; a tie goes to the lower one."""
+    """Order of opening, from 1; every tie is decided for the tenant with the lower number."""
     column: int
-    """Place in arrays by tenant; used again once the tenant has left."""
+    """Index in arrays by tenant. A later tenant gets it once this one has left."""
     weight: float = 1.0
-    """Of its newest request."""
+    """That of its newest request; above 0."""
     served: float = 0.0
-    """Tokens computed for it while another tenant had work, and what its seats cost, over its weight."""
+    """Its counter: tokens computed for it while another tenant had work, and `SEQUENCE_COST` a row, over its weight."""
     live: int = 0
-    """Requests that wait or run."""
+    """Its requests that wait or run."""
     rows: int = 0
+    """Rows that its requests own."""
     refused: bool = False
-    """Whether its first in line was refused for want of a row or of pages, and nothing of it was seated since."""
+    """Whether its first waiting request was refused for want of a row or pages, and none of its requests got one since.
+    """
 
     @property
     def waits(self) -> bool:
-        """Whether a request of it has no row."""
+        """Whether at least one of its requests has no row."""
         return self.live > self.rows
 
 
 class FairShare:
     """The tenants that have work, and a clock: the counter of the tenant that was served last.
 
-    No counter of a tenant with a prompt is behind the clock: what was not asked for is not made up for, so a tenant
-    that comes (back) is neither ahead of the others nor behind them by more than a step. A tenant without requests
-    leaves no state. With one tenant nothing is counted.
+    `begin` lifts the counters of tenants with prompts to the clock: a tenant gets no credit for time in which it asked
+    for nothing. So a tenant that comes, or comes back, is at most one step ahead of the others or behind them. A tenant
+    without requests leaves no state. With one tenant nothing is counted.
     """
 
     def __init__(self, budget: int, num_rows: int) -> None:
-        """`budget`: prompt tokens of one step; `num_rows`: rows with the padding one."""
+        """`budget`: prompt tokens of one step; `num_rows`: request rows, padding row 0 included."""
         self._budget = budget
         self._tenants: dict[str, Tenant] = {}
         self._columns: list[int] = []
+        """Columns of tenants that have left, for tenants to come."""
         self._of_row: Ints = np.zeros(num_rows, np.int64)
+        """By row: the column of its owner's tenant. Means nothing for a row without an owner."""
         self._opened = self._capacity = 0
         self._clock = 0.0
 
@@ -70,14 +74,14 @@ class FairShare:
 
     @property
     def capacity(self) -> int:
-        """Slots of tenants, free ones included."""
+        """Length of arrays by tenant: columns in use and free ones."""
         return self._capacity
 
     def __iter__(self) -> Iterator[Tenant]:
         return iter(self._tenants.values())
 
     def tenant(self, req: Req) -> Tenant:
-        """Of a request that waits or runs."""
+        """The tenant of `req`, which must be waiting or running."""
         return self._tenants[req.tenant]
 
     def columns_of(self, rows: Ints) -> Ints:
@@ -85,7 +89,7 @@ class FairShare:
         return self._of_row[rows]
 
     def entered(self, req: Req) -> None:
-        """A new request waits."""
+        """Count a new request, which waits. Its weight becomes that of its tenant."""
         tenant = self._tenants.get(req.tenant)
         if tenant is None:
             if not self._tenants:
@@ -98,7 +102,7 @@ class FairShare:
         tenant.live += 1
 
     def seated(self, req: Req) -> None:
-        """It has a row."""
+        """`req` got `req.row`. Raises InvariantViolation if its tenant has more rows than requests now."""
         tenant = self._tenants[req.tenant]
         self._of_row[req.row] = tenant.column
         tenant.rows += 1
@@ -106,13 +110,16 @@ class FairShare:
         check("tenant_books", tenant.rows <= tenant.live, live=tenant.live, rows=tenant.rows)
 
     def unseated(self, req: Req) -> None:
-        """It gave its row back."""
+        """`req` gives its row back. Raises InvariantViolation if its tenant had none."""
         tenant = self._tenants[req.tenant]
         tenant.rows -= 1
         check("tenant_books", tenant.rows >= 0, live=tenant.live, rows=tenant.rows)
 
     def left(self, req: Req) -> None:
-        """It has ended, and has no row."""
+        """`req` has ended and has no row; a tenant without requests is forgotten.
+
+        Raises InvariantViolation if its tenant has more rows than requests now.
+        """
         tenant = self._tenants[req.tenant]
         tenant.live -= 1
         check("tenant_books", tenant.rows <= tenant.live, live=tenant.live, rows=tenant.rows)
@@ -122,8 +129,9 @@ class FairShare:
             self._columns.append(tenant.column)
 
     def begin(self, contenders: list[Tenant]) -> list[int]:
-        """A step is planned in which these have prompts. Tokens that each may have before the others are looked at
-        again: its share of the budget.
+        """Begin the plan of a step in which `contenders` have prompts. Returns the share of each in tokens.
+
+        A tenant computes at most its share before counters are compared again.
         """
         weights = sum(tenant.weight for tenant in contenders)
         for tenant in contenders:
@@ -131,17 +139,17 @@ class FairShare:
         return [math.ceil(self._budget * tenant.weight / weights) for tenant in contenders]
 
     def charge(self, tenant: Tenant, tokens: int) -> None:
-        """So many were computed for it. Free where no other tenant has work."""
+        """Count `tokens` tokens computed for `tenant`; none where no other tenant has work."""
         if not self.contended:
             return
         self._clock = max(self._clock, tenant.served)
         tenant.served += tokens / tenant.weight
 
     def generated(self, rows: Ints) -> None:
-        """A step computes one token for each of `rows`. One array operation, and a sum per tenant.
+        """Count one token for each of `rows`, int64[n], which decode in this step. O(n) in one array operation.
 
-        So much is charged as leaves each tenant half of its share of the budget, so that its prompts go on beside any
-        number of its outputs, and no more than one budget is ever owed.
+        Two limits hold for each tenant: (1) One step counts at most half of its share of the budget, so that its
+        prompts go on beside any number of its outputs. (2) Outputs never put it more than a budget ahead of the clock.
         """
         if not self.contended or not len(rows):
             return

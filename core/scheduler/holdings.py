@@ -1,8 +1,8 @@
-"""What each tenant holds of rows and KV pages, and whose requests give way for it: dominant resource fairness.
+"""What each tenant holds of rows and KV pages, and which requests give way for it: dominant resource fairness.
 
 A tenant's share is the larger of its part of the rows and its part of the pages, over its weight (Ghodsi et al. 2011).
-A request gives way to one of another tenant only if that tenant then still holds no more than the one that gave. So
-each move makes the shares more alike, and none is ever taken back.
+A request gives way to one of another tenant only if the giving tenant then still holds at least as much as the taking
+one. So each move makes the shares more alike, and no move is ever taken back.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from core.types.request import Req
 
 
 class Holdings:
-    """Reads the running set and changes nothing. Each answer costs one pass over arrays by row."""
+    """Compares what tenants hold. Changes nothing. Each answer costs one pass over arrays by row."""
 
     def __init__(self, shares: FairShare, running: RunningSet, memory: RequestMemory, policy: Policy) -> None:
         self._shares = shares
@@ -30,9 +30,9 @@ class Holdings:
         self._policy = policy
 
     def may_take_a_row(self, tenant: Tenant) -> bool:
-        """Whether a waiting request of `tenant` may be tried before those of tenants that hold less.
+        """Whether a waiting request of `tenant` may be tried although tenants that hold less have requests waiting.
 
-        Each of those has a claim to one free row, and to all pages once it was refused.
+        Each of those tenants has a claim to one free row, and to all pages once its first request was refused.
         """
         if not self._shares.contended:
             return True
@@ -42,19 +42,20 @@ class Holdings:
         poorer = [other for other in self._shares if other.waits and shares[other.column] < mine]
         if any(other.refused for other in poorer):
             return False
+        # The tenant that holds least is tried without a free row too: running requests may give way to it.
         return available > len(poorer) or not poorer
 
     def could_gain(self, tenant: Tenant) -> bool:
-        """Whether any tenant holds so much more that a row of it might go to `tenant`."""
+        """Whether some other tenant holds as much as `tenant` would with one more row, so that it might give one."""
         if not self._shares.contended:
             return False
         shares, more = self._now(), (tenant.rows + 1) / self._memory.rows.size / tenant.weight
         return any(shares[other.column] >= more for other in self._shares if other is not tenant)
 
     def giving_way(self, newcomer: Req, rows: Ints) -> list[Req]:
-        """Owners of `rows` that may give way to `newcomer`, in that order.
+        """Owners of `rows`, int64[n], that may give way to `newcomer`, in the order in which they would.
 
-        Always the last in line of the tenant that holds most when those before it are gone.
+        The next is always the last in line of the tenant that holds most once those chosen before are gone.
         """
         gainer = self._shares.tenant(newcomer)
         lines = self._lines(newcomer, rows)
@@ -71,6 +72,7 @@ class Holdings:
             held[tenant.column] -= 1
             taken[tenant.column] -= pages
             left = self._share(tenant, held[tenant.column], taken[tenant.column] + longest)
+            # A tenant that would hold less than the newcomer's then does gives nothing more.
             if left < gained:
                 continue
             chosen.append(loser)
@@ -81,7 +83,8 @@ class Holdings:
     def loser(self, members: list[Req], settled: Iterable[bool]) -> Req:
         """The one of `members` that gives way when pages run out: the last in line of the tenant that holds most.
 
-        A member that is not `settled` has just come back, and gives way only where none is: else it might never end.
+        `settled[i]`: whether `members[i]` never gave way, or has put out enough tokens since it came back. Others give
+        way only where no member is settled: else they might never end. With one tenant `settled` does not count.
         """
         if not self._shares.contended:
             return victim(members, self._policy)
@@ -91,9 +94,10 @@ class Holdings:
         return victim([req for req in at_rest if req.tenant == richest.name], self._policy)
 
     def _lines(self, newcomer: Req, rows: Ints) -> dict[Tenant, list[tuple[Req, int, float]]]:
-        """Owners of `rows` by tenant, but for that of `newcomer`, in policy order.
+        """The owners of `rows` by tenant, without the tenant of `newcomer`; each line in policy order.
 
-        With each the pages that it took, and the longest prefix that is found by rows that stay when it leaves.
+        Entries are (request, pages that it took, pages of the longest cached prefix among the rows of its tenant that
+        stay when it and those behind it leave).
         """
         order = self._running.order
         *_, staying = self._parts(order[~np.isin(order, rows)])
@@ -111,7 +115,7 @@ class Holdings:
         return lines
 
     def _now(self) -> list[float]:
-        """Shares by column of tenant; 0 for columns without one."""
+        """The share of each tenant, by column; 0 for a free column."""
         held, taken, found = self._parts(self._running.order)
         shares = [0.0] * len(held)
         for tenant in self._shares:
@@ -120,9 +124,10 @@ class Holdings:
         return shares
 
     def _parts(self, rows: Ints) -> tuple[list[int], list[float], list[float]]:
-        """Of `rows` by column of tenant: how many, pages that they took, and the longest prefix that one of them found.
+        """By column of tenant, of `rows`: how many, pages that they took, pages of the longest prefix that one found.
 
-        Rows of a tenant mostly find the same prefix. What they find beyond that is not counted, their rows are.
+        Rows of one tenant mostly find the same cached prefix, so only the longest counts, once. Where they find
+        different prefixes that is too low; the number of rows decides there.
         """
         columns, count = self._shares.columns_of(rows), self._shares.capacity
         held = np.bincount(columns, minlength=count)

@@ -11,25 +11,26 @@ from core.scheduler.outputs import Ending
 from core.types.request import Req, RequestState
 
 FEW = 64
-"""Instants of requests that left are swept out when they are this many more than those of live ones can be."""
+"""Instants of ended requests are swept out once they outnumber by this the most that live ones can have, two each."""
 
 
 class Intake:
-    """A queue of additions and endings, drained only as far as it reached on entry (trio's entry queue does the same).
+    """A queue of additions and endings. `drain` takes only what is queued when it begins, as trio's entry queue does.
 
-    Also keeps the instants at which requests expire, so that no step looks through all of them. A request is known here
-    until it ends and not until its instant passes: a prompt of a thousand tokens is 12 KiB, and a deadline may be hours
+    Also keeps the instants at which requests expire, so that no step looks through all requests. A request is kept here
+    until it ends, not until its instant passes: a prompt of a thousand tokens is 12 KiB, and a deadline may be hours
     away.
     """
 
     def __init__(self) -> None:
         self._commands: deque[Req | Ending] = deque()
         self.arriving: Counter[str] = Counter()
-        """Requests queued for addition, by tenant."""
+        """By tenant: how many requests are queued for addition."""
         self._sequence = 0
-        # Instant and arrival number, at most two per request; those of requests that ended count for nothing.
         self._expiries: list[tuple[float, int]] = []
+        """A heap of (instant, arrival number), at most two per request. Those of ended requests are skipped."""
         self._expiring: dict[int, Req] = {}
+        """By arrival number: requests that may expire and have not ended."""
 
     def __len__(self) -> int:
         return len(self._commands)
@@ -39,7 +40,7 @@ class Intake:
         return [command for command in self._commands if isinstance(command, Req)]
 
     def add(self, req: Req) -> None:
-        """Queue a new request; arrival order is the order of these calls."""
+        """Queue a new request, and set `req.sequence`: arrival order is the order of these calls."""
         self._sequence += 1
         req.sequence = self._sequence
         self._commands.append(req)
@@ -50,7 +51,7 @@ class Intake:
         self._commands.append(command)
 
     def drain(self, admit: Callable[[Req], None], end: Callable[[Ending], None]) -> None:
-        """Apply what is queued now, in order."""
+        """Call `admit` or `end` for each command that is queued now, in order."""
         self.arriving.clear()
         for _ in range(len(self._commands)):
             command = self._commands.popleft()
@@ -64,7 +65,10 @@ class Intake:
             admit(command)
 
     def expired(self, now: float) -> list[Ending]:
-        """Endings due at `now`: deadlines of anybody, queue timeouts of those never scheduled."""
+        """Endings due at `now`, in seconds of the loop's clock.
+
+        A request ends at its deadline in any state, and at its queue deadline only if it never had a row.
+        """
         due: list[Ending] = []
         while self._expiries and self._expiries[0][0] <= now:
             req = self._expiring.get(heapq.heappop(self._expiries)[1])
@@ -77,7 +81,7 @@ class Intake:
         return due
 
     def forget(self, req: Req) -> None:
-        """`req` has ended. Amortised O(1): a sweep drops at least half of the instants."""
+        """Drop `req`, which has ended. Amortised O(1): a sweep drops at least half of the instants."""
         if self._expiring.pop(req.sequence, None) is None:
             return
         if len(self._expiries) > 4 * len(self._expiring) + FEW:
@@ -85,7 +89,7 @@ class Intake:
             heapq.heapify(self._expiries)
 
     def next_expiry(self) -> float | None:
-        """The earliest instant at which a live request may expire, for the loop's sleep."""
+        """The earliest instant at which a live request may expire, for the loop's sleep; None if none may."""
         while self._expiries and self._expiries[0][1] not in self._expiring:
             heapq.heappop(self._expiries)
         return self._expiries[0][0] if self._expiries else None

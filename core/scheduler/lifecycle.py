@@ -36,7 +36,9 @@ class Lifecycle:
         self.sampling = sampling
         self._tally = tally
         self._ended: list[Ending] = []
+        """Endings that `take_ended` has not returned yet."""
         self._fresh: list[Req] = []
+        """Running requests that `take_fresh` has not returned since their admission."""
 
     def enter(self, req: Req) -> None:
         """Queue a new request."""
@@ -44,15 +46,19 @@ class Lifecycle:
         self.shares.entered(req)
 
     def would_admit(self, req: Req, reserve_pages: int, leaving: Ints) -> int | None:
-        """What to pass to `admit` as `at_most` once the owners of rows `leaving` are retracted; None: it is no use."""
+        """Whether `req` fits once the owners of rows `leaving`, int64[k >= 1], are retracted.
+
+        Returns what `admit` then needs as `at_most`, or None if `req` would not fit. `reserve_pages` as for `admit`.
+        """
         return self.memory.would_admit(
             req.known_ids(), req.salt, reserve_pages, leaving, reuse=req.reuses_prefix, encoder_tokens=req.encoder_len
         )
 
     def admit(self, req: Req, reserve_pages: int, now: float, at_most: int | None = None) -> bool:
-        """Give a waiting request a row and pages for its whole prompt; False, and no change, when it does not fit.
+        """Give a waiting request a row, and pages for all known tokens; False, and no change, if it does not fit.
 
-        At most `at_most` of its tokens come from the prefix cache.
+        `reserve_pages`: pages that must stay obtainable for outputs. `at_most`: limit of the tokens that come from the
+        prefix cache. `now`: seconds of the loop's clock.
         """
         ids = req.known_ids()
         seat = self.memory.admit(
@@ -76,16 +82,17 @@ class Lifecycle:
             req.cached_tokens = req.computed_from = seat.cached_tokens
             self._tally.scheduled(req, now)
         else:
+            # The least of all its admissions: if it is condemned, what it computed after any of them is given up.
             req.computed_from = min(req.computed_from, seat.cached_tokens)
             self._tally.recomputed_tokens += len(ids) - seat.cached_tokens + req.encoder_len
         return True
 
     def retract(self, req: Req, *, keep: bool = True) -> None:
-        """Take row and pages from a running request and queue it again; what it produced stays with it.
+        """Take row and pages from a running request and queue it again. It keeps its outputs.
 
-        A step in flight may still sample for it: that result is stale by generation and is sampled again later, to the
-        same token, because sampling depends on seed and position only (law 13). Without `keep` nothing of what it
-        computed goes to the prefix cache.
+        A step in flight may still sample for it. That token is dropped, because the row's generation has changed, and
+        sampled again later: the same one, because sampling depends on seed and position only (law 13). With `keep` off,
+        nothing more of what the request computed goes to the prefix cache.
         """
         self._unseat(req, keep=keep)
         req.move_to(RequestState.WAITING)
@@ -94,7 +101,7 @@ class Lifecycle:
         self.waiting.push(req)
 
     def preempt(self, req: Req, newcomer: Req) -> None:
-        """Retract a request for one of a higher class, or of a tenant that holds less."""
+        """Retract `req` for `newcomer`, which is of a higher class or of a tenant that holds less."""
         self.retract(req)
         if req.tenant == newcomer.tenant:
             self._tally.priority_preemptions += 1
@@ -102,17 +109,17 @@ class Lifecycle:
             self._tally.share_preemptions += 1
 
     def is_without_logits(self, req: Req) -> bool:
-        """Whether it runs and no result of it has been seen since it came."""
+        """Whether `req` runs and has had no token since it was seated: no logits vouch for what it computes."""
         return req.state is RequestState.RUNNING and not self.running.has_sampled(req.row)
 
     def condemn(self, ended: Ending) -> None:
-        """End a running request whose numbers are wrong. No later request finds anything that it computed.
+        """End a running request whose numbers are wrong. No later request finds what it computed (decision 21).
 
-        Its pages were offered while it was still computing, so others may read them: nodes of the prefix cache from
-        where it began to compute, and all below them, are given up, whichever request computed those. Their readers are
-        retracted, and nothing of theirs is kept either: they compute the same tokens again behind a clean prefix.
-        Tokens that a reader has sent stand. Each came of logits that were finite, which they are not where a key or
-        value is not (record 21).
+        Its pages were offered to the prefix cache while it was still computing, so other requests may read them. The
+        cache gives up the nodes from where the request began to compute, and all nodes below, whichever request
+        computed those. Requests that read such nodes are retracted, and nothing of theirs is kept: they compute the
+        same tokens again behind a clean prefix. Tokens that a reader has sent stand: they came of finite logits, and
+        logits are not finite where a key or value that they depend on is not.
         """
         req = ended.req
         doubt = self.memory.doubt(
@@ -124,7 +131,10 @@ class Lifecycle:
         self.memory.condemn(doubt)
 
     def end(self, ended: Ending, *, keep: bool = True) -> None:
-        """End a request in any state; one that has ended already is left alone, so late aborts are harmless (D30)."""
+        """End a request in any state. One that has ended already is left alone, so late aborts are harmless.
+
+        With `keep` off, nothing more of what it computed goes to the prefix cache.
+        """
         req = ended.req
         if req.state is RequestState.FINISHED:
             return
@@ -137,6 +147,7 @@ class Lifecycle:
         self._ended.append(ended)
 
     def _unseat(self, req: Req, *, keep: bool) -> None:
+        # Read first: `running.remove` resets them in `req`.
         row, generation, sampled = req.row, req.generation, self.running.has_sampled(req.row)
         if req in self._fresh:
             self._fresh.remove(req)
@@ -147,12 +158,12 @@ class Lifecycle:
         self.memory.release(row, generation, written if keep else written[:0])
 
     def take_ended(self) -> tuple[Ending, ...]:
-        """Terminals since the last call."""
+        """Endings since the last call, in order: the terminals of their requests."""
         ended, self._ended = tuple(self._ended), []
         return ended
 
     def untold(self) -> list[Req]:
-        """Who has ended since the last call of `take_ended`."""
+        """Requests that ended since the last call of `take_ended`."""
         return [ended.req for ended in self._ended]
 
     def take_fresh(self) -> tuple[list[Req], Ints]:

@@ -1,8 +1,8 @@
-"""Steps that hold only what tenants with little work have, so that their first tokens need not wait for others' work.
+"""Light steps: only for tenants with little work, so that their first tokens need not wait for other tenants' work.
 
-A step takes as long as all that is in it. Where steps are long (`Pace`), a prompt of twelve tokens in a step of 256
-rows that decode for another tenant has its first token after the work of all of them. A step of its own takes a tenth
-of that, and the others wait so long, every second step at most.
+A step takes as long as everything in it. Where steps are long (`Pace`), a prompt of 12 tokens in a step beside 256
+decoding rows of another tenant gets its first token after the work of all of them. A step of its own takes a tenth of
+that. The other tenants wait that long, before every second step at most.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from core.scheduler.waiting_queue import WaitingQueue
 from core.types.arrays import Ints
 
 PART = 4
-"""A tenant has little work if it asks for less than this part of an equal share of the step's tokens."""
+"""A tenant has little work if it asks for at most 1 / PART of an equal share of the tokens that all tenants ask for."""
 FEW = 4
-"""Waiting requests of a tenant that are looked at; one with more has much work."""
+"""Most waiting requests of a tenant whose tokens are counted; with more it counts as asking for a whole step."""
 
 
 class LightSteps:
-    """Chooses for whom the next step is. Costs a pass over arrays by row, and only where it is asked."""
+    """Chooses the tenants that the next step is for. Costs a pass over arrays by row, and only where it is asked."""
 
     def __init__(self, shares: FairShare, running: RunningSet, waiting: WaitingQueue, budget: int) -> None:
         self._shares = shares
@@ -31,16 +31,19 @@ class LightSteps:
         self._was_light = False
 
     def tenants(self) -> list[Tenant] | None:
-        """Those with little work, if one of them has a prompt; None if the step is for all, as after a light one."""
+        """The tenants with little work, if one of them has a prompt; None if the step is for all tenants.
+
+        The step after a light one is always for all.
+        """
         self._was_light = not self._was_light and bool(chosen := self._light())
         return chosen if self._was_light else None
 
     def abandoned(self) -> None:
-        """Nothing of the light step could be planned."""
+        """The light step just chosen held nothing that could be planned, so the next one may be light again."""
         self._was_light = False
 
     def rows_of(self, tenants: list[Tenant], rows: Ints) -> Ints:
-        """Those of `rows` that `tenants` own."""
+        """Those of `rows`, int64[n], whose owners are of `tenants`."""
         return rows[np.isin(self._shares.columns_of(rows), [tenant.column for tenant in tenants])]
 
     def _light(self) -> list[Tenant]:
@@ -51,7 +54,7 @@ class LightSteps:
         return light if any(prompts[tenant.column] for tenant in light) else []
 
     def _asked(self) -> tuple[Ints, Ints]:
-        """int64[columns] each: tokens of prompts that are to be computed, and rows that decode."""
+        """int64[capacity] each, by column of tenant: prompt tokens still to be computed, and rows that decode."""
         count, running = self._shares.capacity, self._running
         rows = running.prefilling()
         left = running.prefill_end[rows] - running.planned[rows]

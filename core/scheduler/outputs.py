@@ -15,28 +15,31 @@ from core.types.request import Req
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """How one request ends: a reason, or the error its stream ends with. Exactly one of the two is set.
+    """How one request ends: with a reason, or with the error that its stream ends with. Exactly one of them is set.
 
-    On its way in, through the intake, it ends `req` now, wherever it is; a request that ended meanwhile is left alone.
-    `condemned`: another output of the same prompt was; without logits of its own, what this one computed goes as well.
+    As a command to `Intake` it ends `req`, in whatever state that is; a request that ended meanwhile is left alone.
+    `condemned` then means that another output of the same prompt was condemned: if `req` has had no logits of its own,
+    what it computed leaves the prefix cache too.
 
-    On its way out it is the terminal of `req`. `condemned`: its numbers were wrong, and outputs of the same prompt are
-    not to be trusted before they have logits.
+    As an output of a step it is the terminal of `req`. `condemned` then means that the numbers of `req` were wrong, so
+    that other outputs of the same prompt are not trusted before they have had logits.
     """
 
     req: Req
     reason: FinishReason | None = None
     matched_stop: str | int | None = None
+    """The stop string or stop token id that ended it, if one did."""
     error: SlipstreamError | None = None
     condemned: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class StepTokens:
-    """New tokens of one step, one per request: `tokens[i]` is output number `positions[i]` of `reqs[i]`.
+    """New tokens of one step, one per request: `tokens[i]` is output number `positions[i]` (from 0) of `reqs[i]`.
 
-    `logprob_rows[i]` is the place of that token in `logprobs`, when the step computed any. What every reader walks
-    through is a list; what few look into stays an array, because an integer of Python's own costs as much as its use.
+    `logprob_rows[i]` is the place of that token in `logprobs`, if the step computed any. `tokens` is a list because it
+    is read for every request. `positions` and `logprob_rows`, int64[n], stay arrays because they are read for few, and
+    making a Python integer costs as much as using it.
     """
 
     reqs: list[Req]
@@ -48,7 +51,7 @@ class StepTokens:
 
 @dataclass(frozen=True, slots=True)
 class StepOutputs:
-    """Tokens first, terminals after: an ended request has all its tokens in `tokens` or in earlier steps."""
+    """Apply `tokens` first, then `ended`: an ended request has all its tokens in `tokens` or in earlier steps."""
 
     tokens: tuple[StepTokens, ...]
     ended: tuple[Ending, ...]

@@ -1,10 +1,10 @@
-"""How long steps take, and so how late the next one is planned.
+"""How long steps take, and from that how late the next one is planned.
 
-Two steps are in flight (law 10), so a plan is made while another step computes, and is out of date by all that arrives
+Two steps are in flight (law 10), so a plan is made while another step computes, and does not hold requests that arrive
 meanwhile: a newcomer waits for the rest of one step and for the whole of the next. Where steps are long and tenants
-share them, that is what one tenant's flood costs another's first token. So there the next plan is made late: when three
-quarters of the running step should be over. The quarter that is left is many times what the host needs, so the device
-still finds its next step submitted.
+share them, that wait is what one tenant's flood costs another's first token. There the next plan is made late: when
+three quarters of the running step should be over. The quarter that is left is many times what the host needs for a
+plan, so the device still finds its next step submitted.
 """
 
 from __future__ import annotations
@@ -12,48 +12,52 @@ from __future__ import annotations
 from collections import deque
 
 LONG_SECONDS = 0.05
-"""A step that takes less is not worth waiting for: decoding on a GPU, a few rows on a CPU."""
+"""For a shorter step a late plan is not worth while: decoding on a GPU, a few rows on a CPU."""
 LATEST = 0.75
-"""Of a step: how much of it has passed when the next is planned."""
+"""Fraction of the running step that should have passed when the next step is planned."""
 SHARED_SECONDS = 10.0
-"""Steps count as shared for so long after two tenants had work: one that sends its requests one by one is away in
-between."""
+"""Steps count as shared for this long after two tenants had work: a tenant that sends its requests one by one has no
+work in between."""
 RECENT = 8
-"""Steps by which the next ones are judged: more than one, since a short one between them says nothing of the others."""
+"""Finished steps from which the next are estimated. More than one, since one short step says nothing of the others."""
 
 
 class Pace:
-    """Measures steps as the loop sees them. Seconds are those of its clock."""
+    """Measures steps from their submission to the moment at which the loop sees their results.
+
+    All times are seconds of the loop's clock.
+    """
 
     def __init__(self, long_seconds: float = LONG_SECONDS) -> None:
         self._long_seconds = long_seconds
         self._flying: deque[tuple[float, int]] = deque()
-        """Of the steps in flight: when each was submitted, and its tokens."""
+        """Steps in flight, oldest first: (when submitted, tokens)."""
         self._recent: deque[tuple[float, int]] = deque(maxlen=RECENT)
-        """Of the last ones: seconds and tokens."""
+        """The last finished steps: (seconds, tokens)."""
         self._ended = self._shared_until = float("-inf")
 
     def shared(self, now: float) -> None:
-        """Several tenants have work."""
+        """Several tenants have work at `now`."""
         self._shared_until = now + SHARED_SECONDS
 
     def submitted(self, now: float, tokens: int) -> None:
-        """A step went to the device."""
+        """A step of `tokens` tokens was submitted at `now`."""
         self._flying.append((now, tokens))
 
     def finished(self, now: float) -> None:
-        """The result of the oldest step in flight is here."""
+        """The result of the oldest step in flight was seen at `now`."""
         at, tokens = self._flying.popleft()
+        # The step began to run when the one before it ended, if that was after its submission.
         self._recent.append((now - max(at, self._ended), tokens))
         self._ended = now
 
     @property
     def is_slow(self) -> bool:
-        """Whether any of the last steps was long."""
+        """Whether any of the last `RECENT` steps took `long_seconds` or more."""
         return any(seconds >= self._long_seconds for seconds, _ in self._recent)
 
     def due(self) -> float:
-        """When the step behind the one that runs should be planned; the past, where it should be at once."""
+        """When the step behind the running one should be planned; -inf for at once."""
         if not self._flying:
             return float("-inf")
         at, tokens = self._flying[0]
@@ -63,10 +67,11 @@ class Pace:
         return max(at, self._ended) + LATEST * expected if expected >= self._long_seconds else float("-inf")
 
     def _expected(self, tokens: int) -> float:
-        """At least so long a step of so many tokens takes, by the quickest of the last ones of half to twice as many.
+        """A low estimate of the seconds of a step of `tokens` tokens; 0.0 where no recent step is like it.
 
-        Of a larger one it is as much less as the tokens are fewer. One that is over sooner than this costs the device
-        what the host needs for a plan.
+        It is the time of the quickest recent step of half to twice as many tokens. The time of a larger step is scaled
+        down by tokens. Too low an estimate makes the plan early. Too high an estimate leaves the device idle for the
+        time that the host needs for a plan.
         """
         alike = [(seconds, most) for seconds, most in self._recent if most <= 2 * tokens <= 4 * most]
         return min((seconds * min(1.0, tokens / most) for seconds, most in alike), default=0.0)

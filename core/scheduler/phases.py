@@ -1,4 +1,4 @@
-"""Where the time of a scheduler step goes, phase by phase: six readings of the clock per step, none per request."""
+"""Where the time of a scheduler step goes: the clock is read at its start and after each phase, never per request."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from core.lanes import PHASES, LaneRecorder
 
 
 class PhaseClock:
-    """Adds up the seconds of each phase; shows them as a lane too while somebody records. Loop thread only."""
+    """Adds up the seconds of each phase, and writes each into a lane while a recording runs. Loop thread only."""
 
     __slots__ = ("_clock", "_lanes", "_last", "seconds")
 
@@ -20,11 +20,14 @@ class PhaseClock:
         self.seconds = [0.0] * len(PHASES)
 
     def begin(self) -> None:
-        """A step of the scheduler begins."""
+        """A call of `Scheduler.step` begins."""
         self._last = self._clock()
 
     def done(self, phase: int, step: int, tokens: int = 0) -> None:
-        """What happened since the last call was `phase`, an index of PHASES, in step `step` of the device."""
+        """Count the time since the last call as `phase`, an index of `PHASES`.
+
+        For a recording: `step` is the number of the device's step that it was for, `tokens` the tokens of that step.
+        """
         now = self._clock()
         self.seconds[phase] += now - self._last
         recording = self._lanes.recording
@@ -33,5 +36,5 @@ class PhaseClock:
         self._last = now
 
     def by_name(self) -> dict[str, float]:
-        """Seconds since the start, by phase."""
+        """Seconds spent in each phase since the engine was built, by name."""
         return dict(zip(PHASES, self.seconds))

@@ -1,4 +1,4 @@
-"""Plans one step from host state: who decodes, who prefills, who gives way."""
+"""Plans one step from host state: which rows decode, which prompts are computed, which requests give way."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ NO_ROWS: Ints = np.empty(0, np.int64)
 
 
 class Planner:
-    """Owns no requests: reads the running set, takes pages, and lets the lifecycle move whoever must move."""
+    """Owns no requests: reads the running set, takes pages, and has `Lifecycle` admit, retract and end requests."""
 
     def __init__(
         self,
@@ -54,9 +54,10 @@ class Planner:
         self._next_step = 1
 
     def plan(self, now: float, *, after_idle: bool, slow: bool) -> ScheduleBatch | None:
-        """The next step, frozen; None where no row can take one. An empty plan is legal and changes nothing.
+        """The next step, frozen; None where no row has work that fits.
 
-        `slow`: steps take long, so tenants with little work may have some to themselves.
+        `now`: seconds of the loop's clock. `after_idle`: as in `ScheduleBatch`. `slow`: recent steps were long, so
+        tenants with little work may have a step to themselves.
         """
         if not self._config.mixed_chunk:
             segments, decode_rows = self._separate(now)
@@ -69,7 +70,7 @@ class Planner:
         return self._freeze(segments, decode_rows, after_idle)
 
     def _shared(self, now: float) -> tuple[list[Segment], Ints]:
-        """A step for tenants with little work, or one for all."""
+        """(chunks, decode rows) of a step for tenants with little work, or of one for all tenants."""
         light = self._light_steps.tenants()
         if light is not None:
             segments, rows = self._mixed(now, light)
@@ -82,12 +83,12 @@ class Planner:
         rows = self._secure_decode(only)
         segments = self._adder.fill(self._config.chunked_prefill_size, now, only)
         if self._adder.vacated:
-            # By now another request may own such a row.
+            # `fill` took these rows from requests that were to decode; another request may own them by now.
             rows = rows[~np.isin(rows, self._adder.vacated)]
         return segments, rows
 
     def _separate(self, now: float) -> tuple[list[Segment], Ints]:
-        """Chunks or decodes, never both: chunks first, but for the decode steps that are owed."""
+        """(chunks, decode rows), one of them empty: chunks first, except where `Turns` owes decodes a step."""
         ready = len(self._running.decoding()) > 0
         rows = self._secure_decode() if ready and self._turns.decode_owed else NO_ROWS
         segments = [] if len(rows) else self._adder.fill(self._config.chunked_prefill_size, now)
@@ -97,7 +98,7 @@ class Planner:
         return segments, rows
 
     def _secure_decode(self, only: list[Tenant] | None = None) -> Ints:
-        """Rows that decode in this step, each with a page for its token; retracts until the rest fits."""
+        """int64[n]: rows that decode in this step, each with a page for its token. Retracts requests until they fit."""
         rows = self._ready(only)
         while len(rows):
             short = rows[self._memory.needs_page(rows, self._running.planned[rows])]
@@ -113,6 +114,7 @@ class Planner:
         return rows if only is None else self._light_steps.rows_of(only, rows)
 
     def _give_way(self) -> None:
+        """Pages ran out: retract one running request, or end it if it runs alone."""
         members = self._running.members()
         if len(members) > 1:
             settled = self._running.has_advanced(self._running.order, MIN_TOKENS)
@@ -141,6 +143,7 @@ class Planner:
             after_idle=after_idle,
             grammar_seeds=tuple(self._seed(req) for req in fresh if req.grammar is not None),
         )
+        # After the plan: its `decode_lens` are a copy of the lengths before this step.
         running.planned[decode_rows] += 1
         self._next_step += 1
         memory = self._memory
@@ -150,5 +153,6 @@ class Planner:
 
     def _seed(self, req: Req) -> GrammarSeed:
         assert req.grammar is not None
+        # Not empty after a retraction: its matcher starts behind the outputs that it has already.
         outputs = self._running.ids(req.row, int(self._running.known[req.row]), req.prompt_len)
         return GrammarSeed(req.row, req.generation, req.grammar, outputs)

@@ -1,4 +1,4 @@
-"""In which order waiting requests are admitted, and which running one gives way when pages run out."""
+"""The order in which waiting requests are admitted, and the running request that gives way when pages run out."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ from core.types.request import Req
 LPM_WINDOW = 64
 """How many of the oldest waiting requests `lpm` compares; bounds the matching work of one admission."""
 LPM_PATIENCE = 32
-"""A request passed over so often goes first: cache hits must not starve the others."""
+"""A request that was passed over this many times goes first: cache hits must not starve the others."""
 
 
 class Policy(Protocol):
-    """`key` orders the queue; `choose` may look further among its first requests."""
+    """`key` orders the queue; `choose` may take another than the head, from the first `window` requests."""
 
     window: int
-    """How many requests from the head of the queue `choose` wants to see."""
+    """How many requests from the head of the queue `choose` compares."""
     classes: bool
-    """Whether requests are of classes, by `Req.priority`: a lower value is a higher class."""
+    """Whether `Req.priority` divides requests into classes; a lower value is a higher class."""
 
     def key(self, req: Req) -> tuple[int, int]:
         """Smaller is served earlier; unique per request."""
         ...
 
     def choose(self, head: Iterable[Req], match_len: Callable[[Req], int]) -> Req:
-        """One of `head`, which is not empty and in key order. `match_len` gives cached prompt tokens."""
+        """One of `head`, which is not empty and in key order. `match_len(req)`: its tokens that are cached."""
         ...
 
 
@@ -61,7 +61,7 @@ class LongestPrefixMatch(FirstCome):
     window = LPM_WINDOW
 
     def choose(self, head: Iterable[Req], match_len: Callable[[Req], int]) -> Req:
-        """The best match among `head`; ties and the impatient go by arrival."""
+        """The longest match among `head`, ties by arrival. Before all go those that ran out of patience, by arrival."""
 
         def rank(req: Req) -> tuple[bool, int, int]:
             patient = req.passed_over < LPM_PATIENCE
@@ -71,8 +71,12 @@ class LongestPrefixMatch(FirstCome):
 
 
 POLICIES: dict[str, Callable[[], Policy]] = {"fcfs": FirstCome, "lpm": LongestPrefixMatch, "priority": Priority}
+"""By the name in `SchedulerConfig.policy`."""
 
 
 def victim(running: list[Req], policy: Policy) -> Req:
-    """Who gives way: the one the policy would serve last. The first in line is never taken, so somebody always ends."""
+    """The request that gives way: the one that `policy` would serve last.
+
+    Of two or more the first in line is never taken, so some request always comes to its end.
+    """
     return max(running, key=policy.key)

@@ -1,8 +1,8 @@
-"""Fills one step with prompt chunks: of a tenant, first those in the middle of a prompt, then those that wait.
+"""Fills one step with prompt chunks: of a tenant, first requests in the middle of their prompt, then waiting ones.
 
-Tenants take turns by the work that was done for them (`fair_share`). Where requests are of classes (`priority`), the
-class comes first within a tenant: a waiting request of a higher class is served before a prompt of a lower one goes on.
-A waiting request may have running ones give way to it (`preemption`).
+Tenants take turns by the work that was done for them (`fair_share`). Where requests have classes (`priority` policy),
+the class comes first within a tenant: a waiting request of a higher class is served before a prompt of a lower one goes
+on. Running requests may give way to a waiting one (`preemption`).
 """
 
 from __future__ import annotations
@@ -23,8 +23,11 @@ from core.types.arrays import Ints
 from core.types.request import Req
 
 RESERVE_AFTER_RETRACTION = 0.5
+"""Least share of outputs to come that pages are reserved for, after a retraction for want of pages."""
 RESERVE_MIN = 0.05
+"""Least value of that share at any time."""
 RESERVE_DECAY = 0.98
+"""Factor by which the share falls with every call of `fill`."""
 NO_ROWS: Ints = np.empty(0, np.int64)
 
 
@@ -34,18 +37,19 @@ class Prompts:
 
     tenant: Tenant
     grant: int
-    """Tokens that it may have before the others are looked at again."""
+    """Tokens that are computed for it at most, before the counters of tenants are compared again."""
     started: deque[int]
     """Rows in the middle of their prompt, in the order in which they go on: by class, then by admission."""
     admitting: bool
-    """Whether its first in line may still be tried."""
+    """Whether its first waiting request may still be tried in this step."""
 
 
 class PrefillAdder:
-    """Keeps the share of the remaining output that admission reserves pages for.
+    """Chooses prompt chunks, and keeps the share of outputs to come that admission reserves pages for.
 
-    Reserving everything wastes the pool, because most outputs end early; reserving nothing retracts all the time. The
-    share falls with every quiet step and jumps when a retraction shows that it was too low (SGLang's new-token ratio).
+    To reserve pages for all outputs wastes the pool, because most outputs end early. To reserve none leads to
+    retractions all the time. The share falls with every step, and rises when a retraction shows that it was too low
+    (SGLang's new-token ratio).
     """
 
     def __init__(self, lifecycle: Lifecycle, preemption: Preemption, holdings: Holdings) -> None:
@@ -58,22 +62,23 @@ class PrefillAdder:
         self._memory = lifecycle.memory
         self._reserve_share = RESERVE_MIN
         self._remaining = 0
-        """Tokens that those who run may still put out; good while one step is filled."""
+        """Tokens that running requests may still put out; kept up to date while one step is filled, stale after it."""
         self._offered: Ints = np.zeros(self._memory.rows.size + 1, np.int64)
+        """By row: tokens of its prompt that the prefix cache was offered so far."""
         self.vacated: list[int] = []
         """Rows that the last call of `fill` took from their owners."""
         self._segments: list[Segment] = []
         self._turns: list[Prompts] = []
 
     def retracted(self) -> None:
-        """Pages ran out: reserve more from now on."""
+        """Pages ran out: reserve pages for a larger share of the outputs from now on."""
         self._reserve_share = max(RESERVE_AFTER_RETRACTION, self._reserve_share)
 
     def fill(self, budget: int, now: float, only: Collection[Tenant] | None = None) -> list[Segment]:
-        """Chunks of at most `budget` tokens in all, at most one per request; of all tenants, or of `only` some.
+        """Chunks of at most `budget` tokens in all, at most one per request. `only`: their tenants; None for all.
 
-        What an encoder reads counts too. It cannot be cut, so an input longer than the whole budget is the only work of
-        its step beside decodes.
+        Tokens of an encoder's input count too. That input cannot be cut, so one longer than `budget` is the only work
+        of its step beside decodes. `now`: seconds of the loop's clock.
         """
         self._reserve_share = max(RESERVE_MIN, self._reserve_share * RESERVE_DECAY)
         self._remaining = self._remaining_outputs()
@@ -91,7 +96,7 @@ class PrefillAdder:
         return joined(segments) if self._shares.contended else segments
 
     def _prompts(self) -> list[Prompts]:
-        """Of every tenant that has some."""
+        """The `Prompts` of every tenant that has a prompt to go on with or a request that waits."""
         by_tenant: dict[int, deque[int]] = {}
         rows = self._running.prefilling()
         if self._policy.classes:
@@ -106,7 +111,7 @@ class PrefillAdder:
         ]
 
     def _next(self) -> Prompts | None:
-        """Whose turn it is: of those that can go on the one that was served least."""
+        """The tenant whose turn it is: of those that can go on, the one that was served least. None if none can."""
         if len(self._turns) > 1:
             self._turns.sort(key=lambda turn: (turn.tenant.served, turn.tenant.number))
         return next((turn for turn in self._turns if turn.started or self._may_admit(turn)), None)
@@ -115,7 +120,7 @@ class PrefillAdder:
         return turn.admitting and self._holdings.may_take_a_row(turn.tenant)
 
     def _go_on(self, turn: Prompts, budget: int, now: float) -> Segment | None:
-        """A chunk for the tenant whose turn it is: of a request that is admitted for it, or of one that was before."""
+        """A chunk for the tenant of `turn`, of a request admitted now or before; None where it has neither."""
         grant, encoder_ids, seat = min(budget, turn.grant), None, 0
         req = self._first_waiting(turn)
         if req is not None:
@@ -123,6 +128,7 @@ class PrefillAdder:
             if turn.admitting:
                 self._offered[req.row] = 0
                 turn.started.appendleft(req.row)
+                # At least one token: the encoder's input is read with the first chunk.
                 grant, encoder_ids, seat = max(1, grant - req.encoder_len), req.encoder_ids, SEQUENCE_COST
         if not turn.started:
             return None
@@ -133,7 +139,7 @@ class PrefillAdder:
         return segment
 
     def _first_waiting(self, turn: Prompts) -> Req | None:
-        """The waiting request of the tenant that is next, if it is not the turn of the first of `started`."""
+        """The tenant's waiting request to try now; None if there is none, or the first of `started` goes before it."""
         started = turn.started
         if not self._policy.classes:
             # Without a free row no request is looked at: under `lpm` the look alone matches many prompts.
@@ -149,19 +155,25 @@ class PrefillAdder:
         return self._lifecycle.waiting.best(self._match_len, tenant.name)
 
     def _admit(self, req: Req, budget: int, now: float, *, alone: bool) -> bool:
-        """Seat a waiting request, if need be in the place of others; False where that cannot be (yet)."""
+        """Seat a waiting request, in the place of running ones if need be; False if it does not fit (yet).
+
+        `alone`: the step holds no chunk so far.
+        """
         if not alone and req.encoder_len >= budget:
             return False
         seated = self._memory.rows.available > 0 and self._lifecycle.admit(req, self._reserve_pages(req), now)
         if not seated and not self._make_way(req, now):
             self._shares.tenant(req).refused = True
             return False
-        # The last token out is never fed back, see `RunningSet.limit`.
+        # One less: the last token out is never fed back, so it needs no place in a page.
         self._remaining += max(0, req.max_new_tokens - len(req.outputs) - 1)
         return True
 
     def _make_way(self, req: Req, now: float) -> bool:
-        """Seat `req` in the place of running requests; the reserve stays as it is, for no pages ran out."""
+        """Seat `req` in the place of running requests; False if none give way, or too few of them in this plan.
+
+        `retracted` is not called: no pages ran out, so the reserve stays as it is.
+        """
         places = self._preemption.places(req, self._reserve_pages, (each.row for each in self._segments))
         if not places.losers:
             return False
@@ -169,6 +181,7 @@ class PrefillAdder:
         self._remaining -= self._left_of(rows)
         self.vacated += rows.tolist()
         for turn in self._turns:
+            # A request that gives way may be in the middle of its prompt.
             turn.started = deque(row for row in turn.started if row not in rows)
         for loser in places.losers:
             self._lifecycle.preempt(loser, req)
@@ -181,7 +194,7 @@ class PrefillAdder:
         return self._memory.cache.peek(ids, len(ids) - 1, req.salt)
 
     def _remaining_outputs(self) -> int:
-        """Tokens that those who run may still put out. Asked once a step: a newcomer adds what it brings."""
+        """Tokens that running requests may still put out. Counted once a step; `_admit` adds those of a newcomer."""
         return self._left_of(self._running.order)
 
     def _left_of(self, rows: Ints) -> int:
@@ -189,8 +202,9 @@ class PrefillAdder:
         return int((running.limit[rows] - running.known[rows]).clip(0).sum())
 
     def _reserve_pages(self, newcomer: Req, leaving: Ints = NO_ROWS) -> int:
-        """Pages to leave for the outputs of those who run, less the owners of rows `leaving`, and of the newcomer;
-        nothing when it would run alone.
+        """Pages to leave free for outputs of `newcomer` and of running requests without the owners of rows `leaving`.
+
+        0 when `newcomer` would run alone.
         """
         if len(self._running.order) == len(leaving):
             return 0
@@ -198,6 +212,7 @@ class PrefillAdder:
         return math.ceil(remaining * self._reserve_share / self._memory.page_size)
 
     def _chunk(self, row: int, budget: int, encoder_ids: Ints | None = None) -> Segment:
+        """Plan at most `budget` more tokens of the prompt in `row`, and offer the prompt so far to the prefix cache."""
         running = self._running
         start, end = int(running.planned[row]), int(running.prefill_end[row])
         stop = min(end, start + budget)
@@ -209,7 +224,10 @@ class PrefillAdder:
         return Segment(row, start, ids, final=stop == end, pooling=req.pooling, encoder_ids=encoder_ids)
 
     def _offer(self, row: int, planned: int, *, final: bool) -> None:
-        """Share what is planned so far, at doubling lengths: each offer walks from the root, all stay O(prompt)."""
+        """Offer the first `planned` tokens of `row` to the prefix cache, at doubling lengths and at the prompt's end.
+
+        Each offer walks from the root of the tree. Doubling keeps all offers of one prompt together at O(prompt).
+        """
         if final or planned >= 2 * self._offered[row]:
             self._memory.offer(row, self._running.ids(row, planned))
             self._offered[row] = planned

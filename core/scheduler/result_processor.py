@@ -16,14 +16,14 @@ from core.types.io import FinishReason
 from core.types.request import Req
 
 EXHAUSTED = "DEVICE_MEMORY"
-"""The reason that such a request ends with: RESOURCE_EXHAUSTED, worth trying again elsewhere or with less."""
+"""Reason of the error (RESOURCE_EXHAUSTED) where memory of the device ran out: worth a try elsewhere or with less."""
 
 GRAMMAR_WORK = "GRAMMAR_WORK"
-"""The reason that a constrained request ends with while too many are dear to follow; worth trying again."""
+"""Reason of the error where the constraints of all requests together cost too much: worth trying again."""
 
 
 class ResultProcessor:
-    """Appends tokens, finds who ends by token or by length, drops what is for a former owner of a row (law 1)."""
+    """Appends tokens, ends requests by token or length, and drops tokens for former owners of a row (law 1)."""
 
     def __init__(self, lifecycle: Lifecycle, tally: Tally, vocab_size: int, eos_ids: tuple[int, ...]) -> None:
         self._lifecycle = lifecycle
@@ -35,7 +35,10 @@ class ResultProcessor:
         self._last_step = 0
 
     def process(self, result: StepResult, now: float) -> StepTokens | None:
-        """Take over the tokens of one step; None when none of them is for a current owner."""
+        """Take over the tokens of one step; None when none of them is for a current owner.
+
+        `now`: seconds of the loop's clock. Raises InvariantViolation for a result that is not newer than the last.
+        """
         check("result_order", result.step_id > self._last_step, step=result.step_id, last=self._last_step)
         self._last_step = result.step_id
         if result.vectors is not None:
@@ -44,6 +47,7 @@ class ResultProcessor:
         self._tally.step_done(result, stale=len(current) - int(current.sum()))
         if len(result.exhausted):
             self._end_exhausted(result.exhausted)
+            # Asked again: the requests just ended have lost their rows.
             current = self._memory.rows.is_current(result.rows, result.generations)
         places = np.flatnonzero(current)
         if result.grammar_status is not None:
@@ -56,10 +60,10 @@ class ResultProcessor:
         return self._append(result, places, now)
 
     def _fail_untrusted(self, result: StepResult, places: Ints, bad: Bools) -> Ints:
-        """Fail rows whose token means nothing; returns the places of those that go on.
+        """Fail rows whose token means nothing; returns the places, int64[n], of rows that go on.
 
-        The request that found least in the cache goes first: behind it are those that read what it computed, and they
-        are to be computed again and not to fail for it.
+        The request that found least in the cache goes first. Other bad rows may have read what it computed: `condemn`
+        retracts those, so they are computed again and do not fail with it.
         """
         violated = result.violated
         failed = 0
@@ -67,6 +71,7 @@ class ResultProcessor:
             places[bad[places]].tolist(), key=lambda place: self._memory.shared(int(result.rows[place]))
         ):
             if not self._is_current(result, np.array([place]))[0]:
+                # Retracted above, as a reader of what an earlier one computed.
                 continue
             failed += 1
             if violated is not None and violated[place]:
@@ -82,14 +87,17 @@ class ResultProcessor:
         return self._memory.rows.is_current(result.rows[places], result.generations[places])
 
     def _end_exhausted(self, exhausted: Exhausted) -> None:
-        """End those that memory did not suffice for, and none beside them; what they have in the pools is sound."""
+        """End the requests that memory did not suffice for, and no others. What they have in the pools is sound."""
         current = self._memory.rows.is_current(exhausted.rows, exhausted.generations)
         for row in exhausted.rows[current].tolist():
             error = Overloaded("the device has no memory for this request's options", reason=EXHAUSTED)
             self._lifecycle.end(Ending(self._req(row), error=error))
 
     def _end_constrained(self, result: StepResult, places: Ints, status: np.ndarray) -> Ints:
-        """End whose constraint allows nothing more; the tokens of those rows mean nothing."""
+        """End requests whose constraint allows no token; returns the places, int64[n], of rows that go on.
+
+        Tokens of the other rows mean nothing.
+        """
         is_open = status[places] == GrammarStatus.OPEN
         for place in places[~is_open].tolist():
             req = self._req(int(result.rows[place]))
@@ -101,11 +109,11 @@ class ResultProcessor:
         return rest
 
     def _end_embedded(self, vectors: VectorResult, now: float) -> None:
-        """An embedding ends with its vector; one whose row has a new owner was ended or retracted meanwhile."""
+        """End embeddings with their vectors. A vector is dropped if its owner was ended or retracted meanwhile."""
         is_current = self._memory.rows.is_current
         finite: Bools = np.asarray(np.isfinite(vectors.values).all(axis=1), np.bool_)
         found = [self._memory.shared(row) for row in vectors.rows.tolist()]
-        # Those that fail come first, and in the order of `_fail_untrusted`: others may have read what they computed.
+        # Embeddings that fail come first, in the order of `_fail_untrusted`: others may have read what they computed.
         for place in np.lexsort((np.asarray(found), finite)).tolist():
             if not is_current(vectors.rows[[place]], vectors.generations[[place]])[0]:
                 continue
@@ -120,12 +128,14 @@ class ResultProcessor:
                 self._lifecycle.condemn(Ending(req, error=error))
 
     def _append(self, result: StepResult, places: Ints, now: float) -> StepTokens:
+        """Append the tokens at `places` to their requests, and end the requests that are complete."""
         running = self._running
         rows, tokens = result.rows[places], result.tokens[places]
         known = running.known[rows]
         ends = running.prefill_end[rows]
         check("output_position", bool((known >= ends).all()), step=result.step_id)
         for row in rows[known == ends].tolist():
+            # The first token since the admission: its logits came of all tokens before it.
             self._memory.vouch(row, int(running.known[row]))
         running.tokens[rows, known] = tokens
         running.known[rows] = known + 1
@@ -138,7 +148,7 @@ class ResultProcessor:
         return out
 
     def _end_finished(self, out: StepTokens, rows: Ints, tokens: Ints, full: np.ndarray) -> None:
-        # Almost nobody ends in a given step: look closely only where some stop token or the length could be the end.
+        # Few requests end in a given step: look closely only where a stop token or the length could be the end.
         maybe = full | self._is_eos[tokens] | self._lifecycle.sampling.may_stop(rows, tokens)
         for i in np.flatnonzero(maybe).tolist():
             req, token = out.reqs[i], out.tokens[i]

@@ -12,15 +12,17 @@ from core.types.request import Req, RequestState
 
 
 class RunningSet:
-    """Per row: `tokens` known on the host, `known` how many, `planned` how many have KV written by submitted steps.
+    """Arrays by row. `tokens`: ids known on the host. `known`: how many. `planned`: tokens whose KV was cached, or is
+    written by a step that was planned.
 
-    Under overlap a step may be planned whose input token is still on the device, so `planned` may pass `known`, by the
-    one token that two steps in flight allow. `prefill_end` is where the first new token is sampled; `limit` is
-    `planned` of the last useful step: prompt + max_new_tokens - 1, because the last token sampled is never fed back.
+    Under overlap a step may be planned whose input token is still on the device, so `planned` may exceed `known`, by
+    the one token that two steps in flight allow. `prefill_end`: the position at which the first new token is sampled.
+    `limit`: `planned` after the last useful step, prompt + max_new_tokens - 1, since the last token sampled is never
+    fed back.
     """
 
     def __init__(self, num_rows: int, max_len: int) -> None:
-        # An array of objects, so that the owners of a step's rows are one gather and not a loop.
+        # An array of objects: the owners of a step's rows are then one gather and not a loop.
         self.reqs: npt.NDArray[np.object_] = np.full(num_rows, None, np.object_)
         # int32 halves a table of rows x context; the system maps its pages only when a row first reaches them.
         self.tokens: npt.NDArray[np.int32] = np.zeros((num_rows, max_len), np.int32)
@@ -31,11 +33,13 @@ class RunningSet:
         self.limit: Ints = np.zeros(num_rows, np.int64)
         self.priorities: Ints = np.zeros(num_rows, np.int64)
         self.returned = np.zeros(num_rows, np.bool_)
-        """Whether the owner gave a row back before."""
+        """Whether the owner was retracted before."""
         self.last_token_at = np.zeros(num_rows, np.float64)
-        """When the owner's newest token came, in whatever row it was then; means nothing before its first."""
+        """When the owner's newest token came, in seconds of the loop's clock; means nothing before its first token."""
         self._member = np.zeros(num_rows, np.bool_)
+        """Whether the row has an owner."""
         self._order: Ints = np.empty(num_rows, np.int64)
+        """Its first `_ordered` entries are rows by admission. If `_stale_order`, some of them have no owner."""
         self._ordered = 0
         self._stale_order = False
 
@@ -44,17 +48,20 @@ class RunningSet:
 
     @property
     def order(self) -> Ints:
-        """int64[n]: rows from the longest to the shortest time in the set. Do not keep: the next change replaces it."""
+        """int64[n]: rows in the order of their admission. Do not keep it: the next change of the set replaces it."""
         order = self._order[: self._ordered]
         if self._stale_order:
             order = order[self._member[order]]
             self._ordered, self._stale_order = len(order), False
-            # Never in place: whoever iterates over an older answer keeps it.
+            # A new array: a caller that still iterates over an older answer keeps that.
             self._order = np.concatenate([order, np.empty(len(self._order) - len(order), np.int64)])
         return order
 
     def add(self, req: Req, seat: Seat) -> None:
-        """Seat `req` in its row; everything it knows becomes the part to prefill, less what the cache already holds."""
+        """Seat `req` in `seat.row`. All tokens it knows are to be prefilled, less those that the cache already holds.
+
+        Raises InvariantViolation if the row has an owner.
+        """
         row, ids = seat.row, req.known_ids()
         place = len(self.order)
         check("request_state", not self._member[row], row=row)
@@ -74,10 +81,11 @@ class RunningSet:
         req.move_to(RequestState.RUNNING)
 
     def remove(self, req: Req) -> Ints:
-        """Unseat `req` and move its outputs into it; returns int64[n], known tokens whose KV may be kept for others.
+        """Unseat `req` and move its outputs into it. Returns int64[n]: known tokens whose KV other requests may find.
 
-        Those are tokens whose KV submitted steps have written. Of a request that has sampled, the last token out is not
-        among them: the step that computes it may be in flight still, so no result vouches for what it writes.
+        These are tokens whose KV planned steps write. If `req` has sampled, its last token out is not among them: the
+        step that computes it may still be in flight, so no result vouches for what that step writes.
+        Raises InvariantViolation if `req` does not own its row.
         """
         row = req.row
         check("request_state", self.reqs[row] is req, row=row)
@@ -97,15 +105,15 @@ class RunningSet:
         return bool(self.known[row] > self.prefill_end[row])
 
     def has_advanced(self, rows: Ints, tokens: int) -> Bools:
-        """bool[n]: whether the owner of each of `rows` got so many tokens since it was seated, or never gave way."""
+        """bool[n]: whether owners of `rows`, int64[n], got `tokens` tokens since they were seated or never gave way."""
         return ~self.returned[rows] | (self.known[rows] - self.prefill_end[rows] >= tokens)
 
     def ids(self, row: int, end: int, start: int = 0) -> Ints:
-        """int64[end - start]: a copy of known tokens of `row`."""
+        """int64[end - start]: a copy of the known tokens of `row` at positions [start, end)."""
         return self.tokens[row, start:end].astype(np.int64)
 
     def decoding(self) -> Ints:
-        """int64[n]: rows that can take a decode step: prompt planned to its end, outputs not yet all planned."""
+        """int64[n]: rows that can take a decode step, oldest first: prompt planned to its end, outputs not."""
         rows = self.order
         planned = self.planned[rows]
         return rows[(planned >= self.prefill_end[rows]) & (planned < self.limit[rows])]
@@ -120,7 +128,10 @@ class RunningSet:
         return self.owners(self.order)
 
     def owners(self, rows: Ints) -> list[Req]:
-        """Who owns each of `rows`, all of which must be in the set. One gather, no Python per request."""
+        """The owner of each of `rows`, int64[n]. One gather, no Python per request.
+
+        Raises InvariantViolation if a row has none.
+        """
         check("request_state", bool(self._member[rows].all()), rows=rows)
         found: list[Req] = self.reqs[rows].tolist()
         return found

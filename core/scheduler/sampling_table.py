@@ -14,10 +14,10 @@ NO_INTS: Ints = np.empty(0, np.int64)
 NO_FLOATS = np.empty(0, np.float32)
 
 FORCE = np.float32(1e9)
-"""Bias of a forced token: beyond any logit, and finite behind any temperature and penalty."""
+"""Bias of a forced token: beyond any logit, and still finite after any temperature and penalty."""
 
 STOP_BITS = 64
-"""Bits of the word by row that tells stop ids."""
+"""Bits of the word per row that sums up its stop ids."""
 
 
 class SamplingTable:
@@ -37,16 +37,22 @@ class SamplingTable:
         self._penalised = np.zeros(num_rows, np.bool_)
         self._biased = np.zeros(num_rows, np.bool_)
         self._stop_bits = np.zeros(num_rows, np.uint64)
-        """Bit b is set for stop ids that are b modulo 64: tells who may have sampled one without a look at the ids."""
+        """Bit b is set if some stop id is b modulo 64, so that most tokens need no comparison with the ids."""
         self._constrained = np.zeros(num_rows, np.bool_)
         self._bias: list[tuple[Ints, np.ndarray]] = [(NO_INTS, NO_FLOATS)] * num_rows
+        """By row: the logit bias, as token ids int64[k] and values float32[k]."""
         self._blocked: list[Ints] = [NO_INTS] * num_rows
+        """By row: token ids that would end an output, not allowed before its min_tokens."""
         self._forced_at: Ints = np.full((num_rows, 2), -1, np.int64)
-        """Output positions, first and last, at which `_forced` decides; -1 for none."""
+        """By row: the output positions, first and last, at which `_forced` decides; -1 for none."""
         self._forced: list[tuple[Ints, Ints]] = [(NO_INTS, NO_INTS)] * num_rows
+        """By row: the token ids allowed at the first output position, and those at the last."""
 
     def fill(self, req: Req) -> None:
-        """Take over the options of the request that now owns `req.row`."""
+        """Take over the options of `req`, which now owns `req.row`.
+
+        Raises InvariantViolation if an id to be biased, blocked or forced is not in the vocabulary.
+        """
         row, params = req.row, req.params
         for name, column in self._floats.items():
             column[row] = getattr(params, name)
@@ -58,6 +64,7 @@ class SamplingTable:
         self._top_logprobs[row] = params.top_logprobs
         self._penalised[row] = params.penalised
         self._biased[row] = bool(params.logit_bias)
+        # Of a set: ids that share a bit count once.
         self._stop_bits[row] = sum({1 << token % STOP_BITS for token in params.stop_token_ids})
         self._constrained[row] = req.grammar is not None
         tokens = np.fromiter(params.logit_bias.keys(), np.int64, len(params.logit_bias))
@@ -71,13 +78,13 @@ class SamplingTable:
         self._check_indices(row)
 
     def _check_indices(self, row: int) -> None:
-        """Each id that may be written into the row's logits is one of them: elsewhere CUDA would end the process."""
+        """Check that each id to be written into the row's logits is inside them: else CUDA would end the process."""
         ids = np.concatenate([self._bias[row][0], self._blocked[row], *self._forced[row]])
         inside = not len(ids) or bool(ids.min() >= 0 and ids.max() < self._vocab_size)
         check("bias_in_logits", inside, row=row, vocab_size=self._vocab_size)
 
     def may_stop(self, rows: Ints, tokens: Ints) -> np.ndarray:
-        """bool[n]: whether `tokens[i]` could be a stop id of its row. Never False for one that is."""
+        """bool[n]: whether `tokens[i]` could be a stop id of `rows[i]`, int64[n] both. Never False for one that is."""
         bits = self._stop_bits[rows] >> (tokens % STOP_BITS).astype(np.uint64)
         found: np.ndarray = (bits & np.uint64(1)).astype(np.bool_)
         return found
@@ -118,8 +125,10 @@ class SamplingTable:
         )
 
     def _biases(self, rows: Ints, outputs: Ints) -> tuple[Ints, Ints, np.ndarray]:
-        """Logit bias, and -inf for what would end an output that is still below its min_tokens; where tokens are forced
-        nothing else counts, min_tokens neither (as in transformers).
+        """(indices into `rows` int64[k], token ids int64[k], values float32[k]) to be added to logits.
+
+        (1) Logit bias. (2) -inf for tokens that would end an output still below its min_tokens. (3) Where tokens are
+        forced, only `FORCE` for these; nothing else counts there, min_tokens neither (as in transformers).
         """
         blocked = outputs < self._min_tokens[rows]
         forced = self._forced_at[rows] == outputs[:, None]
@@ -130,7 +139,7 @@ class SamplingTable:
         for place in places.tolist():
             row = int(rows[place])
             if forced[place].any():
-                # Both at once in an output of one token: the last step decides.
+                # An output of one token is first and last at once: the last decides.
                 tokens = self._forced[row][int(forced[place, 1])]
                 parts.append((place, tokens, np.full(len(tokens), FORCE)))
                 continue

@@ -1,7 +1,7 @@
 """The scheduler: one synchronous, deterministic `step`. Clock, executor and emit come from outside.
 
-asyncio and the forward thread are thin shells around this, which is what makes simulation possible: the production
-object runs under a seed with a fake executor and a fake clock.
+asyncio and the forward thread are thin shells around it. That makes simulation possible: the production object runs
+under a seed, with a fake executor and a fake clock.
 """
 
 from __future__ import annotations
@@ -40,8 +40,9 @@ Emit = Callable[[StepOutputs, float], None]
 class Scheduler:
     """Composes the rooms of this floor; holds no policy of its own.
 
-    `max_len` is the longest sequence; `pin` makes prompt ids fetchable by the device; `emit` gets the outputs of a step
-    after the next one was submitted, so that what clients cost never keeps the device waiting.
+    `max_len`: tokens of the longest sequence. `pin`: copies prompt ids to memory that the device can copy from.
+    `emit(outputs, now)` gets the outputs of a step after the next step was submitted, so that the device never waits
+    for work that is done for clients.
     """
 
     def __init__(
@@ -76,7 +77,7 @@ class Scheduler:
         self._emit = emit
         self._pace = pace or Pace()
         self._due: float | None = None
-        """When the next step is planned, where that was put off."""
+        """When the next step will be planned, if that was put off; else None."""
         self._device_idle = True
         self.stats: EngineStats = self.tally.publish(memory, 0, 0)
 
@@ -86,9 +87,10 @@ class Scheduler:
         return bool(len(self.running) or len(self.waiting) or len(self.intake) or self.executor.in_flight)
 
     def step(self, now: float) -> bool:
-        """Take finished results, apply commands, submit what fits, emit; whether anything happened.
+        """Take finished results, apply commands, submit what fits, emit. Returns whether anything happened.
 
-        Raises the error of a failed step: nothing of that batch or of any other can be trusted after it.
+        `now`: seconds of the loop's clock. Raises the error of a failed step: nothing of that batch or of any other can
+        be trusted after it.
         """
         self._phases.begin()
         tokens = tuple(out for result in self.executor.completed() if (out := self._take(result, now)))
@@ -114,12 +116,12 @@ class Scheduler:
         return True
 
     def has_room(self, tenant: str, count: int) -> bool:
-        """Whether so many more requests of `tenant` may wait.
+        """Whether `count` more requests of `tenant` may wait.
 
-        In a full queue those of a tenant with less than an equal part of it still may: else one tenant could lock out
-        the others. T tenants that fill it one after another wait with (1 + 1/2 + ... + 1/T) times as many in all.
+        Into a full queue they still may if the tenant then has at most an equal part of it: else one tenant could lock
+        out the others. T tenants that fill it one after another wait with (1 + 1/2 + ... + 1/T) times as many in all.
         """
-        # What arrived since the last step will find free rows before it waits.
+        # Requests that arrived since the last step take free rows first; only the rest of them waits.
         queued = len(self.waiting) + max(0, len(self.intake) - self.memory.rows.available)
         if queued + count <= self._most_queued:
             return True
@@ -128,20 +130,20 @@ class Scheduler:
         return tenants > 1 and own + count <= self._most_queued // tenants
 
     def publish(self) -> None:
-        """Renew the snapshot; also the last word of an engine that dies, so that its violation can be scraped."""
+        """Renew `stats`. Also called when the engine dies, so that the violation it died of can be scraped."""
         self.stats = self.tally.publish(self.memory, len(self.running), len(self.waiting))
 
     def next_expiry(self) -> float | None:
-        """When `step` must be called even if nothing else happens."""
+        """When `step` must be called even if nothing else happens, in seconds of the loop's clock; None for never."""
         expiry = self.intake.next_expiry()
         if self._due is None:
             return expiry
         return self._due if expiry is None else min(expiry, self._due)
 
     def abandon(self) -> list[Req]:
-        """Every request that has no terminal yet, for an engine that dies; changes nothing.
+        """Every request that has no terminal yet, for an engine that dies. Changes nothing.
 
-        Whoever ended in the step that failed is among them: that step emits nothing any more.
+        Requests that ended in the step that failed are among them: that step emits nothing any more.
         """
         return [*self.running.members(), *self.waiting.members(), *self.intake.members(), *self._lifecycle.untold()]
 
@@ -152,6 +154,7 @@ class Scheduler:
         return self._results.process(result, now)
 
     def _submit(self, now: float) -> bool:
+        """Plan and submit steps while the executor has room; whether any was submitted."""
         submitted, self._due = False, None
         if self._lifecycle.shares.contended:
             self._pace.shared(now)
@@ -162,6 +165,7 @@ class Scheduler:
             batch = self._planner.plan(now, after_idle=self._device_idle, slow=self._pace.is_slow)
             self._phases.done(PLAN, 0 if batch is None else batch.step_id)
             if batch is None:
+                # With no step in flight either, the gap before the next step is no idle time of the device.
                 self._device_idle = self._device_idle or self.executor.in_flight == 0
                 break
             buggify.point("planned")
@@ -174,6 +178,7 @@ class Scheduler:
         return submitted
 
     def _end(self, ending: Ending) -> None:
+        # A request that has had logits of its own ends as any other, though another output of its prompt was condemned.
         if ending.condemned and self._lifecycle.is_without_logits(ending.req):
             self._lifecycle.condemn(ending)
         else:
@@ -181,4 +186,5 @@ class Scheduler:
 
 
 def _reason(ended: Ending) -> str:
+    """The value of `reason` under which the ending is counted."""
     return ended.reason.value if ended.reason else (ended.error.reason.lower() if ended.error else "unknown")

@@ -39,14 +39,17 @@ HISTOGRAMS = {
     "step_tokens": TOKENS,
     "step_requests": ROWS,
 }
-"""Bounds by name."""
+"""Bucket bounds of each histogram, by its name."""
 
 IDLE_WINDOW = 0.98
-"""Weight of the past in the idle ratio: about the last 50 steps."""
+"""Factor by which older steps count less with each step in the idle ratio: about the last 50 steps count."""
 
 
 class Tally:
-    """Written by the loop thread only; `publish` makes what other threads may read."""
+    """Written by the loop thread only; `publish` makes the snapshot that other threads may read.
+
+    `now` is in seconds of the loop's clock everywhere.
+    """
 
     def __init__(self, phases: PhaseClock) -> None:
         self._phases = phases
@@ -68,18 +71,18 @@ class Tally:
 
     @property
     def step(self) -> int:
-        """The newest step whose result is here."""
+        """Number of the newest step whose result has arrived."""
         return self._step
 
     def scheduled(self, req: Req, now: float) -> None:
-        """A request got its row for the first time."""
+        """`req` got a row for the first time."""
         self._prompt_tokens += req.input_len
         self._cached_tokens += req.cached_tokens
         self._histograms["queue_time_seconds"].observe_one(now - req.arrived_at, req.trace_id)
         self._histograms["request_prompt_tokens"].observe_one(req.input_len)
 
     def submitted(self, batch: ScheduleBatch) -> int:
-        """A step went to the device; the tokens that it computes."""
+        """A step was submitted. Returns the number of tokens that it computes."""
         tokens, decodes = len(batch.out_cache_loc), len(batch.rows) - batch.num_extend
         self._decoded += decodes
         self._prefilled += tokens - decodes
@@ -88,7 +91,7 @@ class Tally:
         return tokens
 
     def step_done(self, result: StepResult, stale: int) -> None:
-        """One result arrived, `stale` of whose tokens were for former owners."""
+        """A result arrived; `stale` of its tokens were for former owners of their rows."""
         self._step = result.step_id
         self._stale_results += stale
         self._split_steps += result.was_split
@@ -101,11 +104,11 @@ class Tally:
             self._device_counts = result.assert_counts
 
     def dropped(self, count: int) -> None:
-        """So many tokens of the result that arrived last were for owners who lost their row over it."""
+        """`count` tokens of the newest result were dropped because their owners lost their rows by that same result."""
         self._stale_results += count
 
     def tokens(self, reqs: list[Req], positions: np.ndarray, gaps: np.ndarray, now: float) -> None:
-        """New tokens of one step: int64[n] output positions, float64[n] seconds since the row's token before."""
+        """New tokens of one step: int64[n] output positions, float64[n] seconds since the request's token before."""
         self._generation_tokens += len(reqs)
         self._last_step_at = now
         later = positions > 0
@@ -121,11 +124,11 @@ class Tally:
             self._histograms["request_prefill_time_seconds"].observe_one(now - req.scheduled_at, req.trace_id)
 
     def embedded(self, req: Req, now: float) -> None:
-        """The vector of an embedding is there."""
+        """The vector of the embedding `req` has arrived."""
         self._histograms["embedding_latency_seconds"].observe_one(now - req.arrived_at, req.trace_id)
 
     def ended(self, req: Req, reason: str, now: float) -> None:
-        """A terminal left the scheduler."""
+        """`req` has ended; `reason` is the name under which that is counted."""
         self.finished[reason] += 1
         self._histograms["e2e_request_latency_seconds"].observe_one(now - req.arrived_at, req.trace_id)
         if req.first_token_at is None:
@@ -138,12 +141,12 @@ class Tally:
             self._histograms["request_time_per_output_token_seconds"].observe_one(per_token, req.trace_id)
 
     def assert_failures(self) -> dict[str, int]:
-        """Violations by check name, host and device, every name present."""
+        """Violations so far by name of the check, on the host and on the device; every name is present."""
         device = dict(zip(DEVICE_CHECKS, self._device_counts.tolist(), strict=True))
         return {**invariants.FAILURES, **device}
 
     def publish(self, memory: RequestMemory, running: int, waiting: int) -> EngineStats:
-        """The snapshot after this step."""
+        """The snapshot after this step; `running` and `waiting` are numbers of requests."""
         elapsed = self._busy + self._idle
         return EngineStats(
             step=self._step,

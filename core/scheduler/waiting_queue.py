@@ -1,4 +1,4 @@
-"""Requests that wait for a row: a line per tenant, each in policy order."""
+"""Requests that wait for a row: one line per tenant, each in the order of the policy."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from core.scheduler.policy import Policy
 from core.types.request import Req
 
 Entry = tuple[tuple[int, int], int, Req]
-"""Key, number of the push, request."""
+"""(key by policy, number of the push, request)."""
 
 FEW = 64
-"""Entries of requests that left are swept out when they are this many more than those who are here."""
+"""Entries of requests that left a line are swept out once they outnumber the requests in it by this many."""
 
 
 class WaitingQueue:
-    """The lines of all tenants that have a request here. Which tenant is next is not decided here (`fair_share`)."""
+    """One line for each tenant that has a waiting request. `fair_share` decides which tenant is next."""
 
     def __init__(self, policy: Policy) -> None:
         self.policy = policy
@@ -31,7 +31,7 @@ class WaitingQueue:
 
     @property
     def tenants(self) -> Iterable[str]:
-        """Those with a request here."""
+        """Names of the tenants that have a waiting request."""
         return self._lines
 
     def waiting_of(self, tenant: str) -> int:
@@ -39,13 +39,13 @@ class WaitingQueue:
         return len(self._lines[tenant]) if tenant in self._lines else 0
 
     def tokens_of(self, tenant: str) -> int:
-        """Tokens of the prompts (and outputs before they gave way) of its requests that wait. Looks at each of them."""
+        """Tokens of prompts, encoder inputs and outputs so far of all waiting requests of `tenant`. O(requests)."""
         if tenant not in self._lines:
             return 0
         return sum(req.prompt_len + len(req.outputs) + req.encoder_len for req in self._lines[tenant].members())
 
     def push(self, req: Req) -> None:
-        """Queue a new or retracted request; its key decides the place in the line of its tenant."""
+        """Queue a new or retracted request; its key decides its place in the line of its tenant."""
         line = self._lines.get(req.tenant)
         if line is None:
             line = self._lines[req.tenant] = WaitingLine(self.policy)
@@ -54,7 +54,7 @@ class WaitingQueue:
         self._length += len(line)
 
     def remove(self, req: Req) -> None:
-        """Take `req` out, wherever it stands."""
+        """Take `req` out, wherever it stands; no-op if it does not wait."""
         line = self._lines.get(req.tenant)
         if line is None:
             return
@@ -65,12 +65,12 @@ class WaitingQueue:
             del self._lines[req.tenant]
 
     def best(self, match_len: Callable[[Req], int], tenant: str = "") -> Req | None:
-        """The request of `tenant` to admit next, still queued; None when none of it waits."""
+        """The request of `tenant` to admit next, which stays queued; None when it has none."""
         line = self._lines.get(tenant)
         return None if line is None else line.best(match_len)
 
     def took(self, req: Req) -> None:
-        """`req` was admitted: remove it, and note for those before it in its line that they were passed over."""
+        """`req` was admitted: remove it, and note for older requests of its line that it passed them over."""
         self._lines[req.tenant].pass_over(req)
         self.remove(req)
 
@@ -80,13 +80,16 @@ class WaitingQueue:
 
 
 class WaitingLine:
-    """A heap with lazy removal: whoever left is skipped when it comes to the head. Length counts who is really here."""
+    """One tenant's line: a heap with lazy removal. Entries of requests that left are skipped at the head.
+
+    `len` counts the waiting requests, not the entries.
+    """
 
     def __init__(self, policy: Policy) -> None:
         self.policy = policy
         self._heap: list[Entry] = []
-        # By request, the number of the push that counts: entries of earlier ones are dropped like those of who left.
         self._here: dict[int, int] = {}
+        """By `id` of the request: number of its newest push. Entries of earlier pushes are skipped."""
         self._pushes = 0
 
     def __len__(self) -> int:
@@ -96,22 +99,22 @@ class WaitingLine:
         return id(req) in self._here
 
     def push(self, req: Req) -> None:
-        """Queue a new or retracted request; its key decides the place."""
+        """Queue a new or retracted request; its key decides its place. No-op if it waits already."""
         if id(req) not in self._here:
             self._pushes += 1
             self._here[id(req)] = self._pushes
             heapq.heappush(self._heap, (self.policy.key(req), self._pushes, req))
 
     def remove(self, req: Req) -> None:
-        """Take `req` out, wherever it stands."""
+        """Take `req` out, wherever it stands; no-op if it does not wait."""
         self._here.pop(id(req), None)
         if len(self._heap) > 2 * len(self._here) + FEW:
-            # Who left without having come to the head would else be walked past, and kept alive, for ever.
+            # Entries that never come to the head would else be walked past, and keep their requests alive, for ever.
             self._heap = list(filter(self._counts, self._heap))
             heapq.heapify(self._heap)
 
     def best(self, match_len: Callable[[Req], int]) -> Req | None:
-        """The request to admit next, still queued; None when nobody waits."""
+        """The request to admit next, which stays queued; None when none waits."""
         head = self._head(self.policy.window)
         return self.policy.choose(head, match_len) if head else None
 
@@ -125,7 +128,7 @@ class WaitingLine:
         return self._smallest(count)
 
     def _smallest(self, count: int) -> list[Req]:
-        """The first `count` of the heap, in order, by a walk from its head: nobody looks at all who wait."""
+        """The first `count` requests of the heap, in order, by a walk from its head and without a look at the rest."""
         heap, found = self._heap, list[Req]()
         frontier = [(heap[0], 0)]
         while frontier and len(found) < count:
@@ -137,13 +140,13 @@ class WaitingLine:
         return found
 
     def pass_over(self, req: Req) -> None:
-        """`req` is admitted: note for those before it that they were passed over."""
+        """`req` is admitted: note for older requests among the first `policy.window` that it passed them over."""
         for older in self._head(self.policy.window) if self.policy.window > 1 else ():
             if older is not req and older.sequence < req.sequence:
                 older.passed_over += 1
 
     def members(self) -> list[Req]:
-        """Everyone who waits, in no particular order."""
+        """All waiting requests, in no particular order."""
         return [entry[2] for entry in self._heap if self._counts(entry)]
 
     def _counts(self, entry: Entry) -> bool:

@@ -72,15 +72,17 @@ def admission_seconds(pages: int, *, cached: bool = False, running: int = 1) -> 
         while newcomer.row or newcomer in scheduler.waiting:
             now += 0.005
             scheduler.step(now)
+    # The first prompt is in no tree yet, `cached` or not.
     return statistics.median(found[1:])
 
 
 def prompt(pages: int, seed: int = 0) -> Ints:
-    """Random token ids, int64[pages * page size], different for each seed."""
+    """Random token ids, int64[pages * PAGE_SIZE], different for each seed."""
     return np.random.default_rng(seed).integers(3, VOCAB_IDS, pages * PAGE_SIZE)
 
 
 def _median(work: Callable[[], object], after: Callable[[], object] | None = None) -> float:
+    """Median seconds of `work` without its first run, in processor time of this thread. `after` is not timed."""
     found = []
     for _ in range(REPEATS):
         began = time.thread_time()

@@ -17,7 +17,9 @@ POOL_ROWS = 1024
 STEP_SECONDS = 0.005
 """The step with which costs are compared: the goal is COUNT below 0.5 % of it."""
 STEPS, ROUNDS = 300, 15
+"""Steps of a round, and rounds of each mode."""
 WARM_UP = 20
+"""Steps of each mode before the first round."""
 
 
 class CheckedRelay:

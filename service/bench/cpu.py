@@ -46,6 +46,7 @@ MODELS: dict[str, dict[str, object]] = {
 }
 """Models of 24 and 390 million parameters. Their weights are random, which costs the same as trained ones."""
 READ_BYTES, READS = 1 << 30, 5
+"""Bytes of one sum that measures the read bandwidth, and how many sums are tried."""
 
 
 def _slipstream(directory: str, dtype: str, quantization: str, threads: int) -> Contender:
@@ -120,6 +121,7 @@ Result = tuple[str, str, Measured]
 
 
 def _rounds(model: str, directory: str, rounds: int, task: dict[str, Any]) -> Iterator[Result]:
+    """(contender, workload, figures) of all rounds. Raises ClickException with the output of a process that failed."""
     for number in range(1, rounds + 1):
         for contender in CONTENDERS:
             _say(f"{model}: round {number} of {rounds}, {contender}")
@@ -134,6 +136,7 @@ def _rounds(model: str, directory: str, rounds: int, task: dict[str, Any]) -> It
 
 
 def _medians(results: list[Result]) -> dict[str, dict[str, dict[str, float]]]:
+    """By contender and workload: the median over rounds of each field of `Measured`."""
     by_place: dict[tuple[str, str], list[Measured]] = {}
     for contender, load, found in results:
         by_place.setdefault((contender, load), []).append(found)
@@ -179,7 +182,10 @@ def _say(line: str) -> None:
 
 
 def run_here(directory: str, task: str) -> None:
-    """Run one contender through its workloads in this process, and print the figures as one JSON object."""
+    """Run one contender through its workloads in this process, and print the figures as one JSON object.
+
+    `task` is a JSON object: contender, loads, dtype, quantization, threads, and the number of the round.
+    """
     what = json.loads(task)
     vocab = json.loads((Path(directory) / "config.json").read_text())["vocab_size"]
     contender = CONTENDERS[what["contender"]](directory, what["dtype"], what["quantization"], what["threads"])

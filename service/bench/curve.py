@@ -10,7 +10,7 @@ TAIL = 3
 """Points at the end to which the exponent is fitted: at small sizes the fixed cost of a step hides the growth."""
 
 NOISE = 0.12
-"""An exponent that is too large by less is no bend: at a spread of four in size it stands for 18 % of a time."""
+"""A curve bends if its exponent exceeds the allowed one by more than this: 18 % of the cost at four times the size."""
 
 
 def exponent(sizes: Sequence[float], costs: Sequence[float]) -> float:
@@ -49,8 +49,10 @@ class Curve:
 
 
 def table(title: str, size: str, curves: Sequence[Curve]) -> str:
-    """A table in Markdown: a column for each size, a row for each curve, its exponent last. Below it are the reasons of
-    curves that bend."""
+    """A table in Markdown: a column for each size, a row for each curve, its exponent last.
+
+    Below it are the reasons of curves that bend.
+    """
     sizes = sorted({at for curve in curves for at in curve.points})
     lines = [f"**{title}**", "", f"| {size} | " + " | ".join(f"{at:,}" for at in sizes) + " | exponent of the tail |"]
     lines.append("|---" * (len(sizes) + 2) + "|")
@@ -69,7 +71,7 @@ def shown(value: float) -> str:
 
 
 def as_json(curves: Sequence[Curve]) -> dict[str, object]:
-    """By name, the points and the exponent of each curve, for a program."""
+    """Name of each curve -> its unit, points and exponent, and whether it bends; ready for `json.dumps`."""
     return {
         curve.name: {
             "unit": curve.unit,

@@ -57,7 +57,10 @@ class DecodeFigures:
 
 
 async def watch_decode(engine: AsyncEngine, load: Load) -> DecodeFigures:
-    """Run `load` on a started engine, and measure while all its requests decode."""
+    """Run `load` on a started engine, and measure while all its requests decode.
+
+    Raises AssertionError if they do so for too short a time.
+    """
     everyone = asyncio.Barrier(load.batch + 1)
     asked = zip(load.prompts(), load.lengths(), strict=True)
     readers = [asyncio.create_task(_read(engine, prompt, length, everyone)) for prompt, length in asked]
@@ -90,6 +93,7 @@ async def _read(engine: AsyncEngine, prompt: list[int], length: int, everyone: a
     async for event in await engine.generate(_request(prompt, length)):
         if isinstance(event, Delta) and not met:
             met = True
+            # A task: this stream must be read on while others have not begun yet.
             waiting = asyncio.create_task(everyone.wait())
     await waiting
 
@@ -100,12 +104,16 @@ def _request(prompt: Sequence[int], length: int) -> GenerateRequest:
 
 
 def watch_transformers(module: Any, load: Load, page: int) -> DecodeFigures:
-    """`load` through transformers' own continuous batching, on the same module."""
+    """Run `load` through transformers' own continuous batching, on the same module, in pages of `page` tokens.
+
+    Raises AssertionError if its requests never decode all at once.
+    """
     from transformers import GenerationConfig
     from transformers.generation.configuration_utils import ContinuousBatchingConfig
 
     lengths = load.lengths()
     manager = module.init_continuous_batching(
+        # No token has id -1: outputs end by length alone, as those of this engine do.
         generation_config=GenerationConfig(do_sample=False, eos_token_id=-1, pad_token_id=0, max_new_tokens=lengths[0]),
         continuous_batching_config=ContinuousBatchingConfig(
             page_size=page, num_blocks=load.tokens // page + load.batch + 1, max_batch_tokens=max(CHUNK, load.batch)

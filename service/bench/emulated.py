@@ -26,6 +26,7 @@ from core.memory.kv_pool import KVLayerSpec, KVPool
 from core.models.base import NO_COMPANIONS, ModelSpec
 
 MULTIPLIER, INCREMENT = 6364136223846793005, 1442695040888963407
+"""Those of Knuth's MMIX linear congruential generator."""
 
 
 @dataclass(slots=True)
@@ -33,9 +34,13 @@ class Timeline:
     """The times at which the emulated device is busy. The forward thread writes it, any thread may read it."""
 
     step_seconds: float
+    """Seconds that one step takes."""
     busy_until: float = 0.0
+    """The end of the last step queued, in `time.monotonic` seconds; 0 before the first."""
     busy: float = 0.0
+    """Seconds of all steps since the last reset."""
     idle: float = 0.0
+    """Seconds without a step since the last reset."""
     steps: int = 0
     leads: deque[float] = field(default_factory=lambda: deque(maxlen=4096))
     """For the newest 4096 steps, the seconds of work that the device still had when the step was queued."""
@@ -116,7 +121,7 @@ class EmulatedStreams(DeviceStreams):
 class EmulatedModel:
     """A model whose next token is a hash of the input token and its position.
 
-    So the output shows whether a stream got a token of another one.
+    So an output shows whether its stream got a token of another one.
     """
 
     def __init__(self, timeline: Timeline, vocab_size: int, context_length: int = 4096) -> None:

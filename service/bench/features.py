@@ -18,13 +18,16 @@ RECORDS = """{"type": "array", "minItems": 1000, "items": {"type": "object", "ad
 
 @dataclass(frozen=True)
 class Feature:
-    """One feature of requests. `is_checked`: with it the tokens are still those that the emulated model prefers."""
+    """One feature of requests, as what it changes in a plain request."""
 
     sampling: dict[str, Any] = field(default_factory=dict)
+    """Fields of `SamplingParams` that it sets."""
     constraint: Constraint | None = None
     want_text: bool = False
     is_checked: bool = True
+    """Whether tokens are still those that the emulated model prefers, so that the benchmark can check them."""
     grammar_backend: str = "auto"
+    """`GrammarConfig.backend` of the engine that serves such requests."""
 
     @property
     def n(self) -> int:

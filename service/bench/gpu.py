@@ -61,6 +61,7 @@ PAGE = 16
 POOL_SHARE = 0.85
 """Share of the memory that is free after the weights; the rest is for activations and graphs."""
 CPU_POOL = 64 << 20
+"""Bytes that count as free on a CPU, where the command is only tried."""
 
 
 class Bench:
@@ -77,7 +78,10 @@ class Bench:
         self.prefill: list[dict[str, Any]] = []
 
     def run_transformers(self) -> None:
-        """Run the loads on transformers. Call it first, while the module is as transformers made it."""
+        """Run the loads on transformers. Call it first, while the module is as transformers made it.
+
+        A load that fails or does not fit is recorded as failed.
+        """
         for load in self.loads:
             self.module.config._attn_implementation = "sdpa"
             try:
@@ -120,6 +124,7 @@ class Bench:
 
     async def _first_token(self, engine: AsyncEngine, load: Load, demands: Demands) -> None:
         prompt = load.prompts()[0]
+        # Once without the clock, to warm up.
         await watch_first_token(engine, prompt)
         seconds = min([await watch_first_token(engine, prompt) for _ in range(3)])
         share = demands.prefill_flops(load.context) / seconds / self.peaks.flops_per_second
@@ -150,6 +155,7 @@ class Bench:
         return assemble(config, model, Tokenizer.load(str(bundled_model_dir())), DeviceStreams(self.device))
 
     def _kv_bytes(self) -> int:
+        """Bytes of KV that one token takes in all layers."""
         config = self.module.config
         width = config.hidden_size // config.num_attention_heads
         size: int = self.module.dtype.itemsize
@@ -170,6 +176,7 @@ def _say(line: str) -> None:
 
 
 def _forget() -> None:
+    """Give back the memory that the last run left, so that the next one finds it free."""
     gc.unfreeze()
     gc.collect()
     if torch.cuda.is_available():

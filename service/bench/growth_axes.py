@@ -21,9 +21,12 @@ LOGITS = "an array of logits of this size no longer fits the processor's own cac
 ATTENTION = "every token attends to all before it, so a prompt costs its length squared and a step its context"
 
 STREAM_TOKENS = 8_000
+"""Tokens of all streams of a run together."""
 REAL = {"hidden_size": 64, "num_hidden_layers": 2}
+"""Shape of the real model, a Llama."""
 REAL_REQUESTS = 4
 REAL_CONTEXT = 8192
+"""Longest context, in tokens, at which the real model is measured."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,6 +21,7 @@ BEGAN = time.perf_counter()
 ROOT = Path(__file__).resolve().parents[2]
 MIB = 1 << 20
 POOL_TOKENS = 4096
+"""Tokens of the KV pool, the same for every model."""
 
 SIZES: dict[int, dict[str, int]] = {
     1: {"hidden_size": 128, "num_hidden_layers": 4},
@@ -82,7 +83,7 @@ def _peak_rss() -> int:
 
 
 def _rss() -> int:
-    """Now; where the system does not say, the most so far."""
+    """Bytes of memory that this process has now; where the system does not say, the most that it had so far."""
     told = Path("/proc/self/statm")
     return int(told.read_text().split()[1]) * resource.getpagesize() if told.exists() else _peak_rss()
 

@@ -75,10 +75,10 @@ class StepParts:
 
 
 class LoopStep:
-    """`running` requests that decode for `steps` steps, each with a stream; with `text` if readers want text.
+    """`running` requests that can decode for `steps` steps, each with a stream. `text`: readers want text.
 
-    With `read` off the streams stay unread (their bound is far away), which shows the hand-over alone. `spare` rows are
-    left for other requests.
+    `read` off: the streams stay unread (their bound is far away), which shows the hand-over alone. `spare`: rows left
+    for other requests.
     """
 
     def __init__(self, running: int, steps: int, *, text: bool = False, read: bool = True, spare: int = 0) -> None:
@@ -97,7 +97,7 @@ class LoopStep:
         assert len(self.scheduler.running) == running, "everybody decodes"
 
     def step(self) -> None:
-        """Run one step, and read every event that it made."""
+        """Run one step, and with `read` on read every event that it made."""
         self._now += 0.005
         self._since = time.thread_time()
         self.scheduler.step(self._now)
@@ -128,6 +128,7 @@ class LoopStep:
                 before = sys.getallocatedblocks()
                 self.step()
                 alive.append(self._handed_over - before)
+            # Less the integers in `alive`, one per step, which are this benchmark's own.
             stayed = sys.getallocatedblocks() - began - steps
         finally:
             gc.enable()

@@ -49,7 +49,7 @@ async def measure_overlap(
 ) -> OverlapFigures:
     """Decode `requests` sequences of `tokens` tokens each in process, on an emulated device.
 
-    Every token is checked, if `feature.is_checked`. With n outputs per request there are `requests` / n requests.
+    Every token is checked if `feature.is_checked`. With n outputs per request, `requests` / n requests are sent.
     """
     timeline = Timeline(step_ms / 1000)
     engine, vocab = _engine(timeline, overlap, requests, tokens, feature)
@@ -109,6 +109,7 @@ async def _read(
 
 
 def _wrong(prompt: list[int], output: list[int], tokens: int, vocab: int) -> int:
+    """How many tokens of `output` are not those of the emulated model."""
     return sum(a != b for a, b in zip(output, expected_output(prompt, tokens, vocab), strict=True))
 
 

@@ -22,8 +22,10 @@ from core.types.sampling_params import SamplingParams
 from service.process.switch_interval import shorten_switch_interval
 
 Emit = Callable[[int, int], object]
+"""(request id, token id): called for each token when it is usable."""
 
 DTYPES = {"bf16": "bfloat16", "fp32": "float32"}
+"""Short names that a harness may use -> names of torch."""
 
 
 class PeerRequest(TypedDict):
@@ -31,7 +33,9 @@ class PeerRequest(TypedDict):
 
     id: int
     prompt: list[int]
+    """Token ids."""
     max_new: int
+    """Output tokens, exactly: no token ends an output early."""
 
 
 class Peer:
@@ -72,8 +76,10 @@ class Peer:
         }
 
     def run(self, requests: Sequence[PeerRequest], emit: Emit) -> None:
-        """Generate greedily for all of `requests` at once; EOS does not end an output. Calls `emit(id, token)` for each
-        token when it comes."""
+        """Generate greedily for all of `requests` at once; EOS does not end an output.
+
+        Calls `emit(id, token)` for each token when it comes.
+        """
         self._loop.run_until_complete(self._run(requests, emit))
 
     def close(self) -> None:

@@ -40,6 +40,7 @@ class Demands:
     """Bytes that every step reads: all weights but the rows of the embedding that are not looked up."""
     kv_bytes_per_token: int
     linear_flops_per_token: int
+    """Operations of all matrices but the output matrix, for one token."""
     attention_flops_per_pair: int
     """Operations of one query with one key, in all layers and heads together."""
 
@@ -56,7 +57,7 @@ class Demands:
         return cls(read * embedding.element_size(), kv_bytes_per_token, 2 * (read - head.numel()), pairs)
 
     def decode_bytes(self, batch: int, context: float) -> float:
-        """Bytes that one step of `batch` rows with `context` tokens each reads."""
+        """Bytes that one decode step of `batch` rows with `context` tokens each reads."""
         return self.weight_bytes + batch * context * self.kv_bytes_per_token
 
     def prefill_flops(self, tokens: int) -> float:
@@ -78,6 +79,7 @@ def measure_peaks(device: torch.device, dtype: torch.dtype) -> Peaks:
 
 
 def _stated(device: torch.device) -> float | None:
+    """Bytes per second by the clock (kHz, two transfers a cycle) and width (bits) that the device reports."""
     if device.type != "cuda":
         return None
     found = torch.cuda.get_device_properties(device)

@@ -23,7 +23,9 @@ from core.types.request import Req
 from core.types.sampling_params import SamplingParams
 
 PAGE_SIZE = 16
+"""Tokens per page."""
 PROMPT = 8
+"""Tokens of a prompt, at least."""
 VOCAB = 32_000
 WARM_UP = 20
 
@@ -37,7 +39,7 @@ class InstantExecutor:
 
     @property
     def in_flight(self) -> int:
-        """Steps whose results were not taken yet."""
+        """Steps whose results the scheduler has not taken yet."""
         return len(self._done)
 
     @property

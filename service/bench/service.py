@@ -33,9 +33,10 @@ PROMPT_TOKENS = 16
 W2_PROMPT, W2_TOKENS, W2_REQUESTS = 128, 128, 6
 LATENCY_KINDS = ("in_process", "grpc", "raw")
 LEAST_TOKENS, MOST_TOKENS = 150, 1000
-"""Tokens of one stream."""
+"""Fewest and most tokens of one stream."""
 
 OPENING_STEP_SECONDS = 0.1
+"""Seconds of a step while streams are being opened."""
 PACED_STEPS = 120
 """Most tokens of each stream of a paced run: its rate is that of the steps, for which few tokens are enough."""
 
@@ -181,7 +182,7 @@ async def benched(rows: int, tokens: int, frontends: int = 0) -> AsyncIterator[B
 async def measure(
     streams: list[int], tokens: int, rounds: int, step_ms: float, latency_step_ms: float, frontends: int = 0
 ) -> dict[str, Any]:
-    """Measure all figures. `tokens` is for all streams of a run together. A first round is not counted."""
+    """Measure all figures, after a first round that is not counted. `tokens`: of all streams of a run together."""
     each = {count: min(max(LEAST_TOKENS, tokens // count), MOST_TOKENS) for count in streams}
     widths = {count: Width() for count in streams}
     latencies = OneAtATime()

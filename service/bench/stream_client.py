@@ -22,12 +22,13 @@ from service.pb.slipstream.v1 import inference_pb2 as pb
 
 GENERATE_METHOD = "/slipstream.v1.InferenceService/Generate"
 LINE_LIMIT = 16 * 1024 * 1024
+"""Most bytes of one answer, which lists every latency."""
 ROOT = Path(__file__).resolve().parents[2]
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """`count` streams of `tokens` tokens after a prompt of `prompt` tokens: at once, or `one_by_one`."""
+    """`count` streams of `tokens` tokens each after prompts of `prompt` tokens: all at once, or `one_by_one`."""
 
     port: int
     method: str

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 
 EDGE = 0.1
+"""Share of the tokens at either end that a rate leaves out."""
 
 Stream = Callable[[], AsyncIterator[int]]
 """Opens one stream; it yields the number of tokens of each delta that brings any."""
@@ -55,11 +56,15 @@ class _Arrivals:
         elapsed = inner[-1][0] - inner[0][0] if inner else 0.0
         if elapsed <= 0:
             raise ValueError("too few tokens to tell a rate: ask for more")
+        # Without the first delta, whose arrival begins the time.
         return Rate(sum(tokens for _, tokens in inner[1:]) / elapsed, (len(inner) - 1) / elapsed)
 
 
 async def measure_rate(open_stream: Stream, streams: int, tokens: int) -> Rate:
-    """Read `streams` streams at once. Raises ValueError if one brought another number of tokens than `tokens`."""
+    """Read `streams` streams at once.
+
+    Raises ValueError if a stream does not bring `tokens` tokens, or if all bring too few for a rate.
+    """
     arrivals = _Arrivals()
 
     async def read() -> None:

@@ -11,6 +11,7 @@ from transformers import AutoModelForCausalLM, StoppingCriteria
 from service.bench.peer import Emit, PeerRequest
 
 PADDING = 3
+"""Any token id: masked places do not count."""
 
 
 class _Watch(StoppingCriteria):
@@ -39,11 +40,15 @@ class TransformersPeer:
             from torchao.quantization import Int8WeightOnlyConfig, quantize_
 
             quantize_(self._model, Int8WeightOnlyConfig())
+        # As with `ignore_eos` here: an output ends by length alone.
         self._model.generation_config.eos_token_id = None
 
     @torch.inference_mode()
     def run(self, requests: Sequence[PeerRequest], emit: Emit) -> None:
-        """Generate for all of `requests` in one left-padded batch; `emit(id, token)` after each step."""
+        """Generate for all of `requests` in one left-padded batch; calls `emit(id, token)` after each step.
+
+        The batch runs until its longest output is complete.
+        """
         length = max(len(request["prompt"]) for request in requests)
         ids = torch.full((len(requests), length), PADDING)
         mask = torch.zeros_like(ids)

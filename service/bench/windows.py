@@ -119,7 +119,7 @@ class _Peak:
 
 
 async def _serve(path: str, *, on: bool, layers: tuple[int, int]) -> tuple[_Peak, list[list[int]]]:
-    """The pages that were held, and the answers."""
+    """Serve all requests with the window pool `on` or off. Returns the pages that were held, and the token ids."""
     window = TINY["sliding_window"]
     context = WINDOWS * window
     engine = build_engine(
@@ -135,7 +135,7 @@ async def _serve(path: str, *, on: bool, layers: tuple[int, int]) -> tuple[_Peak
     readers = [asyncio.create_task(_read(engine, prompt)) for prompt in prompts]
     peak = _Peak(layers)
     while not all(reader.done() for reader in readers):
-        # Every snapshot is seen: the loop gets here once between any two steps.
+        # Every snapshot is seen: the event loop gets here between any two steps.
         peak.see(engine.stats.pools)
         await asyncio.sleep(0)
     answers = [reader.result() for reader in readers]

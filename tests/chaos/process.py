@@ -8,9 +8,12 @@ import os
 import queue
 import re
 import signal
+import subprocess
+import sys
 import threading
 import time
 import urllib.request
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,12 +21,26 @@ from typing import Any
 from core.models.bundled import bundled_model_dir
 from service.client import SlipstreamClient
 from tests.chaos.device import Faults
-from tests.support.fork_server import fork_server
+from tests.support.fork_server import ROOT, fork_server
 
 READY = re.compile(r"slipstream: serving \S+ on (\S+:\d+), metrics on (http://\S+) \(Ctrl-C drains\)\n")
+EMULATED = "tests.chaos.serve_emulated"
 START_SECONDS = 60.0
 PATIENCE = 20.0
 """Seconds after which something that should have happened counts as missing."""
+
+
+def started(program: str, arguments: Sequence[str], environment: Mapping[str, str]) -> subprocess.Popen[str]:
+    """Start a module with an interpreter of its own."""
+    return subprocess.Popen(
+        [sys.executable, "-m", program, *arguments],
+        cwd=ROOT,
+        env=environment,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
 
 
 class ServerProcess:
@@ -32,13 +49,14 @@ class ServerProcess:
     With the program `service` it is the real one: its model is real, and it cannot be probed.
     """
 
-    def __init__(
-        self, faults: Faults | None = None, program: str = "tests.chaos.serve_emulated", **settings: Any
-    ) -> None:
+    def __init__(self, faults: Faults | None = None, program: str = EMULATED, **settings: Any) -> None:
         defaults = {"model": bundled_model_dir(), "port": 0, "metrics_port": 0, "drain_linger": 0, "log_level": "error"}
         flags = [f"--{name.replace('_', '-')}={value}" for name, value in (defaults | settings).items()]
         environment = os.environ | (faults or Faults()).as_env() | {"OMP_NUM_THREADS": "1"}
-        self.process = fork_server().start(program, ["serve", *flags], environment)
+        # A fork is quick. The programs of their own, and what the loader reads, have to be started for what they test.
+        forked = program == EMULATED and "LD_PRELOAD" not in environment
+        start = fork_server().start if forked else started
+        self.process = start(program, ["serve", *flags], environment)
         self.pid = self.process.pid
         self.errors = ""
         self._lines: queue.Queue[str] = queue.Queue()

@@ -16,7 +16,7 @@ from core.engine.grammar import compiler as grammar_compiler
 from core.engine.grammar import library as grammar_library
 from core.engine.grammar.compiler import GrammarCompiler
 from core.engine.grammar.trial import GrammarTrial
-from core.errors import InvalidRequest, Overloaded
+from core.errors import Draining, InvalidRequest, Overloaded
 from core.sampling.grammar.registry import Backend
 from core.sampling.grammar.vocabulary import Vocabulary
 from core.types.constraint import Constraint, ConstraintKind
@@ -264,3 +264,13 @@ async def test_a_compile_in_this_process_has_an_end_too(examiner: Examiner, monk
     finally:
         stuck.let_go.set()
         await compiler.close()
+
+
+async def test_nothing_begins_after_the_end(compiler: GrammarCompiler, examiner: Examiner) -> None:
+    """Places of compiles that were ended come back, and no process may be started in them."""
+    tasks = await compiling_two(compiler, examiner)
+    await compiler.close()
+    assert all(isinstance(each, Draining) for each in await asyncio.gather(*tasks, return_exceptions=True))
+    with pytest.raises(Draining):
+        await compiler.grammar(regex("late"))
+    assert len(examiner.asked) == 2

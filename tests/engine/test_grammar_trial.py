@@ -13,8 +13,9 @@ import pytest
 from core.engine.grammar import bounded_work
 from core.engine.grammar import trial as grammar_trial
 from core.engine.grammar.trial import GrammarTrial, TrialFailed, cpu_seconds
-from core.errors import Overloaded
+from core.errors import Overloaded, RequestFailed
 from core.sampling.grammar import trial as other_end
+from core.sampling.grammar.registry import GrammarError
 from core.sampling.grammar.vocabulary import Vocabulary
 from core.types.constraint import Constraint, ConstraintKind
 from core.types.grammar import Words
@@ -130,3 +131,33 @@ def test_one_row_is_filled_on_the_calling_thread(name: str) -> None:
         shares.append((time.thread_time() - began[0]) / (time.process_time() - began[1]))
     # What other threads of this process do meanwhile only makes a share smaller.
     assert max(shares) > 0.5, shares
+
+
+async def test_a_machine_without_room_for_a_process_fails_the_request_and_not_the_constraint(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def refused(*_: object, **__: object) -> None:
+        raise OSError("Cannot allocate memory")
+
+    tried = trial(1.0)
+    with monkeypatch.context() as patch:
+        patch.setattr(grammar_trial.asyncio, "create_subprocess_exec", refused)
+        with pytest.raises(RequestFailed, match="cannot be started"):
+            await tried.examine(EASY)
+    with monkeypatch.context() as patch:
+        patch.setattr(grammar_trial, "START_SECONDS", 0.0)
+        with pytest.raises(RequestFailed, match="cannot be started"):
+            await tried.examine(EASY)
+    assert tried._process is None
+    assert await tried.examine(EASY) >= 0
+    await tried.close()
+
+
+def test_of_an_error_that_quotes_the_whole_constraint_the_beginning_is_told() -> None:
+    class Quoting:
+        def compile(self, constraint: Constraint) -> None:
+            raise GrammarError(f"no: {constraint.source}")
+
+    vocabulary = set_up("llguidance", EOS)[1]
+    told = other_end.examine(Quoting(), vocabulary, Constraint(ConstraintKind.REGEX, "x" * 65_536))  # type: ignore[arg-type]
+    assert told["error"].startswith("no: xxx") and len(told["error"]) == other_end.ERROR_CHARS

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import multiprocessing
 import time
+import traceback
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,8 +15,10 @@ from tests.sim.ledger import LedgerViolation
 from tests.sim.scenario import draw
 from tests.sim.story import Hits, Story, Violation
 from tests.sim.world import Outcome, World
+from tests.tidy.source import ROOT
 
 CORPUS = Path(__file__).with_name("corpus.txt")
+FAILED = ROOT / "build" / "failed-seeds.txt"
 BLOCK = 50
 """Seeds between two collections of garbage, and per message of a worker process."""
 
@@ -36,7 +39,7 @@ def play(seed: int, steps: int | None = None, *, hits: Hits | None = None, story
     except InvariantViolation as violation:
         oracle, text = f"invariant:{violation.name}", str(violation)
     except Exception as error:  # whatever the engine raises is a finding
-        oracle, text = f"crash:{type(error).__name__}", f"{type(error).__name__}: {error}"
+        oracle, text = f"crash:{type(error).__name__}", traceback.format_exc()
     return Outcome(seed, world.ticks if world else 0, story.digest, oracle, text)
 
 
@@ -114,9 +117,18 @@ def _gather(total: Sweep, blocks: Iterator[tuple[list[Outcome], Hits]], stop_aft
     for outcomes, hits in blocks:
         for outcome in outcomes:
             total.add(outcome)
+            if outcome.oracle:
+                _keep(outcome)
         total.hits.counts += hits.counts
         if len(total.failed) >= stop_after:
             return
+
+
+def _keep(outcome: Outcome) -> None:
+    """Of a run that is killed, or whose report is lost, the seeds that failed stay."""
+    FAILED.parent.mkdir(exist_ok=True)
+    with FAILED.open("a") as file:
+        file.write(f"{outcome.seed} {outcome.oracle}: {outcome.text}\n")
 
 
 def corpus() -> list[int]:

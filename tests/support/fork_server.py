@@ -1,37 +1,51 @@
 """Starts programs of ours without their imports: a process that has imported them once, and forks for each start.
 
-`python -m service` takes five seconds of a core to import PyTorch, gRPC and the rest, and tests start it often.
-What is forked is the whole process before its first thread, so that everything behind the imports is real: the exit
-of the interpreter, signals, descriptors, memory.
+`python -m service` takes five seconds of a core to import PyTorch, gRPC and the rest, and tests start it often. What is
+forked is the whole process before its first thread, so that what follows the imports is real: threads, descriptors,
+memory, signals, the exit of the interpreter.
+
+What is settled before is that of the fork server: variables that the loader and the interpreter read (`start` refuses
+other values), limits, the umask, the seed of `hash`, the command line in `/proc`. Tests of those start it themselves.
 """
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import importlib
 import json
 import os
 import runpy
-import select
 import signal
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Mapping, Sequence
 from functools import cache
 
 from tests.support.repository import ROOT
 
 MODULES = (
-    "tests.chaos.serve_emulated",
+    "core.engine.build",
+    "service.bench.emulated",
     "service.cli.commands.serve",
     "service.server.server",
     "service.frontends.group",
     "service.gateway.servicer",
+    "tests.chaos.device",
 )
 """What servers of the tests import. Those that are missing here are imported by each."""
+SETTLED = ("LD_", "PYTHON", "MALLOC_", "OMP_")
+"""Beginnings of variables that are read before the fork, and never again."""
+SETTINGS = {name: value for name, value in os.environ.items() if not name.startswith("LD_")} | {"OMP_NUM_THREADS": "1"}
 
 STREAMS = 3
-LONGEST_REQUEST = 1 << 20
+LONGEST_REQUEST = 1 << 17
+"""Bytes; more does not fit into one message of such a socket."""
+PR_SET_PDEATHSIG = 1
+HARMLESS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+"""Signals of a terminal or a process group, which are for the server and not for the process that waits for it."""
 
 
 class ForkedProcess:
@@ -40,59 +54,80 @@ class ForkedProcess:
     def __init__(self, streams: Sequence[int], status: int) -> None:
         self.stdin, self.stdout, self.stderr = map(os.fdopen, streams, "wrr")
         self._status = os.fdopen(status)
-        self.pid = int(self._status.readline())
+        told = self._status.readline()
+        if not told:
+            raise RuntimeError("the fork server is gone; what it said is on standard error")
+        self.pid = int(told)
         self.returncode: int | None = None
+        self._ended = threading.Event()
+        threading.Thread(target=self._watch, name=f"end-of-{self.pid}", daemon=True).start()
 
     def poll(self) -> int | None:
         """Its exit code, or the number of the signal that killed it, negative; None while it runs."""
-        return self._look(0)
+        return self.returncode
 
     def wait(self, timeout: float | None = None) -> int:
         """Wait for its end. Raises TimeoutExpired."""
-        code = self._look(timeout)
-        if code is None:
+        if not self._ended.wait(timeout):
             raise subprocess.TimeoutExpired(f"process {self.pid}", timeout or 0.0)
-        return code
+        assert self.returncode is not None
+        return self.returncode
 
     def send_signal(self, number: int) -> None:
         """Send it a signal, unless it has ended."""
         if self.poll() is None:
-            os.kill(self.pid, number)
+            # It may have ended since.
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, number)
 
     def kill(self) -> None:
         """Kill it, unless it has ended."""
         self.send_signal(signal.SIGKILL)
 
-    def _look(self, timeout: float | None) -> int | None:
-        if self.returncode is None and select.select([self._status], [], [], timeout)[0]:
-            self.returncode = os.waitstatus_to_exitcode(int(self._status.readline()))
-            self._status.close()
-        return self.returncode
+    def _watch(self) -> None:
+        with self._status as status:
+            told = status.readline()
+        # Without a word the process that waited for it was killed, and it with that one.
+        self.returncode = int(told) if told else -signal.SIGKILL
+        self._ended.set()
 
 
 class ForkServer:
     """The process with the imports; it ends with the process that made it."""
 
-    def __init__(self) -> None:
+    def __init__(self, modules: Sequence[str] = MODULES) -> None:
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", __name__, str(theirs.fileno())],
+                [sys.executable, "-m", __name__, str(theirs.fileno()), *modules],
                 cwd=ROOT,
-                env=os.environ | {"OMP_NUM_THREADS": "1"},
+                env=SETTINGS,
                 pass_fds=[theirs.fileno()],
             )
 
     def start(self, program: str, arguments: Sequence[str], environment: Mapping[str, str]) -> ForkedProcess:
-        """Run the module `program` as `python -m` does, in the root of the repository."""
+        """Run the module `program` as `python -m` does, in the root of the repository.
+
+        Raises ValueError for variables that could not take effect any more.
+        """
+        late = [name for name in {*environment, *SETTINGS} if name.startswith(SETTLED)]
+        if late := sorted(name for name in late if environment.get(name) != SETTINGS.get(name)):
+            raise ValueError(f"read before the fork, so start the program itself: {', '.join(late)}")
         stdin, stdout, stderr, status = (os.pipe() for _ in range(STREAMS + 1))
         theirs = [stdin[0], stdout[1], stderr[1], status[1]]
         ours = [stdin[1], stdout[0], stderr[0]]
         request = json.dumps([program, list(arguments), dict(environment)]).encode()
-        socket.send_fds(self._socket, [request], theirs)
-        for descriptor in theirs:
-            os.close(descriptor)
+        try:
+            socket.send_fds(self._socket, [request], theirs)
+        finally:
+            for descriptor in theirs:
+                os.close(descriptor)
         return ForkedProcess(ours, status[0])
+
+    def close(self) -> None:
+        """End it; programs that it started are killed."""
+        self._socket.close()
+        self._process.wait()
 
 
 @cache
@@ -119,13 +154,14 @@ def _serve(requests: socket.socket) -> tuple[str, list[str]]:
 
 def _become(descriptors: Sequence[int], environment: dict[str, str]) -> None:
     """Fork again, take the standard streams and the environment; the first process stays to tell how the other ends."""
+    _end_with_the_parent()
     *streams, status = descriptors
     if child := os.fork():
-        for descriptor in streams:
-            os.close(descriptor)
-        os.write(status, f"{child}\n".encode())
-        os.write(status, f"{os.waitpid(child, 0)[1]}\n".encode())
-        os._exit(0)
+        try:
+            _wait_for(child, streams, status)
+        finally:
+            os._exit(0)
+    _end_with_the_parent()
     os.close(status)
     for number, descriptor in enumerate(streams):
         os.dup2(descriptor, number)
@@ -134,18 +170,38 @@ def _become(descriptors: Sequence[int], environment: dict[str, str]) -> None:
     os.environ.update(environment)
 
 
+def _wait_for(child: int, streams: Sequence[int], status: int) -> None:
+    """Tell the number of the process `child`, and when it has ended how; keep nothing open that others wait for."""
+    for number in HARMLESS:
+        signal.signal(number, signal.SIG_IGN)
+    nothing = os.open(os.devnull, os.O_RDWR)
+    for number in range(STREAMS):
+        os.dup2(nothing, number)
+    for descriptor in streams:
+        os.close(descriptor)
+    os.write(status, f"{child}\n".encode())
+    # Told before the number is free for another process.
+    ended = os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)
+    assert ended is not None
+    code = ended.si_status if ended.si_code == os.CLD_EXITED else -ended.si_status
+    os.write(status, f"{code}\n".encode())
+
+
+def _end_with_the_parent() -> None:
+    """Be killed when the process that forked this one ends: a run of tests that is killed leaves no server."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
 def _reap() -> None:
     """Take back the processes that only told how another ended."""
-    try:
+    with contextlib.suppress(ChildProcessError):
         while os.waitpid(-1, os.WNOHANG)[0]:
             pass
-    except ChildProcessError:
-        pass
 
 
 def main() -> None:
     """Import, fork when asked, and run what was asked for as the main program of the new process."""
-    for name in MODULES:
+    for name in sys.argv[2:]:
         importlib.import_module(name)
     assert len(os.listdir("/proc/self/task")) == 1, "a fork copies one thread"
     program, arguments = _serve(socket.socket(fileno=int(sys.argv[1])))

@@ -1,1 +1,1 @@
-"""LoRA adapters of an engine: their books, how they are loaded and unloaded, and how all of that is built."""
+"""LoRA adapters of an engine: the table of those loaded, how they are loaded and unloaded, and how it is all built."""

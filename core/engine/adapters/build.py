@@ -1,4 +1,4 @@
-"""The adapters of an engine put together: books, loader and device side, and those given at start in their slots."""
+"""Builds table, loader and device side of an engine's adapters, and loads the adapters given at start."""
 
 from __future__ import annotations
 
@@ -24,31 +24,32 @@ if TYPE_CHECKING:
     from core.models.hf.backend import TransformersModel
 
 FILE_SHARE = 2
-"""A weights file may be so many times as large as all adapters on the device: float32 files for 16-bit models."""
+"""A weights file may be this many times as large as all adapters on the device: float32 files for 16-bit models."""
 
 
 @dataclass(frozen=True, slots=True)
 class Adapters:
-    """The three sides; `companions` is empty when there can be no adapters."""
+    """Loader, table and device side of the adapters. `companions` is empty when there can be no adapters."""
 
     loader: AdapterLoader
     companions: Mapping[str, DeviceCompanion] = field(default_factory=dict)
 
     @property
     def table(self) -> AdapterTable:
-        """The books."""
+        """The loaded adapters, on the host."""
         return self.loader.table
 
 
 def build_adapters(config: LoraConfig, model: Model, device: torch.device) -> Adapters:
-    """Read every adapter given at start and put it in its slot, pinned: the operator asked for it by name.
+    """Load every adapter given at start into its slot. They are pinned, because the operator named them.
 
-    Called before the first step exists, so writing here is no second writer. Raises ModelLoadError naming the adapter.
+    Called before the first step, so writing here is no second writer (law 2). Raises ModelLoadError when the model can
+    have no adapters, and naming the adapter that cannot be loaded.
     """
     table = AdapterTable(config.max_bytes, enabled=config.enabled)
     if not config.enabled:
         return Adapters(AdapterLoader(table))
-    # Three seconds of imports, which whatever loads a checkpoint has paid by now, and nothing else should.
+    # Imported here: it takes three seconds, which the load of a checkpoint has paid by now, and nothing else should.
     from core.models.hf.backend import TransformersModel
 
     if model.spec.encoder is not None:
@@ -63,12 +64,13 @@ def build_adapters(config: LoraConfig, model: Model, device: torch.device) -> Ad
             told = error.violations[0].description if isinstance(error, InvalidRequest) else error.message
             raise ModelLoadError(f"adapter {name!r} from {directory}: {told}") from error
     slots = AdapterSlots(model.module)
+    # As a step would begin, but without rows: the writes fill the slots.
     slots.begin(torch.empty(0, dtype=torch.int64, device=device), LoraWrites(slots=table.take_writes()), staging)
     return Adapters(AdapterLoader(table, config.directory, read), {LORA: slots})
 
 
 def reserved_bytes(config: LoraConfig, table: AdapterTable, device: torch.device) -> int:
-    """Device memory to leave free for adapters that may come; on the CPU they come out of what the pools leave."""
+    """Bytes of device memory to leave free for adapters to come; 0 on the CPU, where they take what the pools leave."""
     return config.max_bytes - table.used_bytes if config.directory is not None and device.type == "cuda" else 0
 
 

@@ -1,7 +1,7 @@
-"""Loads and unloads adapters while requests stream: files are read in a thread, books are kept on the loop.
+"""Loads and unloads adapters while requests stream: a thread reads the files, the loop thread changes the table.
 
-Reading ends before anything changes, so a load that fails or is cancelled leaves no trace, and one that succeeds is a
-change of the books plus one copy at the start of the next step.
+Reading ends before anything changes, so a load that fails or is cancelled leaves no trace. A load that succeeds is a
+change of the table, and one copy to the device at the start of the next step.
 """
 
 from __future__ import annotations
@@ -27,23 +27,28 @@ from core.types.stats import EngineStats
 log = logging.getLogger(__name__)
 
 MAX_LOADS = 16
-"""Loads read or waiting to be read at once; each may hold a whole file in memory when its turn comes."""
+"""Loads that are read or wait to be read; each may hold a whole file in memory when its turn comes."""
 
 ADAPTER_LOADS = "ADAPTER_LOADS"
+"""The `reason` of Overloaded when there are MAX_LOADS loads."""
 LOAD_SECONDS = "adapter_load_seconds"
+"""Name of the histogram: seconds that each successful load took."""
 
 Read = Callable[[Path], Adapter]
 """Reads a directory and fits it to the served model, in any thread. Raises ModelLoadError without a path in it."""
 
 
 class AdapterLoader:
-    """Loop thread only, but for `add_stats`. Without `root` nothing can be loaded; `table` may still hold what was."""
+    """Loads adapters from below `root`. Loop thread only, but for `add_stats`.
+
+    Without a `root` nothing can be loaded; `table` may still hold adapters that were given at start.
+    """
 
     def __init__(self, table: AdapterTable, root: str | None = None, read: Read | None = None) -> None:
         self.table = table
         self._root = None if root is None else Path(root)
         self._read = read
-        # One at a time: two would want twice the memory, and no client waits for a load to stream.
+        # One thread: two loads at once would want twice the memory, and no stream of a client waits for a load.
         self._workers = Workers(1, "slipstream-adapters")
         self._loading: set[str] = set()
         self._failures = 0
@@ -51,9 +56,10 @@ class AdapterLoader:
         self._seconds_seen = self._seconds.stats()
 
     async def load(self, name: str, path: str, *, pinned: bool, still_wanted: Callable[[], None]) -> AdapterLoad:
-        """Read the directory `path` below the root and let requests ask for it as `name`; see `Engine.load_adapter`.
+        """Read the directory `path` (empty: `name`) below the root, and let requests ask for it as `name`.
 
-        `still_wanted` raises when the engine stopped taking work while the files were read.
+        `still_wanted` raises when the engine stopped taking work while the files were read. Raises AdaptersOff,
+        InvalidRequest, AdapterExists, Overloaded, Draining, and what `still_wanted` raises; nothing has changed then.
         """
         began = time.monotonic()
         try:
@@ -76,13 +82,13 @@ class AdapterLoader:
         return AdapterLoad(info, evicted)
 
     def unload(self, name: str) -> int:
-        """See `Engine.unload_adapter`."""
+        """Refuse new requests for `name`; returns how many still use it. Raises AdapterNotFound."""
         left = self.table.unload(name)
         log.info("unloaded adapter %s: %d requests still use it", name, left)
         return left
 
     def add_stats(self, stats: EngineStats) -> EngineStats:
-        """`stats` with the figures of the adapters; readable from any thread, each figure by itself."""
+        """`stats` with the figures of adapters. Callable from any thread; the figures may be of different moments."""
         return dataclasses.replace(
             stats,
             adapters_loaded=len(self.table),

@@ -1,4 +1,4 @@
-"""Which adapter each running row has: the host side that brings groups of tokens and changed slots into every step."""
+"""Which adapter each running row uses. Host side: it brings changed slots and groups of tokens into every step."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from core.types.stats import PoolStats
 
 
 class AdapterRows:
-    """A `Companion` without a pool of its own: slots follow names, in `table`, and no request waits for one.
+    """A `Companion` without a pool of its own: slots belong to names, in `table`, and no request waits for one.
 
-    A request has its slot from entry to end, whether it has a row or not, and the table counts it for as long.
+    A request has its slot from its entry to its end, with or without a row, and the table counts it for as long.
     """
 
     name = LORA
@@ -22,14 +22,14 @@ class AdapterRows:
     def __init__(self, table: AdapterTable, num_rows: int) -> None:
         self._table = table
         self._slots: Ints = np.full(num_rows, NONE_SLOT, np.int64)
-        """By request row."""
+        """int64[num_rows]: adapter slot by request row."""
 
     def slots_of(self, rows: Ints) -> Ints:
         """int64[n]: the adapter slot of each of `rows`."""
         return self._slots[rows]
 
     def resumable(self, pages: Ints) -> int:
-        """All of them: the salt of a request keeps prefixes of different adapters apart in the cache."""
+        """All `pages`: the salt of a request keeps prefixes of different adapters apart in the cache."""
         return len(pages)
 
     def fits_alone(self, total_tokens: int, encoder_tokens: int) -> bool:
@@ -49,12 +49,12 @@ class AdapterRows:
         self._slots[row] = facts.adapter_slot
 
     def planned(self, rows: Ints, prefix_lens: Ints, extend_lens: Ints, pages: Ints) -> LoraWrites | None:
-        """Slots that changed since the last step, and the step's token places by slot."""
+        """Slots that changed since the last step, and the step's token places by slot; None if there is neither."""
         groups, slots = group_tokens(self.slots_of(rows), extend_lens), self._table.take_writes()
         return LoraWrites(slots, groups, int(extend_lens.sum())) if groups or slots else None
 
     def released(self, row: int) -> None:
-        """The row has no adapter until its next owner is admitted."""
+        """Note that `row` has no adapter until its next owner is admitted."""
         self._slots[row] = NONE_SLOT
 
     def replaced(self, pages: Ints, originals: Ints) -> None:
@@ -64,9 +64,9 @@ class AdapterRows:
         """Nothing: no state here belongs to pages."""
 
     def stats(self) -> tuple[PoolStats, ...]:
-        """None: what adapters hold is bytes, which the table tells."""
+        """Empty: adapters hold bytes and no places of a pool; the table counts the bytes."""
         return ()
 
     def check_integrity(self) -> None:
-        """See `AdapterTable.check_integrity`."""
+        """Recount the table; raises InvariantViolation naming what is off."""
         self._table.check_integrity()

@@ -1,9 +1,9 @@
-"""The books of the loaded adapters: names, slots, bytes, who uses what, who goes first. Host state of the loop thread.
+"""The loaded adapters: names, slots, bytes, users and the order of eviction. Host state of the loop thread.
 
-A slot's number is never used twice, so it also tells one load of a name from the next: a step can only name weights
-that were there when its request came, and the prefix cache keeps keys and values apart by it. The device hears of a
-change by the writes of the next step (law 2). Because steps run in the order of their submission (law 4), a slot may be
-emptied as soon as no request uses it: every step that names it has been submitted before.
+The number of a slot is never used twice, so it tells one load of a name from the next. A step can only name weights
+that were there when its request came, and the prefix cache keeps keys and values apart by slot. A change reaches the
+device with the writes of the next step (law 2). Steps run in the order of their submission (law 4), so a slot may be
+emptied as soon as no request uses it: every step that names it was submitted before.
 """
 
 from __future__ import annotations
@@ -20,9 +20,10 @@ from core.prefix.tenants import tenant_of
 from core.types.adapters import AdapterInfo, AdapterList
 
 MAX_LOADED = 1024
-"""Adapters at once, however small."""
+"""Adapters loaded at once, however small they are."""
 
 ADAPTER_MEMORY = "ADAPTER_MEMORY"
+"""The `reason` of Overloaded when no room can be made for an adapter."""
 
 
 @dataclass(slots=True, eq=False)
@@ -35,19 +36,25 @@ class _Loaded:
     nbytes: int
     pinned: bool
     users: int = 0
+    """Requests that have entered with it and not ended."""
     unloading: bool = False
+    """Whether no new request finds it; it is freed with its last user."""
     used_at: float | None = None
+    """`time.monotonic` seconds when a request last began or ended to use it; None before the first."""
     order: int = 0
-    """Number of its last use, or of its load before that: the lowest is the least recently used."""
+    """Number of its last use, or of its load while there was none: the lowest is the least recently used."""
 
     @property
     def evictable(self) -> bool:
-        """Nobody would miss it."""
+        """Whether no request uses it, and it is neither pinned nor about to be freed."""
         return not (self.users or self.pinned or self.unloading)
 
 
 class AdapterTable:
-    """All changes are synchronous and all or nothing. `enabled` is whether there can be adapters at all."""
+    """The loaded adapters, by name and by slot. Every change is synchronous, and happens as a whole or not at all.
+
+    `max_bytes`: of all adapters together. `enabled`: whether there can be adapters at all.
+    """
 
     def __init__(
         self, max_bytes: int = 0, *, enabled: bool = False, clock: Callable[[], float] = time.monotonic
@@ -58,11 +65,11 @@ class AdapterTable:
         self.evictions = 0
         self._clock = clock
         self._by_name: dict[str, _Loaded] = {}
-        """Those that requests can ask for."""
+        """Adapters that requests can ask for."""
         self._by_slot: dict[int, _Loaded] = {}
-        """All that hold memory, in order of their loading."""
+        """All adapters that hold memory, in the order of their loading."""
         self._pending: dict[int, SlotWrite] = {}
-        """What the device does not know yet; at most one write per slot."""
+        """Slot -> the write that the device does not know yet."""
         self._last_slot = NONE_SLOT
         self._uses = 0
 
@@ -73,7 +80,7 @@ class AdapterTable:
         return name in self._by_name
 
     def slot(self, name: str) -> int:
-        """Slot of `name`; that of none for the empty name. Raises AdapterNotFound."""
+        """Slot of the adapter `name`; `NONE_SLOT` for the empty name. Raises AdapterNotFound."""
         if not name:
             return NONE_SLOT
         found = self._by_name.get(name)
@@ -82,29 +89,35 @@ class AdapterTable:
         return found.slot
 
     def name(self, slot: int) -> str:
-        """Whose `slot` it is, which somebody uses; empty for that of none."""
+        """Name of the adapter in `slot`, which a request uses; empty for `NONE_SLOT`."""
         return "" if slot == NONE_SLOT else self._by_slot[slot].name
 
     def salt(self, slot: int, salt: str) -> str:
-        """The prefix-cache salt of a tenant's requests for `slot`: KV of one adapter is wrong for every other.
+        """The prefix-cache salt of requests for `slot` that have `salt`: KV of one adapter is wrong for every other.
 
-        The first NUL ends the number, whatever the client's salt holds.
+        The first NUL ends the number of the slot, whatever `salt` holds.
         """
         return f"{slot}\0{salt}" if self.enabled else salt
 
     def tenant(self, salt: str) -> str:
-        """The tenant of what `salt` returned: see `GenerateRequest.cache_salt`."""
+        """The tenant in what the method `salt` returned: the part of the request's own salt before its first NUL."""
         return tenant_of(salt.partition("\0")[2] if self.enabled else salt)
 
     def acquire(self, slot: int) -> None:
-        """A request begins to use `slot`, which `slot` returned without anything in between."""
+        """Count one more user of `slot`.
+
+        Call it in the same turn of the event loop as `slot(name)`: an await in between would allow an eviction.
+        """
         if slot != NONE_SLOT:
             loaded = self._by_slot[slot]
             loaded.users += 1
             self._touch(loaded)
 
     def release(self, slot: int) -> None:
-        """A request has ended, and no step that is still to be planned names `slot` for it."""
+        """Count one user of `slot` less: its request has ended, and no step that is planned later names `slot` for it.
+
+        An adapter that is unloading is freed with its last user.
+        """
         if slot == NONE_SLOT:
             return
         loaded = self._by_slot[slot]
@@ -115,15 +128,15 @@ class AdapterTable:
             self._free(loaded)
 
     def refuse_name(self, name: str) -> None:
-        """Raises AdapterExists for a name that requests can ask for already."""
+        """Raises AdapterExists when requests can ask for `name` already."""
         if name in self._by_name:
             raise AdapterExists("an adapter of this name is loaded; unload it first")
 
     def load(self, name: str, adapter: Adapter, *, pinned: bool) -> tuple[AdapterInfo, tuple[str, ...]]:
-        """Take `adapter` in; its info, and who was evicted for it.
+        """Take `adapter` in as `name`; returns its info, and the names of the adapters that were evicted for it.
 
-        Raises AdapterExists, Overloaded when those that could go would not make enough room (then nobody goes), and
-        InvalidRequest when the empty table could not hold it.
+        Raises AdapterExists; InvalidRequest when even the empty table could not hold it; Overloaded when evicting all
+        that may be evicted would not make enough room, and then none is.
         """
         self.refuse_name(name)
         if adapter.nbytes > self.max_bytes:
@@ -144,7 +157,7 @@ class AdapterTable:
         return self._info(loaded), tuple(victim.name for victim in victims)
 
     def unload(self, name: str) -> int:
-        """Let no new request find `name`; how many still use it. It goes with the last of them.
+        """Let no new request find `name`; returns how many still use it. It is freed with the last of them.
 
         Raises AdapterNotFound.
         """
@@ -157,18 +170,18 @@ class AdapterTable:
         return loaded.users
 
     def listed(self) -> AdapterList:
-        """Everything that holds memory."""
+        """Every adapter that holds memory, the bytes that they hold, and how many they may."""
         return AdapterList(tuple(map(self._info, self._by_slot.values())), self.used_bytes, self.max_bytes)
 
     def take_writes(self) -> tuple[SlotWrite, ...]:
-        """Changes since the last call, memory given back before memory taken; they belong into the very next step."""
+        """Changes since the last call, for the very next step: slots to empty first, then slots to fill."""
         if not self._pending:
             return ()
         writes, self._pending = list(self._pending.values()), {}
         return tuple(sorted(writes, key=lambda write: write.adapter is not None))
 
     def check_integrity(self) -> None:
-        """Recount; raises InvariantViolation naming what is off."""
+        """Recount bytes and users; raises InvariantViolation naming what is off."""
         total = sum(loaded.nbytes for loaded in self._by_slot.values())
         check("adapter_bytes", total == self.used_bytes <= self.max_bytes, counted=total, kept=self.used_bytes)
         for slot, loaded in self._by_slot.items():
@@ -176,7 +189,7 @@ class AdapterTable:
             check("adapter_users", kept, slot=slot, users=loaded.users, unloading=loaded.unloading)
 
     def _victims(self, nbytes: int) -> list[_Loaded]:
-        """The least recently used that must go for `nbytes` more. Raises Overloaded."""
+        """The least recently used adapters that must go for `nbytes` more. Raises Overloaded when too few may go."""
         short = self.used_bytes + nbytes - self.max_bytes
         too_many = len(self._by_slot) + 1 - MAX_LOADED
         victims: list[_Loaded] = []
@@ -195,7 +208,7 @@ class AdapterTable:
         check("adapter_users", loaded.users == 0, slot=loaded.slot, users=loaded.users)
         del self._by_slot[loaded.slot]
         self.used_bytes -= loaded.nbytes
-        # What the device never heard of needs no undoing.
+        # A fill that the device has not heard of needs no undoing: it is dropped.
         if self._pending.pop(loaded.slot, None) is None:
             self._pending[loaded.slot] = SlotWrite(loaded.slot, None)
 

@@ -1,4 +1,4 @@
-"""Waits for work that nothing can interrupt, for as long as it has not used up its seconds of processor time."""
+"""Waits for work that cannot be interrupted, until the work has used up its seconds of processor time."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from core.errors import Overloaded
 T = TypeVar("T")
 
 PATIENCE = 10
-"""Looks at work that does not end, each after the seconds that are left of it: where the machine has no core for it at
-all, it takes ten times its seconds on the clock."""
+"""How often unfinished work is looked at before the wait ends. Each look comes after the seconds that the work has
+left, so work that gets no core at all is waited for ten times its seconds."""
 
 
 class TookTooLong(Exception):
@@ -21,10 +21,11 @@ class TookTooLong(Exception):
 
 
 async def within(asked: asyncio.Future[T], used: Callable[[], float], seconds: float) -> T:
-    """The result of `asked`, whose work so far is `used()` seconds of a processor.
+    """The result of `asked`, whose work may take `seconds` of processor time; `used()` is what it has taken so far.
 
-    The clock goes on while a loaded machine has no core for the work, so it bounds only how long that is waited for.
-    Raises TookTooLong, and Overloaded when the clock was the bound. `asked` is cancelled on every path.
+    The clock bounds only the wait, because it goes on while a loaded machine has no core for the work. Raises
+    TookTooLong when the seconds are used up, Overloaded when the wait ended before, and what `asked` raises. `asked` is
+    cancelled on every path.
     """
     began, looks = used(), 0
     left = seconds
@@ -35,7 +36,7 @@ async def within(asked: asyncio.Future[T], used: Callable[[], float], seconds: f
                 raise TookTooLong
             if looks >= PATIENCE:
                 raise Overloaded("the machine has no core to compile the constraint on", reason=FULL)
-            # Work of a few milliseconds that is left would be looked at that often.
+            # With a few milliseconds left, the work would be looked at every few milliseconds.
             left = max(left, seconds / 4)
         return asked.result()
     finally:

@@ -1,4 +1,4 @@
-"""Compiled constraints that may be asked for again, the least recently used given up first."""
+"""Compiled constraints, kept for requests that bring them again. The least recently used is given up first."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ from core.types.grammar import Grammar
 
 BASE_BYTES = 64 << 10
 BYTES_PER_CHAR = 64
-"""What an entry costs at least, however little the system noticed: lexers grow while they are used."""
+"""An entry counts as 64 KiB at least, and 64 bytes for each character of its source, however little its compile was
+seen to take: lexers grow while they are used."""
 
 
 class GrammarCache:
-    """At most `max_bytes` of entries. Used on the loop thread; grammars in use outlive their entry."""
+    """Entries of at most `max_bytes` in all. Used on the loop thread. A grammar in use outlives its entry."""
 
     def __init__(self, max_bytes: int) -> None:
         self.max_bytes = max_bytes
@@ -26,7 +27,7 @@ class GrammarCache:
         return len(self._entries)
 
     def get(self, constraint: Constraint) -> Grammar | None:
-        """The grammar, now the most recently used; None if it is not here."""
+        """The grammar of `constraint`, which becomes the most recently used; None if it is not cached."""
         entry = self._entries.get(constraint)
         if entry is None:
             return None
@@ -35,7 +36,10 @@ class GrammarCache:
         return entry[0]
 
     def put(self, constraint: Constraint, grammar: Grammar, measured_bytes: int) -> None:
-        """Keep a grammar, if it fits at all, and give up others until everything fits."""
+        """Keep `grammar` if it fits at all, and give up others until everything fits.
+
+        `measured_bytes`: by how much its compile let the trial process grow.
+        """
         size = max(measured_bytes, BASE_BYTES) + BYTES_PER_CHAR * len(constraint.source)
         self._drop(constraint)
         if size > self.max_bytes:

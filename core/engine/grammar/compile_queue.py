@@ -1,4 +1,4 @@
-"""Constraints that wait to be compiled, in turns by tenant: one that sends many waits behind its own."""
+"""Constraints that wait to be compiled. Tenants take turns: one that sends many constraints waits behind its own."""
 
 from __future__ import annotations
 
@@ -11,22 +11,23 @@ from core.types.constraint import Constraint
 from core.types.grammar import Grammar
 
 FULL = "GRAMMAR_COMPILES"
+"""The `reason` of Overloaded when a constraint cannot be compiled now."""
 
 
 class CompileJob:
-    """One constraint, for all calls that wait for it. `done` gets the grammar or what the calls are to raise."""
+    """One constraint, for all calls that wait for it. `done` gets the grammar, or the error that the calls raise."""
 
     def __init__(self, constraint: Constraint) -> None:
         self.constraint = constraint
         self.since = time.monotonic()
         self.done: asyncio.Future[Grammar] = asyncio.get_running_loop().create_future()
         self.waiting: Counter[str] = Counter()
-        """Calls by tenant."""
+        """Tenant -> how many of its calls wait."""
         self.task: asyncio.Task[None] | None = None
-        """Once it is its turn."""
+        """The compile; None until it is the job's turn."""
 
     def fail(self, error: BaseException) -> None:
-        """Have every call raise `error`."""
+        """Make every call raise `error`. No-op when `done` is set already."""
         if not self.done.done():
             self.done.set_exception(error)
             self.done.exception()  # seen, even if every call has left
@@ -38,16 +39,17 @@ class CompileQueue:
     def __init__(self, most: int) -> None:
         self._most = most
         self._lines: OrderedDict[str, OrderedDict[CompileJob, None]] = OrderedDict()
-        """By tenant, in the order of their turns."""
+        """Tenant -> its jobs, the oldest first. Tenants are in the order of their turns."""
         self._jobs: set[CompileJob] = set()
 
     def __len__(self) -> int:
         return len(self._jobs)
 
     def add(self, job: CompileJob, tenant: str) -> None:
-        """Put `job` into the tenant's line. Raises Overloaded when the queue is full and this line not the shorter one.
+        """Put `job` into the line of `tenant`. Raises Overloaded when the queue is full and no job makes room.
 
-        Of a full queue, the newest job that only the longest line has makes room, if that is longer by two at least.
+        The newest job that is in the longest line alone makes room, if that line is longer than this one by two or
+        more. Its calls raise Overloaded.
         """
         if job not in self._jobs and len(self._jobs) >= self._most:
             self._make_room(tenant)
@@ -55,15 +57,16 @@ class CompileQueue:
         self._lines.setdefault(tenant, OrderedDict())[job] = None
 
     def leave(self, job: CompileJob, tenant: str) -> None:
-        """No call of the tenant waits for `job` any more."""
+        """Take `job` out of the line of `tenant`, and out of the queue when it was its last line."""
         line = self._lines.get(tenant)
+        # The values of a line are all None, so `self` says that the job was not in it.
         if line is not None and line.pop(job, self) is None and not line:
             del self._lines[tenant]
         if not any(job in line for line in self._lines.values()):
             self._jobs.discard(job)
 
     def pop(self) -> CompileJob:
-        """The oldest job of the tenant that is next, which then comes last."""
+        """Remove and return the oldest job of the tenant whose turn it is. That tenant then comes last."""
         tenant, line = next(iter(self._lines.items()))
         self._lines.move_to_end(tenant)
         job = next(iter(line))

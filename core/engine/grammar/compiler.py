@@ -1,9 +1,9 @@
-"""From a client's constraint to a grammar that requests can follow: off the loop, within bounds, each once.
+"""Compiles clients' constraints into grammars: off the event loop, within bounds, and once for all calls that wait.
 
-A library's compile cannot be interrupted in a thread, and can crash (measured: an integer that is a multiple of a
-million takes llguidance 26 s and 139 MB). So it happens in a process of its own first, which is killed past its time;
-only what passes there is compiled in this process. Tenants take turns, and a constraint that no call waits for any more
-is dropped, or its process killed.
+A library's compile cannot be interrupted in a thread, and it can crash (measured: `multipleOf: 999983` takes llguidance
+26 s and 139 MB). So a constraint is first compiled in another process, which is killed when its time is over. Only what
+passes there is compiled in this process. Tenants take turns. A constraint that no call waits for any more is dropped,
+or its process is killed.
 """
 
 from __future__ import annotations
@@ -31,12 +31,13 @@ from core.types.grammar import Grammar
 from core.types.stats import EngineStats
 
 MAX_COMPILES = 64
-"""Constraints that wait to be compiled; beyond, requests are told to come back."""
+"""Constraints that may wait to be compiled. Requests with further ones are told to come back."""
 COMPILE_SECONDS = "grammar_compile_seconds"
+"""Name of the histogram: seconds from the first call for a constraint to the end of its compile."""
 
 
 class GrammarCompiler:
-    """`backend` names the library, None if there is none. Used on the loop thread."""
+    """Compiles constraints with the library `backend`, None if there is none. Used on the loop thread."""
 
     def __init__(self, config: GrammarConfig, backend: str | None, vocabulary: Callable[[], Vocabulary] | None) -> None:
         self._config = config
@@ -46,13 +47,15 @@ class GrammarCompiler:
         self._cache = GrammarCache(config.cache_bytes)
         self._queue = CompileQueue(MAX_COMPILES)
         self._jobs: dict[Constraint, CompileJob] = {}
-        """Waiting or being compiled."""
+        """Jobs that wait or are being compiled."""
         self._idle = list(range(config.max_compiles))
-        """Places for a process each, which starts with the first job there."""
+        """Free places. Each has a process of its own, which starts with the first job there."""
         self._trials: dict[int, GrammarTrial] = {}
+        """Place -> its process."""
         self._seconds = Histogram()
         self._seconds_seen = self._seconds.stats()
         self._failures = 0
+        self._closed = False
 
     @property
     def backend(self) -> str | None:
@@ -60,15 +63,18 @@ class GrammarCompiler:
         return None if self._library is None else self._library.name
 
     async def grammar(self, constraint: Constraint, tenant: str = "") -> Grammar:
-        """The compiled constraint; calls for the same one share the work, which ends with the last of them.
+        """The compiled `constraint`. Calls for the same one share the work, which ends when the last of them leaves.
 
-        Raises InvalidRequest, Overloaded.
+        Raises InvalidRequest when it is refused, Overloaded when it cannot be compiled now, RequestFailed when there is
+        no process to compile in, and Draining when `close` is called meanwhile.
         """
         if self._library is None:
             raise InvalidRequest.of("constraint", f"this server has no grammar library; {INSTALL}")
         found = self._cache.get(constraint)
         if found is not None:
             return found
+        if self._closed:
+            raise Draining("the server is shutting down")
         job = self._jobs.get(constraint)
         if job is None or job.done.done():
             violations = constraint.violations()
@@ -77,13 +83,13 @@ class GrammarCompiler:
             job = CompileJob(constraint)
         self._enter(job, tenant)
         try:
-            # A call that gives up must not take the work from the others.
+            # A call that is cancelled must not cancel the work that others wait for.
             return await asyncio.shield(job.done)
         finally:
             self._leave(job, tenant)
 
     def add_stats(self, stats: EngineStats) -> EngineStats:
-        """`stats` with the figures of grammars; readable from any thread, each figure by itself."""
+        """`stats` with the figures of grammars. Callable from any thread; the figures may be of different moments."""
         return dataclasses.replace(
             stats,
             grammars_cached=len(self._cache),
@@ -95,8 +101,8 @@ class GrammarCompiler:
         )
 
     async def close(self) -> None:
-        """End the processes and whatever they were asked. Idempotent."""
-        self._idle.clear()
+        """Kill the processes, and fail every call that waits with Draining, or comes later. Idempotent."""
+        self._closed = True
         jobs = list(self._jobs.values())
         for job in jobs:
             self._end(job)
@@ -106,7 +112,7 @@ class GrammarCompiler:
             await trial.close()
 
     def _enter(self, job: CompileJob, tenant: str) -> None:
-        """One more call of `tenant` waits for `job`, new or not. Raises Overloaded."""
+        """Count one more call of `tenant` that waits for `job`. Raises Overloaded when the queue has no room for it."""
         if job.task is None:
             self._queue.add(job, tenant)
         self._jobs[job.constraint] = job
@@ -114,6 +120,7 @@ class GrammarCompiler:
         self._begin_next()
 
     def _leave(self, job: CompileJob, tenant: str) -> None:
+        """Count one call of `tenant` less; `job` ends with its last call."""
         job.waiting[tenant] -= 1
         if job.waiting[tenant]:
             return
@@ -123,7 +130,7 @@ class GrammarCompiler:
             self._end(job)
 
     def _end(self, job: CompileJob) -> None:
-        """Nothing waits for `job` any more: drop it, or stop what works on it."""
+        """Drop `job`, or stop the compile of it: no call waits for it any more."""
         self._queue.remove(job)
         if self._jobs.get(job.constraint) is job:
             del self._jobs[job.constraint]
@@ -131,10 +138,10 @@ class GrammarCompiler:
             job.task.cancel()
 
     def _begin_next(self) -> None:
-        while self._idle and len(self._queue):
+        while self._idle and len(self._queue) and not self._closed:
             job, place = self._queue.pop(), self._idle.pop()
             job.task = asyncio.create_task(self._run(job, place), name="slipstream-grammar")
-            # Not left to the task: one that is cancelled before its first step never runs.
+            # A callback, because a task that is cancelled before its first step runs no `finally` of its own.
             job.task.add_done_callback(partial(self._ended, job, place))
 
     def _ended(self, job: CompileJob, place: int, _: object) -> None:
@@ -144,7 +151,7 @@ class GrammarCompiler:
         self._begin_next()
 
     async def _run(self, job: CompileJob, place: int) -> None:
-        """Compile for all that wait, in the process of the place."""
+        """Compile `job` in the process of `place`, for all calls that wait for it."""
         try:
             grammar = await self._compile(job.constraint, await self._trial(place))
         except Exception as error:

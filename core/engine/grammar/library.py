@@ -1,7 +1,7 @@
-"""The grammar library in this process: compiles in threads that nothing waits for longer than it should.
+"""The grammar library in this process: compiles in threads, and stops waiting for a thread that takes too long.
 
-What comes here has passed the trial, so it takes as long as it took there. Should it not, its thread is left behind: a
-daemon, because the threads of a pool are waited for when the process exits.
+A constraint that comes here has passed the trial, so its compile should take as long as it took there. If it takes
+longer, its thread is left behind. The thread is a daemon, because an exiting process waits for the threads of a pool.
 """
 
 from __future__ import annotations
@@ -26,30 +26,34 @@ from core.types.grammar import Grammar
 T = TypeVar("T")
 
 MAX_LEFT_BEHIND = 2
-"""Threads that still work on what is waited for no more; until one ends, nothing else is compiled."""
+"""Threads that still work on compiles that were given up. At this number nothing else is compiled until one ends."""
 
 
 class GrammarLibrary:
-    """`name` of a backend, set up with the first compile for what `vocabulary` makes. Used on the loop thread."""
+    """The backend `name`, set up by the first compile. Used on the loop thread."""
 
     def __init__(self, name: str, vocabulary: Callable[[], Vocabulary], seconds: float) -> None:
-        """`seconds` of processor time for one compile."""
+        """`vocabulary` makes the vocabulary, in a thread. `seconds`: processor time that one compile may take."""
         self.name = name
         self._new_vocabulary = vocabulary
         self._seconds = seconds
         self._vocabulary: _Thread[Vocabulary] | None = None
         self._backend: _Thread[Backend] | None = None
         self.left_behind = 0
-        """Threads that nothing waits for."""
+        """Threads whose compile was given up and that still run."""
 
     async def vocabulary(self) -> Vocabulary:
-        """What the library must know of the tokens; made once."""
+        """What the library must know of the tokens; made once, and again after a failure."""
         if self._vocabulary is None or self._vocabulary.failed:
             self._vocabulary = _Thread(self._new_vocabulary)
         return await asyncio.shield(self._vocabulary.ended)
 
     async def compile(self, constraint: Constraint) -> Grammar:
-        """Raises GrammarError, TookTooLong, and Overloaded where there is no core or no thread for it."""
+        """The compiled `constraint`.
+
+        Raises GrammarError when the library refuses it, TookTooLong when its seconds are used up, and Overloaded when
+        there is no core or no thread for it.
+        """
         vocabulary = await self.vocabulary()
         if self._backend is None or self._backend.failed:
             self._backend = _Thread(lambda: build_backend(self.name, vocabulary))
@@ -84,15 +88,15 @@ class _Thread(Generic[T]):
 
     @property
     def failed(self) -> bool:
-        """Whether it raised."""
+        """Whether `function` raised."""
         return self.ended.done() and self.ended.exception() is not None
 
     def cpu_seconds(self) -> float:
-        """Processor time so far; 0 before it began and once it has ended."""
+        """Processor time so far, in seconds; 0 before the thread began and once it has ended."""
         if self._native_id is None:
             return 0.0
         try:
-            # As pthread_getcpuclockid says it, which must not be asked about a thread that has ended.
+            # The clock id as `pthread_getcpuclockid` computes it, which must not be called for a thread that has ended.
             return time.clock_gettime(~self._native_id << 3 | 6)
         except OSError:
             return 0.0

@@ -1,4 +1,4 @@
-"""Runs the process in which a constraint is compiled for the first time, and ends it when it takes too much."""
+"""Runs the process in which a constraint is compiled for the first time, and kills it when that takes too much."""
 
 from __future__ import annotations
 
@@ -17,39 +17,44 @@ from core.sampling.grammar.vocabulary import Vocabulary
 from core.types.constraint import Constraint
 
 START_SECONDS = 60.0
+"""Seconds within which a new process must be ready."""
 MEMORY_BYTES = 1 << 29
-"""Beyond what the process has once it is ready; 512 MiB."""
+"""Address space that the process may take beyond what it has once it is ready; 512 MiB."""
+
+NO_PROCESS = "the process that compiles constraints cannot be started"
 
 PATHS = (str(Path(__file__).resolve().parents[3]), *(path for path in sys.path if path))
-"""Where this process found its modules, whatever directory it runs in."""
+"""Where this process found its modules: the other one must find the same, whatever directory it runs in."""
 
 
 Answer = dict[str, Any] | None
-"""None from a process that is gone."""
+"""What the process answers to one question; None if it ended instead."""
 
 
 class TrialFailed(Exception):
-    """The constraint is refused; the text says why, and may quote the library."""
+    """The constraint is refused. The text says why, and may quote the library."""
 
 
 class GrammarTrial:
     """One process, started when first needed and again after it was killed. One question at a time.
 
-    `seconds` bound the work (CPU time of the process) of one question. The clock goes on while a loaded machine has no
-    core for a process of low priority, so it bounds only how long the answer is waited for, and then nothing is said
+    The work of one question is bounded in CPU time of the process. The clock goes on while a loaded machine has no core
+    for a process of low priority, so it bounds only the wait for the answer, and a wait that ends so is not held
     against the constraint.
     """
 
     def __init__(self, backend: str, vocabulary: Vocabulary, seconds: float) -> None:
+        """`seconds`: CPU time that one question may take."""
         self._backend = backend
         self._vocabulary = vocabulary
         self._seconds = seconds
         self._process: asyncio.subprocess.Process | None = None
 
     async def examine(self, constraint: Constraint) -> int:
-        """Bytes that the compiled grammar takes.
+        """Compile `constraint` in the process; returns the bytes by which the grammar let it grow.
 
-        Raises TrialFailed, RequestFailed if no process can be had, and Overloaded if it got no core for its work.
+        Raises TrialFailed when the constraint is refused, RequestFailed when the process ends before it is ready, and
+        Overloaded when the process got no core for its work.
         """
         process = await self._running()
         question = {"kind": constraint.kind.value, "source": constraint.source}
@@ -60,7 +65,7 @@ class GrammarTrial:
             await self.close()
             raise TrialFailed(f"takes longer than {self._seconds:g} s to compile") from None
         except BaseException:
-            # Cancelled half way: its answer would be taken for the next one's.
+            # Also when cancelled: a late answer would be taken for that of the next question.
             await self.close()
             raise
         if answer is None:
@@ -71,7 +76,7 @@ class GrammarTrial:
         return int(answer["bytes"])
 
     async def close(self) -> None:
-        """End the process, whatever it is doing. Idempotent."""
+        """Kill the process, whatever it is doing. Idempotent."""
         process, self._process = self._process, None
         if process is None:
             return
@@ -84,18 +89,7 @@ class GrammarTrial:
     async def _running(self) -> asyncio.subprocess.Process:
         if self._process is not None and self._process.returncode is None:
             return self._process
-        self._process = process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            "-P",
-            "-m",
-            "core.sampling.grammar.trial",
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.DEVNULL,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(PATHS), "OMP_NUM_THREADS": "1", "RAYON_NUM_THREADS": "1"},
-            # Ctrl-C at the terminal is for the server, which drains first.
-            start_new_session=True,
-        )
+        self._process = process = await _started()
         setup = {
             "backend": self._backend,
             "vocabulary": dataclasses.asdict(self._vocabulary),
@@ -103,17 +97,19 @@ class GrammarTrial:
         }
         try:
             answer = await asyncio.wait_for(self._ask(process, setup), START_SECONDS)
+        except TimeoutError:
+            answer = None
         except BaseException:
             await self.close()
             raise
         if answer is None:
             await self.close()
-            raise RequestFailed("the process that compiles constraints cannot be started")
+            raise RequestFailed(NO_PROCESS)
         return process
 
     @staticmethod
     async def _ask(process: asyncio.subprocess.Process, message: dict[str, Any]) -> Answer:
-        """The answer to one line; None when the process died over it."""
+        """Send `message` as one line; returns the answer, or None when the process died instead."""
         assert process.stdin is not None and process.stdout is not None
         try:
             process.stdin.write(json.dumps(message).encode() + b"\n")
@@ -125,10 +121,30 @@ class GrammarTrial:
         return answer
 
 
-def cpu_seconds(pid: int) -> float:
-    """CPU time that a process has used so far, in all its threads; 0 for one that is gone."""
+async def _started() -> asyncio.subprocess.Process:
+    """A new process. Raises RequestFailed where the machine has no room for one."""
     try:
-        # Behind the name, which may hold spaces and parentheses: user and system time are its fields 14 and 15.
+        return await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-P",
+            "-m",
+            "core.sampling.grammar.trial",
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.DEVNULL,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(PATHS), "OMP_NUM_THREADS": "1", "RAYON_NUM_THREADS": "1"},
+            # Ctrl-C at the terminal is for the server, which drains first.
+            start_new_session=True,
+        )
+    except OSError as error:
+        raise RequestFailed(NO_PROCESS) from error
+
+
+def cpu_seconds(pid: int) -> float:
+    """Seconds of CPU time that process `pid` has used so far, in all its threads; 0 for one that is gone."""
+    try:
+        # Split behind the name, which may hold spaces and parentheses. User and system time, fields 14 and 15 of the
+        # line, are then at 11 and 12.
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
         return 0.0
@@ -136,6 +152,6 @@ def cpu_seconds(pid: int) -> float:
 
 
 def _printable(text: str) -> str:
-    """The first line, short, without anything that could look like a path or carry control characters."""
+    """At most 80 characters of the first line of `text`, without control characters and the slashes of paths."""
     line = (text.strip().splitlines() or ["unknown"])[0]
     return "".join(char for char in line if char.isprintable() and char not in "/\\")[:80]

@@ -1,4 +1,4 @@
-"""The engine's live streams for whoever looks on: counted out when asked for, at no cost while nobody does."""
+"""Descriptions of the engine's live streams for operators: made when they are asked for, at no cost otherwise."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from core.types.request import Req, RequestState
 from core.types.streams import StreamInfo
 
 STAGES = ("waiting", "preempted", "prefill", "decode")
+"""States of a live request, in the order of its progress."""
 ENDED = "ended"
 WAITING, PREEMPTED, PREFILL, DECODE = range(len(STAGES))
 
@@ -26,15 +27,15 @@ class LiveStreams:
         return len(self._live)
 
     def oldest(self, count: int) -> tuple[StreamInfo, ...]:
-        """See `OpenStreams.oldest`."""
+        """At most `count` streams, oldest first."""
         return tuple(self._info(stream) for stream in islice(self._live.values(), count))
 
     def on_end(self, told: Callable[[StreamInfo], None]) -> None:
-        """See `OpenStreams.on_end`."""
+        """Call `told` with each stream when its last sequence has ended. There is one listener; it must be quick."""
         self._on_end = told
 
     def ended(self, stream: TokenStream) -> None:
-        """Its sequences have ended, and are still there to be counted."""
+        """Tell the listener of `stream`, all of whose sequences have ended. They must still be attached to it."""
         if self._on_end is not None:
             began = any(req.scheduled_at is not None for req in stream.reqs)
             self._on_end(self._info(stream)._replace(state=ENDED if began else STAGES[WAITING]))
@@ -54,7 +55,7 @@ class LiveStreams:
 
 
 def stage(reqs: Sequence[Req]) -> str:
-    """The state of a request whose sequences are `reqs`: that of the one which got furthest."""
+    """The state of a request with the sequences `reqs`: that of the sequence which got furthest."""
     furthest = 0
     for req in reqs:
         if req.state is RequestState.RUNNING:

@@ -1,4 +1,4 @@
-"""Outputs of a step reach their streams here: the only loop over tokens on the event loop."""
+"""Puts the outputs of a step into their streams: the only loop over tokens on the event loop."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from core.types.request import Req
 
 
 class StepLogprobs:
-    """Log probabilities of one step, out of numpy in three calls, and then a slice of bytes per token."""
+    """Log probabilities of one step. Three calls take them out of numpy; a token then costs slices of bytes."""
 
     def __init__(self, found: LogprobResult) -> None:
         self._values: list[float] = found.values.tolist()
@@ -30,14 +30,14 @@ class StepLogprobs:
         self._top_values = found.top_values.astype(np.float32, copy=False).tobytes()
 
     def add_to(self, kept: TokenLogprobs, place: int, token: int, count: int) -> None:
-        """Those of `token`, which is row `place`, with its `count` alternatives."""
+        """Add to `kept` those of `token`, which is row `place` of the step, with its best `count` alternatives."""
         first = place * self._width
         end = first + count * NUMBER_BYTES
         kept.add(token, self._values[place], self._top_ids[first:end], self._top_values[first:end])
 
 
 class OutputProcessor:
-    """Detokenises, finds stop strings, measures what a reader leaves behind; sends endings back through the intake."""
+    """Fills streams, finds stop strings, bounds what readers leave unread. Requests that it ends go to the intake."""
 
     def __init__(
         self,
@@ -61,14 +61,17 @@ class OutputProcessor:
         abort: Callable[[TokenStream], None],
         turnstile: Turnstile,
     ) -> TokenStream:
-        """A stream that is written here; its unread bytes count with those of all others."""
+        """A new stream that this processor fills. Its unread bytes count with those of all other streams."""
         for output in outputs:
             output.bound(self._max_pending)
         return TokenStream(started, outputs, abort, turnstile, self.text_failed, self.give_way, self._unread)
 
     def emit(self, outputs: StepOutputs, now: float) -> None:
-        """Take over one step: tokens first, then terminals (the order that `StepOutputs` promises)."""
-        # Two steps may arrive at once, so a request's stop token is told by its place: the last of its outputs.
+        """Take over one step: tokens first, then terminals (the order that `StepOutputs` promises).
+
+        `now`: `time.monotonic` seconds.
+        """
+        # Two steps may arrive at once, so a request's stop token is known by its place: the last of its outputs.
         stops = {id(e.req): len(e.req.outputs) - 1 for e in outputs.ended if isinstance(e.matched_stop, int)}
         for tokens in outputs.tokens:
             self._emit_tokens(tokens, stops)
@@ -79,7 +82,7 @@ class OutputProcessor:
         logprobs = None if step.logprobs is None else StepLogprobs(step.logprobs)
         # The one loop that costs Python per request and step: what a token does not need is not done for it.
         for i, (req, token) in enumerate(zip(step.reqs, step.tokens)):
-            # Not looked at with `isinstance`: that would cost every token what `done` does.
+            # Without an `isinstance` check, which would cost each token as much as the look at `done` below.
             stream: TokenStream = req.sink  # type: ignore[assignment]
             output = stream.outputs[req.index]
             if output.done:
@@ -118,19 +121,20 @@ class OutputProcessor:
             self._stopped_by_text(req, output, matched)
 
     def _stopped_by_text(self, req: Req, output: PendingOutput, matched: str) -> None:
-        """Tokens that are already on their way for this request are dropped from here on."""
+        """End `req` at the stop string `matched`. Tokens that are already on their way for it are dropped."""
         output.done = True
         output.stop_match = matched
         self._end(Ending(req, reason=FinishReason.STOP, matched_stop=matched))
 
     def _ask_for_room(self, stream: TokenStream, output: PendingOutput) -> None:
+        """`output` holds more than its room: give it more, or end the request of a reader that is too slow."""
         if output.overfull:
             self._end_all(stream, self._slow())
         else:
             stream.hold_more(output)
 
     def give_way(self, stream: TokenStream) -> None:
-        """What the stream has not told takes too much: it is forgotten, and the request ends."""
+        """End the request of `stream` with SlowConsumer, and forget what is unread: it takes too many bytes."""
         error = SlowConsumer("too many bytes were left unread")
         stream.discard(error)
         self._end_all(stream, error)
@@ -145,7 +149,7 @@ class OutputProcessor:
         return SlowConsumer(f"more than {self._max_pending} tokens were left unread")
 
     def text_failed(self, stream: TokenStream, output: PendingOutput, error: BaseException) -> None:
-        """The tokenizer raised `error` on the text of `output`, which ends its request: all outputs, and their rows.
+        """End the request of `stream`, all of its outputs: the tokenizer raised `error` on the text of `output`.
 
         Counted and logged once for a request. Raises `error` again if it is no failure of a tokenizer.
         """
@@ -170,7 +174,8 @@ class OutputProcessor:
         output.done = True
         error = ended.error
         if output.stop_match is None and output.total < len(req.outputs):
-            # It ended well before the scheduler heard that its reader is too slow; its last tokens were dropped.
+            # The output ended with a reason before the scheduler heard that its reader is too slow. Its last tokens
+            # were dropped, so the client must get the error.
             error = self._slow()
         if error is not None:
             stream.fail(error)
@@ -194,7 +199,7 @@ class OutputProcessor:
 
     @staticmethod
     def _reason(ended: Ending, output: PendingOutput) -> tuple[FinishReason, str | int | None]:
-        # The length limit or an abort may win the race to the scheduler; the client has seen the text stop by then.
+        # A length limit or an abort may have reached the scheduler first, but the client's text stops at the match.
         if output.stop_match is not None:
             return FinishReason.STOP, output.stop_match
         assert ended.reason is not None, "an ending without error has a reason"

@@ -17,7 +17,8 @@ class PendingOutput:
     """Collects tokens between two reads and turns them into one `Delta`.
 
     Text is made when the client reads, so a reader that falls behind costs one call for many tokens; only stop strings
-    need the text of every token at once. `push`, `finish` and `take` raise what the tokenizer raises; `give_up` then.
+    need the text of every token at once. `push`, `finish` and `take` raise what the tokenizer raises; call `give_up`
+    then.
     """
 
     __slots__ = (
@@ -56,26 +57,26 @@ class PendingOutput:
         """
         self.index = index
         self.done = False
-        """Whether it has ended or is about to: tokens that still arrive for it are dropped."""
+        """Whether the output has ended or is about to: tokens that still arrive for it are dropped."""
         self.stop_match: str | None = None
         """The stop string that was found in the text; None until then."""
         self.finished: Finished | None = None
         self.ids: list[int] = []
-        """Not taken yet; always the same list. Where `looks_at_tokens` is off, a token may be appended here directly,
-        which saves the call of `push`."""
+        """Tokens not taken yet; always the same list. Where `looks_at_tokens` is off, a token may be appended here
+        directly, which saves the call of `push`."""
         self.looks_at_tokens = logprobs or stops is not None
         """Whether each token brings log probabilities, or its text is needed at once."""
         self._detokenizer = detokenizer
         self._stops = stops
         self._decoded = 0
-        """How many of `ids` are text already, or shall not become any."""
+        """How many of `ids`, from the first, are text already or must not become text."""
         self._text = ""
         self.logprobs = TokenLogprobs()
-        """Of `ids`, where the request wants them: the caller of `push` adds those of the token first."""
+        """Those of `ids`, where the request wants them. The caller of `push` adds those of the token first."""
         self.room = min(most, FREE_TOKENS)
-        """Tokens that may be held; the stream has to `charge` for one beyond."""
+        """Tokens that may be held. For one more, the stream has to `charge`."""
         self.charged = 0
-        """Bytes that were counted for what is held."""
+        """Bytes that are counted for this output."""
         self._most, self._token_bytes = most, token_bytes
         self._position = 0
         self._given_up = False
@@ -117,7 +118,7 @@ class PendingOutput:
         return matched
 
     def finish(self, event: Finished) -> None:
-        """No more tokens; releases text that was held back, unless a stop string cut it off."""
+        """End the output with `event`. Releases text that was held back, unless a stop string cut it off."""
         self._decode_pending()
         if self._detokenizer is not None and self.stop_match is None:
             rest = self._detokenizer.finish()
@@ -140,13 +141,13 @@ class PendingOutput:
             self.index, self._position, tuple(ids), self._text, self.logprobs.moved() if self.logprobs else ()
         )
         self._position += len(ids)
-        # Emptied in place: a reader that keeps up would else cost new lists with every token.
+        # Emptied in place: else a reader that keeps up would cost a new list with every token.
         ids.clear()
         self._decoded, self._text = 0, ""
         return delta
 
     def bound(self, most: int) -> None:
-        """At most so many tokens may be left unread."""
+        """Let at most `most` tokens be left unread."""
         self._most, self.room = most, min(most, self.room)
 
     @property
@@ -155,7 +156,7 @@ class PendingOutput:
         return len(self.ids) > self._most
 
     def charge(self) -> int:
-        """Make room for more tokens; how many bytes more that takes, with what is held by now."""
+        """Make room for MORE_TOKENS more; returns how many bytes are now to be counted beyond those counted before."""
         held = len(self.ids)
         self.room = min(self._most, held + MORE_TOKENS)
         needed = self.room * TOKEN_BYTES + sys.getsizeof(self._text)
@@ -165,20 +166,20 @@ class PendingOutput:
         return more
 
     def discharge(self) -> int:
-        """Nothing is held any more, and the room is as at first; how many bytes were counted."""
+        """Make the room as small as at first, after what was held is gone; returns how many bytes were counted."""
         self.room = min(self._most, FREE_TOKENS)
         charged, self.charged = self.charged, 0
         return charged
 
     def discard(self) -> None:
-        """Forget what was not taken: its reader is gone, or is told of the gap."""
+        """Forget what was not taken: the reader is gone, or an error tells it of the gap."""
         self._position += len(self.ids)
         self.ids.clear()
         self.logprobs = TokenLogprobs()
         self._decoded, self._text, self.finished = 0, "", None
 
     def give_up(self) -> None:
-        """Its text cannot be made: what is text already can still be taken, and nothing after it."""
+        """The rest of the text cannot be made: keep what is text already for `take`, and drop everything after it."""
         del self.ids[self._decoded :]
         self.logprobs.cut(min(self._decoded, len(self.logprobs)))
         self.finished = self._detokenizer = None
@@ -191,15 +192,15 @@ class PendingOutput:
 
 
 def pending_output(req: Req, tokenizer: Tokenizer, *, want_text: bool) -> PendingOutput:
-    """That of an entering request. Raises what the tokenizer raises on the end of the prompt."""
+    """The empty output of a request that enters. Raises what the tokenizer raises on the end of the prompt."""
     params = req.params
     token_bytes = TOKEN_BYTES
     if params.logprobs:
-        # With an eighth of room to grow, as arrays take it.
+        # An eighth more, because arrays that grow take as much ahead.
         token_bytes += (ENTRY_BYTES + params.top_logprobs * ALTERNATIVE_BYTES) * 9 // 8
     if not (want_text or params.stop):
         return PendingOutput(req.index, None, None, token_bytes=token_bytes, logprobs=params.logprobs)
-    # On the event loop, once for each output: not the whole of a long prompt.
+    # Its end alone: this is done on the event loop for each output, and a prompt may be long.
     context = req.prompt[-MAX_CONTEXT:].tolist()
     detokenizer = IncrementalDetokenizer(tokenizer, context, params.skip_special_tokens)
     stops = StopMatcher(params.stop, params.include_stop_in_output) if params.stop else None

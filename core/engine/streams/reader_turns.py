@@ -2,9 +2,9 @@
 
 A reader writes to its client, and that costs more than what the engine does for its token. The event loop runs what is
 ready in order: a step that wakes 256 readers would make the next step wait for 256 writes, however late the device is.
-So a pass of the loop has `WIDTH` readings, and whoever comes later stands in line for the next pass. The engine does
-not stand in that line and gets a turn in every pass; what it makes meanwhile for a stream in the line is merged. While
-there is time for everyone, the line only spreads the readers over a few passes of some 10 µs.
+So a pass of the loop has `WIDTH` readings, and a reader that comes later stands in line for the next pass. The engine
+does not stand in that line and gets a turn in every pass. What it makes for a stream whose reader is in line is merged.
+While there is time for all readers, the line only spreads them over a few passes of some 10 µs.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import asyncio
 from collections import deque
 
 WIDTH = 16
-"""Readings in one pass of the loop: of 20 to 40 µs each where every one ends in a write of a message."""
+"""Readings in one pass of the loop. One takes 20 to 40 µs where it ends in the write of a message."""
 
 
 class Turnstile:
@@ -29,15 +29,15 @@ class Turnstile:
         return len(self._line)
 
     def enter(self) -> bool:
-        """Whether the caller may read now; if not, it has to `admit` a future and wait for it."""
-        # While anyone is in line the pass is full: `_turn` fills it from there first.
+        """Take a turn if there is one now; returns whether. Without one, the reader must `admit` a future and wait."""
+        # No reader in line is overtaken: while there is one, the pass is full, for `_turn` fills it from the line.
         if self._passed >= self._width:
             return False
         self._pass()
         return True
 
     def admit(self, waiter: asyncio.Future[None]) -> None:
-        """Resolve `waiter` when it is its turn, at once if there is room. Its reader need not `enter` again."""
+        """Resolve `waiter` when it is its turn, at once if there is room. Its reader then has the turn: no `enter`."""
         if waiter.done():
             return
         if self.enter():
@@ -52,7 +52,7 @@ class Turnstile:
             asyncio.get_running_loop().call_soon(self._turn)
 
     def _turn(self) -> None:
-        """The next pass of the loop: as many as fit, those who gave up left out."""
+        """Begin the next pass: let in as many readers from the line as fit, and leave out those that gave up."""
         self._turning = False
         self._passed = 0
         while self._line and self._passed < self._width:

@@ -18,8 +18,8 @@ from core.types.request import Req
 class TokenStream:
     """The engine's `OutputStream` (see `core.engine.api`). The output processor writes, one client task reads.
 
-    Its queue is the tokens not read yet, merged per output; the output processor ends a stream whose reader leaves more
-    than the engine's bound, so no reader can hold memory or pages by not reading.
+    Its queue is the tokens not read yet, merged per output. The output processor ends a stream whose reader leaves more
+    than the engine's bound unread, so no reader can hold memory or pages by not reading.
     """
 
     def __init__(
@@ -32,9 +32,9 @@ class TokenStream:
         give_way: Callable[[TokenStream], None],
         unread: UnreadRoom,
     ) -> None:
-        """`text_failed(stream, output, error)` is told what `output` raised when its text was made for the reader; it
-        has the stream `fail`, or raises `error` again. `give_way(stream)` has it `discard` and ends its request. What
-        is not read is counted in `unread`.
+        """`abort(stream)` ends the requests that still run. `text_failed(stream, output, error)` is called with what
+        `output` raised when its text was made for the reader; it calls `fail`, or raises `error` again.
+        `give_way(stream)` calls `discard` and ends the request. Bytes that are not read are counted in `unread`.
         """
         self.request_id = started.request_id
         self.outputs = outputs
@@ -48,14 +48,14 @@ class TokenStream:
         self._turnstile = turnstile
         self._text_failed = text_failed
         self._give_way, self._unread = give_way, unread
-        # Set while the reader waits for something to read; it may have been let through already.
+        # Set while the reader waits, for something to read or for its turn. It may be resolved already.
         self._waiter: asyncio.Future[None] | None = None
         self._in_line = False
         self._watcher: Callable[[], None] | None = None
 
     @property
     def pending_tokens(self) -> int:
-        """Tokens the client has not taken."""
+        """Number of tokens that the client has not taken."""
         return sum(len(output) for output in self.outputs)
 
     def sequences(self) -> Iterator[tuple[Req, PendingOutput]]:
@@ -63,7 +63,7 @@ class TokenStream:
         return zip(self.reqs, self.outputs)
 
     def count_unread(self, room: UnreadRoom) -> None:
-        """Count what is not read in another room from now on."""
+        """Count what is not read in `room` from now on, and no longer in the room before."""
         charged = sum(output.charged for output in self.outputs)
         if charged:
             self._unread.give_back(self, charged)
@@ -72,18 +72,18 @@ class TokenStream:
             room.take(self, charged)
 
     def hold_more(self, output: PendingOutput) -> None:
-        """`output` has more than it has room for."""
+        """Count more bytes for `output`, which holds more than its room; if the stream is over, forget it instead."""
         if self._ended or self._discarded:
             output.discard()
         else:
             self._unread.take(self, output.charge())
 
     def give_way(self) -> None:
-        """See `UnreadHolder`."""
+        """Called by a room that is short of bytes: end as the stream of a slow reader, and hold nothing any more."""
         self._give_way(self)
 
     def discard(self, error: SlipstreamError) -> None:
-        """End with `error` at once. What is pending is forgotten, and what still comes too: it has a gap before it."""
+        """End with `error` at once. Forget what is pending, and what still comes: there would be a gap before it."""
         self._discarded = True
         self._events.clear()
         self._forget()
@@ -100,7 +100,7 @@ class TokenStream:
             self._unread.give_back(self, output.discharge())
 
     def notify(self, output: PendingOutput) -> None:
-        """`output` may have something to read."""
+        """Wake the reader: `output` may have something to read."""
         if self._discarded:
             output.discard()
         elif output not in self._ready:
@@ -108,14 +108,14 @@ class TokenStream:
         self._wake()
 
     def output_ended(self) -> None:
-        """One output got its terminal."""
+        """Count the terminal of one output. Raises InvariantViolation when every output has got one already."""
         check("terminal_once", self.open_outputs > 0, request_id=self.request_id)
         self.open_outputs -= 1
         self._wake()
 
     @property
     def failed(self) -> bool:
-        """Whether it ends with an error."""
+        """Whether the stream ends with an error."""
         return self._error is not None
 
     def fail(self, error: SlipstreamError) -> None:
@@ -147,7 +147,7 @@ class TokenStream:
         return bool(self._ready or self._events or self._ended or self._error is not None or self.open_outputs == 0)
 
     async def _wait(self, *, in_line: bool) -> None:
-        """Until it is this reader's turn; unless it stands in line, something has to come first."""
+        """Wait for this reader's turn: `in_line` at once, else when there is something to read."""
         self._waiter = asyncio.get_running_loop().create_future()
         self._in_line = in_line
         if in_line:
@@ -163,7 +163,7 @@ class TokenStream:
         return self._ended
 
     def poll(self) -> OutputEvent | None:
-        """The next event if there is one now; raises what the stream failed with, once, in its turn."""
+        """The next event if there is one now. Raises the error of the stream once, after the events before it."""
         event = self._next_ready()
         if event is not None or self._ended:
             return event
@@ -174,12 +174,12 @@ class TokenStream:
         return None
 
     def watch(self, ready: Callable[[], None]) -> None:
-        """Call `ready` whenever `poll` may have something; for a reader that has no task of its own."""
+        """Call `ready` now and whenever `poll` may have something, for a reader that has no task of its own."""
         self._watcher = ready
         ready()
 
     async def aclose(self) -> None:
-        """Stop reading; whatever still runs is aborted. Idempotent."""
+        """Stop reading, forget what is unread, and abort what still runs. Idempotent."""
         self._ended = True
         self._events.clear()
         self._forget()
@@ -203,7 +203,8 @@ class TokenStream:
             event = output.take()
         except BaseException as error:
             self._text_failed(self, output, error)
-            # Text that is left is taken next. Where none is left, no later read would give the count back.
+            # Text that was made before the failure is taken next. Where there is none, no later read would come to
+            # give the bytes back, so that is done now.
             event = None
         if output.charged:
             self._discharge(output)

@@ -47,6 +47,7 @@ class CrossPages:
         self._pages: list[Ints] = [NO_PAGES] * num_rows
         """By request row. Invariant: together exactly the held pages, each once."""
         self._lens: Ints = np.zeros(num_rows, np.int64)
+        """By request row: tokens of its encoder input, at least 1; 0 for a row without an owner."""
         # A padded row reads one token, in slot 0.
         self._lens[0] = 1
         self._fresh: set[int] = set()
@@ -70,7 +71,7 @@ class CrossPages:
         return self.allocator.pages_for(facts.encoder_tokens) <= self.allocator.available + coming
 
     def admitted(self, row: int, facts: AdmissionFacts) -> None:
-        """Take all pages of the encoder's input, which has at least one token."""
+        """Take all pages of the encoder's input. Raises InvariantViolation if that is empty or the row holds pages."""
         check("row_padding_reserved", row > 0, row=row)
         check("cross_page_conservation", self._lens[row] == 0, row=row, held=len(self._pages[row]))
         check("cross_row_encoded", facts.encoder_tokens > 0, row=row)
@@ -85,11 +86,12 @@ class CrossPages:
         """Table entries of inputs admitted since the last step, and the encoder tokens that each decoder token sees.
 
         An input is encoded in the first step planned after its admission, with the request's first decoder tokens.
+        Raises InvariantViolation if that step leaves out a row admitted since the last one.
         """
         lens = self._lens[rows]
         check("cross_row_encoded", bool((lens > 0).all()), rows=len(rows))
         fresh = [row for row in rows.tolist() if row in self._fresh] if self._fresh else []
-        # A row admitted but not in this step would never be encoded, since `_fresh` is emptied here.
+        # The input of a row that is admitted but not in this step would never be encoded: `_fresh` is emptied here.
         check("cross_row_encoded", len(fresh) == len(self._fresh), planned=len(fresh), admitted=len(self._fresh))
         self._fresh.clear()
         counts = self._lens[fresh]
@@ -117,10 +119,10 @@ class CrossPages:
         self._fresh.discard(row)
 
     def replaced(self, pages: Ints, originals: Ints) -> None:
-        """Nothing here belongs to pages of the decoder."""
+        """No-op: nothing here belongs to KV pages of the decoder."""
 
     def freed(self, pages: Ints) -> None:
-        """Nothing here belongs to pages of the decoder."""
+        """No-op: nothing here belongs to KV pages of the decoder."""
 
     def stats(self) -> tuple[PoolStats, ...]:
         """Pages held by running requests."""

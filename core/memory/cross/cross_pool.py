@@ -25,12 +25,14 @@ class CrossPool:
         self.pool = pool
         self.recorder: Recorder | None = None
         self.table = requests.new_row_buffer((max_input,), torch.int32)
+        """int32[rows, max_input]: the slot in `pool` of each encoder token of each request row."""
         none = torch.zeros(0, dtype=torch.int64, device=requests.device)
         self.input_slots = none
         """int64[E]: slots for the keys and values of the inputs that this step encodes, in the order of their ids."""
         self.token_rows = self.last_places = self.last_slots = none
         """int64[T] each, by decoder token: its row, the last encoder token it sees, and the slot of that one."""
         self.last_places_host: Ints = np.empty(0, np.int64)
+        """int64[T]: `last_places` on the host."""
 
     def begin(self, rows: torch.Tensor, writes: object | None, staging: Staging) -> None:
         """Write the table entries of new inputs and set the step's tensors. `writes` is never None for this pool."""

@@ -97,7 +97,7 @@ class StateSlots:
         return self.available > 0
 
     def would_admit(self, facts: AdmissionFacts, leaving: Ints) -> bool:
-        """As `can_admit`, with one more slot for each row in `leaving`: every running row holds one."""
+        """Whether a slot is free, holds a snapshot, or belongs to a row in `leaving`: every running row holds one."""
         return self.available + len(leaving) > 0
 
     def admitted(self, row: int, facts: AdmissionFacts) -> None:
@@ -117,7 +117,7 @@ class StateSlots:
         self._slot_of[row] = slot
         self._fresh[row] = (slot, source)
         if self._tracking is not None:
-            # tokens - 1: a request resumed at the very end of its prompt would have no token left to compute.
+            # tokens - 1: a request that resumes at the very end of its prompt would have no token left to compute.
             last = (facts.tokens - 1) // self._tracking.page_size
             branch = facts.known if len(cached) < facts.known < last else 0
             self._marks[row] = np.array((branch, last)) * self._tracking.page_size

@@ -64,7 +64,10 @@ class StateSnapshots:
         return self._slot_of.pop(page, 0)
 
     def drop_own(self, page: int) -> int:
-        """As `drop`, for the request that took the snapshot; keeps a shared one and returns 0."""
+        """Forget the snapshot of `page` for the request that took it; returns its slot, 0 if there is none to give.
+
+        A snapshot that other requests share stays.
+        """
         return 0 if page in self._shared else self.drop(page)
 
     def drop_oldest(self) -> int:

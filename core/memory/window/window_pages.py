@@ -100,7 +100,7 @@ class WindowPages:
         return self._has_room(facts.tokens, facts.cached, self._own, self._guests, self._shared)
 
     def would_admit(self, facts: AdmissionFacts, leaving: Ints) -> bool:
-        """As `can_admit`, without the charges of rows `leaving`."""
+        """Whether the worst case fits with the new row and without rows `leaving`, as `can_admit` would find then."""
         own, guests = self._own.copy(), self._guests.copy()
         own[leaving] = 0
         for row in leaving.tolist():
@@ -177,7 +177,7 @@ class WindowPages:
             self._free.append(self._forget(page))
 
     def stats(self) -> tuple[PoolStats, ...]:
-        """Pages inside some row's window, and idle pages, which later requests may find."""
+        """Window pages that some row needs, and idle ones, which later requests may find."""
         return (PoolStats(NAME, self.size, self.size - self.available, len(self._idle)),)
 
     def check_integrity(self) -> None:

@@ -21,6 +21,10 @@ from core.sampling.grammar.vocabulary import Vocabulary
 from core.types.constraint import Constraint, ConstraintKind
 from core.types.grammar import Grammar
 
+ERROR_CHARS = 1_000
+"""Characters of a library's error that are told: it may quote the whole constraint, and a line must not be so long that
+the server does not read it.
+"""
 PROBED_TOKENS = 8
 """Masks that are made in a trial, along one path through the grammar."""
 
@@ -44,9 +48,9 @@ def examine(backend: Backend, vocabulary: Vocabulary, constraint: Constraint) ->
     try:
         grammar = backend.compile(constraint)
     except GrammarError as error:
-        return {"error": str(error)}
+        return {"error": str(error)[:ERROR_CHARS]}
     problem = _probe(grammar, vocabulary)
-    return {"error": problem} if problem else {"bytes": max(0, _resident() - before)}
+    return {"error": problem[:ERROR_CHARS]} if problem else {"bytes": max(0, _resident() - before)}
 
 
 def _probe(grammar: Grammar, vocabulary: Vocabulary) -> str | None:
