@@ -50,7 +50,7 @@ def check(load: Load, rounds: int, scorecard: Scorecard) -> None:
     scorecard(38, f"{rounds} x 2 restarts: calls that were not", failures, equals={})
 
 
-@pytest.mark.slow
+@pytest.mark.timeout(300)
 async def test_no_call_fails_in_a_rolling_restart(tmp_path: Path, scorecard: Scorecard) -> None:
     check(await rolling_restart(GrpcDoor, (), 1, (2, 0.1), tmp_path), 1, scorecard)
 
