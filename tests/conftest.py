@@ -8,7 +8,8 @@ import os
 import random
 import signal
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -109,6 +110,27 @@ def pytest_report_header(config: pytest.Config) -> str:
 def seed(pytestconfig: pytest.Config) -> int:
     """The seed of this run, for tests that make their own generators."""
     return int(pytestconfig.option.hypothesis_seed)
+
+
+@pytest.fixture(scope="session")
+def checkpoint_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """`checkpoint_of(kind)`: a directory with a small model of that kind, one for all tests. To be read only."""
+    from tests.support.checkpoints import make_checkpoint
+
+    @cache
+    def made(kind: str) -> Path:
+        return make_checkpoint(kind, tmp_path_factory.mktemp(kind))
+
+    return made
+
+
+@pytest.fixture(scope="session")
+def bundled_tokenizer() -> Any:
+    """Of the bundled model: a `core.text.tokenizer.Tokenizer`."""
+    from core.models.bundled import bundled_model_dir
+    from core.text.tokenizer import Tokenizer
+
+    return Tokenizer.load(str(bundled_model_dir()))
 
 
 @pytest.fixture(autouse=True)

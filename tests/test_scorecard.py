@@ -14,8 +14,8 @@ from tests import scorecard as scores
 from tests.scorecard import Scorecard, read
 from tests.scorecard_rows import ROWS, UNCOVERED
 from tests.scorecard_table import Lines, Planned, Score, Session, render, verdict
+from tests.support.repository import ROOT
 
-ROOT = Path(__file__).parents[1]
 A, B, C = "tests/a.py::test", "tests/b.py::test", "tests/c.py::test"
 DYNAMIC = {15, 16, 17, 20}
 """Rows whose tests look their number up."""

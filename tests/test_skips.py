@@ -9,8 +9,8 @@ from collections import Counter
 from pathlib import Path
 
 from tests.skips import FILE, listed, too_many
+from tests.support.repository import ROOT
 
-ROOT = Path(__file__).parents[1]
 TESTS = "import pytest\n\n\n@pytest.mark.skipif(True, reason={reason!r})\ndef test_a(): ...\n\n\ndef test_b(): ...\n"
 
 

@@ -10,7 +10,6 @@ import os
 import subprocess
 import sys
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,8 +21,8 @@ from tests.attention.dense import LAYER, KnownRows, Shape
 from tests.attention.test_conformance import DEVICE, INTERPRETED, TOLERANCE, check
 from tests.fakes.paged_steps import Part
 from tests.fakes.traced_graphs import TracedGraphs
+from tests.support.repository import ROOT
 
-ROOT = Path(__file__).parents[2]
 RUNS = INTERPRETED or DEVICE == "cuda"
 
 needs_triton = pytest.mark.skipif(find_spec("triton") is None, reason="triton is not installed (slipstream[cuda])")

@@ -17,8 +17,8 @@ import pytest
 from service.client import CallFailed, SlipstreamClient
 from service.process.exit_guard import EXIT_SECONDS, FORCE_SECONDS
 from tests.chaos.process import PATIENCE, ServerProcess
-from tests.fakes.checkpoints import make_checkpoint
 from tests.security.certificates import Authority, needs_openssl
+from tests.support.checkpoints import make_checkpoint
 
 MARGIN = 6.0
 """Seconds that ending, flushing and joining may take on two shared cores."""

@@ -14,7 +14,7 @@ import pytest
 from tests.chaos.conftest import KEEPALIVE
 from tests.chaos.process import PATIENCE, ServerProcess, settled
 from tests.scorecard import Scorecard
-from tests.support.fork_server import ROOT
+from tests.support.repository import ROOT
 
 TOKENS = 8000
 """More than can be made before either bound."""

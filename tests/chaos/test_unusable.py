@@ -18,7 +18,7 @@ from safetensors.torch import load_file, save_file
 
 from core.models.bundled import bundled_model_dir
 from tests.scorecard import Scorecard
-from tests.support.fork_server import ROOT
+from tests.support.repository import ROOT
 
 Spoil = Callable[[Path], tuple[str, ...]]
 

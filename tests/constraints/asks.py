@@ -12,7 +12,7 @@ import jsonschema
 import pytest
 
 from service.client import Completion
-from tests.fakes.checkpoints import VOCAB_SIZE
+from tests.support.checkpoints import VOCAB_SIZE
 
 SCHEMA: dict[str, Any] = {
     "type": "object",

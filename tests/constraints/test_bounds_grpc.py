@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import resource
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +16,9 @@ import pytest_asyncio
 from service.client import CallFailed, SlipstreamClient
 from service.server.server import Server
 from tests.constraints.asks import BACKENDS
-from tests.fakes.checkpoints import make_checkpoint
-from tests.fakes.real_server import serve_checkpoint
 from tests.security.neighbour import beside
+from tests.support.checkpoints import make_checkpoint
+from tests.support.servers import serve_checkpoint
 
 shared_loop = pytest.mark.asyncio(loop_scope="module")
 LIMIT = 1.5
@@ -56,11 +56,10 @@ BOMBS: dict[str, dict[str, Any]] = {
 
 @pytest_asyncio.fixture(loop_scope="module", scope="module", params=BACKENDS)
 async def served(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+    request: pytest.FixtureRequest, checkpoint_of: Callable[[str], Path]
 ) -> AsyncIterator[tuple[Server, SlipstreamClient]]:
-    checkpoint: Path = make_checkpoint("llama", tmp_path_factory.mktemp("llama"), seed=0)
     settings = {"grammar_backend": request.param, "grammar_compile_timeout": LIMIT, "grammar_callers": "*"}
-    async with serve_checkpoint(checkpoint, **settings) as made:
+    async with serve_checkpoint(checkpoint_of("llama"), **settings) as made:
         await made[1].complete("a", max_tokens=4, constraint={"regex": "[ab]{2}"})
         yield made
 

@@ -23,11 +23,8 @@ from service.bench.emulated import expected_output
 from tests.constraints.asks import BACKENDS
 from tests.constraints.test_endings import PROMPT, ask, plant
 from tests.constraints.test_grammars import EOS, WIDTH, set_up
-from tests.engine import conftest
 from tests.engine.emulation import running
 from tests.fakes.step_grammar import StepGrammar, StepMatcher, follows
-
-tokenizer = conftest.tokenizer
 
 AMBIGUOUS = 'root ::= s\ns ::= s s | [a-z ] | ""'
 """40 bytes; the work of a token grows with the cube of those before it."""

@@ -8,7 +8,7 @@ import pytest
 from click.testing import CliRunner
 
 from service.cli.commands.generate import generate
-from tests.fakes.checkpoints import make_checkpoint
+from tests.support.checkpoints import make_checkpoint
 
 pytest.importorskip("llguidance", reason="llguidance is not installed (extra [grammar])")
 

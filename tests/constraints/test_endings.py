@@ -20,13 +20,11 @@ from core.types.grammar import Matcher, Words
 from core.types.io import Delta, Finished, FinishReason, GenerateRequest
 from core.types.sampling_params import SamplingParams
 from service.bench.emulated import expected_output
-from tests.engine import conftest
 from tests.engine.emulation import running
 from tests.fakes.step_grammar import StepGrammar, StepMatcher, follows
 
 pytest.importorskip("llguidance", reason="llguidance is not installed (extra [grammar])")
 
-tokenizer = conftest.tokenizer
 PROMPT = (5, 6, 7)
 
 

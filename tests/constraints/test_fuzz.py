@@ -20,10 +20,8 @@ from tests.constraints.asks import BACKENDS
 from tests.constraints.random_constraints import draw, spoil
 from tests.constraints.test_endings import ask
 from tests.constraints.test_grammars import EOS, set_up, tokenizer
-from tests.engine import conftest
 from tests.engine.emulation import running
 
-served_tokenizer = conftest.tokenizer
 COUNT, WALKS, LONGEST = 150, 2, 120
 BROKEN = 40
 SLOWEST = 10.0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,16 +11,15 @@ import pytest
 
 from service.client import Completion, SlipstreamClient
 from tests.constraints.asks import BACKENDS, CONSTRAINTS, meets, mixed
-from tests.fakes.checkpoints import make_checkpoint
-from tests.fakes.real_server import serve_checkpoint
+from tests.support.servers import serve_checkpoint
 
 TIGHT = {"max_total_tokens": 256, "max_running_requests": 16, "chunked_prefill_size": 48}
 """Pages for a fraction of what 32 requests want, so some have to give way."""
 
 
 @pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_checkpoint("qwen3", tmp_path_factory.mktemp("qwen3"), seed=0)
+def checkpoint(checkpoint_of: Callable[[str], Path]) -> Path:
+    return checkpoint_of("qwen3")
 
 
 async def together(client: SlipstreamClient, asked: list[dict[str, Any]]) -> list[list[Completion]]:

@@ -26,11 +26,9 @@ from service.bench.emulated import TimelineEvent
 from tests.constraints.asks import BACKENDS
 from tests.constraints.test_endings import ask, plant
 from tests.constraints.test_grammars import ALL, EOS, set_up
-from tests.engine import conftest
 from tests.engine.emulation import HookedModel, running
 from tests.fakes.step_grammar import StepGrammar
 
-tokenizer = conftest.tokenizer
 NOTHING = np.empty(0, np.int64)
 
 

@@ -24,11 +24,9 @@ from core.types.io import Delta, Finished, FinishReason, GenerateRequest
 from core.types.sampling_params import SamplingParams
 from service.bench.emulated import expected_output
 from tests.constraints.test_endings import plant
-from tests.engine import conftest
 from tests.engine.emulation import running
 from tests.fakes.step_grammar import WIDTH, StepGrammar, StepMatcher, successors
 
-tokenizer = conftest.tokenizer
 REQUESTS, ROUNDS = 24, 3
 MAX_ROUNDS = 12
 """Played while a run has not shown yet what it is for."""

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 
+from tests.support.repository import ROOT
 from tests.tidy.floors import FLOORS
-from tests.tidy.source import ROOT, files
+from tests.tidy.source import files
 
 MOST_LINES = 120
 MOST_LINES_OF_A_ROOM = 60

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from core.text.tokenizer import Tokenizer
-from tests.fakes.checkpoints import make_checkpoint
 
 
 @pytest.fixture(scope="module")
-def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
-    directory: Path = make_checkpoint("llama", tmp_path_factory.mktemp("llama"), seed=0)
-    return Tokenizer.load(directory)
+def tokenizer(checkpoint_of: Callable[[str], Path]) -> Tokenizer:
+    """A small one: of 320 tokens."""
+    return Tokenizer.load(checkpoint_of("llama"))

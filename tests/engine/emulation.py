@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
 import threading
-import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -20,7 +18,8 @@ from core.text.tokenizer import Tokenizer
 from core.types.io import Delta, Finished, GenerateRequest, Started
 from core.types.sampling_params import SamplingParams
 from service.bench.emulated import EmulatedModel, EmulatedStreams, Timeline
-from tests.fakes.real_server import emulated_config
+from tests.fakes.emulated_engine import emulated_config
+from tests.support.engines import started
 
 
 class HookedModel(EmulatedModel):
@@ -44,11 +43,8 @@ async def running(tokenizer: Tokenizer, model: HookedModel | None = None, **chan
     model = model or HookedModel(tokenizer)
     config = _changed(emulated_config(rows=8, max_total_tokens=2048), changes)
     engine = assemble(config, model, tokenizer, EmulatedStreams(model.timeline))
-    await engine.start()
-    try:
+    async with started(engine):
         yield engine
-    finally:
-        await engine.stop()
 
 
 def _changed(config: EngineConfig, changes: dict[str, Any]) -> EngineConfig:
@@ -99,10 +95,3 @@ async def last(stream: Any) -> Finished:
 def assert_opened(gate: threading.Event) -> None:
     """Hold the device until the test lets it go."""
     assert gate.wait(30)
-
-
-async def until(condition: Callable[[], bool], within: float = 5.0) -> None:
-    end = time.monotonic() + within
-    while not condition():
-        assert time.monotonic() < end, f"within {within:g} s the condition did not hold"
-        await asyncio.sleep(0.001)

@@ -19,9 +19,9 @@ from service.client import CallFailed, SlipstreamClient
 from service.config.server_config import ServerConfig
 from service.config.sources import load
 from tests.engine.emulation import ask, running
-from tests.fakes.checkpoints import VOCAB_SIZE, make_checkpoint
-from tests.fakes.real_server import serve_checkpoint
 from tests.models.lora.peft_oracle import ADAPTERS, PeftOracle, make_adapter
+from tests.support.checkpoints import VOCAB_SIZE, make_checkpoint
+from tests.support.servers import serve_checkpoint
 
 OUTPUT = 20
 REQUESTS = 16

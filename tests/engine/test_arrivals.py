@@ -9,7 +9,7 @@ import pytest
 
 from core.engine.pending_admissions import Arrivals
 from core.errors import DeadlinePassed, Draining, RequestAborted
-from tests.fakes.within import within
+from tests.support.within import within
 
 
 async def test_a_request_that_was_aborted_while_it_arrived_does_not_get_through() -> None:

@@ -14,7 +14,7 @@ from core.models.encoder_decoder.encoder_spec import EncoderSpec
 from core.text.tokenizer import Tokenizer
 from service.bench.emulated import EmulatedStreams
 from tests.engine.emulation import HookedModel, running
-from tests.fakes.real_server import emulated_config
+from tests.fakes.emulated_engine import emulated_config
 
 
 @pytest.mark.parametrize(("asked", "served"), [(None, 4096), (100, 100), (9999, 4096)])

@@ -11,7 +11,8 @@ from core.batch.forward_batch import ForwardBatch
 from core.errors import RequestFailed
 from core.text.tokenizer import Tokenizer
 from service.bench.emulated import expected_output
-from tests.engine.emulation import HookedModel, ask, last, read, running, until
+from tests.engine.emulation import HookedModel, ask, last, read, running
+from tests.support.until import until
 
 PROMPT = tuple(3 + place % 40 for place in range(60))
 DOOMED = 50

@@ -19,9 +19,9 @@ from core.types.io import EmbedRequest
 from service.client import CallFailed, Chunk, SlipstreamClient
 from tests.equivalence.encoder_oracle import Seq2SeqOracle, make_inputs
 from tests.equivalence.test_encoder_decoder_grpc import ENCODER_TOKENS, PAGE, pools, serve
-from tests.fakes.checkpoints import EOS_ID, VOCAB_SIZE
-from tests.fakes.encoder_decoders import LANGUAGE_ID, MAX_INPUT, make_encoder_decoder
-from tests.fakes.real_server import serve_checkpoint
+from tests.support.checkpoints import EOS_ID, VOCAB_SIZE
+from tests.support.encoder_decoders import LANGUAGE_ID, MAX_INPUT, make_encoder_decoder
+from tests.support.servers import serve_checkpoint
 
 GREEDY: dict[str, Any] = {"temperature": 0.0, "max_tokens": 16, "ignore_eos": True}
 BUDGET = 64

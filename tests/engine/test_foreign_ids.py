@@ -18,9 +18,9 @@ from core.scheduler.sampling_table import SamplingTable
 from core.types.request import Req
 from core.types.sampling_params import SamplingParams
 from service.client import CallFailed, SlipstreamClient
-from tests.fakes.checkpoints import EOS_ID, VOCAB_SIZE, make_checkpoint
-from tests.fakes.encoder_decoders import make_encoder_decoder
-from tests.fakes.real_server import serve_checkpoint
+from tests.support.checkpoints import EOS_ID, VOCAB_SIZE, make_checkpoint
+from tests.support.encoder_decoders import make_encoder_decoder
+from tests.support.servers import serve_checkpoint
 
 FOREIGN = (VOCAB_SIZE, 10**6, 2**40)
 

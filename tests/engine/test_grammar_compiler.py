@@ -22,7 +22,7 @@ from core.sampling.grammar.vocabulary import Vocabulary
 from core.types.constraint import Constraint, ConstraintKind
 from core.types.grammar import Grammar
 from tests.constraints.test_grammars import EOS, WIDTH, set_up, tokenizer
-from tests.fakes.within import within
+from tests.support.within import within
 
 pytest.importorskip("llguidance", reason="llguidance is not installed (extra [grammar])")
 

@@ -8,7 +8,7 @@ import torch
 
 from core.engine.measures import measure
 from core.memory.kv_pool import KVPool
-from tests.fakes.checkpoints import make_checkpoint
+from tests.support.checkpoints import make_checkpoint
 
 
 def test_a_checkpoint_is_measured_in_the_type_that_is_asked_for(tmp_path: Path) -> None:

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from service.client import CallFailed
-from tests.fakes.checkpoints import make_checkpoint
-from tests.fakes.real_server import serve_checkpoint
+from tests.support.checkpoints import make_checkpoint
+from tests.support.servers import serve_checkpoint
 
 
 @pytest.mark.parametrize(

@@ -6,21 +6,13 @@ import gc
 import time
 import weakref
 
-import pytest
-
-from core.models.bundled import bundled_model_dir
 from core.text.tokenizer import Tokenizer
 from tests.engine.emulation import ask, running
 
 
-@pytest.fixture(scope="module")
-def tokenizer() -> Tokenizer:
-    return Tokenizer.load(str(bundled_model_dir()))
-
-
-async def test_a_prompt_goes_with_its_request(tokenizer: Tokenizer) -> None:
+async def test_a_prompt_goes_with_its_request(bundled_tokenizer: Tokenizer) -> None:
     """The deadline is an hour away, and the stream is kept, as by a server that has it ready for Attach."""
-    async with running(tokenizer) as engine:
+    async with running(bundled_tokenizer) as engine:
         streams, prompts = [], []
         for number in range(12):
             asked = ask((number + 1, 6, 7), tokens=3 + number, want_text=True, deadline=time.monotonic() + 3600.0)

@@ -24,9 +24,10 @@ from core.types.constraint import Constraint
 from core.types.io import Delta, EmbedRequest, GenerateRequest
 from service.bench.emulated import expected_output
 from tests.constraints.test_endings import plant
-from tests.engine.emulation import HookedModel, ask, last, read, running, until
+from tests.engine.emulation import HookedModel, ask, last, read, running
 from tests.fakes.step_grammar import StepGrammar
 from tests.fakes.tight_allocator import ERRORS, TightAllocator
+from tests.support.until import until
 
 PROMPT = (5, 6, 7)
 

@@ -14,7 +14,8 @@ from core.engine.workers import Workers
 from core.errors import Draining
 from core.text.tokenizer import Tokenizer
 from core.types.io import EmbedRequest, GenerateRequest
-from tests.engine.emulation import running, until
+from tests.engine.emulation import running
+from tests.support.until import until
 
 
 class Held:

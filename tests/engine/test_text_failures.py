@@ -18,8 +18,9 @@ from core.errors import EngineDead, TextFailed
 from core.text.tokenizer import Tokenizer
 from core.types.io import Delta, Finished, FinishReason, GenerateRequest
 from service.bench.emulated import EmulatedModel, expected_output
-from tests.engine.emulation import HookedModel, ask, assert_opened, last, read, running, until
+from tests.engine.emulation import HookedModel, ask, assert_opened, last, read, running
 from tests.fakes.brittle_tokenizer import SECRET, BrittleTokenizer, panic, value_error
+from tests.support.until import until
 from tests.text.checkpoints import pure_python
 
 PROMPT = (5, 6, 7)

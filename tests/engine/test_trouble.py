@@ -26,8 +26,9 @@ from core.errors import (
 from core.text.tokenizer import Tokenizer
 from core.types.io import Delta, FinishReason, GenerateRequest
 from service.bench.emulated import expected_output
-from tests.engine.emulation import HookedModel, ask, assert_opened, last, read, running, until
-from tests.fakes.within import within
+from tests.engine.emulation import HookedModel, ask, assert_opened, last, read, running
+from tests.support.until import until
+from tests.support.within import within
 
 
 @pytest.mark.parametrize(

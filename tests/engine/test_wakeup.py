@@ -10,7 +10,8 @@ import pytest
 import pytest_asyncio
 
 from core.engine.wakeup import Wakeup
-from tests.fakes.within import within
+from tests.support.until import turns
+from tests.support.within import within
 
 
 @pytest_asyncio.fixture
@@ -21,18 +22,13 @@ async def wakeup() -> AsyncIterator[Wakeup]:
     made.close()
 
 
-async def passes(count: int = 3) -> None:
-    for _ in range(count):
-        await asyncio.sleep(0)
-
-
 async def test_a_wake_up_before_the_wait_is_not_lost_and_serves_one_wait(wakeup: Wakeup) -> None:
     wakeup.set()
     wakeup.set()
     async with within(10, "the flag was set"):
         await wakeup.wait()
     waiting = asyncio.create_task(wakeup.wait())
-    await passes()
+    await turns(3)
     assert not waiting.done(), "the loop task would spin"
     wakeup.set()
     async with within(10, "it was set again"):
@@ -54,7 +50,7 @@ async def test_another_thread_wakes_it(wakeup: Wakeup, eventfd: bool) -> None:
         # As where the system has none.
         wakeup.close()
     waiting = asyncio.create_task(wakeup.wait())
-    await passes()
+    await turns(3)
     assert not waiting.done()
     thread = threading.Thread(target=wakeup.set_threadsafe)
     thread.start()
@@ -67,14 +63,14 @@ async def test_a_wait_ends_at_its_time_and_an_earlier_one_leaves_no_alarm_behind
     loop = asyncio.get_running_loop()
     until = loop.time() + 0.02
     first = asyncio.create_task(wakeup.wait(until))
-    await passes()
+    await turns(3)
     wakeup.set()
     await first
     second = asyncio.create_task(wakeup.wait())
     passed = loop.create_future()
     loop.call_at(until + 0.001, passed.set_result, None)
     await passed
-    await passes()
+    await turns(3)
     assert not second.done(), "the first one was over before its time"
     second.cancel()
     await asyncio.gather(second, return_exceptions=True)

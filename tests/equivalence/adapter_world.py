@@ -14,10 +14,10 @@ from core.models.lora.checkpoint import AdapterLimits, read_adapter
 from service.client import SlipstreamClient
 from service.client.adapters import AdapterClient
 from service.server.server import Server
-from tests.fakes.checkpoints import VOCAB_SIZE, make_checkpoint
-from tests.fakes.real_server import serve_checkpoint
 from tests.models.lora.peft_oracle import ADAPTERS, PeftOracle, make_adapter
 from tests.models.reference import load
+from tests.support.checkpoints import VOCAB_SIZE, make_checkpoint
+from tests.support.servers import serve_checkpoint
 
 OUTPUT = 16
 GREEDY: dict[str, Any] = {"temperature": 0.0, "ignore_eos": True}

@@ -11,7 +11,7 @@ import torch
 from transformers import AutoModelForSeq2SeqLM
 
 from tests.equivalence.oracle import MARGIN, OUTPUT_TOKENS, Example
-from tests.fakes.checkpoints import VOCAB_SIZE
+from tests.support.checkpoints import VOCAB_SIZE
 
 
 def make_inputs(count: int, longest: int, seed: int) -> list[tuple[int, ...]]:

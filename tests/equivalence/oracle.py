@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from transformers import AutoModelForCausalLM
 
-from tests.fakes.checkpoints import VOCAB_SIZE
+from tests.support.checkpoints import VOCAB_SIZE
 
 MARGIN = 1e-3
 """Top-1 minus top-2 logit below which the oracle itself is undecided: float32 sums in another order differ by 1e-6 to

@@ -13,9 +13,9 @@ from core.models.lora.slots import LORA
 from service.client import SlipstreamClient
 from service.client.adapters import AdapterClient
 from tests.equivalence.adapter_world import GREEDY
-from tests.fakes.checkpoints import VOCAB_SIZE, make_checkpoint
-from tests.fakes.real_server import serve_checkpoint
 from tests.models.lora.peft_oracle import PeftOracle, make_adapter
+from tests.support.checkpoints import VOCAB_SIZE, make_checkpoint
+from tests.support.servers import serve_checkpoint
 
 OUTPUT = 10
 TARGETS: dict[str, Any] = {

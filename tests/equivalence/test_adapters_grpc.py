@@ -17,7 +17,7 @@ from core.models.lora.packed import Adapter
 from service.client import CallFailed, Chunk
 from service.pb.slipstream.v1 import adapters_pb2 as pb
 from tests.equivalence.adapter_world import GREEDY, Serving, World
-from tests.fakes.within import within
+from tests.support.within import within
 
 LONG = 60
 FIRST_STEPS = 3

@@ -12,10 +12,10 @@ from core.types.io import EmbedRequest, Pooling
 from service.client import CallFailed
 from service.client.adapters import AdapterClient
 from tests.equivalence.adapter_world import GREEDY
-from tests.fakes.checkpoints import make_checkpoint
-from tests.fakes.real_server import serve_checkpoint
 from tests.models.lora.peft_oracle import ADAPTERS, PeftOracle, make_adapter
 from tests.models.lora.test_refusals import REFUSALS
+from tests.support.checkpoints import make_checkpoint
+from tests.support.servers import serve_checkpoint
 
 PROMPT = list(range(30, 70))
 OUTPUT = 200

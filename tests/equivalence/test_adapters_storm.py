@@ -14,6 +14,7 @@ from core.engine.async_engine import AsyncEngine
 from core.models.lora.slots import LORA
 from service.client import CallFailed
 from tests.equivalence.adapter_world import PATHS, Serving, World
+from tests.support.until import until
 
 NAMES = "abcdef"
 CLIENTS = 8
@@ -111,9 +112,7 @@ async def test_storm(world: World, seed: int) -> None:
         print(dict(storm.outcomes))
         engine: Any = serving.server.engine
         assert isinstance(engine, AsyncEngine)
-        async with asyncio.timeout(10):
-            while engine.live_requests:
-                await asyncio.sleep(0)
+        await until(lambda: not engine.live_requests)
         table = engine._adapters.table
         table.check_integrity()
         assert set(await serving.names()) == storm.names.now.keys()

@@ -5,7 +5,7 @@ retracted. The graphs are those of `tests/fakes/traced_graphs.py`, which spoil a
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -25,17 +25,18 @@ from core.types.io import Delta, Finished, GenerateRequest
 from core.types.sampling_params import SamplingParams
 from tests.attention.test_conformance import INTERPRETED
 from tests.equivalence.oracle import OUTPUT_TOKENS, Example, decided, decided_examples, make_prompts
-from tests.fakes.checkpoints import make_checkpoint
 from tests.fakes.masked_attention import MaskedAttention
 from tests.fakes.traced_graphs import GraphStreams
+from tests.support.checkpoints import make_checkpoint
+from tests.support.engines import started
 
 KINDS = ("llama", "gemma3_text", "gpt_oss", "deepseek_v3")
 ROWS, COUNT, LONGEST, CONTEXT = 8, 12, 40, 96
 
 
 @pytest.fixture(scope="module", params=KINDS)
-def reference(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Example]]:
-    directory = make_checkpoint(request.param, tmp_path_factory.mktemp(request.param), seed=0)
+def reference(request: pytest.FixtureRequest, checkpoint_of: Callable[[str], Path]) -> tuple[Path, list[Example]]:
+    directory = checkpoint_of(request.param)
     return directory, decided_examples(directory, COUNT, LONGEST, seed=2)
 
 
@@ -72,11 +73,8 @@ async def graph_engine(
         executor=ExecutorConfig(device=used.device.type, overlap=overlap, assert_mode="trap"),
     )
     engine = build.assemble(config, load_model(config.model, used.device), Tokenizer.load(str(directory)), used)
-    await engine.start()
-    try:
+    async with started(engine):
         yield engine, used, runners[0]
-    finally:
-        await engine.stop()
 
 
 async def answer(engine: AsyncEngine, prompt: tuple[int, ...], **sampling: Any) -> tuple[tuple[int, ...], list[float]]:

@@ -4,7 +4,7 @@ and never in the way of them."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -17,9 +17,8 @@ from service.client import CallFailed, Chunk, SlipstreamClient, Vector
 from service.server.server import Server
 from tests.equivalence.oracle import OUTPUT_TOKENS, Example, decided_examples, make_prompts
 from tests.equivalence.test_embeddings import pooled_by_hand
-from tests.fakes.checkpoints import make_checkpoint
-from tests.fakes.real_server import serve_checkpoint
-from tests.service.conftest import ONCE, PATIENCE, until
+from tests.support.servers import ONCE, serve_checkpoint
+from tests.support.until import PATIENCE, until
 
 LONGEST = 200
 ROWS = 8
@@ -40,13 +39,13 @@ async def serving(folder: Path, **settings: Any) -> AsyncIterator[tuple[Server, 
 
 
 @pytest.fixture(scope="module", params=["llama", "bamba", "deepseek_v3"])
-def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_checkpoint(request.param, tmp_path_factory.mktemp(request.param), seed=0)
+def checkpoint(request: pytest.FixtureRequest, checkpoint_of: Callable[[str], Path]) -> Path:
+    return checkpoint_of(request.param)
 
 
 @pytest.fixture(scope="module")
-def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_checkpoint("llama", tmp_path_factory.mktemp("llama"), seed=0)
+def llama(checkpoint_of: Callable[[str], Path]) -> Path:
+    return checkpoint_of("llama")
 
 
 async def output_of(client: SlipstreamClient, prompt: tuple[int, ...]) -> tuple[int, ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import warnings
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -31,9 +31,9 @@ from core.text.tokenizer import Tokenizer
 from core.types.io import Delta, Embedding, EmbedRequest, EmbedResult, GenerateRequest, Pooling
 from core.types.sampling_params import SamplingParams
 from tests.equivalence.oracle import OUTPUT_TOKENS, Example, decided_examples, make_prompts
-from tests.fakes.checkpoints import make_checkpoint
-from tests.fakes.real_server import emulated_engine
+from tests.fakes.emulated_engine import emulated_engine
 from tests.models.lora.peft_oracle import ADAPTERS, make_adapter
+from tests.support.engines import started
 
 KINDS = ("llama", "qwen3", "gemma3_text", "deepseek_v3", "bamba")
 LONGEST = 150
@@ -54,14 +54,11 @@ async def engine(
             **configs,
         )
     )
-    await made.start()
-    try:
+    async with started(made):
         yield made
         assert await made.drain(10) == 0
         assert all(pool.used == 0 for pool in made.stats.pools), made.stats.pools
         assert sum(made.stats.assert_failures.values()) == 0
-    finally:
-        await made.stop()
 
 
 @torch.no_grad()
@@ -86,8 +83,8 @@ def pooled_by_hand(
 
 
 @pytest.fixture(scope="module", params=KINDS)
-def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Example]]:
-    directory = make_checkpoint(request.param, tmp_path_factory.mktemp(request.param), seed=0)
+def checkpoint(request: pytest.FixtureRequest, checkpoint_of: Callable[[str], Path]) -> tuple[Path, list[Example]]:
+    directory = checkpoint_of(request.param)
     return directory, decided_examples(directory, STREAMED, LONGEST, seed=1)
 
 
@@ -133,8 +130,8 @@ async def test_vectors_and_streams_equal_transformers(checkpoint: tuple[Path, li
 
 
 @pytest.fixture(scope="module")
-def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_checkpoint("llama", tmp_path_factory.mktemp("llama"), seed=0)
+def llama(checkpoint_of: Callable[[str], Path]) -> Path:
+    return checkpoint_of("llama")
 
 
 async def test_prefixes_are_skipped_only_where_the_vector_does_not_need_them(llama: Path) -> None:
@@ -219,15 +216,11 @@ async def test_an_adapter_makes_vectors_of_its_own(llama: Path, tmp_path: Path) 
 
 
 async def test_a_model_without_hidden_states_says_so(llama: Path) -> None:
-    made = emulated_engine(Tokenizer.load(llama), step_seconds=0.0)
-    await made.start()
-    try:
+    async with started(emulated_engine(Tokenizer.load(llama), step_seconds=0.0)) as made:
         assert made.model_info.embedding_dimension == 0
         with pytest.raises(InvalidRequest) as refused:
             await made.embed(EmbedRequest(("a",)))
         assert named(refused.value) == ["pooling"]
-    finally:
-        await made.stop()
 
 
 async def test_a_vector_too_long_for_float32_is_normalised_all_the_same(

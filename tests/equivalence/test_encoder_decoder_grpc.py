@@ -23,8 +23,8 @@ from service.server.server import Server
 from tests.equivalence.encoder_oracle import Seq2SeqOracle
 from tests.equivalence.oracle import Example
 from tests.equivalence.test_greedy_grpc import _ask
-from tests.fakes.encoder_decoders import make_encoder_decoder
-from tests.fakes.real_server import serve_checkpoint
+from tests.support.encoder_decoders import make_encoder_decoder
+from tests.support.servers import serve_checkpoint
 
 KINDS = ("bart", "mbart", "t5")
 LONGEST = 200

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,7 @@ import pytest
 
 from service.client import SlipstreamClient
 from tests.equivalence.oracle import OUTPUT_TOKENS, Example, decided_examples
-from tests.fakes.checkpoints import make_checkpoint
-from tests.fakes.real_server import serve_checkpoint
+from tests.support.servers import serve_checkpoint
 
 KINDS = (
     "llama",
@@ -36,9 +36,9 @@ WINDOW_TOKENS = 128
 
 
 @pytest.fixture(scope="module")
-def reference(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Example]]:
+def reference(request: pytest.FixtureRequest, checkpoint_of: Callable[[str], Path]) -> tuple[Path, list[Example]]:
     """A checkpoint with seeded random weights, and the oracle's examples for it."""
-    directory = make_checkpoint(request.param, tmp_path_factory.mktemp(request.param), seed=0)
+    directory = checkpoint_of(request.param)
     return directory, decided_examples(directory, CONCURRENT, LONGEST, seed=1)
 
 

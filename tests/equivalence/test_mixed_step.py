@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,6 @@ from core.types.sampling_params import SamplingParams
 from tests.constraints.asks import BACKENDS
 from tests.equivalence.oracle import make_prompts
 from tests.equivalence.test_embeddings import engine
-from tests.fakes.checkpoints import make_checkpoint
 from tests.models.lora.peft_oracle import ADAPTERS, make_adapter
 
 REGEX = "[0-9]{4}(-[a-z]{3,6}){40,60}"
@@ -33,8 +33,8 @@ TOKENS = 96
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    base = make_checkpoint("llama", tmp_path_factory.mktemp("llama"), seed=0)
+def made(checkpoint_of: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    base = checkpoint_of("llama")
     return base, make_adapter(base, tmp_path_factory.mktemp("adapter"), 3, **ADAPTERS["all"])
 
 

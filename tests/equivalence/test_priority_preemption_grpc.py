@@ -15,10 +15,10 @@ import pytest
 
 from service.client import Chunk, SlipstreamClient
 from tests.constraints.asks import BACKENDS
-from tests.fakes.checkpoints import make_checkpoint
-from tests.fakes.encoder_decoders import make_encoder_decoder
-from tests.fakes.real_server import serve_checkpoint
 from tests.models.lora.peft_oracle import ADAPTERS, make_adapter
+from tests.support.checkpoints import make_checkpoint
+from tests.support.encoder_decoders import make_encoder_decoder
+from tests.support.servers import serve_checkpoint
 
 LOW, HIGH = 10, -10
 ROWS = 2

@@ -15,8 +15,8 @@ from transformers import AutoModelForCausalLM
 
 from service.client import SlipstreamClient
 from tests.equivalence.oracle import MARGIN, Example, make_prompts
-from tests.fakes.quantised import COMPRESSED, TORCHAO, make_quantised
-from tests.fakes.real_server import serve_checkpoint
+from tests.support.quantised import COMPRESSED, TORCHAO, make_quantised
+from tests.support.servers import serve_checkpoint
 
 pytest.importorskip("compressed_tensors", reason="needs the extra: pip install slipstream[quantization]")
 pytest.importorskip("torchao", reason="needs the extra: pip install slipstream[quantization]")

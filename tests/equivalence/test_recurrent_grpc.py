@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -15,8 +16,8 @@ from core.config import EngineConfig
 from service.engine.builder import Progress, StartableEngine, build_core_engine
 from tests.equivalence.oracle import Example, decided_examples
 from tests.equivalence.test_greedy_grpc import _ask
-from tests.fakes.checkpoints import RECURRENT_CONFIGS, make_checkpoint
-from tests.fakes.real_server import serve_checkpoint
+from tests.support.checkpoints import RECURRENT_CONFIGS
+from tests.support.servers import serve_checkpoint
 
 LONGEST = 100
 CONCURRENT = 32
@@ -28,9 +29,9 @@ STATE_SLOTS = 9
 
 
 @pytest.fixture(scope="module", params=RECURRENT_CONFIGS)
-def reference(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Example]]:
+def reference(request: pytest.FixtureRequest, checkpoint_of: Callable[[str], Path]) -> tuple[Path, list[Example]]:
     """A checkpoint with seeded random weights, and the oracle's examples for it."""
-    directory = make_checkpoint(request.param, tmp_path_factory.mktemp(request.param), seed=0)
+    directory = checkpoint_of(request.param)
     examples = decided_examples(directory, CONCURRENT, LONGEST, PROMPT_SEEDS.get(request.param, 1))
     # The longest first: the pages do not suffice for two of them, however far apart on a slow machine the others come.
     return directory, sorted(examples, key=lambda example: -len(example.output))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import urllib.request
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -14,8 +15,8 @@ from service.client import SlipstreamClient
 from service.engine.builder import EngineBuilder, Progress, StartableEngine, build_core_engine
 from tests.equivalence.oracle import OUTPUT_TOKENS, Example, decided, decided_examples, make_prompts
 from tests.equivalence.test_recurrent_grpc import PROMPT_SEEDS
-from tests.fakes.checkpoints import RECURRENT_CONFIGS, make_checkpoint
-from tests.fakes.real_server import serve_checkpoint
+from tests.support.checkpoints import RECURRENT_CONFIGS
+from tests.support.servers import serve_checkpoint
 
 LONGEST = 70
 PAGE = 8
@@ -26,9 +27,9 @@ TURN = 10
 
 
 @pytest.fixture(scope="module")
-def reference(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Example]]:
+def reference(request: pytest.FixtureRequest, checkpoint_of: Callable[[str], Path]) -> tuple[Path, list[Example]]:
     """A checkpoint with seeded random weights, and the oracle's examples for it."""
-    directory = make_checkpoint(request.param, tmp_path_factory.mktemp(request.param), seed=0)
+    directory = checkpoint_of(request.param)
     return directory, decided_examples(directory, 12, LONGEST, PROMPT_SEEDS.get(request.param, 1))
 
 

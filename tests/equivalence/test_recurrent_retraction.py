@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from core.config import EngineConfig, ExecutorConfig, MemoryConfig, ModelConfig
 from core.engine.build import build_engine
 from tests.equivalence.oracle import Example, decided_examples
 from tests.equivalence.test_embeddings import tokens_of
-from tests.fakes.checkpoints import make_checkpoint
+from tests.support.engines import started
 
 PAGE = 8
 PAGES = 5
@@ -19,9 +20,9 @@ PAGES = 5
 
 
 @pytest.fixture(scope="module", params=["bamba", "jamba"])
-def reference(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Example]]:
+def reference(request: pytest.FixtureRequest, checkpoint_of: Callable[[str], Path]) -> tuple[Path, list[Example]]:
     """A Mamba-2 and a Mamba-1 checkpoint, and two examples of seven tokens or fewer that need three pages."""
-    directory = make_checkpoint(request.param, tmp_path_factory.mktemp(request.param), seed=0)
+    directory = checkpoint_of(request.param)
     examples = [e for e in decided_examples(directory, 12, PAGE - 1, 1) if len(e.prompt) > 1]
     first = examples[0]
     return directory, [first, next(e for e in examples if e.prompt[0] != first.prompt[0])]
@@ -42,12 +43,9 @@ async def test_resumed_streams_equal_transformers(
             executor=ExecutorConfig(device="cpu", overlap=overlap, assert_mode="trap", cpu_threads=1),
         )
     )
-    await engine.start()
-    try:
+    async with started(engine):
         answers = await asyncio.gather(*(tokens_of(engine, example.prompt) for example in examples))
         stats = engine.stats
-    finally:
-        await engine.stop()
     assert answers == [example.output for example in examples]
     assert stats.preemptions == 1, "two of three pages each do not fit into five"
     written = 2 * PAGE

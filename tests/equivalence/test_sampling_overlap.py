@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from service.client import Completion, SlipstreamClient
-from tests.fakes.checkpoints import VOCAB_SIZE, make_checkpoint
-from tests.fakes.real_server import serve_checkpoint
+from tests.support.checkpoints import VOCAB_SIZE
+from tests.support.servers import serve_checkpoint
 
 OPTIONS: dict[str, dict[str, Any]] = {
     "greedy": {"temperature": 0.0},
@@ -40,8 +41,8 @@ Outcome = list[tuple[tuple[int, ...], str, str, str | int | None]]
 
 
 @pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_checkpoint("qwen3", tmp_path_factory.mktemp("qwen3"), seed=0)
+def checkpoint(checkpoint_of: Callable[[str], Path]) -> Path:
+    return checkpoint_of("qwen3")
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,7 @@ import pytest
 
 from docs.generate import SUPPORT, tried
 from tests.equivalence import test_encoder_decoder_grpc, test_greedy_grpc, test_recurrent_grpc
-from tests.fakes.checkpoints import RECURRENT_CONFIGS
+from tests.support.checkpoints import RECURRENT_CONFIGS
 
 SUITES = {
     "Attention only": test_greedy_grpc.KINDS,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import urllib.request
 from collections import Counter, deque
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +19,7 @@ from core.memory.window.window_pool import SlidingWindowPool
 from core.types.arrays import Ints
 from tests.equivalence.oracle import Example, decided_examples
 from tests.equivalence.test_greedy_grpc import _ask
-from tests.fakes.checkpoints import make_checkpoint
-from tests.fakes.real_server import serve_checkpoint
+from tests.support.servers import serve_checkpoint
 
 LONGEST = 150
 PAGE = 4
@@ -33,9 +33,9 @@ SETTINGS: dict[str, Any] = {
 
 
 @pytest.fixture(scope="module", params=["gemma3_text", "mistral", "gpt_oss"])
-def reference(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Example]]:
+def reference(request: pytest.FixtureRequest, checkpoint_of: Callable[[str], Path]) -> tuple[Path, list[Example]]:
     """A checkpoint whose windows are 16 tokens, and the oracle's examples for it."""
-    directory = make_checkpoint(request.param, tmp_path_factory.mktemp(request.param), seed=0)
+    directory = checkpoint_of(request.param)
     return directory, decided_examples(directory, 12, LONGEST, 1)
 
 

@@ -10,7 +10,6 @@ import asyncio
 import os
 import re
 import signal
-import socket
 import sys
 import time
 from collections import Counter
@@ -20,20 +19,14 @@ from pathlib import Path
 from typing import Protocol
 
 from service.client import CallFailed, Chunk, SlipstreamClient
+from tests.support.ports import free_port
+from tests.support.repository import ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
 READY = re.compile(r"serving \S+ on \S+, metrics on \S+")
 PATIENCE = 90.0
 """Seconds in which a worker starts, or drains and ends."""
 
 GRACE = 10.0
-
-
-def free_port() -> int:
-    """A port that nobody has now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 class Worker:

@@ -8,14 +8,16 @@ from typing import Any, NoReturn
 
 import pytest
 
-from tests.service import conftest as scripted
+from tests.security import conftest as secured
 
 INSTALLED = find_spec("smg_grpc_proto") is not None
 
-# `serve(engine, **config)` as in the tests of the service.
-checkpoint = scripted.checkpoint
-config = scripted.config
-serve = scripted.serve
+# As in the tests of security: `serve(engine, **config)`, a tiny real checkpoint, lines of the log.
+checkpoint = secured.checkpoint
+config = secured.config
+logged = secured.logged
+serve = secured.serve
+tiny = secured.tiny
 
 
 class Absent(pytest.Module):

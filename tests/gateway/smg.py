@@ -6,7 +6,6 @@ import http.client
 import json
 import os
 import shutil
-import socket
 import subprocess
 import sys
 import time
@@ -15,6 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.support.ports import free_port
 
 PATIENCE = 30.0
 STEP_SECONDS = 0.05
@@ -27,14 +28,6 @@ def program() -> str | None:
 
 
 needs_smg = pytest.mark.skipif(program() is None, reason="the gateway is not installed: pip install smg==1.13.0")
-
-
-def free_port() -> int:
-    """A port that nobody has now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 class Smg:

@@ -29,15 +29,16 @@ from service.gateway.worker import default_sampling
 from service.server.server import Server
 from tests.fakes.fake_engine import FakeEngine, info_with
 from tests.gateway.spoken import Spoken
-from tests.service.conftest import Serve
+from tests.support.servers import Serve, listening
 
 BUNDLED = str(bundled_model_dir())
 
 
 async def test_health_is_readiness_and_answers_in_every_state(config: Any, spoken: Spoken) -> None:
-    server = Server(config(), lambda *_: FakeEngine())
-    await server.listen()
-    async with SlipstreamClient(f"127.0.0.1:{server.port}") as client:
+    async with (
+        listening(Server(config(), lambda *_: FakeEngine())) as server,
+        SlipstreamClient(f"127.0.0.1:{server.port}") as client,
+    ):
         stub, told = spoken.stub(client.channel), []
         request = spoken.pb.HealthCheckRequest()
         told.append(await stub.HealthCheck(request))
@@ -47,7 +48,6 @@ async def test_health_is_readiness_and_answers_in_every_state(config: Any, spoke
         told.append(await stub.HealthCheck(request))
         server.refuse_readiness()
         told.append(await stub.HealthCheck(request))
-    await server.close(grace=0)
     assert [(each.healthy, each.message) for each in told] == [
         (False, "starting"),
         (True, "ready"),

@@ -13,10 +13,10 @@ from smg_grpc_proto.generated import common_pb2
 from service.client import CallFailed, SlipstreamClient
 from service.client.adapters import AdapterClient
 from service.limits.usage import CENSUS_SECONDS
-from tests.fakes.within import within
 from tests.gateway.spoken import DIALECTS
 from tests.gateway.test_kv_events import Index, follow, whole_pages
-from tests.system.test_exactly_once import settled
+from tests.support.until import until
+from tests.support.within import within
 from tests.system.test_frontend_doors import ALICE, BOB, CAROL, group
 from tests.system.test_frontends import PATIENCE
 
@@ -49,7 +49,7 @@ async def test_every_call_crosses() -> None:
                 pass
             assert response.complete.finish_reason == "abort"
             assert await call.read() is grpc.aio.EOF
-            await settled(lambda: not server.engine.live_requests, PATIENCE)
+            await until(lambda: not server.engine.live_requests, PATIENCE)
 
             # Followed at one front end, changed through the other.
             await other.FlushCache(common_pb2.FlushCacheRequest(timeout_s=5))

@@ -11,13 +11,11 @@ from typing import Any
 
 from google.protobuf.descriptor import FieldDescriptor
 
-from tests.fakes.real_server import serve_checkpoint
 from tests.gateway.spoken import Spoken
 from tests.security.conftest import LogLines
-from tests.security.conftest import logged as logged
-from tests.security.conftest import tiny as tiny
 from tests.security.test_fuzz import all_given_back, code_of
 from tests.security.wire import Fuzzer
+from tests.support.servers import serve_checkpoint
 
 REQUESTS = 640
 AT_ONCE = 16

@@ -16,7 +16,8 @@ from service.client import CallFailed
 from service.pb.slipstream.v1 import inference_pb2 as pb
 from tests.fakes.fake_engine import FakeEngine, count_up, finished, held, token_at
 from tests.gateway.spoken import Spoken
-from tests.service.conftest import Serve, until
+from tests.support.servers import Serve
+from tests.support.until import until
 
 IDS = [5, 6, 7]
 

@@ -9,7 +9,7 @@ import grpc.aio
 import pytest
 
 from tests.gateway.spoken import Spoken
-from tests.service.conftest import Serve
+from tests.support.servers import Serve
 
 PING_MS = 11_000
 PINGS = 4

@@ -20,10 +20,9 @@ from service.gateway.dialect import Load
 from service.gateway.kv_events import MAX_BLOCKS, KvEvents, block_hash
 from tests.fakes.fake_engine import FakeEngine
 from tests.fakes.fake_prefixes import stored
-from tests.fakes.real_server import serve_checkpoint
 from tests.gateway.spoken import Spoken
-from tests.security.conftest import tiny as tiny
-from tests.service.conftest import Serve, until
+from tests.support.servers import Serve, serve_checkpoint
+from tests.support.until import until
 
 LOAD = Load(1, 2, 32, 160, 0.2, 50.0, 0.5, 8)
 PAGE = 4
@@ -154,9 +153,7 @@ async def test_a_real_cache_is_followed_through_requests_and_a_flush(tiny: Path,
         assert flushed.message == "11 pages evicted"
         call.cancel()
         cache = server.engine._scheduler.memory.cache  # type: ignore[attr-defined]
-        async with asyncio.timeout(10):
-            while cache._observer is not None:
-                await asyncio.sleep(0)
+        await until(lambda: cache._observer is None)
 
 
 async def test_heartbeats_tell_the_load_of_an_idle_server(

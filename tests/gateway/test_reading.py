@@ -16,7 +16,7 @@ from service.gateway.reading import as_written
 from tests.fakes.fake_engine import INFO, VOCAB, FakeEngine, info_with
 from tests.fakes.granted import granted
 from tests.gateway.spoken import DIALECTS, Spoken
-from tests.service.conftest import Serve, Serving
+from tests.support.servers import Serve, Serving
 
 SGLANG, VLLM = DIALECTS
 IDS = [5, 6, 7]

@@ -20,8 +20,8 @@ from service.frontends.remote_prefixes import RemotePrefixWatch
 from service.metrics.rpc import RpcMetrics
 from tests.fakes.fake_engine import FakeEngine
 from tests.fakes.fake_prefixes import FakeWatch, stored
-from tests.fakes.within import within
-from tests.service.conftest import PATIENCE, until
+from tests.support.until import PATIENCE, until
+from tests.support.within import within
 
 
 @dataclass

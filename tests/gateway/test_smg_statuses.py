@@ -23,7 +23,7 @@ from core.types.io import GenerateRequest
 from service.errors import Unauthenticated
 from tests.fakes.fake_engine import FakeEngine, count_up
 from tests.gateway.smg import Smg, needs_smg
-from tests.service.conftest import Serve
+from tests.support.servers import Serve
 
 CHAT = {"model": "fake", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 4}
 

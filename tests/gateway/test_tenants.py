@@ -13,7 +13,7 @@ from service.pb.slipstream.v1 import inference_pb2 as pb
 from tests.fakes.fake_engine import FakeEngine, held
 from tests.gateway.spoken import Spoken
 from tests.gateway.test_generate import IDS, failure_of, spoken_of
-from tests.service.conftest import ONCE, Serve
+from tests.support.servers import ONCE, Serve
 
 SOON = 5.0
 ALICE, BOB = ((("authorization", f"Bearer {letter * 20}"),) for letter in "ab")

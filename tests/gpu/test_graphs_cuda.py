@@ -14,8 +14,8 @@ from core.device.streams import DeviceStreams
 from tests.equivalence.oracle import decided_examples
 from tests.equivalence.test_decode_graphs import COUNT, LONGEST, OPTIONS, answer, crowd, graph_engine
 from tests.executor.test_decode_graphs import World, check_padding, compare_changing_batches, graphs_of
-from tests.fakes.checkpoints import make_checkpoint
 from tests.gpu.cuda import ONLY_ON_CUDA, STALL_CYCLES
+from tests.support.checkpoints import make_checkpoint
 
 pytestmark = ONLY_ON_CUDA
 

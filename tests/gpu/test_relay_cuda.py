@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 import subprocess
 import sys
-from pathlib import Path
 
 import torch
 
@@ -16,10 +15,10 @@ from core.memory.req_to_token_pool import ReqToTokenPool
 from core.relay.future_map import FutureMap
 from core.relay.payload import RelayPayload
 from tests.gpu.cuda import ONLY_ON_CUDA, STALL_CYCLES
+from tests.support.repository import ROOT
 
 pytestmark = ONLY_ON_CUDA
 
-ROOT = Path(__file__).parents[2]
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 ROWS = 8
 

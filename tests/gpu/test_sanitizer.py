@@ -10,15 +10,14 @@ import os
 import shutil
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
 from tests.gpu.cuda import ONLY_ON_CUDA
+from tests.support.repository import ROOT
 
 pytestmark = ONLY_ON_CUDA
 
-ROOT = Path(__file__).parents[2]
 
 CLEAN = ["tests/gpu/test_steps_cuda.py", "tests/attention/test_conformance.py"]
 

@@ -22,16 +22,12 @@ from core.text.tokenizer import Tokenizer
 from core.types.io import Delta, GenerateRequest
 from service.bench.emulated import expected_output
 from service.client import CallFailed
-from tests.engine.emulation import ask, last, read, running, until
-from tests.fakes.real_server import serve_checkpoint
+from tests.engine.emulation import ask, last, read, running
+from tests.support.servers import serve_checkpoint
+from tests.support.until import until
 
 PLANTED_AT = 7
 """Which stash, or which publication, goes wrong; all others are right."""
-
-
-@pytest.fixture(scope="module")
-def tokenizer() -> Tokenizer:
-    return Tokenizer.load(str(bundled_model_dir()))
 
 
 def forget_a_row(patch: pytest.MonkeyPatch, at: int = PLANTED_AT) -> None:
@@ -74,18 +70,18 @@ async def seen(engine: AsyncEngine, request: GenerateRequest) -> tuple[list[int]
 @pytest.mark.parametrize("overlap", [True, False])
 @pytest.mark.parametrize(("plant", "check"), PLANTS)
 async def test_count_fails_one_row_and_its_neighbours_go_on(
-    tokenizer: Tokenizer,
+    bundled_tokenizer: Tokenizer,
     plant: Callable[[pytest.MonkeyPatch], None],
     check: str,
     overlap: bool,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     plant(monkeypatch)
-    async with running(tokenizer, assert_mode="count", overlap=overlap) as engine:
+    async with running(bundled_tokenizer, assert_mode="count", overlap=overlap) as engine:
         prompts = [(5, 5), (6, 6), (7, 7)]
         asked = [ask(prompt, tokens=40) for prompt in prompts]
         answers = await asyncio.gather(*(seen(engine, request) for request in asked))
-        right = [expected_output(list(prompt), 40, tokenizer.vocab_size) for prompt in prompts]
+        right = [expected_output(list(prompt), 40, bundled_tokenizer.vocab_size) for prompt in prompts]
         failed = [place for place, (_, error) in enumerate(answers) if error is not None]
         assert len(failed) == 1 and isinstance(answers[failed[0]][1], RequestFailed)
         for place, ((ids, _), tokens) in enumerate(zip(answers, right, strict=True)):
@@ -98,20 +94,26 @@ async def test_count_fails_one_row_and_its_neighbours_go_on(
 
 @pytest.mark.parametrize(("plant", "check"), PLANTS)
 async def test_off_sees_nothing(
-    tokenizer: Tokenizer, plant: Callable[[pytest.MonkeyPatch], None], check: str, monkeypatch: pytest.MonkeyPatch
+    bundled_tokenizer: Tokenizer,
+    plant: Callable[[pytest.MonkeyPatch], None],
+    check: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     plant(monkeypatch)
-    async with running(tokenizer, assert_mode="off") as engine:
+    async with running(bundled_tokenizer, assert_mode="off") as engine:
         await read(engine, ask(tokens=40))
         assert not any(engine.stats.assert_failures.values())
 
 
 @pytest.mark.parametrize(("plant", "check"), PLANTS)
 async def test_trap_ends_the_engine_and_every_stream(
-    tokenizer: Tokenizer, plant: Callable[[pytest.MonkeyPatch], None], check: str, monkeypatch: pytest.MonkeyPatch
+    bundled_tokenizer: Tokenizer,
+    plant: Callable[[pytest.MonkeyPatch], None],
+    check: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     plant(monkeypatch)
-    async with running(tokenizer, assert_mode="trap") as engine:
+    async with running(bundled_tokenizer, assert_mode="trap") as engine:
         streams = [await engine.generate(ask((n + 1,), tokens=200)) for n in range(3)]
         for stream in streams:
             with pytest.raises(EngineDead):
@@ -161,13 +163,13 @@ async def change_an_owner(engine: AsyncEngine, request_id: str, patch: pytest.Mo
     ("plant", "check"), [(bend_a_payload, "relay_payload_shape"), (change_an_owner, "row_foreign_generation")]
 )
 async def test_a_host_check_is_counted_and_ends_the_engine(
-    tokenizer: Tokenizer,
+    bundled_tokenizer: Tokenizer,
     plant: Callable[[AsyncEngine, str, pytest.MonkeyPatch], Awaitable[None]],
     check: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setitem(invariants.FAILURES, check, 0)
-    async with running(tokenizer) as engine:
+    async with running(bundled_tokenizer) as engine:
         stream = await engine.generate(ask(tokens=1500))
         await plant(engine, stream.request_id, monkeypatch)
         with pytest.raises(EngineDead):

@@ -15,12 +15,12 @@ from core.memory.window.window_pool import TABLE
 from core.models.loader import load_model
 from core.relay.future_map import FutureMap
 from core.relay.payload import NEW_SEQ_LENS
-from tests.fakes.checkpoints import make_checkpoint
 from tests.happens_before.clocks import VectorClocks
 from tests.happens_before.harness import Ask, Scenario, play_lazily
 from tests.happens_before.lazy_ops import forget_memory
 from tests.happens_before.lazy_streams import LazyStreams
 from tests.happens_before.test_step_kinds import prompt
+from tests.support.checkpoints import make_checkpoint
 
 CPU = torch.device("cpu")
 

@@ -17,10 +17,10 @@ import torch
 
 from core.config import ModelConfig
 from core.models.loader import load_model
-from tests.fakes.checkpoints import make_checkpoint
 from tests.fakes.step_grammar import StepGrammar, follows
 from tests.happens_before.harness import VOCAB, Ask, Outcome, Scenario, play_lazily, play_plainly
 from tests.happens_before.hash_model import expected_tokens
+from tests.support.checkpoints import make_checkpoint
 
 SEEDS = range(2)
 SHARED = [11, 12, 13, 14, 15, 16, 17, 18, 19]

@@ -28,6 +28,7 @@ from tests.happens_before.hash_model import HashModel, expected_tokens
 from tests.happens_before.lazy_ops import forget_memory
 from tests.happens_before.lazy_streams import LazyStreams
 from tests.happens_before.test_step_kinds import PENALTIES, prompt
+from tests.support.engines import started
 
 LOOP, FORWARD_THREAD = "MainThread", "slipstream-forward"
 
@@ -47,11 +48,10 @@ async def recorded(
     for module, name, plain in untold:
         patch.setattr(module, name, plain)
     engine = assemble(config(), HashModel(VOCAB, CONTEXT), tokenizer(), streams)
-    await engine.start()
     try:
-        yield engine
+        async with started(engine):
+            yield engine
     finally:
-        await engine.stop()
         forget_memory()
 
 

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 import yaml
 
-ROOT = Path(__file__).resolve().parents[2]
+from tests.support.repository import ROOT
+
 CHART = ROOT / "helm" / "slipstream"
 CPU_VALUES = CHART / "values-cpu.yaml"
 RELEASE, NAMESPACE = "demo", "models"

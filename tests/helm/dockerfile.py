@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tests.helm.chart import ROOT
+from tests.support.repository import ROOT
 
 FILE = ROOT / "Dockerfile"
 

@@ -14,9 +14,10 @@ from pathlib import Path
 import pytest
 from packaging.specifiers import SpecifierSet
 
-from tests.helm.chart import ROOT, Helm4
+from tests.helm.chart import Helm4
 from tests.helm.dockerfile import FILE, Stage, ignored, stages
 from tests.helm.matrix import CPU
+from tests.support.repository import ROOT
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 STAGES = stages()

@@ -17,10 +17,11 @@ from helm import generate
 from service.access.tenant_file import MAX_WEIGHT, MIN_WEIGHT, TenantLimits, parse_tenants
 from service.config.server_config import ServerConfig
 from service.config.sources import settings_of, values_of
-from tests.helm.chart import CHART, ROOT, Helm4, Refused, merged
+from tests.helm.chart import CHART, Helm4, Refused, merged
 from tests.helm.matrix import ACCEPTED, EVERY_SETTING, SECURE
 from tests.helm.rules import config_of
 from tests.helm.schemas import VERSIONS
+from tests.support.repository import ROOT
 
 VALUES = yaml.safe_load(generate.VALUES.read_text())
 SCHEMA = json.loads(generate.SCHEMA.read_text())

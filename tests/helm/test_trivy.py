@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.helm.chart import ROOT, Helm4, Object
+from tests.helm.chart import Helm4, Object
 from tests.helm.matrix import ACCEPTED
 from tests.helm.tools import trivy
+from tests.support.repository import ROOT
 
 SKIPPED = ROOT / "helm" / "trivyignore.yaml"
 SCANNED = ("defaults", "cpu", "downloaded", "secure", "all at once")

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.helm.chart import ROOT
+from tests.support.repository import ROOT
 
 FOLDER = ROOT / "build" / "helm-tools"
 FETCH_SECONDS = 240

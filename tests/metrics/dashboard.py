@@ -10,7 +10,7 @@ from typing import Any
 
 import yaml
 
-from tests.tidy.source import ROOT
+from tests.support.repository import ROOT
 
 FILES = ROOT / "helm" / "slipstream" / "files"
 DASHBOARD, RULES = FILES / "dashboard.json", FILES / "rules.yaml"

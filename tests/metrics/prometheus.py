@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import socket
 import subprocess
 import time
 import urllib.error
@@ -14,6 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+
+from tests.support.ports import free_port
 
 PATIENCE = 30.0
 
@@ -28,9 +29,7 @@ class Prometheus:
         jobs = [{"job_name": "slipstream", "static_configs": [{"targets": [target]}]}]
         settings = {"global": scrape, "rule_files": ["rules.yaml"], "scrape_configs": jobs}
         (folder / "prometheus.yaml").write_text(yaml.safe_dump(settings))
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            address = f"127.0.0.1:{probe.getsockname()[1]}"
+        address = f"127.0.0.1:{free_port()}"
         self.url = f"http://{address}"
         self._log = (folder / "log").open("w")
         self.process = subprocess.Popen(

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.tidy.source import ROOT
+from tests.support.repository import ROOT
 
 RULES = ROOT / "helm" / "slipstream" / "files" / "rules.yaml"
 ALERTS = {rule["alert"]: rule for group in yaml.safe_load(RULES.read_text())["groups"] for rule in group["rules"]}

@@ -25,8 +25,9 @@ from service.tracing.endpoint import otlp_endpoint
 from service.tracing.trace_context import sampled_trace
 from tests.chaos.device import Faults
 from tests.chaos.process import ServerProcess
-from tests.fakes.real_server import emulated_engine, serve_checkpoint
+from tests.fakes.emulated_engine import emulated_engine
 from tests.metrics.collector import Collector, attributes
+from tests.support.servers import serve_checkpoint
 
 TRACE, PARENT = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 SAMPLED, UNSAMPLED = (("traceparent", f"00-{TRACE}-{PARENT}-{flags}") for flags in ("01", "00"))

@@ -22,7 +22,8 @@ from service.cli.cli import cli
 from service.client import SlipstreamClient
 from service.metrics.chrome_trace import EVENTS_PER_PIECE, chrome_trace, overlap, shared_seconds
 from service.metrics.trace import Refusal, TraceDoor
-from tests.fakes.real_server import emulated_engine, serve_checkpoint
+from tests.fakes.emulated_engine import emulated_engine
+from tests.support.servers import serve_checkpoint
 
 WORK = [phase for phase in PHASES if phase != PHASES[SUBMIT]]
 SECONDS = "0.4"

@@ -16,10 +16,10 @@ from service.metrics.trace import Refusal, TraceDoor
 from service.process.audit_log import QUIET_SECONDS
 from tests.security.test_audit import Lines
 from tests.security.test_audit import lines as lines
-from tests.service.conftest import Serve
 from tests.service.conftest import checkpoint as checkpoint
 from tests.service.conftest import config as config
 from tests.service.conftest import serve as serve
+from tests.support.servers import Serve
 
 NOBODY = 65534
 ASK = """

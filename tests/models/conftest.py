@@ -1,22 +1,31 @@
-"""One checkpoint of each kind for the whole session; a test that changes files makes its own."""
+"""Checkpoints that the tests of models load, and the tokenizer of the bundled one."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
+from transformers import AutoTokenizer
 
-from tests.fakes.checkpoints import make_checkpoint
+from core.models.bundled import bundled_model_dir
+from tests.support.checkpoints import make_checkpoint
 
 
 @pytest.fixture(scope="session")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """checkpoint(kind) -> directory, read-only."""
+def checkpoint(checkpoint_of: Callable[[str], Path]) -> Callable[[str], Path]:
+    """checkpoint(kind) -> directory, read-only; a test that changes files makes its own."""
+    return checkpoint_of
 
-    @cache
-    def make(kind: str) -> Path:
-        return make_checkpoint(kind, tmp_path_factory.mktemp(kind))
 
-    return make
+@pytest.fixture
+def shaped(tmp_path: Path) -> Callable[..., Path]:
+    """shaped(**config) -> directory: a Llama whose layers have those sizes."""
+    return lambda **shape: make_checkpoint("llama", tmp_path / "model", max_position_embeddings=512, **shape)
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Any:
+    """As `transformers` reads it from the bundled checkpoint."""
+    return AutoTokenizer.from_pretrained(bundled_model_dir(), local_files_only=True)

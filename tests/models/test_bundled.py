@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM
 
 from core.models.bundled import bundled_model_dir
 from core.models.bundled.corpus import (
@@ -42,11 +42,6 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
-
-
-@pytest.fixture(scope="module")
-def tokenizer() -> Any:
-    return AutoTokenizer.from_pretrained(bundled_model_dir(), local_files_only=True)
 
 
 @pytest.fixture(scope="module", params=["bfloat16", "float32"])

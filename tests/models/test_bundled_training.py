@@ -9,9 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoTokenizer
 
-from core.models.bundled import bundled_model_dir
 from core.models.bundled.evaluate import right_sums
 from core.models.bundled.packing import ANSWER_WEIGHTS, PROMPT_WEIGHT, ROW_TOKENS, UNUSED, Batch, Packer
 from core.models.bundled.story import ANIMALS, NAMES, story_prompt_and_text
@@ -25,11 +23,6 @@ from core.models.bundled.train import (
     build_optimizer,
     learning_rate,
 )
-
-
-@pytest.fixture(scope="module")
-def tokenizer() -> Any:
-    return AutoTokenizer.from_pretrained(bundled_model_dir(), local_files_only=True)
 
 
 @pytest.fixture(scope="module")

@@ -20,10 +20,10 @@ from core.models.encoder_decoder import model
 from core.models.encoder_decoder.cross_attention import CrossAttention
 from core.models.encoder_decoder.encoder_spec import EncoderSpec
 from core.models.encoder_decoder.model import EncoderDecoder
-from tests.fakes.checkpoints import EOS_ID, PAD_ID, VOCAB_SIZE
-from tests.fakes.encoder_decoders import ENCODER_DECODER_CONFIGS, LANGUAGE_ID, MAX_INPUT, make_encoder_decoder
 from tests.models.reference import load
 from tests.models.test_loader import edit_config, edit_weights, refusal
+from tests.support.checkpoints import EOS_ID, PAD_ID, VOCAB_SIZE
+from tests.support.encoder_decoders import ENCODER_DECODER_CONFIGS, LANGUAGE_ID, MAX_INPUT, make_encoder_decoder
 
 
 @pytest.mark.parametrize("kind", ENCODER_DECODER_CONFIGS)

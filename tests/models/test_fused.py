@@ -21,9 +21,9 @@ from core.models.hf import backend
 from core.models.loader import load_model
 from tests.attention.test_conformance import DEVICE, INTERPRETED
 from tests.attention.test_triton_compiles import compiled
-from tests.fakes.checkpoints import make_checkpoint
+from tests.support.checkpoints import make_checkpoint
+from tests.support.repository import ROOT
 
-ROOT = Path(__file__).parents[2]
 RUNS = INTERPRETED or DEVICE == "cuda"
 
 needs_triton = pytest.mark.skipif(find_spec("triton") is None, reason="triton is not installed (slipstream[cuda])")

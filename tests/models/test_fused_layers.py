@@ -18,7 +18,7 @@ from transformers import AutoModelForCausalLM
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
 from core.models.fused.layers import fuse_layers, unfuse_layers
-from tests.fakes.checkpoints import VOCAB_SIZE, make_checkpoint
+from tests.support.checkpoints import VOCAB_SIZE, make_checkpoint
 
 FUSED = "core.models.fused"
 CALLED: Counter[str] = Counter()

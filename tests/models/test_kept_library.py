@@ -8,7 +8,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -22,8 +21,9 @@ from core.models.native.extension import ExtensionUnavailable, is_built, library
 from core.models.native.family import UpgradingModel
 from core.models.native.kept_library import digest_path, is_whole, keep
 from tests.models.test_native import CPU, Make
+from tests.support.repository import ROOT
+from tests.support.until import eventually
 
-ROOT = Path(__file__).resolve().parents[2]
 PATIENCE = 120.0
 NOBODY = 65534
 RUN = (sys.executable, "-m", "core.models.native.extension")
@@ -165,7 +165,7 @@ def test_without_locks_the_last_one_stays(cache: Path, monkeypatch: pytest.Monke
 def test_compilers_end_with_the_server(cache: Path, number: signal.Signals) -> None:
     (cache.parents[1] / "slow").touch()
     with subprocess.Popen(RUN, cwd=ROOT) as server:
-        eventually(lambda: len(compilers(server.pid)) >= 3)
+        eventually(lambda: len(compilers(server.pid)) >= 3, PATIENCE)
         found = compilers(server.pid)
         server.send_signal(number)
     # The process that compiles, the compiler, and what that started.
@@ -188,13 +188,6 @@ def running(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:
         return False
-
-
-def eventually(condition: Callable[[], bool], seconds: float = PATIENCE) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "it did not happen"
-        time.sleep(0.02)
 
 
 @pytest.mark.parametrize("whose", ["group", "others", "another user", "the digest"])

@@ -16,8 +16,8 @@ from core.config import ModelConfig
 from core.errors import ModelLoadError
 from core.models.loader import check_checkpoint, load_model
 from core.models.registry import MODEL_FAMILIES, family_of, model_factory
-from tests.fakes.checkpoints import CONTEXT_LENGTH, make_checkpoint
 from tests.models.reference import CPU, load
+from tests.support.checkpoints import CONTEXT_LENGTH, make_checkpoint
 
 Make = Callable[[str], Path]
 VAST_BYTES = 1 << 31

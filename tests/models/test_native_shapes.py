@@ -13,7 +13,6 @@ from core.config import ModelConfig
 from core.models.loader import load_model
 from core.models.native.extension import ExtensionUnavailable, load_extension
 from core.models.native.family import UpgradingModel
-from tests.fakes.checkpoints import make_checkpoint
 from tests.fakes.paged_steps import Part
 from tests.models.reference import PackedRun, PlainModel
 
@@ -90,14 +89,9 @@ def logits(
     return [run.step(parts, num_extend).clone() for parts, num_extend in steps(rows)]
 
 
-@pytest.fixture
-def checkpoint(tmp_path: Path) -> Callable[..., Path]:
-    return lambda **shape: make_checkpoint("llama", tmp_path / "model", max_position_embeddings=512, **shape)
-
-
 @pytest.mark.parametrize("shape", SHAPES)
-def test_logits_equal_those_of_transformers_in_every_shape(checkpoint: Callable[..., Path], shape: str) -> None:
-    path = checkpoint(**SHAPES[shape])
+def test_logits_equal_those_of_transformers_in_every_shape(shaped: Callable[..., Path], shape: str) -> None:
+    path = shaped(**SHAPES[shape])
     plain, rows = PlainModel(path), sequences()
     expected = {row: plain.logits(ids) for row, ids in rows.items()}
     for got, (parts, _) in zip(logits(path, 2), steps(rows), strict=True):
@@ -105,9 +99,9 @@ def test_logits_equal_those_of_transformers_in_every_shape(checkpoint: Callable[
         torch.testing.assert_close(got, want, atol=1e-4, rtol=0)
 
 
-def test_bfloat16_tiles_and_single_rows_agree_with_transformers(checkpoint: Callable[..., Path]) -> None:
+def test_bfloat16_tiles_and_single_rows_agree_with_transformers(shaped: Callable[..., Path]) -> None:
     """Many rows go through tiles and few through vectors where the processor has both."""
-    path = checkpoint(**SHAPES["five quarters of a panel to a head"])
+    path = shaped(**SHAPES["five quarters of a panel to a head"])
     plain, rows = PlainModel(path, torch.bfloat16), sequences()
     expected = {row: plain.logits(ids) for row, ids in rows.items()}
     scale = max(float(found.abs().max()) for found in expected.values())
@@ -119,10 +113,10 @@ def test_bfloat16_tiles_and_single_rows_agree_with_transformers(checkpoint: Call
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize(("dtype", "tolerance"), INT8_TOLERANCE)
 def test_int8_weights_give_what_transformers_makes_of_them(
-    checkpoint: Callable[..., Path], shape: str, dtype: str, tolerance: float
+    shaped: Callable[..., Path], shape: str, dtype: str, tolerance: float
 ) -> None:
     """One row, few and many are three ways through the products, and no shape fills its last panel."""
-    path = checkpoint(**SHAPES[shape])
+    path = shaped(**SHAPES[shape])
     plain = logits(path, 1, dtype, "int8", native="off")
     scale = max(float(found.abs().max()) for found in plain)
     for got, want in zip(logits(path, 2, dtype, "int8"), plain, strict=True):
@@ -130,9 +124,9 @@ def test_int8_weights_give_what_transformers_makes_of_them(
 
 
 @pytest.mark.parametrize("quantization", ["none", "int8"])
-def test_panels_are_read_to_their_end(checkpoint: Callable[..., Path], quantization: str) -> None:
+def test_panels_are_read_to_their_end(shaped: Callable[..., Path], quantization: str) -> None:
     """A layer of more inputs than are taken, or widened, at a time."""
-    path = checkpoint(hidden_size=64, intermediate_size=4500, num_hidden_layers=1)
+    path = shaped(hidden_size=64, intermediate_size=4500, num_hidden_layers=1)
     for dtype, tolerance in INT8_TOLERANCE:
         plain = logits(path, 1, dtype, quantization, native="off")
         scale = max(float(found.abs().max()) for found in plain)
@@ -142,9 +136,9 @@ def test_panels_are_read_to_their_end(checkpoint: Callable[..., Path], quantizat
 
 @pytest.mark.parametrize("quantization", ["none", "int8"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_threads_do_not_change_a_bit(checkpoint: Callable[..., Path], dtype: str, quantization: str) -> None:
+def test_threads_do_not_change_a_bit(shaped: Callable[..., Path], dtype: str, quantization: str) -> None:
     """More threads than cores, so that they are taken off their cores within a phase, and again and again."""
-    path = checkpoint()
+    path = shaped()
     alone = logits(path, 1, dtype, quantization)
     for _ in range(5):
         for one, other in zip(alone, logits(path, 5, dtype, quantization), strict=True):

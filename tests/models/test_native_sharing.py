@@ -13,7 +13,6 @@ from core.config import ModelConfig
 from core.models.loader import load_model
 from core.models.native.extension import ExtensionUnavailable, load_extension
 from core.models.native.family import UpgradingModel
-from tests.fakes.checkpoints import make_checkpoint
 from tests.fakes.paged_steps import Part
 from tests.models.reference import CPU, PackedRun, PlainModel
 
@@ -34,11 +33,6 @@ def _compiler() -> None:
         load_extension()
     except ExtensionUnavailable as reason:
         pytest.skip(str(reason))
-
-
-@pytest.fixture
-def checkpoint(tmp_path: Path) -> Callable[..., Path]:
-    return lambda **shape: make_checkpoint("llama", tmp_path / "model", max_position_embeddings=512, **shape)
 
 
 def sequences(seed: int) -> dict[int, list[int]]:
@@ -94,8 +88,8 @@ def load(path: Path, dtype: str) -> UpgradingModel:
 
 
 @pytest.mark.parametrize("shape", GROUPS)
-def test_shared_prefixes_give_what_transformers_gives(checkpoint: Callable[..., Path], shape: str, seed: int) -> None:
-    path, rows = checkpoint(**GROUPS[shape]), sequences(seed)
+def test_shared_prefixes_give_what_transformers_gives(shaped: Callable[..., Path], shape: str, seed: int) -> None:
+    path, rows = shaped(**GROUPS[shape]), sequences(seed)
     plain = PlainModel(path)
     expected = {row: plain.logits(ids) for row, ids in rows.items()}
     run = SharedRun(load(path, "float32"), rows)
@@ -106,10 +100,10 @@ def test_shared_prefixes_give_what_transformers_gives(checkpoint: Callable[..., 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [("float32", 0.0), ("bfloat16", 0.05)])
 def test_company_behind_a_prefix_changes_nothing(
-    checkpoint: Callable[..., Path], dtype: str, tolerance: float, seed: int
+    shaped: Callable[..., Path], dtype: str, tolerance: float, seed: int
 ) -> None:
     """In float32 not a bit: the sums are taken in the same order."""
-    path, rows = checkpoint(**GROUPS["four heads to a KV head"]), sequences(seed)
+    path, rows = shaped(**GROUPS["four heads to a KV head"]), sequences(seed)
     run = SharedRun(load(path, dtype), rows)
     *before, (everyone, _), _ = steps(rows)
     for parts, num_extend in before:
@@ -120,11 +114,9 @@ def test_company_behind_a_prefix_changes_nothing(
 
 
 @pytest.mark.parametrize("parting", [BRANCH, BRANCH + 12], ids=["between panels", "within a panel"])
-def test_a_copy_of_a_prefix_is_not_taken_for_the_prefix(
-    checkpoint: Callable[..., Path], parting: int, seed: int
-) -> None:
+def test_a_copy_of_a_prefix_is_not_taken_for_the_prefix(shaped: Callable[..., Path], parting: int, seed: int) -> None:
     """Slots decide, not tokens: behind equal first slots come others, of which one request must not see the other's."""
-    path, rows = checkpoint(**GROUPS["one head"]), sequences(seed)
+    path, rows = shaped(**GROUPS["one head"]), sequences(seed)
     rows = {1: rows[1], 2: rows[2]}
     model = load(path, "float32")
     run = PackedRun(model, rows, max_len=FIRST + 20)

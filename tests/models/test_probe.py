@@ -10,8 +10,8 @@ from transformers import masking_utils
 
 from core.attention.span import AttentionSpan
 from core.models.hf.probe import ModelProbe, Rule, Unsupported, agrees
-from tests.fakes.checkpoints import make_checkpoint
 from tests.models.reference import load
+from tests.support.checkpoints import make_checkpoint
 
 CPU = torch.device("cpu")
 REACH = 40_000

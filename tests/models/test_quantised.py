@@ -13,12 +13,19 @@ from safetensors.torch import load_file
 from core.config import ModelConfig
 from core.models.loader import check_checkpoint, load_model
 from core.models.quantized.registry import quant_method
-from tests.fakes.checkpoints import VOCAB_SIZE, make_checkpoint
 from tests.fakes.paged_steps import Part
-from tests.fakes.quantised import COMPRESSED, TORCHAO, make_compressed, make_quantised, make_torchao, make_torchao_from
 from tests.models.lora.peft_oracle import PeftOracle, make_adapter
 from tests.models.lora.test_adapters import Mixed, SlotWrite
 from tests.models.reference import CPU, PackedRun, PlainModel
+from tests.support.checkpoints import VOCAB_SIZE, make_checkpoint
+from tests.support.quantised import (
+    COMPRESSED,
+    TORCHAO,
+    make_compressed,
+    make_quantised,
+    make_torchao,
+    make_torchao_from,
+)
 
 pytest.importorskip("compressed_tensors", reason="needs the extra: pip install slipstream[quantization]")
 pytest.importorskip("torchao", reason="needs the extra: pip install slipstream[quantization]")

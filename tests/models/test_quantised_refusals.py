@@ -15,10 +15,10 @@ from core.config import ModelConfig
 from core.errors import ModelLoadError
 from core.models.loader import check_checkpoint, load_model
 from core.models.quantized import at_load, registry
-from tests.fakes.checkpoints import make_checkpoint
-from tests.fakes.encoder_decoders import make_encoder_decoder
-from tests.fakes.quantised import COMPRESSED, make_compressed, make_torchao, make_torchao_from
 from tests.models.reference import CPU
+from tests.support.checkpoints import make_checkpoint
+from tests.support.encoder_decoders import make_encoder_decoder
+from tests.support.quantised import COMPRESSED, make_compressed, make_torchao, make_torchao_from
 
 Settings = dict[str, Any]
 

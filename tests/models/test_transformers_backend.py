@@ -11,7 +11,9 @@ import torch
 
 from core.errors import ModelLoadError
 from core.models.hf.mla import LatentHeads
-from tests.fakes.checkpoints import (
+from tests.fakes.paged_steps import Part
+from tests.models.reference import PackedRun, PlainModel, load
+from tests.support.checkpoints import (
     BOS_ID,
     CONFIGS,
     CONTEXT_LENGTH,
@@ -20,8 +22,6 @@ from tests.fakes.checkpoints import (
     VOCAB_SIZE,
     make_checkpoint,
 )
-from tests.fakes.paged_steps import Part
-from tests.models.reference import PackedRun, PlainModel, load
 
 LENGTHS = {1: 44, 2: 30, 3: 12, 4: 3}
 

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
-from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
+from tests.support.repository import ROOT
+
 PRODUCT = ("core", "service")
 GENERATED = "service/pb/slipstream/"
 NATIVE = {".cpp", ".h", ".js"}

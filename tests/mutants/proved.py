@@ -18,8 +18,8 @@ from dataclasses import astuple, replace
 from pathlib import Path
 
 from tests.mutants.mutant import Mutant
+from tests.support.repository import ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
 LEDGER = Path(__file__).with_name("proved.txt")
 
 

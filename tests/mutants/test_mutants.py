@@ -9,7 +9,8 @@ import pytest
 
 from tests.mutants.catalogue import MUTANTS, SAMPLE
 from tests.mutants.mutant import Verdict
-from tests.mutants.workshop import ROOT, Workshop
+from tests.mutants.workshop import Workshop
+from tests.support.repository import ROOT
 
 
 @pytest.fixture(scope="module")

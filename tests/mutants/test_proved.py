@@ -12,7 +12,8 @@ import pytest
 from tests.mutants import proved
 from tests.mutants.catalogue import MUTANTS
 from tests.mutants.mutant import Mutant
-from tests.mutants.proved import LEDGER, ROOT, Ledger, due, ledger_of
+from tests.mutants.proved import LEDGER, Ledger, due, ledger_of
+from tests.support.repository import ROOT
 
 
 def mutant(name: str, after: str = "b") -> Mutant:

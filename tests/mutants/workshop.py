@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.mutants.mutant import Mutant, Verdict
+from tests.support.repository import ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
 COPIED = ("core", "service", "docs", "tests", "protos", "pyproject.toml")
 CACHE = "build/cache"
 WARM = ("numpy", "torch", "hypothesis", "grpc", "grpc_status.rpc_status", "grpc_health.v1.health", "tokenizers")

@@ -14,10 +14,12 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import IO, Any
+
+from tests.support.within import within
 
 PROGRAMS = ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome")
 INSTALL = "no Chromium here: apt-get install chromium-headless-shell"
@@ -142,7 +144,10 @@ class Tab:
 
     async def until(self, expression: str) -> Any:
         """Wait until the expression is true; its value."""
-        return await settled(lambda: self.run(expression), expression)
+        async with within(PATIENCE, expression):
+            while not (seen := await self.run(expression)):
+                await asyncio.sleep(0.05)
+            return seen
 
     async def shoot(self, file: Path) -> None:
         """A picture of the whole page, as PNG."""
@@ -163,17 +168,6 @@ class Tab:
             self.complaints.append(json.dumps(told["args"]))
         elif method == "Log.entryAdded" and told["entry"]["level"] in ("error", "warning"):
             self.complaints.append(f"{told['entry']['text']} {told['entry'].get('url', '')}")
-
-
-async def settled(look: Callable[[], Awaitable[Any]], what: str) -> Any:
-    """Look until there is something true to see; that."""
-    try:
-        async with asyncio.timeout(PATIENCE):
-            while not (seen := await look()):
-                await asyncio.sleep(0.05)
-            return seen
-    except TimeoutError:
-        raise AssertionError(f"never became true: {what}") from None
 
 
 @asynccontextmanager

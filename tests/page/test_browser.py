@@ -16,7 +16,8 @@ from service.client import SlipstreamClient
 from service.page import feed
 from tests.page.browser import INSTALL, Tab, browser, program
 from tests.page.pixels import colour, contrast, misdrawn, picture, shown_event
-from tests.page.watching import Serving, serve_bundled, serve_emulated, until, watched
+from tests.page.watching import Serving, serve_bundled, serve_emulated, watched
+from tests.support.until import until
 
 pytestmark = pytest.mark.skipif(program() is None, reason=INSTALL)
 

@@ -13,8 +13,10 @@ from service.metrics import http
 from service.page import feed
 from service.page.door import FULL, OFF
 from service.server.server import Server
-from tests.fakes.within import within
-from tests.page.watching import PATIENCE, asked, serve_emulated, until, watched
+from tests.page.watching import PATIENCE, asked, serve_emulated, watched
+from tests.support.servers import listening
+from tests.support.until import until
+from tests.support.within import within
 
 PARTS = {"/ui": "text/html", "/ui/page.css": "text/css", "/ui/page.js": "text/javascript"}
 
@@ -119,10 +121,8 @@ async def test_closing_ends_the_events_and_recording_ends_with_the_last_watcher(
 
 async def test_a_server_that_loads_shows_a_page_already() -> None:
     server = Server(ServerConfig.of(port=0, metrics_port=0, model=str(bundled_model_dir()), ui=True), lambda *_: None)  # type: ignore[arg-type,return-value]
-    await server.listen()
-    try:
+    async with listening(server):
         async with watched(server.metrics_port) as reading:
             event = await reading.event()
-        assert event and event["state"] == "starting" and event["pools"] == [] and event["timeline"]["span"] == 0
-    finally:
         await asyncio.wait_for(server.close(grace=0), 10)
+    assert event and event["state"] == "starting" and event["pools"] == [] and event["timeline"]["span"] == 0

@@ -21,7 +21,9 @@ from service.config.server_config import ServerConfig
 from service.frontends.group import FrontEndGroup
 from service.page import feed, streams
 from service.page.timeline import SCHEDULER_SLICES, SECONDS, STEPS, timeline
-from tests.page.watching import PATIENCE, STEP_SECONDS, asked, serve_emulated, timed_engine, until, watched
+from tests.page.watching import PATIENCE, STEP_SECONDS, asked, serve_emulated, timed_engine, watched
+from tests.support.servers import loaded
+from tests.support.until import until
 
 TOKEN = "a" * 20
 
@@ -168,11 +170,9 @@ async def test_front_ends_leave_the_page_to_the_engines_process(
     settings: dict[str, Any] = {"port": 0, "metrics_port": 0, "drain_linger": 0.0, "frontends": 1, "ui": True}
     settings["auth_token_file"] = str(tmp_path / "tokens")
     engine = timed_engine()
-    server = FrontEndGroup(ServerConfig.of(model=str(bundled_model_dir()), **settings), lambda *_: engine)
-    with caplog.at_level("INFO", "service.metrics"):
-        await server.listen()
-    try:
-        await server.load()
+    caplog.set_level("INFO", "service.metrics")
+    config = ServerConfig.of(model=str(bundled_model_dir()), **settings)
+    async with loaded(FrontEndGroup(config, lambda *_: engine)) as server:
         assert f"http://127.0.0.1:{server.metrics_port}/ui" in caplog.text, "told where it is"
         target = f"127.0.0.1:{server.port}"
         async with watched(server.metrics_port) as reading, SlipstreamClient(target, token=TOKEN) as client:
@@ -182,5 +182,3 @@ async def test_front_ends_leave_the_page_to_the_engines_process(
             assert event and event["streams"]["rows"][0][0] == "far" and "alice" not in json.dumps(event)
             asking.cancel()
             await asyncio.gather(asking, return_exceptions=True)
-    finally:
-        await server.close(grace=0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
@@ -15,8 +15,10 @@ from core.models.bundled import bundled_model_dir
 from core.text.tokenizer import Tokenizer
 from service.client import SlipstreamClient
 from service.server.server import Server
-from tests.fakes.real_server import emulated_engine, serve_checkpoint
-from tests.fakes.within import within
+from tests.fakes.emulated_engine import emulated_engine
+from tests.support.servers import serve_checkpoint
+from tests.support.until import until
+from tests.support.within import within
 
 PATIENCE = 20.0
 STEP_SECONDS = 0.004
@@ -164,10 +166,3 @@ class Serving:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-
-
-async def until(condition: Callable[[], Any]) -> None:
-    """Wait until the condition holds; fails past PATIENCE."""
-    async with within(PATIENCE, "the condition holds"):
-        while not condition():
-            await asyncio.sleep(0.005)

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.fakes.checkpoints import make_checkpoint
 from tests.service import conftest as scripted
+from tests.support.checkpoints import make_checkpoint
 
 # `serve(engine, **config)` as in the tests of the service.
 checkpoint = scripted.checkpoint

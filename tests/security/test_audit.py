@@ -21,7 +21,7 @@ from service.metrics.rpc import RpcMetrics
 from service.process import audit_log
 from service.process.audit_log import MOST_KEYS, MOST_LINES, QUIET_SECONDS, Floods
 from service.rpc.interceptors import Context
-from tests.service.conftest import Serve
+from tests.support.servers import Serve
 
 ALICE, BOB, WRONG = "alice-0123456789abcdef", "bobby-0123456789abcdef", "wrong-0123456789abcdef"
 LOAD = "/slipstream.v1.AdapterService/LoadAdapter"

@@ -23,11 +23,11 @@ from service.client import CallFailed, SlipstreamClient
 from service.config.server_config import ServerConfig
 from service.server.server import Server
 from tests.fakes.fake_engine import FakeEngine, count_up, held
-from tests.fakes.within import within
 from tests.scorecard import Scorecard
 from tests.security import methods, replies
 from tests.security.conftest import LogLines
-from tests.service.conftest import Serve
+from tests.support.servers import Serve, loaded
+from tests.support.within import within
 
 GOOD = "alpha-0123456789abcdef"
 OTHER = "omega-fedcba9876543210"
@@ -72,10 +72,8 @@ async def test_every_registered_method_is_refused_without_a_token(
 ) -> None:
     with methods.registered() as found:
         server = Server(config(auth_token_file=str(tokens), reflection=True), lambda *_: FakeEngine())
-    await server.listen()
-    await server.load()
     opened: dict[str, dict[str, str]] = {}
-    async with grpc.aio.insecure_channel(f"127.0.0.1:{server.port}") as channel:
+    async with loaded(server), grpc.aio.insecure_channel(f"127.0.0.1:{server.port}") as channel:
         for kind, metadata in REFUSED.items():
             codes = {name: await methods.code_of(channel, name, each, b"", metadata) for name, each in found.items()}
             opened[kind] = {n: code.name for n, code in codes.items() if code is not grpc.StatusCode.UNAUTHENTICATED}
@@ -85,7 +83,6 @@ async def test_every_registered_method_is_refused_without_a_token(
                 assert code is not grpc.StatusCode.UNAUTHENTICATED, name
         with pytest.raises(grpc.aio.AioRpcError) as unknown:
             await channel.unary_unary("/slipstream.v1.InferenceService/Nothing")(b"")
-    await server.close(grace=0)
     own = {name for name in found if not name.startswith(("/sglang.", "/vllm."))}
     # The dialects of the gateway are there where its messages are installed.
     assert (len(own), len(found) - len(own)) in ((9 + 3 + 3 + 1, 0), (9 + 3 + 3 + 1, 10 + 10)), sorted(found)

@@ -18,7 +18,7 @@ from service.config.server_config import ServerConfig
 from tests.fakes.granted import granted
 from tests.security.certificates import Authority, Pair, needs_openssl
 from tests.security.test_tls import client, install, serial
-from tests.service.conftest import Serve, Serving
+from tests.support.servers import Serve, Serving
 
 pytestmark = needs_openssl
 

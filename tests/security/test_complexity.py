@@ -16,9 +16,9 @@ from core.text.stop import StopMatcher
 from core.text.tokenizer import Tokenizer
 from core.types.io import ChatMessage
 from service.client import CallFailed
-from tests.fakes.real_server import serve_checkpoint
 from tests.scorecard import Scorecard
 from tests.security.neighbour import beside
+from tests.support.servers import serve_checkpoint
 
 RATIO = 3.0
 """Per doubling, on average over `DOUBLINGS`: linear work has 2 and quadratic work 4."""

@@ -15,9 +15,10 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from service.server.connections import IDLE_SECONDS, Connection, Connections, _end, _is_open, victims
 from tests.chaos.process import PATIENCE, ServerProcess
-from tests.fakes.kept_server import GREEDY
 from tests.security.serve_few_files import FILES
 from tests.service.raw_http2 import PREFACE, SETTINGS, frame
+from tests.support.kept_server import GREEDY
+from tests.support.ports import free_port
 
 IDLE = 200
 MANY = 64
@@ -96,17 +97,11 @@ def test_ends_are_named_as_the_system_names_them(peer: str, end: tuple[str, int]
 
 @pytest.fixture
 def server() -> Iterator[ServerProcess]:
-    process = ServerProcess(program="tests.security.serve_few_files", health_port=_free_port())
+    process = ServerProcess(program="tests.security.serve_few_files", health_port=free_port())
     try:
         yield process.wait_ready()
     finally:
         process.close()
-
-
-def _free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
 
 
 async def _health(target: str) -> str:

@@ -14,12 +14,13 @@ import grpc.aio
 from service.client import SlipstreamClient
 from service.pb.slipstream.v1 import inference_pb2 as pb
 from service.server.server import Server
-from tests.fakes.real_server import serve_checkpoint
 from tests.scorecard import Scorecard
 from tests.security import replies
 from tests.security.conftest import LogLines
 from tests.security.neighbour import ASKED, PROMPT
 from tests.security.wire import Fuzzer
+from tests.support.servers import serve_checkpoint
+from tests.support.until import until
 
 REQUESTS = 10_000
 AT_ONCE = 32
@@ -91,6 +92,4 @@ async def code_of(channel: grpc.aio.Channel, path: str, streams: bool, raw: byte
 
 async def all_given_back(server: Server) -> None:
     """Rows and pages of everything that was cancelled on the way."""
-    async with asyncio.timeout(10):
-        while any(pool.used for pool in server.engine.stats.pools) or server.engine.live_requests:
-            await asyncio.sleep(0.02)
+    await until(lambda: not any(pool.used for pool in server.engine.stats.pools) and not server.engine.live_requests)

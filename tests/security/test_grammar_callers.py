@@ -13,9 +13,8 @@ from core.engine.grammar.compile_queue import CompileJob, CompileQueue
 from core.errors import ConfigError
 from service.client import CallFailed, SlipstreamClient
 from service.config.server_config import ServerConfig
-from tests.fakes.checkpoints import make_checkpoint
-from tests.fakes.real_server import serve_checkpoint
-from tests.service.conftest import Serve
+from tests.support.checkpoints import make_checkpoint
+from tests.support.servers import Serve, serve_checkpoint
 
 ALICE, BOB, NAMELESS = "alice-0123456789abcdef", "bobby-0123456789abcdef", "nameless-0123456789abcdef"
 GRAMMAR = {"ebnf": 'root ::= "a"'}

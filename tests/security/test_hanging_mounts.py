@@ -18,7 +18,8 @@ from service.access.token_file import token_file
 from service.client import SlipstreamClient
 from tests.fakes.fake_engine import FakeEngine
 from tests.security.conftest import LogLines
-from tests.service.conftest import Serving
+from tests.support.servers import Serving
+from tests.support.until import eventually
 
 TOKEN = "0123456789abcdefghijklmnopqrstuv"
 PATIENCE = 30.0
@@ -147,12 +148,3 @@ async def test_calls_go_on_while_the_mount_of_the_tokens_hangs(tmp_path: Path, m
             for _ in range(20):
                 await asyncio.gather(*(client.complete("hello", max_tokens=4) for _ in range(10)))
         assert mount.asked == ["slipstream-look"], "the calls asked for the file, and one thread hangs"
-
-
-def eventually(condition: Callable[[], bool]) -> None:
-    end = threading.Event()
-    for _ in range(3000):
-        if condition():
-            return
-        end.wait(0.01)
-    raise AssertionError("it did not happen")

@@ -22,7 +22,7 @@ from service.server.server import Server
 from tests.fakes.fake_engine import FakeEngine
 from tests.fakes.granted import granted
 from tests.security import methods
-from tests.service.conftest import Serve
+from tests.support.servers import Serve
 
 ALICE, BOB, NAMELESS = "alice-0123456789abcdef", "bobby-0123456789abcdef", "nameless-0123456789abcdef"
 

@@ -15,9 +15,9 @@ from service.access.token_file import TokenBook, token_file
 from service.client import CallFailed, SlipstreamClient
 from tests.fakes.fake_engine import FakeEngine, held
 from tests.fakes.granted import granted
-from tests.fakes.within import within
 from tests.security.conftest import LogLines
-from tests.service.conftest import Serve
+from tests.support.servers import Serve
+from tests.support.within import within
 
 ALICE, BOB, CAROL = ("alice-0123456789abcdef", "bobby-0123456789abcdef", "carol-0123456789abcdef")
 BOTH = f"alice:{ALICE}\nbob:{BOB}\n"

@@ -12,11 +12,11 @@ from service.access.token_file import Caller, TokenBook
 from service.client import CallFailed, SlipstreamClient
 from tests.fakes.fake_engine import FakeEngine, held
 from tests.security.test_authentication import GOOD, OTHER, tokens
-from tests.service.conftest import Serve
+from tests.support.servers import Serve
+from tests.support.until import PATIENCE
 
 __all__ = ["tokens"]
 
-PATIENCE = 10.0
 RECHECK = 0.05
 
 

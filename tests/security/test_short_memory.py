@@ -23,8 +23,9 @@ from service.limits.memory_gate import LOOK_SECONDS, STILL_ANSWERED, TRIM_SECOND
 from service.pb.slipstream.v1 import inference_pb2 as pb
 from tests.chaos.process import PATIENCE, ServerProcess
 from tests.fakes.hand_clock import by_hand
-from tests.fakes.kept_server import GREEDY, KeptServer, Seen, kept_server
 from tests.security.half_sender import HalfSender
+from tests.support.kept_server import GREEDY, Seen, kept_server
+from tests.support.until import until
 from tests.system.test_attach import begun, rest
 
 SERVICE = "slipstream.v1.InferenceService"
@@ -51,12 +52,6 @@ def used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     return write
 
 
-async def until(server: KeptServer, short: bool) -> None:
-    async with asyncio.timeout(PATIENCE):
-        while server.server._memory.short is not short:
-            await asyncio.sleep(0.01)
-
-
 async def refusal(client: SlipstreamClient) -> CallFailed:
     with pytest.raises(CallFailed) as refused:
         await client.complete([3], max_tokens=2, **GREEDY)
@@ -68,7 +63,7 @@ async def test_new_work_is_refused_and_the_rest_goes_on(used: Any) -> None:
         running, kept = client.generate([3], max_tokens=1500, **GREEDY), await begun(client, "kept", 100)
         await anext(running)
         used(901)
-        await until(server, True)
+        await until(lambda: server.server._memory.short)
         failed = await refusal(client)
         assert (failed.code.name, failed.reason) == ("RESOURCE_EXHAUSTED", "MEMORY") and failed.retry_after
         with pytest.raises(CallFailed, match="memory"):
@@ -89,7 +84,7 @@ async def test_new_work_is_refused_and_the_rest_goes_on(used: Any) -> None:
         assert server.sample("slipstream_calls_turned_away_total", kind="text", reason="MEMORY") >= 1
         assert server.sample("slipstream_memory_used_ratio") == pytest.approx(0.901)
         used(900)
-        await until(server, False)
+        await until(lambda: not server.server._memory.short)
         await client.complete([3], max_tokens=2, **GREEDY)
 
 
@@ -97,7 +92,7 @@ async def test_a_refused_call_is_not_read(used: Any) -> None:
     """Its message never ends, and it ends all the same."""
     async with kept_server() as server:
         used(950)
-        await until(server, True)
+        await until(lambda: server.server._memory.short)
         sender = await HalfSender.connect(server.port, "127.0.0.9")
         for _ in range(64):
             sender.begin(f"/{SERVICE}/Tokenize", 4 * MIB)
@@ -111,7 +106,7 @@ async def test_methods_that_take_memory_are_not_among_those_still_answered(used:
     """Refused unless named; what is named exists."""
     async with kept_server() as server, server.client() as client:
         used(950)
-        await until(server, True)
+        await until(lambda: server.server._memory.short)
         for method in pb.DESCRIPTOR.services_by_name["InferenceService"].methods:
             call: Any = client.channel.unary_stream(f"/{SERVICE}/{method.name}")(b"")
             with suppress(grpc.aio.AioRpcError):

@@ -16,8 +16,8 @@ import pytest
 
 from service.client import CallFailed, SlipstreamClient
 from tests.scorecard import Scorecard
+from tests.support.repository import ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
 READY = re.compile(r"serving \S+ on (\S+):(\d+), metrics on http://(\S+):(\d+)/metrics")
 LISTEN, ESTABLISHED = 0x0A, 0x01
 TOKEN = "a-token-of-this-test"

@@ -12,9 +12,8 @@ import pytest
 from service.client import CallFailed
 from service.client.adapters import AdapterClient
 from tests.fakes.granted import granted
-from tests.fakes.real_server import serve_checkpoint
 from tests.security.conftest import LogLines
-from tests.service.conftest import Serve
+from tests.support.servers import Serve, serve_checkpoint
 
 pb: Any = pytest.importorskip("smg_grpc_proto.generated.common_pb2", reason="pip install 'slipstream[gateway]'")
 

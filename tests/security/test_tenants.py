@@ -17,9 +17,8 @@ from core.prefix.base import PrefixCache
 from core.prefix.radix import RadixCache
 from service.client import CallFailed, Chunk, SlipstreamClient
 from tests.fakes.fake_engine import FakeEngine, held
-from tests.fakes.real_server import serve_checkpoint
 from tests.scorecard import Scorecard
-from tests.service.conftest import Serve
+from tests.support.servers import Serve, serve_checkpoint
 
 PROMPT = "pack my box with five dozen liquor jugs and the jugs with the liquor. " * 3
 GREEDY: dict[str, Any] = {"max_tokens": 24, "temperature": 0.0, "ignore_eos": True}

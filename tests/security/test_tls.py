@@ -23,7 +23,7 @@ from tests.fakes.fake_engine import FakeEngine, held
 from tests.scorecard import Scorecard
 from tests.security.certificates import Authority, Pair, needs_openssl
 from tests.security.conftest import LogLines
-from tests.service.conftest import Serve, Serving
+from tests.support.servers import Serve, Serving
 
 pytestmark = needs_openssl
 

@@ -12,11 +12,11 @@ import pytest
 
 from service.client import CallFailed, SlipstreamClient
 from service.pb.slipstream.v1 import inference_pb2 as pb
-from tests.fakes.checkpoints import BOS_ID, EOS_ID, PAD_ID, VOCAB_SIZE, make_checkpoint
-from tests.fakes.real_server import serve_checkpoint
 from tests.scorecard import Scorecard
 from tests.security import replies
 from tests.security.neighbour import beside
+from tests.support.checkpoints import BOS_ID, EOS_ID, PAD_ID, VOCAB_SIZE, make_checkpoint
+from tests.support.servers import serve_checkpoint
 
 PADDED = 384
 """Rows of an embedding that is larger than its vocabulary, as many are."""

@@ -15,11 +15,11 @@ import pytest_asyncio
 
 from service.client import CallFailed, SlipstreamClient
 from service.pb.slipstream.v1 import inference_pb2 as pb
-from tests.fakes.real_server import serve_checkpoint
 from tests.scorecard import Scorecard
 from tests.security import replies
 from tests.security.edges import Edge, all_edges
 from tests.security.neighbour import beside
+from tests.support.servers import serve_checkpoint
 
 shared_loop = pytest.mark.asyncio(loop_scope="module")
 

@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
-import json
-import struct
-import urllib.request
 from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from dataclasses import dataclass
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,67 +13,8 @@ from service.client import SlipstreamClient
 from service.config.server_config import ServerConfig
 from service.server.server import Server
 from tests.fakes.fake_engine import FakeEngine
-from tests.fakes.within import within
-
-ONCE = (("grpc.enable_retries", 0),)
-"""Options of a client that shows the first refusal, whatever the published policy would do about it."""
-
-PATIENCE = 10.0
-"""Seconds after which an awaited event counts as missing; nothing here takes a tenth of it."""
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    """Let the loop run until `condition` holds, which must not need anything but the loop; fails past PATIENCE."""
-    async with within(PATIENCE, "the condition holds"):
-        while not condition():
-            await asyncio.sleep(0)
-
-
-@dataclass
-class Serving:
-    """A running server, the engine behind it and a client in front of it."""
-
-    server: Server
-    engine: FakeEngine
-    client: SlipstreamClient
-
-    @property
-    def target(self) -> str:
-        return f"127.0.0.1:{self.server.port}"
-
-    @property
-    def stub(self) -> Any:
-        return self.client.stub
-
-    async def metrics(self) -> str:
-        """The text of /metrics."""
-        address = f"http://127.0.0.1:{self.server.metrics_port}/metrics"
-
-        def scrape() -> str:
-            with urllib.request.urlopen(address, timeout=PATIENCE) as response:
-                return str(response.read().decode())
-
-        return await asyncio.to_thread(scrape)
-
-    async def metric(self, series: str) -> float:
-        """The value of one series, spelled as in the text format; 0 if it is absent."""
-        for line in (await self.metrics()).splitlines():
-            name, _, value = line.rpartition(" ")
-            if name == series:
-                return float(value)
-        return 0.0
-
-
-Serve = Callable[..., AbstractAsyncContextManager[Serving]]
-
-
-def write_checkpoint(folder: Path) -> Path:
-    """The least that passes for a checkpoint before it is opened: a config and one empty safetensors file."""
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "config.json").write_text("{}")
-    header = json.dumps({"a": {"dtype": "U8", "shape": [4], "data_offsets": [0, 4]}}).encode()
-    (folder / "model.safetensors").write_bytes(struct.pack("<Q", len(header)) + header + b"\0" * 4)
-    return folder
+from tests.support.least_checkpoint import write_checkpoint
+from tests.support.servers import Serve, Serving, loaded
 
 
 @pytest.fixture
@@ -105,14 +41,8 @@ def serve(config: Callable[..., ServerConfig]) -> Serve:
     @asynccontextmanager
     async def run(engine: FakeEngine | None = None, **changes: Any) -> AsyncIterator[Serving]:
         engine = engine or FakeEngine()
-        server = Server(config(**changes), lambda *_: engine)
-        await server.listen()
-        await server.load()
-        client = SlipstreamClient(f"127.0.0.1:{server.port}")
-        try:
-            yield Serving(server, engine, client)
-        finally:
-            await client.close()
-            await server.close(grace=0)
+        async with loaded(Server(config(**changes), lambda *_: engine)) as server:
+            async with SlipstreamClient(f"127.0.0.1:{server.port}") as client:
+                yield Serving(server, engine, client)
 
     return run

@@ -20,7 +20,8 @@ from service.server.startup_checks import check_adapters
 from service.wire.adapters import adapter_message
 from tests.fakes.fake_engine import FakeEngine
 from tests.fakes.granted import granted
-from tests.service.conftest import Serve, write_checkpoint
+from tests.support.least_checkpoint import write_checkpoint
+from tests.support.servers import Serve
 
 REFUSALS: tuple[tuple[SlipstreamError, str, str], ...] = (
     (InvalidRequest.of("path", "it has no adapter_config.json"), "INVALID_ARGUMENT", "INVALID_REQUEST"),

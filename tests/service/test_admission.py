@@ -11,7 +11,8 @@ from core.errors import DeadlinePassed, Overloaded
 from service.client import CallFailed, SlipstreamClient
 from service.limits.admission import Admission
 from tests.fakes.fake_engine import FakeEngine, held
-from tests.service.conftest import ONCE, Serve, until
+from tests.support.servers import ONCE, Serve
+from tests.support.until import until
 
 
 async def hold(admission: Admission, release: asyncio.Event, entered: list[int], number: int = 0) -> None:

@@ -13,7 +13,7 @@ from service.client import CallFailed
 from service.pb.slipstream.v1 import inference_pb2 as pb
 from service.wire import generate
 from tests.fakes.fake_engine import INFO, info_with
-from tests.service.conftest import Serve
+from tests.support.servers import Serve
 
 
 def chat(*turns: tuple[str, str]) -> pb.Chat:

@@ -6,7 +6,6 @@ import asyncio
 import math
 import signal
 import sys
-from pathlib import Path
 from typing import Any
 
 import grpc
@@ -16,8 +15,9 @@ import pytest
 from service.client import CallFailed
 from service.pb.slipstream.v1 import inference_pb2 as pb
 from tests.fakes.fake_engine import FakeEngine, held
-from tests.service.conftest import Serve
 from tests.service.test_cancellation import closed
+from tests.support.repository import ROOT
+from tests.support.servers import Serve
 
 INTS = (-(2**31), -1, 0, 1, 2, 64, 65, 2**31 - 1)
 LONGS = (-(2**63), -1, 0, 1, 2**63 - 1)
@@ -73,8 +73,6 @@ async def test_logit_bias_at_its_edges(serve: Serve, key: int, bias: float) -> N
     if failed is not None:
         assert list(failed.fields) == [f"sampling_params.logit_bias[{key}]"]
 
-
-ROOT = Path(__file__).resolve().parents[2]
 
 FROZEN_CLIENT = """
 import asyncio, sys

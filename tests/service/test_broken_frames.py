@@ -20,12 +20,13 @@ from service.frontends.events import EventBatch
 from service.frontends.host import FRAME_BYTES
 from service.frontends.wire import Kind, pack, pack_json
 from tests.fakes.fake_engine import FakeEngine
-from tests.fakes.within import within
-from tests.service.conftest import until
 from tests.service.test_front_end_pair import Pair, paired
-from tests.service.test_frontend_host import Connected, real_engine, told
+from tests.service.test_frontend_host import Connected, told
+from tests.support.engines import started
+from tests.support.kept_server import small_engine
+from tests.support.until import PATIENCE, until
+from tests.support.within import within
 
-PATIENCE = 20.0
 MOST_TOKENS = 4000
 GARBAGE = b"\x00{no json"
 
@@ -64,7 +65,7 @@ def follow(front: Connected, streams: dict[int, News]) -> None:
 async def two_streams() -> AsyncIterator[tuple[Pair, Any, Any, Any]]:
     """A pair, two streams through it that have begun, and the engine that makes them."""
     sampling = SamplingParams(max_tokens=MOST_TOKENS, temperature=0.0, ignore_eos=True)
-    async with real_engine() as engine, paired(engine) as pair:
+    async with started(small_engine()) as engine, paired(engine) as pair:
         streams = [
             await pair.remote.generate(GenerateRequest(name, token_ids=(5, 6, 7), sampling=sampling, want_text=False))
             for name in ("broken", "whole")

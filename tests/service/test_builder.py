@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from service.engine.builder import in_daemon_thread
-from tests.service.conftest import PATIENCE, until
+from tests.support.until import PATIENCE, until
 
 
 async def test_a_process_that_stops_does_not_wait_for_what_is_loaded() -> None:

@@ -26,9 +26,10 @@ from service.metrics.rpc import CALL_KINDS, RpcMetrics
 from service.server.server import Server
 from tests.fakes.fake_engine import FakeEngine, held
 from tests.fakes.granted import granted
-from tests.fakes.within import within
 from tests.security import methods
-from tests.service.conftest import ONCE, PATIENCE, Serve
+from tests.support.servers import ONCE, Serve, loaded
+from tests.support.until import PATIENCE, until
+from tests.support.within import within
 
 GENERATE = "/slipstream.v1.InferenceService/Generate"
 TOKENIZE = "/slipstream.v1.InferenceService/Tokenize"
@@ -64,14 +65,9 @@ async def test_a_method_without_a_place_is_not_served(
     server = Server(config(), lambda *_: FakeEngine())
     handlers = {"New": grpc.unary_unary_rpc_method_handler(new)}
     server._grpc.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("slipstream.v1.Other", handlers),))
-    await server.listen()
-    await server.load()
-    try:
-        async with grpc.aio.insecure_channel(f"127.0.0.1:{server.port}") as channel:
-            with pytest.raises(grpc.aio.AioRpcError) as failed:
-                await channel.unary_unary("/slipstream.v1.Other/New")(b"")
-    finally:
-        await server.close(grace=0)
+    async with loaded(server), grpc.aio.insecure_channel(f"127.0.0.1:{server.port}") as channel:
+        with pytest.raises(grpc.aio.AioRpcError) as failed:
+            await channel.unary_unary("/slipstream.v1.Other/New")(b"")
     assert (failed.value.code().name, CallFailed(failed.value).reason) == ("UNIMPLEMENTED", "UNSUPPORTED")
     assert not served
 
@@ -85,20 +81,14 @@ async def test_a_tenant_that_is_locked_out_can_call_nothing(
             config(reflection=True, admins="alice", **tenants(tmp_path, "alice: {concurrent_requests: 0}")),
             lambda *_: FakeEngine(),
         )
-    await server.listen()
-    await server.load()
-    try:
-        async with grpc.aio.insecure_channel(f"127.0.0.1:{server.port}") as channel:
-            codes = {
-                method: await methods.code_of(channel, method, handler, metadata=ALICE)
-                for method, handler in found.items()
-            }
-            others = {
-                method: await methods.code_of(channel, method, found[method], metadata=BOB)
-                for method in (TOKENIZE, "/slipstream.v1.InferenceService/GetLoad")
-            }
-    finally:
-        await server.close(grace=0)
+    async with loaded(server), grpc.aio.insecure_channel(f"127.0.0.1:{server.port}") as channel:
+        codes = {
+            method: await methods.code_of(channel, method, handler, metadata=ALICE) for method, handler in found.items()
+        }
+        others = {
+            method: await methods.code_of(channel, method, found[method], metadata=BOB)
+            for method in (TOKENIZE, "/slipstream.v1.InferenceService/GetLoad")
+        }
     opened = {method for method, code in codes.items() if code is not grpc.StatusCode.PERMISSION_DENIED}
     assert opened == {method for method in found if KINDS[method] is Kind.HEALTH}
     assert set(others.values()) == {grpc.StatusCode.OK}
@@ -274,9 +264,7 @@ async def test_one_callers_texts_keep_nobody_elses_waiting(serve: Serve, tmp_pat
             SlipstreamClient(serving.target, ONCE, token="b" * 20) as bob,
         ):
             slow = [asyncio.create_task(alice.tokenize("slow")) for _ in range(2)]
-            async with within(PATIENCE, "two are at work"):
-                while len(told) < 2:
-                    await asyncio.sleep(0)
+            await until(lambda: len(told) >= 2)
             with pytest.raises(CallFailed) as failed:
                 await alice.tokenize("a third")
             assert (failed.value.code.name, failed.value.reason) == ("RESOURCE_EXHAUSTED", "CONCURRENCY_LIMIT")

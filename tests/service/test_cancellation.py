@@ -12,8 +12,9 @@ import pytest
 from service.client import CallFailed, Chunk, SlipstreamClient
 from service.pb.slipstream.v1 import inference_pb2 as pb
 from tests.fakes.fake_engine import FakeEngine, held
-from tests.fakes.within import within
-from tests.service.conftest import PATIENCE, Serve
+from tests.support.servers import Serve
+from tests.support.until import PATIENCE
+from tests.support.within import within
 
 
 async def closed(engine: FakeEngine, count: int = 1) -> None:

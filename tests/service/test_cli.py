@@ -22,7 +22,7 @@ from service.config.server_config import ServerConfig
 from service.config.sources import settings_of
 from service.process import version
 from tests.fakes.fake_engine import FakeEngine
-from tests.service.conftest import Serve
+from tests.support.servers import Serve
 
 CLIENTS = (generate.REFERENCE / "client.md").read_text()
 

@@ -15,8 +15,9 @@ from service.pb.slipstream.v1 import inference_pb2 as pb
 from service.pb.slipstream.v1 import inference_pb2_grpc
 from tests.fakes.fake_engine import FakeEngine, FakeStream, held
 from tests.fakes.granted import granted
-from tests.fakes.within import within
-from tests.service.conftest import PATIENCE, Serve
+from tests.support.servers import Serve
+from tests.support.until import PATIENCE
+from tests.support.within import within
 
 
 class Flaky(FakeEngine):

@@ -11,7 +11,8 @@ from service.config.server_config import ServerConfig
 from service.rpc.channel_options import FOREVER_MS, server_options
 from tests.fakes.breaking_proxy import breaking_proxy
 from tests.fakes.fake_engine import FakeEngine, Step, count_up, held
-from tests.service.conftest import PATIENCE, Serve
+from tests.support.servers import Serve
+from tests.support.until import PATIENCE
 
 AGE = 0.3
 

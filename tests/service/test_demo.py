@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from service.cli.demo import MAX_TOKENS, Screen, scrape, stream_one
-from tests.service.conftest import Serve
+from tests.support.servers import Serve
 
 
 def test_each_stream_is_shown_in_a_line_of_its_own(capsys: pytest.CaptureFixture[str]) -> None:

@@ -19,12 +19,14 @@ from service.cli.cli import cli
 from service.client import CallFailed, Chunk, SlipstreamClient, Vector
 from service.config.server_config import ServerConfig
 from service.pb.slipstream.v1 import inference_pb2 as pb
+from service.server.server import Server
 from service.wire.embed import embed_request
 from service.wire.message_limits import MAX_EMBED_IDS, MAX_EMBED_INPUTS, MAX_EMBED_NUMBERS
 from tests.fakes.fake_engine import INFO, FakeEngine, held, info_with
-from tests.service.conftest import ONCE, PATIENCE, Serve, until
 from tests.service.test_cancellation import closed
 from tests.service.test_statuses import EXAMPLES
+from tests.support.servers import ONCE, Serve, listening
+from tests.support.until import PATIENCE, until
 
 METHOD = 'method="slipstream.v1.InferenceService/Embed"'
 
@@ -228,16 +230,10 @@ async def test_what_an_engine_died_of_is_not_tried_on_the_next(serve: Serve) -> 
 
 
 async def test_before_the_model_is_loaded(config: Any) -> None:
-    from service.server.server import Server
-
-    server = Server(config(), lambda *_: FakeEngine())
-    await server.listen()
-    try:
+    async with listening(Server(config(), lambda *_: FakeEngine())) as server:
         async with SlipstreamClient(f"127.0.0.1:{server.port}") as client:
             with pytest.raises(CallFailed) as failed:
                 await client.embed("hi")
-    finally:
-        await server.close(grace=0)
     assert (failed.value.code.name, failed.value.reason) == ("UNAVAILABLE", "STARTING")
 
 

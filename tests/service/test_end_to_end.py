@@ -14,8 +14,9 @@ from service.client import CallFailed, Chunk, SlipstreamClient
 from service.config.server_config import ServerConfig
 from service.engine.builder import build_core_engine
 from service.server.server import Server
-from tests.fakes.checkpoints import make_checkpoint
-from tests.service.conftest import PATIENCE
+from tests.support.checkpoints import make_checkpoint
+from tests.support.servers import loaded
+from tests.support.until import PATIENCE
 
 PROMPTS = ("the quick brown fox", "pack my box with", "a token is a token until")
 
@@ -33,10 +34,8 @@ async def test_streams_refusals_aborts_deadlines_and_drain(
     stages: list[str] = []
     asked = config(model=str(folder), overlap=overlap, device="cpu", cpu_threads=1, max_total_tokens=8192, seed=3)
     server = Server(asked, build_core_engine, lambda stage, fraction: stages.append(stage))
-    await server.listen()
-    await server.load()
-    assert stages, "loading shows progress"
-    async with SlipstreamClient(f"127.0.0.1:{server.port}") as client:
+    async with loaded(server), SlipstreamClient(f"127.0.0.1:{server.port}") as client:
+        assert stages, "loading shows progress"
 
         async def one(number: int) -> tuple[int, ...]:
             prompt = PROMPTS[number % len(PROMPTS)]
@@ -72,5 +71,5 @@ async def test_streams_refusals_aborts_deadlines_and_drain(
         assert await server.tracker.wait_idle(PATIENCE)
         async with asyncio.timeout(PATIENCE):
             assert await server.drain(0.0, PATIENCE) == 0
-    assert in_use(server.engine.stats) == {}
-    assert not any(server.engine.stats.assert_failures.values())
+        assert in_use(server.engine.stats) == {}
+        assert not any(server.engine.stats.assert_failures.values())

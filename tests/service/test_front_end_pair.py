@@ -23,9 +23,11 @@ from service.frontends.remote_engine import RemoteEngine
 from service.limits.work import Work
 from service.metrics.rpc import RpcMetrics
 from tests.fakes.fake_engine import FakeEngine
-from tests.fakes.within import within
-from tests.service.conftest import until
-from tests.service.test_frontend_host import Desk, real_engine
+from tests.service.test_frontend_host import Desk
+from tests.support.engines import started
+from tests.support.kept_server import small_engine
+from tests.support.until import until
+from tests.support.within import within
 
 
 @dataclass
@@ -91,7 +93,7 @@ async def test_a_tenants_place_is_taken_and_given_back_in_the_engines_process() 
 
 async def test_streams_end_when_the_engines_process_is_gone() -> None:
     sampling = SamplingParams(max_tokens=5000, temperature=0.0, ignore_eos=True)
-    async with real_engine() as engine, paired(engine) as pair:
+    async with started(small_engine()) as engine, paired(engine) as pair:
         stream = await pair.remote.generate(GenerateRequest("mine", token_ids=(5, 6, 7), sampling=sampling))
         await anext(stream)
         pair.host.link.close()

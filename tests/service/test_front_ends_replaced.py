@@ -23,7 +23,8 @@ from service.frontends import group as group_room
 from service.frontends.front_end import FrontEnd
 from service.frontends.group import FrontEndGroup
 from tests.fakes.fake_engine import FakeEngine
-from tests.fakes.within import within
+from tests.support.servers import loaded
+from tests.support.within import within
 
 PATIENCE = 60.0
 GARBAGE = b"GET / HTTP/1.1\r\n\r\n"
@@ -31,13 +32,8 @@ GARBAGE = b"GET / HTTP/1.1\r\n\r\n"
 
 @asynccontextmanager
 async def running(config: Callable[..., ServerConfig]) -> AsyncIterator[FrontEndGroup]:
-    group = FrontEndGroup(config(frontends=1), lambda *_: FakeEngine())
-    await group.listen()
-    try:
-        await group.load()
+    async with loaded(FrontEndGroup(config(frontends=1), lambda *_: FakeEngine())) as group:
         yield group
-    finally:
-        await group.close(grace=0)
 
 
 async def replaced(group: FrontEndGroup, old: FrontEnd) -> None:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -22,11 +21,9 @@ from service.limits.work import Work
 from service.metrics.rpc import RpcMetrics
 from tests.fakes.brittle_tokenizer import panic
 from tests.fakes.fake_engine import FakeEngine, held
-from tests.fakes.kept_server import small_engine
-from tests.service.conftest import until
-from tests.system.test_exactly_once import settled
-
-PATIENCE = 20.0
+from tests.support.engines import started
+from tests.support.kept_server import small_engine
+from tests.support.until import until
 
 
 class Wire(asyncio.Transport):
@@ -102,16 +99,6 @@ class Connected:
         return sum(kind is Kind.REPLY for kind, _ in self.wire.frames)
 
 
-@asynccontextmanager
-async def real_engine() -> AsyncIterator[Any]:
-    engine = small_engine()
-    await engine.start()
-    try:
-        yield engine
-    finally:
-        await engine.stop()
-
-
 def request(tokens: int, name: str = "mine") -> Any:
     sampling = SamplingParams(max_tokens=tokens, temperature=0.0, ignore_eos=True)
     return to_plain(GenerateRequest(name, token_ids=(5, 6, 7), sampling=sampling, want_text=False))
@@ -125,15 +112,13 @@ def told(body: bytes) -> tuple[list[Delta], list[Any]]:
 
 async def test_tokens_wait_in_the_engine_while_the_connection_is_full() -> None:
     """Nothing is written after `pause_writing`; what came meanwhile is one frame, merged, once there is room."""
-    async with real_engine() as engine:
+    async with started(small_engine()) as engine:
         front = Connected(engine)
         front.call(1, "generate", request=request(60))
-        async with asyncio.timeout(PATIENCE):
-            while not any(told(body)[0] for body in front.wire.events()):
-                await asyncio.sleep(0.001)
+        await until(lambda: any(told(body)[0] for body in front.wire.events()))
         front.host.link.pause_writing()
         before = front.wire.events()
-        await settled(lambda: engine.stats.finished["length"] == 1, within=PATIENCE)
+        await until(lambda: engine.stats.finished["length"] == 1)
         await asyncio.sleep(0)
         assert len(front.wire.events()) == len(before), "written to a connection that is full"
         front.host.link.resume_writing()
@@ -146,7 +131,7 @@ async def test_tokens_wait_in_the_engine_while_the_connection_is_full() -> None:
 
 
 async def test_one_step_of_many_streams_is_one_frame() -> None:
-    async with real_engine() as engine:
+    async with started(small_engine()) as engine:
         front = Connected(engine)
         for number in range(8):
             front.call(number, "generate", request=request(60, f"r{number}"))
@@ -154,7 +139,7 @@ async def test_one_step_of_many_streams_is_one_frame() -> None:
         def ends() -> list[int]:
             return [number for body in front.wire.events() for number, kind, _ in told(body)[1] if kind == "finished"]
 
-        await settled(lambda: len(ends()) == 8, within=PATIENCE)
+        await until(lambda: len(ends()) == 8)
         assert sorted(ends()) == list(range(8))
         frames = [told(body)[0] for body in front.wire.events()]
         assert sum(len(delta.token_ids) for deltas in frames for delta in deltas) == 8 * 60
@@ -189,7 +174,7 @@ async def test_a_front_end_that_is_lost_takes_along_everything_it_had() -> None:
 
 @pytest.mark.parametrize("lost", [True, False])
 async def test_streams_of_a_lost_front_end_are_aborted(lost: bool) -> None:
-    async with real_engine() as engine:
+    async with started(small_engine()) as engine:
         front = Connected(engine)
         front.call(1, "generate", request=request(5000))
         await until(lambda: front.replies() == 1)
@@ -197,7 +182,7 @@ async def test_streams_of_a_lost_front_end_are_aborted(lost: bool) -> None:
             front.host.link.connection_lost(None)
         else:
             front.host.link.data_received(pack(Kind.END, number=1))
-        await settled(lambda: not engine.live_requests, within=PATIENCE)
+        await until(lambda: not engine.live_requests)
         assert engine.stats.finished["cancelled"] == 1 and front.host.lost == lost
 
 

@@ -15,7 +15,7 @@ from service.frontends.host import FrontEndHost
 from service.frontends.wire import Kind, Link, pack, pack_json
 from service.metrics.rpc import RpcMetrics
 from tests.fakes.fake_engine import FakeEngine
-from tests.service.conftest import until
+from tests.support.until import turns, until
 
 
 class Sink(asyncio.Transport):
@@ -71,23 +71,18 @@ def call(number: int) -> bytes:
     return pack_json(Kind.CALL, {"method": "tokenize", "text": "hello", "special": True, "caller": ""}, number)
 
 
-async def turns(count: int = 5) -> None:
-    for _ in range(count):
-        await asyncio.sleep(0)
-
-
 async def test_a_call_that_is_given_up_before_its_first_step_leaves_nothing(host: FrontEndHost) -> None:
     """Found by the simulation of the shell (seed 7): both frames came in one read, and the call stayed for ever."""
     host.link.data_received(call(1) + pack(Kind.END, number=1) + call(2))
     await until(lambda: 2 not in host._calls)
-    await turns()
+    await turns(5)
     assert not host._calls
 
 
 async def test_a_front_end_that_is_lost_with_calls_at_their_beginning_leaves_nothing(host: FrontEndHost) -> None:
     host.link.data_received(call(1) + call(2))
     host.link.connection_lost(None)
-    await turns()
+    await turns(5)
     assert not host._calls and host.lost
 
 
@@ -95,17 +90,17 @@ async def test_a_front_end_that_is_lost_while_its_connection_is_full_leaves_noth
     """Found by the simulation of the shell (seed 449): streams with news were marked for a write that never came."""
     host.link.data_received(pack_json(Kind.CALL, {"method": "attach", "request_id": "r", "positions": {}}, 1))
     await until(lambda: 1 in host._streams and 1 not in host._calls)
-    await turns()
+    await turns(5)
     stream = host._streams[1]
     assert isinstance(stream, News)
     host.link.pause_writing()
     stream.ready()
-    await turns()
+    await turns(5)
     assert host._ready, "it waits for room"
     host.link.connection_lost(None)
     assert not host._ready
     stream.ready()
-    await turns()
+    await turns(5)
     assert stream.closed and not (host._ready or host._streams or host._calls or host._closing)
 
 
@@ -113,14 +108,14 @@ async def test_what_a_stream_has_goes_before_a_reply(host: FrontEndHost) -> None
     """Both are there in one turn of the loop: a reply that came first would tell of an end before the tokens."""
     host.link.data_received(pack_json(Kind.CALL, {"method": "attach", "request_id": "r", "positions": {}}, 1))
     await until(lambda: 1 in host._streams and 1 not in host._calls)
-    await turns()
+    await turns(5)
     sink, stream, news = Sink(), host._streams[1], [Delta(0, 0, (5,))]
     assert isinstance(stream, News)
     stream.poll = lambda: news.pop() if news else None  # type: ignore[method-assign,assignment]
     host.link.connection_made(sink)
     stream.ready()
     host.send(Kind.REPLY, {"ok": True}, 2)
-    await turns()
+    await turns(5)
     frames: list[Kind] = []
     Link(lambda kind, *_: frames.append(kind), lambda: None).data_received(sink.written)
     assert frames == [Kind.EVENTS, Kind.REPLY]

@@ -11,7 +11,7 @@ from core.types.io import ChatMessage, Delta, FinishReason, GenerateRequest, Tok
 from service.client import CallFailed, Chunk, End
 from service.pb.slipstream.v1 import inference_pb2 as pb
 from tests.fakes.fake_engine import FakeEngine, finished, held, token_at
-from tests.service.conftest import Serve
+from tests.support.servers import Serve
 
 
 async def test_events_come_in_order_and_carry_only_what_is_new(serve: Serve) -> None:

@@ -19,7 +19,8 @@ from service.server.server import Server
 from service.servicers.health import LIVENESS, READINESS
 from tests.fakes.fake_engine import FakeEngine, held
 from tests.scorecard import Scorecard
-from tests.service.conftest import PATIENCE, Serve
+from tests.support.servers import Serve, listening
+from tests.support.until import PATIENCE
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
@@ -54,10 +55,11 @@ async def test_while_loading_it_lives_but_is_not_ready(
         assert release.wait(PATIENCE)
         return engine
 
-    server = Server(config(), build)
-    await server.listen()
-    loading = asyncio.create_task(server.load())
-    async with SlipstreamClient(f"127.0.0.1:{server.port}") as client:
+    async with (
+        listening(Server(config(), build)) as server,
+        SlipstreamClient(f"127.0.0.1:{server.port}") as client,
+    ):
+        loading = asyncio.create_task(server.load())
         scorecard(24, "loading: liveness, readiness", _named(await check(client.channel)), equals=LIVES_ONLY)
         info = await client.stub.GetServerInfo(pb.GetServerInfoRequest())
         assert info.state == pb.SERVER_STATE_STARTING
@@ -67,7 +69,6 @@ async def test_while_loading_it_lives_but_is_not_ready(
         release.set()
         await loading
         scorecard(24, "loaded: liveness, readiness", _named(await check(client.channel)), equals=BOTH)
-    await server.close(grace=0)
 
 
 async def test_list_and_unknown_services(serve: Serve) -> None:

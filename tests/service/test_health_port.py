@@ -27,7 +27,9 @@ from tests.chaos.process import ServerProcess
 from tests.fakes.fake_engine import FakeEngine, held
 from tests.security.certificates import Authority, needs_openssl
 from tests.security.half_sender import HalfSender
-from tests.service.conftest import PATIENCE, Serve
+from tests.support.ports import free_port
+from tests.support.servers import Serve, listening
+from tests.support.until import PATIENCE
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
@@ -51,12 +53,13 @@ def port_of(server: Server) -> int:
 
 async def test_it_answers_while_loading_when_ready_and_while_draining(config: Callable[..., ServerConfig]) -> None:
     gate = asyncio.Event()
-    server = Server(config(health_port=0), lambda *_: FakeEngine(held(gate)))
-    await server.listen()
-    assert await asked(port_of(server)) == (SERVING, NOT_SERVING)
-    await server.load()
-    assert await asked(port_of(server)) == (SERVING, SERVING)
-    async with SlipstreamClient(f"127.0.0.1:{server.port}") as client:
+    async with (
+        listening(Server(config(health_port=0), lambda *_: FakeEngine(held(gate)))) as server,
+        SlipstreamClient(f"127.0.0.1:{server.port}") as client,
+    ):
+        assert await asked(port_of(server)) == (SERVING, NOT_SERVING)
+        await server.load()
+        assert await asked(port_of(server)) == (SERVING, SERVING)
         running = asyncio.create_task(client.complete("hi"))
         while not server.engine.live_requests:
             await asyncio.sleep(0)
@@ -66,8 +69,8 @@ async def test_it_answers_while_loading_when_ready_and_while_draining(config: Ca
         gate.set()
         await running
         await draining
-    with pytest.raises(grpc.aio.AioRpcError):
-        await asked(port_of(server))
+        with pytest.raises(grpc.aio.AioRpcError):
+            await asked(port_of(server))
 
 
 async def test_nothing_else_is_served_there(serve: Serve) -> None:
@@ -132,18 +135,17 @@ async def test_the_command_says_it_with_its_exit_code(config: Callable[..., Serv
         result = await asyncio.to_thread(CliRunner().invoke, cli, command)
         return result.exit_code, result.output.strip()
 
-    await server.listen()
-    assert await run() == (1, "NOT_SERVING")
-    assert await run("--live") == (0, "SERVING")
-    await server.load()
-    assert await run() == (0, "SERVING")
-    await server.close(grace=0)
-    assert await run("--timeout", "0.5") == (1, "UNAVAILABLE")
+    async with listening(server):
+        assert await run() == (1, "NOT_SERVING")
+        assert await run("--live") == (0, "SERVING")
+        await server.load()
+        assert await run() == (0, "SERVING")
+        await server.close(grace=0)
+        assert await run("--timeout", "0.5") == (1, "UNAVAILABLE")
 
 
 async def test_front_ends_have_one_between_them_and_it_follows_the_drain() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_port()
     server = ServerProcess(Faults(step_seconds=0.005), frontends=1, health_port=port, drain_linger=1.0, drain_grace=1)
     try:
         await asyncio.to_thread(server.wait_ready)

@@ -21,7 +21,8 @@ from service.pb.slipstream.v1 import inference_pb2 as pb
 from service.server.server import Server
 from service.servicers.health import READINESS
 from tests.fakes.fake_engine import FakeEngine, held
-from tests.service.conftest import PATIENCE
+from tests.support.servers import listening
+from tests.support.until import PATIENCE
 
 LINGER = 1.5
 """Within it a busy machine has to tell of the drain and take one more call."""
@@ -220,16 +221,12 @@ async def test_a_signal_while_loading_ends_it_without_waiting(config: Callable[.
 
 async def test_what_loads_while_its_server_drains_does_not_become_ready(config: Callable[..., ServerConfig]) -> None:
     """A front end that was started again knows of a drain before its engine."""
-    server = Server(config(), lambda *_: FakeEngine())
-    await server.listen()
-    server.refuse_readiness()
-    await server.load()
-    try:
+    async with listening(Server(config(), lambda *_: FakeEngine())) as server:
+        server.refuse_readiness()
+        await server.load()
         async with grpc.aio.insecure_channel(f"127.0.0.1:{server.port}") as channel:
             answer = await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(service=READINESS))
         assert answer.status == health_pb2.HealthCheckResponse.NOT_SERVING
-    finally:
-        await server.close(grace=0)
 
 
 async def test_a_second_signal_does_not_wait_for_an_engine_that_hangs(

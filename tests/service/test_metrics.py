@@ -17,7 +17,7 @@ from service.metrics import names
 from service.metrics.http import MetricsServer
 from service.metrics.rpc import GONE, REJECTION_REASONS, RpcMetrics
 from service.pb.slipstream.v1 import inference_pb2 as pb
-from tests.service.conftest import Serve
+from tests.support.servers import Serve
 
 
 async def test_every_documented_metric_is_exported_from_the_snapshot(serve: Serve) -> None:

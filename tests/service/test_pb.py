@@ -13,8 +13,7 @@ import pytest
 from service.pb import generate
 from service.pb.slipstream.v1 import adapters_pb2
 from service.pb.slipstream.v1 import inference_pb2 as pb
-
-ROOT = Path(__file__).resolve().parents[2]
+from tests.support.repository import ROOT
 
 
 def test_the_committed_code_is_what_would_be_generated() -> None:

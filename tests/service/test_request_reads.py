@@ -15,7 +15,8 @@ from service.errors import RequestIncomplete
 from service.limits import request_reads
 from service.limits.request_reads import AT_ONCE, CALLS, PUBLIC, STREAMS, Lane, RequestReads
 from service.pb.slipstream.v1 import inference_pb2 as pb
-from tests.fakes.within import within
+from tests.support.until import turns
+from tests.support.within import within
 
 FOREVER = 3600.0
 
@@ -57,11 +58,6 @@ class Desk:
         return len(self._reads._callers)
 
 
-async def settled() -> None:
-    for _ in range(10):
-        await asyncio.sleep(0)
-
-
 @pytest.fixture(autouse=True)
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """No time passes unless a test shortens one."""
@@ -72,11 +68,11 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
 async def test_so_many_at_once_and_the_others_in_order() -> None:
     desk, calls = Desk(), [Call() for _ in range(AT_ONCE + 3)]
     reads = [desk.read(call) for call in calls]
-    await settled()
+    await turns(10)
     assert [call.asked.is_set() for call in calls] == [True] * AT_ONCE + [False] * 3
     calls[5].send(pb.TokenizeRequest(text="x").SerializeToString())
     assert (await reads[5]).text == "x"
-    await settled()
+    await turns(10)
     assert [call.asked.is_set() for call in calls[AT_ONCE:]] == [True, False, False]
     for call in calls[:5] + calls[6:]:
         call.send()
@@ -92,7 +88,7 @@ async def test_another_address_or_name_has_turns_of_its_own() -> None:
     token = caller_name.set("a tenant")
     reads.append(desk.read(named))
     caller_name.reset(token)
-    await settled()
+    await turns(10)
     assert [call.asked.is_set() for call in (same, other, six, named)] == [False, True, True, True]
     assert desk.callers == 4
     for read in reads:
@@ -104,7 +100,7 @@ async def test_another_address_or_name_has_turns_of_its_own() -> None:
 async def test_a_message_that_stands_still_gives_way_once_others_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     desk, slow = Desk(), [Call() for _ in range(AT_ONCE)]
     reads = [desk.read(call) for call in slow]
-    await settled()
+    await turns(10)
     monkeypatch.setattr(CALLS, "contended_seconds", 0.02)
     late = Call()
     read = desk.read(late)
@@ -119,7 +115,7 @@ async def test_alone_it_has_its_whole_time(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(CALLS, "contended_seconds", 0.0)
     desk, call = Desk(), Call()
     read = desk.read(call)
-    await settled()
+    await turns(10)
     assert not read.done()
     call.send()
     await read
@@ -133,7 +129,7 @@ async def test_more_than_may_wait_are_told_to_come_back(monkeypatch: pytest.Monk
     monkeypatch.setattr(request_reads, "MOST_WAITING", 2)
     desk = Desk()
     reads = [desk.read(Call()) for _ in range(AT_ONCE + 2)]
-    await settled()
+    await turns(10)
     with pytest.raises(Overloaded) as refused:
         await desk.read(Call())
     assert refused.value.retry_after > 0
@@ -155,7 +151,7 @@ async def test_public_methods_have_few_turns_of_their_own_for_small_messages() -
     desk, asked = Desk(), [Call() for _ in range(PUBLIC.at_once + 1)]
     reads = [desk.read(call, PUBLIC) for call in asked]
     other = desk.read(Call(), CALLS)
-    await settled()
+    await turns(10)
     assert [call.asked.is_set() for call in asked] == [True] * PUBLIC.at_once + [False]
     assert PUBLIC.at_once < AT_ONCE and PUBLIC.most_bytes is not None
     asked[0].send(pb.TokenizeRequest(text="x" * PUBLIC.most_bytes).SerializeToString())

@@ -13,7 +13,7 @@ from service.cli.cli import cli
 from service.cli.server_access import ServerAccess, ServerTarget
 from tests.fakes.granted import granted
 from tests.security.certificates import Authority, needs_openssl
-from tests.service.conftest import Serve
+from tests.support.servers import Serve
 
 ALICE, BOB = "a" * 20, "b" * 20
 

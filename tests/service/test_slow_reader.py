@@ -13,9 +13,10 @@ from core.types.io import Delta, GenerateRequest
 from service.client import CallFailed
 from service.pb.slipstream.v1 import inference_pb2 as pb
 from tests.fakes.fake_engine import FakeEngine, Step, count_up
-from tests.service.conftest import PATIENCE, Serve, until
 from tests.service.raw_http2 import DeafClient
 from tests.service.test_cancellation import closed
+from tests.support.servers import Serve
+from tests.support.until import PATIENCE, until
 
 CHUNK = 256 * 1024
 ENDLESS = "endless"

@@ -25,10 +25,11 @@ from service.server.server import Server
 from service.server.startup_checks import check_model, check_ports
 from tests.fakes.fake_engine import FakeEngine
 from tests.scorecard import Scorecard
-from tests.service.conftest import PATIENCE
+from tests.support.repository import ROOT
+from tests.support.servers import loaded
+from tests.support.until import PATIENCE
 
 NO_ADAPTER = "adapter 'x' from /nonexistent: it has no adapter_config.json, so it is no PEFT adapter"
-ROOT = Path(__file__).resolve().parents[2]
 
 
 def slipstream(*args: str, **env: str) -> tuple[subprocess.CompletedProcess[str], float]:
@@ -156,21 +157,18 @@ def test_unusable_checkpoints_are_refused_by_name(
 async def test_a_second_server_on_the_port_is_refused_and_the_first_goes_on(
     config: Callable[..., ServerConfig], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    first = Server(config(), lambda *_: FakeEngine())
-    await first.listen()
-    await first.load()
-    second = config(port=first.port)
-    with pytest.raises(StartupError, match="in use"):
-        check_ports(second)
-    with pytest.raises(StartupError):
-        await Server(second, lambda *_: FakeEngine()).listen()
-    # Even if both had looked at the same moment, only one may get it.
-    monkeypatch.setattr("service.server.server.check", lambda config: None)
-    with pytest.raises(StartupError, match="gRPC"):
-        await Server(second, lambda *_: FakeEngine()).listen()
-    async with SlipstreamClient(f"127.0.0.1:{first.port}") as client:
-        assert len(await client.complete("hi")) == 1
-    await first.close(grace=0)
+    async with loaded(Server(config(), lambda *_: FakeEngine())) as first:
+        second = config(port=first.port)
+        with pytest.raises(StartupError, match="in use"):
+            check_ports(second)
+        with pytest.raises(StartupError):
+            await Server(second, lambda *_: FakeEngine()).listen()
+        # Even if both had looked at the same moment, only one may get it.
+        monkeypatch.setattr("service.server.server.check", lambda config: None)
+        with pytest.raises(StartupError, match="gRPC"):
+            await Server(second, lambda *_: FakeEngine()).listen()
+        async with SlipstreamClient(f"127.0.0.1:{first.port}") as client:
+            assert len(await client.complete("hi")) == 1
 
 
 @asynccontextmanager

@@ -26,7 +26,7 @@ from service.client import CallFailed
 from service.pb.slipstream.v1 import inference_pb2 as pb
 from service.rpc.status import CODES, status_of
 from tests.fakes.fake_engine import FakeEngine, Step, token_at
-from tests.service.conftest import Serve
+from tests.support.servers import Serve
 
 EXAMPLES: list[tuple[SlipstreamError, str, str]] = [
     (InvalidRequest.of("text", "is too long"), "INVALID_ARGUMENT", "INVALID_REQUEST"),

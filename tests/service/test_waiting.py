@@ -16,11 +16,11 @@ import pytest
 
 from service.client import CallFailed, SlipstreamClient
 from service.pb.slipstream.v1 import inference_pb2 as pb
-from tests.fakes.checkpoints import make_checkpoint
-from tests.fakes.fleet import free_port
-from tests.fakes.within import within
+from tests.support.checkpoints import make_checkpoint
+from tests.support.ports import free_port
+from tests.support.repository import ROOT
+from tests.support.within import within
 
-ROOT = Path(__file__).resolve().parents[2]
 START_SECONDS = 150.0
 END_SECONDS = 30.0
 COMMANDS = {

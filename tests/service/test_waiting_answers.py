@@ -17,8 +17,8 @@ from service.cli.commands.waiting import wait_until_loaded
 from service.client import SlipstreamClient
 from service.pb.slipstream.v1 import inference_pb2 as pb
 from service.pb.slipstream.v1 import inference_pb2_grpc
-from tests.fakes.within import within
-from tests.service.conftest import PATIENCE
+from tests.support.until import PATIENCE
+from tests.support.within import within
 
 LOADING, READY = pb.SERVER_STATE_STARTING, pb.SERVER_STATE_READY
 

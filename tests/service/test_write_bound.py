@@ -9,7 +9,7 @@ import pytest
 
 from core.errors import SlowConsumer
 from service.rpc.write_timeout import WriteBound
-from tests.fakes.within import within
+from tests.support.within import within
 
 
 async def forever() -> None:

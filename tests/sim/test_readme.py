@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 
-from tests.tidy.source import ROOT, python
+from tests.support.repository import ROOT
+from tests.tidy.source import python
 
 TEXT = (ROOT / "docs" / "explanation" / "simulation.md").read_text()
 SOURCES = {source.path: source.text for source in python("tests")}

@@ -17,7 +17,7 @@ from tests.sim.mutants_of_requests import retraction_forgets_outputs
 from tests.sim.scenario import ALONE, LONG_STEPS, RATES, REAL_STEPS, STEPS, draw
 from tests.sim.story import Story
 from tests.sim.sweep import Sweep, corpus, play, sweep, told
-from tests.tidy.source import ROOT
+from tests.support.repository import ROOT
 
 SEEDS = 200
 LONG_SEEDS = 2_000

@@ -23,9 +23,9 @@ import sys
 import threading
 from collections.abc import Mapping, Sequence
 from functools import cache
-from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
+from tests.support.repository import ROOT
+
 MODULES = (
     "core.engine.build",
     "service.bench.emulated",

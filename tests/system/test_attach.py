@@ -13,8 +13,8 @@ from service.client.resumed_call import Received
 from service.pb.slipstream.v1 import inference_pb2 as pb
 from tests.fakes.breaking_proxy import breaking_proxy
 from tests.fakes.granted import granted
-from tests.fakes.kept_server import GREEDY, KeptServer, Seen, kept_server, uninterrupted
-from tests.system.test_exactly_once import settled
+from tests.support.kept_server import GREEDY, KeptServer, Seen, kept_server, uninterrupted
+from tests.support.until import until
 
 PATIENCE = 20.0
 PROMPT = [5, 6, 7, 8]
@@ -50,7 +50,7 @@ async def refusal(client: SlipstreamClient, name: str, received: dict[int, Recei
 
 async def until_gone(server: KeptServer) -> None:
     """No request is live."""
-    await settled(lambda: not server.engine.live_requests, within=PATIENCE)
+    await until(lambda: not server.engine.live_requests, within=PATIENCE)
 
 
 async def test_a_connection_that_breaks_anywhere_loses_and_repeats_nothing(seed: int) -> None:
@@ -247,6 +247,6 @@ async def test_a_slow_writer_loses_its_call_and_not_its_request() -> None:
     async with kept_server(write_timeout=0.2) as server, server.client() as client:
         deaf = await DeafClient.connect(server.port, 0, answers_pings=True)
         await deaf.call("/slipstream.v1.InferenceService/Generate", request.SerializeToString())
-        await settled(lambda: server.sample("slipstream_slow_consumer_evictions_total") == 1, within=PATIENCE)
+        await until(lambda: server.sample("slipstream_slow_consumer_evictions_total") == 1, within=PATIENCE)
         assert len((await rest(client, "mine", Seen())).ids[0]) == 300
         await deaf.close()

@@ -11,9 +11,9 @@ import pytest
 
 from service.client import CallFailed
 from service.pb.slipstream.v1 import inference_pb2 as pb
-from tests.fakes.kept_server import GREEDY, Seen
+from tests.support.kept_server import GREEDY, Seen
+from tests.support.until import until
 from tests.system.test_attach import PROMPT, begun, refusal, rest
-from tests.system.test_exactly_once import settled
 from tests.system.test_frontend_doors import ALICE, BOB, PATIENCE, group
 
 
@@ -25,11 +25,11 @@ async def test_a_stream_outlives_its_front_end_and_goes_on_through_another() -> 
         while (response := await _next(call)) is not None:
             seen.ids[0] += response.delta.token_ids
             seen.texts[0] += response.delta.text
-        await settled(lambda: server.engine.live_requests == 1, within=PATIENCE)
+        await until(lambda: server.engine.live_requests == 1, within=PATIENCE)
         assert len((await rest(other, "mine", seen)).ids[0]) == 1500
         again = await rest(other, "mine", Seen())
         assert again.outcome == seen.outcome
-        await settled(lambda: not server.engine.live_requests, within=PATIENCE)
+        await until(lambda: not server.engine.live_requests, within=PATIENCE)
         await server.counted('slipstream_attaches_total{how="attached"}', 2)
 
 
@@ -99,7 +99,7 @@ async def test_limits_of_a_tenant_are_one_for_all_front_ends_and_freed_with_the_
             with pytest.raises(CallFailed):
                 await one.complete(PROMPT, max_tokens=2, **GREEDY)
             assert await other.abort("a") and await other.abort("b")
-            await settled(lambda: not server.engine.live_requests, within=PATIENCE)
+            await until(lambda: not server.engine.live_requests, within=PATIENCE)
             plain = [one.generate(PROMPT, max_tokens=6000, **GREEDY) for _ in range(2)]
             for stream in plain:
                 await anext(stream)

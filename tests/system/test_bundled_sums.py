@@ -7,7 +7,7 @@ import asyncio
 from core.models.bundled import bundled_model_dir
 from core.models.bundled.corpus import held_out_sums
 from service.client import SlipstreamClient
-from tests.fakes.real_server import serve_checkpoint
+from tests.support.servers import serve_checkpoint
 
 ASKED, EXPECTED = 100, 95
 

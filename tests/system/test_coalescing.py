@@ -10,8 +10,9 @@ from core.models.bundled import bundled_model_dir
 from core.text.tokenizer import Tokenizer
 from service.bench.emulated import expected_output
 from service.client import Chunk, End, SlipstreamClient
-from tests.fakes.real_server import emulated_engine, serve_checkpoint
-from tests.system.test_exactly_once import settled
+from tests.fakes.emulated_engine import emulated_engine
+from tests.support.servers import serve_checkpoint
+from tests.support.until import until
 
 TOKENS = 1600
 PROMPT = [7, 11, 13]
@@ -50,8 +51,8 @@ async def test_tokens_queued_for_a_slow_reader_leave_as_one_delta(sampling: dict
         caught_up = asyncio.Event()
         async with SlipstreamClient(f"127.0.0.1:{server.port}", SMALL_WINDOW) as client:
             reading = asyncio.create_task(_read(client, caught_up, **sampling))
-            await settled(lambda: engine.stats.running == 1, within=20)
-            await settled(lambda: not engine.live_requests, within=60)
+            await until(lambda: engine.stats.running == 1, within=20)
+            await until(lambda: not engine.live_requests, within=60)
             assert not reading.done()
             caught_up.set()
             chunks, ends = await reading

@@ -5,9 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import random
-import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 
 import pytest
 
@@ -18,37 +15,28 @@ from core.types.io import Delta, Finished, GenerateRequest, Started
 from core.types.sampling_params import SamplingParams
 from service.bench.emulated import expected_output
 from service.client import Chunk, End, SlipstreamClient
-from tests.fakes.real_server import emulated_engine, serve_checkpoint
+from tests.fakes.emulated_engine import emulated_engine
 from tests.scorecard import Scorecard
+from tests.support.engines import started
+from tests.support.servers import serve_checkpoint
+from tests.support.until import until
 
 STREAMS, TOKENS = 200, 2000
-
-
-@pytest.fixture(scope="module")
-def tokenizer() -> Tokenizer:
-    return Tokenizer.load(str(bundled_model_dir()))
-
-
-async def settled(condition: object, within: float = 10.0) -> None:
-    """Wait until `condition()` holds; fails after `within` seconds."""
-    assert callable(condition)
-    end = time.monotonic() + within
-    while not condition():
-        assert time.monotonic() < end, f"within {within:g} s the condition did not hold"
-        await asyncio.sleep(0.01)
 
 
 def open_files() -> int:
     return len(os.listdir("/proc/self/fd"))
 
 
-async def test_every_stream_gets_exactly_its_own_tokens(tokenizer: Tokenizer, scorecard: Scorecard) -> None:
-    engine = emulated_engine(tokenizer, step_seconds=0.002, rows=STREAMS, max_total_tokens=STREAMS * (TOKENS + 64))
+async def test_every_stream_gets_exactly_its_own_tokens(bundled_tokenizer: Tokenizer, scorecard: Scorecard) -> None:
+    engine = emulated_engine(
+        bundled_tokenizer, step_seconds=0.002, rows=STREAMS, max_total_tokens=STREAMS * (TOKENS + 64)
+    )
     async with serve_checkpoint(bundled_model_dir(), lambda *_: engine) as (_, client):
-        await _read(client, tokenizer.vocab_size, seed=-1, tokens=4)
+        await _read(client, bundled_tokenizer.vocab_size, seed=-1, tokens=4)
         tasks, files = len(asyncio.all_tasks()), open_files()
-        faults = await asyncio.gather(*(_read(client, tokenizer.vocab_size, n, TOKENS) for n in range(STREAMS)))
-        await settled(lambda: len(asyncio.all_tasks()) <= tasks and open_files() <= files)
+        faults = await asyncio.gather(*(_read(client, bundled_tokenizer.vocab_size, n, TOKENS) for n in range(STREAMS)))
+        await until(lambda: len(asyncio.all_tasks()) <= tasks and open_files() <= files)
         pools = {pool.name: pool.used for pool in engine.stats.pools}
     found = [sum(each) for each in zip(*faults)]
     what = f"{STREAMS} streams × {TOKENS} tokens, one engine: duplicated, missing, wrong"
@@ -79,30 +67,21 @@ async def _read(client: SlipstreamClient, vocab: int, seed: int, tokens: int) ->
     return duplicated, tokens - len(seen), wrong, terminals
 
 
-@asynccontextmanager
-async def started(engine: AsyncEngine) -> AsyncIterator[AsyncEngine]:
-    await engine.start()
-    try:
-        yield engine
-    finally:
-        await engine.stop()
-
-
 @pytest.mark.parametrize("prefix_cache", ["radix", "none"])
 async def test_ten_thousand_aborts_leak_nothing(
-    tokenizer: Tokenizer, seed: int, prefix_cache: str, scorecard: Scorecard
+    bundled_tokenizer: Tokenizer, seed: int, prefix_cache: str, scorecard: Scorecard
 ) -> None:
     """Half of them for each prefix cache; each is aborted before, at, or after a random number of its events."""
     rng = random.Random(seed)
-    engine = emulated_engine(tokenizer, step_seconds=0.0002, rows=48, prefix_cache=prefix_cache)
+    engine = emulated_engine(bundled_tokenizer, step_seconds=0.0002, rows=48, prefix_cache=prefix_cache)
     async with started(engine):
         tasks, files = len(asyncio.all_tasks()), open_files()
         for _ in range(5000 // 250):
             await asyncio.gather(
-                *(_abort_somewhere(engine, tokenizer.vocab_size, rng.getrandbits(32)) for _ in range(250))
+                *(_abort_somewhere(engine, bundled_tokenizer.vocab_size, rng.getrandbits(32)) for _ in range(250))
             )
-        await settled(lambda: engine.live_requests == 0 and all(pool.used == 0 for pool in engine.stats.pools))
-        await settled(lambda: len(asyncio.all_tasks()) <= tasks and open_files() <= files)
+        await until(lambda: engine.live_requests == 0 and all(pool.used == 0 for pool in engine.stats.pools))
+        await until(lambda: len(asyncio.all_tasks()) <= tasks and open_files() <= files)
         stats = engine.stats
         used = [pool.used for pool in stats.pools]
         scorecard(8, f"{prefix_cache}, engine alone, 5,000 requests: rows, pages in use", used, equals=[0, 0])

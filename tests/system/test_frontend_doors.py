@@ -20,8 +20,6 @@ from typing import Any, cast
 
 import pytest
 
-from core.models.bundled import bundled_model_dir
-from core.text.tokenizer import Tokenizer
 from service.access.tls_credentials import ClientTls
 from service.client import CallFailed, SlipstreamClient
 from service.client.adapters import AdapterClient
@@ -31,10 +29,11 @@ from service.frontends.group import FrontEndGroup
 from service.pb.slipstream.v1 import inference_pb2 as pb
 from tests.chaos.process import ServerProcess
 from tests.fakes.adapter_shelf import AdapterShelf
-from tests.fakes.real_server import emulated_engine
 from tests.security.certificates import Authority, Pair, needs_openssl
 from tests.service.raw_http2 import DeafClient
-from tests.system.test_exactly_once import settled
+from tests.support.kept_server import small_engine
+from tests.support.servers import loaded
+from tests.support.until import until
 from tests.system.test_frontends import FRONT_ENDS, PATIENCE, Places, begun, failure, serving
 
 GENERATE = "/slipstream.v1.InferenceService/Generate"
@@ -46,8 +45,7 @@ class ShelvedEngine(AdapterShelf):
     """The production engine, with adapters that are only names."""
 
     def __init__(self) -> None:
-        tokenizer = Tokenizer.load(str(bundled_model_dir()))
-        self._engine = emulated_engine(tokenizer, step_seconds=0.002, rows=64, context=8192, max_total_tokens=64 * 1024)
+        self._engine = small_engine()
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._engine, name)
@@ -100,13 +98,8 @@ class Group:
 async def group(**settings: Any) -> AsyncIterator[Group]:
     engine = ShelvedEngine()
     config = ServerConfig.of(port=0, metrics_port=0, frontends=FRONT_ENDS, max_running_requests=64, **settings)
-    inner = FrontEndGroup(config, lambda *_: cast(StartableEngine, engine))
-    await inner.listen()
-    await inner.load()
-    try:
+    async with loaded(FrontEndGroup(config, lambda *_: cast(StartableEngine, engine))) as inner:
         yield Group(inner, engine)
-    finally:
-        await inner.close(grace=0)
 
 
 def install(pair: Pair, folder: Path) -> dict[str, str]:
@@ -172,7 +165,7 @@ async def test_every_front_end_reads_its_tokens_again_and_ends_what_a_revoked_on
                 assert refused.value.code.name == "UNAUTHENTICATED"
         async with server.places(CAROL) as theirs:
             assert len(theirs) == FRONT_ENDS
-        await settled(lambda: not server.engine.live_requests, within=PATIENCE)
+        await until(lambda: not server.engine.live_requests, within=PATIENCE)
 
 
 async def test_a_rate_limit_is_one_for_all_front_ends_and_each_has_its_part() -> None:
@@ -202,7 +195,7 @@ async def test_the_limit_of_calls_at_once_is_divided_too() -> None:
             assert refused.value.reason == "CONCURRENCY_LIMIT"
             for task in held:
                 task.cancel()
-        await settled(lambda: not server.engine.live_requests, within=PATIENCE)
+        await until(lambda: not server.engine.live_requests, within=PATIENCE)
 
 
 async def test_adapters_are_the_same_through_every_front_end() -> None:
@@ -228,7 +221,7 @@ async def deaf_client(server: Group) -> tuple[DeafClient, int]:
     known = set(server.connections())
     client = await DeafClient.connect(server.port, 500, answers_pings=True)
     # The front end takes the connection a little after the kernel has made it.
-    await settled(lambda: set(server.connections()) - known, within=PATIENCE)
+    await until(lambda: set(server.connections()) - known, within=PATIENCE)
     now = server.connections()
     return client, now[next(iter(set(now) - known))]
 
@@ -250,7 +243,7 @@ async def test_readers_that_do_not_read_are_evicted_at_every_front_end() -> None
         await server.counted("slipstream_slow_consumer_evictions_total", 3.0 * FRONT_ENDS)
         for stream in streams:
             assert sum(len(chunk.token_ids) for chunk in await asyncio.wait_for(stream, PATIENCE)) == 600
-        await settled(lambda: not server.engine.live_requests, within=PATIENCE)
+        await until(lambda: not server.engine.live_requests, within=PATIENCE)
         for client in others:
             await client.close()
 

@@ -16,12 +16,11 @@ from service.access.tls_credentials import ClientTls
 from service.client import CallFailed, Chunk, SlipstreamClient
 from tests.chaos.device import Faults
 from tests.chaos.history import FULL, Verdict
-from tests.chaos.process import ServerProcess, settled
+from tests.chaos.process import PATIENCE, ServerProcess, settled
 from tests.chaos.readers import ask, endings, read, verdict
 
 FRONT_ENDS = 2
 LONG = 6000
-PATIENCE = 20.0
 
 
 @pytest.fixture

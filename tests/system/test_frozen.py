@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import os
 import signal
-import socket
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 
@@ -21,6 +20,7 @@ from service.frontends.heartbeat import DEAD_SECONDS, STALE_SECONDS
 from service.servicers.health import LIVENESS, READINESS
 from tests.chaos.device import Faults
 from tests.chaos.process import ServerProcess, settled
+from tests.support.ports import free_port
 from tests.system.test_frontends import FRONT_ENDS, PATIENCE, Places, begun, failure, front_ends
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
@@ -31,8 +31,7 @@ SLACK = 10.0
 
 @pytest.fixture
 def server() -> Iterator[ServerProcess]:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_port()
     started = ServerProcess(
         Faults(step_seconds=0.005),
         frontends=FRONT_ENDS,

@@ -15,12 +15,12 @@ import pytest
 
 from core.engine.async_engine import AsyncEngine
 from core.text.tokenizer import Tokenizer
-from core.types.stats import EngineStats
 from service.bench.emulated import expected_output
 from service.client import CallFailed, Chunk, SlipstreamClient
-from tests.fakes.checkpoints import make_checkpoint
-from tests.fakes.real_server import emulated_engine, serve_checkpoint
+from tests.fakes.emulated_engine import emulated_engine
 from tests.scorecard import Scorecard
+from tests.support.servers import serve_checkpoint
+from tests.support.until import until
 
 STEP_SECONDS = 0.06
 CHUNK = 1024
@@ -28,8 +28,8 @@ LONG_PROMPT = 3 * CHUNK + 200
 
 
 @pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_checkpoint("llama", tmp_path_factory.mktemp("llama"), seed=0)
+def checkpoint(checkpoint_of: Callable[[str], Path]) -> Path:
+    return checkpoint_of("llama")
 
 
 @pytest.fixture
@@ -39,12 +39,6 @@ async def served(checkpoint: Path) -> AsyncIterator[tuple[AsyncEngine, Slipstrea
     engine = emulated_engine(tokenizer, step_seconds=STEP_SECONDS, rows=2, context=8000, max_total_tokens=16_000)
     async with serve_checkpoint(checkpoint, lambda *_: engine) as (_, client):
         yield engine, client
-
-
-async def _until(engine: AsyncEngine, condition: Callable[[EngineStats], bool]) -> None:
-    async with asyncio.timeout(20):
-        while not condition(engine.stats):
-            await asyncio.sleep(0.002)
 
 
 async def _read(client: SlipstreamClient, prompt: list[int], tokens: int, timeout: float | None = None) -> list[int]:
@@ -79,14 +73,14 @@ async def test_leaving_gives_everything_back(
     prompt, tokens, step = PHASES[phase]
     timeout = (step + 0.7) * STEP_SECONDS if way == "deadline" else None
     call = asyncio.create_task(_read(client, prompt, tokens, timeout))
-    await _until(engine, lambda stats: stats.running == 1)
+    await until(lambda: engine.stats.running == 1)
     if way == "cancel":
-        await _until(engine, lambda stats: stats.step >= step)
+        await until(lambda: engine.stats.step >= step)
         call.cancel()
     with contextlib.suppress(asyncio.CancelledError, CallFailed):
         await call
     left_at, left_time = engine.stats.step, time.monotonic()
-    await _until(engine, lambda stats: all(pool.used == 0 for pool in stats.pools))
+    await until(lambda: all(pool.used == 0 for pool in engine.stats.pools))
     milliseconds = (time.monotonic() - left_time) * 1000
     scorecard(ROWS[way], f"{phase}: steps to everything back", engine.stats.step - left_at, at_most=2)
     scorecard(ROWS[way], f"{phase}: ms to everything back", milliseconds, at_most=2500 * STEP_SECONDS)
@@ -100,14 +94,14 @@ async def test_leaving_the_queue_disturbs_nobody(
 ) -> None:
     engine, client = served
     running = [asyncio.create_task(_read(client, [n, n + 1], 12)) for n in (3, 5)]
-    await _until(engine, lambda stats: stats.running == 2)
+    await until(lambda: engine.stats.running == 2)
     queued = asyncio.create_task(_read(client, [9] * 10, 5, 5 * STEP_SECONDS if way == "deadline" else None))
-    await _until(engine, lambda stats: stats.waiting == 1)
+    await until(lambda: engine.stats.waiting == 1)
     if way == "cancel":
         queued.cancel()
     with contextlib.suppress(asyncio.CancelledError, CallFailed):
         await queued
-    await _until(engine, lambda stats: stats.waiting == 0)
+    await until(lambda: engine.stats.waiting == 0)
     assert engine.live_requests == 2
     for n, task in zip((3, 5), running, strict=True):
         assert await task == expected_output([n, n + 1], 12, engine.model_info.vocab_size)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -19,12 +20,12 @@ from service.config.server_config import ServerConfig
 from service.frontends.group import FrontEndGroup
 from service.pb.slipstream.v1 import inference_pb2 as pb
 from service.server.server import Server
-from tests.engine.emulation import until
 from tests.engine.test_text_failures import OTHERS, PROMPT, TOKENS, bad_token
 from tests.fakes.brittle_tokenizer import SECRET, BrittleTokenizer, panic
-from tests.fakes.checkpoints import make_checkpoint
-from tests.fakes.kept_server import GREEDY
-from tests.fakes.real_server import emulated_engine
+from tests.fakes.emulated_engine import emulated_engine
+from tests.support.kept_server import GREEDY
+from tests.support.servers import loaded
+from tests.support.until import until
 
 Call = Callable[[SlipstreamClient], Awaitable[Any]]
 
@@ -45,20 +46,17 @@ CALLS: dict[str, Call] = {
 
 @pytest.mark.parametrize("frontends", [0, 1])
 async def test_each_call_fails_alone_and_typed(
-    frontends: int, tmp_path_factory: pytest.TempPathFactory, caplog: pytest.LogCaptureFixture
+    frontends: int, checkpoint_of: Callable[[str], Path], caplog: pytest.LogCaptureFixture
 ) -> None:
-    whole = Tokenizer.load(make_checkpoint("llama", tmp_path_factory.mktemp("llama")))
+    whole = Tokenizer.load(checkpoint_of("llama"))
     bad = bad_token(whole.vocab_size)
     brittle = BrittleTokenizer(whole, [bad], panic)
     engine = emulated_engine(brittle, step_seconds=0.002, rows=16, max_total_tokens=1 << 15)
     config = ServerConfig.of(port=0, metrics_port=0, drain_linger=0.0, frontends=frontends, resume_seconds=30.0)
-    server = (FrontEndGroup if frontends else Server)(config, lambda *_: engine)
-    await server.listen()
-    await server.load()
-    target = f"127.0.0.1:{server.port}"
+    kind = FrontEndGroup if frontends else Server
     calls = CALLS | {"detokenize": lambda client: client.detokenize([5, bad])}
-    try:
-        async with SlipstreamClient(target) as client:
+    async with loaded(kind(config, lambda *_: engine)) as server:
+        async with SlipstreamClient(f"127.0.0.1:{server.port}") as client:
             for count, (name, call) in enumerate(calls.items(), 1):
                 reading = [
                     asyncio.create_task(client.complete(list(other), max_tokens=TOKENS, **GREEDY)) for other in OTHERS
@@ -78,8 +76,6 @@ async def test_each_call_fails_alone_and_typed(
             assert failed.value.reason == "TEXT_FAILED"
             await until(lambda: all(pool.used == 0 for pool in engine.stats.pools))
             assert engine.state is EngineState.READY and engine.stats.text_failures == len(calls) + 1
-    finally:
-        await server.close(grace=0)
     assert SECRET not in caplog.text
     assert len([each for each in caplog.records if each.levelno >= logging.ERROR]) == len(calls) + 1
 

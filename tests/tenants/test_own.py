@@ -19,12 +19,9 @@ from service.limits.usage import CENSUS_SECONDS, TenantLoad, TenantUsage
 from service.pb.slipstream.v1 import inference_pb2 as pb
 from service.server.server import Server
 from tests.fakes.granted import granted
-from tests.fakes.real_server import serve_checkpoint
-from tests.security.conftest import tiny as tiny
 from tests.security.test_strangers import DIALECTS, flush, subscribe
-from tests.service.conftest import checkpoint as checkpoint
-from tests.service.conftest import config as config
-from tests.service.conftest import until
+from tests.support.servers import serve_checkpoint
+from tests.support.until import until
 
 PROMPT = list(range(3, 51))
 GREEDY: dict[str, Any] = {"temperature": 0.0, "ignore_eos": True}
@@ -57,7 +54,7 @@ def series(tenant: str, kind: str) -> str:
 
 
 async def metric(server: Server, name: str) -> float:
-    from tests.service.conftest import Serving
+    from tests.support.servers import Serving
 
     return await Serving(server, None, None).metric(name)  # type: ignore[arg-type]
 

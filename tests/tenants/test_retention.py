@@ -10,7 +10,7 @@ from service.client import CallFailed
 from service.resume import retention
 from service.resume.history import EMPTY_SEGMENT_BYTES
 from service.resume.retention import STREAM_BYTES
-from tests.fakes.kept_server import GREEDY, Seen, kept_server
+from tests.support.kept_server import GREEDY, Seen, kept_server
 from tests.system.test_attach import begun, refusal, rest
 from tests.tenants.test_tenants_served import ALICE, BOB, files
 

@@ -19,15 +19,15 @@ from service.client import SlipstreamClient
 from service.frontends.remote_desk import RemoteDesk
 from service.limits.tenant_limiter import Hold
 from service.resume.retention import _digest
+from tests.fakes.emulated_engine import emulated_engine
 from tests.fakes.fake_engine import FakeEngine
-from tests.fakes.real_server import emulated_engine
-from tests.security.conftest import checkpoint, config, serve  # noqa: F401
-from tests.service.conftest import Serve
 from tests.service.test_front_end_pair import paired
+from tests.support.engines import started
+from tests.support.servers import Serve
 from tests.tenants.test_tenants_served import ALICE, BOB, files
 
 
-async def test_each_call_is_its_tenants_with_the_weight_of_the_file_as_it_is_now(serve: Serve, tmp_path: Path) -> None:  # noqa: F811
+async def test_each_call_is_its_tenants_with_the_weight_of_the_file_as_it_is_now(serve: Serve, tmp_path: Path) -> None:
     named = files(tmp_path, "alice: {weight: 3}\n")
     async with serve(FakeEngine(), **named) as serving:
         async with (
@@ -45,7 +45,7 @@ async def test_each_call_is_its_tenants_with_the_weight_of_the_file_as_it_is_now
     assert embedded == [("alice", 3.0), ("bob", 1.0)]
 
 
-async def test_without_names_connections_of_one_address_share(serve: Serve) -> None:  # noqa: F811
+async def test_without_names_connections_of_one_address_share(serve: Serve) -> None:
     async with serve() as serving:
         for _ in range(2):
             async with SlipstreamClient(serving.target) as client:
@@ -97,9 +97,8 @@ def test_a_port_is_no_part_of_an_address(peer: str, address: str) -> None:
 async def test_a_tenant_that_fills_the_queue_leaves_the_others_their_part() -> None:
     tokenizer = Tokenizer.load(str(bundled_model_dir()))
     engine = emulated_engine(tokenizer, step_seconds=0.001, rows=1)
-    await engine.start()
-    engine._scheduler._most_queued = 8
-    try:
+    async with started(engine):
+        engine._scheduler._most_queued = 8
 
         async def ask(tenant: str) -> None:
             await engine.generate(GenerateRequest(token_ids=(5, 6, 7), tenant=tenant))
@@ -116,5 +115,3 @@ async def test_a_tenant_that_fills_the_queue_leaves_the_others_their_part() -> N
         assert await fill("a") >= 8, "one tenant alone has all of it"
         assert [await fill(tenant) for tenant in "bcd"] == [4, 2, 2]
         assert await fill("a") == 0
-    finally:
-        await engine.stop()

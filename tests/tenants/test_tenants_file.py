@@ -15,8 +15,7 @@ from service.config.sources import load
 from service.config.yaml_files import MAX_DEPTH, MAX_NODES, MAX_PLAIN_CHARS, MAX_YAML_BYTES
 from service.tenant_ids import MAX_NAME_CHARS
 from tests.fakes.fake_engine import FakeEngine
-from tests.security.conftest import checkpoint, config, logged, serve, tiny  # noqa: F401
-from tests.service.conftest import ONCE, Serve
+from tests.support.servers import ONCE, Serve
 from tests.tenants.test_tenants_served import ALICE, files
 
 DOUBLING = "".join(f"a{n}: &a{n} {{<<: [*a{n - 1}, *a{n - 1}]}}\n" for n in range(1, 18))
@@ -96,9 +95,9 @@ def test_the_most_tenants_with_all_their_limits_fit() -> None:
 @pytest.mark.parametrize("name", ["no day", "no number", "deep lists"])
 async def test_a_file_that_breaks_the_parser_fails_no_call(
     name: str,
-    serve: Serve,  # noqa: F811
+    serve: Serve,
     tmp_path: Path,
-    logged: Any,  # noqa: F811
+    logged: Any,
 ) -> None:
     named = files(tmp_path)
     async with serve(FakeEngine(), **named) as serving:

@@ -15,11 +15,9 @@ from service.access.tls_credentials import ClientTls
 from service.client import CallFailed, SlipstreamClient
 from tests.fakes.fake_engine import FakeEngine, held
 from tests.fakes.granted import granted
-from tests.fakes.kept_server import GREEDY, Seen, kept_server
-from tests.fakes.real_server import serve_checkpoint
 from tests.security.certificates import Authority, needs_openssl
-from tests.security.conftest import checkpoint, config, logged, serve, tiny  # noqa: F401
-from tests.service.conftest import ONCE, Serve
+from tests.support.kept_server import GREEDY, Seen, kept_server
+from tests.support.servers import ONCE, Serve, serve_checkpoint
 from tests.system.test_attach import begun, refusal, rest
 
 ALICE, BOB, CAROL = "a" * 20, "b" * 20, "c" * 20
@@ -38,7 +36,7 @@ async def refused(client: SlipstreamClient, **options: Any) -> CallFailed:
     return failed.value
 
 
-async def test_ids_are_the_tenants_own(serve: Serve, tmp_path: Path, logged: Any) -> None:  # noqa: F811
+async def test_ids_are_the_tenants_own(serve: Serve, tmp_path: Path, logged: Any) -> None:
     gate = asyncio.Event()
     engine = FakeEngine(held(gate))
     async with serve(engine, **files(tmp_path)) as serving:
@@ -58,7 +56,7 @@ async def test_ids_are_the_tenants_own(serve: Serve, tmp_path: Path, logged: Any
     assert "\0" not in logged.text and "\\x00" not in logged.text, "ids of the engine are nobody's business"
 
 
-async def test_limits_are_kept_told_counted_and_read_again(serve: Serve, tmp_path: Path, logged: Any) -> None:  # noqa: F811
+async def test_limits_are_kept_told_counted_and_read_again(serve: Serve, tmp_path: Path, logged: Any) -> None:
     gate = asyncio.Event()
     named = files(tmp_path, "alice: {concurrent_requests: 1}\n")
     async with serve(FakeEngine(held(gate)), admission_wait=0.02, **named) as serving:
@@ -94,7 +92,7 @@ async def test_limits_are_kept_told_counted_and_read_again(serve: Serve, tmp_pat
     assert len(lines) == 2, "one line per burst and tenant"
 
 
-async def test_a_tenants_flood_takes_nothing_of_the_rate_that_all_share(serve: Serve, tmp_path: Path) -> None:  # noqa: F811
+async def test_a_tenants_flood_takes_nothing_of_the_rate_that_all_share(serve: Serve, tmp_path: Path) -> None:
     named = files(tmp_path, "alice: {concurrent_requests: 0}\n")
     async with serve(FakeEngine(), admission_wait=0.01, rate_limit=5, **named) as serving:
         async with (
@@ -160,8 +158,8 @@ async def test_a_history_that_passes_the_bound_loses_its_beginning_and_says_so(t
 
 @needs_openssl
 async def test_certificates_name_tenants_where_there_are_no_tokens(
-    serve: Serve,  # noqa: F811
-    tiny: Path,  # noqa: F811
+    serve: Serve,
+    tiny: Path,
     tmp_path: Path,
 ) -> None:
     authority = Authority(tmp_path, "ca")

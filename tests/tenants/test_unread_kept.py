@@ -7,7 +7,7 @@ import asyncio
 from core.engine.streams.unread import FREE_TOKENS
 from service.pb.slipstream.v1 import inference_pb2 as pb
 from service.resume.retention import STREAM_BYTES, _empty_bytes
-from tests.fakes.kept_server import KeptServer, Seen, kept_server
+from tests.support.kept_server import KeptServer, Seen, kept_server
 from tests.system.test_attach import begun, refusal, rest
 
 STREAMS, OUTPUTS, TOKENS = 4, 8, 150

@@ -12,11 +12,11 @@ from core.errors import Overloaded
 from service.client import CallFailed, SlipstreamClient
 from tests.fakes.fake_engine import FakeEngine, count_up, held
 from tests.fakes.granted import granted
-from tests.fakes.kept_server import GREEDY, kept_server
 from tests.gateway.spoken import DIALECTS, Spoken
 from tests.gateway.test_generate import failure_of
-from tests.security.conftest import checkpoint, config, serve  # noqa: F401
-from tests.service.conftest import ONCE, Serve
+from tests.support.kept_server import GREEDY, kept_server
+from tests.support.servers import ONCE, Serve
+from tests.support.until import until
 from tests.system.test_attach import begun
 from tests.tenants.test_tenants_served import ALICE, BOB, files, refused
 
@@ -24,7 +24,7 @@ SOON = 5.0
 AS_ALICE, AS_BOB = ((("authorization", f"Bearer {token}"),) for token in (ALICE, BOB))
 
 
-async def test_outputs_and_inputs_are_sequences_whatever_the_calls(serve: Serve, tmp_path: Path) -> None:  # noqa: F811
+async def test_outputs_and_inputs_are_sequences_whatever_the_calls(serve: Serve, tmp_path: Path) -> None:
     gate = asyncio.Event()
     named = files(tmp_path, '"*": {concurrent_sequences: 64}\n')
     async with serve(FakeEngine(held(gate, after=1)), admission_wait=0.02, **named) as serving:
@@ -63,7 +63,7 @@ async def _refused(call: Any) -> CallFailed:
 
 
 @pytest.mark.parametrize("spoken", DIALECTS, ids=lambda each: each.name)
-async def test_dialects_count_their_outputs_and_tokens(serve: Serve, spoken: Spoken, tmp_path: Path) -> None:  # noqa: F811
+async def test_dialects_count_their_outputs_and_tokens(serve: Serve, spoken: Spoken, tmp_path: Path) -> None:
     gate, ids = asyncio.Event(), [5, 6, 7]
     named = files(tmp_path, "alice: {concurrent_sequences: 4}\nbob: {tokens_per_minute: 103}\n")
 
@@ -87,9 +87,7 @@ async def test_dialects_count_their_outputs_and_tokens(serve: Serve, spoken: Spo
         gate.set()
         while await hers.read():
             pass
-        async with asyncio.timeout(5):
-            while serving.engine.live_requests:
-                await asyncio.sleep(0)
+        await until(lambda: not serving.engine.live_requests)
         # Of the 103 that were charged, the prompt and what was made before the call was left are used: 60 are there.
         assert (await failure_of(ask(AS_BOB, max_tokens=80))).reason == "TENANT_TOKEN_LIMIT"
         with granted("the rest was given back"):
@@ -97,7 +95,7 @@ async def test_dialects_count_their_outputs_and_tokens(serve: Serve, spoken: Spo
 
 
 @pytest.mark.parametrize("whole", [True, False], ids=["read to its end", "left early"])
-async def test_the_unused_is_given_back_at_the_end(serve: Serve, tmp_path: Path, whole: bool) -> None:  # noqa: F811
+async def test_the_unused_is_given_back_at_the_end(serve: Serve, tmp_path: Path, whole: bool) -> None:
     """Prompts count as the engine counts them: 3 tokens here, whatever the estimate was."""
     named = files(tmp_path, "alice: {tokens_per_minute: 1000}\n")
     engine = FakeEngine(held(asyncio.Event(), after=2))
@@ -113,16 +111,14 @@ async def test_the_unused_is_given_back_at_the_end(serve: Serve, tmp_path: Path,
                 failed = await refused(alice, max_tokens=200, timeout=SOON)
                 assert failed.reason == "TENANT_TOKEN_LIMIT" and failed.retry_after and failed.retry_after < 20
                 await stream.aclose()
-            async with asyncio.timeout(5):
-                while engine.live_requests:
-                    await asyncio.sleep(0)
+            await until(lambda: not engine.live_requests)
             engine.script = count_up
             with granted("3 of the prompt and 2 that were made are gone, and no more"):
                 await alice.complete("hi", max_tokens=980)
             assert (await refused(alice, max_tokens=900, timeout=SOON)).reason == "TENANT_TOKEN_LIMIT"
 
 
-async def test_an_embedding_counts_its_tokens_even_if_nobody_waits_for_it(serve: Serve, tmp_path: Path) -> None:  # noqa: F811
+async def test_an_embedding_counts_its_tokens_even_if_nobody_waits_for_it(serve: Serve, tmp_path: Path) -> None:
     named = files(tmp_path, "alice: {tokens_per_minute: 100}\n")
     engine = FakeEngine(held(asyncio.Event(), after=0))
     async with serve(engine, admission_wait=0.02, **named) as serving:
@@ -131,9 +127,7 @@ async def test_an_embedding_counts_its_tokens_even_if_nobody_waits_for_it(serve:
             await engine.stream_number(1)
             call.cancel()
             await asyncio.gather(call, return_exceptions=True)
-            async with asyncio.timeout(5):
-                while engine.live_requests:
-                    await asyncio.sleep(0)
+            await until(lambda: not engine.live_requests)
             assert (await _refused(alice.embed(list(range(40)), timeout=SOON))).reason == "TENANT_TOKEN_LIMIT"
             engine.refuse_with = Overloaded("full", reason="QUEUE_FULL")
             for _ in range(5):
@@ -146,9 +140,7 @@ async def test_a_kept_stream_counts_what_it_made_without_a_reader(tmp_path: Path
         async with server.client(token=ALICE) as alice:
             call, _ = await begun(alice, "kept", 400)
             call.cancel()
-            async with asyncio.timeout(20):
-                while server.server.slot.require().live_requests:
-                    await asyncio.sleep(0.01)
+            await until(lambda: not server.server.slot.require().live_requests, within=20)
             failed = await refused(alice, max_tokens=900, **GREEDY)
             assert failed.reason == "TENANT_TOKEN_LIMIT"
             with granted("the rest is there"):

@@ -7,8 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -19,13 +18,14 @@ from core.text import chat_renderer
 from core.text.chat_renderer import ChatRenderer
 from core.text.tokenizer import Tokenizer
 from core.types.io import ChatMessage
+from tests.support.repository import ROOT
+from tests.support.until import eventually
 from tests.text.checkpoints import byte_level
 
 PATIENCE = 60.0
 ENDLESS = "{% for a in range(100000) %}{% for b in range(100000) %}{% endfor %}{% endfor %}"
 """A range has at most 100,000 in the sandbox; two loops are ten thousand million."""
 IF_ASKED = "{% if messages[0]['content'] == 'endless' %}" + ENDLESS + "{% endif %}{{ messages[0]['content'] }}"
-ROOT = Path(__file__).resolve().parents[2]
 
 
 def said(text: str) -> list[dict[str, str]]:
@@ -127,11 +127,11 @@ def test_a_template_at_work_ends_with_the_renderer() -> None:
 
     asking = threading.Thread(target=ask, daemon=True)
     asking.start()
-    eventually(lambda: cpu_seconds(fork) > 0.1)
+    eventually(lambda: cpu_seconds(fork) > 0.1, PATIENCE)
     renderer.close()
     asking.join(PATIENCE)
     assert not asking.is_alive() and isinstance(raised[0], Draining)
-    eventually(lambda: not alive(process) and not alive(fork))
+    eventually(lambda: not alive(process) and not alive(fork), PATIENCE)
 
 
 def test_a_fork_that_died_between_two_chats_gives_no_answer_to_another(renderer: ChatRenderer) -> None:
@@ -194,17 +194,9 @@ def test_it_ends_when_its_server_is_killed() -> None:
         (fork,) = forks_of(process)
         server.stdin.write("\n")
         server.stdin.flush()
-        eventually(lambda: cpu_seconds(fork) > 0.1)
+        eventually(lambda: cpu_seconds(fork) > 0.1, PATIENCE)
         server.kill()
-    eventually(lambda: not alive(process) and not alive(fork))
-
-
-def eventually(condition: Callable[[], bool]) -> None:
-    """Wait for it; past the patience that is a failure."""
-    end = time.monotonic() + PATIENCE
-    while not condition():
-        assert time.monotonic() < end, "it did not happen"
-        time.sleep(0.01)
+    eventually(lambda: not alive(process) and not alive(fork), PATIENCE)
 
 
 def alive(pid: int) -> bool:

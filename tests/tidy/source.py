@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
+from tests.support.repository import ROOT
+
 GENERATED = "service/pb/slipstream/"
 """What protoc writes; no rule but "it is current" applies to it."""
 

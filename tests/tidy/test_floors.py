@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.repository import ROOT
 from tests.tidy import circles, floors
 from tests.tidy.floors import FLOORS, HOUSES
-from tests.tidy.source import ROOT, Source, python, report
+from tests.tidy.source import Source, python, report
 
 CORE, SERVICE = python("core"), python("service")
 

@@ -8,8 +8,9 @@ from importlib.util import find_spec
 import pytest
 
 from core.invariants import HOST_CHECKS
+from tests.support.repository import ROOT
 from tests.tidy.invariant_names import differences
-from tests.tidy.source import ROOT, Source, python, report
+from tests.tidy.source import Source, python, report
 
 DOCUMENT = ROOT / "core" / "INVARIANTS.md"
 

@@ -8,7 +8,7 @@ import pytest
 
 from tests.mutants.catalogue import MUTANTS
 from tests.nightly import NIGHTLY, listed
-from tests.tidy.source import ROOT
+from tests.support.repository import ROOT
 
 
 def missing(tests: frozenset[str]) -> list[str]:

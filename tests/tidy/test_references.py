@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.tidy.source import ROOT
+from tests.support.repository import ROOT
 
 DECISIONS = ROOT / "core" / "decisions"
 BUGS = ROOT / "docs" / "explanation" / "simulation.md"

@@ -13,7 +13,8 @@ import tomllib
 import pytest
 import torch
 
-from tests.tidy.source import ROOT, Source, texts
+from tests.support.repository import ROOT
+from tests.tidy.source import Source, texts
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 TARGETS = (

@@ -15,10 +15,10 @@ from core.invariants import InvariantViolation
 from core.models.lora.checkpoint import AdapterLimits, read_adapter
 from core.models.lora.packed import ALIGN_BYTES, Adapter
 from core.models.lora.slots import AdapterSlots, LoraWrites, SlotWrite, group_tokens
-from tests.fakes.checkpoints import VOCAB_SIZE, make_checkpoint
 from tests.fakes.paged_steps import Part
 from tests.models.lora.peft_oracle import ADAPTERS, PeftOracle, make_adapter
 from tests.models.reference import PackedRun, load
+from tests.support.checkpoints import VOCAB_SIZE, make_checkpoint
 
 CPU = torch.device("cpu")
 OUTPUT = 12

@@ -15,9 +15,9 @@ from safetensors.torch import load_file, save_file
 from core.errors import ModelLoadError
 from core.models.lora.checkpoint import AdapterLimits, read_adapter
 from core.models.lora.patterns import compiled
-from tests.fakes.checkpoints import make_checkpoint
 from tests.models.lora.peft_oracle import ADAPTERS, make_adapter
 from tests.models.reference import load
+from tests.support.checkpoints import make_checkpoint
 
 LIMITS = AdapterLimits(max_rank=8)
 Change = Callable[[Path], None]

@@ -15,13 +15,14 @@ import pytest
 from core.errors import Overloaded, QueueTimeout
 from service.client import SERVICE_CONFIG
 from tests.fakes.fake_engine import FakeEngine, held, token_at
-from tests.service.conftest import PATIENCE, Serve
 from tests.service.test_cancellation import closed
 from tests.service.test_client import Flaky
+from tests.support.repository import ROOT
+from tests.support.servers import Serve
+from tests.support.until import PATIENCE
 
 PACKAGES = ("@grpc/grpc-js@1.14.7", "@grpc/proto-loader@0.8.1")
 INSTALL_SECONDS = 120
-ROOT = Path(__file__).resolve().parents[3]
 CLIENT = Path(__file__).with_name("client.mjs")
 
 pytestmark = [

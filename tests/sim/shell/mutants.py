@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from tests.tidy.source import ROOT
+from tests.support.repository import ROOT
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from tests.sim.shell import __main__ as command
 from tests.sim.shell.scenario import ENDINGS, draw
 from tests.sim.shell.sweep import Sweep, corpus, play, sweep, told
 from tests.sim.story import Story
-from tests.tidy.source import ROOT
+from tests.support.repository import ROOT
 
 SEEDS = 250
 HITS = 10

@@ -1,4 +1,4 @@
-"""Tiny random encoder-decoder checkpoints with a tokenizer, as `tests.fakes.checkpoints` makes decoders."""
+"""Tiny random encoder-decoder checkpoints with a tokenizer, as `tests.support.checkpoints` makes decoders."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from transformers import AutoConfig, AutoModelForSeq2SeqLM, GenerationConfig
 from transformers.utils import logging as transformers_logging
 
-from tests.fakes.checkpoints import BOS_ID, EOS_ID, PAD_ID, VOCAB_SIZE, _tokenizer
+from tests.support.checkpoints import BOS_ID, EOS_ID, PAD_ID, VOCAB_SIZE, _tokenizer
 
 MAX_INPUT = 256
 """Positions of encoder and decoder alike."""

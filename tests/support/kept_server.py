@@ -15,7 +15,8 @@ from service.client import Chunk, End, SlipstreamClient
 from service.client.resumed_call import Received
 from service.config.server_config import ServerConfig
 from service.server.server import Server
-from tests.fakes.real_server import emulated_engine
+from tests.fakes.emulated_engine import emulated_engine
+from tests.support.servers import loaded
 
 QUICK: tuple[tuple[str, Any], ...] = (
     ("grpc.use_local_subchannel_pool", 1),
@@ -60,13 +61,8 @@ async def kept_server(step_seconds: float = 0.002, **settings: Any) -> AsyncIter
     pending = settings.get("max_pending_tokens", engine._config.max_pending_tokens)
     engine._config = dataclasses.replace(engine._config, max_pending_tokens=pending)
     defaults = {"port": 0, "metrics_port": 0, "drain_linger": 0.0}
-    server = Server(ServerConfig.of(**(defaults | settings)), lambda *_: engine)
-    await server.listen()
-    await server.load()
-    try:
+    async with loaded(Server(ServerConfig.of(**(defaults | settings)), lambda *_: engine)) as server:
         yield KeptServer(server, engine)
-    finally:
-        await server.close(grace=0)
 
 
 @dataclass
