@@ -73,7 +73,7 @@ class GrammarCompiler:
         found = self._cache.get(constraint)
         if found is not None:
             return found
-        if False:
+        if self._closed:
             raise Draining("the server is shutting down")
         job = self._jobs.get(constraint)
         if job is None or job.done.done():
