@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.mutants.catalogue import MUTANTS, SAMPLE
+from tests.mutants.catalogue import MUTANTS, SAMPLE, TABLES, read, table_of
 from tests.mutants.mutant import Verdict
 from tests.mutants.workshop import Workshop
 from tests.support.repository import ROOT
@@ -29,6 +29,20 @@ def test_every_mutant_still_applies() -> None:
             compile(applied, mutant.file, "exec")
         test_file, _, test_name = mutant.test.partition("::")
         assert test_name.partition("[")[0] in Path(ROOT, test_file).read_text(), mutant
+
+
+def test_every_table_has_the_mutants_of_its_room_in_order() -> None:
+    for table in TABLES.iterdir():
+        mutants = read(table)
+        assert all(table_of(mutant.file) == table for mutant in mutants), table
+        assert mutants == sorted(mutants, key=lambda mutant: (mutant.file, mutant.name)), table
+
+
+def test_an_entry_with_a_wrong_field_is_told_with_its_table(tmp_path: Path) -> None:
+    table = tmp_path / "core.relay.toml"
+    table.write_text('[no-test]\nbreaks = "a law"\nfile = "core/relay/future_map.py"\nbefore = "a"\nafter = "b"\n')
+    with pytest.raises(ValueError, match=r"core\.relay\.toml, \[no-test\]: .*'test'"):
+        read(table)
 
 
 @pytest.mark.parametrize("name", SAMPLE)
