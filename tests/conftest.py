@@ -30,6 +30,7 @@ from tests import scorecard as scores
 from tests.alone import ALONE
 from tests.nightly import NIGHTLY
 from tests.skips import SkipWatch
+from tests.support.repository import ROOT
 
 scorecard = scores.scorecard
 
@@ -54,7 +55,7 @@ SEED_ENV = "SLIPSTREAM_TEST_SEED"
 for _name in [name for name in os.environ if name.startswith(("SLIPSTREAM_", "OTEL_")) and name != SEED_ENV]:
     del os.environ[_name]
 # Compiled into before the first test, so that no server of a test compiles beside what it is tested for.
-os.environ["SLIPSTREAM_CACHE_DIR"] = str(Path(__file__).resolve().parents[1] / "build" / "cache")
+os.environ["SLIPSTREAM_CACHE_DIR"] = str(ROOT / "build" / "cache")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

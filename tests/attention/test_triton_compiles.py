@@ -9,16 +9,16 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
 from tests.attention.test_conformance import INTERPRETED
+from tests.support.repository import ROOT
 
 # Before Triton reads it: what was compiled once stays in the checkout, not in somebody's home.
-os.environ.setdefault("TRITON_CACHE_DIR", str(Path(__file__).parents[2] / "build" / "cache" / "triton"))
+os.environ.setdefault("TRITON_CACHE_DIR", str(ROOT / "build" / "cache" / "triton"))
 
 TRITON = find_spec("triton") is not None
 pytestmark = [

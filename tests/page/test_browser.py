@@ -17,11 +17,12 @@ from service.page import feed
 from tests.page.browser import INSTALL, Tab, browser, program
 from tests.page.pixels import colour, contrast, misdrawn, picture, shown_event
 from tests.page.watching import Serving, serve_bundled, serve_emulated, watched
+from tests.support.repository import ROOT
 from tests.support.until import until
 
 pytestmark = pytest.mark.skipif(program() is None, reason=INSTALL)
 
-ARTEFACTS = Path(__file__).resolve().parents[2] / "build" / "artefacts"
+ARTEFACTS = ROOT / "build" / "artefacts"
 ROWS, PAGES, STREAMS = 4, 256, 6
 TEXT_CONTRAST = 4.5
 WORDS = [

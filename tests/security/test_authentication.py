@@ -26,6 +26,7 @@ from tests.fakes.fake_engine import FakeEngine, count_up, held
 from tests.scorecard import Scorecard
 from tests.security import methods, replies
 from tests.security.conftest import LogLines
+from tests.support.repository import ROOT
 from tests.support.servers import Serve, loaded
 from tests.support.within import within
 
@@ -225,7 +226,7 @@ def comparisons_by_value(text: str) -> list[str]:
 
 def test_no_token_is_compared_by_value(scorecard: Scorecard) -> None:
     """Comparison of secrets is `hmac.compare_digest` over digests of one length, of all entries, to the end."""
-    access = Path(__file__).parents[2] / "service" / "access"
+    access = ROOT / "service" / "access"
     rooms = [access / "auth_interceptor.py", access / "token_file.py"]
     found = [each for room in rooms for each in comparisons_by_value(room.read_text())]
     scorecard(32, "comparisons of tokens by value", found, equals=[])

@@ -28,6 +28,7 @@ from tests.support.until import PATIENCE, until
 from tests.support.within import within
 
 MOST_TOKENS = 4000
+ENDED = "it was aborted, and has not come to its end"
 GARBAGE = b"\x00{no json"
 
 
@@ -82,7 +83,7 @@ async def ends_alone(pair: Pair, broken: Any, whole: Any, engine: Any) -> None:
             async for _ in broken:
                 pass
     await until(lambda: engine.live_requests == 1)
-    assert engine.stats.step < MOST_TOKENS, "it was aborted, and has not come to its end"
+    assert engine.stats.step < MOST_TOKENS, ENDED
     assert isinstance(await anext(whole), Delta)
     assert not pair.host.lost and not pair.remote.closing.done()
 
@@ -202,6 +203,7 @@ async def test_a_broken_envelope_ends_the_connection_and_what_a_front_end_had(fr
         pair.host.link.data_received(frame + pack_json(Kind.CALL, {"method": "tokenize"}, 50))
         await until(lambda: pair.host.lost)
         await until(lambda: not engine.live_requests)
+        assert engine.stats.step < MOST_TOKENS, ENDED
         assert not pair.host._calls
         assert await asyncio.wait_for(pair.remote.closing, PATIENCE), "the front end goes"
 
@@ -216,6 +218,7 @@ async def test_a_front_end_that_cannot_read_what_concerns_all_goes(frame: bytes)
                 async for _ in stream:
                     pass
         await until(lambda: not engine.live_requests)
+        assert engine.stats.step < MOST_TOKENS, ENDED
 
 
 async def test_frames_are_bounded_and_streams_wait_for_room() -> None:

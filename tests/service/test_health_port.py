@@ -29,7 +29,7 @@ from tests.security.certificates import Authority, needs_openssl
 from tests.security.half_sender import HalfSender
 from tests.support.ports import free_port
 from tests.support.servers import Serve, listening
-from tests.support.until import PATIENCE
+from tests.support.until import PATIENCE, until
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
@@ -61,8 +61,7 @@ async def test_it_answers_while_loading_when_ready_and_while_draining(config: Ca
         await server.load()
         assert await asked(port_of(server)) == (SERVING, SERVING)
         running = asyncio.create_task(client.complete("hi"))
-        while not server.engine.live_requests:
-            await asyncio.sleep(0)
+        await until(lambda: server.engine.live_requests)
         draining = asyncio.create_task(server.drain(0.0, PATIENCE))
         await asyncio.sleep(0)
         assert await asked(port_of(server)) == (SERVING, NOT_SERVING)

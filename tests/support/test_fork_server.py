@@ -9,11 +9,11 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import pytest
 
 from tests.support.fork_server import ForkedProcess, ForkServer
+from tests.support.repository import ROOT
 
 PATIENCE = 60.0
 PROGRAM = "tests.support.echoing"
@@ -97,7 +97,7 @@ def test_a_run_that_is_killed_leaves_no_server() -> None:
     )
     done = subprocess.run(
         [sys.executable, "-c", script],
-        cwd=Path(__file__).parents[2],
+        cwd=ROOT,
         capture_output=True,
         text=True,
         timeout=PATIENCE,
