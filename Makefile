@@ -65,7 +65,7 @@ soak: $(STAMP) $(MODEL) ## Run the chaos tests and the simulation at length; tak
 scorecard: $(STAMP) $(MODEL) ## Measure the reliability scorecard again and write tests/SCORECARD.md
 	@mkdir -p build && rm -f build/scorecard.jsonl
 	-SCORECARD_FILE=build/scorecard.jsonl OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m "not soak" $(ARGS)
-	$(BIN)/python -m tests.scorecard build/scorecard.jsonl build/soak.jsonl
+	$(BIN)/python -m tests.support.scorecard build/scorecard.jsonl build/soak.jsonl
 
 check: $(STAMP) ## Lint, format, types and house rules
 	$(BIN)/ruff check .
@@ -81,13 +81,13 @@ links: $(STAMP) ## Look at the documents' links to other servers; needs a networ
 	$(BIN)/python -m sphinx -q -n -b linkcheck -c docs . build/links
 
 sim: $(STAMP) ## Simulate the scheduler under 2000 fresh seeds, or replay one: make sim SEED=7
-	@$(BIN)/python -m tests.sim $(if $(SEED),--seed $(SEED) --trace) $(ARGS)
+	@$(BIN)/python -m tests.proofs.sim $(if $(SEED),--seed $(SEED) --trace) $(ARGS)
 
 sim-long: $(STAMP) ## Simulate a million seeds on all cores; takes hours
-	@$(BIN)/python -m tests.sim --seeds 1000000 --jobs 0 $(ARGS)
+	@$(BIN)/python -m tests.proofs.sim --seeds 1000000 --jobs 0 $(ARGS)
 
 mutants: $(STAMP) ## Break the code line by line and see that the named tests notice
-	OMP_NUM_THREADS=1 $(BIN)/python -m tests.mutants $(ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.proofs.mutants $(ARGS)
 
 demo: $(STAMP) $(MODEL) ## Start a server, stream three completions at once, show the pools, drain
 	@$(BIN)/python -m service.cli.demo $(ARGS)
@@ -96,13 +96,13 @@ bench: $(STAMP) ## Measure how much of the time the device waits, with overlap o
 	@$(BIN)/python -m service bench overlap $(ARGS)
 
 chart: $(STAMP) $(MODEL) ## Check the Helm chart and the Dockerfile over every Kubernetes version
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "soak or not soak" tests/helm tests/service/test_health_port.py $(ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "soak or not soak" tests/packaging/helm tests/contract/api/test_health_port.py $(ARGS)
 
 # For a machine with a CUDA device and a CUDA build of PyTorch; elsewhere the tests skip and the benchmark says why it stops.
 gpu: $(STAMP) $(MODEL) ## Run the GPU tests, then measure an 8B-shaped model into build/gpu.json
 	@mkdir -p build
-	$(BIN)/python -m pytest -m gpu tests/gpu tests/sampling/test_gpu.py
-	$(BIN)/python -m pytest tests/attention tests/models/test_fused.py
+	$(BIN)/python -m pytest -m gpu tests/gpu tests/unit/core/sampling/test_gpu.py
+	$(BIN)/python -m pytest tests/unit/core/attention tests/unit/core/models/test_fused.py
 	$(BIN)/python -m service bench gpu --out build/gpu.json $(ARGS)
 
 format: $(STAMP) ## Format the code, and fix what the linter can fix

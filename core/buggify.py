@@ -1,7 +1,7 @@
 """Named places in the code where order matters, for a simulation. In production each costs one comparison with None.
 
-After FoundationDB's BUGGIFY. At these places the simulation of the shell (`tests/sim/shell`) makes events happen that
-are possible there but rare: a result arrives, the callback is delayed, another task gets its turn. Only `hooked`
+After FoundationDB's BUGGIFY. At these places the simulation of the shell (`tests/proofs/sim/shell`) makes events happen
+that are possible there but rare: a result arrives, the callback is delayed, another task gets its turn. Only `hooked`
 switches them on. Only tests call it (`tests/tidy` checks that), and no flag, variable or message leads to it.
 """
 

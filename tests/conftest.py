@@ -26,13 +26,16 @@ from core.invariants import FAILURES
 from core.models.native.extension import ExtensionUnavailable, is_built, load_extension
 from service.access import timed_look
 from service.process.switch_interval import shorten_switch_interval
-from tests import scorecard as scores
-from tests.alone import ALONE
-from tests.nightly import NIGHTLY
-from tests.skips import SkipWatch
+from tests.support import scorecard as scores
+from tests.support.alone import ALONE
+from tests.support.nightly import NIGHTLY
 from tests.support.repository import ROOT
+from tests.support.skips import SkipWatch
 
 scorecard = scores.scorecard
+
+# Fixtures that more than one folder of tests uses.
+pytest_plugins = ("tests.support.scripted", "tests.support.log_lines")
 
 # Results must not depend on how many cores reduce a sum, and two cores are all that CI has.
 torch.set_num_threads(1)

@@ -1,7 +1,7 @@
 """The contract of an attention backend: write this step's keys and values into the pool, attend through the page table.
 
 The runner and the models see nothing of attention but this class. Every registered backend must pass
-`tests/attention/test_conformance.py`.
+`tests/unit/core/attention/test_conformance.py`.
 """
 
 from __future__ import annotations

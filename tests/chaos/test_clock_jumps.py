@@ -19,9 +19,10 @@ from service.client import CallFailed, Chunk, End, SlipstreamClient
 from service.pb.slipstream.v1 import inference_pb2 as pb
 from tests.chaos.device import Faults
 from tests.chaos.process import PATIENCE, ServerProcess
-from tests.scorecard import Scorecard
+from tests.support.repository import ROOT
+from tests.support.scorecard import Scorecard
 
-SOURCE = Path(__file__).parents[1] / "fakes" / "wall_clock.c"
+SOURCE = ROOT / "tests" / "support" / "fakes" / "wall_clock.c"
 HOURS = 3600
 TOKENS = 400
 """Two seconds of a stream."""

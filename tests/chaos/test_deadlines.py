@@ -7,8 +7,8 @@ import asyncio
 from service.pb.slipstream.v1 import inference_pb2 as pb
 from tests.chaos.process import ServerProcess, settled
 from tests.chaos.test_slow_readers import GENERATE
-from tests.scorecard import Scorecard
-from tests.service.raw_http2 import DeafClient
+from tests.contract.api.raw_http2 import DeafClient
+from tests.support.scorecard import Scorecard
 
 CALLS = 50
 

@@ -14,7 +14,7 @@ from tests.chaos.history import FULL, Verdict
 from tests.chaos.process import PATIENCE
 from tests.chaos.readers import ask, endings, read, verdict
 from tests.chaos.watching import Diary, knock, watched
-from tests.scorecard import Scorecard
+from tests.support.scorecard import Scorecard
 
 LINGER, GRACE = 0.5, 1.5
 MARGIN = 3.0

@@ -13,7 +13,7 @@ from service.client import SlipstreamClient
 from tests.chaos.history import FULL, LEFT, Stream, Verdict
 from tests.chaos.process import ServerProcess, settled
 from tests.chaos.readers import Manner, ask, endings, read, verdict
-from tests.scorecard import Scorecard
+from tests.support.scorecard import Scorecard
 
 CHANNELS = 4
 Sizes = tuple[int, int]

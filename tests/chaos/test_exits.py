@@ -22,7 +22,7 @@ from tests.support.checkpoints import make_checkpoint
 
 MARGIN = 6.0
 """Seconds that ending, flushing and joining may take on two shared cores."""
-UNRULY = "tests.fakes.serve_unruly"
+UNRULY = "tests.support.fakes.serve_unruly"
 ENDLESS = "{% for a in range(100000) %}{% for b in range(100000) %}{% endfor %}{% endfor %}"
 
 

@@ -15,7 +15,7 @@ from tests.chaos.history import FULL, Stream, Verdict
 from tests.chaos.process import PATIENCE, ServerProcess, settled
 from tests.chaos.readers import ask, read, verdict
 from tests.chaos.watching import Diary, watched
-from tests.scorecard import Scorecard
+from tests.support.scorecard import Scorecard
 
 STREAMS, TOKENS = 30, 2000
 HANG_TIMEOUT = 1.0

@@ -10,7 +10,7 @@ import pytest
 from service.client import CallFailed, SlipstreamClient
 from tests.chaos.process import ServerProcess, settled
 from tests.chaos.readers import Manner, ask, read
-from tests.scorecard import Scorecard
+from tests.support.scorecard import Scorecard
 
 AT_ONCE = 100
 WAYS = {"leave": 6, "abort": 3, "deadline": 3, "refused": 1, "disconnect": 1}

@@ -13,8 +13,8 @@ import pytest
 
 from tests.chaos.conftest import KEEPALIVE
 from tests.chaos.process import PATIENCE, ServerProcess, settled
-from tests.scorecard import Scorecard
 from tests.support.repository import ROOT
+from tests.support.scorecard import Scorecard
 
 TOKENS = 8000
 """More than can be made before either bound."""

@@ -14,7 +14,7 @@ from tests.chaos.device import Faults
 from tests.chaos.history import FULL, Verdict
 from tests.chaos.process import settled
 from tests.chaos.readers import ask, endings, read, verdict
-from tests.scorecard import Scorecard
+from tests.support.scorecard import Scorecard
 
 STREAMS, CONNECTIONS = 1000, 10
 MOST_OUTPUTS = 50

@@ -14,7 +14,7 @@ from service.metrics.http import MAX_CONNECTIONS
 from tests.chaos.history import FULL, Stream, Verdict
 from tests.chaos.process import ServerProcess, settled
 from tests.chaos.readers import Manner, ask, endings, read, verdict
-from tests.scorecard import Scorecard
+from tests.support.scorecard import Scorecard
 
 GENERATE = 'method="slipstream.v1.InferenceService/Generate"'
 Samples = dict[str, float]

@@ -18,7 +18,7 @@ from tests.chaos.conftest import Launch
 from tests.chaos.device import Faults, expected
 from tests.chaos.process import ServerProcess, settled
 from tests.chaos.watching import NAMES, health
-from tests.scorecard import Scorecard
+from tests.support.scorecard import Scorecard
 
 ROWS, QUEUE, TOKENS = 8, 16, 40
 STEP_SECONDS = 0.008

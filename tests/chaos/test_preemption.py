@@ -9,7 +9,7 @@ from tests.chaos.conftest import Launch
 from tests.chaos.history import FULL, Verdict
 from tests.chaos.process import settled
 from tests.chaos.readers import ask, endings, read, verdict
-from tests.scorecard import Scorecard
+from tests.support.scorecard import Scorecard
 
 STREAMS, TOKENS = 48, 150
 

@@ -10,7 +10,7 @@ import pytest
 from service.client import CallFailed, SlipstreamClient
 from tests.chaos.device import Faults, expected
 from tests.chaos.process import ServerProcess
-from tests.scorecard import Scorecard
+from tests.support.scorecard import Scorecard
 
 WORKERS = 3
 DEADLY = 200

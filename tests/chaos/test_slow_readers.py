@@ -16,8 +16,8 @@ from tests.chaos.conftest import WRITE_TIMEOUT
 from tests.chaos.history import FULL, Stream, Verdict
 from tests.chaos.process import ServerProcess, settled
 from tests.chaos.readers import ask, endings, read, verdict
-from tests.scorecard import Scorecard
-from tests.service.raw_http2 import DeafClient
+from tests.contract.api.raw_http2 import DeafClient
+from tests.support.scorecard import Scorecard
 
 GENERATE = "/slipstream.v1.InferenceService/Generate"
 EVICTIONS = "slipstream_slow_consumer_evictions_total"

@@ -17,8 +17,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from core.models.bundled import bundled_model_dir
-from tests.scorecard import Scorecard
 from tests.support.repository import ROOT
+from tests.support.scorecard import Scorecard
 
 Spoil = Callable[[Path], tuple[str, ...]]
 

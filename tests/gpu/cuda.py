@@ -8,8 +8,8 @@ import torch
 from core.batch.forward_batch import ForwardBatch
 from core.relay.future_map import FutureMap
 from core.relay.payload import RelayPayload
-from tests.happens_before.harness import CONTEXT, VOCAB
-from tests.happens_before.hash_model import HashModel
+from tests.proofs.happens_before.harness import CONTEXT, VOCAB
+from tests.proofs.happens_before.hash_model import HashModel
 
 ONLY_ON_CUDA = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 

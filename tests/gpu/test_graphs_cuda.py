@@ -11,11 +11,11 @@ import torch
 
 from core.device.graphs import CudaGraphs
 from core.device.streams import DeviceStreams
-from tests.equivalence.oracle import decided_examples
-from tests.equivalence.test_decode_graphs import COUNT, LONGEST, OPTIONS, answer, crowd, graph_engine
-from tests.executor.test_decode_graphs import World, check_padding, compare_changing_batches, graphs_of
 from tests.gpu.cuda import ONLY_ON_CUDA, STALL_CYCLES
+from tests.proofs.equivalence.oracle import decided_examples
+from tests.proofs.equivalence.test_decode_graphs import COUNT, LONGEST, OPTIONS, answer, crowd, graph_engine
 from tests.support.checkpoints import make_checkpoint
+from tests.unit.core.executor.test_decode_graphs import World, check_padding, compare_changing_batches, graphs_of
 
 pytestmark = ONLY_ON_CUDA
 

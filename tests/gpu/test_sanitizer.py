@@ -19,7 +19,7 @@ from tests.support.repository import ROOT
 pytestmark = ONLY_ON_CUDA
 
 
-CLEAN = ["tests/gpu/test_steps_cuda.py", "tests/attention/test_conformance.py"]
+CLEAN = ["tests/gpu/test_steps_cuda.py", "tests/unit/core/attention/test_conformance.py"]
 
 PLANTED = """
 import torch
@@ -77,7 +77,7 @@ def test_the_compute_sanitizer_finds_nothing_in_our_kernels(tool: str) -> None:
         "-x",
     ]
     done = subprocess.run(
-        [*command, "tests/attention/test_conformance.py", "-k", KERNELS],
+        [*command, "tests/unit/core/attention/test_conformance.py", "-k", KERNELS],
         cwd=ROOT,
         env=environment,
         capture_output=True,

@@ -7,11 +7,11 @@ import torch
 
 from core.device.streams import COPY, FORWARD, DeviceStreams
 from tests.gpu.cuda import ONLY_ON_CUDA, StalledModel, stall_stash
-from tests.happens_before.clocks import VectorClocks
-from tests.happens_before.harness import CONTEXT, VOCAB, Ask, Scenario, play_on, play_plainly
-from tests.happens_before.hash_model import HashModel, expected_tokens
-from tests.happens_before.test_step_kinds import SCENARIOS, assert_clean, prompt
-from tests.happens_before.test_threads import recorded, serve_some
+from tests.proofs.happens_before.clocks import VectorClocks
+from tests.proofs.happens_before.harness import CONTEXT, VOCAB, Ask, Scenario, play_on, play_plainly
+from tests.proofs.happens_before.hash_model import HashModel, expected_tokens
+from tests.proofs.happens_before.test_step_kinds import SCENARIOS, assert_clean, prompt
+from tests.proofs.happens_before.test_threads import recorded, serve_some
 
 pytestmark = ONLY_ON_CUDA
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import struct
 
-from tests.service.raw_http2 import (
+from tests.contract.api.raw_http2 import (
     ACK,
     DATA,
     END_HEADERS,

@@ -16,12 +16,12 @@ import pytest_asyncio
 from service.client import CallFailed, SlipstreamClient
 from service.client.adapters import AdapterClient
 from service.pb.slipstream.v1 import adapters_pb2 as pb
-from tests.models.lora.peft_oracle import ADAPTERS, make_adapter
 from tests.security import replies
 from tests.security.edges import STRINGS
 from tests.security.neighbour import ASKED, PROMPT
 from tests.security.wire import Fuzzer
 from tests.support.servers import serve_checkpoint
+from tests.unit.core.models.lora.peft_oracle import ADAPTERS, make_adapter
 
 shared_loop = pytest.mark.asyncio(loop_scope="module")
 

@@ -22,11 +22,11 @@ from service.access.token_file import parse_tokens
 from service.client import CallFailed, SlipstreamClient
 from service.config.server_config import ServerConfig
 from service.server.server import Server
-from tests.fakes.fake_engine import FakeEngine, count_up, held
-from tests.scorecard import Scorecard
 from tests.security import methods, replies
-from tests.security.conftest import LogLines
+from tests.support.fakes.fake_engine import FakeEngine, count_up, held
+from tests.support.log_lines import LogLines
 from tests.support.repository import ROOT
+from tests.support.scorecard import Scorecard
 from tests.support.servers import Serve, loaded
 from tests.support.within import within
 

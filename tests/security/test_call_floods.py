@@ -15,7 +15,7 @@ import pytest
 from service.client import CallFailed, SlipstreamClient
 from service.pb.slipstream.v1 import inference_pb2 as pb
 from tests.chaos.process import ServerProcess
-from tests.scorecard import Scorecard
+from tests.support.scorecard import Scorecard
 
 CONNECTIONS, STREAMS = 40, 50
 PATIENCE = 120.0

@@ -15,9 +15,9 @@ from service.access.certificate_expiry import earliest_end
 from service.access.tls_credentials import ClientTls
 from service.client import CallFailed, SlipstreamClient
 from service.config.server_config import ServerConfig
-from tests.fakes.granted import granted
 from tests.security.certificates import Authority, Pair, needs_openssl
 from tests.security.test_tls import client, install, serial
+from tests.support.fakes.granted import granted
 from tests.support.servers import Serve, Serving
 
 pytestmark = needs_openssl

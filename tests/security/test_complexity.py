@@ -16,8 +16,8 @@ from core.text.stop import StopMatcher
 from core.text.tokenizer import Tokenizer
 from core.types.io import ChatMessage
 from service.client import CallFailed
-from tests.scorecard import Scorecard
 from tests.security.neighbour import beside
+from tests.support.scorecard import Scorecard
 from tests.support.servers import serve_checkpoint
 
 RATIO = 3.0

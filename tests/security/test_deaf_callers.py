@@ -11,7 +11,7 @@ import grpc.aio
 from service.limits.unread_answers import MOST_BYTES, REASON
 from service.pb.slipstream.v1 import inference_pb2 as pb
 from tests.chaos.process import PATIENCE, ServerProcess
-from tests.service.raw_http2 import DeafClient
+from tests.contract.api.raw_http2 import DeafClient
 
 SERVICE = "slipstream.v1.InferenceService"
 CALLS = 20

@@ -15,8 +15,8 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from service.server.connections import IDLE_SECONDS, Connection, Connections, _end, _is_open, victims
 from tests.chaos.process import PATIENCE, ServerProcess
+from tests.contract.api.raw_http2 import PREFACE, SETTINGS, frame
 from tests.security.serve_few_files import FILES
-from tests.service.raw_http2 import PREFACE, SETTINGS, frame
 from tests.support.kept_server import GREEDY
 from tests.support.ports import free_port
 

@@ -14,11 +14,11 @@ import grpc.aio
 from service.client import SlipstreamClient
 from service.pb.slipstream.v1 import inference_pb2 as pb
 from service.server.server import Server
-from tests.scorecard import Scorecard
 from tests.security import replies
-from tests.security.conftest import LogLines
 from tests.security.neighbour import ASKED, PROMPT
 from tests.security.wire import Fuzzer
+from tests.support.log_lines import LogLines
+from tests.support.scorecard import Scorecard
 from tests.support.servers import serve_checkpoint
 from tests.support.until import until
 

@@ -13,8 +13,8 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from service.limits.request_reads import AT_ONCE
 from tests.chaos.process import PATIENCE, ServerProcess
-from tests.scorecard import Scorecard
 from tests.security.half_sender import HalfSender
+from tests.support.scorecard import Scorecard
 
 CHECK = "/grpc.health.v1.Health/Check"
 LARGEST = 4 * 1024 * 1024

@@ -16,8 +16,8 @@ from service.access import reloaded_file, timed_look
 from service.access.reloaded_file import Reloaded
 from service.access.token_file import token_file
 from service.client import SlipstreamClient
-from tests.fakes.fake_engine import FakeEngine
-from tests.security.conftest import LogLines
+from tests.support.fakes.fake_engine import FakeEngine
+from tests.support.log_lines import LogLines
 from tests.support.servers import Serving
 from tests.support.until import eventually
 

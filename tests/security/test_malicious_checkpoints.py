@@ -14,9 +14,9 @@ from core.text.tokenizer import Tokenizer
 from core.types.io import ChatMessage
 from service.client import SlipstreamClient
 from service.pb.slipstream.v1 import inference_pb2 as pb
-from tests.scorecard import Scorecard
 from tests.security import replies
 from tests.security.evil import REFUSED, SERVED_OR_REFUSED, Spoil, edit
+from tests.support.scorecard import Scorecard
 from tests.support.servers import serve_checkpoint
 
 GREEDY = {"max_tokens": 8, "temperature": 0.0}

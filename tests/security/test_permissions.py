@@ -19,9 +19,9 @@ from service.client import CallFailed, SlipstreamClient
 from service.client.adapters import AdapterClient
 from service.config.server_config import ServerConfig
 from service.server.server import Server
-from tests.fakes.fake_engine import FakeEngine
-from tests.fakes.granted import granted
 from tests.security import methods
+from tests.support.fakes.fake_engine import FakeEngine
+from tests.support.fakes.granted import granted
 from tests.support.servers import Serve
 
 ALICE, BOB, NAMELESS = "alice-0123456789abcdef", "bobby-0123456789abcdef", "nameless-0123456789abcdef"

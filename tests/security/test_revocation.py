@@ -13,9 +13,9 @@ from service.access import reloaded_file
 from service.access.reloaded_file import Reloaded
 from service.access.token_file import TokenBook, token_file
 from service.client import CallFailed, SlipstreamClient
-from tests.fakes.fake_engine import FakeEngine, held
-from tests.fakes.granted import granted
-from tests.security.conftest import LogLines
+from tests.support.fakes.fake_engine import FakeEngine, held
+from tests.support.fakes.granted import granted
+from tests.support.log_lines import LogLines
 from tests.support.servers import Serve
 from tests.support.within import within
 

@@ -10,8 +10,8 @@ import pytest
 
 from service.access.token_file import Caller, TokenBook
 from service.client import CallFailed, SlipstreamClient
-from tests.fakes.fake_engine import FakeEngine, held
 from tests.security.test_authentication import GOOD, OTHER, tokens
+from tests.support.fakes.fake_engine import FakeEngine, held
 from tests.support.servers import Serve
 from tests.support.until import PATIENCE
 

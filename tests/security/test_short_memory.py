@@ -22,8 +22,8 @@ from service.limits import memory_gate
 from service.limits.memory_gate import LOOK_SECONDS, STILL_ANSWERED, TRIM_SECONDS, MemoryWatch
 from service.pb.slipstream.v1 import inference_pb2 as pb
 from tests.chaos.process import PATIENCE, ServerProcess
-from tests.fakes.hand_clock import by_hand
 from tests.security.half_sender import HalfSender
+from tests.support.fakes.hand_clock import by_hand
 from tests.support.kept_server import GREEDY, Seen, kept_server
 from tests.support.until import until
 from tests.system.test_attach import begun, rest

@@ -15,8 +15,8 @@ import grpc
 import pytest
 
 from service.client import CallFailed, SlipstreamClient
-from tests.scorecard import Scorecard
 from tests.support.repository import ROOT
+from tests.support.scorecard import Scorecard
 
 READY = re.compile(r"serving \S+ on (\S+):(\d+), metrics on http://(\S+):(\d+)/metrics")
 LISTEN, ESTABLISHED = 0x0A, 0x01

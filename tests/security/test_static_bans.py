@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from service.config.server_config import ServerConfig
-from tests.scorecard import Scorecard
+from tests.support.scorecard import Scorecard
 from tests.tidy.source import Source, python, report
 
 MODULES = {

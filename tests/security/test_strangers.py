@@ -11,8 +11,8 @@ import pytest
 
 from service.client import CallFailed
 from service.client.adapters import AdapterClient
-from tests.fakes.granted import granted
-from tests.security.conftest import LogLines
+from tests.support.fakes.granted import granted
+from tests.support.log_lines import LogLines
 from tests.support.servers import Serve, serve_checkpoint
 
 pb: Any = pytest.importorskip("smg_grpc_proto.generated.common_pb2", reason="pip install 'slipstream[gateway]'")

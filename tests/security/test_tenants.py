@@ -16,8 +16,8 @@ from core.prefix import radix
 from core.prefix.base import PrefixCache
 from core.prefix.radix import RadixCache
 from service.client import CallFailed, Chunk, SlipstreamClient
-from tests.fakes.fake_engine import FakeEngine, held
-from tests.scorecard import Scorecard
+from tests.support.fakes.fake_engine import FakeEngine, held
+from tests.support.scorecard import Scorecard
 from tests.support.servers import Serve, serve_checkpoint
 
 PROMPT = "pack my box with five dozen liquor jugs and the jugs with the liquor. " * 3

@@ -19,10 +19,10 @@ from service.access.tls_files import tls_files
 from service.client import CallFailed, Chunk, SlipstreamClient
 from service.config.server_config import ServerConfig
 from service.server.startup_checks import check_security
-from tests.fakes.fake_engine import FakeEngine, held
-from tests.scorecard import Scorecard
 from tests.security.certificates import Authority, Pair, needs_openssl
-from tests.security.conftest import LogLines
+from tests.support.fakes.fake_engine import FakeEngine, held
+from tests.support.log_lines import LogLines
+from tests.support.scorecard import Scorecard
 from tests.support.servers import Serve, Serving
 
 pytestmark = needs_openssl

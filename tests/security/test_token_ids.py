@@ -12,10 +12,10 @@ import pytest
 
 from service.client import CallFailed, SlipstreamClient
 from service.pb.slipstream.v1 import inference_pb2 as pb
-from tests.scorecard import Scorecard
 from tests.security import replies
 from tests.security.neighbour import beside
 from tests.support.checkpoints import BOS_ID, EOS_ID, PAD_ID, VOCAB_SIZE, make_checkpoint
+from tests.support.scorecard import Scorecard
 from tests.support.servers import serve_checkpoint
 
 PADDED = 384

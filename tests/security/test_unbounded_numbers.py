@@ -15,10 +15,10 @@ import pytest_asyncio
 
 from service.client import CallFailed, SlipstreamClient
 from service.pb.slipstream.v1 import inference_pb2 as pb
-from tests.scorecard import Scorecard
 from tests.security import replies
 from tests.security.edges import Edge, all_edges
 from tests.security.neighbour import beside
+from tests.support.scorecard import Scorecard
 from tests.support.servers import serve_checkpoint
 
 shared_loop = pytest.mark.asyncio(loop_scope="module")

@@ -15,7 +15,7 @@ from service.client import Chunk, End, SlipstreamClient
 from service.client.resumed_call import Received
 from service.config.server_config import ServerConfig
 from service.server.server import Server
-from tests.fakes.emulated_engine import emulated_engine
+from tests.support.fakes.emulated_engine import emulated_engine
 from tests.support.servers import loaded
 
 QUICK: tuple[tuple[str, Any], ...] = (

@@ -1,6 +1,6 @@
 """Servers in this process: one way to start them, and a door to one that serves a real checkpoint.
 
-The door to a scripted engine is the fixture `serve` of tests/service/conftest.py.
+The door to a scripted engine is the fixture `serve` of tests/contract/api/conftest.py.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from service.client import SlipstreamClient
 from service.config.server_config import ServerConfig
 from service.engine.builder import EngineBuilder, build_core_engine
 from service.server.server import Server
-from tests.fakes.fake_engine import FakeEngine
+from tests.support.fakes.fake_engine import FakeEngine
 from tests.support.until import PATIENCE
 
 ONCE = (("grpc.enable_retries", 0),)

@@ -11,8 +11,8 @@ import pytest
 from service.client import CallFailed, Chunk, SlipstreamClient
 from service.client.resumed_call import Received
 from service.pb.slipstream.v1 import inference_pb2 as pb
-from tests.fakes.breaking_proxy import breaking_proxy
-from tests.fakes.granted import granted
+from tests.support.fakes.breaking_proxy import breaking_proxy
+from tests.support.fakes.granted import granted
 from tests.support.kept_server import GREEDY, KeptServer, Seen, kept_server, uninterrupted
 from tests.support.until import until
 
@@ -238,7 +238,7 @@ async def test_what_cannot_be_attached_to_says_why() -> None:
 
 async def test_a_slow_writer_loses_its_call_and_not_its_request() -> None:
     """A connection that stalls looks like a client that does not read; it may come back."""
-    from tests.service.raw_http2 import DeafClient
+    from tests.contract.api.raw_http2 import DeafClient
 
     sampling = pb.SamplingParams(max_tokens=300, **GREEDY)
     request = pb.GenerateRequest(

@@ -10,7 +10,7 @@ from core.models.bundled import bundled_model_dir
 from core.text.tokenizer import Tokenizer
 from service.bench.emulated import expected_output
 from service.client import Chunk, End, SlipstreamClient
-from tests.fakes.emulated_engine import emulated_engine
+from tests.support.fakes.emulated_engine import emulated_engine
 from tests.support.servers import serve_checkpoint
 from tests.support.until import until
 

@@ -15,9 +15,9 @@ from core.types.io import Delta, Finished, GenerateRequest, Started
 from core.types.sampling_params import SamplingParams
 from service.bench.emulated import expected_output
 from service.client import Chunk, End, SlipstreamClient
-from tests.fakes.emulated_engine import emulated_engine
-from tests.scorecard import Scorecard
 from tests.support.engines import started
+from tests.support.fakes.emulated_engine import emulated_engine
+from tests.support.scorecard import Scorecard
 from tests.support.servers import serve_checkpoint
 from tests.support.until import until
 

@@ -28,9 +28,9 @@ from service.engine.builder import StartableEngine
 from service.frontends.group import FrontEndGroup
 from service.pb.slipstream.v1 import inference_pb2 as pb
 from tests.chaos.process import ServerProcess
-from tests.fakes.adapter_shelf import AdapterShelf
+from tests.contract.api.raw_http2 import DeafClient
 from tests.security.certificates import Authority, Pair, needs_openssl
-from tests.service.raw_http2 import DeafClient
+from tests.support.fakes.adapter_shelf import AdapterShelf
 from tests.support.kept_server import small_engine
 from tests.support.servers import loaded
 from tests.support.until import until

@@ -17,8 +17,8 @@ from core.engine.async_engine import AsyncEngine
 from core.text.tokenizer import Tokenizer
 from service.bench.emulated import expected_output
 from service.client import CallFailed, Chunk, SlipstreamClient
-from tests.fakes.emulated_engine import emulated_engine
-from tests.scorecard import Scorecard
+from tests.support.fakes.emulated_engine import emulated_engine
+from tests.support.scorecard import Scorecard
 from tests.support.servers import serve_checkpoint
 from tests.support.until import until
 

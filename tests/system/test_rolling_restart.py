@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.fakes.fleet import GrpcDoor, Load, fleet
-from tests.gateway.smg import needs_smg
-from tests.gateway.smg_door import SmgDoor, needs_openai
-from tests.scorecard import Scorecard
+from tests.contract.gateway.smg import needs_smg
+from tests.contract.gateway.smg_door import SmgDoor, needs_openai
+from tests.support.fakes.fleet import GrpcDoor, Load, fleet
+from tests.support.scorecard import Scorecard
 
 Door = type[GrpcDoor] | type[SmgDoor]
 FRONT_ENDS = ("--frontends=2",)

@@ -20,12 +20,12 @@ from service.config.server_config import ServerConfig
 from service.frontends.group import FrontEndGroup
 from service.pb.slipstream.v1 import inference_pb2 as pb
 from service.server.server import Server
-from tests.engine.test_text_failures import OTHERS, PROMPT, TOKENS, bad_token
-from tests.fakes.brittle_tokenizer import SECRET, BrittleTokenizer, panic
-from tests.fakes.emulated_engine import emulated_engine
+from tests.support.fakes.brittle_tokenizer import SECRET, BrittleTokenizer, panic
+from tests.support.fakes.emulated_engine import emulated_engine
 from tests.support.kept_server import GREEDY
 from tests.support.servers import loaded
 from tests.support.until import until
+from tests.unit.core.engine.test_text_failures import OTHERS, PROMPT, TOKENS, bad_token
 
 Call = Callable[[SlipstreamClient], Awaitable[Any]]
 

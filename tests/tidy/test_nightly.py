@@ -6,8 +6,8 @@ import ast
 
 import pytest
 
-from tests.mutants.catalogue import MUTANTS
-from tests.nightly import NIGHTLY, listed
+from tests.proofs.mutants.catalogue import MUTANTS
+from tests.support.nightly import NIGHTLY, listed
 from tests.support.repository import ROOT
 
 

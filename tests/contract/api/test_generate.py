@@ -1,0 +1,186 @@
+"""A stream as clients see it: order, positions, what each response carries, and what the engine was asked for."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from core.errors import RequestFailed
+from core.types.io import ChatMessage, Delta, FinishReason, GenerateRequest, TokenLogprob
+from service.client import CallFailed, Chunk, End
+from service.pb.slipstream.v1 import inference_pb2 as pb
+from tests.support.fakes.fake_engine import FakeEngine, finished, held, token_at
+from tests.support.servers import Serve
+
+
+async def test_events_come_in_order_and_carry_only_what_is_new(serve: Serve) -> None:
+    async with serve() as serving:
+        call = serving.stub.Generate(pb.GenerateRequest(request_id="r-1", text="hi"))
+        responses = [response async for response in call]
+        assert dict(await call.initial_metadata())["slipstream-request-id"] == "r-1"
+    assert {response.request_id for response in responses} == {"r-1"}
+    kinds = [response.WhichOneof("event") for response in responses]
+    assert kinds == ["started", *["delta"] * 8, "finished"]
+    assert responses[0].started.prompt_tokens == 3
+    deltas = [response.delta for response in responses[1:-1]]
+    assert [(d.index, d.position, list(d.token_ids), d.text) for d in deltas] == [
+        (0, at, [token_at(at)], f"{at} ") for at in range(8)
+    ]
+    end = responses[-1].finished
+    assert (end.index, end.reason, end.HasField("matched_stop")) == (0, pb.FINISH_REASON_LENGTH, False)
+    assert (end.usage.prompt_tokens, end.usage.cached_tokens, end.usage.completion_tokens) == (3, 1, 8)
+    assert end.timing.total.nanos == 3_000_000
+
+
+async def test_every_output_of_n_ends_exactly_once(serve: Serve) -> None:
+    async with serve() as serving:
+        completions = await serving.client.complete("hi", n=3, max_tokens=5)
+    assert [c.end.index for c in completions] == [0, 1, 2]
+    assert all(c.token_ids == tuple(token_at(at) for at in range(5)) for c in completions)
+
+
+async def test_an_id_is_drawn_when_none_is_given(serve: Serve) -> None:
+    async with serve() as serving:
+        ids = {(await serving.client.complete("hi"))[0].end.request_id for _ in range(3)}
+    assert len(ids) == 3 and all(len(each) == 32 for each in ids)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "field", "value"),
+    [
+        ("hello", "text", "hello"),
+        ([5, 6, 7], "token_ids", (5, 6, 7)),
+        ([{"role": "user", "content": "hello"}], "chat", (ChatMessage("user", "hello"),)),
+    ],
+)
+async def test_inputs_reach_the_engine(serve: Serve, prompt: object, field: str, value: object) -> None:
+    async with serve() as serving:
+        await serving.client.complete(prompt, priority=-3, cache_salt="tenant", want_text=False)
+        request = serving.engine.streams[0].request
+    assert getattr(request, field) == value
+    assert [request.text, request.token_ids, request.chat].count(None) == 2
+    assert (request.priority, request.cache_salt, request.want_text) == (-3, "tenant", False)
+
+
+async def test_unset_sampling_fields_take_the_checkpoints_defaults_and_zero_is_not_unset(serve: Serve) -> None:
+    async with serve() as serving:
+        await serving.client.complete("hi", top_p=0.5)
+        await serving.client.complete("hi", temperature=0.0)
+        first, second = (stream.request.sampling for stream in serving.engine.streams)
+    assert (first.temperature, first.top_p, first.max_tokens) == (0.5, 0.5, 8)
+    assert (second.temperature, second.top_p, second.max_tokens) == (0.0, 1.0, 8)
+
+
+async def test_logprobs_and_matched_stop(serve: Serve) -> None:
+    def script(request: GenerateRequest) -> list[object]:
+        top = ((7, -0.5), (8, -1.5))
+        end = finished(0, 1, FinishReason.STOP)
+        return [
+            Delta(0, 0, (7,), "x", (TokenLogprob(7, -0.5, top),)),
+            Delta(0, 1, (8,), "y"),
+            type(end)(0, end.reason, end.usage, end.timing, 2),
+        ]
+
+    async with serve(FakeEngine(script)) as serving:
+        events = [event async for event in serving.client.generate("hi", logprobs=True, top_logprobs=2)]
+    first, second, end = events
+    assert isinstance(first, Chunk) and isinstance(second, Chunk) and isinstance(end, End)
+    assert first.logprobs == ((7, -0.5, ((7, -0.5), (8, -1.5))),)
+    assert second.logprobs == (), "the refilled message must not keep the last delta's entries"
+    assert (end.reason, end.matched_stop) == ("stop", 2)
+
+
+async def test_a_delta_too_large_for_a_client_is_split_without_gaps(serve: Serve) -> None:
+    count, width = 1500, 64
+    top = tuple((token, -1.0) for token in range(width))
+
+    def script(request: GenerateRequest) -> list[object]:
+        ids = tuple(range(count))
+        return [Delta(0, 4, ids, "all", tuple(TokenLogprob(i, -0.1, top) for i in ids)), finished(0, count)]
+
+    async with serve(FakeEngine(script)) as serving:
+        chunks = [e async for e in serving.client.generate("hi", logprobs=True) if isinstance(e, Chunk)]
+    assert len(chunks) > 1
+    assert [token for chunk in chunks for token in chunk.token_ids] == list(range(count))
+    assert [chunk.position for chunk in chunks] == [4 + chunk.token_ids[0] for chunk in chunks]
+    assert [chunk.text for chunk in chunks] == [*[""] * (len(chunks) - 1), "all"]
+
+
+async def test_abort_ends_the_stream_as_cancelled(serve: Serve) -> None:
+    gate = asyncio.Event()
+    async with serve(FakeEngine(held(gate, after=2))) as serving:
+        events = serving.client.generate("hi", request_id="mine")
+        first = await anext(events)
+        assert isinstance(first, Chunk)
+        assert await serving.client.abort("mine")
+        rest = [event async for event in events]
+        assert isinstance(rest[-1], End) and rest[-1].reason == "cancelled"
+        assert not await serving.client.abort("mine"), "idempotent"
+        assert not await serving.client.abort("never-seen")
+
+
+async def test_text_that_only_stop_strings_needed_is_not_sent(serve: Serve) -> None:
+    steps = [Delta(0, 0, (5,), "text for the stop matcher"), finished(0, 1, FinishReason.STOP)]
+    async with serve(FakeEngine(lambda request: steps)) as serving:
+        (completion,) = await serving.client.complete("hi", want_text=False, stop=["x"])
+    assert (completion.token_ids, completion.text) == ((5,), "")
+
+
+async def test_a_stream_without_its_terminal_is_an_internal_error(serve: Serve) -> None:
+    async with serve(FakeEngine(lambda request: [Delta(0, 0, (1,), "x")])) as serving:
+        with pytest.raises(CallFailed) as failed:
+            await serving.client.complete("hi")
+    assert (failed.value.code.name, failed.value.message) == ("INTERNAL", "internal error")
+
+
+async def test_a_failure_after_tokens_says_how_many_were_sent(serve: Serve) -> None:
+    steps = [Delta(0, 0, (1, 2, 3), "a"), Delta(1, 0, (4,), "b"), RequestFailed("logits are not finite")]
+    async with serve(FakeEngine(lambda request: steps)) as serving:
+        received = []
+        with pytest.raises(CallFailed) as failed:
+            async for event in serving.client.generate("hi", n=2):
+                received.append(event)
+    assert len(received) == 2
+    assert (failed.value.code.name, failed.value.reason) == ("INTERNAL", "REQUEST_FAILED")
+    assert failed.value.tokens_emitted == 4
+
+
+async def test_two_hundred_streams_at_once_each_get_their_own_tokens(serve: Serve) -> None:
+    async with serve() as serving:
+        done = await asyncio.gather(*(serving.client.complete("hi", max_tokens=1 + i % 17) for i in range(200)))
+        assert serving.engine.live_requests == 0
+    for i, (completion,) in enumerate(done):
+        assert completion.token_ids == tuple(token_at(at) for at in range(1 + i % 17))
+        assert completion.text == "".join(f"{at} " for at in range(1 + i % 17))
+
+
+async def test_tokenize_and_detokenize(serve: Serve) -> None:
+    async with serve() as serving:
+        assert await serving.client.tokenize("ab") == [1, 97, 98]
+        bare = await serving.stub.Tokenize(pb.TokenizeRequest(text="ab", add_special_tokens=False))
+        assert list(bare.token_ids) == [97, 98]
+        assert await serving.client.detokenize([1, 97, 98]) == "ab"
+        kept = await serving.stub.Detokenize(pb.DetokenizeRequest(token_ids=[1, 97], skip_special_tokens=False))
+        assert kept.text == "\x01a"
+        with pytest.raises(CallFailed) as failed:
+            await serving.client.detokenize([10**6])
+    assert failed.value.fields == {"token_ids": "must be between 0 and 999"}
+
+
+async def test_info_and_load(serve: Serve) -> None:
+    async with serve(max_request_seconds=90.5) as serving:
+        model = await serving.client.model_info()
+        server = await serving.stub.GetServerInfo(pb.GetServerInfoRequest())
+        load = await serving.client.load()
+    assert (model.name, model.vocab_size, list(model.eos_token_ids)) == ("fake", 1000, [2])
+    assert model.default_sampling_params.temperature == 0.5
+    assert model.default_sampling_params.HasField("max_tokens")
+    assert not model.default_sampling_params.HasField("seed")
+    assert server.state == pb.SERVER_STATE_READY
+    assert server.max_request_duration.ToSeconds() == 90
+    assert {pool.name: (pool.capacity, pool.used, pool.cached) for pool in load.pools} == {
+        "req": (64, 0, 0),
+        "kv_page": (100, 25, 50),
+    }
+    assert (load.token_usage, load.device_idle_ratio, load.step) == (0.25, 0.125, 41)

@@ -1,0 +1,345 @@
+"""The executor of the simulation: a queue of frozen batches, executed one after another when the run says so.
+
+What changes hands between two submissions travels in the same queue (`Handover`): the device learns that a row or page
+was freed exactly between the steps that were submitted before and after it, however late it executes them. It uses that
+to poison what was freed, never to compute.
+"""
+
+from __future__ import annotations
+
+import pickle
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from core.batch.result import StepResult
+from core.batch.schedule_batch import ScheduleBatch
+from core.memory.request_memory import RequestMemory
+from core.types.arrays import Ints
+from tests.proofs.sim.companions import CompanionSide
+from tests.proofs.sim.kv_memory import KVMemory, Table
+from tests.proofs.sim.ledger import Ledger
+from tests.proofs.sim.plain import Plain
+from tests.proofs.sim.poison import Poison
+from tests.proofs.sim.reference import ROOT, blend
+from tests.proofs.sim.scenario import Scenario
+from tests.proofs.sim.story import Hits, Story, Violation
+
+FINGERPRINT_EVERY = 8
+SECONDS = 2.0**-16
+"""That the fake device takes for a token; a power of two, so that sums of times are exact."""
+
+
+class DeviceLost(RuntimeError):
+    """The fault that fails a step as a whole."""
+
+
+@dataclass(slots=True)
+class Handover:
+    """Owners (row, generation) and pages that were freed since the submission before."""
+
+    owners: list[tuple[int, int]] = field(default_factory=list)
+    pages: list[int] = field(default_factory=list)
+
+
+class Watch:
+    """Sees rows and pages being freed. Stands on the allocator's instance, and reads the rows' generations."""
+
+    def __init__(self, memory: RequestMemory) -> None:
+        self._rows = memory.rows
+        self._told = self._rows.generations.tolist()
+        self._pages: list[int] = []
+        self.frees = 0
+        free = memory.allocator.free
+
+        def watched(pages: Ints) -> None:
+            free(pages)
+            self._pages += pages.tolist()
+            self.frees += 1
+
+        memory.allocator.free = watched  # type: ignore[method-assign]
+
+    def take(self) -> Handover:
+        """What was freed since the last call."""
+        now: list[int] = self._rows.generations.tolist()
+        handover = Handover(pages=self._pages)
+        if now != self._told:
+            for row, (old, new) in enumerate(zip(self._told, now, strict=True)):
+                handover.owners += [(row, generation) for generation in range(old, new)]
+            self._told = now
+        self._pages = []
+        return handover
+
+
+@dataclass(slots=True)
+class Job:
+    """A submitted batch and what was freed before it. `left`: what each companion wants the device to know of that
+    moment. `print`: the arrays of the batch when it was submitted, in some steps.
+    """
+
+    batch: ScheduleBatch
+    freed: Handover
+    left: list[Any]
+    print: tuple[bytes, ...] | None
+    condemned: list[tuple[int, int]]
+    """Owners of the requests that failed before it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Timed:
+    """What one executed step took, and the device's wait before it, in seconds of the world's clock."""
+
+    step_id: int
+    sampled: int
+    """Rows that sampled."""
+    busy: float
+    waited: float
+    """Whether it could have had work in that time or not."""
+
+
+def fingerprint(batch: ScheduleBatch) -> tuple[bytes, ...]:
+    """The arrays of a batch, to see whether anybody changed them after submission (law 3)."""
+    writes = batch.table_writes
+    arrays = (
+        batch.rows,
+        batch.generations,
+        batch.prefix_lens,
+        batch.extend_lens,
+        batch.out_cache_loc,
+        batch.sample_indices,
+        batch.fresh_rows,
+        batch.encoder_lens,
+        writes.rows,
+        writes.positions,
+        writes.slots,
+        batch.sampling.uniforms,
+        batch.sampling.history_lens,
+    )
+    others = pickle.dumps(dict(batch.companion_writes)) if batch.companion_writes else b""
+    return (*(array.tobytes() for array in arrays), others)
+
+
+class SimExecutor(ABC):
+    """`core.executor.interface.Executor`; `execute_one` and `deliver_one` play the device, each in submission order."""
+
+    def __init__(
+        self, memory: RequestMemory, sides: Sequence[CompanionSide], scenario: Scenario, story: Story, hits: Hits
+    ) -> None:
+        self.sides = tuple(sides)
+        self.depth = scenario.depth
+        self._budget = scenario.config.chunked_prefill_size
+        self.ledger = Ledger()
+        self.spoil = -1
+        """Which row of the next step computes NaN, counted from those that sample; -1: none."""
+        self.spoiled: set[tuple[int, int]] = set()
+        """Owners (row, generation) whose logits were spoiled so far."""
+        self.fail_next = False
+        self.now = 0.0
+        """The world's clock."""
+        size = memory.allocator.page_size
+        self.kv = KVMemory((memory.allocator.num_pages + 1) * size, size)
+        self.poison = Poison(size, hits)
+        self._watch = Watch(memory)
+        self._story, self._hits = story, hits
+        self._submitted: deque[Job] = deque()
+        self._executed: deque[StepResult] = deque()
+        self._delivered: list[StepResult] = []
+        self._timed: deque[Timed] = deque()
+        self._told: list[Timed] = []
+        self._free_at: float | None = None
+        """When the step before was over."""
+        self._flying = 0
+        self._failure: Exception | None = None
+        # Tokens of each row whose KV is written; -1 for a row whose owner's first step is still to come.
+        self._lens = [-1] * (memory.rows.size + 1)
+
+    @property
+    def in_flight(self) -> int:
+        """Batches whose results were not taken."""
+        return self._flying
+
+    @property
+    def has_room(self) -> bool:
+        """Fewer than `depth` in flight."""
+        return self._flying < self.depth
+
+    @property
+    def news(self) -> bool:
+        """Whether a result waits to be taken: what wakes the engine's loop."""
+        return bool(self._delivered)
+
+    @property
+    def frees(self) -> int:
+        """How often pages were freed."""
+        return self._watch.frees
+
+    @property
+    def queued(self) -> list[ScheduleBatch]:
+        """Batches that the device has not executed."""
+        return [job.batch for job in self._submitted]
+
+    def submit(self, batch: ScheduleBatch) -> None:
+        """Queue a step behind what was freed before it."""
+        if self._flying >= self.depth:
+            raise Violation("executor_depth", f"{self._flying} steps in flight, depth {self.depth}")
+        self._flying += 1
+        freed = self._watch.take()
+        if self._submitted and (freed.owners or freed.pages):
+            self._note_reuse(batch, freed)
+        left = [side.leave(batch, [job.left[i] for job in self._submitted]) for i, side in enumerate(self.sides)]
+        self._submitted.append(
+            Job(
+                batch,
+                freed,
+                left,
+                fingerprint(batch) if batch.step_id % FINGERPRINT_EVERY == 0 else None,
+                self.poison.take(),
+            )
+        )
+
+    def completed(self) -> list[StepResult]:
+        """Results that were delivered since the last call."""
+        results, self._delivered = self._delivered, []
+        self._flying -= len(results)
+        self._told += [self._timed.popleft() for result in results if result.error is None]
+        return results
+
+    def take_timed(self) -> list[Timed]:
+        """Of the steps whose results were taken since the last call."""
+        seen, self._told = self._told, []
+        return seen
+
+    def stop(self) -> None:
+        """Nothing more is submitted."""
+        self._flying = self.depth
+
+    def execute_one(self) -> bool:
+        """Execute the oldest step; whether there was one."""
+        if not self._submitted:
+            return False
+        job = self._submitted.popleft()
+        if self.fail_next and self._failure is None:
+            self._failure = DeviceLost("the device is lost")
+        if self._failure is not None:
+            # As in the forward thread: what is behind a failed step would read what that did not write.
+            self._executed.append(StepResult.failed(job.batch.step_id, self._failure))
+            return True
+        plain = Plain.of(job.batch)
+        self._take_back(job.freed)
+        self.poison.begin(job.condemned)
+        self._check(job, plain)
+        for side, left in zip(self.sides, job.left, strict=True):
+            side.take_back(job.freed.owners, left)
+            side.check_writes(plain, job.batch.companion_writes.get(side.name))
+        result = self._time(job.batch, plain, self._compute(job.batch, plain))
+        for side, left in zip(self.sides, job.left, strict=True):
+            side.look_back(self.kv, left)
+        for row, end in zip(plain.rows, plain.ends, strict=True):
+            self._lens[row] = end
+        self._story.decided((result.step_id, *plain.rows, *result.tokens.tolist()))
+        self._executed.append(result)
+        return True
+
+    def deliver_one(self) -> bool:
+        """Let the scheduler see the oldest executed step; whether there was one."""
+        if self._executed:
+            self._delivered.append(self._executed.popleft())
+            return True
+        return False
+
+    def settle(self) -> None:
+        """Everybody has left: apply what was freed since the last submission, and close the books."""
+        self._take_back(self._watch.take())
+        if self.ledger.open_rows():
+            raise Violation("unread_token", f"tokens that nobody read or discarded in rows {self.ledger.open_rows()}")
+
+    def _time(self, batch: ScheduleBatch, plain: Plain, result: StepResult) -> StepResult:
+        """As the production step reports it: a wait for want of requests is none."""
+        busy = (1 + sum(plain.lens) + len(plain.encoder_ids)) * SECONDS
+        began = self.now if self._free_at is None else max(self.now, self._free_at)
+        waited = 0.0 if self._free_at is None else began - self._free_at
+        self._free_at = began + busy
+        self._timed.append(Timed(batch.step_id, len(plain.places), busy, waited))
+        return replace(result, busy=busy, idle=0.0 if batch.after_idle else waited)
+
+    @abstractmethod
+    def _compute(self, batch: ScheduleBatch, plain: Plain) -> StepResult:
+        """Table writes, inputs, forward, sampling, relay."""
+
+    def _forward(self, plain: Plain, ids: list[int], tables: list[Table], out: list[int]) -> list[int]:
+        """What the fake model makes of each row: what all the pools that it reads say together."""
+        found = (side.roots(plain) for side in self.sides)
+        plain.roots = next((each for each in found if each is not None), [ROOT] * len(plain.rows))
+        read = [self.kv.run(plain.rows, plain.starts, plain.lens, ids, tables, out, plain.roots)]
+        read += [side.run(plain, ids, tables, self.kv) for side in self.sides]
+        self.poison.run(plain, tables, out, self._spoiled_place(plain))
+        return read[0] if len(read) == 1 else list(map(blend, *read))
+
+    @abstractmethod
+    def _forget_table(self, row: int) -> None:
+        """Poison the table of a row that was freed."""
+
+    def _take_back(self, freed: Handover) -> None:
+        for row, generation in freed.owners:
+            self.ledger.discard(row, generation)
+            self._forget_table(row)
+            self._lens[row] = -1
+        self.kv.poison(freed.pages)
+        self.poison.freed(freed.pages)
+
+    def _check(self, job: Job, plain: Plain) -> None:
+        step, rows, fresh = job.batch.step_id, plain.rows, plain.fresh
+        if job.print is not None and job.print != fingerprint(job.batch):
+            raise Violation("frozen_batch", f"step {step} changed after it was submitted")
+        owners = set(rows)
+        if not rows or min(rows) < 1 or len(owners) != len(rows) or min(plain.lens) < 1:
+            raise Violation("batch_rows", f"step {step}: rows {rows}, {plain.lens} tokens")
+        if not owners.issuperset(fresh) or len(set(fresh)) != len(fresh):
+            raise Violation("batch_rows", f"step {step}: rows {rows}, new owners in {fresh}")
+        self._check_budget(plain, job.batch.num_extend)
+        for row, start in zip(rows, plain.starts, strict=True):
+            known = self._lens[row]
+            if (known == -1) != (row in fresh) or (known != -1 and known != start):
+                raise Violation("positions", f"step {step} row {row} goes on at {start}, the device is at {known}")
+        lens = job.batch.sampling.history_lens.tolist()
+        if lens != [plain.ends[place] for place in plain.places]:
+            raise Violation("positions", f"step {step} samples at {lens}, rows end at {plain.ends}")
+
+    def _check_budget(self, plain: Plain, chunks: int) -> None:
+        """Inputs of an encoder count; one that leaves nothing has its step to itself, with one token of its decoder."""
+        lens, encoded = plain.lens[:chunks], sum(plain.encoder_lens)
+        alone = encoded and chunks == 1
+        if sum(lens) > (max(1, self._budget - encoded) if alone else self._budget - encoded):
+            text = f"step {plain.step_id}: chunks of {lens}, inputs of {plain.encoder_lens}, for {self._budget} tokens"
+            raise Violation("chunk_budget", text)
+
+    def _note_reuse(self, batch: ScheduleBatch, freed: Handover) -> None:
+        flying = {row for job in self._submitted for row in job.batch.rows.tolist()}
+        if not flying.isdisjoint(batch.fresh_rows.tolist()):
+            self._hits("row_reused_in_flight")
+        size = self.kv.page_size
+        written = {slot // size for job in self._submitted for slot in job.batch.out_cache_loc.tolist()}
+        taken = {slot // size for slot in batch.table_writes.slots.tolist()}
+        if not written.isdisjoint(taken):
+            self._hits("page_reused_in_flight")
+
+    def _spoiled_place(self, plain: Plain) -> int:
+        """Which row of the step goes wrong by itself, one in the middle of its prompt where none samples; -1: none."""
+        if self.spoil < 0:
+            return -1
+        spoil, self.spoil = self.spoil, -1
+        return plain.places[spoil % len(plain.places)] if plain.places else spoil % len(plain.rows)
+
+    def _spoil(self, batch: ScheduleBatch, tokens: list[int]) -> np.ndarray:
+        """bool[S] for the next result; a spoiled token is 0, as the real sampler leaves it."""
+        marks = np.zeros(len(tokens), np.bool_)
+        for place, row in enumerate(batch.sample_rows.tolist() if self.poison.bad else ()):
+            if row in self.poison.bad:
+                marks[place] = True
+                tokens[place] = 0
+                self.spoiled.add(self.poison.bad[row])
+        return marks

@@ -1,0 +1,133 @@
+"""The Triton backend without a GPU: its kernels interpreted, in a process of their own, since that is set at import.
+
+What is marked `interpreted` runs there, and on a CUDA device; the conformance suite runs there in part. Interpreted
+kernels take about a thousand times as long, so shapes are tiny.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from importlib.util import find_spec
+from typing import Any
+
+import pytest
+import torch
+
+from core.attention.registry import build_attention, default_attention
+from core.errors import ConfigError
+from tests.support.fakes.paged_steps import Part
+from tests.support.fakes.traced_graphs import TracedGraphs
+from tests.support.repository import ROOT
+from tests.unit.core.attention.dense import LAYER, KnownRows, Shape
+from tests.unit.core.attention.test_conformance import DEVICE, INTERPRETED, TOLERANCE, check
+
+RUNS = INTERPRETED or DEVICE == "cuda"
+
+needs_triton = pytest.mark.skipif(find_spec("triton") is None, reason="triton is not installed (slipstream[cuda])")
+interpreted = pytest.mark.skipif(not RUNS, reason="runs interpreted, in the process of the first test, or on CUDA")
+
+SHAPES = (
+    "wide-gqa narrow-values-gqa latent-window window-and-chunk softcap-sinks-chunk sinks-window bf16-window "
+    "bf16-narrow-values renamed-window"
+).split()
+CONFORMANCE = " or ".join(
+    [*(f"formula[triton-4-{name}]" for name in SHAPES), "padded", "hidden", "writes_every", "may_differ"]
+)
+
+
+@needs_triton
+@pytest.mark.skipif(RUNS, reason="this is that process")
+@pytest.mark.parametrize(
+    ("module", "chosen"),
+    [
+        ("attention/test_conformance.py", f"triton and ({CONFORMANCE})"),
+        ("attention/test_triton.py", "interpreted and not conform"),
+        ("equivalence/test_decode_graphs.py", "interpreted"),
+    ],
+)
+def test_interpreted_kernels_conform(module: str, chosen: str) -> None:
+    environment = {**os.environ, "TRITON_INTERPRET": "1"}
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", f"tests/{module}", "-k"]
+    done = subprocess.run(
+        [*command, chosen], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=280, check=False
+    )
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
+    assert " passed" in done.stdout and "skipped" not in done.stdout, done.stdout[-2000:]
+
+
+@needs_triton
+@pytest.mark.skipif(RUNS, reason="can run here")
+def test_on_a_cpu_it_says_what_it_needs() -> None:
+    with pytest.raises(ConfigError, match=r"triton.*cpu.*compiles for GPUs.*TRITON_INTERPRET"):
+        build_attention("triton", torch.device("cpu"))
+
+
+def test_cuda_devices_get_it_where_it_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    cuda = torch.device("cuda")
+    for spec, name in ((object(), "triton"), (None, "torch_native")):
+        monkeypatch.setattr("core.attention.registry.find_spec", lambda _, spec=spec: spec)
+        assert default_attention(cuda) == name
+        assert default_attention(torch.device("cpu")) == "torch_native"
+
+
+def spoil_unseen(rows: KnownRows, parts: list[Part]) -> None:
+    """NaN into every slot of the pool that no query of `parts` may see."""
+    shape, pool = rows.shape, rows.paged.pool
+    unseen = torch.ones(pool.num_slots, dtype=torch.bool)
+    for part in parts:
+        low = 0 if shape.window is None else max(0, part.prefix - shape.window + 1)
+        unseen[rows.paged.table[part.row, low : part.prefix + part.extend].long().cpu()] = False
+    for held in (pool.k(LAYER), pool.v(LAYER)):
+        held[unseen.to(held.device)] = torch.nan
+
+
+@interpreted
+@pytest.mark.parametrize("window", [None, 5])
+def test_interpreted_kernels_read_no_key_that_is_hidden_from_all(window: int | None) -> None:
+    rows = KnownRows(Shape(window=window), num_rows=4, max_len=40, page_size=4, seed=3, device=DEVICE)
+    parts = [Part(1, 0, 18), Part(4, 20, 3), Part(2, 37, 1), Part(3, 6, 1)]
+    rows.fill(parts)
+    spoil_unseen(rows, parts)
+    got = rows.attend(build_attention("triton", torch.device(DEVICE)), parts, num_extend=2)
+    assert (got.double() - rows.expected(parts)).abs().max() < TOLERANCE[torch.float32]
+
+
+@interpreted
+@pytest.mark.parametrize("length", [1, 15, 16, 17, 33, 64, 79])
+def test_interpreted_splits_merge_to_the_formula(length: int) -> None:
+    """16 keys per split at least, 3 splits at most: none empty, one empty, more than one block in each."""
+    rows = KnownRows(Shape(sinks=True), num_rows=2, max_len=80, page_size=4, seed=length, device=DEVICE)
+    check(rows, build_attention("triton", torch.device(DEVICE)), [Part(2, length - 1, 1), Part(1, 2, 1)], 0)
+
+
+@interpreted
+def test_interpreted_decode_can_be_captured() -> None:
+    """Recorded once on padding, replayed with other rows, lengths and tokens in the same memory."""
+    device = torch.device(DEVICE)
+    rows = KnownRows(Shape(), num_rows=4, max_len=40, page_size=4, seed=5, device=DEVICE)
+    backend: Any = build_attention("triton", device)
+    padding = [Part(0, 0, 1)] * 3
+    batch = rows.paged.batch(padding, 0)
+    q, k, v = (torch.zeros(heads, 3, 16, device=device) for heads in (4, 2, 2))
+    out = torch.zeros(3, 4, 16, device=device)
+
+    def work() -> None:
+        backend.plan(batch)
+        out.copy_(backend.forward(LAYER, q, k, v, scale=rows.scale))
+
+    with torch.inference_mode():
+        graph = TracedGraphs().capture(work)
+    for parts in ([Part(2, 30, 1), Part(1, 3, 1), Part(0, 0, 1)], [Part(4, 7, 1), Part(2, 31, 1), Part(3, 38, 1)]):
+        rows.fill(parts)
+        real = rows.paged.batch(parts, 0)
+        for name in ("rows", "seq_lens", "positions", "out_cache_loc"):
+            getattr(batch, name).copy_(getattr(real, name))
+        for held, source in ((q, rows.q), (k, rows.k), (v, rows.v)):
+            held.copy_(torch.cat([source[p.row, p.prefix : p.prefix + 1] for p in parts]).transpose(0, 1))
+        graph.replay()
+        places = [i for i, part in enumerate(parts) if part.row]
+        expected = rows.expected([parts[i] for i in places])
+        assert (out[places].double() - expected).abs().max() < TOLERANCE[torch.float32]
+        assert out.isfinite().all()

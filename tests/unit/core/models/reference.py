@@ -1,0 +1,66 @@
+"""The plain way to get logits from a checkpoint: transformers alone, eager attention, one sequence, no cache."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM
+
+from core.attention.registry import build_attention
+from core.config import ModelConfig
+from core.models.base import Model
+from core.models.loader import load_model
+from tests.support.fakes.paged_steps import PagedRows, Part
+
+CPU = torch.device("cpu")
+
+
+class PlainModel:
+    """Answers what the packed model must answer."""
+
+    def __init__(self, directory: Path, dtype: torch.dtype = torch.float32) -> None:
+        self.module: Any = AutoModelForCausalLM.from_pretrained(
+            directory, dtype=dtype, attn_implementation="eager", local_files_only=True
+        ).eval()
+
+    def logits(self, ids: Sequence[int]) -> torch.Tensor:
+        """float32[n, vocab] of one sequence of n tokens."""
+        with torch.inference_mode():
+            found: torch.Tensor = self.module(input_ids=torch.tensor([list(ids)]), use_cache=False).logits[0].float()
+        return found
+
+
+class PackedRun:
+    """A loaded model over a pool of its own, fed with known token sequences, one per row."""
+
+    def __init__(
+        self, model: Model, sequences: dict[int, list[int]], *, page_size: int = 4, seed: int = 0, max_len: int = 64
+    ) -> None:
+        self.model = model
+        self.sequences = {0: [0], **sequences}
+        self.paged = PagedRows(
+            model.spec.kv_layers,
+            len(sequences),
+            max_len,
+            page_size=page_size,
+            dtype=model.spec.dtype,
+            seed=seed,
+        )
+        self.rebind()
+
+    def rebind(self) -> None:
+        """Bind the model to this run's pool, with a backend of its own."""
+        self.model.bind(self.paged.pool, build_attention("auto", CPU))
+
+    def step(self, parts: Sequence[Part], num_extend: int, sample: Sequence[int] | None = None) -> torch.Tensor:
+        """Logits of the last token of each sampled part."""
+        ids = [token for p in parts for token in self.sequences[p.row][p.prefix : p.prefix + p.extend]]
+        return self.model.forward(self.paged.batch(parts, num_extend, ids, sample))
+
+
+def load(directory: Path, dtype: str = "float32") -> Model:
+    """The packed model of `directory` on the CPU, as transformers computes it."""
+    return load_model(ModelConfig(str(directory), dtype=dtype, native="off"), CPU)

@@ -1,0 +1,67 @@
+"""States that are kept on the way through a prompt, or in decode, are those that others can go on from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from core.attention.registry import build_attention
+from core.device.staging import Staging
+from core.memory.recurrent.row_to_slot import HybridReqToTokenPool
+from core.memory.recurrent.state_pool import MambaPool
+from core.memory.recurrent.state_slots import NAME as STATES
+from core.memory.recurrent.state_slots import StateWrites, Tracked
+from core.memory.req_to_token_pool import ReqToTokenPool
+from core.types.arrays import Ints
+from tests.support.fakes.paged_steps import Part
+from tests.unit.core.models.reference import CPU, PackedRun, PlainModel, load
+from tests.unit.core.models.test_transformers_backend import sequences
+
+SLOTS = 8
+
+
+def ints(*values: int) -> Ints:
+    return np.array(values, np.int64)
+
+
+class RecurrentRun(PackedRun):
+    """Rows with recurrent states, each of which takes over the tokens and pages of row 1."""
+
+    def rebind(self) -> None:
+        """See `PackedRun`."""
+        pool = MambaPool(self.model.spec.state_layers, SLOTS, CPU)
+        self.states = HybridReqToTokenPool(ReqToTokenPool(len(self.sequences), 8, CPU), pool)
+        self.paged.table[2:] = self.paged.table[1]
+        self.model.bind(self.paged.pool, build_attention("auto", CPU), {STATES: self.states})
+
+    def begin(self, parts: list[Part], writes: StateWrites | None) -> None:
+        """What the step of `parts` does to states, before it runs."""
+        self.states.begin(torch.tensor([part.row for part in parts]), writes, Staging(CPU))
+
+
+@pytest.mark.parametrize("kind", ["jamba", "bamba", "qwen3_next"])
+def test_a_state_that_is_kept_is_the_one_of_its_prefix(checkpoint: Callable[[str], Path], kind: str) -> None:
+    path, ids = checkpoint(kind), sequences()[1]
+    want = PlainModel(path).logits(ids)
+    run = RecurrentRun(load(path), dict.fromkeys((1, 2, 3), ids))
+    # Row 1 keeps two states within its prompt, and the one of its first output.
+    prompt, output = [Part(1, 0, 13)], [Part(1, 13, 1)]
+    kept = Tracked(places=ints(0, 0), tokens=ints(5, 9), slots=ints(4, 5))
+    run.begin(prompt, StateWrites(ints(1), ints(1), ints(0), kept))
+    torch.testing.assert_close(run.step(prompt, 1)[0], want[12], atol=1e-4, rtol=0)
+    nothing = ints()
+    run.begin(output, StateWrites(nothing, nothing, nothing, Tracked(ints(0), ints(1), ints(6))))
+    torch.testing.assert_close(run.step(output, 0)[0], want[13], atol=1e-4, rtol=0)
+    # Two go on from what it kept, in one step with it, and one of them and it keep another state each.
+    parts = [Part(2, 5, 6), Part(3, 9, 5), Part(1, 14, 1)]
+    kept = Tracked(places=ints(1, 2), tokens=ints(2, 1), slots=ints(7, 8))
+    run.begin(parts, StateWrites(ints(2, 3), ints(2, 3), ints(4, 5), kept))
+    torch.testing.assert_close(run.step(parts, 2), want[[10, 13, 14]], atol=1e-4, rtol=0)
+    # And each from what was kept last, on the way through a prompt and in decode.
+    late = [Part(3, 11, 2), Part(2, 15, 1), Part(1, 14, 1)]
+    run.begin(late, StateWrites(ints(3, 2, 1), ints(3, 2, 1), ints(7, 8, 6)))
+    torch.testing.assert_close(run.step(late, 1), want[[12, 15, 14]], atol=1e-4, rtol=0)

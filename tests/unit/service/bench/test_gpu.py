@@ -1,0 +1,146 @@
+"""`slipstream bench gpu` on the CPU with a tiny model: every line of it runs, and its arithmetic is right."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from click.testing import CliRunner
+
+from core.engine.random_model import as_model, random_module
+from core.errors import ConfigError
+from service.bench import roofline
+from service.bench.decode_load import DecodeFigures, Load, watch_transformers
+from service.bench.gpu import SHAPES, _report, gpu
+from service.bench.roofline import Demands, Peaks
+from tests.support.fakes.hand_clock import by_hand
+
+CPU = torch.device("cpu")
+
+
+def test_it_measures_decode_prefill_and_transformers(tmp_path: Path) -> None:
+    out = tmp_path / "gpu.json"
+    small = ["--device", "cpu", "--shape", "tiny", "--batches", "1,3", "--contexts", "16", "--steps", "6"]
+    done = CliRunner().invoke(gpu, [*small, "--json", "--out", str(out)])
+    assert done.exit_code == 0, done.output
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert found == json.loads(out.read_text())
+    assert [(row["batch"], row["overlap"]) for row in found["decode"]] == [(1, True), (3, True), (1, False), (3, False)]
+    for row in found["decode"]:
+        assert row["tokens_per_second"] > 0 and 0 <= row["idle_share"] < 1
+        assert row["tokens_per_second"] == pytest.approx(row["batch"] / row["step_ms"] * 1000, rel=1e-6)
+    assert [row["context"] for row in found["prefill"]] == [16]
+    assert set(found["transformers"]) == {"1x16", "3x16"}
+    assert all(other.get("tokens_per_second", 0) > 0 for other in found["transformers"].values()), found["transformers"]
+    assert found["device"] == "cpu" and len(found["date"]) == 10
+
+
+def test_loads_that_do_not_fit_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("service.bench.gpu.CPU_POOL", 600_000)
+    small = ["--device", "cpu", "--shape", "tiny", "--batches", "1,64", "--contexts", "16", "--steps", "6"]
+    done = CliRunner().invoke(gpu, [*small, "--no-transformers", "--json"])
+    assert done.exit_code == 0, done.output
+    rows = json.loads(done.stdout.splitlines()[-1])["decode"]
+    assert ["left_out" in row for row in rows] == [False, True, False, True]
+    assert "needs" in rows[1]["left_out"] and rows[1]["left_out"] in done.stdout
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is one here")
+def test_without_a_device_it_says_so() -> None:
+    done = CliRunner().invoke(gpu, [])
+    assert isinstance(done.exception, ConfigError) and "CUDA" in str(done.exception)
+
+
+def test_demands_of_a_decoder_by_hand() -> None:
+    module = random_module(SHAPES["tiny"], torch.float32, CPU)
+    hidden, inner, vocab, layers, heads, kv = 32, 48, 320, 2, 4, 2
+    attention = hidden * hidden * 2 + 2 * hidden * hidden * kv // heads
+    norms = 2 * hidden
+    weights = layers * (attention + 3 * hidden * inner + norms) + hidden
+    demands = Demands.of(module, 100)
+    assert demands.weight_bytes == 4 * (weights + vocab * hidden)
+    assert demands.linear_flops_per_token == 2 * weights
+    assert demands.attention_flops_per_pair == 4 * layers * hidden
+    assert demands.decode_bytes(3, 10) == demands.weight_bytes + 3000
+    assert demands.prefill_flops(10) == 20 * weights + 50 * 4 * layers * hidden
+
+
+def test_the_roof_is_the_better_bandwidth() -> None:
+    assert Peaks(2.0, 3.0, 1.0).roof == 3.0 and Peaks(2.0, None, 1.0).roof == 2.0
+
+
+def test_random_weights_are_seeded_and_serve() -> None:
+    first, second = (random_module(SHAPES["tiny"], torch.float32, CPU) for _ in range(2))
+    assert all(torch.equal(a, b) for a, b in zip(first.parameters(), second.parameters(), strict=True))
+    assert as_model(first).spec.vocab_size == 320
+
+
+def test_a_load_has_room_for_who_comes_late() -> None:
+    load = Load(batch=64, context=8192, steps=32, vocab=9)
+    assert load.lengths() == [98] * 64 and load.tokens == 64 * (8192 + 98 + 32)
+    assert load.mean_context == 8192 + 49
+
+
+class Batching:
+    """Stands where transformers' continuous batching would, with tokens at instants that are known."""
+
+    def __init__(self, *times: list[float]) -> None:
+        self.results = [SimpleNamespace(is_finished=lambda: True, error=None, timestamps=each) for each in times]
+        self.asked: list[dict[str, Any]] = []
+
+    def init_continuous_batching(self, **_: Any) -> Batching:
+        return self
+
+    def start(self) -> None: ...
+
+    def stop(self, **_: Any) -> None: ...
+
+    def add_request(self, **asked: Any) -> None:
+        self.asked.append(asked)
+
+    def get_result(self, timeout: float) -> Any:
+        return self.results.pop()
+
+
+def test_transformers_is_watched_while_all_of_its_requests_decode() -> None:
+    """From the last that begins to the first that ends: what comes before or after had fewer requests in it."""
+    late, early = [4.0, 5.0, 6.0, 7.0, 8.0], [1.0, 1.5, 2.0, 5.0, 6.0]
+    batching, load = Batching(late, early), Load(batch=2, context=3, steps=2, vocab=9)
+    assert watch_transformers(batching, load, 16) == DecodeFigures(2.0, 1000.0, None)
+    assert [each["input_ids"] for each in batching.asked] == load.prompts()
+
+
+def test_peaks_are_bytes_and_operations_by_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(roofline, "_best", lambda work, device: 0.5)
+    # A copy reads each byte and writes it; a product multiplies and adds.
+    assert roofline.measure_peaks(CPU, torch.float32) == Peaks(4 * roofline.CPU_BYTES, None, 4 * roofline.CPU_SIDE**3)
+
+
+def test_the_best_run_is_the_quickest_and_warming_up_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = by_hand(monkeypatch, roofline)
+    took = iter([1.0] * roofline.WARM_UPS + [9.0, 3.0] + [5.0] * roofline.REPEATS)
+    assert roofline._best(lambda: clock.work(next(took)), CPU) == 3.0
+
+
+def test_figures_are_printed_in_their_units(capsys: pytest.CaptureFixture[str]) -> None:
+    decode = {"batch": 8, "context": 1024, "overlap": True, "tokens_per_second": 4000.0, "step_ms": 2.0}
+    result = {
+        "date": "2026-01-01",
+        "device": "H",
+        "torch": "2",
+        "shape": "8b",
+        "dtype": "bfloat16",
+        "decode": [decode | {"idle_share": 0.0125, "roofline": 0.5}],
+        "prefill": [{"context": 1024, "ttft_ms": 31.26, "matmul_share": 0.75}],
+        "transformers": {"8x1024": {"tokens_per_second": 1000.0}, "1x1024": {"failed": "does not fit"}},
+    }
+    _report(result, Peaks(3.2e12, 4.8e12, 7e14))
+    said = capsys.readouterr().out
+    assert "memory 3.20 TB/s copied, 4.80 stated; matmul 700.0 TFLOP/s" in said
+    assert "    8     1024      on       4000     2.00     50.0%   1.25%  1000\n" in said
+    assert "prompt of 1024 alone: first token after 31.3 ms, 75.0% of the matmul peak" in said
+    assert "transformers 1x1024: does not fit" in said

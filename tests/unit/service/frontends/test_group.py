@@ -1,0 +1,49 @@
+"""What front ends are told before they start: the port that is held for them, and their part of common limits."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from core.errors import StartupError
+from service.config.server_config import ServerConfig
+from service.frontends.group import FrontEndGroup, reserve
+from tests.support.fakes.fake_engine import FakeEngine
+
+
+async def test_each_front_end_has_its_part_of_limits_that_hold_for_all(config: Callable[..., ServerConfig]) -> None:
+    def told(**limits: Any) -> ServerConfig:
+        return FrontEndGroup(config(frontends=2, **limits), lambda *_: FakeEngine())._settings()
+
+    limited, free = told(rate_limit=5.0, max_concurrent_requests=3), told()
+    assert (limited.rate_limit, limited.max_concurrent_requests) == (2.5, 2)
+    assert (free.rate_limit, free.max_concurrent_requests) == (None, None)
+
+
+def test_a_held_port_is_shared_with_front_ends_and_with_no_other_server() -> None:
+    with reserve("127.0.0.1", 0, "gRPC") as held:
+        address = held.getsockname()
+        with socket.socket() as stranger, pytest.raises(OSError, match="in use"):
+            stranger.bind(address)
+        with socket.socket() as front_end:
+            front_end.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+            try:
+                front_end.bind(address)
+            except OSError as error:
+                pytest.fail(f"a front end cannot have the port that is held for it: {error}")
+            front_end.listen()
+            with socket.create_connection(address, timeout=10):
+                front_end.settimeout(10)
+                front_end.accept()[0].close()
+
+
+def test_a_port_that_another_server_has_is_refused_by_name() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(
+            StartupError, match=rf"cannot listen on 127\.0\.0\.1:{port} \(gRPC\): Address already in use"
+        ):
+            reserve("127.0.0.1", port, "gRPC")

@@ -1,0 +1,138 @@
+"""What passes between front end and engine comes out as it went in; what is left unread is merged and bounded."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+
+import numpy as np
+import pytest
+
+from core.engine.streams.unread import UnreadBytes
+from core.errors import (
+    DeadlinePassed,
+    FieldViolation,
+    InvalidRequest,
+    Overloaded,
+    QueueTimeout,
+    SlipstreamError,
+    SlowConsumer,
+)
+from core.types.adapters import AdapterInfo, AdapterList
+from core.types.constraint import Constraint, ConstraintKind
+from core.types.io import (
+    ChatMessage,
+    Delta,
+    Embedding,
+    EmbedRequest,
+    EmbedResult,
+    Finished,
+    FinishReason,
+    GenerateRequest,
+    Pooling,
+    Timing,
+    TokenLogprob,
+    Usage,
+)
+from core.types.plain import to_plain
+from core.types.sampling_params import SamplingParams
+from core.types.stats import EngineStats, HistogramStats, PoolStats
+from service.frontends.events import EventBatch, read_events
+from service.frontends.plain_json import (
+    error_from_plain,
+    error_to_plain,
+    from_plain,
+    vectors_from_plain,
+    vectors_to_plain,
+)
+from service.frontends.remote_stream import RemoteStream
+from service.frontends.wire import Kind, Link
+from tests.support.fakes.fake_engine import INFO
+
+VALUES = [
+    GenerateRequest("a", token_ids=(1, 2), sampling=SamplingParams(logit_bias={3: -1.5}, stop=("x", "y"), seed=7)),
+    GenerateRequest("c", "t", constraint=Constraint(ConstraintKind.REGEX, "a|b")),
+    GenerateRequest("b", chat=(ChatMessage("user", "é\ud800"),), deadline=12.5, cache_salt="alice\0", adapter="x"),
+    EmbedRequest(("text", (1, 2)), pooling=Pooling.MEAN, dimensions=3),
+    Finished(1, FinishReason.STOP, Usage(1, 2, 3), Timing(0.5, math.inf, 2.0), "stop"),
+    Delta(0, 3, (4,), "t", (TokenLogprob(4, -0.5, ((4, -0.5), (5, -1.0))),)),
+    INFO,
+    EngineStats(
+        5, (PoolStats("req", 4, 1),), finished={"stop": 2}, histograms={"x": HistogramStats((1.0,), (2,), 3.0)}
+    ),
+    AdapterList((AdapterInfo("a", 1, 2, 3, True, False, 4, None),), 5, 6),
+]
+
+
+@pytest.mark.parametrize("value", VALUES, ids=lambda value: type(value).__name__)
+def test_data_comes_out_as_it_went_in(value: object) -> None:
+    import json
+
+    assert from_plain(type(value), json.loads(json.dumps(to_plain(value)))) == value
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        InvalidRequest([FieldViolation("a", "b"), FieldViolation("c", "d")]),
+        Overloaded("full", reason="QUEUE_FULL", retry_after=2.5),
+        QueueTimeout("late"),
+        DeadlinePassed("passed"),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_errors_keep_their_kind_reason_and_details(error: SlipstreamError) -> None:
+    back = error_from_plain(error_to_plain(error))
+    assert type(back) is type(error) and vars(back) == vars(error) and str(back) == str(error)
+
+
+def test_an_error_of_our_own_making_stays_where_it_was_made() -> None:
+    back = error_from_plain(error_to_plain(ValueError("/secret/path")))
+    assert not isinstance(back, SlipstreamError) and "secret" not in str(back)
+
+
+def test_vectors_are_exact() -> None:
+    values = np.array([0.1, -2.5e-30, 3.0], np.float32)
+    back = vectors_from_plain(vectors_to_plain(EmbedResult("r", (Embedding(values, 3, 1),))))
+    assert back.request_id == "r" and back.embeddings[0].values.tolist() == values.tolist()
+    assert (back.embeddings[0].prompt_tokens, back.embeddings[0].cached_tokens) == (3, 1)
+
+
+def test_a_batch_of_events_survives_being_cut_anywhere() -> None:
+    top = (TokenLogprob(4, -0.1, ((4, -0.1), (2**32 - 1, -math.inf))), TokenLogprob(5, math.nextafter(-1, 0)))
+    deltas = [
+        (7, Delta(0, 5, (1, 2, 3), "héllo")),
+        (9, Delta(1, 0, (), "x")),
+        (7, Delta(0, 8, (4, 5), "\ud800", top)),
+        (2**33, Delta(0, 2**20, (2**31,), "", top[1:])),
+    ]
+    batch = EventBatch()
+    for stream, delta in deltas:
+        batch.add(stream, delta)
+    batch.start(7, {})
+    batch.end(9, "finished", None)
+    got: list[tuple[Kind, bytes]] = []
+    link = Link(lambda kind, _, body: got.append((kind, body)), lambda: None)
+    for byte in batch.frame() * 2:
+        link.data_received(bytes([byte]))
+    assert [kind for kind, _ in got] == [Kind.EVENTS] * 2
+    for _, body in got:
+        before, between, after = read_events(body)
+        assert (before, list(between), after) == ([[7, {}]], deltas, [[9, "finished", None]])
+
+
+async def test_unread_deltas_are_merged_and_bounded() -> None:
+    ended: list[bool] = []
+    stream = RemoteStream("r", 2, lambda: ended.append(True), max_pending_tokens=6, room=UnreadBytes())
+    for index, position, text in ((0, 0, "a"), (1, 0, "b"), (0, 1, "c")):
+        stream.push(Delta(index, position, (position,), text, (TokenLogprob(position, -1.0),)))
+    assert await anext(stream) == Delta(0, 0, (0, 1), "ac", (TokenLogprob(0, -1.0), TokenLogprob(1, -1.0)))
+    assert await anext(stream) == Delta(1, 0, (0,), "b", (TokenLogprob(0, -1.0),))
+    for position in range(2, 9):
+        stream.push(Delta(0, position, (position,)))
+    assert ended == [True], "the engine is told once"
+    assert (await anext(stream)).token_ids == tuple(range(2, 9))
+    with pytest.raises(SlowConsumer):
+        await anext(stream)
+    with pytest.raises(StopAsyncIteration):
+        await asyncio.wait_for(anext(stream), 1)
