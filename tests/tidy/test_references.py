@@ -74,7 +74,8 @@ def test_bugs_that_are_cited_are_listed_and_their_tests_exist() -> None:
     vain = {str(path.relative_to(ROOT)): unlisted_bugs(path.read_text()) for path in texts}
     assert {name: found for name, found in vain.items() if found} == {}
     # Tests that the list names without a file.
-    there = re.findall(r"^def (\w+)", (ROOT / "tests" / "proofs" / "sim" / "test_bug_list.py").read_text(), re.MULTILINE)
+    tests = (ROOT / "tests" / "proofs" / "sim" / "test_bug_list.py").read_text()
+    there = re.findall(r"^def (\w+)", tests, re.MULTILINE)
     assert [
         name for row in known.values() for name in re.findall(r"`(test_d\d\d_\w+)`", row) if name not in there
     ] == []

@@ -6,7 +6,8 @@
 
 A mutant that was killed is entered in tests/proofs/mutants/proved.txt with a digest of itself, of the file that it
 breaks and of its test's file: commit that. `--changed` tries those whose digest is another by now. .ci/run does so
-too, tries again what the last commit entered, and some others that the tree's seed draws, as many as fit into its budget.
+too, tries again what the last commit entered, and some others that the tree's seed draws, as many as fit into its
+budget.
 
 Exit status 0 only when all that were tried were killed, and none that has changed since was left untried.
 """

@@ -1,6 +1,7 @@
 """`python -m tests.support.fakes.serve_slowly FIFO ARGS`: the real command line, with a model that waits.
 
-It is loaded once FIFO is written to. Until then the server listens and is not ready. The engine is scripted and counts up.
+It is loaded once FIFO is written to. Until then the server listens and is not ready. The engine is scripted and
+counts up.
 """
 
 from __future__ import annotations
