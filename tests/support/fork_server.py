@@ -138,6 +138,7 @@ def fork_server() -> ForkServer:
 
 def _serve(requests: socket.socket) -> tuple[str, list[str]]:
     """Fork for each request, and return in the new process, with what it is to run; the others never return."""
+    ours = os.getpid()
     while True:
         request, descriptors, _, _ = socket.recv_fds(requests, LONGEST_REQUEST, STREAMS + 1)
         if not request:
@@ -145,6 +146,7 @@ def _serve(requests: socket.socket) -> tuple[str, list[str]]:
         if os.fork() == 0:
             requests.close()
             program, arguments, environment = json.loads(request)
+            end_with(ours)
             _become(descriptors, environment)
             return program, arguments
         for descriptor in descriptors:
@@ -154,14 +156,14 @@ def _serve(requests: socket.socket) -> tuple[str, list[str]]:
 
 def _become(descriptors: Sequence[int], environment: dict[str, str]) -> None:
     """Fork again, take the standard streams and the environment; the first process stays to tell how the other ends."""
-    _end_with_the_parent()
     *streams, status = descriptors
+    waiting = os.getpid()
     if child := os.fork():
         try:
             _wait_for(child, streams, status)
         finally:
             os._exit(0)
-    _end_with_the_parent()
+    end_with(waiting)
     os.close(status)
     for number, descriptor in enumerate(streams):
         os.dup2(descriptor, number)
@@ -187,9 +189,12 @@ def _wait_for(child: int, streams: Sequence[int], status: int) -> None:
     os.write(status, f"{code}\n".encode())
 
 
-def _end_with_the_parent() -> None:
-    """Be killed when the process that forked this one ends: a run of tests that is killed leaves no server."""
+def end_with(parent: int) -> None:
+    """Be killed when `parent`, which forked this process, ends: a run of tests that is killed leaves no server."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        # It ended before, and nothing would be told of that any more.
+        os._exit(1)
 
 
 def _reap() -> None:

@@ -91,7 +91,8 @@ def test_a_run_that_is_killed_leaves_no_server() -> None:
     script = (
         "import os, signal\nfrom tests.support.fork_server import ForkServer\n"
         "settings = os.environ | {'OMP_NUM_THREADS': '1'}\n"
-        f"process = ForkServer(modules=['json']).start({PROGRAM!r}, ['sleep'], settings)\n"
+        "forks = ForkServer(modules=['json'])\n"
+        f"process = forks.start({PROGRAM!r}, ['sleep'], settings)\n"
         "print(process.pid, process.stdout.readline(), flush=True)\n"
         "os.kill(os.getpid(), signal.SIGKILL)\n"
     )
@@ -112,3 +113,13 @@ def test_a_run_that_is_killed_leaves_no_server() -> None:
         assert select.select([handle], [], [], PATIENCE)[0], "it still runs"
     finally:
         os.close(handle)
+
+
+def test_what_is_left_behind_before_it_can_be_told_so_ends_by_itself() -> None:
+    """Under load a parent may be gone before its child has asked for the signal of its end."""
+    code = "from tests.support.fork_server import end_with; end_with(%s); print('goes on')"
+    for parent, said in (("__import__('os').getppid()", "goes on\n"), ("0", "")):
+        done = subprocess.run(
+            [sys.executable, "-c", code % parent], cwd=ROOT, capture_output=True, text=True, check=False
+        )
+        assert done.stdout == said, done.stderr
