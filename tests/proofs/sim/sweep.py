@@ -60,6 +60,14 @@ class Sweep:
         if outcome.oracle:
             self.failed.append(outcome)
 
+    def join(self, other: Sweep) -> None:
+        """Count what another sweep counted."""
+        self.seeds += other.seeds
+        self.ticks += other.ticks
+        self.seconds += other.seconds
+        self.failed += other.failed
+        self.hits.counts += other.hits.counts
+
     def summary(self) -> str:
         """One line."""
         rate = self.seeds / self.seconds if self.seconds else 0.0

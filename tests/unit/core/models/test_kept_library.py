@@ -6,8 +6,6 @@ import hashlib
 import logging
 import os
 import signal
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -20,13 +18,13 @@ from core.models.native import extension
 from core.models.native.extension import ExtensionUnavailable, is_built, library_path, load_extension
 from core.models.native.family import UpgradingModel
 from core.models.native.kept_library import digest_path, is_whole, keep
-from tests.support.repository import ROOT
+from tests.support.fork_server import ForkedProcess, fork_server
 from tests.support.until import eventually
 from tests.unit.core.models.test_native import CPU, Make
 
 PATIENCE = 120.0
 NOBODY = 65534
-RUN = (sys.executable, "-m", "core.models.native.extension")
+PROGRAM = "core.models.native.extension"
 
 
 @pytest.fixture(scope="module")
@@ -68,9 +66,29 @@ def sound() -> bool:
     return hashlib.sha256(kept.read_bytes()).hexdigest() == digest_path(kept).read_text().strip()
 
 
-def run() -> subprocess.CompletedProcess[str]:
-    """Load it in a process of its own, which a part of a library would kill."""
-    return subprocess.run(RUN, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE, check=False)
+@contextmanager
+def begun() -> Iterator[ForkedProcess]:
+    """Loads it in a process of its own, which a part of a library would kill."""
+    process = fork_server().start(PROGRAM, [], os.environ | {"OMP_NUM_THREADS": "1"})
+    with process.stdin, process.stdout, process.stderr:
+        yield process
+
+
+def kept_in(cache: Path, library: Path) -> Path:
+    """The library in the cache, as if this process had compiled it."""
+    cache.mkdir(parents=True, mode=0o700)
+    kept = library_path()
+    kept.write_bytes(library.read_bytes())
+    digest_path(kept).write_text(hashlib.sha256(kept.read_bytes()).hexdigest() + "\n")
+    for each in (kept, digest_path(kept)):
+        each.chmod(0o700)
+    return kept
+
+
+def run() -> tuple[int, str]:
+    """The exit status of such a process, and what it wrote to its standard error."""
+    with begun() as process:
+        return process.wait(PATIENCE), process.stderr.read()
 
 
 def cut_short(path: Path) -> None:
@@ -89,33 +107,29 @@ def forget_digest(path: Path) -> None:
 
 @pytest.mark.parametrize("harm", [cut_short, spoil, forget_digest, lambda path: path.write_bytes(b"")])
 def test_what_is_not_whole_is_compiled_again(cache: Path, library: Path, harm: Callable[[Path], None]) -> None:
-    cache.mkdir(parents=True, mode=0o700)
-    kept = library_path()
-    kept.write_bytes(library.read_bytes())
-    digest_path(kept).write_text(hashlib.sha256(kept.read_bytes()).hexdigest() + "\n")
+    kept = kept_in(cache, library)
     assert is_built()
     harm(kept)
     assert not is_built(), "a server would compile before it serves"
-    done = run()
-    assert done.returncode == 0, (done.returncode, done.stderr)
+    code, told = run()
+    assert code == 0, told
     assert compiled(cache) == 1 and sound()
     assert sorted(path.suffix for path in cache.iterdir()) == [".lock", ".sha256", ".so"]
-    assert run().returncode == 0 and compiled(cache) == 1, "what is whole is loaded as it is"
+    assert run()[0] == 0 and compiled(cache) == 1, "what is whole is loaded as it is"
 
 
 def test_what_the_compiler_made_is_loaded_elsewhere_first(cache: Path) -> None:
     """Half a library of the right name, as a full disk leaves it, kills the process that loads it."""
     cut_short(cache.parents[1] / "result")
-    done = run()
-    assert done.returncode == 1 and "ended its process with signal" in done.stderr, (done.returncode, done.stderr)
+    code, told = run()
+    assert code == 1 and "ended its process with signal" in told, (code, told)
     assert not is_built() and [path.suffix for path in cache.iterdir()] == [".lock"]
 
 
 def test_two_servers_compile_once(cache: Path) -> None:
-    both = [subprocess.Popen(RUN, cwd=ROOT, stdout=subprocess.PIPE, text=True) for _ in range(2)]
-    said = [process.communicate(timeout=PATIENCE)[0] for process in both]
-    assert [process.returncode for process in both] == [0, 0]
-    assert said == [f"{library_path()}\n"] * 2
+    with begun() as one, begun() as other:
+        assert [process.wait(PATIENCE) for process in (one, other)] == [0, 0]
+        assert [process.stdout.read() for process in (one, other)] == [f"{library_path()}\n"] * 2
     assert compiled(cache) == 1 and sound()
 
 
@@ -164,10 +178,11 @@ def test_without_locks_the_last_one_stays(cache: Path, monkeypatch: pytest.Monke
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_compilers_end_with_the_server(cache: Path, number: signal.Signals) -> None:
     (cache.parents[1] / "slow").touch()
-    with subprocess.Popen(RUN, cwd=ROOT) as server:
+    with begun() as server:
         eventually(lambda: len(compilers(server.pid)) >= 3, PATIENCE)
         found = compilers(server.pid)
         server.send_signal(number)
+        server.wait(PATIENCE)
     # The process that compiles, the compiler, and what that started.
     eventually(lambda: not any(map(running, found)), 20.0)
 
@@ -191,9 +206,9 @@ def running(pid: int) -> bool:
 
 
 @pytest.mark.parametrize("whose", ["group", "others", "another user", "the digest"])
-def test_what_others_could_have_written_is_not_loaded(cache: Path, whose: str) -> None:
+def test_what_others_could_have_written_is_not_loaded(cache: Path, library: Path, whose: str) -> None:
+    kept = kept_in(cache, library)
     load_extension()
-    kept = library_path()
     if whose == "another user":
         os.chown(cache, NOBODY, NOBODY)
     else:
