@@ -1,7 +1,7 @@
 """All mutants, and the sample that the ordinary suite tries. A new law, or a fixed bug, adds one to a table.
 
-`tables/` has a table for each room of the product, `core.scheduler.toml` for what `core/scheduler` may break. An entry is
-named by its header; its keys are the fields of `tests.mutants.mutant.Mutant`.
+`tables/` has a table for each room of the product, `core.scheduler.toml` for what `core/scheduler` may break. An entry
+is named by its header; its keys are the fields of `tests.mutants.mutant.Mutant`.
 """
 
 from __future__ import annotations
