@@ -22,6 +22,7 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry, ProcessCollector
 
+from core.engine.api import Engine
 from core.errors import StartupError
 from core.types.plain import to_plain
 from service.access.access_files import AccessFiles
@@ -29,7 +30,7 @@ from service.access.file_metrics import FilesCollector
 from service.calls.desk import LocalDesk
 from service.config.server_config import ServerConfig
 from service.config.sources import values_of
-from service.engine.builder import EngineBuilder, Progress, StartableEngine
+from service.engine.builder import EngineBuilder, Progress
 from service.engine.slot import EngineSlot
 from service.frontends.front_end import START_SECONDS, FrontEnd
 from service.frontends.heartbeat import PERIOD
@@ -83,7 +84,7 @@ class FrontEndGroup:
         self._tasks: list[asyncio.Task[None]] = []
 
     @property
-    def engine(self) -> StartableEngine:
+    def engine(self) -> Engine:
         """The engine; only after `load`."""
         return self._served.engine
 

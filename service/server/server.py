@@ -13,6 +13,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc  # type: ignore[import-un
 from grpc_reflection.v1alpha import reflection  # type: ignore[import-untyped]
 from prometheus_client import CollectorRegistry, ProcessCollector
 
+from core.engine.api import Engine
 from core.errors import StartupError
 from service.access.access_files import AccessFiles
 from service.access.audit import Audit
@@ -24,7 +25,7 @@ from service.access.tls_credentials import server_credentials
 from service.calls.desk import LocalDesk, TenantDesk
 from service.calls.open_calls import OpenCalls
 from service.config.server_config import ServerConfig
-from service.engine.builder import EngineBuilder, Progress, StartableEngine, in_daemon_thread
+from service.engine.builder import EngineBuilder, Progress, in_daemon_thread
 from service.engine.slot import EngineSlot
 from service.gateway.registration import gateway_of
 from service.limits.admission import Admission
@@ -162,7 +163,7 @@ class Server:
         return OtlpTracer(endpoint, self._version)
 
     @property
-    def engine(self) -> StartableEngine:
+    def engine(self) -> Engine:
         """The engine; only after `load`."""
         return self._served.engine
 

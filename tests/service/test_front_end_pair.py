@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -15,18 +15,20 @@ from prometheus_client import CollectorRegistry
 from core.errors import EngineDead
 from core.types.io import GenerateRequest
 from core.types.sampling_params import SamplingParams
+from service.config.server_config import ServerConfig
 from service.engine.slot import EngineSlot
 from service.frontends.host import FrontEndHost
-from service.frontends.process import CountedCalls
+from service.frontends.process import CountedCalls, serve
 from service.frontends.remote_desk import RemoteDesk
 from service.frontends.remote_engine import RemoteEngine
+from service.frontends.wire import Kind
 from service.limits.work import Work
 from service.metrics.rpc import RpcMetrics
 from tests.fakes.fake_engine import FakeEngine
 from tests.service.test_frontend_host import Desk
 from tests.support.engines import started
 from tests.support.kept_server import small_engine
-from tests.support.until import until
+from tests.support.until import PATIENCE, until
 from tests.support.within import within
 
 
@@ -104,3 +106,20 @@ async def test_streams_end_when_the_engines_process_is_gone() -> None:
                     pass
         with pytest.raises(EngineDead):
             await pair.remote.tokenize("a")
+
+
+async def test_a_front_end_that_is_closed_while_it_loads_closes_its_connection(
+    config: Callable[..., ServerConfig],
+) -> None:
+    """Its server has no engine yet, and so none to stop."""
+    loop, lost = asyncio.get_running_loop(), asyncio.Event()
+    ours, theirs = socket.socketpair()
+    host = FrontEndHost(EngineSlot(), {}, RpcMetrics(CollectorRegistry()), lost.set)  # type: ignore[arg-type]
+    await loop.create_unix_connection(lambda: host.link, sock=ours)
+    serving = asyncio.create_task(serve(config(), theirs))
+    async with within(PATIENCE, "it listens"):
+        await host.listening.wait()
+    host.send(Kind.CLOSE, {"dead": False})
+    async with within(PATIENCE, "it ends"):
+        assert await serving == 0
+        await lost.wait()

@@ -131,8 +131,6 @@ class ShellWorld:
         self.process = EngineProcess(self.scenario, self.loop, self._rng, self.story, self.hits)
         process, scenario = self.process, self.scenario
         self.closings = Closings(self, process)
-        await process.engine.start()
-        process.slot.engine = process.engine
         limit = float("inf") if scenario.max_concurrent is None else scenario.max_concurrent
         self._admission = Admission(limit, max_wait=scenario.admission_wait)
         self._local = OpenCalls(process.slot, process.config, self._admission, process.desk, process.metrics)
