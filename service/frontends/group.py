@@ -20,13 +20,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from prometheus_client import CollectorRegistry, ProcessCollector
-
 from core.engine.api import Engine
 from core.errors import StartupError
 from core.types.plain import to_plain
 from service.access.access_files import AccessFiles
-from service.access.file_metrics import FilesCollector
 from service.calls.desk import LocalDesk
 from service.config.server_config import ServerConfig
 from service.config.sources import values_of
@@ -36,12 +33,7 @@ from service.frontends.front_end import START_SECONDS, FrontEnd
 from service.frontends.heartbeat import PERIOD
 from service.frontends.host import FrontEndHost
 from service.frontends.wire import Kind
-from service.metrics.collector import EngineCollector, engine_view
-from service.metrics.door import metrics_server
-from service.metrics.http import MetricsServer
-from service.metrics.names import PREFIX
-from service.metrics.rpc import RpcMetrics
-from service.process.version import installed_version
+from service.server.metrics_port import MetricsPort
 from service.server.served_engine import ServedEngine
 from service.server.startup_checks import check
 
@@ -67,16 +59,11 @@ class FrontEndGroup:
     def __init__(self, config: ServerConfig, build: EngineBuilder, progress: Progress | None = None) -> None:
         self.config = config
         self.slot = EngineSlot()
-        self.port = self.metrics_port = 0
+        self.port = 0
         self._served = ServedEngine(config, build, progress, self.slot)
-        self._registry, version = CollectorRegistry(), installed_version()
-        self._registry.register(EngineCollector(lambda: engine_view(self.slot, config, version, self._connected())))
         files = AccessFiles(config)
-        self._registry.register(FilesCollector(files))
-        ProcessCollector(PREFIX, registry=self._registry)
-        self._counts = RpcMetrics(self._registry)
-        self._metrics: MetricsServer | None = None
-        self._desk = LocalDesk(self.slot, config, self._counts, files)
+        self.metrics = MetricsPort(config, self.slot, files, self._connected)
+        self._desk = LocalDesk(self.slot, config, self.metrics.calls, files)
         self._reserved: list[socket.socket] = []
         self._health_port: int | None = None
         self._leaving = False
@@ -88,11 +75,15 @@ class FrontEndGroup:
         """The engine; only after `load`."""
         return self._served.engine
 
+    @property
+    def metrics_port(self) -> int:
+        """The port of the metrics endpoint; 0 before `listen`."""
+        return self.metrics.port
+
     async def listen(self) -> None:
         """Check files and ports, start the front ends and wait until all of them listen. Raises StartupError."""
         check(self.config)
-        self._metrics = metrics_server(self.config, self._registry, self.slot, installed_version())
-        self.metrics_port = self._metrics.port
+        self.metrics.listen()
         self.port = self._reserve(self.config.port, "gRPC")
         if self.config.health_port is not None:
             self._health_port = self._reserve(self.config.health_port, "health")
@@ -166,8 +157,7 @@ class FrontEndGroup:
             await front_end.process.wait()
             front_end.host.link.close()
         await self._served.stop(grace)
-        if self._metrics is not None:
-            self._metrics.close()
+        self.metrics.close()
         for held in self._reserved:
             held.close()
 
@@ -179,7 +169,7 @@ class FrontEndGroup:
 
     async def _spawn(self, place: int) -> FrontEnd:
         ours, theirs = socket.socketpair()
-        host = FrontEndHost(self.slot, self._desk, self._counts, on_lost=lambda: None)
+        host = FrontEndHost(self.slot, self._desk, self.metrics.calls, on_lost=lambda: None)
         await asyncio.get_running_loop().create_unix_connection(lambda: host.link, sock=ours)
         with theirs:
             process = await create_subprocess_exec(
@@ -225,7 +215,7 @@ class FrontEndGroup:
             front_end.host.link.close()
             if time.monotonic() - front_end.since > LONG_ENOUGH:
                 backoff = FIRST_BACKOFF
-            self._counts.frontend_restarted()
+            self.metrics.calls.frontend_restarted()
             await self._spawn_after(backoff, place)
             backoff = min(2 * backoff, LONGEST_BACKOFF)
 

@@ -11,7 +11,6 @@ import grpc
 import grpc.aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc  # type: ignore[import-untyped]
 from grpc_reflection.v1alpha import reflection  # type: ignore[import-untyped]
-from prometheus_client import CollectorRegistry, ProcessCollector
 
 from core.engine.api import Engine
 from core.errors import StartupError
@@ -19,7 +18,6 @@ from service.access.access_files import AccessFiles
 from service.access.audit import Audit
 from service.access.auth_interceptor import Authentication, Authorization, needs_no_permission
 from service.access.certificate_names import CertificateNames
-from service.access.file_metrics import FilesCollector
 from service.access.permissions import Permissions, is_public
 from service.access.tls_credentials import server_credentials
 from service.calls.desk import LocalDesk, TenantDesk
@@ -32,10 +30,6 @@ from service.limits.admission import Admission
 from service.limits.call_gate import CallGate
 from service.limits.memory_gate import MemoryGate, MemoryWatch
 from service.limits.request_reads import RequestReads
-from service.metrics.collector import EngineCollector, engine_view
-from service.metrics.door import metrics_server
-from service.metrics.http import MetricsServer
-from service.metrics.names import PREFIX
 from service.metrics.rpc import RpcMetrics
 from service.pb.slipstream.v1 import adapters_pb2, adapters_pb2_grpc, inference_pb2, inference_pb2_grpc
 from service.process.version import installed_version
@@ -43,6 +37,7 @@ from service.rpc.channel_options import server_options
 from service.rpc.interceptors import AroundInterceptor, HandlerTracker, count_calls, errors_to_statuses
 from service.server.connections import Connections
 from service.server.health_port import HealthPort
+from service.server.metrics_port import MetricsPort
 from service.server.served_engine import DRAIN_MARGIN_SECONDS, ServedEngine
 from service.server.startup_checks import check
 from service.servicers.adapters import AdapterServicer
@@ -83,18 +78,13 @@ class Server:
         self.tracker = HandlerTracker()
         self.health = HealthServicer({LIVENESS: True, READINESS: False}, config.write_timeout)
         self.port = 0
-        self.metrics_port = 0
         self._served = ServedEngine(config, build, progress, self.slot)
         self._version = installed_version()
-        self._registry = CollectorRegistry()
-        metrics = counts or RpcMetrics(self._registry)
+        self._files = AccessFiles(config)
+        self.metrics = MetricsPort(config, self.slot, self._files)
+        metrics = counts or self.metrics.calls
         self.connections = Connections(lambda: {self.port, self.health_port.port})
         self.health_port = HealthPort(config, self.health, metrics, self.connections, shared_port=counts is not None)
-        self._registry.register(EngineCollector(lambda: engine_view(self.slot, config, self._version)))
-        self._files = AccessFiles(config)
-        self._registry.register(FilesCollector(self._files))
-        ProcessCollector(PREFIX, registry=self._registry)
-        self._metrics: MetricsServer | None = None
         self._leaving: asyncio.Task[None] | None = None
         self._memory = MemoryWatch()
         self._tracer = self._open_tracer()
@@ -167,19 +157,22 @@ class Server:
         """The engine; only after `load`."""
         return self._served.engine
 
+    @property
+    def metrics_port(self) -> int:
+        """The port of the metrics endpoint; 0 before `listen`, and in a front end."""
+        return self.metrics.port
+
     async def listen(self) -> None:
         """Check the checkpoint's files and both ports, bind, and answer health checks. Raises StartupError."""
         if self._counts is None:
             check(self.config)
-            self._metrics = metrics_server(self.config, self._registry, self.slot, self._version)
-            self.metrics_port = self._metrics.port
+            self.metrics.listen()
         try:
             await self.health_port.listen()
             self.port = self._bind()
         except StartupError:
             await self.health_port.close()
-            if self._metrics is not None:
-                self._metrics.close()
+            self.metrics.close()
             raise
         self._memory.start()
         self.connections.start()
@@ -267,6 +260,5 @@ class Server:
         await self.health_port.close()
         if self._tracer is not None:
             await in_daemon_thread(self._tracer.close)
-        if self._metrics is not None:
-            # Joining the thread of the metrics server takes up to its poll interval; the loop has nothing else to do.
-            self._metrics.close()
+        # This blocks the loop, which has nothing else to do.
+        self.metrics.close()

@@ -143,7 +143,7 @@ class Serving:
     @property
     def watchers(self) -> int:
         """Pages that are open."""
-        door = self.server._metrics._door  # type: ignore[union-attr]
+        door = self.server.metrics._server._door  # type: ignore[union-attr]
         return 0 if door is None else door.feed.watchers
 
     async def metrics(self) -> dict[str, float]:

@@ -46,7 +46,7 @@ class KeptServer:
 
     def sample(self, series: str, **labels: str) -> float:
         """The value of a metric."""
-        return self.server._registry.get_sample_value(series, labels) or 0.0
+        return self.server.metrics.registry.get_sample_value(series, labels) or 0.0
 
 
 def small_engine(step_seconds: float = 0.002) -> BuiltEngine:

@@ -277,6 +277,6 @@ async def test_counts_of_a_drain_and_of_a_front_end_that_died_stay() -> None:
             for stream in streams:
                 assert sum(len(chunk.token_ids) for chunk in await asyncio.wait_for(stream, PATIENCE)) == 400
             assert await draining == 0
-        registry = server.inner._registry
+        registry = server.inner.metrics.registry
         handled = registry.get_sample_value("slipstream_rpc_handled_total", {"method": GENERATE[1:], "code": "OK"})
         assert handled == 2 * FRONT_ENDS
