@@ -28,7 +28,7 @@ from service.calls.desk import LocalDesk
 from service.config.server_config import ServerConfig
 from service.config.sources import values_of
 from service.engine.builder import EngineBuilder, Progress
-from service.engine.slot import EngineSlot
+from service.engine.handle import EngineHandle
 from service.frontends.front_end import START_SECONDS, FrontEnd
 from service.frontends.heartbeat import PERIOD
 from service.frontends.host import FrontEndHost
@@ -58,12 +58,12 @@ class FrontEndGroup:
 
     def __init__(self, config: ServerConfig, build: EngineBuilder, progress: Progress | None = None) -> None:
         self.config = config
-        self.slot = EngineSlot()
+        self.handle = EngineHandle()
         self.port = 0
-        self._served = ServedEngine(config, build, progress, self.slot)
+        self._served = ServedEngine(config, build, progress, self.handle)
         files = AccessFiles(config)
-        self.metrics = MetricsPort(config, self.slot, files, self._connected)
-        self._desk = LocalDesk(self.slot, config, self.metrics.calls, files)
+        self.metrics = MetricsPort(config, self.handle, files, self._connected)
+        self._desk = LocalDesk(self.handle, config, self.metrics.calls, files)
         self._reserved: list[socket.socket] = []
         self._health_port: int | None = None
         self._leaving = False
@@ -123,7 +123,7 @@ class FrontEndGroup:
         (1) For `linger` seconds the front ends report not ready and still take calls. (2) They turn new calls away,
         and live requests have `grace` seconds. (3) Everything is closed.
         """
-        self.slot.draining = True
+        self.handle.draining = True
         self._send_state()
         await asyncio.sleep(linger)
         self._leaving = True
@@ -135,7 +135,7 @@ class FrontEndGroup:
 
     async def die(self) -> None:
         """The engine is dead: the front ends end all calls with that status, and everything is closed."""
-        self.slot.draining = True
+        self.handle.draining = True
         await self.close(dead=True)
 
     async def close(self, grace: float = CLOSE_SECONDS, dead: bool = False) -> None:
@@ -169,7 +169,7 @@ class FrontEndGroup:
 
     async def _spawn(self, place: int) -> FrontEnd:
         ours, theirs = socket.socketpair()
-        host = FrontEndHost(self.slot, self._desk, self.metrics.calls, on_lost=lambda: None)
+        host = FrontEndHost(self.handle, self._desk, self.metrics.calls, on_lost=lambda: None)
         await asyncio.get_running_loop().create_unix_connection(lambda: host.link, sock=ours)
         with theirs:
             process = await create_subprocess_exec(
@@ -183,7 +183,7 @@ class FrontEndGroup:
         process.stdin.write(json.dumps(values_of(self._settings())).encode())
         process.stdin.close()
         front_end = self._front_ends[place] = FrontEnd(host, process)
-        if self.slot.engine is not None:
+        if self.handle.engine is not None:
             self._greet(front_end)
         return front_end
 
@@ -252,12 +252,12 @@ class FrontEndGroup:
 
     def _state(self) -> dict[str, object]:
         return {
-            "state": self.slot.state.value,
-            "draining": self.slot.draining,
+            "state": self.handle.state.value,
+            "draining": self.handle.draining,
             "leaving": self._leaving,
             "live": self._served.live_requests,
             # Histograms take 0.1 ms to write, ten times a second, and only the metrics endpoint shows them.
-            "stats": to_plain(replace(self.slot.stats, histograms={})),
+            "stats": to_plain(replace(self.handle.stats, histograms={})),
         }
 
 

@@ -9,7 +9,7 @@ from prometheus_client import CollectorRegistry, ProcessCollector
 from service.access.access_files import AccessFiles
 from service.access.file_metrics import FilesCollector
 from service.config.server_config import ServerConfig
-from service.engine.slot import EngineSlot
+from service.engine.handle import EngineHandle
 from service.metrics.collector import EngineCollector, engine_view
 from service.metrics.door import metrics_server
 from service.metrics.http import MetricsServer
@@ -25,21 +25,21 @@ class MetricsPort:
     """
 
     def __init__(
-        self, config: ServerConfig, slot: EngineSlot, files: AccessFiles, connected: Callable[[], int] = lambda: 0
+        self, config: ServerConfig, handle: EngineHandle, files: AccessFiles, connected: Callable[[], int] = lambda: 0
     ) -> None:
         self.port = 0
         self.registry = CollectorRegistry()
         self.calls = RpcMetrics(self.registry)
-        self._config, self._slot = config, slot
+        self._config, self._handle = config, handle
         self._version = version = installed_version()
-        self.registry.register(EngineCollector(lambda: engine_view(slot, config, version, connected())))
+        self.registry.register(EngineCollector(lambda: engine_view(handle, config, version, connected())))
         self.registry.register(FilesCollector(files))
         ProcessCollector(PREFIX, registry=self.registry)
         self._server: MetricsServer | None = None
 
     def listen(self) -> None:
         """Bind the port and answer from now on. Raises StartupError for a taken port."""
-        self._server = metrics_server(self._config, self.registry, self._slot, self._version)
+        self._server = metrics_server(self._config, self.registry, self._handle, self._version)
         self.port = self._server.port
 
     def close(self) -> None:

@@ -8,7 +8,7 @@ import logging
 from core.engine.api import Engine
 from service.config.server_config import ServerConfig
 from service.engine.builder import EngineBuilder, Progress, in_daemon_thread
-from service.engine.slot import EngineSlot
+from service.engine.handle import EngineHandle
 
 log = logging.getLogger(__name__)
 
@@ -20,30 +20,32 @@ HURRIED_STOP_SECONDS = 1.0
 
 
 class ServedEngine:
-    """Fills `slot`: until `load` has started an engine there is none, neither for calls nor to be stopped."""
+    """Fills `handle`: until `load` has started an engine there is none, neither for calls nor to be stopped."""
 
-    def __init__(self, config: ServerConfig, build: EngineBuilder, progress: Progress | None, slot: EngineSlot) -> None:
+    def __init__(
+        self, config: ServerConfig, build: EngineBuilder, progress: Progress | None, handle: EngineHandle
+    ) -> None:
         self._config = config
         self._build, self._progress = build, progress
-        self._slot = slot
+        self._handle = handle
 
     @property
     def engine(self) -> Engine:
         """The engine; only after `load`."""
-        engine = self._slot.engine
+        engine = self._handle.engine
         assert engine is not None, "loaded"
         return engine
 
     @property
     def live_requests(self) -> int:
         """Streams opened and not yet ended; 0 before `load`."""
-        return 0 if self._slot.engine is None else self._slot.engine.live_requests
+        return 0 if self._handle.engine is None else self._handle.engine.live_requests
 
     async def load(self) -> Engine:
         """Build and start the engine. Raises StartupError."""
         config = self._config.engine_config()
         built = await in_daemon_thread(lambda: self._build(config, self._progress))
-        self._slot.engine = engine = await built.start()
+        self._handle.engine = engine = await built.start()
         return engine
 
     async def drain(self, grace: float) -> int:
@@ -52,8 +54,8 @@ class ServedEngine:
 
     async def stop(self, grace: float) -> None:
         """Stop the engine if it has started; see `stopped`."""
-        if self._slot.engine is not None:
-            await stopped(self._slot.engine, grace)
+        if self._handle.engine is not None:
+            await stopped(self._handle.engine, grace)
 
 
 async def drained(engine: Engine, grace: float) -> int:

@@ -24,7 +24,7 @@ from service.calls.desk import LocalDesk, TenantDesk
 from service.calls.open_calls import OpenCalls
 from service.config.server_config import ServerConfig
 from service.engine.builder import EngineBuilder, Progress, in_daemon_thread
-from service.engine.slot import EngineSlot
+from service.engine.handle import EngineHandle
 from service.gateway.registration import gateway_of
 from service.limits.admission import Admission
 from service.limits.call_gate import CallGate
@@ -74,14 +74,14 @@ class Server:
         self.config = config
         # A front end shares its port with others; the engine's process counts its calls and knows its tenants.
         self._counts, self._desk = counts, desk
-        self.slot = EngineSlot()
+        self.handle = EngineHandle()
         self.tracker = HandlerTracker()
         self.health = HealthServicer({LIVENESS: True, READINESS: False}, config.write_timeout)
         self.port = 0
-        self._served = ServedEngine(config, build, progress, self.slot)
+        self._served = ServedEngine(config, build, progress, self.handle)
         self._version = installed_version()
         self._files = AccessFiles(config)
-        self.metrics = MetricsPort(config, self.slot, self._files)
+        self.metrics = MetricsPort(config, self.handle, self._files)
         metrics = counts or self.metrics.calls
         self.connections = Connections(lambda: {self.port, self.health_port.port})
         self.health_port = HealthPort(config, self.health, metrics, self.connections, shared_port=counts is not None)
@@ -94,13 +94,13 @@ class Server:
         admission = Admission(
             self.config.concurrency_limit, self.config.rate_limit, max_wait=self.config.admission_wait
         )
-        self._desk = self._desk or LocalDesk(self.slot, self.config, metrics, self._files)
-        calls = OpenCalls(self.slot, self.config, admission, self._desk, metrics)
+        self._desk = self._desk or LocalDesk(self.handle, self.config, metrics, self._files)
+        calls = OpenCalls(self.handle, self.config, admission, self._desk, metrics)
         options = server_options(self.config, shared_port=self._counts is not None)
         server = grpc.aio.server(interceptors=self._interceptors(calls, metrics), options=options)
         servicer = InferenceServicer(calls, self._version)
         inference_pb2_grpc.add_InferenceServiceServicer_to_server(servicer, server)  # type: ignore[no-untyped-call]
-        adapters = AdapterServicer(self.slot)
+        adapters = AdapterServicer(self.handle)
         adapters_pb2_grpc.add_AdapterServiceServicer_to_server(adapters, server)  # type: ignore[no-untyped-call]
         health_pb2_grpc.add_HealthServicer_to_server(self.health, server)
         self._gateway = gateway_of(self.config, calls, self._version)
@@ -197,11 +197,11 @@ class Server:
         if self._tracer is not None:
             self._tracer.model = engine.model_info.name
         # A front end that was started again may load while its server drains.
-        self.health.set(READINESS, not self.slot.draining)
+        self.health.set(READINESS, not self.handle.draining)
 
     def refuse_readiness(self) -> None:
         """First step of a drain: report not ready, so that clients send new work elsewhere. Liveness stays true."""
-        self.slot.draining = True
+        self.handle.draining = True
         self.health.set(READINESS, False)
 
     def heard(self, *, alive: bool, ready: bool) -> None:
@@ -209,9 +209,9 @@ class Server:
 
         Without `ready` calls are refused with EngineSilent. A server that drains or loads stays not ready.
         """
-        self.slot.silent = not ready
+        self.handle.silent = not ready
         self.health.set(LIVENESS, alive)
-        self.health.set(READINESS, ready and self.slot.engine is not None and not self.slot.draining)
+        self.health.set(READINESS, ready and self.handle.engine is not None and not self.handle.draining)
 
     def turn_away(self, grace: float) -> None:
         """Second step of a drain: close the port, and have clients leave by GOAWAY. Open calls go on.
@@ -236,7 +236,7 @@ class Server:
 
     async def die(self) -> None:
         """The engine is dead: report neither ready nor alive, then close."""
-        self.slot.draining = True
+        self.handle.draining = True
         for service in (LIVENESS, READINESS):
             self.health.set(service, False)
         await self.close()

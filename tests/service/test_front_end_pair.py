@@ -16,7 +16,7 @@ from core.errors import EngineDead
 from core.types.io import GenerateRequest
 from core.types.sampling_params import SamplingParams
 from service.config.server_config import ServerConfig
-from service.engine.slot import EngineSlot
+from service.engine.handle import EngineHandle
 from service.frontends.host import FrontEndHost
 from service.frontends.process import CountedCalls, serve
 from service.frontends.remote_desk import RemoteDesk
@@ -48,10 +48,10 @@ class Pair:
 
 @asynccontextmanager
 async def paired(engine: Any) -> AsyncIterator[Pair]:
-    loop, slot, registry, desk = asyncio.get_running_loop(), EngineSlot(), CollectorRegistry(), Desk()
-    slot.engine = engine
+    loop, handle, registry, desk = asyncio.get_running_loop(), EngineHandle(), CollectorRegistry(), Desk()
+    handle.engine = engine
     door: Any = desk
-    host, remote = FrontEndHost(slot, door, RpcMetrics(registry), lambda: None), RemoteEngine(1000)
+    host, remote = FrontEndHost(handle, door, RpcMetrics(registry), lambda: None), RemoteEngine(1000)
     ours, theirs = socket.socketpair()
     await loop.create_unix_connection(lambda: host.link, sock=ours)
     await loop.create_unix_connection(lambda: remote.link, sock=theirs)
@@ -114,7 +114,7 @@ async def test_a_front_end_that_is_closed_while_it_loads_closes_its_connection(
     """Its server has no engine yet, and so none to stop."""
     loop, lost = asyncio.get_running_loop(), asyncio.Event()
     ours, theirs = socket.socketpair()
-    host = FrontEndHost(EngineSlot(), {}, RpcMetrics(CollectorRegistry()), lost.set)  # type: ignore[arg-type]
+    host = FrontEndHost(EngineHandle(), {}, RpcMetrics(CollectorRegistry()), lost.set)  # type: ignore[arg-type]
     await loop.create_unix_connection(lambda: host.link, sock=ours)
     serving = asyncio.create_task(serve(config(), theirs))
     async with within(PATIENCE, "it listens"):

@@ -210,7 +210,7 @@ async def test_an_engine_that_cannot_start_is_neither_asked_nor_stopped(config: 
     server = Server(config(), lambda *_: engine)
     with pytest.raises(StartupError, match="no threads left"):
         await run(server, lambda _: None)
-    assert server.slot.engine is None and engine.stopped == 0
+    assert server.handle.engine is None and engine.stopped == 0
 
 
 async def test_a_signal_while_loading_ends_it_without_waiting(config: Callable[..., ServerConfig]) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from service.access.access_files import AccessFiles
 from service.config.server_config import ServerConfig
-from service.engine.slot import EngineSlot
+from service.engine.handle import EngineHandle
 from service.server.metrics_port import MetricsPort
 
 
@@ -19,7 +19,7 @@ async def test_it_shows_calls_front_ends_and_the_process_from_listen_to_close(
     config: Callable[..., ServerConfig],
 ) -> None:
     settings = config()
-    metrics = MetricsPort(settings, EngineSlot(), AccessFiles(settings), lambda: 3)
+    metrics = MetricsPort(settings, EngineHandle(), AccessFiles(settings), lambda: 3)
 
     def scrape() -> str:
         with urllib.request.urlopen(f"http://127.0.0.1:{metrics.port}/metrics", timeout=5) as response:

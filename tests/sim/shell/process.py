@@ -1,4 +1,4 @@
-"""The engine's process of the simulation: production engine, slot and desk, between a made-up device and system."""
+"""The engine's process of the simulation: production engine, handle and desk, between a made-up device and system."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from core.types.sampling_params import SamplingParams
 from service.access.tenant_file import EVERYBODY, TenantBook, TenantLimits
 from service.calls.desk import LocalDesk
 from service.config.server_config import ServerConfig
-from service.engine.slot import EngineSlot
+from service.engine.handle import EngineHandle
 from service.limits.tenant_limiter import TenantGates
 from service.metrics.rpc import RpcMetrics
 from service.resume.retention import Retention
@@ -83,8 +83,8 @@ class EngineProcess:
         self.pool = Pool(loop, rng, 2)
         self.engine = AsyncEngine(self._built())
         self.engine._turnstile._width = scenario.turnstile
-        self.slot = EngineSlot()
-        self.slot.engine = self.engine
+        self.handle = EngineHandle()
+        self.handle.engine = self.engine
         self.config = ServerConfig.of(
             max_pending_tokens=scenario.max_pending,
             admission_wait=scenario.admission_wait,
@@ -93,7 +93,7 @@ class EngineProcess:
             resume_tenant_bytes=scenario.resume_tenant_bytes,
         )
         self.metrics = RpcMetrics(CollectorRegistry())
-        self.desk = LocalDesk(self.slot, self.config, self.metrics)
+        self.desk = LocalDesk(self.handle, self.config, self.metrics)
         if scenario.tenants:
             limits = {name: TenantLimits(drawn.rate, drawn.at_once) for name, drawn in scenario.tenants.items()}
             limits.setdefault(EVERYBODY, TenantLimits())

@@ -133,7 +133,7 @@ class ShellWorld:
         self.closings = Closings(self, process)
         limit = float("inf") if scenario.max_concurrent is None else scenario.max_concurrent
         self._admission = Admission(limit, max_wait=scenario.admission_wait)
-        self._local = OpenCalls(process.slot, process.config, self._admission, process.desk, process.metrics)
+        self._local = OpenCalls(process.handle, process.config, self._admission, process.desk, process.metrics)
         self.front_ends = [self._start_front_end() for _ in range(scenario.front_ends)]
         background = [asyncio.create_task(self._publish(), name="publish"), asyncio.create_task(self._mourn())]
         plans = Inputs(scenario, self._rng).draw()
@@ -191,7 +191,7 @@ class ShellWorld:
         self.ended = True
         self.hits(f"end_{how}")
         if how != "stop":
-            process.slot.draining = True
+            process.handle.draining = True
             for front_end in self.front_ends:
                 front_end.publish(leaving=True)
             cut = await drained(process.engine, self.scenario.grace)
