@@ -171,7 +171,7 @@ class Engine(Protocol):
 
     @property
     def model_info(self) -> ModelInfo:
-        """Facts of the served model; valid once the engine is READY."""
+        """Facts of the served model."""
         ...
 
     @property
@@ -185,7 +185,7 @@ class Engine(Protocol):
 
     @property
     def prefixes(self) -> Prefixes:
-        """The prefix cache; valid once the engine is READY."""
+        """The prefix cache."""
         ...
 
     async def generate(self, request: GenerateRequest) -> OutputStream:

@@ -52,9 +52,10 @@ DRAIN_END_SECONDS = 5.0
 
 
 @dataclass(frozen=True, slots=True)
-class Parts:
-    """What `build` puts into an engine. Executors wake the event loop, so `start` makes them, on that loop."""
+class BuiltEngine:
+    """What `core.engine.build` makes, off the event loop. Executors wake that loop, so they are made by `start`."""
 
+    config: EngineConfig
     inputs: InputProcessor
     adapters: AdapterLoader
     grammars: GrammarCompiler
@@ -63,31 +64,35 @@ class Parts:
     new_scheduler: Callable[[Executor, Emit], Scheduler]
     lanes: LaneRecorder
 
+    async def start(self) -> AsyncEngine:
+        """The engine on the running loop, with its threads and tasks. Called once: the pools are this engine's."""
+        engine = AsyncEngine(self)
+        # Weights and modules live as long as the process: frozen, they are not walked by a collection during a step.
+        gc.collect()
+        gc.freeze()
+        return engine
+
 
 class AsyncEngine:
-    """The `Engine` of `core.engine.api`, in this process. Built by `core.engine.build`; call `start` first."""
+    """The `Engine` of `core.engine.api`, in this process. `BuiltEngine.start` makes it; it is READY at once."""
 
-    def __init__(self, config: EngineConfig, parts: Parts) -> None:
-        self._config = config
-        self._parts = parts
-        self._inputs = parts.inputs
-        self._adapters = parts.adapters
-        self.lanes = parts.lanes
-        self._state = EngineState.STARTING
+    def __init__(self, built: BuiltEngine) -> None:
+        self._config = built.config
+        self._inputs = built.inputs
+        self._adapters = built.adapters
+        self._grammars = built.grammars
+        self.model_info = built.model_info
+        self.lanes = built.lanes
         self._live: dict[str, TokenStream] = {}
-        self.open_streams = LiveStreams(self._live, parts.adapters.table)
+        self.open_streams = LiveStreams(self._live, built.adapters.table)
         self._arriving = Arrivals()
         self._turnstile = Turnstile()
-        self._tasks: list[asyncio.Task[None]] = []
-
-    async def start(self) -> None:
-        """Start the threads and the loop tasks; the engine is READY when it returns."""
         self._wakeup = Wakeup()
         self._dead: asyncio.Future[BaseException] = asyncio.get_running_loop().create_future()
         self._empty = asyncio.Event()
         self._empty.set()
-        self._executor = self._parts.new_executor(self._wakeup.set_threadsafe)
-        self._scheduler = self._parts.new_scheduler(self._executor, self._emit)
+        self._executor = built.new_executor(self._wakeup.set_threadsafe)
+        self._scheduler = built.new_scheduler(self._executor, self._emit)
         self._outputs = OutputProcessor(
             self._scheduler.intake,
             self._wakeup.set,
@@ -96,14 +101,13 @@ class AsyncEngine:
             self._inputs.failures,
         )
         self.prefixes = CachedPrefixes(self._scheduler, self._adapters.table, self._refuse_unless_ready)
-        self._tasks = [asyncio.create_task(self._run(), name="slipstream-scheduler")]
-        self._tasks.append(asyncio.create_task(self._watch(), name="slipstream-watchdog"))
+        self._state = EngineState.READY
+        self._tasks = [
+            asyncio.create_task(self._run(), name="slipstream-scheduler"),
+            asyncio.create_task(self._watch(), name="slipstream-watchdog"),
+        ]
         for task in self._tasks:
             task.add_done_callback(self._task_ended)
-        # Weights and modules live as long as the process: frozen, they are not walked by a collection during a step.
-        gc.collect()
-        gc.freeze()
-        self._state = EngineState.READY
 
     @property
     def state(self) -> EngineState:
@@ -113,15 +117,8 @@ class AsyncEngine:
     @property
     def stats(self) -> EngineStats:
         """The newest snapshot; readable from any thread."""
-        if self._state is EngineState.STARTING:
-            return EngineStats()
-        stats = self._parts.grammars.add_stats(self._adapters.add_stats(self._scheduler.stats))
+        stats = self._grammars.add_stats(self._adapters.add_stats(self._scheduler.stats))
         return dataclasses.replace(stats, text_failures=self._inputs.failures.count)
-
-    @property
-    def model_info(self) -> ModelInfo:
-        """Facts of the served model."""
-        return self._parts.model_info
 
     @property
     def live_requests(self) -> int:
@@ -145,7 +142,7 @@ class AsyncEngine:
             prompt = await self._inputs.prompt_ids(request)
             grammar = None
             if request.constraint is not None:
-                compiling = self._parts.grammars.grammar(request.constraint, request.tenant)
+                compiling = self._grammars.grammar(request.constraint, request.tenant)
                 grammar = await self._arriving.wait(request_id, compiling, request.deadline)
             return self._inputs.sequences(request, request_id, uuid.uuid4().hex, prompt, now, grammar)
 
@@ -226,8 +223,7 @@ class AsyncEngine:
 
     async def stop(self) -> None:
         """Stop threads and tasks, and end every open stream with Draining. Idempotent."""
-        if self._state in (EngineState.STARTING, EngineState.STOPPED):
-            self._state = EngineState.STOPPED
+        if self._state is EngineState.STOPPED:
             return
         was_dead, self._state = self._state is EngineState.DEAD, EngineState.STOPPED
         for task in self._tasks:
@@ -236,7 +232,7 @@ class AsyncEngine:
         self._fail_streams(Draining("the server is shutting down"))
         self._inputs.close()
         self._adapters.close()
-        await self._parts.grammars.close()
+        await self._grammars.close()
         if not was_dead:
             # A dead engine's thread may hang for ever; it is a daemon and ends with the process.
             await in_daemon_thread(self._executor.stop, "slipstream-stop")

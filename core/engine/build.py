@@ -14,7 +14,7 @@ from core.config import EngineConfig
 from core.device.checks import AssertMode, DeviceChecks
 from core.device.staging import Staging
 from core.device.streams import DeviceStreams, resolve_device
-from core.engine.async_engine import AsyncEngine, Parts
+from core.engine.async_engine import BuiltEngine
 from core.engine.build_pools import Pools, build_pools
 from core.engine.grammar.compiler import GrammarCompiler
 from core.engine.input_processor import InputProcessor, encoder_input
@@ -40,8 +40,8 @@ Progress = Callable[[str, float], None]
 """Called with (stage of the load, part of it that is done: 0 to 1)."""
 
 
-def build_engine(config: EngineConfig, progress: Progress | None = None) -> AsyncEngine:
-    """Load the checkpoint and build an engine that is ready for `start`.
+def build_engine(config: EngineConfig, progress: Progress | None = None) -> BuiltEngine:
+    """Load the checkpoint and build an engine, up to its `start`.
 
     Blocks for as long as the weights take; `progress(stage, fraction)` is called along the way. Raises StartupError.
     """
@@ -56,7 +56,7 @@ def build_engine(config: EngineConfig, progress: Progress | None = None) -> Asyn
     return assemble(config, model, tokenizer, DeviceStreams(device))
 
 
-def assemble(config: EngineConfig, model: Model, tokenizer: Tokenizer, streams: DeviceStreams) -> AsyncEngine:
+def assemble(config: EngineConfig, model: Model, tokenizer: Tokenizer, streams: DeviceStreams) -> BuiltEngine:
     """An engine around a model that is loaded already. Benchmarks and tests bring an emulated one.
 
     Raises StartupError when the pools do not fit into memory, or an adapter given at start cannot be loaded.
@@ -78,7 +78,8 @@ def assemble(config: EngineConfig, model: Model, tokenizer: Tokenizer, streams: 
     # Captured here and not by `new_executor`: it takes seconds, and that one is called on the event loop.
     captures = config.executor.cuda_graphs and streams.device.type == "cuda"
     runner = _build_runner(config, model, streams, pools, lanes) if captures else None
-    parts = Parts(
+    return BuiltEngine(
+        config=config,
         inputs=inputs,
         adapters=pools.adapters.loader,
         grammars=grammars,
@@ -89,7 +90,6 @@ def assemble(config: EngineConfig, model: Model, tokenizer: Tokenizer, streams: 
         new_scheduler=lambda executor, emit: _build_scheduler(config, model, streams, pools, executor, emit, lanes),
         lanes=lanes,
     )
-    return AsyncEngine(config, parts)
 
 
 def _build_executor(config: EngineConfig, runner: StepRunner, wake: Callable[[], None]) -> Executor:

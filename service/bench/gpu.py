@@ -20,7 +20,7 @@ import torch
 
 from core.config import EngineConfig, ExecutorConfig, MemoryConfig, ModelConfig, SchedulerConfig
 from core.device.streams import DeviceStreams, resolve_device
-from core.engine.async_engine import AsyncEngine
+from core.engine.async_engine import AsyncEngine, BuiltEngine
 from core.engine.build import assemble
 from core.engine.random_model import as_model, let_go, random_module
 from core.memory.kv_pool import KVPool
@@ -108,11 +108,11 @@ class Bench:
         """Run all loads; record by name those that do not fit. With overlap, measure single prompts first."""
         demands = Demands.of(self.module, KVPool.bytes_per_token_for(model.spec.kv_layers, model.spec.dtype))
         room = self._room(demands.kv_bytes_per_token)
-        engine = self._engine(model, overlap, room)
-        asyncio.run(self._watch(engine, demands, overlap, room))
+        built = self._built(model, overlap, room)
+        asyncio.run(self._watch(built, demands, overlap, room))
 
-    async def _watch(self, engine: AsyncEngine, demands: Demands, overlap: bool, room: int) -> None:
-        await engine.start()
+    async def _watch(self, built: BuiltEngine, demands: Demands, overlap: bool, room: int) -> None:
+        engine = await built.start()
         try:
             if overlap:
                 for load in {load.context: load for load in self.loads}.values():
@@ -144,7 +144,7 @@ class Bench:
         self.rows.append(row)
         _say(str(row))
 
-    def _engine(self, model: Model, overlap: bool, room: int) -> AsyncEngine:
+    def _built(self, model: Model, overlap: bool, room: int) -> BuiltEngine:
         rows = max(load.batch for load in self.loads)
         config = EngineConfig(
             model=ModelConfig("random", context_length=self._context),

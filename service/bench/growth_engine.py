@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 
 from core.config import EngineConfig, ExecutorConfig, MemoryConfig, ModelConfig, SchedulerConfig
-from core.engine.async_engine import AsyncEngine
+from core.engine.async_engine import AsyncEngine, BuiltEngine
 from core.engine.build import assemble, build_engine
 from core.models.bundled import bundled_model_dir
 from core.text.tokenizer import Tokenizer
@@ -61,15 +61,15 @@ async def started(shape: Shape) -> AsyncIterator[AsyncEngine]:
         scheduler=SchedulerConfig(chunked_prefill_size=shape.chunk, max_queued_requests=shape.requests),
         executor=ExecutorConfig(device="cpu", cpu_threads=1),
     )
-    engine = build_engine(config) if shape.checkpoint else _emulated(config, shape.vocab, context)
-    await engine.start()
+    built = build_engine(config) if shape.checkpoint else _emulated(config, shape.vocab, context)
+    engine = await built.start()
     try:
         yield engine
     finally:
         await engine.stop()
 
 
-def _emulated(config: EngineConfig, vocab: int, context: int) -> AsyncEngine:
+def _emulated(config: EngineConfig, vocab: int, context: int) -> BuiltEngine:
     tokenizer, timeline = Tokenizer.load(str(bundled_model_dir())), Timeline(0.0)
     model = EmulatedModel(timeline, vocab or tokenizer.vocab_size, context)
     return assemble(config, model, tokenizer, EmulatedStreams(timeline))

@@ -100,8 +100,8 @@ def _start_here(directory: str) -> Start:
         # Compiling for this processor goes on beside serving and is another figure.
         model = ModelConfig(directory, native="off")
         config = EngineConfig(model, MemoryConfig(max_total_tokens=POOL_TOKENS, max_running_requests=8))
-        engine = build_engine(EngineConfig(config.model, config.memory, executor=ExecutorConfig("cpu", cpu_threads=1)))
-        await engine.start()
+        built = build_engine(EngineConfig(config.model, config.memory, executor=ExecutorConfig("cpu", cpu_threads=1)))
+        engine = await built.start()
         ready = first = time.perf_counter()
         sampling = SamplingParams(temperature=0.0, max_tokens=1, ignore_eos=True)
         async for event in await engine.generate(GenerateRequest(token_ids=tuple(range(3, 19)), sampling=sampling)):

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from core.config import EngineConfig, ExecutorConfig, GrammarConfig, MemoryConfig, ModelConfig, SchedulerConfig
-from core.engine.async_engine import AsyncEngine
+from core.engine.async_engine import AsyncEngine, BuiltEngine
 from core.engine.build import assemble
 from core.models.bundled import bundled_model_dir
 from core.text.tokenizer import Tokenizer
@@ -52,8 +52,8 @@ async def measure_overlap(
     Every token is checked if `feature.is_checked`. With n outputs per request, `requests` / n requests are sent.
     """
     timeline = Timeline(step_ms / 1000)
-    engine, vocab = _engine(timeline, overlap, requests, tokens, feature)
-    await engine.start()
+    built, vocab = _built(timeline, overlap, requests, tokens, feature)
+    engine = await built.start()
     rng = random.Random(0)
     prompts = [[rng.randrange(vocab) for _ in range(PROMPT_TOKENS)] for _ in range(requests // feature.n)]
     everyone = asyncio.Barrier(len(prompts) + 1)
@@ -78,7 +78,7 @@ async def measure_overlap(
     )
 
 
-def _engine(timeline: Timeline, overlap: bool, requests: int, tokens: int, feature: Feature) -> tuple[AsyncEngine, int]:
+def _built(timeline: Timeline, overlap: bool, requests: int, tokens: int, feature: Feature) -> tuple[BuiltEngine, int]:
     tokenizer = Tokenizer.load(str(bundled_model_dir()))
     context = PROMPT_TOKENS + tokens + 1
     model = EmulatedModel(timeline, tokenizer.vocab_size, context)

@@ -60,8 +60,7 @@ class Peer:
         )
         self._config = config
         self._loop = asyncio.new_event_loop()
-        self._engine: AsyncEngine = build_engine(config)
-        self._loop.run_until_complete(self._engine.start())
+        self._engine: AsyncEngine = self._loop.run_until_complete(build_engine(config).start())
 
     def info(self) -> dict[str, Any]:
         """Versions and settings, which the harness records beside its figures."""

@@ -164,9 +164,9 @@ async def benched(rows: int, tokens: int, frontends: int = 0) -> AsyncIterator[B
         executor=ExecutorConfig(device="cpu"),
     )
     model = EmulatedModel(timeline, tokenizer.vocab_size, context)
-    engine = assemble(config, model, tokenizer, EmulatedStreams(timeline))
+    built = assemble(config, model, tokenizer, EmulatedStreams(timeline))
     settings = ServerConfig.of(port=0, metrics_port=0, max_running_requests=rows, frontends=frontends)
-    server: Served = (FrontEndGroup if frontends else Server)(settings, lambda *_: engine)
+    server: Served = (FrontEndGroup if frontends else Server)(settings, lambda *_: built)
     raw = RawServer()
     await server.listen()
     await server.load()

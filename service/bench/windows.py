@@ -122,7 +122,7 @@ async def _serve(path: str, *, on: bool, layers: tuple[int, int]) -> tuple[_Peak
     """Serve all requests with the window pool `on` or off. Returns the pages that were held, and the token ids."""
     window = TINY["sliding_window"]
     context = WINDOWS * window
-    engine = build_engine(
+    built = build_engine(
         EngineConfig(
             model=ModelConfig(path, dtype="float32"),
             memory=MemoryConfig(8, ROWS, ROWS * context, prefix_cache="none", sliding_window_pool=on),
@@ -130,7 +130,7 @@ async def _serve(path: str, *, on: bool, layers: tuple[int, int]) -> tuple[_Peak
             executor=ExecutorConfig(device="cpu", cpu_threads=1),
         )
     )
-    await engine.start()
+    engine = await built.start()
     prompts = [[3 + (row + 7 * place) % 90 for place in range(context - OUTPUT_TOKENS)] for row in range(ROWS)]
     readers = [asyncio.create_task(_read(engine, prompt)) for prompt in prompts]
     peak = _Peak(layers)

@@ -14,7 +14,7 @@ from core.errors import Overloaded
 from core.types.io import GenerateRequest
 from service.access.access_files import AccessFiles
 from service.config.server_config import ServerConfig
-from service.engine.slot import EngineSlot
+from service.engine.handle import EngineHandle
 from service.limits.hold import Hold
 from service.limits.refusals import Refusals
 from service.limits.tenant_limiter import TenantGates
@@ -86,15 +86,15 @@ class LocalDesk:
     """The desk in the engine's process, one for all front ends. Construction raises StartupError for a bad file."""
 
     def __init__(
-        self, slot: EngineSlot, config: ServerConfig, metrics: RpcMetrics, files: AccessFiles | None = None
+        self, handle: EngineHandle, config: ServerConfig, metrics: RpcMetrics, files: AccessFiles | None = None
     ) -> None:
         self._refusals = Refusals(metrics.tenant_refused)
         book = (files or AccessFiles(config)).tenants
         self._gates = TenantGates(book, config.admission_wait, self._refusals)
         self._retention = Retention(
-            slot, config.resume_seconds, config.resume_bytes, config.resume_tenant_bytes, metrics.stream_gone
+            handle, config.resume_seconds, config.resume_bytes, config.resume_tenant_bytes, metrics.stream_gone
         )
-        self._slot = slot
+        self._handle = handle
         self._usage = TenantUsage(metrics.tenant_tokens, lambda name: self._refusals.bounded(self._gates.label(name)))
         metrics.show_kept(lambda: len(self._retention), lambda: self._retention.bytes)
 
@@ -117,7 +117,7 @@ class LocalDesk:
 
     async def load(self, tenant: str) -> TenantLoad:
         """What the tenant has running and waiting, from the engine's open streams. Raises NotReady."""
-        return self._usage.load(tenant, self._slot.require().open_streams)
+        return self._usage.load(tenant, self._handle.require().open_streams)
 
     def follow(self, engine: Engine) -> None:
         """Have the engine report each stream that ends, so that its tokens are counted for its tenant."""

@@ -24,7 +24,7 @@ from service.access.caller import caller_address, caller_name
 from service.access.permissions import Permissions
 from service.calls.desk import ResumedStream, TenantDesk
 from service.config.server_config import ServerConfig
-from service.engine.slot import EngineSlot, answered
+from service.engine.handle import EngineHandle, answered
 from service.errors import NotPermitted
 from service.limits.admission import Admission
 from service.limits.hold import Hold, current_hold
@@ -39,12 +39,12 @@ Request = TypeVar("Request", GenerateRequest, EmbedRequest)
 
 
 class OpenCalls:
-    """Opens requests on the engine in `slot`, each for the tenant that the current call names."""
+    """Opens requests on the engine of `handle`, each for the tenant that the current call names."""
 
     def __init__(
-        self, slot: EngineSlot, config: ServerConfig, admission: Admission, desk: TenantDesk, metrics: RpcMetrics
+        self, handle: EngineHandle, config: ServerConfig, admission: Admission, desk: TenantDesk, metrics: RpcMetrics
     ) -> None:
-        self.slot = slot
+        self.handle = handle
         self.config = config
         self.metrics = metrics
         self._admission = admission
@@ -54,7 +54,7 @@ class OpenCalls:
     @property
     def engine(self) -> Engine:
         """The engine; raises NotReady while there is none."""
-        return self.slot.require()
+        return self.handle.require()
 
     @contextmanager
     def counting_refusals(self) -> Iterator[None]:
@@ -106,7 +106,7 @@ class OpenCalls:
 
     async def attach(self, request_id: str, positions: dict[int, Position], held: AsyncExitStack) -> ResumedStream:
         """Read a kept stream of this caller until `held` closes. Raises NotReady and what `Retention.attach` does."""
-        self.slot.require()
+        self.handle.require()
         return await _hold(await self._desk.attach(scoped_id(request_id, caller_name.get()), positions), held)
 
     async def embed(self, asked: EmbedRequest, held: AsyncExitStack) -> EmbedCall:

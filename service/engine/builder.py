@@ -16,18 +16,18 @@ Progress = Callable[[str, float], None]
 Result = TypeVar("Result")
 
 
-class StartableEngine(Engine, Protocol):
-    """An engine that was built and has not started its thread yet."""
+class BuiltEngine(Protocol):
+    """An engine that is loaded, and on no event loop yet. A server that lets go of it has nothing to stop."""
 
-    async def start(self) -> None:
-        """Start the forward thread and become READY. Called once, on the event loop that will use the engine."""
+    async def start(self) -> Engine:
+        """The engine, READY, on the running event loop. Called once. Where it fails, nothing is left to stop."""
         ...
 
 
-EngineBuilder = Callable[[EngineConfig, Progress | None], StartableEngine]
+EngineBuilder = Callable[[EngineConfig, Progress | None], BuiltEngine]
 
 
-def build_core_engine(config: EngineConfig, progress: Progress | None) -> StartableEngine:
+def build_core_engine(config: EngineConfig, progress: Progress | None) -> BuiltEngine:
     """The real engine. Imports the accelerator runtime, so the import waits until the ports are bound."""
     from core.engine.build import build_engine
 

@@ -20,27 +20,20 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from prometheus_client import CollectorRegistry, ProcessCollector
-
+from core.engine.api import Engine
 from core.errors import StartupError
 from core.types.plain import to_plain
 from service.access.access_files import AccessFiles
-from service.access.file_metrics import FilesCollector
 from service.calls.desk import LocalDesk
 from service.config.server_config import ServerConfig
 from service.config.sources import values_of
-from service.engine.builder import EngineBuilder, Progress, StartableEngine
-from service.engine.slot import EngineSlot
+from service.engine.builder import EngineBuilder, Progress
+from service.engine.handle import EngineHandle
 from service.frontends.front_end import START_SECONDS, FrontEnd
 from service.frontends.heartbeat import PERIOD
 from service.frontends.host import FrontEndHost
 from service.frontends.wire import Kind
-from service.metrics.collector import EngineCollector, engine_view
-from service.metrics.door import metrics_server
-from service.metrics.http import MetricsServer
-from service.metrics.names import PREFIX
-from service.metrics.rpc import RpcMetrics
-from service.process.version import installed_version
+from service.server.metrics_port import MetricsPort
 from service.server.served_engine import ServedEngine
 from service.server.startup_checks import check
 
@@ -65,17 +58,12 @@ class FrontEndGroup:
 
     def __init__(self, config: ServerConfig, build: EngineBuilder, progress: Progress | None = None) -> None:
         self.config = config
-        self.slot = EngineSlot()
-        self.port = self.metrics_port = 0
-        self._served = ServedEngine(config, build, progress, self.slot)
-        self._registry, version = CollectorRegistry(), installed_version()
-        self._registry.register(EngineCollector(lambda: engine_view(self.slot, config, version, self._connected())))
+        self.handle = EngineHandle()
+        self.port = 0
+        self._served = ServedEngine(config, build, progress, self.handle)
         files = AccessFiles(config)
-        self._registry.register(FilesCollector(files))
-        ProcessCollector(PREFIX, registry=self._registry)
-        self._counts = RpcMetrics(self._registry)
-        self._metrics: MetricsServer | None = None
-        self._desk = LocalDesk(self.slot, config, self._counts, files)
+        self.metrics = MetricsPort(config, self.handle, files, self._connected)
+        self._desk = LocalDesk(self.handle, config, self.metrics.calls, files)
         self._reserved: list[socket.socket] = []
         self._health_port: int | None = None
         self._leaving = False
@@ -83,15 +71,19 @@ class FrontEndGroup:
         self._tasks: list[asyncio.Task[None]] = []
 
     @property
-    def engine(self) -> StartableEngine:
+    def engine(self) -> Engine:
         """The engine; only after `load`."""
         return self._served.engine
+
+    @property
+    def metrics_port(self) -> int:
+        """The port of the metrics endpoint; 0 before `listen`."""
+        return self.metrics.port
 
     async def listen(self) -> None:
         """Check files and ports, start the front ends and wait until all of them listen. Raises StartupError."""
         check(self.config)
-        self._metrics = metrics_server(self.config, self._registry, self.slot, installed_version())
-        self.metrics_port = self._metrics.port
+        self.metrics.listen()
         self.port = self._reserve(self.config.port, "gRPC")
         if self.config.health_port is not None:
             self._health_port = self._reserve(self.config.health_port, "health")
@@ -131,7 +123,7 @@ class FrontEndGroup:
         (1) For `linger` seconds the front ends report not ready and still take calls. (2) They turn new calls away,
         and live requests have `grace` seconds. (3) Everything is closed.
         """
-        self.slot.draining = True
+        self.handle.draining = True
         self._send_state()
         await asyncio.sleep(linger)
         self._leaving = True
@@ -143,7 +135,7 @@ class FrontEndGroup:
 
     async def die(self) -> None:
         """The engine is dead: the front ends end all calls with that status, and everything is closed."""
-        self.slot.draining = True
+        self.handle.draining = True
         await self.close(dead=True)
 
     async def close(self, grace: float = CLOSE_SECONDS, dead: bool = False) -> None:
@@ -165,8 +157,7 @@ class FrontEndGroup:
             await front_end.process.wait()
             front_end.host.link.close()
         await self._served.stop(grace)
-        if self._metrics is not None:
-            self._metrics.close()
+        self.metrics.close()
         for held in self._reserved:
             held.close()
 
@@ -178,7 +169,7 @@ class FrontEndGroup:
 
     async def _spawn(self, place: int) -> FrontEnd:
         ours, theirs = socket.socketpair()
-        host = FrontEndHost(self.slot, self._desk, self._counts, on_lost=lambda: None)
+        host = FrontEndHost(self.handle, self._desk, self.metrics.calls, on_lost=lambda: None)
         await asyncio.get_running_loop().create_unix_connection(lambda: host.link, sock=ours)
         with theirs:
             process = await create_subprocess_exec(
@@ -192,7 +183,7 @@ class FrontEndGroup:
         process.stdin.write(json.dumps(values_of(self._settings())).encode())
         process.stdin.close()
         front_end = self._front_ends[place] = FrontEnd(host, process)
-        if self.slot.engine is not None:
+        if self.handle.engine is not None:
             self._greet(front_end)
         return front_end
 
@@ -224,7 +215,7 @@ class FrontEndGroup:
             front_end.host.link.close()
             if time.monotonic() - front_end.since > LONG_ENOUGH:
                 backoff = FIRST_BACKOFF
-            self._counts.frontend_restarted()
+            self.metrics.calls.frontend_restarted()
             await self._spawn_after(backoff, place)
             backoff = min(2 * backoff, LONGEST_BACKOFF)
 
@@ -261,12 +252,12 @@ class FrontEndGroup:
 
     def _state(self) -> dict[str, object]:
         return {
-            "state": self.slot.state.value,
-            "draining": self.slot.draining,
+            "state": self.handle.state.value,
+            "draining": self.handle.draining,
             "leaving": self._leaving,
             "live": self._served.live_requests,
             # Histograms take 0.1 ms to write, ten times a second, and only the metrics endpoint shows them.
-            "stats": to_plain(replace(self.slot.stats, histograms={})),
+            "stats": to_plain(replace(self.handle.stats, histograms={})),
         }
 
 

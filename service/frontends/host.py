@@ -15,7 +15,7 @@ from core.errors import RequestFailed, SlipstreamError
 from core.types.io import Delta, EmbedRequest, Finished, GenerateRequest, OutputEvent
 from core.types.plain import to_plain
 from service.calls.desk import ResumedStream, TenantDesk
-from service.engine.slot import EngineSlot, answered
+from service.engine.handle import EngineHandle, answered
 from service.frontends.events import EventBatch
 from service.frontends.plain_json import UNREADABLE, error_to_plain, from_plain, vectors_to_plain
 from service.frontends.prefix_watches import PrefixWatches
@@ -39,12 +39,14 @@ class FrontEndHost:
     called when the front end is gone. Event-loop thread only.
     """
 
-    def __init__(self, slot: EngineSlot, desk: TenantDesk, metrics: RpcMetrics, on_lost: Callable[[], None]) -> None:
+    def __init__(
+        self, handle: EngineHandle, desk: TenantDesk, metrics: RpcMetrics, on_lost: Callable[[], None]
+    ) -> None:
         self.link = Link(self._frame, self._lost, self._flush)
         self.listening = asyncio.Event()
         self.serving = asyncio.Event()
         self.lost = False
-        self._slot, self._desk, self._metrics, self._on_lost = slot, desk, metrics, on_lost
+        self._handle, self._desk, self._metrics, self._on_lost = handle, desk, metrics, on_lost
         self._streams: dict[int, PolledStream] = {}
         self._embeds: dict[int, EmbedCall] = {}
         self._holds: dict[int, Hold] = {}
@@ -168,7 +170,7 @@ class FrontEndHost:
 
     @property
     def _engine(self) -> Engine:
-        return self._slot.require()
+        return self._handle.require()
 
     def _mark(self, number: int) -> None:
         """Stream `number` has an event. Streams are read together, in a callback after the step was handed out."""

@@ -83,12 +83,14 @@ async def serve(config: ServerConfig, sock: socket.socket) -> int:
     engine.fail_streams(EngineDead("the engine failed") if dead else Draining("the server is shutting down"))
     if dead:
         await server.die()
-        return EXIT_ENGINE_GONE
-    # Handlers still write their last statuses, and count them: those counts must be sent before the connection closes.
-    await server.tracker.wait_idle(STATUS_FLUSH_SECONDS)
-    counts.send(engine)
-    await server.close()
-    return 0
+    else:
+        # Handlers still write their last statuses, and count them; the counts are sent before the connection closes.
+        await server.tracker.wait_idle(STATUS_FLUSH_SECONDS)
+        counts.send(engine)
+        await server.close()
+    # Here too: a server that has not loaded knows of no engine that it could stop, and the connection was there before.
+    await engine.stop()
+    return EXIT_ENGINE_GONE if dead else 0
 
 
 async def _load(server: Server, engine: RemoteEngine) -> None:

@@ -105,9 +105,10 @@ class RemoteEngine:
         """The prefix cache of the engine process."""
         return RemotePrefixes(self)
 
-    async def start(self) -> None:
-        """Wait until the engine process is ready. Raises EngineDead if it goes away first."""
+    async def start(self) -> RemoteEngine:
+        """Wait until the engine process is ready; returns itself. Raises EngineDead if that process goes away first."""
         await asyncio.shield(self._ready)
+        return self
 
     async def generate(self, request: GenerateRequest) -> RemoteStream:
         """Send the request to the engine process; return its stream once it is admitted to the waiting queue there.

@@ -8,8 +8,8 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable
 from types import TracebackType
 
-from core.engine.streams.unread import MORE_TOKENS, TOKEN_BYTES, UnreadRoom
-from core.errors import SlowConsumer
+from core.engine.streams.stream_end import StreamEnd
+from core.engine.streams.unread import MORE_TOKENS, TOKEN_BYTES, UnreadRoom, too_many_bytes, too_many_tokens
 from core.types.io import Delta, OutputEvent
 from core.types.logprobs import TokenLogprobs
 
@@ -47,11 +47,11 @@ class RemoteStream:
         self,
         request_id: str,
         outputs: int,
-        end: Callable[[], None],
+        abort: Callable[[], None],
         max_pending_tokens: int,
         room: UnreadRoom,
     ) -> None:
-        """`end` ends the request in the engine's process.
+        """`abort` ends the request in the engine's process.
 
         More than `max_pending_tokens` unread tokens end the stream. Their bytes are counted in `room`, anew after
         every `MORE_TOKENS` tokens.
@@ -59,19 +59,17 @@ class RemoteStream:
         self.request_id = request_id
         self._room = room
         self._counted = self._charged = 0
-        self._end = end
+        self._abort = abort
         self._max_pending = max_pending_tokens
         self._events: deque[OutputEvent | _Unread] = deque()
         self._unread: dict[int, _Unread] = {}
         self._pending = 0
-        self._error: BaseException | None = None
-        self._open_outputs = outputs
-        self._ended = False
+        self._end = StreamEnd(outputs)
         self._waiter: asyncio.Future[None] | None = None
 
     def push(self, event: OutputEvent) -> None:
         """Keep one event of the engine for the reader. No-op once the stream has ended."""
-        if self._ended or self._error is not None:
+        if self._end.met or self._end.error is not None:
             return
         if type(event) is Delta:
             self._push_delta(event)
@@ -88,8 +86,8 @@ class RemoteStream:
             self._unread[delta.index] = unread = _Unread(delta)
             self._events.append(unread)
         if self._pending > self._max_pending:
-            self.fail(SlowConsumer(f"more than {self._max_pending} tokens were left unread"))
-            self._end()
+            self.fail(too_many_tokens(self._max_pending))
+            self._abort()
         elif self._pending >= self._counted + MORE_TOKENS:
             self._charge()
 
@@ -107,8 +105,8 @@ class RemoteStream:
     def give_way(self) -> None:
         """`UnreadHolder`: forget everything unread and end with SlowConsumer, here and in the engine's process."""
         self._forget()
-        self.fail(SlowConsumer("too many bytes were left unread"))
-        self._end()
+        self.fail(too_many_bytes())
+        self._abort()
 
     def _forget(self) -> None:
         self._events.clear()
@@ -118,13 +116,12 @@ class RemoteStream:
 
     def output_finished(self) -> bool:
         """One output got its `Finished` event. Returns whether it was the last."""
-        self._open_outputs -= 1
-        return self._open_outputs == 0
+        self._end.open_outputs -= 1
+        return self._end.open_outputs == 0
 
     def fail(self, error: BaseException) -> None:
         """End with `error`, after the reader has taken pending events. The first error wins."""
-        if self._error is None:
-            self._error = error
+        if self._end.fail(error):
             self._wake()
 
     def __aiter__(self) -> AsyncIterator[OutputEvent]:
@@ -134,13 +131,7 @@ class RemoteStream:
         while True:
             if self._events:
                 return self._take()
-            if self._ended:
-                raise StopAsyncIteration
-            if self._error is not None:
-                self._ended = True
-                raise self._error
-            if self._open_outputs == 0:
-                self._ended = True
+            if self._end.meet():
                 raise StopAsyncIteration
             self._waiter = asyncio.get_running_loop().create_future()
             try:
@@ -161,11 +152,11 @@ class RemoteStream:
 
     async def aclose(self) -> None:
         """Stop reading, and abort outputs that still run. Idempotent."""
-        if not self._ended:
-            self._ended = True
+        if not self._end.met:
+            self._end.met = True
             self._forget()
-            if self._open_outputs and self._error is None:
-                self._end()
+            if self._end.open_outputs and self._end.error is None:
+                self._abort()
 
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():
@@ -182,16 +173,16 @@ class RemoteReader(RemoteStream):
     If another call attaches, the engine's process sends StreamTakenOver as the last event, after those before it.
     """
 
-    def __init__(self, request_id: str, end: Callable[[], None], max_pending_tokens: int, room: UnreadRoom) -> None:
+    def __init__(self, request_id: str, abort: Callable[[], None], max_pending_tokens: int, room: UnreadRoom) -> None:
         # Events can be here before the task that asked for them knows how many outputs there are.
-        super().__init__(request_id, _NOT_SAID_YET, end, max_pending_tokens, room)
+        super().__init__(request_id, _NOT_SAID_YET, abort, max_pending_tokens, room)
         self.expected, self.want_text = 0, True
 
     def expect(self, outputs: int, want_text: bool) -> bool:
         """`outputs` is the number of `Finished` events in all. Returns whether some have not arrived yet."""
         self.expected, self.want_text = outputs, want_text
-        self._open_outputs += outputs - _NOT_SAID_YET
-        return self._open_outputs > 0
+        self._end.open_outputs += outputs - _NOT_SAID_YET
+        return self._end.open_outputs > 0
 
     async def __aenter__(self) -> RemoteReader:
         return self

@@ -16,7 +16,7 @@ from core.engine.api import EngineState
 from core.errors import InvalidRequest
 from service.access import audit
 from service.calls.open_calls import OpenCalls
-from service.engine.slot import answered
+from service.engine.handle import answered
 from service.gateway.dialect import Dialect
 from service.gateway.generation import Generation
 from service.gateway.reading import renamed
@@ -70,10 +70,10 @@ class GatewayServicer:
 
     async def HealthCheck(self, request: Any, context: Context) -> Any:
         """Whether the server is ready; answers in every state."""
-        slot = self._calls.slot
-        if slot.silent:
+        handle = self._calls.handle
+        if handle.silent:
             return self.dialect.health(False, "silent")
-        return self.dialect.health(slot.state is EngineState.READY, slot.state.value)
+        return self.dialect.health(handle.state is EngineState.READY, handle.state.value)
 
     async def GetModelInfo(self, request: Any, context: Context) -> Any:
         """Facts of the model."""

@@ -31,11 +31,11 @@ class Worker:
     def __init__(self, calls: OpenCalls, version: str) -> None:
         self.version = version
         self._config = calls.config
-        self._slot = calls.slot
+        self._handle = calls.handle
         self._folder = calls.config.model_path.resolve()
         self._started, self._started_at = time.monotonic(), datetime.now(UTC)
         self._checkpoint: dict[str, Any] | None = None
-        self.meter = LoadMeter(lambda: self._slot.stats, calls.config.engine.memory.max_running_requests)
+        self.meter = LoadMeter(lambda: self._handle.stats, calls.config.engine.memory.max_running_requests)
         self.tokenizer = TokenizerZip(self._folder)
         self.subscriptions = Subscriptions(calls, self.load)
         self._calls = calls
@@ -68,7 +68,7 @@ class Worker:
         return ServerFacts(
             version=self.version,
             active_requests=await self.live_requests(),
-            paused=self._slot.draining,
+            paused=self._handle.draining,
             started_at=self._started_at,
             uptime=time.monotonic() - self._started,
             page_size=self._config.engine.memory.page_size,

@@ -20,7 +20,7 @@ from core.types.io import FinishReason
 from core.types.stats import EngineStats, HistogramStats
 from service.config.server_config import ServerConfig
 from service.config.sources import values_of
-from service.engine.slot import EngineSlot
+from service.engine.handle import EngineHandle
 from service.metrics import names
 from service.metrics.histograms import HISTOGRAMS
 from service.metrics.metric import Metric
@@ -47,22 +47,22 @@ class ServerView:
     infos: tuple[tuple[Metric, tuple[str, ...]], ...] = ()
 
 
-def engine_view(slot: EngineSlot, config: ServerConfig, version: str, frontends: int = 0) -> ServerView:
-    """The figures of the engine in `slot` now; `frontends` is the number of connected front ends."""
-    stats = slot.stats
-    info = None if slot.engine is None else slot.engine.model_info
+def engine_view(handle: EngineHandle, config: ServerConfig, version: str, frontends: int = 0) -> ServerView:
+    """The figures of the engine of `handle` now; `frontends` is the number of connected front ends."""
+    stats = handle.stats
+    info = None if handle.engine is None else handle.engine.model_info
     kv = next((pool.capacity for pool in stats.pools if pool.name == KV_POOL), 0)
     values = values_of(config)
     settings = {name: values[name] for name in names.CONFIG_INFO.labels}
     return ServerView(
         stats,
-        slot.state,
+        handle.state,
         singles=(
             (names.WAITING_LIMIT, config.engine.scheduler.max_queued_requests),
             (names.FRONTENDS_RUNNING, frontends),
-            (names.STARTUP_SECONDS, slot.startup_seconds),
+            (names.STARTUP_SECONDS, handle.startup_seconds),
             (names.MEMORY_SHARE, memory_share()),
-            (names.DRAIN_SECONDS, slot.drain_seconds),
+            (names.DRAIN_SECONDS, handle.drain_seconds),
             (names.DRAIN_LIMIT_SECONDS, config.drain_linger + config.drain_grace + DRAIN_MARGIN_SECONDS),
         ),
         infos=(

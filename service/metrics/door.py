@@ -10,7 +10,7 @@ from prometheus_client import CollectorRegistry
 
 from core.lanes import LaneRecorder
 from service.config.server_config import ServerConfig
-from service.engine.slot import EngineSlot
+from service.engine.handle import EngineHandle
 from service.metrics.http import MetricsServer
 from service.metrics.trace import TraceDoor
 from service.page.door import PATH, PageDoor
@@ -25,21 +25,23 @@ def names_of(config: ServerConfig) -> frozenset[str]:
     return frozenset(name.strip().lower() for name in (*given, config.metrics_host) if name.strip())
 
 
-def metrics_server(config: ServerConfig, registry: CollectorRegistry, slot: EngineSlot, version: str) -> MetricsServer:
-    """Start serving the metrics of `registry`, traces of the engine in `slot` and, if it is on, the page.
+def metrics_server(
+    config: ServerConfig, registry: CollectorRegistry, handle: EngineHandle, version: str
+) -> MetricsServer:
+    """Start serving the metrics of `registry`, traces of the engine of `handle` and, if it is on, the page.
 
     Call it on the engine's event loop, which the page asks for streams. Raises StartupError for a taken port.
     """
 
     def lanes() -> LaneRecorder | None:
-        return None if slot.engine is None else slot.engine.lanes
+        return None if handle.engine is None else handle.engine.lanes
 
     def about() -> dict[str, Any]:
-        model = "" if slot.engine is None else slot.engine.model_info.name
+        model = "" if handle.engine is None else handle.engine.model_info.name
         return {"version": version, "model": model, "overlap": config.engine.executor.overlap}
 
     trace = TraceDoor(config.trace_endpoint, lanes, about)
-    page = PageDoor(Feed(slot, config, version, asyncio.get_running_loop())) if config.ui else None
+    page = PageDoor(Feed(handle, config, version, asyncio.get_running_loop())) if config.ui else None
     server = MetricsServer(config.metrics_host, config.metrics_port, registry, trace, page, names_of(config))
     if page is not None:
         log.info("a page to look at is on http://%s:%d%s", config.metrics_host, server.port, PATH)

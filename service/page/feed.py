@@ -11,7 +11,7 @@ from types import TracebackType
 
 from core.lanes import LaneRecorder, Recording
 from service.config.server_config import ServerConfig
-from service.engine.slot import EngineSlot
+from service.engine.handle import EngineHandle
 from service.page.moment import moment
 from service.page.streams import StreamTable
 
@@ -27,9 +27,11 @@ RETRY_MILLISECONDS = 1000
 class Feed:
     """Gives events to watchers, which are open pages. Lanes are recorded only while there is a watcher. Thread-safe."""
 
-    def __init__(self, slot: EngineSlot, config: ServerConfig, version: str, loop: asyncio.AbstractEventLoop) -> None:
-        self._slot, self._config, self._version = slot, config, version
-        self._streams = StreamTable(slot, loop)
+    def __init__(
+        self, handle: EngineHandle, config: ServerConfig, version: str, loop: asyncio.AbstractEventLoop
+    ) -> None:
+        self._handle, self._config, self._version = handle, config, version
+        self._streams = StreamTable(handle, loop)
         self._closed = threading.Event()
         self._lock = threading.Lock()
         """Guards the number of watchers and the recording."""
@@ -70,7 +72,7 @@ class Feed:
         with self._turn:
             if time.monotonic() - self._made_at > PERIOD_SECONDS / 2:
                 seen = self._streams.look()
-                now = moment(self._slot, self._config, self._version, seen, self._record())
+                now = moment(self._handle, self._config, self._version, seen, self._record())
                 self._event = b"data: " + json.dumps(now, separators=(",", ":")).encode() + b"\n\n"
                 self._made_at = time.monotonic()
             return self._event
@@ -78,8 +80,8 @@ class Feed:
     def _record(self) -> Recording | None:
         """The recording; None without an engine or a watcher. The first call with both begins it."""
         with self._lock:
-            if self._recording is None and self._watchers and self._slot.engine is not None:
-                self._lanes = self._slot.engine.lanes
+            if self._recording is None and self._watchers and self._handle.engine is not None:
+                self._lanes = self._handle.engine.lanes
                 self._recording = None if self._lanes is None else self._lanes.start()
             return self._recording
 

@@ -8,7 +8,7 @@ from typing import Any
 from core.lanes import Recording
 from core.types.stats import EngineStats
 from service.config.server_config import ServerConfig
-from service.engine.slot import EngineSlot
+from service.engine.handle import EngineHandle
 from service.page.streams import StreamsSeen
 from service.page.timeline import timeline
 from service.tenant_ids import public_id
@@ -17,15 +17,15 @@ ADAPTER_BYTES = "adapter_bytes"
 
 
 def moment(
-    slot: EngineSlot, config: ServerConfig, version: str, streams: StreamsSeen, recording: Recording | None
+    handle: EngineHandle, config: ServerConfig, version: str, streams: StreamsSeen, recording: Recording | None
 ) -> dict[str, Any]:
     """One event for the page. All figures but streams and lanes are of one step. Times are in seconds."""
-    stats, now = slot.stats, time.monotonic()
+    stats, now = handle.stats, time.monotonic()
     return {
         "at": round(now, 4),
-        "state": slot.state.value,
-        "drain_seconds": round(slot.drain_seconds, 1),
-        "served": _served(slot, config, version),
+        "state": handle.state.value,
+        "drain_seconds": round(handle.drain_seconds, 1),
+        "served": _served(handle, config, version),
         "step": stats.step,
         "running": stats.running,
         "waiting": stats.waiting,
@@ -44,8 +44,8 @@ def moment(
     }
 
 
-def _served(slot: EngineSlot, config: ServerConfig, version: str) -> dict[str, Any]:
-    info = None if slot.engine is None else slot.engine.model_info
+def _served(handle: EngineHandle, config: ServerConfig, version: str) -> dict[str, Any]:
+    info = None if handle.engine is None else handle.engine.model_info
     return {
         "version": version,
         "model": "" if info is None else info.name,

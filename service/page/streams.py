@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from core.types.streams import StreamInfo
-from service.engine.slot import EngineSlot
+from service.engine.handle import EngineHandle
 
 MAX_ROWS = 200
 """Most streams that are shown, the oldest ones; each costs the event loop some microseconds."""
@@ -30,8 +30,8 @@ class StreamsSeen:
 class StreamTable:
     """Asks the event loop for the open streams, one question at a time. One thread at a time may call `look`."""
 
-    def __init__(self, slot: EngineSlot, loop: asyncio.AbstractEventLoop) -> None:
-        self._slot, self._loop = slot, loop
+    def __init__(self, handle: EngineHandle, loop: asyncio.AbstractEventLoop) -> None:
+        self._handle, self._loop = handle, loop
         self._seen = StreamsSeen(time.monotonic())
         self._answered = threading.Event()
         self._answered.set()
@@ -49,7 +49,7 @@ class StreamTable:
         return self._seen
 
     def _answer(self) -> None:
-        engine = self._slot.engine
+        engine = self._handle.engine
         streams = None if engine is None else engine.open_streams
         try:
             if streams is not None:

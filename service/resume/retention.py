@@ -25,7 +25,7 @@ from core.engine.api import CountedStream
 from core.errors import DuplicateRequest, InvalidRequest, Overloaded
 from core.types.io import GenerateRequest
 from core.types.plain import to_plain
-from service.engine.slot import EngineSlot
+from service.engine.handle import EngineHandle
 from service.errors import ResumeOff, StreamEvicted, StreamExpired, StreamNotFound
 from service.limits.hold import Hold
 from service.resume.history import History
@@ -68,13 +68,13 @@ class Retention:
 
     def __init__(
         self,
-        slot: EngineSlot,
+        handle: EngineHandle,
         seconds: float,
         total: int,
         each: int,
         on_gone: Callable[[str], None] = lambda _: None,
     ) -> None:
-        self._slot, self._seconds, self._total, self._each, self._on_gone = slot, seconds, total, each, on_gone
+        self._handle, self._seconds, self._total, self._each, self._on_gone = handle, seconds, total, each, on_gone
         self._kept: dict[str, KeptStream] = {}
         self._shares: dict[str | None, _Share] = {}
         self._timers: dict[str, asyncio.TimerHandle] = {}
@@ -160,7 +160,7 @@ class Retention:
             self._reserve(tenant, taken)
             try:
                 await buggify.pause("reserved")
-                stream = cast(CountedStream, await self._slot.require().generate(asked))
+                stream = cast(CountedStream, await self._handle.require().generate(asked))
             except BaseException:
                 self._count(tenant, -taken)
                 raise

@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import logging
 
+from core.engine.api import Engine
 from service.config.server_config import ServerConfig
-from service.engine.builder import EngineBuilder, Progress, StartableEngine, in_daemon_thread
-from service.engine.slot import EngineSlot
+from service.engine.builder import EngineBuilder, Progress, in_daemon_thread
+from service.engine.handle import EngineHandle
 
 log = logging.getLogger(__name__)
 
@@ -19,33 +20,32 @@ HURRIED_STOP_SECONDS = 1.0
 
 
 class ServedEngine:
-    """Holds no engine until `load` has built one. Calls find it in `slot` once it has started."""
+    """Fills `handle`: until `load` has started an engine there is none, neither for calls nor to be stopped."""
 
-    def __init__(self, config: ServerConfig, build: EngineBuilder, progress: Progress | None, slot: EngineSlot) -> None:
+    def __init__(
+        self, config: ServerConfig, build: EngineBuilder, progress: Progress | None, handle: EngineHandle
+    ) -> None:
         self._config = config
         self._build, self._progress = build, progress
-        self._slot = slot
-        self._engine: StartableEngine | None = None
+        self._handle = handle
 
     @property
-    def engine(self) -> StartableEngine:
+    def engine(self) -> Engine:
         """The engine; only after `load`."""
-        assert self._engine is not None, "loaded"
-        return self._engine
+        engine = self._handle.engine
+        assert engine is not None, "loaded"
+        return engine
 
     @property
     def live_requests(self) -> int:
-        """Streams opened and not yet ended; 0 before `load` has built the engine."""
-        return 0 if self._engine is None else self._engine.live_requests
+        """Streams opened and not yet ended; 0 before `load`."""
+        return 0 if self._handle.engine is None else self._handle.engine.live_requests
 
-    async def load(self) -> StartableEngine:
+    async def load(self) -> Engine:
         """Build and start the engine. Raises StartupError."""
         config = self._config.engine_config()
-        # Kept before it starts: an engine that fails to start is stopped too.
-        self._engine = engine = await in_daemon_thread(lambda: self._build(config, self._progress))
-        await engine.start()
-        # Only after the start: from here on calls find the engine.
-        self._slot.engine = engine
+        built = await in_daemon_thread(lambda: self._build(config, self._progress))
+        self._handle.engine = engine = await built.start()
         return engine
 
     async def drain(self, grace: float) -> int:
@@ -53,12 +53,12 @@ class ServedEngine:
         return await drained(self.engine, grace)
 
     async def stop(self, grace: float) -> None:
-        """Stop the engine if it was built; see `stopped`."""
-        if self._engine is not None:
-            await stopped(self._engine, grace)
+        """Stop the engine if it has started; see `stopped`."""
+        if self._handle.engine is not None:
+            await stopped(self._handle.engine, grace)
 
 
-async def drained(engine: StartableEngine, grace: float) -> int:
+async def drained(engine: Engine, grace: float) -> int:
     """Drain the engine within `grace` seconds. Returns the number of streams cut; 0 if the drain did not end in time.
 
     The engine keeps to its grace unless a step hangs. A step that hangs must not hold up the exit of the process.
@@ -71,7 +71,7 @@ async def drained(engine: StartableEngine, grace: float) -> int:
         return 0
 
 
-async def stopped(engine: StartableEngine, grace: float) -> None:
+async def stopped(engine: Engine, grace: float) -> None:
     """Stop the engine within ENGINE_STOP_SECONDS; without grace within HURRIED_STOP_SECONDS. Leave it if it hangs."""
     seconds = ENGINE_STOP_SECONDS if grace > 0 else HURRIED_STOP_SECONDS
     try:

@@ -11,30 +11,25 @@ import grpc
 import grpc.aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc  # type: ignore[import-untyped]
 from grpc_reflection.v1alpha import reflection  # type: ignore[import-untyped]
-from prometheus_client import CollectorRegistry, ProcessCollector
 
+from core.engine.api import Engine
 from core.errors import StartupError
 from service.access.access_files import AccessFiles
 from service.access.audit import Audit
 from service.access.auth_interceptor import Authentication, Authorization, needs_no_permission
 from service.access.certificate_names import CertificateNames
-from service.access.file_metrics import FilesCollector
 from service.access.permissions import Permissions, is_public
 from service.access.tls_credentials import server_credentials
 from service.calls.desk import LocalDesk, TenantDesk
 from service.calls.open_calls import OpenCalls
 from service.config.server_config import ServerConfig
-from service.engine.builder import EngineBuilder, Progress, StartableEngine, in_daemon_thread
-from service.engine.slot import EngineSlot
+from service.engine.builder import EngineBuilder, Progress, in_daemon_thread
+from service.engine.handle import EngineHandle
 from service.gateway.registration import gateway_of
 from service.limits.admission import Admission
 from service.limits.call_gate import CallGate
 from service.limits.memory_gate import MemoryGate, MemoryWatch
 from service.limits.request_reads import RequestReads
-from service.metrics.collector import EngineCollector, engine_view
-from service.metrics.door import metrics_server
-from service.metrics.http import MetricsServer
-from service.metrics.names import PREFIX
 from service.metrics.rpc import RpcMetrics
 from service.pb.slipstream.v1 import adapters_pb2, adapters_pb2_grpc, inference_pb2, inference_pb2_grpc
 from service.process.version import installed_version
@@ -42,6 +37,7 @@ from service.rpc.channel_options import server_options
 from service.rpc.interceptors import AroundInterceptor, HandlerTracker, count_calls, errors_to_statuses
 from service.server.connections import Connections
 from service.server.health_port import HealthPort
+from service.server.metrics_port import MetricsPort
 from service.server.served_engine import DRAIN_MARGIN_SECONDS, ServedEngine
 from service.server.startup_checks import check
 from service.servicers.adapters import AdapterServicer
@@ -78,22 +74,17 @@ class Server:
         self.config = config
         # A front end shares its port with others; the engine's process counts its calls and knows its tenants.
         self._counts, self._desk = counts, desk
-        self.slot = EngineSlot()
+        self.handle = EngineHandle()
         self.tracker = HandlerTracker()
         self.health = HealthServicer({LIVENESS: True, READINESS: False}, config.write_timeout)
         self.port = 0
-        self.metrics_port = 0
-        self._served = ServedEngine(config, build, progress, self.slot)
+        self._served = ServedEngine(config, build, progress, self.handle)
         self._version = installed_version()
-        self._registry = CollectorRegistry()
-        metrics = counts or RpcMetrics(self._registry)
+        self._files = AccessFiles(config)
+        self.metrics = MetricsPort(config, self.handle, self._files)
+        metrics = counts or self.metrics.calls
         self.connections = Connections(lambda: {self.port, self.health_port.port})
         self.health_port = HealthPort(config, self.health, metrics, self.connections, shared_port=counts is not None)
-        self._registry.register(EngineCollector(lambda: engine_view(self.slot, config, self._version)))
-        self._files = AccessFiles(config)
-        self._registry.register(FilesCollector(self._files))
-        ProcessCollector(PREFIX, registry=self._registry)
-        self._metrics: MetricsServer | None = None
         self._leaving: asyncio.Task[None] | None = None
         self._memory = MemoryWatch()
         self._tracer = self._open_tracer()
@@ -103,13 +94,13 @@ class Server:
         admission = Admission(
             self.config.concurrency_limit, self.config.rate_limit, max_wait=self.config.admission_wait
         )
-        self._desk = self._desk or LocalDesk(self.slot, self.config, metrics, self._files)
-        calls = OpenCalls(self.slot, self.config, admission, self._desk, metrics)
+        self._desk = self._desk or LocalDesk(self.handle, self.config, metrics, self._files)
+        calls = OpenCalls(self.handle, self.config, admission, self._desk, metrics)
         options = server_options(self.config, shared_port=self._counts is not None)
         server = grpc.aio.server(interceptors=self._interceptors(calls, metrics), options=options)
         servicer = InferenceServicer(calls, self._version)
         inference_pb2_grpc.add_InferenceServiceServicer_to_server(servicer, server)  # type: ignore[no-untyped-call]
-        adapters = AdapterServicer(self.slot)
+        adapters = AdapterServicer(self.handle)
         adapters_pb2_grpc.add_AdapterServiceServicer_to_server(adapters, server)  # type: ignore[no-untyped-call]
         health_pb2_grpc.add_HealthServicer_to_server(self.health, server)
         self._gateway = gateway_of(self.config, calls, self._version)
@@ -162,23 +153,26 @@ class Server:
         return OtlpTracer(endpoint, self._version)
 
     @property
-    def engine(self) -> StartableEngine:
+    def engine(self) -> Engine:
         """The engine; only after `load`."""
         return self._served.engine
+
+    @property
+    def metrics_port(self) -> int:
+        """The port of the metrics endpoint; 0 before `listen`, and in a front end."""
+        return self.metrics.port
 
     async def listen(self) -> None:
         """Check the checkpoint's files and both ports, bind, and answer health checks. Raises StartupError."""
         if self._counts is None:
             check(self.config)
-            self._metrics = metrics_server(self.config, self._registry, self.slot, self._version)
-            self.metrics_port = self._metrics.port
+            self.metrics.listen()
         try:
             await self.health_port.listen()
             self.port = self._bind()
         except StartupError:
             await self.health_port.close()
-            if self._metrics is not None:
-                self._metrics.close()
+            self.metrics.close()
             raise
         self._memory.start()
         self.connections.start()
@@ -203,11 +197,11 @@ class Server:
         if self._tracer is not None:
             self._tracer.model = engine.model_info.name
         # A front end that was started again may load while its server drains.
-        self.health.set(READINESS, not self.slot.draining)
+        self.health.set(READINESS, not self.handle.draining)
 
     def refuse_readiness(self) -> None:
         """First step of a drain: report not ready, so that clients send new work elsewhere. Liveness stays true."""
-        self.slot.draining = True
+        self.handle.draining = True
         self.health.set(READINESS, False)
 
     def heard(self, *, alive: bool, ready: bool) -> None:
@@ -215,9 +209,9 @@ class Server:
 
         Without `ready` calls are refused with EngineSilent. A server that drains or loads stays not ready.
         """
-        self.slot.silent = not ready
+        self.handle.silent = not ready
         self.health.set(LIVENESS, alive)
-        self.health.set(READINESS, ready and self.slot.engine is not None and not self.slot.draining)
+        self.health.set(READINESS, ready and self.handle.engine is not None and not self.handle.draining)
 
     def turn_away(self, grace: float) -> None:
         """Second step of a drain: close the port, and have clients leave by GOAWAY. Open calls go on.
@@ -242,7 +236,7 @@ class Server:
 
     async def die(self) -> None:
         """The engine is dead: report neither ready nor alive, then close."""
-        self.slot.draining = True
+        self.handle.draining = True
         for service in (LIVENESS, READINESS):
             self.health.set(service, False)
         await self.close()
@@ -266,6 +260,5 @@ class Server:
         await self.health_port.close()
         if self._tracer is not None:
             await in_daemon_thread(self._tracer.close)
-        if self._metrics is not None:
-            # Joining the thread of the metrics server takes up to its poll interval; the loop has nothing else to do.
-            self._metrics.close()
+        # This blocks the loop, which has nothing else to do.
+        self.metrics.close()

@@ -10,7 +10,7 @@ from typing import Any
 import grpc.aio
 
 from service.access import audit
-from service.engine.slot import EngineSlot, answered
+from service.engine.handle import EngineHandle, answered
 from service.pb.slipstream.v1 import adapters_pb2 as pb
 from service.pb.slipstream.v1 import adapters_pb2_grpc
 from service.wire import adapters
@@ -19,23 +19,23 @@ Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class AdapterServicer(adapters_pb2_grpc.AdapterServiceServicer):
-    """`slipstream.v1.AdapterService` over the engine in `slot`."""
+    """`slipstream.v1.AdapterService` over the engine of `handle`."""
 
-    def __init__(self, slot: EngineSlot) -> None:
-        self._slot = slot
+    def __init__(self, handle: EngineHandle) -> None:
+        self._handle = handle
 
     async def LoadAdapter(self, request: pb.LoadAdapterRequest, context: Context) -> pb.LoadAdapterResponse:
         """Read an adapter below the configured directory and serve it. Raises what `Engine.load_adapter` does."""
         audit.note(adapter=request.name, path=request.path)
-        load = await self._slot.require().load_adapter(request.name, request.path, pinned=request.pinned)
+        load = await self._handle.require().load_adapter(request.name, request.path, pinned=request.pinned)
         return adapters.load_response(load)
 
     async def UnloadAdapter(self, request: pb.UnloadAdapterRequest, context: Context) -> pb.UnloadAdapterResponse:
         """Refuse new requests for an adapter, and free it when its last request ends. Raises AdapterNotFound."""
         audit.note(adapter=request.name)
-        live = await answered(self._slot.require().unload_adapter(request.name))
+        live = await answered(self._handle.require().unload_adapter(request.name))
         return pb.UnloadAdapterResponse(live_requests=live)
 
     async def ListAdapters(self, request: pb.ListAdaptersRequest, context: Context) -> pb.ListAdaptersResponse:
         """Every adapter that holds memory."""
-        return adapters.list_response(await answered(self._slot.require().list_adapters()))
+        return adapters.list_response(await answered(self._handle.require().list_adapters()))

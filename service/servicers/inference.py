@@ -47,7 +47,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
 
     def __init__(self, calls: OpenCalls, version: str) -> None:
         self._calls = calls
-        self._slot = calls.slot
+        self._handle = calls.handle
         self._config = calls.config
         self._texts = TextCalls(self._config.max_text_calls, self._config.admission_wait)
         self._metrics = calls.metrics
@@ -156,30 +156,30 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
     async def Tokenize(self, request: pb.TokenizeRequest, context: Context) -> pb.TokenizeResponse:
         """Ids of a text."""
         special = request.add_special_tokens if request.HasField("add_special_tokens") else True
-        engine, caller = self._slot.require(), caller_of(context)
+        engine, caller = self._handle.require(), caller_of(context)
         async with self._texts.slot(caller, self._calls.deadline(context)):
             return pb.TokenizeResponse(token_ids=await engine.tokenize(request.text, special, caller))
 
     async def Detokenize(self, request: pb.DetokenizeRequest, context: Context) -> pb.DetokenizeResponse:
         """Text of ids."""
         skip = request.skip_special_tokens if request.HasField("skip_special_tokens") else True
-        engine, caller = self._slot.require(), caller_of(context)
+        engine, caller = self._handle.require(), caller_of(context)
         async with self._texts.slot(caller, self._calls.deadline(context)):
             ids = detokenize_ids(request, engine.model_info)
             return pb.DetokenizeResponse(text=await engine.detokenize(ids, skip, caller))
 
     async def GetModelInfo(self, request: pb.GetModelInfoRequest, context: Context) -> pb.GetModelInfoResponse:
         """Facts of the model."""
-        return generate.model_info_response(self._slot.require().model_info)
+        return generate.model_info_response(self._handle.require().model_info)
 
     async def GetServerInfo(self, request: pb.GetServerInfoRequest, context: Context) -> pb.GetServerInfoResponse:
         """Facts of the process; answers in every state."""
         uptime = time.monotonic() - self._started_at
-        return generate.server_info_response(self._config, self._version, self._slot.state, uptime)
+        return generate.server_info_response(self._config, self._version, self._handle.state, uptime)
 
     async def GetLoad(self, request: pb.GetLoadRequest, context: Context) -> pb.GetLoadResponse:
         """Load as of the last step. A caller that may not see the load of all gets that of its own requests."""
-        engine, own = self._slot.require(), await self._calls.own_load()
+        engine, own = self._handle.require(), await self._calls.own_load()
         if own is not None:
             return generate.own_load_response(own.running, own.waiting)
         stats = engine.stats

@@ -11,13 +11,14 @@ import json
 import os
 import sys
 import threading
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from core.config import EngineConfig
 from core.engine import build
-from core.engine.async_engine import AsyncEngine
+from core.engine.async_engine import AsyncEngine, BuiltEngine
 from core.invariants import InvariantViolation
 from core.relay.future_map import FutureMap
 from core.relay.payload import OUTPUT_TOKENS
@@ -29,18 +30,14 @@ from tests.chaos.device import ChaosModel, Faults
 
 
 class ChaosEngine:
-    """The production engine, which also answers probes once it has started."""
+    """The production engine, which also answers probes on standard input."""
 
     def __init__(self, engine: AsyncEngine) -> None:
         self._engine = engine
+        asyncio.get_running_loop().add_reader(sys.stdin.fileno(), self._answer)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._engine, name)
-
-    async def start(self) -> None:
-        """Start, then listen on standard input."""
-        await self._engine.start()
-        asyncio.get_running_loop().add_reader(sys.stdin.fileno(), self._answer)
 
     def _answer(self) -> None:
         if not os.read(sys.stdin.fileno(), 4096):
@@ -67,6 +64,16 @@ class ChaosEngine:
         }
 
 
+@dataclass(frozen=True)
+class BuiltChaosEngine:
+    """What a `ChaosEngine` is started from."""
+
+    built: BuiltEngine
+
+    async def start(self) -> ChaosEngine:
+        return ChaosEngine(await self.built.start())
+
+
 def forgetful(faults: Faults) -> type[FutureMap]:
     """A FutureMap that loses the token of each row of length `forget_at_length`."""
 
@@ -79,7 +86,7 @@ def forgetful(faults: Faults) -> type[FutureMap]:
     return Forgetful
 
 
-def make_engine(config: EngineConfig, progress: builder.Progress | None) -> ChaosEngine:
+def make_engine(config: EngineConfig, progress: builder.Progress | None) -> BuiltChaosEngine:
     """What `build_core_engine` makes, around the emulated device."""
     faults = Faults.from_env()
     tokenizer = Tokenizer.load(config.model.path)
@@ -87,7 +94,7 @@ def make_engine(config: EngineConfig, progress: builder.Progress | None) -> Chao
     if faults.forget_at_length:
         build.FutureMap = forgetful(faults)  # type: ignore[misc]
     torch.set_num_threads(1)
-    return ChaosEngine(build.assemble(config, model, tokenizer, EmulatedStreams(model.timeline)))
+    return BuiltChaosEngine(build.assemble(config, model, tokenizer, EmulatedStreams(model.timeline)))
 
 
 if __name__ == "__main__":

@@ -7,21 +7,25 @@ from contextlib import asynccontextmanager
 from typing import Protocol, TypeVar
 
 
-class Startable(Protocol):
+class Stoppable(Protocol):
     """An engine, the production's or a scripted one."""
-
-    async def start(self) -> None: ...
 
     async def stop(self) -> None: ...
 
 
-Started = TypeVar("Started", bound=Startable)
+Started = TypeVar("Started", bound=Stoppable, covariant=True)
+
+
+class Startable(Protocol[Started]):
+    """What an engine is started from."""
+
+    async def start(self) -> Started: ...
 
 
 @asynccontextmanager
-async def started(engine: Started) -> AsyncIterator[Started]:
-    """It takes requests; stopped at the end, whatever became of them."""
-    await engine.start()
+async def started(built: Startable[Started]) -> AsyncIterator[Started]:
+    """The engine of `built`, which takes requests; stopped at the end, whatever became of them."""
+    engine = await built.start()
     try:
         yield engine
     finally:

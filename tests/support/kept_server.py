@@ -6,9 +6,9 @@ import dataclasses
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
-from core.engine.async_engine import AsyncEngine
+from core.engine.async_engine import AsyncEngine, BuiltEngine
 from core.models.bundled import bundled_model_dir
 from core.text.tokenizer import Tokenizer
 from service.client import Chunk, End, SlipstreamClient
@@ -46,10 +46,10 @@ class KeptServer:
 
     def sample(self, series: str, **labels: str) -> float:
         """The value of a metric."""
-        return self.server._registry.get_sample_value(series, labels) or 0.0
+        return self.server.metrics.registry.get_sample_value(series, labels) or 0.0
 
 
-def small_engine(step_seconds: float = 0.002) -> AsyncEngine:
+def small_engine(step_seconds: float = 0.002) -> BuiltEngine:
     """The production engine over the emulated device, with the bundled tokenizer."""
     tokenizer = Tokenizer.load(str(bundled_model_dir()))
     return emulated_engine(tokenizer, step_seconds=step_seconds, rows=64, context=8192, max_total_tokens=64 * 1024)
@@ -57,12 +57,12 @@ def small_engine(step_seconds: float = 0.002) -> AsyncEngine:
 
 @asynccontextmanager
 async def kept_server(step_seconds: float = 0.002, **settings: Any) -> AsyncIterator[KeptServer]:
-    engine = small_engine(step_seconds)
-    pending = settings.get("max_pending_tokens", engine._config.max_pending_tokens)
-    engine._config = dataclasses.replace(engine._config, max_pending_tokens=pending)
+    built = small_engine(step_seconds)
+    pending = settings.get("max_pending_tokens", built.config.max_pending_tokens)
+    built = dataclasses.replace(built, config=dataclasses.replace(built.config, max_pending_tokens=pending))
     defaults = {"port": 0, "metrics_port": 0, "drain_linger": 0.0}
-    async with loaded(Server(ServerConfig.of(**(defaults | settings)), lambda *_: engine)) as server:
-        yield KeptServer(server, engine)
+    async with loaded(Server(ServerConfig.of(**(defaults | settings)), lambda *_: built)) as server:
+        yield KeptServer(server, cast(AsyncEngine, server.engine))
 
 
 @dataclass

@@ -43,8 +43,9 @@ async def _read(
 @pytest.mark.parametrize("sampling", [{}, {"logprobs": True, "top_logprobs": 3, "stop": ["never said"]}], ids=str)
 async def test_tokens_queued_for_a_slow_reader_leave_as_one_delta(sampling: dict[str, object]) -> None:
     tokenizer = Tokenizer.load(str(bundled_model_dir()))
-    engine = emulated_engine(tokenizer, step_seconds=0.0005, rows=4, max_total_tokens=16_384)
-    async with serve_checkpoint(bundled_model_dir(), lambda *_: engine, write_timeout=60.0) as (server, brisk):
+    built = emulated_engine(tokenizer, step_seconds=0.0005, rows=4, max_total_tokens=16_384)
+    async with serve_checkpoint(bundled_model_dir(), lambda *_: built, write_timeout=60.0) as (server, brisk):
+        engine = server.engine
         prompt_reader = asyncio.Event()
         prompt_reader.set()
         brisk_chunks, _ = await _read(brisk, prompt_reader, **sampling)

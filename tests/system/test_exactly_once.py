@@ -29,10 +29,11 @@ def open_files() -> int:
 
 
 async def test_every_stream_gets_exactly_its_own_tokens(bundled_tokenizer: Tokenizer, scorecard: Scorecard) -> None:
-    engine = emulated_engine(
+    built = emulated_engine(
         bundled_tokenizer, step_seconds=0.002, rows=STREAMS, max_total_tokens=STREAMS * (TOKENS + 64)
     )
-    async with serve_checkpoint(bundled_model_dir(), lambda *_: engine) as (_, client):
+    async with serve_checkpoint(bundled_model_dir(), lambda *_: built) as (server, client):
+        engine = server.engine
         await _read(client, bundled_tokenizer.vocab_size, seed=-1, tokens=4)
         tasks, files = len(asyncio.all_tasks()), open_files()
         faults = await asyncio.gather(*(_read(client, bundled_tokenizer.vocab_size, n, TOKENS) for n in range(STREAMS)))
@@ -73,8 +74,8 @@ async def test_ten_thousand_aborts_leak_nothing(
 ) -> None:
     """Half of them for each prefix cache; each is aborted before, at, or after a random number of its events."""
     rng = random.Random(seed)
-    engine = emulated_engine(bundled_tokenizer, step_seconds=0.0002, rows=48, prefix_cache=prefix_cache)
-    async with started(engine):
+    built = emulated_engine(bundled_tokenizer, step_seconds=0.0002, rows=48, prefix_cache=prefix_cache)
+    async with started(built) as engine:
         tasks, files = len(asyncio.all_tasks()), open_files()
         for _ in range(5000 // 250):
             await asyncio.gather(

@@ -20,11 +20,11 @@ from typing import Any, cast
 
 import pytest
 
+from core.engine.async_engine import AsyncEngine
 from service.access.tls_credentials import ClientTls
 from service.client import CallFailed, SlipstreamClient
 from service.client.adapters import AdapterClient
 from service.config.server_config import ServerConfig
-from service.engine.builder import StartableEngine
 from service.frontends.group import FrontEndGroup
 from service.pb.slipstream.v1 import inference_pb2 as pb
 from tests.chaos.process import ServerProcess
@@ -44,18 +44,25 @@ GREEDY: dict[str, Any] = {"temperature": 0.0, "ignore_eos": True}
 class ShelvedEngine(AdapterShelf):
     """The production engine, with adapters that are only names."""
 
-    def __init__(self) -> None:
-        self._engine = small_engine()
+    def __init__(self, engine: AsyncEngine) -> None:
+        self._engine = engine
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._engine, name)
 
 
+class Shelved:
+    """What such an engine is started from."""
+
+    async def start(self) -> Any:
+        return ShelvedEngine(await small_engine().start())
+
+
 class Group:
     """An engine with its front ends, spelled as `Places` asks for a server."""
 
-    def __init__(self, inner: FrontEndGroup, engine: ShelvedEngine) -> None:
-        self.inner, self.engine = inner, engine
+    def __init__(self, inner: FrontEndGroup) -> None:
+        self.inner, self.engine = inner, inner.engine
         self.pid = os.getpid()
         self.process = SimpleNamespace(poll=lambda: None)
 
@@ -96,10 +103,9 @@ class Group:
 
 @asynccontextmanager
 async def group(**settings: Any) -> AsyncIterator[Group]:
-    engine = ShelvedEngine()
     config = ServerConfig.of(port=0, metrics_port=0, frontends=FRONT_ENDS, max_running_requests=64, **settings)
-    async with loaded(FrontEndGroup(config, lambda *_: cast(StartableEngine, engine))) as inner:
-        yield Group(inner, engine)
+    async with loaded(FrontEndGroup(config, lambda *_: Shelved())) as inner:
+        yield Group(inner)
 
 
 def install(pair: Pair, folder: Path) -> dict[str, str]:
@@ -271,6 +277,6 @@ async def test_counts_of_a_drain_and_of_a_front_end_that_died_stay() -> None:
             for stream in streams:
                 assert sum(len(chunk.token_ids) for chunk in await asyncio.wait_for(stream, PATIENCE)) == 400
             assert await draining == 0
-        registry = server.inner._registry
+        registry = server.inner.metrics.registry
         handled = registry.get_sample_value("slipstream_rpc_handled_total", {"method": GENERATE[1:], "code": "OK"})
         assert handled == 2 * FRONT_ENDS

@@ -36,9 +36,10 @@ def checkpoint(checkpoint_of: Callable[[str], Path]) -> Path:
 async def served(checkpoint: Path) -> AsyncIterator[tuple[AsyncEngine, SlipstreamClient]]:
     """Two rows, so that a third request waits."""
     tokenizer = Tokenizer.load(checkpoint)
-    engine = emulated_engine(tokenizer, step_seconds=STEP_SECONDS, rows=2, context=8000, max_total_tokens=16_000)
-    async with serve_checkpoint(checkpoint, lambda *_: engine) as (_, client):
-        yield engine, client
+    built = emulated_engine(tokenizer, step_seconds=STEP_SECONDS, rows=2, context=8000, max_total_tokens=16_000)
+    async with serve_checkpoint(checkpoint, lambda *_: built) as (server, client):
+        assert isinstance(server.engine, AsyncEngine)
+        yield server.engine, client
 
 
 async def _read(client: SlipstreamClient, prompt: list[int], tokens: int, timeout: float | None = None) -> list[int]:

@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import grpc
 import pytest
@@ -51,11 +51,12 @@ async def test_each_call_fails_alone_and_typed(
     whole = Tokenizer.load(checkpoint_of("llama"))
     bad = bad_token(whole.vocab_size)
     brittle = BrittleTokenizer(whole, [bad], panic)
-    engine = emulated_engine(brittle, step_seconds=0.002, rows=16, max_total_tokens=1 << 15)
+    built = emulated_engine(brittle, step_seconds=0.002, rows=16, max_total_tokens=1 << 15)
     config = ServerConfig.of(port=0, metrics_port=0, drain_linger=0.0, frontends=frontends, resume_seconds=30.0)
     kind = FrontEndGroup if frontends else Server
     calls = CALLS | {"detokenize": lambda client: client.detokenize([5, bad])}
-    async with loaded(kind(config, lambda *_: engine)) as server:
+    async with loaded(kind(config, lambda *_: built)) as server:
+        engine = cast(AsyncEngine, server.engine)
         async with SlipstreamClient(f"127.0.0.1:{server.port}") as client:
             for count, (name, call) in enumerate(calls.items(), 1):
                 reading = [

@@ -78,8 +78,8 @@ def test_ids_and_salts_become_their_tenants_in_one_file() -> None:
     "text",
     [
         "async def Generate(self, request, context):\n    await self._calls.engine.generate(asked)",
-        "async def Embed(self, request, context):\n    engine = self._slot.require()\n    await engine.embed(asked)",
-        "async def Abort(self, request, context):\n    self._slot.require().abort(request.id)",
+        "async def Embed(self, request, context):\n    engine = self._handle.require()\n    await engine.embed(asked)",
+        "async def Abort(self, request, context):\n    self._handle.require().abort(request.id)",
         "async def Follow(self, request, context):\n    await engine.prefixes.watch('')",
     ],
 )

@@ -10,8 +10,8 @@ from core.batch.result import LogprobResult
 from core.engine.streams.pending_output import PendingOutput
 from core.engine.streams.reader_turns import Turnstile
 from core.engine.streams.token_stream import TokenStream
-from core.engine.streams.unread import UnreadBytes
-from core.errors import SlipstreamError, SlowConsumer
+from core.engine.streams.unread import UnreadBytes, too_many_bytes, too_many_tokens
+from core.errors import SlipstreamError
 from core.scheduler.intake import Intake
 from core.scheduler.outputs import Ending, StepOutputs, StepTokens
 from core.text.failures import TextFailures, is_failure
@@ -129,13 +129,13 @@ class OutputProcessor:
     def _ask_for_room(self, stream: TokenStream, output: PendingOutput) -> None:
         """`output` holds more than its room: give it more, or end the request of a reader that is too slow."""
         if output.overfull:
-            self._end_all(stream, self._slow())
+            self._end_all(stream, too_many_tokens(self._max_pending))
         else:
             stream.hold_more(output)
 
     def give_way(self, stream: TokenStream) -> None:
         """End the request of `stream` with SlowConsumer, and forget what is unread: it takes too many bytes."""
-        error = SlowConsumer("too many bytes were left unread")
+        error = too_many_bytes()
         stream.discard(error)
         self._end_all(stream, error)
 
@@ -144,9 +144,6 @@ class OutputProcessor:
             if not output.done:
                 output.done = True
                 self._end(Ending(req, error=error))
-
-    def _slow(self) -> SlowConsumer:
-        return SlowConsumer(f"more than {self._max_pending} tokens were left unread")
 
     def text_failed(self, stream: TokenStream, output: PendingOutput, error: BaseException) -> None:
         """End the request of `stream`, all of its outputs: the tokenizer raised `error` on the text of `output`.
@@ -176,7 +173,7 @@ class OutputProcessor:
         if output.stop_match is None and output.total < len(req.outputs):
             # The output ended with a reason before the scheduler heard that its reader is too slow. Its last tokens
             # were dropped, so the client must get the error.
-            error = self._slow()
+            error = too_many_tokens(self._max_pending)
         if error is not None:
             stream.fail(error)
             for sibling, its_output in stream.sequences():

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 
 from core.engine.streams.pending_output import PendingOutput
 from core.engine.streams.reader_turns import Turnstile
+from core.engine.streams.stream_end import StreamEnd
 from core.engine.streams.unread import UnreadRoom
 from core.errors import SlipstreamError
 from core.invariants import check
@@ -39,11 +40,10 @@ class TokenStream:
         self.request_id = started.request_id
         self.outputs = outputs
         self.reqs: list[Req] = []
-        self.open_outputs = len(outputs)
         self._events: deque[OutputEvent] = deque([started])
         self._ready: deque[PendingOutput] = deque()
-        self._error: SlipstreamError | None = None
-        self._ended = self._discarded = False
+        self._end = StreamEnd(len(outputs))
+        self._discarded = False
         self._abort = abort
         self._turnstile = turnstile
         self._text_failed = text_failed
@@ -73,7 +73,7 @@ class TokenStream:
 
     def hold_more(self, output: PendingOutput) -> None:
         """Count more bytes for `output`, which holds more than its room; if the stream is over, forget it instead."""
-        if self._ended or self._discarded:
+        if self._end.met or self._discarded:
             output.discard()
         else:
             self._unread.take(self, output.charge())
@@ -109,19 +109,23 @@ class TokenStream:
 
     def output_ended(self) -> None:
         """Count the terminal of one output. Raises InvariantViolation when every output has got one already."""
-        check("terminal_once", self.open_outputs > 0, request_id=self.request_id)
-        self.open_outputs -= 1
+        check("terminal_once", self._end.open_outputs > 0, request_id=self.request_id)
+        self._end.open_outputs -= 1
         self._wake()
+
+    @property
+    def open_outputs(self) -> int:
+        """Outputs that have not got their terminal."""
+        return self._end.open_outputs
 
     @property
     def failed(self) -> bool:
         """Whether the stream ends with an error."""
-        return self._error is not None
+        return self._end.error is not None
 
     def fail(self, error: SlipstreamError) -> None:
         """End with `error` after what is pending was read; the first error wins."""
-        if self._error is None:
-            self._error = error
+        if self._end.fail(error):
             self._wake()
 
     def __aiter__(self) -> AsyncIterator[OutputEvent]:
@@ -138,13 +142,13 @@ class TokenStream:
                 turn = True
             elif (event := self.poll()) is not None:
                 return event
-            elif self._ended:
+            elif self._end.met:
                 raise StopAsyncIteration
 
     @property
     def _anything(self) -> bool:
         """Whether there may be an event or the end to read."""
-        return bool(self._ready or self._events or self._ended or self._error is not None or self.open_outputs == 0)
+        return bool(self._ready or self._events or self._end.known)
 
     async def _wait(self, *, in_line: bool) -> None:
         """Wait for this reader's turn: `in_line` at once, else when there is something to read."""
@@ -160,18 +164,14 @@ class TokenStream:
     @property
     def ended(self) -> bool:
         """Whether everything was read, an error included, or the stream was closed."""
-        return self._ended
+        return self._end.met
 
     def poll(self) -> OutputEvent | None:
         """The next event if there is one now. Raises the error of the stream once, after the events before it."""
         event = self._next_ready()
-        if event is not None or self._ended:
-            return event
-        if self._error is not None:
-            self._ended = True
-            raise self._error
-        self._ended = self.open_outputs == 0
-        return None
+        if event is None:
+            self._end.meet()
+        return event
 
     def watch(self, ready: Callable[[], None]) -> None:
         """Call `ready` now and whenever `poll` may have something, for a reader that has no task of its own."""
@@ -180,7 +180,7 @@ class TokenStream:
 
     async def aclose(self) -> None:
         """Stop reading, forget what is unread, and abort what still runs. Idempotent."""
-        self._ended = True
+        self._end.met = True
         self._events.clear()
         self._forget()
         if self.open_outputs:

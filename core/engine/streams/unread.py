@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from typing import Final, Protocol
 
+from core.errors import SlowConsumer
+
 FREE_TOKENS: Final = 16
 """Tokens of each output that are not counted: a reader that keeps up costs nothing here."""
 MORE_TOKENS: Final = 64
@@ -20,6 +22,16 @@ MOST_OF_ONE: Final = 8 * 2**20
 """Bytes that one stream may hold: 8 MiB."""
 MOST: Final = 64 * 2**20
 """Bytes that all streams may hold together: 64 MiB."""
+
+
+def too_many_tokens(most: int) -> SlowConsumer:
+    """The error of a reader that left more than `most` tokens of a stream unread."""
+    return SlowConsumer(f"more than {most} tokens were left unread")
+
+
+def too_many_bytes() -> SlowConsumer:
+    """The error of a stream that gave way."""
+    return SlowConsumer("too many bytes were left unread")
 
 
 class UnreadHolder(Protocol):

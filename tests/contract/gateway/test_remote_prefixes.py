@@ -12,7 +12,7 @@ from prometheus_client import CollectorRegistry
 
 from core.errors import EngineDead, SlowConsumer
 from core.types.prefixes import PrefixChange, PrefixRemoved, PrefixStored
-from service.engine.slot import EngineSlot
+from service.engine.handle import EngineHandle
 from service.frontends import prefix_watches
 from service.frontends.host import FrontEndHost
 from service.frontends.remote_engine import RemoteEngine
@@ -39,9 +39,9 @@ class Pair:
 
 @pytest.fixture
 async def pair(tmp_path: Path) -> AsyncIterator[Pair]:
-    loop, engine, slot = asyncio.get_running_loop(), FakeEngine(), EngineSlot()
-    slot.engine = engine
-    host = FrontEndHost(slot, {}, RpcMetrics(CollectorRegistry()), lambda: None)
+    loop, engine, handle = asyncio.get_running_loop(), FakeEngine(), EngineHandle()
+    handle.engine = engine
+    host = FrontEndHost(handle, {}, RpcMetrics(CollectorRegistry()), lambda: None)
     remote = RemoteEngine(1000)
     listening = await loop.create_unix_server(lambda: host.link, str(tmp_path / "link"))
     await loop.create_unix_connection(lambda: remote.link, str(tmp_path / "link"))

@@ -22,7 +22,7 @@ from core.types.sampling_params import SamplingParams
 from core.types.stats import EngineStats, Exemplar, PoolStats
 from service.bench.scheduler_cost import new_scheduler
 from service.config.server_config import ServerConfig
-from service.engine.slot import EngineSlot
+from service.engine.handle import EngineHandle
 from service.metrics import names
 from service.metrics.collector import EngineCollector, engine_view, kv_usage
 from service.metrics.histograms import HISTOGRAMS
@@ -32,10 +32,10 @@ from tests.unit.core.scheduler.counting import least_peak_bytes, opcodes
 TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
 
 
-def samples(slot: EngineSlot, **settings: Any) -> dict[tuple[str, ...], float]:
+def samples(handle: EngineHandle, **settings: Any) -> dict[tuple[str, ...], float]:
     """Values by name and sorted label values, as scraped in OpenMetrics."""
     registry = CollectorRegistry()
-    registry.register(EngineCollector(lambda: engine_view(slot, ServerConfig.of(**settings), "1.2.3")))
+    registry.register(EngineCollector(lambda: engine_view(handle, ServerConfig.of(**settings), "1.2.3")))
     text = open_latest(registry).decode()
     assert generate_latest(registry)
     return {(s.name, *sorted(s.labels.values())): s.value for family in parsed(text) for s in family.samples}
@@ -56,14 +56,14 @@ def test_the_fullest_memory_pool_is_the_utilisation(pools: tuple[PoolStats, ...]
 
 
 def test_settings_and_state_are_told() -> None:
-    slot = EngineSlot()
-    found = samples(slot, max_queued_requests=77, drain_linger=2, drain_grace=20)
+    handle = EngineHandle()
+    found = samples(handle, max_queued_requests=77, drain_linger=2, drain_grace=20)
     assert found["slipstream_requests_waiting_limit",] == 77
     assert found["slipstream_drain_limit_seconds",] == 32
     assert found["slipstream_drain_seconds",] == found["slipstream_startup_seconds",] == found["slipstream_ready",] == 0
-    slot.engine = FakeEngine()
-    slot.draining = True
-    found = samples(slot, overlap=False, schedule_policy="lpm")
+    handle.engine = FakeEngine()
+    handle.draining = True
+    found = samples(handle, overlap=False, schedule_policy="lpm")
     assert found["slipstream_drain_seconds",] > 0 and found["slipstream_startup_seconds",] > 0
     assert ("slipstream_cache_config_info", "1", "100") in found, "page size and pages, as gateways ask for them"
     assert names.CACHE_CONFIG_INFO.labels == ("block_size", "num_gpu_blocks")
@@ -100,9 +100,9 @@ def test_a_trace_id_is_an_exemplar_of_its_bucket_and_no_label() -> None:
     histogram.observe_one(3.0, TRACE)
     engine = FakeEngine()
     shown = dataclasses.replace(engine.stats, histograms={"e2e_request_latency_seconds": histogram.stats()})
-    slot, registry = EngineSlot(), CollectorRegistry()
-    slot.engine = type("Shown", (FakeEngine,), {"stats": shown})()
-    registry.register(EngineCollector(lambda: engine_view(slot, ServerConfig(), "")))
+    handle, registry = EngineHandle(), CollectorRegistry()
+    handle.engine = type("Shown", (FakeEngine,), {"stats": shown})()
+    registry.register(EngineCollector(lambda: engine_view(handle, ServerConfig(), "")))
     (line,) = (each for each in open_latest(registry).decode().splitlines() if TRACE in each)
     assert line.startswith('slipstream_e2e_request_latency_seconds_bucket{le="5.12"} 2.0 # {trace_id="')
     assert TRACE not in generate_latest(registry).decode(), "the classic format has none"

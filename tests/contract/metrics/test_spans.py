@@ -46,8 +46,8 @@ def collector(monkeypatch: pytest.MonkeyPatch) -> Iterator[Collector]:
 @asynccontextmanager
 async def serving(**settings: Any) -> AsyncIterator[tuple[Server, SlipstreamClient]]:
     tokenizer = Tokenizer.load(str(bundled_model_dir()))
-    engine = emulated_engine(tokenizer, step_seconds=STEP_SECONDS, rows=4)
-    async with serve_checkpoint(bundled_model_dir(), lambda *_: engine, **settings) as both:
+    built = emulated_engine(tokenizer, step_seconds=STEP_SECONDS, rows=4)
+    async with serve_checkpoint(bundled_model_dir(), lambda *_: built, **settings) as both:
         yield both
 
 

@@ -85,8 +85,8 @@ async def test_lanes_overlap_with_overlap_and_not_without(overlapped: bool, tmp_
 async def test_an_asynchronous_device_shows_its_own_time(tmp_path: Path) -> None:
     """On the emulated device a launch returns at once; its lane is the time that steps take there, not their launch."""
     tokenizer = Tokenizer.load(str(bundled_model_dir()))
-    engine = emulated_engine(tokenizer, step_seconds=0.004, rows=8, max_total_tokens=4096)
-    async with serve_checkpoint(bundled_model_dir(), lambda *_: engine) as (server, client):
+    built = emulated_engine(tokenizer, step_seconds=0.004, rows=8, max_total_tokens=4096)
+    async with serve_checkpoint(bundled_model_dir(), lambda *_: built) as (server, client):
         trace, _ = await traced(client, f"http://127.0.0.1:{server.metrics_port}", tmp_path / "trace.json")
     steps, launches = intervals(trace, "forward"), intervals(trace, "launch")
     assert len(steps) > 20

@@ -169,10 +169,10 @@ async def test_front_ends_leave_the_page_to_the_engines_process(
     (tmp_path / "tokens").write_text(f"alice:{TOKEN}\n")
     settings: dict[str, Any] = {"port": 0, "metrics_port": 0, "drain_linger": 0.0, "frontends": 1, "ui": True}
     settings["auth_token_file"] = str(tmp_path / "tokens")
-    engine = timed_engine()
+    built = timed_engine()
     caplog.set_level("INFO", "service.metrics")
     config = ServerConfig.of(model=str(bundled_model_dir()), **settings)
-    async with loaded(FrontEndGroup(config, lambda *_: engine)) as server:
+    async with loaded(FrontEndGroup(config, lambda *_: built)) as server:
         assert f"http://127.0.0.1:{server.metrics_port}/ui" in caplog.text, "told where it is"
         target = f"127.0.0.1:{server.port}"
         async with watched(server.metrics_port) as reading, SlipstreamClient(target, token=TOKEN) as client:

@@ -7,7 +7,7 @@ import time
 
 from core.types.streams import StreamInfo
 from service.config.server_config import ServerConfig
-from service.engine.slot import EngineSlot
+from service.engine.handle import EngineHandle
 from service.page.moment import moment
 from service.page.streams import StreamsSeen
 from tests.support.fakes.fake_engine import FakeEngine
@@ -16,7 +16,7 @@ from tests.support.fakes.fake_engine import FakeEngine
 def test_streams_are_named_as_their_clients_know_them_and_tenants_are_not() -> None:
     now = time.monotonic()
     rows = [StreamInfo("alice\0far", "decode", 3, 5, now - 10, ""), StreamInfo("near", "waiting", 4, 0, now, "french")]
-    told = moment(EngineSlot(), ServerConfig(), "1.2.3", StreamsSeen(now, 7, rows), None)
+    told = moment(EngineHandle(), ServerConfig(), "1.2.3", StreamsSeen(now, 7, rows), None)
     assert "alice" not in json.dumps(told)
     assert told["streams"]["total"] == 7 and (told["state"], told["pools"]) == ("starting", [])
     far, near = told["streams"]["rows"]
@@ -25,11 +25,11 @@ def test_streams_are_named_as_their_clients_know_them_and_tenants_are_not() -> N
 
 
 async def test_adapters_have_a_pool_where_some_may_be_loaded() -> None:
-    slot = EngineSlot()
-    slot.engine = FakeEngine()
+    handle = EngineHandle()
+    handle.engine = FakeEngine()
     seen = StreamsSeen(time.monotonic())
     without, given = (
-        {pool["name"]: pool for pool in moment(slot, config, "1.2.3", seen, None)["pools"]}
+        {pool["name"]: pool for pool in moment(handle, config, "1.2.3", seen, None)["pools"]}
         for config in (ServerConfig(), ServerConfig.of(lora_dir="/adapters", max_lora_bytes=4000))
     )
     assert set(given) - set(without) == {"adapter_bytes"} and given["adapter_bytes"]["capacity"] == 4000

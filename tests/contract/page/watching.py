@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
-from core.engine.async_engine import AsyncEngine
+from core.engine.async_engine import AsyncEngine, BuiltEngine
 from core.models.bundled import bundled_model_dir
 from core.text.tokenizer import Tokenizer
 from service.client import SlipstreamClient
@@ -100,7 +100,7 @@ async def watched(port: int, **options: Any) -> AsyncIterator[Reading]:
         yield reading
 
 
-def timed_engine(rows: int = 8) -> AsyncEngine:
+def timed_engine(rows: int = 8) -> BuiltEngine:
     """The production engine over a device that is a timer: steps take `STEP_SECONDS`, and every token is known."""
     tokenizer = Tokenizer.load(str(bundled_model_dir()))
     room = {"context": LONGEST, "max_total_tokens": rows * LONGEST}
@@ -110,18 +110,21 @@ def timed_engine(rows: int = 8) -> AsyncEngine:
 @asynccontextmanager
 async def serve_emulated(*, ui: bool = True, rows: int = 8, **settings: Any) -> AsyncIterator[Serving]:
     """A server with such an engine."""
-    engine = timed_engine(rows)
-    async with serve_checkpoint(bundled_model_dir(), lambda *_: engine, ui=ui, **settings) as (server, client):
-        yield Serving(server, engine, client)
+    built = timed_engine(rows)
+    async with serve_checkpoint(bundled_model_dir(), lambda *_: built, ui=ui, **settings) as (server, client):
+        yield _serving(server, client)
 
 
 @asynccontextmanager
 async def serve_bundled(**settings: Any) -> AsyncIterator[Serving]:
     """A server with the bundled model and its page."""
     async with serve_checkpoint(bundled_model_dir(), ui=True, **settings) as (server, client):
-        engine = server.engine
-        assert isinstance(engine, AsyncEngine)
-        yield Serving(server, engine, client)
+        yield _serving(server, client)
+
+
+def _serving(server: Server, client: SlipstreamClient) -> Serving:
+    assert isinstance(server.engine, AsyncEngine)
+    return Serving(server, server.engine, client)
 
 
 @dataclass
@@ -140,7 +143,7 @@ class Serving:
     @property
     def watchers(self) -> int:
         """Pages that are open."""
-        door = self.server._metrics._door  # type: ignore[union-attr]
+        door = self.server.metrics._server._door  # type: ignore[union-attr]
         return 0 if door is None else door.feed.watchers
 
     async def metrics(self) -> dict[str, float]:

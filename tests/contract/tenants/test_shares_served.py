@@ -96,8 +96,7 @@ def test_a_port_is_no_part_of_an_address(peer: str, address: str) -> None:
 
 async def test_a_tenant_that_fills_the_queue_leaves_the_others_their_part() -> None:
     tokenizer = Tokenizer.load(str(bundled_model_dir()))
-    engine = emulated_engine(tokenizer, step_seconds=0.001, rows=1)
-    async with started(engine):
+    async with started(emulated_engine(tokenizer, step_seconds=0.001, rows=1)) as engine:
         engine._scheduler._most_queued = 8
 
         async def ask(tenant: str) -> None:

@@ -140,7 +140,7 @@ async def test_a_kept_stream_counts_what_it_made_without_a_reader(tmp_path: Path
         async with server.client(token=ALICE) as alice:
             call, _ = await begun(alice, "kept", 400)
             call.cancel()
-            await until(lambda: not server.server.slot.require().live_requests, within=20)
+            await until(lambda: not server.server.handle.require().live_requests, within=20)
             failed = await refused(alice, max_tokens=900, **GREEDY)
             assert failed.reason == "TENANT_TOKEN_LIMIT"
             with granted("the rest is there"):

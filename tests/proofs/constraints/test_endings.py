@@ -46,7 +46,7 @@ async def ask(engine: AsyncEngine, constraint: Constraint | None, tokens: int) -
 def plant(engine: AsyncEngine, grammar: StepGrammar, name: str) -> Constraint:
     """A constraint that is compiled already, to `grammar`."""
     constraint = Constraint(ConstraintKind.REGEX, name)
-    engine._parts.grammars._cache.put(constraint, grammar, 0)
+    engine._grammars._cache.put(constraint, grammar, 0)
     return constraint
 
 

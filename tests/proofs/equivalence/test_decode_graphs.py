@@ -72,8 +72,8 @@ async def graph_engine(
         scheduler=SchedulerConfig(chunked_prefill_size=24),
         executor=ExecutorConfig(device=used.device.type, overlap=overlap, assert_mode="trap"),
     )
-    engine = build.assemble(config, load_model(config.model, used.device), Tokenizer.load(str(directory)), used)
-    async with started(engine):
+    built = build.assemble(config, load_model(config.model, used.device), Tokenizer.load(str(directory)), used)
+    async with started(built) as engine:
         yield engine, used, runners[0]
 
 

@@ -45,7 +45,7 @@ async def engine(
     directory: Path, *, overlap: bool = True, rows: int = 24, pool: int = 4096, **configs: Any
 ) -> AsyncIterator[Any]:
     """A started engine in chunks of 32 and pages of 8; at its end nothing is held and no check has failed."""
-    made: AsyncEngine = build_engine(
+    built = build_engine(
         EngineConfig(
             model=ModelConfig(str(directory), dtype="float32"),
             memory=MemoryConfig(page_size=8, max_running_requests=rows, max_total_tokens=pool),
@@ -54,7 +54,7 @@ async def engine(
             **configs,
         )
     )
-    async with started(made):
+    async with started(built) as made:
         yield made
         assert await made.drain(10) == 0
         assert all(pool.used == 0 for pool in made.stats.pools), made.stats.pools

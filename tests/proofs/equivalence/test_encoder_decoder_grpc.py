@@ -18,7 +18,7 @@ import pytest
 from core.config import EngineConfig
 from core.types.stats import PoolStats
 from service.client import SlipstreamClient
-from service.engine.builder import Progress, StartableEngine, build_core_engine
+from service.engine.builder import BuiltEngine, Progress, build_core_engine
 from service.server.server import Server
 from tests.proofs.equivalence.encoder_oracle import Seq2SeqOracle
 from tests.proofs.equivalence.oracle import Example
@@ -47,7 +47,7 @@ async def serve(
 ) -> AsyncIterator[tuple[Server, SlipstreamClient]]:
     """A server with few pages of either kind."""
 
-    def build(config: EngineConfig, progress: Progress | None) -> StartableEngine:
+    def build(config: EngineConfig, progress: Progress | None) -> BuiltEngine:
         memory = dataclasses.replace(config.memory, max_encoder_tokens=encoder_tokens)
         return build_core_engine(dataclasses.replace(config, memory=memory), progress)
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from core.config import EngineConfig
-from service.engine.builder import Progress, StartableEngine, build_core_engine
+from service.engine.builder import BuiltEngine, Progress, build_core_engine
 from tests.proofs.equivalence.oracle import Example, decided_examples
 from tests.proofs.equivalence.test_greedy_grpc import _ask
 from tests.support.checkpoints import RECURRENT_CONFIGS
@@ -37,7 +37,7 @@ def reference(request: pytest.FixtureRequest, checkpoint_of: Callable[[str], Pat
     return directory, sorted(examples, key=lambda example: -len(example.output))
 
 
-def _few_slots(config: EngineConfig, progress: Progress | None) -> StartableEngine:
+def _few_slots(config: EngineConfig, progress: Progress | None) -> BuiltEngine:
     memory = dataclasses.replace(config.memory, max_state_slots=STATE_SLOTS)
     return build_core_engine(dataclasses.replace(config, memory=memory), progress)
 

@@ -12,7 +12,7 @@ import pytest
 
 from core.config import EngineConfig
 from service.client import SlipstreamClient
-from service.engine.builder import EngineBuilder, Progress, StartableEngine, build_core_engine
+from service.engine.builder import BuiltEngine, EngineBuilder, Progress, build_core_engine
 from tests.proofs.equivalence.oracle import OUTPUT_TOKENS, Example, decided, decided_examples, make_prompts
 from tests.proofs.equivalence.test_recurrent_grpc import PROMPT_SEEDS
 from tests.support.checkpoints import RECURRENT_CONFIGS
@@ -39,7 +39,7 @@ async def _ask(client: SlipstreamClient, prompt: tuple[int, ...], count: int) ->
 
 
 def _kept_every(interval: int, slots: int) -> EngineBuilder:
-    def build(config: EngineConfig, progress: Progress | None) -> StartableEngine:
+    def build(config: EngineConfig, progress: Progress | None) -> BuiltEngine:
         memory = dataclasses.replace(config.memory, max_state_slots=slots, state_track_interval=interval)
         return build_core_engine(dataclasses.replace(config, memory=memory), progress)
 

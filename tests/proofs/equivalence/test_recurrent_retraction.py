@@ -34,7 +34,7 @@ async def test_resumed_streams_equal_transformers(
     reference: tuple[Path, list[Example]], overlap: bool, interval: int
 ) -> None:
     directory, examples = reference
-    engine = build_engine(
+    built = build_engine(
         EngineConfig(
             model=ModelConfig(str(directory), dtype="float32"),
             memory=MemoryConfig(
@@ -43,7 +43,7 @@ async def test_resumed_streams_equal_transformers(
             executor=ExecutorConfig(device="cpu", overlap=overlap, assert_mode="trap", cpu_threads=1),
         )
     )
-    async with started(engine):
+    async with started(built) as engine:
         answers = await asyncio.gather(*(tokens_of(engine, example.prompt) for example in examples))
         stats = engine.stats
     assert answers == [example.output for example in examples]

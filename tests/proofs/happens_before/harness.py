@@ -17,7 +17,7 @@ import torch
 from core.config import EngineConfig, ExecutorConfig, MemoryConfig, ModelConfig, SchedulerConfig
 from core.device.staging import Staging
 from core.device.streams import DeviceStreams
-from core.engine.async_engine import Parts
+from core.engine.async_engine import BuiltEngine
 from core.engine.build import assemble
 from core.executor.interface import Executor
 from core.executor.step import StepRunner
@@ -112,8 +112,8 @@ def tokenizer() -> Tokenizer:
 
 def play_plainly(scenario: Scenario, model: Model | None = None) -> Outcome:
     """The oracle: nothing overlaps and nothing is late."""
-    parts = _parts(scenario, model, DeviceStreams(torch.device("cpu")))
-    return _Play(scenario, parts, parts.new_executor(_nobody)).run()
+    built = _assembled(scenario, model, DeviceStreams(torch.device("cpu")))
+    return _Play(scenario, built, built.new_executor(_nobody)).run()
 
 
 def play_lazily(
@@ -128,11 +128,11 @@ def play_lazily(
     with pytest.MonkeyPatch.context() as patch:
         record_staging(patch, clocks)
         with streams.on_default():
-            parts, runner = _build(scenario, model, streams)
+            built, runner = _build(scenario, model, streams)
         _name_state(runner)
         # On the CPU the sampler looks at values on the host; what is played here is an accelerator, which cannot.
         patch.setattr(sampler, "draw_rows", runner._state.sampler._draw_by_bisection)
-        outcome = _play(scenario, parts, SeededExecutor(runner, clocks, seed, streams.lazy), clocks)
+        outcome = _play(scenario, built, SeededExecutor(runner, clocks, seed, streams.lazy), clocks)
     forget_memory()
     outcome.story = f"seed {seed}: {outcome.failure}\n{outcome.story}"
     return outcome
@@ -140,12 +140,12 @@ def play_lazily(
 
 def play_on(scenario: Scenario, streams: DeviceStreams, clocks: VectorClocks, seed: int, model: Model) -> Outcome:
     """Overlapped, on a real device; only the interleaving of the threads follows `seed`."""
-    parts, runner = _build(scenario, model, streams)
-    return _play(scenario, parts, SeededExecutor(runner, clocks, seed, None), clocks)
+    built, runner = _build(scenario, model, streams)
+    return _play(scenario, built, SeededExecutor(runner, clocks, seed, None), clocks)
 
 
-def _play(scenario: Scenario, parts: Parts, executor: SeededExecutor, clocks: VectorClocks) -> Outcome:
-    play = _Play(scenario, parts, executor)
+def _play(scenario: Scenario, built: BuiltEngine, executor: SeededExecutor, clocks: VectorClocks) -> Outcome:
+    play = _Play(scenario, built, executor)
     try:
         play.run()
     except Exception as error:
@@ -169,16 +169,15 @@ def record_staging(patch: pytest.MonkeyPatch, clocks: VectorClocks) -> None:
     patch.setattr(Staging, "pinned", pinned)
 
 
-def _parts(scenario: Scenario, model: Model | None, streams: DeviceStreams) -> Parts:
-    model = model or HashModel(VOCAB, CONTEXT)
-    return assemble(scenario.config(), model, tokenizer(), streams)._parts
+def _assembled(scenario: Scenario, model: Model | None, streams: DeviceStreams) -> BuiltEngine:
+    return assemble(scenario.config(), model or HashModel(VOCAB, CONTEXT), tokenizer(), streams)
 
 
-def _build(scenario: Scenario, model: Model | None, streams: DeviceStreams) -> tuple[Parts, StepRunner]:
-    """The parts of an engine, and the runner that its own executor would drive."""
-    parts = _parts(scenario, model, streams)
-    inline: Any = parts.new_executor(_nobody)
-    return parts, inline._runner
+def _build(scenario: Scenario, model: Model | None, streams: DeviceStreams) -> tuple[BuiltEngine, StepRunner]:
+    """An engine that is not started, and the runner that its own executor would drive."""
+    built = _assembled(scenario, model, streams)
+    inline: Any = built.new_executor(_nobody)
+    return built, inline._runner
 
 
 def _name_state(runner: StepRunner) -> None:
@@ -196,9 +195,9 @@ def _nobody() -> None:
 class _Play:
     """One run of a scenario; time is a number of steps."""
 
-    def __init__(self, scenario: Scenario, parts: Parts, executor: Executor) -> None:
+    def __init__(self, scenario: Scenario, built: BuiltEngine, executor: Executor) -> None:
         self._scenario = scenario
-        self._scheduler: Scheduler = parts.new_scheduler(executor, self._emit)
+        self._scheduler: Scheduler = built.new_scheduler(executor, self._emit)
         self._reqs = [(ask, req) for i, ask in enumerate(scenario.asks) for req in _reqs(i, ask)]
         self._place = {req: place for place, (_, req) in enumerate(self._reqs)}
         self.outcome = Outcome([[] for _ in self._reqs], [[] for _ in self._reqs])

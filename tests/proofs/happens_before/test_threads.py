@@ -47,9 +47,9 @@ async def recorded(
     record_staging(patch, clocks)
     for module, name, plain in untold:
         patch.setattr(module, name, plain)
-    engine = assemble(config(), HashModel(VOCAB, CONTEXT), tokenizer(), streams)
+    built = assemble(config(), HashModel(VOCAB, CONTEXT), tokenizer(), streams)
     try:
-        async with started(engine):
+        async with started(built) as engine:
             yield engine
     finally:
         forget_memory()

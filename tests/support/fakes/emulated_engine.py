@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from core.config import EngineConfig, ExecutorConfig, MemoryConfig, ModelConfig, SchedulerConfig
-from core.engine.async_engine import AsyncEngine
+from core.engine.async_engine import BuiltEngine
 from core.engine.build import assemble
 from core.text.tokenizer import Tokenizer
 from service.bench.emulated import EmulatedModel, EmulatedStreams, Timeline
@@ -23,7 +23,7 @@ def emulated_config(*, rows: int = 256, overlap: bool = True, **memory: Any) -> 
 
 def emulated_engine(
     tokenizer: Tokenizer, *, step_seconds: float, rows: int = 256, context: int = 4096, **options: Any
-) -> AsyncEngine:
+) -> BuiltEngine:
     """Each step takes `step_seconds` of the device; `options` are those of `emulated_config`."""
     timeline = Timeline(step_seconds)
     model = EmulatedModel(timeline, tokenizer.vocab_size, context)

@@ -10,6 +10,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
+from typing import Self
 
 import numpy as np
 
@@ -217,9 +218,10 @@ class FakeEngine(AdapterShelf):
         self._died = asyncio.Event()
         self._cause: BaseException | None = None
 
-    async def start(self) -> None:
-        """Become READY."""
+    async def start(self) -> Self:
+        """Become READY: the engine is also what it is started from."""
         self.state = EngineState.READY
+        return self
 
     @property
     def stats(self) -> EngineStats:

@@ -22,7 +22,7 @@ class Closings:
     def __init__(self, world: ShellWorld, process: EngineProcess) -> None:
         self._world, self._process = world, process
         self._unwanted: dict[str, tuple[float, str]] = {}
-        closed = process.engine._stream_closed
+        closed = process.engine._outputs._on_closed
 
         def watched(stream: TokenStream) -> None:
             closed(stream)
@@ -31,7 +31,7 @@ class Closings:
             except Violation as violation:
                 world.blame(violation)
 
-        process.engine._stream_closed = watched  # type: ignore[method-assign]
+        process.engine._outputs._on_closed = watched
 
     def left(self, request_id: str, within: float) -> None:
         """The only reader of a request is gone, which the engine's process hears `within` seconds."""

@@ -8,7 +8,7 @@ import random
 from core.errors import Draining, EngineDead
 from core.types.plain import to_plain
 from service.calls.open_calls import OpenCalls
-from service.engine.slot import EngineSlot
+from service.engine.handle import EngineHandle
 from service.frontends.host import FrontEndHost
 from service.frontends.remote_desk import RemoteDesk
 from service.frontends.remote_engine import RemoteEngine
@@ -34,15 +34,15 @@ class FrontEnd:
         """Whether the connection was cut, or will be."""
         self.open = 0
         """Calls of clients that are in it."""
-        self.host = FrontEndHost(process.slot, process.desk, process.metrics, lambda: None)
+        self.host = FrontEndHost(process.handle, process.desk, process.metrics, lambda: None)
         self.engine = RemoteEngine(scenario.max_pending)
         self.ends = connect(loop, self.host.link, self.engine.link, scenario.pipe, rng)
-        slot = EngineSlot()
-        slot.engine = self.engine
+        handle = EngineHandle()
+        handle.engine = self.engine
         limit = float("inf") if scenario.max_concurrent is None else scenario.max_concurrent
         self.admission = Admission(limit, max_wait=scenario.admission_wait)
         desk = RemoteDesk(self.engine, limited=bool(scenario.tenants))
-        self.calls = OpenCalls(slot, process.config, self.admission, desk, process.metrics)
+        self.calls = OpenCalls(handle, process.config, self.admission, desk, process.metrics)
         self.tasks = [asyncio.create_task(self._closed(), name=f"{self.name}: closing")]
         self.publish(leaving=False)
         self.host.send(Kind.READY, to_plain(process.engine.model_info))
@@ -55,16 +55,16 @@ class FrontEnd:
 
     def publish(self, *, leaving: bool) -> None:
         """The engine's state, as `service.frontends.group` sends it."""
-        slot = self._process.slot
+        handle = self._process.handle
         if self.host.link.full:
             return
         state = {
-            "state": slot.state.value,
-            "draining": slot.draining,
+            "state": handle.state.value,
+            "draining": handle.draining,
             "leaving": leaving,
             "live": self._process.engine.live_requests,
             # All of them would be most of the bytes of a run, and nothing here reads them.
-            "stats": {"step": slot.stats.step},
+            "stats": {"step": handle.stats.step},
         }
         self.host.send(Kind.STATE, state)
 

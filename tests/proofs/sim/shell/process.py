@@ -1,4 +1,4 @@
-"""The engine's process of the simulation: production engine, slot and desk, between a made-up device and system."""
+"""The engine's process of the simulation: production engine, handle and desk, between a made-up device and system."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ import numpy as np
 from prometheus_client import CollectorRegistry
 
 from core.config import EngineConfig, ExecutorConfig, GrammarConfig, MemoryConfig, ModelConfig
-from core.engine import async_engine, off_loop, wakeup
+from core.engine import off_loop, wakeup
 from core.engine.adapters.loader import AdapterLoader
 from core.engine.adapters.table import AdapterTable
-from core.engine.async_engine import AsyncEngine, Parts
+from core.engine.async_engine import AsyncEngine, BuiltEngine
 from core.engine.grammar.compiler import GrammarCompiler
 from core.engine.input_processor import InputProcessor
 from core.executor.interface import Executor
@@ -31,7 +31,7 @@ from core.types.sampling_params import SamplingParams
 from service.access.tenant_file import EVERYBODY, TenantBook, TenantLimits
 from service.calls.desk import LocalDesk
 from service.config.server_config import ServerConfig
-from service.engine.slot import EngineSlot
+from service.engine.handle import EngineHandle
 from service.limits.tenant_limiter import TenantGates
 from service.metrics.rpc import RpcMetrics
 from service.resume.retention import Retention
@@ -40,7 +40,7 @@ from tests.proofs.sim.reference import EOS, VOCAB
 from tests.proofs.sim.shell.device import HIDDEN, ShellDevice
 from tests.proofs.sim.shell.loop import VirtualLoop
 from tests.proofs.sim.shell.scenario import ShellScenario
-from tests.proofs.sim.shell.threads import Collector, Descriptors, Pool, Threading
+from tests.proofs.sim.shell.threads import Descriptors, Pool, Threading
 from tests.proofs.sim.shell.tokens import tokenizer
 from tests.proofs.sim.story import Hits, Story
 
@@ -61,7 +61,7 @@ class Book:
 
 
 class EngineProcess:
-    """What one process holds that runs the engine. `device` is there once the engine was started."""
+    """What one process holds that runs the engine. Made on the running loop, as the engine is."""
 
     device: ShellDevice
 
@@ -81,9 +81,10 @@ class EngineProcess:
             table.load(name, cast(Any, Weights(content, 40)), pinned=False)
         self.table = table
         self.pool = Pool(loop, rng, 2)
-        self.engine = AsyncEngine(self._config(), self._parts())
+        self.engine = AsyncEngine(self._built())
         self.engine._turnstile._width = scenario.turnstile
-        self.slot = EngineSlot()
+        self.handle = EngineHandle()
+        self.handle.engine = self.engine
         self.config = ServerConfig.of(
             max_pending_tokens=scenario.max_pending,
             admission_wait=scenario.admission_wait,
@@ -92,7 +93,7 @@ class EngineProcess:
             resume_tenant_bytes=scenario.resume_tenant_bytes,
         )
         self.metrics = RpcMetrics(CollectorRegistry())
-        self.desk = LocalDesk(self.slot, self.config, self.metrics)
+        self.desk = LocalDesk(self.handle, self.config, self.metrics)
         if scenario.tenants:
             limits = {name: TenantLimits(drawn.rate, drawn.at_once) for name, drawn in scenario.tenants.items()}
             limits.setdefault(EVERYBODY, TenantLimits())
@@ -118,7 +119,7 @@ class EngineProcess:
             max_pending_tokens=self._scenario.max_pending,
         )
 
-    def _parts(self) -> Parts:
+    def _built(self) -> BuiltEngine:
         inputs = InputProcessor(tokenizer(), self.memory, VOCAB, self._scenario.sizes.context, 1, HIDDEN, self.table)
         inputs._workers._pool = cast(Any, self.pool)
         info = ModelInfo(
@@ -128,9 +129,10 @@ class EngineProcess:
             embedding_dimension=HIDDEN,
         )  # fmt: skip
         grammars = GrammarCompiler(GrammarConfig(), None, None)
-        return Parts(
-            inputs, AdapterLoader(self.table), grammars, info, self._new_executor, self._new_scheduler, LaneRecorder()
-        )
+        return BuiltEngine(
+            self._config(), inputs, AdapterLoader(self.table), grammars, info,
+            self._new_executor, self._new_scheduler, LaneRecorder(),
+        )  # fmt: skip
 
     def _new_executor(self, wake: Any) -> Executor:
         sides = [] if self.adapters is None else [self.adapters]
@@ -159,7 +161,6 @@ def made_up(loop: VirtualLoop) -> Iterator[Descriptors]:
     with ExitStack() as patches:
         for owner, name, thing in (
             (time, "monotonic", loop.time),
-            (async_engine, "gc", Collector),
             (off_loop, "threading", Threading),
             (wakeup, "os", descriptors),
         ):

@@ -90,19 +90,6 @@ class Threading:
     Thread = Thread
 
 
-class Collector:
-    """In place of the module `gc`: a collection per seed would cost more than the seed."""
-
-    @staticmethod
-    def collect() -> int:
-        """Nothing is looked at."""
-        return 0
-
-    @staticmethod
-    def freeze() -> None:
-        """Nothing is kept."""
-
-
 class Descriptors:
     """In place of the module `os` where a thread wakes the loop: counters that can be read, level-triggered."""
 

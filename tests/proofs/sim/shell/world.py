@@ -131,11 +131,9 @@ class ShellWorld:
         self.process = EngineProcess(self.scenario, self.loop, self._rng, self.story, self.hits)
         process, scenario = self.process, self.scenario
         self.closings = Closings(self, process)
-        await process.engine.start()
-        process.slot.engine = process.engine
         limit = float("inf") if scenario.max_concurrent is None else scenario.max_concurrent
         self._admission = Admission(limit, max_wait=scenario.admission_wait)
-        self._local = OpenCalls(process.slot, process.config, self._admission, process.desk, process.metrics)
+        self._local = OpenCalls(process.handle, process.config, self._admission, process.desk, process.metrics)
         self.front_ends = [self._start_front_end() for _ in range(scenario.front_ends)]
         background = [asyncio.create_task(self._publish(), name="publish"), asyncio.create_task(self._mourn())]
         plans = Inputs(scenario, self._rng).draw()
@@ -193,7 +191,7 @@ class ShellWorld:
         self.ended = True
         self.hits(f"end_{how}")
         if how != "stop":
-            process.slot.draining = True
+            process.handle.draining = True
             for front_end in self.front_ends:
                 front_end.publish(leaving=True)
             cut = await drained(process.engine, self.scenario.grace)

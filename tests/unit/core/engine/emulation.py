@@ -42,8 +42,7 @@ async def running(tokenizer: Tokenizer, model: HookedModel | None = None, **chan
     """A started engine; `changes` replace fields of the engine's config or of its floors."""
     model = model or HookedModel(tokenizer)
     config = _changed(emulated_config(rows=8, max_total_tokens=2048), changes)
-    engine = assemble(config, model, tokenizer, EmulatedStreams(model.timeline))
-    async with started(engine):
+    async with started(assemble(config, model, tokenizer, EmulatedStreams(model.timeline))) as engine:
         yield engine
 
 

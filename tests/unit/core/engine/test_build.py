@@ -18,15 +18,13 @@ from tests.unit.core.engine.emulation import HookedModel, running
 
 
 @pytest.mark.parametrize(("asked", "served"), [(None, 4096), (100, 100), (9999, 4096)])
-async def test_the_context_is_the_models_unless_a_shorter_one_is_asked_for(
+def test_the_context_is_the_models_unless_a_shorter_one_is_asked_for(
     tokenizer: Tokenizer, asked: int | None, served: int
 ) -> None:
     model = HookedModel(tokenizer)
     named = ModelConfig("emulated", context_length=asked, served_name="other")
     config = dataclasses.replace(emulated_config(rows=8), model=named)
-    engine = assemble(config, model, tokenizer, EmulatedStreams(model.timeline))
-    await engine.stop()
-    info = engine.model_info
+    info = assemble(config, model, tokenizer, EmulatedStreams(model.timeline)).model_info
     assert (info.name, info.context_length, info.max_input_length) == ("other", served, served - 1)
 
 

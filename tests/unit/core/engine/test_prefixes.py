@@ -34,8 +34,7 @@ def stored(parent: int, pages: list[int]) -> PrefixStored:
 
 
 async def test_a_watch_sees_its_own_namespace_first_whole_and_then_each_change(bundled_tokenizer: Tokenizer) -> None:
-    engine = emulated_engine(bundled_tokenizer, step_seconds=0.0)
-    async with started(engine):
+    async with started(emulated_engine(bundled_tokenizer, step_seconds=0.0)) as engine:
         await run(engine, range(40))
         await run(engine, range(100, 140), cache_salt="tenant")
         watch = engine.prefixes.watch("")
@@ -56,8 +55,7 @@ async def test_a_watch_sees_its_own_namespace_first_whole_and_then_each_change(b
 async def test_nobody_watching_means_nobody_is_told(
     bundled_tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    engine = emulated_engine(bundled_tokenizer, step_seconds=0.0)
-    async with started(engine):
+    async with started(emulated_engine(bundled_tokenizer, step_seconds=0.0)) as engine:
         observed: list[object] = []
         cache = engine._scheduler.memory.cache
         observe = cache.observe
@@ -84,8 +82,7 @@ async def test_a_watch_that_is_not_read_is_over_and_the_others_go_on() -> None:
 
 
 async def test_a_flush_leaves_what_a_request_holds(bundled_tokenizer: Tokenizer) -> None:
-    engine = emulated_engine(bundled_tokenizer, step_seconds=0.002)
-    async with started(engine):
+    async with started(emulated_engine(bundled_tokenizer, step_seconds=0.002)) as engine:
         await run(engine, range(200, 264))
         long = SamplingParams(temperature=0.0, max_tokens=1000, ignore_eos=True)
         stream = await engine.generate(GenerateRequest(token_ids=tuple(range(40)), sampling=long))
@@ -110,10 +107,10 @@ async def test_without_a_prefix_cache_there_is_nothing_to_watch(bundled_tokenize
         memory=MemoryConfig(max_running_requests=4, max_total_tokens=1024, prefix_cache="none"),
         executor=ExecutorConfig(device="cpu"),
     )
-    engine = assemble(
+    built = assemble(
         config, EmulatedModel(timeline, bundled_tokenizer.vocab_size), bundled_tokenizer, EmulatedStreams(timeline)
     )
-    async with started(engine):
+    async with started(built) as engine:
         with pytest.raises(Unsupported):
             engine.prefixes.watch("")
         assert engine.prefixes.flush() == 0

@@ -99,9 +99,9 @@ def test_a_launched_step_keeps_what_its_copies_read(kind: str, monkeypatch: pyte
         return step
 
     monkeypatch.setattr(StepRunner, "launch", launch_and_copy)
-    parts = assemble(Scenario(()).config(), HiddenModel(VOCAB, CONTEXT), tokenizer(), LateStreams(copies))._parts
+    built = assemble(Scenario(()).config(), HiddenModel(VOCAB, CONTEXT), tokenizer(), LateStreams(copies))
     seen: list[StepOutputs] = []
-    scheduler = parts.new_scheduler(parts.new_executor(lambda: None), lambda outputs, now: seen.append(outputs))
+    scheduler = built.new_scheduler(built.new_executor(lambda: None), lambda outputs, now: seen.append(outputs))
     req = REQUESTS[kind]()
     scheduler.intake.add(req)
     while scheduler.has_work:

@@ -87,8 +87,8 @@ class ClockedEngine:
             executor=ExecutorConfig(device="cpu", overlap=False),
         )
         tokenizer = Tokenizer.load(str(bundled_model_dir()))
-        parts = assemble(config, self.model, tokenizer, ClockedStreams(self.clock))._parts  # type: ignore[arg-type]
-        self.scheduler: Scheduler = parts.new_scheduler(parts.new_executor(_nobody), _ignore)
+        built = assemble(config, self.model, tokenizer, ClockedStreams(self.clock))  # type: ignore[arg-type]
+        self.scheduler: Scheduler = built.new_scheduler(built.new_executor(_nobody), _ignore)
 
     def serve(self, host: float) -> None:
         """Step until nothing is left to do; before each step the host spends `host` seconds."""

@@ -180,7 +180,8 @@ def test_options_of_a_peer_reach_its_engine(monkeypatch: pytest.MonkeyPatch) -> 
         def __init__(self, config: EngineConfig) -> None:
             built.append(config)
 
-        async def start(self) -> None: ...
+        async def start(self) -> Engine:
+            return self
 
         async def stop(self) -> None: ...
 

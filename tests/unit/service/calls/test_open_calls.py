@@ -55,10 +55,10 @@ class OneAtATime:
 
 
 def open_calls(engine: OneAtATime) -> OpenCalls:
-    slot: Any = SimpleNamespace(require=lambda: engine)
+    handle: Any = SimpleNamespace(require=lambda: engine)
     metrics = RpcMetrics(CollectorRegistry())
     config = ServerConfig()
-    return OpenCalls(slot, config, Admission(8, max_wait=1.0), LocalDesk(slot, config, metrics), metrics)
+    return OpenCalls(handle, config, Admission(8, max_wait=1.0), LocalDesk(handle, config, metrics), metrics)
 
 
 async def may_abort(calls: OpenCalls, caller: str | None) -> bool:

@@ -12,7 +12,7 @@ from prometheus_client import CollectorRegistry
 from core.types.io import Delta, EmbedRequest, GenerateRequest
 from core.types.plain import to_plain
 from core.types.sampling_params import SamplingParams
-from service.engine.slot import EngineSlot
+from service.engine.handle import EngineHandle
 from service.frontends.events import read_events
 from service.frontends.host import FrontEndHost
 from service.frontends.wire import Kind, Link, pack, pack_json
@@ -83,11 +83,11 @@ class Connected:
     """A host with `engine` behind it and a front end that the test plays before it."""
 
     def __init__(self, engine: Any) -> None:
-        slot = EngineSlot()
-        slot.engine = engine
+        handle = EngineHandle()
+        handle.engine = engine
         self.desk, self.wire, self.losses = Desk(), Wire(), list[str]()
         desk: Any = self.desk
-        self.host = FrontEndHost(slot, desk, RpcMetrics(CollectorRegistry()), lambda: self.losses.append("lost"))
+        self.host = FrontEndHost(handle, desk, RpcMetrics(CollectorRegistry()), lambda: self.losses.append("lost"))
         self.host.link.connection_made(self.wire)
 
     def call(self, number: int, method: str, **arguments: Any) -> None:

@@ -10,7 +10,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from core.types.io import Delta
-from service.engine.slot import EngineSlot
+from service.engine.handle import EngineHandle
 from service.frontends.host import FrontEndHost
 from service.frontends.wire import Kind, Link, pack, pack_json
 from service.metrics.rpc import RpcMetrics
@@ -59,10 +59,10 @@ class Desk:
 
 @pytest.fixture
 def host() -> FrontEndHost:
-    slot = EngineSlot()
-    slot.engine = FakeEngine()
+    handle = EngineHandle()
+    handle.engine = FakeEngine()
     desk: Any = Desk()
-    made = FrontEndHost(slot, desk, RpcMetrics(CollectorRegistry()), lambda: None)
+    made = FrontEndHost(handle, desk, RpcMetrics(CollectorRegistry()), lambda: None)
     made.link.connection_made(Sink())
     return made
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -15,17 +15,19 @@ from prometheus_client import CollectorRegistry
 from core.errors import EngineDead
 from core.types.io import GenerateRequest
 from core.types.sampling_params import SamplingParams
-from service.engine.slot import EngineSlot
+from service.config.server_config import ServerConfig
+from service.engine.handle import EngineHandle
 from service.frontends.host import FrontEndHost
-from service.frontends.process import CountedCalls
+from service.frontends.process import CountedCalls, serve
 from service.frontends.remote_desk import RemoteDesk
 from service.frontends.remote_engine import RemoteEngine
+from service.frontends.wire import Kind
 from service.limits.work import Work
 from service.metrics.rpc import RpcMetrics
 from tests.support.engines import started
 from tests.support.fakes.fake_engine import FakeEngine
 from tests.support.kept_server import small_engine
-from tests.support.until import until
+from tests.support.until import PATIENCE, until
 from tests.support.within import within
 from tests.unit.service.frontends.test_host import Desk
 
@@ -46,10 +48,10 @@ class Pair:
 
 @asynccontextmanager
 async def paired(engine: Any) -> AsyncIterator[Pair]:
-    loop, slot, registry, desk = asyncio.get_running_loop(), EngineSlot(), CollectorRegistry(), Desk()
-    slot.engine = engine
+    loop, handle, registry, desk = asyncio.get_running_loop(), EngineHandle(), CollectorRegistry(), Desk()
+    handle.engine = engine
     door: Any = desk
-    host, remote = FrontEndHost(slot, door, RpcMetrics(registry), lambda: None), RemoteEngine(1000)
+    host, remote = FrontEndHost(handle, door, RpcMetrics(registry), lambda: None), RemoteEngine(1000)
     ours, theirs = socket.socketpair()
     await loop.create_unix_connection(lambda: host.link, sock=ours)
     await loop.create_unix_connection(lambda: remote.link, sock=theirs)
@@ -104,3 +106,20 @@ async def test_streams_end_when_the_engines_process_is_gone() -> None:
                     pass
         with pytest.raises(EngineDead):
             await pair.remote.tokenize("a")
+
+
+async def test_a_front_end_that_is_closed_while_it_loads_closes_its_connection(
+    config: Callable[..., ServerConfig],
+) -> None:
+    """Its server has no engine yet, and so none to stop."""
+    loop, lost = asyncio.get_running_loop(), asyncio.Event()
+    ours, theirs = socket.socketpair()
+    host = FrontEndHost(EngineHandle(), {}, RpcMetrics(CollectorRegistry()), lost.set)  # type: ignore[arg-type]
+    await loop.create_unix_connection(lambda: host.link, sock=ours)
+    serving = asyncio.create_task(serve(config(), theirs))
+    async with within(PATIENCE, "it listens"):
+        await host.listening.wait()
+    host.send(Kind.CLOSE, {"dead": False})
+    async with within(PATIENCE, "it ends"):
+        assert await serving == 0
+        await lost.wait()

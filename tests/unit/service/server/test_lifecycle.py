@@ -8,12 +8,13 @@ import signal
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from typing import Self
 
 import grpc.aio
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from core.errors import ModelLoadError
+from core.errors import ModelLoadError, StartupError
 from service.cli.lifecycle import run
 from service.client import CallFailed, SlipstreamClient
 from service.config.server_config import ServerConfig
@@ -198,6 +199,18 @@ async def test_an_engine_that_cannot_be_built_ends_with_its_own_error(config: Ca
     server = Server(config(), build)
     with pytest.raises(ModelLoadError, match="weights are bad"):
         await run(server, lambda _: None)
+
+
+async def test_an_engine_that_cannot_start_is_neither_asked_nor_stopped(config: Callable[..., ServerConfig]) -> None:
+    class Unstarted(FakeEngine):
+        async def start(self) -> Self:
+            raise StartupError("no threads left")
+
+    engine = Unstarted()
+    server = Server(config(), lambda *_: engine)
+    with pytest.raises(StartupError, match="no threads left"):
+        await run(server, lambda _: None)
+    assert server.handle.engine is None and engine.stopped == 0
 
 
 async def test_a_signal_while_loading_ends_it_without_waiting(config: Callable[..., ServerConfig]) -> None:

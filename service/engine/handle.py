@@ -1,4 +1,4 @@
-"""The engine's place while it is being built, while it serves and while it drains: one object that all rooms share."""
+"""The one object by which all rooms reach the engine: while it is being built, while it serves and while it drains."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ async def answered(answer: Answer | Awaitable[Answer]) -> Answer:
     return await answer if isinstance(answer, Awaitable) else answer
 
 
-class EngineSlot:
+class EngineHandle:
     """Empty until the model is loaded. All but the two setters may be read from any thread."""
 
     def __init__(self) -> None:
         self.startup_seconds = 0.0
-        """Seconds from the making of this slot to the engine's readiness; 0 until then."""
+        """Seconds from the making of this handle to the engine's readiness; 0 until then."""
         self.silent = False
         """Whether the engine is in another process that has said nothing for some seconds: new calls are refused."""
         self._engine: Engine | None = None
