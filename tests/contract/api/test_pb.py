@@ -8,11 +8,10 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 from service.pb import generate
 from service.pb.slipstream.v1 import adapters_pb2
 from service.pb.slipstream.v1 import inference_pb2 as pb
+from tests.support import tools
 from tests.support.repository import ROOT
 
 
@@ -78,14 +77,10 @@ def test_every_scalar_of_sampling_params_knows_unset_from_zero() -> None:
         assert field.is_repeated or field.has_presence, field.name
 
 
-BUF = shutil.which("buf") or os.environ.get("BUF", "")
-
-
-@pytest.mark.skipif(not BUF, reason="buf is not installed (npm @bufbuild/buf); set BUF to its path")
 def test_buf_finds_nothing_to_lint_or_format(tmp_path: Path) -> None:
-    env = os.environ | {"HOME": str(tmp_path)}
+    program, env = tools.buf(), os.environ | {"HOME": str(tmp_path)}
     for command in (["lint"], ["format", "--diff", "--exit-code"]):
         done = subprocess.run(
-            [BUF, *command], cwd=ROOT / "protos", env=env, capture_output=True, text=True, timeout=120
+            [program, *command], cwd=ROOT / "protos", env=env, capture_output=True, text=True, timeout=120
         )
         assert (done.returncode, done.stdout) == (0, ""), done.stderr

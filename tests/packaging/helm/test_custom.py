@@ -15,7 +15,7 @@ import pytest
 from tests.packaging.helm.chart import Helm4, Object, Rendered
 from tests.packaging.helm.matrix import ACCEPTED
 from tests.packaging.helm.schemas import CUSTOM
-from tests.packaging.helm.tools import MODELS, node_modules
+from tests.support.tools import MODELS, node_modules
 
 SCRIPT = Path(__file__).with_name("custom.mjs")
 

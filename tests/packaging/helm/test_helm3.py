@@ -10,7 +10,7 @@ import yaml
 
 from tests.packaging.helm.chart import NAMESPACE, RELEASE, Helm4, Object, Rendered, objects_of
 from tests.packaging.helm.matrix import ACCEPTED, REFUSED, Values
-from tests.packaging.helm.tools import helm3
+from tests.support.tools import helm3
 
 # Without a cluster it takes Kubernetes for 1.20, which the chart does not support.
 KUBERNETES = "--kube-version=1.31.0"

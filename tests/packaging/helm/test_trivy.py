@@ -12,8 +12,8 @@ import yaml
 
 from tests.packaging.helm.chart import Helm4, Object
 from tests.packaging.helm.matrix import ACCEPTED
-from tests.packaging.helm.tools import trivy
 from tests.support.repository import ROOT
+from tests.support.tools import trivy
 
 SKIPPED = ROOT / "helm" / "trivyignore.yaml"
 SCANNED = ("defaults", "cpu", "downloaded", "secure", "all at once")

@@ -6,7 +6,6 @@ import asyncio
 import json
 import os
 import shutil
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +15,13 @@ from core.errors import Overloaded, QueueTimeout
 from service.client import SERVICE_CONFIG
 from tests.contract.api.test_cancellation import closed
 from tests.contract.api.test_client import Flaky
+from tests.support import tools
 from tests.support.fakes.fake_engine import FakeEngine, held, token_at
 from tests.support.repository import ROOT
 from tests.support.servers import Serve
 from tests.support.until import PATIENCE
 
 PACKAGES = ("@grpc/grpc-js@1.14.7", "@grpc/proto-loader@0.8.1")
-INSTALL_SECONDS = 120
 CLIENT = Path(__file__).with_name("client.mjs")
 
 pytestmark = [
@@ -33,26 +32,8 @@ pytestmark = [
 
 @pytest.fixture(scope="module")
 def node_modules() -> Path:
-    """The packages, in the user's cache: installed once, then found there; skips where the registry is out of reach."""
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "slipstream" / "node"
-    modules = cache / "node_modules"
-    wanted = {name.rpartition("@")[0]: name.rpartition("@")[2] for name in PACKAGES}
-    if {name: installed(modules / name) for name in wanted} != wanted:
-        cache.mkdir(parents=True, exist_ok=True)
-        command = ["npm", "install", "--no-audit", "--no-fund", "--ignore-scripts", "--prefix", str(cache), *PACKAGES]
-        try:
-            done = subprocess.run(command, capture_output=True, text=True, timeout=INSTALL_SECONDS)
-        except subprocess.TimeoutExpired:
-            pytest.skip("npm did not answer in time")
-        if done.returncode != 0:
-            pytest.skip(f"npm cannot install the client: {done.stderr.strip().splitlines()[-1:]}")
-    return modules
-
-
-def installed(package: Path) -> str | None:
-    """The version of an installed package, None if it is absent."""
-    manifest = package / "package.json"
-    return str(json.loads(manifest.read_text())["version"]) if manifest.is_file() else None
+    """The packages; skips where the registry is out of reach."""
+    return tools.node_modules(*PACKAGES)
 
 
 async def run(modules: Path, target: str, scenario: str) -> dict[str, Any]:

@@ -42,9 +42,9 @@ CONFORMANCE = " or ".join(
 @pytest.mark.parametrize(
     ("module", "chosen"),
     [
-        ("attention/test_conformance.py", f"triton and ({CONFORMANCE})"),
-        ("attention/test_triton.py", "interpreted and not conform"),
-        ("equivalence/test_decode_graphs.py", "interpreted"),
+        ("unit/core/attention/test_conformance.py", f"triton and ({CONFORMANCE})"),
+        ("unit/core/attention/test_triton.py", "interpreted and not conform"),
+        ("proofs/equivalence/test_decode_graphs.py", "interpreted"),
     ],
 )
 def test_interpreted_kernels_conform(module: str, chosen: str) -> None:

