@@ -84,9 +84,13 @@ class FrontEndGroup:
         """Check files and ports, start the front ends and wait until all of them listen. Raises StartupError."""
         check(self.config)
         self.metrics.listen()
-        self.port = self._reserve(self.config.port, "gRPC")
-        if self.config.health_port is not None:
-            self._health_port = self._reserve(self.config.health_port, "health")
+        try:
+            self.port = self._reserve(self.config.port, "gRPC")
+            if self.config.health_port is not None:
+                self._health_port = self._reserve(self.config.health_port, "health")
+        except StartupError:
+            await self.close(grace=0)
+            raise
         await asyncio.gather(*(self._spawn(place) for place in range(self.config.frontends)))
         await self._all("listening")
         if any(front_end.host.lost for front_end in self._running()):

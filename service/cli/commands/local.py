@@ -20,8 +20,10 @@ async def local_engine(config: ServerConfig) -> AsyncIterator[Engine]:
     check_model(path)
     check_adapters(config)
     progress = TerminalProgress()
-    built = await in_daemon_thread(lambda: builder.build_core_engine(config.engine_config(), progress))
-    progress.close()
+    try:
+        built = await in_daemon_thread(lambda: builder.build_core_engine(config.engine_config(), progress))
+    finally:
+        progress.close()
     engine = await built.start()
     try:
         yield engine

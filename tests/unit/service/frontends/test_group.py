@@ -47,3 +47,17 @@ def test_a_port_that_another_server_has_is_refused_by_name() -> None:
             StartupError, match=rf"cannot listen on 127\.0\.0\.1:{port} \(gRPC\): Address already in use"
         ):
             reserve("127.0.0.1", port, "gRPC")
+
+
+async def test_a_port_that_is_taken_late_leaves_no_other_open(
+    config: Callable[..., ServerConfig], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Taken since the ports were looked at, by another server that starts at the same moment."""
+    monkeypatch.setattr("service.frontends.group.check", lambda config: None)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        group = FrontEndGroup(config(port=taken.getsockname()[1], frontends=1), lambda *_: FakeEngine())
+        with pytest.raises(StartupError, match=r"\(gRPC\)"):
+            await group.listen()
+    assert group.metrics_port > 0
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.1", group.metrics_port), timeout=10)
