@@ -40,15 +40,19 @@ $(MODEL): | $(STAMP)
 serve: $(STAMP) $(MODEL) ## Serve the bundled model on 127.0.0.1:50051, metrics on 127.0.0.1:9464; Ctrl-C drains
 	@exec $(BIN)/python -m service serve $(ARGS)
 
-# What is left to `make nightly` takes long and kills no mutant: tests/nightly.txt. Named by its path it is run.
-test: MARKS ?= not soak$(if $(filter tests/%,$(ARGS)),, and not nightly)
+# What is left to `make nightly` takes long and kills no mutant: tests/nightly.txt. What needs other programs (Helm,
+# Node.js, a browser, a gateway, Prometheus) is left to `.ci/run` too. What is named by its path is run.
+test: MARKS ?= not soak$(if $(filter tests/%,$(ARGS)),, and not nightly and not tools)
+# The files with a test that runs alone: the second half need not import the others.
+test: ALONE = $(if $(filter tests/%,$(ARGS)),,$(shell grep -rl --include='test_*.py' 'mark\.alone' tests))
 
 # First what can share the machine, two at a time, then what measures it; 5 means that ARGS left nothing of one half.
-# One thread of math per process: tests start servers beside themselves, and two cores have to do.
+# One thread of math per process: tests start servers beside themselves, and two cores have to do. Compiled files are kept
+# whatever the shell says: without them both workers and each server of a test would compile the tree again.
 test: $(STAMP) $(MODEL) ## Run the tests that a change must pass
-	@failed=0; export OMP_NUM_THREADS=1; \
+	@failed=0; export OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE=; \
 	$(BIN)/python -m pytest -n 2 --dist loadfile -m "$(MARKS) and not alone" $(ARGS) || [ $$? -eq 5 ] || failed=1; \
-	$(BIN)/python -m pytest -m "$(MARKS) and alone" $(ARGS) || [ $$? -eq 5 ] || failed=1; \
+	$(BIN)/python -m pytest -m "$(MARKS) and alone" $(ALONE) $(ARGS) || [ $$? -eq 5 ] || failed=1; \
 	exit $$failed
 
 # In the order of their lengths; what fails does not keep the rest from running.

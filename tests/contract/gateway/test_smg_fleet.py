@@ -17,7 +17,7 @@ from tests.chaos.device import Faults
 from tests.chaos.process import PATIENCE, Inside, ServerProcess, settled
 from tests.contract.gateway.smg import Smg, needs_smg
 
-pytestmark = needs_smg
+pytestmark = [pytest.mark.tools, needs_smg]
 
 MODEL = "fleet"
 LONG = 4000

@@ -14,7 +14,7 @@ from service.pb.slipstream.v1 import inference_pb2 as pb
 from tests.chaos.process import ServerProcess
 from tests.contract.gateway.smg import Smg, needs_smg
 
-pytestmark = needs_smg
+pytestmark = [pytest.mark.tools, needs_smg]
 
 MODEL = "slipstream-bundled"
 TURNS = [{"role": "user", "content": "Tell me a story"}]

@@ -25,6 +25,8 @@ from tests.contract.gateway.smg import Smg, needs_smg
 from tests.support.fakes.fake_engine import FakeEngine, count_up
 from tests.support.servers import Serve
 
+pytestmark = pytest.mark.tools
+
 CHAT = {"model": "fake", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 4}
 
 EXPECTED: list[tuple[Exception, int, int]] = [

@@ -7,6 +7,8 @@ import pytest
 from service.metrics import names
 from tests.contract.metrics.dashboard import dashboard, metrics_named, queries
 
+pytestmark = pytest.mark.tools
+
 PARTS = ("_bucket", "_sum", "_count")
 
 

@@ -18,9 +18,12 @@ ALERTS = {rule["alert"]: rule for group in yaml.safe_load(RULES.read_text())["gr
 ONE = 'job="slipstream",instance="one"'
 TWO = 'job="slipstream",instance="two"'
 
-pytestmark = pytest.mark.skipif(
-    shutil.which("promtool") is None, reason="promtool is not installed: apt-get install prometheus"
-)
+pytestmark = [
+    pytest.mark.tools,
+    pytest.mark.skipif(
+        shutil.which("promtool") is None, reason="promtool is not installed: apt-get install prometheus"
+    ),
+]
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from tests.contract.page.watching import Serving, serve_bundled, serve_emulated,
 from tests.support.repository import ROOT
 from tests.support.until import until
 
-pytestmark = pytest.mark.skipif(program() is None, reason=INSTALL)
+pytestmark = [pytest.mark.tools, pytest.mark.skipif(program() is None, reason=INSTALL)]
 
 ARTEFACTS = ROOT / "build" / "artefacts"
 ROWS, PAGES, STREAMS = 4, 256, 6

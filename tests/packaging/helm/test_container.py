@@ -24,6 +24,8 @@ from tests.packaging.helm.matrix import CPU, SECURE
 from tests.packaging.helm.rules import amount
 from tests.security.certificates import Authority, Pair, needs_openssl
 
+pytestmark = pytest.mark.tools
+
 SERVICES = tuple(f"{RELEASE}-slipstream{suffix}.{NAMESPACE}.svc" for suffix in ("", "-pods"))
 START_SECONDS = 120.0
 

@@ -19,7 +19,7 @@ from tests.support.tools import MODELS, node_modules
 
 SCRIPT = Path(__file__).with_name("custom.mjs")
 
-pytestmark = pytest.mark.node
+pytestmark = pytest.mark.tools
 
 
 def findings(objects: list[Object]) -> list[str | None]:

@@ -19,6 +19,8 @@ from tests.packaging.helm.dockerfile import FILE, Stage, ignored, stages
 from tests.packaging.helm.matrix import CPU
 from tests.support.repository import ROOT
 
+pytestmark = pytest.mark.tools
+
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 STAGES = stages()
 

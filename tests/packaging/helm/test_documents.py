@@ -23,6 +23,8 @@ from tests.packaging.helm.rules import config_of
 from tests.packaging.helm.schemas import VERSIONS
 from tests.support.repository import ROOT
 
+pytestmark = pytest.mark.tools
+
 VALUES = yaml.safe_load(generate.VALUES.read_text())
 SCHEMA = json.loads(generate.SCHEMA.read_text())
 TABLE = generate.PAGE.read_text()

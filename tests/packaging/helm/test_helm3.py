@@ -15,7 +15,7 @@ from tests.support.tools import helm3
 # Without a cluster it takes Kubernetes for 1.20, which the chart does not support.
 KUBERNETES = "--kube-version=1.31.0"
 
-pytestmark = pytest.mark.node
+pytestmark = pytest.mark.tools
 
 
 @pytest.fixture(scope="module")

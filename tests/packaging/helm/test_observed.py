@@ -18,6 +18,8 @@ from service.metrics.visitors import why_not
 from tests.packaging.helm.chart import Helm4, Refused, copied
 from tests.packaging.helm.matrix import OBSERVED
 
+pytestmark = pytest.mark.tools
+
 MINE = OBSERVED["metrics"]["prometheusRule"]["additionalGroups"]
 
 

@@ -7,6 +7,8 @@ import pytest
 from tests.packaging.helm.chart import Helm4, Refused
 from tests.packaging.helm.matrix import ACCEPTED, REFUSED
 
+pytestmark = pytest.mark.tools
+
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_refused(helm4: Helm4, name: str) -> None:

@@ -12,6 +12,8 @@ from tests.packaging.helm import rules
 from tests.packaging.helm.chart import Helm4, Rendered
 from tests.packaging.helm.matrix import ACCEPTED
 
+pytestmark = pytest.mark.tools
+
 FULL = ACCEPTED["all at once"]
 Break = Callable[[Rendered], Any]
 

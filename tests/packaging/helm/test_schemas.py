@@ -12,6 +12,8 @@ from tests.packaging.helm.chart import Helm4, Rendered
 from tests.packaging.helm.matrix import ACCEPTED
 from tests.packaging.helm.schemas import VERSIONS, Schemas
 
+pytestmark = pytest.mark.tools
+
 ENDS = (VERSIONS[0], VERSIONS[-1])
 
 

@@ -15,6 +15,8 @@ from tests.packaging.helm.matrix import ACCEPTED
 from tests.support.repository import ROOT
 from tests.support.tools import trivy
 
+pytestmark = pytest.mark.tools
+
 SKIPPED = ROOT / "helm" / "trivyignore.yaml"
 SCANNED = ("defaults", "cpu", "downloaded", "secure", "all at once")
 QUIET = ("--skip-check-update", "--skip-version-check", "--disable-telemetry", "--quiet", "--format", "json")

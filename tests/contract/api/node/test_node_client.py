@@ -25,7 +25,7 @@ PACKAGES = ("@grpc/grpc-js@1.14.7", "@grpc/proto-loader@0.8.1")
 CLIENT = Path(__file__).with_name("client.mjs")
 
 pytestmark = [
-    pytest.mark.node,
+    pytest.mark.tools,
     pytest.mark.skipif(shutil.which("node") is None or shutil.which("npm") is None, reason="Node.js is not installed"),
 ]
 
