@@ -15,6 +15,8 @@ from tests.chaos.process import ServerProcess, settled
 from tests.chaos.readers import Manner, ask, endings, read, verdict
 from tests.support.scorecard import Scorecard
 
+pytestmark = pytest.mark.alone
+
 CHANNELS = 4
 Sizes = tuple[int, int]
 """Streams and tokens each."""

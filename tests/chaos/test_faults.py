@@ -84,6 +84,7 @@ DEATHS: dict[str, tuple[int, Faults, float]] = {
 """Row of the scorecard, fault, and the seconds within which the process must be gone once it happened."""
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("way", DEATHS)
 async def test_a_broken_device_ends_every_stream_once_and_then_the_process(
     launch: Launch, way: str, seed: int, scorecard: Scorecard

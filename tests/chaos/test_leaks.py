@@ -12,6 +12,8 @@ from tests.chaos.process import ServerProcess, settled
 from tests.chaos.readers import Manner, ask, read
 from tests.support.scorecard import Scorecard
 
+pytestmark = pytest.mark.alone
+
 AT_ONCE = 100
 WAYS = {"leave": 6, "abort": 3, "deadline": 3, "refused": 1, "disconnect": 1}
 """How requests end, and how often; by themselves they would run for seconds, so that nothing ends but by its way."""

@@ -16,6 +16,8 @@ from tests.chaos.process import settled
 from tests.chaos.readers import ask, endings, read, verdict
 from tests.support.scorecard import Scorecard
 
+pytestmark = pytest.mark.alone
+
 STREAMS, CONNECTIONS = 1000, 10
 MOST_OUTPUTS = 50
 SOAK = pytest.param(600, marks=[pytest.mark.soak, pytest.mark.timeout(1200)])

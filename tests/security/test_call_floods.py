@@ -17,6 +17,8 @@ from service.pb.slipstream.v1 import inference_pb2 as pb
 from tests.chaos.process import ServerProcess
 from tests.support.scorecard import Scorecard
 
+pytestmark = pytest.mark.alone
+
 CONNECTIONS, STREAMS = 40, 50
 PATIENCE = 120.0
 OWN_CONNECTION = (("grpc.use_local_subchannel_pool", 1), ("grpc.enable_retries", 0))

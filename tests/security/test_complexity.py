@@ -20,6 +20,8 @@ from tests.security.neighbour import beside
 from tests.support.scorecard import Scorecard
 from tests.support.servers import serve_checkpoint
 
+pytestmark = pytest.mark.alone
+
 RATIO = 3.0
 """Per doubling, on average over `DOUBLINGS`: linear work has 2 and quadratic work 4."""
 DOUBLINGS = 3

@@ -16,6 +16,8 @@ from tests.chaos.process import PATIENCE, ServerProcess
 from tests.security.half_sender import HalfSender
 from tests.support.scorecard import Scorecard
 
+pytestmark = pytest.mark.alone
+
 CHECK = "/grpc.health.v1.Health/Check"
 LARGEST = 4 * 1024 * 1024
 CALLS = 48

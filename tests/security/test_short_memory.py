@@ -158,6 +158,7 @@ def started_filler(size: int) -> subprocess.Popen[str]:
     )
 
 
+@pytest.mark.alone
 async def test_a_real_control_group(group: Path) -> None:
     """Another process of the container fills it up, and ends."""
     process = ServerProcess()

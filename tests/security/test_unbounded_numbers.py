@@ -52,6 +52,7 @@ async def outcome(client: SlipstreamClient, method: str, message: Any) -> CallFa
     return None
 
 
+@pytest.mark.alone
 @shared_loop
 async def test_the_table_of_edges(client: SlipstreamClient, scorecard: Scorecard) -> None:
     edges = all_edges()
@@ -151,6 +152,7 @@ def turns(messages: list[pb.ChatMessage]) -> pb.GenerateRequest:
     return pb.GenerateRequest(chat=pb.Chat(messages=messages))
 
 
+@pytest.mark.alone
 @shared_loop
 @pytest.mark.parametrize("name", FLOODS)
 async def test_floods_within_one_message(client: SlipstreamClient, name: str, scorecard: Scorecard) -> None:

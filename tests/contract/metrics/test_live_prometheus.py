@@ -25,12 +25,9 @@ from tests.contract.metrics.dashboard import RULES, metrics_named, queries, rule
 from tests.contract.metrics.prometheus import PATIENCE, Prometheus
 from tests.contract.metrics.test_spans import SAMPLED, TRACE, open_metrics
 
-pytestmark = [
-    pytest.mark.alone,
-    pytest.mark.skipif(
-        shutil.which("prometheus") is None, reason="Prometheus is not installed: apt-get install prometheus"
-    ),
-]
+pytestmark = pytest.mark.skipif(
+    shutil.which("prometheus") is None, reason="Prometheus is not installed: apt-get install prometheus"
+)
 WINDOW = "6s"
 
 
