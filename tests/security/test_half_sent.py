@@ -26,7 +26,7 @@ CALLS = 48
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[ServerProcess]:
-    process = ServerProcess()
+    process = ServerProcess(program="tests.security.serve_impatient")
     try:
         yield process.wait_ready()
     finally:
