@@ -27,7 +27,6 @@ from core.models.native.extension import ExtensionUnavailable, is_built, load_ex
 from service.access import timed_look
 from service.process.switch_interval import shorten_switch_interval
 from tests.support import scorecard as scores
-from tests.support.alone import ALONE
 from tests.support.nightly import NIGHTLY
 from tests.support.repository import ROOT
 from tests.support.skips import SkipWatch
@@ -77,13 +76,11 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Mark what has to run alone, and what is left to the night.
+    """Mark what is left to the night.
 
     While the scorecard is made, only tests that record something run.
     """
     for item in items:
-        if ALONE.search(item.path.as_posix()):
-            item.add_marker("alone")
         if item.nodeid in NIGHTLY or item.nodeid.partition("[")[0] in NIGHTLY:
             item.add_marker("nightly")
     if os.environ.get(scores.FILE_ENV):

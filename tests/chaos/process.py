@@ -46,15 +46,19 @@ def started(program: str, arguments: Sequence[str], environment: Mapping[str, st
 class ServerProcess:
     """One server with free ports; `settings` are its flags. `close` kills what still runs.
 
-    With the program `service` it is the real one: its model is real, and it cannot be probed.
+    With the program `service` it is the real one: its model is real, and it cannot be probed. `forked`: not imported
+    anew; programs of the tests are, unless told otherwise.
     """
 
-    def __init__(self, faults: Faults | None = None, program: str = EMULATED, **settings: Any) -> None:
+    def __init__(
+        self, faults: Faults | None = None, program: str = EMULATED, forked: bool | None = None, **settings: Any
+    ) -> None:
         defaults = {"model": bundled_model_dir(), "port": 0, "metrics_port": 0, "drain_linger": 0, "log_level": "error"}
         flags = [f"--{name.replace('_', '-')}={value}" for name, value in (defaults | settings).items()]
         environment = os.environ | (faults or Faults()).as_env() | {"OMP_NUM_THREADS": "1"}
-        # A fork is quick. The programs of their own, and what the loader reads, have to be started for what they test.
-        forked = program == EMULATED and "LD_PRELOAD" not in environment
+        # A fork is quick. What the loader reads, and what imports read, takes a start.
+        forked = program.startswith("tests.") if forked is None else forked
+        forked = forked and "LD_PRELOAD" not in environment
         start = fork_server().start if forked else started
         self.process = start(program, ["serve", *flags], environment)
         self.pid = self.process.pid

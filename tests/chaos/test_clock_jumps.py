@@ -24,8 +24,8 @@ from tests.support.scorecard import Scorecard
 
 SOURCE = ROOT / "tests" / "support" / "fakes" / "wall_clock.c"
 HOURS = 3600
-TOKENS = 400
-"""Two seconds of a stream."""
+TOKENS = 200
+"""A second of a stream."""
 Jump = Callable[[int], None]
 EXPECTED = [TOKENS, TOKENS, "DEADLINE_EXCEEDED", TOKENS]
 JUMPS = {"forward": 5 * HOURS, "back": -5 * HOURS}

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
+
 from service.pb.slipstream.v1 import inference_pb2 as pb
 from tests.chaos.process import ServerProcess, settled
 from tests.chaos.test_slow_readers import GENERATE
 from tests.contract.api.raw_http2 import DeafClient
 from tests.support.scorecard import Scorecard
+
+pytestmark = pytest.mark.alone
 
 CALLS = 50
 

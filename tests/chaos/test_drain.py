@@ -16,6 +16,8 @@ from tests.chaos.readers import ask, endings, read, verdict
 from tests.chaos.watching import Diary, knock, watched
 from tests.support.scorecard import Scorecard
 
+pytestmark = pytest.mark.alone
+
 LINGER, GRACE = 0.5, 1.5
 MARGIN = 3.0
 """Seconds that ending, flushing and joining may take on two shared cores."""

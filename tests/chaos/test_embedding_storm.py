@@ -7,11 +7,15 @@ import random
 from collections import Counter
 from dataclasses import dataclass, field
 
+import pytest
+
 from service.client import CallFailed, SlipstreamClient, Vector
 from tests.chaos.device import vector_of
 from tests.chaos.history import FULL, Verdict
 from tests.chaos.process import ServerProcess, settled
 from tests.chaos.readers import ask, endings, read, verdict
+
+pytestmark = pytest.mark.alone
 
 STREAMS, CALLS = 20, 120
 LATENCIES = "slipstream_embedding_latency_seconds_count"

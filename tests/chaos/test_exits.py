@@ -15,14 +15,16 @@ from pathlib import Path
 import pytest
 
 from service.client import CallFailed, SlipstreamClient
-from service.process.exit_guard import EXIT_SECONDS, FORCE_SECONDS
 from tests.chaos.process import PATIENCE, ServerProcess
 from tests.security.certificates import Authority, needs_openssl
 from tests.support.checkpoints import make_checkpoint
+from tests.support.fakes.serve_unruly import SECONDS_ENV
 
 MARGIN = 6.0
 """Seconds that ending, flushing and joining may take on two shared cores."""
 UNRULY = "tests.support.fakes.serve_unruly"
+EXIT_SECONDS = 0.5
+"""What the unruly ones that are held up are given to end, and again until the kernel ends them."""
 ENDLESS = "{% for a in range(100000) %}{% for b in range(100000) %}{% endfor %}{% endfor %}"
 
 
@@ -73,10 +75,11 @@ async def generated(client: SlipstreamClient, text: str) -> None:
         pass
 
 
+@pytest.mark.alone
 async def test_a_chat_template_without_end_does_not_outlive_its_server(
     endless: Path, servers: list[ServerProcess]
 ) -> None:
-    server = ServerProcess(program="service", model=endless, device="cpu", drain_grace=0.5, native="off")
+    server = ServerProcess(program="service", forked=True, model=endless, device="cpu", drain_grace=0.5, native="off")
     servers.append(server)
     async with served(server) as client:
         asking = [asyncio.create_task(_told(client)) for _ in range(8)]
@@ -95,10 +98,11 @@ async def test_a_chat_template_without_end_does_not_outlive_its_server(
     assert "did not end" not in server.errors
 
 
+@pytest.mark.alone
 async def test_a_chat_template_without_end_costs_only_its_own_calls(
     endless: Path, servers: list[ServerProcess]
 ) -> None:
-    server = ServerProcess(program="service", model=endless, device="cpu", native="off")
+    server = ServerProcess(program="service", forked=True, model=endless, device="cpu", native="off")
     servers.append(server)
     async with served(server) as client:
         asking = [asyncio.create_task(_told(client)) for _ in range(3)]
@@ -136,6 +140,14 @@ def _works(pid: int) -> bool:
     return int(fields[1]) != 1 and not children_of(pid) and int(fields[11]) > 30
 
 
+@pytest.fixture
+def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Servers that are started meanwhile have `EXIT_SECONDS` to end."""
+    monkeypatch.setenv(SECONDS_ENV, str(EXIT_SECONDS))
+
+
+@pytest.mark.alone
+@pytest.mark.usefixtures("hurried")
 async def test_a_thread_that_never_ends_is_named_and_left(servers: list[ServerProcess]) -> None:
     server = ServerProcess(program=UNRULY)
     servers.append(server)
@@ -156,16 +168,19 @@ def test_a_process_that_failed_and_is_held_up_ends_as_one_that_failed() -> None:
     assert done.returncode == 3 and "held up by stuck (" in done.stderr, done.stderr
 
 
+@pytest.mark.alone
+@pytest.mark.usefixtures("hurried")
 async def test_a_thread_that_keeps_the_interpreter_is_ended_by_the_system(servers: list[ServerProcess]) -> None:
     server = ServerProcess(program=UNRULY)
     servers.append(server)
     async with served(server) as client:
         await generated(client, "hog")
         server.send(signal.SIGTERM)
-        code, seconds = await server.exit_code(2 * PATIENCE)
-    assert code == -signal.SIGALRM and seconds < EXIT_SECONDS + FORCE_SECONDS + MARGIN
+        code, seconds = await server.exit_code(PATIENCE)
+    assert code == -signal.SIGALRM and seconds < 2 * EXIT_SECONDS + MARGIN
 
 
+@pytest.mark.alone
 async def test_a_log_that_is_not_read_holds_up_no_call_and_no_signal(servers: list[ServerProcess]) -> None:
     server = Unread(program=UNRULY)
     servers.append(server)
@@ -199,7 +214,8 @@ async def test_the_transport_writes_nothing_that_clients_make_it_write(
 ) -> None:
     """A line for each handshake that is none, from the thread that serves all connections, would be theirs to cause."""
     leaf = Authority(tmp_path, "authority").issue("server")
-    server = ServerProcess(program=UNRULY, tls_cert=leaf.cert, tls_key=leaf.key)
+    # gRPC reads how much it is to write when it is imported.
+    server = ServerProcess(program=UNRULY, forked=False, tls_cert=leaf.cert, tls_key=leaf.key)
     servers.append(server)
     server.wait_ready()
     for number in range(20):

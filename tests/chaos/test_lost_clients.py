@@ -16,6 +16,8 @@ from tests.chaos.process import PATIENCE, ServerProcess, settled
 from tests.support.repository import ROOT
 from tests.support.scorecard import Scorecard
 
+pytestmark = pytest.mark.alone
+
 TOKENS = 8000
 """More than can be made before either bound."""
 

@@ -20,6 +20,8 @@ from tests.chaos.process import ServerProcess, settled
 from tests.chaos.watching import NAMES, health
 from tests.support.scorecard import Scorecard
 
+pytestmark = pytest.mark.alone
+
 ROWS, QUEUE, TOKENS = 8, 16, 40
 STEP_SECONDS = 0.008
 PROMPT = [3, 1, 4]

@@ -19,6 +19,8 @@ from tests.chaos.readers import ask, endings, read, verdict
 from tests.contract.api.raw_http2 import DeafClient
 from tests.support.scorecard import Scorecard
 
+pytestmark = pytest.mark.alone
+
 GENERATE = "/slipstream.v1.InferenceService/Generate"
 EVICTIONS = "slipstream_slow_consumer_evictions_total"
 GOOD, TOKENS = 31, 300

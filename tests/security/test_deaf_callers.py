@@ -7,11 +7,14 @@ from typing import Any
 
 import grpc
 import grpc.aio
+import pytest
 
 from service.limits.unread_answers import MOST_BYTES, REASON
 from service.pb.slipstream.v1 import inference_pb2 as pb
 from tests.chaos.process import PATIENCE, ServerProcess
 from tests.contract.api.raw_http2 import DeafClient
+
+pytestmark = pytest.mark.alone
 
 SERVICE = "slipstream.v1.InferenceService"
 CALLS = 20

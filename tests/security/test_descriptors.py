@@ -48,6 +48,7 @@ def test_one_with_calls_or_just_heard_of_stays_unless_its_address_has_more_than_
     assert old[0] not in gone
 
 
+@pytest.mark.alone
 def test_choosing_among_all_that_there_can_be_takes_seconds_and_not_minutes() -> None:
     """It takes turns with the event loop: what is quadratic in 16,000 is minutes of both."""
     flood = some("10.0.0.1", [2.0 + at for at in range(8000)])

@@ -10,6 +10,7 @@ from typing import Any
 
 import grpc
 import grpc.aio
+import pytest
 
 from service.client import SlipstreamClient
 from service.pb.slipstream.v1 import inference_pb2 as pb
@@ -21,6 +22,8 @@ from tests.support.log_lines import LogLines
 from tests.support.scorecard import Scorecard
 from tests.support.servers import serve_checkpoint
 from tests.support.until import until
+
+pytestmark = pytest.mark.alone
 
 REQUESTS = 10_000
 AT_ONCE = 32

@@ -16,6 +16,8 @@ from tests.chaos.process import PATIENCE, ServerProcess
 from tests.security.half_sender import HalfSender
 from tests.support.scorecard import Scorecard
 
+pytestmark = pytest.mark.alone
+
 CHECK = "/grpc.health.v1.Health/Check"
 LARGEST = 4 * 1024 * 1024
 CALLS = 48
@@ -24,7 +26,7 @@ CALLS = 48
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[ServerProcess]:
-    process = ServerProcess()
+    process = ServerProcess(program="tests.security.serve_impatient")
     try:
         yield process.wait_ready()
     finally:

@@ -60,7 +60,7 @@ async def refusal(client: SlipstreamClient) -> CallFailed:
 
 async def test_new_work_is_refused_and_the_rest_goes_on(used: Any) -> None:
     async with kept_server(step_seconds=0.01) as server, server.client() as client:
-        running, kept = client.generate([3], max_tokens=1500, **GREEDY), await begun(client, "kept", 100)
+        running, kept = client.generate([3], max_tokens=600, **GREEDY), await begun(client, "kept", 100)
         await anext(running)
         used(901)
         await until(lambda: server.server._memory.short)
@@ -79,7 +79,7 @@ async def test_new_work_is_refused_and_the_rest_goes_on(used: Any) -> None:
         except CallFailed as refused:
             pytest.fail(f"a stream that is kept goes on: {refused}")
         assert len(seen.ids[0]) == 100
-        assert sum([len(chunk.token_ids) async for chunk in running if hasattr(chunk, "token_ids")]) > 1490
+        assert sum([len(chunk.token_ids) async for chunk in running if hasattr(chunk, "token_ids")]) > 590
         assert server.sample("slipstream_requests_rejected_total", reason="MEMORY") >= 1
         assert server.sample("slipstream_calls_turned_away_total", kind="text", reason="MEMORY") >= 1
         assert server.sample("slipstream_memory_used_ratio") == pytest.approx(0.901)
@@ -158,6 +158,7 @@ def started_filler(size: int) -> subprocess.Popen[str]:
     )
 
 
+@pytest.mark.alone
 async def test_a_real_control_group(group: Path) -> None:
     """Another process of the container fills it up, and ends."""
     process = ServerProcess()

@@ -109,6 +109,7 @@ async def test_any_place_that_a_client_remembers_is_a_place_to_go_on_from(seed: 
             assert told.ends[0].completion_tokens == 200
 
 
+@pytest.mark.alone
 async def test_a_client_that_died_goes_on_from_a_new_process() -> None:
     async with kept_server() as server, server.client() as fresh:
         dying = server.client()
@@ -121,6 +122,7 @@ async def test_a_client_that_died_goes_on_from_a_new_process() -> None:
         assert again.outcome == seen.outcome, "kept for a while after its end too"
 
 
+@pytest.mark.alone
 async def test_the_second_reader_takes_the_stream_from_the_first() -> None:
     async with kept_server() as server, server.client() as client, server.client() as other:
         call, seen = await begun(client, "mine", 500)
@@ -141,6 +143,7 @@ async def _read(call: Any) -> Any:
         return CallFailed(error).reason
 
 
+@pytest.mark.alone
 async def test_many_at_once_leave_one_reader_with_everything() -> None:
     async with kept_server() as server, server.client() as client:
         call, _ = await begun(client, "mine", 600)
@@ -177,6 +180,7 @@ async def test_the_id_of_a_stream_that_is_over_and_kept_is_free_for_a_request_th
         assert (await rest(client, "mine", Seen())).outcome == kept.outcome, "it is kept all the same"
 
 
+@pytest.mark.alone
 async def test_nobody_comes_in_time() -> None:
     async with kept_server(resume_seconds=0.2) as server, server.client() as client:
         call, seen = await begun(client, "mine")
@@ -201,6 +205,7 @@ async def test_an_unread_stream_runs_to_its_bound_and_then_ends_as_that_of_a_slo
         )
 
 
+@pytest.mark.alone
 async def test_abort_ends_a_stream_that_has_no_reader() -> None:
     async with kept_server() as server, server.client() as client:
         call, seen = await begun(client, "mine")
@@ -236,6 +241,7 @@ async def test_what_cannot_be_attached_to_says_why() -> None:
         assert await refusal(client, "never") == ("FAILED_PRECONDITION", "RESUME_OFF")
 
 
+@pytest.mark.alone
 async def test_a_slow_writer_loses_its_call_and_not_its_request() -> None:
     """A connection that stalls looks like a client that does not read; it may come back."""
     from tests.contract.api.raw_http2 import DeafClient

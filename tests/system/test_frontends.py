@@ -30,7 +30,7 @@ def server() -> Iterator[ServerProcess]:
         frontends=FRONT_ENDS,
         max_running_requests=64,
         max_total_tokens=64 * 1024,
-        drain_grace=1,
+        drain_grace=4,
     )
     try:
         yield started.wait_ready()

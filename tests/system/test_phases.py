@@ -22,6 +22,8 @@ from tests.support.scorecard import Scorecard
 from tests.support.servers import serve_checkpoint
 from tests.support.until import until
 
+pytestmark = pytest.mark.alone
+
 STEP_SECONDS = 0.06
 CHUNK = 1024
 LONG_PROMPT = 3 * CHUNK + 200

@@ -14,6 +14,8 @@ from service.client import CallFailed, SlipstreamClient
 from tests.chaos.device import Faults
 from tests.chaos.process import PATIENCE, ServerProcess
 
+pytestmark = pytest.mark.alone
+
 STREAMS = 8
 HANG_AT = 300
 SECONDS = 8.0

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterable, Iterator
 
-from tests.support.alone import ALONE
 from tests.tidy.source import Source
 
 CLOCKS = frozenset({"monotonic", "perf_counter", "time", "monotonic_ns", "perf_counter_ns", "time_ns"})
@@ -13,22 +12,48 @@ CLOCKS = frozenset({"monotonic", "perf_counter", "time", "monotonic_ns", "perf_c
 
 
 def elapsed_bounds(sources: Iterable[Source]) -> list[str]:
-    """Assertions, outside the half of the suite that runs alone, that the wall clock moved by less than something.
+    """Assertions that the wall clock moved by less than something, in what has not the mark `alone`.
 
-    A patience (`assert time.monotonic() < end`) is none: it ends a test that would hang.
+    A patience (`assert time.monotonic() < end`) is none: it ends a test that would hang. The mark stands at a function
+    or in `pytestmark`.
     """
     findings: list[str] = []
     for source in sources:
-        if ALONE.search("/" + source.path) or "mark.alone" in source.text:
+        if _whole_file_alone(source.tree):
             continue
         for function in _functions(source.tree):
+            if any(map(_is_mark, function.decorator_list)):
+                continue
             spans = _spans(function)
             findings += [
-                source.at(node, "bounds elapsed time; count work, or use a clock of the processor")
+                source.at(node, "bounds elapsed time; count work, use a clock of the processor, or mark it alone")
                 for node in ast.walk(function)
-                if isinstance(node, ast.Assert) and any(_bounds(each, spans) for each in ast.walk(node.test))
+                if _asserts(node, spans)
             ]
     return findings
+
+
+def _is_mark(node: ast.expr) -> bool:
+    return ast.unparse(node) == "pytest.mark.alone"
+
+
+def _whole_file_alone(tree: ast.Module) -> bool:
+    marks = (
+        node.value
+        for node in tree.body
+        if isinstance(node, ast.Assign) and [ast.unparse(target) for target in node.targets] == ["pytestmark"]
+    )
+    return any(_is_mark(each) for value in marks for each in ([value, *ast.iter_child_nodes(value)]))
+
+
+def _asserts(node: ast.AST, spans: set[str]) -> bool:
+    """Whether it asserts such a bound itself, or by `scorecard`, which asserts what it records."""
+    if isinstance(node, ast.Assert):
+        return any(_bounds(each, spans) for each in ast.walk(node.test))
+    if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "scorecard"):
+        return False
+    measured = [each.id for value in node.args for each in ast.walk(value) if isinstance(each, ast.Name)]
+    return any(keyword.arg == "at_most" for keyword in node.keywords) and not spans.isdisjoint(measured)
 
 
 def _functions(tree: ast.Module) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:

@@ -57,14 +57,20 @@ def test_the_rule_of_clocks_can_fail() -> None:
         "assert time.monotonic() - began < 5",
         "assert 5 >= time.perf_counter() - began",
         "seconds = loop.time() - began\n    assert 0 < seconds < 5",
+        "seconds = loop.time() - began\n    scorecard(12, 'ms', seconds * 1e3, at_most=5)",
     ):
         assert clocks.elapsed_bounds(snippet(body + bad, "tests/room/test_x.py")), bad
-        assert not clocks.elapsed_bounds(snippet(body + bad, "tests/chaos/test_x.py")), "runs alone"
+        marked = body.replace("def test_x", "@pytest.mark.alone\ndef test_x") + bad
+        assert not clocks.elapsed_bounds(snippet(marked, "tests/room/test_x.py")), "runs alone"
+        assert clocks.elapsed_bounds(snippet(marked + "\n" + body + bad, "tests/room/test_x.py")), "the other does not"
+        for marks in ("pytest.mark.alone", "[pytest.mark.alone, pytest.mark.soak]"):
+            assert not clocks.elapsed_bounds(snippet(f"pytestmark = {marks}\n{body + bad}", "tests/room/test_x.py"))
     for good in (
         "assert time.monotonic() < end",
         "assert time.monotonic() - began > 0.1",
         "assert time.process_time() - began < 5",
         "seconds = loop.time() - began\n    print(seconds)",
+        "seconds = loop.time() - began\n    scorecard(12, 'ms', seconds)",
     ):
         assert not clocks.elapsed_bounds(snippet(body + good, "tests/room/test_x.py")), good
 

@@ -57,6 +57,7 @@ async def test_a_lost_connection_closes_the_stream(serve: Serve) -> None:
         await closed(serving.engine)
 
 
+@pytest.mark.alone
 async def test_the_clients_deadline_reaches_the_engine_and_ends_the_call(serve: Serve) -> None:
     async with serve(FakeEngine(held(asyncio.Event()))) as serving:
         before = time.monotonic()
@@ -68,6 +69,7 @@ async def test_the_clients_deadline_reaches_the_engine_and_ends_the_call(serve: 
     assert deadline is not None and before < deadline < before + 0.3
 
 
+@pytest.mark.alone
 async def test_the_servers_own_limit_ends_the_call_with_a_reason(serve: Serve) -> None:
     async with serve(FakeEngine(held(asyncio.Event(), after=2)), max_request_seconds=0.1) as serving:
         with pytest.raises(CallFailed) as failed:

@@ -26,7 +26,6 @@ from tests.contract.metrics.prometheus import PATIENCE, Prometheus
 from tests.contract.metrics.test_spans import SAMPLED, TRACE, open_metrics
 
 pytestmark = [
-    pytest.mark.alone,
     pytest.mark.tools,
     pytest.mark.skipif(
         shutil.which("prometheus") is None, reason="Prometheus is not installed: apt-get install prometheus"

@@ -10,7 +10,6 @@ import asyncio
 import os
 import re
 import signal
-import sys
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Sequence
@@ -19,8 +18,8 @@ from pathlib import Path
 from typing import Protocol
 
 from service.client import CallFailed, Chunk, SlipstreamClient
+from tests.support.fork_server import ForkedProcess, fork_server
 from tests.support.ports import free_port
-from tests.support.repository import ROOT
 
 READY = re.compile(r"serving \S+ on \S+, metrics on \S+")
 PATIENCE = 90.0
@@ -30,12 +29,12 @@ GRACE = 10.0
 
 
 class Worker:
-    """`python -m service serve` of the bundled model, always on the same port."""
+    """`python -m service serve` of the bundled model, always on the same port; forked, so that it starts quickly."""
 
     def __init__(self, linger: float, *flags: str) -> None:
         self.port = free_port()
         self._linger, self._flags = linger, flags
-        self._process: asyncio.subprocess.Process | None = None
+        self._process: ForkedProcess | None = None
 
     @property
     def target(self) -> str:
@@ -46,31 +45,32 @@ class Worker:
         """Start it, and wait until it serves."""
         own = {"port": self.port, "metrics-port": 0, "drain-linger": self._linger, "drain-grace": GRACE}
         flags = ["--native=off", *(f"--{name}={value}" for name, value in own.items())]
-        self._process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "service", "serve", "--cpu-threads=1", "--log-level=error", *flags, *self._flags),
-            cwd=ROOT,
-            env=os.environ | {"OMP_NUM_THREADS": "1"},
-            stdout=asyncio.subprocess.PIPE,
-        )
-        assert self._process.stdout is not None
+        arguments = ["serve", "--cpu-threads=1", "--log-level=error", *flags, *self._flags]
+        process = fork_server().start("service", arguments, os.environ | {"OMP_NUM_THREADS": "1"})
+        self._process = process
         async with asyncio.timeout(PATIENCE):
-            line = (await self._process.stdout.readline()).decode()
-        assert READY.search(line), line
+            line = await asyncio.to_thread(process.stdout.readline)
+        assert READY.search(line), line or process.stderr.read()
 
     async def restart(self) -> int:
         """Drain it as an orchestrator does, and start another one in its place; the exit code."""
         assert self._process is not None
         self._process.send_signal(signal.SIGTERM)
-        async with asyncio.timeout(PATIENCE):
-            code = await self._process.wait()
+        code = await self._ended(self._process)
         await self.start()
         return code
 
     async def kill(self) -> None:
         """End it at once, if it is there."""
-        if self._process is not None and self._process.returncode is None:
+        if self._process is not None:
             self._process.kill()
-            await self._process.wait()
+            await self._ended(self._process)
+
+    async def _ended(self, process: ForkedProcess) -> int:
+        code = await asyncio.to_thread(process.wait, PATIENCE)
+        for pipe in (process.stdin, process.stdout, process.stderr):
+            pipe.close()
+        return code
 
 
 class FrontDoor(Protocol):

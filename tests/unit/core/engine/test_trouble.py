@@ -90,6 +90,7 @@ async def test_full_queue_refuses_at_once(tokenizer: Tokenizer) -> None:
             assert (await last(stream)).reason is FinishReason.LENGTH
 
 
+@pytest.mark.alone
 async def test_deadlines_before_in_the_queue_and_while_decoding(tokenizer: Tokenizer) -> None:
     async with running(tokenizer, max_running_requests=1) as engine:
         with pytest.raises(DeadlinePassed):
@@ -106,6 +107,7 @@ async def test_deadlines_before_in_the_queue_and_while_decoding(tokenizer: Token
         assert steps[1] < 300, "the queued ones did not wait for the running one"
 
 
+@pytest.mark.alone
 async def test_a_reader_that_does_not_read_is_ended_and_others_are_not(tokenizer: Tokenizer) -> None:
     async with running(tokenizer, max_pending_tokens=50) as engine:
         lazy = await engine.generate(ask((1, 2), tokens=1000))
@@ -141,6 +143,7 @@ async def test_non_finite_row_fails_alone(tokenizer: Tokenizer) -> None:
         assert engine.state is EngineState.READY
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("overlap", [True, False])
 async def test_failing_forward_ends_every_stream_and_the_engine(tokenizer: Tokenizer, overlap: bool) -> None:
     model = HookedModel(tokenizer)
@@ -163,6 +166,7 @@ async def test_failing_forward_ends_every_stream_and_the_engine(tokenizer: Token
             await engine.generate(ask())
 
 
+@pytest.mark.alone
 async def test_hanging_forward_is_noticed(tokenizer: Tokenizer) -> None:
     gate, model = threading.Event(), HookedModel(tokenizer)
     model.hook = lambda step, *_: assert_opened(gate) if step >= 5 else None
@@ -182,6 +186,7 @@ async def test_hanging_forward_is_noticed(tokenizer: Tokenizer) -> None:
         assert engine.state is EngineState.DEAD
 
 
+@pytest.mark.alone
 async def test_drain_lets_short_streams_finish_and_cuts_long_ones(tokenizer: Tokenizer) -> None:
     async with running(tokenizer, HookedModel(tokenizer, step_seconds=0.01)) as engine:
         # By itself the short one takes a seventh of the time that the drain has, the long one thirteen times as much.

@@ -51,6 +51,7 @@ async def test_the_wait_is_bounded_and_the_refusal_says_when_to_come_back() -> N
         assert (admission.open, admission.waiting) == (1, 0)
 
 
+@pytest.mark.alone
 async def test_the_line_is_bounded_and_turns_away_at_once() -> None:
     admission, release = Admission(1, max_wait=60, max_waiters=3), asyncio.Event()
     tasks = [asyncio.create_task(hold(admission, release, [])) for _ in range(4)]
@@ -78,6 +79,7 @@ async def test_a_cancelled_waiter_leaves_no_trace() -> None:
         assert admission.open == 1
 
 
+@pytest.mark.alone
 async def test_the_rate_is_kept_in_order_of_arrival() -> None:
     admission, order = Admission(1000, rate_limit=100, max_wait=60), []
 
@@ -118,6 +120,7 @@ async def test_a_deadline_in_line_is_a_deadline_and_not_an_overload() -> None:
     await task
 
 
+@pytest.mark.alone
 async def test_over_the_wire_both_limits_are_resource_exhausted_with_pushback(serve: Serve) -> None:
     gate = asyncio.Event()
     async with serve(FakeEngine(held(gate)), max_concurrent_requests=1, admission_wait=0.05) as serving:

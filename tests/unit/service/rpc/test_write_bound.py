@@ -11,6 +11,8 @@ from core.errors import SlowConsumer
 from service.rpc.write_timeout import WriteBound
 from tests.support.within import within
 
+pytestmark = pytest.mark.alone
+
 
 async def forever() -> None:
     await asyncio.Event().wait()

@@ -53,6 +53,7 @@ def taken() -> socket.socket:
         yield listener
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("which", ["port", "metrics-port"])
 def test_a_taken_port_is_one_line_and_exit_code_two_within_a_second(
     taken: socket.socket, checkpoint: Path, which: str, scorecard: Scorecard
@@ -68,6 +69,7 @@ def test_a_taken_port_is_one_line_and_exit_code_two_within_a_second(
     scorecard(22, f"{which} taken: seconds to the exit", seconds, at_most=1)
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize(
     ("args", "code", "told"),
     [
