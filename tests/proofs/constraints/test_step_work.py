@@ -95,7 +95,13 @@ class SizedNamespace(SimpleNamespace):
 
 
 @pytest.mark.parametrize("name", BACKENDS)
-def test_python_calls_behind_the_wait_are_few_per_row(name: str) -> None:
+def test_python_calls_behind_the_wait_are_few_per_row(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    # What is slow on a busy machine goes another way, with more calls.
+    monkeypatch.setattr(grammar_work, "SUSPICIOUS_SECONDS", 1e9)
+    if name == "llguidance":
+        pool_module = pytest.importorskip("core.sampling.grammar.mask_pool")
+        monkeypatch.setattr(pool_module, "SLOW_SECONDS", 1e9)
+        monkeypatch.setattr(pool_module, "BUDGET_SECONDS", 1e9)
     grammar = set_up(name, EOS)[0].compile(ALL[0])
     few, many = Rows(grammar, 4), Rows(grammar, 36)
     for _ in range(3):
