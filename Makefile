@@ -43,6 +43,8 @@ serve: $(STAMP) $(MODEL) ## Serve the bundled model on 127.0.0.1:50051, metrics 
 # What is left to `make nightly` takes long and kills no mutant: tests/nightly.txt. What needs other programs (Helm,
 # Node.js, a browser, a gateway, Prometheus) is left to `.ci/run` too. What is named by its path is run.
 test: MARKS ?= not soak$(if $(filter tests/%,$(ARGS)),, and not nightly and not tools)
+# The rules of the house are part of `make check`.
+test: HOUSE = $(if $(filter tests/%,$(ARGS)),,--ignore=tests/tidy)
 # The files with a test that runs alone: the second half need not import the others.
 test: ALONE = $(if $(filter tests/%,$(ARGS)),,$(shell grep -rl --include='test_*.py' 'mark\.alone' tests))
 
@@ -51,7 +53,7 @@ test: ALONE = $(if $(filter tests/%,$(ARGS)),,$(shell grep -rl --include='test_*
 # whatever the shell says: without them both workers and each server of a test would compile the tree again.
 test: $(STAMP) $(MODEL) ## Run the tests that a change must pass
 	@failed=0; export OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE=; \
-	$(BIN)/python -m pytest -n 2 --dist loadfile -m "$(MARKS) and not alone" $(ARGS) || [ $$? -eq 5 ] || failed=1; \
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m "$(MARKS) and not alone" $(HOUSE) $(ARGS) || [ $$? -eq 5 ] || failed=1; \
 	$(BIN)/python -m pytest -m "$(MARKS) and alone" $(ALONE) $(ARGS) || [ $$? -eq 5 ] || failed=1; \
 	exit $$failed
 
