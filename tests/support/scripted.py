@@ -12,7 +12,6 @@ import pytest
 from service.client import SlipstreamClient
 from service.config.server_config import ServerConfig
 from service.server.server import Server
-from tests.support.checkpoints import make_checkpoint
 from tests.support.fakes.fake_engine import FakeEngine
 from tests.support.least_checkpoint import write_checkpoint
 from tests.support.servers import Serve, Serving, loaded
@@ -52,4 +51,7 @@ def serve(config: Callable[..., ServerConfig]) -> Serve:
 @pytest.fixture(scope="session")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A real Llama checkpoint of 320 tokens of vocabulary and 1024 of context."""
+    # Every run of pytest imports this file, and few need what takes seconds to import.
+    from tests.support.checkpoints import make_checkpoint
+
     return make_checkpoint("llama", tmp_path_factory.mktemp("checkpoint-of-the-operator") / "tiny")
