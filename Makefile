@@ -58,9 +58,9 @@ test: $(STAMP) $(MODEL) ## Run the tests that a change must pass
 	exit $$failed
 
 # In the order of their lengths; what fails does not keep the rest from running.
-nightly: $(STAMP) $(MODEL) ## Run all tests, soak, chart, mutants, 20,000 fresh seeds; takes hours
+nightly: $(STAMP) $(MODEL) ## Run check, all tests, soak, chart, mutants, 20,000 seeds; takes hours
 	@failed=0; $(MAKE) --no-print-directory test MARKS='not soak' || failed=1; \
-	for each in soak chart mutants; do $(MAKE) --no-print-directory $$each || failed=1; done; \
+	for each in check docs soak chart mutants; do $(MAKE) --no-print-directory $$each || failed=1; done; \
 	$(MAKE) --no-print-directory sim ARGS='--seeds 20000' || failed=1; exit $$failed
 
 soak: $(STAMP) $(MODEL) ## Run the chaos tests and the simulation at length; takes half an hour

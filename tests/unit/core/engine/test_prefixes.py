@@ -1,4 +1,4 @@
-"""Who follows the prefix cache: what they are told, how far behind they may be, and what a flush leaves."""
+"""Watches of the prefix cache: what each is told, how far behind it may be, and what a flush leaves."""
 
 from __future__ import annotations
 
