@@ -48,18 +48,19 @@ test: HOUSE = $(if $(filter tests/%,$(ARGS)),,--ignore=tests/tidy)
 # The files with a test that runs alone: the second half need not import the others.
 test: ALONE = $(if $(filter tests/%,$(ARGS)),,$(shell grep -rl --include='test_*.py' 'mark\.alone' tests))
 
-# First what can share the machine, two at a time, then what measures it; 5 means that ARGS left nothing of one half.
+# First what can share the machine, then what measures it; 5 means that ARGS left nothing of one half. Three at a time on
+# two cores: many tests wait for servers. In their own order: sorted by their numbers of tests, the longest came last.
 # One thread of math per process: tests start servers beside themselves, and two cores have to do. Compiled files are kept
 # whatever the shell says: without them both workers and each server of a test would compile the tree again.
 test: $(STAMP) $(MODEL) ## Run the tests that a change must pass
 	@failed=0; export OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE=; \
-	$(BIN)/python -m pytest -n 2 --dist loadfile -m "$(MARKS) and not alone" $(HOUSE) $(ARGS) || [ $$? -eq 5 ] || failed=1; \
+	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder -m "$(MARKS) and not alone" $(HOUSE) $(ARGS) || [ $$? -eq 5 ] || failed=1; \
 	$(BIN)/python -m pytest -m "$(MARKS) and alone" $(ALONE) $(ARGS) || [ $$? -eq 5 ] || failed=1; \
 	exit $$failed
 
 # In the order of their lengths; what fails does not keep the rest from running.
 nightly: $(STAMP) $(MODEL) ## Run check, all tests, soak, chart, mutants, 20,000 seeds; takes hours
-	@failed=0; $(MAKE) --no-print-directory test MARKS='not soak' || failed=1; \
+	@failed=0; REFERENCES=check $(MAKE) --no-print-directory test MARKS='not soak' || failed=1; \
 	for each in check docs soak chart mutants; do $(MAKE) --no-print-directory $$each || failed=1; done; \
 	$(MAKE) --no-print-directory sim ARGS='--seeds 20000' || failed=1; exit $$failed
 

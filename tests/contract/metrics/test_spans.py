@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from opentelemetry.sdk.trace import TracerProvider
 
 from core.errors import ConfigError
 from core.models.bundled import bundled_model_dir
@@ -163,15 +164,22 @@ async def test_exemplars_need_no_opentelemetry() -> None:
 async def test_a_collector_that_takes_nothing_does_not_hold_up_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
     """The last spans are never sent, so an end that waited for them would not come."""
     monkeypatch.setattr(otlp, "FLUSH_SECONDS", 0.05)
-    flushing, never = threading.Event(), threading.Event()
-    monkeypatch.setattr("opentelemetry.sdk.trace.TracerProvider.shutdown", lambda _: (flushing.set(), never.wait()))
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "0.1")
+    monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "50")
+    flushing, let_go = threading.Event(), threading.Event()
+    shut_down = TracerProvider.shutdown
+    monkeypatch.setattr(TracerProvider, "shutdown", lambda self: (flushing.set(), let_go.wait(), shut_down(self)))
     async with serving(otlp_endpoint="http://127.0.0.1:9") as (server, client):
         for _ in range(20):
             await client.complete([5, 6, 7], **GREEDY)
         async with asyncio.timeout(60):
             await server.close(grace=0)
         assert flushing.is_set()
-    never.set()
+    # Or it would go on to say in the logs of later tests that it cannot export.
+    let_go.set()
+    for thread in threading.enumerate():
+        if thread.name == "slipstream-otlp":
+            thread.join(60)
 
 
 def test_nothing_is_imported_where_nobody_asked() -> None:

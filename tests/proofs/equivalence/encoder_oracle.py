@@ -11,6 +11,7 @@ import torch
 from transformers import AutoModelForSeq2SeqLM
 
 from tests.proofs.equivalence.oracle import MARGIN, OUTPUT_TOKENS, Example
+from tests.proofs.equivalence.references import references
 from tests.support.checkpoints import VOCAB_SIZE
 
 
@@ -27,16 +28,21 @@ class Seq2SeqOracle:
 
     directory: Path
 
-    @torch.no_grad()
     def examples(self, inputs: list[tuple[int, ...]], **options: Any) -> list[Example]:
         """Inputs whose every free token was chosen by more than MARGIN, with their outputs.
 
         EOS is a token like any other unless `options` name it.
         """
+        question = ["encoder-decoder", OUTPUT_TOKENS, MARGIN, inputs, options]
+        outputs = references().outputs(self.directory, question, lambda: self._greedy(inputs, options))
+        return [Example(ids, tuple(o)) for ids, o in zip(inputs, outputs, strict=True) if o is not None]
+
+    @torch.no_grad()
+    def _greedy(self, inputs: list[tuple[int, ...]], options: dict[str, Any]) -> list[list[int] | None]:
         model = AutoModelForSeq2SeqLM.from_pretrained(self.directory, dtype=torch.float32, attn_implementation="eager")
         model.eval()
         model.generation_config.eos_token_id = None
-        found: list[Example] = []
+        outputs: list[list[int] | None] = []
         for ids in inputs:
             answer = model.generate(
                 torch.tensor([ids]),
@@ -46,9 +52,9 @@ class Seq2SeqOracle:
                 return_dict_in_generate=True,
             )
             best = torch.cat(answer.scores).topk(2).values
-            if float((best[:, 0] - best[:, 1]).min()) > MARGIN:
-                found.append(Example(ids, tuple(answer.sequences[0, 1:].tolist())))
-        return found
+            is_decided = float((best[:, 0] - best[:, 1]).min()) > MARGIN
+            outputs.append(answer.sequences[0, 1:].tolist() if is_decided else None)
+        return outputs
 
     def decided(self, count: int, longest: int, seed: int) -> list[Example]:
         """`count` decided examples, inputs of one and of `longest` tokens among them."""

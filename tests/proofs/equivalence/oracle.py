@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 from transformers import AutoModelForCausalLM
 
+from tests.proofs.equivalence.references import references
 from tests.support.checkpoints import VOCAB_SIZE
 
 MARGIN = 1e-3
@@ -48,12 +49,18 @@ def decided_examples(directory: Path, count: int, longest: int, seed: int) -> li
     return kept
 
 
-@torch.no_grad()
 def decided(directory: Path, prompts: list[tuple[int, ...]]) -> list[Example]:
     """Those of `prompts` whose every token `transformers` chose by more than MARGIN. EOS is a token like any other."""
+    question = ["greedy", OUTPUT_TOKENS, MARGIN, prompts]
+    outputs = references().outputs(directory, question, lambda: _greedy(directory, prompts))
+    return [Example(prompt, tuple(o)) for prompt, o in zip(prompts, outputs, strict=True) if o is not None]
+
+
+@torch.no_grad()
+def _greedy(directory: Path, prompts: list[tuple[int, ...]]) -> list[list[int] | None]:
     model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32, attn_implementation="eager").eval()
     model.generation_config.eos_token_id = None
-    examples: list[Example] = []
+    outputs: list[list[int] | None] = []
     for prompt in prompts:
         answer = model.generate(
             torch.tensor([prompt]),
@@ -64,6 +71,6 @@ def decided(directory: Path, prompts: list[tuple[int, ...]]) -> list[Example]:
             return_dict_in_generate=True,
         )
         best = torch.cat(answer.logits).topk(2).values
-        if float((best[:, 0] - best[:, 1]).min()) > MARGIN:
-            examples.append(Example(prompt, tuple(answer.sequences[0, len(prompt) :].tolist())))
-    return examples
+        is_decided = float((best[:, 0] - best[:, 1]).min()) > MARGIN
+        outputs.append(answer.sequences[0, len(prompt) :].tolist() if is_decided else None)
+    return outputs

@@ -14,7 +14,7 @@ from tests.unit.core.text.test_chat_renderer import IF_ASKED, PATIENCE, cpu_seco
 
 
 async def test_texts_need_none_of_what_templates_hold(tokenizer: Tokenizer) -> None:
-    renderer, before = ChatRenderer(IF_ASKED, {}, 1000, seconds=3.0), tokenizer.chats
+    renderer, before = ChatRenderer(IF_ASKED, {}, 1000, seconds=1.5), tokenizer.chats
     tokenizer.chats = renderer
     try:
         async with running(tokenizer) as engine, asyncio.timeout(PATIENCE):

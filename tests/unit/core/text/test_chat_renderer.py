@@ -107,7 +107,7 @@ def test_a_template_without_end_is_ended_and_the_next_chat_is_rendered(renderer:
     ids=["long", "memory while compiling", "memory", "a number"],
 )
 def test_a_template_is_bounded_in_characters_memory_and_arithmetic(template: str, reason: str) -> None:
-    renderer = ChatRenderer(template, {}, 1000, seconds=1.0)
+    renderer = ChatRenderer(template, {}, 1000, seconds=0.5)
     with pytest.raises(InvalidRequest, match=reason):
         renderer.render(said("hi"))
     renderer.close()
