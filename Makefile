@@ -6,6 +6,8 @@ VENV ?= .venv
 # On such a machine the smaller CPU build is TORCH_FLAGS="--index-url https://download.pytorch.org/whl/cpu".
 TORCH ?= torch==2.13.0
 TORCH_FLAGS ?=
+# What installs; PIP="uv pip" takes seconds for what takes pip two minutes, and reads no settings of pip.
+PIP ?= $(BIN)/python -m pip
 # More arguments for serve, test, demo and bench: make serve ARGS="--model DIR".
 ARGS ?=
 # The seed that `make sim` replays; without one it plays seeds that nobody has played.
@@ -29,8 +31,8 @@ $(STAMP): pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' \
 		|| { echo "Python 3.11 to 3.13 is needed; name one with PYTHON=…" >&2; exit 1; }
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -c 'import torch' 2>/dev/null || $(BIN)/python -m pip install $(TORCH_FLAGS) "$(TORCH)"
-	$(BIN)/python -m pip install --editable '.[dev]'
+	$(BIN)/python -c 'import torch' 2>/dev/null || $(PIP) install $(TORCH_FLAGS) "$(TORCH)"
+	$(PIP) install --editable '.[dev]'
 	@touch $@
 
 # Comes with the repository; training it again takes a while and is only done where it was removed.
