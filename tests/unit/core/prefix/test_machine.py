@@ -180,11 +180,11 @@ class NoOpMachine(PrefixMachine):
         self.take_back(pages, self.model.evict(NUM_PAGES))
 
 
-def _case(machine: Any) -> Any:
+def _case(machine: Any, examples: int) -> Any:
     case = machine.TestCase
-    case.settings = settings(max_examples=150, stateful_step_count=40)
+    case.settings = settings(max_examples=examples, stateful_step_count=40)
     return case
 
 
-TestRadixMachine = _case(PrefixMachine)
-TestNoOpMachine = _case(NoOpMachine)
+TestRadixMachine = _case(PrefixMachine, 150)
+TestNoOpMachine = _case(NoOpMachine, 50)
