@@ -14,7 +14,7 @@ from tests.support.fakes.emulated_engine import emulated_engine
 from tests.support.servers import serve_checkpoint
 from tests.support.until import until
 
-TOKENS = 1600
+TOKENS = 800
 PROMPT = [7, 11, 13]
 SMALL_WINDOW = (
     ("grpc.http2.bdp_probe", 0),

@@ -20,7 +20,7 @@ from tests.support.repository import ROOT
 from tests.support.scorecard import Scorecard
 
 SHORT_SEEDS, WHOLE_SEEDS = 480, 20
-SHORT_STEPS = 120
+SHORT_STEPS = 100
 """After which the first of these seeds stop. The others are as long as they draw; `make nightly` plays more of them."""
 SEEDS = SHORT_SEEDS + WHOLE_SEEDS
 LONG_SEEDS = 2_000

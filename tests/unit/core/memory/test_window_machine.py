@@ -32,7 +32,7 @@ from core.memory.window.window_bounds import WindowBounds
 from core.memory.window.window_pages import NAME, WindowPages
 from core.prefix.registry import build_prefix_cache
 
-EXAMPLES, CALLS = 120, 40
+EXAMPLES, CALLS = 80, 40
 MAX_LEN = 60
 ROWS = 5
 CALLED: Counter[str] = Counter()
