@@ -27,7 +27,7 @@ from tests.unit.core.models.lora.peft_oracle import ADAPTERS, make_adapter
 
 REGEX = "[0-9]{4}(-[a-z]{3,6}){40,60}"
 """Longer than `TOKENS` for whoever spells it letter by letter."""
-ROUND = 4
+ROUND = 3
 """Of each kind of generation."""
 TOKENS = 96
 
