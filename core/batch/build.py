@@ -63,7 +63,9 @@ class StepPlan:
     decode_rows: Ints
     """int64[n]: rows that compute one token each."""
     decode_lens: Ints
-    """int64[n]: tokens of `decode_rows` in the pools before this step."""
+    """int64[n]: the most tokens that `decode_rows` may have in the pools before this step."""
+    decode_lower: Ints
+    """int64[n]: the least."""
     table_writes: TableWrites
     fresh_rows: Ints
     """int64[k]: rows that got a new owner since the last step."""
@@ -75,17 +77,15 @@ class StepPlan:
 def build_batch(
     plan: StepPlan,
     generations: Ints,
-    slots: Callable[[Ints, Ints], Ints],
     sampling: Callable[[Ints, Ints], SamplingBatch],
     pin: Callable[[list[Ints]], torch.Tensor],
     companions: Callable[[Ints, Ints, Ints], Writes],
 ) -> ScheduleBatch:
     """The frozen batch of `plan`.
 
-    `generations`: int64 by row. `slots(rows, positions)`: the KV slots of these tokens. `sampling(rows, seq_lens)`:
-    options of the rows that sample. `pin`: copies token ids to memory that the device can copy from, end to end.
-    `companions(rows, prefix_lens, extend_lens)`: plans the companions' part of the step and returns their device
-    writes. All arrays are int64.
+    `generations`: int64 by row. `sampling(rows, seq_lens)`: options of the rows that sample. `pin`: copies token ids to
+    memory that the device can copy from, end to end. `companions(rows, prefix_lens, extend_lens)`: plans the
+    companions' part of the step and returns their device writes. All arrays are int64.
     """
     num_extend, num_decode = len(plan.segments), len(plan.decode_rows)
     ones = np.ones(num_decode, np.int64)
@@ -102,9 +102,10 @@ def build_batch(
         rows=rows,
         generations=generations[rows],
         prefix_lens=prefix_lens,
+        lower_lens=plan.decode_lower,
         extend_lens=extend_lens,
         num_extend=num_extend,
-        out_cache_loc=slots(*_token_places(rows, prefix_lens, extend_lens)),
+        num_tokens=int(extend_lens.sum()),
         table_writes=plan.table_writes,
         sample_indices=sample_indices,
         sampling=sampling(rows[sample_indices], sample_lens),
@@ -129,10 +130,6 @@ def token_positions(prefix_lens: Ints, extend_lens: Ints) -> Ints:
     total = int(ends[-1]) if len(ends) else 0
     positions: Ints = np.arange(total) + np.repeat(prefix_lens - (ends - extend_lens), extend_lens)
     return positions
-
-
-def _token_places(rows: Ints, prefix_lens: Ints, extend_lens: Ints) -> tuple[Ints, Ints]:
-    return np.repeat(rows, extend_lens), token_positions(prefix_lens, extend_lens)
 
 
 def _pooling(segments: list[Segment], generations: Ints) -> PoolingBatch | None:

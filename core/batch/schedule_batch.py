@@ -69,13 +69,15 @@ class ScheduleBatch:
     generations: Ints
     """int64[B]."""
     prefix_lens: Ints
-    """int64[B]: tokens whose KV is in the pools before this step."""
+    """int64[B]: tokens whose KV is in the pools before this step; of a decode row the most that may be there."""
+    lower_lens: Ints
+    """int64[n]: the least that may be there of each decode row. How many there are is read on the forward stream."""
     extend_lens: Ints
     """int64[B]: tokens computed by this step; 1 for decode rows."""
     num_extend: int
     """The first `num_extend` of the B rows are prefill segments, the rest decode rows."""
-    out_cache_loc: Ints
-    """int64[T]: the KV slot of every computed token, in input order."""
+    num_tokens: int
+    """T: tokens computed by this step."""
     table_writes: TableWrites
     sample_indices: Ints
     """int64[S]: which of the B rows sample (all decode rows, and prefill segments that end their prompt)."""
@@ -97,7 +99,7 @@ class ScheduleBatch:
 
     @property
     def seq_lens(self) -> Ints:
-        """int64[B]: tokens in the pools after this step."""
+        """int64[B]: tokens in the pools after this step; of a decode row the most that may be there."""
         return self.prefix_lens + self.extend_lens
 
     @property

@@ -23,6 +23,7 @@ from core.device.graphs import Graph, GraphMaker
 from core.device.static_block import StaticBlock
 from core.executor.device_state import DeviceState
 from core.models.base import ModelSpec, hooks_layers
+from core.relay.resolve import DecodeRows
 from core.types.arrays import Ints
 
 logger = logging.getLogger(__name__)
@@ -30,8 +31,8 @@ logger = logging.getLogger(__name__)
 FINE, COARSE, COARSE_FROM, LARGEST = 8, 64, 256, 1024
 """Sizes are multiples of FINE up to COARSE_FROM and of COARSE above; larger batches than LARGEST are not captured."""
 
-SECTIONS = 4
-"""Inputs with one entry per row: rows, lengths, KV slots, lengths before the step (which are the positions)."""
+SECTIONS = 3
+"""Inputs with one entry per row: rows, and the least and the most of their lengths before the step."""
 
 NO_LENGTHS: Ints = np.empty(0, np.int64)
 """Host lengths of a captured batch. Real ones would be frozen by the capture, so code that reads them must fail now."""
@@ -67,7 +68,7 @@ class DecodeInputs:
     rows: torch.Tensor
     """int64[B]."""
     seq_lens: torch.Tensor
-    """int64[B]: lengths after the step, in tokens."""
+    """int64[B]: lengths after the step, in tokens; written by the replay."""
     fresh: torch.Tensor
     """int64[F]: rows with a new owner."""
     table: tuple[torch.Tensor, torch.Tensor, torch.Tensor]
@@ -77,8 +78,9 @@ class DecodeInputs:
 class DecodeGraphs:
     """Graphs by batch size over the device state of one engine. Forward stream only.
 
-    Capture and replay read addresses, never host values: the four sections at the beginning of `block`, the table, the
-    pools, the FutureMap and its counters, the weights. `logits` float32[largest, V] is the one output, written last.
+    Capture and replay read addresses, never host values: the sections at the beginning of `block`, the table, the
+    pools, the FutureMap and its counters, the weights. Where a row stands is read in the replay, as in a step without
+    graphs. Outputs: `seq_lens` int64[largest], lengths after the step, and `logits` float32[largest, V], written last.
     """
 
     def __init__(self, state: DeviceState, sizes: Sequence[int], maker: GraphMaker) -> None:
@@ -89,6 +91,7 @@ class DecodeGraphs:
         # Room for the sections, and beside them for every row fresh and one new page of table writes for every row.
         self.block = StaticBlock(largest * (SECTIONS + 1 + 3 * state.kv_pool.page_size), state.staging)
         self.logits = torch.zeros(largest, state.model.spec.vocab_size, dtype=torch.float32, device=device)
+        self.seq_lens = torch.zeros(largest, dtype=torch.int64, device=device)
         # Each row has one token, so place i holds the last token of row i.
         self._last = torch.arange(largest, device=device)
         self._graphs: dict[int, Graph] = {}
@@ -104,7 +107,7 @@ class DecodeGraphs:
         with self._state.streams.on_forward():
             for done, size in enumerate(reversed(self._sizes), start=1):
                 # All padding: a capture runs the step, and padded rows write to padding only.
-                self.block.fill(_sections(NO_LENGTHS, NO_LENGTHS, NO_LENGTHS, NO_LENGTHS, size))
+                self.block.fill(_sections(NO_LENGTHS, NO_LENGTHS, NO_LENGTHS, size))
                 self._graphs[size] = self._maker.capture(self._work(size))
                 if progress is not None:
                     progress(done, len(self._sizes))
@@ -119,13 +122,12 @@ class DecodeGraphs:
         """Copy the inputs of `batch`, which `takes` accepted, to the device in one transfer, with fresh padding."""
         size, count = self._size(len(batch.rows)), len(batch.rows)
         writes = batch.table_writes
-        sections = _sections(batch.rows, batch.seq_lens, batch.out_cache_loc, batch.prefix_lens, size)
+        sections = _sections(batch.rows, batch.lower_lens, batch.prefix_lens, size)
         beside = (batch.fresh_rows, writes.rows, writes.positions, writes.slots)
         views = self.block.fill([*sections, *beside])
-        rows, _, lens = views[:3]
         fresh, *table = views[len(sections) :]
-        assert len(rows) == len(lens) == count
-        return DecodeInputs(size, rows, lens, fresh, (table[0], table[1], table[2]))
+        assert len(views[0]) == count
+        return DecodeInputs(size, views[0], self.seq_lens[:count], fresh, (table[0], table[1], table[2]))
 
     def replay(self, inputs: DecodeInputs) -> torch.Tensor:
         """float32[B, V]: logits of the real rows, a view that the next replay overwrites.
@@ -144,18 +146,19 @@ class DecodeGraphs:
 
     def _work(self, size: int) -> Callable[[], None]:
         state = self._state
-        rows, lens, slots, before = self.block.memory[: SECTIONS * size].split(size)
-        logits, last = self.logits[:size], self._last[:size]
+        rows, lower, upper = self.block.memory[: SECTIONS * size].split(size)
+        logits, lens, last = self.logits[:size], self.seq_lens[:size], self._last[:size]
 
         def work() -> None:
-            ids = state.future_map.gather(rows, before)
+            ids, before = DecodeRows(rows, lower, upper).resolve(state.future_map)
+            torch.add(before, 1, out=lens)
             batch = ForwardBatch(
                 mode=ForwardMode.DECODE,
                 input_ids=ids,
                 positions=before,
                 rows=rows,
                 seq_lens=lens,
-                out_cache_loc=slots,
+                out_cache_loc=state.pool.slots(rows, before),
                 last_indices=last,
                 req_to_token=state.pool.table,
                 kv_pool=state.kv_pool,
@@ -191,7 +194,7 @@ def capture_decode_graphs(
     return graphs
 
 
-def _sections(rows: Ints, lens: Ints, slots: Ints, before: Ints, size: int) -> list[Ints]:
-    """Each input followed by its padding: padded rows are row 0 of length 1, and write KV slot 0 (law 6)."""
+def _sections(rows: Ints, lower: Ints, upper: Ints, size: int) -> list[Ints]:
+    """Each input followed by its padding: padded rows are row 0 at position 0, and write KV slot 0 (law 6)."""
     zeros = np.zeros(size - len(rows), np.int64)
-    return [rows, zeros, lens, np.ones_like(zeros), slots, zeros, before, zeros]
+    return [rows, zeros, lower, zeros, upper, zeros]

@@ -34,5 +34,5 @@ def _described(batch: ScheduleBatch) -> str:
         "embeddings": batch.pooling is not None,
     }
     used = ", ".join(name for name, is_used in options.items() if is_used)
-    size = f"{len(batch.rows)} rows, {len(batch.out_cache_loc)} tokens, {len(sampling)} sampled"
+    size = f"{len(batch.rows)} rows, {batch.num_tokens} tokens, {len(sampling)} sampled"
     return f"step {batch.step_id} ({batch.mode.value}: {size}{'; ' + used if used else ''})"

@@ -21,8 +21,9 @@ from core.executor.pooling import Pooler
 from core.executor.sampling_step import SamplingStep
 from core.executor.step_lanes import StepLanes, StepTracer
 from core.relay.payload import RelayPayload
-from core.relay.resolve import resolve_forward_inputs
+from core.relay.resolve import DecodeRows, resolve_forward_inputs
 from core.sampling.sampler import SampleOutput
+from core.types.arrays import Ints
 
 
 class StepRunner:
@@ -115,43 +116,39 @@ class StepRunner:
 
     def _prepare(self, batch: ScheduleBatch) -> ForwardBatch:
         """Apply what the scheduler decided to device state, then gather the inputs, which depend on it."""
-        state, writes = self._state, batch.table_writes
-        positions = token_positions(batch.prefix_lens, batch.extend_lens)
-        last_indices = np.cumsum(batch.extend_lens)[batch.sample_indices] - 1
-        rows, lens, slots, places, last, prefix, fresh, *table = state.staging.upload(
+        state, writes, chunks = self._state, batch.table_writes, batch.num_extend
+        # Without chunks each row has one token, which stands in the place of its row.
+        last_indices = np.cumsum(batch.extend_lens)[batch.sample_indices] - 1 if chunks else batch.sample_indices
+        rows, lower, upper, last, *uploaded = state.staging.upload(
             [
                 batch.rows,
-                batch.seq_lens,
-                batch.out_cache_loc,
-                positions,
+                batch.lower_lens,
+                batch.prefix_lens[chunks:],
                 last_indices,
-                batch.prefix_lens,
+                *_chunk_places(batch),
                 batch.fresh_rows,
                 writes.rows,
                 writes.positions,
                 writes.slots,
             ]
         )
+        places, (fresh, *table) = uploaded[:3], uploaded[3:]
         self._apply(batch, rows, fresh, table)
-        inputs = resolve_forward_inputs(
-            batch.staging,
-            rows[batch.num_extend :],
-            prefix[batch.num_extend :],
-            state.future_map,
-            len(batch.out_cache_loc),
-            int(batch.encoder_lens.sum()),
-        )
+        decode = DecodeRows(rows[chunks:], lower, upper)
+        encoder_tokens = int(batch.encoder_lens.sum()) if len(batch.encoder_lens) else 0
+        inputs = resolve_forward_inputs(batch.staging, decode, state.future_map, batch.num_tokens, encoder_tokens)
+        token_rows, positions, seq_lens = decode.behind(places, inputs.decode_lens)
         return ForwardBatch(
             mode=batch.mode,
             input_ids=inputs.ids,
-            positions=places,
+            positions=positions,
             rows=rows,
-            seq_lens=lens,
-            out_cache_loc=slots,
+            seq_lens=seq_lens,
+            out_cache_loc=state.pool.slots(token_rows, positions),
             last_indices=last,
             req_to_token=state.pool.table,
             kv_pool=state.kv_pool,
-            num_extend=batch.num_extend,
+            num_extend=chunks,
             prefix_lens_host=batch.prefix_lens,
             extend_lens_host=batch.extend_lens,
             wants_hidden=batch.pooling is not None,
@@ -179,7 +176,8 @@ class StepRunner:
         if len(batch.sample_indices):
             # In the middle of a prompt a row has a length to publish, but samples nothing to stash.
             if len(batch.sample_indices) < len(batch.rows):
-                rows, lens = self._state.staging.upload([batch.sample_rows, batch.seq_lens[batch.sample_indices]])
+                rows, sampling = self._state.staging.upload([batch.sample_rows, batch.sample_indices])
+                lens = lens.index_select(0, sampling)
             future_map.stash(rows, RelayPayload(sampled.tokens))
             self._sampling.append(rows, lens, sampled.tokens, batch)
         return published
@@ -217,3 +215,15 @@ class StepRunner:
         wanted = (sampled.logprobs, sampled.top_ids, sampled.top_values)
         fetched = [None if tensor is None else fetch(tensor) for tensor in wanted]
         return SampleOutput(fetch(sampled.tokens), fetch(sampled.non_finite), *fetched)
+
+
+NO_CHUNKS: Ints = np.empty(0, np.int64)
+
+
+def _chunk_places(batch: ScheduleBatch) -> tuple[Ints, Ints, Ints]:
+    """(row and position of each token of the prompt chunks, int64[Tp] each; lengths behind them, int64[num_extend])."""
+    chunks = batch.num_extend
+    if chunks == 0:
+        return NO_CHUNKS, NO_CHUNKS, NO_CHUNKS
+    prefix, extend = batch.prefix_lens[:chunks], batch.extend_lens[:chunks]
+    return np.repeat(batch.rows[:chunks], extend), token_positions(prefix, extend), prefix + extend

@@ -21,7 +21,7 @@ class StepLanes:
 
     def __init__(self, recording: Recording, anchor: Mark, batch: ScheduleBatch, launched_at: float) -> None:
         self._recording, self._anchor = recording, anchor
-        self._step, self._tokens = batch.step_id, len(batch.out_cache_loc)
+        self._step, self._tokens = batch.step_id, batch.num_tokens
         self._launched_at = launched_at
         self._copying = self._copied = anchor
 

@@ -46,6 +46,8 @@ class ReqToTokenPool:
         self.device = device
         self.recorder: Recorder | None = None
         self.table = self.new_row_buffer((max_context_len,), torch.int32)
+        # Its entries in one row: a look-up by one index takes less than one by two.
+        self._entries = self.table.view(-1)
 
     @property
     def size(self) -> int:
@@ -70,6 +72,13 @@ class ReqToTokenPool:
         if self.recorder is not None:
             self.recorder.wrote("req_to_token", rows)
         self.table[rows, positions] = slots.to(torch.int32)
+
+    def slots(self, rows: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        """int64[n]: the KV slot of the token at positions[i] of rows[i]; int64[n] each. Forward stream only."""
+        if self.recorder is not None:
+            self.recorder.read("req_to_token", rows)
+        places = torch.add(positions, rows, alpha=self.max_context_len)
+        return self._entries.index_select(0, places).to(torch.int64)
 
     def check_padding(self) -> None:
         """Raise InvariantViolation if row 0 is not all zero. Waits for the device: for tests and idle checks only."""

@@ -218,12 +218,6 @@ class RequestMemory:
         short: np.ndarray = positions >= self._count[rows] * self.page_size
         return short
 
-    def slots(self, rows: Ints, positions: Ints) -> Ints:
-        """int64[n]: the KV slot of each pair (rows[i], positions[i]), int64[n] both."""
-        pages = self._pages[rows, positions // self.page_size]
-        slots: Ints = pages * self.page_size + positions % self.page_size
-        return slots
-
     def take_writes(self) -> TableWrites:
         """Table entries noted since the last call, in order. The very next batch must carry them."""
         return self._writes.take()

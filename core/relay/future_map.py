@@ -21,8 +21,8 @@ from core.relay.payload import NEW_SEQ_LENS, OUTPUT_TOKENS, Column, RelayPayload
 class FutureMap:
     """Columns over all rows of `pool`, padding row included. Every method runs on the forward stream (law 2).
 
-    One step calls `gather` (inputs), then `publish` (lengths), then `stash` (tokens and extras), in this order. Publish
-    comes before stash because planning needs only lengths and must not wait for tokens (law 9).
+    One step calls `lengths` and `gather` (inputs), then `publish` (lengths), then `stash` (tokens and extras), in this
+    order. Publish comes before stash because planning needs only lengths and must not wait for tokens (law 9).
     """
 
     def __init__(
@@ -80,34 +80,38 @@ class FutureMap:
             check("relay_payload_shape", tuple(values.shape) == expected, column=name, shape=tuple(values.shape))
             self._buffers[name].index_copy_(0, rows, values.to(column.dtype))
 
-    def gather(self, rows: torch.Tensor, seq_lens: torch.Tensor | None = None) -> torch.Tensor:
+    def lengths(self, rows: torch.Tensor, lower: torch.Tensor, upper: torch.Tensor) -> torch.Tensor:
+        """int64[n]: the published length of each of `rows`, int64[n], in tokens; reading does not consume it.
+
+        `lower` and `upper`, int64[n]: the least and the most that the plan allows. A length outside means that the
+        row's last step was not the one that the scheduler planned. It is a violation, and cut to these bounds: what the
+        step computes from it stays in pages of the row's owner.
+        """
+        if rows.numel() == 0:
+            return rows.new_empty(0, dtype=torch.int64)
+        published = self.extra(NEW_SEQ_LENS.name, rows)
+        allowed = torch.clamp(published, lower, upper)
+        self._checks.expect_same(published, allowed, self.violated(rows.numel()))
+        return allowed
+
+    def gather(self, rows: torch.Tensor) -> torch.Tensor:
         """int64[n]: the newest token of each of `rows`, int64[n], consumed by this read.
 
-        `seq_lens`, int64[n]: the lengths before this step that the plan assumes. A published length that differs means
-        that the row's last step was not the one that the scheduler planned.
+        `lengths` was called for the same rows before: this adds to the violations that it has found.
         """
         if rows.numel() == 0:
             return rows.new_empty(0, dtype=torch.int64)
         if self._recorder is not None:
             # The read consumes: it writes -1 back.
             self._recorder.wrote(OUTPUT_TOKENS.name, rows)
-        violated = self.violated(rows.numel())
-        if seq_lens is not None:
-            self._checks.expect_equal(self.seq_lens(rows), seq_lens, violated)
-        else:
-            violated.zero_()
-        return self._checks.consume(self._buffers[OUTPUT_TOKENS.name], rows, violated)
+        return self._checks.consume(self._buffers[OUTPUT_TOKENS.name], rows, self.violated(rows.numel()))
 
     def violated(self, count: int) -> torch.Tensor:
         """int64[count]: for the first `count` rows of the last `gather`, 1 where token or length was wrong, else 0.
 
-        A view, which the next `gather` overwrites. Undefined when device asserts are off.
+        A view, which the next `lengths` overwrites. Undefined when device asserts are off.
         """
         return self._violated[:count]
-
-    def seq_lens(self, rows: torch.Tensor) -> torch.Tensor:
-        """int64[n]: the published length of each of `rows`, in tokens; reading does not consume it."""
-        return self.extra(NEW_SEQ_LENS.name, rows)
 
     def extra(self, name: str, rows: torch.Tensor) -> torch.Tensor:
         """[n, *tail]: the column `name` of `rows`, int64[n]. Raises KeyError for a column that was not declared."""

@@ -1,12 +1,16 @@
-"""Where the input ids of a step come from: the one resolve path for prompt ids and relayed tokens.
+"""Where the inputs of a step come from: the one resolve path for prompt ids, relayed tokens and their places.
 
 Runs at forward entry on the forward stream. Prompt ids stay on the host until then (SGLang #25945), decode tokens come
 out of the FutureMap, and a mixed step takes both. The encoder's ids come the same way but in a tensor of their own,
 so they need not be stripped from the prompt ids as in SGLang.
+
+Where a decode row stands is read here too, not in the plan: the plan knows bounds, since how many tokens the step
+before has accepted is known on the device first.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -17,23 +21,48 @@ from core.relay.future_map import FutureMap
 
 
 @dataclass(frozen=True, slots=True)
-class InputIds:
-    """Input ids of one step on the device."""
+class DecodeRows:
+    """The n decode rows of a step on the device, int64[n] each, and what the plan knows of them."""
+
+    rows: torch.Tensor
+    lower: torch.Tensor
+    """The least number of tokens that each may have in the pools before this step."""
+    upper: torch.Tensor
+    """The most."""
+
+    def resolve(self, future_map: FutureMap) -> tuple[torch.Tensor, torch.Tensor]:
+        """(newest tokens, which this consumes; tokens in the pools before this step), int64[n] each."""
+        # Lengths first: `gather` adds to the violations that they have found.
+        lens = future_map.lengths(self.rows, self.lower, self.upper)
+        return future_map.gather(self.rows), lens
+
+    def behind(self, chunks: Sequence[torch.Tensor], lens: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """(row and position of each token of a step, int64[T] each; lengths after it, int64[B]).
+
+        `chunks`: the same three of its prompt chunks, of no element where it has none. `lens`: as `resolve` returned
+        them; empty where the step has no decode rows.
+        """
+        tails = (self.rows, lens, lens + 1)
+        if chunks[0].numel() == 0:
+            return tails
+        return tuple(chunks) if lens.numel() == 0 else tuple(map(torch.cat, zip(chunks, tails, strict=True)))
+
+
+@dataclass(frozen=True, slots=True)
+class ResolvedInputs:
+    """Input ids of one step on the device, and where its decode rows stand."""
 
     ids: torch.Tensor
     """int64[T]."""
     encoder_ids: torch.Tensor | None
     """int64[E], read by the encoder only; None when the step encodes no input."""
+    decode_lens: torch.Tensor
+    """int64[n]: tokens of each decode row in the pools before this step."""
 
 
 def resolve_forward_inputs(
-    staging: InputStaging,
-    decode_rows: torch.Tensor,
-    decode_lens: torch.Tensor | None,
-    future_map: FutureMap,
-    num_tokens: int,
-    num_encoder_tokens: int = 0,
-) -> InputIds:
+    staging: InputStaging, decode: DecodeRows, future_map: FutureMap, num_tokens: int, num_encoder_tokens: int = 0
+) -> ResolvedInputs:
     """The `num_tokens` input ids of a step, prefill ids first, then one token per decode row.
 
     Three cases:
@@ -41,23 +70,24 @@ def resolve_forward_inputs(
     (2) Prompt ids are staged: prefill.
     (3) Prompt ids and decode rows are staged: mixed.
 
-    `decode_rows` and `decode_lens`, int64[n] each, are on the device. Staged encoder ids, `num_encoder_tokens` of them,
-    end in `encoder_ids`. The staging is cleared only after everything succeeded, so a failed copy leaves it whole.
-    Raises InvariantViolation when the ids are not as many as planned.
+    Staged encoder ids, `num_encoder_tokens` of them, end in `encoder_ids`. The staging is cleared only after everything
+    succeeded, so a failed copy leaves it whole. Raises InvariantViolation when the ids are not as many as planned.
     """
+    device = decode.rows.device
     prompt = staging.prefill_ids_cpu
     if prompt is None:
-        ids = future_map.gather(decode_rows, decode_lens)
+        ids, decode_lens = decode.resolve(future_map)
     else:
-        ids = prompt.to(decode_rows.device, non_blocking=True)
+        ids, decode_lens = prompt.to(device, non_blocking=True), decode.rows[:0]
         if staging.mix_decode_rows is not None:
-            ids = torch.cat([ids, future_map.gather(decode_rows, decode_lens)])
+            tails, decode_lens = decode.resolve(future_map)
+            ids = torch.cat([ids, tails])
     check("resolve_length", ids.numel() == num_tokens, got=ids.numel(), expected=num_tokens)
     encoder = staging.encoder_ids_cpu
     staged = 0 if encoder is None else encoder.numel()
     check("encoder_length", staged == num_encoder_tokens, got=staged, expected=num_encoder_tokens)
-    encoder_ids = None if encoder is None else encoder.to(decode_rows.device, non_blocking=True)
+    encoder_ids = None if encoder is None else encoder.to(device, non_blocking=True)
     staging.prefill_ids_cpu = None
     staging.mix_decode_rows = None
     staging.encoder_ids_cpu = None
-    return InputIds(ids, encoder_ids)
+    return ResolvedInputs(ids, encoder_ids, decode_lens)

@@ -129,11 +129,14 @@ class Planner:
         running = self._running
         fresh, fresh_rows = self._lifecycle.take_fresh()
         penalised = [req for req in fresh if req.params.penalised]
+        # A step before that is still in flight computes one token of a row: the bounds of its length are one.
+        decode_lens = running.planned[decode_rows]
         plan = StepPlan(
             step_id=self._next_step,
             segments=segments,
             decode_rows=decode_rows,
-            decode_lens=running.planned[decode_rows],
+            decode_lens=decode_lens,
+            decode_lower=decode_lens,
             table_writes=self._memory.take_writes(),
             fresh_rows=fresh_rows,
             history_writes=HistoryWrites(
@@ -143,13 +146,11 @@ class Planner:
             after_idle=after_idle,
             grammar_seeds=tuple(self._seed(req) for req in fresh if req.grammar is not None),
         )
-        # After the plan: its `decode_lens` are a copy of the lengths before this step.
+        # After the plan: its lengths are a copy of those before this step.
         running.planned[decode_rows] += 1
         self._next_step += 1
         memory = self._memory
-        return build_batch(
-            plan, memory.rows.generations, memory.slots, self._sampling.batch, self._pin, memory.plan_companions
-        )
+        return build_batch(plan, memory.rows.generations, self._sampling.batch, self._pin, memory.plan_companions)
 
     def _seed(self, req: Req) -> GrammarSeed:
         assert req.grammar is not None

@@ -83,7 +83,7 @@ class Tally:
 
     def submitted(self, batch: ScheduleBatch) -> int:
         """A step was submitted. Returns the number of tokens that it computes."""
-        tokens, decodes = len(batch.out_cache_loc), len(batch.rows) - batch.num_extend
+        tokens, decodes = batch.num_tokens, len(batch.rows) - batch.num_extend
         self._decoded += decodes
         self._prefilled += tokens - decodes
         self._histograms["step_tokens"].observe_one(tokens)

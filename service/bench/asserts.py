@@ -53,7 +53,7 @@ class CheckedRelay:
     def _one_step(self, tokens: torch.Tensor) -> torch.Tensor:
         self._buffer.index_copy_(0, self._rows, tokens)
         violated = self._violated[: len(self._rows)]
-        self._checks.expect_equal(self._lens, self._lens, violated)
+        self._checks.expect_same(self._lens, self._lens, violated)
         read = self._checks.consume(self._buffer, self._rows, violated)
         self._checks.snapshot(violated)
         return read

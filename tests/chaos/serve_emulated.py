@@ -21,7 +21,7 @@ from core.engine import build
 from core.engine.async_engine import AsyncEngine, BuiltEngine
 from core.invariants import InvariantViolation
 from core.relay.future_map import FutureMap
-from core.relay.payload import OUTPUT_TOKENS
+from core.relay.payload import NEW_SEQ_LENS, OUTPUT_TOKENS
 from core.text.tokenizer import Tokenizer
 from service.bench.emulated import EmulatedStreams
 from service.cli.cli import main
@@ -78,10 +78,10 @@ def forgetful(faults: Faults) -> type[FutureMap]:
     """A FutureMap that loses the token of each row of length `forget_at_length`."""
 
     class Forgetful(FutureMap):
-        def gather(self, rows: torch.Tensor, seq_lens: torch.Tensor | None = None) -> torch.Tensor:
-            lost = rows[self.seq_lens(rows) == faults.forget_at_length]
+        def gather(self, rows: torch.Tensor) -> torch.Tensor:
+            lost = rows[self.extra(NEW_SEQ_LENS.name, rows) == faults.forget_at_length]
             self.buffer(OUTPUT_TOKENS.name)[lost] = OUTPUT_TOKENS.fill
-            return super().gather(rows, seq_lens)
+            return super().gather(rows)
 
     return Forgetful
 

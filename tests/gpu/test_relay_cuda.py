@@ -46,7 +46,8 @@ class Pair:
             if command == "stash":
                 relay.stash(on_device, RelayPayload(given))
             elif command == "gather":
-                results.append(torch.stack([relay.gather(on_device, given), relay.violated(len(rows))]).cpu())
+                lens = relay.lengths(on_device, given - 1, given)
+                results.append(torch.stack([lens, relay.gather(on_device), relay.violated(len(rows))]).cpu())
             else:
                 getattr(relay, command)(*((on_device, given) if command == "publish" else (on_device,)))
         assert not results or torch.equal(*results)

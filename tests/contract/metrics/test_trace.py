@@ -117,7 +117,7 @@ def test_device_times_become_the_hosts_by_the_quickest_copy(monkeypatch: pytest.
     recording, clock = Recording(), [0.0]
     monkeypatch.setattr(step_lanes.time, "monotonic", lambda: clock[0])
     anchor = DeviceMark(1000.0)
-    batch = type("Batch", (), {"step_id": 1, "out_cache_loc": [0] * 3})()
+    batch = type("Batch", (), {"step_id": 1, "num_tokens": 3})()
     for began, noticed_after in ((1000.0, 0.005), (1000.1, 0.0001), (1000.2, 0.003)):
         lanes = step_lanes.StepLanes(recording, anchor, batch, clock[0])  # type: ignore[arg-type]
         lanes.copying(DeviceMark(began + 0.05))

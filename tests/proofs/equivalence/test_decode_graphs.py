@@ -97,7 +97,14 @@ def static_addresses(runner: StepRunner) -> set[int]:
     assert isinstance(graphs, DecodeGraphs)
     module = state.model.module  # type: ignore[attr-defined]
     pools = [state.kv_pool, *(each.kv for each in state.companions.values() if hasattr(each, "kv"))]
-    tensors = [graphs.block.memory, graphs.logits, graphs._last, state.pool.table, state.checks.counters]
+    tensors = [
+        graphs.block.memory,
+        graphs.seq_lens,
+        graphs.logits,
+        graphs._last,
+        state.pool.table,
+        state.checks.counters,
+    ]
     tensors += [state.future_map.buffer(name) for name in ("output_tokens_buf", "new_seq_lens_buf")]
     tensors.append(state.future_map.violated(1))
     tensors += [each.table for each in state.companions.values() if hasattr(each, "table")]

@@ -57,7 +57,7 @@ def test_the_publish_event_stands_behind_the_lengths(number: int) -> None:
             assert published is not None
             with streams.on_copy():
                 published.wait(streams.copy)
-                read = future_map.seq_lens(rows)
+                read = future_map.extra("new_seq_lens_buf", rows)
             done = streams.new_event()
             done.record(streams.copy)
             done.synchronize()

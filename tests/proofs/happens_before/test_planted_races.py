@@ -83,9 +83,9 @@ def tokens_are_stashed_on_the_copy_stream(patch: pytest.MonkeyPatch) -> None:
 def tokens_are_gathered_on_the_copy_stream(patch: pytest.MonkeyPatch) -> None:
     gather = FutureMap.gather
 
-    def misplaced(self: FutureMap, rows: torch.Tensor, seq_lens: torch.Tensor | None = None) -> torch.Tensor:
+    def misplaced(self: FutureMap, rows: torch.Tensor) -> torch.Tensor:
         with self._streams.on_copy():
-            return gather(self, rows, seq_lens)
+            return gather(self, rows)
 
     patch.setattr(FutureMap, "gather", misplaced)
 

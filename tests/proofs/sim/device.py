@@ -23,7 +23,7 @@ from core.types.arrays import Ints
 from tests.proofs.sim.companions import CompanionSide
 from tests.proofs.sim.kv_memory import KVMemory, Table
 from tests.proofs.sim.ledger import Ledger
-from tests.proofs.sim.plain import Plain
+from tests.proofs.sim.plain import Plain, written_pages
 from tests.proofs.sim.poison import Poison
 from tests.proofs.sim.reference import ROOT, blend
 from tests.proofs.sim.scenario import Scenario
@@ -87,6 +87,8 @@ class Job:
     print: tuple[bytes, ...] | None
     condemned: list[tuple[int, int]]
     """Owners of the requests that failed before it."""
+    pages: set[int]
+    """Pages that it writes to, which its rows held when it was submitted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +111,7 @@ def fingerprint(batch: ScheduleBatch) -> tuple[bytes, ...]:
         batch.generations,
         batch.prefix_lens,
         batch.extend_lens,
-        batch.out_cache_loc,
+        batch.lower_lens,
         batch.sample_indices,
         batch.fresh_rows,
         batch.encoder_lens,
@@ -143,6 +145,7 @@ class SimExecutor(ABC):
         size = memory.allocator.page_size
         self.kv = KVMemory((memory.allocator.num_pages + 1) * size, size)
         self.poison = Poison(size, hits)
+        self._memory = memory
         self._watch = Watch(memory)
         self._story, self._hits = story, hits
         self._submitted: deque[Job] = deque()
@@ -198,6 +201,7 @@ class SimExecutor(ABC):
                 left,
                 fingerprint(batch) if batch.step_id % FINGERPRINT_EVERY == 0 else None,
                 self.poison.take(),
+                written_pages(batch, self._memory),
             )
         )
 
@@ -322,9 +326,8 @@ class SimExecutor(ABC):
         if not flying.isdisjoint(batch.fresh_rows.tolist()):
             self._hits("row_reused_in_flight")
         size = self.kv.page_size
-        written = {slot // size for job in self._submitted for slot in job.batch.out_cache_loc.tolist()}
         taken = {slot // size for slot in batch.table_writes.slots.tolist()}
-        if not written.isdisjoint(taken):
+        if any(not job.pages.isdisjoint(taken) for job in self._submitted):
             self._hits("page_reused_in_flight")
 
     def _spoiled_place(self, plain: Plain) -> int:

@@ -178,7 +178,7 @@ def entry_counts_pages_differently(patch: Patch) -> None:
 # The device's side.
 
 
-@mutant("page_table")
+@mutant("out_cache_loc", "page_table")
 def table_writes_are_lost(patch: Patch) -> None:
     """The device keeps an entry of the former owner."""
 
@@ -191,14 +191,15 @@ def table_writes_are_lost(patch: Patch) -> None:
 
 @mutant("out_cache_loc")
 def two_tokens_share_a_slot(patch: Patch) -> None:
-    """The last token of a step is written over the first."""
+    """The last table entry of a step names the slot of the first."""
 
-    def same(old: Any, self: RequestMemory, rows: Ints, positions: Ints) -> Ints:
-        slots: Ints = old(self, rows, positions)
+    def same(old: Any, self: RequestMemory) -> TableWrites:
+        writes = old(self)
+        slots = writes.slots.copy()
         slots[-1:] = slots[:1]
-        return slots
+        return replace(writes, slots=slots)
 
-    put(patch, RequestMemory, "slots", same)
+    put(patch, RequestMemory, "take_writes", same)
 
 
 @mutant("crash:RuntimeError", "ledger:read-before-write", "tokens", real=True)

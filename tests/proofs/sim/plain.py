@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from core.batch.schedule_batch import ScheduleBatch
+from core.memory.request_memory import RequestMemory
 
 
 @dataclass(slots=True)
@@ -51,3 +52,10 @@ class Plain:
         for length in self.lens:
             yield ids[at : at + length]
             at += length
+
+
+def written_pages(batch: ScheduleBatch, memory: RequestMemory) -> set[int]:
+    """The pages that a batch writes to, which its rows hold while it is submitted."""
+    size = memory.page_size
+    spans = zip(batch.rows.tolist(), batch.prefix_lens.tolist(), batch.seq_lens.tolist(), strict=True)
+    return {page for row, start, end in spans for page in memory._pages[row, start // size : -(-end // size)].tolist()}

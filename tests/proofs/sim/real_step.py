@@ -59,10 +59,10 @@ class BookedFutureMap(FutureMap):
         """`step` works for `owners`, generations by row; for any other row its accesses are those of a stranger."""
         self._owners, self._step = owners, step
 
-    def gather(self, rows: torch.Tensor, seq_lens: torch.Tensor | None = None) -> torch.Tensor:
+    def gather(self, rows: torch.Tensor) -> torch.Tensor:
         for row in rows.tolist():
             self._ledger.read(row, self._owners.get(row, -1), self._step)
-        return super().gather(rows, seq_lens)
+        return super().gather(rows)
 
     def stash(self, rows: torch.Tensor, payload: RelayPayload) -> None:
         for row in rows.tolist():

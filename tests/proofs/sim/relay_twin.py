@@ -7,6 +7,7 @@ fake one. A share of the seeds runs the real one.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import ne
 
 UNWRITTEN = -1
 
@@ -30,11 +31,17 @@ class RelayTwin:
         for row, token in zip(rows, tokens, strict=True):
             self.tokens[row] = token
 
-    def gather(self, rows: Sequence[int], seq_lens: Sequence[int]) -> list[int]:
+    def lengths(self, rows: Sequence[int], lower: Sequence[int], upper: Sequence[int]) -> list[int]:
+        """The published length of each row; one outside its bounds counts, and reads as the nearer bound."""
+        published = [self.lens[row] for row in rows]
+        allowed = [min(max(p, low), high) for p, low, high in zip(published, lower, upper, strict=True)]
+        self.counts[1] += sum(map(ne, published, allowed))
+        return allowed
+
+    def gather(self, rows: Sequence[int]) -> list[int]:
         """The newest token of each row, consumed by this read; an unwritten one counts, and reads as 0."""
         if not rows:
             return []
-        self.counts[1] += sum(self.lens[row] != length for row, length in zip(rows, seq_lens, strict=True))
         found = [self.tokens[row] for row in rows]
         self.counts[0] += sum(token < 0 for token in found)
         for row in rows:

@@ -26,9 +26,12 @@ class Both:
         self.real = FutureMap(ReqToTokenPool(ROWS, 4, CPU), DeviceStreams(CPU), self.checks)
         self.twin = RelayTwin(ROWS + 1)
 
-    def gather(self, rows: list[int], lens: list[int]) -> None:
-        real = self.real.gather(torch.tensor(rows, dtype=torch.int64), torch.tensor(lens, dtype=torch.int64))
-        assert self.twin.gather(rows, lens) == real.tolist()
+    def gather(self, rows: list[int], upper: list[int]) -> None:
+        """Lengths and tokens, as a step asks for them."""
+        lower = [length - length % 3 for length in upper]
+        at, *bounds = (torch.tensor(each, dtype=torch.int64) for each in (rows, lower, upper))
+        assert self.twin.lengths(rows, lower, upper) == self.real.lengths(at, *bounds).tolist()
+        assert self.twin.gather(rows) == self.real.gather(at).tolist()
 
     def publish(self, rows: list[int], lens: list[int]) -> None:
         self.real.publish(torch.tensor(rows, dtype=torch.int64), torch.tensor(lens, dtype=torch.int64))

@@ -47,7 +47,9 @@ class TwinDevice(SimExecutor):
         for row, ids in zip(batch.history_writes.rows, batch.history_writes.ids, strict=True):
             self._history[row] = ids.tolist()
         inputs, tables = self._inputs(batch, plain), [table[row] for row in rows]
-        states = self._forward(plain, inputs, tables, batch.out_cache_loc.tolist())
+        spans = zip(tables, plain.starts, plain.ends, strict=True)
+        slots = [slot for row, start, end in spans for slot in row[start:end]]
+        states = self._forward(plain, inputs, tables, slots)
         tokens = hash_sampler.sample([states[place] for place in plain.places], batch.sampling, self._seen)
         marks = self._spoil(batch, tokens)
         self._relay(batch, plain, tokens)
@@ -71,9 +73,10 @@ class TwinDevice(SimExecutor):
         tails = plain.rows[first:]
         for row, generation in zip(tails, plain.generations[first:], strict=True):
             self.ledger.read(row, generation, batch.step_id)
-        found = prompt + self.relay.gather(tails, plain.starts[first:])
-        if self.relay.counts != [0, 0]:
-            raise Violation("relay_check", f"unwritten reads and wrong lengths: {self.relay.counts}")
+        lens = self.relay.lengths(tails, batch.lower_lens.tolist() if tails else [], plain.starts[first:])
+        found = prompt + self.relay.gather(tails)
+        if self.relay.counts != [0, 0] or lens != plain.starts[first:]:
+            raise Violation("relay_check", f"unwritten reads and wrong lengths: {self.relay.counts}, {lens}")
         staging.prefill_ids_cpu = staging.mix_decode_rows = staging.encoder_ids_cpu = None
         return found
 

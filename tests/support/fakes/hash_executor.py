@@ -89,14 +89,14 @@ class HashExecutor:
 
     def _execute(self, batch: ScheduleBatch) -> StepResult:
         assert (batch.rows > 0).all() and len(set(batch.rows.tolist())) == len(batch.rows)
-        assert (batch.out_cache_loc > 0).all(), "slot 0 of page 0 is padding"
         writes = batch.table_writes
         self.table[writes.rows, writes.positions] = writes.slots
         self.future[batch.fresh_rows] = UNWRITTEN
         tokens, positions = self._inputs(batch)
         rows = np.repeat(batch.rows, batch.extend_lens)
-        assert (self.table[rows, positions] == batch.out_cache_loc).all(), "table and out_cache_loc disagree"
-        self.kv[batch.out_cache_loc] = [content(t, p) for t, p in zip(tokens.tolist(), positions.tolist(), strict=True)]
+        slots = self.table[rows, positions]
+        assert (slots > 0).all(), "slot 0 of page 0 is padding"
+        self.kv[slots] = [content(t, p) for t, p in zip(tokens.tolist(), positions.tolist(), strict=True)]
         sampled = np.asarray([self._sample(batch, i) for i in batch.sample_indices.tolist()], np.int64)
         self.future[batch.sample_rows] = sampled
         nothing = np.zeros(len(sampled), np.bool_)

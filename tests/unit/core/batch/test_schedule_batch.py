@@ -21,11 +21,10 @@ GENERATIONS = np.arange(100, 110)
 
 def step(segments: list[Segment], rows: list[int], lens: list[int]) -> ScheduleBatch:
     decodes = np.array(rows, np.int64), np.array(lens, np.int64)
-    plan = StepPlan(7, segments, *decodes, cast(TableWrites, None), NONE, HistoryWrites(), False)
+    plan = StepPlan(7, segments, *decodes, decodes[1] - 2, cast(TableWrites, None), NONE, HistoryWrites(), False)
     return build_batch(
         plan,
         GENERATIONS,
-        slots=lambda rows, positions: rows * 100 + positions,
         sampling=lambda rows, lens: cast(Any, SimpleNamespace(rows=rows, lens=lens)),
         pin=lambda parts: torch.from_numpy(np.concatenate(parts)),
         companions=lambda *_: {},
@@ -40,7 +39,8 @@ def test_a_prompt_that_goes_on_samples_nothing_and_shifts_nobody() -> None:
     assert batch.sample_rows.tolist() == [2, 9, 1]
     assert batch.sample_generations.tolist() == [102, 109, 101], "tokens are for the owners of their own rows"
     assert cast(Any, batch.sampling).lens.tolist() == [5, 21, 31]
-    assert batch.out_cache_loc.tolist() == [408, 409, 410, 200, 201, 202, 203, 204, 920, 130]
+    assert batch.num_tokens == 10
+    assert batch.prefix_lens.tolist() == [8, 0, 20, 30] and batch.lower_lens.tolist() == [18, 28]
 
 
 def test_a_batch_is_as_long_as_its_rows_whatever_their_options_bring() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import weakref
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ from core.executor.launched_step import LaunchedStep
 from core.executor.step import StepRunner
 from core.relay.future_map import FutureMap
 from core.relay.payload import RelayPayload
+from core.sampling.penalties import TokenHistory
 from core.scheduler.outputs import StepOutputs
 from core.types.io import Pooling
 from core.types.request import Req
@@ -114,6 +116,37 @@ def test_a_launched_step_keeps_what_its_copies_read(kind: str, monkeypatch: pyte
         assert req.vector is not None and req.vector.tolist() == [1.0] * 4
     else:
         assert req.outputs.tolist() == expected_tokens(req.prompt.tolist(), 4, VOCAB) or kind != "greedy"
+
+
+def test_outputs_enter_the_history_behind_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also beside chunks in the middle of a prompt, whose rows come first in a step and sample nothing."""
+    entered: list[int] = []
+    append = TokenHistory.append
+
+    def heard(self: TokenHistory, rows: torch.Tensor, lens: torch.Tensor, tokens: torch.Tensor) -> None:
+        entered.extend(lens[rows == 1].tolist())
+        append(self, rows, lens, tokens)
+
+    monkeypatch.setattr(TokenHistory, "append", heard)
+    config = Scenario(()).config()
+    config = replace(config, scheduler=replace(config.scheduler, chunked_prefill_size=4))
+    built = assemble(config, HashModel(VOCAB, CONTEXT), tokenizer(), DeviceStreams(torch.device("cpu")))
+    modes: list[tuple[int, int]] = []
+    executor = built.new_executor(lambda: None)
+    submit = executor.submit
+    monkeypatch.setattr(
+        executor, "submit", lambda batch: (modes.append((batch.num_extend, len(batch.sampling))), submit(batch))
+    )
+    scheduler = built.new_scheduler(executor, lambda outputs, now: None)
+    scheduler.intake.add(ask(12, presence_penalty=0.5))
+    while not scheduler.running.known.max() > 9:
+        scheduler.step(0.0)
+    long = Req("long", 0, np.arange(1, 30, dtype=np.int64), SamplingParams(temperature=0.0), 1, 2)
+    scheduler.intake.add(long)
+    while scheduler.has_work:
+        scheduler.step(0.0)
+    assert modes.count((1, 1)) > 3, "chunks that sample nothing beside a decode row"
+    assert entered == list(range(7, 7 + 12))
 
 
 def test_a_new_owner_finds_nothing_of_the_former_one_in_its_row(monkeypatch: pytest.MonkeyPatch) -> None:

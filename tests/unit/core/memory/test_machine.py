@@ -30,6 +30,7 @@ from core.memory.kv_allocator import PagedKVAllocator
 from core.memory.request_memory import RequestMemory
 from core.memory.rows import RowAllocator
 from core.prefix.registry import build_prefix_cache
+from tests.support.page_slots import slots_of
 from tests.support.scorecard import Scorecard
 
 EXAMPLES, CALLS = 150, 40
@@ -119,7 +120,7 @@ class MemoryMachine(RuleBasedStateMachine):
             return
         self.apply_writes()
         owner.ids = [*owner.ids, token]
-        assert self.memory.slots(rows, place)[0] == self.table[owner.row, len(owner.ids) - 1]
+        assert slots_of(self.memory, rows, place)[0] == self.table[owner.row, len(owner.ids) - 1]
         self.compute(owner, len(owner.ids))
 
     @precondition(lambda self: self.owners)

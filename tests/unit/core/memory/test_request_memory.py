@@ -9,6 +9,7 @@ from core.memory.kv_allocator import PagedKVAllocator
 from core.memory.request_memory import RequestMemory, Seat
 from core.memory.rows import RowAllocator
 from core.prefix.registry import build_prefix_cache
+from tests.support.page_slots import slots_of
 
 PAGE = 4
 
@@ -45,7 +46,7 @@ def test_table_writes_name_every_slot_once() -> None:
     assert memory.grow(np.array([a.row]))
     writes = memory.take_writes()
     assert writes.rows.tolist() == [a.row] * 12 and writes.positions.tolist() == list(range(12))
-    assert (memory.slots(writes.rows, writes.positions) == writes.slots).all()
+    assert (slots_of(memory, writes.rows, writes.positions) == writes.slots).all()
     assert len(set(writes.slots.tolist())) == 12 and writes.slots.min() >= PAGE, "page 0 is padding"
     assert len(memory.take_writes().rows) == 0
 
@@ -63,8 +64,8 @@ def test_offered_pages_are_shared_while_their_owner_runs() -> None:
     memory.offer(a.row, ids(10))
     b = admit(memory, np.append(ids(8), [99, 98]))
     assert b.cached_tokens == 8
-    shared = memory.slots(np.full(8, a.row), ids(8))
-    assert (memory.slots(np.full(8, b.row), ids(8)) == shared).all()
+    shared = slots_of(memory, np.full(8, a.row), ids(8))
+    assert (slots_of(memory, np.full(8, b.row), ids(8)) == shared).all()
     memory.release(a.row, a.generation, ids(10))
     memory.check_integrity()
     memory.release(b.row, b.generation, np.append(ids(8), [99, 98]))
@@ -132,7 +133,7 @@ def test_a_row_that_changes_hands_within_a_plan_has_one_owner_s_writes() -> None
     writes = memory.take_writes()
     places = list(zip(writes.rows.tolist(), writes.positions.tolist(), strict=True))
     assert len(set(places)) == len(places) == 4 + 12
-    assert (memory.slots(writes.rows, writes.positions) == writes.slots).all()
+    assert (slots_of(memory, writes.rows, writes.positions) == writes.slots).all()
 
 
 @pytest.mark.parametrize("cache", ["radix", "none"])

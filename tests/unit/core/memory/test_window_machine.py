@@ -31,6 +31,7 @@ from core.memory.rows import RowAllocator
 from core.memory.window.window_bounds import WindowBounds
 from core.memory.window.window_pages import NAME, WindowPages
 from core.prefix.registry import build_prefix_cache
+from tests.support.page_slots import slots_of
 
 EXAMPLES, CALLS = 80, 40
 MAX_LEN = 60
@@ -171,7 +172,7 @@ class WindowMachine(RuleBasedStateMachine):
 
     def slot(self, row: int, position: int) -> int:
         """The window slot as the device finds it: by the row's table, then by the translation."""
-        kv_slot = int(self.memory.slots(np.array([row]), np.array([position]))[0])
+        kv_slot = int(slots_of(self.memory, np.array([row]), np.array([position]))[0])
         page = int(self.table[kv_slot // self.page])
         assert page > 0, ("a page inside a window is not there", row, position)
         return page * self.page + kv_slot % self.page

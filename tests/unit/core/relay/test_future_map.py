@@ -57,7 +57,7 @@ def test_empty_rows_return_before_any_shape_is_looked_at() -> None:
     nothing = rows()
     future_map.stash(nothing, RelayPayload(torch.zeros(3, 4, 5)))
     assert future_map.publish(nothing, torch.zeros(2, 2)) is None
-    assert future_map.gather(nothing).shape == (0,)
+    assert future_map.gather(nothing).shape == future_map.lengths(nothing, nothing, nothing).shape == (0,)
     future_map.forget(nothing)
 
 
@@ -66,7 +66,7 @@ def test_every_publish_has_its_own_event() -> None:
     first = future_map.publish(rows(1), torch.tensor([4], dtype=torch.int32))
     second = future_map.publish(rows(1), torch.tensor([5]))
     assert first is not None and second is not None and first is not second
-    assert future_map.seq_lens(rows(1)).tolist() == [5]
+    assert future_map.extra("new_seq_lens_buf", rows(1)).tolist() == [5]
 
 
 def test_trap_stops_at_an_unwritten_read_and_says_why() -> None:
@@ -106,15 +106,34 @@ def test_padding_row_is_exempt_and_stays_readable() -> None:
     assert checks.counters.sum() == 0
 
 
-def test_published_length_must_be_what_the_plan_assumes() -> None:
+def test_published_lengths_must_be_among_those_that_were_planned() -> None:
     future_map, checks = make(AssertMode.COUNT)
-    future_map.publish(rows(1, 2), torch.tensor([7, 9]))
-    future_map.stash(rows(1, 2), RelayPayload(torch.tensor([3, 4])))
-    future_map.gather(rows(1, 2), torch.tensor([7, 8]))
+    future_map.publish(rows(1, 2, 3, 4), torch.tensor([7, 9, 5, 6]))
+    future_map.stash(rows(1, 3, 4), RelayPayload(torch.tensor([3, 4, 5])))
+    found = future_map.lengths(rows(1, 2, 3, 4), torch.tensor([5, 6, 6, 6]), torch.tensor([7, 8, 9, 9]))
+    assert found.tolist() == [7, 8, 6, 6], "cut to what the plan allows: the row's own pages"
+    future_map.gather(rows(1, 2, 3, 4))
+    assert future_map.violated(4).tolist() == [0, 1, 1, 0]
     assert dict(zip(DEVICE_CHECKS, checks.counters.tolist(), strict=True)) == {
-        "relay_unwritten_read": 0,
-        "relay_seq_len": 1,
+        "relay_unwritten_read": 1,
+        "relay_seq_len": 2,
     }
+    found = future_map.lengths(rows(4), torch.tensor([6]), torch.tensor([6]))
+    assert found.tolist() == [6] and future_map.violated(4).tolist() == [0, 1, 1, 0], "marks are those of the last call"
+
+
+def test_a_trap_stops_at_a_length_that_was_not_planned() -> None:
+    future_map, _ = make(AssertMode.TRAP)
+    future_map.publish(rows(1), torch.tensor([7]))
+    with pytest.raises(RuntimeError, match="relay_seq_len"):
+        future_map.lengths(rows(1), torch.tensor([8]), torch.tensor([9]))
+
+
+def test_without_checks_a_length_is_cut_all_the_same() -> None:
+    future_map, checks = make(AssertMode.OFF)
+    future_map.publish(rows(1), torch.tensor([70]))
+    assert future_map.lengths(rows(1), torch.tensor([8]), torch.tensor([9])).tolist() == [9]
+    assert checks.counters.sum() == 0
 
 
 def test_forget_makes_the_next_owners_early_read_visible() -> None:

@@ -9,16 +9,16 @@ import torch
 from core.batch.schedule_batch import InputStaging
 from core.invariants import InvariantViolation
 from core.relay.payload import RelayPayload
-from core.relay.resolve import resolve_forward_inputs
+from core.relay.resolve import DecodeRows, resolve_forward_inputs
 from tests.unit.core.relay.test_future_map import make, rows
 
-NONE = rows()
+NONE = DecodeRows(rows(), rows(), rows())
 
 
 def test_prefill_takes_the_staged_ids() -> None:
     future_map, _ = make()
     staging = InputStaging(torch.tensor([4, 5, 6]))
-    assert resolve_forward_inputs(staging, NONE, None, future_map, 3).ids.tolist() == [4, 5, 6]
+    assert resolve_forward_inputs(staging, NONE, future_map, 3).ids.tolist() == [4, 5, 6]
     assert staging.prefill_ids_cpu is None
 
 
@@ -26,14 +26,15 @@ def test_decode_relays_from_the_map() -> None:
     future_map, _ = make()
     future_map.publish(rows(2, 3), torch.tensor([10, 20]))
     future_map.stash(rows(2, 3), RelayPayload(torch.tensor([7, 8])))
-    inputs = resolve_forward_inputs(InputStaging(), rows(3, 2), torch.tensor([20, 10]), future_map, 2)
-    assert inputs.ids.tolist() == [8, 7]
+    decode = DecodeRows(rows(3, 2), torch.tensor([19, 10]), torch.tensor([21, 10]))
+    inputs = resolve_forward_inputs(InputStaging(), decode, future_map, 2)
+    assert inputs.ids.tolist() == [8, 7] and inputs.decode_lens.tolist() == [20, 10]
 
 
 def test_encoder_ids_stay_apart_and_are_consumed() -> None:
     future_map, _ = make()
     staging = InputStaging(torch.tensor([4]), None, torch.tensor([7, 8, 9]))
-    inputs = resolve_forward_inputs(staging, NONE, None, future_map, 1, 3)
+    inputs = resolve_forward_inputs(staging, NONE, future_map, 1, 3)
     assert inputs.ids.tolist() == [4]
     assert inputs.encoder_ids is not None and inputs.encoder_ids.tolist() == [7, 8, 9]
     assert staging == InputStaging()
@@ -44,26 +45,40 @@ def test_a_wrong_number_of_encoder_ids_leaves_the_staging_whole(staged: torch.Te
     future_map, _ = make()
     staging = InputStaging(torch.tensor([4]), None, staged)
     with pytest.raises(InvariantViolation, match="encoder_length"):
-        resolve_forward_inputs(staging, NONE, None, future_map, 1, expected)
+        resolve_forward_inputs(staging, NONE, future_map, 1, expected)
     assert staging.prefill_ids_cpu is not None and staging.encoder_ids_cpu is staged
 
 
 def test_mixed_puts_prompt_chunks_before_decode_tails() -> None:
     future_map, _ = make()
+    future_map.publish(rows(5), torch.tensor([30]))
     future_map.stash(rows(5), RelayPayload(torch.tensor([9])))
     staging = InputStaging(torch.tensor([1, 2]), np.array([5]))
-    assert resolve_forward_inputs(staging, rows(5), None, future_map, 3).ids.tolist() == [1, 2, 9]
+    inputs = resolve_forward_inputs(staging, DecodeRows(rows(5), rows(30), rows(30)), future_map, 3)
+    assert inputs.ids.tolist() == [1, 2, 9] and inputs.decode_lens.tolist() == [30]
     assert staging == InputStaging()
+
+
+@pytest.mark.parametrize("chunked", [True, False])
+@pytest.mark.parametrize("decoding", [True, False])
+def test_tokens_stand_behind_chunks_where_their_lengths_say(chunked: bool, decoding: bool) -> None:
+    """Row 7 computes positions 3 and 4 of its prompt; rows 2 and 5 have 10 and 20 tokens."""
+    chunks = (rows(7, 7), rows(3, 4), rows(5)) if chunked else (rows(), rows(), rows())
+    at, lens = (rows(2, 5), rows(10, 20)) if decoding else (rows(), rows())
+    found = [each.tolist() for each in DecodeRows(at, lens, lens).behind(chunks, lens)]
+    begun = [[7, 7], [3, 4], [5]] if chunked else [[], [], []]
+    tails = [[2, 5], [10, 20], [11, 21]] if decoding else [[], [], []]
+    assert found == [first + last for first, last in zip(begun, tails, strict=True)]
 
 
 def test_nothing_at_all_is_an_empty_step() -> None:
     future_map, _ = make()
-    assert resolve_forward_inputs(InputStaging(), NONE, None, future_map, 0).ids.shape == (0,)
+    assert resolve_forward_inputs(InputStaging(), NONE, future_map, 0).ids.shape == (0,)
 
 
 def test_wrong_length_is_caught_and_staging_kept() -> None:
     future_map, _ = make()
     staging = InputStaging(torch.tensor([1, 2]))
     with pytest.raises(InvariantViolation, match="resolve_length"):
-        resolve_forward_inputs(staging, NONE, None, future_map, 3)
+        resolve_forward_inputs(staging, NONE, future_map, 3)
     assert staging.prefill_ids_cpu is not None, "what was staged can be inspected or submitted again"

@@ -115,7 +115,8 @@ def test_the_relay_waits_for_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
         assert checks._consume is device_checks._consume, "what is compiled on a GPU is this function"
         relay = FutureMap(ReqToTokenPool(ROWS, LONGEST, ELSEWHERE), streams, checks)
         rows = torch.arange(1, 4, device=ELSEWHERE)
-        tokens = relay.gather(rows, rows)
+        relay.lengths(rows, rows, rows)
+        tokens = relay.gather(rows)
         relay.publish(rows, rows)
         relay.stash(rows, RelayPayload(tokens))
         relay.forget(rows)

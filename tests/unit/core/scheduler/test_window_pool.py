@@ -32,8 +32,9 @@ class WindowExecutor(HashExecutor):
         if writes is not None:
             self.translation[writes.pages] = writes.windows
         result = super()._execute(batch)
-        written = self._translated(batch.out_cache_loc)
-        self.windows[written] = self.kv[batch.out_cache_loc]
+        for row, prefix, end in zip(batch.rows, batch.prefix_lens, batch.seq_lens, strict=True):
+            slots = self.table[row, prefix:end]
+            self.windows[self._translated(slots)] = self.kv[slots]
         for row, prefix, end in zip(batch.rows, batch.prefix_lens, batch.seq_lens, strict=True):
             slots = self.table[row, max(0, prefix - WINDOW + 1) : end]
             assert (self.windows[self._translated(slots)] == self.kv[slots]).all(), (batch.step_id, row)
