@@ -23,7 +23,7 @@ from core.types.arrays import Ints
 from tests.proofs.sim.companions import CompanionSide
 from tests.proofs.sim.kv_memory import KVMemory, Table
 from tests.proofs.sim.ledger import Ledger
-from tests.proofs.sim.plain import Plain, written_pages
+from tests.proofs.sim.plain import Plain, planned_slots
 from tests.proofs.sim.poison import Poison
 from tests.proofs.sim.reference import ROOT, blend
 from tests.proofs.sim.scenario import Scenario
@@ -87,8 +87,8 @@ class Job:
     print: tuple[bytes, ...] | None
     condemned: list[tuple[int, int]]
     """Owners of the requests that failed before it."""
-    pages: set[int]
-    """Pages that it writes to, which its rows held when it was submitted."""
+    slots: list[int]
+    """As in `Plain`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,7 +201,7 @@ class SimExecutor(ABC):
                 left,
                 fingerprint(batch) if batch.step_id % FINGERPRINT_EVERY == 0 else None,
                 self.poison.take(),
-                written_pages(batch, self._memory),
+                planned_slots(batch, self._memory),
             )
         )
 
@@ -233,6 +233,7 @@ class SimExecutor(ABC):
             self._executed.append(StepResult.failed(job.batch.step_id, self._failure))
             return True
         plain = Plain.of(job.batch)
+        plain.slots = job.slots
         self._take_back(job.freed)
         self.poison.begin(job.condemned)
         self._check(job, plain)
@@ -274,8 +275,9 @@ class SimExecutor(ABC):
     def _compute(self, batch: ScheduleBatch, plain: Plain) -> StepResult:
         """Table writes, inputs, forward, sampling, relay."""
 
-    def _forward(self, plain: Plain, ids: list[int], tables: list[Table], out: list[int]) -> list[int]:
+    def _forward(self, plain: Plain, ids: list[int], tables: list[Table]) -> list[int]:
         """What the fake model makes of each row: what all the pools that it reads say together."""
+        out = plain.slots
         found = (side.roots(plain) for side in self.sides)
         plain.roots = next((each for each in found if each is not None), [ROOT] * len(plain.rows))
         read = [self.kv.run(plain.rows, plain.starts, plain.lens, ids, tables, out, plain.roots)]
@@ -327,7 +329,7 @@ class SimExecutor(ABC):
             self._hits("row_reused_in_flight")
         size = self.kv.page_size
         taken = {slot // size for slot in batch.table_writes.slots.tolist()}
-        if any(not job.pages.isdisjoint(taken) for job in self._submitted):
+        if any(slot // size in taken for job in self._submitted for slot in job.slots):
             self._hits("page_reused_in_flight")
 
     def _spoiled_place(self, plain: Plain) -> int:

@@ -7,11 +7,12 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import torch
 
 from core.batch.build import Segment, joined
 from core.batch.schedule_batch import ScheduleBatch
 from core.memory.kv_allocator import PagedKVAllocator
-from core.memory.req_to_token_pool import TableWrites
+from core.memory.req_to_token_pool import ReqToTokenPool, TableWrites
 from core.memory.request_memory import RequestMemory
 from core.memory.rows import RowAllocator
 from core.prefix.radix import RadixCache
@@ -178,7 +179,7 @@ def entry_counts_pages_differently(patch: Patch) -> None:
 # The device's side.
 
 
-@mutant("out_cache_loc", "page_table")
+@mutant("page_table")
 def table_writes_are_lost(patch: Patch) -> None:
     """The device keeps an entry of the former owner."""
 
@@ -189,8 +190,20 @@ def table_writes_are_lost(patch: Patch) -> None:
     put(patch, RequestMemory, "take_writes", lossy)
 
 
-@mutant("out_cache_loc")
+@mutant("out_cache_loc", real=True)
 def two_tokens_share_a_slot(patch: Patch) -> None:
+    """The last token of a step is written over the first."""
+
+    def same(old: Any, self: ReqToTokenPool, rows: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        slots: torch.Tensor = old(self, rows, positions)
+        slots[-1:] = slots[:1]
+        return slots
+
+    put(patch, ReqToTokenPool, "slots", same)
+
+
+@mutant("page_table")
+def two_entries_name_one_slot(patch: Patch) -> None:
     """The last table entry of a step names the slot of the first."""
 
     def same(old: Any, self: RequestMemory) -> TableWrites:

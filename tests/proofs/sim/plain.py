@@ -5,8 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+import numpy as np
+
+from core.batch.build import token_positions
 from core.batch.schedule_batch import ScheduleBatch
 from core.memory.request_memory import RequestMemory
+from tests.support.page_slots import slots_of
 
 
 @dataclass(slots=True)
@@ -27,6 +31,8 @@ class Plain:
     encoder_lens: list[int]
     roots: list[int] = field(default_factory=list)
     """What the first token of each row follows; found out when the forward begins."""
+    slots: list[int] = field(default_factory=list)
+    """The KV slot of each token, as the scheduler had it when it submitted the batch; the table must say the same."""
 
     @classmethod
     def of(cls, batch: ScheduleBatch) -> Plain:
@@ -54,8 +60,7 @@ class Plain:
             at += length
 
 
-def written_pages(batch: ScheduleBatch, memory: RequestMemory) -> set[int]:
-    """The pages that a batch writes to, which its rows hold while it is submitted."""
-    size = memory.page_size
-    spans = zip(batch.rows.tolist(), batch.prefix_lens.tolist(), batch.seq_lens.tolist(), strict=True)
-    return {page for row, start, end in spans for page in memory._pages[row, start // size : -(-end // size)].tolist()}
+def planned_slots(batch: ScheduleBatch, memory: RequestMemory) -> list[int]:
+    """The KV slot of each token of a batch, by the pages that its rows hold while it is submitted."""
+    rows = np.repeat(batch.rows, batch.extend_lens)
+    return slots_of(memory, rows, token_positions(batch.prefix_lens, batch.extend_lens)).tolist()

@@ -37,7 +37,7 @@ from tests.proofs.sim.plain import Plain
 from tests.proofs.sim.real_cross import RealCross
 from tests.proofs.sim.real_states import RealStates
 from tests.proofs.sim.scenario import Scenario
-from tests.proofs.sim.story import Hits, Story
+from tests.proofs.sim.story import Hits, Story, Violation
 
 CPU = torch.device("cpu")
 
@@ -154,7 +154,9 @@ class RunnerDevice(SimExecutor):
         assert self._plain is not None, "the model runs inside a step"
         for side in self._real:
             side.receive(batch)
-        return self._forward(self._plain, batch.input_ids.tolist(), tables, batch.out_cache_loc.tolist())
+        if (out := batch.out_cache_loc.tolist()) != self._plain.slots:
+            raise Violation("out_cache_loc", f"the step writes to {out}, planned are {self._plain.slots}")
+        return self._forward(self._plain, batch.input_ids.tolist(), tables)
 
     def spoil_now(self, tokens: list[int]) -> np.ndarray:
         """See `SimExecutor._spoil`: for the step that runs now, from where a real device finds it out."""

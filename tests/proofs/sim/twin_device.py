@@ -47,9 +47,7 @@ class TwinDevice(SimExecutor):
         for row, ids in zip(batch.history_writes.rows, batch.history_writes.ids, strict=True):
             self._history[row] = ids.tolist()
         inputs, tables = self._inputs(batch, plain), [table[row] for row in rows]
-        spans = zip(tables, plain.starts, plain.ends, strict=True)
-        slots = [slot for row, start, end in spans for slot in row[start:end]]
-        states = self._forward(plain, inputs, tables, slots)
+        states = self._forward(plain, inputs, tables)
         tokens = hash_sampler.sample([states[place] for place in plain.places], batch.sampling, self._seen)
         marks = self._spoil(batch, tokens)
         self._relay(batch, plain, tokens)

@@ -94,6 +94,7 @@ class HashExecutor:
         self.future[batch.fresh_rows] = UNWRITTEN
         tokens, positions = self._inputs(batch)
         rows = np.repeat(batch.rows, batch.extend_lens)
+        assert (batch.lower_lens == batch.prefix_lens[batch.num_extend :]).all(), "a token a step: each length is known"
         slots = self.table[rows, positions]
         assert (slots > 0).all(), "slot 0 of page 0 is padding"
         self.kv[slots] = [content(t, p) for t, p in zip(tokens.tolist(), positions.tolist(), strict=True)]

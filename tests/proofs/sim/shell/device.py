@@ -92,8 +92,8 @@ class ShellDevice(TwinDevice):
             self._wake()
         self._go_on()
 
-    def _forward(self, plain: Plain, ids: list[int], tables: list[Table], out: list[int]) -> list[int]:
-        self._states = super()._forward(plain, ids, tables, out)
+    def _forward(self, plain: Plain, ids: list[int], tables: list[Table]) -> list[int]:
+        self._states = super()._forward(plain, ids, tables)
         return self._states
 
     def _compute(self, batch: ScheduleBatch, plain: Plain) -> StepResult:
