@@ -77,15 +77,16 @@ class StepPlan:
 def build_batch(
     plan: StepPlan,
     generations: Ints,
-    sampling: Callable[[Ints, Ints], SamplingBatch],
+    sampling: Callable[[Ints, Ints, Ints], SamplingBatch],
     pin: Callable[[list[Ints]], torch.Tensor],
     companions: Callable[[Ints, Ints, Ints], Writes],
 ) -> ScheduleBatch:
     """The frozen batch of `plan`.
 
-    `generations`: int64 by row. `sampling(rows, seq_lens)`: options of the rows that sample. `pin`: copies token ids to
-    memory that the device can copy from, end to end. `companions(rows, prefix_lens, extend_lens)`: plans the
-    companions' part of the step and returns their device writes. All arrays are int64.
+    `generations`: int64 by row. `sampling(rows, lower, upper)`: options of the rows that sample, for tokens behind at
+    least and at most so many others. `pin`: copies token ids to memory that the device can copy from, end to end.
+    `companions(rows, prefix_lens, extend_lens)`: plans the companions' part of the step and returns their device
+    writes. All arrays are int64.
     """
     num_extend, num_decode = len(plan.segments), len(plan.decode_rows)
     ones = np.ones(num_decode, np.int64)
@@ -94,7 +95,8 @@ def build_batch(
     extend_lens = np.concatenate([_ints(s.length for s in plan.segments), ones])
     finals = np.fromiter((s.final and s.pooling is None for s in plan.segments), np.bool_, num_extend)
     sample_indices = np.flatnonzero(np.concatenate([finals, ones.astype(np.bool_)]))
-    sample_lens = (prefix_lens + extend_lens)[sample_indices]
+    upper = prefix_lens + extend_lens
+    lower = np.concatenate([upper[:num_extend], plan.decode_lower + 1])
     inputs = [s.encoder_ids for s in plan.segments if s.encoder_ids is not None]
     return ScheduleBatch(
         step_id=plan.step_id,
@@ -108,7 +110,7 @@ def build_batch(
         num_tokens=int(extend_lens.sum()),
         table_writes=plan.table_writes,
         sample_indices=sample_indices,
-        sampling=sampling(rows[sample_indices], sample_lens),
+        sampling=sampling(rows[sample_indices], lower[sample_indices], upper[sample_indices]),
         staging=InputStaging(
             prefill_ids_cpu=pin([s.ids for s in plan.segments]) if plan.segments else None,
             mix_decode_rows=plan.decode_rows if num_extend and num_decode else None,

@@ -14,9 +14,8 @@ from core.types.arrays import Floats, Ints
 class SamplingBatch:
     """S rows sample in this step; every array below has length S unless it says otherwise.
 
-    Nothing here depends on a token that is still on the device, so the arrays can be built while the previous step
-    runs: `uniforms` holds f(seed, output position), known on the host (law 13); penalties read the device-side token
-    history.
+    Nothing here depends on what is still on the device, tokens or lengths, so the arrays can be built while the
+    previous step runs. `core.sampling.places` says where the rows stand; penalties read the device-side token history.
     """
 
     rows: Ints
@@ -28,18 +27,25 @@ class SamplingBatch:
     top_ps: Floats
     min_ps: Floats
     uniforms: npt.NDArray[np.float64]
-    """In [0, 1): the one random number of this row and output position."""
+    """float64[S, W] in [0, 1): the one random number of each row at length `lower_lens`, at the next, and so on, as far
+    as any row may be. Of no use, and [S, 1], where all rows are greedy."""
     repetition_penalties: Floats
     frequency_penalties: Floats
     presence_penalties: Floats
     prompt_lens: Ints
     """Tokens of the original prompt: the border between prompt and output in the token history."""
-    history_lens: Ints
-    """Tokens of prompt and output before the one sampled now: its position in the sequence."""
+    lower_lens: Ints
+    """The least number of tokens of prompt and output that may come before the one sampled now."""
+    upper_lens: Ints
+    """The most."""
     bias_rows: Ints
     """Any length: indices into S of `bias_values` (logit bias, and -inf for stop tokens below min_tokens)."""
     bias_tokens: Ints
     bias_values: Floats
+    bias_from: Ints
+    """The least length of its row at which each bias counts: what is forced or forbidden depends on the place."""
+    bias_until: Ints
+    """The least length from there at which it counts no more."""
     all_greedy: bool
     any_top_k: bool
     any_top_p: bool

@@ -18,9 +18,11 @@ from core.batch.schedule_batch import ScheduleBatch
 from core.device.event import Event
 from core.device.recorder import Recorder
 from core.device.shortage import MEMORY_ERRORS, is_out_of_memory, shortage
+from core.device.staging import Staging
 from core.executor.grammar_table import GrammarTable, Statuses
 from core.memory.req_to_token_pool import ReqToTokenPool
 from core.sampling.penalties import TokenHistory, has_penalty
+from core.sampling.places import Places
 from core.sampling.sampler import SampleOutput, Sampler, Scored
 from core.sampling.splitting import sample_in_pieces
 from core.types.arrays import Ints
@@ -47,6 +49,7 @@ class SamplingStep:
     def __init__(self, pool: ReqToTokenPool, sampler: Sampler, results: str, recorder: Recorder | None) -> None:
         """`results`: name of a step's host copies for the recorder."""
         self._pool = pool
+        self._staging = Staging(pool.device)
         self._sampler = sampler
         self._recorder = recorder
         self._history: TokenHistory | None = None
@@ -62,16 +65,17 @@ class SamplingStep:
             self._seed_history(batch)
         self._grammars.begin(batch)
 
-    def sample(self, logits: torch.Tensor, batch: ScheduleBatch) -> SampledRows:
+    def sample(self, logits: torch.Tensor, batch: ScheduleBatch, lens: torch.Tensor) -> SampledRows:
         """Draw the next tokens of S rows from `logits`, float32[S, V], which it modifies in place.
 
+        `lens`, int64[S]: tokens before each, on the device.
         The forward pass is already launched. Only a batch with constrained rows waits here, for the tokens of the step
         before (law 14).
         """
         sampling, lost = batch.sampling, _NOBODY
         if sampling.any_penalty and self._unseeded:
             sampling, lost = self._without_history(sampling)
-        scored, mask, status = Scored(logits), None, None
+        scored, mask, status = Scored(logits, Places.of(batch.sampling, lens, self._staging)), None, None
         # Before the grammars: scoring needs no mask, and the device works on it while the host waits for tokens.
         fits = self._score(scored, sampling)
         if len(sampling.constrained):

@@ -65,12 +65,16 @@ class StepRunner:
             began = state.streams.mark()
             lanes = self._tracer.begin(batch, began)
             inputs, logits, vectors = self._compute(batch, computing)
-            rows = self._sampling.sample(logits, batch)
+            sample_rows, sample_lens = self._sampled(batch, inputs)
+            rows = self._sampling.sample(logits, batch, sample_lens)
             sampled = rows.output
             if self._recorder is not None:
                 self._recorder.wrote(SAMPLED, (batch.step_id,))
             counted = state.checks.snapshot(state.future_map.violated(batch.num_decode))
-            published = self._relay(batch, inputs, sampled)
+            published = state.future_map.publish(inputs.rows, inputs.seq_lens)
+            assert published is not None, "the planner submits no empty step"
+            state.future_map.stash(sample_rows, RelayPayload(sampled.tokens))
+            self._sampling.append(sample_rows, sample_lens, sampled.tokens, batch)
             ended = state.streams.mark()
         previous_end, self._previous_end = self._previous_end, ended
         host, counts, fetched, copy_done = self._copy_out(batch.step_id, sampled, counted, vectors, published, lanes)
@@ -168,19 +172,13 @@ class StepRunner:
         state.future_map.forget(fresh)
         self._sampling.begin(batch)
 
-    def _relay(self, batch: ScheduleBatch, inputs: ForwardBatch | DecodeInputs, sampled: SampleOutput) -> Event:
-        future_map = self._state.future_map
-        rows, lens = inputs.rows, inputs.seq_lens
-        published = future_map.publish(rows, lens)
-        assert published is not None, "the planner submits no empty step"
-        if len(batch.sample_indices):
-            # In the middle of a prompt a row has a length to publish, but samples nothing to stash.
-            if len(batch.sample_indices) < len(batch.rows):
-                rows, sampling = self._state.staging.upload([batch.sample_rows, batch.sample_indices])
-                lens = lens.index_select(0, sampling)
-            future_map.stash(rows, RelayPayload(sampled.tokens))
-            self._sampling.append(rows, lens, sampled.tokens, batch)
-        return published
+    def _sampled(self, batch: ScheduleBatch, inputs: ForwardBatch | DecodeInputs) -> tuple[torch.Tensor, torch.Tensor]:
+        """(rows that sample, their lengths after this step), int64[S] each."""
+        # In the middle of a prompt a row has a length to publish, but samples nothing.
+        if len(batch.sample_indices) == len(batch.rows):
+            return inputs.rows, inputs.seq_lens
+        rows, places = self._state.staging.upload([batch.sample_rows, batch.sample_indices])
+        return rows, inputs.seq_lens.index_select(0, places)
 
     def _copy_out(
         self,

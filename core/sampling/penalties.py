@@ -2,7 +2,7 @@
 
 Under overlap the host plans a step before it knows the newest token, so counts kept on the host would be one token
 late. The history is therefore written and read on the forward stream: a step appends what it sampled, the next step
-counts what is there. Only lengths come from the host, and those it knows without knowing tokens.
+counts what is there. Lengths are known there first too; the host knows bounds.
 """
 
 from __future__ import annotations
@@ -68,19 +68,26 @@ class TokenHistory:
         self.buffer.index_put_((rows * fits, positions * fits), tokens.to(torch.int32))
 
 
-def apply_bias(logits: torch.Tensor, batch: SamplingBatch) -> None:
-    """Add the batch's bias entries to float32[S, V] logits, in place; -inf forbids a token."""
+def apply_bias(logits: torch.Tensor, batch: SamplingBatch, lens: torch.Tensor) -> None:
+    """Add the batch's bias entries to float32[S, V] logits, in place; -inf forbids a token.
+
+    `lens`, int64[S]: tokens before each place. An entry counts only where they are in its range.
+    """
     if len(batch.bias_rows) == 0:
         return
     staging = Staging(logits.device)
-    rows, tokens = staging.upload([batch.bias_rows, batch.bias_tokens])
+    rows, tokens, first, end = staging.upload([batch.bias_rows, batch.bias_tokens, batch.bias_from, batch.bias_until])
     (values,) = staging.upload([batch.bias_values])
+    places = lens.index_select(0, rows)
+    values = values.masked_fill((places < first).logical_or_(places >= end), 0.0)
     # Accumulate: a token can carry a client's bias and the -inf of min_tokens at once.
     logits.index_put_((rows, tokens), values, accumulate=True)
 
 
-def apply_penalties(logits: torch.Tensor, batch: SamplingBatch, history: TokenHistory) -> None:
+def apply_penalties(logits: torch.Tensor, batch: SamplingBatch, lens: torch.Tensor, history: TokenHistory) -> None:
     """Penalise tokens seen so far, in place on float32[S, V] logits; rows without penalties are not touched.
+
+    `lens`, int64[S]: tokens before each place, which is how many count.
 
     Repetition as in `transformers` and vLLM: over prompt and output, positive logits divided, negative multiplied.
     Frequency and presence as in OpenAI's API: over the output only, subtracted count times and once.
@@ -88,14 +95,12 @@ def apply_penalties(logits: torch.Tensor, batch: SamplingBatch, history: TokenHi
     places = _penalised(batch)
     if len(places) == 0:
         return
-    longest = int(batch.history_lens[places].max())
+    longest = int(batch.upper_lens[places].max())
     assert longest <= history.max_len, (longest, history.max_len)
     if history.recorder is not None:
         history.recorder.read("token_history", batch.rows[places])
     staging = Staging(logits.device)
-    index, rows, prompt_lens, lens = staging.upload(
-        [places, batch.rows[places], batch.prompt_lens[places], batch.history_lens[places]]
-    )
+    index, rows, prompt_lens = staging.upload([places, batch.rows[places], batch.prompt_lens[places]])
     repetition, frequency, presence = (
         column[:, None]
         for column in staging.upload(
@@ -107,7 +112,7 @@ def apply_penalties(logits: torch.Tensor, batch: SamplingBatch, history: TokenHi
         )
     )
     columns = torch.arange(longest, device=logits.device)
-    valid = columns < lens[:, None]
+    valid = columns < lens.index_select(0, index)[:, None]
     tokens = history.buffer[:, :longest].index_select(0, rows).long()
     # Leftovers beyond a row's length count for its first token with weight 0, and rewrite that token's own new logit.
     tokens = torch.where(valid, tokens, tokens[:, :1])
@@ -130,4 +135,4 @@ def has_penalty(batch: SamplingBatch) -> npt.NDArray[np.bool_]:
 
 def _penalised(batch: SamplingBatch) -> Ints:
     """int64[n]: places in the batch of the rows whose logits a penalty changes."""
-    return np.flatnonzero(has_penalty(batch) & (batch.history_lens > 0))
+    return np.flatnonzero(has_penalty(batch) & (batch.upper_lens > 0))

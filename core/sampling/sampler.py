@@ -25,6 +25,7 @@ from core.sampling.draw import draw, padded, weigh
 from core.sampling.grammar.mask import apply_mask
 from core.sampling.logprobs import leading_ids, pick_logprobs, raw_logprobs
 from core.sampling.penalties import TokenHistory, apply_bias, apply_penalties
+from core.sampling.places import Places
 from core.types.arrays import Ints
 
 MIN_TEMPERATURE = 1e-6
@@ -60,6 +61,7 @@ class Scored:
 
     logits: torch.Tensor
     """float32[S, V]; of the model, then with bias, penalties, mask and temperature."""
+    places: Places
     raw: torch.Tensor | None = None
     """float32[S, V]: log probabilities of the model itself, None unless some row wants them."""
     top_ids: torch.Tensor | None = None
@@ -78,7 +80,8 @@ class Scored:
         tensors = (self.raw, self.top_ids, self.tops, self.greedy)
         raw, top_ids, tops, greedy = (None if tensor is None else tensor[places] for tensor in tensors)
         divided = min(max(self.divided, places.start), places.stop) - places.start
-        return Scored(self.logits[places], raw, top_ids, self.is_biased, self.is_penalised, tops, greedy, divided)
+        logits, where = self.logits[places], self.places.part(places)
+        return Scored(logits, where, raw, top_ids, self.is_biased, self.is_penalised, tops, greedy, divided)
 
 
 class Sampler:
@@ -94,22 +97,25 @@ class Sampler:
         self,
         logits: torch.Tensor,
         batch: SamplingBatch,
+        places: Places,
         history: TokenHistory | None = None,
         mask: TokenMask | None = None,
     ) -> SampleOutput:
-        """Draw the next token of each of the S rows of `batch`: `score`, then `pick`.
+        """Draw the next token of each of the S rows of `batch`, which are at `places`: `score`, then `pick`.
 
         `logits`: contiguous float32[S, V], modified in place. `history`: needed when the batch has penalties.
         """
-        return self.pick(self.score(logits, batch, history), batch, mask)
+        return self.pick(self.score(logits, batch, places, history), batch, mask)
 
-    def score(self, logits: torch.Tensor, batch: SamplingBatch, history: TokenHistory | None = None) -> Scored:
+    def score(
+        self, logits: torch.Tensor, batch: SamplingBatch, places: Places, history: TokenHistory | None = None
+    ) -> Scored:
         """Do everything that needs no mask, so that a constrained step launches it before it waits for its mask.
 
         `logits`: contiguous float32[S, V], modified in place. `history` must be given when the batch has penalties, and
-        must hold `batch.history_lens` tokens per penalised row; the caller appends the new tokens.
+        must hold the tokens before its place of each penalised row; the caller appends the new tokens.
         """
-        scored = Scored(logits)
+        scored = Scored(logits, places)
         self.score_on(scored, batch, history)
         return scored
 
@@ -125,11 +131,11 @@ class Sampler:
             if batch.top_logprobs and scored.top_ids is None:
                 scored.top_ids = leading_ids(scored.raw, batch.top_logprobs)
         if not scored.is_biased:
-            apply_bias(logits, batch)
+            apply_bias(logits, batch, scored.places.lens)
             scored.is_biased = True
         if batch.any_penalty and not scored.is_penalised:
             assert history is not None, "penalties need the token history"
-            apply_penalties(logits, batch, history)
+            apply_penalties(logits, batch, scored.places.lens, history)
             scored.is_penalised = True
 
     def pick(self, scored: Scored, batch: SamplingBatch, mask: TokenMask | None = None) -> SampleOutput:
@@ -159,7 +165,8 @@ class Sampler:
         if len(places) < len(batch):
             (index,) = self._staging.upload([places])
             # Copies, so that the divisions below do not change the caller's `scored`.
-            scored, tops = Scored(scored.logits.index_select(0, index)), tops.index_select(0, index)
+            scored = Scored(scored.logits.index_select(0, index), scored.places.take(index))
+            tops = tops.index_select(0, index)
         # On the CPU a few rows at a time, so that a row stays in the cache from its division to its draw.
         step = max(1, CACHED_LOGITS // self.vocab_size) if self.device.type == "cpu" else len(places)
         parts = [
@@ -170,9 +177,9 @@ class Sampler:
 
     def _draw(self, scored: Scored, start: int, tops: torch.Tensor, batch: SamplingBatch, places: Ints) -> torch.Tensor:
         """int64[n] tokens of the n rows from `start` on, which are `places` of the batch and sample at random."""
-        temperatures, uniforms = self._staging.upload(
-            [np.maximum(batch.temperatures[places], np.float32(MIN_TEMPERATURE)), batch.uniforms[places]]
-        )
+        warm = np.maximum(batch.temperatures[places], np.float32(MIN_TEMPERATURE))
+        (temperatures,) = self._staging.upload([warm])
+        uniforms = scored.places.uniforms[start : start + len(places)]
         logits, done = scored.logits[start : start + len(places)], scored.divided - start
         if done <= 0:
             logits.div_(temperatures[:, None])

@@ -26,7 +26,7 @@ from core.types.arrays import Ints
 T = TypeVar("T")
 
 _ROW_FIELDS = (
-    *("rows", "temperatures", "top_ks", "top_ps", "min_ps", "uniforms", "prompt_lens", "history_lens"),
+    *("rows", "temperatures", "top_ks", "top_ps", "min_ps", "uniforms", "prompt_lens", "lower_lens", "upper_lens"),
     *("repetition_penalties", "frequency_penalties", "presence_penalties"),
 )
 """Arrays with one entry per row."""
@@ -107,6 +107,8 @@ def rows_of(batch: SamplingBatch, first: int, last: int) -> SamplingBatch:
         bias_rows=batch.bias_rows[biased] - first,
         bias_tokens=batch.bias_tokens[biased],
         bias_values=batch.bias_values[biased],
+        bias_from=batch.bias_from[biased],
+        bias_until=batch.bias_until[biased],
         all_greedy=not random.any(),
         any_top_k=bool((random & (columns["top_ks"] > 0)).any()),
         any_top_p=bool((random & (columns["top_ps"] < 1)).any()),

@@ -12,8 +12,9 @@ from core.batch.grammar_batch import TokenMask
 from core.batch.sampling_batch import SamplingBatch
 from core.device.staging import Staging
 from core.sampling.grammar.mask import CACHED_LOGITS, _banned_on, _bounds, apply_mask
+from core.sampling.places import Places
 from core.sampling.sampler import Sampler
-from tests.unit.core.sampling.batches import Row, batch_of
+from tests.unit.core.sampling.batches import Row, batch_of, places_of
 
 VOCAB = 100
 CPU = torch.device("cpu")
@@ -21,6 +22,10 @@ CPU = torch.device("cpu")
 
 def sampling_batch(rows: int) -> SamplingBatch:
     return batch_of([Row(torch.zeros(VOCAB))] * rows)
+
+
+def places(count: int) -> Places:
+    return places_of([Row(torch.zeros(VOCAB))] * count)
 
 
 def mask_of(places: list[int], allowed: list[list[int]]) -> TokenMask:
@@ -71,9 +76,11 @@ def test_bias_does_not_lift_the_mask_and_log_probabilities_are_the_models() -> N
         bias_rows=np.array([0], np.int64),
         bias_tokens=np.array([50], np.int64),
         bias_values=np.array([100.0], np.float32),
+        bias_from=np.array([0]),
+        bias_until=np.array([100]),
         logprobs=True,
     )
-    out = Sampler(VOCAB, CPU).sample(logits, batch, None, mask_of([0, 1], [[3, 4], [7]]))
+    out = Sampler(VOCAB, CPU).sample(logits, batch, places(2), None, mask_of([0, 1], [[3, 4], [7]]))
     assert out.tokens[0] in (3, 4) and out.tokens[1] == 7 and not out.non_finite.any()
     assert out.logprobs is not None
     assert torch.equal(out.logprobs, raw.gather(1, out.tokens[:, None])[:, 0])
@@ -82,11 +89,11 @@ def test_bias_does_not_lift_the_mask_and_log_probabilities_are_the_models() -> N
 def test_words_that_end_early_forbid_the_rest() -> None:
     logits = torch.zeros(2, 300)
     logits[:, 250] = torch.inf
-    out = Sampler(300, CPU).sample(logits, sampling_batch(2), None, mask_of([0], [[5, 99]]))
+    out = Sampler(300, CPU).sample(logits, sampling_batch(2), places(2), None, mask_of([0], [[5, 99]]))
     assert out.tokens[0] in (5, 99) and out.non_finite.tolist() == [False, True]
 
 
 def test_a_row_of_which_nothing_is_left_is_told() -> None:
     logits = torch.randn(2, VOCAB)
-    out = Sampler(VOCAB, CPU).sample(logits, sampling_batch(2), None, mask_of([0], [[]]))
+    out = Sampler(VOCAB, CPU).sample(logits, sampling_batch(2), places(2), None, mask_of([0], [[]]))
     assert out.non_finite.tolist() == [True, False]

@@ -119,7 +119,7 @@ def fingerprint(batch: ScheduleBatch) -> tuple[bytes, ...]:
         writes.positions,
         writes.slots,
         batch.sampling.uniforms,
-        batch.sampling.history_lens,
+        batch.sampling.upper_lens,
     )
     others = pickle.dumps(dict(batch.companion_writes)) if batch.companion_writes else b""
     return (*(array.tobytes() for array in arrays), others)
@@ -311,7 +311,7 @@ class SimExecutor(ABC):
             known = self._lens[row]
             if (known == -1) != (row in fresh) or (known != -1 and known != start):
                 raise Violation("positions", f"step {step} row {row} goes on at {start}, the device is at {known}")
-        lens = job.batch.sampling.history_lens.tolist()
+        lens = job.batch.sampling.upper_lens.tolist()
         if lens != [plain.ends[place] for place in plain.places]:
             raise Violation("positions", f"step {step} samples at {lens}, rows end at {plain.ends}")
 

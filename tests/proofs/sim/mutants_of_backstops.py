@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ from core.engine.async_engine import AsyncEngine
 from core.memory.recurrent.state_slots import StateSlots
 from core.memory.rows import RowAllocator
 from core.scheduler.prefill_adder import PrefillAdder, Prompts
-from core.scheduler.sampling_table import SamplingTable
+from core.scheduler.sampling_table import FORCE, SamplingTable
 from core.types.arrays import Ints
 from core.types.request import Req
 from core.types.stats import PoolStats
@@ -48,8 +49,8 @@ def forced_tokens_are_below_zero(patch: Patch) -> None:
 
     def fill(old: Any, self: SamplingTable, req: Req) -> None:
         old(self, req)
-        first, last = self._forced[req.row]
-        self._forced[req.row] = np.full_like(first, -1), np.full_like(last, -1)
+        biases = self._biases[req.row]
+        self._biases[req.row] = replace(biases, tokens=np.where(biases.values == FORCE, -1, biases.tokens))
 
     put(patch, SamplingTable, "fill", fill)
 

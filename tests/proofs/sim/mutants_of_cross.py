@@ -16,7 +16,7 @@ from core.memory.cross.cross_pool import CrossPool
 from core.scheduler.lifecycle import Lifecycle
 from core.scheduler.planner import Planner
 from core.scheduler.prefill_adder import PrefillAdder
-from core.scheduler.sampling_table import SamplingTable
+from core.scheduler.sampling_table import FORCE, SamplingTable
 from core.types.arrays import Ints
 from core.types.request import Req
 from tests.proofs.sim.mutants import Break, Patch, mutant, put
@@ -220,7 +220,8 @@ def nothing_is_forced(patch: Patch) -> None:
 
     def fill(old: Any, self: SamplingTable, req: Req) -> None:
         old(self, req)
-        self._forced_at[req.row] = -1
+        biases = self._biases[req.row]
+        self._biases[req.row] = biases.of(biases.values < FORCE)
 
     put(patch, SamplingTable, "fill", fill)
 

@@ -84,7 +84,8 @@ def min_tokens_one_short(patch: Patch) -> None:
 
     def short(old: Any, self: SamplingTable, req: Req) -> None:
         old(self, req)
-        self._min_tokens[req.row] = max(0, req.params.min_tokens - 1)
+        biases = self._biases[req.row]
+        self._biases[req.row] = replace(biases, end=biases.end - np.isneginf(biases.values))
 
     put(patch, SamplingTable, "fill", short)
 
@@ -93,7 +94,7 @@ def min_tokens_one_short(patch: Patch) -> None:
 def rows_swap_their_seeds(patch: Patch) -> None:
     """Law 13: somebody samples with a neighbour's random numbers."""
     module = __import__("core.scheduler.sampling_table", fromlist=["uniforms"])
-    put(patch, module, "uniforms", lambda old, seeds, positions: old(np.roll(seeds, 1), positions))
+    put(patch, module, "uniforms", lambda old, origins, lens: old(np.roll(origins, 1, axis=0), lens))
 
 
 @mutant("tokens")

@@ -106,7 +106,7 @@ class HashSampler:
             assert history is not None, "a penalised row needs a history"
             return tuple(history.buffer[row, :length].tolist())
 
-        tokens = hash_sampler.sample(scored.logits.tolist(), batch, seen)
+        tokens = hash_sampler.sample(scored.logits.tolist(), batch, scored.places, seen)
         marks = torch.from_numpy(self._device.spoil_now(tokens))
         values = hash_sampler.logprobs(tokens, batch)
         columns: Sequence[torch.Tensor | None] = (None, None, None)

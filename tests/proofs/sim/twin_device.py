@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+import torch
 
 from core.batch.result import StepResult
 from core.batch.schedule_batch import ScheduleBatch
+from core.device.staging import Staging
 from core.memory.request_memory import RequestMemory
+from core.sampling.places import Places
 from tests.proofs.sim import hash_sampler
 from tests.proofs.sim.companions import CompanionSide
 from tests.proofs.sim.device import SimExecutor
@@ -16,6 +19,8 @@ from tests.proofs.sim.plain import Plain
 from tests.proofs.sim.relay_twin import RelayTwin
 from tests.proofs.sim.scenario import Scenario
 from tests.proofs.sim.story import Hits, Story, Violation
+
+CPU = torch.device("cpu")
 
 
 class TwinDevice(SimExecutor):
@@ -48,7 +53,9 @@ class TwinDevice(SimExecutor):
             self._history[row] = ids.tolist()
         inputs, tables = self._inputs(batch, plain), [table[row] for row in rows]
         states = self._forward(plain, inputs, tables)
-        tokens = hash_sampler.sample([states[place] for place in plain.places], batch.sampling, self._seen)
+        lens = torch.tensor([plain.ends[place] for place in plain.places])
+        where = Places.of(batch.sampling, lens, Staging(CPU))
+        tokens = hash_sampler.sample([states[place] for place in plain.places], batch.sampling, where, self._seen)
         marks = self._spoil(batch, tokens)
         self._relay(batch, plain, tokens)
         return StepResult(

@@ -141,8 +141,8 @@ def greedy(rows: Ints) -> SamplingBatch:
     count, none = len(rows), np.empty(0, np.int64)
     zeros, ones = np.zeros(count, np.float32), np.ones(count, np.float32)
     ints = np.zeros(count, np.int64)
-    arrays = (rows, zeros, ints, ones, zeros, zeros.astype(np.float64), ones, zeros, zeros, ints, ints)
-    return SamplingBatch(*arrays, none, none, zeros[:0], True, False, False, False, False, False, 0)
+    arrays = (rows, zeros, ints, ones, zeros, np.zeros((count, 1)), ones, zeros, zeros, ints, ints, ints)
+    return SamplingBatch(*arrays, none, none, zeros[:0], none, none, True, False, False, False, False, False, 0)
 
 
 def graphs_of(world: World) -> DecodeGraphs:

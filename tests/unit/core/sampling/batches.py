@@ -8,7 +8,9 @@ import numpy as np
 import torch
 
 from core.batch.sampling_batch import SamplingBatch
+from core.device.staging import Staging
 from core.sampling.penalties import TokenHistory
+from core.sampling.places import Places
 from core.sampling.sampler import SampleOutput, Sampler
 
 CPU = torch.device("cpu")
@@ -41,6 +43,7 @@ def batch_of(rows: list[Row], *, logprobs: bool = False, top_logprobs: int = 0) 
     def column(name: str, dtype: type) -> np.ndarray:
         return np.array([getattr(row, name) for row in rows], dtype)
 
+    lens = np.array([len(row.prompt) + len(row.output) for row in rows], np.int64)
     bias = [(i, token, value) for i, row in enumerate(rows) for token, value in row.bias]
     return SamplingBatch(
         rows=np.arange(1, len(rows) + 1, dtype=np.int64),
@@ -48,15 +51,18 @@ def batch_of(rows: list[Row], *, logprobs: bool = False, top_logprobs: int = 0) 
         top_ks=column("top_k", np.int64),
         top_ps=column("top_p", np.float32),
         min_ps=column("min_p", np.float32),
-        uniforms=column("uniform", np.float64),
+        uniforms=column("uniform", np.float64)[:, None],
         repetition_penalties=column("repetition", np.float32),
         frequency_penalties=column("frequency", np.float32),
         presence_penalties=column("presence", np.float32),
         prompt_lens=np.array([len(row.prompt) for row in rows], np.int64),
-        history_lens=np.array([len(row.prompt) + len(row.output) for row in rows], np.int64),
+        lower_lens=lens,
+        upper_lens=lens,
         bias_rows=np.array([entry[0] for entry in bias], np.int64),
         bias_tokens=np.array([entry[1] for entry in bias], np.int64),
         bias_values=np.array([entry[2] for entry in bias], np.float32),
+        bias_from=np.zeros(len(bias), np.int64),
+        bias_until=np.full(len(bias), 2**40),
         all_greedy=all(row.temperature == 0 for row in rows),
         any_top_k=any(row.top_k > 0 for row in rows),
         any_top_p=any(row.top_p < 1 for row in rows),
@@ -65,6 +71,12 @@ def batch_of(rows: list[Row], *, logprobs: bool = False, top_logprobs: int = 0) 
         logprobs=logprobs,
         top_logprobs=top_logprobs,
     )
+
+
+def places_of(rows: list[Row]) -> Places:
+    """Where the rows stand, with the uniforms that the test has chosen."""
+    batch = batch_of(rows)
+    return Places.of(batch, torch.from_numpy(batch.lower_lens), Staging(CPU))
 
 
 def history_of(rows: list[Row], max_len: int = 0, rng: np.random.Generator | None = None) -> TokenHistory:
@@ -82,7 +94,7 @@ def sample(rows: list[Row], *, logprobs: bool = False, top_logprobs: int = 0) ->
     """Run the sampler over fresh copies of the rows' logits."""
     logits = torch.stack([row.logits for row in rows])
     batch = batch_of(rows, logprobs=logprobs, top_logprobs=top_logprobs)
-    return Sampler(logits.shape[1], CPU).sample(logits, batch, history_of(rows))
+    return Sampler(logits.shape[1], CPU).sample(logits, batch, places_of(rows), history_of(rows))
 
 
 def token_of(row: Row, uniform: float | None = None) -> int:

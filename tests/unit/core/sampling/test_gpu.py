@@ -9,8 +9,9 @@ import pytest
 import torch
 
 from core.sampling.penalties import TokenHistory
+from core.sampling.places import Places
 from core.sampling.sampler import SampleOutput, Sampler
-from tests.unit.core.sampling.batches import CPU, Row, batch_of, history_of
+from tests.unit.core.sampling.batches import CPU, Row, batch_of, history_of, places_of
 from tests.unit.core.sampling.test_sampler import random_row
 
 pytestmark = [
@@ -26,15 +27,16 @@ def sync_mode_restored() -> Iterator[None]:
     torch.cuda.set_sync_debug_mode("default")
 
 
-def _on_device(rows: list[Row]) -> tuple[torch.Tensor, TokenHistory]:
-    logits = torch.stack([row.logits for row in rows]).cuda()
-    return logits, TokenHistory(history_of(rows).buffer.cuda())
+def _on_device(rows: list[Row]) -> tuple[torch.Tensor, Places, TokenHistory]:
+    logits, places = torch.stack([row.logits for row in rows]).cuda(), places_of(rows)
+    where = Places(places.lens.cuda(), places.uniforms.cuda())
+    return logits, where, TokenHistory(history_of(rows).buffer.cuda())
 
 
 def _sample(rows: list[Row]) -> SampleOutput:
-    logits, history = _on_device(rows)
-    device = logits.device
-    found = Sampler(logits.shape[1], device).sample(logits, batch_of(rows, logprobs=True, top_logprobs=4), history)
+    logits, places, history = _on_device(rows)
+    batch = batch_of(rows, logprobs=True, top_logprobs=4)
+    found = Sampler(logits.shape[1], logits.device).sample(logits, batch, places, history)
     fields = (found.tokens, found.non_finite, found.logprobs, found.top_ids, found.top_values)
     return SampleOutput(*(None if field is None else field.cpu() for field in fields))  # type: ignore[arg-type]
 
@@ -42,13 +44,13 @@ def _sample(rows: list[Row]) -> SampleOutput:
 def test_nothing_waits_for_the_device(seed: int, sync_mode_restored: None) -> None:
     rng = np.random.default_rng(seed)
     rows = [random_row(rng, 1003) for _ in range(32)]
-    logits, history = _on_device(rows)
+    logits, places, history = _on_device(rows)
     batch = batch_of(rows, logprobs=True, top_logprobs=4)
     at = torch.arange(1, 33, device=logits.device)
     sampler = Sampler(1003, logits.device)
-    sampler.sample(logits.clone(), batch, history)
+    sampler.sample(logits.clone(), batch, places, history)
     torch.cuda.set_sync_debug_mode("error")
-    found = sampler.sample(logits, batch, history)
+    found = sampler.sample(logits, batch, places, history)
     history.seed([1, 2], [np.arange(3), np.arange(4)])
     history.append(at, at, found.tokens)
 
@@ -69,5 +71,5 @@ def test_tokens_as_on_the_cpu(seed: int) -> None:
     rng = np.random.default_rng(seed)
     rows = [random_row(rng, 5000) for _ in range(200)]
     logits = torch.stack([row.logits for row in rows])
-    expected = Sampler(5000, CPU).sample(logits, batch_of(rows), history_of(rows)).tokens
+    expected = Sampler(5000, CPU).sample(logits, batch_of(rows), places_of(rows), history_of(rows)).tokens
     assert (_sample(rows).tokens == expected).float().mean() > 0.98

@@ -25,6 +25,7 @@ from core.memory.req_to_token_pool import ReqToTokenPool
 from core.relay.future_map import FutureMap
 from core.relay.payload import RelayPayload
 from core.sampling.penalties import TokenHistory
+from core.sampling.places import Places
 from core.sampling.sampler import Sampler
 from tests.unit.core.sampling.batches import Row, batch_of
 
@@ -94,7 +95,9 @@ def test_sampling_waits_for_nothing(name: str, alike: bool, monkeypatch: pytest.
         history = TokenHistory(torch.zeros(ROWS + 1, LONGEST, dtype=torch.int32, device=ELSEWHERE))
         at = torch.arange(ROWS, device=ELSEWHERE)
         for mask in (None, TokenMask(np.arange(2), np.ones((2, 32), np.int32))):
-            found = Sampler(VOCAB, ELSEWHERE).sample(torch.empty(ROWS, VOCAB, device=ELSEWHERE), batch, history, mask)
+            logits = torch.empty(ROWS, VOCAB, device=ELSEWHERE)
+            places = Places.of(batch, at, Staging(ELSEWHERE))
+            found = Sampler(VOCAB, ELSEWHERE).sample(logits, batch, places, history, mask)
             assert found.tokens.shape == found.non_finite.shape == (ROWS,)
             history.append(at, at, found.tokens)
         history.seed([1, 2], [np.arange(3), np.arange(4)])
@@ -103,7 +106,8 @@ def test_sampling_waits_for_nothing(name: str, alike: bool, monkeypatch: pytest.
 def test_a_greedy_batch_is_sampled_without_a_transfer(monkeypatch: pytest.MonkeyPatch) -> None:
     batch = batch_of(some_rows({"temperature": 0.0}, plain=0))
     with elsewhere(monkeypatch) as transfers:
-        Sampler(VOCAB, ELSEWHERE).sample(torch.empty(ROWS, VOCAB, device=ELSEWHERE), batch)
+        places = Places.of(batch, torch.arange(ROWS, device=ELSEWHERE), Staging(ELSEWHERE))
+        Sampler(VOCAB, ELSEWHERE).sample(torch.empty(ROWS, VOCAB, device=ELSEWHERE), batch, places)
     assert not transfers
 
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from core.sampling.penalties import TokenHistory, apply_penalties
-from tests.unit.core.sampling.batches import Row, batch_of, history_of
+from tests.unit.core.sampling.batches import Row, batch_of, history_of, places_of
 
 
 def _expected(row: Row) -> torch.Tensor:
@@ -23,7 +23,7 @@ def _expected(row: Row) -> torch.Tensor:
 
 def _penalised(rows: list[Row], history: TokenHistory | None = None) -> torch.Tensor:
     logits = torch.stack([row.logits for row in rows])
-    apply_penalties(logits, batch_of(rows), history or history_of(rows, max_len=64))
+    apply_penalties(logits, batch_of(rows), places_of(rows).lens, history or history_of(rows, max_len=64))
     return logits
 
 
@@ -74,7 +74,8 @@ def test_leftovers_of_an_earlier_owner_do_not_count() -> None:
     short = Row(torch.ones(5), prompt=(1,), repetition=2.0, presence=1.0)
     longer = Row(torch.ones(5), prompt=(0, 0), output=(4, 4), repetition=2.0, presence=1.0)
     logits = torch.ones(3, 5)
-    apply_penalties(logits, batch_of([Row(torch.ones(5)), short, longer]), history)
+    rows = [Row(torch.ones(5)), short, longer]
+    apply_penalties(logits, batch_of(rows), places_of(rows).lens, history)
     assert logits.tolist() == [[1, 1, 1, 1, 1], [1, 0.5, 1, 1, 1], [0.5, 1, 1, 1, -0.5]]
 
 

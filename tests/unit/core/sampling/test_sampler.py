@@ -12,8 +12,8 @@ import torch
 
 from core.sampling.draw import draw, draw_among
 from core.sampling.sampler import SampleOutput, Sampler
-from core.sampling.uniform import uniforms
-from tests.unit.core.sampling.batches import CPU, Row, batch_of, history_of, sample, token_of
+from core.sampling.uniform import origin, uniforms
+from tests.unit.core.sampling.batches import CPU, Row, batch_of, history_of, places_of, sample, token_of
 
 
 @pytest.fixture
@@ -85,7 +85,7 @@ def test_frequencies_follow_the_distribution(options: dict[str, float]) -> None:
     draws = 20_000
     logits = torch.randn(60, generator=torch.Generator().manual_seed(3)) * 1.5
     row = Row(logits, **options)  # type: ignore[arg-type]
-    found = uniforms(np.full(draws, 99), np.arange(draws))
+    found = uniforms(np.full(draws, origin(99, 0)), np.arange(draws))
     rows = [replace(row, uniform=float(u)) for u in found]
     counts = torch.bincount(sample(rows).tokens, minlength=60).double()
     shares = _shares(row)
@@ -185,7 +185,7 @@ def test_mostly_forbidden_rows_are_finite() -> None:
 
 def test_empty_batch() -> None:
     """A step of middle chunks samples nothing."""
-    found = Sampler(100, CPU).sample(torch.empty(0, 100), batch_of([], logprobs=True, top_logprobs=2))
+    found = Sampler(100, CPU).sample(torch.empty(0, 100), batch_of([], logprobs=True, top_logprobs=2), places_of([]))
     assert found.tokens.shape == (0,) and found.non_finite.shape == (0,)
     assert found.top_ids is not None and found.top_ids.shape == (0, 2)
 
@@ -193,11 +193,11 @@ def test_empty_batch() -> None:
 def test_wrong_logits_are_refused() -> None:
     row = Row(torch.zeros(10))
     with pytest.raises(AssertionError):
-        Sampler(10, CPU).sample(torch.zeros(1, 11), batch_of([row]))
+        Sampler(10, CPU).sample(torch.zeros(1, 11), batch_of([row]), places_of([row]))
     with pytest.raises(AssertionError):
-        Sampler(10, CPU).sample(torch.zeros(1, 10, dtype=torch.bfloat16), batch_of([row]))
+        Sampler(10, CPU).sample(torch.zeros(1, 10, dtype=torch.bfloat16), batch_of([row]), places_of([row]))
     with pytest.raises(AssertionError, match="history"):
-        Sampler(10, CPU).sample(torch.zeros(1, 10), batch_of([replace(row, presence=1.0)]))
+        Sampler(10, CPU).sample(torch.zeros(1, 10), batch_of([replace(row, presence=1.0)]), places_of([row]))
 
 
 def test_filters_switched_off_in_a_batch_with_filters() -> None:

@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from core.sampling.sampler import Sampler
-from tests.unit.core.sampling.batches import CPU, Row, batch_of
+from tests.unit.core.sampling.batches import CPU, Row, batch_of, places_of
 
 ROWS, VOCAB = 32, 32_000
 DRAWS = {"multinomial", "exponential_", "bernoulli_", "uniform_", "normal_", "rand", "randn"}
@@ -43,13 +43,12 @@ class _Touched(TorchDispatchMode):
 def test_a_quick_path_neither_sorts_rows_nor_draws_per_logit(top_k: int, top_p: float) -> None:
     logits = torch.randn(ROWS, VOCAB, generator=torch.Generator().manual_seed(0)) * 3
     uniforms = np.random.default_rng(0).random(ROWS)
-    batch = batch_of(
-        [Row(logits[i], temperature=0.8, top_k=top_k, top_p=top_p, uniform=uniforms[i]) for i in range(ROWS)]
-    )
+    rows = [Row(logits[i], temperature=0.8, top_k=top_k, top_p=top_p, uniform=uniforms[i]) for i in range(ROWS)]
+    batch, places = batch_of(rows), places_of(rows)
     sampler = Sampler(VOCAB, CPU)
-    sampler.sample(logits.clone(), batch)
+    sampler.sample(logits.clone(), batch, places)
     with _Touched() as touched:
-        sampler.sample(logits.clone(), batch)
+        sampler.sample(logits.clone(), batch, places)
     passes = sum(touched.by_name.values()) / (ROWS * VOCAB)
     print(f"{passes:.1f} passes over the logits: {touched.by_name}")
     assert not DRAWS & touched.by_name.keys()

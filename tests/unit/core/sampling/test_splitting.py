@@ -17,7 +17,7 @@ from core.device.shortage import MEMORY_ERRORS, is_out_of_memory, shortage
 from core.sampling.sampler import SampleOutput, Sampler, Scored
 from core.sampling.splitting import Piece, Pieces, rows_of_mask, sample_in_pieces
 from tests.support.fakes.tight_allocator import ERRORS, TightAllocator
-from tests.unit.core.sampling.batches import CPU, Row, batch_of, history_of
+from tests.unit.core.sampling.batches import CPU, Row, batch_of, history_of, places_of
 
 VOCAB = 300
 MOST_TRIED = 40
@@ -59,6 +59,7 @@ class Case:
         self.rows = rows(all_random=all_random)
         self.batch: SamplingBatch = batch_of(self.rows, logprobs=logprobs, top_logprobs=4 if logprobs else 0)
         self.history = history_of(self.rows)
+        self.places = places_of(self.rows)
         self.sampler = Sampler(VOCAB, CPU)
         if accelerator:
             # The accelerator's kernels, on this machine's memory.
@@ -71,10 +72,10 @@ class Case:
         return torch.stack([row.logits for row in self.rows])
 
     def whole(self) -> SampleOutput:
-        return self.sampler.sample(self.logits(), self.batch, self.history, self.mask)
+        return self.sampler.sample(self.logits(), self.batch, self.places, self.history, self.mask)
 
     def pieces(self, refuses: Callable[[int], bool], error: Callable[[], Exception] = ERRORS[0]) -> Pieces:
-        scored = Scored(self.logits())
+        scored = Scored(self.logits(), self.places)
         with TightAllocator(refuses, error):
             return sample_in_pieces(self.sampler, scored, self.batch, self.history, self.mask)
 
@@ -229,7 +230,7 @@ def test_rows_that_want_most_go_first_where_their_wishes_do_not_fit(refused: set
 def test_a_part_pays_for_its_own_log_probabilities() -> None:
     """What was computed for all rows before memory ran out is not carried on for rows that did not ask for it."""
     case = various()
-    whole = Piece(0, case.sampler.score(case.logits(), case.batch, case.history), case.batch, case.mask)
+    whole = Piece(0, case.sampler.score(case.logits(), case.batch, case.places, case.history), case.batch, case.mask)
     for place, count in enumerate(WANTED.tolist()):
         scored = whole.part(place, place + 1).scored
         assert (scored.raw is None) == (count < 0), place

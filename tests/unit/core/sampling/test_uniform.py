@@ -5,9 +5,16 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from core.sampling.uniform import derive_seed, uniforms
+from core.sampling import uniform
+from core.sampling.uniform import derive_seed, origin
 
 N = 1 << 16
+
+
+def uniforms(seeds: np.ndarray, positions: np.ndarray, prompt_len: int = 0) -> np.ndarray:
+    """The numbers of output `positions` behind prompts of `prompt_len` tokens."""
+    origins = np.array([origin(seed, prompt_len) for seed in seeds.tolist()], np.int64)
+    return uniform.uniforms(origins, positions + prompt_len)
 
 
 def _grid(axis: str) -> np.ndarray:
@@ -24,6 +31,8 @@ def test_value_depends_on_seed_and_position_only() -> None:
     assert together.tolist() == alone
     assert len(set(alone)) == 4
     assert uniforms(seeds[::-1], positions[::-1]).tolist() == alone[::-1]
+    for prompt_len in (1, 7, 131_072):
+        assert uniforms(seeds, positions, prompt_len).tolist() == alone
 
 
 def test_values_are_pinned() -> None:
