@@ -12,6 +12,7 @@ from core.batch.grammar_batch import GrammarSeed
 from core.batch.pooling_batch import PooledSegment, PoolingBatch
 from core.batch.sampling_batch import SamplingBatch
 from core.batch.schedule_batch import ForwardMode, HistoryWrites, InputStaging, ScheduleBatch
+from core.batch.spec_plan import SpecPlan
 from core.memory.companion import Writes
 from core.memory.req_to_token_pool import TableWrites
 from core.types.arrays import Ints
@@ -61,17 +62,24 @@ class StepPlan:
     segments: list[Segment]
     """Prompt chunks, at most one per row."""
     decode_rows: Ints
-    """int64[n]: rows that compute one token each."""
+    """int64[n]: rows that compute one token each, and the drafts behind it."""
     decode_lens: Ints
     """int64[n]: the most tokens that `decode_rows` may have in the pools before this step."""
     decode_lower: Ints
-    """int64[n]: the least."""
+    """int64[n]: the least, which is the same where speculation is off."""
     table_writes: TableWrites
     fresh_rows: Ints
     """int64[k]: rows that got a new owner since the last step."""
     history_writes: HistoryWrites
     after_idle: bool
     grammar_seeds: tuple[GrammarSeed, ...] = ()
+    spec: SpecPlan | None = None
+    """None where speculation is off."""
+
+    @property
+    def decode_counts(self) -> Ints:
+        """int64[n]: the most tokens that each decode row computes."""
+        return np.ones(len(self.decode_rows), np.int64) if self.spec is None else self.spec.drafts + 1
 
 
 def build_batch(
@@ -85,18 +93,21 @@ def build_batch(
 
     `generations`: int64 by row. `sampling(rows, lower, upper)`: options of the rows that sample, for tokens behind at
     least and at most so many others. `pin`: copies token ids to memory that the device can copy from, end to end.
-    `companions(rows, prefix_lens, extend_lens)`: plans the companions' part of the step and returns their device
-    writes. All arrays are int64.
+    `companions(rows, prefix_lens, extend_lens)`: plans the companions' part of the step, which computes some or all
+    tokens in [prefix, prefix + extend), and returns their device writes. All arrays are int64.
     """
     num_extend, num_decode = len(plan.segments), len(plan.decode_rows)
-    ones = np.ones(num_decode, np.int64)
     rows = np.concatenate([_ints(s.row for s in plan.segments), plan.decode_rows])
     prefix_lens = np.concatenate([_ints(s.start for s in plan.segments), plan.decode_lens])
-    extend_lens = np.concatenate([_ints(s.length for s in plan.segments), ones])
+    extend_lens = np.concatenate([_ints(s.length for s in plan.segments), plan.decode_counts])
     finals = np.fromiter((s.final and s.pooling is None for s in plan.segments), np.bool_, num_extend)
-    sample_indices = np.flatnonzero(np.concatenate([finals, ones.astype(np.bool_)]))
-    upper = prefix_lens + extend_lens
-    lower = np.concatenate([upper[:num_extend], plan.decode_lower + 1])
+    sample_indices = np.flatnonzero(np.concatenate([finals, np.ones(num_decode, np.bool_)]))
+    upper = lower = prefix_lens + extend_lens
+    known = prefix_lens
+    if plan.spec is not None:
+        upper[num_extend:] = np.minimum(upper[num_extend:], plan.spec.limits)
+        lower = np.concatenate([upper[:num_extend], plan.decode_lower + 1])
+        known = np.concatenate([prefix_lens[:num_extend], plan.decode_lower])
     inputs = [s.encoder_ids for s in plan.segments if s.encoder_ids is not None]
     return ScheduleBatch(
         step_id=plan.step_id,
@@ -119,10 +130,11 @@ def build_batch(
         encoder_lens=_ints(len(ids) for ids in inputs),
         fresh_rows=plan.fresh_rows,
         history_writes=plan.history_writes,
-        companion_writes=companions(rows, prefix_lens, extend_lens),
+        companion_writes=companions(rows, known, upper - known),
         after_idle=plan.after_idle,
         pooling=_pooling(plan.segments, generations),
         grammar_seeds=plan.grammar_seeds,
+        spec=plan.spec,
     )
 
 

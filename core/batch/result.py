@@ -12,7 +12,7 @@ from core.types.arrays import Ints
 
 @dataclass(frozen=True, slots=True)
 class LogprobResult:
-    """Log probabilities of the S sampled tokens on the host: `values` [S], natural logarithms.
+    """Log probabilities of S sampled tokens on the host: `values` [S], natural logarithms.
 
     `top_ids` and `top_values` are [S, K], where K is the most alternatives that any row wants.
     """
@@ -49,6 +49,18 @@ class Exhausted:
         return Exhausted(np.concatenate(rows), np.concatenate(generations))
 
 
+@dataclass(frozen=True, slots=True)
+class Accepted:
+    """How far each of S rows came in a step that could verify drafts; int64[S] each, on the host."""
+
+    counts: Ints
+    """Tokens of each row: the drafts that were right, and one more. 1 for a row without drafts."""
+    proposed: Ints
+    """Drafts that were verified."""
+    planned: Ints
+    """The most tokens that the plan allowed for."""
+
+
 NO_ROWS = Exhausted(np.empty(0, np.int64), np.empty(0, np.int64))
 
 
@@ -66,9 +78,11 @@ class StepBroken(Exception):
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """Sampled tokens int64[S] of step `step_id` on the host, with the owner (row, generation) that each is for.
+    """Sampled tokens of step `step_id` on the host, with the owner (row, generation) that each of S rows is for.
 
-    `non_finite[i]`: the logits of `rows[i]` hold NaN or +inf; `tokens[i]` means nothing. `assert_counts`: cumulative
+    `tokens`, int64[A], and what `logprobs` says of them, go row after row: `accepted.counts[i]` of row i, or one each.
+
+    `non_finite[i]`: some logits of `rows[i]` hold NaN or +inf; its tokens mean nothing. `assert_counts`: cumulative
     device counters in the order of `DEVICE_CHECKS`, empty when asserts are off. `error`: the step failed as a whole and
     no array is valid. `busy`: device seconds of this step. `idle`: device seconds between the end of the step before
     and the start of this one.
@@ -92,7 +106,9 @@ class StepResult:
     was_split: bool = False
     """Whether rows were sampled a few at a time, for lack of memory."""
     violated: npt.NDArray[np.bool_] | None = None
-    """bool[S]: the row's input violated a device check, so that `tokens[i]` means nothing; None where no row's did."""
+    """bool[S]: the row's input violated a device check, so its tokens mean nothing; None where no row's did."""
+    accepted: Accepted | None = None
+    """None where each row has one token, as planned."""
 
     @classmethod
     def failed(cls, step_id: int, error: BaseException) -> StepResult:

@@ -16,6 +16,7 @@ import torch
 from core.batch.grammar_batch import GrammarSeed
 from core.batch.pooling_batch import PoolingBatch
 from core.batch.sampling_batch import SamplingBatch
+from core.batch.spec_plan import SpecPlan
 from core.memory.companion import Writes
 from core.memory.req_to_token_pool import TableWrites
 from core.types.arrays import Ints
@@ -73,11 +74,11 @@ class ScheduleBatch:
     lower_lens: Ints
     """int64[n]: the least that may be there of each decode row. How many there are is read on the forward stream."""
     extend_lens: Ints
-    """int64[B]: tokens computed by this step; 1 for decode rows."""
+    """int64[B]: tokens computed by this step; of a decode row the most, which is 1 without drafts."""
     num_extend: int
     """The first `num_extend` of the B rows are prefill segments, the rest decode rows."""
     num_tokens: int
-    """T: tokens computed by this step."""
+    """Tokens computed by this step, at most."""
     table_writes: TableWrites
     sample_indices: Ints
     """int64[S]: which of the B rows sample (all decode rows, and prefill segments that end their prompt)."""
@@ -96,6 +97,8 @@ class ScheduleBatch:
     """int64[n]: tokens of each encoder input that is staged, in batch order; they add up to E."""
     grammar_seeds: tuple[GrammarSeed, ...] = ()
     """Seeds of rows that newly joined and are constrained."""
+    spec: SpecPlan | None = None
+    """How far decode rows may run ahead on drafts; None where speculation is off."""
 
     @property
     def seq_lens(self) -> Ints:
@@ -106,6 +109,11 @@ class ScheduleBatch:
     def num_decode(self) -> int:
         """Decode rows of this step."""
         return len(self.rows) - self.num_extend
+
+    @property
+    def verifies(self) -> bool:
+        """Whether some decode row may have drafts to verify."""
+        return self.spec is not None and bool(self.spec.drafts.any())
 
     @property
     def sample_rows(self) -> Ints:

@@ -35,7 +35,9 @@ class Ending:
 
 @dataclass(frozen=True, slots=True)
 class StepTokens:
-    """New tokens of one step, one per request: `tokens[i]` is output number `positions[i]` (from 0) of `reqs[i]`.
+    """New tokens of one step: `tokens[i]` is output number `positions[i]` (from 0) of `reqs[i]`.
+
+    A request whose drafts were right has several, one behind the other.
 
     `logprob_rows[i]` is the place of that token in `logprobs`, if the step computed any. `tokens` is a list because it
     is read for every request. `positions` and `logprob_rows`, int64[n], stay arrays because they are read for few, and

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -10,8 +11,10 @@ import torch
 from core.batch.build import Segment, StepPlan, build_batch
 from core.batch.grammar_batch import GrammarSeed
 from core.batch.schedule_batch import HistoryWrites, ScheduleBatch
+from core.batch.spec_plan import SpecPlan
 from core.config import SchedulerConfig
 from core.errors import Overloaded
+from core.scheduler.draft_depth import Depth
 from core.scheduler.fair_share import Tenant
 from core.scheduler.holdings import Holdings
 from core.scheduler.lifecycle import Lifecycle
@@ -25,7 +28,28 @@ from core.scheduler.turns import Turns
 from core.types.arrays import Ints
 from core.types.request import Req
 
-NO_ROWS: Ints = np.empty(0, np.int64)
+
+@dataclass(frozen=True, slots=True)
+class Decodes:
+    """Rows that decode in one step, and the most drafts that each verifies; int64[n] both."""
+
+    rows: Ints
+    drafts: Ints
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def without(self, rows: Iterable[int]) -> Decodes:
+        """Those whose rows are not among `rows`."""
+        stays = ~np.isin(self.rows, list(rows))
+        return Decodes(self.rows[stays], self.drafts[stays])
+
+    def plain(self) -> Decodes:
+        """The same rows without drafts."""
+        return Decodes(self.rows, np.zeros_like(self.drafts))
+
+
+NO_DECODES = Decodes(np.empty(0, np.int64), np.empty(0, np.int64))
 
 
 class Planner:
@@ -38,7 +62,9 @@ class Planner:
         lifecycle: Lifecycle,
         sampling: SamplingTable,
         pin: Callable[[list[Ints]], torch.Tensor],
+        depth: Depth | None = None,
     ) -> None:
+        """`depth`: how many drafts a step verifies; None where speculation is off."""
         self._config = config
         self._policy = policy
         self._lifecycle = lifecycle
@@ -51,6 +77,7 @@ class Planner:
         self._turns = Turns()
         self._light_steps = LightSteps(self._shares, self._running, lifecycle.waiting, config.chunked_prefill_size)
         self._pin = pin
+        self._depth = depth
         self._next_step = 1
 
     def plan(self, now: float, *, after_idle: bool, slow: bool) -> ScheduleBatch | None:
@@ -60,46 +87,55 @@ class Planner:
         tenants with little work may have a step to themselves.
         """
         if not self._config.mixed_chunk:
-            segments, decode_rows = self._separate(now)
+            segments, decodes = self._separate(now)
         elif slow and self._shares.contended:
-            segments, decode_rows = self._shared(now)
+            segments, decodes = self._shared(now)
         else:
-            segments, decode_rows = self._mixed(now)
-        if not segments and len(decode_rows) == 0:
+            segments, decodes = self._mixed(now)
+        if not segments and len(decodes) == 0:
             return None
-        return self._freeze(segments, decode_rows, after_idle)
+        return self._freeze(segments, decodes, after_idle)
 
-    def _shared(self, now: float) -> tuple[list[Segment], Ints]:
-        """(chunks, decode rows) of a step for tenants with little work, or of one for all tenants."""
+    def _shared(self, now: float) -> tuple[list[Segment], Decodes]:
+        """The chunks and decodes of a step for tenants with little work, or of one for all tenants."""
         light = self._light_steps.tenants()
         if light is not None:
-            segments, rows = self._mixed(now, light)
-            if segments or len(rows):
-                return segments, rows
+            segments, decodes = self._mixed(now, light)
+            if segments or len(decodes):
+                return segments, decodes
             self._light_steps.abandoned()
         return self._mixed(now)
 
-    def _mixed(self, now: float, only: list[Tenant] | None = None) -> tuple[list[Segment], Ints]:
-        rows = self._secure_decode(only)
+    def _mixed(self, now: float, only: list[Tenant] | None = None) -> tuple[list[Segment], Decodes]:
+        decodes = self._secure_decode(only)
         segments = self._adder.fill(self._config.chunked_prefill_size, now, only)
         if self._adder.vacated:
             # `fill` took these rows from requests that were to decode; another request may own them by now.
-            rows = rows[~np.isin(rows, self._adder.vacated)]
-        return segments, rows
+            decodes = decodes.without(self._adder.vacated)
+        # Beside a prompt each token more makes a long step longer: what is computed there is no longer free.
+        return segments, decodes.plain() if segments else decodes
 
-    def _separate(self, now: float) -> tuple[list[Segment], Ints]:
-        """(chunks, decode rows), one of them empty: chunks first, except where `Turns` owes decodes a step."""
+    def _separate(self, now: float) -> tuple[list[Segment], Decodes]:
+        """Chunks and decodes, one of them empty: chunks first, except where `Turns` owes decodes a step."""
         ready = len(self._running.decoding()) > 0
-        rows = self._secure_decode() if ready and self._turns.decode_owed else NO_ROWS
-        segments = [] if len(rows) else self._adder.fill(self._config.chunked_prefill_size, now)
-        if ready and not segments and len(rows) == 0:
-            rows = self._secure_decode()
+        decodes = self._secure_decode() if ready and self._turns.decode_owed else NO_DECODES
+        segments = [] if len(decodes) else self._adder.fill(self._config.chunked_prefill_size, now)
+        if ready and not segments and len(decodes) == 0:
+            decodes = self._secure_decode()
         self._turns.took(prefill=bool(segments), ready=ready)
-        return segments, rows
+        return segments, decodes
 
-    def _secure_decode(self, only: list[Tenant] | None = None) -> Ints:
-        """int64[n]: rows that decode in this step, each with a page for its token. Retracts requests until they fit."""
+    def _secure_decode(self, only: list[Tenant] | None = None) -> Decodes:
+        """Rows that decode in this step, each with pages for its tokens. Retracts requests until they fit.
+
+        Drafts go first where pages are short: none is worth a retraction.
+        """
         rows = self._ready(only)
+        if self._depth is not None and len(rows):
+            drafts = self._drafts(rows, self._depth)
+            if drafts.any() and self._cover(rows, drafts):
+                self._shares.generated(rows)
+                return Decodes(rows, drafts)
         while len(rows):
             short = rows[self._memory.needs_page(rows, self._running.planned[rows])]
             if self._memory.grow(short):
@@ -107,7 +143,24 @@ class Planner:
             self._give_way()
             rows = self._ready(only)
         self._shares.generated(rows)
-        return rows
+        return Decodes(rows, np.zeros_like(rows))
+
+    def _drafts(self, rows: Ints, depth: Depth) -> Ints:
+        """int64[n]: the most drafts that each of `rows`, int64[n >= 1], verifies in this step."""
+        running, budget = self._running, self._config.chunked_prefill_size // len(rows) - 1
+        most = min(depth.drafts(len(rows)), budget)
+        # Behind the last token of a request there is nothing to verify.
+        room = running.limit[rows] - running.planned_lower[rows] - 1
+        wanted: Ints = np.where(running.speculates[rows], np.minimum(room, most), 0).clip(0)
+        return wanted
+
+    def _cover(self, rows: Ints, drafts: Ints) -> bool:
+        """Whether each of `rows` has, or got, pages for all that it may compute with `drafts`; int64[n] both."""
+        ends = np.minimum(self._running.planned[rows] + drafts + 1, self._running.limit[rows])
+        while len(short := rows[self._memory.needs_page(rows, ends - 1)]):
+            if not self._memory.grow(short):
+                return False
+        return True
 
     def _ready(self, only: list[Tenant] | None) -> Ints:
         rows = self._running.decoding()
@@ -125,18 +178,16 @@ class Planner:
         error = Overloaded("the KV pool cannot hold this request to its end", reason="POOL_EXHAUSTED")
         self._lifecycle.end(Ending(members[0], error=error))
 
-    def _freeze(self, segments: list[Segment], decode_rows: Ints, after_idle: bool) -> ScheduleBatch:
-        running = self._running
+    def _freeze(self, segments: list[Segment], decodes: Decodes, after_idle: bool) -> ScheduleBatch:
+        running, decode_rows = self._running, decodes.rows
         fresh, fresh_rows = self._lifecycle.take_fresh()
         penalised = [req for req in fresh if req.params.penalised]
-        # A step before that is still in flight computes one token of a row: the bounds of its length are one.
-        decode_lens = running.planned[decode_rows]
         plan = StepPlan(
             step_id=self._next_step,
             segments=segments,
             decode_rows=decode_rows,
-            decode_lens=decode_lens,
-            decode_lower=decode_lens,
+            decode_lens=running.planned[decode_rows],
+            decode_lower=running.planned_lower[decode_rows],
             table_writes=self._memory.take_writes(),
             fresh_rows=fresh_rows,
             history_writes=HistoryWrites(
@@ -145,12 +196,16 @@ class Planner:
             ),
             after_idle=after_idle,
             grammar_seeds=tuple(self._seed(req) for req in fresh if req.grammar is not None),
+            spec=None if self._depth is None else self._spec_plan(decodes, self._depth),
         )
         # After the plan: its lengths are a copy of those before this step.
-        running.planned[decode_rows] += 1
+        running.plan_decodes(decode_rows, plan.decode_counts)
         self._next_step += 1
         memory = self._memory
         return build_batch(plan, memory.rows.generations, self._sampling.batch, self._pin, memory.plan_companions)
+
+    def _spec_plan(self, decodes: Decodes, depth: Depth) -> SpecPlan:
+        return SpecPlan(decodes.drafts, self._running.limit[decodes.rows], depth.drafts(len(self._running)))
 
     def _seed(self, req: Req) -> GrammarSeed:
         assert req.grammar is not None

@@ -216,7 +216,7 @@ class PrefillAdder:
         running = self._running
         start, end = int(running.planned[row]), int(running.prefill_end[row])
         stop = min(end, start + budget)
-        running.planned[row] = stop
+        running.plan_prompt(row, stop)
         self._offer(row, stop, final=stop == end)
         req: Req | None = running.reqs[row]
         assert req is not None, "a row of the set has an owner"

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
+import numpy.typing as npt
 
 from core.batch.grammar_batch import GrammarStatus
 from core.batch.result import Exhausted, StepResult, VectorResult
@@ -20,6 +23,28 @@ EXHAUSTED = "DEVICE_MEMORY"
 
 GRAMMAR_WORK = "GRAMMAR_WORK"
 """Reason of the error where the constraints of all requests together cost too much: worth trying again."""
+
+
+@dataclass(frozen=True, slots=True)
+class NewTokens:
+    """Tokens of one step, row after row: `tokens[i]` is number `known[i]` of the sequence in `rows[i]`; int64[A]."""
+
+    rows: Ints
+    known: Ints
+    tokens: Ints
+    places: Ints
+    """Where each stands in the step's result."""
+    counts: Ints | None = None
+    """How many tokens its row got in this step; None for one each."""
+
+    def of(self, which: Bools) -> NewTokens:
+        """Those at the places, bool[A], that are set."""
+        counts = None if self.counts is None else self.counts[which]
+        return NewTokens(self.rows[which], self.known[which], self.tokens[which], self.places[which], counts)
+
+    def gaps(self, since: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+        """float64[A], in seconds: the time `since` the step's tokens before, shared by the tokens of a row."""
+        return since if self.counts is None else since / self.counts
 
 
 class ResultProcessor:
@@ -128,38 +153,78 @@ class ResultProcessor:
                 self._lifecycle.condemn(Ending(req, error=error))
 
     def _append(self, result: StepResult, places: Ints, now: float) -> StepTokens:
-        """Append the tokens at `places` to their requests, and end the requests that are complete."""
-        running = self._running
-        rows, tokens = result.rows[places], result.tokens[places]
-        known = running.known[rows]
+        """Append the tokens of the rows at `places` to their requests, and end the requests that are complete."""
+        new = self._new_tokens(result, places)
+        running, rows, known = self._running, new.rows, new.known
         ends = running.prefill_end[rows]
         check("output_position", bool((known >= ends).all()), step=result.step_id)
         for row in rows[known == ends].tolist():
             # The first token since the admission: its logits came of all tokens before it.
             self._memory.vouch(row, int(running.known[row]))
-        running.tokens[rows, known] = tokens
-        running.known[rows] = known + 1
+        new, endings = self._cut(new)
+        self._keep(new, result, places)
+        rows, known = new.rows, new.known
         positions = known - running.prompt_lens[rows]
         reqs = running.owners(rows)
-        out = StepTokens(reqs, tokens.tolist(), positions, result.logprobs, places)
-        self._tally.tokens(reqs, positions, now - running.last_token_at[rows], now)
+        out = StepTokens(reqs, new.tokens.tolist(), positions, result.logprobs, new.places)
+        self._tally.tokens(reqs, positions, new.gaps(now - running.last_token_at[rows]), now)
         running.last_token_at[rows] = now
-        self._end_finished(out, rows, tokens, known + 1 > running.limit[rows])
+        for ending in endings:
+            self._lifecycle.end(ending)
         return out
 
-    def _end_finished(self, out: StepTokens, rows: Ints, tokens: Ints, full: np.ndarray) -> None:
+    def _keep(self, new: NewTokens, result: StepResult, places: Ints) -> None:
+        """Make `new` the known tokens of the rows at `places`."""
+        running, accepted = self._running, result.accepted
+        if accepted is None:
+            running.append(new.rows, new.known, new.tokens)
+            return
+        seated = result.rows[places]
+        before = running.known[seated]
+        running.append(new.rows, new.known, new.tokens)
+        running.settle(seated, before, accepted.planned[places])
+
+    def _new_tokens(self, result: StepResult, places: Ints) -> NewTokens:
+        """The tokens of the rows at `places`, int64[n] of S, in order."""
+        running, accepted = self._running, result.accepted
+        rows = result.rows[places]
+        known = running.known[rows]
+        if accepted is None:
+            return NewTokens(rows, known, result.tokens[places], places)
+        counts = accepted.counts[places]
+        each = np.repeat(np.arange(len(rows)), counts)
+        behind = np.arange(len(each)) - (np.cumsum(counts) - counts)[each]
+        found = (np.cumsum(accepted.counts) - accepted.counts)[places][each] + behind
+        return NewTokens(rows[each], known[each] + behind, result.tokens[found], found, counts[each])
+
+    def _cut(self, new: NewTokens) -> tuple[NewTokens, list[Ending]]:
+        """(`new` without what stands behind the end of its request, how requests end), in the order of tokens.
+
+        A stop token counts before the length.
+        """
+        full = new.known + 1 > self._running.limit[new.rows]
         # Few requests end in a given step: look closely only where a stop token or the length could be the end.
-        maybe = full | self._is_eos[tokens] | self._lifecycle.sampling.may_stop(rows, tokens)
+        maybe = full | self._is_eos[new.tokens] | self._lifecycle.sampling.may_stop(new.rows, new.tokens)
+        endings: dict[int, Ending] = {}
+        surplus = list[Bools]()
         for i in np.flatnonzero(maybe).tolist():
-            req, token = out.reqs[i], out.tokens[i]
+            row, token = int(new.rows[i]), int(new.tokens[i])
+            if row in endings:
+                continue
+            req = self._req(row)
             if token in req.params.stop_token_ids or (self._is_eos[token] and not req.params.ignore_eos):
-                self._lifecycle.end(Ending(req, FinishReason.STOP, token))
+                endings[row] = Ending(req, FinishReason.STOP, token)
             elif full[i]:
-                self._lifecycle.end(Ending(req, FinishReason.LENGTH))
+                endings[row] = Ending(req, FinishReason.LENGTH)
+            else:
+                continue
+            if new.counts is not None:
+                surplus.append((new.rows == row) & (new.known > new.known[i]))
+        kept = new.of(~np.logical_or.reduce(surplus)) if surplus else new
+        return kept, list(endings.values())
 
     def _req(self, row: int) -> Req:
-        req: Req | None = self._running.reqs[row]
-        assert req is not None, "a current generation has an owner"
+        (req,) = self._running.owners(np.array([row]))
         return req
 
 

@@ -12,13 +12,14 @@ from core.types.request import Req, RequestState
 
 
 class RunningSet:
-    """Arrays by row. `tokens`: ids known on the host. `known`: how many. `planned`: tokens whose KV was cached, or is
-    written by a step that was planned.
+    """Arrays by row. `tokens`: ids known on the host. `known`: how many. `planned`: the most tokens whose KV was
+    cached, or is written by a step that was planned. `planned_lower`: the least.
 
-    Under overlap a step may be planned whose input token is still on the device, so `planned` may exceed `known`, by
-    the one token that two steps in flight allow. `prefill_end`: the position at which the first new token is sampled.
-    `limit`: `planned` after the last useful step, prompt + max_new_tokens - 1, since the last token sampled is never
-    fed back.
+    Under overlap a step may be planned whose input token is still on the device, so `planned_lower` may exceed `known`,
+    by the one token that two steps in flight allow. How many drafts such a step accepts is not known either: `planned`
+    counts all of them, beyond `limit` too, until the result is there. Without steps in flight, and without drafts, both
+    are the same. `prefill_end`: the position at which the first new token is sampled. `limit`: tokens in the pools
+    after the last useful step, prompt + max_new_tokens - 1, since the last token sampled is never fed back.
     """
 
     def __init__(self, num_rows: int, max_len: int) -> None:
@@ -28,10 +29,13 @@ class RunningSet:
         self.tokens: npt.NDArray[np.int32] = np.zeros((num_rows, max_len), np.int32)
         self.known: Ints = np.zeros(num_rows, np.int64)
         self.planned: Ints = np.zeros(num_rows, np.int64)
+        self.planned_lower: Ints = np.zeros(num_rows, np.int64)
         self.prefill_end: Ints = np.zeros(num_rows, np.int64)
         self.prompt_lens: Ints = np.zeros(num_rows, np.int64)
         self.limit: Ints = np.zeros(num_rows, np.int64)
         self.priorities: Ints = np.zeros(num_rows, np.int64)
+        self.speculates = np.zeros(num_rows, np.bool_)
+        """Whether the owner's drafts may be verified."""
         self.returned = np.zeros(num_rows, np.bool_)
         """Whether the owner was retracted before."""
         self.last_token_at = np.zeros(num_rows, np.float64)
@@ -67,10 +71,11 @@ class RunningSet:
         check("request_state", not self._member[row], row=row)
         self.tokens[row, : len(ids)] = ids
         self.known[row] = self.prefill_end[row] = len(ids)
-        self.planned[row] = seat.cached_tokens
+        self.planned[row] = self.planned_lower[row] = seat.cached_tokens
         self.prompt_lens[row] = req.prompt_len
         self.limit[row] = req.prompt_len + req.max_new_tokens - 1
         self.priorities[row] = req.priority
+        self.speculates[row] = req.speculates
         self.returned[row] = req.retractions > 0
         self.last_token_at[row] = req.last_token_at
         self.reqs[row] = req
@@ -89,8 +94,8 @@ class RunningSet:
         """
         row = req.row
         check("request_state", self.reqs[row] is req, row=row)
-        planned, known = int(self.planned[row]), int(self.known[row])
-        check("request_state", planned <= known + 1, planned=planned, known=known)
+        lower, planned, known = int(self.planned_lower[row]), int(self.planned[row]), int(self.known[row])
+        check("request_state", lower <= planned and lower <= known + 1, lower=lower, planned=planned, known=known)
         req.outputs = self.tokens[row, req.prompt_len : known].copy()
         written = self.ids(row, min(planned, known - self.has_sampled(row)))
         req.last_token_at = float(self.last_token_at[row])
@@ -99,6 +104,30 @@ class RunningSet:
         self._stale_order = True
         req.row, req.generation = 0, -1
         return written
+
+    def plan_prompt(self, row: int, end: int) -> None:
+        """The step being planned computes the prompt of `row` up to position `end`."""
+        self.planned[row] = self.planned_lower[row] = end
+
+    def plan_decodes(self, rows: Ints, counts: Ints) -> None:
+        """The step being planned computes at least one token of each of `rows`, at most `counts`; int64[n] both."""
+        self.planned[rows] += counts
+        self.planned_lower[rows] += 1
+
+    def append(self, rows: Ints, known: Ints, tokens: Ints) -> None:
+        """`tokens[i]` is number `known[i]` of the owner of `rows[i]`, int64[A] each; those of a row in their order."""
+        self.tokens[rows, known] = tokens
+        # Of a row with several the last one decides.
+        self.known[rows] = known + 1
+
+    def settle(self, rows: Ints, before: Ints, most: Ints) -> None:
+        """Each of `rows` knew `before` tokens, and took those that it has more from a step that could give it `most`.
+
+        int64[n] each.
+        """
+        counts = self.known[rows] - before
+        self.planned[rows] -= most - counts
+        self.planned_lower[rows] += counts - 1
 
     def has_sampled(self, row: int) -> bool:
         """Whether the owner of `row` got a token since it was seated."""

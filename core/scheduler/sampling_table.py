@@ -97,13 +97,14 @@ class SamplingTable:
         # Of a set: ids that share a bit count once.
         self._stop_bits[row] = sum({1 << token % STOP_BITS for token in params.stop_token_ids})
         self._constrained[row] = req.grammar is not None
-        biases = _biases(req, self._eos_ids)
+        ends = sorted({*params.stop_token_ids, *(() if params.ignore_eos else self._eos_ids)})
         # Each id may be written into the row's logits: one outside of them would end the process on CUDA.
-        inside = not len(biases) or bool(biases.tokens.min() >= 0 and biases.tokens.max() < self._vocab_size)
+        ids = (*params.logit_bias, *ends, *req.forced_first, *req.forced_last)
+        inside = not ids or (min(ids) >= 0 and max(ids) < self._vocab_size)
         check("bias_in_logits", inside, row=row, vocab_size=self._vocab_size)
         last = self._last[row] = req.prompt_len + req.max_new_tokens - 1 if req.forced_last else -1
-        biases = self._biases[row] = biases.of(biases.first < biases.end)
-        self._biased_until[row] = biases.end[biases.first != last].max(initial=0)
+        biases = self._biases[row] = _biases(req, ends)
+        self._biased_until[row] = biases.end[biases.first != last].max(initial=0) if len(biases) else 0
 
     def may_stop(self, rows: Ints, tokens: Ints) -> np.ndarray:
         """bool[n]: whether `tokens[i]` could be a stop id of `rows[i]`, int64[n] both. Never False for one that is."""
@@ -164,24 +165,26 @@ class SamplingTable:
         return np.repeat(places, [len(each) for each in found]), _joined(*found)
 
 
-def _biases(req: Req, eos_ids: tuple[int, ...]) -> Biases:
-    """All biases of `req`, those that count at no length included.
+def _biases(req: Req, ends: list[int]) -> Biases:
+    """All biases of `req`, which the tokens `ends` would end.
 
-    (1) Logit bias. (2) -inf for tokens that would end an output still below its min_tokens. (3) Where tokens are
-    forced, only `FORCE` for these; nothing else counts there, min_tokens neither (as in transformers).
+    (1) Logit bias. (2) -inf for `ends` while the output is below its min_tokens. (3) Where tokens are forced, only
+    `FORCE` for these; nothing else counts there, min_tokens neither (as in transformers).
     """
     params, first = req.params, req.prompt_len
+    if not (params.logit_bias or params.min_tokens or req.forced_first or req.forced_last):
+        return NO_BIASES
     last = first + req.max_new_tokens - 1
     # Between what is forced at both ends. An output of one token is first and last at once: the last decides.
     begin, end = first + bool(req.forced_first), last if req.forced_last else ALWAYS
-    ends = sorted({*params.stop_token_ids, *(() if params.ignore_eos else eos_ids)})
     bias = np.fromiter(params.logit_bias.values(), np.float32, len(params.logit_bias))
-    return _joined(
+    found = _joined(
         _ranged(list(params.logit_bias), bias, begin, end),
         _ranged(ends, np.full(len(ends), -np.inf, np.float32), begin, min(end, first + params.min_tokens)),
         _ranged(req.forced_first, np.full(len(req.forced_first), FORCE), first, min(end, first + 1)),
         _ranged(req.forced_last, np.full(len(req.forced_last), FORCE), last, last + 1),
     )
+    return found.of(found.first < found.end)
 
 
 def _ranged(tokens: Sequence[int], values: Floats, first: int, end: int) -> Biases:

@@ -17,6 +17,7 @@ from core.config import SchedulerConfig
 from core.executor.interface import Executor
 from core.lanes import EMIT, INTAKE, PLAN, PUBLISH, RESULTS, SUBMIT, LaneRecorder
 from core.memory.request_memory import RequestMemory
+from core.scheduler.draft_depth import Depth
 from core.scheduler.fair_share import FairShare
 from core.scheduler.intake import Intake
 from core.scheduler.lifecycle import Lifecycle
@@ -41,6 +42,7 @@ class Scheduler:
     """Composes the rooms of this floor; holds no policy of its own.
 
     `max_len`: tokens of the longest sequence. `pin`: copies prompt ids to memory that the device can copy from.
+    `depth`: how many drafts a step verifies; None where speculation is off.
     `emit(outputs, now)` gets the outputs of a step after the next step was submitted, so that the device never waits
     for work that is done for clients.
     """
@@ -58,6 +60,7 @@ class Scheduler:
         pin: Callable[[list[Ints]], torch.Tensor],
         lanes: LaneRecorder | None = None,
         pace: Pace | None = None,
+        depth: Depth | None = None,
     ) -> None:
         policy = POLICIES[config.policy]()
         self._most_queued = config.max_queued_requests
@@ -72,7 +75,7 @@ class Scheduler:
         sampling = SamplingTable(num_rows, vocab_size, eos_ids)
         shares = FairShare(config.chunked_prefill_size, num_rows)
         self._lifecycle = Lifecycle(self.waiting, self.running, memory, sampling, self.tally, shares)
-        self._planner = Planner(config, policy, self._lifecycle, sampling, pin)
+        self._planner = Planner(config, policy, self._lifecycle, sampling, pin, depth)
         self._results = ResultProcessor(self._lifecycle, self.tally, vocab_size, eos_ids)
         self._emit = emit
         self._pace = pace or Pace()

@@ -115,6 +115,11 @@ class Req:
         """Whether cached tokens may be skipped. Mean and CLS need hidden states, and the cache has keys and values."""
         return self.pooling in (None, Pooling.LAST)
 
+    @property
+    def speculates(self) -> bool:
+        """Whether steps may verify drafts of its tokens. A constraint allows a token only behind the one before it."""
+        return self.grammar is None
+
     def known_ids(self) -> npt.NDArray[np.int64]:
         """int64[n]: prompt and outputs so far, i.e. what a (re-)admission must have in the pools. Not while running."""
         check("request_state", self.row == 0, state=self.state.value, row=self.row)

@@ -8,7 +8,7 @@ from core.scheduler import preemption
 from core.scheduler.fair_share import FairShare
 from core.scheduler.holdings import Holdings
 from core.scheduler.lifecycle import Lifecycle
-from core.scheduler.planner import Planner
+from core.scheduler.planner import Decodes, Planner
 from core.scheduler.preemption import Preemption
 from core.scheduler.prefill_adder import PrefillAdder
 from core.scheduler.turns import Turns
@@ -86,9 +86,9 @@ def decodes_are_owed_everything(patch: Patch) -> None:
 def rows_are_left_out_of_mixed_steps(patch: Patch) -> None:
     """The newest row decodes only in steps without chunks."""
 
-    def mixed(old: Any, self: Planner, now: float, *only: Any) -> tuple[list[Any], Ints]:
-        segments, rows = old(self, now, *only)
-        return segments, rows[:-1] if segments else rows
+    def mixed(old: Any, self: Planner, now: float, *only: Any) -> tuple[list[Any], Decodes]:
+        segments, decodes = old(self, now, *only)
+        return segments, decodes.without(decodes.rows[-1:]) if segments else decodes
 
     put(patch, Planner, "_mixed", mixed)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -10,6 +11,8 @@ import torch
 
 from core.batch.build import Segment, StepPlan, build_batch
 from core.batch.schedule_batch import ForwardMode, HistoryWrites, ScheduleBatch
+from core.batch.spec_plan import SpecPlan
+from core.memory.companion import Writes
 from core.memory.req_to_token_pool import TableWrites
 from core.types.arrays import Ints
 from tests.unit.core.sampling.batches import Row, batch_of
@@ -19,15 +22,22 @@ GENERATIONS = np.arange(100, 110)
 """By row."""
 
 
-def step(segments: list[Segment], rows: list[int], lens: list[int]) -> ScheduleBatch:
+def step(
+    segments: list[Segment],
+    rows: list[int],
+    lens: list[int],
+    spec: SpecPlan | None = None,
+    companions: Callable[..., Writes] = lambda *_: {},
+) -> ScheduleBatch:
     decodes = np.array(rows, np.int64), np.array(lens, np.int64)
-    plan = StepPlan(7, segments, *decodes, decodes[1] - 2, cast(TableWrites, None), NONE, HistoryWrites(), False)
+    rest = (cast(TableWrites, None), NONE, HistoryWrites(), False)
+    plan = StepPlan(7, segments, *decodes, decodes[1] - 2, *rest, spec=spec)
     return build_batch(
         plan,
         GENERATIONS,
-        sampling=lambda rows, lens: cast(Any, SimpleNamespace(rows=rows, lens=lens)),
+        sampling=lambda rows, lower, upper: cast(Any, SimpleNamespace(rows=rows, lower=lower, upper=upper)),
         pin=lambda parts: torch.from_numpy(np.concatenate(parts)),
-        companions=lambda *_: {},
+        companions=companions,
     )
 
 
@@ -38,9 +48,29 @@ def test_a_prompt_that_goes_on_samples_nothing_and_shifts_nobody() -> None:
     assert batch.rows.tolist() == [4, 2, 9, 1] and batch.seq_lens.tolist() == [11, 5, 21, 31]
     assert batch.sample_rows.tolist() == [2, 9, 1]
     assert batch.sample_generations.tolist() == [102, 109, 101], "tokens are for the owners of their own rows"
-    assert cast(Any, batch.sampling).lens.tolist() == [5, 21, 31]
+    sampling = cast(Any, batch.sampling)
+    assert sampling.lower.tolist() == sampling.upper.tolist() == [5, 21, 31]
     assert batch.num_tokens == 10
     assert batch.prefix_lens.tolist() == [8, 0, 20, 30] and batch.lower_lens.tolist() == [18, 28]
+
+
+def test_a_row_with_drafts_is_bounded_by_all_that_may_be_accepted() -> None:
+    """Rows of 18 to 20 and 28 to 30 tokens; the first verifies up to 4 drafts, and the second ends at 31 tokens."""
+    told: list[list[list[int]]] = []
+
+    def companions(*columns: Ints) -> Writes:
+        told.append([column.tolist() for column in columns])
+        return {}
+
+    spec = SpecPlan(np.array([4, 2]), np.array([90, 31]), propose=4)
+    batch = step([], [9, 1], [20, 30], spec, companions)
+    assert batch.mode is ForwardMode.DECODE and batch.verifies and batch.spec is spec
+    assert batch.extend_lens.tolist() == [5, 3] and batch.num_tokens == 8
+    sampling = cast(Any, batch.sampling)
+    assert sampling.lower.tolist() == [19, 29] and sampling.upper.tolist() == [25, 31]
+    assert told == [[[9, 1], [18, 28], [7, 3]]], "companions are told of all that the step may compute"
+    assert not step([], [9, 1], [20, 30], SpecPlan(np.array([0, 0]), spec.limits, 4)).verifies
+    assert not step([], [9, 1], [20, 30]).verifies
 
 
 def test_a_batch_is_as_long_as_its_rows_whatever_their_options_bring() -> None:

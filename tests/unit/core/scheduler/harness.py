@@ -15,6 +15,7 @@ from core.memory.kv_allocator import PagedKVAllocator
 from core.memory.request_memory import RequestMemory
 from core.memory.rows import RowAllocator
 from core.prefix.registry import build_prefix_cache
+from core.scheduler.draft_depth import FixedDepth
 from core.scheduler.outputs import Ending, StepOutputs
 from core.scheduler.pace import Pace
 from core.scheduler.scheduler import Scheduler
@@ -38,7 +39,10 @@ class Seen:
 
 
 class Harness:
-    """A scheduler with `rows` rows and `pages` pages; time is a number of steps."""
+    """A scheduler with `rows` rows and `pages` pages; time is a number of steps.
+
+    `drafts`: how many a step verifies; None without speculation.
+    """
 
     def __init__(
         self,
@@ -52,6 +56,7 @@ class Harness:
         companions: Sequence[Companion] = (),
         executor: type[HashExecutor] = HashExecutor,
         long_seconds: float = math.inf,
+        drafts: int | None = None,
         **config: object,
     ) -> None:
         settings = {"chunked_prefill_size": 16, **config}
@@ -69,6 +74,7 @@ class Harness:
             eos_ids=(EOS,),
             pin=pin,
             pace=Pace(long_seconds),
+            depth=None if drafts is None else FixedDepth(drafts),
         )
         self.seen: dict[Req, Seen] = {}
         self.now = 0.0

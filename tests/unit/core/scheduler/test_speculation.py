@@ -1,0 +1,188 @@
+"""The scheduler with drafts: bounds instead of lengths, several tokens at once, and the outputs of a plain run."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from core.types.io import FinishReason
+from core.types.request import Req
+from tests.support.fakes.hash_executor import reference
+from tests.support.fakes.speculating_executor import Adversary, SpeculatingExecutor, always_right
+from tests.unit.core.scheduler.harness import VOCAB, Harness
+
+MOST = 4
+
+
+def always_wrong(truth: list[int], count: int) -> list[int]:
+    return [(token + 1) % VOCAB for token in truth[:count]]
+
+
+def right_then_wrong(truth: list[int], count: int) -> list[int]:
+    return [*truth[: count // 2], *always_wrong(truth[count // 2 :], count - count // 2)]
+
+
+def unwritten(truth: list[int], count: int) -> list[int]:
+    return [-1] * count
+
+
+def beyond_the_vocabulary(truth: list[int], count: int) -> list[int]:
+    return [truth[0], *[VOCAB + 5] * (count - 1)]
+
+
+def nothing(truth: list[int], count: int) -> list[int]:
+    return []
+
+
+def like_a_coin(rng: np.random.Generator) -> Adversary:
+    def draft(truth: list[int], count: int) -> list[int]:
+        return [token if rng.random() < 0.7 else int(rng.integers(VOCAB)) for token in truth[: rng.integers(count + 1)]]
+
+    return draft
+
+
+ADVERSARIES = [always_right, always_wrong, right_then_wrong, unwritten, beyond_the_vocabulary, nothing]
+
+
+def harness(adversary: Adversary, drafts: int = MOST, **options: object) -> Harness:
+    kind = type("Speculating", (SpeculatingExecutor,), {"adversary": staticmethod(adversary)})
+    return Harness(drafts=drafts, executor=kind, **options)  # type: ignore[arg-type]
+
+
+def device(world: Harness) -> SpeculatingExecutor:
+    assert isinstance(world.executor, SpeculatingExecutor)
+    return world.executor
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+@pytest.mark.parametrize("page_size", [1, 4, 16])
+@pytest.mark.parametrize("adversary", ADVERSARIES, ids=lambda each: each.__name__)
+def test_no_draft_changes_an_output(adversary: Adversary, page_size: int, depth: int) -> None:
+    world = harness(adversary, pages=256 // page_size, page_size=page_size, depth=depth)
+    reqs = [world.add(range(1 + i, 8 + 3 * i), max_tokens=1 + 7 * i) for i in range(6)]
+    world.drain()
+    for req in reqs:
+        world.expect(req)
+
+
+def test_right_drafts_are_as_many_tokens_less_steps() -> None:
+    """40 outputs: the first with the prompt, then five at a time."""
+    steps = {}
+    for drafts in (0, MOST):
+        world = harness(always_right, drafts, depth=1)
+        req = world.add(range(1, 9), max_tokens=41)
+        world.drain()
+        world.expect(req)
+        steps[drafts] = len(world.executor.batches)
+    assert steps == {0: 41, MOST: 1 + 40 // (MOST + 1)}
+    assert device(world).accepted == 32 and device(world).widest == MOST
+
+
+@pytest.mark.parametrize("stop", range(1, 12))
+def test_what_stands_behind_a_stop_token_is_dropped(stop: int) -> None:
+    prompt = list(range(3, 9))
+    truth = reference(prompt, 24, VOCAB)
+    token = truth[stop]
+    world = harness(always_right)
+    beside = world.add(range(20, 30), max_tokens=24)
+    req = world.add(prompt, max_tokens=24, stop_token_ids=(token,))
+    world.drain()
+    count = truth.index(token) + 1
+    world.expect(req, count)
+    assert world.seen[req].reason is FinishReason.STOP and len(req.outputs) == count
+    world.expect(beside)
+
+
+def test_a_stop_token_at_the_limit_counts_as_a_stop() -> None:
+    prompt = list(range(3, 9))
+    truth = reference(prompt, 24, VOCAB)
+    place = next(i for i in range(6, 24) if truth.index(truth[i]) == i)
+    world = harness(always_right)
+    req = world.add(prompt, max_tokens=place + 1, stop_token_ids=(truth[place],))
+    world.drain()
+    world.expect(req, place + 1)
+    assert world.seen[req].reason is FinishReason.STOP
+
+
+@pytest.mark.parametrize(("page_size", "pages"), [(1, 28), (4, 8)])
+def test_drafts_never_cost_a_request_its_place(page_size: int, pages: int) -> None:
+    """A pool that just holds both requests until the first one ends: drafts go where there are no pages for them."""
+    world = harness(always_wrong, pages=pages, page_size=page_size, cache="none", drafts=3)
+    reqs = [world.add([i + 1] * 8, max_tokens=most) for i, most in enumerate((6, 20))]
+    world.drain()
+    for req in reqs:
+        world.expect(req)
+        assert req.retractions == 0
+    assert device(world).proposed > 0
+
+
+def test_rows_that_give_way_come_back_with_the_same_tokens(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    world = harness(like_a_coin(rng), rows=6, pages=20, page_size=4)
+    reqs = [world.add(rng.integers(1, VOCAB, 8), max_tokens=24) for _ in range(8)]
+    world.drain()
+    for req in reqs:
+        world.expect(req)
+    assert any(req.retractions for req in reqs), "the pool was not short"
+
+
+def test_a_step_computes_no_more_than_its_budget() -> None:
+    """16 tokens a step: 4 rows have room for 3 drafts each, and 16 rows for none."""
+    world = harness(always_right, drafts=6, rows=16, pages=256)
+    reqs = [world.add([i + 1, i + 2], max_tokens=40) for i in range(4)]
+    world.drain()
+    assert {int(batch.extend_lens.max()) for batch in world.executor.batches if batch.num_decode == 4} == {4}
+    reqs += [world.add([i + 1, i + 2, 7], max_tokens=10 + i) for i in range(16)]
+    world.drain()
+    assert max(batch.num_tokens for batch in world.executor.batches if not batch.num_extend) <= 16
+    full = [batch for batch in world.executor.batches if batch.num_decode == 16]
+    assert full and not any(batch.verifies for batch in full)
+    for req in reqs:
+        world.expect(req)
+
+
+def test_no_draft_is_verified_beside_a_prompt() -> None:
+    world = harness(always_right)
+    first = world.add(range(1, 9), max_tokens=60)
+    for _ in range(4):
+        world.step()
+    second = world.add(range(1, 40), max_tokens=20)
+    world.drain()
+    mixed = [batch for batch in world.executor.batches if batch.num_extend and batch.num_decode]
+    assert mixed and not any(batch.verifies for batch in mixed)
+    world.expect(first)
+    world.expect(second)
+
+
+def test_ended_and_retracted_requests_leave_nothing_to_the_next_owner(seed: int) -> None:
+    """Requests end at random while steps with drafts are in flight, and their rows are taken at once."""
+    rng = np.random.default_rng(seed)
+    world = harness(like_a_coin(rng), rows=3, pages=32, page_size=4)
+    reqs: list[Req] = []
+    for _ in range(60):
+        if rng.random() < 0.4 and len(reqs) < 30:
+            reqs.append(world.add(rng.integers(1, VOCAB, rng.integers(1, 20)), max_tokens=int(rng.integers(1, 30))))
+        if reqs and rng.random() < 0.2:
+            world.end(reqs[rng.integers(len(reqs))])
+        world.step(run=bool(rng.random() < 0.8))
+    world.drain()
+    for req in reqs:
+        seen = world.seen[req]
+        assert seen.terminals == 1 and seen.tokens == reference(req.prompt.tolist(), len(seen.tokens), VOCAB)
+        if seen.reason is FinishReason.LENGTH:
+            assert len(seen.tokens) == req.max_new_tokens
+    running = world.scheduler.running
+    assert (running.planned >= running.planned_lower).all()
+
+
+def test_bounds_meet_where_nothing_is_in_flight() -> None:
+    world = harness(right_then_wrong, depth=2)
+    req = world.add(range(1, 9), max_tokens=50)
+    for _ in range(8):
+        world.step()
+    while world.executor.in_flight:
+        world.executor.run_one()
+        for result in world.executor.completed():
+            world.scheduler._take(result, world.now)
+    running, row = world.scheduler.running, req.row
+    assert running.planned[row] == running.planned_lower[row] == running.known[row] - 1 == device(world).lens[row]
