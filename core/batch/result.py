@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from core.types.arrays import Ints
+from core.types.arrays import Bools, Ints
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +20,10 @@ class LogprobResult:
     values: npt.NDArray[np.float32]
     top_ids: Ints
     top_values: npt.NDArray[np.float32]
+
+    def of(self, which: Bools) -> LogprobResult:
+        """Those at the places, bool[S], that are set."""
+        return LogprobResult(self.values[which], self.top_ids[which], self.top_values[which])
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
 
 from core.types.arrays import Floats, Ints
+
+PER_ROW = (
+    *("rows", "temperatures", "top_ks", "top_ps", "min_ps", "uniforms", "prompt_lens", "lower_lens", "upper_lens"),
+    *("repetition_penalties", "frequency_penalties", "presence_penalties"),
+)
+"""Arrays of a `SamplingBatch` with one entry per row, whatever its options."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,3 +69,24 @@ class SamplingBatch:
 
     def __len__(self) -> int:
         return len(self.rows)
+
+    def spread(self, counts: Ints) -> SamplingBatch:
+        """The options of `counts[i]` places for each row i, int64[S], row after row.
+
+        What of the biases counts at each of them, its length decides. A constrained row has one place.
+        """
+        starts, each = np.cumsum(counts) - counts, np.repeat(np.arange(len(self)), counts)
+        repeats = counts[self.bias_rows]
+        entries = np.repeat(np.arange(len(repeats)), repeats)
+        behind = np.arange(len(entries)) - (np.cumsum(repeats) - repeats)[entries]
+        return replace(
+            self,
+            **{name: getattr(self, name)[each] for name in PER_ROW},
+            bias_rows=starts[self.bias_rows][entries] + behind,
+            bias_tokens=self.bias_tokens[entries],
+            bias_values=self.bias_values[entries],
+            bias_from=self.bias_from[entries],
+            bias_until=self.bias_until[entries],
+            constrained=starts[self.constrained],
+            alternatives=None if self.alternatives is None else self.alternatives[each],
+        )

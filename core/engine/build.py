@@ -18,6 +18,8 @@ from core.engine.async_engine import BuiltEngine
 from core.engine.build_pools import Pools, build_pools
 from core.engine.grammar.compiler import GrammarCompiler
 from core.engine.input_processor import InputProcessor, encoder_input
+from core.engine.speculation import Speculation, why_no_speculation
+from core.errors import StartupError
 from core.executor.decode_graphs import graph_sizes
 from core.executor.device_state import DeviceState
 from core.executor.forward_thread import ForwardThread
@@ -56,13 +58,22 @@ def build_engine(config: EngineConfig, progress: Progress | None = None) -> Buil
     return assemble(config, model, tokenizer, DeviceStreams(device))
 
 
-def assemble(config: EngineConfig, model: Model, tokenizer: Tokenizer, streams: DeviceStreams) -> BuiltEngine:
+def assemble(
+    config: EngineConfig,
+    model: Model,
+    tokenizer: Tokenizer,
+    streams: DeviceStreams,
+    speculation: Speculation | None = None,
+) -> BuiltEngine:
     """An engine around a model that is loaded already. Benchmarks and tests bring an emulated one.
 
-    Raises StartupError when the pools do not fit into memory, or an adapter given at start cannot be loaded.
+    Raises StartupError when the pools do not fit into memory, when an adapter given at start cannot be loaded, or when
+    the engine cannot verify the drafts of `speculation`.
     """
     pools = build_pools(config, model, streams)
     spec, table = model.spec, pools.adapters.table
+    if speculation is not None and (reason := why_no_speculation(spec, pools, streams.device)) is not None:
+        raise StartupError(f"speculation is not possible: {reason}")
     grammars = _build_grammars(config, model, tokenizer)
     inputs = InputProcessor(
         tokenizer,
@@ -77,17 +88,18 @@ def assemble(config: EngineConfig, model: Model, tokenizer: Tokenizer, streams: 
     lanes = LaneRecorder()
     # Captured here and not by `new_executor`: it takes seconds, and that one is called on the event loop.
     captures = config.executor.cuda_graphs and streams.device.type == "cuda"
-    runner = _build_runner(config, model, streams, pools, lanes) if captures else None
+    build_runner = partial(_build_runner, config, model, streams, pools, lanes, speculation)
+    runner = build_runner() if captures else None
     return BuiltEngine(
         config=config,
         inputs=inputs,
         adapters=pools.adapters.loader,
         grammars=grammars,
         model_info=_model_info(config, model, tokenizer, pools, grammars.backend),
-        new_executor=lambda wake: _build_executor(
-            config, runner or _build_runner(config, model, streams, pools, lanes), wake
+        new_executor=lambda wake: _build_executor(config, runner or build_runner(), wake),
+        new_scheduler=lambda executor, emit: _build_scheduler(
+            config, model, streams, pools, executor, emit, lanes, speculation
         ),
-        new_scheduler=lambda executor, emit: _build_scheduler(config, model, streams, pools, executor, emit, lanes),
         lanes=lanes,
     )
 
@@ -97,7 +109,12 @@ def _build_executor(config: EngineConfig, runner: StepRunner, wake: Callable[[],
 
 
 def _build_runner(
-    config: EngineConfig, model: Model, streams: DeviceStreams, pools: Pools, lanes: LaneRecorder
+    config: EngineConfig,
+    model: Model,
+    streams: DeviceStreams,
+    pools: Pools,
+    lanes: LaneRecorder,
+    speculation: Speculation | None,
 ) -> StepRunner:
     executor = config.executor
     checks = DeviceChecks(AssertMode(executor.assert_mode), streams.device)
@@ -106,7 +123,7 @@ def _build_runner(
     state = DeviceState(
         pool=pools.requests,
         kv_pool=pools.kv,
-        future_map=FutureMap(pools.requests, streams, checks),
+        future_map=FutureMap(pools.requests, streams, checks, () if speculation is None else speculation.columns),
         checks=checks,
         streams=streams,
         staging=Staging(streams.device),
@@ -114,6 +131,7 @@ def _build_runner(
         sampler=Sampler(model.spec.vocab_size, streams.device),
         companions=pools.companions,
         attention=attention,
+        drafter=None if speculation is None else speculation.drafter,
         graph_sizes=graph_sizes(config.memory.max_running_requests) if executor.cuda_graphs else (),
         lanes=lanes,
     )
@@ -128,6 +146,7 @@ def _build_scheduler(
     executor: Executor,
     emit: Emit,
     lanes: LaneRecorder,
+    speculation: Speculation | None,
 ) -> Scheduler:
     return Scheduler(
         config.scheduler,
@@ -139,6 +158,7 @@ def _build_scheduler(
         eos_ids=model.spec.eos_token_ids,
         pin=Staging(streams.device).pinned,
         lanes=lanes,
+        depth=None if speculation is None else speculation.depth,
     )
 
 

@@ -16,6 +16,7 @@ from core.memory.req_to_token_pool import ReqToTokenPool
 from core.models.base import Model
 from core.relay.future_map import FutureMap
 from core.sampling.sampler import Sampler
+from core.speculation.drafter import Drafter
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +35,8 @@ class DeviceState:
     """Companion name -> its device side, for pools beside the KV pages."""
     attention: AttentionBackend | None = None
     """The backend that the model was bound to; None if the model chose its own."""
+    drafter: Drafter | None = None
+    """What guesses tokens; its columns are in `future_map`. None where speculation is off."""
     graph_sizes: tuple[int, ...] = ()
     """Batch sizes of decode steps to capture as graphs, where device and model allow that."""
     lanes: LaneRecorder = field(default_factory=LaneRecorder)

@@ -37,6 +37,8 @@ class SampledStep:
     generations: Ints
     host: SampleOutput
     copy_done: Event
+    starts: Ints | None
+    """int64[S]: where the first token of each row stands in `host`; None where each has one."""
 
 
 class GrammarTable:
@@ -58,10 +60,14 @@ class GrammarTable:
         for seed in batch.grammar_seeds:
             self._followers[seed.row] = self._work.seated(seed)
 
-    def sampled(self, batch: ScheduleBatch, host: SampleOutput, copy_done: Event) -> None:
-        """Remember where the tokens of a step with constrained rows will arrive, for the next `masks`."""
+    def sampled(self, batch: ScheduleBatch, host: SampleOutput, copy_done: Event, starts: Ints | None = None) -> None:
+        """Remember where the tokens of a step with constrained rows will arrive, for the next `masks`.
+
+        `starts`, int64[S]: where the first token of each row stands in `host`; None where each has one.
+        """
         if len(batch.sampling.constrained):
-            self._last = SampledStep(batch.step_id, batch.sample_rows, batch.sample_generations, host, copy_done)
+            owners = (batch.sample_rows, batch.sample_generations)
+            self._last = SampledStep(batch.step_id, *owners, host, copy_done, starts)
 
     def masks(self, batch: ScheduleBatch) -> StepGrammars:
         """Wait for the tokens of the step before; return the masks of this step and the status of each row.
@@ -100,7 +106,8 @@ class GrammarTable:
         if self._recorder is not None:
             self._recorder.read(self._results, (last.step_id,))
         if followers:
-            self._work.accept(followers, last.host.tokens.numpy()[places].tolist())
+            found = places if last.starts is None else last.starts[places]
+            self._work.accept(followers, last.host.tokens.numpy()[found].tolist())
 
     def _statuses(self, followers: list[Follower], some: npt.NDArray[np.bool_]) -> Statuses:
         """int8[G] of `GrammarStatus`; `some[i]`: the mask of follower i allows a token.

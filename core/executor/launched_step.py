@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from core.batch.result import NO_ROWS, Exhausted, LogprobResult, StepResult, VectorResult
+from core.batch.result import NO_ROWS, Accepted, Exhausted, LogprobResult, StepResult, VectorResult
 from core.batch.schedule_batch import ScheduleBatch
 from core.device.checks import DEVICE_CHECKS
 from core.device.event import Event
@@ -17,6 +17,7 @@ from core.device.timer import Mark
 from core.executor.sampling_step import SampledRows
 from core.executor.step_lanes import StepLanes
 from core.sampling.sampler import SampleOutput
+from core.speculation.trial import Verdict
 
 SAMPLED, RESULTS = "sampled", "results"
 """Names of a step's outputs for a `Recorder`, on the device and on the host; their places are step ids."""
@@ -47,6 +48,8 @@ class LaunchedStep:
     """Owners of rows, embedded ones included, for which there was too little memory."""
     lanes: StepLanes | None = None
     """The step's lanes; None while no recording runs."""
+    verdict: Verdict | None = None
+    """What became of drafts; None in a step that verified none. `host` then has an entry for each of its places."""
 
     def result(self) -> StepResult:
         """Wait for the copies and turn them into the result. Blocks, so with overlap the event loop never calls it."""
@@ -59,13 +62,21 @@ class LaunchedStep:
         idle = 0.0
         if self.previous_end is not None and not batch.after_idle:
             idle = max(0.0, self.began.seconds_since(self.previous_end))
+        tokens, non_finite, logprobs = host.tokens.numpy(), host.non_finite.numpy(), _logprobs(host)
+        accepted, verdict = None, self.verdict
+        if verdict is not None:
+            assert batch.spec is not None, "drafts are verified by plan"
+            kept, starts = verdict.kept, verdict.trial.starts
+            tokens, logprobs = tokens[kept], None if logprobs is None else logprobs.of(kept)
+            non_finite = np.logical_or.reduceat(non_finite & kept, starts)
+            accepted = Accepted(verdict.counts, verdict.trial.counts - 1, batch.spec.drafts + 1)
         return StepResult(
             step_id=batch.step_id,
             rows=batch.sample_rows,
             generations=batch.sample_generations,
-            tokens=host.tokens.numpy(),
-            non_finite=host.non_finite.numpy(),
-            logprobs=_logprobs(host),
+            tokens=tokens,
+            non_finite=non_finite,
+            logprobs=logprobs,
             assert_counts=self.counts.numpy()[: len(DEVICE_CHECKS)],
             busy=self.ended.seconds_since(self.began),
             idle=idle,
@@ -74,6 +85,7 @@ class LaunchedStep:
             exhausted=self.exhausted,
             was_split=self.sampled.was_split,
             violated=self._violated(),
+            accepted=accepted,
         )
 
     def _violated(self) -> npt.NDArray[np.bool_] | None:

@@ -25,6 +25,7 @@ from core.sampling.penalties import TokenHistory, has_penalty
 from core.sampling.places import Places
 from core.sampling.sampler import SampleOutput, Sampler, Scored
 from core.sampling.splitting import sample_in_pieces
+from core.speculation.trial import Trial
 from core.types.arrays import Ints
 
 log = logging.getLogger(__name__)
@@ -65,23 +66,29 @@ class SamplingStep:
             self._seed_history(batch)
         self._grammars.begin(batch)
 
-    def sample(self, logits: torch.Tensor, batch: ScheduleBatch, lens: torch.Tensor) -> SampledRows:
+    def sample(
+        self, logits: torch.Tensor, batch: ScheduleBatch, lens: torch.Tensor, trial: Trial | None = None
+    ) -> SampledRows:
         """Draw the next tokens of S rows from `logits`, float32[S, V], which it modifies in place.
 
-        `lens`, int64[S]: tokens before each, on the device.
+        `lens`, int64[S]: tokens before each, on the device. With a `trial` there is a token for each of its T places,
+        and T stands for S everywhere but in the status.
         The forward pass is already launched. Only a batch with constrained rows waits here, for the tokens of the step
         before (law 14).
         """
         sampling, lost = batch.sampling, _NOBODY
+        if trial is not None:
+            sampling = sampling.spread(trial.counts)
+            self._try(batch, trial)
         if sampling.any_penalty and self._unseeded:
             sampling, lost = self._without_history(sampling)
-        scored, mask, status = Scored(logits, Places.of(batch.sampling, lens, self._staging)), None, None
+        scored, mask, status = Scored(logits, Places.of(sampling, lens, self._staging)), None, None
         # Before the grammars: scoring needs no mask, and the device works on it while the host waits for tokens.
         fits = self._score(scored, sampling)
         if len(sampling.constrained):
             # Once per step, even if sampling is tried again in pieces: it consumes the tokens of the step before.
             grammars = self._grammars.masks(batch)
-            mask, status = grammars.mask, grammars.status
+            mask, status = replace(grammars.mask, places=sampling.constrained), grammars.status
         output = None
         if fits:
             try:
@@ -89,18 +96,25 @@ class SamplingStep:
             except MEMORY_ERRORS as error:
                 self._note(error)
         if output is not None:
-            return SampledRows(output, status, _exhausted(batch, lost))
+            return SampledRows(output, status, _exhausted(batch, lost, trial))
         pieces = sample_in_pieces(self._sampler, scored, sampling, self._history, mask)
-        return SampledRows(pieces.output, status, _exhausted(batch, np.union1d(lost, pieces.given_up)), True)
+        exhausted = _exhausted(batch, np.union1d(lost, pieces.given_up), trial)
+        return SampledRows(pieces.output, status, exhausted, True)
 
     def append(self, rows: torch.Tensor, lens: torch.Tensor, tokens: torch.Tensor, batch: ScheduleBatch) -> None:
         """Enter `tokens` of `rows` into the history at positions `lens`; int64[S] each, on the device."""
         if self._history is not None and batch.sampling.any_penalty:
             self._history.append(rows, lens, tokens)
 
-    def on_their_way(self, batch: ScheduleBatch, host: SampleOutput, copy_done: Event) -> None:
+    def on_their_way(self, batch: ScheduleBatch, host: SampleOutput, copy_done: Event, trial: Trial | None) -> None:
         """Tell the grammars that the step's tokens are on their way to `host`, readable once `copy_done` has fired."""
-        self._grammars.sampled(batch, host, copy_done)
+        self._grammars.sampled(batch, host, copy_done, None if trial is None else trial.starts)
+
+    def _try(self, batch: ScheduleBatch, trial: Trial) -> None:
+        """Enter the drafts into the history: at each place those before it count. What is wrong is overwritten."""
+        if self._history is not None and batch.sampling.any_penalty:
+            rows, *columns = self._staging.upload([batch.rows[trial.row_of], trial.positions, trial.ids])
+            self._history.append(rows, *columns)
 
     def _score(self, scored: Scored, sampling: SamplingBatch) -> bool:
         """Score all rows at once, as far as that needs no mask. Returns whether there was memory for it."""
@@ -153,5 +167,8 @@ class SamplingStep:
 _NOBODY: Ints = np.empty(0, np.int64)
 
 
-def _exhausted(batch: ScheduleBatch, places: Ints) -> Exhausted:
-    return Exhausted(batch.sample_rows[places], batch.sample_generations[places]) if len(places) else NO_ROWS
+def _exhausted(batch: ScheduleBatch, places: Ints, trial: Trial | None) -> Exhausted:
+    if not len(places):
+        return NO_ROWS
+    rows = places if trial is None else np.unique(trial.row_of[places])
+    return Exhausted(batch.sample_rows[rows], batch.sample_generations[rows])

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 
 from core.batch.build import token_positions
 from core.batch.forward_batch import ForwardBatch
-from core.batch.schedule_batch import ScheduleBatch
+from core.batch.schedule_batch import ForwardMode, ScheduleBatch
 from core.device.event import Event
 from core.device.shortage import MEMORY_ERRORS, is_out_of_memory
 from core.device.timer import Mark
@@ -19,11 +20,26 @@ from core.executor.exhaustion import embedded, out_of_memory
 from core.executor.launched_step import RESULTS, SAMPLED, LaunchedStep
 from core.executor.pooling import Pooler
 from core.executor.sampling_step import SamplingStep
+from core.executor.speculator import Speculator
 from core.executor.step_lanes import StepLanes, StepTracer
 from core.relay.payload import RelayPayload
 from core.relay.resolve import DecodeRows, resolve_forward_inputs
 from core.sampling.sampler import SampleOutput
+from core.speculation.trial import Trial, Verdict
 from core.types.arrays import Ints
+
+
+@dataclass(frozen=True, slots=True)
+class Computed:
+    """What the model made of a step."""
+
+    inputs: ForwardBatch | DecodeInputs
+    logits: torch.Tensor
+    """float32[S, V]; float32[T, V] where drafts are verified."""
+    vectors: torch.Tensor | None = None
+    """Vectors of embeddings, float32[E, H]; None without any, or without memory for them."""
+    trial: Trial | None = None
+    """What is verified; None without drafts."""
 
 
 class StepRunner:
@@ -38,6 +54,7 @@ class StepRunner:
             companion.recorder = self._recorder
         self._sampling = SamplingStep(state.pool, state.sampler, RESULTS, self._recorder)
         self._pooler: Pooler | None = None
+        self._speculator = None if state.drafter is None else Speculator(state.drafter, state)
         self._previous_end: Mark | None = None
         self._tracer = StepTracer(state.lanes)
         self.graphs = capture_decode_graphs(state, state.graph_sizes, state.attention)
@@ -64,43 +81,42 @@ class StepRunner:
                 self._recorder.step(batch)
             began = state.streams.mark()
             lanes = self._tracer.begin(batch, began)
-            inputs, logits, vectors = self._compute(batch, computing)
-            sample_rows, sample_lens = self._sampled(batch, inputs)
-            rows = self._sampling.sample(logits, batch, sample_lens)
+            done = self._compute(batch, computing)
+            sample_rows, sample_lens = self._places(batch, done)
+            rows = self._sampling.sample(done.logits, batch, sample_lens, done.trial)
             sampled = rows.output
             if self._recorder is not None:
                 self._recorder.wrote(SAMPLED, (batch.step_id,))
             counted = state.checks.snapshot(state.future_map.violated(batch.num_decode))
-            published = state.future_map.publish(inputs.rows, inputs.seq_lens)
-            assert published is not None, "the planner submits no empty step"
-            state.future_map.stash(sample_rows, RelayPayload(sampled.tokens))
+            published, verdict = self._relay(batch, done, sample_rows, sample_lens, sampled.tokens)
             self._sampling.append(sample_rows, sample_lens, sampled.tokens, batch)
             ended = state.streams.mark()
         previous_end, self._previous_end = self._previous_end, ended
-        host, counts, fetched, copy_done = self._copy_out(batch.step_id, sampled, counted, vectors, published, lanes)
-        self._sampling.on_their_way(batch, host, copy_done)
-        refs = (sampled, counted, vectors, inputs, published)
+        host, counts, fetched, copy_done = self._copy_out(
+            batch.step_id, sampled, counted, done.vectors, published, lanes
+        )
+        self._sampling.on_their_way(batch, host, copy_done, done.trial)
+        # Without the logits, which nothing copies and which are large.
+        refs = (sampled, counted, done.vectors, done.inputs, published)
         # Without vectors the embeddings of the step, if it has any, found no memory (decision 25).
-        exhausted = rows.exhausted if vectors is not None else rows.exhausted.beside(embedded(batch))
+        exhausted = rows.exhausted if done.vectors is not None else rows.exhausted.beside(embedded(batch))
         return LaunchedStep(
             *(batch, host, counts, copy_done, began, ended, previous_end, refs, self._recorder),
-            *(rows, fetched, exhausted, lanes),
+            *(rows, fetched, exhausted, lanes, verdict),
         )
 
-    def _compute(
-        self, batch: ScheduleBatch, computing: Callable[[], None]
-    ) -> tuple[ForwardBatch | DecodeInputs, torch.Tensor, torch.Tensor | None]:
-        """(inputs, logits float32[S, V], embeddings' vectors or None). Decode steps that were captured are replayed."""
+    def _compute(self, batch: ScheduleBatch, computing: Callable[[], None]) -> Computed:
+        """Run the model. Decode steps that were captured are replayed."""
         graphs = self.graphs
         if graphs is not None and graphs.takes(batch):
             inputs = graphs.load(batch)
             self._apply(batch, inputs.rows, inputs.fresh, inputs.table)
             computing()
-            return inputs, graphs.replay(inputs), None
-        forward_batch = self._prepare(batch)
+            return Computed(inputs, graphs.replay(inputs))
+        forward_batch, trial = self._prepare(batch)
         computing()
         logits = self._state.model.forward(forward_batch)
-        return forward_batch, logits, self._pool(batch, forward_batch)
+        return Computed(forward_batch, logits, self._pool(batch, forward_batch), trial)
 
     def _pool(self, batch: ScheduleBatch, forward_batch: ForwardBatch) -> torch.Tensor | None:
         """Vectors float32[E, H]; None without embeddings in the step, or without memory for them."""
@@ -118,8 +134,11 @@ class StepRunner:
             # The embeddings of the step end; its tokens do not depend on them (decision 25).
             return None
 
-    def _prepare(self, batch: ScheduleBatch) -> ForwardBatch:
-        """Apply what the scheduler decided to device state, then gather the inputs, which depend on it."""
+    def _prepare(self, batch: ScheduleBatch) -> tuple[ForwardBatch, Trial | None]:
+        """Apply what the scheduler decided to device state, then gather the inputs, which depend on it.
+
+        The trial is None in a step that verifies no drafts.
+        """
         state, writes, chunks = self._state, batch.table_writes, batch.num_extend
         # Without chunks each row has one token, which stands in the place of its row.
         last_indices = np.cumsum(batch.extend_lens)[batch.sample_indices] - 1 if chunks else batch.sample_indices
@@ -139,10 +158,16 @@ class StepRunner:
         places, (fresh, *table) = uploaded[:3], uploaded[3:]
         self._apply(batch, rows, fresh, table)
         decode = DecodeRows(rows[chunks:], lower, upper)
+        if batch.verifies:
+            return self._prepare_trial(batch, decode)
         encoder_tokens = int(batch.encoder_lens.sum()) if len(batch.encoder_lens) else 0
         inputs = resolve_forward_inputs(batch.staging, decode, state.future_map, batch.num_tokens, encoder_tokens)
         token_rows, positions, seq_lens = decode.behind(places, inputs.decode_lens)
-        return ForwardBatch(
+        prefix_lens = batch.prefix_lens
+        if self._speculator is not None and batch.num_decode:
+            # The plan knows bounds of these, which drafts of the step before have set apart.
+            prefix_lens = np.concatenate([prefix_lens[:chunks], inputs.decode_lens.numpy()])
+        forward_batch = ForwardBatch(
             mode=batch.mode,
             input_ids=inputs.ids,
             positions=positions,
@@ -153,12 +178,39 @@ class StepRunner:
             req_to_token=state.pool.table,
             kv_pool=state.kv_pool,
             num_extend=chunks,
-            prefix_lens_host=batch.prefix_lens,
+            prefix_lens_host=prefix_lens,
             extend_lens_host=batch.extend_lens,
             wants_hidden=batch.pooling is not None,
             encoder_ids=inputs.encoder_ids,
             encoder_lens_host=batch.encoder_lens,
         )
+        return forward_batch, None
+
+    def _prepare_trial(self, batch: ScheduleBatch, decode: DecodeRows) -> tuple[ForwardBatch, Trial]:
+        """The inputs of a step that verifies drafts: for each row its newest token, and drafts behind it."""
+        state, speculator = self._state, self._speculator
+        assert speculator is not None, "the plan has drafts only where something drafts"
+        trial = speculator.trial(batch, decode.rows, *decode.resolve(state.future_map))
+        rows, ids, positions, seq_lens, last = state.staging.upload(
+            [batch.rows[trial.row_of], trial.ids, trial.positions, trial.lens + trial.counts, np.arange(len(trial.ids))]
+        )
+        # Without a draft it is an ordinary decode step, which backends compute in another way than chunks.
+        drafts = len(trial.ids) > len(trial.lens)
+        forward_batch = ForwardBatch(
+            mode=ForwardMode.EXTEND if drafts else ForwardMode.DECODE,
+            input_ids=ids,
+            positions=positions,
+            rows=decode.rows,
+            seq_lens=seq_lens,
+            out_cache_loc=state.pool.slots(rows, positions),
+            last_indices=last,
+            req_to_token=state.pool.table,
+            kv_pool=state.kv_pool,
+            num_extend=len(trial.lens) if drafts else 0,
+            prefix_lens_host=trial.lens,
+            extend_lens_host=trial.counts,
+        )
+        return forward_batch, trial
 
     def _apply(
         self, batch: ScheduleBatch, rows: torch.Tensor, fresh: torch.Tensor, table: Sequence[torch.Tensor]
@@ -171,14 +223,39 @@ class StepRunner:
             companion.begin(rows, batch.companion_writes.get(name), state.staging)
         state.future_map.forget(fresh)
         self._sampling.begin(batch)
+        if self._speculator is not None:
+            self._speculator.begin(batch)
 
-    def _sampled(self, batch: ScheduleBatch, inputs: ForwardBatch | DecodeInputs) -> tuple[torch.Tensor, torch.Tensor]:
-        """(rows that sample, their lengths after this step), int64[S] each."""
+    def _places(self, batch: ScheduleBatch, done: Computed) -> tuple[torch.Tensor, torch.Tensor]:
+        """(row, and tokens before) of each token to be sampled, int64[S] each; int64[T] where drafts are verified."""
+        upload = self._state.staging.upload
+        if done.trial is not None:
+            rows, lens = upload([batch.rows[done.trial.row_of], done.trial.positions + 1])
+            return rows, lens
         # In the middle of a prompt a row has a length to publish, but samples nothing.
         if len(batch.sample_indices) == len(batch.rows):
-            return inputs.rows, inputs.seq_lens
-        rows, places = self._state.staging.upload([batch.sample_rows, batch.sample_indices])
-        return rows, inputs.seq_lens.index_select(0, places)
+            return done.inputs.rows, done.inputs.seq_lens
+        rows, places = upload([batch.sample_rows, batch.sample_indices])
+        return rows, done.inputs.seq_lens.index_select(0, places)
+
+    def _relay(
+        self, batch: ScheduleBatch, done: Computed, rows: torch.Tensor, lens: torch.Tensor, tokens: torch.Tensor
+    ) -> tuple[Event, Verdict | None]:
+        """Leave to the next step where rows stand, their newest tokens, and drafts behind these.
+
+        `rows`, `lens`: as `_places` returned them; `tokens`: what was sampled there. Returns the event behind the
+        lengths, and what became of drafts if the step verified any.
+        """
+        state, seq_lens, newest = self._state, done.inputs.seq_lens, tokens
+        verdict = None if done.trial is None else done.trial.judged(tokens.numpy())
+        if verdict is not None:
+            seq_lens, last = state.staging.upload([verdict.lens, verdict.last])
+            rows, lens, newest = done.inputs.rows, seq_lens, tokens.index_select(0, last)
+        published = state.future_map.publish(done.inputs.rows, seq_lens)
+        assert published is not None, "the planner submits no empty step"
+        drafts = {} if self._speculator is None else self._speculator.drafted(batch, lens, tokens, verdict)
+        state.future_map.stash(rows, RelayPayload(newest, drafts))
+        return published, verdict
 
     def _copy_out(
         self,

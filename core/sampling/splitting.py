@@ -17,19 +17,13 @@ import numpy.typing as npt
 import torch
 
 from core.batch.grammar_batch import TokenMask
-from core.batch.sampling_batch import SamplingBatch
+from core.batch.sampling_batch import PER_ROW, SamplingBatch
 from core.device.shortage import MEMORY_ERRORS, is_out_of_memory
 from core.sampling.penalties import TokenHistory, has_penalty
 from core.sampling.sampler import SampleOutput, Sampler, Scored
 from core.types.arrays import Ints
 
 T = TypeVar("T")
-
-_ROW_FIELDS = (
-    *("rows", "temperatures", "top_ks", "top_ps", "min_ps", "uniforms", "prompt_lens", "lower_lens", "upper_lens"),
-    *("repetition_penalties", "frequency_penalties", "presence_penalties"),
-)
-"""Arrays with one entry per row."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +90,7 @@ def sample_in_pieces(
 
 def rows_of(batch: SamplingBatch, first: int, last: int) -> SamplingBatch:
     """The options of rows [first, last). Options that none of these rows uses are off, so they take no memory."""
-    columns = {name: getattr(batch, name)[first:last] for name in _ROW_FIELDS}
+    columns = {name: getattr(batch, name)[first:last] for name in PER_ROW}
     random = columns["temperatures"] > 0
     biased = (batch.bias_rows >= first) & (batch.bias_rows < last)
     constrained = batch.constrained[(batch.constrained >= first) & (batch.constrained < last)]

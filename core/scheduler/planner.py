@@ -11,7 +11,7 @@ import torch
 from core.batch.build import Segment, StepPlan, build_batch
 from core.batch.grammar_batch import GrammarSeed
 from core.batch.schedule_batch import HistoryWrites, ScheduleBatch
-from core.batch.spec_plan import SpecPlan
+from core.batch.spec_plan import SpecPlan, TextSeed
 from core.config import SchedulerConfig
 from core.errors import Overloaded
 from core.scheduler.draft_depth import Depth
@@ -196,7 +196,7 @@ class Planner:
             ),
             after_idle=after_idle,
             grammar_seeds=tuple(self._seed(req) for req in fresh if req.grammar is not None),
-            spec=None if self._depth is None else self._spec_plan(decodes, self._depth),
+            spec=None if self._depth is None else self._spec_plan(decodes, self._depth, fresh),
         )
         # After the plan: its lengths are a copy of those before this step.
         running.plan_decodes(decode_rows, plan.decode_counts)
@@ -204,8 +204,14 @@ class Planner:
         memory = self._memory
         return build_batch(plan, memory.rows.generations, self._sampling.batch, self._pin, memory.plan_companions)
 
-    def _spec_plan(self, decodes: Decodes, depth: Depth) -> SpecPlan:
-        return SpecPlan(decodes.drafts, self._running.limit[decodes.rows], depth.drafts(len(self._running)))
+    def _spec_plan(self, decodes: Decodes, depth: Depth, fresh: list[Req]) -> SpecPlan:
+        running = self._running
+        seeds = (
+            TextSeed(req.row, req.salt, running.ids(req.row, int(running.known[req.row])))
+            for req in fresh
+            if req.speculates
+        )
+        return SpecPlan(decodes.drafts, running.limit[decodes.rows], depth.drafts(len(running)), tuple(seeds))
 
     def _seed(self, req: Req) -> GrammarSeed:
         assert req.grammar is not None

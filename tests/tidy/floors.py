@@ -30,7 +30,7 @@ FLOORS = {
     "core.layers": 5,
     "core.attention": 5,
     "core.sampling": 5,
-    "core.speculative": 5,
+    "core.speculation": 5,
     "core.executor": 6,
     "core.scheduler": 7,
     "core.disagg": 7,

@@ -44,7 +44,9 @@ class HashModel:
             slots = tables[i, :length].to(torch.int64)
             keys, values = (cache.index_select(0, slots).view(-1).to(torch.int64) for cache in (pool.k(0), pool.v(0)))
             terms = (keys * 1_000_003 + values + 1) * _weights(length, device)
-            hashes[end - 1 : end].copy_(terms.sum().view(1))
+            count = int(batch.extend_lens_host[i])
+            # Each place sees what stands before it: drafts are verified at several places of a row.
+            hashes[end - count : end].copy_(terms.cumsum(0)[length - count :])
         chosen = hashes.index_select(0, batch.last_indices)
         logits = torch.zeros(len(batch.last_indices), self.spec.vocab_size, device=device)
         for rank, shift in enumerate((7, 17, 27)):

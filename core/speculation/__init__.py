@@ -1,0 +1,1 @@
+"""Drafts: guesses at the tokens behind a row's newest one, which the next step verifies all at once."""

@@ -1,0 +1,80 @@
+"""The interface of what drafts, and the columns in which drafts wait on the device for the step that verifies them.
+
+A draft is a guess and never changes an output: the step that verifies it samples the target model at every place, with
+the place's own random number, and keeps a draft only where it is the very token that was sampled. This exact match
+accepts as often as rejection sampling where the drafter is deterministic (Leviathan et al. 2023).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from core.batch.schedule_batch import ScheduleBatch
+from core.relay.payload import Column
+from core.types.arrays import Ints
+
+DRAFTS, DRAFT_LEN = "drafts", "draft_len"
+"""Names of the FutureMap's columns."""
+
+
+def draft_columns(most: int) -> tuple[Column, Column]:
+    """Up to `most` drafts for each row, and how many of them there are.
+
+    The number says what is valid, never a token: an unwritten or forgotten row has 0, so what prefill leaves, and a row
+    that is seeded from elsewhere, is safe.
+    """
+    return Column(DRAFTS, torch.int64, (most,), fill=-1), Column(DRAFT_LEN, torch.int64, fill=0)
+
+
+@dataclass(frozen=True, slots=True)
+class Ran:
+    """What a step has given the S rows that sampled in it, on the host; int64 arrays."""
+
+    rows: Ints
+    """[S]."""
+    lens: Ints
+    """[S]: tokens of each row in the pools. The newest token is not among them."""
+    counts: Ints
+    """[S]: how many tokens each row got."""
+    tokens: Ints
+    """[A]: the tokens, row after row."""
+
+
+@dataclass(frozen=True, slots=True)
+class Drafts:
+    """Drafts for S rows, on the host."""
+
+    ids: Ints
+    """int64[S, K]; what stands at and behind `lens` means nothing."""
+    lens: Ints
+    """int64[S], 0 to K."""
+
+
+class Drafter(Protocol):
+    """Used by the forward thread only, on the forward stream."""
+
+    @property
+    def columns(self) -> Sequence[Column]:
+        """Columns of the FutureMap that it needs beside the drafts: hidden states, say."""
+        ...
+
+    @property
+    def needs_hidden(self) -> bool:
+        """Whether the model must give its last hidden states."""
+        ...
+
+    def begin(self, batch: ScheduleBatch) -> None:
+        """Take note of the new owners of `batch`, before anything of it is computed."""
+        ...
+
+    def draft(self, ran: Ran, most: int) -> Drafts:
+        """Take note of what a step ran, and draft what follows the newest token of each row of it: at most `most`.
+
+        Called for every step, with 0 for `most` where no drafts are wanted. A wrong draft costs time and nothing else.
+        An id that the model has not ends the drafts of its row there.
+        """
+        ...

@@ -1,0 +1,93 @@
+"""What a step computes to verify drafts: for each row its newest token and the drafts behind it.
+
+Ragged, on the host's own memory: on the CPU a place that is not computed costs nothing. An accelerator would compute a
+grid of K + 1 places a row, under a mask, since it must not wait to learn how many drafts there are.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from core.speculation.drafter import Drafts
+from core.types.arrays import Bools, Ints
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """T tokens of n rows, row after row; int64 arrays on the host."""
+
+    lens: Ints
+    """[n]: tokens of each row in the pools before the step."""
+    counts: Ints
+    """[n]: tokens of each row in this step, its newest one and its drafts."""
+    row_of: Ints
+    """[T]: the place, among the n rows, of each token's row."""
+    ids: Ints
+    """[T]."""
+    positions: Ints
+    """[T]: the place of each token in its own sequence."""
+
+    @classmethod
+    def of(cls, newest: Ints, lens: Ints, drafts: Drafts, room: Ints, vocab_size: int) -> Trial:
+        """The tokens of n rows with `newest` behind `lens` tokens, int64[n] each.
+
+        `room`, int64[n]: the most drafts that each may try; below 0 counts as 0. Drafts end before one that is no token
+        of the model.
+        """
+        width = drafts.ids.shape[1]
+        known = (drafts.ids >= 0) & (drafts.ids < vocab_size)
+        legal = np.where(known.all(axis=1), width, known.argmin(axis=1))
+        counts = np.minimum(np.minimum(drafts.lens, room), legal).clip(0) + 1
+        row_of = np.repeat(np.arange(len(newest)), counts)
+        behind = np.arange(len(row_of)) - starts_of(counts)[row_of]
+        ids = np.concatenate([newest[:, None], drafts.ids], axis=1)[row_of, behind]
+        return cls(lens, counts, row_of, ids, lens[row_of] + behind)
+
+    @property
+    def starts(self) -> Ints:
+        """[n]: the place, among the T tokens, of each row's newest one."""
+        return starts_of(self.counts)
+
+    def judged(self, sampled: Ints) -> Verdict:
+        """What becomes of the drafts, given the tokens `sampled` behind each of the T places.
+
+        A draft is right where it is the token that was sampled before it; behind the first wrong one nothing counts.
+        """
+        right: Bools = np.zeros(len(self.ids), np.bool_)
+        right[:-1] = (sampled[:-1] == self.ids[1:]) & (self.row_of[:-1] == self.row_of[1:])
+        # The last place of each row is never right, so each row has one that is not.
+        ends = np.flatnonzero(~right)
+        return Verdict(self, ends[np.searchsorted(ends, self.starts)])
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """How far each of n rows came."""
+
+    trial: Trial
+    last: Ints
+    """int64[n]: the place, among the T tokens, behind which each row's newest token was sampled."""
+
+    @property
+    def counts(self) -> Ints:
+        """int64[n]: tokens that each row got: the drafts that were right, and one more."""
+        return self.last - self.trial.starts + 1
+
+    @property
+    def lens(self) -> Ints:
+        """int64[n]: tokens of each row in the pools after the step that count."""
+        return self.trial.lens + self.counts
+
+    @property
+    def kept(self) -> Bools:
+        """bool[T]: the places whose sampled tokens count."""
+        kept: Bools = np.arange(len(self.trial.ids)) <= self.last[self.trial.row_of]
+        return kept
+
+
+def starts_of(counts: Ints) -> Ints:
+    """int64[n]: where each of n runs of `counts` entries begins."""
+    starts: Ints = np.cumsum(counts) - counts
+    return starts

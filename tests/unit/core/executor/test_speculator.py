@@ -1,0 +1,188 @@
+"""Drafts from one step to the next: what is left in the relay, and what a wrong draft may not do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from core.batch.forward_batch import ForwardBatch
+from core.batch.spec_plan import SpecPlan
+from core.config import ModelConfig
+from core.device.streams import DeviceStreams
+from core.engine.build import assemble
+from core.engine.speculation import Speculation
+from core.errors import StartupError
+from core.executor.step import StepRunner
+from core.models.base import Model
+from core.models.loader import load_model
+from core.scheduler.draft_depth import Depth, FixedDepth
+from core.scheduler.outputs import Ending, StepOutputs
+from core.scheduler.scheduler import Scheduler
+from core.types.request import Req
+from core.types.sampling_params import SamplingParams
+from tests.proofs.happens_before.harness import CONTEXT, VOCAB, Scenario, tokenizer
+from tests.proofs.happens_before.hash_model import HashModel, expected_tokens
+from tests.support.fakes.adversaries import KnowingDrafter, Says, always_right, right_then_wrong
+
+CPU = torch.device("cpu")
+PROMPT = np.arange(1, 8, dtype=np.int64)
+MOST = 4
+POISON = VOCAB - 1
+"""A token behind which a poisoned model computes NaN."""
+
+
+class ChangingDepth:
+    """A `Depth` that the test sets."""
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+
+    def drafts(self, rows: int) -> int:
+        return self.count
+
+
+class PoisonedModel(HashModel):
+    """Logits are NaN behind the token `POISON`."""
+
+    def forward(self, batch: ForwardBatch) -> torch.Tensor:
+        logits = super().forward(batch)
+        poisoned = batch.input_ids.index_select(0, batch.last_indices) == POISON
+        return logits.masked_fill_(poisoned[:, None], float("nan"))
+
+
+class World:
+    """An engine without overlap, stepped by hand; it drafts `says` of what a plain run puts out."""
+
+    def __init__(self, says: Says, depth: Depth, model: HashModel | None = None, outputs: int = 12) -> None:
+        self.ended: list[Ending] = []
+        self.truth = [*PROMPT.tolist(), *expected_tokens(PROMPT.tolist(), outputs, VOCAB)]
+        self.outputs = outputs
+        speculation = Speculation(KnowingDrafter([self.truth], says, VOCAB), depth, MOST)
+        model = model or HashModel(VOCAB, CONTEXT)
+        built = assemble(Scenario(()).config(), model, tokenizer(), DeviceStreams(CPU), speculation)
+        executor = built.new_executor(lambda: None)
+        self.runner: StepRunner = executor._runner  # type: ignore[attr-defined]
+        self.scheduler: Scheduler = built.new_scheduler(executor, self._emit)
+
+    def ask(self, prompt: np.ndarray = PROMPT) -> Req:
+        params = SamplingParams(temperature=0.0, ignore_eos=True)
+        req = Req("r", 0, prompt, params, 1, self.outputs)
+        self.scheduler.intake.add(req)
+        return req
+
+    def drain(self) -> None:
+        while self.scheduler.has_work:
+            self.scheduler.step(0.0)
+
+    def left(self, row: int) -> int:
+        """How many drafts wait for the next step of `row`."""
+        return int(self.runner._state.future_map.buffer("draft_len")[row])
+
+    def _emit(self, outputs: StepOutputs, now: float) -> None:
+        self.ended += outputs.ended
+
+
+def test_right_drafts_come_several_at_a_time() -> None:
+    world = World(always_right, FixedDepth(MOST))
+    req, steps = world.ask(), 0
+    while world.scheduler.has_work:
+        world.scheduler.step(0.0)
+        steps += 1
+    assert req.outputs.tolist() == world.truth[len(PROMPT) :]
+    assert steps == 1 + 3 + 1, "the prompt, twelve outputs less one by up to five, and the last result"
+
+
+def test_a_step_that_proposes_nothing_leaves_nothing() -> None:
+    depth = ChangingDepth(MOST)
+    world = World(always_right, depth)
+    req = world.ask()
+    world.scheduler.step(0.0)
+    assert world.left(req.row) == MOST
+    depth.count = 0
+    world.scheduler.step(0.0)
+    assert world.left(req.row) == 0
+    depth.count = MOST
+    world.drain()
+    assert req.outputs.tolist() == world.truth[len(PROMPT) :]
+
+
+def test_a_new_owner_finds_no_drafts() -> None:
+    """A prompt of two chunks leaves its row unwritten for a step."""
+    world = World(always_right, FixedDepth(MOST))
+    first = world.ask()
+    world.scheduler.step(0.0)
+    row = first.row
+    world.drain()
+    world.runner._state.future_map.buffer("draft_len")[row] = MOST
+    second = world.ask(np.arange(20, 42, dtype=np.int64))
+    world.scheduler.step(0.0)
+    assert second.row == row and world.left(row) == 0
+
+
+def test_nothing_is_computed_behind_the_last_token() -> None:
+    """The last output is never fed back, so the token before it has the last place."""
+    furthest: list[int] = []
+
+    class Watched(HashModel):
+        def forward(self, batch: ForwardBatch) -> torch.Tensor:
+            furthest.append(int(batch.positions.max()))
+            return super().forward(batch)
+
+    world = World(always_right, FixedDepth(MOST), Watched(VOCAB, CONTEXT), outputs=10)
+    world.ask()
+    world.drain()
+    assert max(furthest) == len(PROMPT) + 10 - 2
+
+
+@pytest.mark.parametrize(("length", "count"), [(4, 5), (5, 5), (6, 4), (8, 2), (9, 1)])
+def test_a_row_that_is_further_than_the_plan_could_know_tries_less(length: int, count: int) -> None:
+    """Under overlap the plan allows for the shortest that a row may be. This one ends at 10 tokens in the pools."""
+    world = World(always_right, FixedDepth(MOST))
+    speculator, future_map = world.runner._speculator, world.runner._state.future_map
+    assert speculator is not None
+    future_map.buffer("drafts")[3], future_map.buffer("draft_len")[3] = torch.arange(1, MOST + 1), MOST
+    batch: Any = SimpleNamespace(spec=SpecPlan(np.array([MOST]), np.array([10]), MOST))
+    found = speculator.trial(batch, torch.tensor([3]), torch.tensor([7]), torch.tensor([length]))
+    assert found.counts.tolist() == [count]
+
+
+def test_an_unwritten_row_accepts_nothing() -> None:
+    world = World(always_right, FixedDepth(MOST))
+    assert not world.runner._state.future_map.buffer("draft_len").any()
+
+
+def test_numbers_behind_a_wrong_draft_fail_no_row() -> None:
+    def poison_last(truth: list[int], most: int, vocab: int) -> list[int]:
+        return [*truth[:1], (truth[1] + 1) % (vocab - 1), POISON, POISON]
+
+    world = World(poison_last, FixedDepth(MOST), PoisonedModel(VOCAB, CONTEXT))
+    assert POISON not in world.truth
+    req = world.ask()
+    world.drain()
+    assert [ended.error for ended in world.ended] == [None]
+    assert req.outputs.tolist() == world.truth[len(PROMPT) :]
+
+
+def test_numbers_that_count_fail_the_row() -> None:
+    """The request's own prompt ends with the token: its first sample means nothing, drafts or not."""
+    world = World(right_then_wrong, FixedDepth(MOST), PoisonedModel(VOCAB, CONTEXT))
+    world.ask(np.array([5, POISON], np.int64))
+    world.drain()
+    (ended,) = world.ended
+    assert ended.error is not None and "non-finite" in str(ended.error)
+
+
+@pytest.mark.parametrize(("kind", "reason"), [("mamba", "recurrent state"), ("gemma2", "swa")])
+def test_what_cannot_take_drafts_back_is_refused_by_name(
+    kind: str, reason: str, checkpoint_of: Callable[[str], Path]
+) -> None:
+    model: Model = load_model(ModelConfig(str(checkpoint_of(kind)), dtype="float32", context_length=256), CPU)
+    speculation = Speculation(KnowingDrafter([], always_right, VOCAB), FixedDepth(MOST), MOST)
+    with pytest.raises(StartupError, match=reason):
+        assemble(Scenario(()).config(), model, tokenizer(), DeviceStreams(CPU), speculation)

@@ -1,0 +1,1 @@
+"""Drafts and what becomes of them."""
