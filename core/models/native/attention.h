@@ -132,7 +132,7 @@ class BlockAttention {
     return base + pages_.table[token] * shape_.kv_width() + first_ * shape_.dim;
   }
 
-  // Asks for 16 later tokens: pages lie anywhere, and nothing else knows which comes next.
+  // Asks for some later tokens: pages lie anywhere, and nothing else knows which comes next.
   void fetch(const T* base, int64_t from) const {
     const int64_t bytes = heads_ * shape_.dim * static_cast<int64_t>(sizeof(T));
     for (int64_t token = from; token < std::min(end_, from + kLanes); ++token) {
@@ -141,7 +141,7 @@ class BlockAttention {
     }
   }
 
-  // Keys are rows and shall be columns: a panel's words (pairs of bfloat16, single floats) are turned 16 by 16.
+  // Keys are rows and shall be columns: a panel's words (pairs of bfloat16, single floats) are turned as many at a time as there are lanes.
   void pack_keys(int64_t from, int64_t count) {
     const int64_t dim = shape_.dim, words = dim / (kLanes * kWord) * kLanes, whole = words * kWord;
     if (whole < depth_)
@@ -163,7 +163,7 @@ class BlockAttention {
     }
   }
 
-  // 16 words of 16 keys from element `at` on, as 16 columns.
+  // As many words as lanes, of as many keys, from element `at` on, as columns.
   static void turn(const T* const* key, int64_t present, int64_t at, T* to) {
     Words rows[kLanes];
     for (int64_t k = 0; k < kLanes; ++k) {
@@ -219,7 +219,8 @@ class BlockAttention {
     const int32_t seen = static_cast<int32_t>(std::clamp<int64_t>(position + 1 - from, 0, count));
     const float scale = static_cast<float>(shape_.scale), before = tops_[head * rows_ + row];
     T* weights = weights_ + (head * padded_ + row) * kPanel;
-    const Ints lanes = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+    Ints lanes;
+    for (int32_t lane = 0; lane < kLanes; ++lane) lanes[lane] = lane;
     Floats scores[kParts], tops = Floats{} + before, total{};
     for (int p = 0; p < kParts; ++p) {
       const Floats score = load(scores_ + row * kPanel + p * kLanes) * scale;

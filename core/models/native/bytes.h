@@ -11,7 +11,7 @@
 
 namespace slipstream {
 
-using Bytes = int8_t __attribute__((vector_size(16)));
+using Bytes = int8_t __attribute__((vector_size(kLanes)));
 
 // Rows up to which widening in registers is quicker than by way of a cache.
 constexpr int64_t kFewRows = 4;
@@ -21,12 +21,7 @@ inline Floats load(const int8_t* from) {
 #if defined(__AVX512F__)
   return (Floats)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from))));
 #elif defined(__AVX2__)
-  const __m256 halves[2] = {
-      _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(from)))),
-      _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(from + 8))))};
-  Floats wide;
-  std::memcpy(&wide, halves, sizeof(wide));
-  return wide;
+  return (Floats)_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(from))));
 #else
   Bytes bytes;
   std::memcpy(&bytes, from, sizeof(bytes));
@@ -34,23 +29,23 @@ inline Floats load(const int8_t* from) {
 #endif
 }
 
-// out[M][64] = x[M] times the panel, in float32.
+// out[M][64] = x[M] times the panel, in float32; a part of the outputs at a time, as the sums fill the registers.
 template <int M, typename T>
 inline void byte_rows(const T* x, int64_t stride, const int8_t* panel, int64_t depth, float* out) {
-  constexpr int kParts = kPanel / kLanes;
-  Floats sums[M][kParts] = {};
-  for (int64_t k = 0; k < depth; ++k) {
-    const int8_t* bytes = panel + k * kPanel;
-    __builtin_prefetch(bytes + kAhead);
-    Floats weights[kParts];
-    for (int p = 0; p < kParts; ++p) weights[p] = load(bytes + p * kLanes);
-    for (int m = 0; m < M; ++m) {
-      const float value = widen(x[m * stride + k]);
-      for (int p = 0; p < kParts; ++p) sums[m][p] += weights[p] * value;
+  constexpr int kParts = 4;
+  for (int64_t first = 0; first < kPanel; first += kParts * kLanes) {
+    Floats sums[M][kParts] = {};
+    for (int64_t k = 0; k < depth; ++k) {
+      const int8_t* bytes = panel + k * kPanel + first;
+      __builtin_prefetch(bytes + kAhead);
+      for (int p = 0; p < kParts; ++p) {
+        const Floats weights = load(bytes + p * kLanes);
+        for (int m = 0; m < M; ++m) sums[m][p] += weights * widen(x[m * stride + k]);
+      }
     }
+    for (int m = 0; m < M; ++m)
+      for (int p = 0; p < kParts; ++p) store(sums[m][p], out + m * kPanel + first + p * kLanes);
   }
-  for (int m = 0; m < M; ++m)
-    for (int p = 0; p < kParts; ++p) store(sums[m][p], out + m * kPanel + p * kLanes);
 }
 
 inline void widen_panel(const int8_t* panel, int64_t depth, float* out) {
