@@ -18,6 +18,7 @@ DTYPES = ("auto", "float32", "bfloat16")
 QUANTIZATIONS = ("none", "int8")
 QUANTIZED_WEIGHTS = ("compressed", "dense")
 GRAMMAR_BACKENDS = ("auto", "llguidance", "xgrammar", "none")
+SPECULATIVE = ("auto", "off", "ngram")
 NATIVE = ("auto", "wait", "off")
 PREFIX_CACHES = ("radix", "none")
 SCHEDULE_POLICIES = ("fcfs", "lpm", "priority")
@@ -219,6 +220,33 @@ class ExecutorConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class SpeculationConfig:
+    """How tokens are guessed ahead, so that one step puts out several. Outputs are the same with and without."""
+
+    method: str = setting(
+        "off",
+        "Speculation",
+        "What drafts tokens ahead of the model: ngram (what followed the same words before), off, or auto (ngram where "
+        "the model and the device can verify drafts).",
+        flag="speculative",
+        choices=SPECULATIVE,
+    )
+    max_drafts: int = setting(
+        6, "Speculation", "Most drafts for one token; fewer where that is faster.", flag="speculative_drafts", low=1
+    )
+    index_bytes: int = setting(
+        32 << 20,
+        "Speculation",
+        "Bytes in which ngram notes what was said, oldest forgotten first; tenants see only their own.",
+        flag="speculative_index_bytes",
+        low=1 << 16,
+    )
+
+    def __post_init__(self) -> None:
+        check_settings(self)
+
+
+@dataclass(frozen=True, slots=True)
 class LoraConfig:
     """LoRA adapters served beside the base model: (name, PEFT directory) each, all loaded at start; none by default.
 
@@ -306,6 +334,7 @@ class EngineConfig:
     executor: ExecutorConfig = field(default_factory=ExecutorConfig)
     lora: LoraConfig = field(default_factory=LoraConfig)
     grammar: GrammarConfig = field(default_factory=GrammarConfig)
+    speculation: SpeculationConfig = field(default_factory=SpeculationConfig)
     seed: int | None = setting(None, "Scheduling", "Seed for requests that give none; unset: random.", low=0)
     max_pending_tokens: int = setting(8192, "Limits", "Most unread tokens of one stream.", low=1)
 

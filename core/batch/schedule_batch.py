@@ -111,6 +111,13 @@ class ScheduleBatch:
         return len(self.rows) - self.num_extend
 
     @property
+    def num_inputs(self) -> int:
+        """Tokens whose ids are staged or relayed: those of chunks, and the newest one of each decode row."""
+        if self.spec is None:
+            return self.num_tokens
+        return int(self.extend_lens[: self.num_extend].sum()) + self.num_decode
+
+    @property
     def verifies(self) -> bool:
         """Whether some decode row may have drafts to verify."""
         return self.spec is not None and bool(self.spec.drafts.any())

@@ -18,7 +18,8 @@ from core.engine.async_engine import BuiltEngine
 from core.engine.build_pools import Pools, build_pools
 from core.engine.grammar.compiler import GrammarCompiler
 from core.engine.input_processor import InputProcessor, encoder_input
-from core.engine.speculation import Speculation, why_no_speculation
+from core.engine.speculation import Speculation, build_speculation, why_no_speculation
+from core.engine.step_times import time_steps
 from core.errors import StartupError
 from core.executor.decode_graphs import graph_sizes
 from core.executor.device_state import DeviceState
@@ -33,6 +34,7 @@ from core.relay.future_map import FutureMap
 from core.sampling.grammar.registry import choose
 from core.sampling.grammar.vocabulary import Vocabulary
 from core.sampling.sampler import Sampler
+from core.scheduler.draft_depth import AdaptiveDepth
 from core.scheduler.scheduler import Emit, Scheduler
 from core.text.tokenizer import Tokenizer
 from core.types.io import ModelInfo
@@ -67,12 +69,15 @@ def assemble(
 ) -> BuiltEngine:
     """An engine around a model that is loaded already. Benchmarks and tests bring an emulated one.
 
-    Raises StartupError when the pools do not fit into memory, when an adapter given at start cannot be loaded, or when
-    the engine cannot verify the drafts of `speculation`.
+    `speculation`: instead of what the configuration says. Raises StartupError when the pools do not fit into memory,
+    when an adapter given at start cannot be loaded, or when drafts are asked for that the engine cannot verify.
     """
     pools = build_pools(config, model, streams)
     spec, table = model.spec, pools.adapters.table
-    if speculation is not None and (reason := why_no_speculation(spec, pools, streams.device)) is not None:
+    reason = why_no_speculation(spec, pools, streams.device)
+    if speculation is None:
+        speculation = build_speculation(config.speculation, reason)
+    elif reason is not None:
         raise StartupError(f"speculation is not possible: {reason}")
     grammars = _build_grammars(config, model, tokenizer)
     inputs = InputProcessor(
@@ -86,10 +91,13 @@ def assemble(
         encoder_input(spec.encoder, pools.max_input_length),
     )
     lanes = LaneRecorder()
-    # Captured here and not by `new_executor`: it takes seconds, and that one is called on the event loop.
+    # Captured and timed here and not by `new_executor`: it takes seconds, and that one is called on the event loop.
     captures = config.executor.cuda_graphs and streams.device.type == "cuda"
     build_runner = partial(_build_runner, config, model, streams, pools, lanes, speculation)
-    runner = build_runner() if captures else None
+    runner = build_runner() if captures or speculation is not None else None
+    if runner is not None and speculation is not None and speculation.depth is None:
+        depth = AdaptiveDepth(speculation.most, time_steps(runner.state))
+        speculation = dataclasses.replace(speculation, depth=depth)
     return BuiltEngine(
         config=config,
         inputs=inputs,

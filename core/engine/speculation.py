@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 
 import torch
 
+from core.config import SpeculationConfig
 from core.engine.build_pools import Pools
+from core.errors import StartupError
 from core.models.base import ModelSpec
 from core.relay.payload import Column
 from core.scheduler.draft_depth import Depth
 from core.speculation.drafter import Drafter, draft_columns
+from core.speculation.suffix_drafter import SuffixDrafter
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,13 +24,32 @@ class Speculation:
     """`drafter` guesses tokens, up to `most` behind each; `depth` says how many of them a step verifies."""
 
     drafter: Drafter
-    depth: Depth
     most: int
+    depth: Depth | None = None
+    """None until the model was timed: then what promises most."""
+
+    def __post_init__(self) -> None:
+        assert self.most >= 1, self.most
 
     @property
     def columns(self) -> tuple[Column, ...]:
         """Columns of the FutureMap that it needs."""
         return (*draft_columns(self.most), *self.drafter.columns)
+
+
+def build_speculation(config: SpeculationConfig, reason: str | None) -> Speculation | None:
+    """What the configuration asks for; None where it is off, or `auto` and not possible for `reason`.
+
+    Raises StartupError where it is asked for by name and not possible.
+    """
+    if config.method == "off":
+        return None
+    if reason is None:
+        return Speculation(SuffixDrafter(config.index_bytes), config.max_drafts)
+    if config.method != "auto":
+        raise StartupError(f"speculative={config.method} is not possible: {reason}")
+    logger.info("no drafts are made: %s", reason)
+    return None
 
 
 def why_no_speculation(spec: ModelSpec, pools: Pools, device: torch.device) -> str | None:

@@ -63,13 +63,11 @@ class LaunchedStep:
         if self.previous_end is not None and not batch.after_idle:
             idle = max(0.0, self.began.seconds_since(self.previous_end))
         tokens, non_finite, logprobs = host.tokens.numpy(), host.non_finite.numpy(), _logprobs(host)
-        accepted, verdict = None, self.verdict
+        accepted, verdict = self._accepted(), self.verdict
         if verdict is not None:
-            assert batch.spec is not None, "drafts are verified by plan"
             kept, starts = verdict.kept, verdict.trial.starts
             tokens, logprobs = tokens[kept], None if logprobs is None else logprobs.of(kept)
             non_finite = np.logical_or.reduceat(non_finite & kept, starts)
-            accepted = Accepted(verdict.counts, verdict.trial.counts - 1, batch.spec.drafts + 1)
         return StepResult(
             step_id=batch.step_id,
             rows=batch.sample_rows,
@@ -87,6 +85,16 @@ class LaunchedStep:
             violated=self._violated(),
             accepted=accepted,
         )
+
+    def _accepted(self) -> Accepted | None:
+        """How far the rows came, in a step that the plan let verify drafts; it may have found none."""
+        spec, verdict = self.batch.spec, self.verdict
+        if spec is None or not self.batch.verifies:
+            return None
+        if verdict is None:
+            ones = np.ones(len(spec.drafts), np.int64)
+            return Accepted(ones, ones - 1, spec.drafts + 1)
+        return Accepted(verdict.counts, verdict.trial.counts - 1, spec.drafts + 1)
 
     def _violated(self) -> npt.NDArray[np.bool_] | None:
         """bool[S]: sampled rows whose relayed input was wrong; None if there is none."""

@@ -12,6 +12,7 @@ import torch
 
 from core.batch.schedule_batch import ScheduleBatch
 from core.executor.device_state import DeviceState
+from core.relay.resolve import DecodeRows, ResolvedInputs
 from core.speculation.drafter import DRAFT_LEN, DRAFTS, Drafter, Drafts, Ran
 from core.speculation.trial import Trial, Verdict
 from core.types.arrays import Ints
@@ -32,13 +33,16 @@ class Speculator:
         """Tell the drafter of new owners."""
         self._drafter.begin(batch)
 
-    def trial(self, batch: ScheduleBatch, rows: torch.Tensor, newest: torch.Tensor, lens: torch.Tensor) -> Trial:
-        """What `batch` computes of its decode rows: int64[n] rows, newest tokens, and tokens in the pools."""
-        assert batch.spec is not None, "a step verifies drafts by plan"
-        drafts = Drafts(self._map.extra(DRAFTS, rows).numpy(), self._map.extra(DRAFT_LEN, rows).numpy())
-        before = lens.numpy()
+    def trial(self, batch: ScheduleBatch, decode: DecodeRows, inputs: ResolvedInputs) -> Trial | None:
+        """What `batch` computes of its decode rows, which have these inputs; None where no row has a draft to try."""
+        assert batch.spec is not None, "speculation is on"
+        if not batch.verifies or not (lens := self._map.extra(DRAFT_LEN, decode.rows).numpy()).any():
+            return None
+        drafts = Drafts(self._map.extra(DRAFTS, decode.rows).numpy(), lens)
+        before = inputs.decode_lens.numpy()
         room = np.minimum(batch.spec.drafts, batch.spec.limits - before - 1)
-        return Trial.of(newest.numpy(), before, drafts, room, self._vocab_size)
+        found = Trial.of(inputs.ids.numpy(), before, drafts, room, self._vocab_size)
+        return found if len(found.ids) > len(before) else None
 
     def drafted(
         self, batch: ScheduleBatch, lens: torch.Tensor, tokens: torch.Tensor, verdict: Verdict | None

@@ -59,6 +59,11 @@ class StepRunner:
         self._tracer = StepTracer(state.lanes)
         self.graphs = capture_decode_graphs(state, state.graph_sizes, state.attention)
 
+    @property
+    def state(self) -> DeviceState:
+        """What its steps read and write: for the forward thread, and before that has begun."""
+        return self._state
+
     @torch.inference_mode()
     def launch(self, batch: ScheduleBatch, computing: Callable[[], None] = lambda: None) -> LaunchedStep:
         """Launch one step: table writes, input resolution, forward pass, sampling, relay, copies to the host.
@@ -158,15 +163,16 @@ class StepRunner:
         places, (fresh, *table) = uploaded[:3], uploaded[3:]
         self._apply(batch, rows, fresh, table)
         decode = DecodeRows(rows[chunks:], lower, upper)
-        if batch.verifies:
-            return self._prepare_trial(batch, decode)
         encoder_tokens = int(batch.encoder_lens.sum()) if len(batch.encoder_lens) else 0
-        inputs = resolve_forward_inputs(batch.staging, decode, state.future_map, batch.num_tokens, encoder_tokens)
+        inputs = resolve_forward_inputs(batch.staging, decode, state.future_map, batch.num_inputs, encoder_tokens)
+        if self._speculator is not None and (trial := self._speculator.trial(batch, decode, inputs)) is not None:
+            return self._prepare_trial(batch, decode, trial), trial
         token_rows, positions, seq_lens = decode.behind(places, inputs.decode_lens)
-        prefix_lens = batch.prefix_lens
+        prefix_lens, extend_lens = batch.prefix_lens, batch.extend_lens
         if self._speculator is not None and batch.num_decode:
-            # The plan knows bounds of these, which drafts of the step before have set apart.
+            # The plan knows bounds of these, which drafts of the step before have set apart; no row has a draft now.
             prefix_lens = np.concatenate([prefix_lens[:chunks], inputs.decode_lens.numpy()])
+            extend_lens = np.minimum(extend_lens, 1) if batch.verifies else extend_lens
         forward_batch = ForwardBatch(
             mode=batch.mode,
             input_ids=inputs.ids,
@@ -179,25 +185,22 @@ class StepRunner:
             kv_pool=state.kv_pool,
             num_extend=chunks,
             prefix_lens_host=prefix_lens,
-            extend_lens_host=batch.extend_lens,
+            extend_lens_host=extend_lens,
             wants_hidden=batch.pooling is not None,
             encoder_ids=inputs.encoder_ids,
             encoder_lens_host=batch.encoder_lens,
         )
         return forward_batch, None
 
-    def _prepare_trial(self, batch: ScheduleBatch, decode: DecodeRows) -> tuple[ForwardBatch, Trial]:
+    def _prepare_trial(self, batch: ScheduleBatch, decode: DecodeRows, trial: Trial) -> ForwardBatch:
         """The inputs of a step that verifies drafts: for each row its newest token, and drafts behind it."""
-        state, speculator = self._state, self._speculator
-        assert speculator is not None, "the plan has drafts only where something drafts"
-        trial = speculator.trial(batch, decode.rows, *decode.resolve(state.future_map))
+        state = self._state
         rows, ids, positions, seq_lens, last = state.staging.upload(
             [batch.rows[trial.row_of], trial.ids, trial.positions, trial.lens + trial.counts, np.arange(len(trial.ids))]
         )
-        # Without a draft it is an ordinary decode step, which backends compute in another way than chunks.
-        drafts = len(trial.ids) > len(trial.lens)
-        forward_batch = ForwardBatch(
-            mode=ForwardMode.EXTEND if drafts else ForwardMode.DECODE,
+        return ForwardBatch(
+            # To a model they are chunks, each behind what is in the pools.
+            mode=ForwardMode.EXTEND,
             input_ids=ids,
             positions=positions,
             rows=decode.rows,
@@ -206,11 +209,10 @@ class StepRunner:
             last_indices=last,
             req_to_token=state.pool.table,
             kv_pool=state.kv_pool,
-            num_extend=len(trial.lens) if drafts else 0,
+            num_extend=len(trial.lens),
             prefix_lens_host=trial.lens,
             extend_lens_host=trial.counts,
         )
-        return forward_batch, trial
 
     def _apply(
         self, batch: ScheduleBatch, rows: torch.Tensor, fresh: torch.Tensor, table: Sequence[torch.Tensor]

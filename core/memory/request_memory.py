@@ -218,6 +218,10 @@ class RequestMemory:
         short: np.ndarray = positions >= self._count[rows] * self.page_size
         return short
 
+    def missing_pages(self, rows: Ints, tokens: Ints) -> int:
+        """How many pages `rows` lack to hold `tokens` each; int64[n] both."""
+        return int((-(-tokens // self.page_size) - self._count[rows]).clip(0).sum())
+
     def take_writes(self) -> TableWrites:
         """Table entries noted since the last call, in order. The very next batch must carry them."""
         return self._writes.take()

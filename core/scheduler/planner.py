@@ -78,6 +78,8 @@ class Planner:
         self._light_steps = LightSteps(self._shares, self._running, lifecycle.waiting, config.chunked_prefill_size)
         self._pin = pin
         self._depth = depth
+        self._proposed = 0
+        """The most drafts for each row that the step before proposed."""
         self._next_step = 1
 
     def plan(self, now: float, *, after_idle: bool, slow: bool) -> ScheduleBatch | None:
@@ -128,27 +130,32 @@ class Planner:
     def _secure_decode(self, only: list[Tenant] | None = None) -> Decodes:
         """Rows that decode in this step, each with pages for its tokens. Retracts requests until they fit.
 
-        Drafts go first where pages are short: none is worth a retraction.
+        Drafts go first where pages are short: none is worth a retraction. A row that is short only if drafts in flight
+        prove right waits for their result.
         """
         rows = self._ready(only)
         if self._depth is not None and len(rows):
-            drafts = self._drafts(rows, self._depth)
+            drafts = self._drafts(rows)
             if drafts.any() and self._cover(rows, drafts):
                 self._shares.generated(rows)
                 return Decodes(rows, drafts)
         while len(rows):
-            short = rows[self._memory.needs_page(rows, self._running.planned[rows])]
-            if self._memory.grow(short):
+            short = self._memory.needs_page(rows, self._running.planned[rows])
+            if self._memory.grow(rows[short]):
                 break
+            unsure = short & (self._running.planned[rows] > self._running.planned_lower[rows])
+            if unsure.any():
+                rows = rows[~unsure]
+                continue
             self._give_way()
             rows = self._ready(only)
         self._shares.generated(rows)
         return Decodes(rows, np.zeros_like(rows))
 
-    def _drafts(self, rows: Ints, depth: Depth) -> Ints:
+    def _drafts(self, rows: Ints) -> Ints:
         """int64[n]: the most drafts that each of `rows`, int64[n >= 1], verifies in this step."""
         running, budget = self._running, self._config.chunked_prefill_size // len(rows) - 1
-        most = min(depth.drafts(len(rows)), budget)
+        most = min(self._proposed, budget)
         # Behind the last token of a request there is nothing to verify.
         room = running.limit[rows] - running.planned_lower[rows] - 1
         wanted: Ints = np.where(running.speculates[rows], np.minimum(room, most), 0).clip(0)
@@ -157,6 +164,8 @@ class Planner:
     def _cover(self, rows: Ints, drafts: Ints) -> bool:
         """Whether each of `rows` has, or got, pages for all that it may compute with `drafts`; int64[n] both."""
         ends = np.minimum(self._running.planned[rows] + drafts + 1, self._running.limit[rows])
+        if self._memory.missing_pages(rows, ends) > self._memory.obtainable_pages:
+            return False
         while len(short := rows[self._memory.needs_page(rows, ends - 1)]):
             if not self._memory.grow(short):
                 return False
@@ -211,7 +220,8 @@ class Planner:
             for req in fresh
             if req.speculates
         )
-        return SpecPlan(decodes.drafts, running.limit[decodes.rows], depth.drafts(len(running)), tuple(seeds))
+        self._proposed = depth.drafts(len(running))
+        return SpecPlan(decodes.drafts, running.limit[decodes.rows], self._proposed, tuple(seeds))
 
     def _seed(self, req: Req) -> GrammarSeed:
         assert req.grammar is not None

@@ -78,6 +78,7 @@ class Scheduler:
         self._planner = Planner(config, policy, self._lifecycle, sampling, pin, depth)
         self._results = ResultProcessor(self._lifecycle, self.tally, vocab_size, eos_ids)
         self._emit = emit
+        self._depth = depth
         self._pace = pace or Pace()
         self._due: float | None = None
         """When the next step will be planned, if that was put off; else None."""
@@ -154,6 +155,8 @@ class Scheduler:
         if result.error is not None:
             raise result.error
         self._pace.finished(now)
+        if self._depth is not None and result.accepted is not None:
+            self._depth.observe(result.accepted, result.busy + result.idle)
         return self._results.process(result, now)
 
     def _submit(self, now: float) -> bool:

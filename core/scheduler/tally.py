@@ -61,6 +61,7 @@ class Tally:
         self._prompt_tokens = self._cached_tokens = self._generation_tokens = 0
         self._stale_results = 0
         self._split_steps = 0
+        self._drafts = self._accepted = 0
         self._step = 0
         self._busy = self._idle = 0.0
         self._busy_sum = self._idle_sum = 0.0
@@ -96,6 +97,9 @@ class Tally:
         self._step = result.step_id
         self._stale_results += stale
         self._split_steps += result.was_split
+        if result.accepted is not None:
+            self._drafts += int(result.accepted.proposed.sum())
+            self._accepted += int(result.accepted.counts.sum()) - len(result.accepted.counts)
         self._busy = self._busy * IDLE_WINDOW + result.busy
         self._idle = self._idle * IDLE_WINDOW + result.idle
         self._busy_sum += result.busy
@@ -165,6 +169,8 @@ class Tally:
             recomputed_tokens=self.recomputed_tokens,
             stale_results=self._stale_results,
             split_steps=self._split_steps,
+            draft_tokens=self._drafts,
+            accepted_draft_tokens=self._accepted,
             device_idle_ratio=self._idle / elapsed if elapsed else 0.0,
             device_busy_seconds=self._busy_sum,
             device_idle_seconds=self._idle_sum,

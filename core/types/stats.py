@@ -73,6 +73,10 @@ class EngineStats:
     stale_results: int = 0
     split_steps: int = 0
     """Steps whose rows were sampled a few at a time, for lack of memory."""
+    draft_tokens: int = 0
+    """Drafts that steps verified."""
+    accepted_draft_tokens: int = 0
+    """Of these, those that were the token which the model sampled."""
     text_failures: int = 0
     """Requests on which the tokenizer failed. A request whose output was complete by then is in `finished` as complete.
     """

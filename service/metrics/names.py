@@ -127,6 +127,18 @@ SNAPSHOT: tuple[Metric, ...] = (
         field="split_steps",
     ),
     Metric(
+        "slipstream_spec_decode_draft_tokens",
+        "counter",
+        "Drafts that steps have verified; 0 where speculation is off.",
+        field="draft_tokens",
+    ),
+    Metric(
+        "slipstream_spec_decode_accepted_tokens",
+        "counter",
+        "Drafts that were the very token that the model sampled there.",
+        field="accepted_draft_tokens",
+    ),
+    Metric(
         "slipstream_text_failures",
         "counter",
         "Requests on which the tokenizer failed, on their input or on their output.",

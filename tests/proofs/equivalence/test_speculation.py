@@ -32,6 +32,7 @@ from core.types.sampling_params import SamplingParams
 from tests.proofs.happens_before.hash_model import HashModel
 from tests.support.checkpoints import EOS_ID, VOCAB_SIZE
 from tests.support.fakes.adversaries import ADVERSARIES, KnowingDrafter, Says, always_right, like_a_coin
+from tests.support.fakes.step_grammar import StepGrammar, follows
 
 MOST, CONTEXT, OUTPUTS = 5, 96, 24
 CPU = torch.device("cpu")
@@ -149,7 +150,7 @@ def both_ways(
     plain = Player(setting, model(), None).play(asked := reqs())
     truth = [[*req.prompt.tolist(), *seen.tokens] for req, seen in zip(asked, plain, strict=True)]
     drafter = KnowingDrafter(truth, says, vocab)
-    speculation = Speculation(drafter, FixedDepth(MOST), MOST)
+    speculation = Speculation(drafter, MOST, FixedDepth(MOST))
     return plain, Player(setting, model(), speculation).play(reqs()), drafter
 
 
@@ -187,6 +188,23 @@ def test_rows_that_give_way_go_on_where_they_were(seed: int) -> None:
     setting, reqs = Setting(tokens=112, rows=6), lambda: requests(VOCAB, seed + 2)
     plain, speculated, drafter = both_ways(setting, hash_model, reqs, like_a_coin(seed), VOCAB)
     assert_same(plain, speculated, reqs())
+    assert drafter.accepted > 0
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+def test_constrained_rows_beside_drafts(overlap: bool, seed: int) -> None:
+    """They have one place each, among rows that have several."""
+
+    def reqs() -> list[Req]:
+        made = requests(VOCAB, seed + 5)
+        for req in made[::3]:
+            req.grammar = StepGrammar()
+        return made
+
+    plain, speculated, drafter = both_ways(Setting(overlap=overlap), hash_model, reqs, always_right, VOCAB)
+    assert_same(plain, speculated, reqs())
+    for req, seen in zip(reqs(), speculated, strict=True):
+        assert req.grammar is None or follows(seen.tokens)
     assert drafter.accepted > 0
 
 

@@ -12,15 +12,20 @@ import pytest
 import torch
 
 from core.batch.forward_batch import ForwardBatch
+from core.batch.result import Accepted
 from core.batch.spec_plan import SpecPlan
 from core.config import ModelConfig
 from core.device.streams import DeviceStreams
 from core.engine.build import assemble
-from core.engine.speculation import Speculation
-from core.errors import StartupError
+from core.engine.speculation import Speculation, why_no_speculation
+from core.errors import Overloaded, StartupError
+from core.executor.sampling_step import SamplingStep
 from core.executor.step import StepRunner
 from core.models.base import Model
 from core.models.loader import load_model
+from core.relay.resolve import DecodeRows, ResolvedInputs
+from core.sampling.draw import BLOCK
+from core.sampling.penalties import TokenHistory
 from core.scheduler.draft_depth import Depth, FixedDepth
 from core.scheduler.outputs import Ending, StepOutputs
 from core.scheduler.scheduler import Scheduler
@@ -29,6 +34,7 @@ from core.types.sampling_params import SamplingParams
 from tests.proofs.happens_before.harness import CONTEXT, VOCAB, Scenario, tokenizer
 from tests.proofs.happens_before.hash_model import HashModel, expected_tokens
 from tests.support.fakes.adversaries import KnowingDrafter, Says, always_right, right_then_wrong
+from tests.unit.core.engine.test_short_of_memory import Tight
 
 CPU = torch.device("cpu")
 PROMPT = np.arange(1, 8, dtype=np.int64)
@@ -45,6 +51,9 @@ class ChangingDepth:
 
     def drafts(self, rows: int) -> int:
         return self.count
+
+    def observe(self, accepted: Accepted, seconds: float) -> None:
+        pass
 
 
 class PoisonedModel(HashModel):
@@ -63,7 +72,7 @@ class World:
         self.ended: list[Ending] = []
         self.truth = [*PROMPT.tolist(), *expected_tokens(PROMPT.tolist(), outputs, VOCAB)]
         self.outputs = outputs
-        speculation = Speculation(KnowingDrafter([self.truth], says, VOCAB), depth, MOST)
+        speculation = Speculation(KnowingDrafter([self.truth], says, VOCAB), MOST, depth)
         model = model or HashModel(VOCAB, CONTEXT)
         built = assemble(Scenario(()).config(), model, tokenizer(), DeviceStreams(CPU), speculation)
         executor = built.new_executor(lambda: None)
@@ -96,6 +105,17 @@ def test_right_drafts_come_several_at_a_time() -> None:
         steps += 1
     assert req.outputs.tolist() == world.truth[len(PROMPT) :]
     assert steps == 1 + 3 + 1, "the prompt, twelve outputs less one by up to five, and the last result"
+    stats = world.scheduler.stats
+    assert (stats.draft_tokens, stats.accepted_draft_tokens) == (8, 8)
+
+
+def test_what_was_verified_and_what_was_right_is_counted() -> None:
+    world = World(right_then_wrong, FixedDepth(MOST))
+    world.ask()
+    world.drain()
+    stats = world.scheduler.stats
+    # Three steps with two right of four, then one with room for one.
+    assert (stats.draft_tokens, stats.accepted_draft_tokens) == (13, 7)
 
 
 def test_a_step_that_proposes_nothing_leaves_nothing() -> None:
@@ -147,9 +167,11 @@ def test_a_row_that_is_further_than_the_plan_could_know_tries_less(length: int, 
     speculator, future_map = world.runner._speculator, world.runner._state.future_map
     assert speculator is not None
     future_map.buffer("drafts")[3], future_map.buffer("draft_len")[3] = torch.arange(1, MOST + 1), MOST
-    batch: Any = SimpleNamespace(spec=SpecPlan(np.array([MOST]), np.array([10]), MOST))
-    found = speculator.trial(batch, torch.tensor([3]), torch.tensor([7]), torch.tensor([length]))
-    assert found.counts.tolist() == [count]
+    batch: Any = SimpleNamespace(spec=SpecPlan(np.array([MOST]), np.array([10]), MOST), verifies=True)
+    bounds = torch.tensor([4]), torch.tensor([9])
+    inputs = ResolvedInputs(torch.tensor([7]), None, torch.tensor([length]))
+    found = speculator.trial(batch, DecodeRows(torch.tensor([3]), *bounds), inputs)
+    assert (1 if found is None else int(found.counts[0])) == count
 
 
 def test_an_unwritten_row_accepts_nothing() -> None:
@@ -183,6 +205,69 @@ def test_what_cannot_take_drafts_back_is_refused_by_name(
     kind: str, reason: str, checkpoint_of: Callable[[str], Path]
 ) -> None:
     model: Model = load_model(ModelConfig(str(checkpoint_of(kind)), dtype="float32", context_length=256), CPU)
-    speculation = Speculation(KnowingDrafter([], always_right, VOCAB), FixedDepth(MOST), MOST)
+    speculation = Speculation(KnowingDrafter([], always_right, VOCAB), MOST, FixedDepth(MOST))
     with pytest.raises(StartupError, match=reason):
         assemble(Scenario(()).config(), model, tokenizer(), DeviceStreams(CPU), speculation)
+
+
+def test_a_depth_beyond_the_columns_drafts_what_they_hold() -> None:
+    world = World(always_right, FixedDepth(MOST + 2))
+    req = world.ask()
+    world.scheduler.step(0.0)
+    assert world.left(req.row) == MOST
+    world.drain()
+    assert req.outputs.tolist() == world.truth[len(PROMPT) :]
+
+
+def test_drafts_are_proposed_for_the_rows_that_will_run() -> None:
+    """The first step has a prompt and no decode row; what it proposes is for the row that decodes next."""
+
+    class Few(ChangingDepth):
+        def drafts(self, rows: int) -> int:
+            return self.count if 0 < rows < 3 else 0
+
+    world = World(always_right, Few(MOST))
+    req = world.ask()
+    world.scheduler.step(0.0)
+    assert world.left(req.row) == MOST
+
+
+def test_what_can_take_drafts_is_a_decoder_on_the_cpu() -> None:
+    pools: Any = SimpleNamespace(companions={})
+    spec = HashModel(VOCAB, CONTEXT).spec
+    assert why_no_speculation(spec, pools, CPU) is None
+    assert "on cuda" in str(why_no_speculation(spec, pools, torch.device("cuda")))
+    encoder: Any = SimpleNamespace(encoder=object(), state_layers=())
+    assert "encoder" in str(why_no_speculation(encoder, pools, CPU))
+
+
+def test_memory_that_is_short_ends_the_row_that_it_lacks_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A row that samples at random takes more memory than a greedy one; both have drafts."""
+    world = World(lambda truth, most, vocab: [1] * most, FixedDepth(MOST))
+    costly = Req("r", 0, PROMPT + 20, SamplingParams(temperature=0.9, ignore_eos=True), 1, 12)
+    world.scheduler.intake.add(costly)
+    cheap = world.ask()
+    world.scheduler.step(0.0)
+    Tight(monkeypatch, (SamplingStep, "sample")).limit = 8 * -(-VOCAB // BLOCK) * BLOCK - 1
+    world.drain()
+    errors = {ended.req: ended.error for ended in world.ended}
+    assert isinstance(errors[costly], Overloaded) and errors[cheap] is None
+    assert cheap.outputs.tolist() == world.truth[len(PROMPT) :]
+
+
+def test_a_history_without_memory_ends_its_request_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+
+    monkeypatch.setattr(TokenHistory, "seed", refuse)
+    world = World(always_right, FixedDepth(MOST))
+    params = SamplingParams(temperature=0.0, ignore_eos=True, repetition_penalty=1.5)
+    penalised = Req("r", 0, PROMPT + 20, params, 1, 12)
+    first = world.ask()
+    world.scheduler.intake.add(penalised)
+    last = world.ask()
+    world.drain()
+    errors = {ended.req: ended.error for ended in world.ended}
+    assert isinstance(errors[penalised], Overloaded) and errors[first] is errors[last] is None
+    for req in (first, last):
+        assert req.outputs.tolist() == world.truth[len(PROMPT) :]

@@ -36,6 +36,7 @@ class Seen:
     reason: FinishReason | None = None
     error: SlipstreamError | None = None
     terminals: int = 0
+    matched_stop: str | int | None = None
 
 
 class Harness:
@@ -131,4 +132,4 @@ class Harness:
         for ended in outputs.ended:
             seen = self.seen[ended.req]
             seen.terminals += 1
-            seen.reason, seen.error = ended.reason, ended.error
+            seen.reason, seen.error, seen.matched_stop = ended.reason, ended.error, ended.matched_stop

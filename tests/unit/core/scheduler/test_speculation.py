@@ -9,6 +9,7 @@ from core.types.io import FinishReason
 from core.types.request import Req
 from tests.support.fakes.hash_executor import reference
 from tests.support.fakes.speculating_executor import Adversary, SpeculatingExecutor, always_right
+from tests.support.fakes.step_grammar import StepGrammar
 from tests.unit.core.scheduler.harness import VOCAB, Harness
 
 MOST = 4
@@ -212,3 +213,96 @@ def test_tokens_before_a_stop_share_all_of_their_step() -> None:
     assert histograms["inter_token_latency_seconds"].counts[-1] == stop
     gaps, decode = (histograms[f"{name}_seconds"].total for name in ("inter_token_latency", "request_decode_time"))
     assert gaps == pytest.approx(decode) and decode > 0
+
+
+def test_no_draft_is_planned_behind_the_last_token() -> None:
+    world = harness(always_right, depth=1)
+    world.add(range(1, 9), max_tokens=8)
+    world.drain()
+    for batch in world.executor.batches:
+        if batch.num_decode:
+            assert batch.spec is not None
+            assert (batch.spec.drafts < batch.spec.limits - batch.lower_lens).all()
+
+
+def test_a_constrained_request_has_no_drafts_and_tells_no_text() -> None:
+    world = harness(always_right, depth=1)
+    req = world.add(range(1, 9), max_tokens=8)
+    req.grammar = StepGrammar()
+    beside = world.add(range(2, 9), max_tokens=8)
+    world.drain()
+    found = [batch for batch in world.executor.batches if batch.verifies]
+    assert found
+    for batch in found:
+        assert batch.spec is not None and batch.spec.drafts[batch.rows == 1].tolist() in ([], [0])
+    assert len([seed for batch in world.executor.batches if batch.spec for seed in batch.spec.seeds]) == 1
+    world.expect(req)
+    world.expect(beside)
+
+
+def test_text_is_told_with_the_scope_of_its_request() -> None:
+    world = harness(always_right)
+    req = world.add(range(1, 9), max_tokens=4, salt="one")
+    world.drain()
+    (seed,) = (seed for batch in world.executor.batches if batch.spec for seed in batch.spec.seeds)
+    assert seed.scope == req.salt != ""
+
+
+@pytest.mark.parametrize("first", range(6))
+def test_the_first_end_in_a_step_counts(first: int) -> None:
+    """A stop token among the outputs of one step, and the length, or another stop token, at its end."""
+    prompt = list(range(3, 9))
+    truth = reference(prompt, 24, VOCAB)
+    world = harness(always_right, drafts=6, depth=1)
+    stop, other = truth[1 + first], truth[2 + first]
+    asked = [
+        world.add(prompt, max_tokens=8, stop_token_ids=(stop,)),
+        world.add(prompt, max_tokens=24, stop_token_ids=(stop, other)),
+    ]
+    world.drain()
+    for req in asked:
+        ends = [i for i in range(24) if truth[i] in req.params.stop_token_ids]
+        world.expect(req, ends[0] + 1)
+        assert world.seen[req].reason is FinishReason.STOP
+        assert world.seen[req].matched_stop == truth[ends[0]]
+
+
+def test_rows_that_stop_in_one_step_stop_each_at_its_own_place() -> None:
+    world = harness(always_right, depth=1)
+    asked = []
+    for prompt in ([3, 4, 5], [9, 8, 7], [11, 2, 6]):
+        truth = reference(prompt, 24, VOCAB)
+        place = next(i for i in (2, 3) if truth.index(truth[i]) == i)
+        asked.append((world.add(prompt, max_tokens=24, stop_token_ids=(truth[place],)), place + 1))
+    world.drain()
+    for req, count in asked:
+        world.expect(req, count)
+        assert len(req.outputs) == count
+
+
+def test_tokens_of_a_step_share_the_time_since_the_step_before() -> None:
+    """A step a second, and five tokens a step."""
+    world = harness(always_right, depth=1)
+    world.add(range(1, 9), max_tokens=11)
+    world.drain()
+    seen = world.scheduler.stats.histograms["inter_token_latency_seconds"]
+    assert seen.counts[-1] == 10 and seen.total == pytest.approx(2.0)
+
+
+def test_pages_are_not_taken_for_drafts_that_find_no_room() -> None:
+    """Three requests that fit to their ends, as long as none holds pages for drafts that were not verified."""
+    world = harness(always_wrong, depth=1, pages=16, page_size=2, cache="none", rows=4)
+    prompts, most = ([1, 2, 3, 4, 5, 6, 7], [13, 14, 15, 16, 17], [25, 26, 27, 28, 29, 30]), (6, 15, 11)
+    reqs = [world.add(prompt, max_tokens=count) for prompt, count in zip(prompts, most, strict=True)]
+    world.drain()
+    assert [req.retractions for req in reqs] == [0, 0, 0]
+
+
+def test_drafts_in_flight_do_not_cost_a_request_its_place() -> None:
+    """A row that would be short of a page only if its drafts prove right waits for the result."""
+    world = harness(always_wrong, depth=2, pages=13, page_size=2, cache="none", rows=4)
+    reqs = [world.add([1, 2, 3, 4, 5, 6, 7], max_tokens=14), world.add([13, 14, 15], max_tokens=7)]
+    world.drain()
+    assert [req.retractions for req in reqs] == [0, 0]
+    for req in reqs:
+        world.expect(req)

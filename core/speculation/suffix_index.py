@@ -1,0 +1,155 @@
+"""Which tokens followed the same tokens before: texts of all requests, found by their last few tokens.
+
+Memory is fixed: a store of tokens in blocks, of which the oldest is taken again, and a table from the hash of some
+consecutive tokens to the place of the last of them, where a newer entry replaces an older one. An entry may therefore
+lead to a block that has another text by now. That is a wrong guess and nothing else, since each block knows the scope
+of its text and is read for no other. Drafting from what was said before is prompt lookup (Saxena 2023) and
+SuffixDecoding (Oliaro et al. 2024).
+"""
+
+from __future__ import annotations
+
+from array import array
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from core.types.arrays import Ints
+
+ORDERS: Final = (2, 4, 8)
+"""How many last tokens must be the same, rising; the most telling is looked for first."""
+LONGEST: Final = ORDERS[-1]
+BLOCK: Final = 64
+"""Tokens of a block."""
+NOWHERE: Final = -1
+_WORD: Final = 2**64 - 1
+_FACTOR: Final = 0x9E3779B97F4A7C15
+_POWERS: Final = tuple(pow(_FACTOR, i + 1, 2**64) for i in range(LONGEST))
+
+
+@dataclass(slots=True)
+class Text:
+    """One sequence that is being written. Each instance is for one index."""
+
+    scope: int
+    tail: tuple[int, ...] = ()
+    """Its last tokens, at most as many as the longest order looks at."""
+    place: int = NOWHERE
+    """Of its last token in the store."""
+    keys: tuple[int, ...] = ()
+    """Hashes of what it ends with, by order. They enter the table with the next token: before, nothing follows."""
+
+
+class SuffixIndex:
+    """Texts of several scopes, in about `bytes_limit` bytes. Used by one thread."""
+
+    def __init__(self, bytes_limit: int) -> None:
+        # A token takes 4 bytes in the store, and 16 in the table for each order.
+        blocks = max(2, bytes_limit // (BLOCK * (4 + 16 * len(ORDERS))))
+        size = 1 << (blocks * BLOCK * len(ORDERS)).bit_length() - 1
+        self._blocks, self._mask = blocks, size - 1
+        self._tokens = array("i", [NOWHERE]) * (blocks * BLOCK)
+        self._scopes = array("q", [0]) * blocks
+        self._next = array("q", [NOWHERE]) * blocks
+        """By block: the one that goes on with its text."""
+        self._keys, self._places = array("Q", [0]) * size, array("q", [NOWHERE]) * size
+        self._taken = NOWHERE
+        """The block that was taken last."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that it takes, whatever it holds."""
+        columns = (self._tokens, self._scopes, self._next, self._keys, self._places)
+        return sum(column.itemsize * len(column) for column in columns)
+
+    def append(self, text: Text, token: int) -> None:
+        """`text` goes on with `token`."""
+        self._enter(text)
+        text.place = self._behind(text)
+        self._tokens[text.place] = token
+        text.tail = (*text.tail[1 - LONGEST :], token)
+        text.keys = _hashes(text.tail)
+
+    def write(self, text: Text, ids: Ints) -> None:
+        """`text`, which is empty, begins with `ids`, int64[n]. As `append` of each, at a tenth of the time."""
+        count = len(ids)
+        if count == 0:
+            return
+        places = np.empty(count, np.int64)
+        store = np.frombuffer(self._tokens, np.int32)
+        for start in range(0, count, BLOCK):
+            part = ids[start : start + BLOCK]
+            first = self._behind(text)
+            places[start : start + len(part)] = np.arange(first, first + len(part))
+            store[first : first + len(part)] = part
+            text.place = first + len(part) - 1
+        self._enter_all(ids.astype(np.uint64), places)
+        text.tail = tuple(ids[-LONGEST:].tolist())
+        text.keys = _hashes(text.tail)
+
+    def follow(self, text: Text, most: int) -> list[int]:
+        """Up to `most` tokens that followed what `text` ends with, when that was last said; empty if it was not."""
+        for key in reversed(text.keys):
+            slot = key & self._mask
+            if self._keys[slot] == key:
+                found = self._read(self._places[slot], most, text.scope)
+                if found:
+                    return found
+        return []
+
+    def _read(self, place: int, most: int, scope: int) -> list[int]:
+        """Up to `most` tokens behind `place`."""
+        found: list[int] = []
+        block = place // BLOCK
+        while place != NOWHERE and self._scopes[block] == scope:
+            first = place + 1 - block * BLOCK
+            run = self._tokens[place + 1 : min((block + 1) * BLOCK, place + 1 + most - len(found))]
+            found += run
+            if len(found) >= most or first + len(run) < BLOCK or (run and run[-1] == NOWHERE):
+                break
+            block = self._next[block]
+            place = block * BLOCK - 1 if block != NOWHERE else NOWHERE
+        return found[: found.index(NOWHERE)] if NOWHERE in found else found
+
+    def _behind(self, text: Text) -> int:
+        """The place of the next token of `text`; begins a new block where its last one is full."""
+        if text.place != NOWHERE and (text.place + 1) % BLOCK:
+            return text.place + 1
+        block = self._taken = (self._taken + 1) % self._blocks
+        self._tokens[block * BLOCK : (block + 1) * BLOCK] = _EMPTY
+        self._scopes[block], self._next[block] = text.scope, NOWHERE
+        if text.place != NOWHERE:
+            self._next[text.place // BLOCK] = block
+        return block * BLOCK
+
+    def _enter(self, text: Text) -> None:
+        for key in text.keys:
+            self._keys[key & self._mask] = key
+            self._places[key & self._mask] = text.place
+
+    def _enter_all(self, ids: np.ndarray, places: Ints) -> None:
+        """Enter what ends at each of `places` but the last one, `ids` uint64[n] standing there."""
+        keys, where = np.frombuffer(self._keys, np.uint64), np.frombuffer(self._places, np.int64)
+        hashes = np.zeros(len(ids), np.uint64)
+        for back, power in enumerate(_POWERS):
+            if back >= len(ids):
+                break
+            hashes[back:] += ids[: len(ids) - back] * np.uint64(power)
+            if back + 1 in ORDERS:
+                found = hashes[back:-1]
+                slots = (found & np.uint64(self._mask)).astype(np.int64)
+                keys[slots], where[slots] = found, places[back:-1]
+
+
+_EMPTY: Final = array("i", [NOWHERE]) * BLOCK
+
+
+def _hashes(tail: tuple[int, ...]) -> tuple[int, ...]:
+    """Of the last tokens of `tail`, for each order that it is long enough for."""
+    found, total = list[int](), 0
+    for count, (token, power) in enumerate(zip(reversed(tail), _POWERS), start=1):
+        total += token * power
+        if count in ORDERS:
+            found.append(total & _WORD)
+    return tuple(found)

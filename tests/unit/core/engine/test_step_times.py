@@ -1,0 +1,77 @@
+"""What steps of several tokens take, and the settings that have it measured."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from core.config import EngineConfig, ModelConfig, SpeculationConfig
+from core.device.streams import DeviceStreams
+from core.engine.async_engine import BuiltEngine
+from core.engine.build import assemble
+from core.errors import ConfigError, StartupError
+from core.executor.step import StepRunner
+from core.models.base import Model
+from core.models.loader import load_model
+from core.scheduler.draft_depth import AdaptiveDepth
+from core.types.request import Req
+from core.types.sampling_params import SamplingParams
+from tests.proofs.happens_before.harness import CONTEXT, VOCAB, Scenario, tokenizer
+from tests.proofs.happens_before.hash_model import HashModel, expected_tokens
+
+CPU = torch.device("cpu")
+PROMPT = [1, 2, 3, 4] * 5
+
+
+def built(method: str, model: Model | None = None) -> BuiltEngine:
+    config: EngineConfig = replace(Scenario(()).config(), speculation=SpeculationConfig(method))
+    return assemble(config, model or HashModel(VOCAB, CONTEXT), tokenizer(), DeviceStreams(CPU))
+
+
+def test_sizes_are_timed_and_rise() -> None:
+    engine = built("ngram")
+    executor = engine.new_executor(lambda: None)
+    depth = engine.new_scheduler(executor, lambda outputs, now: None)._depth
+    assert isinstance(depth, AdaptiveDepth)
+    times = depth._times
+    assert times.tokens[:3] == (1, 2, 4) and len(times.tokens) == len(times.seconds)
+    assert times.seconds[0] > 0 and list(times.seconds) == sorted(times.seconds)
+
+
+def test_timing_leaves_no_trace() -> None:
+    """Padding row 0 stays padding, and a request gets what it gets without speculation."""
+    engine = built("ngram")
+    executor = engine.new_executor(lambda: None)
+    runner: StepRunner = executor._runner  # type: ignore[attr-defined]
+    runner.state.pool.check_padding()
+    scheduler = engine.new_scheduler(executor, lambda outputs, now: None)
+    params = SamplingParams(temperature=0.0, ignore_eos=True)
+    req = Req("r", 0, torch.tensor(PROMPT).numpy(), params, 1, 20)
+    scheduler.intake.add(req)
+    while scheduler.has_work:
+        scheduler.step(0.0)
+    assert req.outputs.tolist() == expected_tokens(PROMPT, 20, VOCAB)
+
+
+def test_off_is_off() -> None:
+    engine = built("off")
+    executor = engine.new_executor(lambda: None)
+    assert engine.new_scheduler(executor, lambda outputs, now: None)._depth is None
+    assert executor._runner.state.drafter is None  # type: ignore[attr-defined]
+
+
+def test_auto_does_without_and_a_name_insists(checkpoint_of: Callable[[str], Path]) -> None:
+    config = ModelConfig(str(checkpoint_of("mamba")), dtype="float32", context_length=256)
+    engine = built("auto", load_model(config, CPU))
+    assert engine.new_scheduler(engine.new_executor(lambda: None), lambda outputs, now: None)._depth is None
+    with pytest.raises(StartupError, match="speculative=ngram is not possible: a recurrent state"):
+        built("ngram", load_model(config, CPU))
+
+
+def test_a_name_that_is_none_is_refused() -> None:
+    with pytest.raises(ConfigError, match="speculative"):
+        SpeculationConfig("telepathy")
