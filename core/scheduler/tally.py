@@ -82,10 +82,11 @@ class Tally:
         self._histograms["request_prompt_tokens"].observe_one(req.input_len)
 
     def submitted(self, batch: ScheduleBatch) -> int:
-        """A step was submitted. Returns the number of tokens that it computes."""
-        tokens, decodes = batch.num_tokens, len(batch.rows) - batch.num_extend
-        self._decoded += decodes
-        self._prefilled += tokens - decodes
+        """A step was submitted. Returns the number of tokens that it computes at most."""
+        tokens, prefilled = batch.num_tokens, int(batch.extend_lens[: batch.num_extend].sum())
+        self._prefilled += prefilled
+        # The drafts that may be verified are among them.
+        self._decoded += tokens - prefilled
         self._histograms["step_tokens"].observe_one(tokens)
         self._histograms["step_requests"].observe_one(len(batch.rows))
         return tokens

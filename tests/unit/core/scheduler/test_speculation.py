@@ -186,3 +186,14 @@ def test_bounds_meet_where_nothing_is_in_flight() -> None:
             world.scheduler._take(result, world.now)
     running, row = world.scheduler.running, req.row
     assert running.planned[row] == running.planned_lower[row] == running.known[row] - 1 == device(world).lens[row]
+
+
+def test_drafts_are_decoded_and_not_filled_in() -> None:
+    """Two prompts of 8 and 12 tokens are all that is filled in, however many drafts are verified."""
+    world = harness(always_wrong)
+    for length in (8, 12):
+        world.add([length] * length, max_tokens=20)
+    world.drain()
+    computed = world.scheduler.stats.computed_tokens
+    assert computed["prefill"] == 8 + 12
+    assert computed["decode"] == sum(batch.num_tokens for batch in world.executor.batches) - (8 + 12)
