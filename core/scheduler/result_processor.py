@@ -35,12 +35,14 @@ class NewTokens:
     places: Ints
     """Where each stands in the step's result."""
     counts: Ints | None = None
-    """How many tokens its row got in this step; None for one each."""
+    """How many of these tokens its row has; None for one each."""
 
     def of(self, which: Bools) -> NewTokens:
         """Those at the places, bool[A], that are set."""
-        counts = None if self.counts is None else self.counts[which]
-        return NewTokens(self.rows[which], self.known[which], self.tokens[which], self.places[which], counts)
+        rows = self.rows[which]
+        # Counted again: a row may lose some of its tokens.
+        counts = None if self.counts is None else np.bincount(rows)[rows]
+        return NewTokens(rows, self.known[which], self.tokens[which], self.places[which], counts)
 
     def gaps(self, since: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
         """float64[A], in seconds: the time `since` the step's tokens before, shared by the tokens of a row."""

@@ -197,3 +197,18 @@ def test_drafts_are_decoded_and_not_filled_in() -> None:
     computed = world.scheduler.stats.computed_tokens
     assert computed["prefill"] == 8 + 12
     assert computed["decode"] == sum(batch.num_tokens for batch in world.executor.batches) - (8 + 12)
+
+
+def test_tokens_before_a_stop_share_all_of_their_step() -> None:
+    """Gaps between tokens add up to the time from the first to the last, whatever was dropped behind the stop."""
+    prompt = list(range(3, 9))
+    truth = reference(prompt, 24, VOCAB)
+    stop = next(i for i in range(6, 9) if truth.index(truth[i]) == i)
+    world = harness(always_right, depth=1)
+    req = world.add(prompt, max_tokens=24, stop_token_ids=(truth[stop],))
+    world.drain()
+    world.expect(req, stop + 1)
+    histograms = world.scheduler.stats.histograms
+    assert histograms["inter_token_latency_seconds"].counts[-1] == stop
+    gaps, decode = (histograms[f"{name}_seconds"].total for name in ("inter_token_latency", "request_decode_time"))
+    assert gaps == pytest.approx(decode) and decode > 0
