@@ -9,7 +9,7 @@ from core.errors import DeadlinePassed, Overloaded, QueueTimeout, RequestFailed,
 from core.scheduler.outputs import Ending, StepOutputs, StepTokens
 from core.types.io import FinishReason
 from core.types.request import Req
-from tests.proofs.sim.reference import Answer, EncoderSide, answer
+from tests.proofs.sim.reference import Answer, EncoderSide, answer, spoken
 from tests.proofs.sim.story import Hits, Story, Violation
 
 PATIENCE = 4
@@ -85,7 +85,10 @@ class Client:
     """Its own retractions so far, the run's progress at the last, and how many in a row came without progress."""
     retracted_at: int = -1
     in_vain: int = 0
+    steps: list[tuple[float, int]] = field(default_factory=list)
+    """(when, how many) of each step that brought it tokens."""
     _answer: Answer | None = None
+    _said: list[int] | None = None
 
     @property
     def sent(self) -> int:
@@ -117,6 +120,14 @@ class Client:
             self._answer = answer(prompt, req.params, req.seed, limit, self.pools, self.encoder, self.adapter)
         return self._answer
 
+    @property
+    def said(self) -> list[int]:
+        """What a device samples for it that hears of no stop token, to the length that it asked for."""
+        if self._said is None:
+            req = self.req
+            self._said = list(spoken(req.prompt.tolist(), req.params, req.seed, req.max_new_tokens, self.pools))
+        return self._said
+
 
 class Clients:
     """Takes what the scheduler emits, as the output processor would, and refuses anything that a client may not see."""
@@ -129,6 +140,8 @@ class Clients:
         """Grows with every token and every terminal."""
         self.received = 0
         """Tokens, of all clients."""
+        self.served = 0
+        """Steps that brought a client tokens, of all clients."""
         self.closed: Callable[[Req], None] | None = None
         """Told of the last request of each stream that ends."""
         self._due: list[Client] = []
@@ -157,6 +170,7 @@ class Clients:
 
     def _take_tokens(self, step: StepTokens, now: float) -> None:
         logprobs = step.logprobs
+        got: dict[Client, int] = {}
         for place, (req, token, position) in enumerate(zip(step.reqs, step.tokens, step.positions, strict=True)):
             client: Client = req.sink
             if client.ended is not None:
@@ -169,6 +183,7 @@ class Clients:
                 raise Violation("tokens", f"{client.name} gets {token} at {position}, the reference says {wanted}")
             client.tokens.append(token)
             client.times.append(now)
+            got[client] = got.get(client, 0) + 1
             if req.params.logprobs:
                 if logprobs is None:
                     raise Violation("logprobs", f"{client.name} asked for them at {position}")
@@ -176,6 +191,9 @@ class Clients:
             self._react(client)
         self.progress += len(step.tokens)
         self.received += len(step.tokens)
+        self.served += len(got)
+        for client, count in got.items():
+            client.steps.append((now, count))
 
     def _check_logprobs(self, client: Client, token: int, step: StepTokens, place: int) -> None:
         assert step.logprobs is not None

@@ -10,6 +10,8 @@ some of what it could hold.
 
 from __future__ import annotations
 
+import numpy as np
+
 from core.batch.schedule_batch import ScheduleBatch
 from core.types.request import RequestState
 from tests.proofs.sim.clients import Client
@@ -65,7 +67,7 @@ class Conservation(Family):
             if used < self._budget and (self._mixed or chunks):
                 text = f"step {step} uses {used} of {self._budget} tokens, and nothing of the prompt of {client.name}"
                 raise Violation("left_out", text)
-        elif stay.planned < client.last and (self._mixed or not chunks):
+        elif stay.planned < client.last and (self._mixed or not chunks) and not self._waits_for_drafts(client.req.row):
             raise Violation("left_out", f"step {step} leaves out {client.name}, which could decode at {stay.planned}")
 
     def after_step(self) -> None:
@@ -75,10 +77,16 @@ class Conservation(Family):
             return
         for client in self.view.seated():
             stay = client.admissions[-1]
-            if stay.planned < max(stay.target, client.last):
+            if stay.planned < max(stay.target, client.last) and not self._waits_for_drafts(client.req.row):
                 text = f"{device.in_flight} of {device.depth} steps in flight, and {client.name} is planned only until"
                 raise Violation("overlap", f"{text} {stay.planned} of {max(stay.target, client.last)}")
         self._check_waiting()
+
+    def _waits_for_drafts(self, row: int) -> bool:
+        """Whether the row lacks a page only if drafts that are in flight prove right: it waits for their result."""
+        running, memory, rows = self.view.scheduler.running, self.view.memory, np.array([row])
+        unsure = running.planned[row] > running.planned_lower[row]
+        return bool(unsure and memory.needs_page(rows, running.planned[rows])[0])
 
     def _check_waiting(self) -> None:
         """Counts each page that is held once for all that hold it, and lets no request share or end early: what fits

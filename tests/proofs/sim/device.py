@@ -7,7 +7,6 @@ to poison what was freed, never to compute.
 
 from __future__ import annotations
 
-import pickle
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Sequence
@@ -21,6 +20,7 @@ from core.batch.schedule_batch import ScheduleBatch
 from core.memory.request_memory import RequestMemory
 from core.types.arrays import Ints
 from tests.proofs.sim.companions import CompanionSide
+from tests.proofs.sim.contract import Contract, fingerprint
 from tests.proofs.sim.kv_memory import KVMemory, Table
 from tests.proofs.sim.ledger import Ledger
 from tests.proofs.sim.plain import Plain, planned_slots
@@ -28,6 +28,7 @@ from tests.proofs.sim.poison import Poison
 from tests.proofs.sim.reference import ROOT, blend
 from tests.proofs.sim.scenario import Scenario
 from tests.proofs.sim.story import Hits, Story, Violation
+from tests.proofs.sim.trials import Trials
 
 FINGERPRINT_EVERY = 8
 SECONDS = 2.0**-16
@@ -103,28 +104,6 @@ class Timed:
     """Whether it could have had work in that time or not."""
 
 
-def fingerprint(batch: ScheduleBatch) -> tuple[bytes, ...]:
-    """The arrays of a batch, to see whether anybody changed them after submission (law 3)."""
-    writes = batch.table_writes
-    arrays = (
-        batch.rows,
-        batch.generations,
-        batch.prefix_lens,
-        batch.extend_lens,
-        batch.lower_lens,
-        batch.sample_indices,
-        batch.fresh_rows,
-        batch.encoder_lens,
-        writes.rows,
-        writes.positions,
-        writes.slots,
-        batch.sampling.uniforms,
-        batch.sampling.upper_lens,
-    )
-    others = pickle.dumps(dict(batch.companion_writes)) if batch.companion_writes else b""
-    return (*(array.tobytes() for array in arrays), others)
-
-
 class SimExecutor(ABC):
     """`core.executor.interface.Executor`; `execute_one` and `deliver_one` play the device, each in submission order."""
 
@@ -133,12 +112,18 @@ class SimExecutor(ABC):
     ) -> None:
         self.sides = tuple(sides)
         self.depth = scenario.depth
-        self._budget = scenario.config.chunked_prefill_size
+        self._contract = Contract(scenario.config.chunked_prefill_size)
         self.ledger = Ledger()
         self.spoil = -1
         """Which row of the next step computes NaN, counted from those that sample; -1: none."""
         self.spoiled: set[tuple[int, int]] = set()
         """Owners (row, generation) whose logits were spoiled so far."""
+        self.trials: Trials | None = None
+        """What the device must make of drafts; None where there are none."""
+        if scenario.drafts is not None:
+            self.trials = Trials(scenario.seed, scenario.drafts, hits)
+        self.taken: list[StepResult] = []
+        """With drafts: results that were taken, for the books of bounds, which empty this."""
         self.fail_next = False
         self.now = 0.0
         """The world's clock."""
@@ -157,8 +142,8 @@ class SimExecutor(ABC):
         """When the step before was over."""
         self._flying = 0
         self._failure: Exception | None = None
-        # Tokens of each row whose KV is written; -1 for a row whose owner's first step is still to come.
-        self._lens = [-1] * (memory.rows.size + 1)
+        self.lens = [-1] * (memory.rows.size + 1)
+        """By row: tokens whose KV is written and counts; -1 where the owner's first step is still to come."""
 
     @property
     def in_flight(self) -> int:
@@ -210,6 +195,8 @@ class SimExecutor(ABC):
         results, self._delivered = self._delivered, []
         self._flying -= len(results)
         self._told += [self._timed.popleft() for result in results if result.error is None]
+        if self.trials is not None:
+            self.taken += results
         return results
 
     def take_timed(self) -> list[Timed]:
@@ -236,15 +223,20 @@ class SimExecutor(ABC):
         plain.slots = job.slots
         self._take_back(job.freed)
         self.poison.begin(job.condemned)
-        self._check(job, plain)
+        if job.print is not None and job.print != fingerprint(job.batch):
+            raise Violation("frozen_batch", f"step {job.batch.step_id} changed after it was submitted")
+        self._contract.check(job.batch, plain, self.lens)
+        if self.trials is not None:
+            self.trials.begin(job.batch, plain, self.lens)
         for side, left in zip(self.sides, job.left, strict=True):
             side.take_back(job.freed.owners, left)
             side.check_writes(plain, job.batch.companion_writes.get(side.name))
         result = self._time(job.batch, plain, self._compute(job.batch, plain))
         for side, left in zip(self.sides, job.left, strict=True):
             side.look_back(self.kv, left)
-        for row, end in zip(plain.rows, plain.ends, strict=True):
-            self._lens[row] = end
+        ends = plain.ends if self.trials is None else self.trials.judge(job.batch, plain, result)
+        for row, end in zip(plain.rows, ends, strict=True):
+            self.lens[row] = end
         self._story.decided((result.step_id, *plain.rows, *result.tokens.tolist()))
         self._executed.append(result)
         return True
@@ -276,11 +268,13 @@ class SimExecutor(ABC):
         """Table writes, inputs, forward, sampling, relay."""
 
     def _forward(self, plain: Plain, ids: list[int], tables: list[Table]) -> list[int]:
-        """What the fake model makes of each row: what all the pools that it reads say together."""
+        """What the fake model makes of each row: what all the pools that it reads say together. Where drafts are
+        verified, what it makes of each token.
+        """
         out = plain.slots
         found = (side.roots(plain) for side in self.sides)
         plain.roots = next((each for each in found if each is not None), [ROOT] * len(plain.rows))
-        read = [self.kv.run(plain.rows, plain.starts, plain.lens, ids, tables, out, plain.roots)]
+        read = [self.kv.run(plain.rows, plain.starts, plain.lens, ids, tables, out, plain.roots, plain.verifies)]
         read += [side.run(plain, ids, tables, self.kv) for side in self.sides]
         self.poison.run(plain, tables, out, self._spoiled_place(plain))
         return read[0] if len(read) == 1 else list(map(blend, *read))
@@ -293,40 +287,16 @@ class SimExecutor(ABC):
         for row, generation in freed.owners:
             self.ledger.discard(row, generation)
             self._forget_table(row)
-            self._lens[row] = -1
+            self.lens[row] = -1
         self.kv.poison(freed.pages)
         self.poison.freed(freed.pages)
 
-    def _check(self, job: Job, plain: Plain) -> None:
-        step, rows, fresh = job.batch.step_id, plain.rows, plain.fresh
-        if job.print is not None and job.print != fingerprint(job.batch):
-            raise Violation("frozen_batch", f"step {step} changed after it was submitted")
-        owners = set(rows)
-        if not rows or min(rows) < 1 or len(owners) != len(rows) or min(plain.lens) < 1:
-            raise Violation("batch_rows", f"step {step}: rows {rows}, {plain.lens} tokens")
-        if not owners.issuperset(fresh) or len(set(fresh)) != len(fresh):
-            raise Violation("batch_rows", f"step {step}: rows {rows}, new owners in {fresh}")
-        self._check_budget(plain, job.batch.num_extend)
-        for row, start in zip(rows, plain.starts, strict=True):
-            known = self._lens[row]
-            if (known == -1) != (row in fresh) or (known != -1 and known != start):
-                raise Violation("positions", f"step {step} row {row} goes on at {start}, the device is at {known}")
-        lens = job.batch.sampling.upper_lens.tolist()
-        if lens != [plain.ends[place] for place in plain.places]:
-            raise Violation("positions", f"step {step} samples at {lens}, rows end at {plain.ends}")
-
-    def _check_budget(self, plain: Plain, chunks: int) -> None:
-        """Inputs of an encoder count; one that leaves nothing has its step to itself, with one token of its decoder."""
-        lens, encoded = plain.lens[:chunks], sum(plain.encoder_lens)
-        alone = encoded and chunks == 1
-        if sum(lens) > (max(1, self._budget - encoded) if alone else self._budget - encoded):
-            text = f"step {plain.step_id}: chunks of {lens}, inputs of {plain.encoder_lens}, for {self._budget} tokens"
-            raise Violation("chunk_budget", text)
-
     def _note_reuse(self, batch: ScheduleBatch, freed: Handover) -> None:
-        flying = {row for job in self._submitted for row in job.batch.rows.tolist()}
-        if not flying.isdisjoint(batch.fresh_rows.tolist()):
+        flying, fresh = {row for job in self._submitted for row in job.batch.rows.tolist()}, batch.fresh_rows.tolist()
+        if not flying.isdisjoint(fresh):
             self._hits("row_reused_in_flight")
+        if any(job.batch.verifies and not _drafting(job.batch).isdisjoint(fresh) for job in self._submitted):
+            self._hits("draft_row_reused")
         size = self.kv.page_size
         taken = {slot // size for slot in batch.table_writes.slots.tolist()}
         if any(slot // size in taken for job in self._submitted for slot in job.slots):
@@ -339,12 +309,18 @@ class SimExecutor(ABC):
         spoil, self.spoil = self.spoil, -1
         return plain.places[spoil % len(plain.places)] if plain.places else spoil % len(plain.rows)
 
-    def _spoil(self, batch: ScheduleBatch, tokens: list[int]) -> np.ndarray:
-        """bool[S] for the next result; a spoiled token is 0, as the real sampler leaves it."""
+    def _spoil(self, plain: Plain, tokens: list[int]) -> np.ndarray:
+        """bool[S], for each of `tokens`; a spoiled one is 0, as the real sampler leaves it."""
         marks = np.zeros(len(tokens), np.bool_)
-        for place, row in enumerate(batch.sample_rows.tolist() if self.poison.bad else ()):
+        for place, row in enumerate(plain.sampled if self.poison.bad else ()):
             if row in self.poison.bad:
                 marks[place] = True
                 tokens[place] = 0
                 self.spoiled.add(self.poison.bad[row])
         return marks
+
+
+def _drafting(batch: ScheduleBatch) -> set[int]:
+    """Rows of which `batch` verifies drafts."""
+    assert batch.spec is not None, "it has drafts"
+    return set(batch.rows[batch.num_extend :][batch.spec.drafts > 0].tolist())

@@ -54,9 +54,10 @@ class KVMemory:
         tables: list[Table],
         out: list[int],
         roots: list[int],
+        every: bool = False,
     ) -> list[int]:
         """One step: write all its tokens at the slots `out`, then read every row whole. Returns what each row's last
-        slot holds.
+        slot holds; with `every`, what the slot of each token does.
 
         `tables[i]` is the page table of `rows[i]`, and `roots[i]` what its first token follows. All of a batch's
         writes come before its reads, as in every layer of a real model, so a row may read what a row before it wrote in
@@ -68,10 +69,10 @@ class KVMemory:
         for row, start, length, table, root in zip(rows, starts, lens, tables, roots, strict=True):
             self._write(row, start, ids[place : place + length], table, out[place : place + length], root)
             place += length
-        return [
-            self._read(row, start + length, table, root)
-            for row, start, length, table, root in zip(rows, starts, lens, tables, roots, strict=True)
-        ]
+        found: list[int] = []
+        for row, start, length, table, root in zip(rows, starts, lens, tables, roots, strict=True):
+            found += self._read(row, start + length, table, root)[start if every else -1 :]
+        return found
 
     def _write(self, row: int, start: int, ids: list[int], table: Table, out: list[int], root: int) -> None:
         if table[start : start + len(ids)] != out:
@@ -84,13 +85,14 @@ class KVMemory:
             before[slot] = state
             held[slot] = state = link(state, token, position)
 
-    def _read(self, row: int, length: int, table: Table, root: int) -> int:
+    def _read(self, row: int, length: int, table: Table, root: int) -> list[int]:
+        """What the first `length` slots of `table` hold."""
         seen = table[:length]
         values = list(map(self._held.__getitem__, seen))
         befores = list(map(self._before.__getitem__, seen))
         if befores[0] != root or befores[1:] != values[:-1]:
             self._blame(row, seen, values, befores, root)
-        return values[-1]
+        return values
 
     def _blame(self, row: int, slots: Table, values: list[int], befores: list[int], root: int) -> None:
         for position, (slot, before) in enumerate(zip(slots, befores, strict=True)):

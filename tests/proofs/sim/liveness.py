@@ -7,6 +7,7 @@ scheduler. `Conservation` sees to it that each step does something; here is what
   other prompts (with an encoder one more, whose input may need a step of its own beside one token);
 - a step without prompts gives every row that decodes one token, so where everybody fits at once they take as many as
   the longest output, and where not, as many as all outputs together;
+- a row that verifies drafts gets one token at least, and near its end waits for each step before the next;
 - who gives way is filled in again, with all that it knows by then, and may lose what is in flight for it.
 """
 
@@ -35,6 +36,10 @@ class Liveness(Family):
         outputs = [client.req.max_new_tokens - len(client.tokens) for client in clients]
         filled = sum(self._to_fill(client) for client in clients)
         decoded = max(outputs, default=0) if self._at_once(clients) else sum(outputs)
+        if self.view.scenario.drafts is not None:
+            # Near its end a row that may be there waits for the step before to say so.
+            waits = [min(left, 2 * self.view.scenario.drafts.most + 2) * (self._depth - 1) for left in outputs]
+            decoded += max(waits, default=0) if self._at_once(clients) else sum(waits)
         # What is in flight comes first, and the last result is taken by one more step of the scheduler.
         self._left = filled + decoded + self._depth + 1
 

@@ -22,7 +22,7 @@ Break = Callable[[Patch], None]
 class Mutant:
     """`seen_by`: the oracles of which one must speak first. `real`: only the production step can show it. `seeds`: in
     others something else speaks first; none for the first hundred. `policy`: only seeds with this one can; empty for
-    any. `scene`: a scripted run that shows it, where seeds do too rarely.
+    any. `drafts`: only seeds that verify drafts can. `scene`: a scripted run that shows it, where seeds do too rarely.
     """
 
     name: str
@@ -32,6 +32,7 @@ class Mutant:
     seeds: tuple[int, ...] = ()
     policy: str = ""
     scene: Callable[[], None] | None = None
+    drafts: bool = False
 
 
 MUTANTS: list[Mutant] = []
@@ -43,11 +44,12 @@ def mutant(
     seeds: tuple[int, ...] = (),
     policy: str = "",
     scene: Callable[[], None] | None = None,
+    drafts: bool = False,
 ) -> Callable[[Break], Break]:
     """Put a function into the list."""
 
     def enter(apply: Break) -> Break:
-        MUTANTS.append(Mutant(apply.__name__, seen_by, apply, real, seeds, policy, scene))
+        MUTANTS.append(Mutant(apply.__name__, seen_by, apply, real, seeds, policy, scene, drafts))
         return apply
 
     return enter

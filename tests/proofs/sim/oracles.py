@@ -14,6 +14,7 @@ from core.batch.schedule_batch import ScheduleBatch
 from core.memory.request_memory import RequestMemory
 from core.scheduler.scheduler import Scheduler
 from core.types.request import Req, RequestState
+from tests.proofs.sim.bounds import Bounds
 from tests.proofs.sim.clients import Client, Clients
 from tests.proofs.sim.conservation import Conservation
 from tests.proofs.sim.device import SimExecutor
@@ -30,8 +31,8 @@ from tests.proofs.sim.structures import tree
 
 THOROUGH_EVERY = 32
 
-FAMILIES: tuple[type[Family], ...] = (Seating, Evictions, Order, Conservation, Fairness, Measures)
-"""All others, in the order in which they look; `Seating` first, which they count on."""
+FAMILIES: tuple[type[Family], ...] = (Seating, Bounds, Evictions, Order, Conservation, Fairness, Measures)
+"""All others, in the order in which they look; `Seating` and `Bounds` first, which they count on."""
 
 
 class Oracles:
@@ -48,6 +49,7 @@ class Oracles:
         parts = (scenario.config.max_queued_requests // count for count in range(1, len(scenario.weights) + 1))
         self._queue_bound = sum(parts) + scenario.rows
         self._looks = 0
+        self._drafts = scenario.drafts is not None
         self._view = View(scenario, scheduler, device, clients, hits)
         self._liveness = Liveness(self._view)
         self._families = (*(family(self._view) for family in FAMILIES), self._liveness)
@@ -126,6 +128,7 @@ class Oracles:
             raise Violation("one_place", text)
         generations, counts = rows.generations.tolist(), self._memory._count.tolist()
         known, planned, ends = running.known.tolist(), running.planned.tolist(), running.prefill_end.tolist()
+        lower = running.planned_lower.tolist()
         for req in seats:
             row = req.row
             if req not in live or req.state is not RequestState.RUNNING or req in waiting:
@@ -133,20 +136,26 @@ class Oracles:
             if running.reqs[row] is not req or generations[row] != req.generation or row < 1:
                 raise Violation("one_owner", f"request of row {row} generation {req.generation}: not the owner")
             req.sink.owner = (row, req.generation)
-            self._check_lengths(req, known[row], planned[row], ends[row], counts[row])
+            self._check_lengths(req, known[row], planned[row], lower[row], ends[row], counts[row])
         seated = sum(req.row > 0 and req.state is RequestState.RUNNING for req in live)
         if seated != len(seats):
             raise Violation("one_place", f"{seated} of the live requests think that they run, {len(seats)} do")
         return seats
 
-    def _check_lengths(self, req: Req, known: int, planned: int, end: int, pages: int) -> None:
-        """KV length == prompt + emitted, as the plan claims, and the pages that it takes are there."""
+    def _check_lengths(self, req: Req, known: int, planned: int, lower: int, end: int, pages: int) -> None:
+        """KV length == prompt + emitted, as the plan claims, and the pages that it takes are there. With drafts in
+        flight, at least as the plan claims; `Bounds` says how much more, and none of it is computed behind the end.
+        """
         client: Client = req.sink
         emitted = len(client.tokens)
         if known != req.prompt_len + emitted:
             raise Violation("kv_length", f"{client.name}: {known} known, prompt {req.prompt_len} + {emitted} emitted")
         last = req.prompt_len + req.max_new_tokens - 1
-        if planned > max(end, min(known + self._device.depth - 1, last)) or planned > pages * self._memory.page_size:
+        if self._drafts:
+            planned = min(planned, last)
+        elif lower != planned:
+            raise Violation("kv_length", f"{client.name}: {planned} planned, at least {lower}, and no drafts")
+        if lower > max(end, min(known + self._device.depth - 1, last)) or planned > pages * self._memory.page_size:
             text = f"{planned} planned, {known} known, prompt until {end}, {pages} pages, at most {last}"
             raise Violation("kv_length", f"{client.name}: {text}")
 

@@ -10,6 +10,8 @@ import numpy as np
 from core.batch.build import token_positions
 from core.batch.schedule_batch import ScheduleBatch
 from core.memory.request_memory import RequestMemory
+from core.types.arrays import Ints
+from tests.proofs.sim.story import Violation
 from tests.support.page_slots import slots_of
 
 
@@ -33,6 +35,10 @@ class Plain:
     """What the first token of each row follows; found out when the forward begins."""
     slots: list[int] = field(default_factory=list)
     """The KV slot of each token, as the scheduler had it when it submitted the batch; the table must say the same."""
+    verifies: bool = False
+    """Whether drafts are verified: then a token is sampled behind each one computed."""
+    tried: list[list[int]] = field(default_factory=list)
+    """The drafts of each row that are computed behind its newest token."""
 
     @classmethod
     def of(cls, batch: ScheduleBatch) -> Plain:
@@ -50,7 +56,16 @@ class Plain:
             places=batch.sample_indices.tolist(),
             encoder_ids=[] if staged is None else staged.tolist(),
             encoder_lens=batch.encoder_lens.tolist(),
+            verifies=batch.verifies,
+            tried=[[]] * len(starts),
         )
+
+    @property
+    def sampled(self) -> list[int]:
+        """The row of each token that is sampled."""
+        if self.verifies:
+            return [row for row, length in zip(self.rows, self.lens, strict=True) for _ in range(length)]
+        return [self.rows[place] for place in self.places]
 
     def pieces(self, ids: list[int]) -> Iterator[list[int]]:
         """The input ids of each row, out of those of the whole step."""
@@ -60,7 +75,21 @@ class Plain:
             at += length
 
 
+def reach(batch: ScheduleBatch) -> tuple[Ints, Ints]:
+    """(the first position that a step may write, how many from there) of each row; int64[B] both."""
+    firsts, ends = batch.prefix_lens, batch.seq_lens
+    if batch.spec is not None:
+        chunks = batch.num_extend
+        firsts = np.concatenate([firsts[:chunks], batch.lower_lens])
+        ends[chunks:] = np.minimum(ends[chunks:], batch.spec.limits)
+    return firsts, ends - firsts
+
+
 def planned_slots(batch: ScheduleBatch, memory: RequestMemory) -> list[int]:
-    """The KV slot of each token of a batch, by the pages that its rows hold while it is submitted."""
-    rows = np.repeat(batch.rows, batch.extend_lens)
-    return slots_of(memory, rows, token_positions(batch.prefix_lens, batch.extend_lens)).tolist()
+    """The KV slot of each position that a step may write, by the pages that its rows hold while it is submitted."""
+    firsts, counts = reach(batch)
+    rows, positions = np.repeat(batch.rows, counts), token_positions(firsts, counts)
+    if batch.spec is not None and (positions >= memory._count[rows] * memory.page_size).any():
+        text = f"{firsts.tolist()} and the next {counts.tolist()}, pages: {memory._count[batch.rows].tolist()}"
+        raise Violation("unpaged", f"step {batch.step_id} may write rows {batch.rows.tolist()} at {text}")
+    return slots_of(memory, rows, positions).tolist()

@@ -7,6 +7,7 @@ read. The device checks trap.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
@@ -26,9 +27,10 @@ from core.memory.kv_pool import KVLayerSpec, KVPool
 from core.memory.req_to_token_pool import ReqToTokenPool
 from core.memory.request_memory import RequestMemory
 from core.relay.future_map import FutureMap
-from core.relay.payload import RelayPayload
+from core.relay.payload import Column, RelayPayload
 from core.sampling.penalties import TokenHistory
 from core.sampling.sampler import SampleOutput, Scored
+from core.speculation.drafter import draft_columns
 from tests.proofs.sim import hash_sampler
 from tests.proofs.sim.device import SimExecutor
 from tests.proofs.sim.kv_memory import Table
@@ -36,6 +38,7 @@ from tests.proofs.sim.ledger import Ledger
 from tests.proofs.sim.plain import Plain
 from tests.proofs.sim.real_cross import RealCross
 from tests.proofs.sim.real_states import RealStates
+from tests.proofs.sim.reference import VOCAB
 from tests.proofs.sim.scenario import Scenario
 from tests.proofs.sim.story import Hits, Story, Violation
 
@@ -45,8 +48,15 @@ CPU = torch.device("cpu")
 class BookedFutureMap(FutureMap):
     """The real map, with every read and write in the ledger under the owner that the step works for."""
 
-    def __init__(self, pool: ReqToTokenPool, streams: DeviceStreams, checks: DeviceChecks, ledger: Ledger) -> None:
-        super().__init__(pool, streams, checks)
+    def __init__(
+        self,
+        pool: ReqToTokenPool,
+        streams: DeviceStreams,
+        checks: DeviceChecks,
+        ledger: Ledger,
+        extras: Sequence[Column] = (),
+    ) -> None:
+        super().__init__(pool, streams, checks, extras)
         self._ledger = ledger
         self._owners: dict[int, int] = {}
         self._step = 0
@@ -71,7 +81,12 @@ class BookedFutureMap(FutureMap):
 
 
 class HashModel:
-    """A `core.models.base.Model` as far as a step needs one: its "logits" are what the last slots hold, int64[S]."""
+    """A `core.models.base.Model` as far as a step needs one: its "logits" are what the last slots hold, int64[S].
+
+    Where drafts are verified, what each slot holds, int64[T].
+    """
+
+    spec = SimpleNamespace(vocab_size=VOCAB)
 
     def __init__(self, device: RunnerDevice) -> None:
         self._device = device
@@ -81,8 +96,9 @@ class HashModel:
         lens = batch.extend_lens_host.tolist()
         tables = batch.req_to_token.index_select(0, batch.rows).tolist()
         states = self._device.forward(batch, tables)
-        last_places = (np.cumsum(lens) - 1).tolist()
-        of_place = dict(zip(last_places, states, strict=True))
+        every = len(states) == sum(lens)
+        places = range(len(states)) if every else (np.cumsum(lens) - 1).tolist()
+        of_place = dict(zip(places, states, strict=True))
         return torch.tensor([of_place[place] for place in batch.last_indices.tolist()], dtype=torch.int64)
 
 
@@ -132,9 +148,9 @@ class RunnerDevice(SimExecutor):
         checks, streams = DeviceChecks(AssertMode.TRAP, CPU), DeviceStreams(CPU)
         self._pool = pool
         self._real = tuple(sides)
-        self._running: ScheduleBatch | None = None
         self._plain: Plain | None = None
-        self._map = BookedFutureMap(pool, streams, checks, self.ledger)
+        columns = () if scenario.drafts is None else draft_columns(scenario.drafts.most)
+        self._map = BookedFutureMap(pool, streams, checks, self.ledger, columns)
         self._runner = StepRunner(
             DeviceState(
                 pool=pool,
@@ -146,6 +162,7 @@ class RunnerDevice(SimExecutor):
                 model=cast(Any, HashModel(self)),
                 sampler=cast(Any, HashSampler(self)),
                 companions={side.host.name: side.pool for side in sides},
+                drafter=None if self.trials is None else self.trials.guesser,
             )
         )
 
@@ -160,15 +177,15 @@ class RunnerDevice(SimExecutor):
 
     def spoil_now(self, tokens: list[int]) -> np.ndarray:
         """See `SimExecutor._spoil`: for the step that runs now, from where a real device finds it out."""
-        assert self._running is not None, "the sampler runs inside a step"
-        return self._spoil(self._running, tokens)
+        assert self._plain is not None, "the sampler runs inside a step"
+        return self._spoil(self._plain, tokens)
 
     def _forget_table(self, row: int) -> None:
         self._pool.table[row] = 0
 
     def _compute(self, batch: ScheduleBatch, plain: Plain) -> StepResult:
         self._map.begin(batch)
-        self._running, self._plain = batch, plain
+        self._plain = plain
         result = self._runner.launch(batch).result()
         self._pool.check_padding()
         return result

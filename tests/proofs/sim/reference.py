@@ -7,7 +7,7 @@ decoder makes of that, `pick` is how a token follows. All else here knows nothin
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from core.types.io import FinishReason
@@ -112,7 +112,25 @@ def answer(
     encoder: EncoderSide | None = None,
     adapter: int | None = None,
 ) -> Answer:
-    """What the request gets: at most `limit` tokens, fewer when one of them stops it. The model reads `pools` pools of
+    """What the request gets: at most `limit` tokens, fewer when one of them stops it. All else as for `spoken`."""
+    stops, out = _stops(params), list[int]()
+    for token in spoken(prompt, params, seed, limit, pools, encoder, adapter):
+        out.append(token)
+        if token in stops:
+            return Answer(tuple(out), FinishReason.STOP, token)
+    return Answer(tuple(out), FinishReason.LENGTH, None)
+
+
+def spoken(
+    prompt: Sequence[int],
+    params: SamplingParams,
+    seed: int,
+    limit: int,
+    pools: int = 1,
+    encoder: EncoderSide | None = None,
+    adapter: int | None = None,
+) -> Iterator[int]:
+    """What is sampled at `limit` places one after another, as if no token stopped it. The model reads `pools` pools of
     the decoder's tokens, what its encoder said, if it has one, and the adapter, if there can be any.
     """
     said = () if encoder is None else (heard(encode(encoder.ids)),)
@@ -120,19 +138,19 @@ def answer(
     state, ids = root(adapter or BASE), list(prompt)
     for position, token in enumerate(prompt):
         state = link(state, token, position)
-    stops = {*params.stop_token_ids, *(() if params.ignore_eos else EOS)}
-    out: list[int] = []
-    while len(out) < limit:
+    stops = _stops(params)
+    for place in range(limit):
         read = blend(*[state] * pools, *said) if said or pools > 1 else state
-        forced = encoder.forced(len(out), limit) if encoder is not None else ()
-        blocked = stops if len(out) < params.min_tokens else NOTHING
-        token = force(read, forced) if forced else pick(read, _extras(params, seed, len(out), ids), blocked)
-        out.append(token)
-        if token in stops:
-            return Answer(tuple(out), FinishReason.STOP, token)
+        forced = encoder.forced(place, limit) if encoder is not None else ()
+        blocked = stops if place < params.min_tokens else NOTHING
+        token = force(read, forced) if forced else pick(read, _extras(params, seed, place, ids), blocked)
+        yield token
         state = link(state, token, len(ids))
         ids.append(token)
-    return Answer(tuple(out), FinishReason.LENGTH, None)
+
+
+def _stops(params: SamplingParams) -> set[int]:
+    return {*params.stop_token_ids, *(() if params.ignore_eos else EOS)}
 
 
 def _extras(params: SamplingParams, seed: int, position: int, ids: list[int]) -> Extras:

@@ -20,16 +20,20 @@ class RelayTwin:
         self.lens = [0] * num_rows
         self.counts = [0, 0]
         """Violations in the order of `DEVICE_CHECKS`: unwritten reads, lengths that differ."""
+        self.drafts: list[list[int]] = [[]] * num_rows
+        """Of each row, those that its column of lengths counts."""
 
     def publish(self, rows: Sequence[int], seq_lens: Sequence[int]) -> None:
         """Write new lengths."""
         for row, length in zip(rows, seq_lens, strict=True):
             self.lens[row] = length
 
-    def stash(self, rows: Sequence[int], tokens: Sequence[int]) -> None:
-        """Write new tokens."""
+    def stash(self, rows: Sequence[int], tokens: Sequence[int], drafts: Sequence[list[int]] | None = None) -> None:
+        """Write new tokens, and the drafts behind each where there can be any."""
         for row, token in zip(rows, tokens, strict=True):
             self.tokens[row] = token
+        for row, each in zip(rows, drafts or (), strict=drafts is not None):
+            self.drafts[row] = each
 
     def lengths(self, rows: Sequence[int], lower: Sequence[int], upper: Sequence[int]) -> list[int]:
         """The published length of each row; one outside its bounds counts, and reads as the nearer bound."""
@@ -54,5 +58,6 @@ class RelayTwin:
         for row in rows:
             self.tokens[row] = UNWRITTEN
             self.lens[row] = 0
+            self.drafts[row] = []
         if rows:
             self.tokens[0] = 0

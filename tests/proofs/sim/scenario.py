@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass, field, replace
 
+from core.batch.result import Accepted
 from core.config import SchedulerConfig
 from tests.proofs.sim.reference import EOS, VOCAB
 
@@ -60,6 +61,8 @@ sliding windows and adapters: an encoder goes with none of them in an engine.
 """
 ALONE = ("states", "windows", "cross", "adapters")
 """What the one kind may be."""
+DRAFTS_SHARE = 0.6
+"""Of the seeds that have the KV pool alone verify drafts; the engine refuses them beside any other pool."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +102,23 @@ class Adapters:
 
 
 @dataclass(frozen=True, slots=True)
+class Drafts:
+    """The most drafts that a step verifies for each row, and how likely each is right. A `Depth` of the scheduler."""
+
+    most: int
+    right: float
+    crowd: int
+    """More rows than these verify none."""
+
+    def drafts(self, rows: int) -> int:
+        """See `Depth`."""
+        return self.most if rows <= self.crowd else 0
+
+    def observe(self, accepted: Accepted, seconds: float) -> None:
+        """Changes nothing: a seed decides."""
+
+
+@dataclass(frozen=True, slots=True)
 class Scenario:
     """What a seed means. Sizes are small on purpose: bugs of reuse and of full pools need little to show."""
 
@@ -131,6 +151,8 @@ class Scenario:
     windows: Windows | None = None
     cross: Cross | None = None
     adapters: Adapters | None = None
+    drafts: Drafts | None = None
+    """None where nothing is guessed."""
 
     @property
     def slots(self) -> int:
@@ -222,7 +244,17 @@ def _with_kinds(rng: random.Random, drawn: Scenario, tiny: bool) -> Scenario:
     if "cross" in chosen:
         # As the engine is built: what the decoder makes of a prefix depends on the input, so none is kept.
         drawn = replace(drawn, cross=_cross(rng, drawn, tiny), cache="none")
-    return drawn
+    return drawn if chosen else _with_drafts(drawn)
+
+
+def _with_drafts(drawn: Scenario) -> Scenario:
+    """Drawn apart, so that all other seeds are what they were before there were drafts. Small steps hold few drafts."""
+    rng = random.Random(f"drafts of {drawn.seed}")
+    if rng.random() >= DRAFTS_SHARE:
+        return drawn
+    budget = rng.choice((2, 5, 8, 16, 64, 64, 64))
+    drafts = Drafts(rng.choice((1, 2, 3, 4, 5, 6)), rng.choice((0.4, 0.7, 0.9, 1.0)), rng.choice((1, 2, 64, 64, 64)))
+    return replace(drawn, drafts=drafts, config=replace(drawn.config, chunked_prefill_size=budget))
 
 
 def _states(rng: random.Random, drawn: Scenario, tiny: bool) -> States:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tests.proofs.sim.reference import VOCAB
-from tests.proofs.sim.scenario import Cross
+from tests.proofs.sim.scenario import Cross, Drafts
 from tests.proofs.sim.stage import Stage
 
 HOT = [1, 2, 3, 4]
@@ -86,3 +86,17 @@ def pages_run_out() -> None:
     stage.finish()
     stage.complete(*many, one)
     assert one.gave_way == 0 < sum(client.gave_way for client in many)
+
+
+def neighbours_come_and_go() -> None:
+    """Beside them nothing is guessed, and alone the one that stays has drafts: those of its newest step only."""
+    stage = Stage(rows=2, real_steps=True, drafts=Drafts(most=3, right=1.0, crowd=1))
+    stays = stage.add([1, 2], 60)
+    guests = []
+    for _ in range(4):
+        for _ in range(3):
+            stage.step()
+        guests.append(stage.add([3, 4], 1))
+    stage.finish()
+    assert stage.hits["draft_accepted"]
+    stage.complete(stays, *guests)

@@ -38,6 +38,8 @@ def seeds(mutant: Mutant) -> Iterator[int]:
     first: Iterable[int] = itertools.count(7, REAL_STEPS) if mutant.real else itertools.count()
     if mutant.policy:
         first = (seed for seed in first if draw(seed).config.policy == mutant.policy)
+    if mutant.drafts:
+        first = (seed for seed in first if draw(seed).drafts is not None)
     yield from itertools.islice(first, WITHIN)
 
 

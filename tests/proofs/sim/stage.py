@@ -14,7 +14,7 @@ from core.types.request import Req
 from core.types.sampling_params import SamplingParams
 from tests.proofs.sim.clients import Client
 from tests.proofs.sim.reference import EncoderSide
-from tests.proofs.sim.scenario import Cross, Scenario, States
+from tests.proofs.sim.scenario import Cross, Drafts, Scenario, States
 from tests.proofs.sim.story import Hits, Story
 from tests.proofs.sim.world import World
 
@@ -42,12 +42,13 @@ class Stage:
         states: States | None = None,
         cross: Cross | None = None,
         weights: tuple[float, ...] = (1.0,),
+        drafts: Drafts | None = None,
     ) -> None:
         config = SchedulerConfig(chunked_prefill_size=chunk, mixed_chunk=mixed, policy=policy, max_queued_requests=256)
         scenario = Scenario(
             seed=0, rows=rows, pages=pages, page_size=page_size, context=context, cache=cache, depth=depth,
             config=config, symbols=1, arrivals=0.0, long_outputs=False, speed=0.0, retract_every=retract_every,
-            real_steps=real_steps, states=states, cross=cross, weights=weights,
+            real_steps=real_steps, states=states, cross=cross, weights=weights, drafts=drafts,
         )  # fmt: skip
         self.world = World(scenario, Story(tracing=True), Hits())
         self.device, self.scheduler = self.world.device, self.world.scheduler

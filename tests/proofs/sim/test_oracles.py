@@ -15,6 +15,7 @@ from tests.proofs.sim import (
     mutants_of_adapters,
     mutants_of_backstops,
     mutants_of_cross,
+    mutants_of_drafts,
     mutants_of_measures,
     mutants_of_memory,
     mutants_of_poison,
@@ -28,6 +29,7 @@ from tests.proofs.sim.mutants import MUTANTS, Mutant
 from tests.proofs.sim.scenes import (
     a_prefix_is_shared,
     every_row_is_taken,
+    neighbours_come_and_go,
     pages_run_out,
     the_device_is_ahead,
     two_long_prompts,
@@ -42,6 +44,7 @@ MODULES = (
     mutants_of_adapters,
     mutants_of_backstops,
     mutants_of_cross,
+    mutants_of_drafts,
     mutants_of_measures,
     mutants_of_memory,
     mutants_of_progress,
@@ -77,7 +80,7 @@ def test_the_mutant_is_seen(mutant: Mutant, monkeypatch: pytest.MonkeyPatch) -> 
 
 SCENES = (
     *(a_prefix_is_shared, every_row_is_taken, pages_run_out, the_device_is_ahead),
-    *(two_long_prompts, two_tenants_wait, younger_ones_pass),
+    *(neighbours_come_and_go, two_long_prompts, two_tenants_wait, younger_ones_pass),
 )
 
 

@@ -12,10 +12,12 @@ from core.device.streams import DeviceStreams
 from core.memory.req_to_token_pool import ReqToTokenPool
 from core.relay.future_map import FutureMap
 from core.relay.payload import RelayPayload
+from core.speculation.drafter import draft_columns
 from tests.proofs.sim.relay_twin import RelayTwin
 
 CPU = torch.device("cpu")
 ROWS = 7
+MOST = 3
 
 
 class Both:
@@ -23,7 +25,7 @@ class Both:
 
     def __init__(self) -> None:
         self.checks = DeviceChecks(AssertMode.COUNT, CPU)
-        self.real = FutureMap(ReqToTokenPool(ROWS, 4, CPU), DeviceStreams(CPU), self.checks)
+        self.real = FutureMap(ReqToTokenPool(ROWS, 4, CPU), DeviceStreams(CPU), self.checks, draft_columns(MOST))
         self.twin = RelayTwin(ROWS + 1)
 
     def gather(self, rows: list[int], upper: list[int]) -> None:
@@ -38,9 +40,13 @@ class Both:
         self.twin.publish(rows, lens)
 
     def stash(self, rows: list[int], tokens: list[int]) -> None:
-        payload = RelayPayload(torch.tensor(tokens, dtype=torch.int64))
+        """Each with drafts that follow from its token: none, or up to `MOST`."""
+        drafts = [[token + place for place in range(token % (MOST + 1))] for token in tokens]
+        ids = [[*each, *[-7] * (MOST - len(each))] for each in drafts]
+        extras = {"drafts": torch.tensor(ids).view(-1, MOST), "draft_len": torch.tensor([*map(len, drafts)]).long()}
+        payload = RelayPayload(torch.tensor(tokens, dtype=torch.int64), extras)
         self.real.stash(torch.tensor(rows, dtype=torch.int64), payload)
-        self.twin.stash(rows, tokens)
+        self.twin.stash(rows, tokens, drafts)
 
     def forget(self, rows: list[int]) -> None:
         self.real.forget(torch.tensor(rows, dtype=torch.int64))
@@ -50,6 +56,8 @@ class Both:
         assert self.real.buffer("output_tokens_buf").tolist() == self.twin.tokens
         assert self.real.buffer("new_seq_lens_buf").tolist() == self.twin.lens
         assert self.checks.counters.tolist() == self.twin.counts
+        columns = zip(self.real.buffer("drafts").tolist(), self.real.buffer("draft_len").tolist(), strict=True)
+        assert [ids[:count] for ids, count in columns] == self.twin.drafts
 
 
 @pytest.mark.parametrize("legal", [True, False], ids=["legal", "anything goes"])

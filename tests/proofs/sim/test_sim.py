@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 
 from tests.proofs.sim import __main__ as command
+from tests.proofs.sim import sweep as sweeping
 from tests.proofs.sim.mutants_of_requests import retraction_forgets_outputs
 from tests.proofs.sim.scenario import ALONE, LONG_STEPS, RATES, REAL_STEPS, STEPS, draw
 from tests.proofs.sim.story import Story
@@ -32,6 +35,7 @@ SELDOM = {
     **dict.fromkeys(("cross_too_big", "abort_retracted", "too_late", "cross_beside_decode", "state_kept_at_branch"), 0),
     **dict.fromkeys(("decode_owed", "step_failure", "poison_spread", "adapters_mixed", "adapter_InvalidRequest"), 0),
     **dict.fromkeys(("abort_before_encoding", "state_source_taken"), 0),
+    **dict.fromkeys(("draft_behind_stop", "draft_cut_at_limit", "draft_without_pages"), 0),
 }
 """What takes rare company, or belongs to few seeds. The least of eight sweeps of `SEEDS` hit the first nine 0 to 18
 times, so that only the long sweep of the soak can ask for them; the others 12 to 56 times, often many in one seed.
@@ -56,6 +60,8 @@ FAULTS = (
     *("adapter_loaded", "adapter_evicted", "adapter_unloaded", "adapter_unloaded_in_use", "adapter_unknown"),
     *("adapter_Overloaded", "adapter_InvalidRequest", "adapter_AdapterExists", "adapter_AdapterNotFound"),
     *("adapters_mixed", "adapter_emptied_in_flight"),
+    *("draft_accepted", "draft_rejected", "draft_partly", "draft_cut_at_limit", "draft_behind_stop"),
+    *("draft_row_reused", "draft_retracted", "draft_without_pages"),
 )
 
 
@@ -145,6 +151,32 @@ def test_seeds_draw_no_kind_of_pool_one_or_three() -> None:
     assert len(fewer) > 100 and {s.cache for s in fewer} == {"radix", "none"}
     tight = [s for s in drawn if s.windows is not None and s.windows.pages == min(s.pages, s.window_pages)]
     assert len(tight) > 100
+
+
+def test_drafts_are_drawn_where_the_engine_allows_them() -> None:
+    """Beside the KV pool alone, for the production step as for its twin."""
+    drawn = [draw(seed) for seed in range(DRAWN)]
+    guessing = [s for s in drawn if s.drafts is not None]
+    assert not any(getattr(s, name) for s in guessing for name in ALONE)
+    plain = [s for s in drawn if not any(getattr(s, name) for name in ALONE)]
+    assert 0.5 < len(guessing) / len(plain) < 0.7 and sum(s.real_steps for s in guessing) > 10
+    assert {s.drafts.most for s in guessing if s.drafts} == set(range(1, 7))
+    assert {(s.depth, s.cache, s.config.mixed_chunk) for s in guessing} == {
+        (depth, cache, mixed) for depth in (1, 2) for cache in ("radix", "none") for mixed in (True, False)
+    }
+
+
+def test_both_devices_verify_the_same_drafts(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
+    """The production step and its twin tell one story, down to the last token."""
+    drawn = (draw(each) for each in itertools.count(seed << 12))
+    for scenario in itertools.islice((each for each in drawn if each.drafts is not None), 6):
+        stories = []
+        for real in (False, True):
+            monkeypatch.setattr(sweeping, "draw", lambda _, s=scenario, real=real: replace(s, real_steps=real))
+            outcome = play(scenario.seed, SHORT_STEPS)
+            assert not outcome.oracle, f"SEED={scenario.seed}, real steps: {real}\n{outcome.text}"
+            stories.append(outcome.digest)
+        assert stories[0] == stories[1], f"SEED={scenario.seed}"
 
 
 def test_encoders_are_drawn_with_every_edge() -> None:

@@ -39,6 +39,7 @@ from tests.proofs.sim.scenario import Scenario
 from tests.proofs.sim.shares import Shares
 from tests.proofs.sim.states import StateTwin
 from tests.proofs.sim.story import Hits, Story, Violation
+from tests.proofs.sim.trials import Trials
 from tests.proofs.sim.twin_device import TwinDevice
 from tests.proofs.sim.windows import WindowTwin
 
@@ -102,6 +103,7 @@ class World:
             eos_ids=EOS,
             pin=Staging(CPU).pinned if scenario.real_steps else cast(Any, np.concatenate),
             pace=Pace(LONG_TICKS * TICK if scenario.paced else math.inf),
+            depth=scenario.drafts,
         )
         self.clients = Clients(self.scheduler.intake.end, self.device.spoiled, self.story, self.hits)
         self.inputs = Inputs(
@@ -133,11 +135,19 @@ class World:
             batch = plan(now, after_idle=after_idle, slow=slow)
             self._shares.after_plan(batch)
             self._classes.after_plan(batch)
+            if batch is not None and self.device.trials is not None:
+                self._announce(batch, self.device.trials)
             self.oracles.planned(batch)
             self._note_batch(batch)
             return batch
 
         planner.plan = hooked  # type: ignore[method-assign]
+
+    def _announce(self, batch: ScheduleBatch, trials: Trials) -> None:
+        """Tell the drafter who comes, so that it knows what follows."""
+        for row in batch.fresh_rows.tolist():
+            req = self.scheduler.running.reqs[row]
+            trials.guesser.arrives((row, req.generation), req.sink)
 
     def _hook_condemnation(self) -> None:
         """Readers of what failed are computed again: not a retraction that the policy decides."""
