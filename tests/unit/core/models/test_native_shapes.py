@@ -29,7 +29,7 @@ SHAPES: dict[str, dict[str, Any]] = {
     },
     "two panels to a head": {"num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 128},
     "seven heads to a KV head": {
-        "hidden_size": 60,
+        "hidden_size": 63,
         "num_attention_heads": 7,
         "num_key_value_heads": 1,
         "head_dim": 16,
