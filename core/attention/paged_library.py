@@ -12,6 +12,7 @@ import torch
 from core.attention.base import AttentionBackend, RelativeBias
 from core.attention.torch_native import TorchNativeAttention
 from core.batch.forward_batch import ForwardBatch
+from core.batch.ragged import walk_runs
 from core.device.staging import Staging
 from core.types.arrays import Ints
 
@@ -57,9 +58,8 @@ class PagedStep:
     def page_list(self) -> torch.Tensor:
         """int32[sum of counts]: the pages of all rows, row after row."""
         width = self.pages.shape[1]
-        places = np.repeat(np.arange(len(self.counts)) * width, self.counts)
-        inside = np.arange(int(self.counts.sum())) - np.repeat(self.counts.cumsum() - self.counts, self.counts)
-        (index,) = Staging(self.pages.device).upload([places + inside])
+        row, inside = walk_runs(self.counts)
+        (index,) = Staging(self.pages.device).upload([row * width + inside])
         return self.pages.reshape(-1).index_select(0, index)
 
 

@@ -13,6 +13,7 @@ import torch
 
 from core.attention.span import AttentionSpan
 from core.batch.forward_batch import ForwardBatch
+from core.batch.ragged import starts_of
 from core.types.arrays import Ints
 
 CHUNK_ROWS = 8
@@ -66,7 +67,7 @@ class SpanPlan:
 def build_span_plan(batch: ForwardBatch, span: AttentionSpan, dtype: torch.dtype) -> SpanPlan:
     """Plan `batch` for layers with `span`; masks come in `dtype`. A prefill segment of one token counts as decode."""
     prefix, extend = batch.prefix_lens_host, batch.extend_lens_host
-    starts = np.cumsum(extend) - extend
+    starts = starts_of(extend)
     prefills = [
         _prefill_piece(batch, i, int(starts[i]), int(prefix[i]), int(extend[i]), span, dtype)
         for i in range(batch.num_extend)

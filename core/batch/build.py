@@ -10,6 +10,7 @@ import torch
 
 from core.batch.grammar_batch import GrammarSeed
 from core.batch.pooling_batch import PooledSegment, PoolingBatch
+from core.batch.ragged import walk_runs
 from core.batch.sampling_batch import SamplingBatch
 from core.batch.schedule_batch import ForwardMode, HistoryWrites, InputStaging, ScheduleBatch
 from core.batch.spec_plan import SpecPlan
@@ -140,9 +141,8 @@ def build_batch(
 
 def token_positions(prefix_lens: Ints, extend_lens: Ints) -> Ints:
     """int64[T]: the position of every computed token in its own sequence, in input order."""
-    ends = np.cumsum(extend_lens)
-    total = int(ends[-1]) if len(ends) else 0
-    positions: Ints = np.arange(total) + np.repeat(prefix_lens - (ends - extend_lens), extend_lens)
+    run, behind = walk_runs(extend_lens)
+    positions: Ints = prefix_lens[run] + behind
     return positions
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import numpy.typing as npt
 
+from core.batch.ragged import starts_of, walk_runs
 from core.types.arrays import Floats, Ints
 
 PER_ROW = (
@@ -75,10 +76,8 @@ class SamplingBatch:
 
         What of the biases counts at each of them, its length decides. A constrained row has one place.
         """
-        starts, each = np.cumsum(counts) - counts, np.repeat(np.arange(len(self)), counts)
-        repeats = counts[self.bias_rows]
-        entries = np.repeat(np.arange(len(repeats)), repeats)
-        behind = np.arange(len(entries)) - (np.cumsum(repeats) - repeats)[entries]
+        starts, each = starts_of(counts), np.repeat(np.arange(len(self)), counts)
+        entries, behind = walk_runs(counts[self.bias_rows])
         return replace(
             self,
             **{name: getattr(self, name)[each] for name in PER_ROW},

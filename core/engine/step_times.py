@@ -30,7 +30,9 @@ def time_steps(state: DeviceState) -> StepTimes:
     seconds: list[float] = []
     began = time.monotonic()
     for tokens in TOKENS:
-        if len(seconds) > 1 and time.monotonic() - began > PATIENCE:
+        late = len(seconds) > 1 and time.monotonic() - began > PATIENCE
+        # A step of one row: there are no positions, and no entries of the table, beyond the context.
+        if late or tokens > state.model.spec.context_length or tokens > state.pool.max_context_len:
             break
         seconds.append(max(_median(state, tokens), *seconds[-1:], 0.0))
     return StepTimes(TOKENS[: len(seconds)], tuple(seconds))

@@ -45,20 +45,6 @@ class Depth(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class FixedDepth:
-    """The same number in every step."""
-
-    count: int
-
-    def drafts(self, rows: int) -> int:
-        """`count`, whatever `rows` is."""
-        return self.count
-
-    def observe(self, accepted: Accepted, seconds: float) -> None:
-        """Changes nothing."""
-
-
-@dataclass(frozen=True, slots=True)
 class StepTimes:
     """What the model takes for a step of so many tokens: `seconds[i]` for `tokens[i]`, both rising."""
 

@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from core.batch.grammar_batch import GrammarStatus
+from core.batch.ragged import starts_of, walk_runs
 from core.batch.result import Exhausted, StepResult, VectorResult
 from core.errors import InvalidRequest, Overloaded, RequestFailed, SlipstreamError
 from core.invariants import check
@@ -194,9 +195,8 @@ class ResultProcessor:
         if accepted is None:
             return NewTokens(rows, known, result.tokens[places], places)
         counts = accepted.counts[places]
-        each = np.repeat(np.arange(len(rows)), counts)
-        behind = np.arange(len(each)) - (np.cumsum(counts) - counts)[each]
-        found = (np.cumsum(accepted.counts) - accepted.counts)[places][each] + behind
+        each, behind = walk_runs(counts)
+        found = starts_of(accepted.counts)[places][each] + behind
         return NewTokens(rows[each], known[each] + behind, result.tokens[found], found, counts[each])
 
     def _cut(self, new: NewTokens) -> tuple[NewTokens, list[Ending]]:

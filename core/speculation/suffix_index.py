@@ -99,17 +99,15 @@ class SuffixIndex:
         return []
 
     def _read(self, place: int, most: int, scope: int) -> list[int]:
-        """Up to `most` tokens behind `place`."""
-        found: list[int] = []
-        block = place // BLOCK
-        while place != NOWHERE and self._scopes[block] == scope:
-            first = place + 1 - block * BLOCK
-            run = self._tokens[place + 1 : min((block + 1) * BLOCK, place + 1 + most - len(found))]
+        """Up to `most` tokens behind `place`, through the blocks of its text."""
+        found, at, block = list[int](), place + 1, place // BLOCK
+        while block != NOWHERE and self._scopes[block] == scope:
+            run = self._tokens[at : min((block + 1) * BLOCK, at + most - len(found))]
             found += run
-            if len(found) >= most or first + len(run) < BLOCK or (run and run[-1] == NOWHERE):
+            if len(found) == most or NOWHERE in run:
                 break
             block = self._next[block]
-            place = block * BLOCK - 1 if block != NOWHERE else NOWHERE
+            at = block * BLOCK
         return found[: found.index(NOWHERE)] if NOWHERE in found else found
 
     def _behind(self, text: Text) -> int:

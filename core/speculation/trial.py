@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from core.batch.ragged import starts_of, walk_runs
 from core.speculation.drafter import Drafts
 from core.types.arrays import Bools, Ints
 
@@ -40,8 +41,7 @@ class Trial:
         known = (drafts.ids >= 0) & (drafts.ids < vocab_size)
         legal = np.where(known.all(axis=1), width, known.argmin(axis=1))
         counts = np.minimum(np.minimum(drafts.lens, room), legal).clip(0) + 1
-        row_of = np.repeat(np.arange(len(newest)), counts)
-        behind = np.arange(len(row_of)) - starts_of(counts)[row_of]
+        row_of, behind = walk_runs(counts)
         ids = np.concatenate([newest[:, None], drafts.ids], axis=1)[row_of, behind]
         return cls(lens, counts, row_of, ids, lens[row_of] + behind)
 
@@ -85,9 +85,3 @@ class Verdict:
         """bool[T]: the places whose sampled tokens count."""
         kept: Bools = np.arange(len(self.trial.ids)) <= self.last[self.trial.row_of]
         return kept
-
-
-def starts_of(counts: Ints) -> Ints:
-    """int64[n]: where each of n runs of `counts` entries begins."""
-    starts: Ints = np.cumsum(counts) - counts
-    return starts

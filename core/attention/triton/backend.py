@@ -13,6 +13,7 @@ from core.attention.triton.decode import MIN_SPLIT, paged_decode
 from core.attention.triton.extend import paged_extend
 from core.attention.triton.store import store_kv
 from core.batch.forward_batch import ForwardBatch
+from core.batch.ragged import starts_of
 from core.device.staging import Staging
 
 PROGRAMS_PER_SM = 4
@@ -79,7 +80,7 @@ class TritonAttention(AttentionBackend):
         self._batch, self._segments, self._native = batch, None, None
         if batch.num_extend:
             extend = batch.extend_lens_host[: batch.num_extend]
-            arrays = [extend.cumsum() - extend, batch.prefix_lens_host[: batch.num_extend]]
+            arrays = [starts_of(extend), batch.prefix_lens_host[: batch.num_extend]]
             starts, prefixes = Staging(batch.rows.device).upload(arrays)
             self._segments = _Segments(starts, prefixes, int(extend.max()), int(extend.sum()))
 

@@ -23,7 +23,6 @@ from core.engine.build import assemble
 from core.engine.speculation import Speculation
 from core.models.base import Model
 from core.models.loader import load_model
-from core.scheduler.draft_depth import FixedDepth
 from core.scheduler.outputs import Ending, StepOutputs
 from core.text.tokenizer import Tokenizer
 from core.types.io import FinishReason
@@ -32,26 +31,17 @@ from core.types.sampling_params import SamplingParams
 from tests.proofs.happens_before.hash_model import HashModel
 from tests.support.checkpoints import EOS_ID, VOCAB_SIZE
 from tests.support.fakes.adversaries import ADVERSARIES, KnowingDrafter, Says, always_right, like_a_coin
+from tests.support.fakes.fixed_depth import FixedDepth
 from tests.support.fakes.step_grammar import StepGrammar, follows
+from tests.support.sampling_matrix import SAMPLING_MATRIX
 
 MOST, CONTEXT, OUTPUTS = 5, 96, 24
 CPU = torch.device("cpu")
 
 OPTIONS: dict[str, dict[str, Any]] = {
-    "greedy": {},
-    "temperature": {"temperature": 0.9},
-    "hot": {"temperature": 3.0},
-    "top_p": {"temperature": 1.0, "top_p": 0.7},
-    "top_k": {"temperature": 1.5, "top_k": 5},
-    "min_p": {"temperature": 1.2, "min_p": 0.1},
-    "filters": {"temperature": 1.1, "top_k": 20, "top_p": 0.8, "min_p": 0.02},
-    "repetition_penalty": {"repetition_penalty": 1.7},
-    "frequency_penalty": {"frequency_penalty": 1.5},
-    "penalties": {"temperature": 0.8, "repetition_penalty": 1.2, "frequency_penalty": 0.5, "presence_penalty": -0.5},
-    "logit_bias": {"temperature": 0.8, "logit_bias": {7: 6.0, 9: -100.0}},
+    **SAMPLING_MATRIX,
+    # Hot, and fond of the end: without the minimum these outputs would end at once.
     "min_tokens": {"temperature": 3.0, "min_tokens": 12, "ignore_eos": False, "logit_bias": {EOS_ID: 9.0}},
-    "stop_token_ids": {"temperature": 1.0, "stop_token_ids": tuple(range(20, 60)), "ignore_eos": False},
-    "logprobs": {"temperature": 1.0, "logprobs": True, "top_logprobs": 3},
     "greedy logprobs": {"logprobs": True},
 }
 

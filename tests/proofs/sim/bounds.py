@@ -189,9 +189,23 @@ class Bounds(Family):
         if self._gave_way:
             # Of rows that were to decode when drafts were shared out, fewer are left.
             return
-        if any(drafts) or self._pages_suffice(batch, room, ends):
+        waiting = self._waiting(set(batch.rows.tolist()))
+        if any(drafts) or (not waiting and self._pages_suffice(batch, room, ends)):
             raise Violation("draft_plan", text)
-        self.view.hits("draft_without_pages")
+        self.view.hits("draft_row_waits" if waiting else "draft_without_pages")
+
+    def _waiting(self, planned: set[int]) -> list[Client]:
+        """Requests beside the rows of a plan that could decode, but for a page that they need if their drafts in flight
+        are right.
+        """
+        found, size = [], self.view.memory.page_size
+        for client in self.view.seated():
+            row, book = client.req.row, self._books.get((client.req.row, client.req.generation))
+            if row in planned or book is None or not client.admissions[-1].target <= book.most < client.last:
+                continue
+            if book.least < book.most and book.most >= int(self.view.memory._count[row]) * size:
+                found.append(client)
+        return found
 
     def _pages_suffice(self, batch: ScheduleBatch, room: list[int], ends: list[int]) -> bool:
         """Whether pages are left for all that the rows could verify."""

@@ -117,7 +117,7 @@ class CrossSide(CompanionSide):
             for place, last in set(seen[at : at + length]):
                 read = self.held(self.slots_of(plain.rows[place], last + 1))
                 if read != self._said.get(row):
-                    what = "nobody wrote some of it" if UNWRITTEN in read else "that is not its input"
+                    what = "no step wrote some of it" if UNWRITTEN in read else "that is not its input"
                     text = f"row {row} reads {last + 1} encoder tokens of row {plain.rows[place]}: {what}"
                     raise Violation("cross_read", text)
             at += length

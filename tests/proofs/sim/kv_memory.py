@@ -100,6 +100,6 @@ class KVMemory:
             if before != expected:
                 page, what = (
                     slot // self.page_size,
-                    "nobody wrote it" if before == NEVER else "written for another prefix",
+                    "never written" if before == NEVER else "written for another prefix",
                 )
                 raise Violation("kv_read", f"row {row} position {position} reads slot {slot} of page {page}: {what}")

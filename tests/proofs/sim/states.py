@@ -119,7 +119,7 @@ class StateSide(CompanionSide):
         ):
             expected = kv.at(table[start - 1]) if start else CLEAR
             if held != expected:
-                what = "nobody wrote it" if held == UNWRITTEN else "it was cleared" if not held else "of another prefix"
+                what = "never written" if held == UNWRITTEN else "it was cleared" if not held else "of another prefix"
                 raise Violation("state_read", f"row {row} goes on behind {start} tokens from slot {slot}: {what}")
         return self.advance(plain, ids)
 

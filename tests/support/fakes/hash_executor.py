@@ -117,7 +117,7 @@ class HashExecutor:
     def _sample(self, batch: ScheduleBatch, i: int) -> int:
         row, length = int(batch.rows[i]), int(batch.seq_lens[i])
         contents = self.kv[self.table[row, :length]]
-        assert (contents != UNWRITTEN).all(), f"row {row} reads a slot nobody wrote"
+        assert (contents != UNWRITTEN).all(), f"row {row} reads a slot that no step wrote"
         return next_token(contents.tolist(), 0, self.vocab_size)
 
 

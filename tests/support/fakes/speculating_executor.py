@@ -102,7 +102,7 @@ class SpeculatingExecutor(HashExecutor):
 
     def _contents(self, row: int, length: int) -> list[int]:
         contents: list[int] = self.kv[self.table[row, :length]].tolist()
-        assert UNWRITTEN not in contents, f"row {row} reads a slot nobody wrote"
+        assert UNWRITTEN not in contents, f"row {row} reads a slot that no step wrote"
         return contents
 
     def _at(self, row: int, length: int) -> int:

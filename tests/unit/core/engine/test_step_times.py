@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from core.batch.forward_batch import ForwardBatch
 from core.config import EngineConfig, ModelConfig, SpeculationConfig
 from core.device.streams import DeviceStreams
 from core.engine.async_engine import BuiltEngine
@@ -40,6 +41,24 @@ def test_sizes_are_timed_and_rise() -> None:
     times = depth._times
     assert times.tokens[:3] == (1, 2, 4) and len(times.tokens) == len(times.seconds)
     assert times.seconds[0] > 0 and list(times.seconds) == sorted(times.seconds)
+
+
+class Placed(HashModel):
+    """Notes the last position that it is asked for, and computes nothing."""
+
+    last = 0
+
+    def forward(self, batch: ForwardBatch) -> torch.Tensor:
+        self.last = max(self.last, int(batch.positions.max()))
+        return torch.zeros(len(batch.last_indices), self.spec.vocab_size)
+
+
+def test_no_step_is_timed_that_the_context_has_no_places_for() -> None:
+    config = replace(Scenario(()).config(), speculation=SpeculationConfig("ngram"))
+    config, model = replace(config, model=replace(config.model, context_length=16)), Placed(VOCAB, 16)
+    engine = assemble(config, model, tokenizer(), DeviceStreams(CPU))
+    engine.new_scheduler(engine.new_executor(lambda: None), lambda outputs, now: None)
+    assert model.last == 15
 
 
 def test_timing_leaves_no_trace() -> None:

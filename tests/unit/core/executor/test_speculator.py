@@ -26,7 +26,7 @@ from core.models.loader import load_model
 from core.relay.resolve import DecodeRows, ResolvedInputs
 from core.sampling.draw import BLOCK
 from core.sampling.penalties import TokenHistory
-from core.scheduler.draft_depth import Depth, FixedDepth
+from core.scheduler.draft_depth import Depth
 from core.scheduler.outputs import Ending, StepOutputs
 from core.scheduler.scheduler import Scheduler
 from core.types.request import Req
@@ -34,6 +34,7 @@ from core.types.sampling_params import SamplingParams
 from tests.proofs.happens_before.harness import CONTEXT, VOCAB, Scenario, tokenizer
 from tests.proofs.happens_before.hash_model import HashModel, expected_tokens
 from tests.support.fakes.adversaries import KnowingDrafter, Says, always_right, right_then_wrong
+from tests.support.fakes.fixed_depth import FixedDepth
 from tests.unit.core.engine.test_short_of_memory import Tight
 
 CPU = torch.device("cpu")

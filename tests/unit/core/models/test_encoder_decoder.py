@@ -72,7 +72,7 @@ def make(kind: str) -> Any:
 
 
 class Served:
-    """A packed model over cross pages in shuffled order; what nobody wrote there reads as 50."""
+    """A packed model over cross pages in shuffled order; what no step wrote there reads as 50."""
 
     def __init__(self, kind: str, rows: int, page_size: int) -> None:
         self.model = EncoderDecoder(make(kind))

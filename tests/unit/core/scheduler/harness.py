@@ -15,13 +15,13 @@ from core.memory.kv_allocator import PagedKVAllocator
 from core.memory.request_memory import RequestMemory
 from core.memory.rows import RowAllocator
 from core.prefix.registry import build_prefix_cache
-from core.scheduler.draft_depth import FixedDepth
 from core.scheduler.outputs import Ending, StepOutputs
 from core.scheduler.pace import Pace
 from core.scheduler.scheduler import Scheduler
 from core.types.io import FinishReason
 from core.types.request import Req
 from core.types.sampling_params import SamplingParams
+from tests.support.fakes.fixed_depth import FixedDepth
 from tests.support.fakes.hash_executor import HashExecutor, pin, reference
 
 VOCAB = 64

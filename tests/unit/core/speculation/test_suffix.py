@@ -77,6 +77,18 @@ def test_a_text_goes_on_across_blocks() -> None:
         assert index.follow(asked, 8) == ids[start + 2 : start + 10], start
 
 
+@pytest.mark.parametrize("filler", [0, 1, 2])
+def test_a_text_goes_on_in_the_first_block_again(filler: int) -> None:
+    """Texts of two blocks, each with a question of one behind it: with some filler, one begins in the last block."""
+    index = SuffixIndex(SMALL)
+    text_of(index, [9] * filler * BLOCK)
+    for number in range(40):
+        ids = list(range(1000 * number, 1000 * number + 2 * BLOCK))
+        index.write(Text(1), np.array(ids))
+        asked = text_of(index, ids[BLOCK - 4 : BLOCK - 2])
+        assert index.follow(asked, 8) == ids[BLOCK - 2 : BLOCK + 6], number
+
+
 def test_no_scope_hears_of_another() -> None:
     index = SuffixIndex(SMALL)
     text_of(index, list(range(100, 140)), scope=1)
