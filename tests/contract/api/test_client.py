@@ -148,8 +148,8 @@ async def test_reflection_is_off_unless_asked_for(serve: Serve) -> None:
         return [each.name for each in answers[0].list_services_response.service]
 
     async with serve() as serving:
-        # The same bytes as a unary call: over the refusal of a stream of requests, `grpc.aio`'s client may put an INTERNAL
-        # of its own while it still writes.
+        # The same bytes as a unary call: over the refusal of a stream of requests, `grpc.aio`'s client may put an
+        # INTERNAL of its own while it still writes.
         ask = serving.client.channel.unary_unary("/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo")
         with pytest.raises(grpc.aio.AioRpcError) as failed:
             await ask(asked.SerializeToString())
