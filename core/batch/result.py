@@ -113,6 +113,8 @@ class StepResult:
     """bool[S]: the row's input violated a device check, so its tokens mean nothing; None where no row's did."""
     accepted: Accepted | None = None
     """None where each row has one token, as planned."""
+    has_prompts: bool = False
+    """Whether the step computed prompts."""
 
     @classmethod
     def failed(cls, step_id: int, error: BaseException) -> StepResult:

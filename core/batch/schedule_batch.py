@@ -120,7 +120,7 @@ class ScheduleBatch:
     @property
     def verifies(self) -> bool:
         """Whether some decode row may have drafts to verify."""
-        return self.spec is not None and bool(self.spec.drafts.any())
+        return self.spec is not None and self.spec.verifies
 
     @property
     def sample_rows(self) -> Ints:

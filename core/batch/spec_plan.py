@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Final
 
 from core.types.arrays import Ints
 
@@ -21,6 +22,19 @@ class TextSeed:
 
 
 @dataclass(frozen=True, slots=True)
+class Aim:
+    """Which drafts are worth their time. What a drafter cannot tell the chance of, it may propose all the same."""
+
+    most: int
+    """The most for each row."""
+    worth: float = 0.0
+    """Chance, 0 to 1: a draft that is less likely to be right costs more tokens than it brings."""
+
+
+NO_DRAFTS: Final = Aim(0)
+
+
+@dataclass(frozen=True, slots=True)
 class SpecPlan:
     """The plan's part of speculation, for n decode rows; int64[n] each. How many drafts there are, the device knows."""
 
@@ -28,7 +42,12 @@ class SpecPlan:
     """The most drafts that each row verifies; all 0 in a step that verifies none."""
     limits: Ints
     """The most tokens that each row may ever have in the pools: a draft beyond is not verified."""
-    propose: int
-    """The most drafts to propose behind this step, for each row that samples in it."""
+    aim: Aim
+    """What to propose behind this step, for the rows that sample in it."""
     seeds: tuple[TextSeed, ...] = ()
     """Of rows with a new owner whose drafts may be verified."""
+    verifies: bool = field(init=False)
+    """Whether some row may have drafts to verify."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "verifies", bool(self.drafts.any()))

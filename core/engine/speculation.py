@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Speculation:
-    """`drafter` guesses tokens, up to `most` behind each; `depth` says how many of them a step verifies."""
+    """`drafter` guesses tokens, up to `most` behind each; `depth` says which of them a step verifies."""
 
     drafter: Drafter
     most: int
@@ -45,7 +45,7 @@ def build_speculation(config: SpeculationConfig, reason: str | None) -> Speculat
     if config.method == "off":
         return None
     if reason is None:
-        return Speculation(SuffixDrafter(config.index_bytes), config.max_drafts)
+        return Speculation(SuffixDrafter(config.index_bytes, config.max_drafts), config.max_drafts)
     if config.method != "auto":
         raise StartupError(f"speculative={config.method} is not possible: {reason}")
     logger.info("no drafts are made: %s", reason)

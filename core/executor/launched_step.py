@@ -84,6 +84,7 @@ class LaunchedStep:
             was_split=self.sampled.was_split,
             violated=self._violated(),
             accepted=accepted,
+            has_prompts=batch.num_extend > 0,
         )
 
     def _accepted(self) -> Accepted | None:

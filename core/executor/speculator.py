@@ -7,6 +7,8 @@ never waits for drafts (law 9).
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import torch
 
@@ -15,7 +17,7 @@ from core.executor.device_state import DeviceState
 from core.relay.resolve import DecodeRows, ResolvedInputs
 from core.speculation.drafter import DRAFT_LEN, DRAFTS, Drafter, Drafts, Ran
 from core.speculation.trial import Trial, Verdict
-from core.types.arrays import Ints
+from core.types.arrays import Bools, Ints
 
 
 class Speculator:
@@ -28,6 +30,8 @@ class Speculator:
         self._map = state.future_map
         self._vocab_size = state.model.spec.vocab_size
         self._width = self._map.buffer(DRAFTS).shape[1]
+        self._left: Bools = np.zeros(self._map.num_rows, np.bool_)
+        """By row: whether its last step left drafts."""
 
     def begin(self, batch: ScheduleBatch) -> None:
         """Tell the drafter of new owners."""
@@ -47,21 +51,32 @@ class Speculator:
     def drafted(
         self, batch: ScheduleBatch, lens: torch.Tensor, tokens: torch.Tensor, verdict: Verdict | None
     ) -> dict[str, torch.Tensor]:
-        """Columns of the relay for the S rows that sampled. Written in every step: drafts that are left would be stale.
+        """Columns of the relay for the S rows that sampled; none where no drafts are left and none are new.
 
         `lens`, int64[S]: tokens of each in the pools. `tokens`: all that were sampled, one for each row or, with a
         verdict, for each place.
         """
         assert batch.spec is not None, "speculation is on"
-        rows, found = batch.sample_rows, tokens.numpy()
-        counts: Ints = np.ones(len(rows), np.int64)
-        if verdict is not None:
+        rows, found, aim = batch.sample_rows, tokens.numpy(), batch.spec.aim
+        if len(rows) == 0:
+            return {}
+        if verdict is None:
+            counts: Ints = np.ones(len(rows), np.int64)
+        else:
             counts, found = verdict.counts, found[verdict.kept]
+        ran = Ran(rows, lens.numpy(), counts, found)
+        if aim.most == 0:
+            self._drafter.hear(ran)
+            return self._nothing(rows)
+        drafts = self._drafter.draft(ran, aim if aim.most <= self._width else replace(aim, most=self._width))
+        self._left[rows] = drafts.lens > 0
         ids: Ints = np.full((len(rows), self._width), -1, np.int64)
-        draft_lens: Ints = np.zeros(len(rows), np.int64)
-        most = min(batch.spec.propose, self._width)
-        if len(rows):
-            drafts = self._drafter.draft(Ran(rows, lens.numpy(), counts, found), most)
-            ids[:, : drafts.ids.shape[1]] = drafts.ids
-            draft_lens = drafts.lens
-        return {DRAFTS: torch.from_numpy(ids), DRAFT_LEN: torch.from_numpy(draft_lens)}
+        ids[:, : drafts.ids.shape[1]] = drafts.ids
+        return {DRAFTS: torch.from_numpy(ids), DRAFT_LEN: torch.from_numpy(drafts.lens)}
+
+    def _nothing(self, rows: Ints) -> dict[str, torch.Tensor]:
+        """Columns of the relay for `rows`, int64[S], behind which no drafts are wanted."""
+        if not self._left[rows].any():
+            return {}
+        self._left[rows] = False
+        return {DRAFT_LEN: torch.zeros(len(rows), dtype=torch.int64)}

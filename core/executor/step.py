@@ -171,7 +171,8 @@ class StepRunner:
         prefix_lens, extend_lens = batch.prefix_lens, batch.extend_lens
         if self._speculator is not None and batch.num_decode:
             # The plan knows bounds of these, which drafts of the step before have set apart; no row has a draft now.
-            prefix_lens = np.concatenate([prefix_lens[:chunks], inputs.decode_lens.numpy()])
+            known = inputs.decode_lens.numpy()
+            prefix_lens = np.concatenate([prefix_lens[:chunks], known]) if chunks else known
             extend_lens = np.minimum(extend_lens, 1) if batch.verifies else extend_lens
         forward_batch = ForwardBatch(
             mode=batch.mode,

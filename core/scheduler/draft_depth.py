@@ -1,9 +1,10 @@
-"""How many drafts steps verify: the policy that the planner asks, once for each step.
+"""Which drafts steps verify: the policy that the planner asks, once for each step.
 
-A step that verifies K drafts of each of B rows computes more tokens than B and takes longer; in return it may put out
-more than B. Both are known from what came before: how many drafts there were at each place, how many of them were
-right, and what steps of so many tokens take. The number is the one with the most tokens per second (the goal of
-SmartSpec, Liu et al. 2024, and of SGLang's adaptive speculation).
+A step that verifies drafts computes more tokens and takes longer; in return it may put out more. Two questions are
+apart. Whether drafts pay at all, with all that they cost beside the model, is tried: steps with and without them take
+turns, the better ones for longer (the goal of SmartSpec, Liu et al. 2024, and of SGLang's adaptive speculation). Which
+of them pay follows from what the model takes: a draft must be right with more of a chance than the tokens that its time
+would bring otherwise. How likely each is, the drafter knows.
 """
 
 from __future__ import annotations
@@ -12,35 +13,38 @@ from dataclasses import dataclass
 from typing import Final, Protocol
 
 import numpy as np
-import numpy.typing as npt
 
-from core.batch.result import Accepted
+from core.batch.result import StepResult
+from core.batch.spec_plan import NO_DRAFTS, Aim
 
 MEMORY: Final = 1 / 32
-"""Weight of one row's newest step in what is known of drafts; older steps count less and less."""
-HOPE: Final = 0.8
-"""The part of drafts that is taken for right at each place before any was tried."""
-HOPED: Final = 8
-"""As how many steps of a row that counts."""
-GAIN: Final = 1.05
-"""A change of the number must promise so many times the tokens per second."""
-PROBE_EVERY: Final = 64
-"""Steps between two probes, in which all that is allowed is tried: else what was given up once never came back."""
-DECIDE_EVERY: Final = 4
-"""Steps between two comparisons of the numbers."""
-PROBE_STEPS: Final = 4
-"""Steps of a probe. Drafts are verified one step after they were proposed, and known one or two later."""
+"""Weight of the newest step in what is known of steps; older ones count less and less."""
+OUTLIER: Final = 4.0
+"""A step counts as so many times the usual one at most: the process may have been stopped meanwhile."""
+MARGIN: Final = 1.02
+"""Drafts must bring so many times the tokens per second: without them there is less to do."""
+HIGHEST: Final = 0.95
+"""The most that a draft must be worth: where time is dearer, trying shows it."""
+FIRST: Final = 16
+"""Steps with drafts before it is known what they bring."""
+TRIED: Final = 8
+"""Steps in a row of the way that brought less, to see whether it still does."""
+OFTEN: Final = 64
+RARELY: Final = 256
+"""Steps between two such tries, where both ways bring about the same, and where they do not."""
+CLOSE: Final = 0.1
+"""Up to this part more or less is about the same."""
 
 
 class Depth(Protocol):
     """Loop thread only."""
 
-    def drafts(self, rows: int) -> int:
-        """The most drafts for each of `rows` rows: to propose behind the next step, and to verify in the one after."""
+    def aim(self, rows: int) -> Aim:
+        """Which drafts to propose behind the next step, and to verify in the one after, for `rows` rows."""
         ...
 
-    def observe(self, accepted: Accepted, seconds: float) -> None:
-        """What became of drafts in a step without prompts, which took `seconds` from the end of the step before."""
+    def observe(self, result: StepResult) -> None:
+        """Take note of how long a step without prompts took, and what it brought."""
         ...
 
 
@@ -60,55 +64,79 @@ class StepTimes:
         return float(np.interp(tokens, self.tokens, self.seconds))
 
 
+@dataclass(slots=True)
+class Pace:
+    """What steps of one kind bring, and take: means in which the newest count most."""
+
+    steps: int = 0
+    outputs: float = 0.0
+    seconds: float = 0.0
+
+    def add(self, outputs: int, seconds: float) -> None:
+        """One step more."""
+        if self.steps >= TRIED:
+            seconds = min(seconds, OUTLIER * self.seconds)
+        self.steps += 1
+        weight = max(MEMORY, 1 / self.steps)
+        self.outputs += weight * (outputs - self.outputs)
+        self.seconds += weight * (seconds - self.seconds)
+
+    @property
+    def rate(self) -> float:
+        """Tokens per second; 0 if there was no step."""
+        return self.outputs / max(self.seconds, 1e-9)
+
+
+class Contest:
+    """Whether drafts pay for some number of rows."""
+
+    def __init__(self) -> None:
+        self.plain, self.drafting = Pace(), Pace()
+        self._drafts, self._left, self._trying = True, FIRST, False
+
+    def turn(self) -> bool:
+        """Whether the next step looks for drafts."""
+        if self._left == 0:
+            self._trying = not self._trying
+            if self._trying:
+                self._drafts, self._left = not self._drafts, TRIED
+            else:
+                ratio = self.drafting.rate / max(MARGIN * self.plain.rate, 1e-9)
+                self._drafts, self._left = ratio > 1, OFTEN if abs(ratio - 1) < CLOSE else RARELY
+        self._left -= 1
+        return self._drafts
+
+
 class AdaptiveDepth:
-    """From 0 to `most`, whatever promises the most tokens per second for the rows at hand."""
+    """Up to `most` drafts for a row, where and as far as they pay."""
 
     def __init__(self, most: int, times: StepTimes) -> None:
         self._most = most
         self._times = times
-        self._tried: npt.NDArray[np.float64] = np.ones(most)
-        """By place: of rows that could try a draft there, the part that had one. Hopeful at first, as `_right`."""
-        self._right: npt.NDArray[np.float64] = np.power(HOPE, np.arange(1, most + 1), dtype=np.float64)
-        """By place: of the same rows, the part whose draft there, and all before it, was right."""
-        self._seen = np.full(most, HOPED)
-        """By place: rows that could try a draft there so far."""
-        self._beside = 0.0
-        """Seconds of a step beside the model: sampling, drafting, and what keeps the device waiting."""
-        self._current = most
-        self._steps = 0
+        self._contests: dict[int, Contest] = {}
+        """By the number of binary digits of the number of rows."""
 
-    def drafts(self, rows: int) -> int:
+    def aim(self, rows: int) -> Aim:
         """See `Depth`."""
-        self._steps += 1
-        if self._steps % PROBE_EVERY < PROBE_STEPS:
-            return self._most
-        if self._steps % DECIDE_EVERY:
-            return self._current
-        rates = self._rates(max(1, rows))
-        best = int(rates.argmax())
-        if rates[best] > GAIN * rates[self._current]:
-            self._current = best
-        return self._current
+        rows = max(1, rows)
+        contest = self._contest(rows)
+        if not contest.turn():
+            return NO_DRAFTS
+        alone, with_all = self._times.of(rows), self._times.of(rows * (1 + self._most))
+        rate = contest.drafting.rate or rows / max(alone, 1e-9)
+        return Aim(self._most, min(HIGHEST, rate * (with_all - alone) / (rows * self._most)))
 
-    def observe(self, accepted: Accepted, seconds: float) -> None:
+    def observe(self, result: StepResult) -> None:
         """See `Depth`."""
-        places = np.arange(1, self._most + 1)
-        could = accepted.planned[:, None] > places
-        rows = could.sum(axis=0)
-        self._seen += rows
-        # A plain mean at first, so that the hope does not outlast what is known.
-        weights = np.maximum(1 - (1 - MEMORY) ** rows, rows / self._seen)
-        tried, right = accepted.proposed[:, None] >= places, accepted.counts[:, None] > places
-        for kept, now in ((self._tried, tried), (self._right, right)):
-            part = (now & could).sum(axis=0) / np.maximum(rows, 1)
-            kept += weights * (part - kept)
-        model = self._times.of(len(accepted.counts) + int(accepted.proposed.sum()))
-        # At least a part of the model's time stays: it may have become faster since it was timed.
-        self._beside += MEMORY * (max(seconds - model, -0.7 * model) - self._beside)
+        rows = len(result.rows)
+        if rows == 0 or result.has_prompts:
+            return
+        contest = self._contest(rows)
+        pace = contest.plain if result.accepted is None else contest.drafting
+        pace.add(len(result.tokens), result.busy + result.idle)
 
-    def _rates(self, rows: int) -> npt.NDArray[np.float64]:
-        """float64[most + 1]: tokens per second with each number of drafts."""
-        outputs = rows * np.concatenate([[1.0], 1 + np.cumsum(self._right)])
-        tokens = rows * np.concatenate([[1.0], 1 + np.cumsum(self._tried)])
-        seconds = np.array([self._times.of(each) for each in tokens.tolist()]) + self._beside
-        return outputs / np.maximum(seconds, 1e-9)
+    def _contest(self, rows: int) -> Contest:
+        digits = rows.bit_length()
+        if digits not in self._contests:
+            self._contests[digits] = Contest()
+        return self._contests[digits]

@@ -11,7 +11,7 @@ import torch
 from core.batch.build import Segment, StepPlan, build_batch
 from core.batch.grammar_batch import GrammarSeed
 from core.batch.schedule_batch import HistoryWrites, ScheduleBatch
-from core.batch.spec_plan import SpecPlan, TextSeed
+from core.batch.spec_plan import NO_DRAFTS, SpecPlan, TextSeed
 from core.config import SchedulerConfig
 from core.errors import Overloaded
 from core.scheduler.draft_depth import Depth
@@ -64,7 +64,7 @@ class Planner:
         pin: Callable[[list[Ints]], torch.Tensor],
         depth: Depth | None = None,
     ) -> None:
-        """`depth`: how many drafts a step verifies; None where speculation is off."""
+        """`depth`: which drafts a step verifies; None where speculation is off."""
         self._config = config
         self._policy = policy
         self._lifecycle = lifecycle
@@ -78,8 +78,8 @@ class Planner:
         self._light_steps = LightSteps(self._shares, self._running, lifecycle.waiting, config.chunked_prefill_size)
         self._pin = pin
         self._depth = depth
-        self._proposed = 0
-        """The most drafts for each row that the step before proposed."""
+        self._aim = NO_DRAFTS
+        """What the step before proposed, at most."""
         self._next_step = 1
 
     def plan(self, now: float, *, after_idle: bool, slow: bool) -> ScheduleBatch | None:
@@ -134,7 +134,7 @@ class Planner:
         prove right waits for their result.
         """
         rows = self._ready(only)
-        if self._depth is not None and len(rows):
+        if self._aim.most and len(rows):
             drafts = self._drafts(rows)
             if drafts.any() and self._cover(rows, drafts):
                 self._shares.generated(rows)
@@ -155,7 +155,7 @@ class Planner:
     def _drafts(self, rows: Ints) -> Ints:
         """int64[n]: the most drafts that each of `rows`, int64[n >= 1], verifies in this step."""
         running, budget = self._running, self._config.chunked_prefill_size // len(rows) - 1
-        most = min(self._proposed, budget)
+        most = min(self._aim.most, budget)
         # Behind the last token of a request there is nothing to verify.
         room = running.limit[rows] - running.planned_lower[rows] - 1
         wanted: Ints = np.where(running.speculates[rows], np.minimum(room, most), 0).clip(0)
@@ -215,13 +215,13 @@ class Planner:
 
     def _spec_plan(self, decodes: Decodes, depth: Depth, fresh: list[Req]) -> SpecPlan:
         running = self._running
-        seeds = (
+        seeds = [
             TextSeed(req.row, req.salt, running.ids(req.row, int(running.known[req.row])))
             for req in fresh
             if req.speculates
-        )
-        self._proposed = depth.drafts(len(running))
-        return SpecPlan(decodes.drafts, running.limit[decodes.rows], self._proposed, tuple(seeds))
+        ]
+        self._aim = depth.aim(len(running))
+        return SpecPlan(decodes.drafts, running.limit[decodes.rows], self._aim, tuple(seeds))
 
     def _seed(self, req: Req) -> GrammarSeed:
         assert req.grammar is not None

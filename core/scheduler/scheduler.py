@@ -155,8 +155,8 @@ class Scheduler:
         if result.error is not None:
             raise result.error
         self._pace.finished(now)
-        if self._depth is not None and result.accepted is not None:
-            self._depth.observe(result.accepted, result.busy + result.idle)
+        if self._depth is not None:
+            self._depth.observe(result)
         return self._results.process(result, now)
 
     def _submit(self, now: float) -> bool:

@@ -14,6 +14,7 @@ from typing import Protocol
 import torch
 
 from core.batch.schedule_batch import ScheduleBatch
+from core.batch.spec_plan import Aim
 from core.relay.payload import Column
 from core.types.arrays import Ints
 
@@ -71,10 +72,14 @@ class Drafter(Protocol):
         """Take note of the new owners of `batch`, before anything of it is computed."""
         ...
 
-    def draft(self, ran: Ran, most: int) -> Drafts:
-        """Take note of what a step ran, and draft what follows the newest token of each row of it: at most `most`.
+    def hear(self, ran: Ran) -> None:
+        """Take note of what a step ran behind which no drafts are wanted. `ran` is kept as it is."""
+        ...
 
-        Called for every step, with 0 for `most` where no drafts are wanted. A wrong draft costs time and nothing else.
-        An id that the model has not ends the drafts of its row there.
+    def draft(self, ran: Ran, aim: Aim) -> Drafts:
+        """Take note of what a step ran, and draft what follows the newest token of each row of it.
+
+        Either this or `hear` is called for every step that samples. A wrong draft costs time and nothing else. An id
+        that the model has not ends the drafts of its row there.
         """
         ...

@@ -3,53 +3,124 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Final
 
 import numpy as np
 
 from core.batch.schedule_batch import ScheduleBatch
+from core.batch.spec_plan import Aim
 from core.relay.payload import Column
+from core.speculation.confidence import Confidence
 from core.speculation.drafter import Drafts, Ran
-from core.speculation.suffix_index import NOWHERE, SuffixIndex, Text
+from core.speculation.suffix_index import BLOCK, NOTHING, NOWHERE, ORDERS, Found, SuffixIndex, Text
 from core.types.arrays import Ints
 
 MOST_SEEDED: Final = 16_384
 """Last tokens of a prompt that are noted: a step waits a millisecond for them."""
 
 
+FEW: Final = 12
+"""Up to so many tokens are noted faster one by one."""
+
+
+@dataclass(slots=True)
+class Follower:
+    """One row: its text, and what was found to follow it, whether that was proposed or not."""
+
+    text: Text
+    found: Found = NOTHING
+    heard: list[int] = field(default_factory=list)
+    """The end of the text, which is not noted yet: at once it takes less time than token by token."""
+
+
 class SuffixDrafter:
-    """A `Drafter`. Notes all text and guesses that it goes on as it did when the same few tokens were last said."""
+    """A `Drafter`. Notes all text and guesses that it goes on as it did when the same few tokens were last said.
+
+    A guess is proposed as far as such guesses were right often enough lately.
+    """
 
     columns: Sequence[Column] = ()
     needs_hidden = False
 
-    def __init__(self, bytes_limit: int) -> None:
-        """`bytes_limit`: bytes that all noted text and its index may take."""
+    def __init__(self, bytes_limit: int, most: int) -> None:
+        """`bytes_limit`: bytes that all noted text and its index may take. `most`: drafts for a row."""
         self._index = SuffixIndex(bytes_limit)
-        self._texts: dict[int, Text] = {}
+        self._confidence = Confidence(len(ORDERS), most)
+        self._followers: dict[int, Follower] = {}
         """By row, for owners that speculate."""
+        self._most = most
+        self._unheard: list[Ran] = []
 
     def begin(self, batch: ScheduleBatch) -> None:
         """Forget the texts of former owners, and note what is known of new ones."""
         assert batch.spec is not None, "speculation is on"
+        if len(batch.fresh_rows) == 0:
+            return
+        self._catch_up()
         for row in batch.fresh_rows.tolist():
-            self._texts.pop(row, None)
+            if row in self._followers:
+                self._note(self._followers.pop(row))
         for seed in batch.spec.seeds:
-            text = self._texts[seed.row] = Text(hash(seed.scope))
+            text = Text(hash(seed.scope))
+            self._followers[seed.row] = Follower(text)
             self._index.write(text, seed.ids[-MOST_SEEDED:])
 
-    def draft(self, ran: Ran, most: int) -> Drafts:
+    def hear(self, ran: Ran) -> None:
+        """Note the new tokens of each row, at the latest when the row gets another owner."""
+        self._unheard.append(ran)
+        if len(self._unheard) >= BLOCK:
+            self._catch_up()
+
+    def draft(self, ran: Ran, aim: Aim) -> Drafts:
         """Note the new tokens of each row, and draft what followed them before."""
+        self._catch_up()
+        most = min(aim.most, self._most)
         ids: Ints = np.full((len(ran.rows), most), NOWHERE, np.int64)
         lens: Ints = np.zeros(len(ran.rows), np.int64)
         tokens, at = ran.tokens.tolist(), 0
         for place, (row, count) in enumerate(zip(ran.rows.tolist(), ran.counts.tolist(), strict=True)):
-            text = self._texts.get(row)
-            if text is not None:
-                for token in tokens[at : at + count]:
-                    self._index.append(text, token)
-                if most and (found := self._index.follow(text, most)):
-                    ids[place, : len(found)] = found
-                    lens[place] = len(found)
+            follower = self._followers.get(row)
+            if follower is not None:
+                self._hear(follower, tokens[at : at + count])
+                found = self._follow(follower, most)
+                number = self._confidence.worthwhile(found.order, len(found.ids), aim.worth)
+                ids[place, :number], lens[place] = found.ids[:number], number
             at += count
         return Drafts(ids, lens)
+
+    def _catch_up(self) -> None:
+        """Hear the steps behind which no drafts were wanted."""
+        unheard, self._unheard = self._unheard, []
+        if not unheard:
+            return
+        rows = np.concatenate([np.repeat(ran.rows, ran.counts) for ran in unheard])
+        tokens = np.concatenate([ran.tokens for ran in unheard])
+        for row in np.unique(rows).tolist():
+            follower = self._followers.get(row)
+            if follower is not None:
+                self._hear(follower, tokens[rows == row].tolist())
+
+    def _follow(self, follower: Follower, most: int) -> Found:
+        """What followed the end of its text, proposed or not."""
+        self._note(follower)
+        follower.found = self._index.follow(follower.text, most)
+        return follower.found
+
+    def _hear(self, follower: Follower, came: list[int]) -> None:
+        """Its row goes on with the tokens that `came`."""
+        if follower.found.ids:
+            self._confidence.judge(follower.found.order, follower.found.ids, came)
+            follower.found = NOTHING
+        follower.heard += came
+        if len(follower.heard) >= BLOCK:
+            self._note(follower)
+
+    def _note(self, follower: Follower) -> None:
+        """Put what was heard of it into the index."""
+        heard, follower.heard = follower.heard, []
+        if len(heard) > FEW:
+            self._index.write(follower.text, np.array(heard))
+            return
+        for token in heard:
+            self._index.append(follower.text, token)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from array import array
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 
@@ -39,6 +39,17 @@ class Text:
     """Of its last token in the store."""
     keys: tuple[int, ...] = ()
     """Hashes of what it ends with, by order. They enter the table with the next token: before, nothing follows."""
+
+
+class Found(NamedTuple):
+    """What followed before."""
+
+    order: int
+    """Index into `ORDERS`: by how many tokens it was found."""
+    ids: list[int]
+
+
+NOTHING: Final = Found(0, [])
 
 
 class SuffixIndex:
@@ -69,34 +80,40 @@ class SuffixIndex:
         text.place = self._behind(text)
         self._tokens[text.place] = token
         text.tail = (*text.tail[1 - LONGEST :], token)
-        text.keys = _hashes(text.tail)
+        text.keys = _hashes(text.scope, text.tail)
 
     def write(self, text: Text, ids: Ints) -> None:
-        """`text`, which is empty, begins with `ids`, int64[n]. As `append` of each, at a tenth of the time."""
-        count = len(ids)
-        if count == 0:
+        """`text` goes on with `ids`, int64[n]. As `append` of each; much faster for many."""
+        if len(ids) == 0:
             return
-        places = np.empty(count, np.int64)
-        store = np.frombuffer(self._tokens, np.int32)
-        for start in range(0, count, BLOCK):
-            part = ids[start : start + BLOCK]
-            first = self._behind(text)
-            places[start : start + len(part)] = np.arange(first, first + len(part))
-            store[first : first + len(part)] = part
-            text.place = first + len(part) - 1
-        self._enter_all(ids.astype(np.uint64), places)
-        text.tail = tuple(ids[-LONGEST:].tolist())
-        text.keys = _hashes(text.tail)
+        before, first = text.tail, [text.place] if text.tail else []
+        places: Ints = np.concatenate([first, self._store(text, ids)]).astype(np.int64)
+        known = np.concatenate([before, ids]).astype(np.uint64)
+        self._enter_all(text.scope, known, places)
+        text.tail = tuple(known[-LONGEST:].tolist())
+        text.keys = _hashes(text.scope, text.tail)
 
-    def follow(self, text: Text, most: int) -> list[int]:
+    def _store(self, text: Text, ids: Ints) -> Ints:
+        """int64[n]: the places that `ids` got behind `text`."""
+        store, places, at = np.frombuffer(self._tokens, np.int32), list[Ints](), 0
+        while at < len(ids):
+            first = self._behind(text)
+            part = ids[at : at + BLOCK - first % BLOCK]
+            store[first : first + len(part)] = part
+            places.append(np.arange(first, first + len(part)))
+            text.place, at = first + len(part) - 1, at + len(part)
+        return np.concatenate(places)
+
+    def follow(self, text: Text, most: int) -> Found:
         """Up to `most` tokens that followed what `text` ends with, when that was last said; empty if it was not."""
-        for key in reversed(text.keys):
+        for order in range(len(text.keys) - 1, -1, -1):
+            key = text.keys[order]
             slot = key & self._mask
             if self._keys[slot] == key:
                 found = self._read(self._places[slot], most, text.scope)
                 if found:
-                    return found
-        return []
+                    return Found(order, found)
+        return NOTHING
 
     def _read(self, place: int, most: int, scope: int) -> list[int]:
         """Up to `most` tokens behind `place`, through the blocks of its text."""
@@ -126,26 +143,25 @@ class SuffixIndex:
             self._keys[key & self._mask] = key
             self._places[key & self._mask] = text.place
 
-    def _enter_all(self, ids: np.ndarray, places: Ints) -> None:
-        """Enter what ends at each of `places` but the last one, `ids` uint64[n] standing there."""
+    def _enter_all(self, scope: int, ids: np.ndarray, places: Ints) -> None:
+        """Enter what ends at each of `places`, int64[m], but the last one. `ids`, uint64[n >= m], ends at the last."""
         keys, where = np.frombuffer(self._keys, np.uint64), np.frombuffer(self._places, np.int64)
-        hashes = np.zeros(len(ids), np.uint64)
-        for back, power in enumerate(_POWERS):
-            if back >= len(ids):
-                break
+        hashes, begun = np.full(len(ids), scope & _WORD, np.uint64), len(ids) - len(places)
+        for back, power in enumerate(_POWERS[: len(ids)]):
             hashes[back:] += ids[: len(ids) - back] * np.uint64(power)
             if back + 1 in ORDERS:
-                found = hashes[back:-1]
+                start = max(back, begun)
+                found = hashes[start:-1]
                 slots = (found & np.uint64(self._mask)).astype(np.int64)
-                keys[slots], where[slots] = found, places[back:-1]
+                keys[slots], where[slots] = found, places[start - begun : -1]
 
 
 _EMPTY: Final = array("i", [NOWHERE]) * BLOCK
 
 
-def _hashes(tail: tuple[int, ...]) -> tuple[int, ...]:
-    """Of the last tokens of `tail`, for each order that it is long enough for."""
-    found, total = list[int](), 0
+def _hashes(scope: int, tail: tuple[int, ...]) -> tuple[int, ...]:
+    """Of the last tokens of `tail`, for each order that it is long enough for. What two scopes say alike differs."""
+    found, total = list[int](), scope
     for count, (token, power) in enumerate(zip(reversed(tail), _POWERS), start=1):
         total += token * power
         if count in ORDERS:

@@ -97,7 +97,7 @@ class Bounds(Family):
         drafts = batch.spec.drafts.tolist()
         self._check_drafts(batch, [self._books[owner] for owner in owners[chunks:]], drafts)
         # Verified are those that the step before has proposed.
-        self._proposed = batch.spec.propose
+        self._proposed = batch.spec.aim.most
         decodes = zip(owners[chunks:], batch.lower_lens.tolist(), starts[chunks:], drafts, strict=True)
         for owner, least, most, count in decodes:
             book = self._books[owner]

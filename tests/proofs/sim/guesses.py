@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from core.batch.schedule_batch import ScheduleBatch
+from core.batch.spec_plan import NO_DRAFTS, Aim
 from core.relay.payload import Column
 from core.speculation.drafter import Drafts, Ran
 from tests.proofs.sim.clients import Client
@@ -54,8 +55,13 @@ class Guesser:
             self._seated[row] = self._coming.pop((row, generations[row]))
         self.told = {}
 
-    def draft(self, ran: Ran, most: int) -> Drafts:
+    def hear(self, ran: Ran) -> None:
+        """See `Drafter`."""
+        self.draft(ran, NO_DRAFTS)
+
+    def draft(self, ran: Ran, aim: Aim) -> Drafts:
         """See `Drafter`. What stands behind the drafts of a row means nothing, and is right too."""
+        most = aim.most
         ids = np.full((len(ran.rows), most), -1, np.int64)
         lens, at = [], 0
         tokens = ran.tokens.tolist()

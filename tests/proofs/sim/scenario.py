@@ -9,7 +9,8 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass, field, replace
 
-from core.batch.result import Accepted
+from core.batch.result import StepResult
+from core.batch.spec_plan import Aim
 from core.config import SchedulerConfig
 from tests.proofs.sim.reference import EOS, VOCAB
 
@@ -110,11 +111,11 @@ class Drafts:
     crowd: int
     """More rows than these verify none."""
 
-    def drafts(self, rows: int) -> int:
+    def aim(self, rows: int) -> Aim:
         """See `Depth`."""
-        return self.most if rows <= self.crowd else 0
+        return Aim(self.most if rows <= self.crowd else 0)
 
-    def observe(self, accepted: Accepted, seconds: float) -> None:
+    def observe(self, result: StepResult) -> None:
         """Changes nothing: a seed decides."""
 
 

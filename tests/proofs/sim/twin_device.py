@@ -146,7 +146,7 @@ class TwinDevice(SimExecutor):
         if not rows:
             return []
         ran = Ran(*map(np.array, (rows, lens, [*map(len, tokens)], [*chain(*tokens)])))
-        drafts = self.trials.guesser.draft(ran, batch.spec.propose)
+        drafts = self.trials.guesser.draft(ran, batch.spec.aim)
         return [ids[:count] for ids, count in zip(drafts.ids.tolist(), drafts.lens.tolist(), strict=True)]
 
     def _seen(self, row: int, length: int) -> tuple[int, ...]:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from core.batch.schedule_batch import ScheduleBatch
+from core.batch.spec_plan import NO_DRAFTS, Aim
 from core.relay.payload import Column
 from core.speculation.drafter import Drafts, Ran
 
@@ -76,8 +77,11 @@ class KnowingDrafter:
         for seed in batch.spec.seeds:
             self.texts[seed.row] = seed.ids.tolist()
 
-    def draft(self, ran: Ran, most: int) -> Drafts:
-        said, tokens = [], ran.tokens.tolist()
+    def hear(self, ran: Ran) -> None:
+        self.draft(ran, NO_DRAFTS)
+
+    def draft(self, ran: Ran, aim: Aim) -> Drafts:
+        said, tokens, most = [], ran.tokens.tolist(), aim.most
         for row, length, count in zip(ran.rows.tolist(), ran.lens.tolist(), ran.counts.tolist(), strict=True):
             got, tokens = tokens[:count], tokens[count:]
             self.accepted += count - 1

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from core.batch.result import Accepted
+from core.batch.result import StepResult
+from core.batch.spec_plan import Aim
 
 
 @dataclass(frozen=True, slots=True)
 class FixedDepth:
-    """The same number in every step."""
+    """The same number in every step, however unlikely they are."""
 
     count: int
 
-    def drafts(self, rows: int) -> int:
+    def aim(self, rows: int) -> Aim:
         """`count`, whatever `rows` is."""
-        return self.count
+        return Aim(self.count)
 
-    def observe(self, accepted: Accepted, seconds: float) -> None:
+    def observe(self, result: StepResult) -> None:
         """Changes nothing."""

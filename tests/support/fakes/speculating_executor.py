@@ -90,10 +90,10 @@ class SpeculatingExecutor(HashExecutor):
         self.future[row] = newest
         length, known = int(self.lens[row]), []
         contents = [*self._contents(row, length), content(newest, length)]
-        for _ in range(batch.spec.propose + 1):
+        for _ in range(batch.spec.aim.most + 1):
             known.append(next_token(contents, 0, self.vocab_size))
             contents.append(content(known[-1], length + len(known)))
-        self.drafts[row] = self.adversary(known, batch.spec.propose)
+        self.drafts[row] = self.adversary(known, batch.spec.aim.most)
 
     def _write(self, row: int, start: int, ids: Sequence[int]) -> None:
         slots = self.table[row, start : start + len(ids)]

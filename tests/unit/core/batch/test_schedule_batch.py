@@ -11,7 +11,7 @@ import torch
 
 from core.batch.build import Segment, StepPlan, build_batch
 from core.batch.schedule_batch import ForwardMode, HistoryWrites, ScheduleBatch
-from core.batch.spec_plan import SpecPlan
+from core.batch.spec_plan import Aim, SpecPlan
 from core.memory.companion import Writes
 from core.memory.req_to_token_pool import TableWrites
 from core.types.arrays import Ints
@@ -62,7 +62,7 @@ def test_a_row_with_drafts_is_bounded_by_all_that_may_be_accepted() -> None:
         told.append([column.tolist() for column in columns])
         return {}
 
-    spec = SpecPlan(np.array([4, 2]), np.array([90, 31]), propose=4)
+    spec = SpecPlan(np.array([4, 2]), np.array([90, 31]), Aim(4))
     batch = step([], [9, 1], [20, 30], spec, companions)
     assert batch.mode is ForwardMode.DECODE and batch.verifies and batch.spec is spec
     assert batch.extend_lens.tolist() == [5, 3] and batch.num_tokens == 8

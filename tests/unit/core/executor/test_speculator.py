@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from core.batch.forward_batch import ForwardBatch
-from core.batch.result import Accepted
-from core.batch.spec_plan import SpecPlan
+from core.batch.result import StepResult
+from core.batch.spec_plan import Aim, SpecPlan
 from core.config import ModelConfig
 from core.device.streams import DeviceStreams
 from core.engine.build import assemble
@@ -50,10 +50,10 @@ class ChangingDepth:
     def __init__(self, count: int) -> None:
         self.count = count
 
-    def drafts(self, rows: int) -> int:
-        return self.count
+    def aim(self, rows: int) -> Aim:
+        return Aim(self.count)
 
-    def observe(self, accepted: Accepted, seconds: float) -> None:
+    def observe(self, result: StepResult) -> None:
         pass
 
 
@@ -224,8 +224,8 @@ def test_drafts_are_proposed_for_the_rows_that_will_run() -> None:
     """The first step has a prompt and no decode row; what it proposes is for the row that decodes next."""
 
     class Few(ChangingDepth):
-        def drafts(self, rows: int) -> int:
-            return self.count if 0 < rows < 3 else 0
+        def aim(self, rows: int) -> Aim:
+            return Aim(self.count if 0 < rows < 3 else 0)
 
     world = World(always_right, Few(MOST))
     req = world.ask()

@@ -1,14 +1,16 @@
-"""How many drafts a step verifies: what promises most tokens per second, given what was right and what steps take."""
+"""Which drafts a step verifies: as many as pay, where they do."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import itertools
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from core.batch.result import Accepted
-from core.scheduler.draft_depth import PROBE_EVERY, PROBE_STEPS, AdaptiveDepth, StepTimes
+from core.batch.result import Accepted, StepResult
+from core.batch.spec_plan import NO_DRAFTS
+from core.scheduler.draft_depth import FIRST, HIGHEST, OFTEN, RARELY, TRIED, AdaptiveDepth, Pace, StepTimes
 
 MOST = 6
 CHEAP = StepTimes((1, 64), (0.020, 0.022))
@@ -16,76 +18,93 @@ CHEAP = StepTimes((1, 64), (0.020, 0.022))
 DEAR = StepTimes((1, 64), (0.001, 0.064))
 """Each token takes as long as the first."""
 
-Right = Callable[[int], int]
+
+def result(rows: int, seconds: float, got: int | None) -> StepResult:
+    """Of a step in which each row got so many tokens; None for one that did not look for drafts."""
+    owners, tokens = np.arange(rows), np.zeros(rows * (got or 1), np.int64)
+    plain = StepResult(1, owners, owners, tokens, np.zeros(len(tokens), np.bool_), busy=seconds / 2, idle=seconds / 2)
+    if got is None:
+        return plain
+    return replace(plain, accepted=Accepted(np.full(rows, got), np.full(rows, MOST), np.full(rows, MOST + 1)))
 
 
-def step(rows: int, depth: int, right: int, tried: int | None = None) -> Accepted:
-    """Each of `rows` tried as many drafts as it could, or `tried`, of which the first `right` were right."""
-    tried = depth if tried is None else min(tried, depth)
-    counts = np.full(rows, 1 + min(right, tried))
-    return Accepted(counts, np.full(rows, tried), np.full(rows, depth + 1))
-
-
-def play(
-    depth: AdaptiveDepth, times: StepTimes, steps: int, rows: int, right: int, tried: int | None = None
-) -> list[int]:
+def play(depth: AdaptiveDepth, steps: int, rows: int, got: int, drafting: float, plain: float = 1.0) -> list[bool]:
+    """Which steps were with drafts; these get `got` tokens a row and take `drafting` seconds, others take `plain`."""
     chosen = []
     for _ in range(steps):
-        count = depth.drafts(rows)
-        chosen.append(count)
-        if count:
-            seen = step(rows, count, right, tried)
-            depth.observe(seen, times.of(rows + int(seen.proposed.sum())))
+        chosen.append(depth.aim(rows) is not NO_DRAFTS)
+        depth.observe(result(rows, drafting if chosen[-1] else plain, got if chosen[-1] else None))
     return chosen
 
 
-def settled(chosen: list[int]) -> set[int]:
-    """The numbers outside of probes, once they have settled."""
-    return {
-        count for at, count in enumerate(chosen, start=1) if at > len(chosen) // 2 and at % PROBE_EVERY >= PROBE_STEPS
-    }
+def stretches(chosen: list[bool]) -> list[tuple[bool, int]]:
+    """(whether with drafts, steps) of each run of equal choices."""
+    edges = [0, *(at for at in range(1, len(chosen)) if chosen[at] != chosen[at - 1]), len(chosen)]
+    return [(chosen[begin], end - begin) for begin, end in itertools.pairwise(edges)]
 
 
-@pytest.mark.parametrize("right", [1, 2, 4])
-def test_where_drafts_cost_little_all_that_are_right_are_tried(right: int) -> None:
-    chosen = settled(play(AdaptiveDepth(MOST, CHEAP), CHEAP, 600, rows=1, right=right))
-    assert min(chosen) >= right
+@pytest.mark.parametrize(
+    ("got", "drafting", "better", "between"),
+    [(3, 1.5, True, RARELY), (1, 1.5, False, RARELY), (1, 1.05, False, OFTEN), (2, 1.9, True, OFTEN)],
+)
+def test_the_way_that_brings_more_is_gone_and_the_other_is_tried_at_times(
+    got: int, drafting: float, better: bool, between: int
+) -> None:
+    chosen = stretches(play(AdaptiveDepth(MOST, CHEAP), 2000, 2, got, drafting))
+    assert chosen[:2] == [(True, FIRST), (False, TRIED if better else TRIED + between)]
+    assert set(chosen[2:-1]) == {(better, between), (not better, TRIED)}
 
 
-def test_wrong_drafts_are_given_up_where_they_cost_something() -> None:
-    assert settled(play(AdaptiveDepth(MOST, DEAR), DEAR, 600, rows=1, right=0)) == {0}
+def test_equal_ways_are_gone_without_drafts() -> None:
+    """Random text: where nothing is found, looking for it costs a little and brings nothing."""
+    chosen = play(AdaptiveDepth(MOST, CHEAP), 2000, 4, 1, 1.0)
+    assert sum(chosen) < 0.15 * len(chosen)
 
 
-def test_as_many_as_are_right_where_each_costs_a_step() -> None:
-    """Each right draft saves as much as it costs beside what a step costs anyway."""
-    beside = StepTimes((1, 64), (0.0015, 0.0645))
-    assert max(settled(play(AdaptiveDepth(MOST, beside), beside, 600, rows=1, right=2))) == 2
+def test_a_change_is_noticed() -> None:
+    depth = AdaptiveDepth(MOST, CHEAP)
+    play(depth, 2000, 1, 1, 1.5)
+    assert sum(play(depth, 2 * RARELY + 200, 1, 4, 1.5)[-100:]) > 80
 
 
-def test_what_was_given_up_comes_back_with_a_probe() -> None:
-    depth = AdaptiveDepth(MOST, DEAR)
-    play(depth, DEAR, 600, rows=1, right=0)
-    cheap = play(depth, CHEAP, 40 * PROBE_EVERY, rows=1, right=MOST)
-    assert settled(cheap) == {MOST}
+def test_numbers_of_rows_are_apart() -> None:
+    """Drafts pay for few rows and not for many, and it stays known."""
+    depth = AdaptiveDepth(MOST, CHEAP)
+    play(depth, 400, 2, 3, 1.2)
+    play(depth, 400, 32, 2, 4.0)
+    assert sum(play(depth, 100, 3, 3, 1.2)) >= 100 - TRIED
+    assert sum(play(depth, 100, 33, 2, 4.0)) <= TRIED
 
 
-def test_many_rows_leave_no_room_for_drafts() -> None:
-    """32 rows keep the machine busy; a draft in three is right."""
-    depth = AdaptiveDepth(MOST, DEAR)
-    assert settled(play(depth, DEAR, 300, rows=32, right=0)) == {0}
+def test_steps_with_prompts_tell_nothing() -> None:
+    depth = AdaptiveDepth(MOST, CHEAP)
+    play(depth, 400, 2, 3, 1.5)
+    for _ in range(500):
+        depth.observe(replace(result(2, 100.0, 3), has_prompts=True))
+        depth.observe(replace(result(2, 0.001, None), has_prompts=True))
+    assert sum(play(depth, 200, 2, 3, 1.5)) >= 200 - TRIED
 
 
-def test_where_there_is_nothing_to_try_nothing_is_lost_by_asking() -> None:
-    """Random text: the index finds no words again. What is not tried costs nothing, so either number will do."""
-    depth = AdaptiveDepth(MOST, DEAR)
-    chosen = play(depth, DEAR, 300, rows=4, right=0, tried=0)
-    assert set(chosen) <= set(range(MOST + 1))
+def test_one_long_step_is_not_the_last() -> None:
+    """The process was stopped for a minute in a step that brings 6 tokens in 1.5 seconds otherwise."""
+    pace = Pace()
+    for seconds in (*[1.5] * 100, 60.0):
+        pace.add(6, seconds)
+    assert pace.rate > 0.9 * 4
 
 
-def test_probes_come_at_their_time_and_end() -> None:
-    chosen = play(AdaptiveDepth(MOST, DEAR), DEAR, 4 * PROBE_EVERY, rows=2, right=0)
-    late = chosen[2 * PROBE_EVERY - 1 : 3 * PROBE_EVERY - 1]
-    assert late[:PROBE_STEPS] == [MOST] * PROBE_STEPS and not any(late[PROBE_STEPS:])
+def test_a_draft_is_worth_the_tokens_that_its_time_would_bring() -> None:
+    """63 tokens more take a tenth longer than one: a draft takes 1/630 of a step, in which there are two tokens."""
+    depth = AdaptiveDepth(MOST, CHEAP)
+    assert depth.aim(1).worth == pytest.approx(1 / 630, rel=0.01), "at first by what the model takes alone"
+    depth.observe(result(1, 0.020, 2))
+    assert depth.aim(1).worth == pytest.approx(2 / 630, rel=0.01)
+    assert depth.aim(1).most == MOST
+
+
+def test_a_draft_need_not_be_certain() -> None:
+    assert AdaptiveDepth(MOST, DEAR).aim(32).worth == HIGHEST
+    assert AdaptiveDepth(MOST, CHEAP).aim(0).most == MOST, "the first step has no row yet"
 
 
 def test_times_go_on_along_a_line() -> None:
