@@ -19,7 +19,7 @@ from core.batch.result import StepResult
 from core.batch.schedule_batch import ScheduleBatch
 from core.memory.request_memory import RequestMemory
 from core.types.arrays import Ints
-from tests.proofs.sim.companions import CompanionSide
+from tests.proofs.sim.companions import CompanionSide, Owner
 from tests.proofs.sim.contract import Contract, fingerprint
 from tests.proofs.sim.kv_memory import KVMemory, Table
 from tests.proofs.sim.ledger import Ledger
@@ -86,8 +86,8 @@ class Job:
     freed: Handover
     left: list[Any]
     print: tuple[bytes, ...] | None
-    condemned: list[tuple[int, int]]
-    """Owners of the requests that failed before it."""
+    condemned: list[tuple[Owner, bool]]
+    """Owners to condemn, of requests that failed before it, and whether their own requests did."""
     slots: list[int]
     """As in `Plain`."""
 

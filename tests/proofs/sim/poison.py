@@ -2,7 +2,9 @@
 
 A spoiled row writes NaN into every slot that it computes in that step, and a row that reads one is spoiled as well, in
 whatever step. The device learns from a submitted batch which requests had failed by then. No step from that batch on
-may read anything that one of those computed, in whatever row it was at the time, nor what followed from its NaN.
+may read anything that one of those computed, in whatever row it was at the time, nor what followed from its NaN. Where
+a request failed for what it had read, the NaN of its author is forbidden too. What that author computed before it is
+not: finite logits of a third request may have vouched for it.
 """
 
 from __future__ import annotations
@@ -32,8 +34,9 @@ class Poison:
         """By owner that was spoiled, the origin; itself where its own step went wrong."""
         self._condemned: set[Owner] = set()
         self._forbidden: set[int] = set()
-        """Slots that a condemned owner computed."""
-        self._news: list[Owner] = []
+        """Slots that an owner computed whose request failed."""
+        self._news: list[tuple[Owner, bool]] = []
+        """Owners that are to be condemned, and whether their own request failed."""
         self._owners: dict[Req, list[Owner]] = {}
         self.bad: dict[int, Owner] = {}
         """Rows of the step that runs whose numbers are NaN, and their owners."""
@@ -52,23 +55,24 @@ class Poison:
             owners = self._owners.pop(ended.req, [])
             if isinstance(ended.error, RequestFailed):
                 # Where it only read what was wrong, that must be found by no request either.
-                self._news += [*owners, *(self._blamed[owner] for owner in owners if owner in self._blamed)]
+                blamed = (self._blamed[owner] for owner in owners if owner in self._blamed)
+                self._news += [*((owner, True) for owner in owners), *((origin, False) for origin in blamed)]
             end(ended, **how)
 
         lifecycle.admit, lifecycle.end = admitted, ended  # type: ignore[method-assign]
 
-    def take(self) -> list[Owner]:
-        """Owners of requests that failed since the submission before."""
+    def take(self) -> list[tuple[Owner, bool]]:
+        """Owners to condemn since the submission before, and whether their own requests failed."""
         news, self._news = self._news, []
         return news
 
-    def begin(self, condemned: Iterable[Owner]) -> None:
-        """A step that was submitted when `condemned` had failed runs next."""
+    def begin(self, condemned: Iterable[tuple[Owner, bool]]) -> None:
+        """A step that was submitted when `take` had given `condemned` runs next."""
         self.bad = {}
-        fresh = set(condemned) - self._condemned
-        if fresh:
-            self._condemned |= fresh
-            self._forbidden.update(slot for slot, author in self._author.items() if author in fresh)
+        news = list(condemned)
+        self._condemned.update(owner for owner, _ in news)
+        if failed := {owner for owner, own in news if own}:
+            self._forbidden.update(slot for slot, author in self._author.items() if author in failed)
 
     def freed(self, pages: Iterable[int]) -> None:
         """What `pages` held is gone."""
