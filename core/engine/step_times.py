@@ -1,4 +1,4 @@
-"""Times the model, before it serves, for the choice of how many drafts a step verifies."""
+"""Times the model, before it serves, for the choice of which drafts a step verifies."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ class Depth(Protocol):
         ...
 
     def observe(self, result: StepResult) -> None:
-        """Take note of how long a step without prompts took, and what it brought."""
+        """Take note of how long a step took, and what it brought."""
         ...
 
 

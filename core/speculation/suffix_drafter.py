@@ -73,20 +73,28 @@ class SuffixDrafter:
             self._catch_up()
 
     def draft(self, ran: Ran, aim: Aim) -> Drafts:
-        """Note the new tokens of each row, and draft what followed them before."""
+        """Note the new tokens of each row, and draft what followed them before, in any of the rows."""
         self._catch_up()
-        most = min(aim.most, self._most)
-        ids: Ints = np.full((len(ran.rows), most), NOWHERE, np.int64)
-        lens: Ints = np.zeros(len(ran.rows), np.int64)
+        followers = [self._followers.get(row) for row in ran.rows.tolist()]
         tokens, at = ran.tokens.tolist(), 0
-        for place, (row, count) in enumerate(zip(ran.rows.tolist(), ran.counts.tolist(), strict=True)):
-            follower = self._followers.get(row)
+        for follower, count in zip(followers, ran.counts.tolist(), strict=True):
             if follower is not None:
                 self._hear(follower, tokens[at : at + count])
-                found = self._follow(follower, most)
-                number = self._confidence.worthwhile(found.order, len(found.ids), aim.worth)
-                ids[place, :number], lens[place] = found.ids[:number], number
+                self._note(follower)
             at += count
+        return self._drafts(followers, aim)
+
+    def _drafts(self, followers: Sequence[Follower | None], aim: Aim) -> Drafts:
+        """What is worth a place of what followed the end of each text; all text is noted."""
+        most = min(aim.most, self._most)
+        ids: Ints = np.full((len(followers), most), NOWHERE, np.int64)
+        lens: Ints = np.zeros(len(followers), np.int64)
+        for place, follower in enumerate(followers):
+            if follower is None:
+                continue
+            found = follower.found = self._index.follow(follower.text, most)
+            number = self._confidence.worthwhile(found.order, len(found.ids), aim.worth)
+            ids[place, :number], lens[place] = found.ids[:number], number
         return Drafts(ids, lens)
 
     def _catch_up(self) -> None:
@@ -100,12 +108,6 @@ class SuffixDrafter:
             follower = self._followers.get(row)
             if follower is not None:
                 self._hear(follower, tokens[rows == row].tolist())
-
-    def _follow(self, follower: Follower, most: int) -> Found:
-        """What followed the end of its text, proposed or not."""
-        self._note(follower)
-        follower.found = self._index.follow(follower.text, most)
-        return follower.found
 
     def _hear(self, follower: Follower, came: list[int]) -> None:
         """Its row goes on with the tokens that `came`."""

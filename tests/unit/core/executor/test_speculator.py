@@ -119,18 +119,33 @@ def test_what_was_verified_and_what_was_right_is_counted() -> None:
     assert (stats.draft_tokens, stats.accepted_draft_tokens) == (13, 7)
 
 
-def test_a_step_that_proposes_nothing_leaves_nothing() -> None:
-    depth = ChangingDepth(MOST)
+@pytest.mark.parametrize("most", [1, MOST])
+def test_a_step_that_proposes_nothing_leaves_nothing(most: int) -> None:
+    depth = ChangingDepth(most)
     world = World(always_right, depth)
     req = world.ask()
     world.scheduler.step(0.0)
-    assert world.left(req.row) == MOST
+    assert world.left(req.row) == most
     depth.count = 0
     world.scheduler.step(0.0)
     assert world.left(req.row) == 0
-    depth.count = MOST
+    depth.count = most
     world.drain()
     assert req.outputs.tolist() == world.truth[len(PROMPT) :]
+
+
+def test_the_policy_hears_which_steps_had_prompts() -> None:
+    """One chunk, then decode steps. All but the last, which has room for no draft, could have verified some."""
+    seen: list[tuple[bool, bool]] = []
+
+    class Noting(ChangingDepth):
+        def observe(self, result: StepResult) -> None:
+            seen.append((result.has_prompts, result.accepted is not None))
+
+    world = World(always_right, Noting(MOST))
+    world.ask()
+    world.drain()
+    assert len(seen) > 3 and seen == [(True, False), *[(False, True)] * (len(seen) - 2), (False, False)]
 
 
 def test_a_new_owner_finds_no_drafts() -> None:

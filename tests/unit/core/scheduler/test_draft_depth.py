@@ -93,6 +93,13 @@ def test_one_long_step_is_not_the_last() -> None:
     assert pace.rate > 0.9 * 4
 
 
+def test_what_steps_take_now_counts_most() -> None:
+    pace = Pace()
+    for seconds in (*[1.0] * 1000, *[2.0] * 100):
+        pace.add(4, seconds)
+    assert pace.rate == pytest.approx(2.0, rel=0.05)
+
+
 def test_a_draft_is_worth_the_tokens_that_its_time_would_bring() -> None:
     """63 tokens more take a tenth longer than one: a draft takes 1/630 of a step, in which there are two tokens."""
     depth = AdaptiveDepth(MOST, CHEAP)
@@ -100,6 +107,7 @@ def test_a_draft_is_worth_the_tokens_that_its_time_would_bring() -> None:
     depth.observe(result(1, 0.020, 2))
     assert depth.aim(1).worth == pytest.approx(2 / 630, rel=0.01)
     assert depth.aim(1).most == MOST
+    assert AdaptiveDepth(MOST, CHEAP).aim(4).worth == pytest.approx(4 / 630, rel=0.05), "four rows bring four tokens"
 
 
 def test_a_draft_need_not_be_certain() -> None:

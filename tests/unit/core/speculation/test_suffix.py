@@ -19,7 +19,7 @@ SMALL = 1 << 16
 EMPTY: Ints = np.empty(0, np.int64)
 
 
-def text_of(index: SuffixIndex, ids: list[int], scope: int = 1) -> Text:
+def text_of(index: SuffixIndex, ids: list[int], scope: int = -7) -> Text:
     """A text that was written token by token."""
     text = Text(scope)
     for token in ids:
@@ -73,7 +73,7 @@ def test_written_at_once_is_as_written_word_by_word(before: int, length: int) ->
 
 def test_a_text_goes_on_across_blocks() -> None:
     index, ids = SuffixIndex(1 << 20), list(range(1000, 1000 + 3 * BLOCK))
-    first, second = Text(1), Text(1)
+    first, second = Text(-7), Text(-7)
     for token in ids:
         # Two texts take turns, so that their blocks do too.
         index.append(first, token)
@@ -90,7 +90,7 @@ def test_a_text_goes_on_in_the_first_block_again(filler: int) -> None:
     text_of(index, [9] * filler * BLOCK)
     for number in range(40):
         ids = list(range(1000 * number, 1000 * number + 2 * BLOCK))
-        index.write(Text(1), np.array(ids))
+        index.write(Text(-7), np.array(ids))
         asked = text_of(index, ids[BLOCK - 4 : BLOCK - 2])
         assert followed(index, asked, 8) == ids[BLOCK - 2 : BLOCK + 6], number
 
@@ -222,3 +222,12 @@ def test_what_was_heard_while_no_drafts_were_wanted_is_noted_all_the_same(tokens
     # The row is given away before its text was asked for.
     drafter.begin(batch([1], []))
     assert drafts_of(drafter, ran((2, said[tokens : tokens + 2]))) == [said[tokens + 2 :]]
+
+
+def test_rows_that_were_heard_together_keep_their_own_texts() -> None:
+    drafter = SuffixDrafter(1 << 20, 4)
+    drafter.begin(batch([1, 2], [TextSeed(1, "a", np.arange(3)), TextSeed(2, "a", np.arange(5))]))
+    for step in range(20):
+        drafts_of(drafter, ran((1, [100 + 2 * step, 101 + 2 * step]), (2, [500 + step])), most=0)
+    found = drafts_of(drafter, ran((1, [505, 506]), (2, [107, 108])))
+    assert found == [[507, 508, 509, 510], [109, 110, 111, 112]]
