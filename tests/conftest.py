@@ -67,11 +67,16 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_configure(config: pytest.Config) -> None:
-    """Choose the seed of this run, unless one was asked for, before Hypothesis reads its option."""
+    """Choose the seed of this run, unless one was asked for, before Hypothesis reads its option.
+
+    By the environment, as workers of pytest-xdist do not get an option that is set here: each drew a seed of its own, and
+    the line of the report replayed none of them.
+    """
     if config.getoption("listed_skips", False) and not hasattr(config, "workerinput"):
         config.pluginmanager.register(SkipWatch())
     if config.option.hypothesis_seed is None:
-        config.option.hypothesis_seed = os.environ.get(SEED_ENV) or str(random.SystemRandom().randrange(2**32))
+        drawn = str(random.SystemRandom().randrange(2**32))
+        config.option.hypothesis_seed = os.environ.setdefault(SEED_ENV, drawn)
 
 
 @pytest.hookimpl(tryfirst=True)

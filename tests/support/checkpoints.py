@@ -42,6 +42,8 @@ _GQA: dict[str, Any] = {
     "max_position_embeddings": CONTEXT_LENGTH,
 }
 
+_GPT = {"vocab_size": VOCAB_SIZE, "n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": CONTEXT_LENGTH}
+
 CONFIGS: dict[str, dict[str, Any]] = {
     "llama": {**_GQA},
     "qwen2": {**_GQA, "tie_word_embeddings": True},
@@ -126,12 +128,13 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "attention_chunk_size": 16,
         "layer_types": ["chunked_attention", "full_attention"],
     },
-    "gpt2": {"vocab_size": VOCAB_SIZE, "n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": CONTEXT_LENGTH},
+    "gpt2": _GPT,
+    "gptj": {**_GPT, "rotary_dim": 8},
 }
 """Kinds that the engine serves. Windows are short enough to bite in a short test.
 
 The first seven stand for the families people run; the others have what those lack: capped scores, layers that share
-their KV, values narrower than keys, chunked attention, learned positions.
+their KV, values narrower than keys, chunked attention, learned positions, rotated pairs.
 """
 
 _MAMBA2: dict[str, Any] = {
@@ -217,13 +220,13 @@ RECURRENT_CONFIGS: dict[str, dict[str, Any]] = {
 
 REFUSED_CONFIGS: dict[str, dict[str, Any]] = {
     "bloom": {"vocab_size": VOCAB_SIZE, "hidden_size": 64, "n_layer": 2, "n_head": 4},
-    "gptj": {
+    "gpt_neo": {
         "vocab_size": VOCAB_SIZE,
-        "n_embd": 64,
-        "n_layer": 2,
-        "n_head": 4,
-        "n_positions": CONTEXT_LENGTH,
-        "rotary_dim": 8,
+        "hidden_size": 64,
+        "num_layers": 2,
+        "num_heads": 4,
+        "attention_types": [[["global", "local"], 1]],
+        "max_position_embeddings": CONTEXT_LENGTH,
     },
     "falcon": {"vocab_size": VOCAB_SIZE, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4},
 }

@@ -46,7 +46,7 @@ def greedy_answers(
     answers: list[str] = []
     for start in range(0, len(prompts), BATCH):
         inputs = tokenizer(list(prompts[start : start + BATCH]), return_tensors="pt", padding=True)
-        output = model.generate(  # type: ignore[misc]
+        output = model.generate(
             input_ids=inputs["input_ids"],
             attention_mask=inputs["attention_mask"],
             do_sample=False,

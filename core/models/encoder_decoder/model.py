@@ -18,6 +18,7 @@ from core.batch.forward_batch import ForwardBatch
 from core.memory.kv_pool import KVLayerSpec
 from core.models.encoder_decoder.cross_attention import CrossAttention
 from core.models.encoder_decoder.encoder_batches import encode_inputs
+from core.models.hf.cache_argument import cache_argument
 from core.models.hf.packed_attention import KVFacade
 from core.types.arrays import Ints
 
@@ -53,7 +54,7 @@ class _CrossCache:
 
 
 class DecoderFacade(EncoderDecoderCache):
-    """Passed as `past_key_values`: a `KVFacade` for self attention, cross keys that are there already."""
+    """Passed as the cache: a `KVFacade` for self attention, cross keys that are there already."""
 
     def __init__(self, layers: int, heads: int, head_dim: int, like: torch.Tensor) -> None:
         # Stand-ins, not caches: `EncoderDecoderCache.__init__` would insist on real ones, and models ask for its type.
@@ -93,6 +94,7 @@ class EncoderDecoder:
             table.register_forward_pre_hook(self._packed_positions, with_kwargs=True)
         model.get_output_embeddings().register_forward_pre_hook(self._wanted_only)
         like = next(decoder.parameters())
+        self._cache_argument = cache_argument(model.forward)
         self._cache = DecoderFacade(len(self._cross), self._heads, self._head_dim, like)
         self._hidden = like.new_zeros(1, 1, model.config.d_model)
         self._attention: AttentionBackend | None = None
@@ -123,8 +125,8 @@ class EncoderDecoder:
         output = self._model(
             encoder_outputs=(self._hidden,),
             decoder_input_ids=batch.input_ids[None],
-            past_key_values=self._cache,
             use_cache=False,
+            **{self._cache_argument: self._cache},
         )
         logits: torch.Tensor = output.logits[0]
         return logits.float()

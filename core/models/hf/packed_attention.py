@@ -19,6 +19,7 @@ from transformers import AttentionInterface
 from core.attention.base import AttentionBackend
 from core.attention.span import AttentionSpan
 from core.batch.forward_batch import ForwardBatch
+from core.models.hf.cache_argument import cache_argument
 from core.models.hf.mla import latent_of
 from core.models.hf.windowed import WindowedLayers
 
@@ -30,7 +31,7 @@ CONTEXT = "slipstream_context"
 
 
 class KVFacade:
-    """Passed as `past_key_values`. Stores no keys; it only notes at `update` which layer the keys belong to.
+    """Passed as the cache. Stores no keys; it only notes at `update` which layer the keys belong to.
 
     A layer id taken from the module would be wrong where one module serves several layers (Zamba 2), and where a layer
     attends to the keys of another one (Gemma 3n). Any other attribute that a model reads from its cache raises
@@ -146,9 +147,9 @@ class PackedCall:
         self._model = model
         names = inspect.signature(model.forward).parameters
         self._keeps = "logits_to_keep" in names
-        # Purely recurrent models take no positions, and call their cache by another name.
+        # Purely recurrent models take no positions.
         self._places = "position_ids" in names
-        self._cache_argument = "past_key_values" if "past_key_values" in names else "cache_params"
+        self._cache_argument = cache_argument(model.forward)
         self._wants_hidden = False
         self.hidden: torch.Tensor | None = None
         base = getattr(model, "base_model", model)

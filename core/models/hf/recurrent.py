@@ -7,7 +7,6 @@ A slot of zeros means the same as no past, so a call always continues.
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,12 +15,11 @@ import torch
 
 from core.batch.forward_batch import ForwardBatch
 from core.memory.recurrent.row_to_slot import HybridReqToTokenPool
-
-CACHE_ARGUMENTS = ("cache_params", "past_key_values")
+from core.models.hf.cache_argument import cache_argument
 
 
 class StateView:
-    """The cache that one mixer call gets: the states of its batch entries, with the methods of transformers (5.23)."""
+    """The cache that one mixer call gets: the states of its batch entries, with the methods of transformers (5.24)."""
 
     def __init__(self, conv: torch.Tensor, recurrent: torch.Tensor | None) -> None:
         self.conv = conv
@@ -141,9 +139,3 @@ class PackedMixer:
         output: torch.Tensor = self._forward(hidden, **{self._cache_argument: view})
         states.scatter(self._layer_id, slots, view.conv, view.recurrent)
         return output
-
-
-def cache_argument(forward: Callable[..., Any]) -> str:
-    """The name under which `forward` takes its cache."""
-    names = inspect.signature(forward).parameters
-    return next(name for name in CACHE_ARGUMENTS if name in names)

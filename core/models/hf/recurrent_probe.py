@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -11,8 +10,9 @@ from typing import Any
 import torch
 
 from core.memory.recurrent.state_pool import StateLayerSpec, StateShape
+from core.models.hf.cache_argument import cache_argument, takes_cache
 from core.models.hf.packed_attention import KVFacade
-from core.models.hf.recurrent import CACHE_ARGUMENTS, PackedMixer, StateContext, StateView, cache_argument
+from core.models.hf.recurrent import PackedMixer, StateContext, StateView
 
 
 @dataclass(slots=True)
@@ -40,8 +40,7 @@ class RecordingFacade(KVFacade):
         """Keep track of the running mixer inside the `with` block, by hooks on all modules that take a cache."""
         hooks = []
         for module in model.modules():
-            takes_cache = set(CACHE_ARGUMENTS) & set(inspect.signature(module.forward).parameters)
-            if takes_cache and hasattr(module, "layer_idx"):
+            if takes_cache(module.forward) and hasattr(module, "layer_idx"):
                 hooks.append(module.register_forward_pre_hook(self._enter, with_kwargs=True))
                 hooks.append(module.register_forward_hook(self._leave, always_call=True))
         try:

@@ -115,7 +115,7 @@ async def test_all_kinds_in_one_step_equal_each_alone(
         for request, output in zip(asked, outputs, strict=True):
             text, ids, logprobs = await generate(served, request)
             assert (text, ids) == output[:2], request
-            np.testing.assert_allclose(logprobs, output[2], atol=1e-4)
+            np.testing.assert_allclose(logprobs, output[2], atol=1e-3)
         for prompt, vector in zip(texts, vectors, strict=True):
             np.testing.assert_allclose(vector, await embed(served, prompt), rtol=1e-4, atol=1e-4)
     for request, (text, ids, _) in zip(asked, outputs, strict=True):

@@ -170,7 +170,7 @@ def test_a_latent_read_wrongly_is_served_expanded(checkpoint: Make, monkeypatch:
     ("kind", "reason"),
     [
         ("bloom", "positions"),
-        ("gptj", "attention interface"),
+        ("gpt_neo", "attention interface"),
         ("falcon", "attention interface"),
     ],
 )
