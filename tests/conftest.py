@@ -69,7 +69,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     """Choose the seed of this run, unless one was asked for, before Hypothesis reads its option.
 
-    By the environment, as workers of pytest-xdist do not get an option that is set here: each drew a seed of its own, and
+    By the environment: workers of pytest-xdist do not get an option that is set here. Each drew a seed of its own, and
     the line of the report replayed none of them.
     """
     if config.getoption("listed_skips", False) and not hasattr(config, "workerinput"):
