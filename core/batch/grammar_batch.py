@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import IntEnum
+from typing import Final
 
 import numpy as np
 
@@ -19,6 +20,10 @@ class GrammarSeed:
     generation: int
     grammar: Grammar
     outputs: Ints
+
+
+UNCONSTRAINED: Final = np.iinfo(np.int64).max
+"""Places of a row that has no constraint."""
 
 
 class GrammarStatus(IntEnum):
@@ -52,3 +57,6 @@ class StepGrammars:
     mask: TokenMask
     status: np.ndarray
     """int8[S] of GrammarStatus."""
+    masked: Ints | None = None
+    """int64[S]: at how many places of each row a token may count, UNCONSTRAINED where no mask limits them. None where
+    each row has one place."""

@@ -74,10 +74,11 @@ class SamplingBatch:
     def spread(self, counts: Ints) -> SamplingBatch:
         """The options of `counts[i]` places for each row i, int64[S], row after row.
 
-        What of the biases counts at each of them, its length decides. A constrained row has one place.
+        What of the biases counts at each of them, its length decides. All places of a constrained row are constrained.
         """
         starts, each = starts_of(counts), np.repeat(np.arange(len(self)), counts)
         entries, behind = walk_runs(counts[self.bias_rows])
+        followed, ahead = walk_runs(counts[self.constrained])
         return replace(
             self,
             **{name: getattr(self, name)[each] for name in PER_ROW},
@@ -86,6 +87,6 @@ class SamplingBatch:
             bias_values=self.bias_values[entries],
             bias_from=self.bias_from[entries],
             bias_until=self.bias_until[entries],
-            constrained=starts[self.constrained],
+            constrained=starts[self.constrained][followed] + ahead,
             alternatives=None if self.alternatives is None else self.alternatives[each],
         )

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from core.batch.grammar_batch import GrammarSeed, GrammarStatus
-from core.sampling.grammar.budget import RowBudget, SharedBudget
+from core.sampling.grammar.budget import RowBudget, SharedBudget, free_seconds
 from core.types.grammar import Grammar, Matcher, Words
 
 log = logging.getLogger(__name__)
@@ -26,6 +26,8 @@ TOGETHER = 16
 """Rows in one call: a slow row that is not suspected yet delays at most this many."""
 SUSPICIOUS_SECONDS = 2e-3
 """Wall time of one such call, in seconds, above which its rows are suspected."""
+REST = 64
+"""Steps in which no draft of a row is looked at, after looking at its drafts took too long."""
 
 
 @dataclass(slots=True)
@@ -38,7 +40,9 @@ class Follower:
     budget: RowBudget
     suspected: bool = False
     accepting: float = 0.0
-    """Processor time of accepting its newest token, in seconds; charged together with the next mask."""
+    """Processor time of accepting its newest tokens, in seconds; charged together with the next mask."""
+    rests: int = 0
+    """Steps for which its drafts are not looked at."""
     failed: GrammarStatus | None = None
     """The status that its request ends with, once that is known."""
 
@@ -119,6 +123,34 @@ class GrammarWork:
             follower.suspected = follower.budget.is_heavy
         return some
 
+    def look_ahead(self, follower: Follower, drafts: Sequence[int], words: Words) -> int:
+        """Write the masks behind each of K drafts into `words`, int32[K + 1, W]; the first is there, the rest ones.
+
+        Returns how many of the drafts may be verified: those with a mask behind them. They end before one that is not
+        allowed, behind one that nothing may follow, and where the free seconds of a step are used up. What that costs
+        beyond is charged to all rows together: the client has not asked for drafts.
+        """
+        if follower.rests:
+            follower.rests -= 1
+            return 0
+        if follower.suspected or self._shared.left < 0 or not (drafts and _allows(words[0], drafts[0])):
+            return 0
+        began = time.thread_time()
+        free, found, ahead = free_seconds(follower.grammar.words), 0, follower.matcher.fork()
+        for place, draft in enumerate(drafts, 1):
+            if not (_allows(words[place - 1], draft) and ahead.accept(draft)):
+                break
+            words[place] = 0
+            if not ahead.fill(words[place]):
+                words[place] = -1
+                break
+            found = place
+            if time.thread_time() - began > free:
+                follower.rests = REST
+                break
+        self._shared.spend(max(0.0, time.thread_time() - began - free))
+        return found
+
     def _together(self, followers: Sequence[Follower], ask: Callable[[list[int]], None]) -> Iterator[int]:
         """Call `ask` for the quick rows, up to the first slow call; yield the places of rows to be asked alone."""
         together, alone = _parted(followers)
@@ -153,6 +185,11 @@ class GrammarWork:
         self._shared.spend(follower.budget.spend(seconds))
         if follower.budget.left < 0:
             follower.failed = follower.failed or GrammarStatus.TOO_COMPLEX
+
+
+def _allows(words: Words, token: int) -> bool:
+    """Whether `token` is allowed by a mask, int32[W]."""
+    return bool(words[token >> 5] >> (token & 31) & 1)
 
 
 def give_up(follower: Follower) -> None:

@@ -25,7 +25,7 @@ from core.sampling.penalties import TokenHistory, has_penalty
 from core.sampling.places import Places
 from core.sampling.sampler import SampleOutput, Sampler, Scored
 from core.sampling.splitting import sample_in_pieces
-from core.speculation.trial import Trial
+from core.speculation.trial import Trial, Verdict
 from core.types.arrays import Ints
 
 log = logging.getLogger(__name__)
@@ -42,6 +42,8 @@ class SampledRows:
     """Rows for which there was too little memory."""
     was_split: bool = False
     """Whether the rows were sampled in pieces, for lack of memory."""
+    masked: Ints | None = None
+    """int64[S]: at how many places of each row a token may count; None for all."""
 
 
 class SamplingStep:
@@ -82,13 +84,15 @@ class SamplingStep:
             self._try(batch, trial)
         if sampling.any_penalty and self._unseeded:
             sampling, lost = self._without_history(sampling)
-        scored, mask, status = Scored(logits, Places.of(sampling, lens, self._staging)), None, None
+        scored = Scored(logits, Places.of(sampling, lens, self._staging))
+        mask, status, masked = None, None, None
         # Before the grammars: scoring needs no mask, and the device works on it while the host waits for tokens.
         fits = self._score(scored, sampling)
         if len(sampling.constrained):
             # Once per step, even if sampling is tried again in pieces: it consumes the tokens of the step before.
-            grammars = self._grammars.masks(batch)
+            grammars = self._grammars.masks(batch, trial)
             mask, status = replace(grammars.mask, places=sampling.constrained), grammars.status
+            masked = grammars.masked
         output = None
         if fits:
             try:
@@ -96,19 +100,22 @@ class SamplingStep:
             except MEMORY_ERRORS as error:
                 self._note(error)
         if output is not None:
-            return SampledRows(output, status, _exhausted(batch, lost, trial))
+            return SampledRows(output, status, _exhausted(batch, lost, trial), masked=masked)
         pieces = sample_in_pieces(self._sampler, scored, sampling, self._history, mask)
         exhausted = _exhausted(batch, np.union1d(lost, pieces.given_up), trial)
-        return SampledRows(pieces.output, status, exhausted, True)
+        return SampledRows(pieces.output, status, exhausted, True, masked)
 
     def append(self, rows: torch.Tensor, lens: torch.Tensor, tokens: torch.Tensor, batch: ScheduleBatch) -> None:
         """Enter `tokens` of `rows` into the history at positions `lens`; int64[S] each, on the device."""
         if self._history is not None and batch.sampling.any_penalty:
             self._history.append(rows, lens, tokens)
 
-    def on_their_way(self, batch: ScheduleBatch, host: SampleOutput, copy_done: Event, trial: Trial | None) -> None:
-        """Tell the grammars that the step's tokens are on their way to `host`, readable once `copy_done` has fired."""
-        self._grammars.sampled(batch, host, copy_done, None if trial is None else trial.starts)
+    def on_their_way(self, batch: ScheduleBatch, host: SampleOutput, copy_done: Event, verdict: Verdict | None) -> None:
+        """Tell the grammars that the step's tokens are on their way to `host`, readable once `copy_done` has fired.
+
+        `verdict`: which of them count; None where all do.
+        """
+        self._grammars.sampled(batch, host, copy_done, verdict)
 
     def _try(self, batch: ScheduleBatch, trial: Trial) -> None:
         """Enter the drafts into the history: at each place those before it count. What is wrong is overwritten."""

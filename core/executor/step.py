@@ -19,7 +19,7 @@ from core.executor.device_state import DeviceState
 from core.executor.exhaustion import embedded, out_of_memory
 from core.executor.launched_step import RESULTS, SAMPLED, LaunchedStep
 from core.executor.pooling import Pooler
-from core.executor.sampling_step import SamplingStep
+from core.executor.sampling_step import SampledRows, SamplingStep
 from core.executor.speculator import Speculator
 from core.executor.step_lanes import StepLanes, StepTracer
 from core.relay.payload import RelayPayload
@@ -93,14 +93,14 @@ class StepRunner:
             if self._recorder is not None:
                 self._recorder.wrote(SAMPLED, (batch.step_id,))
             counted = state.checks.snapshot(state.future_map.violated(batch.num_decode))
-            published, verdict = self._relay(batch, done, sample_rows, sample_lens, sampled.tokens)
+            published, verdict = self._relay(batch, done, sample_rows, sample_lens, rows)
             self._sampling.append(sample_rows, sample_lens, sampled.tokens, batch)
             ended = state.streams.mark()
         previous_end, self._previous_end = self._previous_end, ended
         host, counts, fetched, copy_done = self._copy_out(
             batch.step_id, sampled, counted, done.vectors, published, lanes
         )
-        self._sampling.on_their_way(batch, host, copy_done, done.trial)
+        self._sampling.on_their_way(batch, host, copy_done, verdict)
         # Without the logits, which nothing copies and which are large.
         refs = (sampled, counted, done.vectors, done.inputs, published)
         # Without vectors the embeddings of the step, if it has any, found no memory (decision 25).
@@ -242,15 +242,15 @@ class StepRunner:
         return rows, done.inputs.seq_lens.index_select(0, places)
 
     def _relay(
-        self, batch: ScheduleBatch, done: Computed, rows: torch.Tensor, lens: torch.Tensor, tokens: torch.Tensor
+        self, batch: ScheduleBatch, done: Computed, rows: torch.Tensor, lens: torch.Tensor, sampled: SampledRows
     ) -> tuple[Event, Verdict | None]:
         """Leave to the next step where rows stand, their newest tokens, and drafts behind these.
 
-        `rows`, `lens`: as `_places` returned them; `tokens`: what was sampled there. Returns the event behind the
+        `rows`, `lens`: as `_places` returned them; `sampled`: what was sampled there. Returns the event behind the
         lengths, and what became of drafts if the step verified any.
         """
-        state, seq_lens, newest = self._state, done.inputs.seq_lens, tokens
-        verdict = None if done.trial is None else done.trial.judged(tokens.numpy())
+        state, seq_lens, newest = self._state, done.inputs.seq_lens, (tokens := sampled.output.tokens)
+        verdict = None if done.trial is None else done.trial.judged(tokens.numpy(), sampled.masked)
         if verdict is not None:
             seq_lens, last = state.staging.upload([verdict.lens, verdict.last])
             rows, lens, newest = done.inputs.rows, seq_lens, tokens.index_select(0, last)

@@ -50,13 +50,16 @@ class Trial:
         """[n]: the place, among the T tokens, of each row's newest one."""
         return starts_of(self.counts)
 
-    def judged(self, sampled: Ints) -> Verdict:
+    def judged(self, sampled: Ints, most: Ints | None = None) -> Verdict:
         """What becomes of the drafts, given the tokens `sampled` behind each of the T places.
 
         A draft is right where it is the token that was sampled before it; behind the first wrong one nothing counts.
+        `most`, int64[n]: at how many places of each row a token may count, at least 1; None for all.
         """
         right: Bools = np.zeros(len(self.ids), np.bool_)
         right[:-1] = (sampled[:-1] == self.ids[1:]) & (self.row_of[:-1] == self.row_of[1:])
+        if most is not None:
+            right &= self.positions - self.lens[self.row_of] + 1 < most[self.row_of]
         # The last place of each row is never right, so each row has one that is not.
         ends = np.flatnonzero(~right)
         return Verdict(self, ends[np.searchsorted(ends, self.starts)])

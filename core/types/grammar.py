@@ -26,8 +26,11 @@ class Matcher(Protocol):
         """Move on past `token`. False if it was not allowed; only `failure` and `gave_up` may be read after that."""
         ...
 
-    def rollback(self, count: int) -> None:
-        """Undo the last `count` accepted tokens."""
+    def fork(self) -> Matcher:
+        """Another matcher in the same state, to look ahead with; what it accepts changes nothing here.
+
+        A copy and not a way back: llguidance takes back no end token, and neither library what it failed at.
+        """
         ...
 
     @property

@@ -117,8 +117,8 @@ class Req:
 
     @property
     def speculates(self) -> bool:
-        """Whether steps may verify drafts of its tokens. A constraint allows a token only behind the one before it."""
-        return self.grammar is None and self.pooling is None
+        """Whether steps may verify drafts of its tokens."""
+        return self.pooling is None
 
     def known_ids(self) -> npt.NDArray[np.int64]:
         """int64[n]: prompt and outputs so far, i.e. what a (re-)admission must have in the pools. Not while running."""

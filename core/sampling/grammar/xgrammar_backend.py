@@ -106,7 +106,7 @@ class CompiledGrammar:
         self._vocabulary.cut(words)
         # In place, row by row: all at once would copy them all thrice (0.8 ms, not 0.1, for 64 rows of 150,000 tokens).
         for place in places:
-            words[place] &= self._utf8.masks[ours[place].states[-1]]
+            words[place] &= ours[place].utf8_mask
         some: npt.NDArray[np.bool_] = np.any(words, axis=1)
         return some
 
@@ -114,10 +114,12 @@ class CompiledGrammar:
 class XGrammarMatcher:
     """A `Matcher` around one of the library's."""
 
-    def __init__(self, inner: Any, vocabulary: Vocabulary, utf8: Utf8, start: int) -> None:
+    def __init__(self, inner: Any, vocabulary: Vocabulary, utf8: Utf8, state: int) -> None:
+        """`state`: of `utf8`, where the output stands."""
         self.inner = inner
-        self.states = [start]
-        """Of `utf8`, before the first token and behind each."""
+        self._state = state
+        self.utf8_mask: Words = utf8.masks[state]
+        """int32[W]: bits of the tokens that keep the output UTF-8."""
         self._utf8 = utf8
         self._vocabulary = vocabulary
         self.problem: str | None = None
@@ -134,7 +136,7 @@ class XGrammarMatcher:
             self.problem = str(error)
             return False
         self._vocabulary.cut(words)
-        words &= self._utf8.masks[self.states[-1]]
+        words &= self.utf8_mask
         return bool(words.any())
 
     def accept(self, token: int) -> bool:
@@ -143,19 +145,20 @@ class XGrammarMatcher:
 
     def took(self, token: int, accepted: bool) -> bool:
         """Note what the library made of `token`. Returns whether it was allowed, by UTF-8 too."""
-        state = self.states[-1]
-        if not accepted or not self._utf8.masks[state, token >> 5] >> (token & 31) & 1:
+        if not accepted or not self.utf8_mask[token >> 5] >> (token & 31) & 1:
             self.problem = NOT_ALLOWED
             return False
         self.has_ended = token in self._vocabulary.end_ids
-        self.states.append(state if self.has_ended else self._utf8.after[state][token])
+        if not self.has_ended:
+            self._state = self._utf8.after[self._state][token]
+            self.utf8_mask = self._utf8.masks[self._state]
         return True
 
-    def rollback(self, count: int) -> None:
-        """Undo the last `count` tokens."""
-        self.inner.rollback(count)
-        del self.states[len(self.states) - count :]
-        self.has_ended = self.has_ended and count == 0
+    def fork(self) -> Matcher:
+        """A copy in the same state: 2 to 14 µs."""
+        found = XGrammarMatcher(self.inner.fork(), self._vocabulary, self._utf8, self._state)
+        found.problem, found.has_ended = self.problem, self.has_ended
+        return found
 
     @property
     def is_terminated(self) -> bool:

@@ -65,15 +65,20 @@ def walk(matcher: Matcher, vocabulary: Vocabulary, rng: random.Random, most: int
 
 @pytest.mark.parametrize("constraint", ALL, ids=lambda each: each.kind.value)
 @pytest.mark.parametrize("name", BACKENDS)
-def test_tokens_stay_in_the_vocabulary_and_can_be_taken_back(name: str, constraint: Constraint, seed: int) -> None:
+def test_tokens_stay_in_the_vocabulary_and_forks_keep_theirs(name: str, constraint: Constraint, seed: int) -> None:
     rng = random.Random(seed)
     backend, vocabulary = set_up(name, EOS)
     matcher = backend.compile(constraint).matcher()
     start = allowed(matcher, vocabulary)
-    taken = walk(matcher, vocabulary, rng, 6)
+    taken = walk(matcher.fork(), vocabulary, rng, 6)
     assert all(token < tokenizer().get_vocab_size() for token in taken)
-    matcher.rollback(len(taken))
-    assert allowed(matcher, vocabulary) == start and not matcher.is_terminated
+    for place, token in enumerate(taken):
+        fork, again = matcher.fork(), backend.compile(constraint).matcher()
+        assert all(again.accept(each) for each in taken[:place])
+        assert allowed(matcher, vocabulary) == allowed(fork, vocabulary) == allowed(again, vocabulary)
+        assert fork.accept(token) and fork.is_terminated == fork.fork().is_terminated
+        assert matcher.accept(token)
+    assert allowed(backend.compile(constraint).matcher(), vocabulary) == start
 
 
 @pytest.mark.parametrize("name", BACKENDS)

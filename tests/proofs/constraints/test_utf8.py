@@ -129,18 +129,16 @@ def test_no_constraint_lets_bytes_through_that_are_no_text(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", BACKENDS)
-def test_what_is_given_back_takes_its_bytes_along(name: str) -> None:
+def test_a_fork_has_its_bytes_for_itself(name: str) -> None:
     tokenizer = byte_level()
     vocabulary = Vocabulary.of(tokenizer, 257, (256,))
     ids = ids_of_bytes(tokenizer)
     matcher = build_backend(name, vocabulary).compile(Constraint(ConstraintKind.REGEX, "[^b]{1,3}")).matcher()
     start = allowed(matcher, vocabulary)
+    inside = matcher.fork()
     for byte in b"\xed\x9f":
-        assert matcher.accept(ids[byte])
-    inside = allowed(matcher, vocabulary)
-    assert inside == sorted(ids[byte] for byte in range(0x80, 0xC0))
-    assert matcher.accept(ids[0xBF]) and matcher.accept(256)
-    matcher.rollback(2)
-    assert allowed(matcher, vocabulary) == inside
-    matcher.rollback(2)
-    assert allowed(matcher, vocabulary) == start
+        assert inside.accept(ids[byte])
+    ended = inside.fork()
+    assert ended.accept(ids[0xBF]) and ended.accept(256)
+    assert allowed(inside, vocabulary) == sorted(ids[byte] for byte in range(0x80, 0xC0))
+    assert allowed(matcher, vocabulary) == start and not allowed(ended.fork(), vocabulary)

@@ -62,13 +62,13 @@ def test_a_row_that_has_ended_takes_no_other_with_it(backend: Backend) -> None:
     assert not ended.accept(0) and ended.failure is not None and going.failure is None
 
 
-def test_an_end_is_given_back_with_its_token(backend: Backend) -> None:
+def test_an_end_goes_along_with_a_fork(backend: Backend) -> None:
     matcher = backend.compile(REGEX).matcher()
-    assert matcher.accept(0) and matcher.accept(END) and not matcher.fill(np.zeros(2, np.int32))
-    matcher.rollback(0)
-    before = matcher.is_terminated
-    matcher.rollback(1)
-    assert before and not matcher.is_terminated and matcher.fill(np.zeros(2, np.int32))
+    assert matcher.accept(0)
+    before = matcher.fork()
+    assert matcher.accept(END) and not matcher.fill(np.zeros(2, np.int32))
+    assert matcher.fork().is_terminated and not matcher.fork().fill(np.zeros(2, np.int32))
+    assert not before.is_terminated and before.fill(np.zeros(2, np.int32))
 
 
 def test_what_the_library_refuses_is_a_grammar_error(backend: Backend) -> None:

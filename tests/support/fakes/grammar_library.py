@@ -65,8 +65,10 @@ class GrammarMatcher:
         self._taken.append(token)
         return True
 
-    def rollback(self, count: int) -> None:
-        del self._taken[len(self._taken) - count :]
+    def fork(self) -> GrammarMatcher:
+        made = GrammarMatcher(self._ends)
+        made._taken = [*self._taken]
+        return made
 
     def is_completed(self) -> bool:
         return self.has_ended

@@ -45,15 +45,17 @@ class StepMatcher:
         self.taken.append(token)
         return True
 
-    def rollback(self, count: int) -> None:
-        del self.taken[len(self.taken) - count :]
+    def fork(self) -> Matcher:
+        made = StepMatcher()
+        made.taken, made.failure = [*self.taken], self.failure
+        return made
 
 
 class StepGrammar:
     """See `Grammar`."""
 
     field = "constraint.regex"
-    words = 4
+    words = 12
 
     def matcher(self) -> Matcher:
         return StepMatcher()

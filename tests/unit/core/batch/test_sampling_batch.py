@@ -31,6 +31,8 @@ def test_each_place_has_the_options_of_its_row() -> None:
     for name in (*PER_ROW, "alternatives"):
         assert np.array_equal(getattr(spread, name), getattr(batch, name)[each]), name
     assert spread.constrained.tolist() == [2]
+    every = replace(batch, constrained=np.array([0, 2])).spread(counts)
+    assert every.constrained.tolist() == [0, 1, 3, 4, 5], "all places of a constrained row"
     logits, expected = torch.zeros(6, VOCAB), torch.zeros(3, VOCAB)
     apply_bias(expected, batch, torch.from_numpy(batch.upper_lens))
     apply_bias(logits, spread, torch.from_numpy(spread.upper_lens))

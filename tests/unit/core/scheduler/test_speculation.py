@@ -225,17 +225,15 @@ def test_no_draft_is_planned_behind_the_last_token() -> None:
             assert (batch.spec.drafts < batch.spec.limits - batch.lower_lens).all()
 
 
-def test_a_constrained_request_has_no_drafts_and_tells_no_text() -> None:
+def test_a_constrained_request_has_drafts_and_tells_its_text() -> None:
     world = harness(always_right, depth=1)
     req = world.add(range(1, 9), max_tokens=8)
     req.grammar = StepGrammar()
     beside = world.add(range(2, 9), max_tokens=8)
     world.drain()
     found = [batch for batch in world.executor.batches if batch.verifies]
-    assert found
-    for batch in found:
-        assert batch.spec is not None and batch.spec.drafts[batch.rows == 1].tolist() in ([], [0])
-    assert len([seed for batch in world.executor.batches if batch.spec for seed in batch.spec.seeds]) == 1
+    assert any(batch.spec is not None and batch.spec.drafts[batch.rows == 1].any() for batch in found)
+    assert len([seed for batch in world.executor.batches if batch.spec for seed in batch.spec.seeds]) == 2
     world.expect(req)
     world.expect(beside)
 

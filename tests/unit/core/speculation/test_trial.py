@@ -60,6 +60,16 @@ def test_a_row_goes_on_behind_the_first_wrong_draft() -> None:
     assert sampled[verdict.last].tolist() == [14, 77, 76, 44], "the newest tokens"
 
 
+def test_a_right_draft_counts_only_where_its_place_may() -> None:
+    found = trial(ints(5, 6, 7, 8), [[11, 12, 13], [21, 22, 23], [31, 32, 33], []])
+    sampled = ints(11, 12, 13, 14, 21, 77, 23, 24, 31, 32, 33, 34, 44)
+    verdict = found.judged(sampled, ints(3, 3, 1, 1))
+    assert verdict.counts.tolist() == [3, 2, 1, 1]
+    assert sampled[verdict.last].tolist() == [13, 77, 31, 44]
+    unbound = ints(*[np.iinfo(np.int64).max] * 4)
+    assert found.judged(sampled, unbound).counts.tolist() == found.judged(sampled).counts.tolist() == [4, 2, 4, 1]
+
+
 def test_a_token_of_the_next_row_is_no_draft_of_this_one() -> None:
     """What is sampled behind the last draft of a row may well be the newest token of the next row."""
     found = trial(ints(5, 6), [[11], [21]])
@@ -74,6 +84,7 @@ def test_it_is_as_a_loop_over_rows_says(seed: int) -> None:
         drafts = [rng.integers(-1, 4, 4).tolist() for _ in range(rows)]
         room, lens = rng.integers(-1, 6, rows), rng.integers(0, 50, rows)
         found = trial(lens, drafts, room, valid := rng.integers(0, 5, rows))
+        most = rng.integers(1, 7, rows)
         sampled = rng.integers(0, 4, len(found.ids))
         counts, place = [], 0
         for row in range(rows):
@@ -81,9 +92,9 @@ def test_it_is_as_a_loop_over_rows_says(seed: int) -> None:
             tried = tried[: tried.index(-1)] if -1 in tried else tried
             count = 1
             for i, draft in enumerate(tried):
-                if sampled[place + i] != draft:
+                if sampled[place + i] != draft or count == most[row]:
                     break
                 count += 1
             counts.append(count)
             place += len(tried) + 1
-        assert place == len(found.ids) and found.judged(sampled).counts.tolist() == counts
+        assert place == len(found.ids) and found.judged(sampled, most).counts.tolist() == counts
