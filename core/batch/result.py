@@ -65,6 +65,22 @@ class Accepted:
     """The most tokens that the plan allowed for."""
 
 
+@dataclass(frozen=True, slots=True)
+class Published:
+    """How far a step that could verify drafts has brought its S rows; known on the host before its tokens are.
+
+    int64[S] each.
+    """
+
+    step_id: int
+    rows: Ints
+    generations: Ints
+    counts: Ints
+    """Tokens of each row: the drafts that were right, and one more."""
+    planned: Ints
+    """The most tokens that the plan allowed for."""
+
+
 NO_ROWS = Exhausted(np.empty(0, np.int64), np.empty(0, np.int64))
 
 

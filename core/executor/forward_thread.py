@@ -6,11 +6,12 @@ import threading
 from collections.abc import Callable
 from queue import SimpleQueue
 
-from core.batch.result import StepResult
+from core.batch.result import Published, StepResult
 from core.batch.schedule_batch import ScheduleBatch
 from core.executor.completion import Completion
 from core.executor.interface import MAX_DEPTH
 from core.executor.launched_step import LaunchedStep
+from core.executor.length_fence import LengthFence
 from core.executor.step import StepRunner
 from core.invariants import check
 
@@ -29,6 +30,7 @@ class ForwardThread:
     def __init__(self, runner: StepRunner, wake: Callable[[], None]) -> None:
         self._runner = runner
         self._completion = Completion(wake)
+        self._fence = LengthFence(wake)
         self._inbox: SimpleQueue[ScheduleBatch | None] = SimpleQueue()
         self._in_flight = 0
         self._held: LaunchedStep | None = None
@@ -58,6 +60,10 @@ class ForwardThread:
         self._in_flight -= len(results)
         return results
 
+    def resolve_seq_lens(self, step_id: int) -> Published | None:
+        """See `Executor`."""
+        return self._fence.resolve(step_id)
+
     def stop(self) -> None:
         """Run what was submitted, then end both threads. Idempotent."""
         if not self._stopped:
@@ -84,7 +90,7 @@ class ForwardThread:
 
     def _launch(self, batch: ScheduleBatch) -> BaseException | None:
         try:
-            launched = self._runner.launch(batch, self._let_go)
+            launched = self._runner.launch(batch, self._let_go, self._fence.publish)
         except BaseException as error:
             self._let_go()
             self._completion.bring(StepResult.failed(batch.step_id, error))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 
-from core.batch.result import StepResult
+from core.batch.result import Published, StepResult
 from core.batch.schedule_batch import ScheduleBatch
 from core.executor.step import StepRunner
 from core.invariants import check
@@ -50,6 +50,10 @@ class InlineExecutor:
         results = list(self._done)
         self._done.clear()
         return results
+
+    def resolve_seq_lens(self, step_id: int) -> Published | None:
+        """None: a step is planned when the results of the one before were taken, which say it all."""
+        return None
 
     def stop(self) -> None:
         """Take no more steps."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from core.batch.result import StepResult
+from core.batch.result import Published, StepResult
 from core.batch.schedule_batch import ScheduleBatch
 
 MAX_DEPTH = 2
@@ -30,6 +30,14 @@ class Executor(Protocol):
 
     def completed(self) -> list[StepResult]:
         """Results that arrived since the last call, oldest first; a failed step is a result with `error` set."""
+        ...
+
+    def resolve_seq_lens(self, step_id: int) -> Published | None:
+        """How far step `step_id`, the newest one submitted, has brought its rows; None before its publish event.
+
+        For a step that may verify drafts. Never waits. After None the loop is woken when the event has fired, which is
+        before the step has made new drafts and before its results are here.
+        """
         ...
 
     def stop(self) -> None:

@@ -10,6 +10,7 @@ import torch
 
 from core.batch.build import token_positions
 from core.batch.forward_batch import ForwardBatch
+from core.batch.result import Published
 from core.batch.schedule_batch import ForwardMode, ScheduleBatch
 from core.device.event import Event
 from core.device.shortage import MEMORY_ERRORS, is_out_of_memory
@@ -65,21 +66,29 @@ class StepRunner:
         return self._state
 
     @torch.inference_mode()
-    def launch(self, batch: ScheduleBatch, computing: Callable[[], None] = lambda: None) -> LaunchedStep:
+    def launch(
+        self,
+        batch: ScheduleBatch,
+        computing: Callable[[], None] = lambda: None,
+        published: Callable[[Published], None] = lambda _: None,
+    ) -> LaunchedStep:
         """Launch one step: table writes, input resolution, forward pass, sampling, relay, copies to the host.
 
-        `computing` is called right before the forward pass, during which other threads can have the interpreter. Raises
+        `computing` is called right before the forward pass, during which other threads can have the interpreter.
+        `published` is told the lengths of a step that may verify drafts, before it makes new drafts. Raises
         StepOutOfMemory when memory is short for work that cannot be split. What the step has written by then is not
         read again.
         """
         try:
-            return self._launch(batch, computing)
+            return self._launch(batch, computing, published)
         except MEMORY_ERRORS as error:
             if not is_out_of_memory(error):
                 raise
             raise out_of_memory(error, batch, self._state.streams.device) from error
 
-    def _launch(self, batch: ScheduleBatch, computing: Callable[[], None]) -> LaunchedStep:
+    def _launch(
+        self, batch: ScheduleBatch, computing: Callable[[], None], told: Callable[[Published], None]
+    ) -> LaunchedStep:
         state = self._state
         with state.streams.on_forward():
             if self._recorder is not None:
@@ -93,7 +102,7 @@ class StepRunner:
             if self._recorder is not None:
                 self._recorder.wrote(SAMPLED, (batch.step_id,))
             counted = state.checks.snapshot(state.future_map.violated(batch.num_decode))
-            published, verdict = self._relay(batch, done, sample_rows, sample_lens, rows)
+            published, verdict = self._relay(batch, done, sample_rows, sample_lens, rows, told)
             self._sampling.append(sample_rows, sample_lens, sampled.tokens, batch)
             ended = state.streams.mark()
         previous_end, self._previous_end = self._previous_end, ended
@@ -242,7 +251,13 @@ class StepRunner:
         return rows, done.inputs.seq_lens.index_select(0, places)
 
     def _relay(
-        self, batch: ScheduleBatch, done: Computed, rows: torch.Tensor, lens: torch.Tensor, sampled: SampledRows
+        self,
+        batch: ScheduleBatch,
+        done: Computed,
+        rows: torch.Tensor,
+        lens: torch.Tensor,
+        sampled: SampledRows,
+        told: Callable[[Published], None],
     ) -> tuple[Event, Verdict | None]:
         """Leave to the next step where rows stand, their newest tokens, and drafts behind these.
 
@@ -256,6 +271,8 @@ class StepRunner:
             rows, lens, newest = done.inputs.rows, seq_lens, tokens.index_select(0, last)
         published = state.future_map.publish(done.inputs.rows, seq_lens)
         assert published is not None, "the planner submits no empty step"
+        if batch.verifies:
+            told(_lengths(batch, verdict))
         drafts = {} if self._speculator is None else self._speculator.drafted(batch, lens, tokens, verdict)
         state.future_map.stash(rows, RelayPayload(newest, drafts))
         return published, verdict
@@ -293,6 +310,13 @@ class StepRunner:
         wanted = (sampled.logprobs, sampled.top_ids, sampled.top_values)
         fetched = [None if tensor is None else fetch(tensor) for tensor in wanted]
         return SampleOutput(fetch(sampled.tokens), fetch(sampled.non_finite), *fetched)
+
+
+def _lengths(batch: ScheduleBatch, verdict: Verdict | None) -> Published:
+    """Of a step that was let verify drafts; it may have found none. Rows with drafts have no prompts beside them."""
+    assert batch.spec is not None, "it verifies drafts"
+    counts = np.ones(len(batch.rows), np.int64) if verdict is None else verdict.counts
+    return Published(batch.step_id, batch.sample_rows, batch.sample_generations, counts, batch.spec.drafts + 1)
 
 
 NO_CHUNKS: Ints = np.empty(0, np.int64)

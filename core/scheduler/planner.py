@@ -10,6 +10,7 @@ import torch
 
 from core.batch.build import Segment, StepPlan, build_batch
 from core.batch.grammar_batch import GrammarSeed
+from core.batch.result import Published
 from core.batch.schedule_batch import HistoryWrites, ScheduleBatch
 from core.batch.spec_plan import NO_DRAFTS, SpecPlan, TextSeed
 from core.config import SchedulerConfig
@@ -62,9 +63,10 @@ class Planner:
         lifecycle: Lifecycle,
         sampling: SamplingTable,
         pin: Callable[[list[Ints]], torch.Tensor],
+        lengths: Callable[[int], Published | None],
         depth: Depth | None = None,
     ) -> None:
-        """`depth`: which drafts a step verifies; None where speculation is off."""
+        """`depth`: which drafts a step verifies; None where speculation is off. `lengths`: see `Executor`."""
         self._config = config
         self._policy = policy
         self._lifecycle = lifecycle
@@ -81,6 +83,9 @@ class Planner:
         self._aim = NO_DRAFTS
         """What the step before proposed, at most."""
         self._next_step = 1
+        self._lengths = lengths
+        self._verifying = 0
+        """The step planned last, if it may verify drafts; else 0."""
 
     def plan(self, now: float, *, after_idle: bool, slow: bool) -> ScheduleBatch | None:
         """The next step, frozen; None where no row has work that fits.
@@ -145,7 +150,7 @@ class Planner:
                 break
             unsure = short & (self._running.planned[rows] > self._running.planned_lower[rows])
             if unsure.any():
-                rows = rows[~unsure]
+                rows = rows if self._resolve() else rows[~unsure]
                 continue
             self._give_way()
             rows = self._ready(only)
@@ -171,7 +176,21 @@ class Planner:
                 return False
         return True
 
+    def _resolve(self) -> bool:
+        """Learn how far the step in flight came with its drafts, if it has published that. Else the loop is woken then.
+
+        Asked only where a row has to wait otherwise: nothing is planned later for it.
+        """
+        running, step = self._running, self._verifying
+        if step <= running.resolved or (found := self._lengths(step)) is None:
+            return False
+        current = self._memory.rows.is_current(found.rows, found.generations)
+        running.resolve(step, found.rows[current], found.counts[current], found.planned[current])
+        return True
+
     def _ready(self, only: list[Tenant] | None) -> Ints:
+        if self._verifying > self._running.resolved and self._running.waits_for_lengths():
+            self._resolve()
         rows = self._running.decoding()
         return rows if only is None else self._light_steps.rows_of(only, rows)
 
@@ -209,6 +228,7 @@ class Planner:
         )
         # After the plan: its lengths are a copy of those before this step.
         running.plan_decodes(decode_rows, plan.decode_counts)
+        self._verifying = self._next_step if decodes.drafts.any() else 0
         self._next_step += 1
         memory = self._memory
         return build_batch(plan, memory.rows.generations, self._sampling.batch, self._pin, memory.plan_companions)

@@ -185,7 +185,7 @@ class ResultProcessor:
         seated = result.rows[places]
         before = running.known[seated]
         running.append(new.rows, new.known, new.tokens)
-        running.settle(seated, before, accepted.planned[places])
+        running.settle(result.step_id, seated, before, accepted.planned[places])
 
     def _new_tokens(self, result: StepResult, places: Ints) -> NewTokens:
         """The tokens of the rows at `places`, int64[n] of S, in order."""

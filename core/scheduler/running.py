@@ -16,10 +16,11 @@ class RunningSet:
     cached, or is written by a step that was planned. `planned_lower`: the least.
 
     Under overlap a step may be planned whose input token is still on the device, so `planned_lower` may exceed `known`,
-    by the one token that two steps in flight allow. How many drafts such a step accepts is not known either: `planned`
-    counts all of them, beyond `limit` too, until the result is there. Without steps in flight, and without drafts, both
-    are the same. `prefill_end`: the position at which the first new token is sampled. `limit`: tokens in the pools
-    after the last useful step, prompt + max_new_tokens - 1, since the last token sampled is never fed back.
+    by the one token that two steps in flight allow, and by those that are `unseen`. How many drafts such a step accepts
+    is not known either: `planned` counts all of them, beyond `limit` too, until the result is there. Without steps in
+    flight, and without drafts, both are the same. `prefill_end`: the position at which the first new token is sampled.
+    `limit`: tokens in the pools after the last useful step, prompt + max_new_tokens - 1, since the last token sampled
+    is never fed back.
     """
 
     def __init__(self, num_rows: int, max_len: int) -> None:
@@ -32,6 +33,10 @@ class RunningSet:
         self.planned_lower: Ints = np.zeros(num_rows, np.int64)
         self.prefill_end: Ints = np.zeros(num_rows, np.int64)
         self.prompt_lens: Ints = np.zeros(num_rows, np.int64)
+        self.unseen: Ints = np.zeros(num_rows, np.int64)
+        """Tokens beside the first of a step in flight that `planned_lower` counts already, as `resolve` has learnt."""
+        self.resolved = 0
+        """The newest step with drafts of which `planned` and `planned_lower` know how far it came."""
         self.limit: Ints = np.zeros(num_rows, np.int64)
         self.priorities: Ints = np.zeros(num_rows, np.int64)
         self.speculates = np.zeros(num_rows, np.bool_)
@@ -72,6 +77,7 @@ class RunningSet:
         self.tokens[row, : len(ids)] = ids
         self.known[row] = self.prefill_end[row] = len(ids)
         self.planned[row] = self.planned_lower[row] = seat.cached_tokens
+        self.unseen[row] = 0
         self.prompt_lens[row] = req.prompt_len
         self.limit[row] = req.prompt_len + req.max_new_tokens - 1
         self.priorities[row] = req.priority
@@ -95,7 +101,8 @@ class RunningSet:
         row = req.row
         check("request_state", self.reqs[row] is req, row=row)
         lower, planned, known = int(self.planned_lower[row]), int(self.planned[row]), int(self.known[row])
-        check("request_state", lower <= planned and lower <= known + 1, lower=lower, planned=planned, known=known)
+        most = known + 1 + int(self.unseen[row])
+        check("request_state", lower <= planned and lower <= most, lower=lower, planned=planned, known=known)
         req.outputs = self.tokens[row, req.prompt_len : known].copy()
         written = self.ids(row, min(planned, known - self.has_sampled(row)))
         req.last_token_at = float(self.last_token_at[row])
@@ -120,14 +127,26 @@ class RunningSet:
         # Of a row with several the last one decides.
         self.known[rows] = known + 1
 
-    def settle(self, rows: Ints, before: Ints, most: Ints) -> None:
+    def settle(self, step_id: int, rows: Ints, before: Ints, most: Ints) -> None:
         """Each of `rows` knew `before` tokens, and took those that it has more from a step that could give it `most`.
 
         int64[n] each.
         """
         counts = self.known[rows] - before
+        if step_id <= self.resolved:
+            self.unseen[rows] -= counts - 1
+            return
+        self.resolved = step_id
         self.planned[rows] -= most - counts
         self.planned_lower[rows] += counts - 1
+
+    def resolve(self, step_id: int, rows: Ints, counts: Ints, most: Ints) -> None:
+        """A step in flight, which could give each of `rows` `most` tokens, gave them `counts`; int64[n] each."""
+        check("request_state", step_id > self.resolved, step=step_id, resolved=self.resolved)
+        self.resolved = step_id
+        self.planned[rows] -= most - counts
+        self.planned_lower[rows] += counts - 1
+        self.unseen[rows] = counts - 1
 
     def has_sampled(self, row: int) -> bool:
         """Whether the owner of `row` got a token since it was seated."""
@@ -146,6 +165,12 @@ class RunningSet:
         rows = self.order
         planned = self.planned[rows]
         return rows[(planned >= self.prefill_end[rows]) & (planned < self.limit[rows])]
+
+    def waits_for_lengths(self) -> bool:
+        """Whether some row takes no decode step only because drafts in flight may prove right up to its end."""
+        rows = self.order
+        done = (self.planned[rows] >= self.prefill_end[rows]) & (self.planned[rows] >= self.limit[rows])
+        return bool((done & (self.planned_lower[rows] < self.limit[rows])).any())
 
     def prefilling(self) -> Ints:
         """int64[n]: rows whose prompt is not planned to its end, oldest first."""

@@ -75,7 +75,7 @@ class Scheduler:
         sampling = SamplingTable(num_rows, vocab_size, eos_ids)
         shares = FairShare(config.chunked_prefill_size, num_rows)
         self._lifecycle = Lifecycle(self.waiting, self.running, memory, sampling, self.tally, shares)
-        self._planner = Planner(config, policy, self._lifecycle, sampling, pin, depth)
+        self._planner = Planner(config, policy, self._lifecycle, sampling, pin, executor.resolve_seq_lens, depth)
         self._results = ResultProcessor(self._lifecycle, self.tally, vocab_size, eos_ids)
         self._emit = emit
         self._depth = depth

@@ -8,7 +8,7 @@ import time
 import numpy as np
 import torch
 
-from core.batch.result import StepResult
+from core.batch.result import Published, StepResult
 from core.batch.schedule_batch import ScheduleBatch
 from core.config import SchedulerConfig
 from core.executor.interface import MAX_DEPTH, Executor
@@ -56,6 +56,10 @@ class InstantExecutor:
     def completed(self) -> list[StepResult]:
         """The oldest step, so that one stays in flight as it would under overlap."""
         return [self._done.pop(0)] if self._done else []
+
+    def resolve_seq_lens(self, step_id: int) -> Published | None:
+        """None: no step has drafts."""
+        return None
 
     def stop(self) -> None:
         """No-op: nothing runs."""

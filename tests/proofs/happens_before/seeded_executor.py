@@ -11,7 +11,7 @@ from collections import deque
 
 from torch.utils._python_dispatch import _disable_current_modes
 
-from core.batch.result import StepResult
+from core.batch.result import Published, StepResult
 from core.batch.schedule_batch import ScheduleBatch
 from core.executor.interface import MAX_DEPTH
 from core.executor.launched_step import RESULTS, LaunchedStep
@@ -37,6 +37,7 @@ class SeededExecutor:
         self._inbox: deque[ScheduleBatch] = deque()
         self._launched: deque[LaunchedStep] = deque()
         self._done: deque[StepResult] = deque()
+        self._published: Published | None = None
         self.kinds: set[str] = set()
         if device is not None:
             device.interrupt = self._interrupt
@@ -67,6 +68,14 @@ class SeededExecutor:
             self._clocks.read(RESULTS, (result.step_id,))
         return taken
 
+    def resolve_seq_lens(self, step_id: int) -> Published | None:
+        published = self._published
+        if published is None or published.step_id != step_id:
+            return None
+        self._clocks.received(("published", step_id))
+        self.kinds.add("resolved lengths")
+        return published
+
     def stop(self) -> None:
         """Nothing runs by itself."""
 
@@ -75,8 +84,12 @@ class SeededExecutor:
             batch = self._inbox.popleft()
             with self._clocks.as_thread(FORWARD_THREAD):
                 self._clocks.received(("inbox", batch.step_id))
-                self._launched.append(self._runner.launch(batch))
+                self._launched.append(self._runner.launch(batch, _nothing, self._tell))
                 self._clocks.sent(("launched", batch.step_id))
+
+    def _tell(self, published: Published) -> None:
+        self._clocks.sent(("published", published.step_id))
+        self._published = published
 
     def _interrupt(self) -> None:
         """The waiter does not wait for a launch to end."""

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from core.batch.result import StepResult
+from core.batch.result import Published, StepResult
 from core.batch.schedule_batch import ScheduleBatch
 from core.memory.request_memory import RequestMemory
 from core.types.arrays import Ints
@@ -140,7 +140,7 @@ class SimExecutor(ABC):
         self._told: list[Timed] = []
         self._free_at: float | None = None
         """When the step before was over."""
-        self._flying = 0
+        self._flying = self._wanted = 0
         self._failure: Exception | None = None
         self.lens = [-1] * (memory.rows.size + 1)
         """By row: tokens whose KV is written and counts; -1 where the owner's first step is still to come."""
@@ -158,7 +158,7 @@ class SimExecutor(ABC):
     @property
     def news(self) -> bool:
         """Whether a result waits to be taken: what wakes the engine's loop."""
-        return bool(self._delivered)
+        return bool(self._delivered) or self._published(self._wanted) is not None
 
     @property
     def frees(self) -> int:
@@ -198,6 +198,26 @@ class SimExecutor(ABC):
         if self.trials is not None:
             self.taken += results
         return results
+
+    def resolve_seq_lens(self, step_id: int) -> Published | None:
+        """Known once the step was executed, delivered or not; else `news` tells when it is."""
+        found = self._published(step_id)
+        self._wanted = step_id if found is None else 0
+        if found is not None:
+            self._hits("lengths_resolved")
+            assert found.accepted is not None, "looked at before"
+            self.taken.append(found)
+            self._story.note(f"the lengths of step {step_id} are known before its tokens")
+            accepted = found.accepted
+            return Published(step_id, found.rows, found.generations, accepted.counts, accepted.planned)
+        return None
+
+    def _published(self, step_id: int) -> StepResult | None:
+        """The result of a step that was executed and not taken, if it verified drafts."""
+        for result in (*self._executed, *self._delivered):
+            if result.step_id == step_id and result.accepted is not None:
+                return result
+        return None
 
     def take_timed(self) -> list[Timed]:
         """Of the steps whose results were taken since the last call."""

@@ -62,7 +62,7 @@ FAULTS = (
     *("adapter_Overloaded", "adapter_InvalidRequest", "adapter_AdapterExists", "adapter_AdapterNotFound"),
     *("adapters_mixed", "adapter_emptied_in_flight"),
     *("draft_accepted", "draft_rejected", "draft_partly", "draft_cut_at_limit", "draft_behind_stop"),
-    *("draft_row_reused", "draft_retracted", "draft_without_pages", "draft_row_waits"),
+    *("draft_row_reused", "draft_retracted", "draft_without_pages", "draft_row_waits", "lengths_resolved"),
 )
 
 

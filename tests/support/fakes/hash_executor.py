@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import torch
 
-from core.batch.result import StepResult
+from core.batch.result import Published, StepResult
 from core.batch.schedule_batch import ScheduleBatch
 from core.executor.interface import MAX_DEPTH
 from core.types.arrays import Ints
@@ -75,6 +75,15 @@ class HashExecutor:
         results = list(self._done)
         self._done.clear()
         return results
+
+    def resolve_seq_lens(self, step_id: int) -> Published | None:
+        """Known once the step has run, whether its result is seen or not."""
+        assert self.batches[-1].step_id == step_id, "the newest step"
+        for result in self._done:
+            if result.step_id == step_id and result.accepted is not None:
+                accepted = result.accepted
+                return Published(step_id, result.rows, result.generations, accepted.counts, accepted.planned)
+        return None
 
     def stop(self) -> None:
         self._submitted.clear()

@@ -43,10 +43,10 @@ Planted = Callable[[pytest.MonkeyPatch, BaseException], None]
 def at_launch(patch: pytest.MonkeyPatch, error: BaseException) -> None:
     inner = StepRunner.launch
 
-    def launch(self: StepRunner, batch: Any, computing: Callable[[], None] = lambda: None) -> LaunchedStep:
+    def launch(self: StepRunner, batch: Any, *told: Any) -> LaunchedStep:
         if batch.step_id >= AT:
             raise error
-        return inner(self, batch, computing)
+        return inner(self, batch, *told)
 
     patch.setattr(StepRunner, "launch", launch)
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from core.batch.result import StepBroken, StepResult
+from core.batch.result import Published, StepBroken, StepResult
 from core.batch.schedule_batch import ScheduleBatch
 from core.executor.completion import Completion
 from core.executor.forward_thread import ForwardThread
@@ -68,8 +68,14 @@ class Runner:
     launched: list[int] = field(default_factory=list)
     began: Callable[[int], None] | None = None
     computes: Callable[[int], None] | None = None
+    published: Callable[[int], None] | None = None
 
-    def launch(self, batch: Any, computing: Callable[[], None] = lambda: None) -> Launched:
+    def launch(
+        self,
+        batch: Any,
+        computing: Callable[[], None] = lambda: None,
+        published: Callable[[Any], None] = lambda _: None,
+    ) -> Launched:
         if self.began is not None:
             self.began(batch.step_id)
         if batch.step_id == self.fail_at:
@@ -77,6 +83,9 @@ class Runner:
         computing()
         if self.computes is not None:
             self.computes(batch.step_id)
+        published(Published(batch.step_id, NONE, NONE, NONE, NONE))
+        if self.published is not None:
+            self.published(batch.step_id)
         self.launched.append(batch.step_id)
         return Launched(batch, self.gates.get(batch.step_id, Gate(is_open=True)))
 
@@ -155,6 +164,30 @@ def test_a_result_outlives_the_failure_of_the_step_behind_it() -> None:
     assert (first.step_id, first.error, second.step_id) == (1, None, 2)
     assert str(second.error) == "device lost"
     thread.stop()
+
+
+def test_lengths_are_known_before_a_step_is_over_and_wake_a_reader_that_came_early() -> None:
+    computes, drafts, waker = threading.Event(), threading.Event(), Waker()
+    runner = Runner(computes=lambda _: _wait(computes), published=lambda _: _wait(drafts))
+    thread = ForwardThread(runner, waker)  # type: ignore[arg-type]
+    thread.submit(batch(1))
+    assert thread.resolve_seq_lens(1) is None
+    computes.set()
+    waker.wait_for(1)
+    found = thread.resolve_seq_lens(1)
+    assert found is not None and found.step_id == 1 and thread.completed() == [], "it still makes drafts"
+    drafts.set()
+    waker.wait_for(2)
+    assert [r.step_id for r in thread.completed()] == [1]
+    thread.submit(batch(2))
+    waker.wait_for(3)
+    assert thread.completed() and waker.count == 3, "no reader has asked for the lengths of this one"
+    assert thread.resolve_seq_lens(1) is None, "of the newest step only"
+    thread.stop()
+
+
+def _wait(event: threading.Event) -> None:
+    assert event.wait(10)
 
 
 def test_a_third_step_in_flight_is_refused() -> None:
