@@ -124,6 +124,8 @@ class SimExecutor(ABC):
             self.trials = Trials(scenario.seed, scenario.drafts, hits)
         self.taken: list[StepResult] = []
         """With drafts: results that were taken, for the books of bounds, which empty this."""
+        self.ahead: dict[Owner, int] = {}
+        """Tokens beside the first of a step whose lengths were told before its result."""
         self.fail_next = False
         self.now = 0.0
         """The world's clock."""
@@ -194,6 +196,7 @@ class SimExecutor(ABC):
         """Results that were delivered since the last call."""
         results, self._delivered = self._delivered, []
         self._flying -= len(results)
+        self.ahead = {} if results else self.ahead
         self._told += [self._timed.popleft() for result in results if result.error is None]
         if self.trials is not None:
             self.taken += results
@@ -207,6 +210,8 @@ class SimExecutor(ABC):
             self._hits("lengths_resolved")
             assert found.accepted is not None, "looked at before"
             self.taken.append(found)
+            told = zip(found.rows.tolist(), found.generations.tolist(), found.accepted.counts.tolist(), strict=True)
+            self.ahead = {(row, generation): count - 1 for row, generation, count in told}
             self._story.note(f"the lengths of step {step_id} are known before its tokens")
             accepted = found.accepted
             return Published(step_id, found.rows, found.generations, accepted.counts, accepted.planned)

@@ -155,7 +155,8 @@ class Oracles:
             planned = min(planned, last)
         elif lower != planned:
             raise Violation("kv_length", f"{client.name}: {planned} planned, at least {lower}, and no drafts")
-        if lower > max(end, min(known + self._device.depth - 1, last)) or planned > pages * self._memory.page_size:
+        most = known + self._device.depth - 1 + self._device.ahead.get((req.row, req.generation), 0)
+        if lower > max(end, min(most, last)) or planned > pages * self._memory.page_size:
             text = f"{planned} planned, {known} known, prompt until {end}, {pages} pages, at most {last}"
             raise Violation("kv_length", f"{client.name}: {text}")
 
