@@ -206,9 +206,8 @@ class SimExecutor(ABC):
         """Known once the step was executed, delivered or not; else `news` tells when it is."""
         found = self._published(step_id)
         self._wanted = step_id if found is None else 0
-        if found is not None:
+        if found is not None and found.accepted is not None:
             self._hits("lengths_resolved")
-            assert found.accepted is not None, "looked at before"
             self.taken.append(found)
             told = zip(found.rows.tolist(), found.generations.tolist(), found.accepted.counts.tolist(), strict=True)
             self.ahead = {(row, generation): count - 1 for row, generation, count in told}
