@@ -180,6 +180,7 @@ class InputProcessor:
                 deadline=request.deadline,
                 queue_deadline=None if request.queue_timeout is None else now + request.queue_timeout,
                 arrived_at=now,
+                speculative=request.speculative,
                 **sides,
             )
             for index in range(params.n)

@@ -37,7 +37,8 @@ class GenerateRequest:
     their `weight`, which is above 0. `priority`: within a tenant lower values are served first, as in vLLM.
     `cache_salt`: requests with different salts never share cached prefixes; the part before its first NUL names the
     tenant whose share of the cache the pages count for. `adapter`: name of a loaded LoRA adapter; empty for the base
-    model alone. `want_text=False` skips detokenisation.
+    model alone. `want_text=False` skips detokenisation. `speculative=False`: no draft of its tokens is verified, and
+    its text drafts for no other request.
     """
 
     request_id: str = ""
@@ -56,6 +57,7 @@ class GenerateRequest:
     """32 hexadecimal digits if the request belongs to a sampled trace: latency histograms name it as an exemplar."""
     tenant: str = ""
     weight: float = 1.0
+    speculative: bool = True
 
 
 class Pooling(Enum):

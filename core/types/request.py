@@ -70,6 +70,8 @@ class Req:
     sink: object = None
     """Where the output processor puts its tokens; the scheduler passes it through and never looks inside."""
 
+    speculative: bool = True
+    """Whether the client lets drafts of its tokens be made."""
     pooling: Pooling | None = None
     """Set for an embedding: its prompt is prefilled, nothing is sampled, and its result is `vector`."""
     vector: npt.NDArray[np.float32] | None = None
@@ -117,8 +119,8 @@ class Req:
 
     @property
     def speculates(self) -> bool:
-        """Whether steps may verify drafts of its tokens."""
-        return self.pooling is None
+        """Whether steps may verify drafts of its tokens, and its text may draft for other requests of its scope."""
+        return self.speculative and self.pooling is None
 
     def known_ids(self) -> npt.NDArray[np.int64]:
         """int64[n]: prompt and outputs so far, i.e. what a (re-)admission must have in the pools. Not while running."""

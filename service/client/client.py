@@ -154,14 +154,16 @@ class SlipstreamClient:
         adapter: str = "",
         constraint: Mapping[str, Any] | None = None,
         resumable: bool = False,
+        speculative: bool | None = None,
         **sampling: Any,
     ) -> AsyncGenerator[Chunk | End, None]:
         """Stream the outputs for `prompt`.
 
         `sampling` are fields of SamplingParams; `constraint` is one of {"json_schema": text or dict}, {"regex": text},
         {"ebnf": text}, {"choice": [texts]}. `timeout` is the call's deadline in seconds. Raises CallFailed.
-        Leaving the loop early cancels the call. A `resumable` stream goes on by itself after a broken connection. It
-        gets a random id if it has none. Leaving its loop early aborts the request.
+        With `speculative=False` no tokens are guessed. Leaving the loop early cancels the call. A `resumable` stream
+        goes on by itself after a broken connection. It gets a random id if it has none. Leaving its loop early aborts
+        the request.
         """
         if resumable:
             request_id = request_id or uuid.uuid4().hex
@@ -174,6 +176,7 @@ class SlipstreamClient:
             adapter=adapter,
             constraint=None if constraint is None else _constraint(constraint),
             resumable=resumable,
+            speculative=speculative,
         )
         _set_input(request, prompt)
         if resumable:

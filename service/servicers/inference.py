@@ -25,7 +25,7 @@ from service.pb.slipstream.v1 import inference_pb2_grpc
 from service.rpc.status import NO_RETRY, PUSHBACK_TRAILER, TOKENS_EMITTED_TRAILER
 from service.rpc.write_timeout import WriteBound
 from service.tracing.request_span import note_finished, traced
-from service.wire import attach, embed, generate
+from service.wire import attach, embed, facts, generate
 from service.wire.message_limits import detokenize_ids
 
 REQUEST_ID_METADATA = "slipstream-request-id"
@@ -170,20 +170,20 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
 
     async def GetModelInfo(self, request: pb.GetModelInfoRequest, context: Context) -> pb.GetModelInfoResponse:
         """Facts of the model."""
-        return generate.model_info_response(self._handle.require().model_info)
+        return facts.model_info_response(self._handle.require().model_info)
 
     async def GetServerInfo(self, request: pb.GetServerInfoRequest, context: Context) -> pb.GetServerInfoResponse:
         """Facts of the process; answers in every state."""
         uptime = time.monotonic() - self._started_at
-        return generate.server_info_response(self._config, self._version, self._handle.state, uptime)
+        return facts.server_info_response(self._config, self._version, self._handle.state, uptime)
 
     async def GetLoad(self, request: pb.GetLoadRequest, context: Context) -> pb.GetLoadResponse:
         """Load as of the last step. A caller that may not see the load of all gets that of its own requests."""
         engine, own = self._handle.require(), await self._calls.own_load()
         if own is not None:
-            return generate.own_load_response(own.running, own.waiting)
+            return facts.own_load_response(own.running, own.waiting)
         stats = engine.stats
-        return generate.load_response(stats, engine.live_requests, kv_usage(stats))
+        return facts.load_response(stats, engine.live_requests, kv_usage(stats))
 
 
 def _keep_from_others(error: BaseException, context: Context) -> None:

@@ -1,7 +1,7 @@
-"""Translates generation and facts of the server between `slipstream.v1` and the engine's own types.
+"""Translates generation between `slipstream.v1` and the engine's own types.
 
-Embeddings, adapters and positions have files of their own beside this one. Checked here is what only a message can get
-wrong: which input is set, ids, durations, two spellings of one option. The engine checks the ranges of sampling
+Embeddings, adapters, positions and facts have files of their own beside this one. Checked here is what only a message
+can get wrong: which input is set, ids, durations, two spellings of one option. The engine checks the ranges of sampling
 parameters, the vocabulary and the context.
 """
 
@@ -17,7 +17,6 @@ from typing import Any
 from google.protobuf.duration_pb2 import Duration
 
 from core.config import ADAPTER_NAME
-from core.engine.api import EngineState
 from core.errors import FieldViolation, InvalidRequest
 from core.types.constraint import Constraint, ConstraintKind
 from core.types.io import (
@@ -32,8 +31,6 @@ from core.types.io import (
     TokenLogprob,
 )
 from core.types.sampling_params import SamplingParams
-from core.types.stats import EngineStats
-from service.config.server_config import ServerConfig
 from service.pb.slipstream.v1 import inference_pb2 as pb
 from service.tenant_ids import public_id
 from service.wire.message_limits import refuse_oversized
@@ -53,14 +50,6 @@ _REASONS = {
     FinishReason.STOP: pb.FINISH_REASON_STOP,
     FinishReason.LENGTH: pb.FINISH_REASON_LENGTH,
     FinishReason.CANCELLED: pb.FINISH_REASON_CANCELLED,
-}
-
-_STATES = {
-    EngineState.STARTING: pb.SERVER_STATE_STARTING,
-    EngineState.READY: pb.SERVER_STATE_READY,
-    EngineState.DRAINING: pb.SERVER_STATE_DRAINING,
-    EngineState.STOPPED: pb.SERVER_STATE_STOPPED,
-    EngineState.DEAD: pb.SERVER_STATE_DEAD,
 }
 
 
@@ -96,6 +85,7 @@ def generate_request(message: pb.GenerateRequest, info: ModelInfo, deadline: flo
         cache_salt=message.cache_salt,
         adapter=message.adapter,
         constraint=_constraint(message),
+        speculative=message.speculative if message.HasField("speculative") else True,
     )
 
 
@@ -279,71 +269,3 @@ def _matched_stop(stop: str | int | None) -> pb.MatchedStop | None:
     if stop is None:
         return None
     return pb.MatchedStop(text=stop) if isinstance(stop, str) else pb.MatchedStop(token_id=stop)
-
-
-def sampling_message(params: SamplingParams) -> pb.SamplingParams:
-    """`params` with every field set that has a value."""
-    given = {field.name: getattr(params, field.name) for field in dataclasses.fields(params)}
-    return pb.SamplingParams(**{name: value for name, value in given.items() if value is not None})
-
-
-def model_info_response(info: ModelInfo) -> pb.GetModelInfoResponse:
-    """Facts of the served model."""
-    return pb.GetModelInfoResponse(
-        name=info.name,
-        architecture=info.architecture,
-        dtype=info.dtype,
-        vocab_size=info.vocab_size,
-        context_length=info.context_length,
-        max_input_length=info.max_input_length,
-        bos_token_id=info.bos_token_id,
-        eos_token_ids=info.eos_token_ids,
-        default_sampling_params=sampling_message(info.default_sampling),
-        has_chat_template=info.has_chat_template,
-        quantization=info.quantization,
-        embedding_dimension=info.embedding_dimension or None,
-        grammar_backend=info.grammar_backend,
-    )
-
-
-def own_load_response(running: int, waiting: int) -> pb.GetLoadResponse:
-    """The load of one tenant: its own requests, and no figure that other tenants have a part in."""
-    return pb.GetLoadResponse(running_requests=running, waiting_requests=waiting, live_requests=running + waiting)
-
-
-def load_response(stats: EngineStats, live_requests: int, token_usage: float) -> pb.GetLoadResponse:
-    """The load as of `stats`; `token_usage` is the used share of the KV pool, 0 to 1."""
-    return pb.GetLoadResponse(
-        running_requests=stats.running,
-        waiting_requests=stats.waiting,
-        live_requests=live_requests,
-        pools=[
-            pb.PoolLoad(name=pool.name, capacity=pool.capacity, used=pool.used, cached=pool.cached)
-            for pool in stats.pools
-        ],
-        token_usage=token_usage,
-        device_idle_ratio=stats.device_idle_ratio,
-        step=stats.step,
-    )
-
-
-def server_info_response(
-    config: ServerConfig, version: str, state: EngineState, uptime: float
-) -> pb.GetServerInfoResponse:
-    """Facts of the server process; `uptime` in seconds."""
-    limit = config.max_request_seconds
-    return pb.GetServerInfoResponse(
-        version=version,
-        state=_STATES[state],
-        uptime=duration(uptime),
-        max_running_requests=config.engine.memory.max_running_requests,
-        max_queued_requests=config.engine.scheduler.max_queued_requests,
-        max_concurrent_requests=config.concurrency_limit,
-        max_request_duration=None if limit is None else duration(limit),
-        max_receive_bytes=config.max_receive_bytes,
-        page_size=config.engine.memory.page_size,
-        overlap=config.engine.executor.overlap,
-        prefix_cache=config.engine.memory.prefix_cache,
-        schedule_policy=config.engine.scheduler.policy,
-        resume_window=duration(config.resume_seconds) if config.resume_seconds else None,
-    )

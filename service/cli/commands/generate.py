@@ -8,7 +8,7 @@ import os
 import sys
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import IO, Any
 
 import click
@@ -23,6 +23,18 @@ from service.config.server_config import ServerConfig
 from service.config.sources import load
 
 ENGINE_GROUPS = ("Model", "Device", "Memory", "Scheduling", "Constraints")
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What the options ask for. `adapter`: its name; empty for the base model."""
+
+    text: str
+    chat: bool
+    adapter: str
+    constraint: Constraint | None
+    speculative: bool
+    sampling: dict[str, Any]
 
 
 @click.command(cls=GroupedCommand)
@@ -41,6 +53,7 @@ ENGINE_GROUPS = ("Model", "Device", "Memory", "Scheduling", "Constraints")
 @click.option("--top-p", type=float, help="Nucleus sampling.  [default: the model's]")
 @click.option("--top-k", type=int, help="0 is off.  [default: the model's]")
 @click.option("--seed", type=int, help="Makes sampling reproducible, 0 or more.")
+@click.option("--no-speculative", is_flag=True, help="Guess no tokens ahead of the model, whatever the server does.")
 @click.option("--stop", multiple=True, help="Stop at this string; may be repeated.")
 @click.option(
     "--json-schema", "json_schema", type=click.File(encoding="utf-8"), help="Generate JSON for the schema in this file."
@@ -54,6 +67,7 @@ def generate(
     wait: float,
     adapter: str | None,
     chat: bool,
+    no_speculative: bool,
     stop: tuple[str, ...],
     config_file: str | None,
     **options: Any,
@@ -74,15 +88,16 @@ def generate(
     name, is_local, _ = (adapter or "").partition("=")
     if adapter and bool(server) == bool(is_local):
         raise click.UsageError("--adapter takes a NAME with --server, and NAME=DIR without")
+    asked = Asked(text, chat, name, constraint, not no_speculative, given)
     if server:
-        pieces = _remote(server, wait, access, text, chat, name, constraint, given)
+        pieces = _remote(server, wait, access, asked)
     else:
         # Adapters that the environment or the file lists are not loaded: the one request uses one at most.
         config = load(ServerConfig, options, os.environ, config_file)
         listed = load(LoraConfig, {"adapter": (adapter,) if adapter else None}, {}).adapters
         lora = replace(config.engine.lora, adapters=listed, directory=None)
         config = replace(config, engine=replace(config.engine, lora=lora))
-        pieces = _local(config, text, chat, name, constraint, given)
+        pieces = _local(config, asked)
     try:
         asyncio.run(_print(pieces))
     except StartupError:
@@ -112,56 +127,42 @@ async def _print(pieces: AsyncGenerator[str, None]) -> None:
     click.echo()
 
 
-async def _remote(
-    server: str,
-    wait: float,
-    access: ServerAccess,
-    text: str,
-    chat: bool,
-    adapter: str,
-    constraint: Constraint | None,
-    sampling: dict[str, Any],
-) -> AsyncGenerator[str, None]:
+async def _remote(server: str, wait: float, access: ServerAccess, asked: Asked) -> AsyncGenerator[str, None]:
     """The pieces of text, from a server. Raises StartupError for a token or TLS file that cannot be used."""
     from service.client import CallFailed, Chunk
 
-    prompt: Any = [{"role": "user", "content": text}] if chat else text
-    wanted = None
+    prompt: Any = [{"role": "user", "content": asked.text}] if asked.chat else asked.text
+    wanted, constraint = None, asked.constraint
     if constraint is not None:
         is_choice = constraint.kind is ConstraintKind.CHOICE
         wanted = {constraint.kind.value: json.loads(constraint.source) if is_choice else constraint.source}
     async with access.client(server) as client:
         await wait_until_loaded(client, server, wait)
         try:
-            async for event in client.generate(prompt, adapter=adapter, constraint=wanted, **sampling):
+            options = {"adapter": asked.adapter, "speculative": asked.speculative, **asked.sampling}
+            async for event in client.generate(prompt, constraint=wanted, **options):
                 if isinstance(event, Chunk):
                     yield event.text
         except CallFailed as failure:
             raise click.ClickException(str(failure)) from None
 
 
-async def _local(
-    config: ServerConfig,
-    text: str,
-    chat: bool,
-    adapter: str,
-    constraint: Constraint | None,
-    sampling: dict[str, Any],
-) -> AsyncGenerator[str, None]:
+async def _local(config: ServerConfig, asked: Asked) -> AsyncGenerator[str, None]:
     """The pieces of text, from an engine in this process that lives as long as this call."""
     from core.types.io import ChatMessage, Delta, GenerateRequest
     from service.cli.commands.local import local_engine
 
     async with local_engine(config) as engine:
-        if chat and not engine.model_info.has_chat_template:
+        if asked.chat and not engine.model_info.has_chat_template:
             raise InvalidRequest.of("chat", "the model has no chat template")
         request = GenerateRequest(
             request_id="terminal",
-            text=None if chat else text,
-            chat=(ChatMessage("user", text),) if chat else None,
-            adapter=adapter,
-            constraint=constraint,
-            sampling=replace(engine.model_info.default_sampling, **sampling),
+            text=None if asked.chat else asked.text,
+            chat=(ChatMessage("user", asked.text),) if asked.chat else None,
+            adapter=asked.adapter,
+            constraint=asked.constraint,
+            sampling=replace(engine.model_info.default_sampling, **asked.sampling),
+            speculative=asked.speculative,
         )
         async with aclosing(await engine.generate(request)) as stream:
             async for event in stream:

@@ -11,7 +11,7 @@ from core.errors import InvalidRequest
 from core.types.sampling_params import SamplingParams
 from service.client import CallFailed
 from service.pb.slipstream.v1 import inference_pb2 as pb
-from service.wire import generate
+from service.wire import facts, generate
 from tests.support.fakes.fake_engine import INFO, info_with
 from tests.support.servers import Serve
 
@@ -107,7 +107,7 @@ def test_every_sampling_field_survives_the_wire() -> None:
         skip_special_tokens=False,
         include_stop_in_output=True,
     )
-    message = pb.GenerateRequest(text="a", sampling_params=generate.sampling_message(asked))
+    message = pb.GenerateRequest(text="a", sampling_params=facts.sampling_message(asked))
     received = pb.GenerateRequest.FromString(message.SerializeToString())
     assert generate.sampling_params(received, INFO.default_sampling) == asked
 

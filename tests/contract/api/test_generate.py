@@ -63,6 +63,14 @@ async def test_inputs_reach_the_engine(serve: Serve, prompt: object, field: str,
     assert (request.priority, request.cache_salt, request.want_text) == (-3, "tenant", False)
 
 
+@pytest.mark.parametrize(("asked", "told"), [(None, True), (True, True), (False, False)])
+async def test_a_request_may_do_without_speculation(serve: Serve, asked: bool | None, told: bool) -> None:
+    async with serve() as serving:
+        await serving.client.complete("hi", n=2, speculative=asked)
+        request = serving.engine.streams[0].request
+    assert request.speculative is told
+
+
 async def test_unset_sampling_fields_take_the_checkpoints_defaults_and_zero_is_not_unset(serve: Serve) -> None:
     async with serve() as serving:
         await serving.client.complete("hi", top_p=0.5)

@@ -26,6 +26,8 @@ from tests.support.fakes.hash_executor import HashExecutor, pin, reference
 
 VOCAB = 64
 EOS = 63
+OWN = ("priority", "deadline", "queue_deadline", "tenant", "weight", "speculative")
+"""Fields of a request that are no sampling parameters."""
 
 
 @dataclass
@@ -82,7 +84,7 @@ class Harness:
 
     def add(self, prompt: Sequence[int], max_tokens: int = 8, *, salt: str = "", **kwargs: object) -> Req:
         """Queue a request; `kwargs` go to `SamplingParams`, but for the request's own fields."""
-        own = {k: kwargs.pop(k) for k in ("priority", "deadline", "queue_deadline", "tenant", "weight") if k in kwargs}
+        own = {k: kwargs.pop(k) for k in OWN if k in kwargs}
         params = SamplingParams(temperature=0.0, ignore_eos=kwargs.pop("ignore_eos", True), **kwargs)  # type: ignore[arg-type]
         salt = self.memory.cache.namespace(salt, None)
         req = Req("r", 0, np.asarray(prompt, np.int64), params, 0, max_tokens, salt=salt, arrived_at=self.now, **own)  # type: ignore[arg-type]

@@ -246,6 +246,22 @@ def test_text_is_told_with_the_scope_of_its_request() -> None:
     assert seed.scope == req.salt != ""
 
 
+def test_a_request_that_opts_out_has_no_drafts_and_tells_no_text() -> None:
+    """Two rows, taken in turn by requests with and without: whatever was drafted for the owner before."""
+    world = harness(always_right, rows=2, depth=2)
+    reqs = [world.add(range(1 + i, 9 + i), max_tokens=9 + i, speculative=i % 3 == 0) for i in range(8)]
+    world.drain()
+    told = [seed for batch in world.executor.batches if batch.spec for seed in batch.spec.seeds]
+    assert [seed.ids.tolist() for seed in told] == [req.prompt.tolist() for req in reqs if req.speculative]
+    assert device(world).proposed > 0
+    for req in reqs:
+        world.expect(req)
+    alone = harness(always_right, depth=1)
+    alone.add(range(1, 9), max_tokens=9, speculative=False)
+    alone.drain()
+    assert not any(batch.verifies for batch in alone.executor.batches) and device(alone).proposed == 0
+
+
 @pytest.mark.parametrize("first", range(6))
 def test_the_first_end_in_a_step_counts(first: int) -> None:
     """A stop token among the outputs of one step, and the length, or another stop token, at its end."""

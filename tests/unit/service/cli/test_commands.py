@@ -74,6 +74,17 @@ def test_options_that_are_zero_are_given_all_the_same(checkpoint: Path, monkeypa
     assert (sampling.temperature, sampling.top_k, sampling.seed) == (0.0, 0, 0)
 
 
+@pytest.mark.parametrize("asked", [[], ["--no-speculative"]])
+def test_speculation_is_switched_off_for_a_request(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch, asked: list[str]
+) -> None:
+    engine = FakeEngine()
+    monkeypatch.setattr("service.engine.builder.build_core_engine", lambda *_: engine)
+    done = CliRunner().invoke(cli, ["generate", "--model", str(checkpoint), *asked, "hi"])
+    assert done.exit_code == 0, done.output
+    assert engine.streams[0].request.speculative is not asked
+
+
 def test_the_ready_line_tells_the_ports_that_were_bound() -> None:
     config = ServerConfig.of(host="10.0.0.1", port=0, metrics_port=0)
     server: Any = SimpleNamespace(config=config, engine=FakeEngine(), port=5001, metrics_port=9001)

@@ -51,6 +51,7 @@ from tests.support.fakes.fake_engine import INFO
 
 VALUES = [
     GenerateRequest("a", token_ids=(1, 2), sampling=SamplingParams(logit_bias={3: -1.5}, stop=("x", "y"), seed=7)),
+    GenerateRequest("d", "t", speculative=False),
     GenerateRequest("c", "t", constraint=Constraint(ConstraintKind.REGEX, "a|b")),
     GenerateRequest("b", chat=(ChatMessage("user", "é\ud800"),), deadline=12.5, cache_salt="alice\0", adapter="x"),
     EmbedRequest(("text", (1, 2)), pooling=Pooling.MEAN, dimensions=3),

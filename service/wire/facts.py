@@ -1,0 +1,89 @@
+"""Facts of model and server, and the server's load, as messages."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from core.engine.api import EngineState
+from core.types.io import ModelInfo
+from core.types.sampling_params import SamplingParams
+from core.types.stats import EngineStats
+from service.config.server_config import ServerConfig
+from service.pb.slipstream.v1 import inference_pb2 as pb
+from service.wire.generate import duration
+
+_STATES = {
+    EngineState.STARTING: pb.SERVER_STATE_STARTING,
+    EngineState.READY: pb.SERVER_STATE_READY,
+    EngineState.DRAINING: pb.SERVER_STATE_DRAINING,
+    EngineState.STOPPED: pb.SERVER_STATE_STOPPED,
+    EngineState.DEAD: pb.SERVER_STATE_DEAD,
+}
+
+
+def sampling_message(params: SamplingParams) -> pb.SamplingParams:
+    """`params` with every field set that has a value."""
+    given = {field.name: getattr(params, field.name) for field in dataclasses.fields(params)}
+    return pb.SamplingParams(**{name: value for name, value in given.items() if value is not None})
+
+
+def model_info_response(info: ModelInfo) -> pb.GetModelInfoResponse:
+    """Facts of the served model."""
+    return pb.GetModelInfoResponse(
+        name=info.name,
+        architecture=info.architecture,
+        dtype=info.dtype,
+        vocab_size=info.vocab_size,
+        context_length=info.context_length,
+        max_input_length=info.max_input_length,
+        bos_token_id=info.bos_token_id,
+        eos_token_ids=info.eos_token_ids,
+        default_sampling_params=sampling_message(info.default_sampling),
+        has_chat_template=info.has_chat_template,
+        quantization=info.quantization,
+        embedding_dimension=info.embedding_dimension or None,
+        grammar_backend=info.grammar_backend,
+    )
+
+
+def own_load_response(running: int, waiting: int) -> pb.GetLoadResponse:
+    """The load of one tenant: its own requests, and no figure that other tenants have a part in."""
+    return pb.GetLoadResponse(running_requests=running, waiting_requests=waiting, live_requests=running + waiting)
+
+
+def load_response(stats: EngineStats, live_requests: int, token_usage: float) -> pb.GetLoadResponse:
+    """The load as of `stats`; `token_usage` is the used share of the KV pool, 0 to 1."""
+    return pb.GetLoadResponse(
+        running_requests=stats.running,
+        waiting_requests=stats.waiting,
+        live_requests=live_requests,
+        pools=[
+            pb.PoolLoad(name=pool.name, capacity=pool.capacity, used=pool.used, cached=pool.cached)
+            for pool in stats.pools
+        ],
+        token_usage=token_usage,
+        device_idle_ratio=stats.device_idle_ratio,
+        step=stats.step,
+    )
+
+
+def server_info_response(
+    config: ServerConfig, version: str, state: EngineState, uptime: float
+) -> pb.GetServerInfoResponse:
+    """Facts of the server process; `uptime` in seconds."""
+    limit = config.max_request_seconds
+    return pb.GetServerInfoResponse(
+        version=version,
+        state=_STATES[state],
+        uptime=duration(uptime),
+        max_running_requests=config.engine.memory.max_running_requests,
+        max_queued_requests=config.engine.scheduler.max_queued_requests,
+        max_concurrent_requests=config.concurrency_limit,
+        max_request_duration=None if limit is None else duration(limit),
+        max_receive_bytes=config.max_receive_bytes,
+        page_size=config.engine.memory.page_size,
+        overlap=config.engine.executor.overlap,
+        prefix_cache=config.engine.memory.prefix_cache,
+        schedule_policy=config.engine.scheduler.policy,
+        resume_window=duration(config.resume_seconds) if config.resume_seconds else None,
+    )
