@@ -64,6 +64,10 @@ class Accepted:
     planned: Ints
     """The most tokens that the plan allowed for."""
 
+    def of(self, places: Ints) -> Accepted:
+        """Those of the rows at `places`, int64[n] of S."""
+        return Accepted(self.counts[places], self.proposed[places], self.planned[places])
+
 
 @dataclass(frozen=True, slots=True)
 class Published:

@@ -8,7 +8,7 @@ import numpy as np
 
 from core.batch.result import LogprobResult
 from core.errors import SlipstreamError
-from core.types.arrays import Ints
+from core.types.arrays import Bools, Ints
 from core.types.io import FinishReason
 from core.types.request import Req
 
@@ -49,6 +49,8 @@ class StepTokens:
     positions: Ints
     logprobs: LogprobResult | None = None
     logprob_rows: Ints = field(default_factory=lambda: np.empty(0, np.int64))
+    drafts: Bools | None = None
+    """bool[n]: which tokens were drafts; None where none was. Read for few, as `positions` are."""
 
 
 @dataclass(frozen=True, slots=True)

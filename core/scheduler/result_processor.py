@@ -37,13 +37,16 @@ class NewTokens:
     """Where each stands in the step's result."""
     counts: Ints | None = None
     """How many of these tokens its row has; None for one each."""
+    drafts: Bools | None = None
+    """Which were drafts; None where none was."""
 
     def of(self, which: Bools) -> NewTokens:
         """Those at the places, bool[A], that are set."""
         rows = self.rows[which]
         # Counted again: a row may lose some of its tokens.
         counts = None if self.counts is None else np.bincount(rows)[rows]
-        return NewTokens(rows, self.known[which], self.tokens[which], self.places[which], counts)
+        drafts = None if self.drafts is None else self.drafts[which]
+        return NewTokens(rows, self.known[which], self.tokens[which], self.places[which], counts, drafts)
 
     def gaps(self, since: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
         """float64[A], in seconds: the time `since` the step's tokens before, shared by the tokens of a row."""
@@ -169,7 +172,7 @@ class ResultProcessor:
         rows, known = new.rows, new.known
         positions = known - running.prompt_lens[rows]
         reqs = running.owners(rows)
-        out = StepTokens(reqs, new.tokens.tolist(), positions, result.logprobs, new.places)
+        out = StepTokens(reqs, new.tokens.tolist(), positions, result.logprobs, new.places, new.drafts)
         self._tally.tokens(reqs, positions, new.gaps(now - running.last_token_at[rows]), now)
         running.last_token_at[rows] = now
         for ending in endings:
@@ -186,6 +189,7 @@ class ResultProcessor:
         before = running.known[seated]
         running.append(new.rows, new.known, new.tokens)
         running.settle(result.step_id, seated, before, accepted.planned[places])
+        running.drafted_in(seated, before, accepted.of(places))
 
     def _new_tokens(self, result: StepResult, places: Ints) -> NewTokens:
         """The tokens of the rows at `places`, int64[n] of S, in order."""
@@ -197,7 +201,8 @@ class ResultProcessor:
         counts = accepted.counts[places]
         each, behind = walk_runs(counts)
         found = starts_of(accepted.counts)[places][each] + behind
-        return NewTokens(rows[each], known[each] + behind, result.tokens[found], found, counts[each])
+        counts = counts[each]
+        return NewTokens(rows[each], known[each] + behind, result.tokens[found], found, counts, behind < counts - 1)
 
     def _cut(self, new: NewTokens) -> tuple[NewTokens, list[Ending]]:
         """(`new` without what stands behind the end of its request, how requests end), in the order of tokens.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
+from core.batch.result import Accepted
 from core.invariants import check
 from core.memory.request_memory import Seat
 from core.types.arrays import Bools, Ints
@@ -41,6 +42,9 @@ class RunningSet:
         self.priorities: Ints = np.zeros(num_rows, np.int64)
         self.speculates = np.zeros(num_rows, np.bool_)
         """Whether the owner's drafts may be verified."""
+        self.drafted: Ints = np.zeros(num_rows, np.int64)
+        self.accepted: Ints = np.zeros(num_rows, np.int64)
+        """Drafts that steps verified for the owner, and how many of its tokens were drafts."""
         self.returned = np.zeros(num_rows, np.bool_)
         """Whether the owner was retracted before."""
         self.last_token_at = np.zeros(num_rows, np.float64)
@@ -82,6 +86,7 @@ class RunningSet:
         self.limit[row] = req.prompt_len + req.max_new_tokens - 1
         self.priorities[row] = req.priority
         self.speculates[row] = req.speculates
+        self.drafted[row], self.accepted[row] = req.draft_tokens, req.accepted_draft_tokens
         self.returned[row] = req.retractions > 0
         self.last_token_at[row] = req.last_token_at
         self.reqs[row] = req
@@ -106,6 +111,7 @@ class RunningSet:
         req.outputs = self.tokens[row, req.prompt_len : known].copy()
         written = self.ids(row, min(planned, known - self.has_sampled(row)))
         req.last_token_at = float(self.last_token_at[row])
+        req.draft_tokens, req.accepted_draft_tokens = int(self.drafted[row]), int(self.accepted[row])
         self.reqs[row] = None
         self._member[row] = False
         self._stale_order = True
@@ -147,6 +153,15 @@ class RunningSet:
         self.planned[rows] -= most - counts
         self.planned_lower[rows] += counts - 1
         self.unseen[rows] = counts - 1
+
+    def drafted_in(self, rows: Ints, before: Ints, accepted: Accepted) -> None:
+        """Count the drafts of a step in which each of `rows` knew `before` tokens, int64[n] both.
+
+        `accepted`: what became of them. What was dropped behind the end of a row was no draft of it.
+        """
+        self.drafted[rows] += accepted.proposed
+        # The last token that a row has from a step is no draft, unless it was dropped.
+        self.accepted[rows] += np.minimum(self.known[rows] - before, accepted.counts - 1)
 
     def has_sampled(self, row: int) -> bool:
         """Whether the owner of `row` got a token since it was seated."""

@@ -118,11 +118,17 @@ class TokenLogprob:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Token counts of one output. `cached_tokens` is the part of the prompt that came from the prefix cache."""
+    """Token counts of one output. `cached_tokens` is the part of the prompt that came from the prefix cache.
+
+    `draft_tokens`: drafts that steps verified for it. `accepted_draft_tokens`: how many of its `completion_tokens` were
+    drafts.
+    """
 
     prompt_tokens: int
     cached_tokens: int
     completion_tokens: int
+    draft_tokens: int = 0
+    accepted_draft_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)

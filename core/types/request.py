@@ -93,6 +93,10 @@ class Req:
     first_token_at: float | None = None
     last_token_at: float = 0.0
     """Updated when the row is given back, like `outputs`."""
+    draft_tokens: int = 0
+    """Drafts that steps verified for it; updated when the row is given back, like `outputs`."""
+    accepted_draft_tokens: int = 0
+    """How many of its `outputs` were drafts."""
     passed_over: int = 0
     """How often a younger request was admitted before this one."""
     retractions: int = 0

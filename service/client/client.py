@@ -74,7 +74,10 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """The end of one output; `reason` is "stop", "length" or "cancelled"."""
+    """The end of one output; `reason` is "stop", "length" or "cancelled".
+
+    `draft_tokens` were guessed and checked; `accepted_draft_tokens` of the `completion_tokens` were guessed.
+    """
 
     request_id: str
     index: int
@@ -83,6 +86,8 @@ class End:
     prompt_tokens: int
     cached_tokens: int
     completion_tokens: int
+    draft_tokens: int = 0
+    accepted_draft_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -334,5 +339,7 @@ def event_of(response: pb.GenerateResponse | pb.AttachResponse) -> Chunk | End |
             end.usage.prompt_tokens,
             end.usage.cached_tokens,
             end.usage.completion_tokens,
+            end.usage.draft_tokens,
+            end.usage.accepted_draft_tokens,
         )
     return None

@@ -37,6 +37,8 @@ class Answers:
             prompt_tokens=whole.usage.prompt_tokens,
             completion_tokens=whole.usage.completion_tokens,
             cached_tokens=whole.usage.cached_tokens,
+            spec_draft_tokens=whole.usage.draft_tokens,
+            spec_accepted_tokens=whole.usage.accepted_draft_tokens,
             output_logprobs=self._logprobs(whole.logprobs),
             index=whole.index,
         )

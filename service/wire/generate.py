@@ -256,6 +256,8 @@ def _finished(event: Finished) -> pb.Finished:
             prompt_tokens=usage.prompt_tokens,
             cached_tokens=usage.cached_tokens,
             completion_tokens=usage.completion_tokens,
+            draft_tokens=usage.draft_tokens,
+            accepted_draft_tokens=usage.accepted_draft_tokens,
         ),
         timing=pb.Timing(
             queue=duration(timing.queue),

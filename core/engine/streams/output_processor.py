@@ -108,6 +108,8 @@ class OutputProcessor:
         req, token = step.reqs[i], step.tokens[i]
         if logprobs is not None and req.params.logprobs:
             logprobs.add_to(output.logprobs, int(step.logprob_rows[i]), token, req.params.top_logprobs)
+        if step.drafts is not None and step.drafts[i]:
+            output.accepted += 1
         try:
             matched = output.push(
                 token,
@@ -181,8 +183,7 @@ class OutputProcessor:
                     self._end(Ending(sibling, reason=FinishReason.CANCELLED, condemned=ended.condemned))
         else:
             reason, matched = self._reason(ended, output)
-            usage = Usage(req.input_len, req.cached_tokens, output.total)
-            self._finish(stream, output, Finished(req.index, reason, usage, _timing(req, now), matched))
+            self._finish(stream, output, Finished(req.index, reason, _usage(req, output), _timing(req, now), matched))
         stream.output_ended()
         if stream.open_outputs == 0:
             self._on_closed(stream)
@@ -201,6 +202,12 @@ class OutputProcessor:
             return FinishReason.STOP, output.stop_match
         assert ended.reason is not None, "an ending without error has a reason"
         return ended.reason, ended.matched_stop
+
+
+def _usage(req: Req, output: PendingOutput) -> Usage:
+    # The scheduler does not know of tokens that were dropped behind a stop string.
+    accepted = req.accepted_draft_tokens if output.stop_match is None else output.accepted
+    return Usage(req.input_len, req.cached_tokens, output.total, req.draft_tokens, accepted)
 
 
 def _timing(req: Req, now: float) -> Timing:

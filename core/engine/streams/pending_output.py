@@ -30,6 +30,7 @@ class PendingOutput:
         "_stops",
         "_text",
         "_token_bytes",
+        "accepted",
         "charged",
         "done",
         "finished",
@@ -61,6 +62,8 @@ class PendingOutput:
         self.stop_match: str | None = None
         """The stop string that was found in the text; None until then."""
         self.finished: Finished | None = None
+        self.accepted = 0
+        """How many of the tokens that were pushed were drafts; counted by the caller of `push`."""
         self.ids: list[int] = []
         """Tokens not taken yet; always the same list. Where `looks_at_tokens` is off, a token may be appended here
         directly, which saves the call of `push`."""

@@ -30,12 +30,14 @@ async def test_events_come_in_order_and_carry_only_what_is_new(serve: Serve) -> 
     end = responses[-1].finished
     assert (end.index, end.reason, end.HasField("matched_stop")) == (0, pb.FINISH_REASON_LENGTH, False)
     assert (end.usage.prompt_tokens, end.usage.cached_tokens, end.usage.completion_tokens) == (3, 1, 8)
+    assert (end.usage.draft_tokens, end.usage.accepted_draft_tokens) == (5, 2)
     assert end.timing.total.nanos == 3_000_000
 
 
 async def test_every_output_of_n_ends_exactly_once(serve: Serve) -> None:
     async with serve() as serving:
         completions = await serving.client.complete("hi", n=3, max_tokens=5)
+    assert {(c.end.draft_tokens, c.end.accepted_draft_tokens) for c in completions} == {(5, 2)}
     assert [c.end.index for c in completions] == [0, 1, 2]
     assert all(c.token_ids == tuple(token_at(at) for at in range(5)) for c in completions)
 

@@ -50,7 +50,9 @@ def test_names_that_clients_rely_on() -> None:
     assert fields["EmbedRequest"] == asked | {"cache_salt", "adapter"}
     assert fields["EmbedResponse"] == {"request_id", "embeddings", "dimension"}
     assert fields["Embedding"] == {"values", "usage"}
-    assert fields["Usage"] == {"prompt_tokens", "cached_tokens", "completion_tokens"}
+    assert fields["Usage"] == {
+        *("prompt_tokens", "cached_tokens", "completion_tokens", "draft_tokens", "accepted_draft_tokens"),
+    }
     (service,) = pb.DESCRIPTOR.services_by_name.values()
     assert service.full_name == "slipstream.v1.InferenceService"
     assert set(service.methods_by_name) == {

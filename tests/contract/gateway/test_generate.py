@@ -56,6 +56,7 @@ async def test_a_stream_has_new_ids_in_chunks_and_everything_once_more_at_the_en
         5,
     )
     assert whole.WhichOneof("matched_stop") is None
+    assert (whole.spec_draft_tokens, whole.spec_accepted_tokens) == (5, 2)
     assert (request.request_id, request.token_ids, request.want_text) == ("r", (5, 6, 7), False)
 
 

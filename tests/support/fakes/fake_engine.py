@@ -75,7 +75,7 @@ def token_at(position: int) -> int:
 
 def finished(index: int, tokens: int, reason: FinishReason = FinishReason.LENGTH) -> Finished:
     """A terminal with plausible figures."""
-    return Finished(index, reason, Usage(3, 1, tokens), Timing(0.001, 0.002, 0.003))
+    return Finished(index, reason, Usage(3, 1, tokens, 5, 2), Timing(0.001, 0.002, 0.003))
 
 
 def count_up(request: GenerateRequest) -> Iterator[Step]:

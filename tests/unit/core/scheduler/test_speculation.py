@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -125,6 +127,20 @@ def test_rows_that_give_way_come_back_with_the_same_tokens(seed: int) -> None:
     for req in reqs:
         world.expect(req)
     assert any(req.retractions for req in reqs), "the pool was not short"
+
+
+@pytest.mark.parametrize("adversary", [*ADVERSARIES, like_a_coin], ids=lambda each: each.__name__)
+def test_requests_are_told_their_drafts_and_keep_them_where_they_give_way(adversary: Any, seed: int) -> None:
+    """With a step at a time no result comes too late, so all requests together have what the device verified."""
+    rng = np.random.default_rng(seed)
+    says = adversary(rng) if adversary is like_a_coin else adversary
+    world = harness(says, rows=6, pages=20, page_size=4, depth=1)
+    reqs = [world.add(rng.integers(1, VOCAB, 8), max_tokens=24) for _ in range(8)]
+    world.drain()
+    assert any(req.retractions for req in reqs), "the pool was not short"
+    assert sum(req.draft_tokens for req in reqs) == device(world).proposed
+    assert sum(req.accepted_draft_tokens for req in reqs) == device(world).accepted
+    assert all(req.accepted_draft_tokens <= min(req.draft_tokens, len(req.outputs)) for req in reqs)
 
 
 def test_a_step_computes_no_more_than_its_budget() -> None:

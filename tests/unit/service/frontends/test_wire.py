@@ -55,7 +55,7 @@ VALUES = [
     GenerateRequest("c", "t", constraint=Constraint(ConstraintKind.REGEX, "a|b")),
     GenerateRequest("b", chat=(ChatMessage("user", "é\ud800"),), deadline=12.5, cache_salt="alice\0", adapter="x"),
     EmbedRequest(("text", (1, 2)), pooling=Pooling.MEAN, dimensions=3),
-    Finished(1, FinishReason.STOP, Usage(1, 2, 3), Timing(0.5, math.inf, 2.0), "stop"),
+    Finished(1, FinishReason.STOP, Usage(1, 2, 3, 5, 4), Timing(0.5, math.inf, 2.0), "stop"),
     Delta(0, 3, (4,), "t", (TokenLogprob(4, -0.5, ((4, -0.5), (5, -1.0))),)),
     INFO,
     EngineStats(
