@@ -133,6 +133,8 @@ class StepResult:
     """bool[S]: the row's input violated a device check, so its tokens mean nothing; None where no row's did."""
     accepted: Accepted | None = None
     """None where each row has one token, as planned."""
+    drafting: float = 0.0
+    """Seconds of `busy` in which drafts for later steps were made."""
     has_prompts: bool = False
     """Whether the step computed prompts."""
 

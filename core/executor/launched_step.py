@@ -48,6 +48,8 @@ class LaunchedStep:
     """Owners of rows, embedded ones included, for which there was too little memory."""
     lanes: StepLanes | None = None
     """The step's lanes; None while no recording runs."""
+    drafting: tuple[Mark, Mark] | None = None
+    """Where the making of drafts begins and ends on the forward stream; None without speculation."""
     verdict: Verdict | None = None
     """What became of drafts; None in a step that verified none. `host` then has an entry for each of its places."""
 
@@ -84,6 +86,7 @@ class LaunchedStep:
             was_split=self.sampled.was_split,
             violated=self._violated(),
             accepted=accepted,
+            drafting=0.0 if self.drafting is None else self.drafting[1].seconds_since(self.drafting[0]),
             has_prompts=batch.num_extend > 0,
         )
 

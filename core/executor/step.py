@@ -102,7 +102,7 @@ class StepRunner:
             if self._recorder is not None:
                 self._recorder.wrote(SAMPLED, (batch.step_id,))
             counted = state.checks.snapshot(state.future_map.violated(batch.num_decode))
-            published, verdict = self._relay(batch, done, sample_rows, sample_lens, rows, told)
+            published, verdict, drafting = self._relay(batch, done, sample_rows, sample_lens, rows, told)
             self._sampling.append(sample_rows, sample_lens, sampled.tokens, batch)
             ended = state.streams.mark()
         previous_end, self._previous_end = self._previous_end, ended
@@ -116,7 +116,7 @@ class StepRunner:
         exhausted = rows.exhausted if done.vectors is not None else rows.exhausted.beside(embedded(batch))
         return LaunchedStep(
             *(batch, host, counts, copy_done, began, ended, previous_end, refs, self._recorder),
-            *(rows, fetched, exhausted, lanes, verdict),
+            *(rows, fetched, exhausted, lanes, drafting, verdict),
         )
 
     def _compute(self, batch: ScheduleBatch, computing: Callable[[], None]) -> Computed:
@@ -258,11 +258,11 @@ class StepRunner:
         lens: torch.Tensor,
         sampled: SampledRows,
         told: Callable[[Published], None],
-    ) -> tuple[Event, Verdict | None]:
+    ) -> tuple[Event, Verdict | None, tuple[Mark, Mark] | None]:
         """Leave to the next step where rows stand, their newest tokens, and drafts behind these.
 
         `rows`, `lens`: as `_places` returned them; `sampled`: what was sampled there. Returns the event behind the
-        lengths, and what became of drafts if the step verified any.
+        lengths, what became of drafts if the step verified any, and with speculation where new ones begin and end.
         """
         state, seq_lens, newest = self._state, done.inputs.seq_lens, (tokens := sampled.output.tokens)
         verdict = None if done.trial is None else done.trial.judged(tokens.numpy(), sampled.masked)
@@ -273,9 +273,13 @@ class StepRunner:
         assert published is not None, "the planner submits no empty step"
         if batch.verifies:
             told(_lengths(batch, verdict))
-        drafts = {} if self._speculator is None else self._speculator.drafted(batch, lens, tokens, verdict)
+        drafts, drafting = {}, None
+        if self._speculator is not None:
+            began = state.streams.mark()
+            drafts = self._speculator.drafted(batch, lens, tokens, verdict)
+            drafting = began, state.streams.mark()
         state.future_map.stash(rows, RelayPayload(newest, drafts))
-        return published, verdict
+        return published, verdict, drafting
 
     def _copy_out(
         self,

@@ -167,7 +167,9 @@ class ResultProcessor:
         for row in rows[known == ends].tolist():
             # The first token since the admission: its logits came of all tokens before it.
             self._memory.vouch(row, int(running.known[row]))
+        made = len(new.rows)
         new, endings = self._cut(new)
+        self._tally.surplus(made - len(new.rows))
         self._keep(new, result, places)
         rows, known = new.rows, new.known
         positions = known - running.prompt_lens[rows]

@@ -71,7 +71,7 @@ class Scheduler:
         self.waiting = WaitingQueue(policy)
         self.running = RunningSet(num_rows, max_len)
         self._phases = PhaseClock(lanes or LaneRecorder())
-        self.tally = Tally(self._phases)
+        self.tally = Tally(self._phases, speculates=depth is not None)
         sampling = SamplingTable(num_rows, vocab_size, eos_ids)
         shares = FairShare(config.chunked_prefill_size, num_rows)
         self._lifecycle = Lifecycle(self.waiting, self.running, memory, sampling, self.tally, shares)

@@ -11,6 +11,7 @@ from core.batch.result import StepResult
 from core.batch.schedule_batch import ScheduleBatch
 from core.device.checks import DEVICE_CHECKS
 from core.histogram import (
+    ACCEPTANCE,
     FIRST_TOKEN_SECONDS,
     REQUEST_SECONDS,
     ROWS,
@@ -20,9 +21,12 @@ from core.histogram import (
     Histogram,
 )
 from core.memory.request_memory import RequestMemory
+from core.scheduler.draft_tally import DraftTally
 from core.scheduler.phases import PhaseClock
 from core.types.request import Req
 from core.types.stats import EngineStats
+
+ACCEPTANCE_LENGTH = "spec_decode_acceptance_length"
 
 HISTOGRAMS = {
     "time_to_first_token_seconds": FIRST_TOKEN_SECONDS,
@@ -38,6 +42,7 @@ HISTOGRAMS = {
     "step_duration_seconds": SECONDS,
     "step_tokens": TOKENS,
     "step_requests": ROWS,
+    ACCEPTANCE_LENGTH: ACCEPTANCE,
 }
 """Bucket bounds of each histogram, by its name."""
 
@@ -51,8 +56,10 @@ class Tally:
     `now` is in seconds of the loop's clock everywhere.
     """
 
-    def __init__(self, phases: PhaseClock) -> None:
+    def __init__(self, phases: PhaseClock, *, speculates: bool = False) -> None:
+        """`speculates`: whether steps may verify drafts."""
         self._phases = phases
+        self._drafts = DraftTally() if speculates else None
         self.preemptions = 0
         self.priority_preemptions = 0
         self.share_preemptions = 0
@@ -61,7 +68,6 @@ class Tally:
         self._prompt_tokens = self._cached_tokens = self._generation_tokens = 0
         self._stale_results = 0
         self._split_steps = 0
-        self._drafts = self._accepted = 0
         self._step = 0
         self._busy = self._idle = 0.0
         self._busy_sum = self._idle_sum = 0.0
@@ -69,6 +75,8 @@ class Tally:
         self._last_step_at = 0.0
         self._device_counts = np.zeros(len(DEVICE_CHECKS), np.int64)
         self._histograms = {name: Histogram(bounds) for name, bounds in HISTOGRAMS.items()}
+        if self._drafts is not None:
+            self._histograms[ACCEPTANCE_LENGTH] = self._drafts.lengths
 
     @property
     def step(self) -> int:
@@ -97,9 +105,8 @@ class Tally:
         self._step = result.step_id
         self._stale_results += stale
         self._split_steps += result.was_split
-        if result.accepted is not None:
-            self._drafts += int(result.accepted.proposed.sum())
-            self._accepted += int(result.accepted.counts.sum()) - len(result.accepted.counts)
+        if self._drafts is not None:
+            self._drafts.step_done(result)
         self._busy = self._busy * IDLE_WINDOW + result.busy
         self._idle = self._idle * IDLE_WINDOW + result.idle
         self._busy_sum += result.busy
@@ -111,6 +118,11 @@ class Tally:
     def dropped(self, count: int) -> None:
         """`count` tokens of the newest result were dropped because their owners lost their rows by that same result."""
         self._stale_results += count
+
+    def surplus(self, count: int) -> None:
+        """`count` tokens of the newest result stood behind the end of their request, and were dropped."""
+        if self._drafts is not None:
+            self._drafts.dropped(count)
 
     def tokens(self, reqs: list[Req], positions: np.ndarray, gaps: np.ndarray, now: float) -> None:
         """New tokens of one step: int64[n] output positions, float64[n] seconds since the request's token before."""
@@ -169,8 +181,7 @@ class Tally:
             recomputed_tokens=self.recomputed_tokens,
             stale_results=self._stale_results,
             split_steps=self._split_steps,
-            draft_tokens=self._drafts,
-            accepted_draft_tokens=self._accepted,
+            drafts=None if self._drafts is None else self._drafts.stats(),
             device_idle_ratio=self._idle / elapsed if elapsed else 0.0,
             device_busy_seconds=self._busy_sum,
             device_idle_seconds=self._idle_sum,

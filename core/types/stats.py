@@ -7,6 +7,7 @@ One uniform `PoolStats` per pool instead of one optional field per kind of pool;
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from itertools import accumulate
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +47,67 @@ class HistogramStats:
 
 
 @dataclass(frozen=True, slots=True)
+class DraftStats:
+    """What became of drafts so far. `proposed[n]`: how often a row had n drafts in a step; `right[n]`: how often n of
+    them were right. Both leave out rows that had none.
+    """
+
+    steps: int = 0
+    """Steps that verified drafts."""
+    proposed: tuple[int, ...] = ()
+    right: tuple[int, ...] = ()
+    dropped: int = 0
+    """Tokens of these steps that stood behind the end of their request."""
+    most: int = 0
+    """The most drafts of a row in the last step; 0 if it verified none."""
+    draft_seconds: float = 0.0
+    """Seconds of the forward stream in which drafts were made, behind the sampling of steps."""
+    verify_seconds: float = 0.0
+    """Seconds of the steps that verified drafts, without those in which they made new ones."""
+
+    @property
+    def rows(self) -> int:
+        """How often a row had drafts in a step."""
+        return sum(self.proposed)
+
+    @property
+    def tokens(self) -> int:
+        """Drafts that steps verified."""
+        return sum(self.proposed_by_position)
+
+    @property
+    def accepted(self) -> int:
+        """Of these, those that were the token which the model sampled."""
+        return sum(self.accepted_by_position)
+
+    @property
+    def proposed_by_position(self) -> tuple[int, ...]:
+        """Drafts that were verified, by how many stood before them in their row."""
+        return _at_least(self.proposed)
+
+    @property
+    def accepted_by_position(self) -> tuple[int, ...]:
+        """Drafts that were right, by how many stood before them; as long as `proposed_by_position`."""
+        found = _at_least(self.right)
+        return found + (0,) * (len(self.proposed) - len(self.right))
+
+    @property
+    def acceptance_rate(self) -> float:
+        """The part of drafts that was right; 0 before there were any."""
+        return self.accepted / self.tokens if self.tokens else 0.0
+
+    @property
+    def acceptance_length(self) -> float:
+        """Tokens that a row with drafts got of a step, on average; 0 before there were any."""
+        return 1 + self.accepted / self.rows if self.rows else 0.0
+
+
+def _at_least(counts: tuple[int, ...]) -> tuple[int, ...]:
+    """At i: the sum of `counts` behind i."""
+    return tuple(accumulate(counts[:0:-1]))[::-1]
+
+
+@dataclass(frozen=True, slots=True)
 class EngineStats:
     """The engine as of the end of one step. Counters only grow; times are seconds.
 
@@ -73,10 +135,8 @@ class EngineStats:
     stale_results: int = 0
     split_steps: int = 0
     """Steps whose rows were sampled a few at a time, for lack of memory."""
-    draft_tokens: int = 0
-    """Drafts that steps verified."""
-    accepted_draft_tokens: int = 0
-    """Of these, those that were the token which the model sampled."""
+    drafts: DraftStats | None = None
+    """None without speculation."""
     text_failures: int = 0
     """Requests on which the tokenizer failed. A request whose output was complete by then is in `finished` as complete.
     """

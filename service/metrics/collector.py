@@ -17,11 +17,11 @@ from core.engine.api import EngineState
 from core.lanes import PHASES
 from core.machine import memory_share
 from core.types.io import FinishReason
-from core.types.stats import EngineStats, HistogramStats
+from core.types.stats import DraftStats, EngineStats, HistogramStats
 from service.config.server_config import ServerConfig
 from service.config.sources import values_of
 from service.engine.handle import EngineHandle
-from service.metrics import names
+from service.metrics import names, speculation
 from service.metrics.histograms import HISTOGRAMS
 from service.metrics.metric import Metric
 
@@ -98,6 +98,7 @@ class EngineCollector(Collector):
         stats = view.stats
         yield from _pools(stats)
         yield from (_single(metric, getattr(stats, metric.field)) for metric in names.SNAPSHOT)
+        yield from _drafts(stats.drafts or DraftStats())
         yield from (_single(metric, value) for metric, value in view.singles)
         yield _single(names.KV_CACHE_USAGE, kv_usage(stats))
         yield from _histograms(stats)
@@ -129,6 +130,13 @@ def _labelled(metric: Metric, values: Mapping[str, float]) -> Family:
     for label, value in sorted(values.items()):
         family.add_metric([label], value)
     return family
+
+
+def _drafts(stats: DraftStats) -> Iterator[Family]:
+    yield from (_single(metric, getattr(stats, metric.field)) for metric in speculation.SINGLES)
+    for metric in speculation.BY_POSITION:
+        values = getattr(stats, metric.field)
+        yield _labelled(metric, {str(position): value for position, value in enumerate(values)})
 
 
 def _pools(stats: EngineStats) -> Iterator[Family]:

@@ -5,6 +5,7 @@ Counters are named here without `_total`; the client library adds it. Units are 
 
 from __future__ import annotations
 
+from service.metrics import speculation
 from service.metrics.histograms import HISTOGRAMS
 from service.metrics.metric import Metric
 
@@ -125,18 +126,6 @@ SNAPSHOT: tuple[Metric, ...] = (
         "counter",
         "Steps whose rows were sampled a few at a time, for want of memory.",
         field="split_steps",
-    ),
-    Metric(
-        "slipstream_spec_decode_draft_tokens",
-        "counter",
-        "Drafts that steps have verified; 0 where speculation is off.",
-        field="draft_tokens",
-    ),
-    Metric(
-        "slipstream_spec_decode_accepted_tokens",
-        "counter",
-        "Drafts that were the very token that the model sampled there.",
-        field="accepted_draft_tokens",
     ),
     Metric(
         "slipstream_text_failures",
@@ -282,6 +271,8 @@ ALL: tuple[Metric, ...] = (
     KV_CACHE_USAGE,
     CACHE_CONFIG_INFO,
     *SNAPSHOT,
+    *speculation.SINGLES,
+    *speculation.BY_POSITION,
     WAITING_LIMIT,
     COMPUTED_TOKENS,
     PHASE_SECONDS,

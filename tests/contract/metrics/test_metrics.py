@@ -44,6 +44,13 @@ async def test_every_documented_metric_is_exported_from_the_snapshot(serve: Serv
     assert samples["slipstream_time_to_first_token_seconds_count",] == 3
     assert samples["slipstream_time_to_first_token_seconds_sum",] == 0.5
     assert samples["slipstream_ready",] == 1
+    drafts = {name.removeprefix("slipstream_spec_decode_"): samples[name, *rest] for name, *rest in samples}
+    counted = ("steps", "num_drafts", "num_draft_tokens", "num_accepted_tokens", "num_dropped_tokens")
+    assert [drafts[f"{name}_total"] for name in counted] == [2, 4, 19, 8, 8]
+    assert [drafts[name] for name in ("most_drafts", "draft_seconds_total", "verify_seconds_total")] == [6, 0.25, 1.5]
+    per_pos = "slipstream_spec_decode_num_{}_tokens_per_pos_total"
+    assert [samples[per_pos.format("draft"), str(i)] for i in range(6)] == [4, 4, 4, 3, 2, 2]
+    assert [samples[per_pos.format("accepted"), str(i)] for i in range(6)] == [3, 3, 2, 0, 0, 0]
     generate = "slipstream.v1.InferenceService/Generate"
     assert samples["slipstream_rpc_started_total", generate] == 1
     assert samples["slipstream_rpc_handled_total", "OK", generate] == 1

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from core.types.stats import EngineStats, HistogramStats, PoolStats
+from core.types.stats import DraftStats, EngineStats, HistogramStats, PoolStats
 
 FIGURES = EngineStats(
     step=41,
@@ -17,8 +17,15 @@ FIGURES = EngineStats(
     recomputed_tokens=13,
     stale_results=1,
     split_steps=1,
-    draft_tokens=9,
-    accepted_draft_tokens=6,
+    drafts=DraftStats(
+        steps=2,
+        proposed=(0, 0, 0, 1, 1, 0, 2),
+        right=(1, 0, 1, 2),
+        dropped=8,
+        most=6,
+        draft_seconds=0.25,
+        verify_seconds=1.5,
+    ),
     device_idle_ratio=0.125,
     finished={"stop": 3, "length": 4},
     assert_failures={"relay_fresh": 0, "page_double_free": 0},

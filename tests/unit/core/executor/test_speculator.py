@@ -106,17 +106,22 @@ def test_right_drafts_come_several_at_a_time() -> None:
         steps += 1
     assert req.outputs.tolist() == world.truth[len(PROMPT) :]
     assert steps == 1 + 3 + 1, "the prompt, twelve outputs less one by up to five, and the last result"
-    stats = world.scheduler.stats
-    assert (stats.draft_tokens, stats.accepted_draft_tokens) == (8, 8)
+    stats = world.scheduler.stats.drafts
+    assert stats is not None and (stats.tokens, stats.accepted) == (8, 8)
 
 
 def test_what_was_verified_and_what_was_right_is_counted() -> None:
     world = World(right_then_wrong, FixedDepth(MOST))
     world.ask()
     world.drain()
-    stats = world.scheduler.stats
+    stats = world.scheduler.stats.drafts
     # Three steps with two right of four, then one with room for one.
-    assert (stats.draft_tokens, stats.accepted_draft_tokens) == (13, 7)
+    assert stats is not None and (stats.tokens, stats.accepted) == (13, 7)
+    assert (stats.steps, stats.rows, stats.dropped, stats.most) == (4, 4, 0, 1)
+    assert stats.proposed_by_position == (4, 3, 3, 3) and stats.accepted_by_position == (4, 3, 0, 0)
+    assert stats.draft_seconds > 0 and stats.verify_seconds > 0
+    assert stats.draft_seconds + stats.verify_seconds < world.scheduler.stats.device_busy_seconds
+    assert stats.acceptance_rate == 7 / 13 and stats.acceptance_length == 1 + 7 / 4
 
 
 @pytest.mark.parametrize("most", [1, MOST])

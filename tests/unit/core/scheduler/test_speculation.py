@@ -227,6 +227,8 @@ def test_tokens_before_a_stop_share_all_of_their_step() -> None:
     world.expect(req, stop + 1)
     histograms = world.scheduler.stats.histograms
     assert histograms["inter_token_latency_seconds"].counts[-1] == stop
+    drafts = world.scheduler.stats.drafts
+    assert drafts is not None and drafts.dropped == -stop % (MOST + 1), "the rest of the last step's five"
     gaps, decode = (histograms[f"{name}_seconds"].total for name in ("inter_token_latency", "request_decode_time"))
     assert gaps == pytest.approx(decode) and decode > 0
 

@@ -36,7 +36,7 @@ from core.types.io import (
 )
 from core.types.plain import to_plain
 from core.types.sampling_params import SamplingParams
-from core.types.stats import EngineStats, HistogramStats, PoolStats
+from core.types.stats import DraftStats, EngineStats, HistogramStats, PoolStats
 from service.frontends.events import EventBatch, read_events
 from service.frontends.plain_json import (
     error_from_plain,
@@ -59,7 +59,11 @@ VALUES = [
     Delta(0, 3, (4,), "t", (TokenLogprob(4, -0.5, ((4, -0.5), (5, -1.0))),)),
     INFO,
     EngineStats(
-        5, (PoolStats("req", 4, 1),), finished={"stop": 2}, histograms={"x": HistogramStats((1.0,), (2,), 3.0)}
+        5,
+        (PoolStats("req", 4, 1),),
+        drafts=DraftStats(1, (0, 2), (1, 1), 3, 1, 0.5, 1.5),
+        finished={"stop": 2},
+        histograms={"x": HistogramStats((1.0,), (2,), 3.0)},
     ),
     AdapterList((AdapterInfo("a", 1, 2, 3, True, False, 4, None),), 5, 6),
 ]
