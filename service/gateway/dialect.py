@@ -13,6 +13,7 @@ from datetime import datetime
 from typing import Any, Protocol
 
 from core.types.io import EmbedRequest, EmbedResult, GenerateRequest, ModelInfo, TokenLogprob, Usage
+from core.types.stats import DraftStats
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +75,8 @@ class Load:
     cache_hit_rate: float
     """Share of all prompt tokens so far that came from the prefix cache."""
     max_running: int
+    drafts: DraftStats | None = None
+    """Of all drafts so far; None without speculation, and in the load of one tenant."""
 
 
 @dataclass(frozen=True, slots=True)

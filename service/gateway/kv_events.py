@@ -68,6 +68,9 @@ class KvEvents:
         batch.load.cache_hit_rate = load.cache_hit_rate
         batch.load.num_used_tokens = load.used_tokens
         batch.load.max_total_num_tokens = load.max_total_tokens
+        if load.drafts is not None:
+            told = batch.load.speculative
+            told.accept_length, told.accept_rate = load.drafts.acceptance_length, load.drafts.acceptance_rate
         return batch
 
     def _batch(self, events: Iterable[pb.KvCacheEvent], load: Load) -> pb.KvEventBatch:

@@ -40,6 +40,7 @@ class LoadMeter:
             gen_throughput=self._rate(stats.generation_tokens),
             cache_hit_rate=stats.cached_tokens / stats.prompt_tokens if stats.prompt_tokens else 0.0,
             max_running=self._max_running,
+            drafts=stats.drafts,
         )
 
     def own(self, load: TenantLoad) -> Load:

@@ -172,6 +172,10 @@ class SglangDialect(Answers):
     def loads(self, version: str, timestamp: str, load: Load) -> pb.GetLoadsResponse:
         """The load of the one rank, and the same figures as the aggregate of all ranks."""
         response: pb.GetLoadsResponse = super().loads(version, timestamp, load)
+        if load.drafts is not None:
+            # The length counts the token behind the right drafts, as SGLang's does.
+            told = response.loads[0].speculative
+            told.accept_length, told.accept_rate = load.drafts.acceptance_length, load.drafts.acceptance_rate
         aggregate = response.aggregate
         aggregate.total_running_reqs = load.running
         aggregate.total_waiting_reqs = load.waiting

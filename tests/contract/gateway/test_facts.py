@@ -26,9 +26,11 @@ from service.gateway import registration
 from service.gateway.loads import LoadMeter
 from service.gateway.tokenizer_zip import CHUNK_BYTES, chunks, pack
 from service.gateway.worker import default_sampling
+from service.limits.usage import TenantLoad
 from service.server.server import Server
 from tests.contract.gateway.spoken import Spoken
 from tests.support.fakes.fake_engine import FakeEngine, info_with
+from tests.support.fakes.figures import FIGURES
 from tests.support.servers import Serve, listening
 
 BUNDLED = str(bundled_model_dir())
@@ -101,7 +103,22 @@ async def test_loads_are_those_of_the_engine(serve: Serve, spoken: Spoken) -> No
         100,
     )
     assert (load.token_usage, load.cache_hit_rate, load.max_running_requests) == (0.25, 5 / 7, 256)
+    if spoken.name == "sglang":
+        assert (load.speculative.accept_length, load.speculative.accept_rate) == (1 + 8 / 4, 8 / 19)
     assert list(CallFailed(other.value).fields) == ["dp_rank"]
+
+
+async def test_a_load_without_speculation_says_nothing_of_drafts(serve: Serve, spoken: Spoken) -> None:
+    plain = type("Plain", (FakeEngine,), {"stats": EngineStats(pools=(PoolStats("kv_page", 10, 2, 3),))})
+    async with serve(plain()) as serving:
+        answer = await spoken.stub(serving.client.channel).GetLoads(spoken.pb.GetLoadsRequest())
+    assert "speculative" not in {field.name for field, _ in answer.loads[0].ListFields()}
+
+
+def test_drafts_of_other_tenants_are_in_no_load_of_one() -> None:
+    meter = LoadMeter(lambda: FIGURES, 8)
+    assert meter.load().drafts is FIGURES.drafts is not None
+    assert meter.own(TenantLoad(running=1, waiting=0, tokens=5)).drafts is None
 
 
 def test_the_rate_is_over_time_however_often_one_asks() -> None:

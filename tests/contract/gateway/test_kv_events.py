@@ -98,6 +98,7 @@ def test_an_empty_state_clears_and_a_subscriber_may_say_where_numbers_begin() ->
     assert change.sequence_number == 42
     assert batch.load.sample < beat.load.sample < change.load.sample
     assert (beat.load.running_requests, beat.load.waiting_requests, beat.load.token_usage) == (1, 2, 0.2)
+    assert not beat.load.HasField("speculative")
 
 
 def test_changes_are_named_by_content_and_unknown_pages_are_not_mentioned() -> None:
@@ -171,6 +172,8 @@ async def test_heartbeats_tell_the_load_of_an_idle_server(
         call.cancel()
     assert {each.load.token_usage for each in beats} == {0.25}
     assert {each.load.max_total_num_tokens for each in beats} == {100}
+    assert {each.load.speculative.accept_length for each in beats} == {1 + 8 / 4}
+    assert {each.load.speculative.accept_rate for each in beats} == {8 / 19}
 
 
 async def test_who_falls_behind_is_dropped_and_begins_again(serve: Serve, spoken: Spoken) -> None:
