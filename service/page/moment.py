@@ -6,7 +6,7 @@ import time
 from typing import Any
 
 from core.lanes import Recording
-from core.types.stats import EngineStats
+from core.types.stats import DraftStats, EngineStats
 from service.config.server_config import ServerConfig
 from service.engine.handle import EngineHandle
 from service.page.streams import StreamsSeen
@@ -34,6 +34,7 @@ def moment(
         "prompt_tokens": stats.prompt_tokens,
         "cached_tokens": stats.cached_tokens,
         "preemptions": stats.preemptions,
+        "drafts": _drafts(stats.drafts),
         "finished": stats.finished,
         "assert_failures": sum(stats.assert_failures.values()),
         "device_busy_seconds": round(stats.device_busy_seconds, 6),
@@ -65,6 +66,11 @@ def _pools(stats: EngineStats, config: ServerConfig) -> list[dict[str, Any]]:
             {"name": ADAPTER_BYTES, "capacity": config.engine.lora.max_bytes, "used": stats.adapter_bytes, "cached": 0}
         )
     return pools
+
+
+def _drafts(stats: DraftStats | None) -> dict[str, Any] | None:
+    """What became of drafts so far; None without speculation. `rows`: how often an output had drafts in a step."""
+    return None if stats is None else {"rows": stats.rows, "tokens": stats.tokens, "accepted": stats.accepted}
 
 
 def _streams(seen: StreamsSeen, now: float) -> dict[str, Any]:

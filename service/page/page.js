@@ -371,6 +371,16 @@ function showTotals(moment) {
   put("hits", moment.prompt_tokens ? percent(moment.cached_tokens / moment.prompt_tokens) : "–");
   put("ended", count(Object.values(moment.finished).reduce((total, each) => total + each, 0)));
   put("preemptions", count(moment.preemptions));
+  showDrafts(moment.drafts);
+}
+
+function showDrafts(drafts) {
+  document.querySelectorAll(".drafts").forEach((each) => { each.hidden = !drafts; });
+  if (!drafts) return;
+  put("drafted", count(drafts.tokens));
+  put("accepted", drafts.tokens ? percent(drafts.accepted / drafts.tokens) : "–");
+  // Each output: its drafts that were right, and the token behind them.
+  put("length", drafts.rows ? (1 + drafts.accepted / drafts.rows).toFixed(2) : "–");
 }
 
 function showServer(moment) {

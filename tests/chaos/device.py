@@ -85,12 +85,12 @@ class ChaosModel(EmulatedModel):
         return logits
 
     def _hash(self, batch: ForwardBatch) -> torch.Tensor:
-        """int64[S]: a hash of all that the sampled rows hold, by slot and place."""
-        ends = torch.from_numpy(batch.extend_lens_host).cumsum(0) - 1
-        sampled = torch.isin(ends, batch.last_indices)
+        """int64[S]: a hash of all that each row holds up to the place that is sampled behind, by slot and place."""
+        sampled = batch.rows.repeat_interleave(torch.from_numpy(batch.extend_lens_host))[batch.last_indices]
+        ends = batch.positions[batch.last_indices] + 1
         # A part at a time: tests count the memory of this process as the server's, and arrays of a thousand rows and
         # all of their places are more than the server needs for them.
-        parts = zip(batch.rows[sampled].split(ROWS), batch.seq_lens[sampled].split(ROWS), strict=True)
+        parts = zip(sampled.split(ROWS), ends.split(ROWS), strict=True)
         totals = [self._total(batch, rows, lens) for rows, lens in parts]
         return (torch.cat(totals) * MULTIPLIER >> 33) & 0x3FFFFFFF if totals else torch.empty(0, dtype=torch.int64)
 

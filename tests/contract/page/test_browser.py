@@ -229,6 +229,13 @@ async def test_the_page_says_when_it_is_refused_and_comes_back_by_itself(
         await until(lambda: second.engine.lanes.recording is None)
 
 
+async def drafts_shown(tab: Tab) -> list[str]:
+    """What the page says of drafts, as far as it is to be seen."""
+    shown = "[...document.querySelectorAll('.drafts')].filter((each) => each.checkVisibility())"
+    found: list[str] = await tab.run(f"{shown}.map((each) => each.lastElementChild.textContent)")
+    return found
+
+
 async def test_gaps_and_names_are_shown_as_they_came(tmp_path: Path) -> None:
     """An event that no server sends: eight steps with as much idle time between them, and names that are markup."""
     async with browser(tmp_path) as chromium, serve_emulated() as serving:
@@ -242,6 +249,8 @@ async def test_gaps_and_names_are_shown_as_they_came(tmp_path: Path) -> None:
         event["streams"] = {"age": 0, "total": 1, "rows": [[hostile, hostile, 1, 1, 0.5, hostile]]}
         steps = [number for step in range(8) for number in (2000 * step, 1000, step + 1, 3)]
         work = [number for step in range(8) for number in (2000 * step + 500, 1000, PLAN, 0)]
+        assert event["drafts"] is None and await drafts_shown(tab) == []
+        event["drafts"] = {"rows": 4, "tokens": 1900, "accepted": 7}
         event["timeline"] = {"span": 15000, "device": steps, "scheduler": work, "copy": []}
         await tab.run(f"show({json.dumps(event)})")
         assert await tab.run("document.images.length") == 0
@@ -249,6 +258,7 @@ async def test_gaps_and_names_are_shown_as_they_came(tmp_path: Path) -> None:
             assert hostile in await tab.text(place)
         assert await tab.text("#shown") == "8 in 15 ms" and await tab.text("#median") == "1 ms"
         assert await tab.text("#view-idle") == "47 %" and await tab.text("#beside") == "53 %"
+        assert await drafts_shown(tab) == ["1,900", "0.4 %", "2.75"]
         seen = await picture(tab)
         shares = seen.shares("device")
         assert abs(shares["gap"] - 7 / 15) < 0.01 and abs(shares["device"] - 8 / 15) < 0.01, shares

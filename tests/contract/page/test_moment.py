@@ -24,6 +24,13 @@ def test_streams_are_named_as_their_clients_know_them_and_tenants_are_not() -> N
     assert (far[1:4], near[1:4], near[5]) == (["decode", 3, 5], ["waiting", 4, 0], "french")
 
 
+async def test_drafts_are_told_where_there_can_be_any() -> None:
+    handle, seen = EngineHandle(), StreamsSeen(time.monotonic())
+    assert moment(handle, ServerConfig(), "1.2.3", seen, None)["drafts"] is None
+    handle.engine = FakeEngine()
+    assert moment(handle, ServerConfig(), "1.2.3", seen, None)["drafts"] == {"rows": 4, "tokens": 19, "accepted": 8}
+
+
 async def test_adapters_have_a_pool_where_some_may_be_loaded() -> None:
     handle = EngineHandle()
     handle.engine = FakeEngine()
