@@ -185,7 +185,7 @@ async def test_info_and_load(serve: Serve) -> None:
         load = await serving.client.load()
     assert (model.name, model.vocab_size, list(model.eos_token_ids)) == ("fake", 1000, [2])
     assert model.default_sampling_params.temperature == 0.5
-    assert model.default_sampling_params.HasField("max_tokens")
+    assert model.default_sampling_params.HasField("max_tokens") and model.default_sampling_params.HasField("top_k")
     assert not model.default_sampling_params.HasField("seed")
     assert server.state == pb.SERVER_STATE_READY
     assert server.max_request_duration.ToSeconds() == 90
