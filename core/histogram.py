@@ -26,8 +26,6 @@ TOKEN_SECONDS = (
 )
 # gen_ai.client.token.usage, up to the longest contexts.
 TOKENS = (1, 4, 16, 64, 256, 1024, 4096, 16384, 65536, 262144, 1048576)
-# Every number up to what is usual, since each is a share of its own.
-ACCEPTANCE = (1, 2, 3, 4, 5, 6, 7, 8, 12, 16)
 ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 
 from core.batch.result import Accepted, StepResult
-from core.histogram import ACCEPTANCE, Histogram
 from core.types.arrays import Ints
 from core.types.stats import DraftStats
 
@@ -18,28 +17,27 @@ class DraftTally:
         self._draft_seconds = self._verify_seconds = 0.0
         self._proposed: Ints = np.zeros(1, np.int64)
         self._right: Ints = np.zeros(1, np.int64)
-        """At n: how often a row had n drafts in a step, and how often n of them were right."""
-        self.lengths = Histogram(ACCEPTANCE)
-        """Tokens of each row that had drafts in a step, the one behind the right drafts included."""
+        """At n: how often a row had n drafts in a step, n above 0, and how often n of them were right."""
 
     def step_done(self, result: StepResult) -> None:
         """A result arrived."""
         self._draft_seconds += result.drafting
-        self._most = 0
-        accepted = result.accepted
-        if accepted is None or not (had := accepted.proposed > 0).any():
-            return
-        self._steps += 1
-        # What drafts were made behind the verdict is part of the step's time too.
-        self._verify_seconds += max(0.0, result.busy - result.drafting)
-        self._count(accepted.of(np.flatnonzero(had)))
+        self._most = 0 if result.accepted is None else self._count(result.accepted)
+        if self._most:
+            self._steps += 1
+            # What drafts were made behind the verdict is part of the step's time too.
+            self._verify_seconds += max(0.0, result.busy - result.drafting)
 
-    def _count(self, tried: Accepted) -> None:
-        """Count the rows that had drafts."""
-        self._most = int(tried.proposed.max())
-        self._proposed = _added(self._proposed, np.bincount(tried.proposed))
-        self._right = _added(self._right, np.bincount(tried.counts - 1))
-        self.lengths.observe(tried.counts.astype(np.float64))
+    def _count(self, accepted: Accepted) -> int:
+        """Count the rows that had drafts; returns the most that one had."""
+        proposed = np.bincount(accepted.proposed)
+        if len(proposed) < 2:
+            return 0
+        right = np.bincount(accepted.counts - 1)
+        right[0] -= proposed[0]
+        proposed[0] = 0
+        self._proposed, self._right = _sum(self._proposed, proposed), _sum(self._right, right)
+        return len(proposed) - 1
 
     def dropped(self, count: int) -> None:
         """`count` tokens of a step stood behind the end of their request."""
@@ -58,9 +56,8 @@ class DraftTally:
         )
 
 
-def _added(total: Ints, found: Ints) -> Ints:
-    """The sums of two arrays, the shorter of which goes on with zeros."""
-    sums: Ints = np.zeros(max(len(total), len(found)), np.int64)
-    sums[: len(total)] = total
-    sums[: len(found)] += found
-    return sums
+def _sum(total: Ints, found: Ints) -> Ints:
+    """The sums of two arrays, the shorter of which goes on with zeros; one of the two is changed."""
+    longer, shorter = (total, found) if len(total) >= len(found) else (found, total)
+    longer[: len(shorter)] += shorter
+    return longer

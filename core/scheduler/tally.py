@@ -11,7 +11,6 @@ from core.batch.result import StepResult
 from core.batch.schedule_batch import ScheduleBatch
 from core.device.checks import DEVICE_CHECKS
 from core.histogram import (
-    ACCEPTANCE,
     FIRST_TOKEN_SECONDS,
     REQUEST_SECONDS,
     ROWS,
@@ -25,8 +24,6 @@ from core.scheduler.draft_tally import DraftTally
 from core.scheduler.phases import PhaseClock
 from core.types.request import Req
 from core.types.stats import EngineStats
-
-ACCEPTANCE_LENGTH = "spec_decode_acceptance_length"
 
 HISTOGRAMS = {
     "time_to_first_token_seconds": FIRST_TOKEN_SECONDS,
@@ -42,7 +39,6 @@ HISTOGRAMS = {
     "step_duration_seconds": SECONDS,
     "step_tokens": TOKENS,
     "step_requests": ROWS,
-    ACCEPTANCE_LENGTH: ACCEPTANCE,
 }
 """Bucket bounds of each histogram, by its name."""
 
@@ -75,8 +71,6 @@ class Tally:
         self._last_step_at = 0.0
         self._device_counts = np.zeros(len(DEVICE_CHECKS), np.int64)
         self._histograms = {name: Histogram(bounds) for name, bounds in HISTOGRAMS.items()}
-        if self._drafts is not None:
-            self._histograms[ACCEPTANCE_LENGTH] = self._drafts.lengths
 
     @property
     def step(self) -> int:

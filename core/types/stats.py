@@ -46,6 +46,10 @@ class HistogramStats:
     exemplars: tuple[Exemplar | None, ...] = ()
 
 
+LENGTHS = (1, 2, 3, 4, 5, 6, 7, 8, 12, 16)
+"""Upper bounds of the buckets for tokens that a row gets of one step."""
+
+
 @dataclass(frozen=True, slots=True)
 class DraftStats:
     """What became of drafts so far. `proposed[n]`: how often a row had n drafts in a step; `right[n]`: how often n of
@@ -90,6 +94,12 @@ class DraftStats:
         """Drafts that were right, by how many stood before them; as long as `proposed_by_position`."""
         found = _at_least(self.right)
         return found + (0,) * (len(self.proposed) - len(self.right))
+
+    @property
+    def lengths(self) -> HistogramStats:
+        """Tokens that a row with drafts got of a step, the one behind the right drafts included."""
+        counts = (*(sum(self.right[:length]) for length in LENGTHS), self.rows)
+        return HistogramStats((*LENGTHS, float("inf")), counts, float(self.accepted + self.rows))
 
     @property
     def acceptance_rate(self) -> float:

@@ -137,6 +137,7 @@ def _drafts(stats: DraftStats) -> Iterator[Family]:
     for metric in speculation.BY_POSITION:
         values = getattr(stats, metric.field)
         yield _labelled(metric, {str(position): value for position, value in enumerate(values)})
+    yield _histogram(speculation.ACCEPTANCE_LENGTH, stats.lengths)
 
 
 def _pools(stats: EngineStats) -> Iterator[Family]:
@@ -150,11 +151,14 @@ def _pools(stats: EngineStats) -> Iterator[Family]:
 
 def _histograms(stats: EngineStats) -> Iterator[Family]:
     for key, metric in HISTOGRAMS.items():
-        family = HistogramMetricFamily(metric.name, metric.help)
-        recorded = stats.histograms.get(key)
-        if recorded is not None:
-            family.add_metric([], buckets=_buckets(recorded), sum_value=recorded.total)
-        yield family
+        yield _histogram(metric, stats.histograms.get(key))
+
+
+def _histogram(metric: Metric, recorded: HistogramStats | None) -> Family:
+    family = HistogramMetricFamily(metric.name, metric.help)
+    if recorded is not None:
+        family.add_metric([], buckets=_buckets(recorded), sum_value=recorded.total)
+    return family
 
 
 def _buckets(recorded: HistogramStats) -> list[Bucket]:

@@ -22,7 +22,6 @@ HISTOGRAMS: dict[str, Metric] = {
         ("step_duration_seconds", "Of one forward step on the device."),
         ("step_tokens", "Tokens that one forward step computes."),
         ("step_requests", "Requests in one forward step."),
-        ("spec_decode_acceptance_length", "Tokens that an output with drafts got of one step: the right ones and one."),
     )
 }
 """By their key in `EngineStats.histograms`. Latencies of a request that is traced have exemplars."""

@@ -273,6 +273,7 @@ ALL: tuple[Metric, ...] = (
     *SNAPSHOT,
     *speculation.SINGLES,
     *speculation.BY_POSITION,
+    speculation.ACCEPTANCE_LENGTH,
     WAITING_LIMIT,
     COMPUTED_TOKENS,
     PHASE_SECONDS,

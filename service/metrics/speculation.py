@@ -43,6 +43,13 @@ SINGLES: tuple[Metric, ...] = (
 )
 """Metrics that are one number of `DraftStats`."""
 
+ACCEPTANCE_LENGTH = Metric(
+    f"{_PREFIX}_acceptance_length",
+    "histogram",
+    "Tokens that an output with drafts got of one step: the drafts that were right, and one more.",
+    field="lengths",
+)
+
 BY_POSITION: tuple[Metric, ...] = (
     Metric(
         f"{_PREFIX}_num_draft_tokens_per_pos",

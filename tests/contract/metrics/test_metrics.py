@@ -48,6 +48,8 @@ async def test_every_documented_metric_is_exported_from_the_snapshot(serve: Serv
     counted = ("steps", "num_drafts", "num_draft_tokens", "num_accepted_tokens", "num_dropped_tokens")
     assert [drafts[f"{name}_total"] for name in counted] == [2, 4, 19, 8, 8]
     assert [drafts[name] for name in ("most_drafts", "draft_seconds_total", "verify_seconds_total")] == [6, 0.25, 1.5]
+    lengths = {bound: samples["slipstream_spec_decode_acceptance_length_bucket", bound] for bound in ("2", "4", "+Inf")}
+    assert lengths == {"2": 1, "4": 4, "+Inf": 4} and drafts["acceptance_length_sum"] == 12
     per_pos = "slipstream_spec_decode_num_{}_tokens_per_pos_total"
     assert [samples[per_pos.format("draft"), str(i)] for i in range(6)] == [4, 4, 4, 3, 2, 2]
     assert [samples[per_pos.format("accepted"), str(i)] for i in range(6)] == [3, 3, 2, 0, 0, 0]
