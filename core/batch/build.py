@@ -88,14 +88,15 @@ def build_batch(
     generations: Ints,
     sampling: Callable[[Ints, Ints, Ints], SamplingBatch],
     pin: Callable[[list[Ints]], torch.Tensor],
-    companions: Callable[[Ints, Ints, Ints], Writes],
+    companions: Callable[[Ints, Ints, Ints, Ints | None], Writes],
 ) -> ScheduleBatch:
     """The frozen batch of `plan`.
 
     `generations`: int64 by row. `sampling(rows, lower, upper)`: options of the rows that sample, for tokens behind at
     least and at most so many others. `pin`: copies token ids to memory that the device can copy from, end to end.
-    `companions(rows, prefix_lens, extend_lens)`: plans the companions' part of the step, which computes some or all
-    tokens in [prefix, prefix + extend), and returns their device writes. All arrays are int64.
+    `companions(rows, prefix_lens, extend_lens, ahead)`: plans the companions' part of the step, and returns their
+    device writes; the lengths are the least that rows may have, and `ahead` how many tokens more that may be, None
+    where speculation is off. All arrays are int64.
     """
     num_extend, num_decode = len(plan.segments), len(plan.decode_rows)
     rows = np.concatenate([_ints(s.row for s in plan.segments), plan.decode_rows])
@@ -104,11 +105,12 @@ def build_batch(
     finals = np.fromiter((s.final and s.pooling is None for s in plan.segments), np.bool_, num_extend)
     sample_indices = np.flatnonzero(np.concatenate([finals, np.ones(num_decode, np.bool_)]))
     upper = lower = prefix_lens + extend_lens
-    known = prefix_lens
+    known, counts, ahead = prefix_lens, extend_lens, None
     if plan.spec is not None:
         upper[num_extend:] = np.minimum(upper[num_extend:], plan.spec.limits)
         lower = np.concatenate([upper[:num_extend], plan.decode_lower + 1])
         known = np.concatenate([prefix_lens[:num_extend], plan.decode_lower])
+        counts, ahead = lower - known, upper - lower
     inputs = [s.encoder_ids for s in plan.segments if s.encoder_ids is not None]
     return ScheduleBatch(
         step_id=plan.step_id,
@@ -131,7 +133,7 @@ def build_batch(
         encoder_lens=_ints(len(ids) for ids in inputs),
         fresh_rows=plan.fresh_rows,
         history_writes=plan.history_writes,
-        companion_writes=companions(rows, known, upper - known),
+        companion_writes=companions(rows, known, counts, ahead),
         after_idle=plan.after_idle,
         pooling=_pooling(plan.segments, generations),
         grammar_seeds=plan.grammar_seeds,

@@ -72,13 +72,13 @@ def assemble(
     `speculation`: instead of what the configuration says. Raises StartupError when the pools do not fit into memory,
     when an adapter given at start cannot be loaded, or when drafts are asked for that the engine cannot verify.
     """
-    pools = build_pools(config, model, streams)
-    spec, table = model.spec, pools.adapters.table
-    reason = why_no_speculation(spec, pools, streams.device)
+    spec, reason = model.spec, why_no_speculation(model.spec, streams.device)
     if speculation is None:
         speculation = build_speculation(config.speculation, reason)
     elif reason is not None:
         raise StartupError(f"speculation is not possible: {reason}")
+    pools = build_pools(config, model, streams, 0 if speculation is None else speculation.most)
+    table = pools.adapters.table
     grammars = _build_grammars(config, model, tokenizer)
     inputs = InputProcessor(
         tokenizer,

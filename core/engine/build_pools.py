@@ -14,6 +14,7 @@ from core.config import EngineConfig, MemoryConfig
 from core.device.streams import DeviceStreams
 from core.engine.adapters.build import Adapters, build_adapters, reserved_bytes
 from core.engine.adapters.rows import AdapterRows
+from core.executor.interface import MAX_DEPTH
 from core.memory.companion import Companion, DeviceCompanion
 from core.memory.cross.cross_pages import CROSS, CrossPages
 from core.memory.cross.cross_pool import CrossPool
@@ -51,10 +52,11 @@ class Pools:
     """Tokens of the longest input that a client may send."""
 
 
-def build_pools(config: EngineConfig, model: Model, streams: DeviceStreams) -> Pools:
+def build_pools(config: EngineConfig, model: Model, streams: DeviceStreams, drafts: int = 0) -> Pools:
     """Size the pools as configured, else from the memory that is left, and build both sides of each.
 
-    Raises StartupError when memory is too small, or an adapter given at start cannot be loaded.
+    `drafts`: the most that a step verifies for one row; 0 where speculation is off. Raises StartupError when memory is
+    too small, or an adapter given at start cannot be loaded.
     """
     spec, memory = model.spec, config.memory
     # First, because the KV pool is sized from what the adapters leave.
@@ -69,7 +71,9 @@ def build_pools(config: EngineConfig, model: Model, streams: DeviceStreams) -> P
     reserved = MambaPool.bytes_per_slot(spec.state_layers) * (slots + 1) + cross.reserved_bytes
     reserved += reserved_bytes(config.lora, adapters.table, streams.device)
     layers = SplitLayers.of(spec.kv_layers, context, windows=memory.sliding_window_pool)
-    bounds = layers.bounds(memory.page_size, config.scheduler.chunked_prefill_size)
+    # Steps in flight may each verify so many drafts, and which are right is known when they are over.
+    doubt = drafts * (MAX_DEPTH if config.executor.overlap else 1)
+    bounds = layers.bounds(memory.page_size, config.scheduler.chunked_prefill_size, doubt)
     longest, beside = max(context, cross.max_input), cross.bytes_per_token
     pages = divide_pages(memory, layers, bounds, spec.dtype, longest, streams.device, reserved, beside)
     allocator = PagedKVAllocator(pages.kv, memory.page_size)

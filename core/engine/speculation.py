@@ -8,7 +8,6 @@ from dataclasses import dataclass
 import torch
 
 from core.config import SpeculationConfig
-from core.engine.build_pools import Pools
 from core.errors import StartupError
 from core.models.base import ModelSpec
 from core.relay.payload import Column
@@ -52,7 +51,7 @@ def build_speculation(config: SpeculationConfig, reason: str | None) -> Speculat
     return None
 
 
-def why_no_speculation(spec: ModelSpec, pools: Pools, device: torch.device) -> str | None:
+def why_no_speculation(spec: ModelSpec, device: torch.device) -> str | None:
     """Why an engine cannot verify drafts, as the end of a sentence; None if it can."""
     if device.type != "cpu":
         return f"drafts are verified on the CPU, and the model is on {device.type}"
@@ -60,6 +59,4 @@ def why_no_speculation(spec: ModelSpec, pools: Pools, device: torch.device) -> s
         return "encoder-decoders are not speculated with"
     if spec.state_layers:
         return "a recurrent state cannot go back behind a wrong draft"
-    if pools.companions:
-        return f"{', '.join(sorted(pools.companions))}: pools beside the KV pages do not take drafts"
     return None

@@ -23,6 +23,7 @@ from core.executor.pooling import Pooler
 from core.executor.sampling_step import SampledRows, SamplingStep
 from core.executor.speculator import Speculator
 from core.executor.step_lanes import StepLanes, StepTracer
+from core.memory.companion import LateBound
 from core.relay.payload import RelayPayload
 from core.relay.resolve import DecodeRows, resolve_forward_inputs
 from core.sampling.sampler import SampleOutput
@@ -56,6 +57,9 @@ class StepRunner:
         self._sampling = SamplingStep(state.pool, state.sampler, RESULTS, self._recorder)
         self._pooler: Pooler | None = None
         self._speculator = None if state.drafter is None else Speculator(state.drafter, state)
+        # Without drafts a plan's lengths are exact, and have come with the companions' writes.
+        found = () if state.drafter is None else state.companions.values()
+        self._late_bound = tuple(companion for companion in found if isinstance(companion, LateBound))
         self._previous_end: Mark | None = None
         self._tracer = StepTracer(state.lanes)
         self.graphs = capture_decode_graphs(state, state.graph_sizes, state.attention)
@@ -128,6 +132,9 @@ class StepRunner:
             computing()
             return Computed(inputs, graphs.replay(inputs))
         forward_batch, trial = self._prepare(batch)
+        for companion in self._late_bound:
+            lens = forward_batch.prefix_lens_host, forward_batch.extend_lens_host
+            companion.measured(*lens, self._state.staging)
         computing()
         logits = self._state.model.forward(forward_batch)
         return Computed(forward_batch, logits, self._pool(batch, forward_batch), trial)

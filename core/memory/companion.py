@@ -83,11 +83,15 @@ class Companion(Protocol):
         """`row` has a new owner; `facts` are those of the `can_admit` just before."""
         ...
 
-    def planned(self, rows: Ints, prefix_lens: Ints, extend_lens: Ints, pages: Ints) -> object | None:
+    def planned(
+        self, rows: Ints, prefix_lens: Ints, extend_lens: Ints, pages: Ints, ahead: Ints | None = None
+    ) -> object | None:
         """The step being planned computes tokens [prefix, prefix + extend) of `rows`, int64[B] each.
 
-        `pages`: int64[B, width], the KV pages of each row in the order of its tokens. Returns this companion's entry of
-        `Writes`, or None. Must not fail for want of room: admission has charged the worst case.
+        `pages`: int64[B, width], the KV pages of each row in the order of its tokens. `ahead`, int64[B]: how many
+        tokens more a row may have once the step is over, by drafts that prove right in this step or in one before it,
+        so that its tokens may begin later and be more; None where speculation is off. Returns this companion's entry
+        of `Writes`, or None. Must not fail for want of room: admission has charged the worst case.
         """
         ...
 
@@ -138,4 +142,21 @@ class DeviceCompanion(Protocol):
 
     def begin(self, rows: torch.Tensor, writes: object | None, staging: Staging) -> None:
         """First thing in every step: apply `writes` (None: there are none) for the step's `rows`, int64[B]."""
+        ...
+
+
+@runtime_checkable
+class LateBound(Protocol):
+    """A device companion that must know what a step computes exactly, where a plan knows bounds: with speculation only.
+
+    Forward stream only (law 2).
+    """
+
+    def measured(self, prefix_lens: Ints, extend_lens: Ints, staging: Staging) -> None:
+        """After `begin`, right before the model runs: the step computes tokens [prefix, prefix + extend) of its rows.
+
+        int64[B] each, on the host, in the order of the batch. Of a row that decodes `prefix` is all that proved right
+        before the step, and `extend` its newest token and the drafts behind it. Not called where speculation is off:
+        the lengths of the plan are exact there.
+        """
         ...

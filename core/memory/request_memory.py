@@ -226,13 +226,16 @@ class RequestMemory:
         """Table entries noted since the last call, in order. The very next batch must carry them."""
         return self._writes.take()
 
-    def plan_companions(self, rows: Ints, prefix_lens: Ints, extend_lens: Ints) -> Writes:
-        """What companions apply on the device before a step that computes [prefix, prefix + extend); int64[B] each."""
+    def plan_companions(self, rows: Ints, prefix_lens: Ints, extend_lens: Ints, ahead: Ints | None = None) -> Writes:
+        """What companions apply on the device before a step that computes [prefix, prefix + extend); int64[B] each.
+
+        `ahead`: as in `Companion.planned`.
+        """
         if not self.companions:
             return NO_WRITES
         # Only as wide as the longest row: copying the full width of the context would cost as much as planning.
         pages = self._pages[:, : int(self._count[rows].max(initial=0))][rows]
-        found = ((c.name, c.planned(rows, prefix_lens, extend_lens, pages)) for c in self.companions)
+        found = ((c.name, c.planned(rows, prefix_lens, extend_lens, pages, ahead)) for c in self.companions)
         return {name: writes for name, writes in found if writes is not None}
 
     def offer(self, row: int, ids: Ints) -> None:

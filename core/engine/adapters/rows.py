@@ -48,10 +48,16 @@ class AdapterRows:
         """Note the slot that the owner of `row` brings."""
         self._slots[row] = facts.adapter_slot
 
-    def planned(self, rows: Ints, prefix_lens: Ints, extend_lens: Ints, pages: Ints) -> LoraWrites | None:
-        """Slots that changed since the last step, and the step's token places by slot; None if there is neither."""
-        groups, slots = group_tokens(self.slots_of(rows), extend_lens), self._table.take_writes()
-        return LoraWrites(slots, groups, int(extend_lens.sum())) if groups or slots else None
+    def planned(
+        self, rows: Ints, prefix_lens: Ints, extend_lens: Ints, pages: Ints, ahead: Ints | None = None
+    ) -> LoraWrites | None:
+        """Slots that changed since the last step, and the step's token places by slot; None if there is neither.
+
+        Where drafts may be computed too, the places are those of a step without, and the device side groups again.
+        """
+        row_slots, slots = self.slots_of(rows), self._table.take_writes()
+        groups = group_tokens(row_slots, extend_lens)
+        return LoraWrites(slots, groups, int(extend_lens.sum()), row_slots) if groups or slots else None
 
     def released(self, row: int) -> None:
         """Note that `row` has no adapter until its next owner is admitted."""

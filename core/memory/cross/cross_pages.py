@@ -82,7 +82,9 @@ class CrossPages:
         self._lens[row] = facts.encoder_tokens
         self._fresh.add(row)
 
-    def planned(self, rows: Ints, prefix_lens: Ints, extend_lens: Ints, pages: Ints) -> CrossWrites:
+    def planned(
+        self, rows: Ints, prefix_lens: Ints, extend_lens: Ints, pages: Ints, ahead: Ints | None = None
+    ) -> CrossWrites:
         """Table entries of inputs admitted since the last step, and the encoder tokens that each decoder token sees.
 
         An input is encoded in the first step planned after its admission, with the request's first decoder tokens.

@@ -122,7 +122,9 @@ class StateSlots:
             branch = facts.known if len(cached) < facts.known < last else 0
             self._marks[row] = np.array((branch, last)) * self._tracking.page_size
 
-    def planned(self, rows: Ints, prefix_lens: Ints, extend_lens: Ints, pages: Ints) -> StateWrites | None:
+    def planned(
+        self, rows: Ints, prefix_lens: Ints, extend_lens: Ints, pages: Ints, ahead: Ints | None = None
+    ) -> StateWrites | None:
         """The slots given out since the last step, which still hold old states, and the snapshots this step takes."""
         tracked = self._track(rows, prefix_lens, extend_lens, pages)
         if not self._fresh and not len(tracked.places):

@@ -14,18 +14,22 @@ class WindowBounds:
     window: int
     page_size: int
     chunk: int
+    doubt: int = 0
+    """By how many tokens the most and the least may differ that a row can have once the steps in flight are over: as
+    many as these steps verify drafts for it."""
 
     def __post_init__(self) -> None:
-        assert min(self.window, self.page_size, self.chunk) >= 1, self
+        assert min(self.window, self.page_size, self.chunk) >= 1 and self.doubt >= 0, self
 
     @property
     def per_row(self) -> int:
-        """Most pages of one row in a step that begins at most one new page for it.
+        """Most pages of one row in a step that computes one token of it, and drafts.
 
-        Before the step the row holds the newest window - 1 tokens. At the worst alignment they lie in
-        (window + page_size - 3) // page_size + 1 pages; the new page is one more.
+        Before the step the row holds the newest window - 1 tokens of the least that it may have, and all that may
+        follow up to the most, `doubt` tokens later. At the worst alignment they lie in
+        (window + doubt + page_size - 3) // page_size + 1 pages; the next token may be in one more.
         """
-        return (self.window + self.page_size - 3) // self.page_size + 2
+        return (self.window + self.doubt + self.page_size - 3) // self.page_size + 2
 
     @property
     def per_step(self) -> int:

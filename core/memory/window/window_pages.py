@@ -139,21 +139,29 @@ class WindowPages:
         """Charge each of `rows` one page more."""
         self._own[rows] += 1
 
-    def planned(self, rows: Ints, prefix_lens: Ints, extend_lens: Ints, pages: Ints) -> WindowWrites | None:
-        """Give a window page to every KV page that the step begins, then pass the pages that no later step reads."""
+    def planned(
+        self, rows: Ints, prefix_lens: Ints, extend_lens: Ints, pages: Ints, ahead: Ints | None = None
+    ) -> WindowWrites | None:
+        """Give a window page to every KV page that the step may begin, then pass the pages that no later step reads.
+
+        Drafts that prove wrong leave a row shorter than it may be, so pages begin by the most tokens that it may have,
+        and are passed by the least (llama.cpp #18727 passed them by the most).
+        """
+        unread = self.bounds.first_places(prefix_lens) - self._first[rows]
         whole = (prefix_lens <= self._end[rows] * self.bounds.page_size).all()
-        behind = (self._first[rows] <= self.bounds.first_places(prefix_lens)).all()
-        check("window_page_present", bool(whole and behind), rows=rows, prefix_lens=prefix_lens)
-        lens = prefix_lens + extend_lens
-        ends = -(-lens // self.bounds.page_size)
+        check("window_page_present", bool(whole and (unread >= 0).all()), rows=rows, prefix_lens=prefix_lens)
+        if ahead is not None:
+            # Results since the last plan of these rows told how long they are: that much less can be in doubt at once.
+            self._pass_all(rows, unread)
+        least = prefix_lens + extend_lens
+        most = least if ahead is None else least + ahead
+        ends = -(-most // self.bounds.page_size)
         for place in np.flatnonzero(ends > self._end[rows]).tolist():
             row = int(rows[place])
             self._begin(row, pages[place, self._end[row] : ends[place]].tolist())
         writes = self._writes()
         # Passed last: this step still reads these pages, so none may be taken for one that it begins above.
-        passed = self.bounds.first_places(lens) - self._first[rows]
-        for place in np.flatnonzero(passed > 0).tolist():
-            self._pass(int(rows[place]), int(passed[place]))
+        self._pass_all(rows, self.bounds.first_places(least) - self._first[rows])
         return writes
 
     def released(self, row: int) -> None:
@@ -229,6 +237,11 @@ class WindowPages:
             self._users[page] += 1
         self._uses[row] += pages
         self._end[row] += len(pages)
+
+    def _pass_all(self, rows: Ints, counts: Ints) -> None:
+        """Each of `rows` no longer needs the first `counts` of its pages; int64[n] both."""
+        for place in np.flatnonzero(counts > 0).tolist():
+            self._pass(int(rows[place]), int(counts[place]))
 
     def _pass(self, row: int, count: int) -> None:
         """`row` no longer needs the first `count` pages of `_uses[row]`; those without another user become idle."""

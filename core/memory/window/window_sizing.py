@@ -28,10 +28,10 @@ class SplitLayers:
         windowed = tuple(spec for spec in layers if spec.window is not None and spec.window < limit)
         return cls(tuple(spec for spec in layers if spec not in windowed), windowed)
 
-    def bounds(self, page_size: int, chunk: int) -> WindowBounds | None:
+    def bounds(self, page_size: int, chunk: int, doubt: int = 0) -> WindowBounds | None:
         """Most window pages that rows can need, by the longest window; None where no layer is windowed."""
         longest = max((spec.window or 0 for spec in self.windowed), default=0)
-        return WindowBounds(longest, page_size, chunk) if longest else None
+        return WindowBounds(longest, page_size, chunk, doubt) if longest else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,8 +107,9 @@ def _checked(kv: int, window: int, bounds: WindowBounds) -> PageCounts:
         raise ConfigError("max_total_tokens: the memory at hand holds less than one page")
     if window < min(kv, bounds.alone):
         needed = bounds.alone * bounds.page_size
+        drafts = f", with {bounds.doubt} drafts in flight" if bounds.doubt else ""
         raise ConfigError(
             f"max_window_tokens: {window * bounds.page_size} tokens cannot hold a window of {bounds.window} and a "
-            f"chunk of {bounds.chunk}; at least {needed} can"
+            f"chunk of {bounds.chunk}{drafts}; at least {needed} can"
         )
     return PageCounts(kv, window)

@@ -1,6 +1,7 @@
 """Adapters on the device: matrices by slot, and the hooks that add their deltas to the layers' outputs.
 
 One packed batch mixes adapters. The host knows which row uses which adapter, so it sends token places grouped by slot.
+How many drafts a row has is known when the step begins: there the places are grouped again, by the slots of the rows.
 Every layer then computes two small products per adapter in use, without a host sync and without any work for tokens
 that have no adapter. (S-LoRA and Punica gather per token in a kernel; SGLang and vLLM group segments as here.)
 """
@@ -8,7 +9,7 @@ that have no adapter. (S-LoRA and Punica gather per token in a kernel; SGLang an
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -56,6 +57,8 @@ class LoraWrites:
     groups: tuple[tuple[int, Ints], ...] = ()
     num_tokens: int = 0
     """T; unused without groups."""
+    row_slots: Ints = field(default_factory=lambda: np.empty(0, np.int64))
+    """int64[B]: the slot of each row, from which the tokens are grouped again where drafts make them more."""
 
 
 def group_tokens(row_slots: Ints, extend_lens: Ints) -> tuple[tuple[int, Ints], ...]:
@@ -67,7 +70,7 @@ def group_tokens(row_slots: Ints, extend_lens: Ints) -> tuple[tuple[int, Ints], 
 
 
 class AdapterSlots:
-    """Device side of the adapters over one model; a `DeviceCompanion`. Forward stream only (law 2).
+    """Device side of the adapters over one model; a `DeviceCompanion`, and `LateBound`. Forward stream only (law 2).
 
     A slot's memory is allocated when it is filled and freed when it is emptied, both between two steps, so no step sees
     half an adapter. Hooks are registered only in steps with adapters; the model's modules and weights never change.
@@ -81,6 +84,8 @@ class AdapterSlots:
         self._hooked: frozenset[str] = frozenset()
         self._handles: list[torch.utils.hooks.RemovableHandle] = []
         self._groups: Sequence[_Group] = ()
+        self._row_slots: Ints = np.empty(0, np.int64)
+        """int64[B]: the slot of each row of the step."""
         self._num_tokens = 0
         self._seen: dict[str, int] = {}
         """By layer: how many of the step's tokens it has seen. Linear layers inside recurrent mixers are called for one
@@ -101,12 +106,25 @@ class AdapterSlots:
         for slot, _ in groups:
             check("adapter_slot_filled", slot in self._filled, slot=slot, filled=sorted(self._filled))
         self._hook_layers(self._targeted if groups else frozenset())
-        places = staging.upload([places for _, places in groups]) if groups else []
-        self._groups = [_Group(*group, place) for group, place in zip(groups, places, strict=True)]
         for name, seen in self._seen.items():
             check("adapter_tokens", seen == self._num_tokens, layer=name, seen=seen, tokens=self._num_tokens)
         self._seen.clear()
+        self._group(groups, staging)
         self._num_tokens = writes.num_tokens if writes else 0
+        if writes is not None:
+            self._row_slots = writes.row_slots
+
+    def measured(self, prefix_lens: Ints, extend_lens: Ints, staging: Staging) -> None:
+        """Group the tokens again in a step that computes more than the plan was sure of."""
+        # A row never computes fewer than that, so sums that are equal are sums of equal numbers.
+        if not self._groups or (tokens := int(extend_lens.sum())) == self._num_tokens:
+            return
+        self._group(group_tokens(self._row_slots, extend_lens), staging)
+        self._num_tokens = tokens
+
+    def _group(self, groups: Sequence[tuple[int, Ints]], staging: Staging) -> None:
+        places = staging.upload([places for _, places in groups]) if groups else []
+        self._groups = [_Group(*group, place) for group, place in zip(groups, places, strict=True)]
 
     @torch.inference_mode()
     def _write(self, writes: Sequence[SlotWrite], device: torch.device) -> None:

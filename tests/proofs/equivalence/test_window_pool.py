@@ -85,8 +85,8 @@ def eager(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing stays for later requests: what a row has passed loses its page, and is poisoned, in the next step."""
     planned = WindowPages.planned
 
-    def give_back(self: WindowPages, rows: Ints, prefix: Ints, extend: Ints, pages: Ints) -> WindowWrites | None:
-        writes = planned(self, rows, prefix, extend, pages)
+    def give_back(self: WindowPages, *args: Any) -> WindowWrites | None:
+        writes = planned(self, *args)
         self._free += [self._forget(page) for page in list(self._idle)]
         return writes
 

@@ -115,10 +115,10 @@ def loads_are_told_twice(patch: Patch) -> None:
 def decodes_run_on_the_base_model(patch: Patch) -> None:
     """Only the prompt has its adapter."""
 
-    def planned(old: Any, self: AdapterRows, rows: Any, starts: Any, lens: Any, pages: Any) -> Any:
+    def planned(old: Any, self: AdapterRows, rows: Any, starts: Any, lens: Any, *rest: Any) -> Any:
         kept = self._slots.copy()
         self._slots[rows[lens == 1]] = 0
-        writes = old(self, rows, starts, lens, pages)
+        writes = old(self, rows, starts, lens, *rest)
         self._slots = kept
         return writes
 

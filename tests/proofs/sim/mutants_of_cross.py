@@ -85,8 +85,8 @@ def cross_pages_go_back_twice(patch: Patch) -> None:
 def cross_pages_last_as_long_as_the_prompt(patch: Patch) -> None:
     """Every decode reads them."""
 
-    def planned(old: Any, self: CrossPages, rows: Ints, starts: Ints, lens: Ints, pages: Ints) -> CrossWrites:
-        told: CrossWrites = old(self, rows, starts, lens, pages)
+    def planned(old: Any, self: CrossPages, rows: Ints, *args: Any) -> CrossWrites:
+        told: CrossWrites = old(self, rows, *args)
         for row in rows.tolist():
             self.allocator.free(self._pages[row])
             self._pages[row] = self._pages[row][:0]

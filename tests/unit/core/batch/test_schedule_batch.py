@@ -58,8 +58,8 @@ def test_a_row_with_drafts_is_bounded_by_all_that_may_be_accepted() -> None:
     """Rows of 18 to 20 and 28 to 30 tokens; the first verifies up to 4 drafts, and the second ends at 31 tokens."""
     told: list[list[list[int]]] = []
 
-    def companions(*columns: Ints) -> Writes:
-        told.append([column.tolist() for column in columns])
+    def companions(*columns: Ints | None) -> Writes:
+        told.append([[] if column is None else column.tolist() for column in columns])
         return {}
 
     spec = SpecPlan(np.array([4, 2]), np.array([90, 31]), Aim(4))
@@ -68,7 +68,7 @@ def test_a_row_with_drafts_is_bounded_by_all_that_may_be_accepted() -> None:
     assert batch.extend_lens.tolist() == [5, 3] and batch.num_tokens == 8
     sampling = cast(Any, batch.sampling)
     assert sampling.lower.tolist() == [19, 29] and sampling.upper.tolist() == [25, 31]
-    assert told == [[[9, 1], [18, 28], [7, 3]]], "companions are told of all that the step may compute"
+    assert told == [[[9, 1], [18, 28], [1, 1], [6, 2]]], "what is computed for sure, and what may come on top of it"
     assert not step([], [9, 1], [20, 30], SpecPlan(np.array([0, 0]), spec.limits, 4)).verifies
     assert not step([], [9, 1], [20, 30]).verifies
 

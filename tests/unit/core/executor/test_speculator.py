@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,8 +16,11 @@ from core.batch.forward_batch import ForwardBatch
 from core.batch.result import StepResult
 from core.batch.spec_plan import Aim, SpecPlan
 from core.config import ModelConfig
+from core.device.recorder import Recorder
+from core.device.staging import Staging
 from core.device.streams import DeviceStreams
 from core.engine.build import assemble
+from core.engine.build_pools import build_pools
 from core.engine.speculation import Speculation, why_no_speculation
 from core.errors import Overloaded, StartupError
 from core.executor.sampling_step import SamplingStep
@@ -29,6 +33,7 @@ from core.sampling.penalties import TokenHistory
 from core.scheduler.draft_depth import Depth
 from core.scheduler.outputs import Ending, StepOutputs
 from core.scheduler.scheduler import Scheduler
+from core.types.arrays import Ints
 from core.types.request import Req
 from core.types.sampling_params import SamplingParams
 from tests.proofs.happens_before.harness import CONTEXT, VOCAB, Scenario, tokenizer
@@ -221,7 +226,7 @@ def test_numbers_that_count_fail_the_row() -> None:
     assert ended.error is not None and "non-finite" in str(ended.error)
 
 
-@pytest.mark.parametrize(("kind", "reason"), [("mamba", "recurrent state"), ("gemma2", "swa")])
+@pytest.mark.parametrize(("kind", "reason"), [("mamba", "recurrent state")])
 def test_what_cannot_take_drafts_back_is_refused_by_name(
     kind: str, reason: str, checkpoint_of: Callable[[str], Path]
 ) -> None:
@@ -253,13 +258,47 @@ def test_drafts_are_proposed_for_the_rows_that_will_run() -> None:
     assert world.left(req.row) == MOST
 
 
+class Told:
+    """A device companion that notes what it hears, and when."""
+
+    recorder: Recorder | None = None
+
+    def __init__(self) -> None:
+        self.heard: list[Any] = []
+
+    def begin(self, rows: torch.Tensor, writes: object | None, staging: Staging) -> None:
+        self.heard.append("begin")
+
+    def measured(self, prefix_lens: Ints, extend_lens: Ints, staging: Staging) -> None:
+        self.heard.append((prefix_lens.tolist(), extend_lens.tolist()))
+
+
+def test_companions_hear_what_a_step_computes_before_the_model_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two right of four: how long the row is, and where its last step has room for one, the plan does not know."""
+    told = Told()
+
+    class Saying(HashModel):
+        def forward(self, batch: ForwardBatch) -> torch.Tensor:
+            told.heard.append("forward")
+            return super().forward(batch)
+
+    def with_one_more(*args: Any) -> Any:
+        return replace(build_pools(*args), companions={"told": told})
+
+    monkeypatch.setattr("core.engine.build.build_pools", with_one_more)
+    world = World(right_then_wrong, FixedDepth(MOST), Saying(VOCAB, CONTEXT))
+    world.ask()
+    world.drain()
+    lens = [([0], [7]), ([7], [5]), ([10], [5]), ([13], [5]), ([16], [2])]
+    assert told.heard == [each for step in lens for each in ("begin", step, "forward")]
+
+
 def test_what_can_take_drafts_is_a_decoder_on_the_cpu() -> None:
-    pools: Any = SimpleNamespace(companions={})
     spec = HashModel(VOCAB, CONTEXT).spec
-    assert why_no_speculation(spec, pools, CPU) is None
-    assert "on cuda" in str(why_no_speculation(spec, pools, torch.device("cuda")))
+    assert why_no_speculation(spec, CPU) is None
+    assert "on cuda" in str(why_no_speculation(spec, torch.device("cuda")))
     encoder: Any = SimpleNamespace(encoder=object(), state_layers=())
-    assert "encoder" in str(why_no_speculation(encoder, pools, CPU))
+    assert "encoder" in str(why_no_speculation(encoder, CPU))
 
 
 def test_memory_that_is_short_ends_the_row_that_it_lacks_for(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -44,7 +44,7 @@ class Marks:
         assert row not in self.rows and len(facts.cached) == self.resumable(facts.cached) <= facts.known
         self.rows.add(row)
 
-    def planned(self, rows: Ints, prefix_lens: Ints, extend_lens: Ints, pages: Ints) -> Any:
+    def planned(self, rows: Ints, prefix_lens: Ints, extend_lens: Ints, pages: Ints, ahead: Ints | None = None) -> Any:
         computed = [row[: end // PAGE] for row, end in zip(pages, prefix_lens + extend_lens, strict=True)]
         self.pages.update(int(page) for row in computed for page in row[1::2])
         return list(map(len, computed))
