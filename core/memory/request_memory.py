@@ -227,10 +227,7 @@ class RequestMemory:
         return self._writes.take()
 
     def plan_companions(self, rows: Ints, prefix_lens: Ints, extend_lens: Ints, ahead: Ints | None = None) -> Writes:
-        """What companions apply on the device before a step that computes [prefix, prefix + extend); int64[B] each.
-
-        `ahead`: as in `Companion.planned`.
-        """
+        """What companions apply on the device before a step that computes so much; int64[B] each, as in `planned`."""
         if not self.companions:
             return NO_WRITES
         # Only as wide as the longest row: copying the full width of the context would cost as much as planning.

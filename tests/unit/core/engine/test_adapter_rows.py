@@ -49,3 +49,15 @@ def test_a_change_of_the_books_travels_once_though_no_row_has_an_adapter() -> No
     writes = planned(rows, (1, 2))
     assert writes is not None and len(writes.slots) == 1 and not writes.groups
     assert planned(rows, (1, 2)) is None
+
+
+def test_a_step_brings_the_slot_of_each_row() -> None:
+    """In the order of the batch, beside the places of a step without drafts; it is not what the rows change later."""
+    rows = AdapterRows(table(), 4)
+    for row, slot in ((1, 7), (2, 0), (3, 9)):
+        rows.admitted(row, AdmissionFacts(4, NO_PAGES, 0, adapter_slot=slot))
+    owners, lens, ahead = np.array([3, 2, 1]), np.ones(3, np.int64), np.array([2, 0, 4])
+    writes = rows.planned(owners, np.array([8, 9, 7]), lens, NO_PAGES, ahead)
+    rows.released(3)
+    assert writes is not None and writes.row_slots.tolist() == [9, 0, 7]
+    assert grouped(writes) == {7: [2], 9: [0]} and writes.num_tokens == 3

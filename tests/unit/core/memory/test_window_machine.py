@@ -2,12 +2,13 @@
 
 The machine plays scheduler and device. Every slot of the window pool remembers the whole prefix that was written to it,
 so a window page that was freed early, shared wrongly or handed out twice is read by a token that it does not fit. The
-pool is as small as one request allows, and a step that is planned must never lack a page.
+pool is as small as one request allows, and a step that is planned must never lack a page. Rows may verify drafts: then
+a step is planned before it is known how far the steps in flight have brought them.
 """
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -29,13 +30,15 @@ from core.memory.kv_allocator import PagedKVAllocator
 from core.memory.request_memory import RequestMemory
 from core.memory.rows import RowAllocator
 from core.memory.window.window_bounds import WindowBounds
-from core.memory.window.window_pages import NAME, WindowPages
+from core.memory.window.window_pages import NAME, WindowPages, WindowWrites
 from core.prefix.registry import build_prefix_cache
 from tests.support.page_slots import slots_of
 
 EXAMPLES, CALLS = 80, 40
 MAX_LEN = 60
 ROWS = 5
+WRONG = 9
+"""A draft that is no token of any request."""
 CALLED: Counter[str] = Counter()
 PROMPTS = st.builds(
     lambda head, tail: [0] * head + tail,
@@ -47,16 +50,30 @@ PROMPTS = st.builds(
 
 @dataclass
 class Owner:
-    """A running request: its tokens, and how many of them submitted steps compute."""
+    """A running request: its tokens, and how many of them submitted steps compute, at least and at most."""
 
     row: int
     generation: int
     ids: list[int]
     planned: int
+    most: int
+    prompt: int
 
     @property
     def prefilling(self) -> bool:
-        return self.planned < len(self.ids)
+        return self.planned < self.prompt
+
+
+@dataclass
+class Part:
+    """What a step computes of one row: `count` tokens behind `start` at least, and up to `ahead` more."""
+
+    start: int
+    count: int
+    ahead: int = 0
+    tried: int = 0
+    right: int = 0
+    """Of the drafts that are tried."""
 
 
 class WindowMachine(RuleBasedStateMachine):
@@ -71,10 +88,14 @@ class WindowMachine(RuleBasedStateMachine):
         rows=st.integers(2, ROWS),
         pages=st.integers(6, 80),
         spare=st.integers(0, 30),
+        drafts=st.integers(0, 5),
+        depth=st.integers(1, 2),
     )
-    def start(self, page: int, window: int, chunk: int, rows: int, pages: int, spare: int) -> None:
-        self.page, self.window, self.chunk = page, window, chunk
-        bounds = WindowBounds(window, page, chunk)
+    def start(
+        self, page: int, window: int, chunk: int, rows: int, pages: int, spare: int, drafts: int, depth: int
+    ) -> None:
+        self.page, self.window, self.chunk, self.drafts, self.depth = page, window, chunk, drafts, depth
+        bounds = WindowBounds(window, page, chunk, drafts * depth)
         size = min(pages, bounds.alone + spare)
         self.windows = WindowPages(size, pages, rows + 1, bounds)
         cache = build_prefix_cache(self.cache_name, page)
@@ -83,6 +104,8 @@ class WindowMachine(RuleBasedStateMachine):
         self.owners: dict[int, Owner] = {}
         self.table: Any = np.zeros(pages + 1, np.int64)
         self.held: dict[int, tuple[int, ...]] = {}
+        self.flying: deque[list[tuple[Owner, Part]]] = deque()
+        """Steps whose results have not arrived, with the rows that verified drafts."""
 
     def admit(self, ids: list[int], reserve: int) -> Owner | None:
         before = (self.memory.rows.used, self.windows.stats())
@@ -94,7 +117,8 @@ class WindowMachine(RuleBasedStateMachine):
             return None
         CALLED["admitted"] += 1
         CALLED["behind a prefix longer than the window"] += int(taken.cached_tokens > self.window)
-        owner = self.owners[taken.row] = Owner(taken.row, taken.generation, ids, taken.cached_tokens)
+        cached = taken.cached_tokens
+        owner = self.owners[taken.row] = Owner(taken.row, taken.generation, ids, cached, cached, len(ids))
         return owner
 
     @rule(ids=PROMPTS, reserve=st.integers(0, 2))
@@ -109,18 +133,32 @@ class WindowMachine(RuleBasedStateMachine):
         share=st.floats(0.2, 1),
         late=st.one_of(st.none(), PROMPTS),
         offer=st.booleans(),
+        luck=st.lists(st.tuples(st.integers(0, 5), st.integers(0, 5)), min_size=ROWS, max_size=ROWS),
     )
     def steps(
-        self, times: int, resting: set[int], token: int, share: float, late: list[int] | None, offer: bool
+        self,
+        times: int,
+        resting: set[int],
+        token: int,
+        share: float,
+        late: list[int] | None,
+        offer: bool,
+        luck: list[tuple[int, int]],
     ) -> None:
-        """Equal steps; somebody may arrive while the first of them is planned."""
-        for number in range(times):
-            self.step(resting, token, share, late if number == 0 else None, offer)
+        """Equal steps; somebody may arrive while the first of them is planned.
 
-    def step(self, resting: set[int], token: int, share: float, late: list[int] | None, offer: bool) -> None:
+        `luck`: how many drafts a row has, and how many of them are right.
+        """
+        self.luck, self.token = luck, token
+        for number in range(times):
+            self.step(resting, share, late if number == 0 else None, offer)
+
+    def step(self, resting: set[int], share: float, late: list[int] | None, offer: bool) -> None:
         """Decode the rows that do not rest, then fill the step with prompt chunks."""
         CALLED["step"] += 1
-        parts = self.grow(resting, token)
+        while len(self.flying) >= self.depth:
+            self.settle()
+        parts = self.grow(resting)
         budget = self.chunk
         for owner in [o for o in self.owners.values() if o.prefilling and o.row not in parts]:
             budget -= self.prefill(owner, max(1, round(budget * share)) if budget else 0, parts, offer)
@@ -129,46 +167,89 @@ class WindowMachine(RuleBasedStateMachine):
             self.prefill(newcomer, budget, parts, offer)
         self.run(parts)
 
-    def grow(self, resting: set[int], token: int) -> dict[int, tuple[int, int]]:
+    def settle(self) -> None:
+        """A result arrives: rows are as long as it says."""
+        for owner, part in self.flying.popleft():
+            owner.planned += part.right
+            owner.most -= part.ahead - part.right
+
+    def grow(self, resting: set[int]) -> dict[int, Part]:
         ready = [o for n, o in enumerate(self.owners.values()) if n not in resting and not o.prefilling]
-        ready = [o for o in ready if len(o.ids) < MAX_LEN]
-        rows, lens = (np.array([f(o) for o in ready], np.int64) for f in (lambda o: o.row, lambda o: o.planned))
-        if not self.memory.grow(rows[self.memory.needs_page(rows, lens)]):
+        ready = [o for o in ready if o.most < MAX_LEN]
+        rows, least, most = np.array([(o.row, o.planned, o.most) for o in ready], np.int64).reshape(-1, 3).T
+        if not self.memory.grow(rows[self.memory.needs_page(rows, most)]):
             CALLED["did not grow"] += 1
             return {}
-        for owner in ready:
-            owner.ids = [*owner.ids, token]
-            owner.planned += 1
-        return {o.row: (o.planned - 1, 1) for o in ready}
+        wanted = np.minimum([self.luck[row % ROWS][0] for row in rows.tolist()], self.drafts)
+        wanted = np.minimum(wanted, MAX_LEN - least - 1) if len(rows) else wanted
+        ends = np.minimum(most + wanted, MAX_LEN - 1)
+        while len(short := rows[self.memory.needs_page(rows, ends)]):
+            if not self.memory.grow(short):
+                CALLED["no pages for drafts"] += 1
+                wanted = np.zeros_like(wanted)
+                break
+        parts = {}
+        for owner, drafts in zip(ready, wanted.astype(np.int64).tolist(), strict=True):
+            tried = min(drafts, MAX_LEN - len(owner.ids) - 1)
+            right = min(tried, self.luck[owner.row % ROWS][1])
+            parts[owner.row] = Part(owner.planned, 1, drafts, tried, right)
+        return parts
 
-    def prefill(self, owner: Owner, most: int, parts: dict[int, tuple[int, int]], offer: bool) -> int:
-        count = min(most, len(owner.ids) - owner.planned)
+    def prefill(self, owner: Owner, most: int, parts: dict[int, Part], offer: bool) -> int:
+        count = min(most, owner.prompt - owner.planned)
         if count:
-            parts[owner.row] = (owner.planned, count)
+            parts[owner.row] = Part(owner.planned, count)
             owner.planned += count
+            owner.most = owner.planned
             if offer:
                 self.memory.offer(owner.row, np.array(owner.ids[: owner.planned], np.int64))
         return count
 
-    def run(self, parts: dict[int, tuple[int, int]]) -> None:
+    def run(self, parts: dict[int, Part]) -> None:
         """Plan the step, and compute it: apply what changed, write all keys, then look at what every query sees."""
         if not parts:
             return
-        rows, prefix, extend = (np.array(x, np.int64) for x in ([*parts], *zip(*parts.values(), strict=True)))
-        writes = self.memory.plan_companions(rows, prefix, extend).get(NAME)
+        writes = self.plan(parts)
         if writes is not None:
             assert len(set(writes.pages.tolist())) == len(writes.pages) and 0 not in writes.pages
             CALLED["reused"] += int((writes.windows == 0).sum())
             self.table[writes.pages] = writes.windows
         known = [self.windows.window_of(page) for page in range(len(self.table))]
         assert self.table.tolist() == known, "the device translates by what the host has forgotten"
-        tokens = [(row, p) for row, (start, count) in parts.items() for p in range(start, start + count)]
-        for row, position in tokens:
-            self.held[self.slot(row, position)] = tuple(self.owners[row].ids[: position + 1])
-        for row, position in tokens:
+        computed: list[tuple[int, int, list[int]]] = []
+        for row, part in parts.items():
+            owner = self.owners[row]
+            decodes = part.start >= owner.prompt
+            start, count = (len(owner.ids), 1 + part.tried) if decodes else (part.start, part.count)
+            if decodes:
+                owner.ids = [*owner.ids, *[self.token] * (1 + part.right)]
+            wrong = [WRONG] * (start + count - len(owner.ids))
+            computed += [(row, position, [*owner.ids, *wrong]) for position in range(start, start + count)]
+        for row, position, ids in computed:
+            self.held[self.slot(row, position)] = tuple(ids[: position + 1])
+        for row, position, ids in computed:
             for seen in range(max(0, position - self.window + 1), position + 1):
                 found = self.held[self.slot(row, seen)]
-                assert found == tuple(self.owners[row].ids[: seen + 1]), (row, position, seen)
+                assert found == tuple(ids[: seen + 1]), (row, position, seen)
+
+    def plan(self, parts: dict[int, Part]) -> WindowWrites | None:
+        """The writes of a step; its rows that decode are as long as they may be from now on."""
+        owners = [self.owners[row] for row in parts]
+        least = np.array([part.start + part.count for part in parts.values()])
+        most, flown = least.copy(), list[tuple[Owner, Part]]()
+        for place, (owner, part) in enumerate(zip(owners, parts.values(), strict=True)):
+            if part.start >= owner.prompt:
+                owner.planned += 1
+                owner.most += 1 + part.ahead
+                most[place] = min(owner.most, MAX_LEN)
+                flown.append((owner, part))
+                CALLED["right drafts"] += part.right
+                CALLED["wrong drafts"] += part.tried - part.right
+        self.flying.append(flown)
+        rows, counts = np.array([*parts]), np.array([part.count for part in parts.values()])
+        found: Any = self.memory.plan_companions(rows, least - counts, counts, most - least)
+        writes: WindowWrites | None = found.get(NAME)
+        return writes
 
     def slot(self, row: int, position: int) -> int:
         """The window slot as the device finds it: by the row's table, then by the translation."""
@@ -218,6 +299,7 @@ def _counted() -> Iterator[None]:
 def test_every_query_sees_its_own_window(machine: Any) -> None:
     run_state_machine_as_test(machine, settings=settings(max_examples=EXAMPLES, stateful_step_count=CALLS))
     wanted = ["admitted", "refused", "step", "released", "reused", "did not grow"]
+    wanted += ["right drafts", "wrong drafts", "no pages for drafts"]
     assert all(CALLED[name] >= 20 for name in wanted), CALLED
     hits = CALLED["behind a prefix longer than the window"]
     assert (hits >= 3) == (machine is WindowMachine), CALLED

@@ -184,3 +184,22 @@ def test_tokens_are_grouped_by_slot() -> None:
     groups = group_tokens(np.array([2, 0, 1, 2]), np.array([3, 2, 1, 1]))
     assert [(slot, places.tolist()) for slot, places in groups] == [(1, [5]), (2, [0, 1, 2, 6])]
     assert group_tokens(np.array([0, 0]), np.array([3, 2])) == ()
+
+
+def test_drafts_have_the_adapter_of_their_row(served: tuple[Path, dict[str, Path]]) -> None:
+    """How many of its tokens a step computes is known when it begins, and where they stand follows from that."""
+    base, adapters = served
+    mixed = Mixed(base, make_prompts(2), {})
+    filled = SlotWrite(1, mixed.read(adapters["narrow"])), SlotWrite(2, mixed.read(adapters["regex"]))
+    row_slots, lens = np.array([2, 0, 1]), np.array([5, 9, 7])
+
+    def groups(*counts: int) -> dict[int, list[int]]:
+        mixed.slots.measured(lens, np.array(counts), Staging(CPU))
+        return {group.slot: group.on_device.tolist() for group in mixed.slots._groups}
+
+    planned = group_tokens(row_slots, np.ones(3, np.int64))
+    mixed.slots.begin(torch.arange(1, 4), LoraWrites(filled, planned, 3, row_slots), Staging(CPU))
+    assert groups(1, 1, 1) == {1: [2], 2: [0]}
+    assert groups(3, 1, 2) == {1: [4, 5], 2: [0, 1, 2]}
+    mixed.slots.begin(torch.arange(1, 4), None, Staging(CPU))
+    assert groups(3, 1, 2) == {}, "none of these rows has an adapter"
