@@ -90,17 +90,15 @@ class Player:
     """An engine without a loop of its own: it steps until all requests have ended."""
 
     def __init__(self, setting: Setting, model: Model, speculation: Speculation | None) -> None:
-        built = assemble(setting.config(), model, tokenizer(), DeviceStreams(CPU), speculation)
+        self.built = assemble(setting.config(), model, tokenizer(), DeviceStreams(CPU), speculation)
         self._news = threading.Event()
-        self._executor = built.new_executor(self._news.set)
-        self._scheduler = built.new_scheduler(self._executor, self._emit)
+        self._executor = self.built.new_executor(self._news.set)
+        self._scheduler = self.built.new_scheduler(self._executor, self._emit)
         self._seen: dict[Req, Seen] = {}
 
     def play(self, reqs: Sequence[Req]) -> list[Seen]:
         """What came of each; everything is given back, and no device check has failed."""
-        for req in reqs:
-            self._seen[req] = Seen()
-            self._scheduler.intake.add(req)
+        self.ask(reqs)
         while self._scheduler.has_work:
             self._news.clear()
             if not self._scheduler.step(0.0) and self._executor.in_flight:
@@ -111,6 +109,12 @@ class Player:
         assert not any(pool.used for pool in memory.stats())
         assert not any(self._scheduler.stats.assert_failures.values())
         return [self._seen[req] for req in reqs]
+
+    def ask(self, reqs: Sequence[Req]) -> None:
+        """Put `reqs` into the queue."""
+        for req in reqs:
+            self._seen[req] = Seen()
+            self._scheduler.intake.add(req)
 
     def _emit(self, outputs: StepOutputs, now: float) -> None:
         for step in outputs.tokens:
@@ -135,14 +139,27 @@ class Player:
 
 
 def both_ways(
-    setting: Setting, model: Callable[[], Model], reqs: Callable[[], list[Req]], says: Says, vocab: int
+    setting: Setting,
+    model: Callable[[], Model],
+    reqs: Callable[[], list[Req]],
+    says: Says,
+    vocab: int,
+    player: type[Player] = Player,
 ) -> tuple[list[Seen], list[Seen], KnowingDrafter]:
     """(outputs without speculation, with it, what drafted)."""
-    plain = Player(setting, model(), None).play(asked := reqs())
+    plain = player(setting, model(), None).play(asked := reqs())
     truth = [[*req.prompt.tolist(), *seen.tokens] for req, seen in zip(asked, plain, strict=True)]
     drafter = KnowingDrafter(truth, says, vocab)
     speculation = Speculation(drafter, MOST, FixedDepth(MOST))
-    return plain, Player(setting, model(), speculation).play(reqs()), drafter
+    return plain, player(setting, model(), speculation).play(reqs()), drafter
+
+
+def same_but_for_rounding(plain: list[Seen], speculated: list[Seen], reqs: list[Req]) -> None:
+    """Tokens and ends are equal, and log probabilities nearly."""
+    for req, one, other in zip(reqs, plain, speculated, strict=True):
+        assert replace(one, logprobs=[]) == replace(other, logprobs=[]), req.request_id
+        for mine, theirs in zip(one.logprobs, other.logprobs, strict=True):
+            assert mine == pytest.approx(theirs, abs=1e-3)
 
 
 def assert_same(plain: list[Seen], speculated: list[Seen], reqs: list[Req]) -> None:
@@ -239,8 +256,5 @@ def test_models_by_transformers_say_the_same_tokens(
     config = ModelConfig(str(checkpoint_of(kind)), native="off", context_length=CONTEXT)
     reqs = lambda: requests(VOCAB_SIZE, seed + 4)  # noqa: E731
     plain, speculated, drafter = both_ways(Setting(), lambda: load_model(config, CPU), reqs, always_right, VOCAB_SIZE)
-    for req, one, other in zip(reqs(), plain, speculated, strict=True):
-        assert replace(one, logprobs=[]) == replace(other, logprobs=[]), req.request_id
-        for mine, theirs in zip(one.logprobs, other.logprobs, strict=True):
-            assert mine == pytest.approx(theirs, abs=1e-3)
+    same_but_for_rounding(plain, speculated, reqs())
     assert drafter.accepted > 0

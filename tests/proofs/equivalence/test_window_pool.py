@@ -52,7 +52,7 @@ def poisoned(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     begin, replaced, planned = SlidingWindowPool.begin, WindowPages.replaced, WindowPages._writes
 
     def poison(self: SlidingWindowPool, rows: torch.Tensor, writes: WindowWrites | None, staging: Staging) -> None:
-        old = self.table.clone()
+        old, size = self.table.clone(), self.kv.page_size
         begin(self, rows, writes, staging)
         spared: frozenset[int] = frozenset() if writes is None else kept.popleft()
         lost, fresh = old[old != self.table], self.table[old != self.table]
@@ -60,7 +60,7 @@ def poisoned(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
             counted["pages"] += 1
             for spec in self.kv.layers:
                 for tensor in (self.kv.k(spec.layer_id), self.kv.v(spec.layer_id)):
-                    tensor[page * PAGE : (page + 1) * PAGE] = torch.nan
+                    tensor[page * size : (page + 1) * size] = torch.nan
 
     def plan(self: WindowPages) -> WindowWrites | None:
         writes = planned(self)
