@@ -128,14 +128,19 @@ class AdapterTwin(CompanionSide):
     def begin(self, writes: LoraWrites | None) -> None:
         """See `CompanionSide`."""
         assert self._plain is not None, "checked before"
-        plain, slots = self._plain, [NONE_SLOT] * sum(self._plain.lens)
+        plain, tokens = self._plain, sum(self._plain.lens)
+        slots = [NONE_SLOT] * tokens
         for write in writes.slots if writes else ():
             self._filled.pop(write.slot, None)
             if isinstance(write.adapter, Weights):
                 self._filled[write.slot] = write.adapter.content
-        for slot, places in writes.groups if writes else ():
-            for place in places.tolist():
-                slots[place] = slot
+        if writes is not None and writes.groups and tokens > writes.num_tokens:
+            self._hits("adapter_drafts")
+            slots = np.repeat(writes.row_slots, plain.lens).tolist()
+        else:
+            for slot, places in writes.groups if writes else ():
+                for place in places.tolist():
+                    slots[place] = slot
         self._said, at = [], 0
         for row, length in zip(plain.rows, plain.lens, strict=True):
             self._said.append(self._content(row, set(slots[at : at + length])))
@@ -156,7 +161,9 @@ class AdapterTwin(CompanionSide):
 
     def run(self, plain: Plain, ids: list[int], tables: list[Table], kv: KVMemory) -> list[int]:
         """See `CompanionSide`."""
-        return self._said
+        if not plain.verifies:
+            return self._said
+        return [said for said, length in zip(self._said, plain.lens, strict=True) for _ in range(length)]
 
     def look_back(self, kv: KVMemory, left: AdaptersLeft) -> None:
         """See `CompanionSide`."""

@@ -65,8 +65,10 @@ class Bounds(Family):
     def _check_pressure(self, loser: Client) -> None:
         """A request gives way for pages, and not for those of drafts: one token of each row needs more than there are.
 
-        It is no class, no share and no force, so pages ran out.
+        It is no class, no share and no force, so pages ran out: of windows or, where there are none, of the KV pool.
         """
+        if self.view.scenario.windows is not None:
+            return
         self._settle()
         memory, short = self.view.memory, 0
         for client in self.view.seated():
@@ -208,7 +210,9 @@ class Bounds(Family):
         return found
 
     def _pages_suffice(self, batch: ScheduleBatch, room: list[int], ends: list[int]) -> bool:
-        """Whether pages are left for all that the rows could verify."""
+        """Whether pages are left for all that the rows could verify. Pages of windows may be what is short."""
+        if self.view.scenario.windows is not None:
+            return False
         memory, needed = self.view.memory, 0
         rows, starts = batch.rows[batch.num_extend :].tolist(), batch.prefix_lens[batch.num_extend :].tolist()
         for row, start, count, end in zip(rows, starts, room, ends, strict=True):

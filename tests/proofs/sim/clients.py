@@ -125,7 +125,8 @@ class Client:
         """What a device samples for it that hears of no stop token, to the length that it asked for."""
         if self._said is None:
             req = self.req
-            self._said = list(spoken(req.prompt.tolist(), req.params, req.seed, req.max_new_tokens, self.pools))
+            given = req.prompt.tolist(), req.params, req.seed, req.max_new_tokens
+            self._said = list(spoken(*given, self.pools, self.encoder, self.adapter))
         return self._said
 
 

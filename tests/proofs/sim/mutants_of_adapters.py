@@ -6,10 +6,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
+
 from core.batch.schedule_batch import ScheduleBatch
 from core.engine.adapters.rows import AdapterRows
 from core.engine.adapters.table import AdapterTable
-from core.models.lora.slots import LORA, LoraWrites, SlotWrite
+from core.models.lora.slots import LORA, NONE_SLOT, LoraWrites, SlotWrite
 from core.scheduler.lifecycle import Lifecycle
 from core.scheduler.planner import Planner
 from core.types.request import Req
@@ -135,7 +137,8 @@ def a_step_has_one_adapter(patch: Patch) -> None:
         if told is not None and len(told.groups) > 1:
             slot = told.groups[0][0]
             groups = tuple((slot, places) for _, places in told.groups)
-            batch.companion_writes[LORA] = LoraWrites(told.slots, groups, told.num_tokens)  # type: ignore[index]
+            rows = np.where(told.row_slots, slot, NONE_SLOT)
+            batch.companion_writes[LORA] = LoraWrites(told.slots, groups, told.num_tokens, rows)  # type: ignore[index]
         return batch
 
     put(patch, Planner, "_freeze", frozen)
@@ -157,3 +160,16 @@ def loads_of_a_step_are_alike(patch: Patch) -> None:
         return tuple(write if write.adapter is None else SlotWrite(write.slot, full[-1]) for write in found)
 
     put(patch, AdapterTable, "take_writes", writes)
+
+
+@mutant("adapter_read", drafts=True)
+def drafts_run_on_the_adapter_of_the_row_before(patch: Patch) -> None:
+    """Rows are told in another order than that of the batch."""
+
+    def planned(old: Any, self: AdapterRows, *args: Any) -> Any:
+        told: LoraWrites | None = old(self, *args)
+        return (
+            None if told is None else LoraWrites(told.slots, told.groups, told.num_tokens, np.roll(told.row_slots, 1))
+        )
+
+    put(patch, AdapterRows, "planned", planned)

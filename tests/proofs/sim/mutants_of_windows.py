@@ -95,3 +95,22 @@ def rooms_are_not_charged(patch: Patch) -> None:
     """Whoever comes is admitted, and a step that was promised finds no window page."""
     patch.setattr(WindowPages, "can_grow", lambda self, rows: True)
     patch.setattr(WindowPages, "can_admit", lambda self, facts: True)
+
+
+@mutant("window_owner", "invariant:window_page_present", "window_read", drafts=True)
+def windows_are_passed_by_the_most(patch: Patch) -> None:
+    """A row is believed to have got all its drafts, and what it still sees is given up."""
+
+    def planned(old: Any, self: WindowPages, rows: Ints, starts: Ints, lens: Ints, pages: Ints, ahead: Ints) -> Any:
+        told = old(self, rows, starts, lens, pages, ahead)
+        if ahead is not None:
+            self._pass_all(rows, self.bounds.first_places(starts + lens + ahead) - self._first[rows])
+        return told
+
+    put(patch, WindowPages, "planned", planned)
+
+
+@mutant("window_owner", "window_read", "invariant:window_page_present", drafts=True)
+def windows_have_no_page_for_drafts(patch: Patch) -> None:
+    """Pages begin by the fewest tokens that a row may get."""
+    put(patch, WindowPages, "planned", lambda old, self, *args: old(self, *args[:4]))

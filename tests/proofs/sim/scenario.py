@@ -63,7 +63,7 @@ sliding windows and adapters: an encoder goes with none of them in an engine.
 ALONE = ("states", "windows", "cross", "adapters")
 """What the one kind may be."""
 DRAFTS_SHARE = 0.6
-"""Of the seeds that have the KV pool alone verify drafts; the engine refuses them beside any other pool."""
+"""Of the seeds that can verify drafts do. The engine refuses them beside states and encoders."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,9 +172,16 @@ class Scenario:
 
     @property
     def window_pages(self) -> int:
-        """Most window pages that one row can touch in a step: a chunk, and what its first token sees of the past."""
+        """Most window pages that one row can touch in a step: a chunk, and what its first token sees of the past. With
+        drafts also what the steps in flight may bring.
+        """
         assert self.windows is not None, "asked of a model with windows"
-        return touched(self.windows.tokens - 1 + self.config.chunked_prefill_size, self.page_size)
+        return touched(self.windows.tokens - 1 + self.doubt + self.config.chunked_prefill_size, self.page_size)
+
+    @property
+    def doubt(self) -> int:
+        """Most tokens that it is not known of whether a row will have them."""
+        return 0 if self.drafts is None else self.drafts.most * self.depth
 
     def room(self, prompt_len: int) -> int:
         """The longest output a prompt may ask for, by the formula of entry: its last token is never stored."""
@@ -236,6 +243,9 @@ def _with_kinds(rng: random.Random, drawn: Scenario, tiny: bool) -> Scenario:
     if drawn.real_steps and count:
         count, alone = 1, rng.choice(("states", "cross"))
     chosen = {0: (), 1: (alone,), 3: ("states", "windows", "adapters")}[count]
+    if not {"states", "cross"} & set(chosen):
+        # First: pages for windows allow for drafts.
+        drawn = _with_drafts(drawn)
     if "states" in chosen:
         drawn = replace(drawn, states=_states(rng, drawn, tiny))
     if "windows" in chosen:
@@ -245,7 +255,7 @@ def _with_kinds(rng: random.Random, drawn: Scenario, tiny: bool) -> Scenario:
     if "cross" in chosen:
         # As the engine is built: what the decoder makes of a prefix depends on the input, so none is kept.
         drawn = replace(drawn, cross=_cross(rng, drawn, tiny), cache="none")
-    return drawn if chosen else _with_drafts(drawn)
+    return drawn
 
 
 def _with_drafts(drawn: Scenario) -> Scenario:

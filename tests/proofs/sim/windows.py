@@ -42,7 +42,8 @@ class WindowTwin(CompanionSide):
         windows = scenario.windows
         assert windows is not None, "a scenario without windowed layers has no such side"
         self._size, self._window, self._hits = scenario.page_size, windows.tokens, hits
-        bounds = WindowBounds(windows.tokens, scenario.page_size, scenario.config.chunked_prefill_size)
+        chunk = scenario.config.chunked_prefill_size
+        bounds = WindowBounds(windows.tokens, scenario.page_size, chunk, scenario.doubt)
         self.host = WindowPages(windows.pages, scenario.pages, scenario.rows + 1, bounds)
         self._free = set(self.host._free)
         self._table = [0] * (scenario.pages + 1)
@@ -97,11 +98,11 @@ class WindowTwin(CompanionSide):
         if any(window_of[page] for page in memory.allocator._stack[: memory.allocator._top].tolist()):
             raise Violation("window_owner", f"by KV page {window_of}: some stand for pages that nobody owns")
         for req in seats:
-            planned = int(running.planned[req.row])
-            first = max(0, planned - self._window + 1) // self._size
-            needed = memory._pages[req.row, first : -(-planned // self._size)].tolist()
+            least, most = int(running.planned_lower[req.row]), int(running.planned[req.row])
+            first, end = max(0, least - self._window + 1) // self._size, min(most, int(running.limit[req.row]))
+            needed = memory._pages[req.row, first : -(-end // self._size)].tolist()
             if not all(window_of[page] and page not in host._idle for page in needed):
-                text = f"{req.sink.name} goes on at {planned} and needs {needed}: {window_of}, idle {list(host._idle)}"
+                text = f"{req.sink.name} goes on at {least} and needs {needed}: {window_of}, idle {list(host._idle)}"
                 raise Violation("window_owner", text)
 
     def leave(self, batch: ScheduleBatch, flying: Sequence[WindowsLeft]) -> WindowsLeft:
@@ -144,14 +145,15 @@ class WindowTwin(CompanionSide):
         for row, start, end, table in zip(plain.rows, plain.starts, plain.ends, tables, strict=True):
             for slot in table[start:end]:
                 self._held[self._at(row, slot)] = kv.at(slot)
-        said = []
+        said = list[int]()
         for row, start, end, table in zip(plain.rows, plain.starts, plain.ends, tables, strict=True):
             for position in range(max(0, start - self._window + 1), end):
                 slot = table[position]
                 if self._held[self._at(row, slot)] != kv.at(slot):
                     text = f"row {row} from {start} reads position {position}, page {slot // self._size}: not its key"
                     raise Violation("window_read", text)
-            said.append(self._held[self._at(row, table[end - 1])])
+            last = start if plain.verifies else end - 1
+            said += [self._held[self._at(row, slot)] for slot in table[last:end]]
         return said
 
     def _at(self, row: int, slot: int) -> int:
