@@ -23,6 +23,7 @@ HOST_CHECKS: tuple[str, ...] = (
     "state_slot_double_free",
     "state_slot_conservation",
     "state_snapshot_present",
+    "state_draft_room",
     "cross_page_double_free",
     "cross_page_conservation",
     "cross_row_encoded",

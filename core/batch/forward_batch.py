@@ -44,6 +44,8 @@ class ForwardBatch:
     """[B] on the host: tokens of each row whose KV is in the pools before this step."""
     extend_lens_host: Ints
     """[B] on the host: tokens of each row that this step computes."""
+    verifies: bool = False
+    """Whether the tokens of each row behind its first are drafts: what they leave in a row may not count."""
     wants_hidden: bool = False
     """Whether the model must set `hidden`: some row of this step is embedded."""
     hidden: torch.Tensor | None = None

@@ -96,7 +96,7 @@ def assemble(
     build_runner = partial(_build_runner, config, model, streams, pools, lanes, speculation)
     runner = build_runner() if captures or speculation is not None else None
     if runner is not None and speculation is not None and speculation.depth is None:
-        depth = AdaptiveDepth(speculation.most, time_steps(runner.state))
+        depth = AdaptiveDepth(speculation.most, time_steps(runner.state, pools.memory.draft_room))
         speculation = dataclasses.replace(speculation, depth=depth)
     return BuiltEngine(
         config=config,

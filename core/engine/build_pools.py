@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Final
 
 import torch
 
@@ -34,6 +35,10 @@ from core.memory.window.window_sizing import SplitLayers, divide_pages
 from core.models.base import Model, ModelSpec
 from core.models.encoder_decoder.encoder_spec import EncoderSpec
 from core.prefix.registry import build_prefix_cache
+
+DRAFTING_ROWS: Final = 4
+"""Of so many rows all drafts can be verified in one step where each leaves a recurrent state; more rows share the room.
+Beyond, drafts seldom pay, and a state may take as much memory as the keys of a thousand tokens (decision 38)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,12 +68,13 @@ def build_pools(config: EngineConfig, model: Model, streams: DeviceStreams, draf
     adapters = build_adapters(config.lora, model, streams.device)
     companions: dict[str, DeviceCompanion] = {**adapters.companions}
     context = min(spec.context_length, config.model.context_length or spec.context_length)
-    tracking = _tracking(config)
+    tracking = _tracking(config, drafts)
     # Unset: a slot for the state of each request, and with a prefix cache as many again for snapshots.
     slots = memory.max_state_slots or memory.max_running_requests * (1 if tracking is None else 2)
+    draft_room = drafts * min(DRAFTING_ROWS, memory.max_running_requests)
     cross = cross_size(config, spec)
     # One slot more: slot 0 is padding (law 6).
-    reserved = MambaPool.bytes_per_slot(spec.state_layers) * (slots + 1) + cross.reserved_bytes
+    reserved = MambaPool.bytes_per_slot(spec.state_layers) * (1 + slots + draft_room) + cross.reserved_bytes
     reserved += reserved_bytes(config.lora, adapters.table, streams.device)
     layers = SplitLayers.of(spec.kv_layers, context, windows=memory.sliding_window_pool)
     # Steps in flight may each verify so many drafts, and which are right is known when they are over.
@@ -87,8 +93,9 @@ def build_pools(config: EngineConfig, model: Model, streams: DeviceStreams, draf
     if config.lora.enabled:
         followers.append(AdapterRows(adapters.table, requests.num_rows))
     if spec.state_layers:
-        followers.append(StateSlots(slots, requests.num_rows, tracking))
-        companions[STATES] = HybridReqToTokenPool(requests, MambaPool(spec.state_layers, slots, streams.device))
+        followers.append(StateSlots(slots, requests.num_rows, tracking, draft_room))
+        states = MambaPool(spec.state_layers, slots, streams.device, draft_room)
+        companions[STATES] = HybridReqToTokenPool(requests, states)
     if spec.encoder:
         follower, companions[CROSS] = build_cross_pools(spec.encoder, cross, memory, pages.kv, requests, spec.dtype)
         followers.append(follower)
@@ -107,13 +114,16 @@ def build_pools(config: EngineConfig, model: Model, streams: DeviceStreams, draf
     )
 
 
-def _tracking(config: EngineConfig) -> Tracking | None:
-    """When snapshots of recurrent states are kept; None without a prefix cache, where no request would find them."""
+def _tracking(config: EngineConfig, drafts: int) -> Tracking | None:
+    """When snapshots of recurrent states are kept; None without a prefix cache, where no request would find them.
+
+    Two in decode where a row may be before the newer one when that is planned: a step is in flight, or verifies drafts.
+    """
     memory = config.memory
     if memory.prefix_cache == "none":
         return None
     interval = -(-memory.state_track_interval // memory.page_size) * memory.page_size
-    return Tracking(memory.page_size, interval, buffers=2 if config.executor.overlap else 1)
+    return Tracking(memory.page_size, interval, buffers=2 if config.executor.overlap or drafts else 1)
 
 
 @dataclass(frozen=True, slots=True)

@@ -57,6 +57,4 @@ def why_no_speculation(spec: ModelSpec, device: torch.device) -> str | None:
         return f"drafts are verified on the CPU, and the model is on {device.type}"
     if spec.encoder is not None:
         return "encoder-decoders are not speculated with"
-    if spec.state_layers:
-        return "a recurrent state cannot go back behind a wrong draft"
     return None

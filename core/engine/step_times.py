@@ -22,17 +22,19 @@ PATIENCE: Final = 1.0
 
 
 @torch.inference_mode()
-def time_steps(state: DeviceState) -> StepTimes:
+def time_steps(state: DeviceState, draft_room: int | None = None) -> StepTimes:
     """What `state.model` takes for steps of several tokens: medians, made to rise. Waits for the device.
 
-    The steps are of padding row 0, whose keys and values no request reads.
+    The steps are of padding row 0, whose keys, values and states no request reads. `draft_room`: the most drafts of a
+    step, None without a limit.
     """
     seconds: list[float] = []
     began = time.monotonic()
     for tokens in TOKENS:
         late = len(seconds) > 1 and time.monotonic() - began > PATIENCE
         # A step of one row: there are no positions, and no entries of the table, beyond the context.
-        if late or tokens > state.model.spec.context_length or tokens > state.pool.max_context_len:
+        most = min(state.model.spec.context_length, state.pool.max_context_len)
+        if late or tokens > most or (draft_room is not None and tokens - 1 > draft_room):
             break
         seconds.append(max(_median(state, tokens), *seconds[-1:], 0.0))
     return StepTimes(TOKENS[: len(seconds)], tuple(seconds))
@@ -43,6 +45,8 @@ def _median(state: DeviceState, tokens: int) -> float:
     found = []
     for _ in range(ROUNDS + 1):
         batch = _padding(state, tokens)
+        for companion in state.companions.values():
+            companion.begin(batch.rows, None, state.staging)
         began = time.perf_counter()
         state.model.forward(batch)
         state.streams.synchronize()
@@ -67,4 +71,5 @@ def _padding(state: DeviceState, tokens: int) -> ForwardBatch:
         num_extend=0 if decode else 1,
         prefix_lens_host=np.zeros(1, np.int64),
         extend_lens_host=np.full(1, tokens),
+        verifies=not decode,
     )

@@ -23,7 +23,7 @@ from core.executor.pooling import Pooler
 from core.executor.sampling_step import SampledRows, SamplingStep
 from core.executor.speculator import Speculator
 from core.executor.step_lanes import StepLanes, StepTracer
-from core.memory.companion import LateBound
+from core.memory.companion import Judged, LateBound
 from core.relay.payload import RelayPayload
 from core.relay.resolve import DecodeRows, resolve_forward_inputs
 from core.sampling.sampler import SampleOutput
@@ -60,6 +60,7 @@ class StepRunner:
         # Without drafts a plan's lengths are exact, and have come with the companions' writes.
         found = () if state.drafter is None else state.companions.values()
         self._late_bound = tuple(companion for companion in found if isinstance(companion, LateBound))
+        self._judged = tuple(companion for companion in found if isinstance(companion, Judged))
         self._previous_end: Mark | None = None
         self._tracer = StepTracer(state.lanes)
         self.graphs = capture_decode_graphs(state, state.graph_sizes, state.attention)
@@ -229,6 +230,7 @@ class StepRunner:
             num_extend=len(trial.lens),
             prefix_lens_host=trial.lens,
             extend_lens_host=trial.counts,
+            verifies=True,
         )
 
     def _apply(
@@ -280,6 +282,10 @@ class StepRunner:
         assert published is not None, "the planner submits no empty step"
         if batch.verifies:
             told(_lengths(batch, verdict))
+        if verdict is not None:
+            # Behind the publish event too: a reader of lengths waits for no copies of states.
+            for companion in self._judged:
+                companion.judged(verdict.counts, state.staging)
         drafts, drafting = {}, None
         if self._speculator is not None:
             began = state.streams.mark()

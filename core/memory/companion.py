@@ -120,6 +120,16 @@ class Companion(Protocol):
 
 
 @runtime_checkable
+class Drafting(Protocol):
+    """A companion that holds what drafts leave behind until it is known which are right, for so many of them."""
+
+    @property
+    def draft_room(self) -> int:
+        """The most drafts that all rows of a step may verify together."""
+        ...
+
+
+@runtime_checkable
 class Growing(Protocol):
     """A companion that charges a row again for each new KV page. Other companions charge a row once, at admission."""
 
@@ -158,5 +168,20 @@ class LateBound(Protocol):
         int64[B] each, on the host, in the order of the batch. Of a row that decodes `prefix` is all that proved right
         before the step, and `extend` its newest token and the drafts behind it. Not called where speculation is off:
         the lengths of the plan are exact there.
+        """
+        ...
+
+
+@runtime_checkable
+class Judged(Protocol):
+    """A device companion that drafts change where nothing is written twice: it must learn which were right.
+
+    Forward stream only (law 2).
+    """
+
+    def judged(self, counts: Ints, staging: Staging) -> None:
+        """Last thing in a step that verified drafts: of row i the first `counts[i]` tokens of the step count.
+
+        int64[B], on the host, in the order of the batch, each 1 to the number of tokens that the step computed.
         """
         ...

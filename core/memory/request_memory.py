@@ -13,7 +13,7 @@ from types import MappingProxyType
 import numpy as np
 
 from core.invariants import check
-from core.memory.companion import AdmissionFacts, Companion, Growing, Writes
+from core.memory.companion import AdmissionFacts, Companion, Drafting, Growing, Writes
 from core.memory.kv_allocator import PagedKVAllocator
 from core.memory.pending_writes import PendingWrites
 from core.memory.req_to_token_pool import TableWrites
@@ -68,6 +68,8 @@ class RequestMemory:
         self.companions = tuple(companions)
         self._reach = max_len if reach is None else reach
         self._growing = tuple(c for c in self.companions if isinstance(c, Growing))
+        self.draft_room = min((c.draft_room for c in self.companions if isinstance(c, Drafting)), default=None)
+        """The most drafts that all rows of a step may verify together; None where companions set no limit."""
         self.page_size = allocator.page_size
         width = allocator.pages_for(max_len)
         shape = (rows.size + 1, width)

@@ -160,6 +160,8 @@ class Planner:
     def _drafts(self, rows: Ints) -> Ints:
         """int64[n]: the most drafts that each of `rows`, int64[n >= 1], verifies in this step."""
         running, budget = self._running, self._config.chunked_prefill_size // len(rows) - 1
+        if (held := self._memory.draft_room) is not None:
+            budget = min(budget, held // len(rows))
         most = min(self._aim.most, budget)
         # Behind the last token of a request there is nothing to verify.
         room = running.limit[rows] - running.planned_lower[rows] - 1

@@ -37,17 +37,19 @@ class StateLayerSpec:
 
 
 class MambaPool:
-    """`size` slots plus padding slot 0, per layer [size + 1, ...]. Forward stream only.
+    """`size` slots plus padding slot 0, and `drafts` slots behind them, per layer [1 + size + drafts, ...].
 
-    From SGLang's MambaPool. A slot of zeros is the state before the first token, for convolution and recurrence alike,
-    so a cleared slot needs no flag "has no past".
+    Forward stream only. From SGLang's MambaPool. A slot of zeros is the state before the first token, for convolution
+    and recurrence alike, so a cleared slot needs no flag "has no past". The slots behind `size` hold what a step that
+    verifies drafts makes of them, until it is known which are right; between two steps they mean nothing.
     """
 
-    def __init__(self, layers: Sequence[StateLayerSpec], size: int, device: torch.device) -> None:
+    def __init__(self, layers: Sequence[StateLayerSpec], size: int, device: torch.device, drafts: int = 0) -> None:
         assert layers, "a pool needs at least one layer"
-        assert size >= 1, size
+        assert size >= 1 and drafts >= 0, (size, drafts)
         self.layers = tuple(layers)
         self.size = size
+        self.drafts = drafts
         self.device = device
         self._conv = {spec.layer_id: self._slots(spec.conv) for spec in layers}
         self._recurrent = {s.layer_id: self._slots(s.recurrent) for s in layers if s.recurrent is not None}
@@ -72,6 +74,11 @@ class MambaPool:
         """Make `slots` copies of `sources`, int64[n] each, in layer `layer_id`. All sources are read first."""
         self.scatter(layer_id, slots, *self.gather(layer_id, sources))
 
+    def copy_all(self, sources: torch.Tensor, slots: torch.Tensor) -> None:
+        """Make `slots` copies of `sources`, int64[n] each, in every layer. All sources are read first."""
+        for states in (*self._conv.values(), *self._recurrent.values()):
+            states.index_copy_(0, slots, states[sources])
+
     def gather(self, layer_id: int, slots: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Copies [n, ...] of the convolution window and, if any, the temporal state of `slots`, int64[n]."""
         recurrent = self._recurrent.get(layer_id)
@@ -84,4 +91,4 @@ class MambaPool:
             self._recurrent[layer_id].index_copy_(0, slots, recurrent)
 
     def _slots(self, state: StateShape) -> torch.Tensor:
-        return torch.zeros(self.size + 1, *state.shape, dtype=state.dtype, device=self.device)
+        return torch.zeros(1 + self.size + self.drafts, *state.shape, dtype=state.dtype, device=self.device)

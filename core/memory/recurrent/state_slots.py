@@ -10,7 +10,7 @@ import numpy as np
 from core.invariants import check
 from core.memory.companion import AdmissionFacts
 from core.memory.recurrent.state_snapshots import StateSnapshots, Tracking
-from core.types.arrays import Ints
+from core.types.arrays import Bools, Ints
 from core.types.stats import PoolStats
 
 NAME = "mamba"
@@ -19,12 +19,15 @@ NOTHING: Ints = np.empty(0, np.int64)
 
 @dataclass(frozen=True, slots=True)
 class Tracked:
-    """Snapshots that the coming step takes: of batch row `places[i]` after `tokens[i]` of its tokens, in `slots[i]`."""
+    """Snapshots that the coming step takes: of batch row `places[i]` with `ends[i]` tokens, in `slots[i]`.
+
+    Where speculation is on, a snapshot is not taken if the row does not come so far in the step, or was there before.
+    """
 
     places: Ints = field(default_factory=NOTHING.copy)
     """int64[n], ascending: indices into the rows of the batch. A row with several snapshots repeats."""
-    tokens: Ints = field(default_factory=NOTHING.copy)
-    """int64[n], each 1 to the number of tokens that the step computes of that row; ascending within a place."""
+    ends: Ints = field(default_factory=NOTHING.copy)
+    """int64[n], tokens of the row's sequence, each among those that the step may compute; ascending within a place."""
     slots: Ints = field(default_factory=NOTHING.copy)
     """int64[n], no duplicates."""
 
@@ -51,13 +54,20 @@ class StateSlots:
     prefix can be used only up to its last page with a snapshot. A snapshot belongs to its page from the step that
     writes it (the one FIFO orders readers behind it), so it stays when the row is freed. Admission copies it, and no
     request needs it afterwards: every snapshot may be dropped for a running request, the least recently used first.
+
+    Where drafts are verified, a plan knows only between which lengths a row will be. The snapshot at a page's end is
+    then due in every step that may reach it, in the same slot, and the device takes it in the one that does. That is
+    sound since a page is found by others only once its tokens are known, so the row was there. A slot that such a page
+    has lost is not replaced: the row may be there already, and no later state is the one of that page.
     """
 
     name = NAME
 
-    def __init__(self, size: int, num_rows: int, tracking: Tracking | None = None) -> None:
+    def __init__(self, size: int, num_rows: int, tracking: Tracking | None = None, draft_room: int = 0) -> None:
+        """`draft_room`: slots of the device side, beside these, for states behind drafts; as many may be verified."""
         check("state_slot_conservation", size >= 1, size=size)
         self.size = size
+        self.draft_room = draft_room
         self._tracking = tracking
         self._snapshots = StateSnapshots()
         self._marks: Ints = np.zeros((num_rows, 2), np.int64)
@@ -66,6 +76,10 @@ class StateSlots:
         """
         self._turns: list[deque[int]] = [deque() for _ in range(num_rows)]
         """By request row: pages whose snapshots it took while decoding, the oldest first."""
+        self._most: Ints = np.zeros(num_rows, np.int64)
+        """By request row: the most tokens that it may have once all steps planned so far are over."""
+        self._pending: Ints = np.zeros(num_rows, np.int64)
+        """By request row: the newest end of a page at which it is snapshotted while decoding; 0 without one."""
         self._slot_of: Ints = np.zeros(num_rows, np.int64)
         """By request row, 0 for none. Invariant: non-zero entries are distinct and disjoint from `_free`."""
         self._free = list(range(size, 0, -1))
@@ -126,19 +140,20 @@ class StateSlots:
         self, rows: Ints, prefix_lens: Ints, extend_lens: Ints, pages: Ints, ahead: Ints | None = None
     ) -> StateWrites | None:
         """The slots given out since the last step, which still hold old states, and the snapshots this step takes."""
-        tracked = self._track(rows, prefix_lens, extend_lens, pages)
+        tracked = self._track(rows, prefix_lens, extend_lens, 0 if ahead is None else ahead, pages)
         if not self._fresh and not len(tracked.places):
             return None
         fresh, self._fresh = self._fresh, {}
         slots, sources = np.array(list(fresh.values()), np.int64).reshape(-1, 2).T
         return StateWrites(np.array(list(fresh.keys()), np.int64), slots, sources, tracked)
 
-    def _track(self, rows: Ints, prefix_lens: Ints, extend_lens: Ints, pages: Ints) -> Tracked:
+    def _track(self, rows: Ints, prefix_lens: Ints, extend_lens: Ints, ahead: Ints | int, pages: Ints) -> Tracked:
         """Slots for the snapshots due in this step. Without a slot a snapshot is skipped: it only saves computing."""
         if self._tracking is None:
             return Tracked()
-        kept: list[tuple[int, int, int]] = []
-        for place, at, in_prompt in self._due(rows, prefix_lens, extend_lens, self._tracking):
+        ends = prefix_lens + extend_lens + ahead
+        kept = self._still_due(rows, prefix_lens, ends, pages)
+        for place, at, in_prompt in self._due(rows, prefix_lens, ends, extend_lens == 1, self._tracking):
             # The page that ends at token `at`.
             page = int(pages[place, at // self._tracking.page_size - 1])
             if self._snapshots.find(page):
@@ -146,24 +161,45 @@ class StateSlots:
             turns = None if in_prompt else self._turns[rows[place]]
             slot = self._slot_for(turns, [slot for *_, slot in kept])
             if slot:
-                kept.append((place, at - int(prefix_lens[place]), slot))
+                kept.append((place, at, slot))
                 self._snapshots.keep(page, slot)
                 if turns is not None:
                     turns.append(page)
-        return Tracked(*np.array(kept, np.int64).reshape(-1, 3).T)
+                    self._pending[rows[place]] = at
+        self._most[rows] = np.maximum(self._most[rows], ends)
+        return Tracked(*np.array(sorted(kept), np.int64).reshape(-1, 3).T)
 
-    def _due(self, rows: Ints, prefix_lens: Ints, extend_lens: Ints, tracking: Tracking) -> list[tuple[int, int, bool]]:
-        """(place, tokens of the sequence, whether in its prompt), ascending, of the snapshots due in this step.
+    def _still_due(self, rows: Ints, prefix_lens: Ints, ends: Ints, pages: Ints) -> list[tuple[int, int, int]]:
+        """(place, tokens of the sequence, slot) of snapshots of earlier steps that rows may reach in this one first."""
+        assert self._tracking is not None
+        pending, kept = self._pending[rows], list[tuple[int, int, int]]()
+        for place in np.flatnonzero((prefix_lens < pending) & (pending <= ends)).tolist():
+            at = int(pending[place])
+            page = int(pages[place, at // self._tracking.page_size - 1])
+            if slot := self._snapshots.find(page):
+                # Made the youngest before `_take`, which else might drop what this step writes.
+                self._snapshots.keep(page, slot)
+                kept.append((place, at, slot))
+        return kept
 
-        Due at: (1) the last page boundary of a prompt, so an identical prompt resumes there; (2) the page boundary
-        where a prompt diverges from the cached ones, so later prompts with that prefix resume there, a shared system
-        prompt for instance (SGLang's branching points); (3) every `interval` tokens while decoding.
+    def _due(
+        self, rows: Ints, prefix_lens: Ints, ends: Ints, decoding: Bools, tracking: Tracking
+    ) -> list[tuple[int, int, bool]]:
+        """(place, tokens of the sequence, whether in its prompt), ascending, of the snapshots due from this step on.
+
+        `ends`: the most tokens that each row may have after the step. Due at: (1) the last page boundary of a prompt,
+        so an identical prompt resumes there; (2) the page boundary where a prompt diverges from the cached ones, so
+        later prompts with that prefix resume there, a shared system prompt for instance (SGLang's branching points);
+        (3) every `interval` tokens while decoding, from the first step on that may come so far, unless the row may
+        still be before the one before that.
         """
-        ends, marks = prefix_lens + extend_lens, self._marks[rows]
+        marks = self._marks[rows]
         in_prompt = (prefix_lens[:, None] < marks) & (marks <= ends[:, None])
-        on_the_way = (extend_lens == 1) & (ends > marks[:, 1]) & (ends % tracking.interval == 0)
+        passed = np.maximum(self._most[rows], marks[:, 1])
+        following = (passed // tracking.interval + 1) * tracking.interval
+        on_the_way = decoding & (following <= ends) & (self._pending[rows] <= prefix_lens)
         # Columns ascend, since each row has branch < end of prompt < decoded tokens; 0 marks "not due".
-        at = np.column_stack((np.where(in_prompt, marks, 0), np.where(on_the_way, ends, 0)))
+        at = np.column_stack((np.where(in_prompt, marks, 0), np.where(on_the_way, following, 0)))
         places, kinds = np.nonzero(at)
         return list(zip(places.tolist(), at[places, kinds].tolist(), (kinds < 2).tolist(), strict=True))
 
@@ -194,7 +230,7 @@ class StateSlots:
         slot = int(self._slot_of[row])
         check("state_slot_double_free", slot > 0, row=row)
         self._slot_of[row] = 0
-        self._marks[row] = 0
+        self._marks[row] = self._pending[row] = self._most[row] = 0
         self._turns[row].clear()
         self._fresh.pop(row, None)
         self._free.append(slot)

@@ -35,6 +35,7 @@ from core.models.hf.recurrent import StateContext
 from core.models.hf.recurrent_probe import unwrap_mixers, wrap_mixers
 from core.models.hf.self_check import CheckResult, Reference, plain_reference, run_self_check
 from core.models.hf.windowed import window_layers
+from core.models.lora.slots import LORA
 from core.models.quantized.at_load import quantize_at_load
 from core.models.quantized.registry import QuantizedWeights, method_name, quant_method
 
@@ -82,7 +83,7 @@ class TransformersModel:
             pool = companions[STATES]
             assert isinstance(pool, HybridReqToTokenPool), type(pool)
             assert pool.states.layers == self._spec.state_layers, "the states were built for another model"
-            self._states.pool = pool
+            self._states.pool, self._states.in_order = pool, LORA in companions
 
     @torch.inference_mode()
     def forward(self, batch: ForwardBatch) -> torch.Tensor:

@@ -12,6 +12,7 @@ import torch
 from core.memory.recurrent.state_pool import StateLayerSpec, StateShape
 from core.models.hf.cache_argument import cache_argument, takes_cache
 from core.models.hf.packed_attention import KVFacade
+from core.models.hf.projections import Projections
 from core.models.hf.recurrent import PackedMixer, StateContext, StateView
 
 
@@ -100,7 +101,7 @@ def wrap_mixers(layers: dict[int, RecurrentLayer]) -> StateContext:
     context = StateContext()
     for layer_id, layer in layers.items():
         forward: Any = layer.mixer.forward
-        layer.mixer.forward = PackedMixer(forward, layer_id, ignores_state(layer), context)
+        layer.mixer.forward = PackedMixer(forward, layer_id, ignores_state(layer), context, projections_of(layer))
     return context
 
 
@@ -109,6 +110,24 @@ def unwrap_mixers(model: torch.nn.Module) -> None:
     for module in model.modules():
         if isinstance(vars(module).get("forward"), PackedMixer):
             del module.forward
+
+
+@torch.inference_mode()
+def projections_of(layer: RecurrentLayer) -> Projections:
+    """The linear layers at both ends of a mixer, as one token shows them."""
+    device = next(layer.mixer.parameters()).device
+
+    def call() -> tuple[torch.Tensor, torch.Tensor]:
+        hidden = torch.zeros(1, 1, layer.width, dtype=layer.conv.dtype, device=device)
+        conv, past = (
+            None if each is None else torch.zeros(1, *each.shape, dtype=each.dtype, device=device)
+            for each in (layer.conv, layer.recurrent)
+        )
+        assert conv is not None
+        view = StateView(conv, past)
+        return hidden, layer.mixer.forward(hidden, **{cache_argument(layer.mixer.forward): view})
+
+    return Projections.of(layer.mixer, call)
 
 
 @torch.inference_mode()

@@ -96,14 +96,17 @@ class Player:
         self._scheduler = self.built.new_scheduler(self._executor, self._emit)
         self._seen: dict[Req, Seen] = {}
 
-    def play(self, reqs: Sequence[Req]) -> list[Seen]:
-        """What came of each; everything is given back, and no device check has failed."""
+    def play(self, reqs: Sequence[Req], *, stop: bool = True) -> list[Seen]:
+        """What came of each; everything is given back, and no device check has failed. Unless it is to `stop`, others
+        may be played after these.
+        """
         self.ask(reqs)
         while self._scheduler.has_work:
             self._news.clear()
             if not self._scheduler.step(0.0) and self._executor.in_flight:
                 assert self._news.wait(60.0), "no step ends"
-        self._executor.stop()
+        if stop:
+            self._executor.stop()
         memory = self._scheduler.memory
         memory.check_integrity()
         assert not any(pool.used for pool in memory.stats())

@@ -152,3 +152,15 @@ def test_drafts_without_their_rows_adapter_are_missed(
     monkeypatch.setattr(slots.AdapterSlots, "measured", lambda self, *_: None)
     with pytest.raises(Exception):  # noqa: B017  The layers may notice before the outputs do.
         proved(Adapted(directory=made), load, always_right, seed)
+
+
+def test_adapters_of_recurrent_layers_see_drafts_in_the_order_of_their_row(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    """Their layers run for one token after the other, and count them."""
+    base = make_checkpoint("bamba", tmp_path / "base")
+    for place, name in enumerate((*AT_START, LATER)):
+        make_adapter(base, tmp_path / name, place, **ADAPTERS["all"])
+    monkeypatch.setattr("core.models.hf.backend._dtype", lambda *_: torch.float64)
+    config = ModelConfig(str(base), native="off", context_length=CONTEXT)
+    assert proved(Adapted(directory=tmp_path), lambda: load_model(config, CPU), like_a_coin(seed), seed + 3) > 0

@@ -178,6 +178,8 @@ class Bounds(Family):
         if not books:
             return
         most = min(self._proposed, self._budget // len(books) - 1)
+        if (held := self.view.scenario.draft_room) is not None:
+            most = min(most, held // len(books))
         room = [max(0, min(most, end - book.least - 1)) for book, end in zip(books, ends, strict=True)]
         if batch.num_extend:
             room = [0] * len(books)

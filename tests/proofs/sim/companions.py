@@ -27,6 +27,7 @@ class CompanionSide(ABC):
     """One companion of one world. The host's moments come first, the device's, which may be much later, follow."""
 
     host: Companion
+    lens: Sequence[int] = ()
 
     @property
     def name(self) -> str:
@@ -72,6 +73,14 @@ class CompanionSide(ABC):
         What is right must be what the KV slot of the row's last token holds, the hash of all tokens up to it; or what
         the reference says, where a pool holds something else.
         """
+
+    def judged(self, counts: list[int]) -> None:
+        """Of each row of a step that verified drafts, so many tokens count; for devices that no step tells of it."""
+        assert min(counts) >= 1, counts
+
+    def stand(self, lens: Sequence[int]) -> None:
+        """`lens`, by row: tokens of the owner that the device has, kept current by the device."""
+        self.lens = lens
 
     @abstractmethod
     def look_back(self, kv: KVMemory, left: Any) -> None:

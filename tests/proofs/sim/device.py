@@ -256,11 +256,11 @@ class SimExecutor(ABC):
             side.take_back(job.freed.owners, left)
             side.check_writes(plain, job.batch.companion_writes.get(side.name))
         result = self._time(job.batch, plain, self._compute(job.batch, plain))
-        for side, left in zip(self.sides, job.left, strict=True):
-            side.look_back(self.kv, left)
         ends = plain.ends if self.trials is None else self.trials.judge(job.batch, plain, result)
         for row, end in zip(plain.rows, ends, strict=True):
             self.lens[row] = end
+        for side, left in zip(self.sides, job.left, strict=True):
+            side.look_back(self.kv, left)
         self._story.decided((result.step_id, *plain.rows, *result.tokens.tolist()))
         self._executed.append(result)
         return True

@@ -184,8 +184,10 @@ def source_is_free_before_it_is_read(patch: Patch) -> None:
 def one_track_buffer_under_overlap(patch: Patch) -> None:
     """The only state that was kept gives way to one that may prove to be for nothing."""
 
-    def begin(old: Any, self: StateSlots, size: int, num_rows: int, tracking: Tracking | None = None) -> None:
-        old(self, size, num_rows, None if tracking is None else replace(tracking, buffers=1))
+    def begin(
+        old: Any, self: StateSlots, size: int, num_rows: int, tracking: Tracking | None = None, draft_room: int = 0
+    ) -> None:
+        old(self, size, num_rows, None if tracking is None else replace(tracking, buffers=1), draft_room)
 
     put(patch, StateSlots, "__init__", begin)
 
@@ -194,8 +196,8 @@ def one_track_buffer_under_overlap(patch: Patch) -> None:
 def snapshot_is_keyed_one_page_later(patch: Patch) -> None:
     """Off by one: a prefix one page longer is taken to be resumable."""
 
-    def track(old: Any, self: StateSlots, rows: Ints, prefix_lens: Ints, extend_lens: Ints, pages: Ints) -> Any:
-        return old(self, rows, prefix_lens, extend_lens, np.roll(pages, -1, axis=1))
+    def track(old: Any, self: StateSlots, *args: Any) -> Any:
+        return old(self, *args[:-1], np.roll(args[-1], -1, axis=1))
 
     put(patch, StateSlots, "_track", track)
 
@@ -287,9 +289,12 @@ def state_is_kept_at_the_end_of_the_chunk(patch: Patch) -> None:
 def decode_states_are_kept_a_token_early(patch: Patch) -> None:
     """Copied before the step's token is consumed."""
 
-    def run(old: Any, self: PackedMixer, hidden: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
+    def run(old: Any, self: PackedMixer, hidden: torch.Tensor, slots: torch.Tensor, *sources: Any) -> torch.Tensor:
         pool = self._context.pool
         assert pool is not None
+        if self._context.trial is not None:
+            verified: torch.Tensor = old(self, hidden, slots, *sources)
+            return verified
         first = self._context.num_cuts
         early = pool.states.gather(self._layer_id, pool.tracked_from[first:])
         said: torch.Tensor = old(self, hidden, slots)

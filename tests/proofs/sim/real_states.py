@@ -40,7 +40,7 @@ class RealStates(StateSide):
 
     def __init__(self, scenario: Scenario, hits: Hits, requests: ReqToTokenPool) -> None:
         super().__init__(scenario, hits)
-        self.pool = HybridReqToTokenPool(requests, MambaPool([LAYER], self.host.size, CPU))
+        self.pool = HybridReqToTokenPool(requests, MambaPool([LAYER], self.host.size, CPU, self.room))
         self._context = StateContext(self.pool)
         self._mixer = PackedMixer(recurrence, LAYER.layer_id, False, self._context)
         self._batch: ForwardBatch | None = None
@@ -62,8 +62,10 @@ class RealStates(StateSide):
     def forget(self, rows: Sequence[int], slots: Sequence[int]) -> None:
         """See `StateSide`."""
         self.pool.mapping[list(rows)] = 0
-        poison = torch.full((len(slots), *LAYER.conv.shape), UNWRITTEN)
-        self.pool.states.scatter(LAYER.layer_id, torch.tensor(slots, dtype=torch.int64), poison, None)
+        # What drafts left means nothing in the next step.
+        poisoned = [*slots, *range(self.host.size + 1, self.host.size + 1 + self.room)]
+        poison = torch.full((len(poisoned), *LAYER.conv.shape), UNWRITTEN)
+        self.pool.states.scatter(LAYER.layer_id, torch.tensor(poisoned, dtype=torch.int64), poison, None)
 
     def begin(self, writes: Any) -> None:
         """See `CompanionSide`: the pool itself is told, by the step."""
@@ -74,5 +76,5 @@ class RealStates(StateSide):
         assert batch is not None, "a forward runs inside a step"
         self._context.begin(batch)
         said = self._mixer(torch.stack([batch.input_ids, batch.positions], dim=-1)[None])
-        lasts = torch.tensor(plain.lens).cumsum(0) - 1
+        lasts = torch.arange(said.shape[1]) if plain.verifies else torch.tensor(plain.lens).cumsum(0) - 1
         return [int(state) for state in said[0, lasts, 0].tolist()]

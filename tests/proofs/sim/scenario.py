@@ -63,7 +63,7 @@ sliding windows and adapters: an encoder goes with none of them in an engine.
 ALONE = ("states", "windows", "cross", "adapters")
 """What the one kind may be."""
 DRAFTS_SHARE = 0.6
-"""Of the seeds that can verify drafts do. The engine refuses them beside states and encoders."""
+"""Of the seeds that can verify drafts do. The engine refuses them beside encoders."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +110,8 @@ class Drafts:
     right: float
     crowd: int
     """More rows than these verify none."""
+    held: int = 1
+    """Of so many rows the states behind all drafts have slots."""
 
     def aim(self, rows: int) -> Aim:
         """See `Depth`."""
@@ -183,6 +185,13 @@ class Scenario:
         """Most tokens that it is not known of whether a row will have them."""
         return 0 if self.drafts is None else self.drafts.most * self.depth
 
+    @property
+    def draft_room(self) -> int | None:
+        """Slots for states behind drafts; None where there is no such limit."""
+        if self.states is None:
+            return None
+        return 0 if self.drafts is None else self.drafts.most * min(self.drafts.held, self.rows)
+
     def room(self, prompt_len: int) -> int:
         """The longest output a prompt may ask for, by the formula of entry: its last token is never stored."""
         return min(self.context - prompt_len, self.slots - prompt_len + 1)
@@ -243,7 +252,7 @@ def _with_kinds(rng: random.Random, drawn: Scenario, tiny: bool) -> Scenario:
     if drawn.real_steps and count:
         count, alone = 1, rng.choice(("states", "cross"))
     chosen = {0: (), 1: (alone,), 3: ("states", "windows", "adapters")}[count]
-    if not {"states", "cross"} & set(chosen):
+    if "cross" not in chosen:
         # First: pages for windows allow for drafts.
         drawn = _with_drafts(drawn)
     if "states" in chosen:
@@ -264,7 +273,12 @@ def _with_drafts(drawn: Scenario) -> Scenario:
     if rng.random() >= DRAFTS_SHARE:
         return drawn
     budget = rng.choice((2, 5, 8, 16, 64, 64, 64))
-    drafts = Drafts(rng.choice((1, 2, 3, 4, 5, 6)), rng.choice((0.4, 0.7, 0.9, 1.0)), rng.choice((1, 2, 64, 64, 64)))
+    drafts = Drafts(
+        rng.choice((1, 2, 3, 4, 5, 6)),
+        rng.choice((0.4, 0.7, 0.9, 1.0)),
+        rng.choice((1, 2, 64, 64, 64)),
+        rng.choice((1, 2, 4)),
+    )
     return replace(drawn, drafts=drafts, config=replace(drawn.config, chunked_prefill_size=budget))
 
 

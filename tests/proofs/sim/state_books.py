@@ -16,6 +16,7 @@ from core.memory.request_memory import RequestMemory
 from core.scheduler.running import RunningSet
 from core.types.arrays import Ints
 from core.types.request import Req
+from tests.proofs.sim.plain import reach
 from tests.proofs.sim.story import Hits, Violation
 
 
@@ -29,6 +30,10 @@ class StatesLeft:
     """KV page -> the slot that holds the state at its end, once the batch was executed."""
     used: set[int]
     """Slots that the batch writes."""
+    pending: dict[int, tuple[int, int]]
+    """KV page -> (row, end) of states that are kept once their row has so many tokens: when, drafts decide."""
+    reach: list[tuple[int, int]]
+    """Of each row: the least tokens before the batch, and the most after it."""
 
 
 class StateBooks:
@@ -41,6 +46,7 @@ class StateBooks:
         self._evictions = self._seen_evictions = 0
         self._resume: dict[Req, tuple[int, int]] = {}
         """By running request: its generation, and how many of its pages it could be resumed behind."""
+        self._pending: dict[int, tuple[int, int]] = {}
         self._behind: set[int] = set()
         """Rows whose owners began behind a cached prefix, since the last look."""
         self._watch()
@@ -130,7 +136,25 @@ class StateBooks:
         if writes is not None:
             self._count(batch, writes, flying)
             used.update(writes.tracked.slots.tolist())
-        return StatesLeft(freed, dict(host._snapshots._slot_of), used)
+            self._await(batch, writes)
+        kept, pending = dict(host._snapshots._slot_of), self._pending
+        self._pending = {
+            page: (row, end) for page, (row, end) in pending.items() if page in kept and host._pending[row] == end
+        }
+        firsts, counts = reach(batch)
+        spans = list(zip(firsts.tolist(), (firsts + counts).tolist(), strict=True))
+        return StatesLeft(freed, kept, used, dict(self._pending), spans)
+
+    def _await(self, batch: ScheduleBatch, writes: StateWrites) -> None:
+        """Note states of decode rows that may prove to be for a later step."""
+        tracked = writes.tracked
+        page_of = {slot: page for page, slot in self._host._snapshots._slot_of.items()}
+        found = zip(tracked.places.tolist(), tracked.ends.tolist(), tracked.slots.tolist(), strict=True)
+        for place, end, slot in found:
+            if place >= batch.num_extend and batch.spec is not None:
+                page = page_of[slot]
+                self._hits("state_due_again" if page in self._pending else "state_due")
+                self._pending[page] = (int(batch.rows[place]), end)
 
     def _count(self, batch: ScheduleBatch, writes: StateWrites, flying: Sequence[StatesLeft]) -> None:
         hits = self._hits
@@ -140,9 +164,7 @@ class StateBooks:
             if source in taken:
                 hits("state_source_taken")
         tracked = writes.tracked
-        branches = (
-            self._host._marks[batch.rows[tracked.places], 0] == batch.prefix_lens[tracked.places] + tracked.tokens
-        )
+        branches = self._host._marks[batch.rows[tracked.places], 0] == tracked.ends
         hits.counts["state_kept_at_branch"] += int(branches.sum())
         for place in tracked.places.tolist():
             hits("state_kept_in_prompt" if place < batch.num_extend else "state_kept_in_decode")

@@ -41,11 +41,16 @@ class StateSide(CompanionSide):
     def __init__(self, scenario: Scenario, hits: Hits) -> None:
         states = scenario.states
         assert states is not None, "a scenario without recurrent states has no such side"
-        # As the engine is built: nobody would find a state again without a cache, and two steps take two buffers.
-        tracking = Tracking(scenario.page_size, states.interval, scenario.depth) if scenario.cache != "none" else None
-        self.host = StateSlots(states.slots, scenario.rows + 1, tracking)
+        # As the engine is built: nobody would find a state again without a cache, and two steps take two buffers, as
+        # does one that verifies drafts.
+        buffers = scenario.depth if scenario.drafts is None else 2
+        tracking = Tracking(scenario.page_size, states.interval, buffers) if scenario.cache != "none" else None
+        self.room = scenario.draft_room or 0
+        self.host = StateSlots(states.slots, scenario.rows + 1, tracking, self.room)
         self.books = StateBooks(self.host, hits)
         self._page_size = scenario.page_size
+        self._hits = hits
+        self._reach: list[tuple[int, int]] = []
 
     @abstractmethod
     def held(self, slots: Sequence[int]) -> list[int]:
@@ -61,7 +66,9 @@ class StateSide(CompanionSide):
 
     @abstractmethod
     def advance(self, plain: Plain, ids: list[int]) -> list[int]:
-        """The states of all rows after the step, written back, with those kept that were to be kept."""
+        """The states of all rows after the step, written back, with those kept that were to be kept. Where drafts are
+        verified, the states after each token, and none written back.
+        """
 
     def check(self, memory: RequestMemory, running: RunningSet, seats: Sequence[Req]) -> None:
         """See `CompanionSide`."""
@@ -79,16 +86,14 @@ class StateSide(CompanionSide):
         rows = zip(writes.rows.tolist(), writes.slots.tolist(), writes.sources.tolist(), strict=True)
         lines = [f"row {row} in {slot} {f'as {source} was' if source else 'cleared'}" for row, slot, source in rows]
         tracked = writes.tracked
-        kept = zip(tracked.places.tolist(), tracked.tokens.tolist(), tracked.slots.tolist(), strict=True)
-        lines += [
-            f"row {batch.rows[place]} at {batch.prefix_lens[place] + tokens} kept in {slot}"
-            for place, tokens, slot in kept
-        ]
+        kept = zip(tracked.places.tolist(), tracked.ends.tolist(), tracked.slots.tolist(), strict=True)
+        lines += [f"row {batch.rows[place]} at {end} kept in {slot}" for place, end, slot in kept]
         return f"states: {', '.join(lines)}"
 
     def take_back(self, owners: Sequence[Owner], left: StatesLeft) -> None:
         """See `CompanionSide`."""
         self.forget([row for row, _ in owners], left.freed)
+        self._reach = left.reach
 
     def check_writes(self, plain: Plain, writes: StateWrites | None) -> None:
         """Exactly the new owners get a slot; what is kept ends pages, in slots that nobody else writes."""
@@ -103,12 +108,13 @@ class StateSide(CompanionSide):
         if len(set(written)) != len(written) or min(written) < 1 or max(written) > self.host.size:
             text = f"step {plain.step_id} writes the states of rows {mapping}, and keeps some in {into}"
             raise Violation("state_writes", text)
-        cuts = list(zip(places, writes.tracked.tokens.tolist(), strict=True))
+        cuts = list(zip(places, writes.tracked.ends.tolist(), strict=True))
         if cuts != sorted(set(cuts)):
-            raise Violation("state_writes", f"step {plain.step_id} keeps states after (place, tokens) {cuts}")
-        for place, tokens in cuts:
-            if not 1 <= tokens <= plain.lens[place] or (plain.starts[place] + tokens) % self._page_size:
-                text = f"row {plain.rows[place]} from {plain.starts[place]}: kept after {tokens} of {plain.lens[place]}"
+            raise Violation("state_writes", f"step {plain.step_id} keeps states at (place, end) {cuts}")
+        for place, end in cuts:
+            least, most = self._reach[place]
+            if not least < end <= most or end % self._page_size:
+                text = f"row {plain.rows[place]} from {least} to {most} at most: kept at {end}"
                 raise Violation("state_writes", text)
 
     def run(self, plain: Plain, ids: list[int], tables: list[Table], kv: KVMemory) -> list[int]:
@@ -127,6 +133,11 @@ class StateSide(CompanionSide):
         """See `CompanionSide`. A state that is kept for a page is the one at its end."""
         size, kept = self._page_size, left.kept
         for (page, slot), held in zip(kept.items(), self.held(list(kept.values())), strict=True):
+            if page in left.pending:
+                row, end = left.pending[page]
+                if self.lens[row] < end:
+                    self._hits("state_not_there")
+                    continue
             if held == UNWRITTEN or held != kv.at((page + 1) * size - 1):
                 text = f"slot {slot} is kept for page {page}, and does not hold what its prefix comes to"
                 raise Violation("state_snapshot", text)
@@ -140,6 +151,8 @@ class StateTwin(StateSide):
         self._held = [UNWRITTEN] * (self.host.size + 1)
         self._mapping = [0] * (scenario.rows + 1)
         self._tracked = Tracked()
+        self._tried: list[tuple[int, int, list[int]]] = []
+        """Row, tokens before it, and the states behind each of its tokens, in a step that verifies drafts."""
 
     def held(self, slots: Sequence[int]) -> list[int]:
         """See `StateSide`."""
@@ -169,18 +182,27 @@ class StateTwin(StateSide):
 
     def advance(self, plain: Plain, ids: list[int]) -> list[int]:
         """See `StateSide`. A row is cut where its state is kept, and goes on behind the cut."""
-        tracked, states = self._tracked, []
-        cuts: dict[int, list[tuple[int, int]]] = {}
-        found = zip(tracked.tokens.tolist(), tracked.slots.tolist(), strict=True)
-        for place, cut in zip(tracked.places.tolist(), found, strict=True):
-            cuts.setdefault(place, []).append(cut)
+        states = list[int]()
+        self._tried = []
         pieces = zip(plain.rows, plain.starts, plain.roots, plain.pieces(ids), strict=True)
-        for place, (row, start, root, piece) in enumerate(pieces):
-            slot, done = self._mapping[row], 0
-            state = self._held[slot]
-            for tokens, into in cuts.get(place, ()):
-                state = self._held[into] = absorb(state, piece[done:tokens], start + done, root)
-                done = tokens
-            self._held[slot] = state = absorb(state, piece[done:], start + done, root)
-            states.append(state)
+        for row, start, root, piece in pieces:
+            state, behind = self._held[self._mapping[row]], list[int]()
+            for position, token in enumerate(piece, start):
+                behind.append(state := absorb(state, [token], position, root))
+            self._tried.append((row, start, behind))
+            states += behind if plain.verifies else behind[-1:]
+        if not plain.verifies:
+            self.judged(plain.lens)
         return states
+
+    def judged(self, counts: list[int]) -> None:
+        """See `CompanionSide`."""
+        tracked = self._tracked
+        for place, end, slot in zip(
+            *(each.tolist() for each in (tracked.places, tracked.ends, tracked.slots)), strict=True
+        ):
+            _, start, behind = self._tried[place]
+            if start < end <= start + counts[place]:
+                self._held[slot] = behind[end - start - 1]
+        for (row, _, behind), count in zip(self._tried, counts, strict=True):
+            self._held[self._mapping[row]] = behind[count - 1]

@@ -85,6 +85,8 @@ class TwinDevice(SimExecutor):
             kept.append(found[:count])
             bad.append(bool(marks[at : at + count].any()))
             at += length
+        for side in self.sides:
+            side.judged([*map(len, kept)])
         self._relay(batch, plain, kept)
         counts, proposed = (np.array([*map(len, each)]) for each in (kept, plain.tried))
         accepted = Accepted(counts, proposed, batch.spec.drafts + 1)

@@ -93,6 +93,8 @@ class World:
             rows, hosts = RowAllocator(scenario.rows), [side.host for side in sides]
             self.memory = RequestMemory(rows, allocator, cache, scenario.context, hosts)
             self.device = TwinDevice(self.memory, sides, scenario, self.story, self.hits)
+        for side in self.device.sides:
+            side.stand(self.device.lens)
         self.scheduler = Scheduler(
             scenario.config,
             self.memory,

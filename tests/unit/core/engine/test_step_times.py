@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -23,6 +22,7 @@ from core.types.request import Req
 from core.types.sampling_params import SamplingParams
 from tests.proofs.happens_before.harness import CONTEXT, VOCAB, Scenario, tokenizer
 from tests.proofs.happens_before.hash_model import HashModel, expected_tokens
+from tests.support.encoder_decoders import make_encoder_decoder
 
 CPU = torch.device("cpu")
 PROMPT = [1, 2, 3, 4] * 5
@@ -83,11 +83,11 @@ def test_off_is_off() -> None:
     assert executor._runner.state.drafter is None  # type: ignore[attr-defined]
 
 
-def test_auto_does_without_and_a_name_insists(checkpoint_of: Callable[[str], Path]) -> None:
-    config = ModelConfig(str(checkpoint_of("mamba")), dtype="float32", context_length=256)
+def test_auto_does_without_and_a_name_insists(tmp_path: Path) -> None:
+    config = ModelConfig(str(make_encoder_decoder("bart", tmp_path)), dtype="float32", context_length=64)
     engine = built("auto", load_model(config, CPU))
     assert engine.new_scheduler(engine.new_executor(lambda: None), lambda outputs, now: None)._depth is None
-    with pytest.raises(StartupError, match="speculative=ngram is not possible: a recurrent state"):
+    with pytest.raises(StartupError, match="speculative=ngram is not possible: encoder-decoders"):
         built("ngram", load_model(config, CPU))
 
 

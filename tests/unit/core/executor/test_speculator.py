@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -38,6 +37,7 @@ from core.types.request import Req
 from core.types.sampling_params import SamplingParams
 from tests.proofs.happens_before.harness import CONTEXT, VOCAB, Scenario, tokenizer
 from tests.proofs.happens_before.hash_model import HashModel, expected_tokens
+from tests.support.encoder_decoders import make_encoder_decoder
 from tests.support.fakes.adversaries import KnowingDrafter, Says, always_right, right_then_wrong
 from tests.support.fakes.fixed_depth import FixedDepth
 from tests.unit.core.engine.test_short_of_memory import Tight
@@ -226,13 +226,11 @@ def test_numbers_that_count_fail_the_row() -> None:
     assert ended.error is not None and "non-finite" in str(ended.error)
 
 
-@pytest.mark.parametrize(("kind", "reason"), [("mamba", "recurrent state")])
-def test_what_cannot_take_drafts_back_is_refused_by_name(
-    kind: str, reason: str, checkpoint_of: Callable[[str], Path]
-) -> None:
-    model: Model = load_model(ModelConfig(str(checkpoint_of(kind)), dtype="float32", context_length=256), CPU)
+def test_what_is_not_speculated_with_is_refused_by_name(tmp_path: Path) -> None:
+    config = ModelConfig(str(make_encoder_decoder("bart", tmp_path)), dtype="float32", context_length=64)
+    model: Model = load_model(config, CPU)
     speculation = Speculation(KnowingDrafter([], always_right, VOCAB), MOST, FixedDepth(MOST))
-    with pytest.raises(StartupError, match=reason):
+    with pytest.raises(StartupError, match="encoder-decoders"):
         assemble(Scenario(()).config(), model, tokenizer(), DeviceStreams(CPU), speculation)
 
 

@@ -51,7 +51,7 @@ def serve(memory: RequestMemory, tokens: Ints) -> StateWrites:
 def test_a_prompt_leaves_the_state_of_its_last_boundary_behind() -> None:
     states, memory = make(slots=3)
     writes = serve(memory, ids(10))
-    assert writes.sources.tolist() == [0] and writes.tracked.tokens.tolist() == [8]
+    assert writes.sources.tolist() == [0] and writes.tracked.ends.tolist() == [8]
     (kept,) = writes.tracked.slots.tolist()
     second = admit(memory, ids(11))
     assert second.cached_tokens == 8
@@ -66,7 +66,7 @@ def test_a_boundary_is_met_in_the_chunk_that_contains_it() -> None:
     _, memory = make(slots=3)
     taken = admit(memory, ids(15))
     assert not len(plan(memory, taken.row, 0, 6).tracked.places)
-    assert plan(memory, taken.row, 6, 9).tracked.tokens.tolist() == [6]
+    assert plan(memory, taken.row, 6, 9).tracked.ends.tolist() == [12]
 
 
 def test_a_whole_page_prompt_keeps_what_its_own_repetition_needs() -> None:
@@ -78,7 +78,7 @@ def test_a_whole_page_prompt_keeps_what_its_own_repetition_needs() -> None:
 def test_the_state_of_a_twin_goes_on_for_the_page_that_the_cache_has() -> None:
     _, memory = make(slots=6)
     longer, twin = admit(memory, ids(14)), admit(memory, ids(10))
-    assert plan(memory, longer.row, 0, 14).tracked.tokens.tolist() == [12]
+    assert plan(memory, longer.row, 0, 14).tracked.ends.tolist() == [12]
     (kept,) = plan(memory, twin.row, 0, 10).tracked.slots.tolist()
     memory.release(longer.row, longer.generation, ids(14))
     memory.release(twin.row, twin.generation, ids(10))
@@ -102,11 +102,11 @@ def test_where_prompts_part_a_state_is_kept_for_the_next() -> None:
     _, memory = make(slots=8, pages=24)
     shared = ids(10)
     one, two, three = (np.concatenate((shared, ids(9, 100 * n))) for n in (1, 2, 3))
-    assert serve(memory, one).tracked.tokens.tolist() == [16]
+    assert serve(memory, one).tracked.ends.tolist() == [16]
     taken = admit(memory, two)
     assert taken.cached_tokens == 0, "nothing is kept where they part"
     writes = plan(memory, taken.row, 0, 19)
-    assert writes.tracked.places.tolist() == [0, 0] and writes.tracked.tokens.tolist() == [8, 16]
+    assert writes.tracked.places.tolist() == [0, 0] and writes.tracked.ends.tolist() == [8, 16]
     memory.release(taken.row, taken.generation, two)
     assert admit(memory, three).cached_tokens == 8
     memory.check_integrity()
@@ -116,9 +116,9 @@ def test_where_prompts_part_is_met_in_a_chunk_of_its_own() -> None:
     _, memory = make(slots=8, pages=24)
     serve(memory, ids(19))
     taken = admit(memory, np.concatenate((ids(10), ids(9, 100))))
-    assert plan(memory, taken.row, 0, 7).tracked.tokens.tolist() == []
-    assert plan(memory, taken.row, 7, 5).tracked.tokens.tolist() == [1]
-    assert plan(memory, taken.row, 12, 7).tracked.tokens.tolist() == [4]
+    assert plan(memory, taken.row, 0, 7).tracked.ends.tolist() == []
+    assert plan(memory, taken.row, 7, 5).tracked.ends.tolist() == [8]
+    assert plan(memory, taken.row, 12, 7).tracked.ends.tolist() == [16]
 
 
 def test_a_snapshot_goes_with_its_page() -> None:
