@@ -47,9 +47,13 @@ class ForwardBatch:
     verifies: bool = False
     """Whether the tokens of each row behind its first are drafts: what they leave in a row may not count."""
     wants_hidden: bool = False
-    """Whether the model must set `hidden`: some row of this step is embedded."""
+    """Whether the model must set `hidden`: some row of this step is embedded, or a drafter reads it."""
     hidden: torch.Tensor | None = None
     """[T, H]: last hidden states after the final norm, in the model's dtype."""
+    wants_layers: tuple[int, ...] = ()
+    """Whose states the model must set in `layer_states`: see `HiddenRequest.layers`."""
+    layer_states: torch.Tensor | None = None
+    """[T, len(wants_layers) * H]: what each of `wants_layers` reads, side by side, in the model's dtype."""
     encoder_ids: torch.Tensor | None = None
     """[E]: inputs that the encoder reads before the decoder runs, one after another; never part of `input_ids`."""
     encoder_lens_host: Ints | None = None

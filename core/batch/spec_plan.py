@@ -19,6 +19,8 @@ class TextSeed:
     row: int
     scope: str
     ids: Ints
+    origin: int = 0
+    """Where the counter of its random numbers stands at length 0, for `core.sampling.uniform.uniforms`."""
 
 
 @dataclass(frozen=True, slots=True)

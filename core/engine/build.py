@@ -18,7 +18,7 @@ from core.engine.async_engine import BuiltEngine
 from core.engine.build_pools import Pools, build_pools
 from core.engine.grammar.compiler import GrammarCompiler
 from core.engine.input_processor import InputProcessor, encoder_input
-from core.engine.speculation import Speculation, build_speculation, why_no_speculation
+from core.engine.speculation import Speculation, build_source, build_speculation, why_no_speculation
 from core.engine.step_times import time_steps
 from core.errors import StartupError
 from core.executor.decode_graphs import graph_sizes
@@ -73,11 +73,13 @@ def assemble(
     when an adapter given at start cannot be loaded, or when drafts are asked for that the engine cannot verify.
     """
     spec, reason = model.spec, why_no_speculation(model.spec, streams.device)
-    if speculation is None:
-        speculation = build_speculation(config.speculation, reason)
-    elif reason is not None:
+    source = None if speculation is not None else build_source(config, model, streams, reason)
+    if speculation is not None and reason is not None:
         raise StartupError(f"speculation is not possible: {reason}")
-    pools = build_pools(config, model, streams, 0 if speculation is None else speculation.most)
+    drafts = config.speculation.max_drafts if source is not None else 0 if speculation is None else speculation.most
+    pools = build_pools(config, model, streams, drafts, None if source is None else source.keeps)
+    if source is not None:
+        speculation = build_speculation(config, source, pools, streams, spec)
     table = pools.adapters.table
     grammars = _build_grammars(config, model, tokenizer)
     inputs = InputProcessor(

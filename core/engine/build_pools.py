@@ -19,6 +19,7 @@ from core.executor.interface import MAX_DEPTH
 from core.memory.companion import Companion, DeviceCompanion
 from core.memory.cross.cross_pages import CROSS, CrossPages
 from core.memory.cross.cross_pool import CrossPool
+from core.memory.draft_pool import DraftLayers, DraftPool
 from core.memory.kv_allocator import PagedKVAllocator
 from core.memory.kv_pool import KVPool
 from core.memory.recurrent.row_to_slot import HybridReqToTokenPool
@@ -55,13 +56,17 @@ class Pools:
     adapters: Adapters
     max_input_length: int
     """Tokens of the longest input that a client may send."""
+    drafts: DraftPool | None = None
+    """Keys and values of what drafts; None where nothing does that keeps any."""
 
 
-def build_pools(config: EngineConfig, model: Model, streams: DeviceStreams, drafts: int = 0) -> Pools:
+def build_pools(
+    config: EngineConfig, model: Model, streams: DeviceStreams, drafts: int = 0, keeps: DraftLayers | None = None
+) -> Pools:
     """Size the pools as configured, else from the memory that is left, and build both sides of each.
 
-    `drafts`: the most that a step verifies for one row; 0 where speculation is off. Raises StartupError when memory is
-    too small, or an adapter given at start cannot be loaded.
+    `drafts`: the most that a step verifies for one row; 0 where speculation is off. `keeps`: what their drafter keeps in
+    the same pages. Raises StartupError when memory is too small, or an adapter given at start cannot be loaded.
     """
     spec, memory = model.spec, config.memory
     # First, because the KV pool is sized from what the adapters leave.
@@ -81,6 +86,11 @@ def build_pools(config: EngineConfig, model: Model, streams: DeviceStreams, draf
     doubt = drafts * (MAX_DEPTH if config.executor.overlap else 1)
     bounds = layers.bounds(memory.page_size, config.scheduler.chunked_prefill_size, doubt)
     longest, beside = max(context, cross.max_input), cross.bytes_per_token
+    if keeps is not None:
+        beside += keeps.bytes_per_token
+        spare = keeps.spare_pages(memory.max_running_requests, memory.page_size)
+        # One page more: page 0 is padding here too.
+        reserved += (spare + 1) * memory.page_size * keeps.bytes_per_token
     pages = divide_pages(memory, layers, bounds, spec.dtype, longest, streams.device, reserved, beside)
     allocator = PagedKVAllocator(pages.kv, memory.page_size)
     # Whole pages are written into the table, so its width is a whole number of pages too.
@@ -111,7 +121,12 @@ def build_pools(config: EngineConfig, model: Model, streams: DeviceStreams, draf
         companions=companions,
         adapters=adapters,
         max_input_length=cross.max_input or context - 1,
+        drafts=None if keeps is None else _draft_pool(keeps, pages.kv, memory, streams.device),
     )
+
+
+def _draft_pool(keeps: DraftLayers, pages: int, memory: MemoryConfig, device: torch.device) -> DraftPool:
+    return DraftPool(keeps, pages, memory.page_size, memory.max_running_requests, device)
 
 
 def _tracking(config: EngineConfig, drafts: int) -> Tracking | None:

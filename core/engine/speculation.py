@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 
-from core.config import SpeculationConfig
+from core.config import EngineConfig, SpeculationConfig
+from core.device.streams import DeviceStreams
+from core.engine.build_pools import Pools
 from core.errors import StartupError
-from core.models.base import ModelSpec
+from core.memory.draft_pool import DraftLayers
+from core.models.base import Model, ModelSpec
 from core.relay.payload import Column
 from core.scheduler.draft_depth import Depth
 from core.speculation.drafter import Drafter, draft_columns
@@ -36,18 +41,78 @@ class Speculation:
         return (*draft_columns(self.most), *self.drafter.columns)
 
 
-def build_speculation(config: SpeculationConfig, reason: str | None) -> Speculation | None:
-    """What the configuration asks for; None where it is off, or `auto` and not possible for `reason`.
+class Source(Protocol):
+    """What a drafter is made from, before the pools are sized."""
+
+    @property
+    def keeps(self) -> DraftLayers | None:
+        """What it keeps of each token in the pages; None for nothing."""
+        ...
+
+    def drafter(self, pools: Pools, streams: DeviceStreams) -> Drafter:
+        """The drafter, bound to `pools.drafts`."""
+        ...
+
+
+SourceOf = Callable[[EngineConfig, Model, DeviceStreams], Source]
+"""(configuration, the model that is drafted for, streams) -> source. Raises StartupError or ModelLoadError."""
+
+
+@dataclass(frozen=True, slots=True)
+class Suffixes:
+    """A `Source` of drafts from what was said before."""
+
+    config: SpeculationConfig
+    keeps: DraftLayers | None = None
+
+    def drafter(self, pools: Pools, streams: DeviceStreams) -> Drafter:
+        """A new index."""
+        return SuffixDrafter(self.config.index_bytes, self.config.max_drafts)
+
+
+def _suffixes(config: EngineConfig, model: Model, streams: DeviceStreams) -> Source:
+    return Suffixes(config.speculation)
+
+
+SOURCES: dict[str, SourceOf] = {"ngram": _suffixes, "auto": _suffixes}
+"""By the part of `method` before its colon, if it has one."""
+
+
+def build_source(config: EngineConfig, model: Model, streams: DeviceStreams, reason: str | None) -> Source | None:
+    """What the configuration names; None where it is off, or `auto` and not possible for `reason`. Loads what it needs.
 
     Raises StartupError where it is asked for by name and not possible.
     """
-    if config.method == "off":
+    method = config.speculation.method
+    if method == "off":
         return None
     if reason is None:
-        return Speculation(SuffixDrafter(config.index_bytes, config.max_drafts), config.max_drafts)
-    if config.method != "auto":
-        raise StartupError(f"speculative={config.method} is not possible: {reason}")
+        return SOURCES[method.partition(":")[0]](config, model, streams)
+    if method != "auto":
+        raise StartupError(f"speculative={method} is not possible: {reason}")
     logger.info("no drafts are made: %s", reason)
+    return None
+
+
+def build_speculation(
+    config: EngineConfig, source: Source, pools: Pools, streams: DeviceStreams, spec: ModelSpec
+) -> Speculation:
+    """The drafter of `source`. `spec`: of the model that is drafted for.
+
+    Raises StartupError where that does not give the hidden states that are needed.
+    """
+    speculation = Speculation(source.drafter(pools, streams), config.speculation.max_drafts)
+    reason = why_no_states(spec, speculation.drafter)
+    if reason is not None:
+        raise StartupError(f"speculative={config.speculation.method} is not possible: {reason}")
+    return speculation
+
+
+def why_no_states(spec: ModelSpec, drafter: Drafter) -> str | None:
+    """Why the model cannot give the hidden states that `drafter` needs, as the end of a sentence; None if it can."""
+    needs = drafter.needs_hidden
+    if (needs.final and not spec.hidden_size) or max(needs.layers, default=0) > spec.state_of_layers:
+        return f"{spec.architecture} does not give the hidden states that drafts are made from"
     return None
 
 

@@ -12,10 +12,12 @@ from dataclasses import replace
 import numpy as np
 import torch
 
+from core.batch.forward_batch import ForwardBatch
+from core.batch.hidden import HiddenRequest
 from core.batch.schedule_batch import ScheduleBatch
 from core.executor.device_state import DeviceState
 from core.relay.resolve import DecodeRows, ResolvedInputs
-from core.speculation.drafter import DRAFT_LEN, DRAFTS, Drafter, Drafts, Ran
+from core.speculation.drafter import DRAFT_LEN, DRAFTS, Computed, Drafter, Drafts, Ran
 from core.speculation.trial import Trial, Verdict
 from core.types.arrays import Bools, Ints
 
@@ -25,13 +27,17 @@ class Speculator:
 
     def __init__(self, drafter: Drafter, state: DeviceState) -> None:
         assert state.streams.device.type == "cpu", "drafts are read in place"
-        assert not drafter.needs_hidden, "no model gives hidden states to drafters yet"
         self._drafter = drafter
         self._map = state.future_map
         self._vocab_size = state.model.spec.vocab_size
         self._width = self._map.buffer(DRAFTS).shape[1]
         self._left: Bools = np.zeros(self._map.num_rows, np.bool_)
         """By row: whether its last step left drafts."""
+
+    @property
+    def needs_hidden(self) -> HiddenRequest:
+        """Which hidden states the model must give in every step."""
+        return self._drafter.needs_hidden
 
     def begin(self, batch: ScheduleBatch) -> None:
         """Tell the drafter of new owners."""
@@ -49,23 +55,32 @@ class Speculator:
         return found if len(found.ids) > len(before) else None
 
     def drafted(
-        self, batch: ScheduleBatch, lens: torch.Tensor, tokens: torch.Tensor, verdict: Verdict | None
+        self,
+        batch: ScheduleBatch,
+        forward: ForwardBatch,
+        lens: torch.Tensor,
+        tokens: torch.Tensor,
+        verdict: Verdict | None,
     ) -> dict[str, torch.Tensor]:
         """Columns of the relay for the S rows that sampled; none where no drafts are left and none are new.
 
-        `lens`, int64[S]: tokens of each in the pools. `tokens`: all that were sampled, one for each row or, with a
-        verdict, for each place.
+        `forward`: what the model ran over. `lens`, int64[S]: tokens of each in the pools. `tokens`: all that were
+        sampled, one for each row or, with a verdict, for each place.
         """
         assert batch.spec is not None, "speculation is on"
         rows, found, aim = batch.sample_rows, tokens.numpy(), batch.spec.aim
-        if len(rows) == 0:
+        runs_model = self._drafter.runs_model
+        if len(rows) == 0 and not runs_model:
             return {}
         if verdict is None:
             counts: Ints = np.ones(len(rows), np.int64)
         else:
             counts, found = verdict.counts, found[verdict.kept]
         ran = Ran(rows, lens.numpy(), counts, found)
-        if aim.most == 0:
+        if runs_model:
+            kept = None if verdict is None else verdict.kept
+            ran = replace(ran, computed=Computed(forward, batch.rows, kept, batch.sampling))
+        if aim.most == 0 or len(rows) == 0:
             self._drafter.hear(ran)
             return self._nothing(rows)
         drafts = self._drafter.draft(ran, aim if aim.most <= self._width else replace(aim, most=self._width))

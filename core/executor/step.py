@@ -10,6 +10,7 @@ import torch
 
 from core.batch.build import token_positions
 from core.batch.forward_batch import ForwardBatch
+from core.batch.hidden import NO_HIDDEN
 from core.batch.result import Published
 from core.batch.schedule_batch import ForwardMode, ScheduleBatch
 from core.device.event import Event
@@ -61,6 +62,7 @@ class StepRunner:
         found = () if state.drafter is None else state.companions.values()
         self._late_bound = tuple(companion for companion in found if isinstance(companion, LateBound))
         self._judged = tuple(companion for companion in found if isinstance(companion, Judged))
+        self._hidden = NO_HIDDEN if self._speculator is None else self._speculator.needs_hidden
         self._previous_end: Mark | None = None
         self._tracer = StepTracer(state.lanes)
         self.graphs = capture_decode_graphs(state, state.graph_sizes, state.attention)
@@ -204,7 +206,8 @@ class StepRunner:
             num_extend=chunks,
             prefix_lens_host=prefix_lens,
             extend_lens_host=extend_lens,
-            wants_hidden=batch.pooling is not None,
+            wants_hidden=batch.pooling is not None or self._hidden.final,
+            wants_layers=self._hidden.layers,
             encoder_ids=inputs.encoder_ids,
             encoder_lens_host=batch.encoder_lens,
         )
@@ -231,6 +234,8 @@ class StepRunner:
             prefix_lens_host=trial.lens,
             extend_lens_host=trial.counts,
             verifies=True,
+            wants_hidden=self._hidden.final,
+            wants_layers=self._hidden.layers,
         )
 
     def _apply(
@@ -286,10 +291,11 @@ class StepRunner:
             # Behind the publish event too: a reader of lengths waits for no copies of states.
             for companion in self._judged:
                 companion.judged(verdict.counts, state.staging)
-        drafts, drafting = {}, None
+        drafts, drafting = dict[str, torch.Tensor](), None
         if self._speculator is not None:
+            assert isinstance(done.inputs, ForwardBatch), "drafts are made on the CPU, which captures no steps"
             began = state.streams.mark()
-            drafts = self._speculator.drafted(batch, lens, tokens, verdict)
+            drafts = self._speculator.drafted(batch, done.inputs, lens, tokens, verdict)
             drafting = began, state.streams.mark()
         state.future_map.stash(rows, RelayPayload(newest, drafts))
         return published, verdict, drafting

@@ -51,6 +51,8 @@ class ModelSpec:
     """How the weights are quantised; empty for plain weights of `dtype`."""
     encoder: EncoderSpec | None = None
     """Set for an encoder-decoder; all other fields then describe its decoder."""
+    state_of_layers: int = 0
+    """Layers whose states a step can ask for, by numbers 0 to this one (`HiddenRequest.layers`); 0 for none."""
     capturable: bool = False
     """Whether `forward` of a decode step, apart from the attention backend, reads only device tensors and shapes."""
 

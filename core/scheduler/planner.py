@@ -15,6 +15,7 @@ from core.batch.schedule_batch import HistoryWrites, ScheduleBatch
 from core.batch.spec_plan import NO_DRAFTS, SpecPlan, TextSeed
 from core.config import SchedulerConfig
 from core.errors import Overloaded
+from core.sampling.uniform import origin
 from core.scheduler.draft_depth import Depth
 from core.scheduler.fair_share import Tenant
 from core.scheduler.holdings import Holdings
@@ -238,7 +239,12 @@ class Planner:
     def _spec_plan(self, decodes: Decodes, depth: Depth, fresh: list[Req]) -> SpecPlan:
         running = self._running
         seeds = [
-            TextSeed(req.row, req.salt, running.ids(req.row, int(running.known[req.row])))
+            TextSeed(
+                row=req.row,
+                scope=req.salt,
+                ids=running.ids(req.row, int(running.known[req.row])),
+                origin=origin(req.seed, req.prompt_len),
+            )
             for req in fresh
             if req.speculates
         ]

@@ -13,10 +13,13 @@ from typing import Protocol
 
 import torch
 
+from core.batch.forward_batch import ForwardBatch
+from core.batch.hidden import HiddenRequest
+from core.batch.sampling_batch import SamplingBatch
 from core.batch.schedule_batch import ScheduleBatch
 from core.batch.spec_plan import Aim
 from core.relay.payload import Column
-from core.types.arrays import Ints
+from core.types.arrays import Bools, Ints
 
 DRAFTS, DRAFT_LEN = "drafts", "draft_len"
 """Names of the FutureMap's columns."""
@@ -32,6 +35,21 @@ def draft_columns(most: int) -> tuple[Column, Column]:
 
 
 @dataclass(frozen=True, slots=True)
+class Computed:
+    """What a step computed, for drafters that run a model over the same tokens. It is over when the drafter returns."""
+
+    forward: ForwardBatch
+    """The B rows and T tokens that the model ran over, in order, their places and slots, and the hidden states that the
+    drafter asked for. Every slot in it belongs to its row; a slot that is not in it may not be written."""
+    rows: Ints
+    """[B] on the host: `forward.rows`."""
+    kept: Bools | None
+    """[T]: the tokens that count; None where all do. The others are drafts that were wrong, and behind them."""
+    sampling: SamplingBatch
+    """Options of the S rows that sampled, in the order of `Ran.rows`."""
+
+
+@dataclass(frozen=True, slots=True)
 class Ran:
     """What a step has given the S rows that sampled in it, on the host; int64 arrays."""
 
@@ -43,6 +61,8 @@ class Ran:
     """[S]: how many tokens each row got."""
     tokens: Ints
     """[A]: the tokens, row after row."""
+    computed: Computed | None = None
+    """Set for drafters that run a model."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,8 +84,15 @@ class Drafter(Protocol):
         ...
 
     @property
-    def needs_hidden(self) -> bool:
-        """Whether the model must give its last hidden states."""
+    def needs_hidden(self) -> HiddenRequest:
+        """Which hidden states the model must give in every step; `NO_HIDDEN` for none."""
+        ...
+
+    @property
+    def runs_model(self) -> bool:
+        """Whether it runs a model of its own. It then hears of every step, also where no row sampled: of middle chunks
+        of prompts, and of embeddings, whose rows are not among those that `begin` was told to draft for.
+        """
         ...
 
     def begin(self, batch: ScheduleBatch) -> None:
@@ -79,7 +106,8 @@ class Drafter(Protocol):
     def draft(self, ran: Ran, aim: Aim) -> Drafts:
         """Take note of what a step ran, and draft what follows the newest token of each row of it.
 
-        Either this or `hear` is called for every step that samples. A wrong draft costs time and nothing else. An id
-        that the model has not ends the drafts of its row there.
+        Either this or `hear` is called for every step that samples, behind the event that publishes its lengths. Where
+        `aim.most` is 0 it is `hear`, which must not take the time of a model for rows that decode. A wrong draft costs
+        time and nothing else. An id that the model has not ends the drafts of its row there.
         """
         ...

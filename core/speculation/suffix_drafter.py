@@ -8,6 +8,7 @@ from typing import Final
 
 import numpy as np
 
+from core.batch.hidden import NO_HIDDEN
 from core.batch.schedule_batch import ScheduleBatch
 from core.batch.spec_plan import Aim
 from core.relay.payload import Column
@@ -41,7 +42,8 @@ class SuffixDrafter:
     """
 
     columns: Sequence[Column] = ()
-    needs_hidden = False
+    needs_hidden = NO_HIDDEN
+    runs_model = False
 
     def __init__(self, bytes_limit: int, most: int) -> None:
         """`bytes_limit`: bytes that all noted text and its index may take. `most`: drafts for a row."""

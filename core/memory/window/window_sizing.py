@@ -63,7 +63,6 @@ def divide_pages(
     if bounds is None:
         per_token = KVPool.bytes_per_token_for(layers.full, dtype) + bytes_beside
         return PageCounts(num_pages(config, per_token, context_length, device, reserved_bytes), 0)
-    assert not bytes_beside, "no model has both windows and pools beside its own"
     page = bounds.page_size
     enough = _enough(config, bounds)
     most = config.max_running_requests * context_length // page
@@ -71,6 +70,7 @@ def divide_pages(
         kv = config.max_total_tokens // page
         return _checked(kv, min(kv, enough), bounds)
     kv_bytes, window_bytes = (page * KVPool.bytes_per_token_for(each, dtype) for each in (layers.full, layers.windowed))
+    kv_bytes += page * bytes_beside
     budget = max(0, free_bytes(device) - reserved_bytes)
     if config.max_window_tokens is not None:
         left = max(0, budget - enough * window_bytes)

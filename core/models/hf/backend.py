@@ -28,6 +28,7 @@ from core.memory.window.window_pages import NAME as WINDOW
 from core.models.base import NO_COMPANIONS, ModelSpec, Progress
 from core.models.config import CheckpointConfig, own_ids
 from core.models.fused.layers import fuse_layers, unfuse_layers, wanted
+from core.models.hf.layer_states import layers_of
 from core.models.hf.mla import absorb_latents, expand_latents
 from core.models.hf.packed_attention import IMPLEMENTATION, PackedCall, PackedContext, bind_context
 from core.models.hf.probe import ModelProbe, Unsupported, probe_model
@@ -87,14 +88,14 @@ class TransformersModel:
 
     @torch.inference_mode()
     def forward(self, batch: ForwardBatch) -> torch.Tensor:
-        """float32[S, vocab_size]: logits at `batch.last_indices`. Sets `batch.hidden` if the batch wants it."""
+        """float32[S, vocab_size]: logits at `batch.last_indices`. Sets the hidden states that the batch wants."""
         self._context.begin(batch)
         if self._states is not None:
             self._states.begin(batch)
         cache = self._context.cache
-        self._call.begin(batch.wants_hidden)
+        self._call.begin(batch)
         logits = self._call.logits(cache, batch.input_ids, batch.positions, batch.last_indices).float()
-        batch.hidden, self._call.hidden = self._call.hidden, None
+        self._call.give(batch)
         return logits
 
 
@@ -303,6 +304,7 @@ def _assemble(
         hidden_size=_hidden_size(model),
         quantization=weights.name,
         capturable=not probe.cache.specs(),
+        state_of_layers=len(layers_of(model)),
     )
     model.config._attn_implementation = IMPLEMENTATION
     context = PackedContext(dtype=model.dtype, spans=probe.spans)

@@ -20,6 +20,7 @@ from core.attention.base import AttentionBackend
 from core.attention.span import AttentionSpan
 from core.batch.forward_batch import ForwardBatch
 from core.models.hf.cache_argument import cache_argument
+from core.models.hf.layer_states import LayerStates
 from core.models.hf.mla import latent_of
 from core.models.hf.windowed import WindowedLayers
 
@@ -152,15 +153,22 @@ class PackedCall:
         self._cache_argument = cache_argument(model.forward)
         self._wants_hidden = False
         self.hidden: torch.Tensor | None = None
+        self._layers = LayerStates(model)
         base = getattr(model, "base_model", model)
         if base is not model:
             # Logits are made from a slice of this module's output, so its hook sees the states of all tokens for free.
             base.register_forward_hook(self._keep_hidden)
 
-    def begin(self, wants_hidden: bool) -> None:
-        """Call before `logits`. With `wants_hidden` that sets `hidden`: [T, H], last hidden states after the norm."""
-        self._wants_hidden = wants_hidden
+    def begin(self, batch: ForwardBatch) -> None:
+        """Call before `logits`; `batch` says which hidden states are wanted."""
+        self._wants_hidden = batch.wants_hidden
         self.hidden = None
+        self._layers.begin(batch.wants_layers)
+
+    def give(self, batch: ForwardBatch) -> None:
+        """Set what `batch` wanted of the hidden states. Call after `logits`."""
+        batch.hidden, self.hidden = self.hidden, None
+        batch.layer_states = self._layers.take()
 
     def _keep_hidden(self, module: torch.nn.Module, inputs: Any, output: Any) -> None:
         if self._wants_hidden:

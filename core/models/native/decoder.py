@@ -62,6 +62,7 @@ class NativeDecoder:
 
     def forward(self, batch: ForwardBatch) -> torch.Tensor:
         """float32[S, vocab_size]: logits at `batch.last_indices`. Sets `batch.hidden` if the batch wants it."""
+        assert not batch.wants_layers, "its spec offers no states of layers"
         if batch.kv_pool.recorder is not None:
             batch.kv_pool.recorder.wrote("kv", batch.out_cache_loc)
         logits, *hidden = self._decoder.forward(

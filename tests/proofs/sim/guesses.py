@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from core.batch.hidden import NO_HIDDEN
 from core.batch.schedule_batch import ScheduleBatch
 from core.batch.spec_plan import NO_DRAFTS, Aim
 from core.relay.payload import Column
@@ -27,7 +28,8 @@ class Guesser:
     """A `core.speculation.drafter.Drafter`."""
 
     columns: Sequence[Column] = ()
-    needs_hidden = False
+    needs_hidden = NO_HIDDEN
+    runs_model = False
 
     def __init__(self, seed: int, right: float) -> None:
         """`right`: how likely each draft is."""

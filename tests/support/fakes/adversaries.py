@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from core.batch.hidden import NO_HIDDEN
 from core.batch.schedule_batch import ScheduleBatch
 from core.batch.spec_plan import NO_DRAFTS, Aim
 from core.relay.payload import Column
@@ -61,7 +62,8 @@ class KnowingDrafter:
     """
 
     columns: Sequence[Column] = ()
-    needs_hidden = False
+    needs_hidden = NO_HIDDEN
+    runs_model = False
 
     def __init__(self, sequences: Sequence[Sequence[int]], says: Says, vocab_size: int) -> None:
         self._sequences = [list(sequence) for sequence in sequences]
