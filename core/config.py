@@ -18,7 +18,9 @@ DTYPES = ("auto", "float32", "bfloat16")
 QUANTIZATIONS = ("none", "int8")
 QUANTIZED_WEIGHTS = ("compressed", "dense")
 GRAMMAR_BACKENDS = ("auto", "llguidance", "xgrammar", "none")
-SPECULATIVE = ("auto", "off", "ngram")
+SPECULATIVE = ("auto", "off", "ngram", "draft")
+SPECULATIVE_FROM = ("draft",)
+"""Those that name a directory, behind a colon."""
 NATIVE = ("auto", "wait", "off")
 PREFIX_CACHES = ("radix", "none")
 SCHEDULE_POLICIES = ("fcfs", "lpm", "priority")
@@ -226,10 +228,10 @@ class SpeculationConfig:
     method: str = setting(
         "off",
         "Speculation",
-        "What drafts tokens ahead of the model: ngram (what followed the same words before), off, or auto (ngram where "
-        "the model and the device can verify drafts).",
+        "What drafts tokens ahead of the model: ngram (what followed the same words before), draft:DIR (a smaller "
+        "model of the same vocabulary), off, or auto (ngram where the model and the device can verify drafts).",
         flag="speculative",
-        choices=SPECULATIVE,
+        metavar="METHOD",
     )
     max_drafts: int = setting(
         6, "Speculation", "Most drafts for one token; fewer where that is faster.", flag="speculative_drafts", low=1
@@ -244,6 +246,10 @@ class SpeculationConfig:
 
     def __post_init__(self) -> None:
         check_settings(self)
+        name, _, folder = self.method.partition(":")
+        if name not in SPECULATIVE or bool(folder) != (name in SPECULATIVE_FROM) or self.method.endswith(":"):
+            wanted = ", ".join(f"{each}:DIR" if each in SPECULATIVE_FROM else each for each in SPECULATIVE)
+            raise ConfigError(f"speculative must be one of {wanted}; got {self.method!r}")
 
 
 @dataclass(frozen=True, slots=True)

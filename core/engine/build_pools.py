@@ -65,8 +65,8 @@ def build_pools(
 ) -> Pools:
     """Size the pools as configured, else from the memory that is left, and build both sides of each.
 
-    `drafts`: the most that a step verifies for one row; 0 where speculation is off. `keeps`: what their drafter keeps in
-    the same pages. Raises StartupError when memory is too small, or an adapter given at start cannot be loaded.
+    `drafts`: the most that a step verifies for one row; 0 where speculation is off. `keeps`: what their drafter keeps
+    in the same pages. Raises StartupError when memory is too small, or an adapter given at start cannot be loaded.
     """
     spec, memory = model.spec, config.memory
     # First, because the KV pool is sized from what the adapters leave.

@@ -12,6 +12,7 @@ import torch
 from core.config import EngineConfig, SpeculationConfig
 from core.device.streams import DeviceStreams
 from core.engine.build_pools import Pools
+from core.engine.draft_model import draft_model_source
 from core.errors import StartupError
 from core.memory.draft_pool import DraftLayers
 from core.models.base import Model, ModelSpec
@@ -74,7 +75,7 @@ def _suffixes(config: EngineConfig, model: Model, streams: DeviceStreams) -> Sou
     return Suffixes(config.speculation)
 
 
-SOURCES: dict[str, SourceOf] = {"ngram": _suffixes, "auto": _suffixes}
+SOURCES: dict[str, SourceOf] = {"ngram": _suffixes, "auto": _suffixes, "draft": draft_model_source}
 """By the part of `method` before its colon, if it has one."""
 
 

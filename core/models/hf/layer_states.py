@@ -56,4 +56,4 @@ def layers_of(model: torch.nn.Module) -> Sequence[torch.nn.Module]:
     """The decoder layers of `model`, in the order in which they run; none where its parts have other names."""
     base: Any = getattr(model, "base_model", model)
     found = getattr(base, "layers", None)
-    return found if isinstance(found, torch.nn.ModuleList) else ()
+    return list(found) if isinstance(found, torch.nn.ModuleList) else ()

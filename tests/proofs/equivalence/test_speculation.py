@@ -18,7 +18,7 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from core.config import EngineConfig, ExecutorConfig, MemoryConfig, ModelConfig, SchedulerConfig
+from core.config import EngineConfig, ExecutorConfig, MemoryConfig, ModelConfig, SchedulerConfig, SpeculationConfig
 from core.device.streams import DeviceStreams
 from core.engine.build import assemble
 from core.engine.speculation import Speculation
@@ -29,6 +29,7 @@ from core.text.tokenizer import Tokenizer
 from core.types.io import FinishReason
 from core.types.request import Req
 from core.types.sampling_params import SamplingParams
+from core.types.stats import DraftStats, EngineStats
 from tests.proofs.happens_before.hash_model import HashModel
 from tests.support.checkpoints import EOS_ID, VOCAB_SIZE
 from tests.support.fakes.adversaries import ADVERSARIES, KnowingDrafter, Says, always_right, like_a_coin
@@ -63,8 +64,9 @@ class Setting:
     page_size: int = 4
     chunk: int = 32
     overlap: bool = True
-    tokens: int = 1024
+    tokens: int | None = 1024
     rows: int = 4
+    method: str = "off"
 
     def config(self) -> EngineConfig:
         return EngineConfig(
@@ -72,6 +74,7 @@ class Setting:
             memory=MemoryConfig(self.page_size, self.rows, self.tokens),
             scheduler=SchedulerConfig(chunked_prefill_size=self.chunk),
             executor=ExecutorConfig(device="cpu", overlap=self.overlap, assert_mode="trap"),
+            speculation=SpeculationConfig(self.method, MOST),
         )
 
 
@@ -95,6 +98,18 @@ class Player:
         self._executor = self.built.new_executor(self._news.set)
         self._scheduler = self.built.new_scheduler(self._executor, self._emit)
         self._seen: dict[Req, Seen] = {}
+
+    @property
+    def stats(self) -> EngineStats:
+        """What was counted so far."""
+        return self._scheduler.stats
+
+    @property
+    def drafts(self) -> DraftStats:
+        """What became of drafts so far."""
+        found = self.stats.drafts
+        assert found is not None, "speculation is on"
+        return found
 
     def play(self, reqs: Sequence[Req], *, stop: bool = True) -> list[Seen]:
         """What came of each; everything is given back, and no device check has failed. Unless it is to `stop`, others
