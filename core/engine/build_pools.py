@@ -85,13 +85,9 @@ def build_pools(
     # Steps in flight may each verify so many drafts, and which are right is known when they are over.
     doubt = drafts * (MAX_DEPTH if config.executor.overlap else 1)
     bounds = layers.bounds(memory.page_size, config.scheduler.chunked_prefill_size, doubt)
-    longest, beside = max(context, cross.max_input), cross.bytes_per_token
-    if keeps is not None:
-        beside += keeps.bytes_per_token
-        spare = keeps.spare_pages(memory.max_running_requests, memory.page_size)
-        # One page more: page 0 is padding here too.
-        reserved += (spare + 1) * memory.page_size * keeps.bytes_per_token
-    pages = divide_pages(memory, layers, bounds, spec.dtype, longest, streams.device, reserved, beside)
+    kept_each, kept_spare = _draft_bytes(keeps, memory)
+    longest, beside = max(context, cross.max_input), cross.bytes_per_token + kept_each
+    pages = divide_pages(memory, layers, bounds, spec.dtype, longest, streams.device, reserved + kept_spare, beside)
     allocator = PagedKVAllocator(pages.kv, memory.page_size)
     # Whole pages are written into the table, so its width is a whole number of pages too.
     width = allocator.pages_for(context) * memory.page_size
@@ -123,6 +119,15 @@ def build_pools(
         max_input_length=cross.max_input or context - 1,
         drafts=None if keeps is None else _draft_pool(keeps, pages.kv, memory, streams.device),
     )
+
+
+def _draft_bytes(keeps: DraftLayers | None, memory: MemoryConfig) -> tuple[int, int]:
+    """(bytes that a drafter keeps for each token of the pages, bytes of its pages beside those)."""
+    if keeps is None:
+        return 0, 0
+    spare = keeps.spare_pages(memory.max_running_requests, memory.page_size)
+    # One page more: page 0 is padding here too.
+    return keeps.bytes_per_token, (spare + 1) * memory.page_size * keeps.bytes_per_token
 
 
 def _draft_pool(keeps: DraftLayers, pages: int, memory: MemoryConfig, device: torch.device) -> DraftPool:

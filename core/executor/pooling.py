@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from core.batch.pooling_batch import PooledSegment, PoolingBatch
+from core.device.shortage import MEMORY_ERRORS, is_out_of_memory
 from core.memory.req_to_token_pool import ReqToTokenPool
 from core.types.io import Pooling
 
@@ -16,23 +17,37 @@ class Pooler:
     retracted halfway.
     """
 
-    def __init__(self, pool: ReqToTokenPool, hidden_size: int) -> None:
+    def __init__(self, pool: ReqToTokenPool) -> None:
         self._pool = pool
-        self._hidden_size = hidden_size
         self._partial: torch.Tensor | None = None
+
+    def vectors(self, hidden: torch.Tensor | None, batch: PoolingBatch | None) -> torch.Tensor | None:
+        """As `pool`; None without embeddings in the step, or without memory for them.
+
+        For lack of memory the embeddings of the step end; its tokens do not depend on them (decision 25).
+        """
+        if batch is None:
+            return None
+        assert hidden is not None, "the engine lets embeddings in only for a model that gives hidden states"
+        try:
+            return self.pool(hidden, batch)
+        except MEMORY_ERRORS as error:
+            if not is_out_of_memory(error):
+                raise
+            return None
 
     def pool(self, hidden: torch.Tensor, batch: PoolingBatch) -> torch.Tensor:
         """float32[E, H]: one vector per row of `batch.rows`. `hidden`: [T, H], of all tokens of the step."""
-        assert hidden.shape[1] == self._hidden_size, (hidden.shape, self._hidden_size)
         if self._partial is None:
             # Rows x hidden size: allocated with the first embedding request.
-            self._partial = self._pool.new_row_buffer((self._hidden_size,), torch.float32)
+            self._partial = self._pool.new_row_buffer((hidden.shape[1],), torch.float32)
+        assert hidden.shape[1:] == self._partial.shape[1:], (hidden.shape, self._partial.shape)
         done: list[torch.Tensor] = []
         for segment in batch.segments:
             state = self._advance(hidden, segment, self._partial)
             if segment.final:
                 done.append(state)
-        return torch.stack(done) if done else hidden.new_zeros(0, self._hidden_size, dtype=torch.float32)
+        return torch.stack(done) if done else hidden.new_zeros(0, hidden.shape[1], dtype=torch.float32)
 
     def _advance(self, hidden: torch.Tensor, segment: PooledSegment, partial: torch.Tensor) -> torch.Tensor:
         """Add one segment; float32[H]: the vector if its prompt ends here, else what was kept of it."""

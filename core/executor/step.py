@@ -56,7 +56,7 @@ class StepRunner:
         for companion in state.companions.values():
             companion.recorder = self._recorder
         self._sampling = SamplingStep(state.pool, state.sampler, RESULTS, self._recorder)
-        self._pooler: Pooler | None = None
+        self._pooler = Pooler(state.pool)
         self._speculator = None if state.drafter is None else Speculator(state.drafter, state)
         # Without drafts a plan's lengths are exact, and have come with the companions' writes.
         found = () if state.drafter is None else state.companions.values()
@@ -140,23 +140,7 @@ class StepRunner:
             companion.measured(*lens, self._state.staging)
         computing()
         logits = self._state.model.forward(forward_batch)
-        return Computed(forward_batch, logits, self._pool(batch, forward_batch), trial)
-
-    def _pool(self, batch: ScheduleBatch, forward_batch: ForwardBatch) -> torch.Tensor | None:
-        """Vectors float32[E, H]; None without embeddings in the step, or without memory for them."""
-        if batch.pooling is None:
-            return None
-        hidden = forward_batch.hidden
-        assert hidden is not None, "the engine lets embeddings in only for a model that gives hidden states"
-        if self._pooler is None:
-            self._pooler = Pooler(self._state.pool, hidden.shape[1])
-        try:
-            return self._pooler.pool(hidden, batch.pooling)
-        except MEMORY_ERRORS as error:
-            if not is_out_of_memory(error):
-                raise
-            # The embeddings of the step end; its tokens do not depend on them (decision 25).
-            return None
+        return Computed(forward_batch, logits, self._pooler.vectors(forward_batch.hidden, batch.pooling), trial)
 
     def _prepare(self, batch: ScheduleBatch) -> tuple[ForwardBatch, Trial | None]:
         """Apply what the scheduler decided to device state, then gather the inputs, which depend on it.
