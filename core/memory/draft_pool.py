@@ -43,3 +43,10 @@ class DraftPool:
         first = (pages + 1) * page_size
         self.spare = torch.arange(first, first + rows * layers.spare, device=device).view(rows, layers.spare)
         """int64[rows, spare]: slots of no page, whose keys and values last for one step."""
+
+    def clear(self, slots: torch.Tensor) -> None:
+        """Forget what is kept at `slots`, int64[n]: it reads as zeros, like a slot that was never written."""
+        for spec in self.kv.layers:
+            self.kv.k(spec.layer_id).index_fill_(0, slots, 0)
+            if not spec.v_in_k:
+                self.kv.v(spec.layer_id).index_fill_(0, slots, 0)

@@ -31,6 +31,7 @@ from core.sampling.sampler import Sampler
 from core.speculation.calibration import Calibration
 from core.speculation.draft_text import NONE, DraftText, Follower, Guess, Piece, Run
 from core.speculation.drafter import Drafts, Ran
+from core.speculation.new_slots import new_slots
 from core.speculation.voice import Voice
 from core.types.arrays import Bools, Floats, Ints
 
@@ -58,8 +59,11 @@ class ModelDrafter:
         self._table = requests.new_row_buffer((requests.max_context_len + self._most,), torch.int32)
 
     def begin(self, batch: ScheduleBatch) -> None:
-        """Forget former owners, and follow new ones."""
+        """Forget former owners, of rows and of pages, and follow new ones."""
         assert batch.spec is not None, "speculation is on"
+        slots = new_slots(batch)
+        if len(slots):
+            self._pool.clear(torch.from_numpy(slots))
         if len(batch.fresh_rows):
             self._text.begin(batch.fresh_rows, [(seed.row, seed.origin) for seed in batch.spec.seeds])
 

@@ -7,6 +7,7 @@ a retraction, steps without drafts. A key that is missing or wrong would make on
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Callable
 from dataclasses import replace
@@ -26,16 +27,18 @@ from core.device.streams import DeviceStreams
 from core.engine.build_pools import build_pools
 from core.engine.speculation import build_source
 from core.errors import StartupError
-from core.memory.draft_pool import DraftLayers
+from core.memory.draft_pool import DraftLayers, DraftPool
 from core.models.base import Model
 from core.models.loader import load_model
 from core.scheduler.draft_depth import Depth
+from core.scheduler.outputs import Ending, StepOutputs
 from core.speculation.calibration import Calibration
 from core.speculation.draft_text import DraftText
 from core.speculation.drafter import Ran
 from core.speculation.model_drafter import ModelDrafter
+from core.speculation.voice import Voice
 from core.types.arrays import Ints
-from core.types.io import Pooling
+from core.types.io import FinishReason, Pooling
 from core.types.request import Req
 from core.types.sampling_params import SamplingParams
 from tests.proofs.equivalence.test_speculation import MOST, Player, Seen, Setting, assert_same, requests
@@ -302,3 +305,69 @@ def test_rows_that_do_without_drafts_beside_rows_that_have_them(target: Path, se
     plain, drafted, player = both_ways(target, target, reqs, {})
     assert_same(plain, drafted, reqs())
     assert player.drafts.tokens == player.drafts.accepted > 10
+
+
+class Leaving(Player):
+    """Every third of its requests is cancelled after four outputs, while steps that have it are in flight."""
+
+    def _emit(self, outputs: StepOutputs, now: float) -> None:
+        super()._emit(outputs, now)
+        for req, seen in self._seen.items():
+            if req.seed % 3 == 0 and seen.reason is None and len(seen.tokens) >= 4:
+                self._scheduler.intake.end(Ending(req, reason=FinishReason.CANCELLED))
+
+
+@pytest.mark.usefixtures("always")
+def test_rows_of_cancelled_requests_are_used_again(target: Path, seed: int) -> None:
+    reqs = [*requests(VOCAB_SIZE, seed, FREE), *requests(VOCAB_SIZE, seed + 1, FREE)]
+    player = Leaving(Setting(method=f"draft:{target}"), load(target), None)
+    reasons = {seen.reason for seen in player.play(reqs)}
+    assert reasons == {FinishReason.CANCELLED, FinishReason.LENGTH}
+    assert player.drafts.tokens == player.drafts.accepted > 20
+
+
+@pytest.mark.usefixtures("always")
+@pytest.mark.parametrize("method", ["_whole", "_next"])
+def test_without_memory_for_the_draft_model_there_are_no_drafts(
+    method: str, target: Path, monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    """Every third pass finds none, prompts too. Rows then wait, and are caught up with."""
+    usual, calls = getattr(ModelDrafter, method), itertools.count()
+
+    def tight(*given: Any) -> ForwardBatch:
+        if next(calls) % 3 == 2:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+        found: ForwardBatch = usual(*given)
+        return found
+
+    monkeypatch.setattr(ModelDrafter, method, tight)
+    reqs = lambda: requests(VOCAB_SIZE, seed, FREE)  # noqa: E731
+    plain, drafted, player = both_ways(target, target, reqs, {})
+    assert_same(plain, drafted, reqs())
+    assert next(calls) > 6 and player.drafts.accepted > 5
+
+
+@pytest.mark.usefixtures("always")
+def test_nothing_of_a_former_owner_stands_in_a_gap(target: Path, monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
+    """All pages once had numbers that any probability would show; then an embedding leaves a gap that is found."""
+    pools: list[DraftPool] = []
+    made, say, finite = DraftPool.__init__, Voice.say, list[bool]()
+
+    def noting(pool: DraftPool, *given: Any) -> None:
+        made(pool, *given)
+        pools.append(pool)
+
+    def checking(voice: Voice, logits: torch.Tensor, at: Ints, lens: Ints) -> tuple[Ints, Any]:
+        finite.append(bool(logits.isfinite().all()))
+        return say(voice, logits, at, lens)
+
+    monkeypatch.setattr(DraftPool, "__init__", noting)
+    monkeypatch.setattr(Voice, "say", checking)
+    prompt = np.random.default_rng(seed).integers(3, VOCAB_SIZE, 60)
+    player = Player(Setting(method=f"draft:{target}", overlap=False), load(target), None)
+    for spec in pools[0].kv.layers:
+        pools[0].kv.k(spec.layer_id).fill_(torch.nan)
+        pools[0].kv.v(spec.layer_id).fill_(torch.nan)
+    player.play([greedy(prompt, 1, pooling=Pooling.MEAN)], stop=False)
+    player.play([greedy(prompt, 20)])
+    assert player.stats.cached_tokens > 40 and len(finite) > 10 and all(finite)
