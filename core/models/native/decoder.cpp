@@ -34,6 +34,8 @@ struct Step {
   const Tensor &wanted, &table;
   const std::vector<Tensor>&keys, &values;
   bool wants_hidden;
+  const std::vector<int64_t>& layers;
+  const MaybeTensor& features;
 };
 
 class Decoder {
@@ -42,6 +44,8 @@ class Decoder {
   // Matrices and norms of one layer, by name of the argument; see `core/models/native/weights.py`.
   virtual void add_layer(Tensor attention_norm, Tensor mlp_norm, MaybeTensor q_norm, MaybeTensor k_norm,
                          const Matrix& qkv, const Matrix& out, const Matrix& gate_up, const Matrix& down) = 0;
+  // Makes it a draft head, whose only layer reads embedding and feature side by side; see `core/models/native/head.py`.
+  virtual void fuse(Tensor embedding_norm, const Matrix& fusion) = 0;
   virtual std::vector<Tensor> forward(const Step& step) = 0;
 };
 
@@ -68,17 +72,28 @@ class DecoderOf final : public Decoder {
                        linear(out), Linear<T>(paired(weight), paired(scale), paired(bias)), linear(down)});
   }
 
+  void fuse(Tensor embedding_norm, const Matrix& fusion) override {
+    embedding_norm_ = std::move(embedding_norm);
+    fusion_.emplace(linear(fusion));
+  }
+
   std::vector<Tensor> forward(const Step& step) override {
     c10::InferenceMode guard;
     int64_t tokens = step.ids.size(0);
     plan(step, tokens);
+    Tensor states = at::empty({tokens, static_cast<int64_t>(step.layers.size()) * hidden_}, embedding_.options());
     T* x = embed(step.ids);
+    T* both = fusion_ ? beside(x, step, tokens) : nullptr;
     T* normed = buffer(1, tokens, stride_);
+    bool last_wanted = false;
+    for (const int64_t layer : step.layers) last_wanted |= layer == static_cast<int64_t>(layers_.size());
     for (size_t i = 0; i < layers_.size(); ++i) {
       const Layer& layer = layers_[i];
+      keep_states(step, i, x, tokens, states);
       norm(x, layer.attention_norm, normed, tokens);
-      T* attended = attend(layer, step, normed, tokens, step.keys[i], step.values[i]);
-      if (i + 1 == layers_.size() && !step.wants_hidden) {
+      if (both) set_behind(normed, both, tokens);
+      T* attended = attend(layer, step, both ? both : normed, tokens, step.keys[i], step.values[i]);
+      if (i + 1 == layers_.size() && !step.wants_hidden && !last_wanted) {
         // Nobody reads the other tokens any more: their KV is stored, and that was all they were for.
         keep_wanted(step.wanted, x, stride_);
         keep_wanted(step.wanted, attended, layer.out.depth());
@@ -88,8 +103,11 @@ class DecoderOf final : public Decoder {
       norm(x, layer.mlp_norm, normed, tokens);
       add(layer.down, gated(layer, normed, tokens), x, tokens);
     }
+    keep_states(step, layers_.size(), x, tokens, states);
     norm(x, final_norm_, normed, tokens);
-    return finish(step, normed, tokens);
+    std::vector<Tensor> found = finish(step, normed, tokens);
+    if (!step.layers.empty()) found.push_back(std::move(states));
+    return found;
   }
 
  private:
@@ -154,6 +172,50 @@ class DecoderOf final : public Decoder {
       std::fill(x + t * stride_ + hidden_, x + (t + 1) * stride_, T(0.0f));
     }
     return x;
+  }
+
+  // Puts what layer `number` reads in its place, or places, of the states that are wanted.
+  void keep_states(const Step& step, size_t number, const T* x, int64_t tokens, const Tensor& states) {
+    const int64_t count = static_cast<int64_t>(step.layers.size());
+    for (int64_t place = 0; place < count; ++place) {
+      if (step.layers[place] != static_cast<int64_t>(number)) continue;
+      T* to = states.mutable_data_ptr<T>() + place * hidden_;
+      for (int64_t t = 0; t < tokens; ++t) std::copy_n(x + t * stride_, hidden_, to + t * count * hidden_);
+    }
+  }
+
+  // [tokens][2 hidden, filled up], its first halves the normed embeddings from x. Leaves the features in x: fused from
+  // [tokens, F], or as they came where they are as wide as hidden.
+  T* beside(T* x, const Step& step, int64_t tokens) {
+    TORCH_CHECK(step.features && step.features->size(0) == tokens && step.features->is_contiguous(), "a feature each");
+    const int64_t stride = round_up(2 * hidden_, kDepth), width = step.features->size(1);
+    const T* from = step.features->template const_data_ptr<T>();
+    T* both = buffer(5, tokens, stride);
+    for (int64_t t = 0; t < tokens; ++t) {
+      rms_norm(x + t * stride_, embedding_norm_.const_data_ptr<T>(), both + t * stride, hidden_,
+               static_cast<float>(shape_.eps));
+      std::fill(both + t * stride + 2 * hidden_, both + (t + 1) * stride, T(0.0f));
+    }
+    if (width == hidden_) {
+      for (int64_t t = 0; t < tokens; ++t) std::copy_n(from + t * hidden_, hidden_, x + t * stride_);
+      return both;
+    }
+    const int64_t depth = fusion_->depth();
+    T* raw = buffer(6, tokens, depth);
+    for (int64_t t = 0; t < tokens; ++t) {
+      std::copy_n(from + t * width, width, raw + t * depth);
+      std::fill(raw + t * depth + width, raw + (t + 1) * depth, T(0.0f));
+    }
+    fusion_->apply(team_, scratch_, raw, tokens, [&](int64_t row, int64_t first, float* found, int64_t count) {
+      for (int64_t i = 0; i < count; ++i) narrow(found[i], x[row * stride_ + first + i]);
+    });
+    return both;
+  }
+
+  void set_behind(const T* normed, T* both, int64_t tokens) {
+    const int64_t stride = round_up(2 * hidden_, kDepth);
+    for (int64_t t = 0; t < tokens; ++t)
+      std::copy_n(normed + t * stride_, hidden_, both + t * stride + hidden_);
   }
 
   void norm(const T* x, const Tensor& weight, T* out, int64_t tokens) {
@@ -246,8 +308,9 @@ class DecoderOf final : public Decoder {
       T* to = hidden.mutable_data_ptr<T>();
       for (int64_t t = 0; t < tokens; ++t) std::copy_n(normed + t * stride_, hidden_, to + t * hidden_);
       found.push_back(std::move(hidden));
-      keep_wanted(step.wanted, normed, stride_);
     }
+    // Unless the last layer has left no others.
+    if (tokens != step.wanted.size(0)) keep_wanted(step.wanted, normed, stride_);
     const int64_t rows = step.wanted.size(0), vocabulary = head_.outputs();
     Tensor logits = at::empty({rows, vocabulary}, embedding_.options().dtype(at::kFloat));
     float* to = logits.mutable_data_ptr<float>();
@@ -262,6 +325,8 @@ class DecoderOf final : public Decoder {
   Shape shape_;
   Tensor embedding_, cos_, sin_, final_norm_;
   Linear<T> head_;
+  Tensor embedding_norm_;
+  std::optional<Linear<T>> fusion_;
   int64_t hidden_, stride_;
   Team team_;
   std::vector<Scratch> scratch_;
@@ -283,13 +348,16 @@ std::unique_ptr<Decoder> make_decoder(int64_t heads, int64_t kv_heads, int64_t d
 }
 
 // ids, positions, slots int64[T]; rows, prefixes, extends int64[B]; wanted int64[S] ascending; table int32[R, width];
-// keys and values by layer [slots, K, D]. Returns float32 logits [S, V], and hidden [T, C] after the final norm if asked.
+// keys and values by layer [slots, K, D]; features [T, C or F] of a draft head. Returns float32 logits [S, V], hidden
+// [T, C] after the final norm if asked, and [T, n C] if there are n `layers`: what each of them reads, the number of all
+// layers being what the last one leaves.
 std::vector<Tensor> forward(Decoder& self, const Tensor& ids, const Tensor& positions, const Tensor& slots,
                             const Tensor& rows, const Tensor& prefixes, const Tensor& extends,
                             const Tensor& wanted, const Tensor& table, const std::vector<Tensor>& keys,
-                            const std::vector<Tensor>& values, bool wants_hidden) {
+                            const std::vector<Tensor>& values, bool wants_hidden,
+                            const std::vector<int64_t>& layers, const MaybeTensor& features) {
   return self.forward(
-      {ids, positions, slots, rows, prefixes, extends, wanted, table, keys, values, wants_hidden});
+      {ids, positions, slots, rows, prefixes, extends, wanted, table, keys, values, wants_hidden, layers, features});
 }
 
 }  // namespace
@@ -299,5 +367,6 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
   py::class_<Decoder>(module, "Decoder")
       .def(py::init(&make_decoder), py::call_guard<py::gil_scoped_release>())
       .def("add_layer", &Decoder::add_layer, py::call_guard<py::gil_scoped_release>())
+      .def("fuse", &Decoder::fuse, py::call_guard<py::gil_scoped_release>())
       .def("forward", &forward, py::call_guard<py::gil_scoped_release>());
 }

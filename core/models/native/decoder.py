@@ -61,11 +61,10 @@ class NativeDecoder:
         self._values = [kv_pool.v(spec.layer_id) for spec in kv_pool.layers]
 
     def forward(self, batch: ForwardBatch) -> torch.Tensor:
-        """float32[S, vocab_size]: logits at `batch.last_indices`. Sets `batch.hidden` if the batch wants it."""
-        assert not batch.wants_layers, "its spec offers no states of layers"
+        """float32[S, vocab_size]: logits at `batch.last_indices`. Sets the hidden states that the batch wants."""
         if batch.kv_pool.recorder is not None:
             batch.kv_pool.recorder.wrote("kv", batch.out_cache_loc)
-        logits, *hidden = self._decoder.forward(
+        logits, *states = self._decoder.forward(
             batch.input_ids,
             batch.positions,
             batch.out_cache_loc,
@@ -77,7 +76,10 @@ class NativeDecoder:
             self._keys,
             self._values,
             batch.wants_hidden,
+            batch.wants_layers,
+            None,
         )
-        batch.hidden = hidden[0] if hidden else None
+        batch.layer_states = states.pop() if batch.wants_layers else None
+        batch.hidden = states.pop() if batch.wants_hidden else None
         found: torch.Tensor = logits
         return found

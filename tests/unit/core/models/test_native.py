@@ -91,6 +91,29 @@ def test_states_before_the_output_matrix_are_those_of_transformers(checkpoint: M
     torch.testing.assert_close(found[0], found[1], atol=1e-4, rtol=1e-4)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_what_layers_read_is_that_of_transformers_and_changes_no_logit(checkpoint: Make, dtype: str) -> None:
+    path, rows = checkpoint("llama"), sequences()
+    found = []
+    for native in ("wait", "off"):
+        model = load_model(ModelConfig(str(path), dtype=dtype, native=native), CPU)
+        run, last = PackedRun(model, rows), model.spec.state_of_layers
+        parts, ids = [Part(1, 0, 21), Part(2, 0, 5)], rows[1][:21] + rows[2][:5]
+        without = run.step(parts, 2, [1]).clone()
+        batch = run.paged.batch(parts, 2, ids, [1])
+        batch.wants_layers = (last, 0, 1)
+        logits = model.forward(batch)
+        assert batch.layer_states is not None and batch.hidden is None
+        assert torch.equal(logits, without)
+        batch.wants_hidden = True
+        model.forward(batch)
+        assert batch.layer_states.shape == (26, 3 * model.spec.hidden_size)
+        assert batch.hidden is not None and batch.hidden.shape == (26, model.spec.hidden_size)
+        found.append(batch.layer_states.float())
+    near = 1e-4 if dtype == "float32" else 0.05 * float(found[1].abs().max())
+    torch.testing.assert_close(found[0], found[1], atol=near, rtol=1e-4)
+
+
 def test_a_row_that_is_not_finite_is_seen_and_its_neighbours_are_not_touched(checkpoint: Make) -> None:
     rows = sequences()
     run = PackedRun(load(checkpoint("llama")), rows)
