@@ -18,9 +18,8 @@ DTYPES = ("auto", "float32", "bfloat16")
 QUANTIZATIONS = ("none", "int8")
 QUANTIZED_WEIGHTS = ("compressed", "dense")
 GRAMMAR_BACKENDS = ("auto", "llguidance", "xgrammar", "none")
-SPECULATIVE = ("auto", "off", "ngram", "draft")
-SPECULATIVE_FROM = ("draft",)
-"""Those that name a directory, behind a colon."""
+SPECULATIVE = ("auto", "off", "ngram", "eagle", "eagle:DIR", "draft:DIR")
+"""DIR stands for a directory."""
 NATIVE = ("auto", "wait", "off")
 PREFIX_CACHES = ("radix", "none")
 SCHEDULE_POLICIES = ("fcfs", "lpm", "priority")
@@ -229,7 +228,8 @@ class SpeculationConfig:
         "off",
         "Speculation",
         "What drafts tokens ahead of the model: ngram (what followed the same words before), draft:DIR (a smaller "
-        "model of the same vocabulary), off, or auto (ngram where the model and the device can verify drafts).",
+        "model of the same vocabulary), eagle (a trained head, as the bundled model has), eagle:DIR (an EAGLE-3 head "
+        "for another model), off, or auto (ngram where the model and the device can verify drafts).",
         flag="speculative",
         metavar="METHOD",
     )
@@ -246,9 +246,9 @@ class SpeculationConfig:
 
     def __post_init__(self) -> None:
         check_settings(self)
-        name, _, folder = self.method.partition(":")
-        if name not in SPECULATIVE or bool(folder) != (name in SPECULATIVE_FROM) or self.method.endswith(":"):
-            wanted = ", ".join(f"{each}:DIR" if each in SPECULATIVE_FROM else each for each in SPECULATIVE)
+        name, colon, folder = self.method.partition(":")
+        if (f"{name}:DIR" if colon else name) not in SPECULATIVE or bool(colon) != bool(folder):
+            wanted = ", ".join(SPECULATIVE)
             raise ConfigError(f"speculative must be one of {wanted}; got {self.method!r}")
 
 

@@ -13,6 +13,7 @@ from core.config import EngineConfig, SpeculationConfig
 from core.device.streams import DeviceStreams
 from core.engine.build_pools import Pools
 from core.engine.draft_model import draft_model_source
+from core.engine.eagle import eagle_source
 from core.errors import StartupError
 from core.memory.draft_pool import DraftLayers
 from core.models.base import Model, ModelSpec
@@ -75,7 +76,12 @@ def _suffixes(config: EngineConfig, model: Model, streams: DeviceStreams) -> Sou
     return Suffixes(config.speculation)
 
 
-SOURCES: dict[str, SourceOf] = {"ngram": _suffixes, "auto": _suffixes, "draft": draft_model_source}
+SOURCES: dict[str, SourceOf] = {
+    "ngram": _suffixes,
+    "auto": _suffixes,
+    "draft": draft_model_source,
+    "eagle": eagle_source,
+}
 """By the part of `method` before its colon, if it has one."""
 
 

@@ -38,6 +38,9 @@ class Voice:
         of the row.
         """
         sampling = self._sampling if len(at) == len(self._sampling) else _of(self._sampling, at)
+        if sampling.all_greedy:
+            tops, first = logits.max(-1)
+            return first.numpy(), (tops - logits.logsumexp(-1)).exp_().numpy()
         numbers = uniforms(self._origins[at], lens)
         places = Places(torch.from_numpy(lens), torch.from_numpy(numbers))
         tokens = self._sampler.sample(logits, sampling, places).tokens

@@ -1,0 +1,202 @@
+"""Drafts by a head that reads what inner layers of the target said: EAGLE-3 (Li et al. 2025).
+
+The head runs over every token that the target computes, prompts included, and keeps keys and values of its own in the
+same pages. So what the prefix cache finds again holds the head's part too. Two kinds of places are not as a run from
+the start would leave them: the last one before a hit, if another token followed there, and places that were computed
+for a row in the middle of a prompt that is not drafted for. Drafts are somewhat worse there, and outputs the same.
+
+Behind the newest token the head feeds on its own output, token by token, in spare slots that last for one step.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from core.batch.hidden import HiddenRequest
+from core.batch.schedule_batch import ScheduleBatch
+from core.batch.spec_plan import Aim
+from core.device.shortage import MEMORY_ERRORS, is_out_of_memory
+from core.memory.draft_pool import DraftPool
+from core.models.eagle.head import Head, HeadStep
+from core.relay.payload import Column
+from core.sampling.sampler import Sampler
+from core.speculation.calibration import Calibration
+from core.speculation.draft_text import NONE, Guess
+from core.speculation.drafter import Drafts, Ran
+from core.speculation.eagle_places import HeadPlaces, Known, Waiting
+from core.speculation.model_drafter import Said
+from core.speculation.new_slots import new_slots
+from core.speculation.voice import Voice
+from core.types.arrays import Bools, Ints
+
+logger = logging.getLogger(__name__)
+
+
+class EagleDrafter:
+    """A `Drafter` on the CPU."""
+
+    columns: Sequence[Column] = ()
+    runs_model = True
+
+    def __init__(
+        self,
+        head: Head,
+        layers: tuple[int, ...],
+        target_ids: torch.Tensor | None,
+        pool: DraftPool,
+        sampler: Sampler,
+        width: int,
+    ) -> None:
+        """`layers`, `target_ids`: of the head's weights. `width`: tokens of the longest row."""
+        self.needs_hidden = HiddenRequest(layers)
+        self._head = head
+        self._target_ids = target_ids
+        self._pool = pool
+        self._sampler = sampler
+        rows, self._most = pool.spare.shape
+        self._table = torch.zeros((rows, width + self._most), dtype=torch.int32)
+        """Where the rows of one step are, with their spare slots behind them."""
+        self._known: dict[int, Known] = {}
+        self._guesses: dict[int, Guess] = {}
+        self._calibration = Calibration(2)
+        """Of greedy rows, and of those that sample at random: a draw is right less often than a first choice."""
+        self._waiting = Waiting()
+
+    def begin(self, batch: ScheduleBatch) -> None:
+        """Forget former owners, of rows and of pages, and note what is known of new ones."""
+        assert batch.spec is not None, "speculation is on"
+        slots = new_slots(batch)
+        if len(slots):
+            self._pool.clear(torch.from_numpy(slots))
+        if len(batch.fresh_rows) == 0:
+            return
+        for row in batch.fresh_rows.tolist():
+            self._known.pop(row, None)
+            self._guesses.pop(row, None)
+        if self._waiting:
+            self._waiting.forget(batch.fresh_rows)
+        for seed in batch.spec.seeds:
+            self._known[seed.row] = Known(seed.ids, seed.origin)
+
+    def hear(self, ran: Ran) -> None:
+        """Run over chunks of prompts; rows that decode wait, since the head would take its time of their step."""
+        self._judge(ran)
+        assert ran.computed is not None, "the drafter runs a model"
+        places = HeadPlaces.of(ran, self._known)
+        chunks = ran.computed.forward.num_extend if ran.computed.kept is None else 0
+        is_chunk: Bools = np.arange(len(places.rows)) < chunks
+        if not is_chunk.all():
+            self._waiting.add(places.of_rows(~is_chunk))
+        if is_chunk.any():
+            self._run_or_nothing(places.of_rows(is_chunk), NONE, ran.computed.forward.req_to_token)
+
+    def draft(self, ran: Ran, aim: Aim) -> Drafts:
+        """Run over what the step ran, then draft token by token, as far as that is worth it."""
+        self._judge(ran)
+        assert ran.computed is not None, "the drafter runs a model"
+        places, rows = HeadPlaces.of(ran, self._known), ran.rows.tolist()
+        if self._waiting:
+            places = self._waiting.before(places)
+        at = np.array([place for place, row in enumerate(rows) if row in self._known], np.int64)
+        said = Said(at, min(aim.most, self._most), ran.computed.sampling.temperatures > 0)
+        wanted = places.lasts if len(at) == len(places.rows) else places.lasts[np.isin(places.rows, ran.rows[at])]
+        found = self._run_or_nothing(places, wanted, ran.computed.forward.req_to_token)
+        if found is None or not len(at):
+            return said.drafts
+        logits, features = found
+        try:
+            self._continue(ran, aim, said, logits, features.index_select(0, torch.from_numpy(wanted)))
+        except MEMORY_ERRORS as error:
+            _note(error)
+        for place, guess in said.guesses():
+            self._guesses[rows[place]] = guess
+        return said.drafts
+
+    def _continue(self, ran: Ran, aim: Aim, said: Said, logits: torch.Tensor, features: torch.Tensor) -> None:
+        """Draft for the rows at `said.at`, of which `logits` and own `features` are those behind the newest tokens."""
+        assert ran.computed is not None
+        origins: Ints = np.zeros(len(ran.rows), np.int64)
+        origins[said.at] = [self._known[row].origin for row in ran.rows[said.at].tolist()]
+        voice = Voice(self._sampler, ran.computed.sampling, origins)
+        going, lines = said.at, np.arange(len(said.at))
+        for place in range(said.most):
+            tokens, found = voice.say(self._of_target(logits), going, ran.lens[going] + place + 1)
+            kinds = said.kinds[going].tolist()
+            chances = [self._calibration.chance(*each) for each in zip(kinds, found.tolist(), strict=True)]
+            goes_on = said.take(place, going, tokens, found, np.array(chances), aim.worth)
+            if place + 1 == said.most or not goes_on.any():
+                return
+            if place == 0:
+                self._lay_out(ran, said.at)
+            if not goes_on.all():
+                going, lines, tokens = going[goes_on], lines[goes_on], tokens[goes_on]
+                features = features[torch.from_numpy(goes_on)]
+            logits, features = self._head.run(self._next(lines, ran.lens[going] + place, tokens, features))
+
+    def _next(self, lines: Ints, at: Ints, tokens: Ints, features: torch.Tensor) -> HeadStep:
+        """The pass over one draft of each of the rows at `lines`: behind the places `at`; int64[n] each."""
+        return HeadStep(
+            ids=torch.from_numpy(tokens),
+            features=features,
+            positions=torch.from_numpy(at),
+            slots=torch.from_numpy(self._table.numpy()[lines, at].astype(np.int64)),
+            rows=torch.from_numpy(lines),
+            prefixes=at,
+            extends=np.ones(len(at), np.int64),
+            wanted=torch.arange(len(at)),
+            table=self._table,
+        )
+
+    def _lay_out(self, ran: Ran, at: Ints) -> None:
+        """Make the table of the step for the rows `at`: the pages of each, and spare slots from its newest token on."""
+        assert ran.computed is not None
+        lens, count = ran.lens[at], len(at)
+        longest = int(lens.max())
+        lines = ran.computed.forward.req_to_token.index_select(0, torch.from_numpy(ran.rows[at]))
+        self._table[:count, :longest] = lines[:, :longest]
+        behind = lens[:, None] + np.arange(self._most)
+        self._table.numpy()[np.arange(count)[:, None], behind] = self._pool.spare[:count].numpy()
+
+    def _of_target(self, logits: torch.Tensor) -> torch.Tensor:
+        """float32[n, V] of `logits`, float32[n, Vd]."""
+        if self._target_ids is None:
+            return logits
+        wide = logits.new_full((len(logits), self._sampler.vocab_size), -torch.inf)
+        wide[:, self._target_ids] = logits
+        return wide
+
+    def _run_or_nothing(
+        self, places: HeadPlaces, wanted: Ints, table: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """See `Head.run`; None where memory is short."""
+        step = HeadStep(
+            *(places.ids, places.states, places.positions, places.slots, torch.from_numpy(places.rows)),
+            *(places.prefixes, places.counts, torch.from_numpy(wanted), table),
+        )
+        try:
+            return self._head.run(step)
+        except MEMORY_ERRORS as error:
+            _note(error)
+            return None
+
+    def _judge(self, ran: Ran) -> None:
+        """Learn from what came in the places of drafts."""
+        if not self._guesses:
+            return
+        tokens, at = ran.tokens.tolist(), 0
+        for row, count in zip(ran.rows.tolist(), ran.counts.tolist(), strict=True):
+            guess = self._guesses.pop(row, None)
+            if guess is not None:
+                self._calibration.judge(*guess, tokens[at : at + count])
+            at += count
+
+
+def _note(error: BaseException) -> None:
+    """Log a lack of memory, for which there are no drafts; raise any other error again."""
+    if not is_out_of_memory(error):
+        raise error
+    logger.warning("no drafts in a step, for lack of memory")
