@@ -21,6 +21,10 @@ BENCHMARKS: dict[str, tuple[str, str]] = {
     ),
     "scheduler": ("service.bench.scheduler:scheduler", "Host time per step and request, and per prompt admitted."),
     "service": ("service.bench.service:service", "Tokens per second to gRPC clients, against raw grpc.aio."),
+    "speculation": (
+        "service.bench.speculation:speculation",
+        "Tokens per second with drafts and without, and that outputs are the same.",
+    ),
 }
 
 
