@@ -18,6 +18,8 @@ from service.bench.spec_works import Ask
 
 MODULES = {"llama.cpp": "llama_cpp", "vLLM": "vllm"}
 """By the name in the table, the module that is imported."""
+PRELOADED = {"llama.cpp": (), "vLLM": ("libiomp5.so", "libtcmalloc_minimal.so.4")}
+"""Libraries that it warns to be slower without: each is preloaded where it is installed."""
 NOT_INSTALLED = "not installed"
 SCRIPT = Path(__file__).with_name("foreign_engine.py")
 
@@ -43,18 +45,20 @@ class ForeignEngine:
         folder.mkdir(parents=True, exist_ok=True)
         self._log = folder / f"{MODULES[peer]}-{drafts}.log"
         task = {"module": MODULES[peer], "model": model, "drafts": drafts, "dtype": dtype, "threads": threads}
+        folders = (Path(python).parent.parent / "lib", Path("/usr/lib/x86_64-linux-gnu"))
+        preloaded = [str(each / name) for name in PRELOADED[peer] for each in folders if (each / name).exists()]
         env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
         with self._log.open("w") as log:
             self._process = subprocess.Popen(
                 [python, str(SCRIPT), json.dumps(task | {"folder": str(folder)})],
-                env=env | {"OMP_NUM_THREADS": str(threads)},
+                env=env | {"OMP_NUM_THREADS": str(threads), "LD_PRELOAD": ":".join(preloaded)},
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,
                 text=True,
             )
         try:
-            self.info: dict[str, Any] = self._read()
+            self.info: dict[str, Any] = self._read() | {"preloaded": preloaded}
             """Versions and settings."""
         except PeerFailed:
             self.close()

@@ -12,7 +12,7 @@ from typing import Protocol
 from core.config import EngineConfig, ExecutorConfig, MemoryConfig, ModelConfig, SpeculationConfig
 from core.engine.async_engine import AsyncEngine
 from core.engine.build import build_engine
-from core.types.io import Delta, GenerateRequest
+from core.types.io import Delta, Finished, GenerateRequest, Usage
 from core.types.sampling_params import SamplingParams
 from service.bench.spec_works import Ask, Ids, Maker, quoted, round_of
 
@@ -71,36 +71,38 @@ class Served:
     async def run(self, asks: Sequence[Ask], streams: int, scope: str) -> Ran:
         """See `Runner`. Raises RuntimeError for an output of another length than was asked for."""
         assert self._engine is not None, "started"
-        before, waiting = self._engine.stats, list(enumerate(asks))[::-1]
-        outputs: dict[int, Ids] = {}
+        waiting = list(enumerate(asks))[::-1]
+        ended: dict[int, tuple[Ids, Usage]] = {}
 
         async def stream(engine: AsyncEngine) -> None:
             while waiting:
                 number, ask = waiting.pop()
-                outputs[number] = await _output(engine, ask, scope)
+                ended[number] = await _output(engine, ask, scope)
 
         began = time.perf_counter()
         await asyncio.gather(*(stream(self._engine) for _ in range(streams)))
         seconds = time.perf_counter() - began
-        after = self._engine.stats
+        usages = [usage for _, usage in ended.values()]
         return Ran(
-            tuple(outputs[number] for number in range(len(asks))),
+            tuple(ended[number][0] for number in range(len(asks))),
             seconds,
-            after.draft_tokens - before.draft_tokens,
-            after.accepted_draft_tokens - before.accepted_draft_tokens,
+            sum(usage.draft_tokens for usage in usages),
+            sum(usage.accepted_draft_tokens for usage in usages),
         )
 
 
-async def _output(engine: AsyncEngine, ask: Ask, scope: str) -> Ids:
+async def _output(engine: AsyncEngine, ask: Ask, scope: str) -> tuple[Ids, Usage]:
     sampling = SamplingParams(temperature=ask.temperature, seed=ask.seed, max_tokens=ask.max_new, ignore_eos=True)
     request = GenerateRequest(token_ids=ask.prompt, sampling=sampling, want_text=False, cache_salt=scope)
-    got: list[int] = []
+    got, usage = list[int](), None
     async for event in await engine.generate(request):
         if isinstance(event, Delta):
             got += event.token_ids
-    if len(got) != ask.max_new:
+        elif isinstance(event, Finished):
+            usage = event.usage
+    if usage is None or len(got) != ask.max_new:
         raise RuntimeError(f"{len(got)} tokens came where {ask.max_new} were asked for")
-    return tuple(got)
+    return tuple(got), usage
 
 
 @dataclass(frozen=True, slots=True)

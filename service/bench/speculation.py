@@ -31,8 +31,8 @@ from service.process.switch_interval import shorten_switch_interval
 
 METHODS = tuple(method for method in SPECULATIVE if method not in ("off", "auto"))
 PLAIN = "off"
-PEER_DRAFTS = 6
-"""Most tokens of another engine's drafts: as many as ours has."""
+PEER_DRAFTS = {"llama.cpp": (0, 2, 6)}
+"""Most tokens of another engine's drafts: none, as many as ours has, and what its documents advise on a CPU."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,8 +212,8 @@ def _foreign(plan: Plan, report: Report, stack: ExitStack) -> dict[str, Runner]:
         if not is_installed(plan.peer_python, peer):
             report.absent[peer] = NOT_INSTALLED
             continue
-        for drafts in (0, PEER_DRAFTS):
-            name = f"{peer}, {'ngram' if drafts else 'plain'}"
+        for drafts in PEER_DRAFTS.get(peer, (0, 6)):
+            name = f"{peer}, ngram {drafts}" if drafts else f"{peer}, plain"
             _say(f"starting {name}")
             folder = plan.folder / "peers" / Path(plan.model).name
             try:

@@ -195,6 +195,7 @@ def peer(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> str:
     script.write_text(source.replace('if __name__ == "__main__":', f'{FAKE}\nENGINES["adds"] = start\n\nif True:'))
     monkeypatch.setattr(spec_peers, "SCRIPT", script)
     monkeypatch.setitem(spec_peers.MODULES, "adds", "adds")
+    monkeypatch.setitem(spec_peers.PRELOADED, "adds", ("libnowhere.so",))
     return "adds"
 
 
@@ -204,7 +205,7 @@ async def test_another_engine_answers_through_a_process_of_its_own(peer: str, tm
     assert (await engine.run([Ask((1,), 1)], 1, "")).outputs == ((1,),)
     engine.close()
     assert ran.outputs == ((5, 6, 7), (9, 10)) and ran.seconds > 0
-    assert engine.info == {"version": "9"}
+    assert engine.info == {"version": "9", "preloaded": []}
 
 
 def test_another_engine_that_fails_says_why(peer: str, tmp_path: Path) -> None:
@@ -222,7 +223,7 @@ def test_other_engines_are_beside_one_greedy_stream_alone(
     code, text = invoke(*arguments, "--peers", "--peer-python", sys.executable)
     assert code == 0, text
     rows = [line.split(" | ")[:4] for line in text.splitlines() if "| adds" in line]
-    assert rows == [["| fresh", "1", "0", "adds, plain"], ["| fresh", "1", "0", "adds, ngram"]]
+    assert rows == [["| fresh", "1", "0", "adds, plain"], ["| fresh", "1", "0", "adds, ngram 6"]]
     assert "all outputs equal" in text
 
 
