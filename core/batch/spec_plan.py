@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Final
 
+import numpy as np
+
 from core.types.arrays import Ints
 
 
@@ -52,4 +54,5 @@ class SpecPlan:
     """Whether some row may have drafts to verify."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "verifies", bool(self.drafts.any()))
+        # Of so few numbers, counting takes a fifth of the time that `any` takes.
+        object.__setattr__(self, "verifies", np.count_nonzero(self.drafts) > 0)

@@ -33,6 +33,11 @@ class Speculator:
         self._width = self._map.buffer(DRAFTS).shape[1]
         self._left: Bools = np.zeros(self._map.num_rows, np.bool_)
         """By row: whether its last step left drafts."""
+        self._any_left = False
+        """Whether one of these may be set: steps without drafts need not look for which."""
+        self._one_each: Ints = np.ones(self._map.num_rows, np.int64)
+        # Parts of it are kept by drafters.
+        self._one_each.flags.writeable = False
 
     @property
     def needs_hidden(self) -> HiddenRequest:
@@ -73,7 +78,7 @@ class Speculator:
         if len(rows) == 0 and not runs_model:
             return {}
         if verdict is None:
-            counts: Ints = np.ones(len(rows), np.int64)
+            counts = self._one_each[: len(rows)]
         else:
             counts, found = verdict.counts, found[verdict.kept]
         ran = Ran(rows, lens.numpy(), counts, found)
@@ -85,13 +90,15 @@ class Speculator:
             return self._nothing(rows)
         drafts = self._drafter.draft(ran, aim if aim.most <= self._width else replace(aim, most=self._width))
         self._left[rows] = drafts.lens > 0
+        self._any_left = self._any_left or bool(np.count_nonzero(drafts.lens))
         ids: Ints = np.full((len(rows), self._width), -1, np.int64)
         ids[:, : drafts.ids.shape[1]] = drafts.ids
         return {DRAFTS: torch.from_numpy(ids), DRAFT_LEN: torch.from_numpy(drafts.lens)}
 
     def _nothing(self, rows: Ints) -> dict[str, torch.Tensor]:
         """Columns of the relay for `rows`, int64[S], behind which no drafts are wanted."""
-        if not self._left[rows].any():
+        if not self._any_left or np.count_nonzero(self._left[rows]) == 0:
             return {}
         self._left[rows] = False
+        self._any_left = bool(np.count_nonzero(self._left))
         return {DRAFT_LEN: torch.zeros(len(rows), dtype=torch.int64)}

@@ -1,0 +1,38 @@
+"""Which rows have drafts left, so that a step behind which none are wanted takes back those and no others."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import torch
+
+from core.batch.spec_plan import Aim, SpecPlan
+from core.executor.speculator import Speculator
+from core.speculation.drafter import Drafts
+from tests.support.fakes.adversaries import always_right
+from tests.support.fakes.fixed_depth import FixedDepth
+from tests.unit.core.executor.test_speculator import MOST, World
+
+
+def test_what_rows_have_left_is_taken_back_row_by_row() -> None:
+    """Also where another row's step came between, which left nothing or took its own back."""
+    drafter: Any = SimpleNamespace(
+        needs_hidden=False,
+        draft=lambda ran, aim: Drafts(np.ones((len(ran.rows), MOST), np.int64), np.full(len(ran.rows), MOST)),
+        hear=lambda ran: None,
+    )
+    speculator = Speculator(drafter, World(always_right, FixedDepth(MOST)).runner.state)
+
+    def step(rows: list[int], most: int) -> list[int] | None:
+        spec = SpecPlan(np.zeros(1, np.int64), np.array([99]), Aim(most))
+        batch: Any = SimpleNamespace(sample_rows=np.array(rows), spec=spec)
+        found = speculator.drafted(batch, torch.full((len(rows),), 7), torch.full((len(rows),), 5), None)
+        return found["draft_len"].tolist() if found else None
+
+    assert step([2, 3], MOST) == [MOST, MOST]
+    assert step([2], 0) == [0]
+    assert step([2], 0) is None
+    assert step([3], 0) == [0]
+    assert step([2, 3], 0) is None
