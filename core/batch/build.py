@@ -108,8 +108,10 @@ def build_batch(
     known, counts, ahead = prefix_lens, extend_lens, None
     if plan.spec is not None:
         upper[num_extend:] = np.minimum(upper[num_extend:], plan.spec.limits)
-        lower = np.concatenate([upper[:num_extend], plan.decode_lower + 1])
-        known = np.concatenate([prefix_lens[:num_extend], plan.decode_lower])
+        lower, known = plan.decode_lower + 1, plan.decode_lower
+        if num_extend:
+            lower = np.concatenate([upper[:num_extend], lower])
+            known = np.concatenate([prefix_lens[:num_extend], known])
         counts, ahead = lower - known, upper - lower
     inputs = [s.encoder_ids for s in plan.segments if s.encoder_ids is not None]
     return ScheduleBatch(

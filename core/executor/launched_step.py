@@ -49,7 +49,7 @@ class LaunchedStep:
     lanes: StepLanes | None = None
     """The step's lanes; None while no recording runs."""
     drafting: tuple[Mark, Mark] | None = None
-    """Where the making of drafts begins and ends on the forward stream; None without speculation."""
+    """Where the making of drafts begins and ends on the forward stream; None where none are wanted."""
     verdict: Verdict | None = None
     """What became of drafts; None in a step that verified none. `host` then has an entry for each of its places."""
 

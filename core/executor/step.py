@@ -260,7 +260,7 @@ class StepRunner:
         """Leave to the next step where rows stand, their newest tokens, and drafts behind these.
 
         `rows`, `lens`: as `_places` returned them; `sampled`: what was sampled there. Returns the event behind the
-        lengths, what became of drafts if the step verified any, and with speculation where new ones begin and end.
+        lengths, what became of drafts if the step verified any, and where new ones begin and end if some are wanted.
         """
         state, seq_lens, newest = self._state, done.inputs.seq_lens, (tokens := sampled.output.tokens)
         verdict = None if done.trial is None else done.trial.judged(tokens.numpy(), sampled.masked)
@@ -277,10 +277,11 @@ class StepRunner:
                 companion.judged(verdict.counts, state.staging)
         drafts, drafting = dict[str, torch.Tensor](), None
         if self._speculator is not None:
+            assert batch.spec is not None, "speculation is on"
             assert isinstance(done.inputs, ForwardBatch), "drafts are made on the CPU, which captures no steps"
-            began = state.streams.mark()
+            began = state.streams.mark() if batch.spec.aim.most else None
             drafts = self._speculator.drafted(batch, done.inputs, lens, tokens, verdict)
-            drafting = began, state.streams.mark()
+            drafting = None if began is None else (began, state.streams.mark())
         state.future_map.stash(rows, RelayPayload(newest, drafts))
         return published, verdict, drafting
 

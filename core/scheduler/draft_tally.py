@@ -18,9 +18,14 @@ class DraftTally:
         self._proposed: Ints = np.zeros(1, np.int64)
         self._right: Ints = np.zeros(1, np.int64)
         """At n: how often a row had n drafts in a step, n above 0, and how often n of them were right."""
+        self._stats: DraftStats | None = None
+        """The last copy, as long as nothing has changed: most steps of text that repeats nothing are without drafts."""
 
     def step_done(self, result: StepResult) -> None:
         """A result arrived."""
+        if result.accepted is None and not result.drafting and not self._most:
+            return
+        self._stats = None
         self._draft_seconds += result.drafting
         self._most = 0 if result.accepted is None else self._count(result.accepted)
         if self._most:
@@ -41,19 +46,23 @@ class DraftTally:
 
     def dropped(self, count: int) -> None:
         """`count` tokens of a step stood behind the end of their request."""
-        self._dropped += count
+        if count:
+            self._stats = None
+            self._dropped += count
 
     def stats(self) -> DraftStats:
         """An immutable copy."""
-        return DraftStats(
-            steps=self._steps,
-            proposed=tuple(self._proposed.tolist()),
-            right=tuple(self._right.tolist()),
-            dropped=self._dropped,
-            most=self._most,
-            draft_seconds=self._draft_seconds,
-            verify_seconds=self._verify_seconds,
-        )
+        if self._stats is None:
+            self._stats = DraftStats(
+                steps=self._steps,
+                proposed=tuple(self._proposed.tolist()),
+                right=tuple(self._right.tolist()),
+                dropped=self._dropped,
+                most=self._most,
+                draft_seconds=self._draft_seconds,
+                verify_seconds=self._verify_seconds,
+            )
+        return self._stats
 
 
 def _sum(total: Ints, found: Ints) -> Ints:

@@ -8,12 +8,13 @@ from typing import Any
 import numpy as np
 import torch
 
+from core.batch.result import StepResult
 from core.batch.spec_plan import Aim, SpecPlan
 from core.executor.speculator import Speculator
 from core.speculation.drafter import Drafts
 from tests.support.fakes.adversaries import always_right
 from tests.support.fakes.fixed_depth import FixedDepth
-from tests.unit.core.executor.test_speculator import MOST, World
+from tests.unit.core.executor.test_speculator import MOST, ChangingDepth, World
 
 
 def test_what_rows_have_left_is_taken_back_row_by_row() -> None:
@@ -36,3 +37,18 @@ def test_what_rows_have_left_is_taken_back_row_by_row() -> None:
     assert step([2], 0) is None
     assert step([3], 0) == [0]
     assert step([2, 3], 0) is None
+
+
+def test_a_step_behind_which_no_drafts_are_wanted_takes_no_time_to_make_them() -> None:
+    took: list[bool] = []
+
+    class Noting(ChangingDepth):
+        def observe(self, result: StepResult) -> None:
+            took.append(result.drafting > 0)
+            self.count = 0
+
+    world = World(always_right, Noting(MOST))
+    world.ask()
+    world.drain()
+    # Two are planned before the first result is known.
+    assert took[0] and not any(took[2:])

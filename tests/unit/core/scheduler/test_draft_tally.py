@@ -52,6 +52,10 @@ def test_steps_without_drafts_have_no_part_in_the_time_of_verifying() -> None:
     assert tally.stats().most == 2
     tally.step_done(result([0, 0], [0, 0]))
     tally.step_done(replace(result([], []), accepted=None, drafting=0.0))
+    before = tally.stats()
+    tally.step_done(replace(result([], []), accepted=None, drafting=0.0))
+    tally.dropped(0)
+    assert tally.stats() is before, "nothing has changed"
     tally.dropped(3)
     stats = tally.stats()
     assert (stats.steps, stats.most, stats.dropped) == (1, 0, 3)
