@@ -13,6 +13,7 @@ def attaches() -> Iterator[Edge]:
     """Streams that outlive their call, and coming back for those that never were."""
     for value in (False, True):
         yield generate(f"resumable={value}", resumable=value, **short())
+        yield generate(f"speculative={value}", speculative=value, **short())
     yield attach("no id", "request_id", request_id="")
     for name, text in STRINGS.items():
         if text:

@@ -52,13 +52,15 @@ def the_most_counts_no_drafts(patch: Patch) -> None:
 @mutant("bounds", "left_out", drafts=True)
 def results_settle_nothing(patch: Patch) -> None:
     """A row stays where its drafts could have brought it."""
-    patch.setattr(RunningSet, "settle", lambda self, rows, before, most: None)
+    patch.setattr(RunningSet, "settle", lambda self, step, rows, before, most: None)
 
 
 @mutant("bounds", drafts=True)
 def results_settle_too_much(patch: Patch) -> None:
     """What the row got is given up too."""
-    put(patch, RunningSet, "settle", lambda old, self, rows, before, most: old(self, rows, before, most + 1))
+    put(
+        patch, RunningSet, "settle", lambda old, self, step, rows, before, most: old(self, step, rows, before, most + 1)
+    )
 
 
 @mutant("beyond_end", drafts=True)
@@ -127,13 +129,13 @@ def the_last_output_is_fed_back(patch: Patch) -> None:
 @mutant("draft_plan", drafts=True)
 def the_drafter_hears_of_prompts_only(patch: Patch) -> None:
     """Behind a retraction the text of a row begins anew."""
-    patch.setattr(planner, "TextSeed", lambda row, scope, ids: TextSeed(row, scope, ids[:1]))
+    patch.setattr(planner, "TextSeed", lambda ids, **rest: TextSeed(ids=ids[:1], **rest))
 
 
 @mutant("draft_plan", drafts=True)
 def tenants_share_drafts(patch: Patch) -> None:
     """What one says is guessed from what another said."""
-    patch.setattr(planner, "TextSeed", lambda row, scope, ids: TextSeed(row, "", ids))
+    patch.setattr(planner, "TextSeed", lambda scope, **rest: TextSeed(scope="", **rest))
 
 
 # Steps.
@@ -154,7 +156,7 @@ def a_row_tries_more_than_its_plan(patch: Patch) -> None:
 def every_draft_is_believed(patch: Patch) -> None:
     """A draft counts whatever was sampled before it."""
 
-    def judged(self: Trial, sampled: Ints) -> Verdict:
+    def judged(self: Trial, sampled: Ints, most: Ints | None = None) -> Verdict:
         return Verdict(self, self.starts + self.counts - 1)
 
     patch.setattr(Trial, "judged", judged)

@@ -36,7 +36,7 @@ def steps_never_overlap(patch: Patch) -> None:
     put(patch, Scheduler, "_submit", one_by_one)
 
 
-@mutant("left_out", seeds=(10,))
+@mutant("left_out", seeds=(45,))
 def one_row_decodes_in_a_step(patch: Patch) -> None:
     """Each gets all its tokens, at the pace of one row."""
     put(patch, Planner, "_secure_decode", lambda old, self, *only: (d := old(self, *only)).without(d.rows[1:]))

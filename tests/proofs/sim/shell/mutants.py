@@ -60,7 +60,7 @@ MUTANTS: tuple[ShellMutant, ...] = (
         "            if not output.done:\n                self._scheduler.intake.end(",
         "            if output.done:\n                self._scheduler.intake.end(",
         ("no_reader", "abort_ignored"),
-        29,
+        55,
     ),
     ShellMutant(
         "failing-wakes-nobody",

@@ -95,6 +95,8 @@ def another(setting: Setting) -> Any:
         return (("a", "/a"),)
     if setting.kind is bool:
         return not setting.default
+    if setting.name == "speculative":
+        return "ngram"
     return "other" if setting.kind is str else setting.kind((setting.default or 1) + 100)
 
 
