@@ -29,7 +29,8 @@ from service.bench.spec_rounds import Cell, Figures, Runner, Served, measure
 from service.bench.spec_works import WORKS, Ask, Ids, Maker
 from service.process.switch_interval import shorten_switch_interval
 
-METHODS = tuple(method for method in SPECULATIVE if method not in ("off", "auto"))
+METHODS = tuple(method for method in SPECULATIVE if method not in ("off", "auto") and ":" not in method)
+"""Those that need no more than their name."""
 PLAIN = "off"
 PEER_DRAFTS = {"llama.cpp": (0, 2, 6)}
 """Most tokens of another engine's drafts: none, as many as ours has, and what its documents advise on a CPU."""
