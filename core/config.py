@@ -18,7 +18,7 @@ DTYPES = ("auto", "float32", "bfloat16")
 QUANTIZATIONS = ("none", "int8")
 QUANTIZED_WEIGHTS = ("compressed", "dense")
 GRAMMAR_BACKENDS = ("auto", "llguidance", "xgrammar", "none")
-SPECULATIVE = ("auto", "off", "ngram", "eagle", "eagle:DIR", "draft:DIR")
+SPECULATIVE = ("auto", "off", "ngram", "eagle", "eagle:DIR", "draft:DIR", "mtp")
 """DIR stands for a directory."""
 NATIVE = ("auto", "wait", "off")
 PREFIX_CACHES = ("radix", "none")
@@ -229,7 +229,8 @@ class SpeculationConfig:
         "Speculation",
         "What drafts tokens ahead of the model: ngram (what followed the same words before), draft:DIR (a smaller "
         "model of the same vocabulary), eagle (a trained head, as the bundled model has), eagle:DIR (an EAGLE-3 head "
-        "for another model), off, or auto (ngram where the model and the device can verify drafts).",
+        "for another model), mtp (the head that a checkpoint of DeepSeek-V3 or GLM-4-MoE brings along), off, "
+        "or auto (ngram where the model and the device can verify drafts).",
         flag="speculative",
         metavar="METHOD",
     )

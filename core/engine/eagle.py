@@ -9,6 +9,7 @@ from pathlib import Path
 
 import torch
 
+from core.batch.hidden import HiddenRequest
 from core.config import EngineConfig
 from core.device.streams import DeviceStreams
 from core.engine.build_pools import Pools
@@ -53,7 +54,7 @@ class EagleSource:
         head = UpgradingHead(weights, pools.drafts.kv, lambda: bool(getattr(self.model, "native", False)))
         sampler = Sampler(spec.vocab_size, streams.device)
         width = pools.requests.max_context_len
-        return EagleDrafter(head, weights.layers, weights.target_ids, pools.drafts, sampler, width)
+        return EagleDrafter(head, HiddenRequest(weights.layers), weights.target_ids, pools.drafts, sampler, width)
 
 
 class UpgradingHead:

@@ -14,6 +14,7 @@ from core.device.streams import DeviceStreams
 from core.engine.build_pools import Pools
 from core.engine.draft_model import draft_model_source
 from core.engine.eagle import eagle_source
+from core.engine.mtp import mtp_source
 from core.errors import StartupError
 from core.memory.draft_pool import DraftLayers
 from core.models.base import Model, ModelSpec
@@ -81,6 +82,7 @@ SOURCES: dict[str, SourceOf] = {
     "auto": _suffixes,
     "draft": draft_model_source,
     "eagle": eagle_source,
+    "mtp": mtp_source,
 }
 """By the part of `method` before its colon, if it has one."""
 

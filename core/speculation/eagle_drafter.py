@@ -45,14 +45,14 @@ class EagleDrafter:
     def __init__(
         self,
         head: Head,
-        layers: tuple[int, ...],
+        reads: HiddenRequest,
         target_ids: torch.Tensor | None,
         pool: DraftPool,
         sampler: Sampler,
         width: int,
     ) -> None:
-        """`layers`, `target_ids`: of the head's weights. `width`: tokens of the longest row."""
-        self.needs_hidden = HiddenRequest(layers)
+        """`reads`: the states that the head is fed with. `target_ids`: of its weights. `width`: of the longest row."""
+        self.needs_hidden = reads
         self._head = head
         self._target_ids = target_ids
         self._pool = pool

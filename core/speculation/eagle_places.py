@@ -44,7 +44,7 @@ class HeadPlaces:
     ids: torch.Tensor
     """int64[T]: the token behind each place."""
     states: torch.Tensor
-    """[T, F]: what the target's layers read."""
+    """[T, F]: what the head reads of the target."""
     positions: torch.Tensor
     """int64[T], and `slots`."""
     slots: torch.Tensor
@@ -55,7 +55,7 @@ class HeadPlaces:
         computed = ran.computed
         assert computed is not None, "the drafter runs a model"
         forward, kept = computed.forward, computed.kept
-        states = forward.layer_states
+        states = forward.hidden if forward.layer_states is None else forward.layer_states
         assert states is not None, "the model gives the states that it is asked for"
         if kept is None and forward.num_extend == 0:
             # One token a row, each of which has sampled: the usual step without drafts.

@@ -233,6 +233,20 @@ REFUSED_CONFIGS: dict[str, dict[str, Any]] = {
 """Kinds that transformers runs and the engine must refuse: attention of their own."""
 
 
+HEADED_CONFIGS: dict[str, dict[str, Any]] = {
+    "glm4_moe": {
+        **_GQA,
+        "first_k_dense_replace": 1,
+        "moe_intermediate_size": 32,
+        "n_routed_experts": 4,
+        "num_experts_per_tok": 2,
+        "n_group": 1,
+        "topk_group": 1,
+    },
+}
+"""Of models with heads for multi-token prediction, beside `deepseek_v3`."""
+
+
 def make_checkpoint(kind: str, directory: Path | str, seed: int = 0, **overrides: Any) -> Path:
     """Write a checkpoint of `kind` with its tokenizer to `directory` and return that; equal seeds give equal weights.
 
@@ -242,7 +256,8 @@ def make_checkpoint(kind: str, directory: Path | str, seed: int = 0, **overrides
     path = Path(directory)
     path.mkdir(parents=True, exist_ok=True)
     ids = {"pad_token_id": PAD_ID, "bos_token_id": BOS_ID, "eos_token_id": EOS_ID}
-    config = AutoConfig.for_model(kind, **{**(CONFIGS | RECURRENT_CONFIGS | REFUSED_CONFIGS)[kind], **ids, **overrides})
+    known = CONFIGS | RECURRENT_CONFIGS | REFUSED_CONFIGS | HEADED_CONFIGS
+    config = AutoConfig.for_model(kind, **{**known[kind], **ids, **overrides})
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
