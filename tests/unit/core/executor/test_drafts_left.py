@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from core.batch.hidden import NO_HIDDEN
 from core.batch.result import StepResult
 from core.batch.spec_plan import Aim, SpecPlan
 from core.executor.speculator import Speculator
@@ -20,7 +21,8 @@ from tests.unit.core.executor.test_speculator import MOST, ChangingDepth, World
 def test_what_rows_have_left_is_taken_back_row_by_row() -> None:
     """Also where another row's step came between, which left nothing or took its own back."""
     drafter: Any = SimpleNamespace(
-        needs_hidden=False,
+        needs_hidden=NO_HIDDEN,
+        runs_model=False,
         draft=lambda ran, aim: Drafts(np.ones((len(ran.rows), MOST), np.int64), np.full(len(ran.rows), MOST)),
         hear=lambda ran: None,
     )
@@ -29,7 +31,8 @@ def test_what_rows_have_left_is_taken_back_row_by_row() -> None:
     def step(rows: list[int], most: int) -> list[int] | None:
         spec = SpecPlan(np.zeros(1, np.int64), np.array([99]), Aim(most))
         batch: Any = SimpleNamespace(sample_rows=np.array(rows), spec=spec)
-        found = speculator.drafted(batch, torch.full((len(rows),), 7), torch.full((len(rows),), 5), None)
+        forward: Any = None
+        found = speculator.drafted(batch, forward, torch.full((len(rows),), 7), torch.full((len(rows),), 5), None)
         return found["draft_len"].tolist() if found else None
 
     assert step([2, 3], MOST) == [MOST, MOST]
