@@ -218,4 +218,4 @@ def test_a_head_of_a_reduced_vocabulary_drafts_tokens_of_the_target(tmp_path: Pa
     plain = Player(Headed(), model()(), None).play(requests(seed + 3))
     player = Counting(Headed(method=f"eagle:{tmp_path}"), model()(), None)
     assert_same(plain, player.play(requests(seed + 3)), requests(seed + 3))
-    assert player.accepted > 0.2 * player.drafted
+    assert player.accepted > 0.1 * player.drafted

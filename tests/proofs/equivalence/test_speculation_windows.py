@@ -128,9 +128,12 @@ def test_whatever_pages_and_chunks_are(page_size: int, chunk: int, model_of: Cal
 @pytest.mark.usefixtures("poisoned")
 @pytest.mark.parametrize("cache", ["radix", "none"])
 def test_rows_that_give_way_for_windows_go_on_where_they_were(
-    cache: str, model_of: Callable[[str], Model], monkeypatch: pytest.MonkeyPatch, seed: int
+    cache: str, model_of: Callable[[str], Model], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Room for the windows of two rows, or less; other pages than those of windows are plenty."""
+    """Room for the windows of two rows, or less; other pages than those of windows are plenty. Not under every seed a
+    window is short at the moment when a row grows.
+    """
+    seed = 1
     refused, can_grow = Counter[bool](), WindowPages.can_grow
 
     def counted(self: WindowPages, rows: Ints) -> bool:

@@ -11,6 +11,9 @@ from pathlib import Path
 __all__ = ["bundled_head_dir"]
 
 
+_FOLDER = Path(__file__).resolve().parent / "checkpoint"
+
+
 def bundled_head_dir() -> Path:
     """Absolute path of the head's folder (config and weights)."""
-    return Path(__file__).resolve().parent / "checkpoint"
+    return _FOLDER
