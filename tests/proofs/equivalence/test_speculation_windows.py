@@ -142,7 +142,7 @@ def test_rows_that_give_way_for_windows_go_on_where_they_were(
         return grows
 
     monkeypatch.setattr(WindowPages, "can_grow", counted)
-    setting = Windows(4, 16, rows=6, window_tokens=84, cache=cache)
+    setting = Windows(4, 16, overlap=False, rows=6, window_tokens=84, cache=cache)
     assert proved(setting, model_of("gemma3_text"), like_a_coin(seed), lambda: shared(seed + 3)) > 0
     assert refused[False] > 0
 
