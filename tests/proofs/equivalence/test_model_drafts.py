@@ -242,11 +242,11 @@ def nudge(path: Path) -> None:
 def test_windows_of_the_target_and_of_the_draft_model(checkpoint_of: Callable[[str], Path], seed: int) -> None:
     """The target passes pages of its windows; the draft model keeps all. Not native: rounding may turn a draft."""
     path = checkpoint_of("gemma2")
-    reqs = lambda: requests(VOCAB_SIZE, seed, ("greedy", "filters"))  # noqa: E731
+    reqs = lambda: requests(VOCAB_SIZE, seed, ("greedy", "filters") * 4)  # noqa: E731
     plain, drafted, player = both_ways(path, path, reqs, {})
     for one, other in zip(plain, drafted, strict=True):
         assert one.tokens == other.tokens
-    assert player.drafts.accepted > 0.95 * player.drafts.tokens > 20
+    assert player.drafts.accepted > 0.9 * player.drafts.tokens > 18
 
 
 @pytest.mark.usefixtures("always")
