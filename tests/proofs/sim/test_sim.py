@@ -35,7 +35,7 @@ SELDOM = {
     **dict.fromkeys(("draft_row_waits", "draft_behind_stop", "draft_without_pages"), -1),
     **dict.fromkeys(("cross_too_big", "abort_retracted", "too_late", "cross_beside_decode", "state_kept_at_branch"), 0),
     **dict.fromkeys(("decode_owed", "step_failure", "poison_spread", "adapters_mixed", "adapter_InvalidRequest"), 0),
-    **dict.fromkeys(("abort_before_encoding", "state_source_taken"), 0),
+    **dict.fromkeys(("abort_before_encoding", "state_source_taken", "window_replaced"), 0),
     **dict.fromkeys(("draft_cut_at_limit", "draft_row_reused", "draft_retracted", "draft_partly", "adapter_drafts"), 0),
 }
 """What takes rare company, or belongs to few seeds. The least of four sweeps of `SEEDS` hit the first twelve 0 to 9
