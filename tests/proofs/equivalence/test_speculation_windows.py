@@ -1,4 +1,4 @@
-"""Outputs of models with sliding windows are the same with drafts, whatever these are, and nobody reads a lost page.
+"""Outputs of models with sliding windows are the same with drafts, whatever these are, and no row reads a lost page.
 
 Pages that leave a window are poisoned at once, so one that is passed before it is known that its row has got beyond it
 shows in the next token. In float64: sums in another order then move a draw by 1e-16.

@@ -145,7 +145,7 @@ class WindowMachine(RuleBasedStateMachine):
         offer: bool,
         luck: list[tuple[int, int]],
     ) -> None:
-        """Equal steps; somebody may arrive while the first of them is planned.
+        """Equal steps; a request may arrive while the first of them is planned.
 
         `luck`: how many drafts a row has, and how many of them are right.
         """
