@@ -41,7 +41,7 @@ class StateSide(CompanionSide):
     def __init__(self, scenario: Scenario, hits: Hits) -> None:
         states = scenario.states
         assert states is not None, "a scenario without recurrent states has no such side"
-        # As the engine is built: without a cache no request would find a state again, and two steps take two buffers, as
+        # As the engine is built: without a cache no request would find a state again; two steps take two buffers, as
         # does one that verifies drafts.
         buffers = scenario.depth if scenario.drafts is None else 2
         tracking = Tracking(scenario.page_size, states.interval, buffers) if scenario.cache != "none" else None
