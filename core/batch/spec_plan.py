@@ -33,6 +33,9 @@ class Aim:
     """The most for each row."""
     worth: float = 0.0
     """Chance, 0 to 1: a draft that is less likely to be right costs more tokens than it brings."""
+    least: float = 0.0
+    """Tokens: what a step loses by verifying drafts at all. If those of all rows together are expected to bring less,
+    none is proposed."""
 
 
 NO_DRAFTS: Final = Aim(0)

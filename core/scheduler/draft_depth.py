@@ -10,6 +10,7 @@ would bring otherwise. How likely each is, the drafter knows.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from statistics import median
 from typing import Final, Protocol
 
 import numpy as np
@@ -19,8 +20,11 @@ from core.batch.spec_plan import NO_DRAFTS, Aim
 
 MEMORY: Final = 1 / 32
 """Weight of the newest step in what is known of steps; older ones count less and less."""
-OUTLIER: Final = 4.0
-"""A step counts as so many times the usual one at most: the process may have been stopped meanwhile."""
+CERTAIN: Final = 8
+"""Steps of one kind whose median is taken, before newer ones are weighed in."""
+OUTLIER: Final = 0.25
+"""A step counts as shorter or longer than the usual one by this part at most: other processes take the cores at times,
+and the loop thread the interpreter."""
 MARGIN: Final = 1.02
 """Drafts must bring so many times the tokens per second: without them there is less to do."""
 HIGHEST: Final = 0.95
@@ -34,6 +38,9 @@ RARELY: Final = 256
 """Steps between two such tries, where both ways bring about the same, and where they do not."""
 CLOSE: Final = 0.1
 """Up to this part more or less is about the same."""
+STALE: Final = 8
+"""Tries of drafts without one to verify, after which it is forgotten what verifying takes. It may take less by now, and
+steps that verify nothing do not show it."""
 
 
 class Depth(Protocol):
@@ -64,35 +71,64 @@ class StepTimes:
         return float(np.interp(tokens, self.tokens, self.seconds))
 
 
-@dataclass(slots=True)
 class Pace:
-    """What steps of one kind bring, and take: means in which the newest count most."""
+    """What steps of one kind bring on average, and usually take: the newest count most.
 
-    steps: int = 0
-    outputs: float = 0.0
-    seconds: float = 0.0
+    The usual is a mean in which no step is far from the others (Huber 1964). A plain one of the few steps for which a
+    way is tried would tell mostly which of them were interrupted.
+    """
+
+    def __init__(self) -> None:
+        self.steps = 0
+        self.outputs = 0.0
+        self.seconds = 0.0
+        self._first: list[float] = []
 
     def add(self, outputs: int, seconds: float) -> None:
         """One step more."""
-        if self.steps >= TRIED:
-            seconds = min(seconds, OUTLIER * self.seconds)
         self.steps += 1
         weight = max(MEMORY, 1 / self.steps)
         self.outputs += weight * (outputs - self.outputs)
-        self.seconds += weight * (seconds - self.seconds)
-
-    @property
-    def rate(self) -> float:
-        """Tokens per second; 0 if there was no step."""
-        return self.outputs / max(self.seconds, 1e-9)
+        if self.steps <= CERTAIN:
+            self._first.append(seconds)
+            self.seconds = median(self._first)
+        else:
+            most = OUTLIER * self.seconds
+            self.seconds += MEMORY * max(-most, min(most, seconds - self.seconds))
 
 
 class Contest:
     """Whether drafts pay for some number of rows."""
 
     def __init__(self) -> None:
-        self.plain, self.drafting = Pace(), Pace()
+        self.plain = Pace()
+        self.looking, self.verifying = Pace(), Pace()
+        """Of steps with drafts: those that found none to verify, and the others."""
+        self._share = 1.0
+        """The part of these that had some to verify."""
+        self._unseen = 0
+        """Tries of drafts since a step verified some."""
         self._drafts, self._left, self._trying = True, FIRST, False
+
+    def observe(self, result: StepResult) -> None:
+        """One step more."""
+        outputs, seconds, accepted = len(result.tokens), result.busy + result.idle, result.accepted
+        if accepted is None:
+            self.plain.add(outputs, seconds)
+            return
+        verified = np.count_nonzero(accepted.proposed) > 0
+        steps = self.looking.steps + self.verifying.steps + 1
+        self._share += max(MEMORY, 1 / steps) * (verified - self._share)
+        if verified:
+            self._unseen = 0
+        (self.verifying if verified else self.looking).add(outputs, seconds)
+
+    @property
+    def rate(self) -> float:
+        """Tokens per second with drafts; 0 if there was no such step."""
+        outputs = self._share * self.verifying.outputs + (1 - self._share) * self.looking.outputs
+        seconds = self._share * self.verifying.seconds + (1 - self._share) * self.looking.seconds
+        return outputs / max(seconds, 1e-9)
 
     def turn(self) -> bool:
         """Whether the next step looks for drafts."""
@@ -100,11 +136,21 @@ class Contest:
             self._trying = not self._trying
             if self._trying:
                 self._drafts, self._left = not self._drafts, TRIED
+                self._unseen += self._drafts
+                if self._unseen >= STALE:
+                    self.verifying, self._unseen = Pace(), 0
             else:
-                ratio = self.drafting.rate / max(MARGIN * self.plain.rate, 1e-9)
+                plain = self.plain.outputs / max(self.plain.seconds, 1e-9)
+                ratio = self.rate / max(MARGIN * plain, 1e-9)
                 self._drafts, self._left = ratio > 1, OFTEN if abs(ratio - 1) < CLOSE else RARELY
         self._left -= 1
         return self._drafts
+
+    def least(self, rows: int) -> float:
+        """Tokens that `rows` rows would bring in the time that a step takes longer with drafts to verify."""
+        if min(self.plain.steps, self.verifying.steps) < CERTAIN:
+            return 0.0
+        return rows * max(0.0, self.verifying.seconds / max(self.plain.seconds, 1e-9) - 1)
 
 
 class AdaptiveDepth:
@@ -123,17 +169,16 @@ class AdaptiveDepth:
         if not contest.turn():
             return NO_DRAFTS
         alone, with_all = self._times.of(rows), self._times.of(rows * (1 + self._most))
-        rate = contest.drafting.rate or rows / max(alone, 1e-9)
-        return Aim(self._most, min(HIGHEST, rate * (with_all - alone) / (rows * self._most)))
+        rate = contest.rate or rows / max(alone, 1e-9)
+        worth = min(HIGHEST, rate * (with_all - alone) / (rows * self._most))
+        return Aim(self._most, worth, contest.least(rows))
 
     def observe(self, result: StepResult) -> None:
         """See `Depth`."""
         rows = len(result.rows)
         if rows == 0 or result.has_prompts:
             return
-        contest = self._contest(rows)
-        pace = contest.plain if result.accepted is None else contest.drafting
-        pace.add(len(result.tokens), result.busy + result.idle)
+        self._contest(rows).observe(result)
 
     def _contest(self, rows: int) -> Contest:
         digits = rows.bit_length()

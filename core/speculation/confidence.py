@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
 MEMORY: Final = 1 / 64
 """Weight of the newest guess in what is known; older ones count less and less."""
@@ -11,6 +11,15 @@ HOPE: Final = 0.8
 """The chance that stands before any guess was judged."""
 HOPED: Final = 4
 """As how many guesses that counts."""
+
+
+class Prospect(NamedTuple):
+    """What is expected of the first tokens of a guess."""
+
+    number: int
+    """How many of its tokens are worth their place."""
+    right: float
+    """How many of these are right, on average."""
 
 
 class Confidence:
@@ -31,11 +40,12 @@ class Confidence:
             if guessed != token:
                 return
 
-    def worthwhile(self, kind: int, length: int, worth: float) -> int:
-        """How many of the `length` tokens of a guess have a chance of at least `worth`."""
-        chance = 1.0
-        for place, right in enumerate(self._right[kind][:length]):
-            chance *= right
+    def prospect(self, kind: int, length: int, worth: float) -> Prospect:
+        """Of a guess of `length` tokens, those that have a chance of at least `worth`."""
+        chance, right = 1.0, 0.0
+        for place, alone in enumerate(self._right[kind][:length]):
+            chance *= alone
             if chance < worth:
-                return place
-        return length
+                return Prospect(place, right)
+            right += chance
+        return Prospect(length, right)

@@ -106,7 +106,7 @@ class EagleDrafter:
         wanted = places.lasts if len(at) == len(places.rows) else places.lasts[np.isin(places.rows, ran.rows[at])]
         found = self._run_or_nothing(places, wanted, ran.computed.forward.req_to_token)
         if found is None or not len(at):
-            return said.drafts
+            return said.drafts(aim.least)
         logits, features = found
         try:
             self._continue(ran, aim, said, logits, features.index_select(0, torch.from_numpy(wanted)))
@@ -114,7 +114,7 @@ class EagleDrafter:
             _note(error)
         for place, guess in said.guesses():
             self._guesses[rows[place]] = guess
-        return said.drafts
+        return said.drafts(aim.least)
 
     def _continue(self, ran: Ran, aim: Aim, said: Said, logits: torch.Tensor, features: torch.Tensor) -> None:
         """Draft for the rows at `said.at`, of which `logits` and own `features` are those behind the newest tokens."""

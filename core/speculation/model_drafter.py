@@ -90,7 +90,7 @@ class ModelDrafter:
         pieces += chunks.values()
         logits = self._or_nothing(pieces, np.arange(len(at))) if pieces else None
         if logits is None or not at:
-            return said.drafts
+            return said.drafts(aim.least)
         for row in ran.rows[said.at].tolist():
             self._text.caught_up(row)
         try:
@@ -101,7 +101,7 @@ class ModelDrafter:
             follower = followed[place]
             assert follower is not None
             follower.guess = guess
-        return said.drafts
+        return said.drafts(aim.least)
 
     def _continue(self, ran: Ran, aim: Aim, said: Said, logits: torch.Tensor) -> None:
         """Draft for the rows at `said.at`, of which `logits` are those behind the newest tokens."""
@@ -202,6 +202,7 @@ class Said:
         self._counts: Ints = np.zeros(rows, np.int64)
         self._chances = np.ones(rows)
         self._probabilities = np.zeros((rows, most))
+        self._expected = 0.0
 
     def take(self, place: int, at: Ints, tokens: Ints, found: Floats, chances: np.ndarray, worth: float) -> Bools:
         """The drafts `tokens` of the rows `at`, int64[n] both, with these probabilities. Returns bool[n]: worth it."""
@@ -210,12 +211,12 @@ class Said:
         self._counts[at] = place + 1
         worthy: Bools = self._chances[at] >= worth
         self._lens[at] += worthy
+        self._expected += float(self._chances[at[worthy]].sum())
         return worthy
 
-    @property
-    def drafts(self) -> Drafts:
-        """Those that are worth their time."""
-        return Drafts(self._ids, self._lens)
+    def drafts(self, least: float) -> Drafts:
+        """Those that are worth their time; none where fewer than `least` of all are expected to be right."""
+        return Drafts(self._ids, self._lens if self._expected >= least else np.zeros_like(self._lens))
 
     def guesses(self) -> list[tuple[int, Guess]]:
         """By row, all that was said, to be judged."""

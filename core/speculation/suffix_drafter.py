@@ -88,15 +88,18 @@ class SuffixDrafter:
 
     def _drafts(self, followers: Sequence[Follower | None], aim: Aim) -> Drafts:
         """What is worth a place of what followed the end of each text; all text is noted."""
-        most = min(aim.most, self._most)
+        most, expected = min(aim.most, self._most), 0.0
         ids: Ints = np.full((len(followers), most), NOWHERE, np.int64)
         lens: Ints = np.zeros(len(followers), np.int64)
         for place, follower in enumerate(followers):
             if follower is None:
                 continue
             found = follower.found = self._index.follow(follower.text, most)
-            number = self._confidence.worthwhile(found.order, len(found.ids), aim.worth)
+            number, right = self._confidence.prospect(found.order, len(found.ids), aim.worth)
             ids[place, :number], lens[place] = found.ids[:number], number
+            expected += right
+        if expected < aim.least:
+            lens[:] = 0
         return Drafts(ids, lens)
 
     def _catch_up(self) -> None:

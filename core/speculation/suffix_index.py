@@ -105,27 +105,35 @@ class SuffixIndex:
         return np.concatenate(places)
 
     def follow(self, text: Text, most: int) -> Found:
-        """Up to `most` tokens that followed what `text` ends with, when that was last said; empty if it was not."""
+        """Up to `most` tokens that followed what `text` ends with, when that was last said; empty if it was not.
+
+        Where these are its own last tokens, it repeats itself with their number as the period, and is taken to go on
+        so: a text that says one word again and again is not guessed a word at a time.
+        """
         for order in range(len(text.keys) - 1, -1, -1):
             key = text.keys[order]
             slot = key & self._mask
             if self._keys[slot] == key:
-                found = self._read(self._places[slot], most, text.scope)
+                found, last = self._read(self._places[slot], most, text.scope)
                 if found:
-                    return Found(order, found)
+                    return Found(order, _again(found, most) if last == text.place else found)
         return NOTHING
 
-    def _read(self, place: int, most: int, scope: int) -> list[int]:
-        """Up to `most` tokens behind `place`, through the blocks of its text."""
-        found, at, block = list[int](), place + 1, place // BLOCK
+    def _read(self, place: int, most: int, scope: int) -> tuple[list[int], int]:
+        """(up to `most` tokens behind `place`, through the blocks of its text; the place of the last of them)."""
+        found, at, block, last = list[int](), place + 1, place // BLOCK, place
         while block != NOWHERE and self._scopes[block] == scope:
             run = self._tokens[at : min((block + 1) * BLOCK, at + most - len(found))]
-            found += run
-            if len(found) == most or NOWHERE in run:
+            if NOWHERE in run:
+                run = run[: run.index(NOWHERE)]
+            if run:
+                found += run
+                last = at + len(run) - 1
+            if len(found) == most or (last + 1) % BLOCK:
                 break
             block = self._next[block]
             at = block * BLOCK
-        return found[: found.index(NOWHERE)] if NOWHERE in found else found
+        return found, last
 
     def _behind(self, text: Text) -> int:
         """The place of the next token of `text`; begins a new block where its last one is full."""
@@ -157,6 +165,11 @@ class SuffixIndex:
 
 
 _EMPTY: Final = array("i", [NOWHERE]) * BLOCK
+
+
+def _again(found: list[int], most: int) -> list[int]:
+    """`found` again and again, `most` tokens of it."""
+    return (found * (most // len(found) + 1))[:most]
 
 
 def _hashes(scope: int, tail: tuple[int, ...]) -> tuple[int, ...]:

@@ -10,7 +10,7 @@ import pytest
 
 from core.batch.result import Accepted, StepResult
 from core.batch.spec_plan import NO_DRAFTS
-from core.scheduler.draft_depth import FIRST, HIGHEST, OFTEN, RARELY, TRIED, AdaptiveDepth, Pace, StepTimes
+from core.scheduler.draft_depth import CERTAIN, FIRST, HIGHEST, OFTEN, RARELY, TRIED, AdaptiveDepth, Pace, StepTimes
 
 MOST = 6
 CHEAP = StepTimes((1, 64), (0.020, 0.022))
@@ -19,13 +19,13 @@ DEAR = StepTimes((1, 64), (0.001, 0.064))
 """Each token takes as long as the first."""
 
 
-def result(rows: int, seconds: float, got: int | None) -> StepResult:
+def result(rows: int, seconds: float, got: int | None, proposed: int = MOST) -> StepResult:
     """Of a step in which each row got so many tokens; None for one that did not look for drafts."""
     owners, tokens = np.arange(rows), np.zeros(rows * (got or 1), np.int64)
     plain = StepResult(1, owners, owners, tokens, np.zeros(len(tokens), np.bool_), busy=seconds / 2, idle=seconds / 2)
     if got is None:
         return plain
-    return replace(plain, accepted=Accepted(np.full(rows, got), np.full(rows, MOST), np.full(rows, MOST + 1)))
+    return replace(plain, accepted=Accepted(np.full(rows, got), np.full(rows, proposed), np.full(rows, MOST + 1)))
 
 
 def play(depth: AdaptiveDepth, steps: int, rows: int, got: int, drafting: float, plain: float = 1.0) -> list[bool]:
@@ -85,19 +85,32 @@ def test_steps_with_prompts_tell_nothing() -> None:
     assert sum(play(depth, 200, 2, 3, 1.5)) >= 200 - TRIED
 
 
-def test_one_long_step_is_not_the_last() -> None:
-    """The process was stopped for a minute in a step that brings 6 tokens in 1.5 seconds otherwise."""
-    pace = Pace()
-    for seconds in (*[1.5] * 100, 60.0):
+@pytest.mark.parametrize("first", [True, False])
+def test_one_long_step_is_not_the_last(first: bool) -> None:
+    """The process was stopped for a minute in a step that takes 1.5 seconds otherwise."""
+    pace, minute = Pace(), [60.0]
+    for seconds in (*minute * first, *[1.5] * 20, *minute * (not first)):
         pace.add(6, seconds)
-    assert pace.rate > 0.9 * 4
+    assert pace.outputs == 6 and pace.seconds == pytest.approx(1.5, rel=0.02)
+
+
+def test_steps_that_are_interrupted_at_times_decide_nothing(seed: int) -> None:
+    """One step in ten waits for another process ten times as long as it takes, whichever way is gone."""
+    rng = np.random.default_rng(seed)
+    for got, drafting, better in ((2, 1.5, True), (1, 1.15, False)):
+        depth, chosen = AdaptiveDepth(MOST, CHEAP), []
+        for _ in range(4000):
+            chosen.append(depth.aim(1) is not NO_DRAFTS)
+            seconds = (drafting if chosen[-1] else 1.0) * (10.0 if rng.random() < 0.1 else 1.0)
+            depth.observe(result(1, seconds, got if chosen[-1] else None))
+        assert (sum(chosen[1000:]) > 0.7 * 3000) == better
 
 
 def test_what_steps_take_now_counts_most() -> None:
     pace = Pace()
-    for seconds in (*[1.0] * 1000, *[2.0] * 100):
+    for seconds in (*[1.0] * 1000, *[2.0] * 200):
         pace.add(4, seconds)
-    assert pace.rate == pytest.approx(2.0, rel=0.05)
+    assert pace.seconds == pytest.approx(2.0, rel=0.05)
 
 
 def test_a_draft_is_worth_the_tokens_that_its_time_would_bring() -> None:
@@ -108,6 +121,39 @@ def test_a_draft_is_worth_the_tokens_that_its_time_would_bring() -> None:
     assert depth.aim(1).worth == pytest.approx(2 / 630, rel=0.01)
     assert depth.aim(1).most == MOST
     assert AdaptiveDepth(MOST, CHEAP).aim(4).worth == pytest.approx(4 / 630, rel=0.05), "four rows bring four tokens"
+
+
+def test_drafts_of_a_step_are_worth_the_tokens_that_verifying_takes_from_all_rows() -> None:
+    """Steps take half as long again with drafts to verify, which four rows would bring two tokens in."""
+    depth = AdaptiveDepth(MOST, CHEAP)
+    for seconds, got in (*[(1.0, None)] * 50, *[(1.5, 3)] * 50):
+        depth.observe(result(4, seconds, got))
+    assert depth.aim(4).least == pytest.approx(2.0)
+    assert depth.aim(1).least == 0.0, "of other numbers of rows nothing is known"
+
+
+def test_steps_that_found_no_draft_do_not_say_what_verifying_takes() -> None:
+    depth = AdaptiveDepth(MOST, CHEAP)
+    for seconds, got, proposed in (*[(1.0, None, 0)] * 9, *[(1.5, 3, MOST)] * 9, *[(1.1, 1, 0)] * 50):
+        depth.observe(result(4, seconds, got, proposed))
+    assert depth.aim(4).least == pytest.approx(2.0)
+
+
+def test_verifying_that_was_dear_once_is_tried_again() -> None:
+    """A drafter that is told so much of a cost proposes nothing, and no step shows that it is over."""
+    depth = AdaptiveDepth(MOST, CHEAP)
+    for _ in range(CERTAIN):
+        depth.observe(result(1, 1.0, None))
+        depth.observe(result(1, 9.0, 1))
+    told = []
+    for _ in range(20 * RARELY):
+        if (aim := depth.aim(1)) is not NO_DRAFTS:
+            told.append(aim.least)
+            # A draft is expected to bring half a token, and verifying it takes a tenth of a step by now.
+            depth.observe(result(1, 1.1, 2) if aim.least < 0.5 else result(1, 1.05, 1, 0))
+        else:
+            depth.observe(result(1, 1.0, None))
+    assert told[0] == pytest.approx(8.0) and told[-1] == pytest.approx(0.1), told
 
 
 def test_a_draft_need_not_be_certain() -> None:

@@ -46,6 +46,22 @@ def test_a_text_follows_itself() -> None:
     assert followed(index, text_of(index, [1, 2, 3, 4, 5, 1, 2]), 3) == [3, 4, 5]
 
 
+@pytest.mark.parametrize("filler", [0, BLOCK - 9, BLOCK - 4, BLOCK - 3])
+@pytest.mark.parametrize("period", [1, 2, 3, 5])
+def test_a_text_that_repeats_itself_is_taken_to_go_on_so(period: int, filler: int) -> None:
+    """Also where what repeats stands in two blocks, or the text ends with its block."""
+    index, loop = SuffixIndex(1 << 20), list(range(1, period + 1))
+    text = text_of(index, [*range(100, 100 + filler), *loop, *loop, *loop])
+    assert followed(index, text, 12) == (loop * 12)[:12]
+    assert followed(index, text, 1) == loop[:1]
+
+
+def test_the_end_of_another_text_is_no_period() -> None:
+    index = SuffixIndex(SMALL)
+    text_of(index, [5, 6, 7, 8])
+    assert followed(index, text_of(index, [4, 5, 6]), 9) == [7, 8]
+
+
 def test_the_longer_match_wins_and_of_equal_ones_the_newest() -> None:
     index = SuffixIndex(SMALL)
     text_of(index, [1, 2, 3, 4, 50, 51])
@@ -128,12 +144,17 @@ def test_memory_is_fixed_and_the_oldest_is_forgotten(seed: int) -> None:
         drafts = followed(index, text, 5)
         found += bool(drafts)
         if drafts:
-            assert any(_holds(each, drafts) for each in said[scope]), drafts
+            assert any(_holds(each, drafts) for each in said[scope]) or _repeats(ids.tolist(), drafts), drafts
     assert found > 50 and index.nbytes == before
 
 
 def _holds(text: list[int], part: list[int]) -> bool:
     return any(text[i : i + len(part)] == part for i in range(len(text)))
+
+
+def _repeats(text: list[int], drafts: list[int]) -> bool:
+    """Whether `drafts` are the last so many tokens of `text`, again and again."""
+    return any((text[-period:] * len(drafts))[: len(drafts)] == drafts for period in range(1, len(drafts) + 1))
 
 
 def test_hashes_of_short_texts_are_no_hashes_of_longer_ones() -> None:
@@ -211,6 +232,16 @@ def test_what_was_wrong_before_is_not_proposed_until_it_is_right_again() -> None
         drafts_of(drafter, ran((1, [110, 111])), worth=0.5)
         drafts_of(drafter, ran((1, [112, 113, 114])), worth=0.5)
     assert ask([9])[:3] == [112, 113, 114]
+
+
+def test_drafts_that_together_bring_less_than_verifying_costs_are_left_out() -> None:
+    """Two rows have three drafts each, of which 0.8 + 0.64 + 0.51 are expected to be right; a third row has none."""
+    seeds = [TextSeed(row, "a", np.arange(100 * row, 100 * row + 3)) for row in (1, 2, 3)]
+    for least, proposed in ((3.9, 3), (4.0, 0)):
+        drafter = SuffixDrafter(1 << 20, 4)
+        drafter.begin(batch([1, 2, 3], seeds))
+        found = drafter.draft(ran((1, [200, 201]), (2, [100, 101]), (3, [7])), Aim(4, least=least))
+        assert found.lens.tolist() == [proposed, proposed, 0], "of both rows or of none"
 
 
 @pytest.mark.parametrize("tokens", [1, 5, BLOCK - 1, BLOCK, 3 * BLOCK])
