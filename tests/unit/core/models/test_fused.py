@@ -33,19 +33,11 @@ interpreted = pytest.mark.skipif(not RUNS, reason="runs interpreted, in the proc
 @needs_triton
 @pytest.mark.skipif(RUNS, reason="this is that process")
 def test_fused_layers_conform() -> None:
+    """All of them. Those that take no whole model are run with the kernels of attention too, for each change."""
     environment = {**os.environ, "TRITON_INTERPRET": "1"}
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-q",
-        "-x",
-        "-p",
-        "no:cacheprovider",
-        "tests/unit/core/models/test_fused.py",
-    ]
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider"]
     done = subprocess.run(
-        [*command, "-k", "interpreted"],
+        [*command, "tests/unit/core/models/test_fused.py", "-k", "interpreted"],
         cwd=ROOT,
         env=environment,
         capture_output=True,
