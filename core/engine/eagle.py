@@ -77,11 +77,17 @@ class UpgradingHead:
 
 
 def eagle_source(config: EngineConfig, model: Model, streams: DeviceStreams) -> EagleSource:
-    """The head that the configuration names. Raises StartupError without one, ModelLoadError where it does not fit."""
+    """The head that the configuration names.
+
+    Raises StartupError without one, and where the model gives no states to read; ModelLoadError where it does not fit.
+    """
     name, _, folder = config.speculation.method.partition(":")
     if not folder and Path(config.model.path).resolve() != bundled_model_dir():
         raise StartupError(f"speculative={name} has a head for the bundled model only; name another: {name}:DIR")
     spec, most = model.spec, config.speculation.max_drafts
+    if not spec.state_of_layers:
+        reason = f"{spec.architecture} does not give the states of its layers"
+        raise StartupError(f"speculative={config.speculation.method} is not possible: {reason}")
     longest = min(spec.context_length, config.model.context_length or spec.context_length)
     target = Target(
         path=Path(config.model.path),

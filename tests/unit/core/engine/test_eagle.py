@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
-from core.config import EngineConfig, ModelConfig, SpeculationConfig
+from core.config import EngineConfig, MemoryConfig, ModelConfig, SpeculationConfig
 from core.device.streams import DeviceStreams
 from core.engine import eagle
 from core.engine.eagle import UpgradingHead, eagle_source
@@ -36,6 +38,14 @@ def test_the_bundled_model_has_a_head(method: str) -> None:
     assert source.weights.layers == (1, 2, 4)
 
 
+def test_a_head_has_positions_for_drafts_behind_the_end_of_the_context() -> None:
+    """The newest token of the longest row has the last position of the model, and stands before all its drafts."""
+    asked = config("eagle")
+    asked = replace(asked, memory=MemoryConfig(page_size=1), model=replace(asked.model, context_length=64))
+    source = eagle_source(asked, load_model(asked.model, CPU), DeviceStreams(CPU))
+    assert len(source.weights.cos) >= 64 + source.most
+
+
 def test_another_model_needs_one_by_name(tmp_path: Path) -> None:
     for file in bundled_model_dir().iterdir():
         (tmp_path / file.name).symlink_to(file)
@@ -47,6 +57,12 @@ def test_another_model_needs_one_by_name(tmp_path: Path) -> None:
     assert named.weights.embedding.shape == (704, 192)
     with pytest.raises(ModelLoadError, match="no draft head"):
         eagle_source(config(f"eagle:{tmp_path / 'nothing'}", tmp_path), model, DeviceStreams(CPU))
+
+
+def test_a_model_that_gives_no_states_is_refused_by_name(checkpoint_of: Callable[[str], Path]) -> None:
+    asked = config(f"eagle:{bundled_head_dir()}", checkpoint_of("gpt2"))
+    with pytest.raises(StartupError, match="GPT2LMHeadModel does not give the states of its layers"):
+        eagle_source(asked, load_model(asked.model, CPU), DeviceStreams(CPU))
 
 
 @pytest.mark.parametrize("method", ["eagle:", "head", "ngram:somewhere"])
