@@ -25,6 +25,7 @@ from core.models.bundled.eagle.texts import held_out_prompts
 from core.models.loader import load_model
 from core.models.native.extension import load_extension
 from core.models.native.kept_library import ExtensionUnavailable
+from core.speculation.calibration import Calibration
 from core.speculation.voice import Voice
 from core.types.arrays import Ints
 from core.types.request import Req
@@ -43,12 +44,13 @@ class Headed(Setting):
     method: str = "off"
     tokens: int = 2048
     cache: str = "radix"
+    context: int = 256
 
     def config(self) -> EngineConfig:
         config = Setting.config(self)
         return replace(
             config,
-            model=ModelConfig(str(bundled_model_dir()), context_length=256),
+            model=ModelConfig(str(bundled_model_dir()), context_length=self.context),
             memory=MemoryConfig(self.page_size, self.rows, self.tokens, prefix_cache=self.cache),
             speculation=SpeculationConfig(self.method, MOST),
         )
@@ -219,3 +221,35 @@ def test_a_head_of_a_reduced_vocabulary_drafts_tokens_of_the_target(tmp_path: Pa
     player = Counting(Headed(method=f"eagle:{tmp_path}"), model()(), None)
     assert_same(plain, player.play(requests(seed + 3)), requests(seed + 3))
     assert player.accepted > 0.1 * player.drafted
+
+
+@pytest.mark.parametrize("native", ["wait", "off"])
+def test_drafts_may_stand_behind_the_end_of_the_context(native: str, request: pytest.FixtureRequest) -> None:
+    """Its last token has the last position of all; what is drafted behind it has positions that no token ever has."""
+    if native == "wait":
+        request.getfixturevalue("_compiler")
+    (prompt, *_), context = prompts(), 64
+
+    def reqs() -> list[Req]:
+        params = SamplingParams(temperature=0.0, ignore_eos=True)
+        return [Req("long", 0, prompt, params, 1, context - len(prompt))]
+
+    setting = Headed(page_size=1, context=context)
+    plain, drafted, accepted = both_ways(setting, model(native), reqs)
+    assert [seen.tokens for seen in plain] == [seen.tokens for seen in drafted]
+    assert len(plain[0].tokens) == context - len(prompt) and accepted > 0
+
+
+@pytest.mark.usefixtures("_compiler")
+def test_a_guess_is_judged_by_the_tokens_of_its_own_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each request has two tokens: the second judges the guess behind the first, and none judges that behind itself."""
+    judged, judge = list[int](), Calibration.judge
+
+    def counting(self: Calibration, *given: Any) -> None:
+        judged.append(1)
+        judge(self, *given)
+
+    monkeypatch.setattr(Calibration, "judge", counting)
+    reqs = [Req("r", 0, prompt, SamplingParams(temperature=0.0), 1, 2) for prompt in prompts()[:5]]
+    Player(Headed(rows=1, overlap=False, method="eagle"), model()(), None).play(reqs)
+    assert len(judged) == len(reqs)

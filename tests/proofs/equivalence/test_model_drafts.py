@@ -27,7 +27,7 @@ from core.models.loader import load_model
 from core.scheduler.draft_depth import Depth
 from core.scheduler.outputs import Ending, StepOutputs
 from core.speculation.calibration import Calibration
-from core.speculation.draft_text import DraftText
+from core.speculation.draft_text import DraftText, Run
 from core.speculation.drafter import Ran
 from core.speculation.model_drafter import ModelDrafter
 from core.speculation.voice import Voice
@@ -173,6 +173,28 @@ def test_a_row_behind_the_context_of_the_draft_model_goes_on_without_drafts(
     assert_same(plain, drafted, reqs())
     assert player.drafts.tokens == player.drafts.accepted > 15
     assert max(places) == 47, "the last position that the draft model knows"
+
+
+@pytest.mark.usefixtures("always")
+def test_a_draft_model_computes_no_token_behind_its_context(
+    target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    """Nor the newest one of a row that has just filled it: a table of positions would have no entry for that."""
+    short = make_checkpoint("qwen3", tmp_path / "short", max_position_embeddings=48)
+    furthest, whole = list[int](), ModelDrafter._whole
+
+    def noting(drafter: ModelDrafter, run: Run, wanted: Ints) -> ForwardBatch:
+        furthest.append(int(run.positions.max()))
+        return whole(drafter, run, wanted)
+
+    monkeypatch.setattr(ModelDrafter, "_whole", noting)
+    rng = np.random.default_rng(seed)
+    prompts = [rng.integers(3, VOCAB_SIZE, length) for length in (5, 40, 46, 47, 48, 49, 60)]
+    reqs = lambda: [greedy(prompt, 20) for prompt in prompts]  # noqa: E731
+    plain = Player(Setting(), load(target), None).play(reqs())
+    drafted, _ = play(target, short, reqs())
+    assert_same(plain, drafted, reqs())
+    assert max(furthest) == 47
 
 
 @pytest.mark.usefixtures("always")

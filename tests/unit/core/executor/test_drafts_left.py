@@ -42,6 +42,29 @@ def test_what_rows_have_left_is_taken_back_row_by_row() -> None:
     assert step([2, 3], 0) is None
 
 
+def test_what_a_row_has_left_outlives_a_step_in_which_another_row_finds_nothing() -> None:
+    found = iter([MOST, 0])
+    drafter: Any = SimpleNamespace(
+        needs_hidden=NO_HIDDEN,
+        runs_model=False,
+        draft=lambda ran, aim: Drafts(np.ones((1, MOST), np.int64), np.array([next(found)])),
+        hear=lambda ran: None,
+    )
+    speculator = Speculator(drafter, World(always_right, FixedDepth(MOST)).runner.state)
+
+    def step(row: int, most: int) -> list[int] | None:
+        batch: Any = SimpleNamespace(
+            sample_rows=np.array([row]), spec=SpecPlan(np.zeros(1, np.int64), np.array([99]), Aim(most))
+        )
+        forward: Any = None
+        columns = speculator.drafted(batch, forward, torch.tensor([7]), torch.tensor([5]), None)
+        return columns["draft_len"].tolist() if columns else None
+
+    assert step(2, MOST) == [MOST]
+    assert step(3, MOST) == [0]
+    assert step(2, 0) == [0]
+
+
 def test_a_step_behind_which_no_drafts_are_wanted_takes_no_time_to_make_them() -> None:
     took: list[bool] = []
 

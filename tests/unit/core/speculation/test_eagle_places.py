@@ -58,6 +58,14 @@ def test_the_oldest_are_forgotten_first() -> None:
     assert said(waiting.before(places((1, MOST_WAITING + 10, 1))))[1][0] == 10
 
 
+def test_what_former_owners_left_takes_no_room_of_what_waits() -> None:
+    waiting = Waiting()
+    waiting.add(places((1, 0, MOST_WAITING - 1)))
+    waiting.forget(np.array([1]))
+    waiting.add(places((2, 0, MOST_WAITING)))
+    assert said(waiting.before(places((2, MOST_WAITING, 1))))[2][0] == 0
+
+
 def test_some_rows_can_be_taken() -> None:
     assert said(places((1, 4, 2), (2, 9, 1), (3, 0, 3)).of_rows(np.array([True, False, True]))) == {
         1: [4, 5],

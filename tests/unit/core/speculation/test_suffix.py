@@ -111,6 +111,15 @@ def test_a_text_goes_on_in_the_first_block_again(filler: int) -> None:
         assert followed(index, asked, 8) == ids[BLOCK - 2 : BLOCK + 6], number
 
 
+def test_a_block_that_is_taken_again_goes_on_nowhere() -> None:
+    """Of two blocks the first led to the second; its new text ends with it."""
+    index = SuffixIndex(0)
+    text_of(index, list(range(100, 100 + 2 * BLOCK)))
+    text_of(index, list(range(500, 500 + BLOCK)))
+    end = 500 + BLOCK
+    assert followed(index, text_of(index, [end - 4, end - 3]), 5) == [end - 2, end - 1]
+
+
 def test_no_scope_hears_of_another() -> None:
     index = SuffixIndex(SMALL)
     text_of(index, list(range(100, 140)), scope=1)
