@@ -164,3 +164,22 @@ def test_adapters_of_recurrent_layers_see_drafts_in_the_order_of_their_row(
     monkeypatch.setattr("core.models.hf.backend._dtype", lambda *_: torch.float64)
     config = ModelConfig(str(base), native="off", context_length=CONTEXT)
     assert proved(Adapted(directory=tmp_path), lambda: load_model(config, CPU), like_a_coin(seed), seed + 3) > 0
+
+
+@pytest.mark.parametrize("kind", ["gemma3_text", "mistral"])
+def test_adapters_of_windowed_layers(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
+    base = make_checkpoint(kind, tmp_path / "base")
+    for place, name in enumerate((*AT_START, LATER)):
+        make_adapter(base, tmp_path / name, place, **ADAPTERS[name])
+    monkeypatch.setattr("core.models.hf.backend._dtype", lambda *_: torch.float64)
+    config = ModelConfig(str(base), native="off", context_length=CONTEXT)
+    assert proved(Adapted(directory=tmp_path), lambda: load_model(config, CPU), like_a_coin(seed), seed + 4) > 0
+
+
+def test_a_draft_model_drafts_for_its_adapted_self(made: Path, load: Callable[[], Model], seed: int) -> None:
+    """It has no adapter: it is right of base rows, and of the others now and then."""
+    reqs = lambda: requests(VOCAB_SIZE, seed + 5)  # noqa: E731
+    plain = AdapterPlayer(Adapted(directory=made), load(), None).play(reqs())
+    player = AdapterPlayer(Adapted(directory=made, method=f"draft:{made / 'base'}"), load(), None)
+    same_but_for_rounding(plain, player.play(reqs()), reqs())
+    assert player.drafts.tokens > player.drafts.accepted > 0
