@@ -100,7 +100,7 @@ def test_a_model_is_always_right_of_itself(setting: dict[str, Any], target: Path
     verified, right = player.drafts.tokens, player.drafts.accepted
     if player.stats.preemptions and isinstance(depth, ByTurns):
         # A row that gave way while it waited for the draft model found pages again that have no part of that.
-        assert verified >= right > 0.8 * verified
+        assert verified >= right > 0.5 * verified
     else:
         assert verified == right > 20
 
@@ -188,8 +188,7 @@ def test_a_draft_model_computes_no_token_behind_its_context(
         return whole(drafter, run, wanted)
 
     monkeypatch.setattr(ModelDrafter, "_whole", noting)
-    rng = np.random.default_rng(seed)
-    prompts = [rng.integers(3, VOCAB_SIZE, length) for length in (5, 40, 46, 47, 48, 49, 60)]
+    prompts = [np.random.default_rng([seed, n]).integers(3, VOCAB_SIZE, n) for n in (5, 40, 46, 47, 48, 49, 60)]
     reqs = lambda: [greedy(prompt, 20) for prompt in prompts]  # noqa: E731
     plain = Player(Setting(), load(target), None).play(reqs())
     drafted, _ = play(target, short, reqs())
