@@ -9,42 +9,13 @@ import triton
 
 from core.attention.base import AttentionBackend, RelativeBias
 from core.attention.torch_native import TorchNativeAttention
-from core.attention.triton.decode import MIN_SPLIT, paged_decode
+from core.attention.triton.decode import paged_decode
 from core.attention.triton.extend import paged_extend
 from core.attention.triton.store import store_kv
+from core.attention.triton.tiles import Tiles
 from core.batch.forward_batch import ForwardBatch
 from core.batch.ragged import starts_of
 from core.device.staging import Staging
-
-PROGRAMS_PER_SM = 4
-"""Programs per multiprocessor that the decode kernel aims at by splitting rows, where rows and heads are fewer."""
-
-
-@dataclass(frozen=True, slots=True)
-class Tiles:
-    """Sizes of the kernels' tiles, in queries and keys. Wide keys need small ones, to fit into shared memory."""
-
-    multiprocessors: int
-    block_m: int
-    block_n: int
-    split_least: int
-
-    @classmethod
-    def of(cls, device: torch.device, width: int) -> Tiles:
-        """For keys of `width` bytes. On the CPU, where kernels are interpreted, small: short rows then fill several."""
-        if device.type == "cpu":
-            return cls(3, 16, 16, 16)
-        count = torch.cuda.get_device_properties(device).multi_processor_count
-        block_m, block_n = (128, 64) if width <= 256 else (64, 32) if width <= 512 else (16, 16)
-        return cls(count, block_m, block_n, MIN_SPLIT)
-
-    def splits(self, batch: int, kv_heads: int, width: int) -> int:
-        """Splits per row: enough programs for the device, and none that could never have keys.
-
-        Computed from shapes only, never from lengths, so that a captured graph stays right.
-        """
-        wanted = -(-PROGRAMS_PER_SM * self.multiprocessors // max(1, batch * kv_heads))
-        return max(1, min(wanted, -(-width // self.split_least)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +86,8 @@ class TritonAttention(AttentionBackend):
         if self._segments is not None:
             parts, tokens = self._segments, self._segments.tokens
             where = (batch.rows[:count], batch.seq_lens[:count], parts.starts, parts.prefixes, parts.longest)
-            paged_extend(out[:tokens], q[:, :tokens], *paged, *where, sinks, *spans, tiles.block_m, tiles.block_n)
+            tile = tiles.extend(parts.longest, count, q.shape[0], keys.shape[1], batch.req_to_token.shape[1])
+            paged_extend(out[:tokens], q[:, :tokens], *paged, *where, sinks, *spans, *tile)
         if tokens < q.shape[1]:
             rows, lens = batch.rows[count:], batch.seq_lens[count:]
             splits = tiles.splits(len(rows), keys.shape[1], batch.req_to_token.shape[1])

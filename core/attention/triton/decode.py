@@ -12,9 +12,7 @@ import triton
 import triton.language as tl
 
 from core.attention.triton.softmax import find_slots, first_key, scaled_scores, softmax_step
-
-MIN_SPLIT = 128
-"""Keys per split at least: fewer do not pay for another program and its share of the merge."""
+from core.attention.triton.splits import Splits, merge
 
 
 # fmt: off
@@ -78,38 +76,6 @@ def _decode_split(
     tl.store(part + place[:, None] * V_DIM + columns[None, :], acc, mask=real[:, None] & (columns < V_DIM)[None, :])
 
 
-# fmt: off
-@triton.jit
-def _merge_splits(
-    part, peaks, totals, sinks, out,
-    HEADS: tl.constexpr, V_DIM: tl.constexpr, BLOCK_V: tl.constexpr, SPLITS: tl.constexpr, BLOCK_S: tl.constexpr,
-    SUNK: tl.constexpr,
-) -> None:
-    # fmt: on
-    """Program (row, query head): the splits' sums under one peak, divided by one denominator, sink included."""
-    place = tl.program_id(0).to(tl.int64) * HEADS + tl.program_id(1)
-    splits, columns = tl.arange(0, BLOCK_S), tl.arange(0, BLOCK_V)
-    there = splits < SPLITS
-    peak = tl.load(peaks + place * SPLITS + splits, mask=there, other=float("-inf"))
-    total = tl.load(totals + place * SPLITS + splits, mask=there, other=0.0)
-    top = tl.max(peak, 0)
-    if SUNK:
-        sink = tl.load(sinks + tl.program_id(1)).to(tl.float32)
-        top = tl.maximum(top, sink)
-    weights = tl.exp(peak - top)
-    # A split without keys left its sums unweighted, not unwritten: they are zeros.
-    sums = tl.load(
-        part + (place * SPLITS + splits)[:, None] * V_DIM + columns[None, :],
-        mask=there[:, None] & (columns < V_DIM)[None, :],
-        other=0.0,
-    )
-    denominator = tl.sum(weights * total, 0)
-    if SUNK:
-        denominator += tl.exp(sink - top)
-    merged = tl.sum(weights[:, None] * sums, 0) / denominator
-    tl.store(out + place * V_DIM + columns, merged.to(out.dtype.element_ty), mask=columns < V_DIM)
-
-
 @torch.library.custom_op("slipstream::paged_decode", mutates_args=("out",))
 def paged_decode(
     out: torch.Tensor,
@@ -140,24 +106,16 @@ def paged_decode(
     kv_heads, v_dim = values.shape[1:]
     group = heads // kv_heads
     block_h = min(64, max(16, triton.next_power_of_2(group)))
-    block_v = max(16, triton.next_power_of_2(v_dim))
-    part = torch.empty(batch, heads, splits, v_dim, dtype=torch.float32, device=q.device)
-    peaks = torch.empty(batch, heads, splits, dtype=torch.float32, device=q.device)
-    totals = torch.empty_like(peaks)
+    parts = Splits.empty(batch, heads, splits, v_dim, q.device)
     # fmt: off
     _decode_split[(batch, kv_heads * triton.cdiv(group, block_h), splits)](
-        q, keys, values, table, table if page_map is None else page_map, rows, lens, part, peaks, totals, scale,
+        q, keys, values, table, table if page_map is None else page_map, rows, lens, *parts, scale,
         softcap, table.stride(0), q.stride(0), q.stride(1), keys.stride(0), keys.stride(1), values.stride(0),
         values.stride(1),
         HEADS=heads, GROUP=group, K_DIM=k_dim, V_DIM=v_dim, BLOCK_H=block_h, BLOCK_N=block_n,
-        BLOCK_K=max(16, triton.next_power_of_2(k_dim)), BLOCK_V=block_v, SPLITS=splits, SPLIT_LEAST=split_least,
-        PAGE=page, RENAMED=page_map is not None, CAPPED=softcap > 0, WINDOW=window, CHUNK=chunk,
+        BLOCK_K=max(16, triton.next_power_of_2(k_dim)), BLOCK_V=max(16, triton.next_power_of_2(v_dim)), SPLITS=splits,
+        SPLIT_LEAST=split_least, PAGE=page, RENAMED=page_map is not None, CAPPED=softcap > 0, WINDOW=window,
+        CHUNK=chunk,
     )
     # fmt: on
-    # fmt: off
-    _merge_splits[(batch, heads)](
-        part, peaks, totals, peaks if sinks is None else sinks, out,
-        HEADS=heads, V_DIM=v_dim, BLOCK_V=block_v, SPLITS=splits, BLOCK_S=triton.next_power_of_2(splits),
-        SUNK=sinks is not None,
-    )
-    # fmt: on
+    merge(parts, sinks, out)

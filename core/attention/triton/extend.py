@@ -1,6 +1,8 @@
-"""Prompt chunks of ragged lengths over the pages before them and their own: one tile of queries per program.
+"""Segments of ragged lengths over the pages before them and their own: chunks of prompts, rows that verify drafts.
 
-The step's keys and values are in the pool already, so a key is found through the table wherever it came from.
+The step's keys and values are in the pool already, so a key is found through the table wherever it came from. A
+program has a tile of lines, and a line is one query of one head: of a single head where segments are long, of all heads
+of a KV head where they are short (`Tiles.extend`). Keys of short ones may be split over programs, as in `paged_decode`.
 """
 
 from __future__ import annotations
@@ -9,43 +11,48 @@ import torch
 import triton
 import triton.language as tl
 
-from core.attention.triton.softmax import find_slots, first_key, scaled_scores, softmax_step
+from core.attention.triton.softmax import find_slots, first_key, scaled_scores, softmax_step, sunk
+from core.attention.triton.splits import Segments, Splits, leave_sums, merge, share_of
 
 
+# Neither another number of splits nor segments that lie elsewhere in memory are worth another compilation.
 # fmt: off
-@triton.jit
+@triton.jit(do_not_specialize=["splits"], do_not_specialize_on_alignment=["rows", "lens", "starts", "prefixes"])
 def _extend_tile(
-    q, keys, values, table, page_map, rows, lens, starts, prefixes, sinks, out, scale, softcap, width, q_head,
-    q_token, k_slot, k_head, v_slot, v_head,
-    HEADS: tl.constexpr, GROUP: tl.constexpr, K_DIM: tl.constexpr, V_DIM: tl.constexpr, BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_V: tl.constexpr, PAGE: tl.constexpr, RENAMED: tl.constexpr,
-    CAPPED: tl.constexpr, SUNK: tl.constexpr, WINDOW: tl.constexpr, CHUNK: tl.constexpr,
+    q, keys, values, table, page_map, rows, lens, starts, prefixes, sinks, out, part, peaks, totals, splits, scale,
+    softcap, width, q_head, q_token, k_slot, k_head, v_slot, v_head,
+    HEADS: tl.constexpr, GROUP: tl.constexpr, PACK: tl.constexpr, K_DIM: tl.constexpr, V_DIM: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_V: tl.constexpr, SPLIT: tl.constexpr,
+    SPLIT_LEAST: tl.constexpr, PAGE: tl.constexpr, RENAMED: tl.constexpr, CAPPED: tl.constexpr, SUNK: tl.constexpr,
+    WINDOW: tl.constexpr, CHUNK: tl.constexpr,
 ) -> None:
     # fmt: on
-    """Program (tile of a segment's queries, segment, query head)."""
-    tile, segment, head = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    """Program (tile of a segment's lines and split of its keys, segment, block of PACK query heads of one KV head)."""
+    tile, split = tl.program_id(0) // splits, tl.program_id(0) % splits
+    segment, block = tl.program_id(1), tl.program_id(2)
     row, start = tl.load(rows + segment), tl.load(starts + segment)
     length, prefix = tl.load(lens + segment).to(tl.int32), tl.load(prefixes + segment).to(tl.int32)
-    oldest = prefix + tile * BLOCK_M
+    oldest = prefix + tile * BLOCK_M // PACK
     if oldest >= length:
         return
-    kv_head = head // GROUP
-    offsets = tile * BLOCK_M + tl.arange(0, BLOCK_M)
+    kv_head = block * PACK // GROUP
+    lines = tile * BLOCK_M + tl.arange(0, BLOCK_M)
+    offsets, heads = lines // PACK, block * PACK + lines % PACK
     positions = prefix + offsets
     real = positions < length
     dims, columns = tl.arange(0, BLOCK_K), tl.arange(0, BLOCK_V)
-    queries = tl.load(
-        q + head * q_head + (start + offsets)[:, None] * q_token + dims[None, :],
-        mask=real[:, None] & (dims < K_DIM)[None, :],
-        other=0.0,
-    )
+    asked = q + heads[:, None] * q_head + (start + offsets)[:, None] * q_token + dims[None, :]
+    queries = tl.load(asked, mask=real[:, None] & (dims < K_DIM)[None, :], other=0.0)
     firsts = first_key(positions, WINDOW, CHUNK)
     peak = tl.full([BLOCK_M], float("-inf"), tl.float32)
     total = tl.zeros([BLOCK_M], tl.float32)
     acc = tl.zeros([BLOCK_M, BLOCK_V], tl.float32)
-    high = tl.minimum(oldest + BLOCK_M, length)
-    for low in range(first_key(oldest, WINDOW, CHUNK), high, BLOCK_N):
-        places = low + tl.arange(0, BLOCK_N)
+    low = first_key(oldest, WINDOW, CHUNK)
+    high = tl.minimum(prefix + (tile * BLOCK_M + BLOCK_M - 1) // PACK + 1, length)
+    if SPLIT:
+        low, high = share_of(low, high, split, splits, SPLIT_LEAST)
+    for first in range(low, high, BLOCK_N):
+        places = first + tl.arange(0, BLOCK_N)
         there = places < high
         slots = find_slots(table, page_map, row, places, there, width, PAGE, RENAMED)
         k = tl.load(
@@ -62,15 +69,20 @@ def _extend_tile(
         scores = scaled_scores(queries, k, scale, softcap, CAPPED)
         scores = tl.where(seen, scores, float("-inf"))
         peak, total, acc = softmax_step(scores, v, peak, total, acc)
-    if SUNK:
-        sink = tl.load(sinks + head).to(tl.float32)
-        top = tl.maximum(peak, sink)
-        decay = tl.exp(peak - top)
-        acc, total = acc * decay[:, None], total * decay + tl.exp(sink - top)
-    # Queries beyond the segment's end may have seen nothing.
-    attended = (acc / tl.where(real, total, 1.0)[:, None]).to(out.dtype.element_ty)
-    places = out + ((start + offsets) * HEADS + head)[:, None] * V_DIM + columns[None, :]
-    tl.store(places, attended, mask=real[:, None] & (columns < V_DIM)[None, :])
+    line = (start + offsets) * HEADS + heads
+    if SPLIT:
+        leave_sums(part, peaks, totals, line * splits + split, real, columns, peak, total, acc, V_DIM)
+    else:
+        if SUNK:
+            acc, total = sunk(acc, peak, total, tl.load(sinks + heads).to(tl.float32))
+        # Queries beyond the segment's end may have seen nothing.
+        acc = (acc / tl.where(real, total, 1.0)[:, None]).to(out.dtype.element_ty)
+        tl.store(out + line[:, None] * V_DIM + columns[None, :], acc, mask=real[:, None] & (columns < V_DIM)[None, :])
+
+
+def warps_of(block_m: int, block_v: int) -> int:
+    """Warps of a program: 8 for tiles whose float32 sums, [block_m, block_v], would fill the registers of 4."""
+    return 8 if block_m > 64 or block_m * block_v >= 64 * 256 else 4
 
 
 @torch.library.custom_op("slipstream::paged_extend", mutates_args=("out",))
@@ -92,23 +104,32 @@ def paged_extend(
     window: int,
     chunk: int,
     page: int,
+    pack: int,
     block_m: int,
     block_n: int,
+    splits: int,
+    split_least: int,
 ) -> None:
     """Rows `starts[i]` … of out [T, H, Dv] and of q [H, T, D] belong to segment i of n, `longest` tokens at most.
 
-    rows, lens, starts, prefixes: int64[n]; lens are those after the step. The rest is as in `paged_decode`.
+    rows, lens, starts, prefixes: int64[n]; lens are those after the step, and places of `out` behind them stay as they
+    were. The last five are an `ExtendTile`; the rest is as in `paged_decode`. What is launched follows from shapes and
+    numbers: lengths and prefixes are read on the device alone.
     """
-    heads, _, k_dim = q.shape
+    heads, tokens, k_dim = q.shape
     kv_heads, v_dim = values.shape[1:]
+    block_v = max(16, triton.next_power_of_2(v_dim))
+    parts = Splits.empty(tokens, heads, splits, v_dim, q.device) if splits > 1 else None
     # fmt: off
-    _extend_tile[(triton.cdiv(longest, block_m), len(rows), heads)](
+    _extend_tile[(triton.cdiv(longest * pack, block_m) * splits, len(rows), heads // pack)](
         q, keys, values, table, table if page_map is None else page_map, rows, lens, starts, prefixes,
-        lens if sinks is None else sinks, out, scale, softcap, table.stride(0), q.stride(0), q.stride(1),
-        keys.stride(0), keys.stride(1), values.stride(0), values.stride(1),
-        HEADS=heads, GROUP=heads // kv_heads, K_DIM=k_dim, V_DIM=v_dim, BLOCK_M=block_m, BLOCK_N=block_n,
-        BLOCK_K=max(16, triton.next_power_of_2(k_dim)), BLOCK_V=max(16, triton.next_power_of_2(v_dim)), PAGE=page,
-        RENAMED=page_map is not None, CAPPED=softcap > 0, SUNK=sinks is not None, WINDOW=window, CHUNK=chunk,
-        num_warps=8 if block_m > 64 else 4,
+        lens if sinks is None else sinks, out, *(parts or (out, out, out)), splits, scale, softcap, table.stride(0),
+        q.stride(0), q.stride(1), keys.stride(0), keys.stride(1), values.stride(0), values.stride(1),
+        HEADS=heads, GROUP=heads // kv_heads, PACK=pack, K_DIM=k_dim, V_DIM=v_dim, BLOCK_M=block_m, BLOCK_N=block_n,
+        BLOCK_K=max(16, triton.next_power_of_2(k_dim)), BLOCK_V=block_v, SPLIT=splits > 1, SPLIT_LEAST=split_least,
+        PAGE=page, RENAMED=page_map is not None, CAPPED=softcap > 0, SUNK=sinks is not None, WINDOW=window, CHUNK=chunk,
+        num_warps=warps_of(block_m, block_v),
     )
     # fmt: on
+    if parts is not None:
+        merge(parts, sinks, out, Segments(starts, prefixes, lens, longest))

@@ -61,3 +61,11 @@ def softmax_step(scores, values, peak, total, acc) -> tuple[tl.tensor, tl.tensor
     weights = tl.exp(scores - base[:, None])
     acc = acc * decay[:, None] + product(weights.to(values.dtype), values)
     return new_peak, total * decay + tl.sum(weights, 1), acc
+
+
+@triton.jit
+def sunk(acc, peak, total, sink) -> tuple[tl.tensor, tl.tensor]:
+    """Acc [M, V] and total [M] as they are when `sink` [M] has taken its share; it has no value of its own."""
+    top = tl.maximum(peak, sink)
+    decay = tl.exp(peak - top)
+    return acc * decay[:, None], total * decay + tl.exp(sink - top)

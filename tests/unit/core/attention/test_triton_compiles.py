@@ -48,6 +48,10 @@ LAYERS = {
     "llama-sm80": Layer(80),
     "latent-and-special-sm90": Layer(90, heads=128, kv_heads=1, k_dim=576, v_dim=512, special=True),
 }
+SEGMENTS = LAYERS | {
+    "latent-sm80": Layer(80, heads=128, kv_heads=1, k_dim=576, v_dim=512),
+    "gemma-sm90": Layer(90, heads=8, kv_heads=4, k_dim=256, v_dim=256, special=True),
+}
 
 
 def compiled(kernel: Any, pointers: dict[str, str], constants: dict[str, Any], capability: int, warps: int = 4) -> Any:
@@ -69,27 +73,26 @@ def compiled(kernel: Any, pointers: dict[str, str], constants: dict[str, Any], c
     return triton.compile(source, target=GPUTarget("cuda", capability, 32), options={"num_warps": warps})
 
 
-@pytest.mark.parametrize("name", LAYERS)
-def test_attention_compiles_and_fits(name: str) -> None:
+def tiles_of(layer: Layer) -> Any:
+    """What `Tiles.of` says of a large GPU."""
+    from core.attention.triton.tiles import Tiles
+
+    properties = type("Properties", (), {"multi_processor_count": 132})
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch.cuda, "get_device_properties", lambda _: properties)
+        return Tiles.of(torch.device("cuda"), layer.k_dim * (2 if layer.dtype == "bf16" else 4))
+
+
+def constants_of(layer: Layer, block_n: int) -> dict[str, Any]:
+    """Those that the decode kernel and the extend kernel have in common."""
     import triton
 
-    from core.attention.triton import decode, extend
-    from core.attention.triton.backend import Tiles
-
-    layer = LAYERS[name]
-    cuda = torch.device("cuda")
-    size = 2 if layer.dtype == "bf16" else 4
-    with pytest.MonkeyPatch.context() as patch:
-        properties = type("Properties", (), {"multi_processor_count": 132})
-        patch.setattr(torch.cuda, "get_device_properties", lambda _: properties)
-        tiles = Tiles.of(cuda, layer.k_dim * size)
-    data, group = f"*{layer.dtype}", layer.heads // layer.kv_heads
-    shared = {
+    return {
         "HEADS": layer.heads,
-        "GROUP": group,
+        "GROUP": layer.heads // layer.kv_heads,
         "K_DIM": layer.k_dim,
         "V_DIM": layer.v_dim,
-        "BLOCK_N": tiles.block_n,
+        "BLOCK_N": block_n,
         "BLOCK_K": triton.next_power_of_2(layer.k_dim),
         "BLOCK_V": triton.next_power_of_2(layer.v_dim),
         "PAGE": 16,
@@ -98,32 +101,57 @@ def test_attention_compiles_and_fits(name: str) -> None:
         "WINDOW": 1024 if layer.special else 0,
         "CHUNK": 4096 if layer.special else 0,
     }
-    common = dict.fromkeys(("q", "keys", "values"), data) | dict.fromkeys(("table", "page_map"), "*i32")
-    common |= dict.fromkeys(("rows", "lens"), "*i64")
-    block_h = min(64, max(16, triton.next_power_of_2(group)))
-    splits = {"BLOCK_H": block_h, "SPLITS": 7, "SPLIT_LEAST": tiles.split_least}
-    partial = dict.fromkeys(("part", "peaks", "totals"), "*fp32")
-    kernels = [
-        compiled(decode._decode_split, common | partial, shared | splits, layer.capability),
-        compiled(
-            decode._merge_splits,
-            partial | {"sinks": data, "out": data},
-            {name: shared[name] for name in ("HEADS", "V_DIM", "BLOCK_V")}
-            | {"SPLITS": 7, "BLOCK_S": 8, "SUNK": layer.special},
-            layer.capability,
-        ),
-        compiled(
-            extend._extend_tile,
-            common | dict.fromkeys(("starts", "prefixes"), "*i64") | {"sinks": data, "out": data},
-            shared | {"BLOCK_M": tiles.block_m, "SUNK": layer.special},
-            layer.capability,
-            warps=8 if tiles.block_m > 64 else 4,
-        ),
-    ]
-    assert all("cp.async" in kernel.asm["ptx"] for kernel in kernels[::2]), "keys are fetched ahead"
-    for kernel in kernels:
-        assert kernel.asm["cubin"], "machine code"
-        assert kernel.metadata.shared <= SHARED_BYTES[layer.capability], kernel.metadata.shared
+
+
+PAGED = dict.fromkeys(("table", "page_map"), "*i32") | dict.fromkeys(("rows", "lens"), "*i64")
+PARTS = dict.fromkeys(("part", "peaks", "totals"), "*fp32")
+
+
+def fits(kernel: Any, layer: Layer) -> None:
+    assert kernel.asm["cubin"], "machine code"
+    assert kernel.metadata.shared <= SHARED_BYTES[layer.capability], kernel.metadata.shared
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_decode_compiles_and_fits(name: str) -> None:
+    import triton
+
+    from core.attention.triton import decode, splits
+
+    layer = LAYERS[name]
+    tiles, data = tiles_of(layer), f"*{layer.dtype}"
+    shared = constants_of(layer, tiles.block_n)
+    block_h = min(64, max(16, triton.next_power_of_2(shared["GROUP"])))
+    constants = shared | {"BLOCK_H": block_h, "SPLITS": 7, "SPLIT_LEAST": tiles.split_least}
+    pointers = PAGED | PARTS | dict.fromkeys(("q", "keys", "values"), data)
+    kernel = compiled(decode._decode_split, pointers, constants, layer.capability)
+    assert "cp.async" in kernel.asm["ptx"], "keys are fetched ahead"
+    fits(kernel, layer)
+    constants = {name: shared[name] for name in ("HEADS", "V_DIM", "BLOCK_V")}
+    constants |= {"BLOCK_S": 128, "SUNK": layer.special, "RAGGED": True}
+    pointers = PARTS | {"sinks": data, "out": data} | dict.fromkeys(("starts", "prefixes", "lens"), "*i64")
+    fits(compiled(splits._merge_splits, pointers, constants, layer.capability), layer)
+
+
+@pytest.mark.parametrize("longest", [2, 16, 2048])
+@pytest.mark.parametrize("name", SEGMENTS)
+def test_extend_compiles_and_fits(name: str, longest: int) -> None:
+    from core.attention.triton import extend
+
+    layer = SEGMENTS[name]
+    tiles, data = tiles_of(layer), f"*{layer.dtype}"
+    tile = tiles.extend(longest, 2, layer.heads, layer.kv_heads, 32768)
+    split = tile.splits > 1
+    assert split == (longest < 2048), "that all of it is compiled here"
+    constants = constants_of(layer, tile.block_n) | {"PACK": tile.pack, "BLOCK_M": tile.block_m}
+    constants |= {"SPLIT": split, "SPLIT_LEAST": tile.split_least, "SUNK": layer.special}
+    pointers = PAGED | dict.fromkeys(("starts", "prefixes"), "*i64")
+    pointers |= dict.fromkeys(("q", "keys", "values", "sinks", "out"), data)
+    pointers |= PARTS if split else dict.fromkeys(PARTS, data)
+    warps = extend.warps_of(tile.block_m, constants["BLOCK_V"])
+    kernel = compiled(extend._extend_tile, pointers, constants, layer.capability, warps)
+    assert "cp.async" in kernel.asm["ptx"], "keys are fetched ahead"
+    fits(kernel, layer)
 
 
 def test_storing_compiles() -> None:

@@ -1,0 +1,79 @@
+"""Sizes of the attention kernels' tiles, and how many programs share a row's keys.
+
+All of it follows from what the host knows before a step, shapes and the longest segment. Lengths of rows it leaves to
+the device.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+import triton
+
+from core.attention.triton.splits import MIN_SPLIT
+
+PROGRAMS_PER_SM = 4
+"""Programs per multiprocessor that kernels aim at by splitting a row's keys, where rows and heads are fewer."""
+
+
+class ExtendTile(NamedTuple):
+    """How one launch of the extend kernel is cut: the last arguments of `paged_extend`."""
+
+    pack: int
+    """Query heads per program: 1, or all those of a KV head, whose keys are then read once for all of them."""
+    block_m: int
+    """Lines of a tile: a line is one query of one head."""
+    block_n: int
+    """Keys read at a time."""
+    splits: int
+    """Programs that share the keys of a tile."""
+    split_least: int
+    """Keys per split at least."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tiles:
+    """Sizes of the kernels' tiles, in queries and keys. Wide keys need small ones, to fit into shared memory."""
+
+    multiprocessors: int
+    block_m: int
+    block_n: int
+    split_least: int
+    packed: int
+    """Lines of a packed tile at most, and the longest segment, in queries, for which tiles are packed."""
+
+    @classmethod
+    def of(cls, device: torch.device, width: int) -> Tiles:
+        """For keys of `width` bytes. On the CPU, where kernels are interpreted, small: short rows then fill several."""
+        if device.type == "cpu":
+            return cls(3, 16, 16, 16, 16)
+        count = torch.cuda.get_device_properties(device).multi_processor_count
+        block_m, block_n, packed = (128, 64, 64) if width <= 256 else (64, 32, 64) if width <= 512 else (16, 16, 32)
+        return cls(count, block_m, block_n, MIN_SPLIT, packed)
+
+    def splits(self, batch: int, kv_heads: int, width: int) -> int:
+        """Splits per row: enough programs for the device, and none that could never have keys.
+
+        Computed from shapes only, never from lengths, so that a captured graph stays right.
+        """
+        wanted = -(-PROGRAMS_PER_SM * self.multiprocessors // max(1, batch * kv_heads))
+        return max(1, min(wanted, -(-width // self.split_least)))
+
+    def extend(self, longest: int, segments: int, heads: int, kv_heads: int, width: int) -> ExtendTile:
+        """The tile for segments of `longest` queries at most, over rows of at most `width` keys.
+
+        A row that verifies drafts, or the rest of a prompt, has a few queries: a tile for one head would be nearly
+        empty. So its lines are (query, head) for all heads of one KV head, as in FlashAttention's packed GQA (Dao et
+        al.), and the tile is the smallest power of two that holds them. Up to `packed` queries, tiles of `packed` lines
+        read each key no more often than one tile for each head would. What is packed makes so few programs that
+        its keys are split as those of the decode kernel: one row of 8 KV heads would keep 8 multiprocessors busy.
+        """
+        if longest > self.packed:
+            return ExtendTile(1, self.block_m, self.block_n, 1, self.split_least)
+        group = heads // kv_heads
+        lines = longest * group
+        block_m = max(16, min(self.packed, triton.next_power_of_2(lines)))
+        splits = self.splits(segments * triton.cdiv(lines, block_m), kv_heads, width)
+        return ExtendTile(group, block_m, self.block_n, splits, self.split_least)
