@@ -15,6 +15,8 @@ PER_ROW = (
     *("repetition_penalties", "frequency_penalties", "presence_penalties"),
 )
 """Arrays of a `SamplingBatch` with one entry per row, whatever its options."""
+PER_BIAS = ("bias_tokens", "bias_values", "bias_from", "bias_until")
+"""Arrays with one entry per bias, beside its row."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,17 +78,15 @@ class SamplingBatch:
 
         What of the biases counts at each of them, its length decides. All places of a constrained row are constrained.
         """
-        starts, each = starts_of(counts), np.repeat(np.arange(len(self)), counts)
-        entries, behind = walk_runs(counts[self.bias_rows])
-        followed, ahead = walk_runs(counts[self.constrained])
-        return replace(
-            self,
-            **{name: getattr(self, name)[each] for name in PER_ROW},
-            bias_rows=starts[self.bias_rows][entries] + behind,
-            bias_tokens=self.bias_tokens[entries],
-            bias_values=self.bias_values[entries],
-            bias_from=self.bias_from[entries],
-            bias_until=self.bias_until[entries],
-            constrained=starts[self.constrained][followed] + ahead,
-            alternatives=None if self.alternatives is None else self.alternatives[each],
-        )
+        each = np.arange(len(self)).repeat(counts)
+        columns = {name: getattr(self, name)[each] for name in PER_ROW}
+        if self.alternatives is not None:
+            columns["alternatives"] = self.alternatives[each]
+        if len(self.bias_rows):
+            entries, behind = walk_runs(counts[self.bias_rows])
+            columns |= {name: getattr(self, name)[entries] for name in PER_BIAS}
+            columns["bias_rows"] = starts_of(counts)[self.bias_rows][entries] + behind
+        if len(self.constrained):
+            followed, ahead = walk_runs(counts[self.constrained])
+            columns["constrained"] = starts_of(counts)[self.constrained][followed] + ahead
+        return replace(self, **columns)
