@@ -229,7 +229,7 @@ class SpeculationConfig:
         "Speculation",
         "What drafts tokens ahead of the model: ngram (what followed the same words before), draft:DIR (a smaller "
         "model of the same vocabulary), eagle (a trained head, as the bundled model has), eagle:DIR (an EAGLE-3 head "
-        "for another model), mtp (the head that a checkpoint of DeepSeek-V3 or GLM-4-MoE brings along), off, "
+        "for another model), mtp (the heads that a checkpoint of DeepSeek-V3 or GLM-4-MoE brings along), off, "
         "or auto (ngram where the model and the device can verify drafts).",
         flag="speculative",
         metavar="METHOD",

@@ -28,6 +28,7 @@ from core.models.native.kept_library import ExtensionUnavailable
 from core.sampling.sampler import Sampler
 from core.speculation.drafter import Drafter
 from core.speculation.eagle_drafter import EagleDrafter
+from core.speculation.head_chain import HeadChain
 
 logger = logging.getLogger(__name__)
 
@@ -54,7 +55,8 @@ class EagleSource:
         head = UpgradingHead(weights, pools.drafts.kv, lambda: bool(getattr(self.model, "native", False)))
         sampler = Sampler(spec.vocab_size, streams.device)
         width = pools.requests.max_context_len
-        return EagleDrafter(head, HiddenRequest(weights.layers), weights.target_ids, pools.drafts, sampler, width)
+        chain = HeadChain((head,), spec.hidden_size, weights.fc.dtype)
+        return EagleDrafter(chain, HiddenRequest(weights.layers), weights.target_ids, pools.drafts, sampler, width)
 
 
 class UpgradingHead:

@@ -84,7 +84,7 @@ class Speculator:
         ran = Ran(rows, lens.numpy(), counts, found)
         if runs_model:
             kept = None if verdict is None else verdict.kept
-            ran = replace(ran, computed=Computed(forward, batch.rows, kept, batch.sampling))
+            ran = replace(ran, computed=Computed(forward, batch.rows, kept, batch.sampling, self._map))
         if aim.most == 0 or len(rows) == 0:
             self._drafter.hear(ran)
             return self._nothing(rows)

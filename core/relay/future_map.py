@@ -6,7 +6,7 @@ running requests, and its writes and reads are in one stream order. It is always
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 
@@ -22,7 +22,8 @@ class FutureMap:
     """Columns over all rows of `pool`, padding row included. Every method runs on the forward stream (law 2).
 
     One step calls `lengths` and `gather` (inputs), then `publish` (lengths), then `stash` (tokens and extras), in this
-    order. Publish comes before stash because planning needs only lengths and must not wait for tokens (law 9).
+    order. Publish comes before stash because planning needs only lengths and must not wait for tokens (law 9). What
+    drafts may read and `carry` columns of its own between these two.
     """
 
     def __init__(
@@ -74,7 +75,23 @@ class FutureMap:
             for name in (OUTPUT_TOKENS.name, *payload.extras):
                 self._recorder.wrote(name, rows)
         self._buffers[OUTPUT_TOKENS.name].index_copy_(0, rows, payload.tokens_flat(rows.numel()))
-        for name, values in payload.extras.items():
+        self._write(rows, payload.extras)
+
+    def carry(self, rows: torch.Tensor, extras: Mapping[str, torch.Tensor]) -> None:
+        """Write extras alone for `rows`, int64[n]: of rows that have no new token, in the middle of a prompt, say.
+
+        Raises as `stash` does.
+        """
+        if rows.numel() == 0:
+            return
+        self._check_rows(rows)
+        if self._recorder is not None:
+            for name in extras:
+                self._recorder.wrote(name, rows)
+        self._write(rows, extras)
+
+    def _write(self, rows: torch.Tensor, extras: Mapping[str, torch.Tensor]) -> None:
+        for name, values in extras.items():
             column = self._columns[name]
             expected = (rows.numel(), *column.tail)
             check("relay_payload_shape", tuple(values.shape) == expected, column=name, shape=tuple(values.shape))

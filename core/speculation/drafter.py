@@ -18,6 +18,7 @@ from core.batch.hidden import HiddenRequest
 from core.batch.sampling_batch import SamplingBatch
 from core.batch.schedule_batch import ScheduleBatch
 from core.batch.spec_plan import Aim
+from core.relay.future_map import FutureMap
 from core.relay.payload import Column
 from core.types.arrays import Bools, Ints
 
@@ -47,6 +48,8 @@ class Computed:
     """[T]: the tokens that count; None where all do. The others are drafts that were wrong, and behind them."""
     sampling: SamplingBatch
     """Options of the S rows that sampled, in the order of `Ran.rows`."""
+    relay: FutureMap
+    """For the columns that the drafter declares: `extra` reads what the step before left, `carry` leaves the next."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +83,7 @@ class Drafter(Protocol):
 
     @property
     def columns(self) -> Sequence[Column]:
-        """Columns of the FutureMap that it needs beside the drafts: hidden states, say."""
+        """Columns of the FutureMap that it needs beside the drafts, and writes itself: hidden states, say."""
         ...
 
     @property

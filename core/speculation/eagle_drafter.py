@@ -21,13 +21,14 @@ from core.batch.schedule_batch import ScheduleBatch
 from core.batch.spec_plan import Aim
 from core.device.shortage import MEMORY_ERRORS, is_out_of_memory
 from core.memory.draft_pool import DraftPool
-from core.models.eagle.head import Head, HeadStep
+from core.models.eagle.head import HeadStep
 from core.relay.payload import Column
 from core.sampling.sampler import Sampler
 from core.speculation.calibration import Calibration
-from core.speculation.draft_text import NONE, Guess
+from core.speculation.draft_text import Guess
 from core.speculation.drafter import Drafts, Ran
 from core.speculation.eagle_places import HeadPlaces, Known, Waiting
+from core.speculation.head_chain import ChainRun, HeadChain
 from core.speculation.model_drafter import Said
 from core.speculation.new_slots import new_slots
 from core.speculation.voice import Voice
@@ -39,21 +40,21 @@ logger = logging.getLogger(__name__)
 class EagleDrafter:
     """A `Drafter` on the CPU."""
 
-    columns: Sequence[Column] = ()
     runs_model = True
 
     def __init__(
         self,
-        head: Head,
+        chain: HeadChain,
         reads: HiddenRequest,
         target_ids: torch.Tensor | None,
         pool: DraftPool,
         sampler: Sampler,
         width: int,
     ) -> None:
-        """`reads`: the states that the head is fed with. `target_ids`: of its weights. `width`: of the longest row."""
+        """`reads`: what the first head is fed with. `target_ids`: of its weights. `width`: of the longest row."""
         self.needs_hidden = reads
-        self._head = head
+        self.columns: Sequence[Column] = chain.columns
+        self._chain = chain
         self._target_ids = target_ids
         self._pool = pool
         self._sampler = sampler
@@ -92,7 +93,10 @@ class EagleDrafter:
         if not is_chunk.all():
             self._waiting.add(places.of_rows(~is_chunk))
         if is_chunk.any():
-            self._run_or_nothing(places.of_rows(is_chunk), NONE, ran.computed.forward.req_to_token)
+            try:
+                self._chain.over(places.of_rows(is_chunk), ran.computed).finish()
+            except MEMORY_ERRORS as error:
+                _note(error)
 
     def draft(self, ran: Ran, aim: Aim) -> Drafts:
         """Run over what the step ran, then draft token by token, as far as that is worth it."""
@@ -103,39 +107,46 @@ class EagleDrafter:
             places = self._waiting.before(places)
         at = np.array([place for place, row in enumerate(rows) if row in self._known], np.int64)
         said = Said(at, min(aim.most, self._most), ran.computed.sampling.temperatures > 0)
-        wanted = places.lasts if len(at) == len(places.rows) else places.lasts[np.isin(places.rows, ran.rows[at])]
-        found = self._run_or_nothing(places, wanted, ran.computed.forward.req_to_token)
-        if found is None or not len(at):
-            return said.drafts(aim.least)
-        logits, features = found
+        wanted: Ints = np.arange(len(at))
+        if len(at) != len(places.rows):
+            wanted = np.flatnonzero(np.isin(places.rows, ran.rows[at]))
+        run = self._chain.over(places, ran.computed)
         try:
-            self._continue(ran, aim, said, logits, features.index_select(0, torch.from_numpy(wanted)))
+            if len(at):
+                self._say(ran, aim, said, run, wanted)
+            run.finish()
         except MEMORY_ERRORS as error:
             _note(error)
         for place, guess in said.guesses():
             self._guesses[rows[place]] = guess
         return said.drafts(aim.least)
 
-    def _continue(self, ran: Ran, aim: Aim, said: Said, logits: torch.Tensor, features: torch.Tensor) -> None:
-        """Draft for the rows at `said.at`, of which `logits` and own `features` are those behind the newest tokens."""
+    def _say(self, ran: Ran, aim: Aim, said: Said, run: ChainRun, wanted: Ints) -> None:
+        """Draft for the rows at `said.at`, which are the rows `wanted` of `run`; int64[n] both."""
         assert ran.computed is not None
         origins: Ints = np.zeros(len(ran.rows), np.int64)
         origins[said.at] = [self._known[row].origin for row in ran.rows[said.at].tolist()]
-        voice = Voice(self._sampler, ran.computed.sampling, origins)
-        going, lines = said.at, np.arange(len(said.at))
+        voice, heads = Voice(self._sampler, ran.computed.sampling, origins), len(self._chain)
+        going, lines, features = said.at, np.arange(len(said.at)), torch.empty(0)
+        tokens: Ints | None = None
         for place in range(said.most):
+            if place < heads:
+                logits, features = run.next(wanted[lines], tokens)
+            else:
+                assert tokens is not None
+                if place == heads:
+                    self._lay_out(ran, said.at)
+                step = self._next(lines, ran.lens[going] + place - heads, tokens, features)
+                logits, features = self._chain.last.run(step)
             tokens, found = voice.say(self._of_target(logits), going, ran.lens[going] + place + 1)
             kinds = said.kinds[going].tolist()
             chances = [self._calibration.chance(*each) for each in zip(kinds, found.tolist(), strict=True)]
             goes_on = said.take(place, going, tokens, found, np.array(chances), aim.worth)
-            if place + 1 == said.most or not goes_on.any():
+            if not goes_on.any():
                 return
-            if place == 0:
-                self._lay_out(ran, said.at)
             if not goes_on.all():
                 going, lines, tokens = going[goes_on], lines[goes_on], tokens[goes_on]
                 features = features[torch.from_numpy(goes_on)]
-            logits, features = self._head.run(self._next(lines, ran.lens[going] + place, tokens, features))
 
     def _next(self, lines: Ints, at: Ints, tokens: Ints, features: torch.Tensor) -> HeadStep:
         """The pass over one draft of each of the rows at `lines`: behind the places `at`; int64[n] each."""
@@ -168,20 +179,6 @@ class EagleDrafter:
         wide = logits.new_full((len(logits), self._sampler.vocab_size), -torch.inf)
         wide[:, self._target_ids] = logits
         return wide
-
-    def _run_or_nothing(
-        self, places: HeadPlaces, wanted: Ints, table: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor] | None:
-        """See `Head.run`; None where memory is short."""
-        step = HeadStep(
-            *(places.ids, places.states, places.positions, places.slots, torch.from_numpy(places.rows)),
-            *(places.prefixes, places.counts, torch.from_numpy(wanted), table),
-        )
-        try:
-            return self._head.run(step)
-        except MEMORY_ERRORS as error:
-            _note(error)
-            return None
 
     def _judge(self, ran: Ran) -> None:
         """Learn from what came in the places of drafts."""

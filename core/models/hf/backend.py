@@ -28,6 +28,7 @@ from core.memory.window.window_pages import NAME as WINDOW
 from core.models.base import NO_COMPANIONS, ModelSpec, Progress
 from core.models.config import CheckpointConfig, own_ids
 from core.models.fused.layers import fuse_layers, unfuse_layers, wanted
+from core.models.hf.head_layers import head_layers
 from core.models.hf.layer_states import layers_of
 from core.models.hf.mla import absorb_latents, expand_latents
 from core.models.hf.packed_attention import IMPLEMENTATION, PackedCall, PackedContext, bind_context
@@ -254,7 +255,7 @@ def _load_weights(
             **options,
         )
         model, info = loaded
-        _refuse_guessed_weights(checkpoint, info)
+        _refuse_guessed_weights(checkpoint, info, head_layers(model.config.get_text_config()))
         ready: PreTrainedModel = model.eval().requires_grad_(False).to(device)
     except ModelLoadError:
         raise
@@ -267,10 +268,14 @@ def _load_weights(
     return ready
 
 
-def _refuse_guessed_weights(checkpoint: CheckpointConfig, info: dict[str, Any]) -> None:
-    """Raise ModelLoadError for weights that are missing or have no place: transformers would invent or drop them."""
+def _refuse_guessed_weights(checkpoint: CheckpointConfig, info: dict[str, Any], heads: tuple[str, ...]) -> None:
+    """Raise ModelLoadError for weights that are missing or have no place: transformers would invent or drop them.
+
+    What begins as one of `heads` is not the model's, and is left to `core.models.hf.mtp`.
+    """
     for problem in ("missing_keys", "mismatched_keys", "unexpected_keys"):
         names = sorted(str(name[0] if isinstance(name, tuple) else name) for name in info.get(problem) or ())
+        names = [name for name in names if not name.startswith(heads)]
         if names:
             listed = ", ".join(names[:MAX_NAMED_WEIGHTS]) + (", …" if len(names) > MAX_NAMED_WEIGHTS else "")
             word = problem.removesuffix("_keys")

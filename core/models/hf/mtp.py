@@ -1,15 +1,19 @@
-"""A head that a checkpoint brings along to say the token after the next: multi-token prediction (DeepSeek-V3, 2024).
+"""Heads that a checkpoint brings along to say the tokens after the next: multi-token prediction (DeepSeek-V3, 2024).
 
-It is one more layer of the model's own kind. At each place it takes the model's last hidden state and the token behind,
-and says what follows that. So it is a `core.models.eagle.head.Head`, whose features are last hidden states, and behind
-the last place that the model has computed it feeds on its own output. The modules are those of `transformers`, which
-loads them from the layers that it leaves out of the model itself. Keys and values go through our attention, which needs
-no mask.
+Each is one more layer of the model's own kind. The first takes at each place the model's last hidden state and the
+token behind, and says what follows that; each further one takes what the one before made of the place, and the token
+one further on. So each is a `core.models.eagle.head.Head`, and the first one's features are last hidden states. Behind
+the last place that the model has computed, the last of them feeds on its own output. The modules are those of
+`transformers`, which loads them from the layers that it leaves out of the model itself. Keys and values go through our
+attention, which needs no mask.
 """
 
 from __future__ import annotations
 
-from typing import Any, Final
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
 
 import torch
 from transformers import PreTrainedModel
@@ -23,65 +27,72 @@ from core.memory.kv_pool import KVLayerSpec, KVPool
 from core.models.base import Model, ModelSpec
 from core.models.eagle.head import HeadStep
 from core.models.hf.backend import TransformersModel, one_line
+from core.models.hf.head_layers import MTP_TYPES, head_layers
 from core.models.hf.mla import absorb_latents, latent_of
 from core.models.hf.packed_attention import IMPLEMENTATION, PackedContext, bind_context
 from core.models.hf.probe import IMPLEMENTATION as PROBE
 from core.models.hf.probe import PROBE_TOKENS, ModelProbe, attention_implementation
 
-MTP_TYPES: Final = ("deepseek_v3", "glm4_moe")
-"""Model types whose heads are proved here."""
-ONLY: Final = 0
-"""The one head, and its layer."""
-
 
 class Unavailable(Exception):
-    """Why a model has no head that drafts, as the end of a sentence."""
+    """Why a model has no heads that draft, as the end of a sentence."""
+
+
+class MtpHeads:
+    """All heads of a model, on its own device. They share embedding and output matrix with it."""
+
+    def __init__(self, module: MtpModel, layers: tuple[KVLayerSpec, ...], spec: ModelSpec) -> None:
+        self.module = module
+        self.layers = layers
+        """What each head keeps of a token."""
+        self.spec = spec
+        module.config._attn_implementation = IMPLEMENTATION
+        self.context = PackedContext(dtype=spec.dtype, spans={layer.layer_id: AttentionSpan() for layer in layers})
+        bind_context(module.layers, self.context)
+
+    def bound(self, pool: KVPool, attention: AttentionBackend) -> tuple[MtpHead, ...]:
+        """The heads, first to last, with their pool, and a backend that no other model plans with."""
+        assert pool.layers == self.layers, "the pool was built for other heads"
+        self.context.attention = attention
+        return tuple(MtpHead(self, number, pool) for number in range(len(self.layers)))
 
 
 class MtpHead:
-    """A `Head` on the model's own device. Shares embedding and output matrix with the model."""
+    """A `Head`: one of several, which run one after the other on one thread."""
 
-    def __init__(self, module: MtpModel, layer: KVLayerSpec, spec: ModelSpec) -> None:
-        self._module = module
-        self.layer = layer
-        """What it keeps of each token."""
-        self._spec = spec
-        module.config._attn_implementation = IMPLEMENTATION
-        self._context = PackedContext(dtype=spec.dtype, spans={ONLY: AttentionSpan()})
-        bind_context(module.layers, self._context)
-        self._pool: KVPool | None = None
-
-    def bind(self, pool: KVPool, attention: AttentionBackend) -> None:
-        """Give it its pool, and a backend that no other model plans with. Called before the first `run`."""
-        assert pool.layers == (self.layer,), "the pool was built for another head"
-        self._pool, self._context.attention = pool, attention
+    def __init__(self, heads: MtpHeads, number: int, pool: KVPool) -> None:
+        self._heads = heads
+        self._number = number
+        self._pool = pool
 
     @torch.inference_mode()
     def run(self, step: HeadStep) -> tuple[torch.Tensor, torch.Tensor]:
         """See `Head`."""
-        assert self._pool is not None, "bind() comes first"
-        self._context.begin(_batch(step, self._pool))
-        states = _forward(self._module, self._context.cache, step.ids, step.features, step.positions)
-        said = self._module.shared_head(states.index_select(0, step.wanted))
-        return said[:, : self._spec.vocab_size].float().contiguous(), states
+        module, context = self._heads.module, self._heads.context
+        context.begin(_batch(step, self._pool))
+        states = _forward(module, self._number, context.cache, step.ids, step.features, step.positions)
+        said = module.shared_head(states.index_select(0, step.wanted))
+        return said[:, : self._heads.spec.vocab_size].float().contiguous(), states
 
 
-def load_mtp(model: Model) -> MtpHead:
-    """The head of `model`, with weights from the model's own checkpoint. Raises Unavailable."""
+def load_mtp(model: Model, most: int) -> MtpHeads:
+    """The first `most` heads of `model` or all, with weights from its own checkpoint. Raises Unavailable."""
     if not isinstance(model, TransformersModel):
         raise Unavailable(f"{model.spec.architecture} has no heads that transformers could load")
     module = model.module
     _refuse(module)
     try:
-        heads: Any = MtpModel.from_pretrained(module, device_map={"": module.device})
+        with _named_heads(module):
+            heads: Any = MtpModel.from_pretrained(module, device_map={"": module.device})
         heads = heads.eval().requires_grad_(False)
+        heads.layers = heads.layers[:most]
         if any(latent_of(each) is not None for each in module.modules()):
             # Layers of this kind have passed the model's self-check as latents, which take a fraction of the memory.
             absorb_latents(heads)
-        layer = _probed(heads, model.spec)
+        layers = _probed(heads, model.spec)
     except Exception as error:
-        raise Unavailable(f"its head cannot be loaded: {one_line(error)}") from error
-    return MtpHead(heads, layer, model.spec)
+        raise Unavailable(f"its heads cannot be loaded: {one_line(error)}") from error
+    return MtpHeads(heads, layers, model.spec)
 
 
 def _refuse(module: PreTrainedModel) -> None:
@@ -94,12 +105,22 @@ def _refuse(module: PreTrainedModel) -> None:
         raise Unavailable(f"model type {kind!r} has no heads for multi-token prediction")
     if kind not in MTP_TYPES:
         raise Unavailable(f"heads of model type {kind!r} are not proved; these are: {', '.join(MTP_TYPES)}")
-    if count > 1:
-        raise Unavailable(f"the model has {count} heads, and one is served")
 
 
-def _probed(heads: MtpModel, spec: ModelSpec) -> KVLayerSpec:
-    """What the head keeps of a token, from one run over a few."""
+@contextmanager
+def _named_heads(module: PreTrainedModel) -> Iterator[None]:
+    """Tell `transformers` which layers of the checkpoint are heads; it knows the first one of published models only."""
+    usual = module._keys_to_ignore_on_load_unexpected
+    names: Any = [re.escape(layer) for layer in head_layers(module.config.get_text_config())]
+    module._keys_to_ignore_on_load_unexpected = names
+    try:
+        yield
+    finally:
+        module._keys_to_ignore_on_load_unexpected = usual
+
+
+def _probed(heads: MtpModel, spec: ModelSpec) -> tuple[KVLayerSpec, ...]:
+    """What each head keeps of a token, from one run over a few."""
     device = heads.device
     probe = ModelProbe(device, spec.context_length, ())
     bind_context(heads.layers, probe)
@@ -107,16 +128,21 @@ def _probed(heads: MtpModel, spec: ModelSpec) -> KVLayerSpec:
     probe.cache.begin(places)
     states = torch.zeros(PROBE_TOKENS, spec.hidden_size, dtype=spec.dtype, device=device)
     with attention_implementation(heads, PROBE), torch.inference_mode():
-        _forward(heads, probe.cache, places, states, places)
-    return probe.layers[ONLY]
+        for number in range(len(heads.layers)):
+            states = _forward(heads, number, probe.cache, places, states, places)
+    return tuple(probe.layers[number] for number in range(len(heads.layers)))
 
 
 def _forward(
-    heads: MtpModel, cache: Any, ids: torch.Tensor, states: torch.Tensor, positions: torch.Tensor
+    heads: MtpModel, number: int, cache: Any, ids: torch.Tensor, states: torch.Tensor, positions: torch.Tensor
 ) -> torch.Tensor:
-    """[T, H]: what the head makes of the tokens `ids` behind places with hidden `states`, [T, H], packed in a row."""
-    # The token stands one position further than the place whose state goes with it.
-    made: torch.Tensor = heads.forward_layer(ONLY, states[None], positions[None] + 1, cache, input_ids=ids[None])
+    """[T, H]: what head `number` makes of tokens `ids` and of `states`, [T, H], at places `positions`; packed in a row.
+
+    A head stands at the position of its token, as in `transformers`: one further than its place, and one for each head
+    before it.
+    """
+    at = positions[None] + 1 + number
+    made: torch.Tensor = heads.forward_layer(number, states[None], at, cache, input_ids=ids[None])
     return made[0]
 
 

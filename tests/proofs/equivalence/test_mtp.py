@@ -126,7 +126,7 @@ def by_transformers(path: Path, prompt: np.ndarray, most: int) -> tuple[list[int
 
 def test_a_head_keeps_latents_where_its_model_does(tmp_path: Path) -> None:
     model = load(make_mtp_checkpoint("deepseek_v3", tmp_path / "deepseek_v3"))
-    layer = load_mtp(model).layer
+    (layer,) = load_mtp(model, MOST).layers
     assert layer.v_in_k and layer == model.spec.kv_layers[0]
 
 

@@ -183,3 +183,15 @@ def test_random_traffic_against_a_dict(seed: int) -> None:
             written.update(zip(chosen, tokens, strict=True))
         elif readable := [r for r in chosen if r in written]:
             assert future_map.gather(rows(*readable)).tolist() == [written.pop(r) for r in readable]
+
+
+def test_what_is_carried_leaves_tokens_alone_and_is_forgotten_with_its_row() -> None:
+    future_map, _ = make(extras=(Column("states", torch.float32, (2,)),))
+    future_map.stash(rows(3, 5), RelayPayload(torch.tensor([30, 50])))
+    future_map.carry(rows(5, 7), {"states": torch.tensor([[1.0, 2.0], [3.0, 4.0]], dtype=torch.float64)})
+    assert future_map.extra("states", rows(7, 3, 5)).tolist() == [[3, 4], [0, 0], [1, 2]]
+    assert future_map.gather(rows(3, 5)).tolist() == [30, 50]
+    future_map.forget(rows(5))
+    assert future_map.extra("states", rows(5)).tolist() == [[0, 0]]
+    with pytest.raises(InvariantViolation, match="relay_payload_shape"):
+        future_map.carry(rows(5), {"states": torch.zeros(1, 3)})
