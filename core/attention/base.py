@@ -31,6 +31,11 @@ class AttentionBackend(ABC):
     tensors, padded by row 0 with length 1. False lets the backend loop over `prefix_lens_host` and `extend_lens_host`,
     which keeps it out of captured graphs."""
 
+    grid_safe: ClassVar[bool] = False
+    """True promises that `plan` and `forward` read no host lengths but those of prompt chunks, in any step, and compute
+    grids (`ForwardBatch.grid_width`), where all lengths are on the device, captured or not. Of a place that does not
+    count the output is finite."""
+
     @classmethod
     def why_not(cls, device: torch.device) -> str | None:
         """Why this backend cannot run on `device`, in one line; None if it can."""

@@ -46,6 +46,11 @@ class ForwardBatch:
     """[B] on the host: tokens of each row that this step computes."""
     verifies: bool = False
     """Whether the tokens of each row behind its first are drafts: what they leave in a row may not count."""
+    grid_width: int = 0
+    """Above 0 it is a grid: each of the B rows has so many places, and those that do not reach into `seq_lens` compute
+    nothing that counts, and write to slot 0. The host does not know lengths then: `prefix_lens_host` is empty."""
+    prefix_lens: torch.Tensor | None = None
+    """[B]: tokens of each row before this step; None where the host knows them."""
     wants_hidden: bool = False
     """Whether the model must set `hidden`: some row of this step is embedded, or a drafter reads it."""
     hidden: torch.Tensor | None = None

@@ -18,7 +18,7 @@ from core.engine.async_engine import BuiltEngine
 from core.engine.build_pools import Pools, build_pools
 from core.engine.grammar.compiler import GrammarCompiler
 from core.engine.input_processor import InputProcessor, encoder_input
-from core.engine.speculation import Speculation, build_source, build_speculation, why_no_speculation
+from core.engine.speculation import Speculation, build_source, build_speculation, way_of, why_no_speculation
 from core.engine.step_times import time_steps
 from core.errors import StartupError
 from core.executor.decode_graphs import graph_sizes
@@ -72,7 +72,10 @@ def assemble(
     `speculation`: instead of what the configuration says. Raises StartupError when the pools do not fit into memory,
     when an adapter given at start cannot be loaded, or when drafts are asked for that the engine cannot verify.
     """
-    spec, reason = model.spec, why_no_speculation(model.spec, streams.device)
+    spec, method = model.spec, config.speculation.method if speculation is None else "ngram"
+    way = way_of(streams.device) if speculation is None else speculation.way
+    attention = build_attention(config.executor.attention_backend, streams.device)
+    reason = why_no_speculation(spec, way, method, type(attention))
     source = None if speculation is not None else build_source(config, model, streams, reason)
     if speculation is not None and reason is not None:
         raise StartupError(f"speculation is not possible: {reason}")
@@ -142,6 +145,7 @@ def _build_runner(
         companions=pools.companions,
         attention=attention,
         drafter=None if speculation is None else speculation.drafter,
+        verification=None if speculation is None else speculation.verification,
         graph_sizes=graph_sizes(config.memory.max_running_requests) if executor.cuda_graphs else (),
         lanes=lanes,
     )

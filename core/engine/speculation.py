@@ -5,10 +5,11 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Final, Protocol
 
 import torch
 
+from core.attention.base import AttentionBackend
 from core.config import EngineConfig, SpeculationConfig
 from core.device.streams import DeviceStreams
 from core.engine.build_pools import Pools
@@ -16,24 +17,56 @@ from core.engine.draft_model import draft_model_source
 from core.engine.eagle import eagle_source
 from core.engine.mtp import mtp_source
 from core.errors import StartupError
+from core.executor.device_state import DeviceState
+from core.executor.grid_speculator import GridSpeculator
+from core.executor.speculator import Speculator
+from core.executor.verification import Verification
 from core.memory.draft_pool import DraftLayers
 from core.models.base import Model, ModelSpec
 from core.relay.payload import Column
 from core.scheduler.draft_depth import Depth
 from core.speculation.drafter import Drafter, draft_columns
+from core.speculation.guesses import Guesser
 from core.speculation.suffix_drafter import SuffixDrafter
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
+class Way:
+    """One way to verify drafts."""
+
+    of: Callable[[int, Any, DeviceState], Verification]
+    """(most drafts for a row, drafter, state) -> what steps use."""
+    columns: Callable[[int], tuple[Column, ...]]
+    """Those of the FutureMap in which up to so many drafts for a row wait."""
+    is_grid: bool
+    """Whether lengths stay on the device, which model, attention and drafter must be made for."""
+
+
+RAGGED: Final = Way(lambda most, drafter, state: Speculator(drafter, state), draft_columns, False)
+GRID: Final = Way(lambda most, drafter, state: GridSpeculator(drafter, state, most), lambda most: (), True)
+WAYS: Final = {"cpu": RAGGED}
+"""By the type of a device; those that are not named compute grids."""
+GUESSERS: Final = ("ngram", "auto")
+"""Sources whose drafters can guess from text that they hear late."""
+
+
+def way_of(device: torch.device) -> Way:
+    """How drafts are verified on `device`."""
+    return WAYS.get(device.type, GRID)
+
+
+@dataclass(frozen=True, slots=True)
 class Speculation:
     """`drafter` guesses tokens, up to `most` behind each; `depth` says which of them a step verifies."""
 
-    drafter: Drafter
+    drafter: Drafter | Guesser
+    """What the way needs: a `Guesser` for grids."""
     most: int
     depth: Depth | None = None
     """None until the model was timed: then what promises most."""
+    way: Way = RAGGED
 
     def __post_init__(self) -> None:
         assert self.most >= 1, self.most
@@ -41,7 +74,11 @@ class Speculation:
     @property
     def columns(self) -> tuple[Column, ...]:
         """Columns of the FutureMap that it needs."""
-        return (*draft_columns(self.most), *self.drafter.columns)
+        return (*self.way.columns(self.most), *getattr(self.drafter, "columns", ()))
+
+    def verification(self, drafter: Any, state: DeviceState) -> Verification:
+        """What the steps of `state` use, with `drafter`."""
+        return self.way.of(self.most, drafter, state)
 
 
 class Source(Protocol):
@@ -110,11 +147,11 @@ def build_speculation(
 
     Raises StartupError where that does not give the hidden states that are needed.
     """
-    speculation = Speculation(source.drafter(pools, streams), config.speculation.max_drafts)
-    reason = why_no_states(spec, speculation.drafter)
+    drafter, most = source.drafter(pools, streams), config.speculation.max_drafts
+    reason = why_no_states(spec, drafter)
     if reason is not None:
         raise StartupError(f"speculative={config.speculation.method} is not possible: {reason}")
-    return speculation
+    return Speculation(drafter, most, way=way_of(streams.device))
 
 
 def why_no_states(spec: ModelSpec, drafter: Drafter) -> str | None:
@@ -125,10 +162,25 @@ def why_no_states(spec: ModelSpec, drafter: Drafter) -> str | None:
     return None
 
 
-def why_no_speculation(spec: ModelSpec, device: torch.device) -> str | None:
-    """Why an engine cannot verify drafts, as the end of a sentence; None if it can."""
-    if device.type != "cpu":
-        return f"drafts are verified on the CPU, and the model is on {device.type}"
+def why_no_speculation(
+    spec: ModelSpec, way: Way, method: str = "ngram", attention: type[AttentionBackend] = AttentionBackend
+) -> str | None:
+    """Why an engine cannot verify drafts, as the end of a sentence; None if it can.
+
+    `method`: what drafts. `attention`: the backend that the engine will have.
+    """
     if spec.encoder is not None:
         return "encoder-decoders are not speculated with"
-    return None
+    return _why_no_grid(spec, method, attention) if way.is_grid else None
+
+
+def _why_no_grid(spec: ModelSpec, method: str, attention: type[AttentionBackend]) -> str | None:
+    """Why lengths cannot stay on the device."""
+    kind = method.partition(":")[0]
+    if kind not in GUESSERS:
+        return f"{kind} drafts on the CPU alone, where it reads what a step has sampled"
+    if spec.state_layers:
+        return "states behind drafts are kept on the CPU alone"
+    if not spec.capturable:
+        return "the model does not promise to leave host lengths alone"
+    return None if attention.grid_safe else "the attention backend plans on the host"

@@ -56,14 +56,15 @@ def _median(state: DeviceState, tokens: int) -> float:
 
 def _padding(state: DeviceState, tokens: int) -> ForwardBatch:
     """A step of row 0 alone: `tokens` tokens at slot 0, all of whose logits are wanted."""
-    zeros, places = torch.zeros(tokens, dtype=torch.int64), torch.arange(tokens)
+    device = state.streams.device
+    zeros, places = torch.zeros(tokens, dtype=torch.int64, device=device), torch.arange(tokens, device=device)
     decode = tokens == 1
     return ForwardBatch(
         mode=ForwardMode.DECODE if decode else ForwardMode.EXTEND,
         input_ids=zeros,
         positions=places,
         rows=zeros[:1],
-        seq_lens=torch.full((1,), tokens),
+        seq_lens=torch.full((1,), tokens, device=device),
         out_cache_loc=zeros,
         last_indices=places,
         req_to_token=state.pool.table,

@@ -12,6 +12,7 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -24,6 +25,7 @@ from core.device.static_block import StaticBlock
 from core.executor.device_state import DeviceState
 from core.models.base import ModelSpec, hooks_layers
 from core.relay.resolve import DecodeRows
+from core.speculation.grid import Grid
 from core.types.arrays import Ints
 
 logger = logging.getLogger(__name__)
@@ -73,6 +75,8 @@ class DecodeInputs:
     """int64[F]: rows with a new owner."""
     table: tuple[torch.Tensor, torch.Tensor, torch.Tensor]
     """int64[n] each: rows, positions, slots of `TableWrites`."""
+    trial: Grid | None = None
+    """What is verified, written by the replay; None without drafts."""
 
 
 class DecodeGraphs:
@@ -85,7 +89,7 @@ class DecodeGraphs:
 
     def __init__(self, state: DeviceState, sizes: Sequence[int], maker: GraphMaker) -> None:
         self._state = state
-        self._maker = maker
+        self.maker = maker
         self._sizes = tuple(sorted(sizes))
         largest, device = self._sizes[-1], state.streams.device
         # Room for the sections, and beside them for every row fresh and one new page of table writes for every row.
@@ -107,8 +111,8 @@ class DecodeGraphs:
         with self._state.streams.on_forward():
             for done, size in enumerate(reversed(self._sizes), start=1):
                 # All padding: a capture runs the step, and padded rows write to padding only.
-                self.block.fill(_sections(NO_LENGTHS, NO_LENGTHS, NO_LENGTHS, size))
-                self._graphs[size] = self._maker.capture(self._work(size))
+                self.block.fill(sections_of(NO_LENGTHS, NO_LENGTHS, NO_LENGTHS, size))
+                self._graphs[size] = self.maker.capture(self._work(size))
                 if progress is not None:
                     progress(done, len(self._sizes))
         self._state.streams.synchronize()
@@ -122,7 +126,7 @@ class DecodeGraphs:
         """Copy the inputs of `batch`, which `takes` accepted, to the device in one transfer, with fresh padding."""
         size, count = self._size(len(batch.rows)), len(batch.rows)
         writes = batch.table_writes
-        sections = _sections(batch.rows, batch.lower_lens, batch.prefix_lens, size)
+        sections = sections_of(batch.rows, batch.lower_lens, batch.prefix_lens, size)
         beside = (batch.fresh_rows, writes.rows, writes.positions, writes.slots)
         views = self.block.fill([*sections, *beside])
         fresh, *table = views[len(sections) :]
@@ -194,7 +198,23 @@ def capture_decode_graphs(
     return graphs
 
 
-def _sections(rows: Ints, lower: Ints, upper: Ints, size: int) -> list[Ints]:
+class Replays(Protocol):
+    """Graphs of one kind of step."""
+
+    def takes(self, batch: ScheduleBatch) -> bool:
+        """Whether `batch` can be replayed."""
+        ...
+
+    def load(self, batch: ScheduleBatch) -> DecodeInputs:
+        """Copy the inputs of `batch` to the device."""
+        ...
+
+    def replay(self, inputs: DecodeInputs) -> torch.Tensor:
+        """The logits of the step with these inputs."""
+        ...
+
+
+def sections_of(rows: Ints, lower: Ints, upper: Ints, size: int) -> list[Ints]:
     """Each input followed by its padding: padded rows are row 0 at position 0, and write KV slot 0 (law 6)."""
     zeros = np.zeros(size - len(rows), np.int64)
     return [rows, zeros, lower, zeros, upper, zeros]

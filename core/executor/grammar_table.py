@@ -23,7 +23,8 @@ from core.device.event import Event
 from core.device.recorder import Recorder
 from core.executor.grammar_work import Follower, GrammarWork, give_up
 from core.sampling.sampler import SampleOutput
-from core.speculation.trial import Trial, Verdict
+from core.speculation.trial import Trial
+from core.speculation.verification import Outcome
 from core.types.arrays import Ints
 
 Statuses = npt.NDArray[np.int8]
@@ -42,14 +43,14 @@ class SampledStep:
     generations: Ints
     host: SampleOutput
     copy_done: Event
-    verdict: Verdict | None = None
+    verdict: Outcome | None = None
 
     def tokens(self, behind: int) -> Ints:
         """int64[S]: of each row the token with `behind` others of this step before it; -1 where there is none."""
         found: Ints = self.host.tokens.numpy()
         if self.verdict is None:
             return found
-        starts, has = self.verdict.trial.starts, self.verdict.counts > behind
+        starts, has = self.verdict.starts, self.verdict.counts > behind
         return np.where(has, found[np.where(has, starts + behind, starts)], -1)
 
     @property
@@ -78,7 +79,7 @@ class GrammarTable:
             self._followers[seed.row] = self._work.seated(seed)
 
     def sampled(
-        self, batch: ScheduleBatch, host: SampleOutput, copy_done: Event, verdict: Verdict | None = None
+        self, batch: ScheduleBatch, host: SampleOutput, copy_done: Event, verdict: Outcome | None = None
     ) -> None:
         """Remember where the tokens of a step with constrained rows will arrive, for the next `masks`."""
         if len(batch.sampling.constrained):

@@ -17,7 +17,7 @@ from core.device.timer import Mark
 from core.executor.sampling_step import SampledRows
 from core.executor.step_lanes import StepLanes
 from core.sampling.sampler import SampleOutput
-from core.speculation.trial import Verdict
+from core.speculation.verification import Outcome
 
 SAMPLED, RESULTS = "sampled", "results"
 """Names of a step's outputs for a `Recorder`, on the device and on the host; their places are step ids."""
@@ -50,7 +50,7 @@ class LaunchedStep:
     """The step's lanes; None while no recording runs."""
     drafting: tuple[Mark, Mark] | None = None
     """Where the making of drafts begins and ends on the forward stream; None where none are wanted."""
-    verdict: Verdict | None = None
+    verdict: Outcome | None = None
     """What became of drafts; None in a step that verified none. `host` then has an entry for each of its places."""
 
     def result(self) -> StepResult:
@@ -67,7 +67,7 @@ class LaunchedStep:
         tokens, non_finite, logprobs = host.tokens.numpy(), host.non_finite.numpy(), _logprobs(host)
         accepted, verdict = self._accepted(), self.verdict
         if verdict is not None:
-            kept, starts = verdict.kept, verdict.trial.starts
+            kept, starts = verdict.kept, verdict.starts
             tokens, logprobs = tokens[kept], None if logprobs is None else logprobs.of(kept)
             non_finite = np.logical_or.reduceat(non_finite & kept, starts)
         return StepResult(
@@ -98,7 +98,7 @@ class LaunchedStep:
         if verdict is None:
             ones = np.ones(len(spec.drafts), np.int64)
             return Accepted(ones, ones - 1, spec.drafts + 1)
-        return Accepted(verdict.counts, verdict.trial.counts - 1, spec.drafts + 1)
+        return Accepted(verdict.counts, verdict.proposed, spec.drafts + 1)
 
     def _violated(self) -> npt.NDArray[np.bool_] | None:
         """bool[S]: sampled rows whose relayed input was wrong; None if there is none."""

@@ -25,7 +25,7 @@ from core.sampling.penalties import TokenHistory, has_penalty
 from core.sampling.places import Places
 from core.sampling.sampler import SampleOutput, Sampler, Scored
 from core.sampling.splitting import sample_in_pieces
-from core.speculation.trial import Trial, Verdict
+from core.speculation.verification import Outcome, Tried
 from core.types.arrays import Ints
 
 log = logging.getLogger(__name__)
@@ -69,7 +69,7 @@ class SamplingStep:
         self._grammars.begin(batch)
 
     def sample(
-        self, logits: torch.Tensor, batch: ScheduleBatch, lens: torch.Tensor, trial: Trial | None = None
+        self, logits: torch.Tensor, batch: ScheduleBatch, lens: torch.Tensor, trial: Tried | None = None
     ) -> SampledRows:
         """Draw the next tokens of S rows from `logits`, float32[S, V], which it modifies in place.
 
@@ -80,7 +80,7 @@ class SamplingStep:
         """
         sampling, lost = batch.sampling, _NOBODY
         if trial is not None:
-            sampling = sampling.spread(trial.counts)
+            sampling = trial.spread(sampling)
             self._try(batch, trial)
         if sampling.any_penalty and self._unseeded:
             sampling, lost = self._without_history(sampling)
@@ -90,7 +90,7 @@ class SamplingStep:
         fits = self._score(scored, sampling)
         if len(sampling.constrained):
             # Once per step, even if sampling is tried again in pieces: it consumes the tokens of the step before.
-            grammars = self._grammars.masks(batch, trial)
+            grammars = self._grammars.masks(batch, None if trial is None else trial.on_host)
             mask, status = replace(grammars.mask, places=sampling.constrained), grammars.status
             masked = grammars.masked
         output = None
@@ -110,18 +110,17 @@ class SamplingStep:
         if self._history is not None and batch.sampling.any_penalty:
             self._history.append(rows, lens, tokens)
 
-    def on_their_way(self, batch: ScheduleBatch, host: SampleOutput, copy_done: Event, verdict: Verdict | None) -> None:
+    def on_their_way(self, batch: ScheduleBatch, host: SampleOutput, copy_done: Event, verdict: Outcome | None) -> None:
         """Tell the grammars that the step's tokens are on their way to `host`, readable once `copy_done` has fired.
 
         `verdict`: which of them count; None where all do.
         """
         self._grammars.sampled(batch, host, copy_done, verdict)
 
-    def _try(self, batch: ScheduleBatch, trial: Trial) -> None:
+    def _try(self, batch: ScheduleBatch, trial: Tried) -> None:
         """Enter the drafts into the history: at each place those before it count. What is wrong is overwritten."""
         if self._history is not None and batch.sampling.any_penalty:
-            rows, *columns = self._staging.upload([batch.rows[trial.row_of], trial.positions, trial.ids])
-            self._history.append(rows, *columns)
+            self._history.append(*trial.entries(batch.rows, self._staging))
 
     def _score(self, scored: Scored, sampling: SamplingBatch) -> bool:
         """Score all rows at once, as far as that needs no mask. Returns whether there was memory for it."""
@@ -174,7 +173,7 @@ class SamplingStep:
 _NOBODY: Ints = np.empty(0, np.int64)
 
 
-def _exhausted(batch: ScheduleBatch, places: Ints, trial: Trial | None) -> Exhausted:
+def _exhausted(batch: ScheduleBatch, places: Ints, trial: Tried | None) -> Exhausted:
     if not len(places):
         return NO_ROWS
     rows = places if trial is None else np.unique(trial.row_of[places])

@@ -7,6 +7,7 @@ never waits for drafts (law 9).
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -14,20 +15,25 @@ import torch
 
 from core.batch.forward_batch import ForwardBatch
 from core.batch.hidden import HiddenRequest
-from core.batch.schedule_batch import ScheduleBatch
+from core.batch.result import Published
+from core.batch.schedule_batch import ForwardMode, ScheduleBatch
+from core.device.event import Event
 from core.executor.device_state import DeviceState
 from core.relay.resolve import DecodeRows, ResolvedInputs
+from core.sampling.sampler import SampleOutput
 from core.speculation.drafter import DRAFT_LEN, DRAFTS, Computed, Drafter, Drafts, Ran
-from core.speculation.trial import Trial, Verdict
+from core.speculation.trial import Trial
+from core.speculation.verification import Outcome, Tried
 from core.types.arrays import Bools, Ints
 
 
 class Speculator:
-    """Forward thread only. Reads the device's memory in place, so it is for the CPU."""
+    """A `Verification`. Reads the device's memory in place, so it is for the CPU."""
 
     def __init__(self, drafter: Drafter, state: DeviceState) -> None:
         assert state.streams.device.type == "cpu", "drafts are read in place"
         self._drafter = drafter
+        self._state = state
         self._map = state.future_map
         self._vocab_size = state.model.spec.vocab_size
         self._width = self._map.buffer(DRAFTS).shape[1]
@@ -45,11 +51,11 @@ class Speculator:
         return self._drafter.needs_hidden
 
     def begin(self, batch: ScheduleBatch) -> None:
-        """Tell the drafter of new owners."""
+        """See `Verification`: no step is a grid."""
         self._drafter.begin(batch)
 
     def trial(self, batch: ScheduleBatch, decode: DecodeRows, inputs: ResolvedInputs) -> Trial | None:
-        """What `batch` computes of its decode rows, which have these inputs; None where no row has a draft to try."""
+        """See `Verification`."""
         assert batch.spec is not None, "speculation is on"
         if not batch.verifies or not (lens := self._map.extra(DRAFT_LEN, decode.rows).numpy()).any():
             return None
@@ -59,31 +65,74 @@ class Speculator:
         found = Trial.of(inputs.ids.numpy(), before, drafts, room, self._vocab_size)
         return found if len(found.ids) > len(before) else None
 
+    def forward_batch(self, batch: ScheduleBatch, decode: DecodeRows, trial: Tried) -> ForwardBatch:
+        """See `Verification`: for each row its newest token, and drafts behind it."""
+        assert isinstance(trial, Trial), "it came from here"
+        state = self._state
+        rows, ids, positions, seq_lens, last = state.staging.upload(
+            [batch.rows[trial.row_of], trial.ids, trial.positions, trial.lens + trial.counts, np.arange(len(trial.ids))]
+        )
+        return ForwardBatch(
+            # To a model they are chunks, each behind what is in the pools.
+            mode=ForwardMode.EXTEND,
+            input_ids=ids,
+            positions=positions,
+            rows=decode.rows,
+            seq_lens=seq_lens,
+            out_cache_loc=state.pool.slots(rows, positions),
+            last_indices=last,
+            req_to_token=state.pool.table,
+            kv_pool=state.kv_pool,
+            num_extend=len(trial.lens),
+            prefix_lens_host=trial.lens,
+            extend_lens_host=trial.counts,
+            verifies=True,
+            wants_hidden=self.needs_hidden.final,
+            wants_layers=self.needs_hidden.layers,
+        )
+
+    def host_lens(self, batch: ScheduleBatch, inputs: ResolvedInputs) -> tuple[Ints, Ints]:
+        """See `Verification`. The plan knows bounds, which drafts of the step before have set apart."""
+        prefix_lens, chunks, known = batch.prefix_lens, batch.num_extend, inputs.decode_lens.numpy()
+        prefix_lens = np.concatenate([prefix_lens[:chunks], known]) if chunks else known
+        return prefix_lens, np.minimum(batch.extend_lens, 1) if batch.verifies else batch.extend_lens
+
+    def tell(self, batch: ScheduleBatch, outcome: Outcome | None, told: Callable[[Published], None]) -> None:
+        """See `Verification`: they are known."""
+        if batch.verifies:
+            told(published(batch, outcome))
+
+    def drafts_behind(self, batch: ScheduleBatch) -> bool:
+        """See `Verification`."""
+        return batch.spec is not None and batch.spec.aim.most > 0
+
+    def on_their_way(
+        self, batch: ScheduleBatch, host: SampleOutput, copy_done: Event, outcome: Outcome | None
+    ) -> None:
+        """See `Verification`: the drafter has heard of them."""
+
     def drafted(
         self,
         batch: ScheduleBatch,
-        forward: ForwardBatch,
+        forward: ForwardBatch | None,
         lens: torch.Tensor,
         tokens: torch.Tensor,
-        verdict: Verdict | None,
+        outcome: Outcome | None,
     ) -> dict[str, torch.Tensor]:
-        """Columns of the relay for the S rows that sampled; none where no drafts are left and none are new.
-
-        `forward`: what the model ran over. `lens`, int64[S]: tokens of each in the pools. `tokens`: all that were
-        sampled, one for each row or, with a verdict, for each place.
-        """
+        """See `Verification`."""
         assert batch.spec is not None, "speculation is on"
         rows, found, aim = batch.sample_rows, tokens.numpy(), batch.spec.aim
         runs_model = self._drafter.runs_model
         if len(rows) == 0 and not runs_model:
             return {}
-        if verdict is None:
+        if outcome is None:
             counts = self._one_each[: len(rows)]
         else:
-            counts, found = verdict.counts, found[verdict.kept]
+            counts, found = outcome.counts, found[outcome.kept]
         ran = Ran(rows, lens.numpy(), counts, found)
         if runs_model:
-            kept = None if verdict is None else verdict.kept
+            assert forward is not None, "the CPU captures no steps"
+            kept = None if outcome is None else outcome.kept
             ran = replace(ran, computed=Computed(forward, batch.rows, kept, batch.sampling, self._map))
         if aim.most == 0 or len(rows) == 0:
             self._drafter.hear(ran)
@@ -102,3 +151,10 @@ class Speculator:
         self._left[rows] = False
         self._any_left = bool(np.count_nonzero(self._left))
         return {DRAFT_LEN: torch.zeros(len(rows), dtype=torch.int64)}
+
+
+def published(batch: ScheduleBatch, outcome: Outcome | None) -> Published:
+    """How far a step that was let verify drafts came; it may have found none. It has no prompts beside them."""
+    assert batch.spec is not None, "it verifies drafts"
+    counts = np.ones(len(batch.rows), np.int64) if outcome is None else outcome.counts
+    return Published(batch.step_id, batch.sample_rows, batch.sample_generations, counts, batch.spec.drafts + 1)

@@ -12,23 +12,25 @@ from core.batch.build import token_positions
 from core.batch.forward_batch import ForwardBatch
 from core.batch.hidden import NO_HIDDEN
 from core.batch.result import Published
-from core.batch.schedule_batch import ForwardMode, ScheduleBatch
+from core.batch.schedule_batch import ScheduleBatch
 from core.device.event import Event
 from core.device.shortage import MEMORY_ERRORS, is_out_of_memory
 from core.device.timer import Mark
-from core.executor.decode_graphs import DecodeInputs, capture_decode_graphs
+from core.executor.decode_graphs import DecodeInputs, Replays, capture_decode_graphs
 from core.executor.device_state import DeviceState
 from core.executor.exhaustion import embedded, out_of_memory
+from core.executor.grid_graphs import capture_grid_graphs
 from core.executor.launched_step import RESULTS, SAMPLED, LaunchedStep
 from core.executor.pooling import Pooler
 from core.executor.sampling_step import SampledRows, SamplingStep
 from core.executor.speculator import Speculator
 from core.executor.step_lanes import StepLanes, StepTracer
+from core.executor.verification import Attempt
 from core.memory.companion import Judged, LateBound
 from core.relay.payload import RelayPayload
 from core.relay.resolve import DecodeRows, resolve_forward_inputs
 from core.sampling.sampler import SampleOutput
-from core.speculation.trial import Trial, Verdict
+from core.speculation.verification import Outcome, Tried
 from core.types.arrays import Ints
 
 
@@ -41,7 +43,7 @@ class Computed:
     """float32[S, V]; float32[T, V] where drafts are verified."""
     vectors: torch.Tensor | None = None
     """Vectors of embeddings, float32[E, H]; None without any, or without memory for them."""
-    trial: Trial | None = None
+    trial: Tried | None = None
     """What is verified; None without drafts."""
 
 
@@ -57,7 +59,7 @@ class StepRunner:
             companion.recorder = self._recorder
         self._sampling = SamplingStep(state.pool, state.sampler, RESULTS, self._recorder)
         self._pooler = Pooler(state.pool)
-        self._speculator = None if state.drafter is None else Speculator(state.drafter, state)
+        self._speculator = None if state.drafter is None else (state.verification or Speculator)(state.drafter, state)
         # Without drafts a plan's lengths are exact, and have come with the companions' writes.
         found = () if state.drafter is None else state.companions.values()
         self._late_bound = tuple(companion for companion in found if isinstance(companion, LateBound))
@@ -66,6 +68,7 @@ class StepRunner:
         self._previous_end: Mark | None = None
         self._tracer = StepTracer(state.lanes)
         self.graphs = capture_decode_graphs(state, state.graph_sizes, state.attention)
+        self.grids = capture_grid_graphs(state, self.graphs, self._speculator)
 
     @property
     def state(self) -> DeviceState:
@@ -109,31 +112,33 @@ class StepRunner:
             if self._recorder is not None:
                 self._recorder.wrote(SAMPLED, (batch.step_id,))
             counted = state.checks.snapshot(state.future_map.violated(batch.num_decode))
-            published, verdict, drafting = self._relay(batch, done, sample_rows, sample_lens, rows, told)
+            published, outcome, drafting = self._relay(batch, done, sample_rows, sample_lens, rows, told)
             self._sampling.append(sample_rows, sample_lens, sampled.tokens, batch)
             ended = state.streams.mark()
         previous_end, self._previous_end = self._previous_end, ended
-        host, counts, fetched, copy_done = self._copy_out(
-            batch.step_id, sampled, counted, done.vectors, published, lanes
+        host, counts, fetched, verdict, copy_done = self._copy_out(
+            batch.step_id, sampled, counted, done.vectors, outcome, published, lanes
         )
         self._sampling.on_their_way(batch, host, copy_done, verdict)
+        if self._speculator is not None:
+            self._speculator.on_their_way(batch, host, copy_done, verdict)
         # Without the logits, which nothing copies and which are large.
         refs = (sampled, counted, done.vectors, done.inputs, published)
         # Without vectors the embeddings of the step, if it has any, found no memory (decision 25).
         exhausted = rows.exhausted if done.vectors is not None else rows.exhausted.beside(embedded(batch))
         return LaunchedStep(
-            *(batch, host, counts, copy_done, began, ended, previous_end, refs, self._recorder),
+            *(batch, host, counts, copy_done, began, ended, previous_end, (outcome, *refs), self._recorder),
             *(rows, fetched, exhausted, lanes, drafting, verdict),
         )
 
     def _compute(self, batch: ScheduleBatch, computing: Callable[[], None]) -> Computed:
         """Run the model. Decode steps that were captured are replayed."""
-        graphs = self.graphs
+        graphs = self._graphs_for(None if self._speculator is None else self._speculator.begin(batch))
         if graphs is not None and graphs.takes(batch):
             inputs = graphs.load(batch)
             self._apply(batch, inputs.rows, inputs.fresh, inputs.table)
             computing()
-            return Computed(inputs, graphs.replay(inputs))
+            return Computed(inputs, graphs.replay(inputs), trial=inputs.trial)
         forward_batch, trial = self._prepare(batch)
         for companion in self._late_bound:
             lens = forward_batch.prefix_lens_host, forward_batch.extend_lens_host
@@ -142,7 +147,13 @@ class StepRunner:
         logits = self._state.model.forward(forward_batch)
         return Computed(forward_batch, logits, self._pooler.vectors(forward_batch.hidden, batch.pooling), trial)
 
-    def _prepare(self, batch: ScheduleBatch) -> tuple[ForwardBatch, Trial | None]:
+    def _graphs_for(self, attempt: Attempt | None) -> Replays | None:
+        """What was captured of steps with this attempt."""
+        if attempt is None:
+            return self.graphs
+        return None if self.grids is None else self.grids.of(attempt)
+
+    def _prepare(self, batch: ScheduleBatch) -> tuple[ForwardBatch, Tried | None]:
         """Apply what the scheduler decided to device state, then gather the inputs, which depend on it.
 
         The trial is None in a step that verifies no drafts.
@@ -169,14 +180,11 @@ class StepRunner:
         encoder_tokens = int(batch.encoder_lens.sum()) if len(batch.encoder_lens) else 0
         inputs = resolve_forward_inputs(batch.staging, decode, state.future_map, batch.num_inputs, encoder_tokens)
         if self._speculator is not None and (trial := self._speculator.trial(batch, decode, inputs)) is not None:
-            return self._prepare_trial(batch, decode, trial), trial
+            return self._speculator.forward_batch(batch, decode, trial), trial
         token_rows, positions, seq_lens = decode.behind(places, inputs.decode_lens)
         prefix_lens, extend_lens = batch.prefix_lens, batch.extend_lens
         if self._speculator is not None and batch.num_decode:
-            # The plan knows bounds of these, which drafts of the step before have set apart; no row has a draft now.
-            known = inputs.decode_lens.numpy()
-            prefix_lens = np.concatenate([prefix_lens[:chunks], known]) if chunks else known
-            extend_lens = np.minimum(extend_lens, 1) if batch.verifies else extend_lens
+            prefix_lens, extend_lens = self._speculator.host_lens(batch, inputs)
         forward_batch = ForwardBatch(
             mode=batch.mode,
             input_ids=inputs.ids,
@@ -197,31 +205,6 @@ class StepRunner:
         )
         return forward_batch, None
 
-    def _prepare_trial(self, batch: ScheduleBatch, decode: DecodeRows, trial: Trial) -> ForwardBatch:
-        """The inputs of a step that verifies drafts: for each row its newest token, and drafts behind it."""
-        state = self._state
-        rows, ids, positions, seq_lens, last = state.staging.upload(
-            [batch.rows[trial.row_of], trial.ids, trial.positions, trial.lens + trial.counts, np.arange(len(trial.ids))]
-        )
-        return ForwardBatch(
-            # To a model they are chunks, each behind what is in the pools.
-            mode=ForwardMode.EXTEND,
-            input_ids=ids,
-            positions=positions,
-            rows=decode.rows,
-            seq_lens=seq_lens,
-            out_cache_loc=state.pool.slots(rows, positions),
-            last_indices=last,
-            req_to_token=state.pool.table,
-            kv_pool=state.kv_pool,
-            num_extend=len(trial.lens),
-            prefix_lens_host=trial.lens,
-            extend_lens_host=trial.counts,
-            verifies=True,
-            wants_hidden=self._hidden.final,
-            wants_layers=self._hidden.layers,
-        )
-
     def _apply(
         self, batch: ScheduleBatch, rows: torch.Tensor, fresh: torch.Tensor, table: Sequence[torch.Tensor]
     ) -> None:
@@ -233,19 +216,15 @@ class StepRunner:
             companion.begin(rows, batch.companion_writes.get(name), state.staging)
         state.future_map.forget(fresh)
         self._sampling.begin(batch)
-        if self._speculator is not None:
-            self._speculator.begin(batch)
 
     def _places(self, batch: ScheduleBatch, done: Computed) -> tuple[torch.Tensor, torch.Tensor]:
         """(row, and tokens before) of each token to be sampled, int64[S] each; int64[T] where drafts are verified."""
-        upload = self._state.staging.upload
         if done.trial is not None:
-            rows, lens = upload([batch.rows[done.trial.row_of], done.trial.positions + 1])
-            return rows, lens
+            return done.trial.sampled_at(batch.rows, self._state.staging)
         # In the middle of a prompt a row has a length to publish, but samples nothing.
         if len(batch.sample_indices) == len(batch.rows):
             return done.inputs.rows, done.inputs.seq_lens
-        rows, places = upload([batch.sample_rows, batch.sample_indices])
+        rows, places = self._state.staging.upload([batch.sample_rows, batch.sample_indices])
         return rows, done.inputs.seq_lens.index_select(0, places)
 
     def _relay(
@@ -256,34 +235,34 @@ class StepRunner:
         lens: torch.Tensor,
         sampled: SampledRows,
         told: Callable[[Published], None],
-    ) -> tuple[Event, Verdict | None, tuple[Mark, Mark] | None]:
+    ) -> tuple[Event, Outcome | None, tuple[Mark, Mark] | None]:
         """Leave to the next step where rows stand, their newest tokens, and drafts behind these.
 
         `rows`, `lens`: as `_places` returned them; `sampled`: what was sampled there. Returns the event behind the
         lengths, what became of drafts if the step verified any, and where new ones begin and end if some are wanted.
         """
         state, seq_lens, newest = self._state, done.inputs.seq_lens, (tokens := sampled.output.tokens)
-        verdict = None if done.trial is None else done.trial.judged(tokens.numpy(), sampled.masked)
-        if verdict is not None:
-            seq_lens, last = state.staging.upload([verdict.lens, verdict.last])
-            rows, lens, newest = done.inputs.rows, seq_lens, tokens.index_select(0, last)
+        outcome = None
+        if done.trial is not None:
+            judgement = done.trial.judge(tokens, sampled.masked, state.staging)
+            outcome, seq_lens, newest = judgement.outcome, judgement.lens, judgement.newest
+            rows, lens = done.inputs.rows, seq_lens
         published = state.future_map.publish(done.inputs.rows, seq_lens)
         assert published is not None, "the planner submits no empty step"
-        if batch.verifies:
-            told(_lengths(batch, verdict))
-        if verdict is not None:
+        if self._speculator is not None:
+            self._speculator.tell(batch, outcome, told)
+        if outcome is not None:
             # Behind the publish event too: a reader of lengths waits for no copies of states.
             for companion in self._judged:
-                companion.judged(verdict.counts, state.staging)
+                companion.judged(outcome.counts, state.staging)
         drafts, drafting = dict[str, torch.Tensor](), None
         if self._speculator is not None:
-            assert batch.spec is not None, "speculation is on"
-            assert isinstance(done.inputs, ForwardBatch), "drafts are made on the CPU, which captures no steps"
-            began = state.streams.mark() if batch.spec.aim.most else None
-            drafts = self._speculator.drafted(batch, done.inputs, lens, tokens, verdict)
+            began = state.streams.mark() if self._speculator.drafts_behind(batch) else None
+            forward = done.inputs if isinstance(done.inputs, ForwardBatch) else None
+            drafts = self._speculator.drafted(batch, forward, lens, tokens, outcome)
             drafting = None if began is None else (began, state.streams.mark())
         state.future_map.stash(rows, RelayPayload(newest, drafts))
-        return published, verdict, drafting
+        return published, outcome, drafting
 
     def _copy_out(
         self,
@@ -291,10 +270,12 @@ class StepRunner:
         sampled: SampleOutput,
         counted: torch.Tensor,
         vectors: torch.Tensor | None,
+        outcome: Outcome | None,
         published: Event,
         lanes: StepLanes | None,
-    ) -> tuple[SampleOutput, torch.Tensor, torch.Tensor | None, Event]:
-        """Copy tokens, vectors, log probabilities and assert counters to the host, on the copy stream."""
+    ) -> tuple[SampleOutput, torch.Tensor, torch.Tensor | None, Outcome | None, Event]:
+        """Copy tokens, what became of drafts, vectors, log probabilities and assert counters to the host, on the copy
+        stream."""
         streams = self._state.streams
         copy_done = streams.new_event()
         with streams.on_copy():
@@ -308,23 +289,17 @@ class StepRunner:
             host = self._to_host(sampled)
             counts = streams.fetch(counted)
             fetched = None if vectors is None else streams.fetch(vectors)
+            outcome = None if outcome is None else outcome.fetched(streams.fetch)
             if lanes is not None:
                 lanes.copied(streams.mark())
             copy_done.record(streams.copy)
-        return host, counts, fetched, copy_done
+        return host, counts, fetched, outcome, copy_done
 
     def _to_host(self, sampled: SampleOutput) -> SampleOutput:
         fetch = self._state.streams.fetch
         wanted = (sampled.logprobs, sampled.top_ids, sampled.top_values)
         fetched = [None if tensor is None else fetch(tensor) for tensor in wanted]
         return SampleOutput(fetch(sampled.tokens), fetch(sampled.non_finite), *fetched)
-
-
-def _lengths(batch: ScheduleBatch, verdict: Verdict | None) -> Published:
-    """Of a step that was let verify drafts; it may have found none. Rows with drafts have no prompts beside them."""
-    assert batch.spec is not None, "it verifies drafts"
-    counts = np.ones(len(batch.rows), np.int64) if verdict is None else verdict.counts
-    return Published(batch.step_id, batch.sample_rows, batch.sample_generations, counts, batch.spec.drafts + 1)
 
 
 NO_CHUNKS: Ints = np.empty(0, np.int64)

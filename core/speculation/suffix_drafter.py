@@ -14,6 +14,7 @@ from core.batch.spec_plan import Aim
 from core.relay.payload import Column
 from core.speculation.confidence import Confidence
 from core.speculation.drafter import Drafts, Ran
+from core.speculation.guesses import Guesses
 from core.speculation.suffix_index import BLOCK, NOTHING, NOWHERE, ORDERS, Found, SuffixIndex, Text
 from core.types.arrays import Ints
 
@@ -36,7 +37,7 @@ class Follower:
 
 
 class SuffixDrafter:
-    """A `Drafter`. Notes all text and guesses that it goes on as it did when the same few tokens were last said.
+    """A `Drafter` and a `Guesser`. Notes all text and guesses that it goes on as it did when the same few tokens were last said.
 
     A guess is proposed as far as such guesses were right often enough lately.
     """
@@ -85,6 +86,19 @@ class SuffixDrafter:
                 self._note(follower)
             at += count
         return self._drafts(followers, aim)
+
+    def guess(self, rows: Ints, most: int) -> Guesses:
+        """See `Guesser`: all that followed before. A place of a grid costs the same whether a draft is tried in it."""
+        self._catch_up()
+        ids: Ints = np.full((len(rows), most), NOWHERE, np.int64)
+        lens: Ints = np.zeros(len(rows), np.int64)
+        for place, row in enumerate(rows.tolist()):
+            follower = self._followers.get(row)
+            if follower is not None:
+                self._note(follower)
+                found = self._index.follow(follower.text, most).ids
+                ids[place, : len(found)], lens[place] = found, len(found)
+        return Guesses(ids, lens)
 
     def _drafts(self, followers: Sequence[Follower | None], aim: Aim) -> Drafts:
         """What is worth a place of what followed the end of each text; all text is noted."""

@@ -1,23 +1,28 @@
 """What a step computes to verify drafts: for each row its newest token and the drafts behind it.
 
-Ragged, on the host's own memory: on the CPU a place that is not computed costs nothing. An accelerator would compute a
-grid of K + 1 places a row, under a mask, since it must not wait to learn how many drafts there are.
+Ragged, on the host's own memory: on the CPU a place that is not computed costs nothing. An accelerator computes a
+`grid`, since it must not wait to learn how many drafts there are.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 
 from core.batch.ragged import starts_of, walk_runs
+from core.batch.sampling_batch import SamplingBatch
+from core.device.staging import Staging
 from core.speculation.drafter import Drafts
+from core.speculation.verification import Judgement
 from core.types.arrays import Bools, Ints
 
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """T tokens of n rows, row after row; int64 arrays on the host."""
+    """T tokens of n rows, row after row; int64 arrays on the host. `Tried`."""
 
     lens: Ints
     """[n]: tokens of each row in the pools before the step."""
@@ -50,6 +55,31 @@ class Trial:
         """[n]: the place, among the T tokens, of each row's newest one."""
         return starts_of(self.counts)
 
+    @property
+    def on_host(self) -> Trial:
+        """See `Tried`."""
+        return self
+
+    def spread(self, sampling: SamplingBatch) -> SamplingBatch:
+        """See `Tried`."""
+        return sampling.spread(self.counts)
+
+    def entries(self, rows: Ints, staging: Staging) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """See `Tried`."""
+        of, positions, ids = staging.upload([rows[self.row_of], self.positions, self.ids])
+        return of, positions, ids
+
+    def sampled_at(self, rows: Ints, staging: Staging) -> tuple[torch.Tensor, torch.Tensor]:
+        """See `Tried`."""
+        of, lens = staging.upload([rows[self.row_of], self.positions + 1])
+        return of, lens
+
+    def judge(self, sampled: torch.Tensor, most: Ints | None, staging: Staging) -> Judgement:
+        """See `Tried`."""
+        verdict = self.judged(sampled.numpy(), most)
+        lens, last = staging.upload([verdict.lens, verdict.last])
+        return Judgement(verdict, lens, sampled.index_select(0, last))
+
     def judged(self, sampled: Ints, most: Ints | None = None) -> Verdict:
         """What becomes of the drafts, given the tokens `sampled` behind each of the T places.
 
@@ -67,11 +97,21 @@ class Trial:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """How far each of n rows came."""
+    """How far each of n rows came. `Outcome`, and known at once."""
 
     trial: Trial
     last: Ints
     """int64[n]: the place, among the T tokens, behind which each row's newest token was sampled."""
+
+    @property
+    def starts(self) -> Ints:
+        """See `Trial`."""
+        return self.trial.starts
+
+    @property
+    def proposed(self) -> Ints:
+        """int64[n]: drafts that were tried."""
+        return self.trial.counts - 1
 
     @property
     def counts(self) -> Ints:
@@ -88,3 +128,7 @@ class Verdict:
         """bool[T]: the places whose sampled tokens count."""
         kept: Bools = np.arange(len(self.trial.ids)) <= self.last[self.trial.row_of]
         return kept
+
+    def fetched(self, fetch: Callable[[torch.Tensor], torch.Tensor]) -> Verdict:
+        """See `Outcome`: all of it is on the host."""
+        return self

@@ -32,6 +32,7 @@ class TritonAttention(AttentionBackend):
     """One launch for all prefill segments of a step and one for all single tokens. A bias (T5) goes to the native."""
 
     graph_safe = True
+    grid_safe = True
 
     def __init__(self) -> None:
         self._batch: ForwardBatch | None = None
@@ -49,7 +50,9 @@ class TritonAttention(AttentionBackend):
     def plan(self, batch: ForwardBatch) -> None:
         """Upload the places of prefill segments. A decode step needs no plan."""
         self._batch, self._segments, self._native = batch, None, None
-        if batch.num_extend:
+        if batch.prefix_lens is not None:
+            self._segments = _grid(batch, batch.prefix_lens)
+        elif batch.num_extend:
             extend = batch.extend_lens_host[: batch.num_extend]
             arrays = [starts_of(extend), batch.prefix_lens_host[: batch.num_extend]]
             starts, prefixes = Staging(batch.rows.device).upload(arrays)
@@ -78,7 +81,8 @@ class TritonAttention(AttentionBackend):
         self._store(batch, layer_id, k, v)
         pool = batch.kv_pool
         keys, values = pool.k(layer_id), pool.v(layer_id)
-        out = q.new_empty(q.shape[1], q.shape[0], v.shape[2])
+        # The kernel leaves out places that do not count. What stands there goes on to the next layer, and to slot 0.
+        out = (q.new_zeros if batch.grid_width else q.new_empty)(q.shape[1], q.shape[0], v.shape[2])
         tiles = self._tiles_for(q.device, q.shape[2] * q.itemsize)
         count, tokens = batch.num_extend, 0
         spans = (scale, softcap or 0.0, sliding_window or 0, chunk_size or 0, pool.page_size)
@@ -124,3 +128,9 @@ class TritonAttention(AttentionBackend):
             self._native = TorchNativeAttention()
             self._native.plan(batch)
         return self._native.forward(layer_id, q, k, v, scale=scale, bias=bias)
+
+
+def _grid(batch: ForwardBatch, prefixes: torch.Tensor) -> _Segments:
+    """A segment for each row, as long as the grid is wide. Its length ends it, on the device."""
+    width, tokens = batch.grid_width, len(batch.input_ids)
+    return _Segments(torch.arange(0, tokens, width, device=prefixes.device), prefixes, width, tokens)

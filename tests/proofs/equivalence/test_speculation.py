@@ -92,8 +92,10 @@ def requests(vocab: int, seed: int, names: Sequence[str] = tuple(OPTIONS)) -> li
 class Player:
     """An engine without a loop of its own: it steps until all requests have ended."""
 
-    def __init__(self, setting: Setting, model: Model, speculation: Speculation | None) -> None:
-        self.built = assemble(setting.config(), model, tokenizer(), DeviceStreams(CPU), speculation)
+    def __init__(
+        self, setting: Setting, model: Model, speculation: Speculation | None, streams: DeviceStreams | None = None
+    ) -> None:
+        self.built = assemble(setting.config(), model, tokenizer(), streams or DeviceStreams(CPU), speculation)
         self._news = threading.Event()
         self._executor = self.built.new_executor(self._news.set)
         self._scheduler = self.built.new_scheduler(self._executor, self._emit)

@@ -1,0 +1,190 @@
+"""Steps that verify drafts as captured graphs: one for each number of rows and width of the grid, padded with row 0.
+
+They are to a grid what `decode_graphs` are to a step of one token a row, and share memory with these: from the
+FutureMap's tokens and the guesses that came with the step to the logits of all places.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import torch
+
+from core.batch.schedule_batch import ScheduleBatch
+from core.device.graphs import Graph, GraphMaker
+from core.device.static_block import StaticBlock
+from core.executor.decode_graphs import NO_LENGTHS, CaptureProgress, DecodeGraphs, DecodeInputs, sections_of
+from core.executor.device_state import DeviceState
+from core.executor.grid_speculator import GridSpeculator, grid_batch, grid_of
+from core.executor.verification import Attempt, Verification
+from core.models.base import hooks_layers
+from core.relay.resolve import DecodeRows
+from core.speculation.grid import Grid
+from core.speculation.guesses import Guesses
+from core.types.arrays import Ints
+
+logger = logging.getLogger(__name__)
+
+MOST_PLACES: Final = 256
+"""Grids of more places are not captured: their logits take memory (128 MiB with 128 Ki ids), and they compute for long
+enough to be launched one kernel at a time."""
+
+SECTIONS: Final = 7
+"""Inputs with one entry per row; beside them the guesses."""
+
+
+def grid_sizes(sizes: Sequence[int], widths: Sequence[int]) -> tuple[tuple[int, int], ...]:
+    """(rows, places of each row) of the grids to capture, those of most places first."""
+    fit = [(size, width) for size in sizes for width in widths if size * width <= MOST_PLACES]
+    return tuple(sorted(fit, key=lambda each: -each[0] * each[1]))
+
+
+@dataclass(frozen=True, slots=True)
+class Outputs:
+    """What replays leave, in static memory; the next one overwrites it."""
+
+    before: torch.Tensor
+    """int64[rows]."""
+    tried: torch.Tensor
+    """int64[rows]."""
+    ids: torch.Tensor
+    """int64[places]."""
+    logits: torch.Tensor
+    """float32[places, V]."""
+
+    def grid(self, rows: int, width: int) -> Grid:
+        """The grid of the first `rows` rows: views."""
+        return Grid(self.before[:rows], self.tried[:rows], self.ids[: rows * width].view(rows, width))
+
+
+class GridGraphs:
+    """Graphs by (rows, width). Forward stream only."""
+
+    def __init__(self, state: DeviceState, shapes: Sequence[tuple[int, int]], length: int, maker: GraphMaker) -> None:
+        """`shapes`: as `grid_sizes` made them. `length`: tokens of a guess."""
+        assert shapes, "there is something to capture"
+        self._state = state
+        self._shapes = tuple(shapes)
+        self._length = length
+        self._maker = maker
+        self._graphs: dict[tuple[int, int], Graph] = {}
+        places, rows = shapes[0][0] * shapes[0][1], max(size for size, _ in shapes)
+        # Room for the sections, and beside them for every row fresh and one new page of table writes for every row.
+        self.block = StaticBlock(rows * (SECTIONS + length + 1 + 3 * state.kv_pool.page_size), state.staging)
+        counts = (torch.zeros(count, dtype=torch.int64, device=state.streams.device) for count in (rows, rows, places))
+        logits = torch.zeros(places, state.model.spec.vocab_size, dtype=torch.float32, device=state.streams.device)
+        self.outputs = Outputs(*counts, logits)
+        self.replays = 0
+        """Number of steps replayed so far."""
+
+    @torch.inference_mode()
+    def capture(self, progress: CaptureProgress | None = None) -> None:
+        """Record all shapes, as `DecodeGraphs.capture` does."""
+        with self._state.streams.on_forward():
+            for done, (size, width) in enumerate(self._shapes, start=1):
+                # All padding: a capture runs the step, and padded rows write to padding only.
+                self.block.fill(_sections(NO_LENGTHS, NO_LENGTHS, NO_LENGTHS, self._nothing(width), size))
+                self._graphs[size, width] = self._maker.capture(self._work(size, width))
+                if progress is not None:
+                    progress(done, len(self._shapes))
+        self._state.streams.synchronize()
+
+    def of(self, attempt: Attempt) -> AttemptGraphs:
+        """Those of the width of `attempt`, to be loaded with it."""
+        return AttemptGraphs(self, attempt)
+
+    def size_for(self, batch: ScheduleBatch, width: int) -> int | None:
+        """Rows, with padding, of the graph for `batch`; None where none is large enough or wide enough."""
+        sizes = [size for size, wide in self._shapes if wide == width and size >= len(batch.rows)]
+        if not sizes or hooks_layers(batch.companion_writes):
+            return None
+        beside = len(batch.fresh_rows) + 3 * len(batch.table_writes.rows)
+        fits = min(sizes) * (SECTIONS + self._length) + beside <= self.block.memory.numel()
+        return min(sizes) if fits else None
+
+    def load(self, batch: ScheduleBatch, attempt: Attempt) -> DecodeInputs:
+        """See `DecodeGraphs.load`. The grid in it holds from the replay on."""
+        size, count, writes = self.size_for(batch, attempt.width), len(batch.rows), batch.table_writes
+        assert size is not None, "it was asked for first"
+        sections = _sections(batch.rows, batch.lower_lens, batch.prefix_lens, attempt, size)
+        views = self.block.fill([*sections, batch.fresh_rows, writes.rows, writes.positions, writes.slots])
+        fresh, *table = views[len(sections) :]
+        grid = self.outputs.grid(count, attempt.width)
+        return DecodeInputs(size, views[0], grid.before, fresh, (table[0], table[1], table[2]), grid)
+
+    def replay(self, inputs: DecodeInputs) -> torch.Tensor:
+        """float32[n * W, V]: logits of all places of the real rows, a view that the next replay overwrites."""
+        grid = inputs.trial
+        assert grid is not None, "it was loaded here"
+        self._graphs[inputs.size, grid.width].replay()
+        self.replays += 1
+        return self.outputs.logits[: grid.ids.numel()]
+
+    def _nothing(self, width: int) -> Attempt:
+        none = np.empty((0, self._length), np.int64)
+        return Attempt(width, NO_LENGTHS, NO_LENGTHS, Guesses(none, NO_LENGTHS), NO_LENGTHS)
+
+    def _work(self, size: int, width: int) -> Callable[[], None]:
+        state, outputs, places = self._state, self.outputs, size * width
+        lengths = [size, size, size, size, size, size * self._length, size, size]
+        rows, lower, upper, *arrays = self.block.memory[: sum(lengths)].split(lengths)
+        kept = outputs.grid(size, width)
+
+        def work() -> None:
+            newest, before = DecodeRows(rows, lower, upper).resolve(state.future_map)
+            grid = grid_of(list(arrays), newest, before, width, state.model.spec.vocab_size)
+            kept.before.copy_(before)
+            kept.tried.copy_(grid.tried)
+            kept.ids.copy_(grid.ids)
+            outputs.logits[:places].copy_(state.model.forward(grid_batch(state, rows, grid)))
+
+        return work
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptGraphs:
+    """The graphs for one attempt."""
+
+    graphs: GridGraphs
+    attempt: Attempt
+
+    def takes(self, batch: ScheduleBatch) -> bool:
+        """See `DecodeGraphs`."""
+        return self.graphs.size_for(batch, self.attempt.width) is not None
+
+    def load(self, batch: ScheduleBatch) -> DecodeInputs:
+        """See `DecodeGraphs`."""
+        return self.graphs.load(batch, self.attempt)
+
+    def replay(self, inputs: DecodeInputs) -> torch.Tensor:
+        """See `DecodeGraphs`; float32[T, V]."""
+        return self.graphs.replay(inputs)
+
+
+def capture_grid_graphs(
+    state: DeviceState, graphs: DecodeGraphs | None, speculator: Verification | None
+) -> GridGraphs | None:
+    """Graphs of grids beside `graphs`; None where these are none, or drafts are verified otherwise."""
+    if graphs is None or not isinstance(speculator, GridSpeculator):
+        return None
+    shapes, began = grid_sizes(state.graph_sizes, speculator.widths), time.monotonic()
+    if not shapes:
+        return None
+    grids = GridGraphs(state, shapes, speculator.length, graphs.maker)
+    try:
+        grids.capture(lambda done, total: logger.debug("captured %d of %d grids", done, total))
+    except RuntimeError as error:
+        logger.warning("steps that verify drafts are not captured: %s", str(error).partition("\n")[0])
+        return None
+    logger.info("captured %d grids for drafts in %.1f s", len(shapes), time.monotonic() - began)
+    return grids
+
+
+def _sections(rows: Ints, lower: Ints, upper: Ints, attempt: Attempt, size: int) -> list[Ints]:
+    """Each input followed by its padding: row 0 at position 0, which tries nothing (law 6). `rows` comes first."""
+    return [*sections_of(rows, lower, upper, size), *attempt.padded(size)]

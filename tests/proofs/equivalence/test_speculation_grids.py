@@ -1,0 +1,185 @@
+"""Grids, the accelerator's way to verify drafts, on the stand-in for its streams and graphs.
+
+Outputs are those of an engine without speculation, token for token, with captured steps and without, whether the host
+hears of tokens in time or late.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from core.config import ModelConfig
+from core.device.streams import DeviceStreams
+from core.engine import build
+from core.engine.speculation import GRID, Speculation
+from core.executor.step import StepRunner
+from core.models.base import Model
+from core.models.loader import load_model
+from core.types.request import Req
+from tests.proofs.equivalence.test_speculation import (
+    CONTEXT,
+    CPU,
+    MOST,
+    VOCAB,
+    Player,
+    Seen,
+    Setting,
+    assert_same,
+    requests,
+    same_but_for_rounding,
+)
+from tests.proofs.happens_before.hash_model import HashModel
+from tests.support.checkpoints import VOCAB_SIZE
+from tests.support.fakes.adversaries import ADVERSARIES, Says, always_right, like_a_coin, right_then_wrong
+from tests.support.fakes.device_hash_model import DeviceHashModel
+from tests.support.fakes.fixed_depth import FixedDepth
+from tests.support.fakes.grid_attention import GridAttention
+from tests.support.fakes.late_drafter import LateDrafter
+from tests.support.fakes.late_streams import LateStreams
+from tests.support.fakes.step_grammar import StepGrammar, follows
+from tests.support.fakes.traced_graphs import GraphStreams
+
+STREAMS: dict[str, Callable[[], DeviceStreams]] = {
+    "eager": lambda: DeviceStreams(CPU),
+    "captured": GraphStreams,
+    "captured and late": LateStreams,
+}
+
+
+@pytest.fixture(autouse=True)
+def _attention(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(build, "build_attention", lambda *_: GridAttention())
+
+
+def device_model() -> Model:
+    return DeviceHashModel(VOCAB, CONTEXT)
+
+
+class Both:
+    """The same requests without speculation, and with grids."""
+
+    def __init__(
+        self,
+        setting: Setting,
+        reqs: Callable[[], list[Req]],
+        says: Says,
+        streams: DeviceStreams,
+        model: Callable[[], Model] = device_model,
+        plain: Callable[[], Model] = lambda: HashModel(VOCAB, CONTEXT),
+        vocab: int = VOCAB,
+        depth: int = MOST,
+    ) -> None:
+        with pytest.MonkeyPatch.context() as patch:
+            if plain is not model:
+                patch.setattr(build, "build_attention", build_attention)
+            self.plain = Player(setting, plain(), None).play(asked := reqs())
+        truth = [[*req.prompt.tolist(), *seen.tokens] for req, seen in zip(asked, self.plain, strict=True)]
+        self.drafter = LateDrafter(truth, says, vocab)
+        player = Player(setting, model(), Speculation(self.drafter, MOST, FixedDepth(depth), GRID), streams)
+        self.runner: StepRunner = player._executor._runner  # type: ignore[attr-defined]
+        self.seen: list[Seen] = player.play(reqs())
+        self.drafts = player.drafts
+        self.retracted = player.stats.preemptions
+
+    def replays(self) -> tuple[int, int]:
+        """(of steps without drafts, of grids)."""
+        graphs, grids = self.runner.graphs, self.runner.grids
+        assert graphs is not None and grids is not None, "steps are captured"
+        return graphs.replays, grids.replays
+
+
+build_attention = build.build_attention
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+@pytest.mark.parametrize("streams", STREAMS)
+@pytest.mark.parametrize("says", ADVERSARIES, ids=lambda each: each.__name__)
+def test_no_draft_changes_an_output(says: Says, streams: str, overlap: bool, seed: int) -> None:
+    both = Both(Setting(overlap=overlap), lambda: requests(VOCAB, seed), says, STREAMS[streams]())
+    assert_same(both.plain, both.seen, requests(VOCAB, seed))
+    if says is always_right:
+        assert both.drafter.accepted > 0
+    if says in ADVERSARIES[1:2]:
+        assert both.drafter.accepted == 0
+    if streams != "eager" and says is always_right:
+        assert min(both.replays()) > 0
+    pool = both.runner.state.pool
+    assert not pool.table[0].any()
+
+
+@pytest.mark.parametrize("page_size", [1, 4, 16])
+def test_whatever_pages_and_batches_are(page_size: int, seed: int) -> None:
+    """Eight rows in batches of every size, so padded, growing and shrinking."""
+    setting = Setting(page_size, 512, rows=8)
+    both = Both(setting, lambda: requests(VOCAB, seed + 1), like_a_coin(seed), LateStreams())
+    assert_same(both.plain, both.seen, requests(VOCAB, seed + 1))
+    assert both.drafter.accepted > 0 and min(both.replays()) > 0
+
+
+def test_rows_that_give_way_go_on_where_they_were(seed: int) -> None:
+    setting = Setting(tokens=112, rows=6)
+    both = Both(setting, lambda: requests(VOCAB, seed + 2), like_a_coin(seed), LateStreams())
+    assert_same(both.plain, both.seen, requests(VOCAB, seed + 2))
+    assert both.drafter.accepted > 0 and both.retracted > 0
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+def test_constrained_rows_try_nothing_beside_drafts(overlap: bool, seed: int) -> None:
+    def reqs() -> list[Req]:
+        made = requests(VOCAB, seed + 5)
+        for req in made[::3]:
+            req.grammar = StepGrammar()
+        return made
+
+    both = Both(Setting(overlap=overlap), reqs, always_right, LateStreams())
+    assert_same(both.plain, both.seen, reqs())
+    for req, seen in zip(reqs(), both.seen, strict=True):
+        assert req.grammar is None or follows(seen.tokens)
+    assert both.drafter.accepted > 0
+
+
+def test_penalties_count_the_drafts_before_each_place(seed: int) -> None:
+    """Of eleven tokens most come again and again."""
+    names = ("repetition penalty", "frequency penalty", "presence penalty")
+
+    def reqs() -> list[Req]:
+        made = requests(11, seed, [name for name in _penalties() for _ in names])
+        return made
+
+    both = Both(
+        Setting(), reqs, always_right, GraphStreams(), lambda: DeviceHashModel(11, CONTEXT), lambda: HashModel(11, CONTEXT), 11
+    )
+    assert_same(both.plain, both.seen, reqs())
+    assert both.drafter.accepted > 0
+
+
+def _penalties() -> list[str]:
+    from tests.proofs.equivalence.test_speculation import OPTIONS
+
+    return [name for name in OPTIONS if "penalt" in name]
+
+
+@pytest.mark.parametrize("depth", range(1, MOST + 1))
+def test_a_step_takes_the_least_width_that_holds_its_drafts(depth: int, seed: int) -> None:
+    both = Both(Setting(), lambda: requests(VOCAB, seed + 3), right_then_wrong, GraphStreams(), depth=depth)
+    assert_same(both.plain, both.seen, requests(VOCAB, seed + 3))
+    assert both.drafts.tokens > 0 and both.drafts.most <= depth
+
+
+@pytest.mark.parametrize("kind", ["llama", "gemma3_text", "qwen3_moe"])
+def test_models_by_transformers_say_the_same_tokens(
+    kind: str, checkpoint_of: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    """In float64: sums in another order then move a draw by 1e-16, and none of these lies that near another token."""
+    monkeypatch.setattr("core.models.hf.backend._dtype", lambda *_: torch.float64)
+    config = ModelConfig(str(checkpoint_of(kind)), native="off", context_length=CONTEXT)
+    load: Any = lambda: load_model(config, CPU)  # noqa: E731
+    reqs = lambda: requests(VOCAB_SIZE, seed + 4)  # noqa: E731
+    both = Both(Setting(), reqs, always_right, LateStreams(), load, load, VOCAB_SIZE)
+    same_but_for_rounding(both.plain, both.seen, reqs())
+    assert both.drafter.accepted > 0

@@ -1,0 +1,71 @@
+"""A backend that reads no host lengths but those of chunks: every token over the whole table, masked by its place.
+
+Slow and simple, so that grids can be tried on the CPU without the Triton interpreter, captured or not.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from core.attention.base import AttentionBackend, RelativeBias
+from core.attention.explicit import explicit_attention
+from core.attention.span import AttentionSpan
+from core.batch.forward_batch import ForwardBatch
+from core.device.staging import Staging
+
+
+def rows_of_tokens(batch: ForwardBatch) -> torch.Tensor:
+    """int64[T]: the pool's row of each token, of chunks, grids and decode rows alike."""
+    if batch.grid_width:
+        return batch.rows[:, None].expand(-1, batch.grid_width).reshape(-1)
+    if batch.num_extend == 0:
+        return batch.rows
+    chunks, tails = np.arange(batch.num_extend), np.arange(batch.num_extend, len(batch.rows))
+    of = np.concatenate([np.repeat(chunks, batch.extend_lens_host[: batch.num_extend]), tails])
+    return batch.rows.index_select(0, Staging(batch.rows.device).upload([of])[0])
+
+
+class GridAttention(AttentionBackend):
+    """By the formula."""
+
+    graph_safe = True
+    grid_safe = True
+
+    def __init__(self) -> None:
+        self._batch: ForwardBatch | None = None
+
+    def plan(self, batch: ForwardBatch) -> None:
+        self._batch = batch
+
+    def forward(
+        self,
+        layer_id: int,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        *,
+        scale: float,
+        sliding_window: int | None = None,
+        softcap: float | None = None,
+        sinks: torch.Tensor | None = None,
+        chunk_size: int | None = None,
+        bias: RelativeBias | None = None,
+    ) -> torch.Tensor:
+        batch = self._batch
+        assert batch is not None and bias is None
+        pool = batch.kv_pool
+        pool.write(layer_id, batch.out_cache_loc, k.transpose(0, 1), v.transpose(0, 1))
+        table = batch.req_to_token.index_select(0, rows_of_tokens(batch))
+        places = torch.arange(table.shape[1], device=table.device)
+        seen = AttentionSpan(sliding_window, chunk_size).allows(batch.positions[:, None], places[None, :])
+        slots = torch.where(seen, batch.pool_slots(table), 0).view(-1).to(torch.int64)
+        keys, values = (
+            held.index_select(0, slots).view(*table.shape, *held.shape[1:]).transpose(1, 2)
+            for held in (pool.k(layer_id), pool.v(layer_id))
+        )
+        folded = q.transpose(0, 1).unflatten(1, (keys.shape[1], -1))
+        mask = torch.zeros(seen.shape, device=q.device).masked_fill(~seen, -torch.inf)[:, None, None, :]
+        sunk = None if sinks is None else sinks.view(1, keys.shape[1], -1, 1)
+        attended = explicit_attention(folded, keys, values, mask=mask, scale=scale, softcap=softcap, sinks=sunk)
+        return attended.flatten(1, 2).contiguous()
