@@ -19,6 +19,7 @@ from core.device.staging import Staging
 from core.device.streams import DeviceStreams
 from core.engine.async_engine import BuiltEngine
 from core.engine.build import assemble
+from core.engine.speculation import Speculation
 from core.executor.interface import Executor
 from core.executor.step import StepRunner
 from core.models.base import Model
@@ -117,7 +118,12 @@ def play_plainly(scenario: Scenario, model: Model | None = None) -> Outcome:
 
 
 def play_lazily(
-    scenario: Scenario, seed: int, model: Model | None = None, *, eagerness: float | None = None
+    scenario: Scenario,
+    seed: int,
+    model: Model | None = None,
+    *,
+    eagerness: float | None = None,
+    speculation: Speculation | None = None,
 ) -> Outcome:
     """Overlapped, on lazy streams, with the recorder on; legal disorder and interleaving follow `seed`.
 
@@ -128,7 +134,7 @@ def play_lazily(
     with pytest.MonkeyPatch.context() as patch:
         record_staging(patch, clocks)
         with streams.on_default():
-            built, runner = _build(scenario, model, streams)
+            built, runner = _build(scenario, model, streams, speculation)
         _name_state(runner)
         # On the CPU the sampler looks at values on the host; what is played here is an accelerator, which cannot.
         patch.setattr(sampler, "draw_rows", runner._state.sampler._draw_by_bisection)
@@ -169,13 +175,17 @@ def record_staging(patch: pytest.MonkeyPatch, clocks: VectorClocks) -> None:
     patch.setattr(Staging, "pinned", pinned)
 
 
-def _assembled(scenario: Scenario, model: Model | None, streams: DeviceStreams) -> BuiltEngine:
-    return assemble(scenario.config(), model or HashModel(VOCAB, CONTEXT), tokenizer(), streams)
+def _assembled(
+    scenario: Scenario, model: Model | None, streams: DeviceStreams, speculation: Speculation | None = None
+) -> BuiltEngine:
+    return assemble(scenario.config(), model or HashModel(VOCAB, CONTEXT), tokenizer(), streams, speculation)
 
 
-def _build(scenario: Scenario, model: Model | None, streams: DeviceStreams) -> tuple[BuiltEngine, StepRunner]:
+def _build(
+    scenario: Scenario, model: Model | None, streams: DeviceStreams, speculation: Speculation | None = None
+) -> tuple[BuiltEngine, StepRunner]:
     """An engine that is not started, and the runner that its own executor would drive."""
-    built = _assembled(scenario, model, streams)
+    built = _assembled(scenario, model, streams, speculation)
     inline: Any = built.new_executor(_nobody)
     return built, inline._runner
 

@@ -23,6 +23,7 @@ from tests.support.fakes.traced_graphs import TracedGraphs
 from tests.support.repository import ROOT
 from tests.unit.core.attention.dense import LAYER, KnownRows, Shape
 from tests.unit.core.attention.test_conformance import DEVICE, INTERPRETED, TOLERANCE, check
+from tests.unit.core.attention.test_grids import PARTS, WIDTH, check_grid, grid_batch, packed
 
 RUNS = INTERPRETED or DEVICE == "cuda"
 
@@ -133,4 +134,42 @@ def test_interpreted_decode_can_be_captured() -> None:
         places = [i for i, part in enumerate(parts) if part.row]
         expected = rows.expected([parts[i] for i in places])
         assert (out[places].double() - expected).abs().max() < TOLERANCE[torch.float32]
+        assert out.isfinite().all()
+
+
+@interpreted
+@pytest.mark.parametrize("shape", [Shape(), Shape(window=5, sinks=True), Shape(chunk=8, renamed=True)], ids=str)
+def test_interpreted_grids_match_the_formula(shape: Shape) -> None:
+    rows = KnownRows(shape, num_rows=4, max_len=40, page_size=4, seed=7, device=DEVICE)
+    check_grid(rows, build_attention("triton", torch.device(DEVICE)), PARTS, TOLERANCE[torch.float32])
+
+
+@interpreted
+def test_interpreted_grids_can_be_captured() -> None:
+    """Recorded once, replayed with rows of other lengths and drafts in the same memory, and with padding."""
+    device = torch.device(DEVICE)
+    rows = KnownRows(Shape(), num_rows=4, max_len=40, page_size=4, seed=8, device=DEVICE)
+    backend: Any = build_attention("triton", device)
+    batch = grid_batch(rows, [Part(0, 0, 1)] * 2)
+    held = [torch.zeros(heads, 2 * WIDTH, 16, device=device) for heads in (4, 2, 2)]
+    out = torch.zeros(2 * WIDTH, 4, 16, device=device)
+
+    def work() -> None:
+        backend.plan(batch)
+        out.copy_(backend.forward(LAYER, *held, scale=rows.scale))
+
+    with torch.inference_mode():
+        graph = TracedGraphs().capture(work)
+    for parts in ([Part(2, 30, 3), Part(0, 0, 1)], [Part(4, 7, 1), Part(3, 33, 4)]):
+        rows.fill(parts)
+        real = grid_batch(rows, parts)
+        for name in ("rows", "seq_lens", "prefix_lens", "positions", "out_cache_loc"):
+            getattr(batch, name).copy_(getattr(real, name))
+        for memory, source in zip(held, packed(rows, parts), strict=True):
+            memory.copy_(source)
+        graph.replay()
+        real_parts = [(i, part) for i, part in enumerate(parts) if part.row]
+        got = torch.cat([out[WIDTH * i : WIDTH * i + part.extend] for i, part in real_parts])
+        expected = rows.expected([part for _, part in real_parts])
+        assert (got.double() - expected).abs().max() < TOLERANCE[torch.float32]
         assert out.isfinite().all()

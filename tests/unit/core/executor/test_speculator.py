@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+from core.attention.torch_native import TorchNativeAttention
 from core.batch.forward_batch import ForwardBatch
 from core.batch.result import StepResult
 from core.batch.spec_plan import Aim, SpecPlan
@@ -20,10 +21,11 @@ from core.device.staging import Staging
 from core.device.streams import DeviceStreams
 from core.engine.build import assemble
 from core.engine.build_pools import build_pools
-from core.engine.speculation import Speculation, why_no_speculation
+from core.engine.speculation import GRID, RAGGED, Speculation, way_of, why_no_speculation
 from core.errors import Overloaded, StartupError
 from core.executor.sampling_step import SamplingStep
 from core.executor.step import StepRunner
+from core.memory.recurrent.state_pool import StateLayerSpec
 from core.models.base import Model
 from core.models.loader import load_model
 from core.relay.resolve import DecodeRows, ResolvedInputs
@@ -40,6 +42,7 @@ from tests.proofs.happens_before.hash_model import HashModel, expected_tokens
 from tests.support.encoder_decoders import make_encoder_decoder
 from tests.support.fakes.adversaries import KnowingDrafter, Says, always_right, right_then_wrong
 from tests.support.fakes.fixed_depth import FixedDepth
+from tests.support.fakes.grid_attention import GridAttention
 from tests.unit.core.engine.test_short_of_memory import Tight
 
 CPU = torch.device("cpu")
@@ -291,12 +294,22 @@ def test_companions_hear_what_a_step_computes_before_the_model_runs(monkeypatch:
     assert told.heard == [each for step in lens for each in ("begin", step, "forward")]
 
 
-def test_what_can_take_drafts_is_a_decoder_on_the_cpu() -> None:
-    spec = HashModel(VOCAB, CONTEXT).spec
-    assert why_no_speculation(spec, CPU) is None
-    assert "on cuda" in str(why_no_speculation(spec, torch.device("cuda")))
+def test_what_can_take_drafts_is_a_decoder_and_on_accelerators_one_without_host_lengths() -> None:
+    spec, cuda = replace(HashModel(VOCAB, CONTEXT).spec, capturable=True), way_of(torch.device("cuda"))
+    assert way_of(CPU) is RAGGED and cuda is way_of(torch.device("xpu")) is GRID
+    assert why_no_speculation(spec, RAGGED, "eagle", TorchNativeAttention) is None
     encoder: Any = SimpleNamespace(encoder=object(), state_layers=())
-    assert "encoder" in str(why_no_speculation(encoder, CPU))
+    assert "encoder" in str(why_no_speculation(encoder, RAGGED))
+    assert why_no_speculation(spec, cuda, "ngram", GridAttention) is None
+    recurrent: Any = replace(spec, state_layers=(StateLayerSpec(0, (), ()),))
+    refused = [
+        (why_no_speculation(spec, cuda, "eagle:HEAD", GridAttention), "eagle drafts on the CPU alone"),
+        (why_no_speculation(spec, cuda, "ngram", TorchNativeAttention), "plans on the host"),
+        (why_no_speculation(recurrent, cuda, "ngram", GridAttention), "states"),
+        (why_no_speculation(replace(spec, capturable=False), cuda, "ngram", GridAttention), "promise"),
+    ]
+    for reason, said in refused:
+        assert said in str(reason)
 
 
 def test_memory_that_is_short_ends_the_row_that_it_lacks_for(monkeypatch: pytest.MonkeyPatch) -> None:
