@@ -38,14 +38,20 @@ class Way:
 
     of: Callable[[int, Any, DeviceState], Verification]
     """(most drafts for a row, drafter, state) -> what steps use."""
-    columns: Callable[[int], tuple[Column, ...]]
-    """Those of the FutureMap in which up to so many drafts for a row wait."""
+    columns: Callable[[int, Any], tuple[Column, ...]]
+    """(most drafts for a row, drafter) -> the columns of the FutureMap that it needs."""
     is_grid: bool
     """Whether lengths stay on the device, which model, attention and drafter must be made for."""
 
 
-RAGGED: Final = Way(lambda most, drafter, state: Speculator(drafter, state), draft_columns, False)
-GRID: Final = Way(lambda most, drafter, state: GridSpeculator(drafter, state, most), lambda most: (), True)
+RAGGED: Final = Way(
+    lambda most, drafter, state: Speculator(drafter, state),
+    lambda most, drafter: (*draft_columns(most), *drafter.columns),
+    is_grid=False,
+)
+GRID: Final = Way(
+    lambda most, drafter, state: GridSpeculator(drafter, state, most), lambda most, drafter: (), is_grid=True
+)
 WAYS: Final = {"cpu": RAGGED}
 """By the type of a device; those that are not named compute grids."""
 GUESSERS: Final = ("ngram", "auto")
@@ -74,7 +80,7 @@ class Speculation:
     @property
     def columns(self) -> tuple[Column, ...]:
         """Columns of the FutureMap that it needs."""
-        return (*self.way.columns(self.most), *getattr(self.drafter, "columns", ()))
+        return self.way.columns(self.most, self.drafter)
 
     def verification(self, drafter: Any, state: DeviceState) -> Verification:
         """What the steps of `state` use, with `drafter`."""

@@ -129,9 +129,7 @@ class GridSpeculator:
         """See `Verification`: nothing waits in the relay."""
         return {}
 
-    def on_their_way(
-        self, batch: ScheduleBatch, host: SampleOutput, copy_done: Event, outcome: Outcome | None
-    ) -> None:
+    def on_their_way(self, batch: ScheduleBatch, host: SampleOutput, copy_done: Event, outcome: Outcome | None) -> None:
         """See `Verification`."""
         if len(batch.sample_indices):
             self._sent.append(Sent(batch, host, copy_done, outcome))

@@ -106,9 +106,7 @@ class Speculator:
         """See `Verification`."""
         return batch.spec is not None and batch.spec.aim.most > 0
 
-    def on_their_way(
-        self, batch: ScheduleBatch, host: SampleOutput, copy_done: Event, outcome: Outcome | None
-    ) -> None:
+    def on_their_way(self, batch: ScheduleBatch, host: SampleOutput, copy_done: Event, outcome: Outcome | None) -> None:
         """See `Verification`: the drafter has heard of them."""
 
     def drafted(

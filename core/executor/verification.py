@@ -95,8 +95,6 @@ class Verification(Protocol):
         """
         ...
 
-    def on_their_way(
-        self, batch: ScheduleBatch, host: SampleOutput, copy_done: Event, outcome: Outcome | None
-    ) -> None:
+    def on_their_way(self, batch: ScheduleBatch, host: SampleOutput, copy_done: Event, outcome: Outcome | None) -> None:
         """Last thing in a step: its tokens are on their way to `host`, readable once `copy_done` has fired."""
         ...

@@ -166,8 +166,9 @@ class LateBound(Protocol):
         """After `begin`, right before the model runs: the step computes tokens [prefix, prefix + extend) of its rows.
 
         int64[B] each, on the host, in the order of the batch. Of a row that decodes `prefix` is all that proved right
-        before the step, and `extend` its newest token and the drafts behind it. Not called where speculation is off:
-        the lengths of the plan are exact there.
+        before the step, and `extend` its newest token and the drafts behind it. Of a grid the host knows the places of
+        each row alone, which are `extend`, and `prefix` is empty. Not called where speculation is off: the lengths of
+        the plan are exact there.
         """
         ...
 

@@ -64,7 +64,9 @@ def test_no_race_and_the_tokens_of_a_plain_run(name: str, seed: int) -> None:
 
 
 def test_a_constrained_row_waits_and_the_others_have_drafts() -> None:
-    asks = [Ask(prompt(6, i), tokens=8, at=i, sampling=DICE, grammar=StepGrammar() if i % 2 else None) for i in range(4)]
+    asks = [
+        Ask(prompt(6, i), tokens=8, at=i, sampling=DICE, grammar=StepGrammar() if i % 2 else None) for i in range(4)
+    ]
     scenario = Scenario(asks)
     plain = play_plainly(scenario)
     outcome, drafter = play_grids(scenario, plain, always_right, 1)

@@ -24,7 +24,9 @@ class DeviceHashModel(HashModel):
         tables = batch.req_to_token.index_select(0, rows_of_tokens(batch)).to(torch.int64)
         seen = torch.arange(tables.shape[1], device=device) <= batch.positions[:, None]
         slots = torch.where(seen, tables, 0).view(-1)
-        keys, values = (cache.index_select(0, slots).view(tables.shape).to(torch.int64) for cache in (pool.k(0), pool.v(0)))
+        keys, values = (
+            cache.index_select(0, slots).view(tables.shape).to(torch.int64) for cache in (pool.k(0), pool.v(0))
+        )
         terms = (keys * 1_000_003 + values + 1) * _weights(tables.shape[1], device)
         chosen = torch.where(seen, terms, 0).sum(1).index_select(0, batch.last_indices)
         logits = torch.zeros(len(batch.last_indices), self.spec.vocab_size, device=device)

@@ -1,4 +1,4 @@
-"""Grids, as backends that are `grid_safe` must compute them: rows of one width, whose lengths are on the device alone."""
+"""Grids, as backends that are `grid_safe` must compute them: rows of one width, lengths on the device alone."""
 
 from __future__ import annotations
 
@@ -29,7 +29,9 @@ def grid_batch(rows: KnownRows, parts: Sequence[Part]) -> ForwardBatch:
     exact = rows.paged.batch(parts, len(parts))
     batch = rows.paged.batch(full(parts), len(parts))
     counts = torch.tensor([[place < part.extend for place in range(WIDTH)] for part in parts], device=device).view(-1)
-    batch.positions = torch.where(counts, batch.positions, batch.positions.view(-1, WIDTH)[:, :1].expand(-1, WIDTH).reshape(-1))
+    batch.positions = torch.where(
+        counts, batch.positions, batch.positions.view(-1, WIDTH)[:, :1].expand(-1, WIDTH).reshape(-1)
+    )
     batch.out_cache_loc = batch.out_cache_loc * counts
     batch.seq_lens, batch.grid_width = exact.seq_lens, WIDTH
     batch.prefix_lens = torch.tensor([part.prefix for part in parts], device=device)

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
 
 from core.batch.ragged import starts_of
+from core.batch.spec_plan import NO_DRAFTS, SpecPlan, TextSeed
+from core.speculation.drafter import Ran
 from core.speculation.guesses import LateGuesses, far_enough
 from core.speculation.suffix_drafter import SuffixDrafter
-from core.speculation.drafter import Ran
-from core.batch.spec_plan import NO_DRAFTS, SpecPlan, TextSeed
-from types import SimpleNamespace
-from typing import Any
 
 IDS = torch.tensor([[11, 12, 13, 14, 15, -1, -1]])
 
