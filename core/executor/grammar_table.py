@@ -23,8 +23,7 @@ from core.device.event import Event
 from core.device.recorder import Recorder
 from core.executor.grammar_work import Follower, GrammarWork, give_up
 from core.sampling.sampler import SampleOutput
-from core.speculation.trial import Trial
-from core.speculation.verification import Outcome
+from core.speculation.verification import KnownDrafts, Outcome
 from core.types.arrays import Ints
 
 Statuses = npt.NDArray[np.int8]
@@ -86,7 +85,7 @@ class GrammarTable:
             owners = (batch.sample_rows, batch.sample_generations)
             self._last = SampledStep(batch.step_id, *owners, host, copy_done, verdict)
 
-    def masks(self, batch: ScheduleBatch, trial: Trial | None = None) -> StepGrammars:
+    def masks(self, batch: ScheduleBatch, trial: KnownDrafts | None = None) -> StepGrammars:
         """Wait for the tokens of the step before; return the masks of this step and the status of each row.
 
         With a `trial` there is a mask for each of its places in constrained rows. Which of these places may count is
@@ -109,7 +108,7 @@ class GrammarTable:
         grammars = StepGrammars(TokenMask(places, words), status)
         return grammars if trial is None else self._ahead(grammars, followers, trial)
 
-    def _ahead(self, first: StepGrammars, followers: list[Follower], trial: Trial) -> StepGrammars:
+    def _ahead(self, first: StepGrammars, followers: list[Follower], trial: KnownDrafts) -> StepGrammars:
         """The masks of all places of the constrained rows, of which those in `first` come first."""
         rows = first.mask.places
         counts, starts = trial.counts[rows], starts_of(trial.counts[rows])

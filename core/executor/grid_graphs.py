@@ -57,6 +57,12 @@ class Outputs:
     logits: torch.Tensor
     """float32[places, V]."""
 
+    @classmethod
+    def of(cls, rows: int, places: int, vocab_size: int, device: torch.device) -> Outputs:
+        """Room for grids of up to so many rows and places."""
+        before, tried, ids = (torch.zeros(count, dtype=torch.int64, device=device) for count in (rows, rows, places))
+        return cls(before, tried, ids, torch.zeros(places, vocab_size, dtype=torch.float32, device=device))
+
     def grid(self, rows: int, width: int) -> Grid:
         """The grid of the first `rows` rows: views."""
         return Grid(self.before[:rows], self.tried[:rows], self.ids[: rows * width].view(rows, width))
@@ -76,9 +82,7 @@ class GridGraphs:
         places, rows = shapes[0][0] * shapes[0][1], max(size for size, _ in shapes)
         # Room for the sections, and beside them for every row fresh and one new page of table writes for every row.
         self.block = StaticBlock(rows * (SECTIONS + length + 1 + 3 * state.kv_pool.page_size), state.staging)
-        counts = (torch.zeros(count, dtype=torch.int64, device=state.streams.device) for count in (rows, rows, places))
-        logits = torch.zeros(places, state.model.spec.vocab_size, dtype=torch.float32, device=state.streams.device)
-        self.outputs = Outputs(*counts, logits)
+        self.outputs = Outputs.of(rows, places, state.model.spec.vocab_size, state.streams.device)
         self.replays = 0
         """Number of steps replayed so far."""
 

@@ -37,7 +37,7 @@ class Follower:
 
 
 class SuffixDrafter:
-    """A `Drafter` and a `Guesser`. Notes all text, and guesses that it goes on as when the same few tokens were last said.
+    """A `Drafter` and a `Guesser`. Notes all text, and guesses that it goes on as when the same was said last.
 
     A guess is proposed as far as such guesses were right often enough lately.
     """

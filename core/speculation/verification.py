@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import torch
 
@@ -16,8 +16,24 @@ from core.batch.sampling_batch import SamplingBatch
 from core.device.staging import Staging
 from core.types.arrays import Bools, Ints
 
-if TYPE_CHECKING:
-    from core.speculation.trial import Trial
+
+class KnownDrafts(Protocol):
+    """T tokens of n rows, on the host."""
+
+    @property
+    def counts(self) -> Ints:
+        """int64[n]: tokens of each row, its newest one and its drafts."""
+        ...
+
+    @property
+    def starts(self) -> Ints:
+        """int64[n]: the place, among T, of each row's newest token."""
+        ...
+
+    @property
+    def ids(self) -> Ints:
+        """int64[T]."""
+        ...
 
 
 class Tried(Protocol):
@@ -34,7 +50,7 @@ class Tried(Protocol):
         ...
 
     @property
-    def on_host(self) -> Trial | None:
+    def on_host(self) -> KnownDrafts | None:
         """The drafts themselves, where the host knows them: constraints look ahead along these."""
         ...
 

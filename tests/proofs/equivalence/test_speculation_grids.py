@@ -37,7 +37,15 @@ from tests.proofs.equivalence.test_speculation import (
 )
 from tests.proofs.happens_before.hash_model import HashModel
 from tests.support.checkpoints import VOCAB_SIZE
-from tests.support.fakes.adversaries import ADVERSARIES, Says, always_right, always_wrong, like_a_coin, nothing, right_then_wrong
+from tests.support.fakes.adversaries import (
+    ADVERSARIES,
+    Says,
+    always_right,
+    always_wrong,
+    like_a_coin,
+    nothing,
+    right_then_wrong,
+)
 from tests.support.fakes.device_hash_model import DeviceHashModel
 from tests.support.fakes.fixed_depth import FixedDepth
 from tests.support.fakes.grid_attention import GridAttention
