@@ -18,6 +18,7 @@ from core.config import ModelConfig
 from core.device.streams import DeviceStreams
 from core.engine import build
 from core.engine.speculation import GRID, Speculation
+from core.errors import StartupError
 from core.executor.step import StepRunner
 from core.models.base import Model
 from core.models.loader import load_model
@@ -210,3 +211,28 @@ def test_models_by_transformers_say_the_same_tokens(
     both = Both(Setting(), reqs, always_right, LateStreams(), load, load, VOCAB_SIZE)
     same_but_for_rounding(both.plain, both.seen, reqs())
     assert both.drafter.accepted > 0
+
+
+def test_what_was_said_before_is_guessed_a_step_late(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
+    """`ngram` as an accelerator has it, with the real index, and always on: the second time all was said before."""
+    monkeypatch.setattr("core.engine.speculation.WAYS", {})
+    monkeypatch.setattr(build, "AdaptiveDepth", lambda most, times: FixedDepth(most))
+    reqs = lambda: requests(VOCAB, seed + 6, ["greedy", "greedy logprobs"] * 4)  # noqa: E731
+    plain = Player(Setting(), HashModel(VOCAB, CONTEXT), None).play(reqs())
+    player = Player(Setting(method="ngram"), device_model(), None, LateStreams())
+    for last in (False, True):
+        assert_same(plain, player.play(reqs(), stop=last), reqs())
+    assert player.drafts.accepted > 0
+    runner: StepRunner = player._executor._runner  # type: ignore[attr-defined]
+    assert runner.grids is not None and runner.grids.replays > 0
+
+
+def test_what_needs_lengths_on_the_host_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`ngram` by name; `auto` goes without."""
+    monkeypatch.setattr("core.engine.speculation.WAYS", {})
+    with pytest.raises(StartupError, match="ngram is not possible: the model does not promise"):
+        Player(Setting(method="ngram"), HashModel(VOCAB, CONTEXT), None)
+    monkeypatch.setattr(build, "build_attention", build_attention)
+    with pytest.raises(StartupError, match="ngram is not possible: the attention backend plans on the host"):
+        Player(Setting(method="ngram"), device_model(), None)
+    assert Player(Setting(method="auto"), device_model(), None).stats.drafts is None
