@@ -16,7 +16,9 @@ import pytest
 import torch
 
 from core.config import EngineConfig, LoraConfig, ModelConfig
-from core.engine.speculation import Speculation
+from core.device.streams import DeviceStreams
+from core.engine import build
+from core.engine.speculation import GRID, Speculation
 from core.models.base import Model
 from core.models.loader import load_model
 from core.models.lora import slots
@@ -26,6 +28,7 @@ from core.types.request import Req
 from tests.proofs.equivalence.test_speculation import (
     CONTEXT,
     CPU,
+    MOST,
     Player,
     Seen,
     Setting,
@@ -35,6 +38,10 @@ from tests.proofs.equivalence.test_speculation import (
 )
 from tests.support.checkpoints import VOCAB_SIZE, make_checkpoint
 from tests.support.fakes.adversaries import ADVERSARIES, Says, always_right, like_a_coin
+from tests.support.fakes.fixed_depth import FixedDepth
+from tests.support.fakes.grid_attention import GridAttention
+from tests.support.fakes.late_drafter import LateDrafter
+from tests.support.fakes.late_streams import LateStreams
 from tests.unit.core.models.lora.peft_oracle import ADAPTERS, make_adapter
 
 AT_START = ("narrow", "all")
@@ -60,8 +67,10 @@ class AdapterPlayer(Player):
 
     directory: ClassVar[Path]
 
-    def __init__(self, setting: Setting, model: Model, speculation: Speculation | None) -> None:
-        super().__init__(setting, model, speculation)
+    def __init__(
+        self, setting: Setting, model: Model, speculation: Speculation | None, streams: DeviceStreams | None = None
+    ) -> None:
+        super().__init__(setting, model, speculation, streams)
         assert isinstance(setting, Adapted)
         self._model: Any = model
         self._directory = setting.directory
@@ -143,6 +152,21 @@ def test_whatever_pages_and_chunks_are(
 
 def test_rows_that_give_way_keep_their_adapters(made: Path, load: Callable[[], Model], seed: int) -> None:
     assert proved(Adapted(tokens=112, rows=6, directory=made), load, like_a_coin(seed), seed + 2) > 0
+
+
+def test_a_grid_has_the_adapter_of_its_row_at_every_place(
+    made: Path, load: Callable[[], Model], monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    """Eager beside captured steps: a replay runs no hooks."""
+    monkeypatch.setattr(build, "build_attention", lambda *_: GridAttention())
+    setting, reqs = Adapted(directory=made), lambda: requests(VOCAB_SIZE, seed + 4)
+    plain = AdapterPlayer(setting, load(), None).play(asked := reqs())
+    truth = [[*req.prompt.tolist(), *seen.tokens] for req, seen in zip(asked, plain, strict=True)]
+    drafter = LateDrafter(truth, like_a_coin(seed), VOCAB_SIZE)
+    speculation = Speculation(drafter, MOST, FixedDepth(MOST), GRID)
+    speculated = AdapterPlayer(setting, load(), speculation, LateStreams()).play(reqs())
+    same_but_for_rounding(plain, speculated, reqs())
+    assert drafter.accepted > 0
 
 
 def test_drafts_without_their_rows_adapter_are_missed(
