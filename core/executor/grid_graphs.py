@@ -63,9 +63,10 @@ class Outputs:
         before, tried, ids = (torch.zeros(count, dtype=torch.int64, device=device) for count in (rows, rows, places))
         return cls(before, tried, ids, torch.zeros(places, vocab_size, dtype=torch.float32, device=device))
 
-    def grid(self, rows: int, width: int) -> Grid:
-        """The grid of the first `rows` rows: views."""
-        return Grid(self.before[:rows], self.tried[:rows], self.ids[: rows * width].view(rows, width))
+    def grid(self, rows: torch.Tensor, width: int) -> Grid:
+        """The grid of `rows`, int64[n], of the pool: views."""
+        n = len(rows)
+        return Grid(rows, self.before[:n], self.tried[:n], self.ids[: n * width].view(n, width))
 
 
 class GridGraphs:
@@ -113,12 +114,12 @@ class GridGraphs:
 
     def load(self, batch: ScheduleBatch, attempt: Attempt) -> DecodeInputs:
         """See `DecodeGraphs.load`. The grid in it holds from the replay on."""
-        size, count, writes = self.size_for(batch, attempt.width), len(batch.rows), batch.table_writes
+        size, writes = self.size_for(batch, attempt.width), batch.table_writes
         assert size is not None, "it was asked for first"
         sections = _sections(batch.rows, batch.lower_lens, batch.prefix_lens, attempt, size)
         views = self.block.fill([*sections, batch.fresh_rows, writes.rows, writes.positions, writes.slots])
         fresh, *table = views[len(sections) :]
-        grid = self.outputs.grid(count, attempt.width)
+        grid = self.outputs.grid(views[0], attempt.width)
         return DecodeInputs(size, views[0], grid.before, fresh, (table[0], table[1], table[2]), grid)
 
     def replay(self, inputs: DecodeInputs) -> torch.Tensor:
@@ -137,15 +138,15 @@ class GridGraphs:
         state, outputs, places = self._state, self.outputs, size * width
         lengths = [size, size, size, size, size, size * self._length, size, size]
         rows, lower, upper, *arrays = self.block.memory[: sum(lengths)].split(lengths)
-        kept = outputs.grid(size, width)
+        kept = outputs.grid(rows, width)
 
         def work() -> None:
             newest, before = DecodeRows(rows, lower, upper).resolve(state.future_map)
-            grid = grid_of(list(arrays), newest, before, width, state.model.spec.vocab_size)
+            grid = grid_of(rows, arrays, newest, before, width, state.model.spec.vocab_size)
             kept.before.copy_(before)
             kept.tried.copy_(grid.tried)
             kept.ids.copy_(grid.ids)
-            outputs.logits[:places].copy_(state.model.forward(grid_batch(state, rows, grid)))
+            outputs.logits[:places].copy_(state.model.forward(grid_batch(state, grid)))
 
         return work
 

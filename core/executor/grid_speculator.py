@@ -8,7 +8,7 @@ learns it with the tokens. A row with a constraint tries none: its masks need to
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -93,14 +93,13 @@ class GridSpeculator:
         if attempt is None:
             return None
         arrays = attempt.padded(len(batch.rows))
-        return grid_of(
-            self._state.staging.upload(arrays), inputs.ids, inputs.decode_lens, attempt.width, self._vocab_size
-        )
+        uploaded = self._state.staging.upload(arrays)
+        return grid_of(decode.rows, uploaded, inputs.ids, inputs.decode_lens, attempt.width, self._vocab_size)
 
     def forward_batch(self, batch: ScheduleBatch, decode: DecodeRows, trial: Tried) -> ForwardBatch:
         """See `Verification`."""
         assert isinstance(trial, Grid), "it came from here"
-        return grid_batch(self._state, decode.rows, trial)
+        return grid_batch(self._state, trial)
 
     def host_lens(self, batch: ScheduleBatch, inputs: ResolvedInputs) -> tuple[Ints, Ints]:
         """See `Verification`. The lengths before the step are those of chunks, and bounds: the backend reads no bound.
@@ -168,21 +167,26 @@ class GridSpeculator:
 
 
 def grid_of(
-    arrays: list[torch.Tensor], newest: torch.Tensor, before: torch.Tensor, width: int, vocab_size: int
+    rows: torch.Tensor,
+    arrays: Sequence[torch.Tensor],
+    newest: torch.Tensor,
+    before: torch.Tensor,
+    width: int,
+    vocab_size: int,
 ) -> Grid:
     """The grid of n rows, by device operations alone. `arrays`: what `Attempt.padded` made, on the device.
 
-    `newest`, `before`: int64[n], the newest token of each row and how many come before it.
+    `rows`, `newest`, `before`: int64[n], rows of the pool, the newest token of each and how many come before it.
     """
     room, limits, ids, lens, known = arrays
     late = LateGuesses(ids.view(len(newest), -1), lens, known)
     drafts = late.drafts(newest, before, width - 1)
-    return Grid.of(newest, before, drafts, torch.minimum(room, limits - before - 1), vocab_size)
+    return Grid.of(rows, newest, before, drafts, torch.minimum(room, limits - before - 1), vocab_size)
 
 
-def grid_batch(state: DeviceState, rows: torch.Tensor, grid: Grid) -> ForwardBatch:
-    """What the model runs over for `grid`, whose n rows are `rows`, int64[n], of the pool. Reads the page table."""
-    width, positions = grid.width, grid.positions
+def grid_batch(state: DeviceState, grid: Grid) -> ForwardBatch:
+    """What the model runs over for `grid`. Reads the page table."""
+    rows, width, positions = grid.rows, grid.width, grid.positions
     slots = state.pool.slots(rows[:, None].expand(-1, width).reshape(-1), positions)
     return ForwardBatch(
         # To a model they are chunks, each behind what is in the pools.

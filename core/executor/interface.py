@@ -36,7 +36,8 @@ class Executor(Protocol):
         """How far step `step_id`, the newest one submitted, has brought its rows; None before its publish event.
 
         For a step that may verify drafts. Never waits. After None the loop is woken when the event has fired, which is
-        before the step has made new drafts and before its results are here.
+        before the step has made new drafts and before its results are here. Of a grid the lengths come with the
+        results, which wake the loop as well.
         """
         ...
 

@@ -22,6 +22,8 @@ from core.types.arrays import Bools, Ints
 class Grid:
     """n rows of W places each; int64 tensors on the device. `Tried`: T is n * W."""
 
+    rows: torch.Tensor
+    """[n]: rows of the pool."""
     before: torch.Tensor
     """[n]: tokens of each row in the pools before the step."""
     tried: torch.Tensor
@@ -32,13 +34,14 @@ class Grid:
     @classmethod
     def of(
         cls,
+        rows: torch.Tensor,
         newest: torch.Tensor,
         before: torch.Tensor,
         drafts: tuple[torch.Tensor, torch.Tensor],
         room: torch.Tensor,
         vocab_size: int,
     ) -> Grid:
-        """The places of n rows with `newest` behind `before` tokens, int64[n] each.
+        """The places of n rows, `rows` of the pool, with `newest` behind `before` tokens, int64[n] each.
 
         `drafts`: int64[n, W - 1], and how many of them there are, int64[n]; they end before one that is no token of the
         model. `room`, int64[n]: the most drafts that each may try; below 0 counts as 0.
@@ -47,7 +50,7 @@ class Grid:
         legal = ((ids >= 0) & (ids < vocab_size)).cumprod(1).sum(1)
         tried = torch.minimum(torch.minimum(lens, room), legal).clamp_min(0) + 1
         ids = torch.cat([newest[:, None], ids], 1)
-        return cls(before, tried, torch.where(_counts(tried, ids.shape[1]), ids, newest[:, None]))
+        return cls(rows, before, tried, torch.where(_counts(tried, ids.shape[1]), ids, newest[:, None]))
 
     @property
     def width(self) -> int:
@@ -87,11 +90,11 @@ class Grid:
 
     def entries(self, rows: Ints, staging: Staging) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """See `Tried`."""
-        return self._real(rows, staging), self.positions, self.ids.view(-1)
+        return self._real, self.positions, self.ids.view(-1)
 
     def sampled_at(self, rows: Ints, staging: Staging) -> tuple[torch.Tensor, torch.Tensor]:
         """See `Tried`."""
-        return self._real(rows, staging), self.positions + 1
+        return self._real, self.positions + 1
 
     def judge(self, sampled: torch.Tensor, most: Ints | None, staging: Staging) -> Judgement:
         """See `Tried`. Where places have constraints, none behind the first is tried, so `most` says nothing new."""
@@ -100,9 +103,10 @@ class Grid:
         newest = sampled.gather(1, right[:, None])[:, 0]
         return Judgement(GridOutcome(self.width, torch.stack([right, self.tried - 1])), self.before + right + 1, newest)
 
-    def _real(self, rows: Ints, staging: Staging) -> torch.Tensor:
-        (of,) = staging.upload([rows[self.row_of]])
-        return of * self.mask.view(-1)
+    @property
+    def _real(self) -> torch.Tensor:
+        """int64[T]: the row of each place; 0 where it does not count."""
+        return (self.rows[:, None] * self.mask).view(-1)
 
 
 @dataclass(frozen=True, slots=True)

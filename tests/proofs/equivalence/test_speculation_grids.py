@@ -15,6 +15,7 @@ import torch
 
 from core.batch.forward_batch import ForwardBatch
 from core.config import ModelConfig
+from core.device.staging import Staging
 from core.device.streams import DeviceStreams
 from core.engine import build
 from core.engine.speculation import GRID, Speculation
@@ -177,6 +178,41 @@ def test_a_step_takes_the_least_width_that_holds_its_drafts(depth: int, seed: in
     both = Both(Setting(), lambda: requests(VOCAB, seed + 3), right_then_wrong, GraphStreams(), depth=depth)
     assert_same(both.plain, both.seen, requests(VOCAB, seed + 3))
     assert both.drafts.tokens > 0 and both.drafts.most <= depth
+
+
+def test_a_captured_grid_takes_one_transfer_and_reads_what_stays(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
+    """For greedy rows, which need nothing of the host but their places."""
+    taken: list[str] = []
+    pinned, upload, launch = Staging.pinned, Staging.upload, StepRunner.launch
+
+    def noting(name: str, plain: Any) -> Any:
+        return lambda self, arrays: (taken.append(name) if len(arrays) else None, plain(self, arrays))[1]
+
+    def watched(runner: StepRunner, *args: Any) -> Any:
+        before = 0 if runner.grids is None else runner.grids.replays
+        taken.clear()
+        launched = launch(runner, *args)
+        if runner.grids is not None and runner.grids.replays > before:
+            assert taken == ["pinned"]
+        return launched
+
+    monkeypatch.setattr(Staging, "pinned", noting("pinned", pinned))
+    monkeypatch.setattr(Staging, "upload", noting("upload", upload))
+    monkeypatch.setattr(StepRunner, "launch", watched)
+    streams = GraphStreams()
+    both = Both(Setting(overlap=False), lambda: requests(VOCAB, seed, ["greedy"] * 6), always_right, streams)
+    assert_same(both.plain, both.seen, requests(VOCAB, seed, ["greedy"] * 6))
+    state, graphs, grids = both.runner.state, both.runner.graphs, both.runner.grids
+    assert grids is not None and graphs is not None and grids.replays > 0 and streams.graphs is not None
+    static = [graphs.block.memory, graphs.logits, graphs.seq_lens, graphs._last, grids.block.memory]
+    outputs = grids.outputs
+    static += [outputs.before, outputs.tried, outputs.ids, outputs.logits, state.pool.table, state.checks.counters]
+    static += [state.kv_pool.k(0), state.kv_pool.v(0), state.future_map.violated(1)]
+    static += [state.future_map.buffer(name) for name in ("output_tokens_buf", "new_seq_lens_buf")]
+    stays = {tensor.untyped_storage().data_ptr() for tensor in static}
+    for graph in streams.graphs.made:
+        strangers = [tensor for address, tensor in graph.borrowed.items() if address not in stays and tensor.numel()]
+        assert not strangers, [(tuple(tensor.shape), tensor.dtype) for tensor in strangers]
 
 
 def test_what_does_not_count_goes_to_slot_0(seed: int) -> None:

@@ -13,6 +13,8 @@ from core.speculation.trial import Trial
 
 VOCAB = 100
 STAGING = Staging(torch.device("cpu"))
+ROWS = [4, 2, 9]
+"""Of the pool."""
 
 
 def grid(lens: list[int], drafts: list[list[int]], room: list[int] | None = None) -> Grid:
@@ -21,7 +23,8 @@ def grid(lens: list[int], drafts: list[list[int]], room: list[int] | None = None
     ids = torch.tensor([[*each, *[3] * (width - len(each))] for each in drafts])
     newest = 10 * torch.arange(1, len(lens) + 1)
     said = torch.tensor([len(each) for each in drafts])
-    return Grid.of(newest, torch.tensor(lens), (ids, said), torch.tensor(room or [width] * len(lens)), VOCAB)
+    rows = torch.tensor(ROWS[: len(lens)])
+    return Grid.of(rows, newest, torch.tensor(lens), (ids, said), torch.tensor(room or [width] * len(lens)), VOCAB)
 
 
 def test_each_row_has_its_newest_token_its_drafts_and_places_that_do_not_count() -> None:
@@ -29,10 +32,10 @@ def test_each_row_has_its_newest_token_its_drafts_and_places_that_do_not_count()
     assert found.tried.tolist() == [3, 1, 2] and found.counts.tolist() == [3, 3, 3]
     assert found.ids.tolist() == [[10, 11, 12], [20, 20, 20], [30, 31, 30]]
     assert found.positions.tolist() == [5, 6, 7, 0, 0, 0, 7, 8, 7]
-    rows, positions, ids = found.entries(np.array([4, 2, 9]), STAGING)
+    rows, positions, ids = found.entries(np.array(ROWS), STAGING)
     assert rows.tolist() == [4, 4, 4, 2, 0, 0, 9, 9, 0], "row 0 takes what has no place"
     assert (positions.tolist(), ids.tolist()) == (found.positions.tolist(), found.ids.view(-1).tolist())
-    rows, lens = found.sampled_at(np.array([4, 2, 9]), STAGING)
+    rows, lens = found.sampled_at(np.array(ROWS), STAGING)
     assert rows.tolist() == [4, 4, 4, 2, 0, 0, 9, 9, 0] and lens.tolist() == [6, 7, 8, 1, 1, 1, 8, 9, 8]
 
 
@@ -65,7 +68,8 @@ def test_it_is_as_the_ragged_trial_says(seed: int) -> None:
         lens, newest, before = rng.integers(0, width + 1, rows), rng.integers(0, 4, rows), rng.integers(0, 50, rows)
         ragged = Trial.of(newest, before, Drafts(ids, lens), room, VOCAB)
         said = torch.from_numpy(ids), torch.from_numpy(lens)
-        found = Grid.of(torch.from_numpy(newest), torch.from_numpy(before), said, torch.from_numpy(room), VOCAB)
+        places = torch.from_numpy(newest), torch.from_numpy(before)
+        found = Grid.of(torch.arange(1, rows + 1), *places, said, torch.from_numpy(room), VOCAB)
         assert found.tried.tolist() == ragged.counts.tolist()
         real = found.mask.view(-1).numpy()
         assert found.ids.view(-1).numpy()[real].tolist() == ragged.ids.tolist()
