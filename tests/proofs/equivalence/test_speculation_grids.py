@@ -272,3 +272,24 @@ def test_what_needs_lengths_on_the_host_is_refused(monkeypatch: pytest.MonkeyPat
     with pytest.raises(StartupError, match="ngram is not possible: the attention backend plans on the host"):
         Player(Setting(method="ngram"), device_model(), None)
     assert Player(Setting(method="auto"), device_model(), None).stats.drafts is None
+
+
+def test_numbers_that_are_not_finite_fail_a_row_only_where_they_count(seed: int) -> None:
+    """Behind a wrong draft the model computes NaN; it never samples that token itself."""
+    poison = VOCAB - 1
+
+    class Poisoned(DeviceHashModel):
+        def forward(self, batch: ForwardBatch) -> torch.Tensor:
+            poisoned = batch.input_ids.index_select(0, batch.last_indices) == poison
+            logits = super().forward(batch)
+            logits[:, poison] = -1.0
+            return logits.masked_fill_(poisoned[:, None], float("nan"))
+
+    def poisonous(truth: list[int], most: int, vocab: int) -> list[int]:
+        return [*truth[:1], *[poison] * (most - 1)]
+
+    model: Any = lambda: Poisoned(VOCAB, CONTEXT)  # noqa: E731
+    reqs = lambda: requests(poison, seed, ["greedy"] * 4)  # noqa: E731
+    both = Both(Setting(overlap=False), reqs, poisonous, GraphStreams(), model, model)
+    assert_same(both.plain, both.seen, reqs())
+    assert both.drafter.accepted > 0 and both.replays()[1] > 0
