@@ -144,7 +144,6 @@ def _build_runner(
         sampler=Sampler(model.spec.vocab_size, streams.device),
         companions=pools.companions,
         attention=attention,
-        drafter=None if speculation is None else speculation.drafter,
         verification=None if speculation is None else speculation.verification,
         graph_sizes=graph_sizes(config.memory.max_running_requests) if executor.cuda_graphs else (),
         lanes=lanes,

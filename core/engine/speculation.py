@@ -82,9 +82,9 @@ class Speculation:
         """Columns of the FutureMap that it needs."""
         return self.way.columns(self.most, self.drafter)
 
-    def verification(self, drafter: Any, state: DeviceState) -> Verification:
-        """What the steps of `state` use, with `drafter`."""
-        return self.way.of(self.most, drafter, state)
+    def verification(self, state: DeviceState) -> Verification:
+        """What the steps of `state` use."""
+        return self.way.of(self.most, self.drafter, state)
 
 
 class Source(Protocol):

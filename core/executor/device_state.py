@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
 
 from core.attention.base import AttentionBackend
 from core.device.checks import DeviceChecks
 from core.device.staging import Staging
 from core.device.streams import DeviceStreams
+from core.executor.verification import Verification
 from core.lanes import LaneRecorder
 from core.memory.companion import DeviceCompanion
 from core.memory.kv_pool import KVPool
@@ -17,9 +17,6 @@ from core.memory.req_to_token_pool import ReqToTokenPool
 from core.models.base import Model
 from core.relay.future_map import FutureMap
 from core.sampling.sampler import Sampler
-
-if TYPE_CHECKING:
-    from core.executor.verification import Verification
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,10 +35,8 @@ class DeviceState:
     """Companion name -> its device side, for pools beside the KV pages."""
     attention: AttentionBackend | None = None
     """The backend that the model was bound to; None if the model chose its own."""
-    drafter: Any = None
-    """What guesses tokens; its columns are in `future_map`. None where speculation is off."""
-    verification: Callable[[Any, DeviceState], Verification] | None = None
-    """Makes the way to verify drafts, of `drafter` and this; None for that of the CPU."""
+    verification: Callable[[DeviceState], Verification] | None = None
+    """Makes what verifies drafts, whose columns are in `future_map`; None where speculation is off."""
     graph_sizes: tuple[int, ...] = ()
     """Batch sizes of decode steps to capture as graphs, where device and model allow that."""
     lanes: LaneRecorder = field(default_factory=LaneRecorder)

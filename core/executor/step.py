@@ -23,7 +23,6 @@ from core.executor.grid_graphs import capture_grid_graphs
 from core.executor.launched_step import RESULTS, SAMPLED, LaunchedStep
 from core.executor.pooling import Pooler
 from core.executor.sampling_step import SampledRows, SamplingStep
-from core.executor.speculator import Speculator
 from core.executor.step_lanes import StepLanes, StepTracer
 from core.executor.verification import Attempt
 from core.memory.companion import Judged, LateBound
@@ -59,9 +58,9 @@ class StepRunner:
             companion.recorder = self._recorder
         self._sampling = SamplingStep(state.pool, state.sampler, RESULTS, self._recorder)
         self._pooler = Pooler(state.pool)
-        self._speculator = None if state.drafter is None else (state.verification or Speculator)(state.drafter, state)
+        self._speculator = None if state.verification is None else state.verification(state)
         # Without drafts a plan's lengths are exact, and have come with the companions' writes.
-        found = () if state.drafter is None else state.companions.values()
+        found = () if self._speculator is None else state.companions.values()
         self._late_bound = tuple(companion for companion in found if isinstance(companion, LateBound))
         self._judged = tuple(companion for companion in found if isinstance(companion, Judged))
         self._hidden = NO_HIDDEN if self._speculator is None else self._speculator.needs_hidden

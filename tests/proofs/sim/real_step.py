@@ -7,6 +7,7 @@ read. The device checks trap.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -22,6 +23,7 @@ from core.device.checks import AssertMode, DeviceChecks
 from core.device.staging import Staging
 from core.device.streams import DeviceStreams
 from core.executor.device_state import DeviceState
+from core.executor.speculator import Speculator
 from core.executor.step import StepRunner
 from core.memory.kv_pool import KVLayerSpec, KVPool
 from core.memory.req_to_token_pool import ReqToTokenPool
@@ -162,7 +164,7 @@ class RunnerDevice(SimExecutor):
                 model=cast(Any, HashModel(self)),
                 sampler=cast(Any, HashSampler(self)),
                 companions={side.host.name: side.pool for side in sides},
-                drafter=None if self.trials is None else self.trials.guesser,
+                verification=None if self.trials is None else partial(Speculator, self.trials.guesser),
             )
         )
 

@@ -80,7 +80,7 @@ def test_off_is_off() -> None:
     engine = built("off")
     executor = engine.new_executor(lambda: None)
     assert engine.new_scheduler(executor, lambda outputs, now: None)._depth is None
-    assert executor._runner.state.drafter is None  # type: ignore[attr-defined]
+    assert executor._runner.state.verification is None  # type: ignore[attr-defined]
 
 
 def test_auto_does_without_and_a_name_insists(tmp_path: Path) -> None:
