@@ -302,4 +302,4 @@ def test_every_query_sees_its_own_window(machine: Any) -> None:
     wanted += ["right drafts", "wrong drafts", "no pages for drafts"]
     assert all(CALLED[name] >= 20 for name in wanted), CALLED
     hits = CALLED["behind a prefix longer than the window"]
-    assert (hits >= 3) == (machine is WindowMachine), CALLED
+    assert (hits > 0) == (machine is WindowMachine), CALLED
