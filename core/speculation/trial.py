@@ -28,6 +28,8 @@ class Trial:
     """[n]: tokens of each row in the pools before the step."""
     counts: Ints
     """[n]: tokens of each row in this step, its newest one and its drafts."""
+    starts: Ints
+    """[n]: the place, among the T tokens, of each row's newest one."""
     row_of: Ints
     """[T]: the place, among the n rows, of each token's row."""
     ids: Ints
@@ -48,12 +50,7 @@ class Trial:
         counts = np.minimum(np.minimum(drafts.lens, room), legal).clip(0) + 1
         row_of, behind = walk_runs(counts)
         ids = np.concatenate([newest[:, None], drafts.ids], axis=1)[row_of, behind]
-        return cls(lens, counts, row_of, ids, lens[row_of] + behind)
-
-    @property
-    def starts(self) -> Ints:
-        """[n]: the place, among the T tokens, of each row's newest one."""
-        return starts_of(self.counts)
+        return cls(lens, counts, starts_of(counts), row_of, ids, lens[row_of] + behind)
 
     @property
     def on_host(self) -> Trial:
@@ -92,7 +89,7 @@ class Trial:
             right &= self.positions - self.lens[self.row_of] + 1 < most[self.row_of]
         # The last place of each row is never right, so each row has one that is not.
         ends = np.flatnonzero(~right)
-        return Verdict(self, ends[np.searchsorted(ends, self.starts)])
+        return Verdict.of(self, ends[np.searchsorted(ends, self.starts)])
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +99,13 @@ class Verdict:
     trial: Trial
     last: Ints
     """int64[n]: the place, among the T tokens, behind which each row's newest token was sampled."""
+    counts: Ints
+    """int64[n]: tokens that each row got: the drafts that were right, and one more."""
+
+    @classmethod
+    def of(cls, trial: Trial, last: Ints) -> Verdict:
+        """The rows of `trial` came as far as `last`."""
+        return cls(trial, last, last - trial.starts + 1)
 
     @property
     def starts(self) -> Ints:
@@ -112,11 +116,6 @@ class Verdict:
     def proposed(self) -> Ints:
         """int64[n]: drafts that were tried."""
         return self.trial.counts - 1
-
-    @property
-    def counts(self) -> Ints:
-        """int64[n]: tokens that each row got: the drafts that were right, and one more."""
-        return self.last - self.trial.starts + 1
 
     @property
     def lens(self) -> Ints:

@@ -157,7 +157,7 @@ def every_draft_is_believed(patch: Patch) -> None:
     """A draft counts whatever was sampled before it."""
 
     def judged(self: Trial, sampled: Ints, most: Ints | None = None) -> Verdict:
-        return Verdict(self, self.starts + self.counts - 1)
+        return Verdict.of(self, self.starts + self.counts - 1)
 
     patch.setattr(Trial, "judged", judged)
 
