@@ -46,6 +46,11 @@ def _shared(client: Client) -> bool:
     return client.world.ids[client.world.scoped(client.plan)] > 1
 
 
+def _met_another(client: Client) -> bool:
+    """Whether it may have come back to a stream of its name with another number of outputs than it has positions of."""
+    return client.opened and _shared(client)
+
+
 def _tight(client: Client) -> bool:
     scenario = client.world.scenario
     return min(scenario.resume_bytes, scenario.resume_tenant_bytes) < ROOMY
@@ -57,7 +62,7 @@ def _expired(client: Client) -> bool:
 
 
 _LEGAL: dict[str, Legal] = {
-    "INVALID_REQUEST": lambda client: client.plan.bad,
+    "INVALID_REQUEST": lambda client: client.plan.bad or _met_another(client),
     "ADAPTER_NOT_FOUND": lambda client: client.plan.adapter in client.world.unloaded,
     "DUPLICATE_REQUEST_ID": _shared,
     "QUEUE_FULL": lambda client: True,
