@@ -23,7 +23,8 @@ import torch
 from hypothesis import settings
 
 from core.invariants import FAILURES
-from core.models.native.extension import ExtensionUnavailable, is_built, load_extension
+from core.models.native.extension import DECODER
+from core.native.kept_library import ExtensionUnavailable
 from service.access import timed_look
 from service.process.switch_interval import shorten_switch_interval
 from tests.support import scorecard as scores
@@ -97,9 +98,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def pytest_sessionstart(session: pytest.Session) -> None:
     """Once per checkout, half a minute: workers find what their controller made."""
-    if not is_built() and not hasattr(session.config, "workerinput"):
+    if not DECODER.is_built() and not hasattr(session.config, "workerinput"):
         with contextlib.suppress(ExtensionUnavailable):
-            load_extension()
+            DECODER.load()
 
 
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> None:

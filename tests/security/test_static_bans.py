@@ -50,8 +50,8 @@ TOOLS = ("service/pb/generate.py", "service/bench/", "service/cli/demo.py", "cor
 
 ALLOWED = {
     ("core/machine.py", "ctypes"): "asks the allocator of the C library to give freed memory back",
-    ("core/models/native/compile_process.py", "subprocess"): "runs the compiler over our own source, without a shell",
-    ("core/models/native/extension.py", "subprocess"): "runs our own module, in which the compiler runs",
+    ("core/native/compile_process.py", "subprocess"): "runs the compiler over our own source, without a shell",
+    ("core/native/library.py", "subprocess"): "runs our own module, in which the compiler runs",
     ("core/text/chat_renderer.py", "subprocess"): "runs our own module, in which chat templates can be ended",
     (
         "service/cli/commands/trace.py",

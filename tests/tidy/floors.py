@@ -22,6 +22,7 @@ FLOORS = {
     "core.lanes": 0,
     "core.histogram": 0,
     "core.device": 1,
+    "core.native": 1,
     "core.memory": 2,
     "core.prefix": 2,
     "core.batch": 3,

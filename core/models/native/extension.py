@@ -1,187 +1,30 @@
-"""Compiles the decoder for this machine, once, into a cache directory, and loads it.
-
-One translation unit and one compiler call, so neither ninja nor setuptools is needed. Built for the processor it runs
-on (`-march=native`), therefore never shipped; the key of the cache covers source, flags, torch, Python and processor,
-so a cache volume may be shared between unlike machines. `kept_library` says what is fit to be loaded from it.
-"""
+"""The decoder in C++, compiled for this machine: `python -m core.models.native.extension` does it before a start."""
 
 from __future__ import annotations
 
-import contextlib
-import hashlib
-import os
-import platform
-import shutil
-import signal
-import subprocess
-import sys
-import sysconfig
-import tempfile
-from importlib.machinery import ExtensionFileLoader
-from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from typing import Any
 
-import torch
+from core.native.library import Library, main
 
-from core.models.native.kept_library import (
-    ExtensionUnavailable,
-    building,
-    digest_path,
-    is_whole,
-    keep,
-    refuse_foreign,
-)
-
-NAME = "slipstream_decoder"
 PARTS = "decoder.cpp attention.h bytes.h kernels.h linear.h panels.h scratch.h sharing.h team.h vectors.h".split()
-SOURCES = tuple(Path(__file__).with_name(name) for name in PARTS)
-"""What is compiled, and what that includes."""
-FLAGS = "-std=c++20 -O3 -march=native -fno-math-errno -Wno-psabi -pthread -shared -fPIC".split()
-"""No -ffast-math: a row that is not finite must be seen by the sampler's check. Sums are spread by hand instead."""
-COMPILE_SECONDS = 900.0
-BUILDING = "building-"
-"""Begins the names of directories that a compiler writes into."""
-PATHS = (str(Path(__file__).resolve().parents[3]), *(path for path in sys.path if path))
-"""Where this process found its modules, whatever directory it runs in."""
-
-
-def cache_directory() -> Path:
-    """Directory of compiled code: `SLIPSTREAM_CACHE_DIR`, else the user's cache. Raises ExtensionUnavailable."""
-    given = os.environ.get("SLIPSTREAM_CACHE_DIR")
-    try:
-        base = Path(given) if given else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "slipstream"
-    except RuntimeError:  # the user of a container need not be known to it
-        raise ExtensionUnavailable("there is no home directory to keep it in; set SLIPSTREAM_CACHE_DIR") from None
-    return base / "native"
-
-
-def library_path() -> Path:
-    """Path of the compiled code for this machine, whether it exists or not. Raises ExtensionUnavailable."""
-    code = tuple(source.read_bytes() for source in SOURCES)
-    facts = (code, FLAGS, torch.__version__, sys.version, platform.machine(), _processor())
-    key = hashlib.sha256(repr(facts).encode()).hexdigest()[:16]
-    return cache_directory() / f"{NAME}-{key}{sysconfig.get_config_var('EXT_SUFFIX')}"
+DECODER = Library(
+    name="slipstream_decoder",
+    at="core.models.native.extension:DECODER",
+    sources=tuple(Path(__file__).with_name(name) for name in PARTS),
+    uses_torch=True,
+)
 
 
 def is_built() -> bool:
     """Whether `load_extension` would find it in the cache, whole."""
-    try:
-        return is_whole(library_path())
-    except (OSError, ExtensionUnavailable):
-        return False
+    return DECODER.is_built()
 
 
 def load_extension() -> Any:
-    """The module, compiled first if need be (half a minute to a few). Raises ExtensionUnavailable.
-
-    Of several processes at once one compiles, and the others wait for it.
-    """
-    path = library_path()
-    try:
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        refuse_foreign(path.parent)
-        if not is_whole(path):
-            _build(path)
-        for each in (path, digest_path(path)):
-            refuse_foreign(each)
-    except OSError as error:
-        raise ExtensionUnavailable(f"the cache in {path.parent} cannot be used: {error.strerror or error}") from error
-    return load_library(path)
-
-
-def load_library(path: Path) -> Any:
-    """The module in a file, whatever it is: a part of a library kills the process. Raises ExtensionUnavailable."""
-    try:
-        spec = spec_from_file_location(NAME, path, loader=ExtensionFileLoader(NAME, str(path)))
-        assert spec is not None and spec.loader is not None
-        module = module_from_spec(spec)
-        spec.loader.exec_module(module)
-    except ImportError as error:
-        raise ExtensionUnavailable(f"{path} cannot be loaded: {error}") from error
-    return module
-
-
-def compile_command(made: Path) -> list[str]:
-    """What makes the library at `made`. Raises ExtensionUnavailable."""
-    compiler = os.environ.get("CXX") or shutil.which("c++") or shutil.which("g++") or shutil.which("clang++")
-    if compiler is None:
-        raise ExtensionUnavailable("no C++ compiler was found (install g++, or set CXX)")
-    return [compiler, *FLAGS, *_includes(), str(SOURCES[0]), "-o", str(made), *_libraries()]
-
-
-def _build(path: Path) -> None:
-    """Compile, prove and keep, unless another process has done so by then. Raises ExtensionUnavailable, OSError."""
-    with building(path, COMPILE_SECONDS) as alone:
-        if alone and is_whole(path):
-            return
-        begins = f"{BUILDING}{path.name.partition('.')[0]}-"
-        if alone:
-            for left in path.parent.glob(f"{begins}*"):  # by a build that was killed
-                shutil.rmtree(left, ignore_errors=True)
-        with tempfile.TemporaryDirectory(prefix=begins, dir=path.parent, ignore_cleanup_errors=True) as directory:
-            made = Path(directory) / path.name
-            _compile(made)
-            keep(made, path)
-
-
-def _compile(made: Path) -> None:
-    """Have a process make and load the library; the process and its compilers end with this one."""
-    ours, theirs = os.pipe()
-    try:
-        process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "core.models.native.compile_process", str(made)],
-            stdin=ours,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(PATHS)},
-            # A group to end it with; and Ctrl-C at the terminal is for the server, which drains first.
-            start_new_session=True,
-        )
-        try:
-            said, _ = process.communicate(timeout=COMPILE_SECONDS)
-        except subprocess.TimeoutExpired:
-            raise ExtensionUnavailable(f"compiling it took longer than {COMPILE_SECONDS:g} s") from None
-        finally:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.communicate()
-    finally:
-        os.close(ours)
-        os.close(theirs)
-    if process.returncode < 0:
-        raise ExtensionUnavailable(f"what was compiled ended its process with signal {-process.returncode}")
-    if process.returncode:
-        raise ExtensionUnavailable((said.strip().splitlines() or ["the process that compiles failed"])[-1])
-
-
-def _includes() -> list[str]:
-    from torch.utils.cpp_extension import include_paths
-
-    found = [*include_paths(), sysconfig.get_paths()["include"]]
-    return [f"-DTORCH_EXTENSION_NAME={NAME}", *(argument for path in found for argument in ("-isystem", path))]
-
-
-def _libraries() -> list[str]:
-    from torch.utils.cpp_extension import library_paths
-
-    return [*(f"-L{path}" for path in library_paths()), "-lc10", "-ltorch_cpu", "-ltorch", "-ltorch_python"]
-
-
-def _processor() -> str:
-    """What `-march=native` depends on."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor()
-    wanted = ("model name", "flags", "Features", "CPU part")
-    return "\n".join(sorted({line for line in lines if line.startswith(wanted)}))
+    """The module, compiled first if need be (half a minute to a few). Raises ExtensionUnavailable."""
+    return DECODER.load()
 
 
 if __name__ == "__main__":
-    try:
-        load_extension()
-        print(library_path())
-    except ExtensionUnavailable as reason:
-        sys.exit(f"no native code: {reason}")
+    main(DECODER)

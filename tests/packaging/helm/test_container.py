@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from core.models.native.extension import is_built, library_path
-from core.models.native.kept_library import digest_path
+from core.models.native.extension import DECODER
+from core.native.kept_library import digest_path
 from tests.packaging.helm.chart import NAMESPACE, RELEASE, Helm4, Rendered
 from tests.packaging.helm.container import Container, Pod, needs_namespaces
 from tests.packaging.helm.dockerfile import Stage
@@ -51,9 +51,9 @@ def prefix(namespaces: None, wheel: Path, tmp_path_factory: pytest.TempPathFacto
 def keep_cache(pod: Pod) -> None:
     """Fill /cache as an earlier pod left it: servers of tests should not compile beside being tested."""
     cache = pod.places["cache"]
-    if cache is not None and is_built():
+    if cache is not None and DECODER.is_built():
         (cache / "native").mkdir(mode=0o755)
-        for kept in (library_path(), digest_path(library_path())):
+        for kept in (DECODER.path(), digest_path(DECODER.path())):
             shutil.copy(kept, cache / "native")
 
 
@@ -107,7 +107,7 @@ def worker(helm4: Helm4, image: Stage, prefix: Path, tmp_path_factory: pytest.Te
 def test_it_starts_alive_and_ready(worker: Worker) -> None:
     assert worker.probe("liveness") and worker.probe("readiness")
     worker.server.wait_printed("serving slipstream-bundled on 0.0.0.0:50051")
-    if is_built():
+    if DECODER.is_built():
         assert "compiling" not in worker.server.output, "what a kept cache holds was not taken"
 
 

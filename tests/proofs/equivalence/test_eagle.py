@@ -24,7 +24,7 @@ from core.models.bundled.eagle import bundled_head_dir
 from core.models.bundled.eagle.texts import held_out_prompts
 from core.models.loader import load_model
 from core.models.native.extension import load_extension
-from core.models.native.kept_library import ExtensionUnavailable
+from core.native.kept_library import ExtensionUnavailable
 from core.speculation.calibration import Calibration
 from core.speculation.voice import Voice
 from core.types.arrays import Ints

@@ -19,7 +19,7 @@ from core.models.bundled import bundled_model_dir
 from core.models.bundled.eagle import bundled_head_dir
 from core.models.eagle.head import HeadStep
 from core.models.loader import load_model
-from core.models.native.kept_library import ExtensionUnavailable
+from core.native.kept_library import ExtensionUnavailable
 
 CPU, BUNDLED = torch.device("cpu"), bundled_model_dir()
 

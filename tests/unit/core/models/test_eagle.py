@@ -23,7 +23,7 @@ from core.models.eagle.plain_head import PlainHead
 from core.models.eagle.weights import HeadWeights, Target, load_head
 from core.models.native.extension import load_extension
 from core.models.native.head import NativeHead
-from core.models.native.kept_library import ExtensionUnavailable
+from core.native.kept_library import ExtensionUnavailable
 
 CPU = torch.device("cpu")
 V, H, T = 704, 192, 37

@@ -12,9 +12,11 @@ import torch
 from core.config import ModelConfig
 from core.models.hf.backend import TransformersModel
 from core.models.loader import load_model
-from core.models.native import extension, family, weights
-from core.models.native.extension import ExtensionUnavailable, load_extension
+from core.models.native import family, weights
+from core.models.native.extension import DECODER, load_extension
 from core.models.native.family import UpgradingModel
+from core.native.kept_library import ExtensionUnavailable
+from core.native.library import BUILDING
 from tests.support.fakes.paged_steps import Part
 from tests.unit.core.models.reference import PackedRun, PlainModel
 from tests.unit.core.models.test_transformers_backend import STEPS, sequences, worst_error
@@ -178,8 +180,8 @@ def test_a_compiler_that_fails_is_quoted(tmp_path: Path, monkeypatch: pytest.Mon
     compiler.write_text("#!/bin/sh\necho 'decoder.cpp:1: error: no such luck' >&2\nexit 1\n")
     compiler.chmod(0o755)
     monkeypatch.setenv("CXX", str(compiler))
-    begins = extension.library_path().name.partition(".")[0]
-    left = tmp_path / "native" / f"{extension.BUILDING}{begins}-killed"
+    begins = DECODER.path().name.partition(".")[0]
+    left = tmp_path / "native" / f"{BUILDING}{begins}-killed"
     left.mkdir(parents=True, mode=0o700)
     with pytest.raises(ExtensionUnavailable, match="no such luck"):
         load_extension()

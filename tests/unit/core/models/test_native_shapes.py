@@ -11,8 +11,9 @@ import torch
 
 from core.config import ModelConfig
 from core.models.loader import load_model
-from core.models.native.extension import ExtensionUnavailable, load_extension
+from core.models.native.extension import load_extension
 from core.models.native.family import UpgradingModel
+from core.native.kept_library import ExtensionUnavailable
 from tests.support.fakes.paged_steps import Part
 from tests.unit.core.models.reference import PackedRun, PlainModel
 

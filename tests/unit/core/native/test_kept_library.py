@@ -14,10 +14,10 @@ import pytest
 
 from core.config import ModelConfig
 from core.models.loader import load_model
-from core.models.native import extension
-from core.models.native.extension import ExtensionUnavailable, is_built, library_path, load_extension
+from core.models.native.extension import DECODER, is_built, load_extension
 from core.models.native.family import UpgradingModel
-from core.models.native.kept_library import digest_path, is_whole, keep
+from core.native import library as library_module
+from core.native.kept_library import ExtensionUnavailable, digest_path, is_whole, keep
 from tests.support.fork_server import ForkedProcess, fork_server
 from tests.support.until import eventually
 from tests.unit.core.models.test_native import CPU, Make
@@ -34,7 +34,7 @@ def library() -> Path:
         load_extension()
     except ExtensionUnavailable as reason:
         pytest.skip(str(reason))
-    return library_path()
+    return DECODER.path()
 
 
 @pytest.fixture
@@ -62,7 +62,7 @@ def compiled(cache: Path) -> int:
 
 
 def sound() -> bool:
-    kept = library_path()
+    kept = DECODER.path()
     return hashlib.sha256(kept.read_bytes()).hexdigest() == digest_path(kept).read_text().strip()
 
 
@@ -77,7 +77,7 @@ def begun() -> Iterator[ForkedProcess]:
 def kept_in(cache: Path, library: Path) -> Path:
     """The library in the cache, as if this process had compiled it."""
     cache.mkdir(parents=True, mode=0o700)
-    kept = library_path()
+    kept = DECODER.path()
     kept.write_bytes(library.read_bytes())
     digest_path(kept).write_text(hashlib.sha256(kept.read_bytes()).hexdigest() + "\n")
     for each in (kept, digest_path(kept)):
@@ -133,7 +133,7 @@ def test_what_the_compiler_made_is_loaded_elsewhere_first(cache: Path) -> None:
 def test_two_servers_compile_once(cache: Path) -> None:
     with begun() as one, begun() as other:
         assert [process.wait(PATIENCE) for process in (one, other)] == [0, 0]
-        assert [process.stdout.read() for process in (one, other)] == [f"{library_path()}\n"] * 2
+        assert [process.stdout.read() for process in (one, other)] == [f"{DECODER.path()}\n"] * 2
     assert compiled(cache) == 1 and sound()
 
 
@@ -236,7 +236,7 @@ def as_nobody() -> Iterator[None]:
 
 @pytest.mark.parametrize("mode", [0o700, 0o755], ids=["not to be entered", "not to be written"])
 def test_a_cache_of_root_costs_a_line_of_the_log(
-    checkpoint: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, mode: int
+    checkpoint_of: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, mode: int
 ) -> None:
     """As the tmpfs of a container is, whose server runs as another user."""
     for above in tmp_path.parents[:3]:
@@ -246,7 +246,7 @@ def test_a_cache_of_root_costs_a_line_of_the_log(
     root_owned.mkdir()
     root_owned.chmod(mode)
     monkeypatch.setenv("SLIPSTREAM_CACHE_DIR", str(root_owned))
-    path = checkpoint("llama")
+    path = checkpoint_of("llama")
     with caplog.at_level(logging.WARNING), as_nobody():
         assert told(is_built) == "False"
         assert "cannot be used: Permission denied" in told(load_extension)
@@ -278,7 +278,7 @@ def test_a_user_without_a_home_is_told_what_to_set(monkeypatch: pytest.MonkeyPat
 
     monkeypatch.delenv("SLIPSTREAM_CACHE_DIR", raising=False)
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
-    monkeypatch.setattr(extension.Path, "home", no_home)
+    monkeypatch.setattr(library_module.Path, "home", no_home)
     assert not is_built()
     with pytest.raises(ExtensionUnavailable, match="set SLIPSTREAM_CACHE_DIR"):
         load_extension()
