@@ -18,7 +18,10 @@ import click
 import torch
 
 from core.config import QUANTIZATIONS
-from service.bench.workloads import NAMES, Contender, Measured, measure, workload
+from service.bench.contenders import CONTENDERS
+from service.bench.families import Plan, as_json, measure_families
+from service.bench.family_shapes import FAMILY_SHAPES
+from service.bench.workloads import NAMES, Measured, measure, workload
 
 ROOT = Path(__file__).resolve().parents[2]
 MODELS: dict[str, dict[str, object]] = {
@@ -49,27 +52,14 @@ READ_BYTES, READS = 1 << 30, 5
 """Bytes of one sum that measures the read bandwidth, and how many sums are tried."""
 
 
-def _slipstream(directory: str, dtype: str, quantization: str, threads: int) -> Contender:
-    from service.bench.peer import Peer
-
-    return Peer(directory, threads, dtype=dtype, quantization=quantization)
-
-
-def _transformers(directory: str, dtype: str, quantization: str, threads: int) -> Contender:
-    from service.bench.transformers_peer import TransformersPeer
-
-    torch.set_num_threads(threads)
-    return TransformersPeer(directory, dtype, quantization)
-
-
-CONTENDERS = {"slipstream": _slipstream, "transformers": _transformers}
-
-
 @click.command()
-@click.option("--models", default="tiny", show_default=True, help=f"Of {', '.join(MODELS)}, with commas.")
+@click.option("--models", default="", help=f"Of {', '.join(MODELS)}, or of the families; with commas.  [default: tiny]")
+@click.option("--families", is_flag=True, help="One model of each family instead, or of those that --models names.")
 @click.option("--workloads", "loads", default=",".join(NAMES), show_default=True, help="Which, with commas.")
 @click.option("--rounds", default=3, show_default=True, help="Rounds of all; medians are reported.")
-@click.option("--dtype", default="bfloat16", show_default=True, help="Of the weights: bfloat16 or float32.")
+@click.option(
+    "--dtype", default="bfloat16", show_default=True, help="Of the weights: bfloat16 or float32; families take both."
+)
 @click.option(
     "--quantization",
     type=click.Choice(QUANTIZATIONS),
@@ -78,15 +68,34 @@ CONTENDERS = {"slipstream": _slipstream, "transformers": _transformers}
     help="Of the weights at load, by torchao.",
 )
 @click.option("--threads", default=os.cpu_count() or 1, show_default=True, help="Of each engine.")
+@click.option("--peer-python", default="python3", show_default=True, help="An interpreter with vLLM, for families.")
 @click.option("--json", "json_too", is_flag=True, help="Print one JSON object as the last line.")
-def cpu(models: str, loads: str, rounds: int, dtype: str, quantization: str, threads: int, json_too: bool) -> None:
+def cpu(
+    models: str,
+    families: bool,
+    loads: str,
+    rounds: int,
+    dtype: str,
+    quantization: str,
+    threads: int,
+    peer_python: str,
+    json_too: bool,
+) -> None:
     """Output tokens per second on the CPU beside `transformers`, four workloads, as Markdown.
 
     W1: 64 mixed requests at once; W2: one at a time; W3: 32 behind a shared prefix of 512 tokens; W3w: the same, prefix
     served before. The share of the roofline is what W2 reads of weights per second, by what `torch.sum` reads.
+
+    With --families a model of each family that the documents call served; vLLM beside them where it is installed.
     """
+    if families:
+        names = models.split(",") if models else list(FAMILY_SHAPES)
+        rows = measure_families(Plan(names, loads.split(","), dtype.split(","), rounds, threads, peer_python))
+        if json_too:
+            click.echo(as_json(rows))
+        return
     found = {}
-    for name in models.split(","):
+    for name in (models or "tiny").split(","):
         if name not in MODELS:
             raise click.BadParameter(f"{name!r} is none of {', '.join(MODELS)}", param_hint="--models")
         with tempfile.TemporaryDirectory(prefix="slipstream-cpu-") as directory:

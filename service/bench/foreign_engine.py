@@ -1,7 +1,8 @@
 """Runs llama.cpp or vLLM, with or without their n-gram speculation, under the interpreter that has them.
 
 Started as a file by `service.bench.spec_peers`, so it imports nothing of this project. Its argument is a JSON object;
-each line in is a list of [token ids, tokens to generate], and each line out says what came and in how many seconds.
+each line in is a list of groups, served one after the other. A group is a list of [token ids, tokens to generate] that
+come at once. Each line out says what came and in how many seconds.
 """
 
 from __future__ import annotations
@@ -17,11 +18,11 @@ from typing import Any
 
 NGRAM_LONGEST, NGRAM_SHORTEST = 4, 2
 """Tokens at the end of a text that vLLM looks for earlier in it; llama.cpp takes the shortest."""
-CONTEXT = 1024
 KV_GIB = "1"
 
-Generate = Callable[[list[int], int], list[int]]
-"""(prompt, tokens to generate) -> tokens; greedy, and no token ends an output."""
+Group = list[tuple[list[int], int]]
+Generate = Callable[[Group], list[list[int]]]
+"""(prompt, tokens to generate) of each -> the tokens of each; greedy, and no token ends an output."""
 
 
 def llama_cpp(task: dict[str, Any]) -> tuple[Generate, dict[str, Any]]:
@@ -34,20 +35,21 @@ def llama_cpp(task: dict[str, Any]) -> tuple[Generate, dict[str, Any]]:
         drafter = lookup(max_ngram_size=NGRAM_SHORTEST, num_pred_tokens=task["drafts"])
     engine = module.Llama(
         str(weights),
-        n_ctx=CONTEXT,
+        n_ctx=task["context"],
         n_threads=task["threads"],
         n_threads_batch=task["threads"],
         draft_model=drafter,
         verbose=False,
     )
 
-    def generate(prompt: list[int], count: int) -> list[int]:
+    def one(prompt: list[int], count: int) -> list[int]:
         tokens = engine.generate(prompt, temp=0.0, top_k=1, repeat_penalty=1.0)
         found = [token for _, token in zip(range(count), tokens)]
         tokens.close()
         return found
 
-    return generate, {"version": module.__version__, "file": weights.name}
+    # It serves no two at once.
+    return lambda group: [one(*ask) for ask in group], {"version": module.__version__, "file": weights.name}
 
 
 def vllm(task: dict[str, Any]) -> tuple[Generate, dict[str, Any]]:
@@ -73,8 +75,8 @@ def vllm(task: dict[str, Any]) -> tuple[Generate, dict[str, Any]]:
         module.EngineArgs(
             model=task["model"],
             dtype=task["dtype"],
-            max_model_len=CONTEXT,
-            max_num_seqs=4,
+            max_model_len=task["context"],
+            max_num_seqs=task["streams"],
             disable_log_stats=True,
             skip_tokenizer_init=True,
             **options,
@@ -82,14 +84,16 @@ def vllm(task: dict[str, Any]) -> tuple[Generate, dict[str, Any]]:
     )
     names = iter(range(1 << 60))
 
-    def generate(prompt: list[int], count: int) -> list[int]:
-        sampling = module.SamplingParams(temperature=0.0, max_tokens=count, ignore_eos=True, detokenize=False)
-        engine.add_request(str(next(names)), {"prompt_token_ids": prompt}, sampling)
-        found: list[int] = []
+    def generate(group: Group) -> list[list[int]]:
+        found: dict[str, list[int]] = {}
+        for prompt, count in group:
+            sampling = module.SamplingParams(temperature=0.0, max_tokens=count, ignore_eos=True, detokenize=False)
+            found[name := str(next(names))] = []
+            engine.add_request(name, {"prompt_token_ids": prompt}, sampling)
         while engine.has_unfinished_requests():
             for output in engine.step():
-                found = list(output.outputs[0].token_ids)
-        return found
+                found[output.request_id] = list(output.outputs[0].token_ids)
+        return list(found.values())
 
     return generate, {"version": module.__version__}
 
@@ -114,9 +118,9 @@ def main() -> None:
     generate, info = ENGINES[task["module"]](task)
     print(json.dumps(info), file=answers, flush=True)
     for line in sys.stdin:
-        asks = json.loads(line)
+        groups = json.loads(line)
         began = time.perf_counter()
-        outputs = [generate(prompt, count) for prompt, count in asks]
+        outputs = [output for group in groups for output in generate(group)]
         seconds = time.perf_counter() - began
         print(json.dumps({"outputs": outputs, "seconds": seconds}), file=answers, flush=True)
 

@@ -40,11 +40,27 @@ def is_installed(python: str, peer: str) -> bool:
 class ForeignEngine:
     """A `Runner`: one stream, greedy. `drafts`: most tokens of its n-gram drafts, 0 for none."""
 
-    def __init__(self, python: str, peer: str, model: str, drafts: int, dtype: str, threads: int, folder: Path) -> None:
-        """Blocks until it is ready. `folder`: for converted weights and what it prints. Raises PeerFailed."""
+    def __init__(
+        self,
+        python: str,
+        peer: str,
+        model: str,
+        drafts: int,
+        dtype: str,
+        threads: int,
+        folder: Path,
+        *,
+        context: int = 1024,
+        streams: int = 4,
+    ) -> None:
+        """Blocks until it is ready. `folder`: for converted weights and what it prints. Raises PeerFailed.
+
+        `context`: tokens of the longest sequence; `streams`: requests that it may serve at once.
+        """
         folder.mkdir(parents=True, exist_ok=True)
         self._log = folder / f"{MODULES[peer]}-{drafts}.log"
         task = {"module": MODULES[peer], "model": model, "drafts": drafts, "dtype": dtype, "threads": threads}
+        task |= {"context": context, "streams": streams}
         folders = (Path(python).parent.parent / "lib", Path("/usr/lib/x86_64-linux-gnu"))
         preloaded = [str(each / name) for name in PRELOADED[peer] for each in folders if (each / name).exists()]
         env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
@@ -67,7 +83,19 @@ class ForeignEngine:
     async def run(self, asks: Sequence[Ask], streams: int, scope: str) -> Ran:
         """See `Runner`. Raises PeerFailed."""
         assert streams == 1 and all(ask.temperature == 0.0 for ask in asks), "one stream, greedy"
-        return await asyncio.to_thread(self._run, asks)
+        return await asyncio.to_thread(self.run_groups, [[ask] for ask in asks])
+
+    def run_groups(self, groups: Sequence[Sequence[Ask]]) -> Ran:
+        """Serve one group after the other, the requests of each at once, greedily. Raises PeerFailed."""
+        assert self._process.stdin is not None
+        asked = [[[ask.prompt, ask.max_new] for ask in group] for group in groups]
+        try:
+            self._process.stdin.write(json.dumps(asked) + "\n")
+            self._process.stdin.flush()
+        except BrokenPipeError:
+            pass  # `_read` says why.
+        answer = self._read()
+        return Ran(tuple(map(tuple, answer["outputs"])), answer["seconds"])
 
     def close(self) -> None:
         """End the process; it keeps no state."""
@@ -76,16 +104,6 @@ class ForeignEngine:
         for pipe in (self._process.stdin, self._process.stdout):
             assert pipe is not None
             pipe.close()
-
-    def _run(self, asks: Sequence[Ask]) -> Ran:
-        assert self._process.stdin is not None
-        try:
-            self._process.stdin.write(json.dumps([[ask.prompt, ask.max_new] for ask in asks]) + "\n")
-            self._process.stdin.flush()
-        except BrokenPipeError:
-            pass  # `_read` says why.
-        answer = self._read()
-        return Ran(tuple(map(tuple, answer["outputs"])), answer["seconds"])
 
     def _read(self) -> dict[str, Any]:
         assert self._process.stdout is not None

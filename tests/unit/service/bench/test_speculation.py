@@ -183,7 +183,7 @@ def start(task):
     if task["drafts"] == 5:
         raise ValueError("no such weights")
     print("chatter of an engine")
-    return (lambda prompt, count: [prompt[0] + i for i in range(count)]), {"version": "9"}
+    return (lambda group: [[prompt[0] + i for i in range(count)] for prompt, count in group]), {"version": "9"}
 """
 
 
