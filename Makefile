@@ -47,18 +47,12 @@ serve: $(STAMP) $(MODEL) ## Serve the bundled model on 127.0.0.1:50051, metrics 
 test: MARKS ?= not soak$(if $(filter tests/%,$(ARGS)),, and not nightly and not tools)
 # The rules of the house are part of `make check`.
 test: HOUSE = $(if $(filter tests/%,$(ARGS)),,--ignore=tests/tidy)
-# The files with a test that runs alone: the second half need not import the others.
-test: ALONE = $(if $(filter tests/%,$(ARGS)),,$(shell grep -rl --include='test_*.py' 'mark\.alone' tests))
 
-# First what can share the machine, then what measures it; 5 means that ARGS left nothing of one half. Three at a time on
-# two cores: many tests wait for servers. In their own order: sorted by their numbers of tests, the longest came last.
-# One thread of math per process: tests start servers beside themselves, and two cores have to do. Compiled files are kept
-# whatever the shell says: without them both workers and each server of a test would compile the tree again.
+# First what can share the machine, then what measures it (tests/support/workers.py). Three at a time on two cores: many
+# tests wait for servers. One thread of math per process: tests start servers beside themselves, and two cores have to
+# do. Compiled files are kept whatever the shell says: without them each server of a test would compile the tree again.
 test: $(STAMP) $(MODEL) ## Run the tests that a change must pass
-	@failed=0; export OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE=; \
-	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder -m "$(MARKS) and not alone" $(HOUSE) $(ARGS) || [ $$? -eq 5 ] || failed=1; \
-	$(BIN)/python -m pytest -m "$(MARKS) and alone" $(ALONE) $(ARGS) || [ $$? -eq 5 ] || failed=1; \
-	exit $$failed
+	@OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest --workers 3 -m "$(MARKS)" $(HOUSE) $(ARGS)
 
 # In the order of their lengths; what fails does not keep the rest from running.
 nightly: $(STAMP) $(MODEL) ## Run check, all tests, soak, chart, mutants, 20,000 seeds; takes hours

@@ -35,7 +35,7 @@ from tests.support.skips import SkipWatch
 scorecard = scores.scorecard
 
 # Fixtures that more than one folder of tests uses.
-pytest_plugins = ("tests.support.scripted", "tests.support.log_lines")
+pytest_plugins = ("tests.support.scripted", "tests.support.log_lines", "tests.support.workers")
 
 # Results must not depend on how many cores reduce a sum, and two cores are all that CI has.
 torch.set_num_threads(1)
@@ -70,10 +70,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     """Choose the seed of this run, unless one was asked for, before Hypothesis reads its option.
 
-    By the environment: workers of pytest-xdist do not get an option that is set here. Each drew a seed of its own, and
-    the line of the report replayed none of them.
+    Into the environment as well: a run of pytest that a test starts draws from the seed of the report.
     """
-    if config.getoption("listed_skips", False) and not hasattr(config, "workerinput"):
+    if config.getoption("listed_skips", False):
         config.pluginmanager.register(SkipWatch())
     if config.option.hypothesis_seed is None:
         drawn = str(random.SystemRandom().randrange(2**32))
@@ -96,9 +95,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items[:] = kept
 
 
-def pytest_sessionstart(session: pytest.Session) -> None:
-    """Once per checkout, half a minute: workers find what their controller made."""
-    if not DECODER.is_built() and not hasattr(session.config, "workerinput"):
+def pytest_sessionstart() -> None:
+    """Once per checkout, half a minute: workers find what was made before them."""
+    if not DECODER.is_built():
         with contextlib.suppress(ExtensionUnavailable):
             DECODER.load()
 

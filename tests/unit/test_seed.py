@@ -8,5 +8,5 @@ from tests.conftest import SEED_ENV
 
 
 def test_the_seed_of_a_worker_is_the_one_of_the_run(seed: int) -> None:
-    """Workers of pytest-xdist are processes of their own: what they draw there is in no report."""
+    """What a worker would draw for itself is in no report."""
     assert seed == int(os.environ[SEED_ENV])

@@ -26,7 +26,12 @@ STACK_DEPTH = 4
 """Frames of the repository's own code that a story shows."""
 
 
-NOT_TOLD = ("/device/recorder.py", "/happens_before/clocks.py", "/happens_before/lazy_ops.py")
+NOT_TOLD = (
+    "/device/recorder.py",
+    "/happens_before/clocks.py",
+    "/happens_before/lazy_ops.py",
+    "/tests/support/workers.py",
+)
 """Files whose frames say nothing about who did it."""
 
 
