@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 
 from tests.support.repository import ROOT
@@ -51,8 +51,14 @@ def files(*folders: str) -> Iterator[Path]:
 
 def python(*folders: str) -> list[Source]:
     """Parsed Python files without generated ones."""
-    found = (Source(str(path.relative_to(ROOT)), path.read_text()) for path in files(*folders) if path.suffix == ".py")
+    found = (_source(path) for path in files(*folders) if path.suffix == ".py")
     return [source for source in found if not source.path.startswith(GENERATED)]
+
+
+@cache
+def _source(path: Path) -> Source:
+    """Once for all rules of a run, for parsing it takes longer than most rules."""
+    return Source(str(path.relative_to(ROOT)), path.read_text())
 
 
 def texts() -> list[Source]:
