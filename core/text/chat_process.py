@@ -16,7 +16,8 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 import jinja2
-from transformers.utils.chat_template_utils import render_jinja_template
+
+from core.text.lone_import import import_alone
 
 LENGTH_BYTES: Final = 4
 _MAX_REASON_CHARS: Final = 200
@@ -24,6 +25,8 @@ _MAX_REASON_CHARS: Final = 200
 
 def main() -> None:
     """Answer requests until the input ends, because the server closed it or has exited."""
+    # The whole of `transformers` looks through the files of all its architectures, which takes most of a second.
+    import_alone("transformers.utils.chat_template_utils")
     setup = _read()
     if setup is None:
         return
@@ -57,6 +60,8 @@ def _work(setup: Mapping[str, Any], current: mmap.mmap) -> None:
 
 def render(template: str, special: Mapping[str, Any], messages: list[Any], max_chars: int) -> dict[str, Any]:
     """`text`; or `too_long`, `refused` with the words that the template chose, `failed`."""
+    from transformers.utils.chat_template_utils import render_jinja_template
+
     try:
         rendered: Any = render_jinja_template(
             conversations=[messages], chat_template=template, add_generation_prompt=True, **special
