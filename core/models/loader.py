@@ -58,7 +58,7 @@ def _is_encoder_decoder(checkpoint: CheckpointConfig) -> bool:
 
 
 def _refuse_by_type(checkpoint: CheckpointConfig) -> None:
-    from transformers import CONFIG_MAPPING
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
     from transformers.models.auto.modeling_auto import (
         MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
         MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING_NAMES,

@@ -60,13 +60,16 @@ class Tokenizer:
 
         Raises ModelLoadError, one line with the cause, when there is nothing to load or it cannot be read.
         """
+        # Not at the top: this import takes three seconds, which only a process that reads a tokenizer has to pay.
+        from transformers.models.auto.tokenization_auto import AutoTokenizer
+
         path = Path(directory)
         if not path.is_dir():
             raise ModelLoadError(f"no model directory at {path}")
         if not any(True for pattern in _TOKENIZER_FILES for _ in path.glob(pattern)):
             raise ModelLoadError(f"no tokenizer files in {path}")
         try:
-            hf = transformers.AutoTokenizer.from_pretrained(str(path), local_files_only=True, trust_remote_code=False)
+            hf = AutoTokenizer.from_pretrained(str(path), local_files_only=True, trust_remote_code=False)
         except Exception as error:  # the library raises whatever its parsers raise
             raise ModelLoadError(f"cannot read the tokenizer in {path}: {_one_line(error)}") from error
         if len(hf) == 0:

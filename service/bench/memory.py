@@ -10,7 +10,8 @@ from typing import Any
 
 import click
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers.models.auto.configuration_auto import AutoConfig
+from transformers.models.auto.modeling_auto import AutoModelForCausalLM
 from transformers.utils import logging as transformers_logging
 
 from core.engine.measures import measure

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, StoppingCriteria
+from transformers import StoppingCriteria
+from transformers.models.auto.modeling_auto import AutoModelForCausalLM
 
 from service.bench.peer import Emit, PeerRequest
 

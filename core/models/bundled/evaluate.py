@@ -11,7 +11,8 @@ from itertools import islice
 from pathlib import Path
 
 import torch
-from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import PreTrainedTokenizerFast
+from transformers.models.llama.modeling_llama import LlamaForCausalLM
 
 from core.models.bundled.corpus import OPERANDS, documents_of, held_out_sums, sum_prompt
 

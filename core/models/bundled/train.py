@@ -15,7 +15,9 @@ from pathlib import Path
 
 import torch
 from torch.nn import functional
-from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import GenerationConfig, PreTrainedTokenizerFast
+from transformers.models.llama.configuration_llama import LlamaConfig
+from transformers.models.llama.modeling_llama import LlamaForCausalLM
 
 from core.models.bundled import bundled_model_dir
 from core.models.bundled.evaluate import report

@@ -31,7 +31,7 @@ from typing import Any, Final
 
 import torch
 from safetensors import SafetensorError, safe_open
-from transformers import LlamaConfig
+from transformers.models.llama.configuration_llama import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from core.errors import ModelLoadError

@@ -11,7 +11,8 @@ from collections.abc import Mapping
 from typing import Any, cast
 
 import torch
-from transformers import AutoModelForSeq2SeqLM, PreTrainedModel
+from transformers import PreTrainedModel
+from transformers.models.auto.modeling_auto import AutoModelForSeq2SeqLM
 
 from core.attention.base import AttentionBackend
 from core.attention.registry import build_attention

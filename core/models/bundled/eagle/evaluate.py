@@ -16,7 +16,8 @@ from pathlib import Path
 
 import torch
 from safetensors.torch import load_file
-from transformers import DynamicCache, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import DynamicCache, PreTrainedTokenizerFast
+from transformers.models.llama.modeling_llama import LlamaForCausalLM
 
 from core.models.bundled import bundled_model_dir
 from core.models.bundled.eagle import bundled_head_dir

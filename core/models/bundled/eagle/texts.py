@@ -12,7 +12,8 @@ from collections.abc import Iterator, Sequence
 from itertools import islice
 
 import torch
-from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import PreTrainedTokenizerFast
+from transformers.models.llama.modeling_llama import LlamaForCausalLM
 
 from core.models.bundled.corpus import KIND_SHARES, Document, documents_of
 from core.models.bundled.packing import ROW_TOKENS, UNUSED, Batch

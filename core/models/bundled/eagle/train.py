@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 from torch.nn import functional
-from transformers import LlamaForCausalLM
+from transformers.models.llama.modeling_llama import LlamaForCausalLM
 
 from core.models.bundled import bundled_model_dir
 from core.models.bundled.eagle import bundled_head_dir
