@@ -24,6 +24,7 @@ from hypothesis import settings
 
 from core.invariants import FAILURES
 from core.models.native.extension import DECODER
+from core.native.host import HOST
 from core.native.kept_library import ExtensionUnavailable
 from service.access import timed_look
 from service.process.switch_interval import shorten_switch_interval
@@ -97,9 +98,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def pytest_sessionstart() -> None:
     """Once per checkout, half a minute: workers find what was made before them."""
-    if not DECODER.is_built():
-        with contextlib.suppress(ExtensionUnavailable):
-            DECODER.load()
+    for library in (DECODER, HOST):
+        if not library.is_built():
+            with contextlib.suppress(ExtensionUnavailable):
+                library.load()
 
 
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> None:

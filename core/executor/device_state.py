@@ -15,6 +15,7 @@ from core.memory.companion import DeviceCompanion
 from core.memory.kv_pool import KVPool
 from core.memory.req_to_token_pool import ReqToTokenPool
 from core.models.base import Model
+from core.native.host import HostCode
 from core.relay.future_map import FutureMap
 from core.sampling.sampler import Sampler
 
@@ -40,3 +41,5 @@ class DeviceState:
     graph_sizes: tuple[int, ...] = ()
     """Batch sizes of decode steps to capture as graphs, where device and model allow that."""
     lanes: LaneRecorder = field(default_factory=LaneRecorder)
+    host_code: HostCode = field(default_factory=HostCode)
+    """Compiled code for the host's part of a step, once there is any."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,6 +22,7 @@ from core.device.shortage import MEMORY_ERRORS, is_out_of_memory, shortage
 from core.device.staging import Staging
 from core.executor.grammar_table import GrammarTable, Statuses
 from core.memory.req_to_token_pool import ReqToTokenPool
+from core.sampling.compiled import CompiledSampler, takes
 from core.sampling.penalties import TokenHistory, has_penalty
 from core.sampling.places import Places
 from core.sampling.sampler import SampleOutput, Sampler, Scored
@@ -59,6 +61,11 @@ class SamplingStep:
         self._grammars = GrammarTable(results, recorder)
         # Rows with penalties whose history found no memory; their owners end with their first sample.
         self._unseeded: set[int] = set()
+        self._compiled: CompiledSampler | None = None
+
+    def compile(self, module: Any) -> None:
+        """On the CPU, sample in compiled code from the next step on, where that can; `module`: of `core.native.host`."""
+        self._compiled = CompiledSampler(module, self._sampler.vocab_size)
 
     def begin(self, batch: ScheduleBatch) -> None:
         """Prepare rows with a new owner: write token histories for penalties, and make matchers for constraints."""
@@ -84,6 +91,11 @@ class SamplingStep:
             self._try(batch, trial)
         if sampling.any_penalty and self._unseeded:
             sampling, lost = self._without_history(sampling)
+        if self._compiled is not None and trial is None and takes(sampling):
+            try:
+                return SampledRows(self._compiled.sample(logits, sampling, lens))
+            except MEMORY_ERRORS as error:
+                self._note(error)
         scored = Scored(logits, Places.of(sampling, lens, self._staging))
         mask, status, masked = None, None, None
         # Before the grammars: scoring needs no mask, and the device works on it while the host waits for tokens.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -66,6 +67,8 @@ class StepRunner:
         self._hidden = NO_HIDDEN if self._speculator is None else self._speculator.needs_hidden
         self._previous_end: Mark | None = None
         self._tracer = StepTracer(state.lanes)
+        self._is_compiled = state.streams.device.type != "cpu"
+        """Whether compiled code works for the host, or never will."""
         self.graphs = capture_decode_graphs(state, state.graph_sizes, state.attention)
         self.grids = capture_grid_graphs(state, self.graphs, self._speculator)
 
@@ -99,6 +102,8 @@ class StepRunner:
         self, batch: ScheduleBatch, computing: Callable[[], None], told: Callable[[Published], None]
     ) -> LaunchedStep:
         state = self._state
+        if not self._is_compiled and (module := state.host_code.module) is not None:
+            self._compile(module)
         with state.streams.on_forward():
             if self._recorder is not None:
                 self._recorder.step(batch)
@@ -110,7 +115,7 @@ class StepRunner:
             sampled = rows.output
             if self._recorder is not None:
                 self._recorder.wrote(SAMPLED, (batch.step_id,))
-            counted = state.checks.snapshot(state.future_map.violated(batch.num_decode))
+            counted = state.future_map.snapshot(batch.num_decode)
             published, outcome, drafting = self._relay(batch, done, sample_rows, sample_lens, rows, told)
             self._sampling.append(sample_rows, sample_lens, sampled.tokens, batch)
             ended = state.streams.mark()
@@ -129,6 +134,12 @@ class StepRunner:
             *(batch, host, counts, copy_done, began, ended, previous_end, (outcome, *refs), self._recorder),
             *(rows, fetched, exhausted, lanes, drafting, verdict),
         )
+
+    def _compile(self, module: Any) -> None:
+        """Have compiled code take over what it can: between two steps, of which each is done in one way."""
+        self._state.future_map.compile(module)
+        self._sampling.compile(module)
+        self._is_compiled = True
 
     def _compute(self, batch: ScheduleBatch, computing: Callable[[], None]) -> Computed:
         """Run the model. Decode steps that were captured are replayed."""
@@ -160,27 +171,25 @@ class StepRunner:
         state, writes, chunks = self._state, batch.table_writes, batch.num_extend
         # Without chunks each row has one token, which stands in the place of its row.
         last_indices = np.cumsum(batch.extend_lens)[batch.sample_indices] - 1 if chunks else batch.sample_indices
-        rows, lower, upper, last, *uploaded = state.staging.upload(
+        at_places = _chunk_places(batch) if chunks else ()
+        rows, lower, upper, last, fresh, *uploaded = state.staging.upload(
             [
-                batch.rows,
-                batch.lower_lens,
-                batch.prefix_lens[chunks:],
-                last_indices,
-                *_chunk_places(batch),
-                batch.fresh_rows,
-                writes.rows,
-                writes.positions,
-                writes.slots,
+                *(batch.rows, batch.lower_lens, batch.prefix_lens[chunks:], last_indices, batch.fresh_rows),
+                *at_places,
+                *((writes.rows, writes.positions, writes.slots) if len(writes.rows) else ()),
             ]
         )
-        places, (fresh, *table) = uploaded[:3], uploaded[3:]
+        places, table = uploaded[: len(at_places)], uploaded[len(at_places) :]
         self._apply(batch, rows, fresh, table)
         decode = DecodeRows(rows[chunks:], lower, upper)
         encoder_tokens = int(batch.encoder_lens.sum()) if len(batch.encoder_lens) else 0
         inputs = resolve_forward_inputs(batch.staging, decode, state.future_map, batch.num_inputs, encoder_tokens)
         if self._speculator is not None and (trial := self._speculator.trial(batch, decode, inputs)) is not None:
             return self._speculator.forward_batch(batch, decode, trial), trial
-        token_rows, positions, seq_lens = decode.behind(places, inputs.decode_lens)
+        token_rows, positions, seq_lens = decode.behind(places, inputs.entered)
+        # With chunks the slots of all tokens are looked up at once.
+        slots = None if chunks or inputs.entered is None else inputs.entered.slots
+        slots = state.pool.slots(token_rows, positions) if slots is None else slots
         prefix_lens, extend_lens = batch.prefix_lens, batch.extend_lens
         if self._speculator is not None and batch.num_decode:
             prefix_lens, extend_lens = self._speculator.host_lens(batch, inputs)
@@ -190,7 +199,7 @@ class StepRunner:
             positions=positions,
             rows=rows,
             seq_lens=seq_lens,
-            out_cache_loc=state.pool.slots(token_rows, positions),
+            out_cache_loc=slots,
             last_indices=last,
             req_to_token=state.pool.table,
             kv_pool=state.kv_pool,
@@ -301,13 +310,8 @@ class StepRunner:
         return SampleOutput(fetch(sampled.tokens), fetch(sampled.non_finite), *fetched)
 
 
-NO_CHUNKS: Ints = np.empty(0, np.int64)
-
-
 def _chunk_places(batch: ScheduleBatch) -> tuple[Ints, Ints, Ints]:
     """(row and position of each token of the prompt chunks, int64[Tp] each; lengths behind them, int64[num_extend])."""
     chunks = batch.num_extend
-    if chunks == 0:
-        return NO_CHUNKS, NO_CHUNKS, NO_CHUNKS
     prefix, extend = batch.prefix_lens[:chunks], batch.extend_lens[:chunks]
     return np.repeat(batch.rows[:chunks], extend), token_positions(prefix, extend), prefix + extend

@@ -13,6 +13,9 @@ from core.invariants import check
 from core.memory.rows import RowAllocator
 from core.types.arrays import Ints
 
+TABLE = "req_to_token"
+"""Name of the table for a `Recorder`."""
+
 
 @dataclass(frozen=True, slots=True)
 class TableWrites:
@@ -70,13 +73,13 @@ class ReqToTokenPool:
     def write(self, rows: torch.Tensor, positions: torch.Tensor, slots: torch.Tensor) -> None:
         """table[rows[i], positions[i]] = slots[i]; int64[n] each. Forward stream only."""
         if self.recorder is not None:
-            self.recorder.wrote("req_to_token", rows)
+            self.recorder.wrote(TABLE, rows)
         self.table[rows, positions] = slots.to(torch.int32)
 
     def slots(self, rows: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         """int64[n]: the KV slot of the token at positions[i] of rows[i]; int64[n] each. Forward stream only."""
         if self.recorder is not None:
-            self.recorder.read("req_to_token", rows)
+            self.recorder.read(TABLE, rows)
         places = torch.add(positions, rows, alpha=self.max_context_len)
         return self._entries.index_select(0, places).to(torch.int64)
 

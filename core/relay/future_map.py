@@ -7,6 +7,7 @@ running requests, and its writes and reads are in one stream order. It is always
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 
@@ -14,7 +15,8 @@ from core.device.checks import AssertMode, DeviceChecks
 from core.device.event import Event
 from core.device.streams import DeviceStreams
 from core.invariants import check
-from core.memory.req_to_token_pool import ReqToTokenPool
+from core.memory.req_to_token_pool import TABLE, ReqToTokenPool
+from core.relay.compiled import CompiledRelay, Entered
 from core.relay.payload import NEW_SEQ_LENS, OUTPUT_TOKENS, Column, RelayPayload
 
 
@@ -42,10 +44,17 @@ class FutureMap:
             buffer[0] = 0
         # Allocated once and never moved: captured graphs write to its address.
         self._violated = torch.zeros_like(self._buffers[OUTPUT_TOKENS.name])
+        self._pool = pool
+        self._compiled: CompiledRelay | None = None
 
     def buffer(self, name: str) -> torch.Tensor:
         """The column `name`, [R, *tail]; for tests and for captured graphs that need its address."""
         return self._buffers[name]
+
+    def compile(self, module: Any) -> None:
+        """On the CPU, have compiled code do the work from the next step on; `module`: see `core.native.host`."""
+        buffers = (self._buffers[OUTPUT_TOKENS.name], self._buffers[NEW_SEQ_LENS.name], self._violated)
+        self._compiled = CompiledRelay(module, *buffers, self._checks, self._pool)
 
     def publish(self, rows: torch.Tensor, seq_lens: torch.Tensor) -> Event | None:
         """Write new lengths (any integer dtype) of `rows` and return a fresh event recorded after the write.
@@ -58,7 +67,10 @@ class FutureMap:
         self._check_rows(rows)
         if self._recorder is not None:
             self._recorder.wrote(NEW_SEQ_LENS.name, rows)
-        self._buffers[NEW_SEQ_LENS.name].index_copy_(0, rows.view(-1), seq_lens.view(-1).to(torch.int64))
+        if self._compiled is not None:
+            self._compiled.publish(rows, seq_lens)
+        else:
+            self._buffers[NEW_SEQ_LENS.name].index_copy_(0, rows.view(-1), seq_lens.view(-1).to(torch.int64))
         event = self._streams.new_event()
         event.record(self._streams.forward)
         return event
@@ -74,7 +86,11 @@ class FutureMap:
         if self._recorder is not None:
             for name in (OUTPUT_TOKENS.name, *payload.extras):
                 self._recorder.wrote(name, rows)
-        self._buffers[OUTPUT_TOKENS.name].index_copy_(0, rows, payload.tokens_flat(rows.numel()))
+        tokens = payload.tokens_flat(rows.numel())
+        if self._compiled is not None:
+            self._compiled.stash(rows, tokens)
+        else:
+            self._buffers[OUTPUT_TOKENS.name].index_copy_(0, rows, tokens)
         self._write(rows, payload.extras)
 
     def carry(self, rows: torch.Tensor, extras: Mapping[str, torch.Tensor]) -> None:
@@ -96,6 +112,20 @@ class FutureMap:
             expected = (rows.numel(), *column.tail)
             check("relay_payload_shape", tuple(values.shape) == expected, column=name, shape=tuple(values.shape))
             self._buffers[name].index_copy_(0, rows, values.to(column.dtype))
+
+    def enter(self, rows: torch.Tensor, lower: torch.Tensor, upper: torch.Tensor) -> Entered:
+        """What a step begins with: `lengths`, then `gather`, of its decode rows, int64[n] as the bounds.
+
+        Lengths come first: `gather` adds to the violations that they have found.
+        """
+        if self._compiled is None or rows.numel() == 0:
+            lens = self.lengths(rows, lower, upper)
+            return Entered(self.gather(rows), lens, lens + 1)
+        if self._recorder is not None:
+            self._recorder.read(NEW_SEQ_LENS.name, rows)
+            self._recorder.wrote(OUTPUT_TOKENS.name, rows)
+            self._recorder.read(TABLE, rows)
+        return self._compiled.enter(rows, lower, upper)
 
     def lengths(self, rows: torch.Tensor, lower: torch.Tensor, upper: torch.Tensor) -> torch.Tensor:
         """int64[n]: the published length of each of `rows`, int64[n], in tokens; reading does not consume it.
@@ -129,6 +159,12 @@ class FutureMap:
         A view, which the next `lengths` overwrites. Undefined when device asserts are off.
         """
         return self._violated[:count]
+
+    def snapshot(self, count: int) -> torch.Tensor:
+        """`DeviceChecks.snapshot` of the step's first `count` decode rows."""
+        if self._compiled is not None:
+            return self._compiled.snapshot(count)
+        return self._checks.snapshot(self.violated(count))
 
     def extra(self, name: str, rows: torch.Tensor) -> torch.Tensor:
         """[n, *tail]: the column `name` of `rows`, int64[n]. Raises KeyError for a column that was not declared."""

@@ -39,6 +39,8 @@ class RelayPayload:
 
     def tokens_flat(self, rows: int) -> torch.Tensor:
         """int64[rows]; samplers differ in shape and dtype, the buffer does not (SGLang #25922)."""
-        flat = self.output_tokens.view(-1).to(torch.int64)
+        flat = self.output_tokens
+        if flat.dim() != 1 or flat.dtype != torch.int64:
+            flat = flat.view(-1).to(torch.int64)
         check("relay_payload_shape", flat.numel() == rows, tokens=flat.numel(), rows=rows)
         return flat

@@ -17,6 +17,7 @@ import torch
 
 from core.batch.schedule_batch import InputStaging
 from core.invariants import check
+from core.relay.compiled import Entered
 from core.relay.future_map import FutureMap
 
 
@@ -36,16 +37,20 @@ class DecodeRows:
         lens = future_map.lengths(self.rows, self.lower, self.upper)
         return future_map.gather(self.rows), lens
 
-    def behind(self, chunks: Sequence[torch.Tensor], lens: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    def enter(self, future_map: FutureMap) -> Entered:
+        """As `resolve`, with what more is known by then."""
+        return future_map.enter(self.rows, self.lower, self.upper)
+
+    def behind(self, chunks: Sequence[torch.Tensor], entered: Entered | None) -> tuple[torch.Tensor, ...]:
         """(row and position of each token of a step, int64[T] each; lengths after it, int64[B]).
 
-        `chunks`: the same three of its prompt chunks, of no element where it has none. `lens`: as `resolve` returned
-        them; empty where the step has no decode rows.
+        `chunks`: the same three of its prompt chunks; empty where it has none. `entered`: the decode rows as `enter`
+        returned them; None where the step has none.
         """
-        tails = (self.rows, lens, lens + 1)
-        if chunks[0].numel() == 0:
-            return tails
-        return tuple(chunks) if lens.numel() == 0 else tuple(map(torch.cat, zip(chunks, tails, strict=True)))
+        if entered is None:
+            return tuple(chunks)
+        tails = (self.rows, entered.lens, entered.after)
+        return tuple(map(torch.cat, zip(chunks, tails, strict=True))) if chunks else tails
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +63,8 @@ class ResolvedInputs:
     """int64[E], read by the encoder only; None when the step encodes no input."""
     decode_lens: torch.Tensor
     """int64[n]: tokens of each decode row in the pools before this step."""
+    entered: Entered | None = None
+    """The decode rows; None where there is none."""
 
 
 def resolve_forward_inputs(
@@ -75,13 +82,14 @@ def resolve_forward_inputs(
     """
     device = decode.rows.device
     prompt = staging.prefill_ids_cpu
+    entered = decode.enter(future_map) if prompt is None or staging.mix_decode_rows is not None else None
     if prompt is None:
-        ids, decode_lens = decode.resolve(future_map)
+        assert entered is not None
+        ids = entered.ids
     else:
-        ids, decode_lens = prompt.to(device, non_blocking=True), decode.rows[:0]
-        if staging.mix_decode_rows is not None:
-            tails, decode_lens = decode.resolve(future_map)
-            ids = torch.cat([ids, tails])
+        ids = prompt.to(device, non_blocking=True)
+        ids = ids if entered is None else torch.cat([ids, entered.ids])
+    decode_lens = decode.rows[:0] if entered is None else entered.lens
     check("resolve_length", ids.numel() == num_tokens, got=ids.numel(), expected=num_tokens)
     encoder = staging.encoder_ids_cpu
     staged = 0 if encoder is None else encoder.numel()
@@ -90,4 +98,4 @@ def resolve_forward_inputs(
     staging.prefill_ids_cpu = None
     staging.mix_decode_rows = None
     staging.encoder_ids_cpu = None
-    return ResolvedInputs(ids, encoder_ids, decode_lens)
+    return ResolvedInputs(ids, encoder_ids, decode_lens, entered)

@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 
 from core.attention.base import AttentionBackend
@@ -24,6 +25,7 @@ from core.device.timer import Mark
 from core.memory.companion import DeviceCompanion
 from core.memory.kv_pool import KVLayerSpec, KVPool
 from core.models.base import NO_COMPANIONS, ModelSpec
+from core.types.arrays import Ints
 
 MULTIPLIER, INCREMENT = 6364136223846793005, 1442695040888963407
 """Those of Knuth's MMIX linear congruential generator."""
@@ -95,8 +97,9 @@ class TimelineEvent:
         return time.monotonic() >= self._at
 
     def synchronize(self) -> None:
-        """Sleep until the recorded end; `time.sleep` releases the GIL."""
-        time.sleep(max(0.0, self._at - time.monotonic()))
+        """Sleep until the recorded end, unless that was reached; `time.sleep` releases the GIL."""
+        if (left := self._at - time.monotonic()) > 0:
+            time.sleep(left)
 
     def wait(self, stream: Any = None) -> None:
         """No-op: the streams of the emulation share one timeline, which keeps their order."""
@@ -143,11 +146,12 @@ class EmulatedModel:
     def forward(self, batch: ForwardBatch) -> torch.Tensor:
         """float32[S, vocab_size], 1 at the next token and 0 elsewhere."""
         self.timeline.occupy()
-        tokens = batch.input_ids[batch.last_indices]
-        positions = batch.positions[batch.last_indices]
-        chosen = _mix(tokens, positions) % self.spec.vocab_size
-        logits = torch.zeros(len(chosen), self.spec.vocab_size)
-        return logits.scatter_(1, chosen[:, None], 1.0)
+        # In numpy: what takes the device no time must take the host as little.
+        last = batch.last_indices.numpy()
+        chosen = _mix(batch.input_ids.numpy()[last], batch.positions.numpy()[last]) % self.spec.vocab_size
+        logits = np.zeros((len(chosen), self.spec.vocab_size), np.float32)
+        logits[np.arange(len(chosen)), chosen] = 1.0
+        return torch.from_numpy(logits)
 
 
 def expected_output(prompt: list[int], count: int, vocab_size: int) -> list[int]:
@@ -164,7 +168,7 @@ def _mix_one(token: int, position: int) -> int:
     return (((token * MULTIPLIER + position * INCREMENT + 1) * MULTIPLIER) >> 33) & 0x3FFFFFFF
 
 
-def _mix(tokens: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+def _mix(tokens: Ints, positions: Ints) -> Ints:
     # int64 wraps around; the sign bit is dropped so that the remainder is a token id.
-    mixed = (tokens * MULTIPLIER + positions * INCREMENT + 1) * MULTIPLIER
+    mixed: Ints = (tokens * MULTIPLIER + positions * INCREMENT + 1) * MULTIPLIER
     return (mixed >> 33) & 0x3FFFFFFF

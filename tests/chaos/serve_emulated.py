@@ -20,6 +20,7 @@ from core.config import EngineConfig
 from core.engine import build
 from core.engine.async_engine import AsyncEngine, BuiltEngine
 from core.invariants import InvariantViolation
+from core.relay.compiled import Entered
 from core.relay.future_map import FutureMap
 from core.relay.payload import NEW_SEQ_LENS, OUTPUT_TOKENS
 from core.text.tokenizer import Tokenizer
@@ -78,10 +79,10 @@ def forgetful(faults: Faults) -> type[FutureMap]:
     """A FutureMap that loses the token of each row of length `forget_at_length`."""
 
     class Forgetful(FutureMap):
-        def gather(self, rows: torch.Tensor) -> torch.Tensor:
+        def enter(self, rows: torch.Tensor, lower: torch.Tensor, upper: torch.Tensor) -> Entered:
             lost = rows[self.extra(NEW_SEQ_LENS.name, rows) == faults.forget_at_length]
             self.buffer(OUTPUT_TOKENS.name)[lost] = OUTPUT_TOKENS.fill
-            return super().gather(rows)
+            return super().enter(rows, lower, upper)
 
     return Forgetful
 

@@ -18,6 +18,7 @@ from core.device.streams import DeviceStreams
 from core.engine.build import assemble
 from core.executor.launched_step import LaunchedStep
 from core.executor.step import StepRunner
+from core.relay.compiled import Entered
 from core.relay.future_map import FutureMap
 from core.relay.payload import RelayPayload
 from core.sampling.penalties import TokenHistory
@@ -162,15 +163,15 @@ def test_a_new_owner_finds_nothing_of_the_former_one_in_its_row(monkeypatch: pyt
             stash(self, rows, payload)
 
     gathered: list[int] = []
-    gather = FutureMap.gather
+    enter = FutureMap.enter
 
-    def heard(self: FutureMap, *args: torch.Tensor) -> torch.Tensor:
-        tokens = gather(self, *args)
-        gathered.extend(tokens.tolist())
-        return tokens
+    def heard(self: FutureMap, *args: torch.Tensor) -> Entered:
+        entered = enter(self, *args)
+        gathered.extend(entered.ids.tolist())
+        return entered
 
     monkeypatch.setattr(FutureMap, "stash", lossy)
-    monkeypatch.setattr(FutureMap, "gather", heard)
+    monkeypatch.setattr(FutureMap, "enter", heard)
     asks: Sequence[Ask] = [Ask(prompt, tokens=3) for prompt in prompts]
     with pytest.raises(AssertionError, match="newest token was lost"):
         play_plainly(Scenario(asks, rows=1, cache="none"))

@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 
 from core.models.native.extension import DECODER
+from core.native.host import HOST
 from core.native.library import Library, library_at
 
-LIBRARIES = [DECODER]
+LIBRARIES = [DECODER, HOST]
 
 
 @pytest.mark.parametrize("library", LIBRARIES, ids=lambda library: library.name)

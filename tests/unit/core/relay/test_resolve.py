@@ -8,6 +8,7 @@ import torch
 
 from core.batch.schedule_batch import InputStaging
 from core.invariants import InvariantViolation
+from core.relay.compiled import Entered
 from core.relay.payload import RelayPayload
 from core.relay.resolve import DecodeRows, resolve_forward_inputs
 from tests.unit.core.relay.test_future_map import make, rows
@@ -59,13 +60,13 @@ def test_mixed_puts_prompt_chunks_before_decode_tails() -> None:
     assert staging == InputStaging()
 
 
-@pytest.mark.parametrize("chunked", [True, False])
-@pytest.mark.parametrize("decoding", [True, False])
+@pytest.mark.parametrize(("chunked", "decoding"), [(True, True), (True, False), (False, True)])
 def test_tokens_stand_behind_chunks_where_their_lengths_say(chunked: bool, decoding: bool) -> None:
     """Row 7 computes positions 3 and 4 of its prompt; rows 2 and 5 have 10 and 20 tokens."""
-    chunks = (rows(7, 7), rows(3, 4), rows(5)) if chunked else (rows(), rows(), rows())
+    chunks = (rows(7, 7), rows(3, 4), rows(5)) if chunked else ()
     at, lens = (rows(2, 5), rows(10, 20)) if decoding else (rows(), rows())
-    found = [each.tolist() for each in DecodeRows(at, lens, lens).behind(chunks, lens)]
+    entered = Entered(rows(8, 9), lens, lens + 1) if decoding else None
+    found = [each.tolist() for each in DecodeRows(at, lens, lens).behind(chunks, entered)]
     begun = [[7, 7], [3, 4], [5]] if chunked else [[], [], []]
     tails = [[2, 5], [10, 20], [11, 21]] if decoding else [[], [], []]
     assert found == [first + last for first, last in zip(begun, tails, strict=True)]
