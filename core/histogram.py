@@ -42,6 +42,9 @@ class Histogram:
 
     def observe(self, values: npt.NDArray[np.float64]) -> None:
         """Add float64[n] observations."""
+        if len(values) == 1:
+            self.observe_one(float(values[0]))
+            return
         places = np.searchsorted(self._edges, values, side="left")
         found = np.bincount(places, minlength=len(self._counts)).tolist()
         self._counts = [count + more for count, more in zip(self._counts, found)]

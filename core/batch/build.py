@@ -99,11 +99,7 @@ def build_batch(
     where speculation is off. All arrays are int64.
     """
     num_extend, num_decode = len(plan.segments), len(plan.decode_rows)
-    rows = np.concatenate([_ints(s.row for s in plan.segments), plan.decode_rows])
-    prefix_lens = np.concatenate([_ints(s.start for s in plan.segments), plan.decode_lens])
-    extend_lens = np.concatenate([_ints(s.length for s in plan.segments), plan.decode_counts])
-    finals = np.fromiter((s.final and s.pooling is None for s in plan.segments), np.bool_, num_extend)
-    sample_indices = np.flatnonzero(np.concatenate([finals, np.ones(num_decode, np.bool_)]))
+    rows, prefix_lens, extend_lens, sample_indices = _rows(plan)
     upper = lower = prefix_lens + extend_lens
     known, counts, ahead = prefix_lens, extend_lens, None
     if plan.spec is not None:
@@ -126,13 +122,13 @@ def build_batch(
         num_tokens=int(extend_lens.sum()),
         table_writes=plan.table_writes,
         sample_indices=sample_indices,
-        sampling=sampling(rows[sample_indices], lower[sample_indices], upper[sample_indices]),
+        sampling=sampling(*(each[sample_indices] if num_extend else each for each in (rows, lower, upper))),
         staging=InputStaging(
             prefill_ids_cpu=pin([s.ids for s in plan.segments]) if plan.segments else None,
             mix_decode_rows=plan.decode_rows if num_extend and num_decode else None,
             encoder_ids_cpu=pin(inputs) if inputs else None,
         ),
-        encoder_lens=_ints(len(ids) for ids in inputs),
+        encoder_lens=_ints(len(ids) for ids in inputs) if inputs else NO_INTS,
         fresh_rows=plan.fresh_rows,
         history_writes=plan.history_writes,
         companion_writes=companions(rows, known, counts, ahead),
@@ -141,6 +137,23 @@ def build_batch(
         grammar_seeds=plan.grammar_seeds,
         spec=plan.spec,
     )
+
+
+def _rows(plan: StepPlan) -> tuple[Ints, Ints, Ints, Ints]:
+    """(rows, prefix and extend lengths, int64[B] each; which of the rows sample, int64[S])."""
+    segments, decodes = plan.segments, np.arange(len(plan.decode_rows))
+    rows = plan.decode_rows, plan.decode_lens, plan.decode_counts
+    # Steady decode pays for no empty arrays.
+    if not segments:
+        return *rows, decodes
+    chunks = _ints(s.row for s in segments), _ints(s.start for s in segments), _ints(s.length for s in segments)
+    finals = np.fromiter((s.final and s.pooling is None for s in segments), np.bool_, len(segments))
+    places = np.concatenate([np.flatnonzero(finals), decodes + len(segments)])
+    joint = [np.concatenate(each) for each in zip(chunks, rows, strict=True)]
+    return joint[0], joint[1], joint[2], places
+
+
+NO_INTS: Ints = np.empty(0, np.int64)
 
 
 def token_positions(prefix_lens: Ints, extend_lens: Ints) -> Ints:

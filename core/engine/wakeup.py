@@ -3,13 +3,28 @@
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import os
+from collections.abc import Callable
+
+
+def _writer() -> Callable[[int, int], object]:
+    """`eventfd_write(fd, value)` without letting go of the interpreter. A descriptor like ours never makes it wait."""
+    try:
+        found = ctypes.PyDLL(None).eventfd_write
+    except (OSError, AttributeError):
+        return os.eventfd_write
+    found.argtypes = [ctypes.c_int, ctypes.c_uint64]
+    return found
 
 
 class Wakeup:
     """A flag with one waiter; setting it before the wait is not lost. Belongs to the running loop.
 
     Other threads set it through an eventfd where the system has one, else through `call_soon_threadsafe`.
+
+    The forward thread keeps the interpreter while it writes there. `os.eventfd_write` lets go of it, and then it comes
+    back only when the loop waits again, in the middle of a step. The loop's turn is where the step computes or waits.
 
     Measured coroutine -> thread -> coroutine: 21 µs through an eventfd, 26 µs through `call_soon_threadsafe`.
     """
@@ -20,6 +35,7 @@ class Wakeup:
         self._waiter: asyncio.Future[None] | None = None
         self._fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC) if hasattr(os, "eventfd") else -1
         if self._fd >= 0:
+            self._write = _writer()
             self._loop.add_reader(self._fd, self._readable)
 
     def set(self) -> None:
@@ -31,7 +47,7 @@ class Wakeup:
     def set_threadsafe(self) -> None:
         """Wake the waiter; from any thread."""
         if self._fd >= 0:
-            os.eventfd_write(self._fd, 1)
+            self._write(self._fd, 1)
         else:
             self._loop.call_soon_threadsafe(self.set)
 

@@ -64,7 +64,7 @@ class SamplingStep:
         self._compiled: CompiledSampler | None = None
 
     def compile(self, module: Any) -> None:
-        """On the CPU, sample in compiled code from the next step on, where that can; `module`: of `core.native.host`."""
+        """On the CPU, sample in compiled code from now on, where that can; `module`: see `core.native.host`."""
         self._compiled = CompiledSampler(module, self._sampler.vocab_size)
 
     def begin(self, batch: ScheduleBatch) -> None:
@@ -86,16 +86,16 @@ class SamplingStep:
         before (law 14).
         """
         sampling, lost = batch.sampling, _NOBODY
-        if trial is not None:
-            sampling = trial.spread(sampling)
-            self._try(batch, trial)
-        if sampling.any_penalty and self._unseeded:
-            sampling, lost = self._without_history(sampling)
         if self._compiled is not None and trial is None and takes(sampling):
             try:
                 return SampledRows(self._compiled.sample(logits, sampling, lens))
             except MEMORY_ERRORS as error:
                 self._note(error)
+        if trial is not None:
+            sampling = trial.spread(sampling)
+            self._try(batch, trial)
+        if sampling.any_penalty and self._unseeded:
+            sampling, lost = self._without_history(sampling)
         scored = Scored(logits, Places.of(sampling, lens, self._staging))
         mask, status, masked = None, None, None
         # Before the grammars: scoring needs no mask, and the device works on it while the host waits for tokens.

@@ -81,11 +81,13 @@ class PrefillAdder:
         of its step beside decodes. `now`: seconds of the loop's clock.
         """
         self._reserve_share = max(RESERVE_MIN, self._reserve_share * RESERVE_DECAY)
-        self._remaining = self._remaining_outputs()
         self._preemption.begin()
         self.vacated = []
         segments = self._segments = []
         self._turns = [turn for turn in self._prompts() if only is None or turn.tenant in only]
+        if not self._turns:
+            return segments
+        self._remaining = self._remaining_outputs()
         while budget > 0 and (turn := self._next()) is not None:
             segment = self._go_on(turn, budget, now)
             if segment is None:

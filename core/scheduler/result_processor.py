@@ -75,7 +75,7 @@ class ResultProcessor:
         if result.vectors is not None:
             self._end_embedded(result.vectors, now)
         current = self._memory.rows.is_current(result.rows, result.generations)
-        self._tally.step_done(result, stale=len(current) - int(current.sum()))
+        self._tally.step_done(result, stale=len(current) - int(np.count_nonzero(current)))
         if len(result.exhausted):
             self._end_exhausted(result.exhausted)
             # Asked again: the requests just ended have lost their rows.

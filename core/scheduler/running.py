@@ -57,7 +57,7 @@ class RunningSet:
         self._stale_order = False
 
     def __len__(self) -> int:
-        return int(self._member.sum())
+        return int(np.count_nonzero(self._member))
 
     @property
     def order(self) -> Ints:

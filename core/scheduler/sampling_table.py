@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -56,6 +57,18 @@ class Biases:
 NO_BIASES = Biases(NO_INTS, NO_FLOATS, NO_INTS, NO_INTS)
 
 
+@dataclass(frozen=True, slots=True)
+class Steady:
+    """The options of some rows, as far as the lengths of their sequences do not decide. No array is ever written."""
+
+    key: bytes
+    """The rows themselves, as bytes."""
+    options: dict[str, Any]
+    """Fields of `SamplingBatch`."""
+    biased: bool
+    """Whether some row has biases, at whatever lengths."""
+
+
 class SamplingTable:
     """One column per option, indexed by row. `fill` at admission, `batch` at every step."""
 
@@ -79,12 +92,15 @@ class SamplingTable:
         `_last`."""
         self._last: Ints = np.full(num_rows, -1, np.int64)
         """By row: the length at which its last output is forced; -1 for none."""
+        self._steady: Steady | None = None
+        """Of the rows of the step before; None after a change of the table."""
 
     def fill(self, req: Req) -> None:
         """Take over the options of `req`, which now owns `req.row`.
 
         Raises InvariantViolation if an id to be biased, blocked or forced is not in the vocabulary.
         """
+        self._steady = None
         row, params = req.row, req.params
         for name, column in self._floats.items():
             column[row] = getattr(params, name)
@@ -114,24 +130,16 @@ class SamplingTable:
 
     def batch(self, rows: Ints, lower: Ints, upper: Ints) -> SamplingBatch:
         """Options of `rows`, for tokens behind `lower` to `upper` others of their sequences; int64[S] each."""
-        columns = {name: column[rows] for name, column in self._floats.items()}
-        top_ks = self._top_k[rows]
-        random = columns["temperature"] > 0
-        all_greedy = not random.any()
-        logprobs = self._logprobs[rows]
-        any_logprobs = bool(logprobs.any())
-        bias_rows, biases = self._biases_between(rows, lower, upper)
+        # Steady decode samples the same rows step after step: what lengths do not decide is the same then.
+        key = rows.tobytes()
+        if self._steady is None or self._steady.key != key:
+            self._steady = self._steady_options(rows, key)
+        options = self._steady.options
+        biased = self._biases_between(rows, lower, upper) if self._steady.biased else (NO_INTS, NO_BIASES)
+        bias_rows, biases = biased
         return SamplingBatch(
             rows=rows,
-            temperatures=columns["temperature"],
-            top_ks=top_ks,
-            top_ps=columns["top_p"],
-            min_ps=columns["min_p"],
-            uniforms=np.zeros((len(rows), 1)) if all_greedy else self._uniforms(rows, lower, upper),
-            repetition_penalties=columns["repetition_penalty"],
-            frequency_penalties=columns["frequency_penalty"],
-            presence_penalties=columns["presence_penalty"],
-            prompt_lens=self._prompt_len[rows],
+            uniforms=np.zeros((len(rows), 1)) if options["all_greedy"] else self._uniforms(rows, lower, upper),
             lower_lens=lower,
             upper_lens=upper,
             bias_rows=bias_rows,
@@ -139,16 +147,35 @@ class SamplingTable:
             bias_values=biases.values,
             bias_from=biases.first,
             bias_until=biases.end,
-            all_greedy=all_greedy,
-            any_top_k=bool((random & (top_ks > 0)).any()),
-            any_top_p=bool((random & (columns["top_p"] < 1)).any()),
-            any_min_p=bool((random & (columns["min_p"] > 0)).any()),
-            any_penalty=bool(self._penalised[rows].any()),
-            logprobs=any_logprobs,
-            top_logprobs=int(self._top_logprobs[rows].max(initial=0)),
-            constrained=np.flatnonzero(self._constrained[rows]),
-            alternatives=np.where(logprobs, self._top_logprobs[rows], -1) if any_logprobs else None,
+            **options,
         )
+
+    def _steady_options(self, rows: Ints, key: bytes) -> Steady:
+        columns = {name: column[rows] for name, column in self._floats.items()}
+        top_ks, logprobs = self._top_k[rows], self._logprobs[rows]
+        random = columns["temperature"] > 0
+        any_logprobs = bool(logprobs.any())
+        options = {
+            "temperatures": columns["temperature"],
+            "top_ks": top_ks,
+            "top_ps": columns["top_p"],
+            "min_ps": columns["min_p"],
+            "repetition_penalties": columns["repetition_penalty"],
+            "frequency_penalties": columns["frequency_penalty"],
+            "presence_penalties": columns["presence_penalty"],
+            "prompt_lens": self._prompt_len[rows],
+            "all_greedy": not random.any(),
+            "any_top_k": bool((random & (top_ks > 0)).any()),
+            "any_top_p": bool((random & (columns["top_p"] < 1)).any()),
+            "any_min_p": bool((random & (columns["min_p"] > 0)).any()),
+            "any_penalty": bool(self._penalised[rows].any()),
+            "logprobs": any_logprobs,
+            "top_logprobs": int(self._top_logprobs[rows].max(initial=0)),
+            "constrained": np.flatnonzero(self._constrained[rows]),
+            "alternatives": np.where(logprobs, self._top_logprobs[rows], -1) if any_logprobs else None,
+        }
+        biased = bool(((self._biased_until[rows] > 0) | (self._last[rows] >= 0)).any())
+        return Steady(key, options, biased)
 
     def _uniforms(self, rows: Ints, lower: Ints, upper: Ints) -> npt.NDArray[np.float64]:
         """float64[S, W]: the random numbers of each of `rows` at every length from its `lower` on."""

@@ -86,7 +86,8 @@ class Tally:
 
     def submitted(self, batch: ScheduleBatch) -> int:
         """A step was submitted. Returns the number of tokens that it computes at most."""
-        tokens, prefilled = batch.num_tokens, int(batch.extend_lens[: batch.num_extend].sum())
+        tokens = batch.num_tokens
+        prefilled = int(batch.extend_lens[: batch.num_extend].sum()) if batch.num_extend else 0
         self._prefilled += prefilled
         # The drafts that may be verified are among them.
         self._decoded += tokens - prefilled

@@ -1,8 +1,9 @@
 // One token per row by inverse CDF, among those that top-k, top-p and min-p keep. See core/sampling/{draw,cutoff}.py.
 //
-// Weights are whole numbers whose sums are exact in double, so the tokens are those of the torch way, whatever the order
-// of the additions. What a row keeps is a threshold on the value. Values are counted into buckets by their distance from
-// the row's largest; only the bucket in which a threshold lies is sorted.
+// Weights are whole numbers and their sums exact, so the tokens are those of the torch way, whatever the order of the
+// additions. What a row keeps is a threshold on the value. With a small top-k it lies among the values of the groups
+// with the largest maxima, of which few are looked at. Else values are counted into buckets by their distance from the
+// row's largest, and only the bucket in which the threshold lies is sorted.
 
 #pragma once
 
@@ -12,6 +13,7 @@
 #include <array>
 #include <cmath>
 #include <cstdint>
+#include <functional>
 #include <vector>
 
 #include "peaks.h"
@@ -21,9 +23,12 @@ namespace slipstream_host {
 constexpr int64_t kBuckets = 512;
 constexpr float kBucketsPerUnit = 14.0f;  // the weight of what is 36 below the largest is 0: beyond is one bucket
 
+constexpr int64_t kGroup = 32;    // tokens that share a maximum where few are wanted; divides every padded width
+constexpr int64_t kBlock = 128;   // tokens that are passed at once on the way to the one drawn; divides it too
+
 struct Candidate {
   float value;
-  double weight;
+  int64_t weight;
 };
 
 struct Filter {
@@ -40,25 +45,25 @@ struct Row {
   int64_t width;
   float top;
 
-  double weight(int64_t id) const { return std::floor(shares[id] * 0x1p50f); }
+  int64_t weight(int64_t id) const { return static_cast<int64_t>(shares[id] * 0x1p50f); }
+
+  int64_t kept(int64_t id, float least) const { return scaled[id] >= least ? weight(id) : 0; }
 
   int64_t bucket(int64_t id) const {
     const float distance = (top - scaled[id]) * kBucketsPerUnit;
     return distance < kBuckets - 1 ? static_cast<int64_t>(distance) : kBuckets - 1;
   }
-
-  double total() const {
-    double sum = 0.0;
-    for (int64_t id = 0; id < width; ++id) sum += weight(id);
-    return sum;
-  }
 };
+
+inline void sort_falling(std::vector<Candidate>& found) {
+  std::sort(found.begin(), found.end(), [](const Candidate& a, const Candidate& b) { return a.value > b.value; });
+}
 
 // What is above and in each bucket of a row.
 struct Ranking {
   const Row& row;
   std::array<int64_t, kBuckets> counts{};
-  std::array<double, kBuckets> weights{};
+  std::array<int64_t, kBuckets> weights{};
 
   explicit Ranking(const Row& of) : row(of) {
     for (int64_t id = 0; id < row.width; ++id) {
@@ -75,58 +80,116 @@ struct Ranking {
     for (int64_t id = 0; id < row.width; ++id) {
       if (row.bucket(id) == bucket) found.push_back({row.scaled[id], row.weight(id)});
     }
-    std::sort(found.begin(), found.end(), [](const Candidate& a, const Candidate& b) { return a.value > b.value; });
+    sort_falling(found);
     return found;
   }
 
   // The value of the `rank`-th largest, and into `above` the weight of all that are at least as large.
-  float ranked(int64_t rank, double& above) const {
+  float ranked(int64_t rank, int64_t& above) const {
     int64_t bucket = 0;
-    above = 0.0;
+    above = 0;
     for (; rank > counts[bucket]; ++bucket) rank -= counts[bucket], above += weights[bucket];
     const std::vector<Candidate> candidates = sorted(bucket);
     const float value = candidates[rank - 1].value;
-    for (const Candidate& each : candidates) above += each.value >= value ? each.weight : 0.0;
+    for (const Candidate& each : candidates) above += each.value >= value ? each.weight : 0;
     return value;
   }
 
   // The largest value for which it and what is above weigh `mass` or more.
   float massive(double mass) const {
     int64_t bucket = 0;
-    double above = 0.0;
-    while (counts[bucket] == 0 || above + weights[bucket] < mass) {
+    int64_t above = 0;
+    while (counts[bucket] == 0 || static_cast<double>(above + weights[bucket]) < mass) {
       above += weights[bucket];
       if (++bucket == kBuckets) return kLowest;
     }
     for (const Candidate& each : sorted(bucket)) {
-      if ((above += each.weight) >= mass) return each.value;
+      if (static_cast<double>(above += each.weight) >= mass) return each.value;
     }
     return kLowest;
   }
 };
 
-inline float cutoff(const Row& row, const Filter& filter) {
-  float least = row.top + filter.floor;
-  if (!filter.ranks()) return least;
-  const Ranking ranking(row);
-  double whole = 0.0;
-  if (filter.top_k > 0) {
-    least = std::max(least, ranking.ranked(filter.top_k, whole));
-  } else {
-    for (const double each : ranking.weights) whole += each;
+// All candidates that are as large as the `rank`-th largest value, and some below, largest first.
+//
+// The `rank` groups with the largest maxima hold that many values which are not below the least of these maxima.
+inline std::vector<Candidate> leading(const Row& row, int64_t rank) {
+  std::vector<float> maxima(row.width / kGroup);
+  for (size_t group = 0; group < maxima.size(); ++group) {
+    Floats most = load(row.scaled + group * kGroup);
+    for (int64_t i = kLanes; i < kGroup; i += kLanes) {
+      const Floats now = load(row.scaled + group * kGroup + i);
+      most = now > most ? now : most;
+    }
+    maxima[group] = most[0];
+    for (int64_t lane = 1; lane < kLanes; ++lane) maxima[group] = std::max(maxima[group], most[lane]);
   }
-  if (filter.top_p < 1.0) least = std::max(least, ranking.massive(std::ceil(filter.top_p * whole)));
-  return least;
+  std::vector<float> ordered = maxima;
+  std::nth_element(ordered.begin(), ordered.begin() + (rank - 1), ordered.end(), std::greater<float>());
+  const float least = ordered[rank - 1];
+  std::vector<Candidate> found;
+  for (size_t group = 0; group < maxima.size(); ++group) {
+    if (maxima[group] < least) continue;
+    for (int64_t id = group * kGroup; id < static_cast<int64_t>(group + 1) * kGroup; ++id) {
+      if (row.scaled[id] >= least) found.push_back({row.scaled[id], row.weight(id)});
+    }
+  }
+  sort_falling(found);
+  return found;
+}
+
+// The threshold of top-k, and of top-p among what that leaves, from candidates that reach far enough.
+inline float cutoff_among(const std::vector<Candidate>& candidates, const Filter& filter) {
+  const float kept = candidates[filter.top_k - 1].value;
+  if (filter.top_p >= 1.0) return kept;
+  int64_t whole = 0, above = 0;
+  for (const Candidate& each : candidates) whole += each.value >= kept ? each.weight : 0;
+  const double mass = std::ceil(filter.top_p * static_cast<double>(whole));
+  for (const Candidate& each : candidates) {
+    if (static_cast<double>(above += each.weight) >= mass) return std::max(kept, each.value);
+  }
+  return kept;
+}
+
+inline float cutoff_by_buckets(const Row& row, const Filter& filter) {
+  const Ranking ranking(row);
+  float least = kLowest;
+  int64_t whole = 0;
+  if (filter.top_k > 0) {
+    least = ranking.ranked(filter.top_k, whole);
+  } else {
+    for (const int64_t each : ranking.weights) whole += each;
+  }
+  if (filter.top_p >= 1.0) return least;
+  return std::max(least, ranking.massive(std::ceil(filter.top_p * static_cast<double>(whole))));
+}
+
+inline float cutoff(const Row& row, const Filter& filter) {
+  const float floor = row.top + filter.floor;
+  if (!filter.ranks()) return floor;
+  const bool few = filter.top_k > 0 && filter.top_k * kGroup * 4 <= row.width;
+  return std::max(floor, few ? cutoff_among(leading(row, filter.top_k), filter) : cutoff_by_buckets(row, filter));
+}
+
+inline int64_t kept_in_block(const Row& row, int64_t first, float least) {
+  int64_t sum = 0;
+  for (int64_t id = first; id < first + kBlock; ++id) sum += row.kept(id, least);
+  return sum;
 }
 
 inline int64_t drawn(const Row& row, const Filter& filter, double uniform) {
   const float least = cutoff(row, filter);
-  double whole = 0.0;
-  for (int64_t id = 0; id < row.width; ++id) whole += row.scaled[id] >= least ? row.weight(id) : 0.0;
-  const double target = std::max(std::min(std::floor(uniform * whole), whole - 1.0), 0.0);
-  double passed = 0.0;
-  for (int64_t id = 0; id < row.width; ++id) {
-    if (row.scaled[id] >= least && (passed += row.weight(id)) > target) return id;
+  int64_t whole = 0;
+  for (int64_t first = 0; first < row.width; first += kBlock) whole += kept_in_block(row, first, least);
+  const double scaled = std::floor(uniform * static_cast<double>(whole));
+  const int64_t target = std::max<int64_t>(std::min(static_cast<int64_t>(scaled), whole - 1), 0);
+  int64_t first = 0, passed = 0;
+  for (int64_t sum; first < row.width; first += kBlock, passed += sum) {
+    sum = kept_in_block(row, first, least);
+    if (passed + sum > target) break;
+  }
+  for (int64_t id = first; id < row.width; ++id) {
+    if ((passed += row.kept(id, least)) > target) return id;
   }
   return 0;
 }

@@ -19,8 +19,8 @@ T* at(uintptr_t address) {
   return reinterpret_cast<T*>(address);
 }
 
-// Buffers by request row, which Python keeps alive. Nothing here lets go of the interpreter: a call takes less time than
-// it takes to get that back.
+// Buffers by request row, which Python keeps alive. Nothing here lets go of the interpreter: a call takes less time
+// than it takes to get that back.
 struct Relay {
   int64_t* tokens;    // [rows]: newest token, -1 once it was read
   int64_t* lens;      // [rows]: published length

@@ -94,3 +94,18 @@ def test_each_place_has_its_own_random_number_whatever_the_bounds(spread: int) -
     below, above = np.array([spread, 0]), np.array([0, spread])
     assert numbers(lens - below, lens + above) == numbers(lens, lens)
     assert len({*numbers(lens, lens)}) == 2
+
+
+def test_a_row_samples_as_its_newest_owner_says() -> None:
+    table, rows, lens = table_with(SamplingParams(temperature=0.5)), np.array([1]), np.array([PROMPT])
+    for temperature in (0.5, 0.9, 0.0):
+        params = SamplingParams(temperature=temperature)
+        req = Req("r", 0, np.arange(PROMPT), seed=0, max_new_tokens=MOST, params=params)
+        req.row = 1
+        table.fill(req)
+        # Twice, as in steady decode, which looks the options up once.
+        for _ in range(2):
+            batch = table.batch(rows, lens, lens)
+            assert batch.temperatures.tolist() == [np.float32(temperature)]
+            assert batch.all_greedy == (temperature == 0)
+    assert table.batch(np.array([2, 1]), np.zeros(2, np.int64), np.zeros(2, np.int64)).prompt_lens.tolist() == [0, 3]
