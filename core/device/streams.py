@@ -57,6 +57,11 @@ class DeviceStreams:
     def _handle(stream: Any) -> int:
         return int(getattr(stream, "cuda_stream", id(stream)))
 
+    @property
+    def at_once(self) -> bool:
+        """Whether work is done when the call that submits it returns: so it is on the CPU."""
+        return self.device.type == "cpu"
+
     def new_event(self) -> Event:
         """A fresh event; one per step and purpose, never recorded twice."""
         event: Event = self._module.Event()

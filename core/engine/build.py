@@ -148,7 +148,7 @@ def _build_runner(
         graph_sizes=graph_sizes(config.memory.max_running_requests) if executor.cuda_graphs else (),
         lanes=lanes,
     )
-    if streams.device.type == "cpu":
+    if streams.at_once:
         state.host_code.fetch(config.model.native)
     return StepRunner(state)
 

@@ -67,7 +67,7 @@ class StepRunner:
         self._hidden = NO_HIDDEN if self._speculator is None else self._speculator.needs_hidden
         self._previous_end: Mark | None = None
         self._tracer = StepTracer(state.lanes)
-        self._is_compiled = state.streams.device.type != "cpu"
+        self._is_compiled = not state.streams.at_once
         """Whether compiled code works for the host, or never will."""
         self.graphs = capture_decode_graphs(state, state.graph_sizes, state.attention)
         self.grids = capture_grid_graphs(state, self.graphs, self._speculator)

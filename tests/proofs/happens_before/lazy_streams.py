@@ -184,6 +184,11 @@ class LazyStreams(DeviceStreams):
         self.default = self._module.Stream()
         self.forward.name, self.copy.name, self.default.name = FORWARD, COPY, DEFAULT
 
+    @property
+    def at_once(self) -> bool:
+        """Never: compiled code, which does its work where it is called, would read what is not there yet."""
+        return False
+
     def on_default(self) -> AbstractContextManager[Any]:
         """Where everything goes that names no stream: on an accelerator, the making of pools."""
         return self._on(self.default, DEFAULT)
