@@ -96,3 +96,16 @@ def test_other_options_are_left_to_the_sampler() -> None:
     assert not takes(batch_of([plain], logprobs=True))
     assert not takes(batch_of([plain, Row(torch.zeros(5), bias=((1, 2.0),))]))
     assert not takes(batch_of([plain, Row(torch.zeros(5), repetition=1.1)]))
+
+
+def test_a_small_top_k_among_many_tokens(seed: int) -> None:
+    """Each k of a few dozen, over logits with and without ties: one token more or less would show in the draws."""
+    rng = np.random.default_rng(seed)
+    for step in (0.0, 0.125):
+        rows = []
+        for k in range(2, 66):
+            logits = rng.normal(0, 1, 9000).astype(np.float32)
+            logits = np.round(logits / step) * step if step else logits
+            top_p = float(rng.choice([1.0, 0.9]))
+            rows.append(Row(torch.from_numpy(logits.astype(np.float32)), 2.0, k, top_p, uniform=float(rng.random())))
+        same(rows)
