@@ -11,6 +11,7 @@ import torch
 from core.config import ModelConfig
 from core.models.base import Model, Progress
 from core.models.config import CheckpointConfig
+from core.models.native.families import FAMILIES
 
 ModelFactory = Callable[[CheckpointConfig, ModelConfig, torch.device, Progress], Model]
 
@@ -24,7 +25,7 @@ MODEL_FAMILIES: dict[str, str] = {
 }
 """Family -> `module:factory`, imported only when a checkpoint needs it."""
 
-NATIVE_FAMILIES: dict[str, str] = dict.fromkeys(("llama", "mistral", "qwen2", "qwen3"), "native")
+NATIVE_FAMILIES: dict[str, str] = dict.fromkeys(FAMILIES, "native")
 """Model type -> family, for types that a family of its own serves better than the default one."""
 
 

@@ -257,7 +257,7 @@ def make_checkpoint(kind: str, directory: Path | str, seed: int = 0, **overrides
     path.mkdir(parents=True, exist_ok=True)
     ids = {"pad_token_id": PAD_ID, "bos_token_id": BOS_ID, "eos_token_id": EOS_ID}
     known = CONFIGS | RECURRENT_CONFIGS | REFUSED_CONFIGS | HEADED_CONFIGS
-    config = AutoConfig.for_model(kind, **{**known[kind], **ids, **overrides})
+    config = AutoConfig.for_model(kind, **{**known.get(kind, {}), **ids, **overrides})
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)

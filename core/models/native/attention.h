@@ -7,6 +7,7 @@
 #include <limits>
 #include <optional>
 
+#include "activations.h"
 #include "kernels.h"
 #include "panels.h"
 #include "scratch.h"
@@ -19,6 +20,14 @@ template <typename T>
 struct Pages {
   const T *keys, *values;  // [slots, K, D]
   const int32_t* table;    // [tokens]
+};
+
+// How one layer weighs keys. `cap`: 0, or what scores are bent to stay below. `window`: 0, or how many keys a query sees,
+// its own included. `sinks`: null, or by head the score of a key without a value, which everybody sees.
+struct Weighing {
+  float scale, cap;
+  int64_t window;
+  const float* sinks;
 };
 
 // Tokens that read the same keys: consecutive ones of one request (a part of a prompt, or the one that is decoded), or of
@@ -39,9 +48,10 @@ template <typename T>
 class BlockAttention {
  public:
   // `room` is the first of the eight places of `scratch` that are used.
-  BlockAttention(const Shape& shape, const Block<T>& block, const Pages<T>& pages, int64_t first, int64_t last,
-                 Scratch& scratch, int64_t room)
+  BlockAttention(const Shape& shape, const Weighing& weighing, const Block<T>& block, const Pages<T>& pages,
+                 int64_t first, int64_t last, Scratch& scratch, int64_t room)
       : shape_(shape),
+        weighing_(weighing),
         block_(block),
         pages_(pages),
         first_(first),
@@ -66,6 +76,11 @@ class BlockAttention {
     std::fill_n(sums_, heads_ * panels_ * padded_ * kPanel, 0.0f);
     std::fill_n(tops_, heads_ * rows_, -std::numeric_limits<float>::infinity());
     std::fill_n(totals_, heads_ * rows_, 0.0f);
+    if (weighing_.sinks == nullptr) return;
+    for (int64_t i = 0; i < heads_ * rows_; ++i) {
+      tops_[i] = weighing_.sinks[(first_ + i / rows_) * shape_.group() + i % rows_ % shape_.group()];
+      totals_[i] = 1.0f;
+    }
   }
 
   // Goes on from what `other` read, whose tokens from `token` on are these.
@@ -82,7 +97,7 @@ class BlockAttention {
     }
   }
 
-  // Reads keys `from` (where a panel begins) to `end`, each as far as it lies before a token or is its own.
+  // Reads keys `from` to `end`, each as far as it lies before a token, within its window, or is its own.
   void read(int64_t from, int64_t end) {
     end_ = end;
     for (; from < end; from += kPanel) {
@@ -217,7 +232,10 @@ class BlockAttention {
     constexpr float kNone = -std::numeric_limits<float>::infinity();
     const int64_t position = block_.position + row / shape_.group();
     const int32_t seen = static_cast<int32_t>(std::clamp<int64_t>(position + 1 - from, 0, count));
-    const float scale = static_cast<float>(shape_.scale), before = tops_[head * rows_ + row];
+    const float scale = weighing_.scale, before = tops_[head * rows_ + row];
+    if (weighing_.cap > 0.0f) bend(scores_ + row * kPanel);
+    if (weighing_.window > 0)
+      std::fill_n(scores_ + row * kPanel, std::clamp<int64_t>(position + 1 - weighing_.window - from, 0, count), kNone);
     T* weights = weights_ + (head * padded_ + row) * kPanel;
     Ints lanes;
     for (int32_t lane = 0; lane < kLanes; ++lane) lanes[lane] = lane;
@@ -238,6 +256,12 @@ class BlockAttention {
     totals_[head * rows_ + row] += sum_of(total);
   }
 
+  // Bends scores before they are scaled.
+  void bend(float* scores) const {
+    const float in = weighing_.scale / weighing_.cap, out = weighing_.cap / weighing_.scale;
+    for (int64_t i = 0; i < kPanel; i += kLanes) store(tanh_of(load(scores + i) * in) * out, scores + i);
+  }
+
   void rescale(int64_t head, int64_t row, float factor) {
     totals_[head * rows_ + row] *= factor;
     for (int64_t p = 0; p < panels_; ++p) {
@@ -247,6 +271,7 @@ class BlockAttention {
   }
 
   const Shape& shape_;
+  const Weighing& weighing_;
   const Block<T>& block_;
   const Pages<T>& pages_;
   int64_t first_, heads_, rows_, depth_, panels_, padded_, end_ = 0;
@@ -256,10 +281,11 @@ class BlockAttention {
   float *sums_, *tops_, *totals_;
 };
 
-// Attention of a group for KV heads `first` to `last`: what all share is read for all at once, the rest by each.
+// Attention of a group for KV heads `first` to `last`: what all share is read for all at once, the rest by each. Nobody
+// shares where there is a window: keys that have left it may be anybody's by now, so not one of them is read.
 template <typename T>
-void attend(const Shape& shape, const Group& group, Block<T> block, const T* keys, const T* values, int64_t first,
-            int64_t last, Scratch& scratch) {
+void attend(const Shape& shape, const Weighing& weighing, const Group& group, Block<T> block, const T* keys,
+            const T* values, int64_t first, int64_t last, Scratch& scratch) {
   block.places = group.tokens;
   block.tokens = 0;
   for (int64_t i = 0; i < group.count; ++i) block.tokens += group.pieces[i].tokens;
@@ -267,7 +293,7 @@ void attend(const Shape& shape, const Group& group, Block<T> block, const T* key
   block.position = group.shared;
   std::optional<BlockAttention<T>> together;
   if (group.shared > 0) {
-    together.emplace(shape, block, Pages<T>{keys, values, group.pieces[0].table}, first, last, scratch, 8);
+    together.emplace(shape, weighing, block, Pages<T>{keys, values, group.pieces[0].table}, first, last, scratch, 8);
     together->begin();
     together->read(0, group.shared);
   }
@@ -278,13 +304,14 @@ void attend(const Shape& shape, const Group& group, Block<T> block, const T* key
     own.places += done;
     own.tokens = piece.tokens;
     own.position = piece.position;
-    BlockAttention<T> alone(shape, own, Pages<T>{keys, values, piece.table}, first, last, scratch, 0);
+    BlockAttention<T> alone(shape, weighing, own, Pages<T>{keys, values, piece.table}, first, last, scratch, 0);
     if (together) {
       alone.go_on(*together, done);
     } else {
       alone.begin();
     }
-    alone.read(group.shared, piece.position + piece.tokens);
+    const int64_t seen = weighing.window > 0 ? std::max<int64_t>(0, piece.position + 1 - weighing.window) : 0;
+    alone.read(std::max(group.shared, seen), piece.position + piece.tokens);
     alone.finish();
     done += piece.tokens;
   }

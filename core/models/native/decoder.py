@@ -12,6 +12,8 @@ from core.attention.base import AttentionBackend
 from core.batch.forward_batch import ForwardBatch
 from core.memory.companion import DeviceCompanion
 from core.memory.kv_pool import KVPool
+from core.memory.window.window_pages import NAME as WINDOW
+from core.memory.window.window_pool import SlidingWindowPool
 from core.models.base import NO_COMPANIONS, ModelSpec
 from core.models.native.weights import decoder_layers, decoder_weights
 
@@ -25,26 +27,17 @@ class NativeDecoder:
 
     def __init__(self, extension: Any, model: PreTrainedModel, spec: ModelSpec, threads: int) -> None:
         self._spec = spec
-        weights = decoder_weights(model, spec.context_length)
+        weights = decoder_weights(model, spec)
         shape = weights.shape
         self._decoder = extension.Decoder(
-            shape.heads,
-            shape.kv_heads,
-            shape.head_dim,
-            shape.eps,
-            shape.scale,
-            threads,
-            weights.embedding,
-            weights.cos,
-            weights.sin,
-            weights.final_norm,
-            weights.head,
+            *(shape.heads, shape.kv_heads, shape.head_dim, threads),
+            *(weights.embedding, weights.final_norm, weights.head, weights.outside),
         )
-        for layer in decoder_layers(model):
-            norms = (layer.attention_norm, layer.mlp_norm, layer.q_norm, layer.k_norm)
-            self._decoder.add_layer(*norms, layer.qkv, layer.out, layer.gate_up, layer.down)
+        for layer in decoder_layers(model, spec):
+            self._decoder.add_layer(layer)
         self._keys: list[torch.Tensor] = []
         self._values: list[torch.Tensor] = []
+        self._windows: SlidingWindowPool | None = None
 
     @property
     def spec(self) -> ModelSpec:
@@ -54,11 +47,16 @@ class NativeDecoder:
     def bind(
         self, kv_pool: KVPool, attention: AttentionBackend, companions: Mapping[str, DeviceCompanion] = NO_COMPANIONS
     ) -> None:
-        """Use the keys and values of `kv_pool`; `attention` is not used."""
-        assert kv_pool.layers == self._spec.kv_layers, "the pool was built for another model"
+        """Use the keys and values of `kv_pool`, and of the pool of windowed layers; `attention` is not used."""
+        windows = companions.get(WINDOW)
+        assert windows is None or isinstance(windows, SlidingWindowPool), type(windows)
+        pools = [kv_pool] if windows is None else [kv_pool, windows.kv]
+        held = {layer.layer_id: (layer, pool) for pool in pools for layer in pool.layers}
+        assert tuple(held[number][0] for number in sorted(held)) == self._spec.kv_layers, "built for another model"
         assert kv_pool.dtype == self._spec.dtype, (kv_pool.dtype, self._spec.dtype)
-        self._keys = [kv_pool.k(spec.layer_id) for spec in kv_pool.layers]
-        self._values = [kv_pool.v(spec.layer_id) for spec in kv_pool.layers]
+        self._windows = windows
+        self._keys = [held[number][1].k(number) for number in sorted(held)]
+        self._values = [held[number][1].v(number) for number in sorted(held)]
 
     def forward(self, batch: ForwardBatch) -> torch.Tensor:
         """float32[S, vocab_size]: logits at `batch.last_indices`. Sets the hidden states that the batch wants."""
@@ -78,6 +76,8 @@ class NativeDecoder:
             batch.wants_hidden,
             batch.wants_layers,
             None,
+            None if self._windows is None else self._windows.table,
+            batch.kv_pool.page_size,
         )
         batch.layer_states = states.pop() if batch.wants_layers else None
         batch.hidden = states.pop() if batch.wants_hidden else None

@@ -7,7 +7,10 @@ from typing import Any
 
 from core.native.library import Library, main
 
-PARTS = "decoder.cpp attention.h bytes.h kernels.h linear.h panels.h scratch.h sharing.h team.h vectors.h".split()
+PARTS = (
+    "decoder.cpp activations.h attention.h blocks.h bytes.h kernels.h linear.h norms.h panels.h parts.h plan.h "
+    "rotary.h scratch.h sharing.h team.h vectors.h"
+).split()
 DECODER = Library(
     name="slipstream_decoder",
     at="core.models.native.extension:DECODER",

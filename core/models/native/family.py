@@ -26,7 +26,8 @@ from core.models.hf.backend import TransformersModel, load_transformers
 from core.models.hf.self_check import Reference, run_self_check
 from core.models.native.decoder import NativeDecoder
 from core.models.native.extension import is_built, load_extension
-from core.models.native.weights import NotDense, check_dense
+from core.models.native.reading import NotDense
+from core.models.native.weights import check_dense
 from core.native.kept_library import ExtensionUnavailable
 
 logger = logging.getLogger(__name__)

@@ -9,7 +9,7 @@ import torch
 from core.memory.kv_pool import KVPool
 from core.models.eagle.head import HeadStep
 from core.models.eagle.weights import HeadWeights
-from core.models.native.weights import Matrix
+from core.models.native.parts import Attention, Layer, Matrix, Mlp, Norm, Outside, Rotary
 
 OWN_FEATURES = (1,)
 """What stands behind its only layer."""
@@ -21,18 +21,35 @@ class NativeHead:
     def __init__(self, extension: Any, weights: HeadWeights, pool: KVPool, threads: int) -> None:
         self._keys, self._values = ([side(pool.layers[0].layer_id)] for side in (pool.k, pool.v))
         self._decoder = extension.Decoder(
-            *(weights.heads, weights.kv_heads, weights.head_dim, weights.eps, weights.scale, threads),
-            *(weights.embedding, weights.cos, weights.sin, weights.final_norm, Matrix(weights.lm_head, None, None)),
+            *(weights.heads, weights.kv_heads, weights.head_dim, threads, weights.embedding),
+            *(_norm(weights, weights.final_norm), Matrix(weights.lm_head, None, None), Outside(1.0, 1.0, 0.0)),
         )
-        matrices = (Matrix(each, None, None) for each in (weights.qkv, weights.out, weights.gate_up, weights.down))
-        self._decoder.add_layer(weights.feature_norm, weights.mlp_norm, None, None, *matrices)
-        self._decoder.fuse(weights.embedding_norm, Matrix(weights.fc, None, None))
+        qkv, out, gate_up, down = (
+            Matrix(each, None, None) for each in (weights.qkv, weights.out, weights.gate_up, weights.down)
+        )
+        rotary = Rotary(weights.cos, weights.sin, False)
+        layer = Layer(
+            before_attention=_norm(weights, weights.feature_norm),
+            after_attention=None,
+            before_mlp=_norm(weights, weights.mlp_norm),
+            after_mlp=None,
+            attention=Attention(qkv, out, None, None, rotary, weights.scale, 0.0, 0, None),
+            mlp=Mlp(gate_up, down, True, "silu"),
+            parallel=False,
+            multiplier=1.0,
+        )
+        self._decoder.add_layer(layer)
+        self._decoder.fuse(_norm(weights, weights.embedding_norm), Matrix(weights.fc, None, None))
 
     def run(self, step: HeadStep) -> tuple[torch.Tensor, torch.Tensor]:
         """See `Head`."""
         logits, features = self._decoder.forward(
             *(step.ids, step.positions, step.slots, step.rows),
             *(torch.from_numpy(step.prefixes), torch.from_numpy(step.extends)),
-            *(step.wanted, step.table, self._keys, self._values, False, OWN_FEATURES, step.features),
+            *(step.wanted, step.table, self._keys, self._values, False, OWN_FEATURES, step.features, None, 1),
         )
         return logits, features
+
+
+def _norm(weights: HeadWeights, weight: torch.Tensor) -> Norm:
+    return Norm(weight, None, weights.eps, False, weight.numel())

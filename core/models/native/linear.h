@@ -8,17 +8,15 @@
 #endif
 
 #include <algorithm>
-#include <optional>
 #include <vector>
 
 #include "bytes.h"
 #include "panels.h"
+#include "parts.h"
 #include "scratch.h"
 #include "team.h"
 
 namespace slipstream {
-
-using MaybeTensor = std::optional<at::Tensor>;
 
 template <typename T>
 class Linear {
@@ -35,6 +33,8 @@ class Linear {
     }
     if (bias) bias_ = bias->to(at::kFloat).contiguous();
   }
+
+  explicit Linear(const Matrix& matrix) : Linear(std::get<0>(matrix), std::get<1>(matrix), std::get<2>(matrix)) {}
 
   int64_t outputs() const { return outputs_; }
   // Inputs filled up: the stride of the rows it is applied to.

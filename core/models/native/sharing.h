@@ -53,6 +53,20 @@ class Sharing {
     return groups_;
   }
 
+  // Everybody alone: for layers with windows.
+  const std::vector<Group>& apart(const std::vector<Piece>& pieces) {
+    groups_.clear();
+    tokens_.clear();
+    for (const Piece& piece : pieces)
+      for (int64_t t = 0; t < piece.tokens; ++t) tokens_.push_back(piece.token + t);
+    const int64_t* tokens = tokens_.data();
+    for (const Piece& piece : pieces) {
+      groups_.push_back({&piece, 1, 0, tokens});
+      tokens += piece.tokens;
+    }
+    return groups_;
+  }
+
  private:
   // Rows of queries that are worth a panel of keys, and leave enough groups for the threads.
   static constexpr int64_t kRowsTogether = 128;

@@ -1,70 +1,49 @@
-"""What a dense decoder consists of, taken from a loaded transformers module tree, its matrices fused."""
+"""What a decoder consists of, taken from a loaded transformers module tree by its family's declaration."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import nn
 from transformers import PreTrainedModel
 
 from core.models.base import ModelSpec
-
-DYNAMIC_ROPE = ("dynamic", "longrope")
-"""Rotary embeddings that depend on the current length of a sequence, so that no table can hold them."""
+from core.models.native.families import FAMILIES, Family
+from core.models.native.parts import Attention, Layer, Matrix, Mlp, Norm, Outside
+from core.models.native.reading import NotDense, RotaryTables, activation_name, read_norm
 
 PLAIN = (torch.Tensor, nn.Parameter)
 
 
-class NotDense(Exception):
-    """The model has something that the native code does not compute; the message names it."""
-
-
 @dataclass(frozen=True, slots=True)
 class DecoderShape:
-    """Sizes of all layers; `scale` multiplies attention scores."""
+    """Sizes that all layers have in common."""
 
     heads: int
     kv_heads: int
     head_dim: int
-    eps: float
-    scale: float
-
-
-class Matrix(NamedTuple):
-    """A weight [N, K], by which its outputs are scaled [N] if it is int8, and its bias [N]; the decoder packs it."""
-
-    weight: torch.Tensor
-    scale: torch.Tensor | None
-    bias: torch.Tensor | None
-
-
-@dataclass(frozen=True, slots=True)
-class DecoderLayer:
-    """One layer; query, key and value projections are one matrix, and so are gate and up."""
-
-    attention_norm: torch.Tensor
-    mlp_norm: torch.Tensor
-    q_norm: torch.Tensor | None
-    k_norm: torch.Tensor | None
-    qkv: Matrix
-    out: Matrix
-    gate_up: Matrix
-    down: Matrix
 
 
 @dataclass(frozen=True, slots=True)
 class DecoderWeights:
-    """All weights outside the layers. `cos`, `sin`: float32[positions, head_dim / 2]."""
+    """All weights outside the layers."""
 
     shape: DecoderShape
     embedding: torch.Tensor
-    cos: torch.Tensor
-    sin: torch.Tensor
-    final_norm: torch.Tensor
+    final_norm: Norm
     head: Matrix
+    outside: Outside
+
+
+def family_of(model: PreTrainedModel) -> Family:
+    """The declaration for the type of `model`. Raises NotDense."""
+    kind = str(getattr(model.config, "model_type", ""))
+    if kind not in FAMILIES:
+        raise NotDense(f"no native family is declared for {kind!r}")
+    return FAMILIES[kind]
 
 
 def check_dense(model: PreTrainedModel, spec: ModelSpec) -> None:
@@ -72,16 +51,31 @@ def check_dense(model: PreTrainedModel, spec: ModelSpec) -> None:
     config: Any = model.config
     if model.device.type != "cpu" or model.dtype not in (torch.float32, torch.bfloat16):
         raise NotDense(f"{model.dtype} on {model.device.type} has no native code")
-    if config.hidden_act != "silu":
-        raise NotDense(f"its activation is {config.hidden_act}")
-    if any(layer.window is not None for layer in spec.kv_layers):
-        raise NotDense("it has sliding windows")
-    rope = str((config.rope_parameters or {}).get("rope_type", "default"))
-    if rope in DYNAMIC_ROPE:
-        raise NotDense(f"its rotary embedding is {rope}")
+    family = family_of(model)
+    if (lacking := family.lacks(config)) is not None:
+        raise NotDense(f"it has {lacking}")
+    for rope in _rope_types(config):
+        static = rope == "longrope" and spec.context_length <= _original_length(config)
+        if rope == "dynamic" or (rope == "longrope" and not static):
+            raise NotDense(f"its rotary embedding is {rope}")
+    _shape(model, family, spec)
+    for layer in _layers(model, family):
+        activation_name(getattr(getattr(layer, family.mlp), family.activation))
     for module in model.modules():
         if hasattr(module, "in_features") and not _is_dense(module, model.dtype):
             raise NotDense("its weights are quantised, other than to int8 per output, or adapted")
+
+
+def _rope_types(config: Any) -> set[str]:
+    given = getattr(config, "rope_parameters", None) or {}
+    by_layer = [each for each in given.values() if isinstance(each, dict)] or [given]
+    return {str(each.get("rope_type", "default")) for each in by_layer}
+
+
+def _original_length(config: Any) -> int:
+    """Up to there a longrope table is the short one."""
+    given = (config.rope_parameters or {}).get("original_max_position_embeddings")
+    return int(given or getattr(config, "original_max_position_embeddings", 0) or 0)
 
 
 def _is_dense(module: Any, dtype: torch.dtype) -> bool:
@@ -103,57 +97,112 @@ def is_scaled_int8(weight: Any) -> bool:
     return weight.zero_point is None or not bool(weight.zero_point.any())
 
 
-def decoder_weights(model: PreTrainedModel, positions: int) -> DecoderWeights:
-    """What surrounds the layers; `positions` is the longest sequence."""
-    config: Any = model.config
-    body, attention = _body(model), _body(model).layers[0].self_attn
-    dim = int(attention.head_dim)
-    places = torch.arange(positions)[None]
-    cos, sin = body.rotary_emb(torch.zeros(1, 1, 1), places)
-    if cos.shape[-1] != dim:
-        raise NotDense("it turns only a part of each head")
-    shape = DecoderShape(
-        config.num_attention_heads, config.num_key_value_heads, dim, config.rms_norm_eps, attention.scaling
-    )
-    half = dim // 2
+def decoder_weights(model: PreTrainedModel, spec: ModelSpec) -> DecoderWeights:
+    """What surrounds the layers."""
+    config, family = model.config, family_of(model)
+    embedding: Any = model.get_input_embeddings()
+    scale = getattr(embedding, "embed_scale", 1.0)
+    if isinstance(scale, torch.Tensor):
+        scale = float(scale.to(model.dtype))
     return DecoderWeights(
-        shape=shape,
-        embedding=body.embed_tokens.weight.detach(),
-        cos=cos[0, :, :half].float().contiguous(),
-        sin=sin[0, :, :half].float().contiguous(),
-        final_norm=body.norm.weight.detach(),
+        shape=_shape(model, family, spec),
+        embedding=embedding.weight.detach(),
+        final_norm=read_norm(getattr(_body(model), family.final_norm)),
         head=_fused([model.get_output_embeddings()]),
+        outside=Outside(
+            embedding_multiplier=scale * family.embedding_multiplier(config),
+            logit_multiplier=family.logit_multiplier(config),
+            logit_cap=family.logit_cap(config) or 0.0,
+        ),
     )
 
 
-def decoder_layers(model: PreTrainedModel) -> Iterator[DecoderLayer]:
+def decoder_layers(model: PreTrainedModel, spec: ModelSpec) -> Iterator[Layer]:
     """One layer after the other, each made when asked for, so that no more than one is held twice."""
-    for layer in _body(model).layers:
-        attention, mlp = layer.self_attn, layer.mlp
-        yield DecoderLayer(
-            attention_norm=layer.input_layernorm.weight.detach(),
-            mlp_norm=layer.post_attention_layernorm.weight.detach(),
-            q_norm=_weight(getattr(attention, "q_norm", None)),
-            k_norm=_weight(getattr(attention, "k_norm", None)),
-            qkv=_fused([attention.q_proj, attention.k_proj, attention.v_proj]),
-            out=_fused([attention.o_proj]),
-            gate_up=_fused([mlp.gate_proj, mlp.up_proj]),
-            down=_fused([mlp.down_proj]),
+    config, family = model.config, family_of(model)
+    shape = _shape(model, family, spec)
+    tables = RotaryTables(_body(model).rotary_emb, spec.context_length, family.neighbours)
+    types = getattr(config, "layer_types", None) or [""] * len(spec.kv_layers)
+    for number, layer in enumerate(_layers(model, family)):
+        attention = getattr(layer, family.attention)
+        yield Layer(
+            before_attention=_norm(layer, family.before_attention),
+            after_attention=_norm(layer, family.after_attention),
+            before_mlp=_norm(layer, family.before_mlp),
+            after_mlp=_norm(layer, family.after_mlp),
+            attention=Attention(
+                qkv=_qkv(attention, family, shape),
+                out=_fused([getattr(attention, family.out)]),
+                q_norm=_norm(attention, family.q_norm),
+                k_norm=_norm(attention, family.k_norm),
+                rotary=tables.of(types[number]) if family.turns(attention) else None,
+                scale=float(getattr(attention, "scaling", shape.head_dim**-0.5)),
+                cap=getattr(attention, "attn_logit_softcapping", None) or 0.0,
+                window=spec.kv_layers[number].window or 0,
+                sinks=getattr(attention, "sinks", None),
+            ),
+            mlp=_mlp(getattr(layer, family.mlp), family),
+            parallel=bool(family.parallel(config)),
+            multiplier=float(family.multiplier(config)),
         )
+
+
+def _shape(model: PreTrainedModel, family: Family, spec: ModelSpec) -> DecoderShape:
+    layers = _layers(model, family)
+    if [each.layer_id for each in spec.kv_layers] != list(range(len(layers))):
+        raise NotDense("its layers do not have one set of keys each")
+    kept = {(each.num_kv_heads, each.k_dim, each.v_dim) for each in spec.kv_layers}
+    if len(kept) > 1 or any(k_dim != v_dim for _, k_dim, v_dim in kept):
+        raise NotDense("its heads have more than one size")
+    kv_heads, dim, _ = kept.pop()
+    inputs = {getattr(getattr(layer, family.attention), family.out).in_features for layer in layers}
+    if len(inputs) > 1:
+        raise NotDense("its layers have different numbers of heads")
+    return DecoderShape(inputs.pop() // dim, kv_heads, dim)
 
 
 def _body(model: PreTrainedModel) -> Any:
     return model.base_model
 
 
-def _weight(module: nn.Module | None) -> torch.Tensor | None:
-    weight: Any = getattr(module, "weight", None)
-    return None if weight is None else weight.detach()
+def _layers(model: PreTrainedModel, family: Family) -> list[Any]:
+    return list(getattr(_body(model), family.layers))
+
+
+def _norm(module: nn.Module, name: str) -> Norm | None:
+    found = getattr(module, name, None) if name else None
+    return None if found is None else read_norm(found)
+
+
+def _mlp(mlp: Any, family: Family) -> Mlp:
+    into = _fused([getattr(mlp, name) for name in family.into])
+    activation = activation_name(getattr(mlp, family.activation))
+    return Mlp(into, _fused([getattr(mlp, family.down)]), family.gated, activation)
+
+
+def _qkv(attention: Any, family: Family, shape: DecoderShape) -> Matrix:
+    """Rows of all queries, all keys, all values."""
+    fused = _fused([getattr(attention, name) for name in family.qkv])
+    if not family.by_head:
+        return fused
+
+    def sorted_rows(rows: torch.Tensor | None) -> torch.Tensor | None:
+        if rows is None:
+            return None
+        return rows.view(shape.heads, 3, shape.head_dim, -1).transpose(0, 1).reshape(rows.shape)
+
+    weight = sorted_rows(fused.weight)
+    assert weight is not None
+    return Matrix(weight, sorted_rows(fused.scale), sorted_rows(fused.bias))
 
 
 def _fused(linears: Sequence[Any]) -> Matrix:
-    biases = [linear.bias for linear in linears]
-    bias = None if biases[0] is None else torch.cat([found.detach() for found in biases])
+    bias = None
+    if any(linear.bias is not None for linear in linears):
+        zeros = (torch.zeros(linear.out_features) for linear in linears)
+        bias = torch.cat(
+            [z if each.bias is None else each.bias.detach().float() for z, each in zip(zeros, linears, strict=True)]
+        )
     weights: list[Any] = [linear.weight.detach() for linear in linears]
     scaled = {type(weight) not in PLAIN for weight in weights}
     if scaled == {False}:

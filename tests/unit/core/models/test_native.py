@@ -12,11 +12,12 @@ import torch
 from core.config import ModelConfig
 from core.models.hf.backend import TransformersModel
 from core.models.loader import load_model
-from core.models.native import family, weights
+from core.models.native import family, reading, weights
 from core.models.native.extension import DECODER, load_extension
 from core.models.native.family import UpgradingModel
 from core.native.kept_library import ExtensionUnavailable
 from core.native.library import BUILDING
+from tests.support.checkpoints import CONFIGS, make_checkpoint
 from tests.support.fakes.paged_steps import Part
 from tests.unit.core.models.reference import PackedRun, PlainModel
 from tests.unit.core.models.test_transformers_backend import STEPS, sequences, worst_error
@@ -128,12 +129,17 @@ def test_a_row_that_is_not_finite_is_seen_and_its_neighbours_are_not_touched(che
     assert spoiled[1].isnan().all()
 
 
-@pytest.mark.parametrize(("kind", "reason"), [("mistral", "sliding windows"), ("gemma3_text", None)])
+@pytest.mark.parametrize(("kind", "reason"), [("olmo", "clipped projections"), ("gemma4_text", None)])
 def test_what_it_does_not_compute_is_left_to_transformers(
-    checkpoint: Make, kind: str, reason: str | None, caplog: pytest.LogCaptureFixture
+    checkpoint: Make, tmp_path: Path, kind: str, reason: str | None, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.INFO):
-        model = load_model(ModelConfig(str(checkpoint(kind)), dtype="float32", native="wait"), CPU)
+        path = (
+            make_checkpoint("olmo", tmp_path / "model", clip_qkv=8.0, **CONFIGS["llama"])
+            if kind == "olmo"
+            else checkpoint(kind)
+        )
+        model = load_model(ModelConfig(str(path), dtype="float32", native="wait"), CPU)
     assert isinstance(model, TransformersModel)
     assert reason is None or reason in caplog.text
 
@@ -143,7 +149,7 @@ def _no_compiler() -> None:
 
 
 def _not_dense(*_: object) -> None:
-    raise weights.NotDense("it turns only a part of each head")
+    raise reading.NotDense("it turns only a part of each head")
 
 
 @pytest.mark.parametrize(
@@ -169,7 +175,7 @@ def test_whatever_speaks_against_it_costs_only_speed(
 def test_a_decoder_that_computes_something_else_is_not_used(
     checkpoint: Make, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(weights, "_weight", lambda module: None)
+    monkeypatch.setattr(weights, "_norm", lambda module, name: None)
     model = load(checkpoint("qwen3"))
     assert not model.native and "its logits differ" in caplog.text
 

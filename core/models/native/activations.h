@@ -1,0 +1,72 @@
+// What stands between the two products of an MLP, with a gate beside it or without.
+
+#pragma once
+
+#include <stdexcept>
+#include <string>
+
+#include "vectors.h"
+
+namespace slipstream {
+
+enum class Activation { kSilu, kGelu, kGeluTanh, kRelu, kRelu2 };
+
+inline Activation activation_of(const std::string& name) {
+  if (name == "silu") return Activation::kSilu;
+  if (name == "gelu") return Activation::kGelu;
+  if (name == "gelu_tanh") return Activation::kGeluTanh;
+  if (name == "relu") return Activation::kRelu;
+  if (name == "relu2") return Activation::kRelu2;
+  throw std::invalid_argument("there is no activation " + name);
+}
+
+// Within 2e-7 of it.
+inline Floats tanh_of(Floats x) { return 1.0f - 2.0f / (exp_of(2.0f * x) + 1.0f); }
+
+// Within 2e-7 of it: Abramowitz and Stegun, 7.1.26.
+inline Floats erf_of(Floats x) {
+  const Floats size = x < 0.0f ? -x : x;
+  const Floats t = 1.0f / (1.0f + 0.3275911f * size);
+  Floats p = Floats{} + 1.061405429f;
+  p = p * t - 1.453152027f;
+  p = p * t + 1.421413741f;
+  p = p * t - 0.284496736f;
+  p = p * t + 0.254829592f;
+  const Floats found = 1.0f - p * t * exp_of(-size * size);
+  return x < 0.0f ? -found : found;
+}
+
+template <Activation kind>
+inline Floats activated(Floats x) {
+  if constexpr (kind == Activation::kSilu) return x / (1.0f + exp_of(-x));
+  if constexpr (kind == Activation::kGelu) return 0.5f * x * (1.0f + erf_of(x * 0.70710678f));
+  if constexpr (kind == Activation::kGeluTanh)
+    return 0.5f * x * (1.0f + tanh_of(0.79788456f * (x + 0.044715f * x * x * x)));
+  // Written so that a NaN stays one.
+  const Floats positive = x < 0.0f ? Floats{} : x;
+  if constexpr (kind == Activation::kRelu2) return positive * positive;
+  return positive;
+}
+
+// out[count] = activation of x, times `by` unless that is null; count is a multiple of the lanes.
+template <Activation kind, typename T>
+void activate_as(const float* x, const float* by, T* out, int64_t count) {
+  if (by == nullptr) {
+    for (int64_t i = 0; i < count; i += kLanes) store(activated<kind>(load(x + i)), out + i);
+  } else {
+    for (int64_t i = 0; i < count; i += kLanes) store(activated<kind>(load(x + i)) * load(by + i), out + i);
+  }
+}
+
+template <typename T>
+void activate(Activation kind, const float* x, const float* by, T* out, int64_t count) {
+  switch (kind) {
+    case Activation::kSilu: return activate_as<Activation::kSilu>(x, by, out, count);
+    case Activation::kGelu: return activate_as<Activation::kGelu>(x, by, out, count);
+    case Activation::kGeluTanh: return activate_as<Activation::kGeluTanh>(x, by, out, count);
+    case Activation::kRelu: return activate_as<Activation::kRelu>(x, by, out, count);
+    case Activation::kRelu2: return activate_as<Activation::kRelu2>(x, by, out, count);
+  }
+}
+
+}  // namespace slipstream

@@ -1,0 +1,163 @@
+// The blocks that a layer is made of: a gated or plain MLP, and attention from projections to heads, with their options.
+
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "activations.h"
+#include "attention.h"
+#include "linear.h"
+#include "norms.h"
+#include "plan.h"
+#include "rotary.h"
+
+namespace slipstream {
+
+// What all blocks compute with. Buffers are by place: see `decoder.cpp`.
+struct Workshop {
+  explicit Workshop(int64_t threads) : team(threads), scratch(threads) {}
+
+  // [rows][stride] at buffer `place`, rows filled up to what products may touch.
+  template <typename T>
+  T* buffer(int64_t place, int64_t rows, int64_t stride) {
+    return buffers.take<T>(place, round_up(rows, kRows) * stride);
+  }
+
+  // Calls work(from, to) over all of `count`; by this thread alone where waking others would take longer.
+  template <typename Work>
+  void in_blocks(int64_t count, int64_t size, const Work& work) {
+    const int64_t blocks = (count + size - 1) / size;
+    team.run(blocks, [&](int64_t block, int64_t) { work(block * size, std::min(count, (block + 1) * size)); });
+  }
+
+  Team team;
+  std::vector<Scratch> scratch;
+  Scratch buffers;
+};
+
+template <typename T>
+class Mlp {
+ public:
+  explicit Mlp(const MlpParts& parts)
+      : gated_(std::get<2>(parts)),
+        activation_(activation_of(std::get<3>(parts))),
+        into_(gated_ ? paired(std::get<0>(parts)) : Linear<T>(std::get<0>(parts))),
+        down_(std::get<1>(parts)) {}
+
+  const Linear<T>& down() const { return down_; }
+
+  // [tokens][down().depth()] from normed.
+  T* inner(Workshop& shop, const T* normed, int64_t tokens) const {
+    const int64_t half = kPanel / 2, stride = down_.depth();
+    T* out = shop.buffer<T>(2, tokens, stride);
+    into_.apply(shop.team, shop.scratch, normed, tokens, [&](int64_t row, int64_t first, float* found, int64_t) {
+      if (gated_) {
+        activate(activation_, found, found + half, out + row * stride + first / 2, half);
+      } else {
+        activate(activation_, found, nullptr, out + row * stride + first, std::min(kPanel, stride - first));
+      }
+    });
+    return out;
+  }
+
+ private:
+  // gate and up [2 I, C], row by row in turns of half a panel, so that one panel holds both sides of its 32 products.
+  static Tensor paired(const Tensor& gate_up) {
+    const int64_t half = kPanel / 2, inner = gate_up.size(0) / 2, padded = round_up(inner, half);
+    Tensor out = at::zeros({padded / half, 2, half, gate_up.size(1)}, gate_up.options());
+    Tensor flat = at::zeros({2, padded, gate_up.size(1)}, gate_up.options());
+    flat.narrow(1, 0, inner).copy_(gate_up.view({2, inner, gate_up.size(1)}));
+    out.copy_(flat.view({2, padded / half, half, gate_up.size(1)}).transpose(0, 1));
+    return out.view({2 * padded, gate_up.size(1)});
+  }
+
+  static MaybeTensor paired(const MaybeTensor& by_output) {
+    if (!by_output) return std::nullopt;
+    return paired(by_output->unsqueeze(1)).squeeze(1);
+  }
+
+  static Linear<T> paired(const Matrix& matrix) {
+    const auto& [weight, scale, bias] = matrix;
+    return Linear<T>(paired(weight), paired(scale), paired(bias));
+  }
+
+  bool gated_;
+  Activation activation_;
+  Linear<T> into_, down_;
+};
+
+template <typename T>
+class Attention {
+ public:
+  Attention(const Shape& shape, const AttentionParts& parts)
+      : shape_(shape), qkv_(std::get<0>(parts)), out_(std::get<1>(parts)) {
+    if (std::get<2>(parts)) q_norm_.emplace(*std::get<2>(parts));
+    if (std::get<3>(parts)) k_norm_.emplace(*std::get<3>(parts));
+    if (std::get<4>(parts)) rotary_.emplace(*std::get<4>(parts));
+    const MaybeTensor& sinks = std::get<8>(parts);
+    if (sinks) sinks_ = sinks->to(at::kFloat).contiguous();
+    weighing_ = {static_cast<float>(std::get<5>(parts)), static_cast<float>(std::get<6>(parts)), std::get<7>(parts),
+                 sinks_ ? sinks_->const_data_ptr<float>() : nullptr};
+    TORCH_CHECK(qkv_.outputs() == shape.qkv_width(), "queries, keys and values have ", qkv_.outputs(), " elements");
+  }
+
+  const Linear<T>& out() const { return out_; }
+  int64_t window() const { return weighing_.window; }
+
+  // [tokens][out().depth()] from normed.
+  T* attend(Workshop& shop, const Planner& planner, const Step& step, const T* normed, int64_t tokens,
+            const Tensor& keys, const Tensor& values) const {
+    const Plan& plan = planner.of(weighing_.window > 0);
+    const int64_t width = shape_.qkv_width(), stride = out_.depth();
+    T* qkv = shop.buffer<T>(3, tokens, width);
+    T* out = shop.buffer<T>(4, tokens, stride);
+    qkv_.apply(shop.team, shop.scratch, normed, tokens, [&](int64_t row, int64_t first, float* found, int64_t count) {
+      for (int64_t i = 0; i < count; ++i) narrow(found[i], qkv[row * width + first + i]);
+    });
+    T *k = keys.mutable_data_ptr<T>(), *v = values.mutable_data_ptr<T>();
+    const int64_t* positions = step.positions.const_data_ptr<int64_t>();
+    shop.in_blocks(tokens, kTurnTokens, [&](int64_t from, int64_t to) {
+      for (int64_t t = from; t < to; ++t)
+        turn_and_store(qkv + t * width, positions[t], k + plan.slots[t] * shape_.kv_width(),
+                       v + plan.slots[t] * shape_.kv_width());
+    });
+    if (stride > shape_.q_width())
+      for (int64_t t = 0; t < tokens; ++t)
+        std::fill(out + t * stride + shape_.q_width(), out + (t + 1) * stride, T(0.0f));
+    // Heads of a token are side by side in memory: they part only if there is not enough to do otherwise.
+    const int64_t groups = static_cast<int64_t>(plan.groups->size());
+    const int64_t parts = groups < 2 * shop.team.size() ? shape_.kv_heads : 1, heads = shape_.kv_heads / parts;
+    const Block<T> block{qkv, out, width, stride, nullptr, 0, 0};
+    shop.team.run(groups * parts, [&](int64_t chunk, int64_t worker) {
+      const int64_t head = chunk % parts * heads;
+      slipstream::attend(shape_, weighing_, (*plan.groups)[chunk / parts], block, k, v, head, head + heads,
+                         shop.scratch[worker]);
+    });
+    return out;
+  }
+
+ private:
+  static constexpr int64_t kTurnTokens = 4;
+
+  // Norms and turns queries and keys of one token's qkv [(H + 2 K) D], and stores its key and value where they belong.
+  void turn_and_store(T* qkv, int64_t position, T* key, T* value) const {
+    T* k = qkv + shape_.q_width();
+    if (q_norm_) q_norm_->apply(qkv, qkv, shape_.q_width());
+    if (k_norm_) k_norm_->apply(k, k, shape_.kv_width());
+    if (rotary_)
+      for (int64_t h = 0; h < shape_.heads + shape_.kv_heads; ++h) rotary_->turn(qkv + h * shape_.dim, position);
+    std::copy_n(k, shape_.kv_width(), key);
+    std::copy_n(k + shape_.kv_width(), shape_.kv_width(), value);
+  }
+
+  Shape shape_;
+  Linear<T> qkv_, out_;
+  std::optional<Norm> q_norm_, k_norm_;
+  std::optional<Rotary> rotary_;
+  MaybeTensor sinks_;
+  Weighing weighing_{};
+};
+
+}  // namespace slipstream

@@ -1,0 +1,165 @@
+"""Families that native code computes, each declared by what its module tree calls things and how they go together.
+
+What can be read off the modules is not declared: kinds of norms and activations, sizes, biases, windows, caps, scales.
+The load-time self-check decides whether a declaration is right.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+Of = Callable[[Any], Any]
+"""Something of a configuration or of a module."""
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """Names are attributes of the module one level up; what a layer lacks, or has as None, is not computed."""
+
+    layers: str = "layers"
+    final_norm: str = "norm"
+    before_attention: str = "input_layernorm"
+    after_attention: str = ""
+    before_mlp: str = "post_attention_layernorm"
+    after_mlp: str = ""
+    parallel: Of = lambda config: False
+    """Whether attention and the MLP read the same states, by the configuration."""
+    attention: str = "self_attn"
+    qkv: tuple[str, ...] = ("q_proj", "k_proj", "v_proj")
+    by_head: bool = False
+    """Whether the only projection has query, key and value of one head after the other."""
+    out: str = "o_proj"
+    q_norm: str = "q_norm"
+    k_norm: str = "k_norm"
+    turns: Of = lambda attention: True
+    """Whether an attention module has rotary embeddings."""
+    neighbours: bool = False
+    """Whether two neighbours are turned together."""
+    mlp: str = "mlp"
+    into: tuple[str, ...] = ("gate_proj", "up_proj")
+    gated: bool = True
+    down: str = "down_proj"
+    activation: str = "act_fn"
+    embedding_multiplier: Of = lambda config: 1.0
+    multiplier: Of = lambda config: 1.0
+    logit_multiplier: Of = lambda config: 1.0
+    logit_cap: Of = lambda config: None
+    lacks: Of = lambda config: None
+    """What this configuration has that native code does not compute, if there is anything."""
+
+
+LLAMA = Family()
+AROUND = Family(
+    after_attention="post_attention_layernorm",
+    before_mlp="pre_feedforward_layernorm",
+    after_mlp="post_feedforward_layernorm",
+    logit_cap=lambda config: config.final_logit_softcapping,
+    lacks=lambda config: "attention in both directions" if config.use_bidirectional_attention else None,
+)
+BEHIND = Family(
+    before_attention="",
+    after_attention="post_attention_layernorm",
+    before_mlp="",
+    after_mlp="post_feedforward_layernorm",
+)
+GLM = Family(neighbours=True, into=("gate_up_proj",), activation="activation_fn")
+GLM4 = Family(
+    after_attention="post_self_attn_layernorm",
+    after_mlp="post_mlp_layernorm",
+    neighbours=True,
+    into=("gate_up_proj",),
+    activation="activation_fn",
+)
+COHERE = Family(
+    before_mlp="",
+    parallel=lambda config: True,
+    neighbours=True,
+    logit_multiplier=lambda config: config.logit_scale,
+)
+COHERE2 = Family(
+    before_mlp="",
+    parallel=lambda config: True,
+    neighbours=True,
+    turns=lambda attention: attention.sliding_window is not None,
+    logit_multiplier=lambda config: config.logit_scale,
+)
+GRANITE = Family(
+    embedding_multiplier=lambda config: config.embedding_multiplier,
+    multiplier=lambda config: config.residual_multiplier,
+    logit_multiplier=lambda config: 1.0 / config.logits_scaling,
+)
+PHI = Family(
+    final_norm="final_layernorm",
+    before_mlp="",
+    parallel=lambda config: True,
+    out="dense",
+    q_norm="q_layernorm",
+    k_norm="k_layernorm",
+    into=("fc1",),
+    gated=False,
+    down="fc2",
+    activation="activation_fn",
+)
+GPT_NEOX = Family(
+    final_norm="final_layer_norm",
+    parallel=lambda config: config.use_parallel_residual,
+    attention="attention",
+    qkv=("query_key_value",),
+    by_head=True,
+    out="dense",
+    into=("dense_h_to_4h",),
+    gated=False,
+    down="dense_4h_to_h",
+    activation="act",
+)
+GPTJ = Family(
+    layers="h",
+    final_norm="ln_f",
+    before_attention="ln_1",
+    before_mlp="",
+    parallel=lambda config: True,
+    attention="attn",
+    out="out_proj",
+    neighbours=True,
+    into=("fc_in",),
+    gated=False,
+    down="fc_out",
+    activation="act",
+)
+STABLELM = Family(
+    q_norm="q_layernorm",
+    k_norm="k_layernorm",
+    parallel=lambda config: config.use_parallel_residual,
+)
+
+FAMILIES: dict[str, Family] = {
+    "arcee": Family(into=("up_proj",), gated=False),
+    "cohere": COHERE,
+    "cohere2": COHERE2,
+    "gemma": LLAMA,
+    "gemma2": AROUND,
+    "gemma3_text": AROUND,
+    "glm": GLM,
+    "glm4": GLM4,
+    "gpt_neox": GPT_NEOX,
+    "gptj": GPTJ,
+    "granite": GRANITE,
+    "helium": Family(neighbours=True),
+    "llama": LLAMA,
+    "mistral": LLAMA,
+    "nemotron": Family(into=("up_proj",), gated=False),
+    "olmo": Family(lacks=lambda config: "clipped projections" if config.clip_qkv is not None else None),
+    "olmo2": BEHIND,
+    "olmo3": BEHIND,
+    "phi": PHI,
+    "phi3": Family(qkv=("qkv_proj",), into=("gate_up_proj",), activation="activation_fn"),
+    "qwen2": LLAMA,
+    "qwen3": LLAMA,
+    "seed_oss": LLAMA,
+    "smollm3": Family(turns=lambda attention: attention.use_rope),
+    "stablelm": STABLELM,
+    "starcoder2": Family(into=("c_fc",), gated=False, down="c_proj", activation="act"),
+}
+"""By model type."""

@@ -1,0 +1,96 @@
+// What a step is, and how its attention falls into pieces: by the ordinary table of slots, where requests may share keys,
+// and by that of the layers with windows, whose keys may be in a pool of their own and are nobody else's business.
+
+#pragma once
+
+#include <algorithm>
+#include <vector>
+
+#include "parts.h"
+#include "scratch.h"
+#include "sharing.h"
+
+namespace slipstream {
+
+// See `forward` in `decoder.cpp`.
+struct Step {
+  const Tensor &ids, &positions, &slots, &rows, &prefixes, &extends;
+  const Tensor &wanted, &table;
+  const std::vector<Tensor>&keys, &values;
+  bool wants_hidden;
+  const std::vector<int64_t>& layers;
+  const MaybeTensor& features;
+  const MaybeTensor& page_map;
+  int64_t page_size;
+};
+
+// What a layer's attention goes by.
+struct Plan {
+  const std::vector<Group>* groups;
+  const int64_t* slots;  // where the step's tokens are stored
+};
+
+class Planner {
+ public:
+  // `heads` share a KV head; `window`: the longest one of all layers, 0 if there is none.
+  void begin(const Step& step, int64_t heads, int64_t window) {
+    cut(step);
+    own_ = {nullptr, step.slots.const_data_ptr<int64_t>()};
+    windowed_ = own_;
+    if (window > 0) plan_windows(step, window);
+    own_.groups = &sharing_.plan(pieces_, heads);
+  }
+
+  const Plan& of(bool windowed) const { return windowed ? windowed_ : own_; }
+
+ private:
+  static constexpr int64_t kBlockTokens = 64;
+
+  void cut(const Step& step) {
+    const int64_t* prefixes = step.prefixes.const_data_ptr<int64_t>();
+    const int64_t* extends = step.extends.const_data_ptr<int64_t>();
+    const int64_t* rows = step.rows.const_data_ptr<int64_t>();
+    const int32_t* table = step.table.const_data_ptr<int32_t>();
+    pieces_.clear();
+    int64_t token = 0;
+    for (int64_t place = 0; place < step.rows.size(0); ++place) {
+      for (int64_t done = 0; done < extends[place]; done += kBlockTokens)
+        pieces_.push_back({token + done, std::min(kBlockTokens, extends[place] - done), prefixes[place] + done,
+                           table + rows[place] * step.table.size(1)});
+      token += extends[place];
+    }
+    TORCH_CHECK(token == step.ids.size(0), "the requests of a step have ", token, " tokens, and ", step.ids.size(0),
+                " ids came");
+  }
+
+  void plan_windows(const Step& step, int64_t window) {
+    window_pieces_ = pieces_;
+    if (step.page_map) translate(step, window);
+    windowed_.groups = &windows_.apart(window_pieces_);
+  }
+
+  // Slots of the window pool stand for those of the ordinary one, as far as a window reaches.
+  void translate(const Step& step, int64_t window) {
+    const int32_t* pages = step.page_map->const_data_ptr<int32_t>();
+    const int64_t size = step.page_size, width = step.table.size(1), tokens = step.slots.size(0);
+    const auto slot_of = [&](int64_t slot) { return pages[slot / size] * size + slot % size; };
+    int32_t* table = room_.take<int32_t>(0, static_cast<int64_t>(pieces_.size()) * width);
+    for (Piece& piece : window_pieces_) {
+      const int32_t* from = piece.table;
+      for (int64_t at = std::max<int64_t>(0, piece.position + 1 - window); at < piece.position + piece.tokens; ++at)
+        table[at] = static_cast<int32_t>(slot_of(from[at]));
+      piece.table = table;
+      table += width;
+    }
+    int64_t* slots = room_.take<int64_t>(1, tokens);
+    for (int64_t t = 0; t < tokens; ++t) slots[t] = slot_of(windowed_.slots[t]);
+    windowed_.slots = slots;
+  }
+
+  std::vector<Piece> pieces_, window_pieces_;
+  Sharing sharing_, windows_;
+  Scratch room_;
+  Plan own_{}, windowed_{};
+};
+
+}  // namespace slipstream

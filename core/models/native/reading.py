@@ -1,0 +1,118 @@
+"""What a norm, an activation or a rotary embedding computes: found by trying the module, whatever its class."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch.nn import functional
+
+from core.models.native.parts import Norm, Rotary
+
+ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "silu": functional.silu,
+    "gelu": functional.gelu,
+    "gelu_tanh": lambda x: functional.gelu(x, approximate="tanh"),
+    "relu": functional.relu,
+    "relu2": lambda x: functional.relu(x).square(),
+}
+"""By the names that `activations.h` has for them."""
+
+ALIKE = 5e-6
+"""The two forms of gelu differ by 5e-4."""
+
+NORM_TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 3e-2}
+"""Of the largest output. A weight that is taken for its offset form, or a mean that is left in, is off by far more."""
+
+
+class NotDense(Exception):
+    """The model has something that the native code does not compute; the message names it."""
+
+
+@torch.inference_mode()
+def activation_name(function: Callable[[torch.Tensor], torch.Tensor]) -> str:
+    """The one of ACTIVATIONS that `function` is. Raises NotDense."""
+    x = torch.linspace(-6.0, 6.0, 97)
+    got = function(x)
+    for name, candidate in ACTIVATIONS.items():
+        if torch.allclose(got, candidate(x), atol=ALIKE, rtol=0):
+            return name
+    raise NotDense(f"its activation is {type(function).__name__}")
+
+
+@torch.inference_mode()
+def read_norm(module: Any) -> Norm:
+    """What `module`, a norm of the last dimension of its input, computes. Raises NotDense."""
+    each = list(getattr(module, "norms", ()))
+    if each:
+        parts = [read_norm(norm) for norm in each]
+        biases = [part.bias for part in parts if part.bias is not None]
+        weight = torch.cat([part.weight for part in parts])
+        return parts[0]._replace(weight=weight, bias=torch.cat(biases) if biases else None)
+    given = getattr(module, "weight", None)
+    shape = tuple(module.normalized_shape) if given is None else tuple(given.shape)
+    dtype = torch.float32 if given is None else given.dtype
+    # A mean that is not nothing, so that it shows whether it is taken off.
+    x = (torch.randn(3, *shape, generator=torch.Generator().manual_seed(0)) + 0.5).to(dtype)
+    got = module(x).float()
+    for norm in _candidates(module, shape):
+        if float((got - plain_norm(norm, x)).abs().max()) <= NORM_TOLERANCE[dtype] * float(got.abs().max()):
+            return norm
+    raise NotDense(f"its {type(module).__name__} is a norm of another kind")
+
+
+def _candidates(module: Any, shape: tuple[int, ...]) -> Iterator[Norm]:
+    given, bias = getattr(module, "weight", None), getattr(module, "bias", None)
+    weight = torch.ones(shape) if given is None else given.detach().float()
+    eps = next((float(getattr(module, name)) for name in ("variance_epsilon", "eps") if hasattr(module, name)), 1e-5)
+    for centred in (False, True):
+        for offset in (0.0, 1.0):
+            added = None if bias is None else bias.detach().float().reshape(-1)
+            yield Norm((weight + offset).reshape(-1).contiguous(), added, eps, centred, shape[-1])
+
+
+def plain_norm(norm: Norm, x: torch.Tensor) -> torch.Tensor:
+    """float32, shape of x: what `norm` makes of x [n, ..., width]."""
+    wide = x.float()
+    if norm.centred:
+        wide = wide - wide.mean(-1, keepdim=True)
+    normed = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + norm.eps) * norm.weight.view(x.shape[1:])
+    return normed if norm.bias is None else normed + norm.bias.view(x.shape[1:])
+
+
+class RotaryTables:
+    """Tables of a model's rotary embedding, one for each type of layer that it has; float32[positions, R / 2]."""
+
+    def __init__(self, module: Any, positions: int, neighbours: bool) -> None:
+        self._module, self._positions, self._neighbours = module, positions, neighbours
+        self._by_type = "layer_type" in inspect.signature(module.forward).parameters
+        self._made: dict[str, Rotary] = {}
+
+    def of(self, layer_type: str) -> Rotary:
+        """The table for layers of that type; one object for all of them."""
+        key = layer_type if self._by_type else ""
+        if key not in self._made:
+            self._made[key] = self._make(key)
+        return self._made[key]
+
+    @torch.inference_mode()
+    def _make(self, layer_type: str) -> Rotary:
+        places = torch.arange(self._positions)[None]
+        made = self._module(torch.zeros(1, 1, 1), places, *([layer_type] if self._by_type else []))
+        first, second = (half_of(table[0].float()) for table in made)
+        # At position 0 every angle is 0: GPT-J gives sines first.
+        cos, sin = (first, second) if bool((first[0] != 0).all()) else (second, first)
+        return Rotary(cos.contiguous(), sin.contiguous(), self._neighbours)
+
+
+def half_of(table: torch.Tensor) -> torch.Tensor:
+    """[positions, R / 2]: `table` without repetitions: some are made with neighbours, or halves, that are equal."""
+    width = table.shape[1]
+    if width % 2 == 0:
+        if torch.equal(table[:, ::2], table[:, 1::2]):
+            return table[:, ::2]
+        if torch.equal(table[:, : width // 2], table[:, width // 2 :]):
+            return table[:, : width // 2]
+    return table

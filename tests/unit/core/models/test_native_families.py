@@ -1,0 +1,151 @@
+"""Every declared family gives natively what transformers gives, past its windows, in prompts, chunks and decode."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from core.attention.registry import build_attention
+from core.config import ModelConfig
+from core.memory.kv_pool import KVPool
+from core.memory.window.window_pages import NAME as WINDOW
+from core.memory.window.window_pool import SlidingWindowPool
+from core.models.loader import load_model
+from core.models.native.extension import load_extension
+from core.models.native.families import FAMILIES
+from core.models.native.family import UpgradingModel
+from core.native.kept_library import ExtensionUnavailable
+from tests.support.checkpoints import make_checkpoint
+from tests.support.fakes.paged_steps import PagedRows
+from tests.unit.core.models.reference import CPU, PackedRun, PlainModel
+from tests.unit.core.models.test_native_shapes import LONG, logits, sequences, steps
+
+HEADS: dict[str, Any] = {
+    "vocab_size": 320,
+    "hidden_size": 64,
+    "intermediate_size": 100,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "max_position_embeddings": 512,
+}
+ODD = HEADS | {"hidden_size": 48, "num_attention_heads": 3, "num_key_value_heads": 1, "head_dim": 80}
+FLAT = {name: size for name, size in HEADS.items() if name not in ("head_dim", "num_key_value_heads")}
+TYPES = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 70}
+
+CASES: dict[str, dict[str, Any]] = {
+    "arcee": HEADS,
+    "cohere": HEADS | {"logit_scale": 0.5, "use_qk_norm": True},
+    "cohere2": ODD | TYPES | {"logit_scale": 0.5},
+    "gemma": ODD,
+    "gemma2": HEADS | TYPES | {"query_pre_attn_scalar": 16, "attn_logit_softcapping": 5.0},
+    "gemma3_text": ODD | TYPES | {"query_pre_attn_scalar": 16},
+    "glm": HEADS,
+    "glm4": HEADS,
+    "gpt_neox": FLAT,
+    "gpt_neox, one after the other": FLAT | {"use_parallel_residual": False},
+    "gptj": {"vocab_size": 320, "n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": 512, "rotary_dim": 8},
+    "granite": HEADS | {"embedding_multiplier": 3.0, "residual_multiplier": 0.3, "logits_scaling": 2.0},
+    "helium": HEADS,
+    "llama": ODD,
+    "mistral": HEADS | {"sliding_window": 70},
+    "nemotron": HEADS,
+    "olmo": HEADS,
+    "olmo2": HEADS,
+    "olmo3": HEADS | TYPES,
+    "phi": HEADS | {"qk_layernorm": True},
+    "phi3": HEADS | {"sliding_window": 70},
+    "qwen2": HEADS,
+    "qwen3": ODD,
+    "seed_oss": HEADS,
+    "smollm3": HEADS | {"no_rope_layers": [1, 0]},
+    "stablelm": HEADS | {"qk_layernorm": True, "use_qkv_bias": True},
+    "stablelm, parallel": HEADS | {"use_parallel_residual": True},
+    "starcoder2": HEADS | {"sliding_window": 70},
+}
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _compiler() -> None:
+    try:
+        load_extension()
+    except ExtensionUnavailable as reason:
+        pytest.skip(str(reason))
+
+
+def checkpoint_of(case: str, directory: Path) -> Path:
+    return make_checkpoint(case.partition(",")[0], directory / "model", **CASES[case])
+
+
+def test_every_family_is_tried() -> None:
+    assert {case.partition(",")[0] for case in CASES} == set(FAMILIES)
+
+
+def test_the_documentation_names_every_family() -> None:
+    text = Path(__file__).parents[4].joinpath("docs/reference/models.md").read_text()
+    listed = text.partition("<!-- native -->")[2].partition("<!-- end of native -->")[0]
+    assert re.findall(r"`(\w+)`", listed) == list(FAMILIES)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_logits_equal_those_of_transformers(case: str, tmp_path: Path) -> None:
+    path = checkpoint_of(case, tmp_path)
+    plain, rows = PlainModel(path), sequences()
+    expected = {row: plain.logits(ids) for row, ids in rows.items()}
+    for got, (parts, _) in zip(logits(path, 2), steps(rows), strict=True):
+        want = torch.stack([expected[p.row][p.prefix + p.extend - 1] for p in parts])
+        torch.testing.assert_close(got, want, atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("case", ["gemma3_text", "cohere2", "olmo2", "gpt_neox"])
+def test_bfloat16_stays_within_rounding(case: str, tmp_path: Path) -> None:
+    path = checkpoint_of(case, tmp_path)
+    plain, rows = PlainModel(path, torch.bfloat16), sequences()
+    expected = {row: plain.logits(ids) for row, ids in rows.items()}
+    scale = max(float(found.abs().max()) for found in expected.values())
+    for got, (parts, _) in zip(logits(path, 2, "bfloat16"), steps(rows), strict=True):
+        want = torch.stack([expected[p.row][p.prefix + p.extend - 1] for p in parts])
+        assert float((got - want).abs().max()) < 0.05 * scale
+
+
+class WindowedRun(PackedRun):
+    """The windowed layers in pages of another pool, in another order."""
+
+    def rebind(self) -> None:
+        """See `PackedRun`."""
+        spec, page = self.model.spec, self.paged.pool.page_size
+        windowed = [layer for layer in spec.kv_layers if layer.window is not None]
+        full = [layer for layer in spec.kv_layers if layer.window is None]
+        self.paged = PagedRows(full, len(self.sequences) - 1, LONG + 2, page_size=page, seed=1)
+        pages = self.paged.pool.num_pages
+        pool = KVPool(windowed, pages, page, spec.dtype, CPU, WINDOW)
+        # What no window shows any more may be anything.
+        for layer in windowed:
+            pool.k(layer.layer_id)[:] = pool.v(layer.layer_id)[:] = torch.nan
+        self.windows = SlidingWindowPool(pool, pages)
+        self.windows.table[1:] = torch.randperm(pages, generator=torch.Generator().manual_seed(2)) + 1
+        self.model.bind(self.paged.pool, build_attention("auto", CPU), {WINDOW: self.windows})
+
+    def forget(self, row: int, tokens: int) -> None:
+        """Take the window pages of the first `tokens` of `row` away: NaN stands in their place."""
+        page = self.paged.pool.page_size
+        self.windows.table[(self.paged.table[row, : tokens // page * page] // page).long()] = 0
+
+
+@pytest.mark.parametrize("case", ["gemma3_text", "cohere2"])
+def test_windowed_layers_read_their_own_pool_and_nothing_behind_a_window(case: str, tmp_path: Path) -> None:
+    path = checkpoint_of(case, tmp_path)
+    plain, rows = PlainModel(path), sequences()
+    model = load_model(ModelConfig(str(path), dtype="float32", native="wait"), CPU)
+    assert isinstance(model, UpgradingModel) and model.native
+    run = WindowedRun(model, rows, max_len=LONG + 2)
+    for number, (parts, num_extend) in enumerate(steps(rows)):
+        if number > 1:
+            run.forget(1, parts[0].prefix + 1 - CASES[case]["sliding_window"])
+        want = torch.stack([plain.logits(rows[p.row])[p.prefix + p.extend - 1] for p in parts])
+        torch.testing.assert_close(run.step(parts, num_extend), want, atol=1e-4, rtol=0)
