@@ -73,7 +73,16 @@ class CompiledSampler:
         shares = scaled.softmax(-1)
         filters = Filters.of(batch.top_ks[part], batch.top_ps[part], batch.min_ps[part], self._vocab_size)
         peaks = tops[part] / warm
-        arrays = (uniforms, filters.top_ks, filters.top_ps, filters.floors, peaks, part, non_finite, tokens)
+        arrays: tuple[npt.NDArray[Any], ...] = (
+            uniforms,
+            filters.top_ks,
+            filters.top_ps,
+            filters.floors,
+            peaks,
+            part,
+            non_finite,
+            tokens,
+        )
         for array, dtype in zip(arrays, DTYPES, strict=True):
             assert array.dtype == dtype and array.flags.c_contiguous, (array.dtype, dtype)
         addresses = (array.ctypes.data for array in arrays)

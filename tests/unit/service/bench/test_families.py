@@ -49,6 +49,24 @@ def test_shapes_are_those_of_a_model_of_their_family(family: str) -> None:
     assert model.config.eos_token_id < model.config.vocab_size
 
 
+def test_shapes_have_layers_of_both_kinds() -> None:
+    """Windows in four layers of five, or in every other one; what they leave out shows in the others."""
+    counted = {
+        name: shape["layer_types"].count("full_attention")
+        for name, shape in FAMILY_SHAPES.items()
+        if "layer_types" in shape
+    }
+    assert counted.pop("granitemoehybrid") == 0 and counted == {
+        "gemma2": 5,
+        "gemma3_text": 2,
+        "cohere2": 2,
+        "gpt_oss": 5,
+        "llama4_text": 2,
+        "qwen3_next": 2,
+        "lfm2": 3,
+    }
+
+
 class Scripted:
     """Says what it was asked, and gives its rates in turn; `fails`: at the round of this number."""
 
