@@ -30,6 +30,7 @@ from core.executor.step import StepRunner
 from core.lanes import LaneRecorder
 from core.models.base import Model
 from core.models.loader import load_model
+from core.native.host import HostCode
 from core.relay.future_map import FutureMap
 from core.sampling.grammar.registry import choose
 from core.sampling.grammar.vocabulary import Vocabulary
@@ -81,8 +82,12 @@ def assemble(
         raise StartupError(f"speculation is not possible: {reason}")
     drafts = config.speculation.max_drafts if source is not None else 0 if speculation is None else speculation.most
     pools = build_pools(config, model, streams, drafts, None if source is None else source.keeps)
+    code = HostCode()
+    # Where streams do not work at once the host neither relays nor samples. It may guess.
+    if source is not None or streams.at_once:
+        code.fetch(config.model.native)
     if source is not None:
-        speculation = build_speculation(config, source, pools, streams, spec)
+        speculation = build_speculation(config, source, pools, streams, spec, code)
     table = pools.adapters.table
     grammars = _build_grammars(config, model, tokenizer)
     inputs = InputProcessor(
@@ -98,7 +103,7 @@ def assemble(
     lanes = LaneRecorder()
     # Captured and timed here and not by `new_executor`: it takes seconds, and that one is called on the event loop.
     captures = config.executor.cuda_graphs and streams.device.type == "cuda"
-    build_runner = partial(_build_runner, config, model, streams, pools, lanes, speculation)
+    build_runner = partial(_build_runner, config, model, streams, pools, lanes, speculation, code)
     runner = build_runner() if captures or speculation is not None else None
     if runner is not None and speculation is not None and speculation.depth is None:
         depth = AdaptiveDepth(speculation.most, time_steps(runner.state, pools.memory.draft_room))
@@ -128,6 +133,7 @@ def _build_runner(
     pools: Pools,
     lanes: LaneRecorder,
     speculation: Speculation | None,
+    code: HostCode,
 ) -> StepRunner:
     executor = config.executor
     checks = DeviceChecks(AssertMode(executor.assert_mode), streams.device)
@@ -147,9 +153,8 @@ def _build_runner(
         verification=None if speculation is None else speculation.verification,
         graph_sizes=graph_sizes(config.memory.max_running_requests) if executor.cuda_graphs else (),
         lanes=lanes,
+        host_code=code,
     )
-    if streams.at_once:
-        state.host_code.fetch(config.model.native)
     return StepRunner(state)
 
 

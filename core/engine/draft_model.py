@@ -14,6 +14,7 @@ from core.errors import StartupError
 from core.memory.draft_pool import DraftLayers
 from core.models.base import Model, ModelSpec
 from core.models.loader import check_checkpoint, load_model
+from core.native.host import HostCode
 from core.speculation.drafter import Drafter
 from core.speculation.model_drafter import ModelDrafter
 from core.text.tokenizer import Tokenizer
@@ -36,7 +37,7 @@ class DraftModelSource:
         spec = self.model.spec
         return DraftLayers(spec.kv_layers, spec.dtype, self.most)
 
-    def drafter(self, pools: Pools, streams: DeviceStreams) -> Drafter:
+    def drafter(self, pools: Pools, streams: DeviceStreams, code: HostCode) -> Drafter:
         """The drafter, with a backend of its own: what a backend plans is for one model at a time."""
         assert pools.drafts is not None, "the pools were built with what this keeps"
         self.model.bind(pools.drafts.kv, build_attention(self.attention, streams.device))

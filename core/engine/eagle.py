@@ -24,6 +24,7 @@ from core.models.eagle.plain_head import PlainHead
 from core.models.eagle.weights import HeadWeights, Target, load_head
 from core.models.native.extension import load_extension
 from core.models.native.head import NativeHead
+from core.native.host import HostCode
 from core.native.kept_library import ExtensionUnavailable
 from core.sampling.sampler import Sampler
 from core.speculation.drafter import Drafter
@@ -48,7 +49,7 @@ class EagleSource:
         layer = KVLayerSpec(0, weights.kv_heads, weights.head_dim, weights.head_dim)
         return DraftLayers((layer,), weights.fc.dtype, self.most)
 
-    def drafter(self, pools: Pools, streams: DeviceStreams) -> Drafter:
+    def drafter(self, pools: Pools, streams: DeviceStreams, code: HostCode) -> Drafter:
         """The drafter; its head is computed by native code as soon as the model is."""
         assert pools.drafts is not None, "the pools were built with what this keeps"
         weights, spec = self.weights, self.model.spec

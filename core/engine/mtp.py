@@ -13,6 +13,7 @@ from core.errors import StartupError
 from core.memory.draft_pool import DraftLayers
 from core.models.base import Model, ModelSpec
 from core.models.hf.mtp import MtpHeads, Unavailable, load_mtp
+from core.native.host import HostCode
 from core.sampling.sampler import Sampler
 from core.speculation.drafter import Drafter
 from core.speculation.eagle_drafter import EagleDrafter
@@ -34,7 +35,7 @@ class MtpSource:
         """Keys and values of one layer for each head."""
         return DraftLayers(self.heads.layers, self.spec.dtype, self.most)
 
-    def drafter(self, pools: Pools, streams: DeviceStreams) -> Drafter:
+    def drafter(self, pools: Pools, streams: DeviceStreams, code: HostCode) -> Drafter:
         """The drafter: draft heads, of which the first reads last hidden states."""
         assert pools.drafts is not None, "the pools were built with what this keeps"
         heads = self.heads.bound(pools.drafts.kv, build_attention(self.attention, streams.device))

@@ -23,11 +23,12 @@ from core.executor.speculator import Speculator
 from core.executor.verification import Verification
 from core.memory.draft_pool import DraftLayers
 from core.models.base import Model, ModelSpec
+from core.native.host import HostCode
 from core.relay.payload import Column
 from core.scheduler.draft_depth import Depth
+from core.speculation.compiled import UpgradingDrafter
 from core.speculation.drafter import Drafter, draft_columns
 from core.speculation.guesses import Guesser
-from core.speculation.suffix_drafter import SuffixDrafter
 
 logger = logging.getLogger(__name__)
 
@@ -95,8 +96,8 @@ class Source(Protocol):
         """What it keeps of each token in the pages; None for nothing."""
         ...
 
-    def drafter(self, pools: Pools, streams: DeviceStreams) -> Drafter:
-        """The drafter, bound to `pools.drafts`."""
+    def drafter(self, pools: Pools, streams: DeviceStreams, code: HostCode) -> Drafter:
+        """The drafter, bound to `pools.drafts`. `code`: what compiled code takes over once there is any, it may do."""
         ...
 
 
@@ -111,9 +112,9 @@ class Suffixes:
     config: SpeculationConfig
     keeps: DraftLayers | None = None
 
-    def drafter(self, pools: Pools, streams: DeviceStreams) -> Drafter:
+    def drafter(self, pools: Pools, streams: DeviceStreams, code: HostCode) -> Drafter:
         """A new index."""
-        return SuffixDrafter(self.config.index_bytes, self.config.max_drafts)
+        return UpgradingDrafter(code, self.config.index_bytes, self.config.max_drafts)
 
 
 def _suffixes(config: EngineConfig, model: Model, streams: DeviceStreams) -> Source:
@@ -147,13 +148,13 @@ def build_source(config: EngineConfig, model: Model, streams: DeviceStreams, rea
 
 
 def build_speculation(
-    config: EngineConfig, source: Source, pools: Pools, streams: DeviceStreams, spec: ModelSpec
+    config: EngineConfig, source: Source, pools: Pools, streams: DeviceStreams, spec: ModelSpec, code: HostCode
 ) -> Speculation:
-    """The drafter of `source`. `spec`: of the model that is drafted for.
+    """The drafter of `source`. `spec`: of the model that is drafted for. `code`: see `Source`.
 
     Raises StartupError where that does not give the hidden states that are needed.
     """
-    drafter, most = source.drafter(pools, streams), config.speculation.max_drafts
+    drafter, most = source.drafter(pools, streams, code), config.speculation.max_drafts
     reason = why_no_states(spec, drafter)
     if reason is not None:
         raise StartupError(f"speculative={config.speculation.method} is not possible: {reason}")

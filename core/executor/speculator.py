@@ -57,7 +57,11 @@ class Speculator:
     def trial(self, batch: ScheduleBatch, decode: DecodeRows, inputs: ResolvedInputs) -> Trial | None:
         """See `Verification`."""
         assert batch.spec is not None, "speculation is on"
-        if not batch.verifies or not (lens := self._map.extra(DRAFT_LEN, decode.rows).numpy()).any():
+        # Where no row can have any the relay is not asked: steps of few tokens would feel it.
+        if not batch.verifies or not self._any_left:
+            return None
+        lens = self._map.extra(DRAFT_LEN, decode.rows).numpy()
+        if np.count_nonzero(lens) == 0:
             return None
         drafts = Drafts(self._map.extra(DRAFTS, decode.rows).numpy(), lens)
         before = inputs.decode_lens.numpy()
@@ -136,14 +140,17 @@ class Speculator:
             self._drafter.hear(ran)
             return self._nothing(rows)
         drafts = self._drafter.draft(ran, aim if aim.most <= self._width else replace(aim, most=self._width))
-        self._left[rows] = drafts.lens > 0
-        self._any_left = self._any_left or bool(np.count_nonzero(drafts.lens))
-        ids: Ints = np.full((len(rows), self._width), -1, np.int64)
-        ids[:, : drafts.ids.shape[1]] = drafts.ids
+        if np.count_nonzero(drafts.lens) == 0:
+            return self._nothing(rows)
+        self._left[rows], self._any_left = drafts.lens > 0, True
+        ids = drafts.ids
+        if ids.shape[1] < self._width:
+            ids = np.full((len(rows), self._width), -1, np.int64)
+            ids[:, : drafts.ids.shape[1]] = drafts.ids
         return {DRAFTS: torch.from_numpy(ids), DRAFT_LEN: torch.from_numpy(drafts.lens)}
 
     def _nothing(self, rows: Ints) -> dict[str, torch.Tensor]:
-        """Columns of the relay for `rows`, int64[S], behind which no drafts are wanted."""
+        """Columns of the relay for `rows`, int64[S], behind which there are no drafts."""
         if not self._any_left or np.count_nonzero(self._left[rows]) == 0:
             return {}
         self._left[rows] = False

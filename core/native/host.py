@@ -15,11 +15,12 @@ from core.native.library import Library, main
 
 log = logging.getLogger(__name__)
 
+PARTS = "host.cpp confidence.h draws.h peaks.h relay.h suffix_drafter.h suffix_index.h".split()
 SOURCES = Path(__file__).with_name("host")
 HOST = Library(
     name="slipstream_host",
     at="core.native.host:HOST",
-    sources=tuple(SOURCES / name for name in ("host.cpp", "draws.h", "peaks.h", "relay.h")),
+    sources=tuple(SOURCES / name for name in PARTS),
     uses_torch=False,
 )
 

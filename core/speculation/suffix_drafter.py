@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -99,6 +99,13 @@ class SuffixDrafter:
                 found = self._index.follow(follower.text, most).ids
                 ids[place, : len(found)], lens[place] = found, len(found)
         return Guesses(ids, lens)
+
+    def texts(self) -> Iterator[tuple[int, Text]]:
+        """The rows whose owners speculate, with all that was heard of them noted."""
+        self._catch_up()
+        for row, follower in self._followers.items():
+            self._note(follower)
+            yield row, follower.text
 
     def _drafts(self, followers: Sequence[Follower | None], aim: Aim) -> Drafts:
         """What is worth a place of what followed the end of each text; all text is noted."""

@@ -37,6 +37,8 @@ class Text:
     """Its last tokens, at most as many as the longest order looks at."""
     place: int = NOWHERE
     """Of its last token in the store."""
+    taking: int = 0
+    """Which taking of that block was its own."""
     keys: tuple[int, ...] = ()
     """Hashes of what it ends with, by order. They enter the table with the next token: before, nothing follows."""
 
@@ -65,13 +67,15 @@ class SuffixIndex:
         self._next = array("q", [NOWHERE]) * blocks
         """By block: the one that goes on with its text."""
         self._keys, self._places = array("Q", [0]) * size, array("q", [NOWHERE]) * size
-        self._taken = NOWHERE
-        """The block that was taken last."""
+        self._takings = 0
+        """Blocks that were taken so far, again or not."""
+        self._taking = array("q", [0]) * blocks
+        """By block: the number of the taking that it is from."""
 
     @property
     def nbytes(self) -> int:
         """Bytes that it takes, whatever it holds."""
-        columns = (self._tokens, self._scopes, self._next, self._keys, self._places)
+        columns = (self._tokens, self._scopes, self._next, self._taking, self._keys, self._places)
         return sum(column.itemsize * len(column) for column in columns)
 
     def append(self, text: Text, token: int) -> None:
@@ -136,13 +140,19 @@ class SuffixIndex:
         return found, last
 
     def _behind(self, text: Text) -> int:
-        """The place of the next token of `text`; begins a new block where its last one is full."""
-        if text.place != NOWHERE and (text.place + 1) % BLOCK:
+        """The place of the next token of `text`; begins a new block where its last one is full, or another's by now.
+
+        What a text of another scope took while this one waited is not written to: it would be read as of that scope.
+        """
+        owns = text.place != NOWHERE and self._taking[text.place // BLOCK] == text.taking
+        if owns and (text.place + 1) % BLOCK:
             return text.place + 1
-        block = self._taken = (self._taken + 1) % self._blocks
+        block = self._takings % self._blocks
+        self._takings += 1
+        self._taking[block] = text.taking = self._takings
         self._tokens[block * BLOCK : (block + 1) * BLOCK] = _EMPTY
         self._scopes[block], self._next[block] = text.scope, NOWHERE
-        if text.place != NOWHERE:
+        if owns:
             self._next[text.place // BLOCK] = block
         return block * BLOCK
 

@@ -24,6 +24,7 @@ from core.engine.build_pools import build_pools
 from core.engine.speculation import GRID, RAGGED, Speculation, way_of, why_no_speculation
 from core.errors import Overloaded, StartupError
 from core.executor.sampling_step import SamplingStep
+from core.executor.speculator import Speculator
 from core.executor.step import StepRunner
 from core.memory.recurrent.state_pool import StateLayerSpec
 from core.models.base import Model
@@ -194,7 +195,8 @@ def test_a_row_that_is_further_than_the_plan_could_know_tries_less(length: int, 
     """Under overlap the plan allows for the shortest that a row may be. This one ends at 10 tokens in the pools."""
     world = World(always_right, FixedDepth(MOST))
     speculator, future_map = world.runner._speculator, world.runner._state.future_map
-    assert speculator is not None
+    assert isinstance(speculator, Speculator)
+    speculator._any_left = True
     future_map.buffer("drafts")[3], future_map.buffer("draft_len")[3] = torch.arange(1, MOST + 1), MOST
     batch: Any = SimpleNamespace(spec=SpecPlan(np.array([MOST]), np.array([10]), MOST), verifies=True)
     bounds = torch.tensor([4]), torch.tensor([9])

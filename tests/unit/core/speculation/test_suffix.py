@@ -2,21 +2,13 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-from typing import Any
-
 import numpy as np
 import pytest
 
-from core.batch.spec_plan import Aim, SpecPlan, TextSeed
 from core.speculation import suffix_index
-from core.speculation.drafter import Ran
-from core.speculation.suffix_drafter import SuffixDrafter
 from core.speculation.suffix_index import BLOCK, SuffixIndex, Text
-from core.types.arrays import Ints
 
 SMALL = 1 << 16
-EMPTY: Ints = np.empty(0, np.int64)
 
 
 def text_of(index: SuffixIndex, ids: list[int], scope: int = -7) -> Text:
@@ -166,108 +158,20 @@ def _repeats(text: list[int], drafts: list[int]) -> bool:
     return any((text[-period:] * len(drafts))[: len(drafts)] == drafts for period in range(1, len(drafts) + 1))
 
 
+def test_a_text_that_lost_its_block_begins_another() -> None:
+    """While it waited, a text of another scope took its block again. That one is not to be read with words of this."""
+    index = SuffixIndex(0)
+    waiting = text_of(index, [1, 2, 3], scope=1)
+    other = text_of(index, list(range(100, 100 + 2 * BLOCK)), scope=2)
+    index.append(other, 500)
+    text_of(index, [500, 501, 502], scope=2)
+    for token in range(4, 20):
+        index.append(waiting, token)
+    assert followed(index, text_of(index, [8, 9], scope=1), 3) == [10, 11, 12]
+    assert followed(index, text_of(index, [9, 10], scope=2), 3) == []
+
+
 def test_hashes_of_short_texts_are_no_hashes_of_longer_ones() -> None:
     assert len(suffix_index._hashes(1, (1,))) == 0
     assert len(suffix_index._hashes(1, (1, 2))) == 1
     assert len(suffix_index._hashes(1, tuple(range(8)))) == 3
-
-
-def batch(fresh: list[int], seeds: list[TextSeed]) -> Any:
-    spec = SpecPlan(EMPTY, EMPTY, Aim(4), tuple(seeds))
-    return SimpleNamespace(fresh_rows=np.array(fresh, np.int64), spec=spec)
-
-
-def ran(*rows: tuple[int, list[int]]) -> Ran:
-    """Rows with the tokens that each got."""
-    tokens = [token for _, got in rows for token in got]
-    counts, lens = np.array([len(got) for _, got in rows]), np.zeros(len(rows), np.int64)
-    return Ran(np.array([row for row, _ in rows]), lens, counts, np.array(tokens, np.int64))
-
-
-def drafts_of(drafter: SuffixDrafter, what: Ran, most: int = 4, worth: float = 0.0) -> list[list[int]]:
-    if most == 0:
-        drafter.hear(what)
-        return [[]] * len(what.rows)
-    found = drafter.draft(what, Aim(most, worth))
-    return [ids[:count] for ids, count in zip(found.ids.tolist(), found.lens.tolist(), strict=True)]
-
-
-def test_rows_draft_from_prompts_and_from_each_other() -> None:
-    drafter = SuffixDrafter(SMALL, 4)
-    prompt = np.arange(100, 120)
-    drafter.begin(batch([3, 5], [TextSeed(3, "a", prompt), TextSeed(5, "a", prompt[:1] - 50)]))
-    assert drafts_of(drafter, ran((3, [105, 106]), (5, [107, 108]))) == [[107, 108, 109, 110], [109, 110, 111, 112]]
-
-
-def test_a_row_without_a_seed_gets_no_drafts_and_shifts_no_other() -> None:
-    drafter = SuffixDrafter(SMALL, 4)
-    drafter.begin(batch([3, 5], [TextSeed(5, "a", np.arange(100, 120))]))
-    assert drafts_of(drafter, ran((3, [1, 2, 3]), (5, [105, 106]))) == [[], [107, 108, 109, 110]]
-
-
-def test_a_new_owner_goes_on_with_its_own_text() -> None:
-    drafter = SuffixDrafter(SMALL, 4)
-    drafter.begin(batch([3], [TextSeed(3, "a", np.arange(100, 120))]))
-    drafts_of(drafter, ran((3, [105])))
-    drafter.begin(batch([3], [TextSeed(3, "b", np.array([1, 105]))]))
-    assert drafts_of(drafter, ran((3, [106]))) == [[]], "of another scope"
-
-
-def test_tokens_are_noted_where_no_drafts_are_wanted() -> None:
-    drafter = SuffixDrafter(SMALL, 4)
-    drafter.begin(batch([3], [TextSeed(3, "a", np.arange(100, 120))]))
-    assert drafts_of(drafter, ran((3, [1, 2, 3, 4])), most=0) == [[]]
-    assert drafts_of(drafter, ran((3, [9, 1, 2]))) == [[3, 4, 9, 1]]
-
-
-def test_a_new_owner_that_does_not_speculate_has_no_text() -> None:
-    drafter = SuffixDrafter(SMALL, 4)
-    drafter.begin(batch([3], [TextSeed(3, "a", np.arange(100, 120))]))
-    drafter.begin(batch([3], []))
-    assert drafts_of(drafter, ran((3, [105, 106]))) == [[]]
-
-
-def test_what_was_wrong_before_is_not_proposed_until_it_is_right_again() -> None:
-    """Drafts by two tokens are always wrong at their second place, then right; those by eight are right."""
-    drafter = SuffixDrafter(1 << 20, 4)
-    drafter.begin(batch([1, 2], [TextSeed(1, "a", np.arange(100, 120)), TextSeed(2, "a", np.array([7]))]))
-    ask = lambda came: drafts_of(drafter, ran((1, [110, 111]), (2, came)), worth=0.5)[0]  # noqa: E731
-    # The first row says 110, 111 again and again, and goes on with 112 and another number each time.
-    for number in range(1000, 1200):
-        drafts_of(drafter, ran((1, [110, 111])), worth=0.5)
-        drafts_of(drafter, ran((1, [112, number, number + 500])), worth=0.5)
-    assert ask([8]) == [112]
-    for _ in range(200):
-        drafts_of(drafter, ran((1, [110, 111])), worth=0.5)
-        drafts_of(drafter, ran((1, [112, 113, 114])), worth=0.5)
-    assert ask([9])[:3] == [112, 113, 114]
-
-
-def test_drafts_that_together_bring_less_than_verifying_costs_are_left_out() -> None:
-    """Two rows have three drafts each, of which 0.8 + 0.64 + 0.51 are expected to be right; a third row has none."""
-    seeds = [TextSeed(row, "a", np.arange(100 * row, 100 * row + 3)) for row in (1, 2, 3)]
-    for least, proposed in ((3.9, 3), (4.0, 0)):
-        drafter = SuffixDrafter(1 << 20, 4)
-        drafter.begin(batch([1, 2, 3], seeds))
-        found = drafter.draft(ran((1, [200, 201]), (2, [100, 101]), (3, [7])), Aim(4, least=least))
-        assert found.lens.tolist() == [proposed, proposed, 0], "of both rows or of none"
-
-
-@pytest.mark.parametrize("tokens", [1, 5, BLOCK - 1, BLOCK, 3 * BLOCK])
-def test_what_was_heard_while_no_drafts_were_wanted_is_noted_all_the_same(tokens: int) -> None:
-    drafter, said = SuffixDrafter(1 << 20, 4), list(range(1000, 1000 + tokens + 6))
-    drafter.begin(batch([1, 2], [TextSeed(1, "a", np.arange(3)), TextSeed(2, "a", np.arange(5))]))
-    for token in said:
-        drafts_of(drafter, ran((1, [token])), most=0)
-    # The row is given away before its text was asked for.
-    drafter.begin(batch([1], []))
-    assert drafts_of(drafter, ran((2, said[tokens : tokens + 2]))) == [said[tokens + 2 :]]
-
-
-def test_rows_that_were_heard_together_keep_their_own_texts() -> None:
-    drafter = SuffixDrafter(1 << 20, 4)
-    drafter.begin(batch([1, 2], [TextSeed(1, "a", np.arange(3)), TextSeed(2, "a", np.arange(5))]))
-    for step in range(20):
-        drafts_of(drafter, ran((1, [100 + 2 * step, 101 + 2 * step]), (2, [500 + step])), most=0)
-    found = drafts_of(drafter, ran((1, [505, 506]), (2, [107, 108])))
-    assert found == [[507, 508, 509, 510], [109, 110, 111, 112]]
