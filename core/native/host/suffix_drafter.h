@@ -65,7 +65,7 @@ class SuffixDrafter {
       if (follower->unheard.empty()) waiting_.push_back(rows.data()[i]);
       follower->unheard.insert(follower->unheard.end(), came, came + counts.data()[i]);
     }
-    if (++steps_ >= kBlock) catch_up();
+    if (++steps_ >= kBlockTokens) catch_up();
   }
 
   // Notes the tokens of each of n rows; (drafts int64[n, most], how many of them count int64[n]).
@@ -141,7 +141,7 @@ class SuffixDrafter {
     confidence_.judge(follower.found.order, follower.found.ids, came);
     follower.found.ids.clear();
     follower.heard.insert(follower.heard.end(), came.begin(), came.end());
-    if (static_cast<int64_t>(follower.heard.size()) >= kBlock) note(follower);
+    if (static_cast<int64_t>(follower.heard.size()) >= kBlockTokens) note(follower);
   }
 
   // Put what was heard of it into the index.

@@ -13,7 +13,7 @@ namespace slipstream_host {
 constexpr int64_t kOrders[] = {2, 4, 8};  // how many last tokens must be the same
 constexpr int64_t kNumOrders = 3;
 constexpr int64_t kLongest = 8;
-constexpr int64_t kBlock = 64;  // tokens of a block
+constexpr int64_t kBlockTokens = 64;  // tokens of a block
 constexpr int64_t kNowhere = -1;
 constexpr size_t kFew = 12;  // up to so many tokens are entered token by token
 
@@ -42,11 +42,11 @@ struct Found {
 class SuffixIndex {
  public:
   explicit SuffixIndex(int64_t bytes_limit) {
-    blocks_ = std::max<int64_t>(2, bytes_limit / (kBlock * (4 + 16 * kNumOrders)));
-    const uint64_t entries = blocks_ * kBlock * kNumOrders;
+    blocks_ = std::max<int64_t>(2, bytes_limit / (kBlockTokens * (4 + 16 * kNumOrders)));
+    const uint64_t entries = blocks_ * kBlockTokens * kNumOrders;
     table_.resize(std::bit_floor(entries));
     mask_ = table_.size() - 1;
-    tokens_.assign(blocks_ * kBlock, kNowhere);
+    tokens_.assign(blocks_ * kBlockTokens, kNowhere);
     of_.resize(blocks_);
   }
 
@@ -145,29 +145,29 @@ class SuffixIndex {
 
   // The place of the next token; begins a new block where the last one is full, or has another text by now.
   int64_t behind(Text& text) {
-    const int64_t old = text.place / kBlock;
+    const int64_t old = text.place / kBlockTokens;
     const bool owns = text.place != kNowhere && of_[old].taking == text.taking;
-    if (owns && (text.place + 1) % kBlock) return text.place + 1;
+    if (owns && (text.place + 1) % kBlockTokens) return text.place + 1;
     const int64_t block = takings_++ % blocks_;
-    std::fill_n(tokens_.begin() + block * kBlock, kBlock, static_cast<int32_t>(kNowhere));
+    std::fill_n(tokens_.begin() + block * kBlockTokens, kBlockTokens, static_cast<int32_t>(kNowhere));
     of_[block] = {text.scope, kNowhere, takings_};
     text.taking = takings_;
     if (owns) of_[old].next = block;
-    return block * kBlock;
+    return block * kBlockTokens;
   }
 
   // Adds up to `most` tokens behind `place`, through the blocks of its text; returns the place of the last of them.
   int64_t read(int64_t place, int64_t most, int64_t scope, std::vector<int64_t>& found) const {
-    int64_t at = place + 1, block = place / kBlock, last = place;
+    int64_t at = place + 1, block = place / kBlockTokens, last = place;
     while (block != kNowhere && of_[block].scope == scope) {
-      const int64_t end = (block + 1) * kBlock;
+      const int64_t end = (block + 1) * kBlockTokens;
       for (; at < end && static_cast<int64_t>(found.size()) < most && tokens_[at] != kNowhere; ++at) {
         found.push_back(tokens_[at]);
         last = at;
       }
-      if (static_cast<int64_t>(found.size()) == most || (last + 1) % kBlock) break;
+      if (static_cast<int64_t>(found.size()) == most || (last + 1) % kBlockTokens) break;
       block = of_[block].next;
-      at = block * kBlock;
+      at = block * kBlockTokens;
     }
     return last;
   }
@@ -175,7 +175,7 @@ class SuffixIndex {
   int64_t blocks_;
   int64_t takings_ = 0;  // blocks that were taken so far, again or not
   uint64_t mask_;
-  std::vector<int32_t> tokens_;  // [blocks, kBlock]
+  std::vector<int32_t> tokens_;  // [blocks, kBlockTokens]
   std::vector<Block> of_;        // [blocks]
   std::vector<Entry> table_;     // by the lowest digits of the key
   std::vector<int64_t> known_, places_;
