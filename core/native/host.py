@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from core.native.kept_library import ExtensionUnavailable
-from core.native.library import Library, main
+from core.native.library import FLAGS, Library, main
 
 log = logging.getLogger(__name__)
 
@@ -22,6 +22,8 @@ HOST = Library(
     at="core.native.host:HOST",
     sources=tuple(SOURCES / name for name in PARTS),
     uses_torch=False,
+    # Python rounds a product before it is added, so compiled code must: a draft is worth its place by the last bit.
+    flags=(*FLAGS, "-ffp-contract=off"),
 )
 
 
