@@ -1,18 +1,20 @@
 """What the documents take from elsewhere: `python -m docs.generate` rewrites it, a test compares.
 
-Settings, metrics and errors come from the code, the API from the comments in `protos/`, the support table from the
-tables of what was tried, which follow it in `docs/reference/models.md`.
+Settings, metrics, errors and compiled model types come from the code, the API from the comments in `protos/`, and the
+support table from the tables of what was tried, which follow it in `docs/reference/models.md`.
 """
 
 from __future__ import annotations
 
 import inspect
 import re
+import textwrap
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from core import errors as core_errors
 from core.errors import Overloaded, SlipstreamError, StartupError
+from core.models.native.families import FAMILIES
 from docs import api_page
 from service import errors as service_errors
 from service.config.server_config import ServerConfig
@@ -54,6 +56,11 @@ def tried() -> dict[str, dict[str, list[str]]]:
             for *names, checked, result in (row.split(" | ") for row in rows[1:]):
                 by_result[_support(checked, result)] += re.findall(r"`[\w-]+`", names[0])
     return found
+
+
+def native_types() -> str:
+    """Model types that compiled code computes on the CPU."""
+    return textwrap.fill(", ".join(f"`{name}`" for name in sorted(FAMILIES)), 110) + "\n"
 
 
 def support_table() -> str:
@@ -128,6 +135,7 @@ MADE: dict[str, Callable[[], str]] = {
     "api": api_page.text,
     "errors": errors_table,
     "metrics": metrics_table,
+    "native": native_types,
     "settings": settings_table,
     "support": support_table,
 }

@@ -33,6 +33,8 @@ from tests.support.fork_server import end_with
 NUMBER_BYTES = 4
 SECONDS_TO_END = 30.0
 """For a worker that is interrupted, to take down what its test has set up."""
+SECONDS_TO_NOTICE = 5.0
+"""After these it is interrupted again: an interrupt that comes while an object is taken down is lost in there."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -107,9 +109,12 @@ class Shift:
         sys.stdout.flush()
         sys.stderr.flush()
         parent = os.getpid()
+        # An interrupt that comes at once must find a worker, not a second process that has collected.
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         if (pid := os.fork()) == 0:
             end_with(parent)
             _become_worker(self._session, self._items, self._files, taken, self._queue, theirs)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
         theirs.close()
         return Worker(pid, ours, list(taken))
 
@@ -175,13 +180,14 @@ class Shift:
     def _end_workers(self) -> None:
         for worker in self._workers:
             os.kill(worker.pid, signal.SIGINT)
-        last = time.monotonic() + SECONDS_TO_END
+        again, last = (time.monotonic() + seconds for seconds in (SECONDS_TO_NOTICE, SECONDS_TO_END))
         for worker in self._workers:
             # What it says is not read any more: that it cannot say more ends it as well.
             worker.messages.close()
             while os.waitpid(worker.pid, os.WNOHANG) == (0, 0):
-                if time.monotonic() > last:
-                    os.kill(worker.pid, signal.SIGKILL)
+                if time.monotonic() > again:
+                    os.kill(worker.pid, signal.SIGINT if time.monotonic() < last else signal.SIGKILL)
+                    again += SECONDS_TO_NOTICE
                 time.sleep(0.05)
 
 
@@ -220,6 +226,7 @@ def _become_worker(
     """Run tests until none is left. Ends the process, without the ends of what its parent has begun."""
     code = 1
     try:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
         plugins = session.config.pluginmanager
         plugins.unregister(name="terminalreporter")
         # Captured output goes to a file whose position all processes would share.

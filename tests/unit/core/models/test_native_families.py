@@ -113,6 +113,16 @@ def test_bfloat16_stays_within_rounding(case: str, tmp_path: Path) -> None:
         assert float((got - want).abs().max()) < 0.05 * scale
 
 
+@pytest.mark.parametrize("case", ["gemma3_text", "gpt_neox", "phi3", "starcoder2"])
+def test_int8_weights_give_what_transformers_makes_of_them(case: str, tmp_path: Path) -> None:
+    """Fused, sorted by kind, gated or not."""
+    path = checkpoint_of(case, tmp_path)
+    plain = logits(path, 1, "float32", "int8", native="off")
+    scale = max(float(found.abs().max()) for found in plain)
+    for got, want in zip(logits(path, 2, "float32", "int8"), plain, strict=True):
+        assert float((got - want).abs().max()) < 1e-4 * scale
+
+
 class WindowedRun(PackedRun):
     """The windowed layers in pages of another pool, in another order."""
 
