@@ -8,14 +8,20 @@ import os
 from collections.abc import Callable
 
 
-def _writer() -> Callable[[int, int], object]:
-    """`eventfd_write(fd, value)` without letting go of the interpreter. A descriptor like ours never makes it wait."""
+def _writer() -> Callable[[int, int], object] | None:
+    """`eventfd_write(fd, value)` without letting go of the interpreter. A descriptor like ours never makes it wait.
+
+    None where the system has no eventfd.
+    """
     try:
         found = ctypes.PyDLL(None).eventfd_write
     except (OSError, AttributeError):
-        return os.eventfd_write
+        return getattr(os, "eventfd_write", None)
     found.argtypes = [ctypes.c_int, ctypes.c_uint64]
     return found
+
+
+eventfd_write = _writer()
 
 
 class Wakeup:
@@ -35,7 +41,6 @@ class Wakeup:
         self._waiter: asyncio.Future[None] | None = None
         self._fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC) if hasattr(os, "eventfd") else -1
         if self._fd >= 0:
-            self._write = _writer()
             self._loop.add_reader(self._fd, self._readable)
 
     def set(self) -> None:
@@ -46,8 +51,8 @@ class Wakeup:
 
     def set_threadsafe(self) -> None:
         """Wake the waiter; from any thread."""
-        if self._fd >= 0:
-            self._write(self._fd, 1)
+        if self._fd >= 0 and eventfd_write is not None:
+            eventfd_write(self._fd, 1)
         else:
             self._loop.call_soon_threadsafe(self.set)
 

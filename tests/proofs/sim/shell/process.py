@@ -163,6 +163,7 @@ def made_up(loop: VirtualLoop) -> Iterator[Descriptors]:
             (time, "monotonic", loop.time),
             (off_loop, "threading", Threading),
             (wakeup, "os", descriptors),
+            (wakeup, "eventfd_write", descriptors.eventfd_write),
         ):
             patches.enter_context(mock.patch.object(owner, name, thing))
         yield descriptors
