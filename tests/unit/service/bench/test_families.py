@@ -14,6 +14,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from docs.generate import SUPPORT, tried
 from service.bench import families, foreign_engine, spec_peers
+from service.bench.contenders import CONTENDERS
 from service.bench.cpu import cpu
 from service.bench.families import Plan, measure_families
 from service.bench.family_shapes import FAMILY_SHAPES
@@ -168,6 +169,14 @@ def test_a_kept_engine_is_measured_more_than_once_and_says_why_it_ended(micro: P
     with pytest.raises(EngineFailed, match="W9"):
         kept.rate("W9", 0)
     kept.close()
+
+
+def test_an_engine_is_made_with_what_was_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Random weights say the same tokens in eight bits, so outputs would not tell."""
+    made: list[Any] = []
+    monkeypatch.setattr("service.bench.peer.Peer", lambda *given, **options: made.append((given, options)))
+    CONTENDERS["slipstream"]("directory", "float32", "int8", 3)
+    assert made == [(("directory", 3), {"dtype": "float32", "quantization": "int8"})]
 
 
 COUNTS = """
