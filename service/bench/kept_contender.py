@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Final, Protocol
 
 from service.bench.contenders import CONTENDERS
-from service.bench.spec_peers import ForeignEngine
+from service.bench.spec_peers import ForeignEngine, end
 from service.bench.spec_works import Ask
 from service.bench.workloads import Measured, measure, workload
 
@@ -73,11 +73,7 @@ class KeptContender:
 
     def close(self) -> None:
         """See `Kept`."""
-        self._process.kill()
-        self._process.wait()
-        for pipe in (self._process.stdin, self._process.stdout):
-            assert pipe is not None
-            pipe.close()
+        end(self._process)
 
 
 class KeptPeer:

@@ -37,6 +37,15 @@ def is_installed(python: str, peer: str) -> bool:
         return False
 
 
+def end(process: subprocess.Popen[str]) -> None:
+    """Kill a process that is asked and answers through pipes, and close these."""
+    process.kill()
+    process.wait()
+    for pipe in (process.stdin, process.stdout):
+        assert pipe is not None
+        pipe.close()
+
+
 class ForeignEngine:
     """A `Runner`: one stream, greedy. `drafts`: most tokens of its n-gram drafts, 0 for none."""
 
@@ -99,11 +108,7 @@ class ForeignEngine:
 
     def close(self) -> None:
         """End the process; it keeps no state."""
-        self._process.kill()
-        self._process.wait()
-        for pipe in (self._process.stdin, self._process.stdout):
-            assert pipe is not None
-            pipe.close()
+        end(self._process)
 
     def _read(self) -> dict[str, Any]:
         assert self._process.stdout is not None

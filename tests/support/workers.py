@@ -91,7 +91,7 @@ class Shift:
 
     def run(self, count: int) -> None:
         """Until all tests have run. Raises Failed or Interrupted where pytest is to stop before."""
-        # Numbers of files in a pipe: whoever reads has taken one, and the end of the pipe is the end of the tests.
+        # Numbers of files in a pipe: a worker that reads one has taken that file, and at the end no test is left.
         self._queue, numbers = os.pipe()
         with open(numbers, "wb") as writer:
             writer.writelines(number.to_bytes(NUMBER_BYTES) for number in range(len(self._files)))

@@ -1,4 +1,4 @@
-// The largest logit of each row. See core/sampling/direct.py.
+// The largest logit of each row. See core/sampling/compiled.py.
 
 #pragma once
 
@@ -70,7 +70,6 @@ inline Peak peak_of(const float* row, int64_t width) {
   while (row[id] != top) ++id;
   return {top, id, true};
 }
-
 
 // (float32[S] largest logits, int64[S] their first ids, bool[S] rows that are not finite) of float32[S, V].
 inline py::tuple peaks(uintptr_t logits, int64_t count, int64_t width) {

@@ -1,4 +1,4 @@
-// What a step takes out of the relay before the model, and leaves there behind it. See core/relay/kernels.py.
+// What a step takes out of the relay before the model, and leaves there behind it. See core/relay/compiled.py.
 
 #pragma once
 

@@ -10,6 +10,8 @@ import pytest
 from transformers import AutoTokenizer
 
 from core.models.bundled import bundled_model_dir
+from core.models.native.extension import load_extension
+from core.native.kept_library import ExtensionUnavailable
 from tests.support.checkpoints import make_checkpoint
 
 
@@ -29,3 +31,12 @@ def shaped(tmp_path: Path) -> Callable[..., Path]:
 def tokenizer() -> Any:
     """As `transformers` reads it from the bundled checkpoint."""
     return AutoTokenizer.from_pretrained(bundled_model_dir(), local_files_only=True)
+
+
+@pytest.fixture(scope="session")
+def native_code() -> None:
+    """Skips tests of native code where no compiler is."""
+    try:
+        load_extension()
+    except ExtensionUnavailable as reason:
+        pytest.skip(str(reason))

@@ -22,17 +22,11 @@ from tests.support.fakes.paged_steps import Part
 from tests.unit.core.models.reference import PackedRun, PlainModel
 from tests.unit.core.models.test_transformers_backend import STEPS, sequences, worst_error
 
+pytestmark = pytest.mark.usefixtures("native_code")
+
 Make = Callable[[str], Path]
 CPU = torch.device("cpu")
 KINDS = ("llama", "qwen2", "qwen3")
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _compiler() -> None:
-    try:
-        load_extension()
-    except ExtensionUnavailable as reason:
-        pytest.skip(str(reason))
 
 
 def load(path: Path, dtype: str = "float32", native: str = "wait") -> UpgradingModel:

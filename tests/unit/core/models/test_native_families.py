@@ -15,14 +15,14 @@ from core.memory.kv_pool import KVPool
 from core.memory.window.window_pages import NAME as WINDOW
 from core.memory.window.window_pool import SlidingWindowPool
 from core.models.loader import load_model
-from core.models.native.extension import load_extension
 from core.models.native.families import FAMILIES
 from core.models.native.family import UpgradingModel
-from core.native.kept_library import ExtensionUnavailable
 from tests.support.checkpoints import make_checkpoint
 from tests.support.fakes.paged_steps import PagedRows
 from tests.unit.core.models.reference import CPU, PackedRun, PlainModel
 from tests.unit.core.models.test_native_shapes import LONG, logits, sequences, steps
+
+pytestmark = pytest.mark.usefixtures("native_code")
 
 HEADS: dict[str, Any] = {
     "vocab_size": 320,
@@ -68,14 +68,6 @@ CASES: dict[str, dict[str, Any]] = {
     "stablelm, parallel": HEADS | {"use_parallel_residual": True},
     "starcoder2": HEADS | {"sliding_window": 70},
 }
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _compiler() -> None:
-    try:
-        load_extension()
-    except ExtensionUnavailable as reason:
-        pytest.skip(str(reason))
 
 
 def checkpoint_of(case: str, directory: Path) -> Path:

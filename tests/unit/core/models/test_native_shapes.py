@@ -11,11 +11,11 @@ import torch
 
 from core.config import ModelConfig
 from core.models.loader import load_model
-from core.models.native.extension import load_extension
 from core.models.native.family import UpgradingModel
-from core.native.kept_library import ExtensionUnavailable
 from tests.support.fakes.paged_steps import Part
 from tests.unit.core.models.reference import PackedRun, PlainModel
+
+pytestmark = pytest.mark.usefixtures("native_code")
 
 CPU = torch.device("cpu")
 LONG, OTHER, ROWS = 210, 205, 40
@@ -41,14 +41,6 @@ SHAPES: dict[str, dict[str, Any]] = {
 }
 INT8_TOLERANCE = [("float32", 1e-4), ("bfloat16", 0.1)]
 """Of the largest logit. torchao rounds to bfloat16 between its product and the scale, native code once, behind both."""
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _compiler() -> None:
-    try:
-        load_extension()
-    except ExtensionUnavailable as reason:
-        pytest.skip(str(reason))
 
 
 def sequences() -> dict[int, list[int]]:

@@ -11,11 +11,11 @@ import torch
 
 from core.config import ModelConfig
 from core.models.loader import load_model
-from core.models.native.extension import load_extension
 from core.models.native.family import UpgradingModel
-from core.native.kept_library import ExtensionUnavailable
 from tests.support.fakes.paged_steps import Part
 from tests.unit.core.models.reference import CPU, PackedRun, PlainModel
+
+pytestmark = pytest.mark.usefixtures("native_code")
 
 FIRST, BRANCH, SECOND = 200, 64, 140
 """Tokens of a system prompt, where another one parts from it, and how long that is."""
@@ -26,14 +26,6 @@ GROUPS: dict[str, dict[str, Any]] = {
     "four heads to a KV head": {"num_attention_heads": 4, "num_key_value_heads": 1, "head_dim": 16},
     "heads of eighty": {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 80},
 }
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _compiler() -> None:
-    try:
-        load_extension()
-    except ExtensionUnavailable as reason:
-        pytest.skip(str(reason))
 
 
 def sequences(seed: int) -> dict[int, list[int]]:
