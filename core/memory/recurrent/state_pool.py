@@ -59,6 +59,14 @@ class MambaPool:
         """Bytes that one slot takes in all layers together."""
         return sum(spec.nbytes for spec in layers)
 
+    def conv(self, layer_id: int) -> torch.Tensor:
+        """The convolution windows of layer `layer_id`, [1 + size + drafts, channels, kernel]."""
+        return self._conv[layer_id]
+
+    def recurrent(self, layer_id: int) -> torch.Tensor | None:
+        """The temporal states of layer `layer_id`, [1 + size + drafts, ...]; None if it has none."""
+        return self._recurrent.get(layer_id)
+
     def start(self, slots: torch.Tensor, sources: torch.Tensor) -> None:
         """Make `slots` copies of `sources`, int64[n] each, or zeros where the source is 0, in every layer.
 

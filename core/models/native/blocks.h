@@ -2,40 +2,17 @@
 
 #pragma once
 
-#include <memory>
 #include <optional>
-#include <vector>
 
 #include "activations.h"
 #include "attention.h"
 #include "linear.h"
+#include "mixer.h"
 #include "norms.h"
 #include "plan.h"
 #include "rotary.h"
 
 namespace slipstream {
-
-// What all blocks compute with. Buffers are by place: see `decoder.cpp`.
-struct Workshop {
-  explicit Workshop(int64_t threads) : team(threads), scratch(threads) {}
-
-  // [rows][stride] at buffer `place`, rows filled up to what products may touch.
-  template <typename T>
-  T* buffer(int64_t place, int64_t rows, int64_t stride) {
-    return buffers.take<T>(place, round_up(rows, kRows) * stride);
-  }
-
-  // Calls work(from, to) over all of `count`; by this thread alone where waking others would take longer.
-  template <typename Work>
-  void in_blocks(int64_t count, int64_t size, const Work& work) {
-    const int64_t blocks = (count + size - 1) / size;
-    team.run(blocks, [&](int64_t block, int64_t) { work(block * size, std::min(count, (block + 1) * size)); });
-  }
-
-  Team team;
-  std::vector<Scratch> scratch;
-  Scratch buffers;
-};
 
 template <typename T>
 class Mlp {
@@ -89,10 +66,11 @@ class Mlp {
 };
 
 template <typename T>
-class Attention {
+class Attention final : public Mixer<T> {
  public:
-  Attention(const Shape& shape, const AttentionParts& parts)
-      : shape_(shape), qkv_(std::get<0>(parts)), out_(std::get<1>(parts)) {
+  // `place`: of its keys and values among those of all layers.
+  Attention(const Shape& shape, const AttentionParts& parts, size_t place)
+      : shape_(shape), qkv_(std::get<0>(parts)), out_(std::get<1>(parts)), place_(place) {
     if (std::get<2>(parts)) q_norm_.emplace(*std::get<2>(parts));
     if (std::get<3>(parts)) k_norm_.emplace(*std::get<3>(parts));
     if (std::get<4>(parts)) rotary_.emplace(*std::get<4>(parts));
@@ -103,12 +81,10 @@ class Attention {
     TORCH_CHECK(qkv_.outputs() == shape.qkv_width(), "queries, keys and values have ", qkv_.outputs(), " elements");
   }
 
-  const Linear<T>& out() const { return out_; }
-  int64_t window() const { return weighing_.window; }
+  const Linear<T>& out() const override { return out_; }
+  int64_t window() const override { return weighing_.window; }
 
-  // [tokens][out().depth()] from normed.
-  T* attend(Workshop& shop, const Planner& planner, const Step& step, const T* normed, int64_t tokens,
-            const Tensor& keys, const Tensor& values) const {
+  T* mix(Workshop& shop, const Planner& planner, const Step& step, const T* normed, int64_t tokens) const override {
     const Plan& plan = planner.of(weighing_.window > 0);
     const int64_t width = shape_.qkv_width(), stride = out_.depth();
     T* qkv = shop.buffer<T>(3, tokens, width);
@@ -116,7 +92,7 @@ class Attention {
     qkv_.apply(shop.team, shop.scratch, normed, tokens, [&](int64_t row, int64_t first, float* found, int64_t count) {
       for (int64_t i = 0; i < count; ++i) narrow(found[i], qkv[row * width + first + i]);
     });
-    T *k = keys.mutable_data_ptr<T>(), *v = values.mutable_data_ptr<T>();
+    T *k = step.keys[place_].template mutable_data_ptr<T>(), *v = step.values[place_].template mutable_data_ptr<T>();
     const int64_t* positions = step.positions.const_data_ptr<int64_t>();
     shop.in_blocks(tokens, kTurnTokens, [&](int64_t from, int64_t to) {
       for (int64_t t = from; t < to; ++t)
@@ -158,6 +134,7 @@ class Attention {
   std::optional<Rotary> rotary_;
   MaybeTensor sinks_;
   Weighing weighing_{};
+  size_t place_;
 };
 
 }  // namespace slipstream

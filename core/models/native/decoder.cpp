@@ -6,8 +6,8 @@
 // written to and read from its pages in place; buffers between phases are kept from step to step.
 //
 // Shapes: T tokens of B requests in one row, as many of each as `extends` says, S places whose logits are wanted. Buffers:
-// 0 the states, 1 normed, 2 inside the MLP, 3 queries, keys and values, 4 attended, 5 and 6 a draft head's inputs, 7 what
-// is normed before it is added.
+// 0 the states, 1 normed, 2 inside the MLP, 3 inside a mixer (queries, keys and values), 4 mixed (attended), 5 and 6 a
+// draft head's inputs, 7 what is normed before it is added.
 
 #include <ATen/ATen.h>
 #include <c10/core/InferenceMode.h>
@@ -18,6 +18,8 @@
 #include <vector>
 
 #include "blocks.h"
+#include "mamba2.h"
+#include "short_conv.h"
 
 namespace {
 
@@ -52,10 +54,16 @@ class DecoderOf final : public Decoder {
         shop_(threads) {}
 
   void add_layer(const LayerParts& parts) override {
-    const auto& [before_attention, after_attention, before_mlp, after_mlp, attention, mlp, parallel, factor] = parts;
-    layers_.push_back({norm_of(before_attention), norm_of(after_attention), norm_of(before_mlp), norm_of(after_mlp),
-                       Attention<T>(shape_, attention), Mlp<T>(mlp), parallel, static_cast<float>(factor)});
-    window_ = std::max(window_, layers_.back().attention.window());
+    const auto& [before_mixers, after_mixers, before_mlp, after_mlp, mixers, mlp, parallel, factor] = parts;
+    TORCH_CHECK(mixers.size() < 2 || (before_mixers && !parallel), "mixers of one layer read what none of them changes");
+    Layer layer{norm_of(before_mixers), norm_of(after_mixers), norm_of(before_mlp), norm_of(after_mlp), {}, {}, parallel,
+                static_cast<float>(factor)};
+    for (const MixerParts& mixer : mixers) {
+      layer.mixers.push_back(std::visit([&](const auto& each) { return mixer_of(each); }, mixer));
+      window_ = std::max(window_, layer.mixers.back()->window());
+    }
+    if (mlp) layer.mlp.emplace(*mlp);
+    layers_.push_back(std::move(layer));
   }
 
   void fuse(const NormParts& embedding_norm, const Matrix& fusion) override {
@@ -75,7 +83,7 @@ class DecoderOf final : public Decoder {
     for (const int64_t layer : step.layers) last_wanted |= layer == static_cast<int64_t>(layers_.size());
     for (size_t i = 0; i < layers_.size(); ++i) {
       keep_states(step, i, x, tokens, states);
-      // Nobody reads the other tokens behind the last attention: their KV is stored, and that was all they were for.
+      // Nobody reads the other tokens behind the last mixer: their KV is stored, and that was all they were for.
       const bool narrows = i + 1 == layers_.size() && !step.wants_hidden && !last_wanted;
       tokens = run_layer(layers_[i], step, i, x, both, normed, tokens, narrows);
     }
@@ -88,14 +96,24 @@ class DecoderOf final : public Decoder {
 
  private:
   struct Layer {
-    std::optional<Norm> before_attention, after_attention, before_mlp, after_mlp;
-    Attention<T> attention;
-    Mlp<T> mlp;
+    std::optional<Norm> before_mixers, after_mixers, before_mlp, after_mlp;
+    std::vector<std::unique_ptr<Mixer<T>>> mixers;
+    std::optional<Mlp<T>> mlp;
     bool parallel;
     float multiplier;
   };
 
   static constexpr int64_t kNormRows = 8;
+
+  std::unique_ptr<Mixer<T>> mixer_of(const AttentionParts& parts) {
+    return std::make_unique<Attention<T>>(shape_, parts, attentions_++);
+  }
+  std::unique_ptr<Mixer<T>> mixer_of(const ShortConvParts& parts) {
+    return std::make_unique<ShortConv<T>>(parts, recurrences_++);
+  }
+  std::unique_ptr<Mixer<T>> mixer_of(const Mamba2Parts& parts) {
+    return std::make_unique<Mamba2<T>>(parts, recurrences_++);
+  }
 
   static std::optional<Norm> norm_of(const std::optional<NormParts>& parts) {
     return parts ? std::optional<Norm>(*parts) : std::nullopt;
@@ -108,27 +126,30 @@ class DecoderOf final : public Decoder {
   // Changes x, [tokens][stride]; leaves the wanted ones only if it `narrows`. Returns how many there are then.
   int64_t run_layer(const Layer& layer, const Step& step, size_t number, T* x, T* both, T* normed, int64_t tokens,
                     bool narrows) {
-    const T* read = norm(x, address(layer.before_attention), normed, tokens);
+    const T* read = norm(x, address(layer.before_mixers), normed, tokens);
     if (both) set_behind(read, both, tokens);
-    const Attention<T>& attention = layer.attention;
-    T* attended = attention.attend(shop_, planner_, step, both ? both : read, tokens, step.keys[number],
-                                   step.values[number]);
+    const T* given = both ? both : read;
+    for (size_t i = 0; i + 1 < layer.mixers.size(); ++i) {
+      const Mixer<T>& mixer = *layer.mixers[i];
+      add(mixer.out(), mixer.mix(shop_, planner_, step, given, tokens), layer.after_mixers, layer.multiplier, x, tokens);
+    }
+    const Mixer<T>* mixer = layer.mixers.empty() ? nullptr : layer.mixers.back().get();
+    T* mixed = mixer ? mixer->mix(shop_, planner_, step, given, tokens) : nullptr;
     if (narrows) {
       keep_wanted(step.wanted, x, stride_);
-      keep_wanted(step.wanted, attended, attention.out().depth());
+      if (mixer) keep_wanted(step.wanted, mixed, mixer->out().depth());
       if (layer.parallel && read != x) keep_wanted(step.wanted, normed, stride_);
       tokens = step.wanted.size(0);
     }
+    T* inner = nullptr;
     if (layer.parallel) {
       if (layer.before_mlp) read = norm(x, address(layer.before_mlp), normed, tokens);
-      T* inner = layer.mlp.inner(shop_, read, tokens);
-      add(attention.out(), attended, layer.after_attention, layer.multiplier, x, tokens);
-      add(layer.mlp.down(), inner, layer.after_mlp, layer.multiplier, x, tokens);
-      return tokens;
+      inner = layer.mlp->inner(shop_, read, tokens);
     }
-    add(attention.out(), attended, layer.after_attention, layer.multiplier, x, tokens);
-    read = norm(x, address(layer.before_mlp), normed, tokens);
-    add(layer.mlp.down(), layer.mlp.inner(shop_, read, tokens), layer.after_mlp, layer.multiplier, x, tokens);
+    if (mixer) add(mixer->out(), mixed, layer.after_mixers, layer.multiplier, x, tokens);
+    if (!layer.mlp) return tokens;
+    if (!layer.parallel) inner = layer.mlp->inner(shop_, norm(x, address(layer.before_mlp), normed, tokens), tokens);
+    add(layer.mlp->down(), inner, layer.after_mlp, layer.multiplier, x, tokens);
     return tokens;
   }
 
@@ -271,6 +292,7 @@ class DecoderOf final : public Decoder {
   float embedding_multiplier_, logit_multiplier_, logit_cap_;
   Workshop shop_;
   std::vector<Layer> layers_;
+  size_t attentions_ = 0, recurrences_ = 0;
   Planner planner_;
 };
 
@@ -284,8 +306,8 @@ std::unique_ptr<Decoder> make_decoder(int64_t heads, int64_t kv_heads, int64_t d
 }
 
 // ids, positions, slots int64[T]; rows, prefixes, extends int64[B]; wanted int64[S] ascending; table int32[R, width];
-// keys and values by layer [slots, K, D], of the window pool for those that are in it: page_map int32[pages] then says
-// which of its pages stands for which, of page_size tokens each; features [T, C or F] of a draft head. Returns float32 logits [S, V], hidden
+// keys and values by layer that attends [slots, K, D], of the window pool for those that are in it: page_map int32[pages] then says
+// which of its pages stands for which, of page_size tokens each; features [T, C or F] of a draft head; states where a layer is recurrent. Returns float32 logits [S, V], hidden
 // [T, C] after the final norm if asked, and [T, n C] if there are n `layers`: what each of them reads, the number of all
 // layers being what the last one leaves.
 std::vector<Tensor> forward(Decoder& self, const Tensor& ids, const Tensor& positions, const Tensor& slots,
@@ -293,9 +315,9 @@ std::vector<Tensor> forward(Decoder& self, const Tensor& ids, const Tensor& posi
                             const Tensor& wanted, const Tensor& table, const std::vector<Tensor>& keys,
                             const std::vector<Tensor>& values, bool wants_hidden,
                             const std::vector<int64_t>& layers, const MaybeTensor& features, const MaybeTensor& page_map,
-                            int64_t page_size) {
+                            int64_t page_size, const std::optional<StepStates>& states) {
   return self.forward({ids, positions, slots, rows, prefixes, extends, wanted, table, keys, values, wants_hidden, layers,
-                       features, page_map, page_size});
+                       features, page_map, page_size, states});
 }
 
 }  // namespace

@@ -12,9 +12,12 @@ from core.attention.base import AttentionBackend
 from core.batch.forward_batch import ForwardBatch
 from core.memory.companion import DeviceCompanion
 from core.memory.kv_pool import KVPool
+from core.memory.recurrent.row_to_slot import HybridReqToTokenPool
+from core.memory.recurrent.state_slots import NAME as STATES
 from core.memory.window.window_pages import NAME as WINDOW
 from core.memory.window.window_pool import SlidingWindowPool
 from core.models.base import NO_COMPANIONS, ModelSpec
+from core.models.native.states import StateTable
 from core.models.native.weights import decoder_layers, decoder_weights
 
 
@@ -38,6 +41,7 @@ class NativeDecoder:
         self._keys: list[torch.Tensor] = []
         self._values: list[torch.Tensor] = []
         self._windows: SlidingWindowPool | None = None
+        self._states: StateTable | None = None
 
     @property
     def spec(self) -> ModelSpec:
@@ -47,7 +51,7 @@ class NativeDecoder:
     def bind(
         self, kv_pool: KVPool, attention: AttentionBackend, companions: Mapping[str, DeviceCompanion] = NO_COMPANIONS
     ) -> None:
-        """Use the keys and values of `kv_pool`, and of the pool of windowed layers; `attention` is not used."""
+        """Use the keys and values of `kv_pool` and of the pool of windowed layers, and the states; not `attention`."""
         windows = companions.get(WINDOW)
         assert windows is None or isinstance(windows, SlidingWindowPool), type(windows)
         pools = [kv_pool] if windows is None else [kv_pool, windows.kv]
@@ -57,6 +61,11 @@ class NativeDecoder:
         self._windows = windows
         self._keys = [held[number][1].k(number) for number in sorted(held)]
         self._values = [held[number][1].v(number) for number in sorted(held)]
+        if self._spec.state_layers:
+            states = companions[STATES]
+            assert isinstance(states, HybridReqToTokenPool), type(states)
+            assert states.states.layers == self._spec.state_layers, "the states were built for another model"
+            self._states = StateTable(states)
 
     def forward(self, batch: ForwardBatch) -> torch.Tensor:
         """float32[S, vocab_size]: logits at `batch.last_indices`. Sets the hidden states that the batch wants."""
@@ -78,6 +87,7 @@ class NativeDecoder:
             None,
             None if self._windows is None else self._windows.table,
             batch.kv_pool.page_size,
+            None if self._states is None else self._states.of(batch),
         )
         batch.layer_states = states.pop() if batch.wants_layers else None
         batch.hidden = states.pop() if batch.wants_hidden else None

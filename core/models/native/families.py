@@ -6,8 +6,8 @@ The load-time self-check decides whether a declaration is right.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 Of = Callable[[Any], Any]
@@ -30,6 +30,8 @@ class Family:
     qkv: tuple[str, ...] = ("q_proj", "k_proj", "v_proj")
     by_head: bool = False
     """Whether the only projection has query, key and value of one head after the other."""
+    recurrence: str = ""
+    """A recurrent mixer, beside attention or in its place; which kind it is shows in what it has."""
     out: str = "o_proj"
     q_norm: str = "q_norm"
     k_norm: str = "k_norm"
@@ -42,6 +44,11 @@ class Family:
     gated: bool = True
     down: str = "down_proj"
     activation: str = "act_fn"
+    """An attribute of the MLP, or what it is if it has none: a name of ACTIVATIONS."""
+    attention_input: Of = lambda config: 1.0
+    """What attention multiplies its input by."""
+    factors: Mapping[str, Of] = field(default_factory=dict)
+    """By the name of a linear layer, what its outputs are multiplied by."""
     embedding_multiplier: Of = lambda config: 1.0
     multiplier: Of = lambda config: 1.0
     logit_multiplier: Of = lambda config: 1.0
@@ -133,11 +140,56 @@ STABLELM = Family(
     k_norm="k_layernorm",
     parallel=lambda config: config.use_parallel_residual,
 )
+LFM2 = Family(
+    final_norm="embedding_norm",
+    before_attention="operator_norm",
+    before_mlp="ffn_norm",
+    recurrence="conv",
+    out="out_proj",
+    q_norm="q_layernorm",
+    k_norm="k_layernorm",
+    mlp="feed_forward",
+    into=("w1", "w3"),
+    down="w2",
+    activation="silu",
+)
+MAMBA2 = Family(final_norm="norm_f", before_attention="norm", recurrence="mixer")
+BAMBA = Family(final_norm="final_layernorm", before_mlp="pre_ff_layernorm", recurrence="mamba", mlp="feed_forward")
+FALCON_H1 = Family(
+    final_norm="final_layernorm",
+    before_mlp="pre_ff_layernorm",
+    recurrence="mamba",
+    mlp="feed_forward",
+    attention_input=lambda config: config.attention_in_multiplier,
+    factors={
+        "k_proj": lambda config: config.key_multiplier,
+        "o_proj": lambda config: config.attention_out_multiplier,
+        "out_proj": lambda config: config.ssm_out_multiplier,
+        "gate_proj": lambda config: config.mlp_multipliers[0],
+        "down_proj": lambda config: config.mlp_multipliers[1],
+    },
+    embedding_multiplier=lambda config: config.embedding_multiplier,
+    logit_multiplier=lambda config: config.lm_head_multiplier,
+)
+GRANITE_HYBRID = Family(
+    recurrence="mamba",
+    turns=lambda attention: attention.config.position_embedding_type == "rope",
+    mlp="shared_mlp",
+    into=("input_linear",),
+    down="output_linear",
+    activation="activation",
+    embedding_multiplier=lambda config: config.embedding_multiplier,
+    multiplier=lambda config: config.residual_multiplier,
+    logit_multiplier=lambda config: 1.0 / config.logits_scaling,
+    lacks=lambda config: "experts" if config.num_local_experts else None,
+)
 
 FAMILIES: dict[str, Family] = {
     "arcee": Family(into=("up_proj",), gated=False),
+    "bamba": BAMBA,
     "cohere": COHERE,
     "cohere2": COHERE2,
+    "falcon_h1": FALCON_H1,
     "gemma": LLAMA,
     "gemma2": AROUND,
     "gemma3_text": AROUND,
@@ -146,8 +198,11 @@ FAMILIES: dict[str, Family] = {
     "gpt_neox": GPT_NEOX,
     "gptj": GPTJ,
     "granite": GRANITE,
+    "granitemoehybrid": GRANITE_HYBRID,
     "helium": Family(neighbours=True),
+    "lfm2": LFM2,
     "llama": LLAMA,
+    "mamba2": MAMBA2,
     "mistral": LLAMA,
     "nemotron": Family(into=("up_proj",), gated=False),
     "olmo": Family(lacks=lambda config: "clipped projections" if config.clip_qkv is not None else None),

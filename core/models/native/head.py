@@ -29,11 +29,11 @@ class NativeHead:
         )
         rotary = Rotary(weights.cos, weights.sin, False)
         layer = Layer(
-            before_attention=_norm(weights, weights.feature_norm),
-            after_attention=None,
+            before_mixers=_norm(weights, weights.feature_norm),
+            after_mixers=None,
             before_mlp=_norm(weights, weights.mlp_norm),
             after_mlp=None,
-            attention=Attention(qkv, out, None, None, rotary, weights.scale, 0.0, 0, None),
+            mixers=(Attention(qkv, out, None, None, rotary, weights.scale, 0.0, 0, None),),
             mlp=Mlp(gate_up, down, True, "silu"),
             parallel=False,
             multiplier=1.0,
@@ -46,7 +46,7 @@ class NativeHead:
         logits, features = self._decoder.forward(
             *(step.ids, step.positions, step.slots, step.rows),
             *(torch.from_numpy(step.prefixes), torch.from_numpy(step.extends)),
-            *(step.wanted, step.table, self._keys, self._values, False, OWN_FEATURES, step.features, None, 1),
+            *(step.wanted, step.table, self._keys, self._values, False, OWN_FEATURES, step.features, None, 1, None),
         )
         return logits, features
 

@@ -11,7 +11,8 @@ namespace slipstream {
 struct Shape {
   int64_t heads, kv_heads, dim;
 
-  int64_t group() const { return heads / kv_heads; }
+  // Nothing where no layer attends.
+  int64_t group() const { return kv_heads == 0 ? 0 : heads / kv_heads; }
   int64_t q_width() const { return heads * dim; }
   int64_t kv_width() const { return kv_heads * dim; }
   int64_t qkv_width() const { return q_width() + 2 * kv_width(); }

@@ -21,16 +21,17 @@ namespace slipstream {
 template <typename T>
 class Linear {
  public:
-  // weight [N, K] of T, or of int8 with what each output is multiplied by as scale [N]; bias [N] or none.
+  // weight [N, K] of T or int8; what each output is multiplied by as scale [N], or none; bias [N] or none.
   Linear(const at::Tensor& weight, const MaybeTensor& scale, const MaybeTensor& bias)
-      : outputs_(weight.size(0)), depth_(round_up(weight.size(1), kDepth)) {
-    if (scale) {
-      TORCH_CHECK(weight.scalar_type() == at::kChar, "only int8 weights have scales");
-      scale_ = scale->to(at::kFloat).contiguous();
+      : outputs_(weight.size(0)),
+        depth_(round_up(weight.size(1), kDepth)),
+        bytes_(weight.scalar_type() == at::kChar) {
+    if (bytes_) {
       pack<int8_t>(weight.contiguous());
     } else {
       pack<T>(weight.contiguous());
     }
+    if (scale) scale_ = scale->to(at::kFloat).contiguous();
     if (bias) bias_ = bias->to(at::kFloat).contiguous();
   }
 
@@ -86,7 +87,7 @@ class Linear {
 
   void product(Scratch& scratch, const T* x, int64_t rows, int64_t panel, float* out) const {
     const int64_t place = panel * kPanel * depth_;
-    if (scale_) {
+    if (bytes_) {
       T* room = scratch.take<T>(1, widened_room<T>(depth_));
       multiply(x, depth_, rows, panels_.const_data_ptr<int8_t>() + place, depth_, out, room);
     } else {
@@ -95,6 +96,7 @@ class Linear {
   }
 
   int64_t outputs_, depth_;
+  bool bytes_;
   at::Tensor panels_;
   MaybeTensor scale_, bias_;
 };

@@ -8,6 +8,8 @@
 #include <optional>
 #include <string>
 #include <tuple>
+#include <variant>
+#include <vector>
 
 namespace slipstream {
 
@@ -28,12 +30,30 @@ using RotaryParts = std::tuple<Tensor, Tensor, bool>;
 using AttentionParts = std::tuple<Matrix, Matrix, std::optional<NormParts>, std::optional<NormParts>,
                                   std::optional<RotaryParts>, double, double, int64_t, MaybeTensor>;
 
+// A convolution of each channel by itself: weight [channels, taps], the newest input's last, and bias [channels].
+using ConvParts = std::tuple<Tensor, MaybeTensor>;
+
+// Into the gate before a short convolution, the one behind it and its inputs; the convolution; out of it.
+using ShortConvParts = std::tuple<Matrix, ConvParts, Matrix>;
+
+// Into gate, inputs, keys, queries and step sizes; convolution of the three in the middle; out of the inner width; by head
+// logarithms of decay for a step of 1, factors of the input that is added to outputs, and what is added to step sizes; the
+// norm behind, whether the gate comes before it, and groups of heads that have keys and queries in common.
+using Mamba2Parts = std::tuple<Matrix, ConvParts, Matrix, Tensor, Tensor, Tensor, std::optional<NormParts>, bool, int64_t>;
+
+using MixerParts = std::variant<AttentionParts, ShortConvParts, Mamba2Parts>;
+
+// What a step does to recurrent states: the slots that its requests go on from; numbers of tokens of the step, ascending,
+// behind which a state is left, and in which slots; by layer with states [slots, channels, taps] and float32 [slots, ...].
+using StepStates = std::tuple<Tensor, Tensor, Tensor, std::vector<Tensor>, std::vector<MaybeTensor>>;
+
 // Into and out of the inner width, whether gate and up come together, and the activation.
 using MlpParts = std::tuple<Matrix, Matrix, bool, std::string>;
 
-// Norms before and after attention, before and after the MLP; whether both read the same states; what their results are
-// multiplied by.
-using LayerParts = std::tuple<std::optional<NormParts>, std::optional<NormParts>, std::optional<NormParts>,
-                              std::optional<NormParts>, AttentionParts, MlpParts, bool, double>;
+// Norms before and after its mixers, before and after the MLP; mixers, which all read the same; the MLP; whether that
+// reads the same too; what their results are multiplied by.
+using LayerParts =
+    std::tuple<std::optional<NormParts>, std::optional<NormParts>, std::optional<NormParts>, std::optional<NormParts>,
+               std::vector<MixerParts>, std::optional<MlpParts>, bool, double>;
 
 }  // namespace slipstream

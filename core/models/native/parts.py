@@ -49,6 +49,43 @@ class Attention(NamedTuple):
     sinks: torch.Tensor | None
 
 
+class Conv(NamedTuple):
+    """Of each channel by itself: `weight` [channels, taps], the newest input's last, `bias` [channels]."""
+
+    weight: torch.Tensor
+    bias: torch.Tensor | None
+
+
+class ShortConv(NamedTuple):
+    """`into` has the rows of the gate before it, of the gate behind it and of its inputs, one behind the other."""
+
+    into: Matrix
+    conv: Conv
+    out: Matrix
+
+
+class Mamba2(NamedTuple):
+    """`into` has the rows of the gate, of inputs, keys and queries, which `conv` goes over, and of step sizes [H].
+
+    By head: `decay`, the logarithm of what is left of a state after a step of 1; `skip`, of the input in the output;
+    `step_bias`, what is added to step sizes. `groups` of heads have keys and queries in common.
+    """
+
+    into: Matrix
+    conv: Conv
+    out: Matrix
+    decay: torch.Tensor
+    skip: torch.Tensor
+    step_bias: torch.Tensor
+    norm: Norm | None
+    gate_first: bool
+    """Whether outputs are normed behind the gate. They are, too, where there is no norm."""
+    groups: int
+
+
+Mixer = Attention | ShortConv | Mamba2
+
+
 class Mlp(NamedTuple):
     """`into` has the rows of gate and up one behind the other if it is `gated`. `activation`: a name of ACTIVATIONS."""
 
@@ -59,17 +96,19 @@ class Mlp(NamedTuple):
 
 
 class Layer(NamedTuple):
-    """Norms where there are any. In a `parallel` one the MLP reads what attention reads, or its own norm of that."""
+    """Norms where there are any. Its mixers all read the same; in a `parallel` one the MLP does too, or its own norm of
+    it.
+    """
 
-    before_attention: Norm | None
-    after_attention: Norm | None
+    before_mixers: Norm | None
+    after_mixers: Norm | None
     before_mlp: Norm | None
     after_mlp: Norm | None
-    attention: Attention
-    mlp: Mlp
+    mixers: tuple[Mixer, ...]
+    mlp: Mlp | None
     parallel: bool
     multiplier: float
-    """Of what attention and the MLP add to the states."""
+    """Of what mixers and the MLP add to the states."""
 
 
 class Outside(NamedTuple):
@@ -78,3 +117,17 @@ class Outside(NamedTuple):
     embedding_multiplier: float
     logit_multiplier: float
     logit_cap: float
+
+
+class StepStates(NamedTuple):
+    """What a step does to recurrent states: requests go on from `sources` [B], and behind the first `ends[i]` tokens of
+    the step, ascending, a state is left in slot `slots[i]`. Every request leaves one behind its last token.
+    """
+
+    sources: torch.Tensor
+    ends: torch.Tensor
+    slots: torch.Tensor
+    convs: list[torch.Tensor]
+    """By recurrent layer, [slots, channels, taps]."""
+    recurrents: list[torch.Tensor | None]
+    """By recurrent layer, float32[slots, ...], if it has more than a convolution."""

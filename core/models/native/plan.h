@@ -1,5 +1,6 @@
 // What a step is, and how its attention falls into pieces: by the ordinary table of slots, where requests may share keys,
-// and by that of the layers with windows, whose keys may be in a pool of their own and are nobody else's business.
+// and by that of the layers with windows, whose keys may be in a pool of their own and are nobody else's business. Layers
+// with recurrent states go by courses.
 
 #pragma once
 
@@ -9,6 +10,7 @@
 #include "parts.h"
 #include "scratch.h"
 #include "sharing.h"
+#include "states.h"
 
 namespace slipstream {
 
@@ -22,6 +24,10 @@ struct Step {
   const MaybeTensor& features;
   const MaybeTensor& page_map;
   int64_t page_size;
+  const std::optional<StepStates>& states;
+
+  const Tensor& convs(size_t place) const { return std::get<3>(*states)[place]; }
+  const Tensor& recurrent(size_t place) const { return *std::get<4>(*states)[place]; }
 };
 
 // What a layer's attention goes by.
@@ -32,9 +38,11 @@ struct Plan {
 
 class Planner {
  public:
-  // `heads` share a KV head; `window`: the longest one of all layers, 0 if there is none.
+  // `heads` share a KV head, 0 if no layer attends; `window`: the longest one of all layers, 0 if there is none.
   void begin(const Step& step, int64_t heads, int64_t window) {
+    if (step.states) states_.begin(*step.states, step.extends.const_data_ptr<int64_t>(), step.rows.size(0));
     cut(step);
+    if (heads == 0) return;
     own_ = {nullptr, step.slots.const_data_ptr<int64_t>()};
     windowed_ = own_;
     if (window > 0) plan_windows(step, window);
@@ -42,6 +50,7 @@ class Planner {
   }
 
   const Plan& of(bool windowed) const { return windowed ? windowed_ : own_; }
+  const std::vector<Course>& courses() const { return states_.courses(); }
 
  private:
   static constexpr int64_t kBlockTokens = 64;
@@ -91,6 +100,7 @@ class Planner {
   Sharing sharing_, windows_;
   Scratch room_;
   Plan own_{}, windowed_{};
+  StatePlan states_;
 };
 
 }  // namespace slipstream

@@ -83,11 +83,14 @@ def plain_norm(norm: Norm, x: torch.Tensor) -> torch.Tensor:
 
 
 class RotaryTables:
-    """Tables of a model's rotary embedding, one for each type of layer that it has; float32[positions, R / 2]."""
+    """Tables of a model's rotary embedding, one for each type of layer that it has; float32[positions, R / 2].
+
+    A model that turns nothing has no such module.
+    """
 
     def __init__(self, module: Any, positions: int, neighbours: bool) -> None:
         self._module, self._positions, self._neighbours = module, positions, neighbours
-        self._by_type = "layer_type" in inspect.signature(module.forward).parameters
+        self._by_type = module is not None and "layer_type" in inspect.signature(module.forward).parameters
         self._made: dict[str, Rotary] = {}
 
     def of(self, layer_type: str) -> Rotary:

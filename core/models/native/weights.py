@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -12,15 +13,16 @@ from transformers import PreTrainedModel
 
 from core.models.base import ModelSpec
 from core.models.native.families import FAMILIES, Family
-from core.models.native.parts import Attention, Layer, Matrix, Mlp, Norm, Outside
-from core.models.native.reading import NotDense, RotaryTables, activation_name, read_norm
+from core.models.native.parts import Attention, Layer, Matrix, Mixer, Mlp, Norm, Outside, Rotary
+from core.models.native.reading import ACTIVATIONS, NotDense, RotaryTables, activation_name, read_norm
+from core.models.native.recurrences import Fuse, read_recurrence, scaled
 
 PLAIN = (torch.Tensor, nn.Parameter)
 
 
 @dataclass(frozen=True, slots=True)
 class DecoderShape:
-    """Sizes that all layers have in common."""
+    """Sizes that all layers which attend have in common; 0 if none does."""
 
     heads: int
     kv_heads: int
@@ -59,11 +61,29 @@ def check_dense(model: PreTrainedModel, spec: ModelSpec) -> None:
         if rope == "dynamic" or (rope == "longrope" and not static):
             raise NotDense(f"its rotary embedding is {rope}")
     _shape(model, family, spec)
-    for layer in _layers(model, family):
-        activation_name(getattr(getattr(layer, family.mlp), family.activation))
     for module in model.modules():
         if hasattr(module, "in_features") and not _is_dense(module, model.dtype):
             raise NotDense("its weights are quantised, other than to int8 per output, or adapted")
+    _check_layers(model, family, spec)
+
+
+def _check_layers(model: PreTrainedModel, family: Family, spec: ModelSpec) -> None:
+    states = {state.layer_id: state for state in spec.state_layers}
+    recurrent = []
+    for number, layer in enumerate(_layers(model, family)):
+        parts = (_attention_of(layer, family), _recurrence_of(layer, family), _mlp_of(layer, family))
+        for name in (family.attention, family.recurrence, family.mlp):
+            module = getattr(layer, name, None) if name else None
+            if module is not None and all(module is not part for part in parts):
+                raise NotDense(f"its {type(module).__name__} is a part of another kind")
+        _, recurrence, mlp = parts
+        if mlp is not None:
+            _activation(mlp, family)
+        if recurrence is not None and number in states:
+            read_recurrence(recurrence, states[number], partial(_matrix, family, model.config))
+            recurrent.append(number)
+    if recurrent != list(states):
+        raise NotDense("its layers have states besides those of their recurrent mixers")
 
 
 def _rope_types(config: Any) -> set[str]:
@@ -121,41 +141,60 @@ def decoder_layers(model: PreTrainedModel, spec: ModelSpec) -> Iterator[Layer]:
     """One layer after the other, each made when asked for, so that no more than one is held twice."""
     config, family = model.config, family_of(model)
     shape = _shape(model, family, spec)
-    tables = RotaryTables(_body(model).rotary_emb, spec.context_length, family.neighbours)
-    types = getattr(config, "layer_types", None) or [""] * len(spec.kv_layers)
+    tables = RotaryTables(getattr(_body(model), "rotary_emb", None), spec.context_length, family.neighbours)
+    types = getattr(config, "layer_types", None) or [""] * len(_layers(model, family))
+    windows = {layer.layer_id: layer.window or 0 for layer in spec.kv_layers}
+    states = {state.layer_id: state for state in spec.state_layers}
+    fuse = partial(_matrix, family, config)
     for number, layer in enumerate(_layers(model, family)):
-        attention = getattr(layer, family.attention)
+        mixers = list[Mixer]()
+        if (attention := _attention_of(layer, family)) is not None:
+            rotary = tables.of(types[number]) if family.turns(attention) else None
+            qkv = _qkv(_matrix(family, config, attention, family.qkv, family.attention_input(config)), family, shape)
+            mixers.append(_attention(attention, qkv, fuse(attention, [family.out]), family, rotary, windows[number]))
+        if (recurrence := _recurrence_of(layer, family)) is not None:
+            mixers.append(read_recurrence(recurrence, states[number], fuse))
+        mlp = _mlp_of(layer, family)
         yield Layer(
-            before_attention=_norm(layer, family.before_attention),
-            after_attention=_norm(layer, family.after_attention),
+            before_mixers=_norm(layer, family.before_attention),
+            after_mixers=_norm(layer, family.after_attention),
             before_mlp=_norm(layer, family.before_mlp),
             after_mlp=_norm(layer, family.after_mlp),
-            attention=Attention(
-                qkv=_qkv(attention, family, shape),
-                out=_fused([getattr(attention, family.out)]),
-                q_norm=_norm(attention, family.q_norm),
-                k_norm=_norm(attention, family.k_norm),
-                rotary=tables.of(types[number]) if family.turns(attention) else None,
-                scale=float(getattr(attention, "scaling", shape.head_dim**-0.5)),
-                cap=getattr(attention, "attn_logit_softcapping", None) or 0.0,
-                window=spec.kv_layers[number].window or 0,
-                sinks=getattr(attention, "sinks", None),
-            ),
-            mlp=_mlp(getattr(layer, family.mlp), family),
+            mixers=tuple(mixers),
+            mlp=None if mlp is None else _mlp(mlp, family, fuse),
             parallel=bool(family.parallel(config)),
             multiplier=float(family.multiplier(config)),
         )
 
 
+def _attention(
+    attention: Any, qkv: Matrix, out: Matrix, family: Family, rotary: Rotary | None, window: int
+) -> Attention:
+    return Attention(
+        qkv=qkv,
+        out=out,
+        q_norm=_norm(attention, family.q_norm),
+        k_norm=_norm(attention, family.k_norm),
+        rotary=rotary,
+        scale=float(getattr(attention, "scaling", attention.head_dim**-0.5)),
+        cap=getattr(attention, "attn_logit_softcapping", None) or 0.0,
+        window=window,
+        sinks=getattr(attention, "sinks", None),
+    )
+
+
 def _shape(model: PreTrainedModel, family: Family, spec: ModelSpec) -> DecoderShape:
-    layers = _layers(model, family)
-    if [each.layer_id for each in spec.kv_layers] != list(range(len(layers))):
-        raise NotDense("its layers do not have one set of keys each")
+    found = [_attention_of(layer, family) for layer in _layers(model, family)]
+    attentions = {number: attention for number, attention in enumerate(found) if attention is not None}
+    if [each.layer_id for each in spec.kv_layers] != list(attentions):
+        raise NotDense("its layers that attend do not have one set of keys each")
+    if not attentions:
+        return DecoderShape(0, 0, 0)
     kept = {(each.num_kv_heads, each.k_dim, each.v_dim) for each in spec.kv_layers}
     if len(kept) > 1 or any(k_dim != v_dim for _, k_dim, v_dim in kept):
         raise NotDense("its heads have more than one size")
     kv_heads, dim, _ = kept.pop()
-    inputs = {getattr(getattr(layer, family.attention), family.out).in_features for layer in layers}
+    inputs = {getattr(attention, family.out).in_features for attention in attentions.values()}
     if len(inputs) > 1:
         raise NotDense("its layers have different numbers of heads")
     return DecoderShape(inputs.pop() // dim, kv_heads, dim)
@@ -169,20 +208,40 @@ def _layers(model: PreTrainedModel, family: Family) -> list[Any]:
     return list(getattr(_body(model), family.layers))
 
 
+def _attention_of(layer: Any, family: Family) -> Any:
+    """The attention of `layer`; None if it has none."""
+    module = getattr(layer, family.attention, None)
+    return module if hasattr(module, family.qkv[0]) else None
+
+
+def _recurrence_of(layer: Any, family: Family) -> Any:
+    """The recurrent mixer of `layer`; None if it has none."""
+    module = getattr(layer, family.recurrence, None) if family.recurrence else None
+    return module if hasattr(module, "in_proj") else None
+
+
+def _mlp_of(layer: Any, family: Family) -> Any:
+    """The MLP of `layer`; None if it has none."""
+    module = getattr(layer, family.mlp, None)
+    return module if hasattr(module, family.into[0]) else None
+
+
 def _norm(module: nn.Module, name: str) -> Norm | None:
     found = getattr(module, name, None) if name else None
     return None if found is None else read_norm(found)
 
 
-def _mlp(mlp: Any, family: Family) -> Mlp:
-    into = _fused([getattr(mlp, name) for name in family.into])
-    activation = activation_name(getattr(mlp, family.activation))
-    return Mlp(into, _fused([getattr(mlp, family.down)]), family.gated, activation)
+def _mlp(mlp: Any, family: Family, fuse: Fuse) -> Mlp:
+    return Mlp(fuse(mlp, family.into), fuse(mlp, [family.down]), family.gated, _activation(mlp, family))
 
 
-def _qkv(attention: Any, family: Family, shape: DecoderShape) -> Matrix:
+def _activation(mlp: Any, family: Family) -> str:
+    known = family.activation in ACTIVATIONS
+    return family.activation if known else activation_name(getattr(mlp, family.activation))
+
+
+def _qkv(fused: Matrix, family: Family, shape: DecoderShape) -> Matrix:
     """Rows of all queries, all keys, all values."""
-    fused = _fused([getattr(attention, name) for name in family.qkv])
     if not family.by_head:
         return fused
 
@@ -196,6 +255,17 @@ def _qkv(attention: Any, family: Family, shape: DecoderShape) -> Matrix:
     return Matrix(weight, sorted_rows(fused.scale), sorted_rows(fused.bias))
 
 
+def _matrix(family: Family, config: Any, module: Any, names: Sequence[str], given: float = 1.0) -> Matrix:
+    """Those of `names` as one, with what the family multiplies their outputs by, and their inputs by `given`."""
+    linears = [getattr(module, name) for name in names]
+    factors = [float(family.factors[name](config)) if name in family.factors else 1.0 for name in names]
+    if {given, *factors} == {1.0}:
+        return _fused(linears)
+    sizes = torch.tensor([linear.out_features for linear in linears])
+    by_output = torch.tensor(factors).repeat_interleave(sizes)
+    return scaled(_fused(linears), by_output * given, by_output)
+
+
 def _fused(linears: Sequence[Any]) -> Matrix:
     bias = None
     if any(linear.bias is not None for linear in linears):
@@ -206,7 +276,7 @@ def _fused(linears: Sequence[Any]) -> Matrix:
     weights: list[Any] = [linear.weight.detach() for linear in linears]
     scaled = {type(weight) not in PLAIN for weight in weights}
     if scaled == {False}:
-        return Matrix(torch.cat(weights), None, bias)
+        return Matrix(weights[0] if len(weights) == 1 else torch.cat(weights), None, bias)
     if scaled != {True}:
         raise NotDense("some of the matrices that it would multiply as one are int8 and some are not")
     scale = torch.cat([weight.scale.reshape(-1).float() for weight in weights])

@@ -6,11 +6,18 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from transformers import AutoModelForCausalLM
 
 from core.attention.registry import build_attention
 from core.config import ModelConfig
+from core.device.staging import Staging
+from core.memory.recurrent.row_to_slot import HybridReqToTokenPool
+from core.memory.recurrent.state_pool import MambaPool
+from core.memory.recurrent.state_slots import NAME as STATES
+from core.memory.recurrent.state_slots import StateWrites
+from core.memory.req_to_token_pool import ReqToTokenPool
 from core.models.base import Model
 from core.models.loader import load_model
 from tests.support.fakes.paged_steps import PagedRows, Part
@@ -34,12 +41,13 @@ class PlainModel:
 
 
 class PackedRun:
-    """A loaded model over a pool of its own, fed with known token sequences, one per row."""
+    """A loaded model over pools of its own, fed with known token sequences, one per row. Row 1 has the last state slot."""
 
     def __init__(
         self, model: Model, sequences: dict[int, list[int]], *, page_size: int = 4, seed: int = 0, max_len: int = 64
     ) -> None:
         self.model = model
+        self.states: HybridReqToTokenPool | None = None
         self.sequences = {0: [0], **sequences}
         self.paged = PagedRows(
             model.spec.kv_layers,
@@ -52,13 +60,25 @@ class PackedRun:
         self.rebind()
 
     def rebind(self) -> None:
-        """Bind the model to this run's pool, with a backend of its own."""
-        self.model.bind(self.paged.pool, build_attention("auto", CPU))
+        """Bind the model to this run's pools, with a backend of its own."""
+        layers, rows = self.model.spec.state_layers, len(self.sequences) - 1
+        if layers:
+            self.states = HybridReqToTokenPool(ReqToTokenPool(rows, 8, CPU), MambaPool(layers, rows, CPU))
+        companions = {} if self.states is None else {STATES: self.states}
+        self.model.bind(self.paged.pool, build_attention("auto", CPU), companions)
 
     def step(self, parts: Sequence[Part], num_extend: int, sample: Sequence[int] | None = None) -> torch.Tensor:
         """Logits of the last token of each sampled part."""
         ids = [token for p in parts for token in self.sequences[p.row][p.prefix : p.prefix + p.extend]]
+        self.enter(parts)
         return self.model.forward(self.paged.batch(parts, num_extend, ids, sample))
+
+    def enter(self, parts: Sequence[Part]) -> None:
+        """Give rows that begin a slot for their states."""
+        if self.states is not None:
+            fresh = np.array([part.row for part in parts if part.prefix == 0], np.int64)
+            writes = StateWrites(fresh, len(self.sequences) - fresh, np.zeros(len(fresh), np.int64))
+            self.states.begin(torch.tensor([part.row for part in parts]), writes, Staging(CPU))
 
 
 def load(directory: Path, dtype: str = "float32") -> Model:

@@ -37,11 +37,55 @@ HEADS: dict[str, Any] = {
 ODD = HEADS | {"hidden_size": 48, "num_attention_heads": 3, "num_key_value_heads": 1, "head_dim": 80}
 FLAT = {name: size for name, size in HEADS.items() if name not in ("head_dim", "num_key_value_heads")}
 TYPES = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 70}
+CONVS = {"layer_types": ["conv", "full_attention", "conv", "full_attention", "conv"]}
+MAMBA = HEADS | {
+    "num_hidden_layers": 3,
+    "mamba_n_heads": 8,
+    "mamba_d_head": 16,
+    "mamba_n_groups": 2,
+    "mamba_d_state": 32,
+    "mamba_chunk_size": 16,
+    "mamba_expand": 2,
+}
+FACTORS = {
+    "ssm_in_multiplier": 0.7,
+    "ssm_multipliers": [0.9, 1.2, 0.8, 1.1, 0.6],
+    "ssm_out_multiplier": 1.3,
+    "attention_in_multiplier": 0.8,
+    "key_multiplier": 0.6,
+    "attention_out_multiplier": 1.4,
+    "mlp_multipliers": [0.5, 1.5],
+    "embedding_multiplier": 2.0,
+    "lm_head_multiplier": 0.4,
+}
+DENSE_GRANITE = {
+    "layer_types": ["mamba", "attention", "mamba"],
+    "num_local_experts": 0,
+    "shared_intermediate_size": 100,
+    "embedding_multiplier": 3.0,
+    "residual_multiplier": 0.3,
+    "logits_scaling": 2.0,
+    "position_embedding_type": "rope",
+}
+MAMBA2 = {
+    "vocab_size": 320,
+    "hidden_size": 64,
+    "num_hidden_layers": 3,
+    "num_heads": 8,
+    "head_dim": 16,
+    "n_groups": 1,
+    "state_size": 16,
+    "chunk_size": 16,
+    "max_position_embeddings": 512,
+}
 
 CASES: dict[str, dict[str, Any]] = {
     "arcee": HEADS,
+    "bamba": MAMBA | {"attn_layer_indices": [1], "attention_bias": True},
     "cohere": HEADS | {"logit_scale": 0.5, "use_qk_norm": True},
     "cohere2": ODD | TYPES | {"logit_scale": 0.5},
+    "falcon_h1": MAMBA | FACTORS | {"mamba_d_ssm": 128, "attention_bias": True, "mamba_proj_bias": True},
+    "falcon_h1, normed": MAMBA | {"mamba_d_ssm": 128, "mamba_rms_norm": True, "mamba_norm_before_gate": True},
     "gemma": ODD,
     "gemma2": HEADS | TYPES | {"query_pre_attn_scalar": 16, "attn_logit_softcapping": 5.0},
     "gemma3_text": ODD | TYPES | {"query_pre_attn_scalar": 16},
@@ -51,8 +95,13 @@ CASES: dict[str, dict[str, Any]] = {
     "gpt_neox, one after the other": FLAT | {"use_parallel_residual": False},
     "gptj": {"vocab_size": 320, "n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": 512, "rotary_dim": 8},
     "granite": HEADS | {"embedding_multiplier": 3.0, "residual_multiplier": 0.3, "logits_scaling": 2.0},
+    "granitemoehybrid": MAMBA | DENSE_GRANITE,
+    "granitemoehybrid, without rotation": MAMBA | DENSE_GRANITE | {"position_embedding_type": None},
     "helium": HEADS,
+    "lfm2": HEADS | CONVS | {"num_hidden_layers": 5},
+    "lfm2, odd": ODD | CONVS | {"num_hidden_layers": 5, "conv_bias": True, "conv_L_cache": 5},
     "llama": ODD,
+    "mamba2": MAMBA2,
     "mistral": HEADS | {"sliding_window": 70},
     "nemotron": HEADS,
     "olmo": HEADS,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -24,6 +24,8 @@ from tests.unit.core.models.test_transformers_backend import sequences
 SLOTS = 8
 ROOM = 5
 """Drafts of one step."""
+THREE = dict.fromkeys((1, 2, 3), sequences()[1])
+"""Rows of the same tokens."""
 
 
 def ints(*values: int) -> Ints:
@@ -38,10 +40,13 @@ class RecurrentRun(PackedRun):
     def rebind(self) -> None:
         """See `PackedRun`."""
         pool = MambaPool(self.model.spec.state_layers, SLOTS, CPU, ROOM)
-        self.states = HybridReqToTokenPool(ReqToTokenPool(len(self.sequences), 8, CPU), pool)
+        self.states: HybridReqToTokenPool = HybridReqToTokenPool(ReqToTokenPool(len(self.sequences), 8, CPU), pool)
         if self.shares:
             self.paged.table[2:] = self.paged.table[1]
         self.model.bind(self.paged.pool, build_attention("auto", CPU), {STATES: self.states})
+
+    def enter(self, parts: Sequence[Part]) -> None:
+        """Not here: `begin` says what a step does to states."""
 
     def begin(self, parts: list[Part], writes: StateWrites | None) -> None:
         """What the step of `parts` does to states, before it runs."""
@@ -50,9 +55,13 @@ class RecurrentRun(PackedRun):
 
 @pytest.mark.parametrize("kind", ["jamba", "bamba", "qwen3_next"])
 def test_a_state_that_is_kept_is_the_one_of_its_prefix(checkpoint: Callable[[str], Path], kind: str) -> None:
-    path, ids = checkpoint(kind), sequences()[1]
-    want = PlainModel(path).logits(ids)
-    run = RecurrentRun(load(path), dict.fromkeys((1, 2, 3), ids))
+    path = checkpoint(kind)
+    resume_from_kept_states(path, RecurrentRun(load(path), THREE))
+
+
+def resume_from_kept_states(path: Path, run: RecurrentRun) -> None:
+    """Rows of THREE go on from states which others kept; compared with the plain model of `path`."""
+    want = PlainModel(path).logits(THREE[1])
     # Row 1 keeps two states within its prompt, and the one of its first output.
     prompt, output = [Part(1, 0, 13)], [Part(1, 13, 1)]
     kept = Tracked(places=ints(0, 0), ends=ints(5, 9), slots=ints(4, 5))
@@ -84,10 +93,16 @@ def test_a_row_goes_on_behind_its_last_right_draft(
     checkpoint: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch, kind: str, in_order: bool
 ) -> None:
     """In any order of the calls: that of the rows is for layers which count the tokens that they see."""
-    path, ids = checkpoint(kind), sequences()[1]
-    want, model = PlainModel(path).logits(ids), load(path)
-    run = ApartRun(model, dict.fromkeys((1, 2, 3), ids))
+    path = checkpoint(kind)
+    run = ApartRun(load(path), THREE)
     monkeypatch.setattr(run.model._states, "in_order", in_order)  # type: ignore[attr-defined]
+    go_on_behind_drafts(path, run)
+
+
+def go_on_behind_drafts(path: Path, run: ApartRun) -> None:
+    """Rows of THREE with drafts, right ones and wrong ones; compared with the plain model of `path`."""
+    ids = THREE[1]
+    want = PlainModel(path).logits(ids)
     prompts = [Part(1, 0, 13), Part(2, 0, 9), Part(3, 0, 5)]
     run.begin(prompts, StateWrites(ints(1, 2, 3), ints(1, 2, 3), ints(0, 0, 0)))
     run.step(prompts, 3)
