@@ -9,6 +9,9 @@
 
 namespace slipstream {
 
+// As torch has it: linear where one more would be lost.
+inline float softplus(float x) { return x > 20.0f ? x : std::log1p(std::exp(x)); }
+
 enum class Activation { kSilu, kGelu, kGeluTanh, kRelu, kRelu2 };
 
 inline Activation activation_of(const std::string& name) {

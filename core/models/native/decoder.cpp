@@ -18,6 +18,8 @@
 #include <vector>
 
 #include "blocks.h"
+#include "delta.h"
+#include "mamba1.h"
 #include "mamba2.h"
 #include "short_conv.h"
 
@@ -113,6 +115,12 @@ class DecoderOf final : public Decoder {
   }
   std::unique_ptr<Mixer<T>> mixer_of(const Mamba2Parts& parts) {
     return std::make_unique<Mamba2<T>>(parts, recurrences_++);
+  }
+  std::unique_ptr<Mixer<T>> mixer_of(const Mamba1Parts& parts) {
+    return std::make_unique<Mamba1<T>>(parts, recurrences_++);
+  }
+  std::unique_ptr<Mixer<T>> mixer_of(const DeltaNetParts& parts) {
+    return std::make_unique<DeltaNet<T>>(parts, recurrences_++);
   }
 
   static std::optional<Norm> norm_of(const std::optional<NormParts>& parts) {

@@ -153,7 +153,7 @@ LFM2 = Family(
     down="w2",
     activation="silu",
 )
-MAMBA2 = Family(final_norm="norm_f", before_attention="norm", recurrence="mixer")
+MAMBA = Family(final_norm="norm_f", before_attention="norm", recurrence="mixer")
 BAMBA = Family(final_norm="final_layernorm", before_mlp="pre_ff_layernorm", recurrence="mamba", mlp="feed_forward")
 FALCON_H1 = Family(
     final_norm="final_layernorm",
@@ -190,6 +190,7 @@ FAMILIES: dict[str, Family] = {
     "cohere": COHERE,
     "cohere2": COHERE2,
     "falcon_h1": FALCON_H1,
+    "falcon_mamba": MAMBA,
     "gemma": LLAMA,
     "gemma2": AROUND,
     "gemma3_text": AROUND,
@@ -202,7 +203,8 @@ FAMILIES: dict[str, Family] = {
     "helium": Family(neighbours=True),
     "lfm2": LFM2,
     "llama": LLAMA,
-    "mamba2": MAMBA2,
+    "mamba": MAMBA,
+    "mamba2": MAMBA,
     "mistral": LLAMA,
     "nemotron": Family(into=("up_proj",), gated=False),
     "olmo": Family(lacks=lambda config: "clipped projections" if config.clip_qkv is not None else None),

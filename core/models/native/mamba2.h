@@ -14,9 +14,6 @@
 
 namespace slipstream {
 
-// As torch has it: linear where one more would be lost.
-inline float softplus(float x) { return x > 20.0f ? x : std::log1p(std::exp(x)); }
-
 template <typename T>
 class Mamba2 final : public Mixer<T> {
  public:

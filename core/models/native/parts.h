@@ -41,7 +41,17 @@ using ShortConvParts = std::tuple<Matrix, ConvParts, Matrix>;
 // norm behind, whether the gate comes before it, and groups of heads that have keys and queries in common.
 using Mamba2Parts = std::tuple<Matrix, ConvParts, Matrix, Tensor, Tensor, Tensor, std::optional<NormParts>, bool, int64_t>;
 
-using MixerParts = std::variant<AttentionParts, ShortConvParts, Mamba2Parts>;
+// Into inputs and gate; convolution of inputs; from these to step sizes before they are widened, keys and queries; from
+// the former to all channels, with a bias; out; logarithms of decay for a step of 1 [channels, N]; factors of inputs that
+// are added to outputs [channels]; norms of step sizes, keys and queries, or none.
+using Mamba1Parts =
+    std::tuple<Matrix, ConvParts, Matrix, Matrix, Matrix, Tensor, Tensor, std::vector<NormParts>>;
+
+// Into queries, keys, values, gates, strengths and step sizes; convolution of the first three; out; by head logarithms of
+// decay for a step of 1, and what is added to step sizes; the norm of a head, and heads of queries and keys.
+using DeltaNetParts = std::tuple<Matrix, ConvParts, Matrix, Tensor, Tensor, NormParts, int64_t>;
+
+using MixerParts = std::variant<AttentionParts, ShortConvParts, Mamba2Parts, Mamba1Parts, DeltaNetParts>;
 
 // What a step does to recurrent states: the slots that its requests go on from; numbers of tokens of the step, ascending,
 // behind which a state is left, and in which slots; by layer with states [slots, channels, taps] and float32 [slots, ...].

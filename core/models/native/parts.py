@@ -83,7 +83,39 @@ class Mamba2(NamedTuple):
     groups: int
 
 
-Mixer = Attention | ShortConv | Mamba2
+class Mamba1(NamedTuple):
+    """`into` has the rows of inputs, which `conv` goes over, and of the gate; `choices` those of R step sizes, N keys
+    and N queries; `steps` widens the former to all channels, with a bias.
+    """
+
+    into: Matrix
+    conv: Conv
+    choices: Matrix
+    steps: Matrix
+    out: Matrix
+    decay: torch.Tensor
+    """[channels, N]: the logarithm of what is left of a state after a step of 1."""
+    skip: torch.Tensor
+    """[channels]: of the input in the output."""
+    norms: list[Norm]
+    """Of step sizes, keys and queries, or none."""
+
+
+class DeltaNet(NamedTuple):
+    """`into` has the rows of queries, keys and values, which `conv` goes over, of gates, and by head of strengths and
+    step sizes. `decay` and `step_bias` as in Mamba2; `norm` is of a head. `key_heads`: of queries and keys.
+    """
+
+    into: Matrix
+    conv: Conv
+    out: Matrix
+    decay: torch.Tensor
+    step_bias: torch.Tensor
+    norm: Norm
+    key_heads: int
+
+
+Mixer = Attention | ShortConv | Mamba2 | Mamba1 | DeltaNet
 
 
 class Mlp(NamedTuple):

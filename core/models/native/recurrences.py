@@ -6,23 +6,28 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from transformers.activations import ACT2FN
 
 from core.memory.recurrent.state_pool import StateLayerSpec
-from core.models.native.parts import Conv, Mamba2, Matrix, Norm, ShortConv
-from core.models.native.reading import NotDense, activation_name
+from core.models.native.parts import Conv, DeltaNet, Mamba1, Mamba2, Matrix, Norm, ShortConv
+from core.models.native.reading import NotDense, activation_name, read_norm
 
 Fuse = Callable[[Any, Sequence[str]], Matrix]
 """Of a module and names: one matrix of the rows of the linear layers that it has under these names."""
 
+Recurrence = ShortConv | Mamba2 | Mamba1 | DeltaNet
+
 LANES = 16
-"""Native code takes so many channels, or elements of a state, at a time."""
+"""Native code takes so many channels, or elements of a head, at a time."""
 
 
-def read_recurrence(module: Any, state: StateLayerSpec, fuse: Fuse) -> ShortConv | Mamba2:
+def read_recurrence(module: Any, state: StateLayerSpec, fuse: Fuse) -> Recurrence:
     """The mixer that `module` is, whose states are those of `state`. Raises NotDense."""
     for has, read in READERS.items():
         if all(hasattr(module, name) for name in has):
-            sizes = (state.conv.shape[0], *(state.recurrent.shape[1:] if state.recurrent else ()))
+            # Of [channels, N] a state may have any N; heads have [heads, elements, elements].
+            heads = state.recurrent.shape[1:] if state.recurrent and len(state.recurrent.shape) == 3 else ()
+            sizes = (state.conv.shape[0], *heads)
             if state.recurrent and state.recurrent.dtype != torch.float32:
                 raise NotDense("its recurrent states are not float32")
             if any(size % LANES for size in sizes):
@@ -43,8 +48,7 @@ def _short_conv(module: Any, fuse: Fuse) -> ShortConv:
 
 
 def _mamba2(module: Any, fuse: Fuse) -> Mamba2:
-    if activation_name(module.act) != "silu":
-        raise NotDense("its convolutions have another activation than silu")
+    _check_silu(module)
     if tuple(module.time_step_limit) != (0.0, float("inf")):
         raise NotDense("its time steps have limits")
     into, given = fuse(module, ["in_proj"]), getattr(module, "mup_vector", None)
@@ -69,12 +73,68 @@ def _mamba2(module: Any, fuse: Fuse) -> Mamba2:
     )
 
 
+def _mamba1(module: Any, fuse: Fuse) -> Mamba1:
+    _check_silu(module)
+    widths = {"dt": module.time_step_rank, "b": module.ssm_state_size, "c": module.ssm_state_size}
+    norms = {getattr(module, f"{name}_layernorm", None): width for name, width in widths.items()}
+    return Mamba1(
+        into=fuse(module, ["in_proj"]),
+        conv=_conv(module.conv1d),
+        choices=fuse(module, ["x_proj"]),
+        steps=fuse(module, ["dt_proj"]),
+        out=fuse(module, ["out_proj"]),
+        decay=-module.A_log.detach().float().exp(),
+        skip=module.D.detach().float(),
+        norms=[_narrow(read_norm(norm), width) for norm, width in norms.items() if norm is not None],
+    )
+
+
+def _narrow(norm: Norm, width: int) -> Norm:
+    """Of so many elements: FalconMamba gives ones for more than there are, and does not look at them."""
+    return norm._replace(weight=norm.weight[:width], width=width)
+
+
+def _delta_net(module: Any, fuse: Fuse) -> DeltaNet:
+    _check_silu(module)
+    weight = module.norm.weight.detach().float()
+    return DeltaNet(
+        into=_reordered(fuse(module, ["in_proj_qkvz", "in_proj_ba"]), _delta_order(module)),
+        conv=_conv(module.conv1d),
+        out=fuse(module, ["out_proj"]),
+        decay=-module.A_log.detach().float().exp(),
+        step_bias=module.dt_bias.detach().float(),
+        norm=Norm(weight, None, float(module.norm.variance_epsilon), False, len(weight)),
+        key_heads=module.num_k_heads,
+    )
+
+
+def _delta_order(module: Any) -> torch.Tensor:
+    """Rows of all queries, keys, values, gates, strengths and step sizes: those of a key head are side by side."""
+    heads, key, each = module.num_k_heads, module.head_k_dim, module.num_v_heads // module.num_k_heads
+    value = module.head_v_dim * each
+    first = torch.arange(heads * 2 * (key + value)).view(heads, -1).split([key, key, value, value], dim=1)
+    rest = torch.arange(heads * 2 * each).view(heads, -1).split([each, each], dim=1)
+    behind = heads * 2 * (key + value)
+    return torch.cat([*(part.reshape(-1) for part in first), *(part.reshape(-1) + behind for part in rest)])
+
+
+def _reordered(matrix: Matrix, rows: torch.Tensor) -> Matrix:
+    return Matrix(*(None if each is None else each[rows] for each in matrix))
+
+
+def _check_silu(module: Any) -> None:
+    if activation_name(ACT2FN[module.activation]) != "silu":
+        raise NotDense("its convolutions have another activation than silu")
+
+
 def _conv(conv: Any) -> Conv:
     return Conv(conv.weight.detach().squeeze(1), None if conv.bias is None else conv.bias.detach())
 
 
-READERS: dict[tuple[str, ...], Callable[[Any, Fuse], ShortConv | Mamba2]] = {
+READERS: dict[tuple[str, ...], Callable[[Any, Fuse], Recurrence]] = {
     ("in_proj", "conv", "out_proj"): _short_conv,
     ("in_proj", "conv1d", "dt_bias", "A_log", "norm"): _mamba2,
+    ("in_proj", "conv1d", "x_proj", "dt_proj", "A_log"): _mamba1,
+    ("in_proj_qkvz", "in_proj_ba", "conv1d", "dt_bias", "A_log", "norm"): _delta_net,
 }
 """By what a module of that kind has."""

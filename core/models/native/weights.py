@@ -217,7 +217,7 @@ def _attention_of(layer: Any, family: Family) -> Any:
 def _recurrence_of(layer: Any, family: Family) -> Any:
     """The recurrent mixer of `layer`; None if it has none."""
     module = getattr(layer, family.recurrence, None) if family.recurrence else None
-    return module if hasattr(module, "in_proj") else None
+    return module if hasattr(module, "conv") or hasattr(module, "conv1d") else None
 
 
 def _mlp_of(layer: Any, family: Family) -> Any:

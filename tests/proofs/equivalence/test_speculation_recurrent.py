@@ -114,11 +114,27 @@ def same(reqs: Sequence[Req], plain: Sequence[Seen], drafted: Sequence[Seen]) ->
 def compare(
     path: Path, setting: Setting, says: Says, seed: int, depth: Any = None, number: int = 6
 ) -> tuple[KnowingDrafter, int]:
+    """As `compare_model`, of the model in `path`."""
+    model = _model(path)
+    greedy = model.spec.dtype is torch.float32
+    return compare_model(model, setting, says, seed, same, depth, number, greedy=greedy)
+
+
+def compare_model(
+    model: Model,
+    setting: Setting,
+    says: Says,
+    seed: int,
+    equal: Callable[[Sequence[Req], Sequence[Seen], Sequence[Seen]], None],
+    depth: Any = None,
+    number: int = 6,
+    *,
+    greedy: bool = False,
+) -> tuple[KnowingDrafter, int]:
     """Two turns of conversations with drafts in one engine, each answer against an engine that makes none and keeps
     nothing; returns (what drafted, tokens of the second turn that were found in the cache).
     """
-    model, forgetful = _model(path), Setting(overlap=False, tokens=2048)
-    greedy = model.spec.dtype is torch.float32
+    forgetful = Setting(overlap=False, tokens=2048)
     first = lambda: asked(seed, number, greedy=greedy)  # noqa: E731
     plain = Player(forgetful, model, None).play(one := first())
     second = lambda: again(one, plain, seed)  # noqa: E731
@@ -128,8 +144,8 @@ def compare(
     ]
     drafter = KnowingDrafter(truth, says, VOCAB_SIZE)
     player = Player(setting, model, Speculation(drafter, MOST, depth or FixedDepth(MOST)))
-    same(one, plain, player.play(first(), stop=False))
-    same(two, plain_again, player.play(resumed := second()))
+    equal(one, plain, player.play(first(), stop=False))
+    equal(two, plain_again, player.play(resumed := second()))
     return drafter, sum(req.cached_tokens for req in resumed)
 
 

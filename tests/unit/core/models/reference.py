@@ -41,7 +41,10 @@ class PlainModel:
 
 
 class PackedRun:
-    """A loaded model over pools of its own, fed with known token sequences, one per row. Row 1 has the last state slot."""
+    """A loaded model over pools of its own, fed with known token sequences, one per row.
+
+    Slots of states are given out from the last one on.
+    """
 
     def __init__(
         self, model: Model, sequences: dict[int, list[int]], *, page_size: int = 4, seed: int = 0, max_len: int = 64

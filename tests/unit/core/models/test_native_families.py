@@ -78,6 +78,15 @@ MAMBA2 = {
     "chunk_size": 16,
     "max_position_embeddings": 512,
 }
+MAMBA1 = {
+    "vocab_size": 320,
+    "hidden_size": 64,
+    "num_hidden_layers": 3,
+    "state_size": 16,
+    "time_step_rank": 5,
+    "use_mambapy": False,
+    "max_position_embeddings": 512,
+}
 
 CASES: dict[str, dict[str, Any]] = {
     "arcee": HEADS,
@@ -86,6 +95,7 @@ CASES: dict[str, dict[str, Any]] = {
     "cohere2": ODD | TYPES | {"logit_scale": 0.5},
     "falcon_h1": MAMBA | FACTORS | {"mamba_d_ssm": 128, "attention_bias": True, "mamba_proj_bias": True},
     "falcon_h1, normed": MAMBA | {"mamba_d_ssm": 128, "mamba_rms_norm": True, "mamba_norm_before_gate": True},
+    "falcon_mamba": MAMBA1,
     "gemma": ODD,
     "gemma2": HEADS | TYPES | {"query_pre_attn_scalar": 16, "attn_logit_softcapping": 5.0},
     "gemma3_text": ODD | TYPES | {"query_pre_attn_scalar": 16},
@@ -101,6 +111,8 @@ CASES: dict[str, dict[str, Any]] = {
     "lfm2": HEADS | CONVS | {"num_hidden_layers": 5},
     "lfm2, odd": ODD | CONVS | {"num_hidden_layers": 5, "conv_bias": True, "conv_L_cache": 5},
     "llama": ODD,
+    "mamba": MAMBA1,
+    "mamba, odd": MAMBA1 | {"state_size": 20, "hidden_size": 48, "use_bias": True, "conv_kernel": 3},
     "mamba2": MAMBA2,
     "mistral": HEADS | {"sliding_window": 70},
     "nemotron": HEADS,

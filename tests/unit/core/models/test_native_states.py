@@ -11,14 +11,16 @@ import pytest
 import torch
 
 from core.config import ModelConfig
+from core.models import registry
 from core.models.hf.backend import TransformersModel
 from core.models.loader import load_model
 from core.models.native import family
+from core.models.native.families import FAMILIES, Family
 from core.models.native.family import UpgradingModel
 from tests.support.checkpoints import make_checkpoint
 from tests.support.fakes.paged_steps import Part
 from tests.unit.core.models.reference import CPU, PackedRun, PlainModel
-from tests.unit.core.models.test_native_shapes import logits
+from tests.unit.core.models.test_native_shapes import logits, sequences, steps
 from tests.unit.core.models.test_recurrent_steps import (
     THREE,
     ApartRun,
@@ -30,7 +32,7 @@ from tests.unit.core.models.test_recurrent_steps import (
 pytestmark = pytest.mark.usefixtures("native_code")
 
 Make = Callable[[str], Path]
-KINDS = ("lfm2", "mamba2", "bamba", "falcon_h1")
+KINDS = ("lfm2", "mamba2", "bamba", "falcon_h1", "mamba", "falcon_mamba")
 
 
 def load(path: Path, dtype: str = "float32", native: str = "wait") -> UpgradingModel:
@@ -107,3 +109,46 @@ def test_what_it_does_not_compute_is_left_to_transformers(
         path = make_checkpoint(kind, tmp_path / "model", **change)
         assert isinstance(load_model(ModelConfig(str(path), dtype="float32", native="wait"), CPU), TransformersModel)
     assert reason in caplog.text
+
+
+DELTA = {
+    "layer_types": ["linear_attention"] * 3,
+    "num_hidden_layers": 3,
+    "mlp_only_layers": [0, 1, 2],
+    "linear_key_head_dim": 32,
+    "intermediate_size": 100,
+    "max_position_embeddings": 512,
+}
+"""Of Qwen3-Next, without the experts and the gated attention that are not declared yet."""
+
+
+@pytest.fixture
+def delta_net(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setitem(FAMILIES, "qwen3_next", Family(recurrence="linear_attn"))
+    monkeypatch.setitem(registry.NATIVE_FAMILIES, "qwen3_next", "native")
+    return make_checkpoint("qwen3_next", tmp_path / "model", **DELTA)
+
+
+def expected(path: Path, dtype: torch.dtype = torch.float32) -> list[torch.Tensor]:
+    """By step, what `logits` are compared with."""
+    plain, rows = PlainModel(path, dtype), sequences()
+    found = {row: plain.logits(ids) for row, ids in rows.items()}
+    return [torch.stack([found[p.row][p.prefix + p.extend - 1] for p in parts]) for parts, _ in steps(rows)]
+
+
+def test_a_gated_delta_net_gives_what_transformers_gives(delta_net: Path) -> None:
+    """Whose sums are of chunks of 64 tokens, each a triangular system, so that rounding shows a little more."""
+    for got, want in zip(logits(delta_net, 2), expected(delta_net), strict=True):
+        torch.testing.assert_close(got, want, atol=5e-4, rtol=0)
+    go_on_behind_drafts(delta_net, ApartRun(load(delta_net), THREE))
+
+
+def test_a_gated_delta_net_in_bfloat16_is_as_near_as_transformers_to_float32(delta_net: Path) -> None:
+    true, rounded = expected(delta_net), expected(delta_net, torch.bfloat16)
+    one, other = logits(delta_net, 1, "bfloat16"), logits(delta_net, 5, "bfloat16")
+    assert all(torch.equal(got, again) for got, again in zip(one, other, strict=True))
+    mine, theirs = (
+        float(torch.cat([(got - want).abs() for got, want in zip(found, true, strict=True)]).mean())
+        for found in (one, rounded)
+    )
+    assert mine < 1.2 * theirs
