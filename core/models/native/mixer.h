@@ -2,6 +2,9 @@
 
 #pragma once
 
+#include <algorithm>
+#include <vector>
+
 #include "linear.h"
 #include "plan.h"
 #include "workshop.h"
@@ -20,5 +23,18 @@ class Mixer {
   // How many keys it sees if not all, else 0.
   virtual int64_t window() const { return 0; }
 };
+
+// Calls work(course, first, last, worker) for all of `count` things of every course, in parts of `size` only if there are
+// few courses. What a part computes must not depend on where it begins.
+template <typename Work>
+void in_parts(Team& team, const std::vector<Course>& courses, int64_t count, int64_t size, const Work& work) {
+  const int64_t many = static_cast<int64_t>(courses.size());
+  if (many >= 4 * team.size()) size = count;
+  const int64_t parts = (count + size - 1) / size;
+  team.run(many * parts, [&](int64_t chunk, int64_t worker) {
+    const int64_t first = chunk % parts * size;
+    work(courses[chunk / parts], first, std::min(count, first + size), worker);
+  });
+}
 
 }  // namespace slipstream
