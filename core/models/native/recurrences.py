@@ -119,7 +119,8 @@ def _delta_order(module: Any) -> torch.Tensor:
 
 
 def _reordered(matrix: Matrix, rows: torch.Tensor) -> Matrix:
-    return Matrix(*(None if each is None else each[rows] for each in matrix))
+    scale, bias = (None if each is None else each[rows] for each in (matrix.scale, matrix.bias))
+    return Matrix(matrix.weight[rows], scale, bias)
 
 
 def _check_silu(module: Any) -> None:
