@@ -151,7 +151,9 @@ def decoder_layers(model: PreTrainedModel, spec: ModelSpec) -> Iterator[Layer]:
         if (attention := _attention_of(layer, family)) is not None:
             rotary = tables.of(types[number]) if family.turns(attention) else None
             qkv = _qkv(_matrix(family, config, attention, family.qkv, family.attention_input(config)), family, shape)
-            mixers.append(_attention(attention, qkv, fuse(attention, [family.out]), family, rotary, windows[number]))
+            scale = float(getattr(attention, "scaling", shape.head_dim**-0.5))
+            out = fuse(attention, [family.out])
+            mixers.append(_attention(attention, qkv, out, family, rotary, scale, windows[number]))
         if (recurrence := _recurrence_of(layer, family)) is not None:
             mixers.append(read_recurrence(recurrence, states[number], fuse))
         mlp = _mlp_of(layer, family)
@@ -168,7 +170,7 @@ def decoder_layers(model: PreTrainedModel, spec: ModelSpec) -> Iterator[Layer]:
 
 
 def _attention(
-    attention: Any, qkv: Matrix, out: Matrix, family: Family, rotary: Rotary | None, window: int
+    attention: Any, qkv: Matrix, out: Matrix, family: Family, rotary: Rotary | None, scale: float, window: int
 ) -> Attention:
     return Attention(
         qkv=qkv,
@@ -176,7 +178,7 @@ def _attention(
         q_norm=_norm(attention, family.q_norm),
         k_norm=_norm(attention, family.k_norm),
         rotary=rotary,
-        scale=float(getattr(attention, "scaling", attention.head_dim**-0.5)),
+        scale=scale,
         cap=getattr(attention, "attn_logit_softcapping", None) or 0.0,
         window=window,
         sinks=getattr(attention, "sinks", None),
