@@ -115,6 +115,8 @@ class ScheduleBatch:
         """Tokens whose ids are staged or relayed: those of chunks, and the newest one of each decode row."""
         if self.spec is None:
             return self.num_tokens
+        if not self.num_extend:
+            return len(self.rows)
         return int(self.extend_lens[: self.num_extend].sum()) + self.num_decode
 
     @property

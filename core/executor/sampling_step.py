@@ -86,14 +86,14 @@ class SamplingStep:
         before (law 14).
         """
         sampling, lost = batch.sampling, _NOBODY
-        if self._compiled is not None and trial is None and takes(sampling):
+        if trial is not None:
+            sampling = trial.spread(sampling)
+            self._try(batch, trial)
+        if self._compiled is not None and takes(sampling):
             try:
                 return SampledRows(self._compiled.sample(logits, sampling, lens))
             except MEMORY_ERRORS as error:
                 self._note(error)
-        if trial is not None:
-            sampling = trial.spread(sampling)
-            self._try(batch, trial)
         if sampling.any_penalty and self._unseeded:
             sampling, lost = self._without_history(sampling)
         scored = Scored(logits, Places.of(sampling, lens, self._staging))

@@ -39,6 +39,11 @@ RARELY: Final = 256
 """Steps between two such tries, where both ways bring about the same, and where they do not."""
 CLOSE: Final = 0.1
 """Up to this part more or less is about the same."""
+GAIN: Final = 0.02
+"""Tokens more that a row gets in a step with drafts, on average. What brings less is looked for where steps are LONG:
+that two ways of a short step differ by a fiftieth is below what can be timed beside other work."""
+LONG: Final = 0.01
+"""Seconds of a step of which looking is a small part: it takes 0.05 to 0.2 ms on the host, on two cores."""
 STALE: Final = 8
 """Tries of drafts without one to verify, after which it is forgotten what verifying takes. It may take less by now, and
 steps that verify nothing do not show it."""
@@ -107,6 +112,8 @@ class Contest:
         """Of steps with drafts: those that found none to verify, and the others."""
         self._share = 1.0
         """The part of these that had some to verify."""
+        self._gain = 0.0
+        """Tokens more than one that each row got in these."""
         self._unseen = 0
         """Tries of drafts since a step verified some."""
         self._drafts, self._left, self._trying = True, FIRST, False
@@ -119,7 +126,9 @@ class Contest:
             return
         verified = np.count_nonzero(accepted.proposed) > 0
         steps = self.looking.steps + self.verifying.steps + 1
-        self._share += max(MEMORY, 1 / steps) * (verified - self._share)
+        weight = max(MEMORY, 1 / steps)
+        self._share += weight * (verified - self._share)
+        self._gain += weight * (outputs / len(result.rows) - 1 - self._gain)
         if verified:
             self._unseen = 0
         (self.verifying if verified else self.looking).add(outputs, seconds)
@@ -143,7 +152,8 @@ class Contest:
             else:
                 plain = self.plain.outputs / max(self.plain.seconds, 1e-9)
                 ratio = self.rate / max(MARGIN * plain, 1e-9)
-                self._drafts, self._left = ratio > 1, OFTEN if abs(ratio - 1) < CLOSE else RARELY
+                self._drafts = ratio > 1 and (self._gain > GAIN or self.plain.seconds > LONG)
+                self._left = OFTEN if abs(ratio - 1) < CLOSE else RARELY
         self._left -= 1
         return self._drafts
 
@@ -162,6 +172,7 @@ class AdaptiveDepth:
         self._times = times
         self._contests: dict[int, Contest] = {}
         """By the number of binary digits of the number of rows."""
+        self._known: dict[int, tuple[float, float]] = {}
 
     def aim(self, rows: int) -> Aim:
         """See `Depth`."""
@@ -169,7 +180,7 @@ class AdaptiveDepth:
         contest = self._contest(rows)
         if not contest.turn():
             return NO_DRAFTS
-        alone, with_all = self._times.of(rows), self._times.of(rows * (1 + self._most))
+        alone, with_all = self._taken(rows)
         rate = contest.rate or rows / max(alone, 1e-9)
         worth = min(HIGHEST, rate * (with_all - alone) / (rows * self._most))
         return Aim(self._most, worth, contest.least(rows))
@@ -180,6 +191,12 @@ class AdaptiveDepth:
         if rows == 0 or result.has_prompts:
             return
         self._contest(rows).observe(result)
+
+    def _taken(self, rows: int) -> tuple[float, float]:
+        """Seconds of a step without drafts, and of one with all of them."""
+        if (found := self._known.get(rows)) is None:
+            found = self._known[rows] = self._times.of(rows), self._times.of(rows * (1 + self._most))
+        return found
 
     def _contest(self, rows: int) -> Contest:
         digits = rows.bit_length()

@@ -166,17 +166,20 @@ class Planner:
         most = min(self._aim.most, budget)
         # Behind the last token of a request there is nothing to verify.
         room = running.limit[rows] - running.planned_lower[rows] - 1
-        wanted: Ints = np.where(running.speculates[rows], np.minimum(room, most), 0).clip(0)
+        wanted: Ints = np.where(running.speculates[rows], np.maximum(np.minimum(room, most), 0), 0)
         return wanted
 
     def _cover(self, rows: Ints, drafts: Ints) -> bool:
         """Whether each of `rows` has, or got, pages for all that it may compute with `drafts`; int64[n] both."""
         ends = np.minimum(self._running.planned[rows] + drafts + 1, self._running.limit[rows])
-        if self._memory.missing_pages(rows, ends) > self._memory.obtainable_pages:
+        short = rows[self._memory.needs_page(rows, ends - 1)]
+        # Asked of those that need some: most steps need none.
+        if len(short) and self._memory.missing_pages(rows, ends) > self._memory.obtainable_pages:
             return False
-        while len(short := rows[self._memory.needs_page(rows, ends - 1)]):
+        while len(short):
             if not self._memory.grow(short):
                 return False
+            short = rows[self._memory.needs_page(rows, ends - 1)]
         return True
 
     def _resolve(self) -> bool:

@@ -10,7 +10,18 @@ import pytest
 
 from core.batch.result import Accepted, StepResult
 from core.batch.spec_plan import NO_DRAFTS
-from core.scheduler.draft_depth import CERTAIN, FIRST, HIGHEST, OFTEN, RARELY, TRIED, AdaptiveDepth, Pace, StepTimes
+from core.scheduler.draft_depth import (
+    CERTAIN,
+    FIRST,
+    HIGHEST,
+    LONG,
+    OFTEN,
+    RARELY,
+    TRIED,
+    AdaptiveDepth,
+    Pace,
+    StepTimes,
+)
 
 MOST = 6
 CHEAP = StepTimes((1, 64), (0.020, 0.022))
@@ -60,6 +71,18 @@ def test_looking_that_finds_nothing_goes_on_where_it_costs_next_to_nothing(looki
     """Random text: what a step of 25 ms hides, one of a millisecond shows."""
     chosen = play(AdaptiveDepth(MOST, CHEAP), 2000, 4, 1, looking)
     assert sum(chosen) > 0.85 * len(chosen) if goes_on else sum(chosen) < 0.15 * len(chosen)
+
+
+@pytest.mark.parametrize(("seconds", "looks"), [(LONG / 4, False), (LONG * 2, True)])
+def test_what_no_clock_can_tell_is_decided_by_what_was_gained(seconds: float, looks: bool) -> None:
+    """Steps that look and find nothing seem no longer than the others: short ones are for the clock too coarse."""
+    chosen = play(AdaptiveDepth(MOST, CHEAP), 2000, 4, 1, seconds, seconds)
+    assert sum(chosen) > 0.85 * len(chosen) if looks else sum(chosen) < 0.15 * len(chosen)
+
+
+def test_short_steps_go_on_with_drafts_that_bring_something() -> None:
+    chosen = play(AdaptiveDepth(MOST, CHEAP), 2000, 4, 2, LONG / 4, LONG / 4)
+    assert sum(chosen) > 0.85 * len(chosen)
 
 
 def test_a_change_is_noticed() -> None:
