@@ -55,9 +55,8 @@ def build_engine(config: EngineConfig, progress: Progress | None = None) -> Buil
     tokenizer = Tokenizer.load(config.model.path)
     if tokenizer.chats is not None:
         tokenizer.chats.start()
-    # Adapters hook the module tree, which native code does not go through.
-    native = "off" if config.lora.enabled else config.model.native
-    model = load_model(dataclasses.replace(config.model, native=native), device, progress)
+    # Adapters hook the module tree, which the native decoder does not go through.
+    model = load_model(config.model, device, progress, keeps_modules=config.lora.enabled)
     return assemble(config, model, tokenizer, DeviceStreams(device))
 
 

@@ -12,7 +12,7 @@ from core.models.base import Model, Progress
 from core.models.config import CheckpointConfig, read_checkpoint_config
 from core.models.quantized.at_load import refuse_at_load
 from core.models.quantized.registry import quant_method
-from core.models.registry import ENCODER_DECODER_TYPES, family_of, model_factory
+from core.models.registry import DEFAULT_FAMILY, ENCODER_DECODER_TYPES, family_of, model_factory
 from core.models.weights import check_weight_files
 
 
@@ -28,9 +28,12 @@ def check_checkpoint(directory: str | Path) -> CheckpointConfig:
     return checkpoint
 
 
-def load_model(config: ModelConfig, device: torch.device, progress: Progress | None = None) -> Model:
+def load_model(
+    config: ModelConfig, device: torch.device, progress: Progress | None = None, *, keeps_modules: bool = False
+) -> Model:
     """Check, load and prove the checkpoint at `config.path`; `progress` sees "check", "weights" and "self-check".
 
+    `keeps_modules`: the model must go on through the module tree of transformers, because adapters hook it.
     Call `bind` on the returned model before `forward`. Raises ModelLoadError.
     """
     report = progress or _silent
@@ -42,7 +45,8 @@ def load_model(config: ModelConfig, device: torch.device, progress: Progress | N
     encoder_decoder = _is_encoder_decoder(checkpoint)
     refuse_at_load(checkpoint, config.quantization, encoder_decoder=encoder_decoder)
     report("check", 1.0)
-    family = family_of(checkpoint.model_type, encoder_decoder=encoder_decoder)
+    kept = keeps_modules and not encoder_decoder
+    family = DEFAULT_FAMILY if kept else family_of(checkpoint.model_type, encoder_decoder=encoder_decoder)
     return model_factory(family)(checkpoint, config, device, report)
 
 

@@ -19,7 +19,7 @@ DEFAULT_FAMILY = "transformers"
 ENCODER_DECODER_FAMILY = "encoder-decoder"
 
 MODEL_FAMILIES: dict[str, str] = {
-    DEFAULT_FAMILY: "core.models.hf.backend:load_transformers",
+    DEFAULT_FAMILY: "core.models.products.family:load_packed",
     "native": "core.models.native.family:load_native",
     ENCODER_DECODER_FAMILY: "core.models.encoder_decoder.backend:load_encoder_decoder",
 }

@@ -6,10 +6,12 @@ ends and the next begins. A model that cannot work that way is refused at load, 
 
 from __future__ import annotations
 
+import copy
 import inspect
 import logging
 from collections.abc import Mapping
-from typing import Any
+from itertools import chain
+from typing import Any, Protocol
 
 import torch
 from transformers import PreTrainedConfig, PreTrainedModel
@@ -48,6 +50,18 @@ MAX_NAMED_WEIGHTS = 3
 """How many missing or unexpected weights an error names."""
 
 
+class Products(Protocol):
+    """What computes the products of a module tree instead of torch, from a step on that it chooses."""
+
+    def begin(self, tokens: int) -> None:
+        """Call before the modules run over `tokens` of them."""
+        ...
+
+    def end(self) -> None:
+        """Call after they ran."""
+        ...
+
+
 class TransformersModel:
     """A `core.models.base.Model` around a transformers module tree."""
 
@@ -61,6 +75,7 @@ class TransformersModel:
         self._states = states
         self.reference: Reference | None = None
         """The logits that it was proved against; a native decoder proves itself against them too."""
+        self.products: Products | None = None
 
     @property
     def spec(self) -> ModelSpec:
@@ -91,6 +106,8 @@ class TransformersModel:
     @torch.inference_mode()
     def forward(self, batch: ForwardBatch) -> torch.Tensor:
         """float32[S, vocab_size]: logits at `batch.last_indices`. Sets the hidden states that the batch wants."""
+        if self.products is not None:
+            self.products.begin(batch.input_ids.shape[0])
         self._context.begin(batch)
         if self._states is not None:
             self._states.begin(batch)
@@ -98,7 +115,23 @@ class TransformersModel:
         self._call.begin(batch)
         logits = self._call.logits(cache, batch.input_ids, batch.positions, batch.last_indices).float()
         self._call.give(batch)
+        if self.products is not None:
+            self.products.end()
         return logits
+
+    def twin(self) -> TransformersModel:
+        """The same over a copy of the module tree that shares all its tensors; it may run on a thread of its own.
+
+        Call it before the first step: what serving has bound and hooked by then would be copied too.
+        """
+        context = PackedContext(dtype=self._context.dtype, spans=self._context.spans)
+        tensors: Any = chain(self._module.parameters(), self._module.buffers())
+        shared: dict[int, Any] = {id(tensor): tensor for tensor in tensors}
+        shared[id(self._context)] = context
+        states = None if self._states is None else StateContext()
+        if self._states is not None:
+            shared[id(self._states)] = states
+        return TransformersModel(copy.deepcopy(self._module, shared), self._spec, context, states)
 
 
 def load_transformers(

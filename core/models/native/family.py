@@ -8,9 +8,8 @@ same way. If the native decoder cannot be used, the reason is logged, and only s
 from __future__ import annotations
 
 import logging
-import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 import torch
 from transformers import PreTrainedModel
@@ -24,10 +23,12 @@ from core.models.base import NO_COMPANIONS, Model, ModelSpec, Progress
 from core.models.config import CheckpointConfig
 from core.models.hf.backend import TransformersModel, load_transformers
 from core.models.hf.self_check import Reference, run_self_check
+from core.models.native.beside import beside
 from core.models.native.decoder import NativeDecoder
 from core.models.native.extension import is_built, load_extension
 from core.models.native.reading import NotDense
 from core.models.native.weights import check_dense
+from core.models.products.family import with_products
 from core.native.kept_library import ExtensionUnavailable
 
 logger = logging.getLogger(__name__)
@@ -42,6 +43,7 @@ def load_native(checkpoint: CheckpointConfig, config: ModelConfig, device: torch
         check_dense(model.module, model.spec)
     except NotDense as reason:
         logger.info("served by transformers, not by native code: %s", reason)
+        with_products(model, config, progress)
         return model
     upgraded = UpgradingModel(model)
     if config.native == "wait" or is_built():
@@ -52,11 +54,6 @@ def load_native(checkpoint: CheckpointConfig, config: ModelConfig, device: torch
         logger.info("compiling native code beside serving; transformers computes until then")
         beside(upgraded.upgrade)
     return upgraded
-
-
-def beside(work: Callable[[], None]) -> None:
-    """Run `work` on a daemon thread of its own. No thread waits for it, so it does not delay the end of the process."""
-    threading.Thread(target=work, name="slipstream-native", daemon=True).start()
 
 
 class UpgradingModel:

@@ -43,58 +43,63 @@ constexpr int64_t panel_place(int64_t output, int64_t input) {
 #if defined(__AVX2__) && defined(__FMA__) && !defined(__AVX512F__)
 
 // Sixteen registers of eight floats. The compiler does not spread vectors of sixteen over them without going through
-// memory, so a panel is taken in halves, and sums of three rows stay in registers.
-constexpr int kEights = kPanel / 16;
+// memory, so a panel is taken in halves, and sums of three rows stay in registers. Those of one row fit for all of it,
+// which is then read in order.
+template <int M>
+constexpr int kEights = M == 1 ? kPanel / 8 : kPanel / 16;
 
 template <int M>
 struct Sums {
-  __m256 of[M][kEights];
+  __m256 of[M][kEights<M>];
 
   void begin(const float* out, bool add) {
     for (int m = 0; m < M; ++m)
-      for (int e = 0; e < kEights; ++e) of[m][e] = add ? _mm256_loadu_ps(out + m * kPanel + e * 8) : _mm256_setzero_ps();
+      for (int e = 0; e < kEights<M>; ++e)
+        of[m][e] = add ? _mm256_loadu_ps(out + m * kPanel + e * 8) : _mm256_setzero_ps();
   }
   void end(float* out) const {
     for (int m = 0; m < M; ++m)
-      for (int e = 0; e < kEights; ++e) _mm256_storeu_ps(out + m * kPanel + e * 8, of[m][e]);
+      for (int e = 0; e < kEights<M>; ++e) _mm256_storeu_ps(out + m * kPanel + e * 8, of[m][e]);
   }
 };
 
 template <int M>
 inline void panel_rows(const float* x, int64_t stride, const float* panel, int64_t depth, float* out, bool add) {
-  for (int64_t half = 0; half < kPanel; half += kEights * 8) {
+  for (int64_t part = 0; part < kPanel; part += kEights<M> * 8) {
     Sums<M> sums;
-    sums.begin(out + half, add);
+    sums.begin(out + part, add);
     for (int64_t k = 0; k < depth; ++k) {
-      const float* weights = panel + k * kPanel + half;
-      _mm_prefetch(reinterpret_cast<const char*>(weights) + kAhead, _MM_HINT_T0);
+      const float* weights = panel + k * kPanel + part;
+      for (int e = 0; e < kEights<M>; e += 4)
+        _mm_prefetch(reinterpret_cast<const char*>(weights + e * 8) + kAhead, _MM_HINT_T0);
       __m256 values[M];
       for (int m = 0; m < M; ++m) values[m] = _mm256_broadcast_ss(x + m * stride + k);
-      for (int e = 0; e < kEights; ++e) {
+      for (int e = 0; e < kEights<M>; ++e) {
         const __m256 weight = _mm256_loadu_ps(weights + e * 8);
         for (int m = 0; m < M; ++m) sums.of[m][e] = _mm256_fmadd_ps(weight, values[m], sums.of[m][e]);
       }
     }
-    sums.end(out + half);
+    sums.end(out + part);
   }
 }
 
 template <int M>
 inline void panel_rows(const BFloat16* x, int64_t stride, const BFloat16* panel, int64_t depth, float* out, bool add) {
   const __m256i high = _mm256_set1_epi32(static_cast<int32_t>(0xffff0000u));
-  for (int64_t half = 0; half < kPanel; half += kEights * 8) {
+  for (int64_t part = 0; part < kPanel; part += kEights<M> * 8) {
     Sums<M> sums;
-    sums.begin(out + half, add);
+    sums.begin(out + part, add);
     for (int64_t k = 0; k < depth; k += 2) {
-      const BFloat16* weights = panel + k * kPanel + half * 2;
-      _mm_prefetch(reinterpret_cast<const char*>(weights) + kAhead, _MM_HINT_T0);
+      const BFloat16* weights = panel + k * kPanel + part * 2;
+      for (int e = 0; e < kEights<M>; e += 2)
+        _mm_prefetch(reinterpret_cast<const char*>(weights + e * 16) + kAhead, _MM_HINT_T0);
       __m256i both[M];
       for (int m = 0; m < M; ++m) {
         int32_t pair;
         std::memcpy(&pair, x + m * stride + k, sizeof(pair));
         both[m] = _mm256_set1_epi32(pair);
       }
-      for (int e = 0; e < kEights; ++e) {
+      for (int e = 0; e < kEights<M>; ++e) {
         const __m256i pairs = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(weights + e * 16));
         const __m256 even = _mm256_castsi256_ps(_mm256_slli_epi32(pairs, 16));
         const __m256 odd = _mm256_castsi256_ps(_mm256_and_si256(pairs, high));
@@ -105,7 +110,7 @@ inline void panel_rows(const BFloat16* x, int64_t stride, const BFloat16* panel,
         }
       }
     }
-    sums.end(out + half);
+    sums.end(out + part);
   }
 }
 
@@ -313,8 +318,13 @@ constexpr int kBlockRows = 3;
 #else
 constexpr int kBlockRows = 2;
 #endif
-// Inputs of one pass over a panel, so that it stays in the second cache while all rows go by.
+// Inputs of one pass over a panel, so that it stays in a cache while all rows go by: in the second, where sums of that
+// many rows stay in registers that it keeps up, else in the first.
+#if defined(__AVX512F__)
 constexpr int64_t kPassBytes = 1 << 18;
+#else
+constexpr int64_t kPassBytes = 1 << 14;
+#endif
 
 // out[rows][64] = (add ? out : 0) + x[rows][depth] times the panel. `kFetch`: the panel comes from memory, not from a cache.
 template <bool kFetch, typename T>

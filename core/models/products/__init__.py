@@ -1,0 +1,1 @@
+"""Products of a module tree's matrices in compiled code, where transformers computes everything between them."""

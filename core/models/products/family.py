@@ -1,0 +1,126 @@
+"""The "transformers" family: the module tree of transformers, whose matrices compiled code multiplies once it is ready.
+
+The products are packed and proved on a copy of the tree that shares its tensors, by the reference and the self-check
+that proved the tree itself. The forward thread puts them in place between two steps; until then, and where they cannot
+be had, torch computes them, and only speed is lost.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import Any
+
+import torch
+
+from core.config import ModelConfig
+from core.models.base import Progress
+from core.models.config import CheckpointConfig
+from core.models.hf.backend import TransformersModel, load_transformers
+from core.models.hf.self_check import CheckResult, Reference, run_self_check
+from core.models.native.beside import beside
+from core.models.products.extension import is_built, load_extension
+from core.models.products.packing import DTYPES, Forward, matrices_of, put_in_place
+from core.models.products.reads import alone_with_weights
+from core.native.kept_library import ExtensionUnavailable
+
+logger = logging.getLogger(__name__)
+
+FEW_TOKENS = 16
+"""Up to that many tokens of a step, operations between products take less time than waking torch's threads for them."""
+
+
+def load_packed(
+    checkpoint: CheckpointConfig, config: ModelConfig, device: torch.device, progress: Progress
+) -> TransformersModel:
+    """As `load_transformers`, with compiled products where `config.native` allows them."""
+    model = load_transformers(checkpoint, config, device, progress)
+    with_products(model, config, progress)
+    return model
+
+
+def with_products(model: TransformersModel, config: ModelConfig, progress: Progress) -> None:
+    """Give `model` compiled products: now if they are compiled already or waited for, else beside serving."""
+    if config.native == "off" or model.module.device.type != "cpu" or model.module.dtype not in DTYPES:
+        return
+    try:
+        products = PackedProducts(model, torch.get_num_threads())
+    except Exception as error:  # a module tree that cannot be copied
+        logger.info("products stay torch's: %s", error)
+        return
+    model.products = products
+    if config.native == "wait" or is_built():
+        progress("native", 0.0)
+        products.prepare()
+        progress("native", 1.0)
+    else:
+        logger.info("compiling products beside serving; torch computes them until then")
+        beside(products.prepare)
+
+
+class PackedProducts:
+    """Those of one model. `prepare` runs on any thread, everything else on the forward thread."""
+
+    def __init__(self, model: TransformersModel, threads: int) -> None:
+        self._module = model.module
+        self._twin: TransformersModel | None = model.twin()
+        self._reference: Reference | None = model.reference
+        self._threads = threads
+        self._torch_threads = threads
+        self._crew: Any = None
+        self._names: dict[str, tuple[str, ...]] = {}
+        self._ready: dict[str, Forward] | None = None
+        self.packed = 0
+        """How many modules the next step computes by compiled code."""
+
+    def begin(self, tokens: int) -> None:
+        """Call before the model runs over `tokens` of them."""
+        if self._ready is not None:
+            self.packed = put_in_place(self._module, self._ready, self._names)
+            self._ready = None
+        if self.packed:
+            self._use_torch_threads(1 if tokens <= FEW_TOKENS else self._threads)
+
+    def end(self) -> None:
+        """Call after it: nothing is multiplied for a while."""
+        if self.packed:
+            self._crew.rest()
+
+    def _use_torch_threads(self, count: int) -> None:
+        if count != self._torch_threads:
+            torch.set_num_threads(count)
+            self._torch_threads = count
+
+    def prepare(self) -> None:
+        """Compile or load the code, pack the matrices, check the logits. Logs the outcome and never raises."""
+        began = time.monotonic()
+        assert self._twin is not None and self._reference is not None, "prepared once"
+        try:
+            forwards, result = self._packed(load_extension(), self._twin, self._reference)
+        except ExtensionUnavailable as reason:
+            logger.warning("no compiled products, torch goes on: %s", reason)
+        except BaseException:  # a thread of its own: nothing above it would tell of a panic
+            logger.exception("no compiled products, torch goes on: it failed")
+        else:
+            if result.passed and forwards:
+                logger.info("%d products are compiled from now on (%.1f s)", len(forwards), time.monotonic() - began)
+                self.packed, self._ready = len(forwards), forwards
+            else:
+                logger.warning("no compiled products, torch goes on: logits differ by %.2g", result.error)
+        self._twin = self._reference = None
+
+    def _packed(
+        self, extension: Any, twin: TransformersModel, reference: Reference
+    ) -> tuple[dict[str, Forward], CheckResult]:
+        found = matrices_of(twin.module)
+        owners = {
+            name: (each.module, tuple(getattr(each.module, part) for part in each.names)) for name, each in found.items()
+        }
+        alone = alone_with_weights(owners, lambda: run_self_check(twin, reference))
+        self._crew = extension.Crew(self._threads)
+        forwards = {name: each.pack(extension, self._crew) for name, each in found.items() if name in alone}
+        self._names = {name: found[name].names for name in forwards}
+        put_in_place(twin.module, forwards, self._names)
+        result = run_self_check(twin, reference)
+        self._crew.rest()
+        return forwards, result

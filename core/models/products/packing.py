@@ -1,0 +1,131 @@
+"""Which modules of a tree are dense matrices, and what computes them in compiled code instead of their `forward`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+
+PLAIN = (torch.Tensor, nn.Parameter)
+DTYPES = (torch.float32, torch.bfloat16)
+
+Forward = Callable[..., torch.Tensor]
+
+
+class Matrices(Protocol):
+    """One module's matrices, and how they are packed."""
+
+    module: nn.Module
+    names: tuple[str, ...]
+    """Its parameters that are not needed any more once they are packed."""
+
+    def pack(self, extension: Any, crew: Any) -> Forward:
+        """What stands for the module's `forward`."""
+        ...
+
+
+class DenseLinear:
+    """An `nn.Linear` with plain weights."""
+
+    names = ("weight",)
+
+    def __init__(self, module: nn.Linear) -> None:
+        self.module = module
+
+    def pack(self, extension: Any, crew: Any) -> Forward:
+        """See `Matrices`."""
+        weight, bias = self.module.weight.detach(), self.module.bias
+        halves = weight.dtype == torch.bfloat16
+        product: Forward = extension.Product(crew, halves, weight, None, None if bias is None else bias.detach())
+        return product
+
+
+class DenseExperts:
+    """Experts as `transformers` has them: matrices [E, out, in] of all of them, or [E, in, out], in one tensor."""
+
+    def __init__(self, module: Any) -> None:
+        self.module: Any = module
+        self.names = ("gate_up_proj" if module.has_gate else "up_proj", "down_proj")
+
+    def pack(self, extension: Any, crew: Any) -> Forward:
+        """See `Matrices`."""
+        into, out = (self._packed(extension, crew, name) for name in self.names)
+        return ExpertsForward(self.module, into, out)
+
+    def _packed(self, extension: Any, crew: Any, name: str) -> Any:
+        module = self.module
+        bias = getattr(module, f"{name}_bias").detach() if module.has_bias else None
+        return extension.Experts(crew, getattr(module, name).detach(), bias, module.is_transposed)
+
+
+class ExpertsForward:
+    """`forward` of a module of experts, after `batched_mm_experts_forward` of transformers (5.24).
+
+    Between the two products the module's own gate or activation computes, with whatever limits a family has.
+    """
+
+    def __init__(self, module: Any, into: Any, out: Any) -> None:
+        self._module = module
+        self._into = into
+        self._out = out
+
+    def __call__(self, hidden_states: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor) -> Any:
+        """[T, H] to [T, H]; experts and their weights [T, k]."""
+        module, (tokens, each) = self._module, top_k_index.shape
+        inner = self._into(hidden_states, top_k_index)
+        inner = module._apply_gate(inner) if module.has_gate else module.act_fn(inner)
+        found = self._out(inner, top_k_index)
+        if module.has_post_expert_norm:
+            found = module.post_expert_norm(found)
+        weighted = found * top_k_weights.reshape(-1, 1)
+        return weighted.view(tokens, each, -1).sum(dim=1).to(hidden_states.dtype)
+
+    def on(self, module: Any) -> ExpertsForward:
+        """The same for a copy of the module, whose gate is then its own."""
+        return ExpertsForward(module, self._into, self._out)
+
+
+def matrices_of(model: nn.Module) -> dict[str, Matrices]:
+    """By name, the modules of `model` that compiled code could compute. What somebody adapted is left alone."""
+    found: dict[str, Matrices] = {}
+    for name, module in model.named_modules():
+        if "forward" in vars(module):
+            continue
+        if type(module) is nn.Linear and _is_plain(module.weight, 2):
+            found[name] = DenseLinear(module)
+        elif _are_experts(module):
+            found[name] = DenseExperts(module)
+    return found
+
+
+def _are_experts(module: Any) -> bool:
+    flags = ("has_gate", "has_bias", "is_transposed", "has_post_expert_norm", "_is_expert_parallel")
+    if not all(hasattr(module, flag) for flag in flags) or module._is_expert_parallel:
+        return False
+    names = ("gate_up_proj" if module.has_gate else "up_proj", "down_proj")
+    return all(_is_plain(getattr(module, name, None), 3) for name in names)
+
+
+def _is_plain(weight: Any, dims: int) -> bool:
+    return type(weight) in PLAIN and weight.dim() == dims and weight.dtype in DTYPES and weight.device.type == "cpu"
+
+
+def put_in_place(model: nn.Module, forwards: Mapping[str, Forward], names: Mapping[str, tuple[str, ...]]) -> int:
+    """Have `forwards` compute the modules of these names, and let go of their parameters `names`. Returns how many.
+
+    A place without memory stays where a parameter was, so that its shape and dtype can be asked for.
+    """
+    count = 0
+    modules = dict(model.named_modules())
+    for name, forward in forwards.items():
+        module = modules[name]
+        if "forward" in vars(module):
+            continue
+        vars(module)["forward"] = forward.on(module) if isinstance(forward, ExpertsForward) else forward
+        for each in names[name]:
+            place = torch.empty_like(getattr(module, each), device="meta")
+            setattr(module, each, nn.Parameter(place, requires_grad=False))
+        count += 1
+    return count

@@ -1,0 +1,202 @@
+// Matrices of a module tree in panels, for whoever computes everything between them with torch: a linear layer, the rows
+// of an embedding that is the same matrix, and the matrices of experts, each applied to the rows that chose it.
+//
+// All matrices of a model share one team of threads and its buffers. They are applied one after the other.
+
+#include <ATen/ATen.h>
+#include <torch/csrc/utils/pybind.h>
+
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <vector>
+
+#include "../native/linear.h"
+
+namespace {
+
+using namespace slipstream;
+namespace py = pybind11;
+
+// Multiplications of a product that takes a few microseconds: giving the interpreter away and getting it back beside a
+// busy thread takes longer.
+constexpr int64_t kBrief = 1 << 17;
+
+// The threads of a model, and what they compute with.
+struct Crew {
+  explicit Crew(int64_t threads) : team(threads), scratch(threads) {}
+
+  void rest() { team.rest(); }
+
+  Team team;
+  std::vector<Scratch> scratch;
+  Scratch buffers;
+  // Held while the team works: it takes one caller at a time.
+  std::mutex busy;
+};
+
+using SharedCrew = std::shared_ptr<Crew>;
+
+// The interpreter is out of the way, unless the work is not worth it, and nobody else has the crew.
+class AtWork {
+ public:
+  AtWork(Crew& crew, int64_t multiplications) {
+    if (multiplications > kBrief) released_.emplace();
+    lock_ = std::unique_lock(crew.busy);
+  }
+
+ private:
+  std::optional<py::gil_scoped_release> released_;
+  std::unique_lock<std::mutex> lock_;
+};
+
+int64_t rows_of(const Tensor& x, int64_t inputs) {
+  TORCH_CHECK(x.dim() > 0 && x.size(-1) == inputs, "rows of ", inputs, " elements are multiplied, and ", x.sizes(),
+              " came");
+  return x.numel() / std::max<int64_t>(1, inputs);
+}
+
+// Row `at(i)` of x [..., K] as row i of `count`, each filled up to `depth`, in a buffer with room for what products touch.
+template <typename T, typename At>
+const T* lined_up(Crew& crew, const T* from, int64_t inputs, int64_t count, int64_t depth, const At& at) {
+  T* to = crew.buffers.take<T>(0, round_up(count, kRows) * depth);
+  constexpr int64_t kCopied = 16;
+  crew.team.run((count + kCopied - 1) / kCopied, [&](int64_t block, int64_t) {
+    for (int64_t row = block * kCopied; row < std::min(count, (block + 1) * kCopied); ++row) {
+      std::copy_n(from + at(row) * inputs, inputs, to + row * depth);
+      std::fill(to + row * depth + inputs, to + (row + 1) * depth, T(0.0f));
+    }
+  });
+  return to;
+}
+
+template <typename T>
+void put(const float* found, int64_t count, T* out) {
+  int64_t i = 0;
+  for (; i + kLanes <= count; i += kLanes) store(load(found + i), out + i);
+  for (; i < count; ++i) narrow(found[i], out[i]);
+}
+
+class Product {
+ public:
+  virtual ~Product() = default;
+  virtual Tensor apply(const Tensor& x) = 0;
+};
+
+template <typename T>
+class ProductOf final : public Product {
+ public:
+  ProductOf(SharedCrew crew, const Tensor& weight, const MaybeTensor& scale, const MaybeTensor& bias)
+      : crew_(std::move(crew)), inputs_(weight.size(1)), linear_(weight, scale, bias) {}
+
+  Tensor apply(const Tensor& x) override {
+    TORCH_CHECK(x.scalar_type() == c10::CppTypeToScalarType<T>::value, "the weights are of another type than ", x.dtype());
+    const int64_t rows = rows_of(x, inputs_), outputs = linear_.outputs(), depth = linear_.depth();
+    std::vector<int64_t> shape = x.sizes().vec();
+    shape.back() = outputs;
+    const Tensor given = x.contiguous();
+    Tensor made = at::empty(shape, x.options());
+    const T* from = given.const_data_ptr<T>();
+    T* out = made.mutable_data_ptr<T>();
+    const AtWork working(*crew_, rows * outputs * depth);
+    // Tiles read rows behind the last.
+    if (depth != inputs_ || (sizeof(T) == 2 && rows % kRows != 0))
+      from = lined_up(*crew_, from, inputs_, rows, depth, [](int64_t row) { return row; });
+    linear_.apply(crew_->team, crew_->scratch, from, rows, [&](int64_t row, int64_t first, float* found, int64_t count) {
+      put(found, count, out + row * outputs + first);
+    });
+    return made;
+  }
+
+ private:
+  SharedCrew crew_;
+  int64_t inputs_;
+  Linear<T> linear_;
+};
+
+// `halves`: whether it multiplies bfloat16, else float32; int8 weights do not say.
+std::unique_ptr<Product> make_product(SharedCrew crew, bool halves, const Tensor& weight, const MaybeTensor& scale,
+                                      const MaybeTensor& bias) {
+  if (halves) return std::make_unique<ProductOf<BFloat16>>(crew, weight, scale, bias);
+  return std::make_unique<ProductOf<float>>(crew, weight, scale, bias);
+}
+
+class Experts {
+ public:
+  virtual ~Experts() = default;
+  virtual Tensor apply(const Tensor& x, const Tensor& chosen) = 0;
+};
+
+template <typename T>
+class ExpertsOf final : public Experts {
+ public:
+  ExpertsOf(SharedCrew crew, const Tensor& weights, const MaybeTensor& biases, bool transposed)
+      : crew_(std::move(crew)), inputs_(weights.size(transposed ? 1 : 2)), outputs_(weights.size(transposed ? 2 : 1)) {
+    for (int64_t expert = 0; expert < weights.size(0); ++expert) {
+      const Tensor weight = transposed ? weights[expert].t() : weights[expert];
+      linears_.emplace_back(weight, std::nullopt, biases ? MaybeTensor((*biases)[expert]) : std::nullopt);
+    }
+  }
+
+  Tensor apply(const Tensor& x, const Tensor& chosen) override {
+    TORCH_CHECK(x.scalar_type() == c10::CppTypeToScalarType<T>::value, "the weights are of another type than ", x.dtype());
+    const int64_t rows = rows_of(x, inputs_), count = chosen.numel(), depth = linears_[0].depth();
+    TORCH_CHECK(rows > 0 && count % rows == 0, count, " choices do not belong to ", rows, " rows");
+    const int64_t each = count / rows;
+    const Tensor given = x.contiguous(), choices = chosen.to(at::kLong).contiguous();
+    Tensor made = at::empty({count, outputs_}, x.options());
+    const T* from = given.const_data_ptr<T>();
+    T* out = made.mutable_data_ptr<T>();
+    const AtWork working(*crew_, count * outputs_ * depth);
+    sort(choices.const_data_ptr<int64_t>(), count);
+    const T* lined = lined_up(*crew_, from, inputs_, count, depth, [&](int64_t row) { return order_[row] / each; });
+    for (size_t expert = 0; expert < linears_.size(); ++expert) {
+      const int64_t first = starts_[expert], mine = starts_[expert + 1] - first;
+      if (mine == 0) continue;
+      linears_[expert].apply(crew_->team, crew_->scratch, lined + first * depth, mine,
+                             [&](int64_t row, int64_t place, float* found, int64_t width) {
+                               put(found, width, out + order_[first + row] * outputs_ + place);
+                             });
+    }
+    return made;
+  }
+
+ private:
+  // Choices by expert, each expert's in their own order: `order_`, of which `starts_` says where each begins.
+  void sort(const int64_t* choices, int64_t count) {
+    const int64_t experts = static_cast<int64_t>(linears_.size());
+    starts_.assign(experts + 1, 0);
+    order_.resize(count);
+    for (int64_t i = 0; i < count; ++i) {
+      TORCH_CHECK_INDEX(choices[i] >= 0 && choices[i] < experts, "there is no expert ", choices[i]);
+      ++starts_[choices[i] + 1];
+    }
+    for (int64_t expert = 0; expert < experts; ++expert) starts_[expert + 1] += starts_[expert];
+    std::vector<int64_t> next(starts_.begin(), starts_.end() - 1);
+    for (int64_t i = 0; i < count; ++i) order_[next[choices[i]]++] = i;
+  }
+
+  SharedCrew crew_;
+  int64_t inputs_, outputs_;
+  std::vector<Linear<T>> linears_;
+  std::vector<int64_t> starts_, order_;
+};
+
+std::unique_ptr<Experts> make_experts(SharedCrew crew, const Tensor& weights, const MaybeTensor& biases,
+                                      bool transposed) {
+  if (weights.scalar_type() == at::kFloat) return std::make_unique<ExpertsOf<float>>(crew, weights, biases, transposed);
+  TORCH_CHECK(weights.scalar_type() == at::kBFloat16, "weights are float32 or bfloat16");
+  return std::make_unique<ExpertsOf<BFloat16>>(crew, weights, biases, transposed);
+}
+
+}  // namespace
+
+PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
+  py::class_<Crew, SharedCrew>(module, "Crew").def(py::init<int64_t>()).def("rest", &Crew::rest);
+  py::class_<Product>(module, "Product")
+      .def(py::init(&make_product), py::call_guard<py::gil_scoped_release>())
+      .def("__call__", &Product::apply);
+  py::class_<Experts>(module, "Experts")
+      .def(py::init(&make_experts), py::call_guard<py::gil_scoped_release>())
+      .def("__call__", &Experts::apply);
+}
