@@ -114,7 +114,8 @@ class PackedProducts:
     ) -> tuple[dict[str, Forward], CheckResult]:
         found = matrices_of(twin.module)
         owners = {
-            name: (each.module, tuple(getattr(each.module, part) for part in each.names)) for name, each in found.items()
+            name: (each.module, tuple(getattr(each.module, part) for part in each.names))
+            for name, each in found.items()
         }
         alone = alone_with_weights(owners, lambda: run_self_check(twin, reference))
         self._crew = extension.Crew(self._threads)

@@ -19,10 +19,12 @@ LOOKUP = torch.ops.aten.embedding.default
 """Rows of an embedding: its module has the matrix for itself, also where an output matrix is the same."""
 
 
-def alone_with_weights(owners: Mapping[str, tuple[nn.Module, tuple[torch.Tensor, ...]]], run: Callable[[], object]) -> set[str]:
+def alone_with_weights(
+    owners: Mapping[str, tuple[nn.Module, tuple[torch.Tensor, ...]]], run: Callable[[], object]
+) -> set[str]:
     """Names of `owners` (module and its matrices by name) that alone read them while `run` runs the model.
 
-    A module that was not called (an expert that no token chose) counts as its siblings do, whose names differ in numbers.
+    A module that was not called (an expert that no token chose) counts as its siblings do: their names differ in numbers.
     """
     watch = _Watch(owners)
     before = {name: vars(module).get("forward") for name, (module, _) in owners.items()}

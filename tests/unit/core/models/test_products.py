@@ -1,4 +1,4 @@
-"""Compiled products stand in a module tree for torch's: same logits, taken up between two steps, with hooks as before."""
+"""Compiled products stand in for torch's in a module tree: same logits, taken up between two steps, hooks as before."""
 
 from __future__ import annotations
 
