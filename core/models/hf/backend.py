@@ -11,7 +11,7 @@ import inspect
 import logging
 from collections.abc import Mapping
 from itertools import chain
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from transformers import PreTrainedConfig, PreTrainedModel
@@ -32,10 +32,11 @@ from core.models.base import NO_COMPANIONS, ModelSpec, Progress
 from core.models.config import CheckpointConfig, own_ids
 from core.models.fused.layers import fuse_layers, unfuse_layers, wanted
 from core.models.hf.head_layers import head_layers
-from core.models.hf.layer_states import layers_of
+from core.models.hf.layer_states import hidden_size_of, layers_of
 from core.models.hf.mla import absorb_latents, expand_latents
 from core.models.hf.packed_attention import IMPLEMENTATION, PackedCall, PackedContext, bind_context
 from core.models.hf.probe import ModelProbe, Unsupported, probe_model
+from core.models.hf.products import Products
 from core.models.hf.recurrent import StateContext
 from core.models.hf.recurrent_probe import unwrap_mixers, wrap_mixers
 from core.models.hf.self_check import CheckResult, Reference, plain_reference, run_self_check
@@ -48,18 +49,6 @@ logger = logging.getLogger(__name__)
 
 MAX_NAMED_WEIGHTS = 3
 """How many missing or unexpected weights an error names."""
-
-
-class Products(Protocol):
-    """What computes the products of a module tree instead of torch, from a step on that it chooses."""
-
-    def begin(self, tokens: int) -> None:
-        """Call before the modules run over `tokens` of them."""
-        ...
-
-    def end(self) -> None:
-        """Call after they ran."""
-        ...
 
 
 class TransformersModel:
@@ -340,7 +329,7 @@ def _assemble(
         state_layers=probe.cache.specs(),
         **own_ids(checkpoint, vocab_size),
         sampling_defaults=checkpoint.sampling_defaults,
-        hidden_size=_hidden_size(model),
+        hidden_size=hidden_size_of(model),
         quantization=weights.name,
         capturable=not probe.cache.specs(),
         state_of_layers=len(layers_of(model)),
@@ -350,12 +339,6 @@ def _assemble(
     bind_context(model, context)
     states = wrap_mixers(probe.cache.recurrent_layers) if spec.state_layers else None
     return TransformersModel(model, spec, context, states)
-
-
-def _hidden_size(model: PreTrainedModel) -> int:
-    """Width of the last hidden states; 0 for a model without a separate base model to read them from."""
-    size = getattr(model.config.get_text_config(), "hidden_size", None)
-    return size if isinstance(size, int) and getattr(model, "base_model", model) is not model else 0
 
 
 def one_line(error: object) -> str:

@@ -57,3 +57,9 @@ def layers_of(model: torch.nn.Module) -> Sequence[torch.nn.Module]:
     base: Any = getattr(model, "base_model", model)
     found = getattr(base, "layers", None)
     return list(found) if isinstance(found, torch.nn.ModuleList) else ()
+
+
+def hidden_size_of(model: Any) -> int:
+    """Width of the last hidden states; 0 for a model without a separate base model to read them from."""
+    size = getattr(model.config.get_text_config(), "hidden_size", None)
+    return size if isinstance(size, int) and getattr(model, "base_model", model) is not model else 0

@@ -17,9 +17,15 @@ Forward = Callable[..., torch.Tensor]
 class Matrices(Protocol):
     """One module's matrices, and how they are packed."""
 
-    module: nn.Module
-    names: tuple[str, ...]
-    """Its parameters that are not needed any more once they are packed."""
+    @property
+    def module(self) -> nn.Module:
+        """Whose they are."""
+        ...
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The module's parameters that are not needed any more once they are packed."""
+        ...
 
     def pack(self, extension: Any, crew: Any) -> Forward:
         """What stands for the module's `forward`."""
@@ -123,7 +129,7 @@ def put_in_place(model: nn.Module, forwards: Mapping[str, Forward], names: Mappi
         module = modules[name]
         if "forward" in vars(module):
             continue
-        vars(module)["forward"] = forward.on(module) if isinstance(forward, ExpertsForward) else forward
+        module.forward = forward.on(module) if isinstance(forward, ExpertsForward) else forward
         for each in names[name]:
             place = torch.empty_like(getattr(module, each), device="meta")
             setattr(module, each, nn.Parameter(place, requires_grad=False))

@@ -1,5 +1,5 @@
-// Matrices of a module tree in panels, for whoever computes everything between them with torch: a linear layer, the rows
-// of an embedding that is the same matrix, and the matrices of experts, each applied to the rows that chose it.
+// Matrices of a module tree in panels, where torch computes all between them: those of linear layers, and those of
+// experts, each applied to the rows that chose it.
 //
 // All matrices of a model share one team of threads and its buffers. They are applied one after the other.
 
@@ -56,7 +56,7 @@ int64_t rows_of(const Tensor& x, int64_t inputs) {
   return x.numel() / std::max<int64_t>(1, inputs);
 }
 
-// Row `at(i)` of x [..., K] as row i of `count`, each filled up to `depth`, in a buffer with room for what products touch.
+// Row `at(i)` of x [..., K] as row i of `count`, filled up to `depth`, in a buffer with room for what products touch.
 template <typename T, typename At>
 const T* lined_up(Crew& crew, const T* from, int64_t inputs, int64_t count, int64_t depth, const At& at) {
   T* to = crew.buffers.take<T>(0, round_up(count, kRows) * depth);
@@ -90,7 +90,7 @@ class ProductOf final : public Product {
       : crew_(std::move(crew)), inputs_(weight.size(1)), linear_(weight, scale, bias) {}
 
   Tensor apply(const Tensor& x) override {
-    TORCH_CHECK(x.scalar_type() == c10::CppTypeToScalarType<T>::value, "the weights are of another type than ", x.dtype());
+    TORCH_CHECK(x.scalar_type() == c10::CppTypeToScalarType<T>::value, "weights are not of type ", x.dtype());
     const int64_t rows = rows_of(x, inputs_), outputs = linear_.outputs(), depth = linear_.depth();
     std::vector<int64_t> shape = x.sizes().vec();
     shape.back() = outputs;
@@ -102,9 +102,10 @@ class ProductOf final : public Product {
     // Tiles read rows behind the last.
     if (depth != inputs_ || (sizeof(T) == 2 && rows % kRows != 0))
       from = lined_up(*crew_, from, inputs_, rows, depth, [](int64_t row) { return row; });
-    linear_.apply(crew_->team, crew_->scratch, from, rows, [&](int64_t row, int64_t first, float* found, int64_t count) {
+    const auto sink = [&](int64_t row, int64_t first, float* found, int64_t count) {
       put(found, count, out + row * outputs + first);
-    });
+    };
+    linear_.apply(crew_->team, crew_->scratch, from, rows, sink);
     return made;
   }
 
@@ -139,7 +140,7 @@ class ExpertsOf final : public Experts {
   }
 
   Tensor apply(const Tensor& x, const Tensor& chosen) override {
-    TORCH_CHECK(x.scalar_type() == c10::CppTypeToScalarType<T>::value, "the weights are of another type than ", x.dtype());
+    TORCH_CHECK(x.scalar_type() == c10::CppTypeToScalarType<T>::value, "weights are not of type ", x.dtype());
     const int64_t rows = rows_of(x, inputs_), count = chosen.numel(), depth = linears_[0].depth();
     TORCH_CHECK(rows > 0 && count % rows == 0, count, " choices do not belong to ", rows, " rows");
     const int64_t each = count / rows;
@@ -149,7 +150,8 @@ class ExpertsOf final : public Experts {
     T* out = made.mutable_data_ptr<T>();
     const AtWork working(*crew_, count * outputs_ * depth);
     sort(choices.const_data_ptr<int64_t>(), count);
-    const T* lined = lined_up(*crew_, from, inputs_, count, depth, [&](int64_t row) { return order_[row] / each; });
+    const auto at = [&](int64_t row) { return order_[row] / each; };
+    const T* lined = lined_up(*crew_, from, inputs_, count, depth, at);
     for (size_t expert = 0; expert < linears_.size(); ++expert) {
       const int64_t first = starts_[expert], mine = starts_[expert + 1] - first;
       if (mine == 0) continue;

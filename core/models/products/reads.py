@@ -24,7 +24,7 @@ def alone_with_weights(
 ) -> set[str]:
     """Names of `owners` (module and its matrices by name) that alone read them while `run` runs the model.
 
-    A module that was not called (an expert that no token chose) counts as its siblings do: their names differ in numbers.
+    A module that was not called (an expert that no token chose) counts as siblings do, whose names differ in numbers.
     """
     watch = _Watch(owners)
     before = {name: vars(module).get("forward") for name, (module, _) in owners.items()}
@@ -54,7 +54,7 @@ class _Watch(TorchDispatchMode):
     """Notes operations on the matrices outside the `forward` of the modules that have them."""
 
     def __init__(self, owners: Mapping[str, tuple[nn.Module, tuple[torch.Tensor, ...]]]) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.called: set[str] = set()
         self.read_elsewhere: set[str] = set()
         self.running: list[str] = []
