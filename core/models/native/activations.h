@@ -72,4 +72,22 @@ void activate(Activation kind, const float* x, const float* by, T* out, int64_t 
   }
 }
 
+// A gate that is kept below `limit`, beside an input that is kept within it and has `offset` added.
+struct Clamp {
+  float alpha, limit, offset;
+};
+
+// out[count] = gate sigmoid(alpha gate) (x + offset).
+template <typename T>
+void activate_clamped(const Clamp& clamp, const float* gate, const float* x, T* out, int64_t count) {
+  const Floats most = Floats{} + clamp.limit;
+  for (int64_t i = 0; i < count; i += kLanes) {
+    Floats g = load(gate + i), by = load(x + i);
+    g = g > most ? most : g;
+    by = by > most ? most : by;
+    by = by < -most ? -most : by;
+    store(g / (1.0f + exp_of(-clamp.alpha * g)) * (by + clamp.offset), out + i);
+  }
+}
+
 }  // namespace slipstream

@@ -17,29 +17,46 @@ namespace slipstream {
 template <typename T>
 class Mlp {
  public:
-  explicit Mlp(const MlpParts& parts)
+  explicit Mlp(const MlpParts& parts, std::optional<Clamp> clamp = std::nullopt)
       : gated_(std::get<2>(parts)),
         activation_(activation_of(std::get<3>(parts))),
+        clamp_(clamp),
         into_(gated_ ? paired(std::get<0>(parts)) : Linear<T>(std::get<0>(parts))),
         down_(std::get<1>(parts)) {}
 
+  const Linear<T>& into() const { return into_; }
   const Linear<T>& down() const { return down_; }
 
   // [tokens][down().depth()] from normed.
   T* inner(Workshop& shop, const T* normed, int64_t tokens) const {
-    const int64_t half = kPanel / 2, stride = down_.depth();
+    const int64_t stride = down_.depth();
     T* out = shop.buffer<T>(2, tokens, stride);
     into_.apply(shop.team, shop.scratch, normed, tokens, [&](int64_t row, int64_t first, float* found, int64_t) {
-      if (gated_) {
-        activate(activation_, found, found + half, out + row * stride + first / 2, half);
-      } else {
-        activate(activation_, found, nullptr, out + row * stride + first, std::min(kPanel, stride - first));
-      }
+      activate_panel(found, first, out + row * stride);
     });
     return out;
   }
 
+  // The same of one panel only: what x[rows][into().depth()] becomes in out[rows][down().depth()].
+  void inner_panel(Scratch& scratch, const T* x, int64_t rows, int64_t panel, T* out) const {
+    float* found = into_.outputs_of(scratch, x, into_.depth(), rows, panel);
+    for (int64_t row = 0; row < rows; ++row)
+      activate_panel(found + row * kPanel, panel * kPanel, out + row * down_.depth());
+  }
+
  private:
+  // A row's part of a panel of `into_`, whose first output is `first`.
+  void activate_panel(float* found, int64_t first, T* out) const {
+    const int64_t half = kPanel / 2;
+    if (clamp_) {
+      activate_clamped(*clamp_, found, found + half, out + first / 2, half);
+    } else if (gated_) {
+      activate(activation_, found, found + half, out + first / 2, half);
+    } else {
+      activate(activation_, found, nullptr, out + first, std::min(kPanel, down_.depth() - first));
+    }
+  }
+
   // gate and up [2 I, C], row by row in turns of half a panel, so that one panel holds both sides of its 32 products.
   static Tensor paired(const Tensor& gate_up) {
     const int64_t half = kPanel / 2, inner = gate_up.size(0) / 2, padded = round_up(inner, half);
@@ -62,6 +79,7 @@ class Mlp {
 
   bool gated_;
   Activation activation_;
+  std::optional<Clamp> clamp_;
   Linear<T> into_, down_;
 };
 

@@ -15,10 +15,12 @@
 
 #include <memory>
 #include <optional>
+#include <variant>
 #include <vector>
 
 #include "blocks.h"
 #include "delta.h"
+#include "experts.h"
 #include "mamba1.h"
 #include "mamba2.h"
 #include "short_conv.h"
@@ -64,7 +66,7 @@ class DecoderOf final : public Decoder {
       layer.mixers.push_back(std::visit([&](const auto& each) { return mixer_of(each); }, mixer));
       window_ = std::max(window_, layer.mixers.back()->window());
     }
-    if (mlp) layer.mlp.emplace(*mlp);
+    if (mlp) layer.mlp.emplace(feed_forward_of(*mlp));
     layers_.push_back(std::move(layer));
   }
 
@@ -97,10 +99,12 @@ class DecoderOf final : public Decoder {
   }
 
  private:
+  using FeedForward = std::variant<Mlp<T>, Experts<T>>;
+
   struct Layer {
     std::optional<Norm> before_mixers, after_mixers, before_mlp, after_mlp;
     std::vector<std::unique_ptr<Mixer<T>>> mixers;
-    std::optional<Mlp<T>> mlp;
+    std::optional<FeedForward> mlp;
     bool parallel;
     float multiplier;
   };
@@ -127,6 +131,11 @@ class DecoderOf final : public Decoder {
     return parts ? std::optional<Norm>(*parts) : std::nullopt;
   }
 
+  static FeedForward feed_forward_of(const std::variant<MlpParts, ExpertsParts>& parts) {
+    if (const auto* mlp = std::get_if<MlpParts>(&parts)) return Mlp<T>(*mlp);
+    return Experts<T>(std::get<ExpertsParts>(parts));
+  }
+
   static const Norm* address(const std::optional<Norm>& norm) { return norm ? &*norm : nullptr; }
 
   T* buffer(int64_t place, int64_t rows, int64_t stride) { return shop_.buffer<T>(place, rows, stride); }
@@ -139,7 +148,8 @@ class DecoderOf final : public Decoder {
     const T* given = both ? both : read;
     for (size_t i = 0; i + 1 < layer.mixers.size(); ++i) {
       const Mixer<T>& mixer = *layer.mixers[i];
-      add(mixer.out(), mixer.mix(shop_, planner_, step, given, tokens), layer.after_mixers, layer.multiplier, x, tokens);
+      const T* mixed = mixer.mix(shop_, planner_, step, given, tokens);
+      add_product(mixer.out(), mixed, layer.after_mixers, layer.multiplier, x, tokens);
     }
     const Mixer<T>* mixer = layer.mixers.empty() ? nullptr : layer.mixers.back().get();
     T* mixed = mixer ? mixer->mix(shop_, planner_, step, given, tokens) : nullptr;
@@ -149,15 +159,26 @@ class DecoderOf final : public Decoder {
       if (layer.parallel && read != x) keep_wanted(step.wanted, normed, stride_);
       tokens = step.wanted.size(0);
     }
-    T* inner = nullptr;
-    if (layer.parallel) {
-      if (layer.before_mlp) read = norm(x, address(layer.before_mlp), normed, tokens);
-      inner = layer.mlp->inner(shop_, read, tokens);
+    const auto add_mixed = [&] {
+      if (mixer) add_product(mixer->out(), mixed, layer.after_mixers, layer.multiplier, x, tokens);
+    };
+    if (!layer.mlp) {
+      add_mixed();
+      return tokens;
     }
-    if (mixer) add(mixer->out(), mixed, layer.after_mixers, layer.multiplier, x, tokens);
-    if (!layer.mlp) return tokens;
-    if (!layer.parallel) inner = layer.mlp->inner(shop_, norm(x, address(layer.before_mlp), normed, tokens), tokens);
-    add(layer.mlp->down(), inner, layer.after_mlp, layer.multiplier, x, tokens);
+    if (!layer.parallel) add_mixed();
+    if (!layer.parallel || layer.before_mlp) read = norm(x, address(layer.before_mlp), normed, tokens);
+    if (const auto* mlp = std::get_if<Mlp<T>>(&*layer.mlp)) {
+      const T* inner = mlp->inner(shop_, read, tokens);
+      if (layer.parallel) add_mixed();
+      add_product(mlp->down(), inner, layer.after_mlp, layer.multiplier, x, tokens);
+    } else {
+      const Experts<T>& experts = std::get<Experts<T>>(*layer.mlp);
+      experts.begin(shop_, work_, read, tokens);
+      if (layer.parallel) add_mixed();
+      add([&](const auto& sink) { experts.apply(shop_, work_, tokens, sink); }, layer.after_mlp, layer.multiplier, x,
+          tokens);
+    }
     return tokens;
   }
 
@@ -232,19 +253,27 @@ class DecoderOf final : public Decoder {
   }
 
   // x[tokens] += multiplier times matrix of from, with its bias, normed if there is a norm behind it.
-  void add(const Linear<T>& matrix, const T* from, const std::optional<Norm>& behind, float multiplier, T* x,
-           int64_t tokens) {
-    if (behind) return add_normed(matrix, from, *behind, multiplier, x, tokens);
-    matrix.apply(shop_.team, shop_.scratch, from, tokens, [&](int64_t row, int64_t first, float* found, int64_t count) {
+  void add_product(const Linear<T>& matrix, const T* from, const std::optional<Norm>& behind, float multiplier, T* x,
+                   int64_t tokens) {
+    add([&](const auto& sink) { matrix.apply(shop_.team, shop_.scratch, from, tokens, sink); }, behind, multiplier, x,
+        tokens);
+  }
+
+  // x[tokens] += multiplier times what `apply` gives a sink as `Linear::apply` does, normed if there is a norm behind it.
+  template <typename Apply>
+  void add(const Apply& apply, const std::optional<Norm>& behind, float multiplier, T* x, int64_t tokens) {
+    if (behind) return add_normed(apply, *behind, multiplier, x, tokens);
+    apply([&](int64_t row, int64_t first, float* found, int64_t count) {
       if (multiplier != 1.0f)
         for (int64_t i = 0; i < count; ++i) found[i] *= multiplier;
       add_rounded(x + row * stride_ + first, found, count);
     });
   }
 
-  void add_normed(const Linear<T>& matrix, const T* from, const Norm& behind, float multiplier, T* x, int64_t tokens) {
+  template <typename Apply>
+  void add_normed(const Apply& apply, const Norm& behind, float multiplier, T* x, int64_t tokens) {
     T* delta = buffer(7, tokens, stride_);
-    matrix.apply(shop_.team, shop_.scratch, from, tokens, [&](int64_t row, int64_t first, float* found, int64_t count) {
+    apply([&](int64_t row, int64_t first, float* found, int64_t count) {
       for (int64_t i = 0; i < count; ++i) narrow(found[i], delta[row * stride_ + first + i]);
     });
     shop_.in_blocks(tokens, kNormRows, [&](int64_t from_row, int64_t to) {
@@ -299,6 +328,7 @@ class DecoderOf final : public Decoder {
   int64_t hidden_, stride_, window_ = 0;
   float embedding_multiplier_, logit_multiplier_, logit_cap_;
   Workshop shop_;
+  typename Experts<T>::Work work_;
   std::vector<Layer> layers_;
   size_t attentions_ = 0, recurrences_ = 0;
   Planner planner_;

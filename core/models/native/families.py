@@ -7,11 +7,24 @@ The load-time self-check decides whether a declaration is right.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 Of = Callable[[Any], Any]
 """Something of a configuration or of a module."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mixture:
+    """Names in a layer's MLP, which is a mixture where it has these experts; what it lacks is not computed."""
+
+    router: str = "gate"
+    experts: str = "experts"
+    shared: str = ""
+    """The expert that all tokens go to, in the MLP or beside it: an MLP as that of a dense layer of the family."""
+    shared_gate: str = ""
+    weighs_inputs: bool = False
+    """Whether what experts read is multiplied by a token's weight, not what they give."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +62,7 @@ class Family:
     """What attention multiplies its input by."""
     factors: Mapping[str, Of] = field(default_factory=dict)
     """By the name of a linear layer, what its outputs are multiplied by."""
+    mixture: Mixture = Mixture()
     embedding_multiplier: Of = lambda config: 1.0
     multiplier: Of = lambda config: 1.0
     logit_multiplier: Of = lambda config: 1.0
@@ -135,6 +149,15 @@ GPTJ = Family(
     down="fc_out",
     activation="act",
 )
+GRANITE_MOE = replace(
+    GRANITE,
+    mlp="block_sparse_moe",
+    into=("input_linear",),
+    down="output_linear",
+    activation="activation",
+    mixture=Mixture(router="router", shared="shared_mlp"),
+)
+SHARED = Family(mixture=Mixture(shared="shared_experts"))
 STABLELM = Family(
     q_norm="q_layernorm",
     k_norm="k_layernorm",
@@ -189,31 +212,44 @@ FAMILIES: dict[str, Family] = {
     "bamba": BAMBA,
     "cohere": COHERE,
     "cohere2": COHERE2,
+    "dots1": SHARED,
+    "ernie4_5_moe": Family(neighbours=True, mixture=Mixture(shared="shared_experts")),
     "falcon_h1": FALCON_H1,
     "falcon_mamba": MAMBA,
+    "flex_olmo": BEHIND,
     "gemma": LLAMA,
     "gemma2": AROUND,
     "gemma3_text": AROUND,
     "glm": GLM,
     "glm4": GLM4,
+    "glm4_moe": SHARED,
     "gpt_neox": GPT_NEOX,
+    "gpt_oss": Family(mixture=Mixture(router="router")),
     "gptj": GPTJ,
     "granite": GRANITE,
+    "granitemoe": GRANITE_MOE,
     "granitemoehybrid": GRANITE_HYBRID,
+    "granitemoeshared": GRANITE_MOE,
     "helium": Family(neighbours=True),
     "lfm2": LFM2,
     "llama": LLAMA,
     "mamba": MAMBA,
     "mamba2": MAMBA,
+    "minimax_m2": LLAMA,
     "mistral": LLAMA,
+    "mixtral": LLAMA,
     "nemotron": Family(into=("up_proj",), gated=False),
     "olmo": Family(lacks=lambda config: "clipped projections" if config.clip_qkv is not None else None),
     "olmo2": BEHIND,
     "olmo3": BEHIND,
+    "olmoe": Family(lacks=lambda config: "clipped projections" if config.clip_qkv is not None else None),
     "phi": PHI,
     "phi3": Family(qkv=("qkv_proj",), into=("gate_up_proj",), activation="activation_fn"),
+    "phimoe": Family(mixture=Mixture(router="router")),
     "qwen2": LLAMA,
+    "qwen2_moe": Family(mixture=Mixture(shared="shared_expert", shared_gate="shared_expert_gate")),
     "qwen3": LLAMA,
+    "qwen3_moe": LLAMA,
     "seed_oss": LLAMA,
     "smollm3": Family(turns=lambda attention: attention.use_rope),
     "stablelm": STABLELM,

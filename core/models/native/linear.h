@@ -21,6 +21,9 @@ namespace slipstream {
 template <typename T>
 class Linear {
  public:
+  // Rows that go through a panel at a time.
+  static constexpr int64_t kBlock = 256;
+
   // weight [N, K] of T or int8; what each output is multiplied by as scale [N], or none; bias [N] or none.
   Linear(const at::Tensor& weight, const MaybeTensor& scale, const MaybeTensor& bias)
       : outputs_(weight.size(0)),
@@ -40,32 +43,37 @@ class Linear {
   int64_t outputs() const { return outputs_; }
   // Inputs filled up: the stride of the rows it is applied to.
   int64_t depth() const { return depth_; }
+  int64_t panels() const { return (outputs_ + kPanel - 1) / kPanel; }
 
   // Calls sink(row, first output, outputs as float[64], how many of them exist) for each of x[rows][depth] and panel.
   template <typename Sink>
   void apply(Team& team, std::vector<Scratch>& scratch, const T* x, int64_t rows, const Sink& sink) const {
-    const int64_t panels = (outputs_ + kPanel - 1) / kPanel, blocks = (rows + kBlock - 1) / kBlock;
-    const float* scale = scale_ ? scale_->const_data_ptr<float>() : nullptr;
-    const float* bias = bias_ ? bias_->const_data_ptr<float>() : nullptr;
-    team.run(panels * blocks, [&](int64_t chunk, int64_t worker) {
+    const int64_t blocks = (rows + kBlock - 1) / kBlock;
+    team.run(panels() * blocks, [&](int64_t chunk, int64_t worker) {
       const int64_t panel = chunk / blocks, from = chunk % blocks * kBlock, mine = std::min(kBlock, rows - from);
-      float* out = scratch[worker].take<float>(0, round_up(mine, kRows) * kPanel);
-      product(scratch[worker], x + from * depth_, mine, panel, out);
+      float* out = outputs_of(scratch[worker], x + from * depth_, depth_, mine, panel);
       const int64_t first = panel * kPanel, count = std::min(kPanel, outputs_ - first);
-      for (int64_t row = 0; row < mine; ++row) {
-        float* found = out + row * kPanel;
-        if (scale != nullptr)
-          for (int64_t i = 0; i < count; ++i) found[i] *= scale[first + i];
-        if (bias != nullptr)
-          for (int64_t i = 0; i < count; ++i) found[i] += bias[first + i];
-        sink(from + row, first, found, count);
-      }
+      for (int64_t row = 0; row < mine; ++row) sink(from + row, first, out + row * kPanel, count);
     });
   }
 
- private:
-  static constexpr int64_t kBlock = 256;
+  // [rows][64] in place 0 of `scratch`: one panel's outputs of x[rows], `stride` apart.
+  float* outputs_of(Scratch& scratch, const T* x, int64_t stride, int64_t rows, int64_t panel) const {
+    float* out = scratch.take<float>(0, round_up(rows, kRows) * kPanel);
+    product(scratch, x, stride, rows, panel, out);
+    const int64_t first = panel * kPanel, count = std::min(kPanel, outputs_ - first);
+    const float* scale = scale_ ? scale_->const_data_ptr<float>() + first : nullptr;
+    const float* bias = bias_ ? bias_->const_data_ptr<float>() + first : nullptr;
+    for (float* found = out; found < out + rows * kPanel; found += kPanel) {
+      if (scale != nullptr)
+        for (int64_t i = 0; i < count; ++i) found[i] *= scale[i];
+      if (bias != nullptr)
+        for (int64_t i = 0; i < count; ++i) found[i] += bias[i];
+    }
+    return out;
+  }
 
+ private:
   // Panels of S, as `panels.h` and `bytes.h` read them.
   template <typename S>
   void pack(const at::Tensor& weight) {
@@ -85,13 +93,13 @@ class Linear {
         to[n / kPanel * kPanel * depth_ + panel_place<S>(n % kPanel, k)] = from[n * inputs + k];
   }
 
-  void product(Scratch& scratch, const T* x, int64_t rows, int64_t panel, float* out) const {
+  void product(Scratch& scratch, const T* x, int64_t stride, int64_t rows, int64_t panel, float* out) const {
     const int64_t place = panel * kPanel * depth_;
     if (bytes_) {
       T* room = scratch.take<T>(1, widened_room<T>(depth_));
-      multiply(x, depth_, rows, panels_.const_data_ptr<int8_t>() + place, depth_, out, room);
+      multiply(x, stride, rows, panels_.const_data_ptr<int8_t>() + place, depth_, out, room);
     } else {
-      multiply<true>(x, depth_, rows, panels_.const_data_ptr<T>() + place, depth_, out, false);
+      multiply<true>(x, stride, rows, panels_.const_data_ptr<T>() + place, depth_, out, false);
     }
   }
 

@@ -60,10 +60,25 @@ using StepStates = std::tuple<Tensor, Tensor, Tensor, std::vector<Tensor>, std::
 // Into and out of the inner width, whether gate and up come together, and the activation.
 using MlpParts = std::tuple<Matrix, Matrix, bool, std::string>;
 
-// Norms before and after its mixers, before and after the MLP; mixers, which all read the same; the MLP; whether that
-// reads the same too; what their results are multiplied by.
+// The product with [E, C], of weights of the model's type or wider; what is added to scores for the choice alone [E]; how
+// logits become scores; how many experts a token gets; groups, how many of them are chosen from, and how many of a
+// group's best scores are its own; whether weights are made to sum to 1; what they are multiplied by; the jitter of a
+// "sparsemixer"; whether logits are rounded.
+using RouterParts = std::tuple<Matrix, MaybeTensor, std::string, int64_t, int64_t, int64_t, int64_t, bool, double, double,
+                               bool>;
+
+// alpha, limit and offset of a gate that is clamped.
+using ClampParts = std::tuple<double, double, double>;
+
+// The router; into [E, (2) I, C] and its bias, down [E, C, I] and its bias; whether gate and up come together, and the
+// activation; the expert of all tokens, and the weights [C] of its gate; whether inputs are weighted, not outputs.
+using ExpertsParts = std::tuple<RouterParts, Tensor, MaybeTensor, Tensor, MaybeTensor, bool, std::string,
+                                std::optional<ClampParts>, std::optional<MlpParts>, MaybeTensor, bool>;
+
+// Norms before and after its mixers, before and after the MLP; mixers, which all read the same; the MLP or its experts;
+// whether that reads the same too; what their results are multiplied by.
 using LayerParts =
     std::tuple<std::optional<NormParts>, std::optional<NormParts>, std::optional<NormParts>, std::optional<NormParts>,
-               std::vector<MixerParts>, std::optional<MlpParts>, bool, double>;
+               std::vector<MixerParts>, std::optional<std::variant<MlpParts, ExpertsParts>>, bool, double>;
 
 }  // namespace slipstream

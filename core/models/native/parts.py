@@ -127,6 +127,56 @@ class Mlp(NamedTuple):
     activation: str
 
 
+class Router(NamedTuple):
+    """Which experts a token goes to, by a product with `matrix`, [E, C] of the model's type or float32.
+
+    `correction` [E] is added to scores for the choice alone. `scoring`: "softmax", "sigmoid", "chosen" (a softmax over
+    those that were chosen by their logits) or "sparsemixer" with its `jitter`. With more than one of `groups` a token's
+    experts are of `kept_groups`, those with the greatest sums of their best `best_of_group` scores.
+    """
+
+    matrix: Matrix
+    correction: torch.Tensor | None
+    scoring: str
+    top_k: int
+    groups: int
+    kept_groups: int
+    best_of_group: int
+    renormalises: bool
+    factor: float
+    jitter: float
+    rounds: bool
+    """Whether logits are rounded to the model's type."""
+
+
+class Clamp(NamedTuple):
+    """A gate is `g sigmoid(alpha g) (x + offset)`, with g below `limit` and x within it."""
+
+    alpha: float
+    limit: float
+    offset: float
+
+
+class Experts(NamedTuple):
+    """`into` [E, 2 I, C] has rows of gate and up as `Mlp` has, or [E, I, C]; `down` is [E, C, I].
+
+    `shared` sees all tokens and is added, multiplied by the sigmoid of a product with `shared_gate` [C], if given.
+    """
+
+    router: Router
+    into: torch.Tensor
+    into_bias: torch.Tensor | None
+    down: torch.Tensor
+    down_bias: torch.Tensor | None
+    gated: bool
+    activation: str
+    clamp: Clamp | None
+    shared: Mlp | None
+    shared_gate: torch.Tensor | None
+    weighs_inputs: bool
+    """Whether what experts read is multiplied by a token's weight, not what they give."""
+
+
 class Layer(NamedTuple):
     """Norms where there are any. Its mixers all read the same; in a `parallel` one the MLP does too, or its own norm of
     it.
@@ -137,7 +187,7 @@ class Layer(NamedTuple):
     before_mlp: Norm | None
     after_mlp: Norm | None
     mixers: tuple[Mixer, ...]
-    mlp: Mlp | None
+    mlp: Mlp | Experts | None
     parallel: bool
     multiplier: float
     """Of what mixers and the MLP add to the states."""

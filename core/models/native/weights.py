@@ -13,7 +13,8 @@ from transformers import PreTrainedModel
 
 from core.models.base import ModelSpec
 from core.models.native.families import FAMILIES, Family
-from core.models.native.parts import Attention, Layer, Matrix, Mixer, Mlp, Norm, Outside, Rotary
+from core.models.native.mixtures import read_gating, read_router, router_product, stacked
+from core.models.native.parts import Attention, Experts, Layer, Matrix, Mixer, Mlp, Norm, Outside, Rotary
 from core.models.native.reading import ACTIVATIONS, NotDense, RotaryTables, activation_name, read_norm
 from core.models.native.recurrences import Fuse, read_recurrence, scaled
 
@@ -61,8 +62,9 @@ def check_dense(model: PreTrainedModel, spec: ModelSpec) -> None:
         if rope == "dynamic" or (rope == "longrope" and not static):
             raise NotDense(f"its rotary embedding is {rope}")
     _shape(model, family, spec)
+    routers = {part for layer in _layers(model, family) for part in _router_parts(layer, family)}
     for module in model.modules():
-        if hasattr(module, "in_features") and not _is_dense(module, model.dtype):
+        if hasattr(module, "in_features") and module not in routers and not _is_dense(module, model.dtype):
             raise NotDense("its weights are quantised, other than to int8 per output, or adapted")
     _check_layers(model, family, spec)
 
@@ -77,7 +79,9 @@ def _check_layers(model: PreTrainedModel, family: Family, spec: ModelSpec) -> No
             if module is not None and all(module is not part for part in parts):
                 raise NotDense(f"its {type(module).__name__} is a part of another kind")
         _, recurrence, mlp = parts
-        if mlp is not None:
+        if hasattr(mlp, family.mixture.experts):
+            read_gating(getattr(mlp, family.mixture.experts))
+        elif mlp is not None:
             _activation(mlp, family)
         if recurrence is not None and number in states:
             read_recurrence(recurrence, states[number], partial(_matrix, family, model.config))
@@ -156,14 +160,13 @@ def decoder_layers(model: PreTrainedModel, spec: ModelSpec) -> Iterator[Layer]:
             mixers.append(_attention(attention, qkv, out, family, rotary, scale, windows[number]))
         if (recurrence := _recurrence_of(layer, family)) is not None:
             mixers.append(read_recurrence(recurrence, states[number], fuse))
-        mlp = _mlp_of(layer, family)
         yield Layer(
             before_mixers=_norm(layer, family.before_attention),
             after_mixers=_norm(layer, family.after_attention),
             before_mlp=_norm(layer, family.before_mlp),
             after_mlp=_norm(layer, family.after_mlp),
             mixers=tuple(mixers),
-            mlp=None if mlp is None else _mlp(mlp, family, fuse),
+            mlp=_feed_forward(layer, family, fuse, model.dtype),
             parallel=bool(family.parallel(config)),
             multiplier=float(family.multiplier(config)),
         )
@@ -225,12 +228,55 @@ def _recurrence_of(layer: Any, family: Family) -> Any:
 def _mlp_of(layer: Any, family: Family) -> Any:
     """The MLP of `layer`; None if it has none."""
     module = getattr(layer, family.mlp, None)
-    return module if hasattr(module, family.into[0]) else None
+    return module if any(hasattr(module, name) for name in (family.into[0], family.mixture.experts)) else None
+
+
+def _router_parts(layer: Any, family: Family) -> list[nn.Module]:
+    """Modules that choose experts in `layer`: some are linear layers of another dtype than the model's."""
+    mlp = getattr(layer, family.mlp, None)
+    return list(getattr(mlp, family.mixture.router).modules()) if hasattr(mlp, family.mixture.experts) else []
 
 
 def _norm(module: nn.Module, name: str) -> Norm | None:
     found = getattr(module, name, None) if name else None
     return None if found is None else read_norm(found)
+
+
+def _feed_forward(layer: Any, family: Family, fuse: Fuse, dtype: torch.dtype) -> Mlp | Experts | None:
+    if (mlp := _mlp_of(layer, family)) is None:
+        return None
+    experts = getattr(mlp, family.mixture.experts, None)
+    return _mlp(mlp, family, fuse) if experts is None else _experts(layer, mlp, experts, family, fuse, dtype)
+
+
+def _experts(layer: Any, mlp: Any, experts: Any, family: Family, fuse: Fuse, dtype: torch.dtype) -> Experts:
+    names, gating = family.mixture, read_gating(experts)
+    gated = getattr(experts, "has_gate", True)
+    into, into_bias = stacked(experts, "gate_up_proj" if gated else "up_proj", gating.parted)
+    down, down_bias = stacked(experts, "down_proj", True)
+    router = getattr(mlp, names.router)
+    matrix = _fused([router_product(router, down.shape[1])])
+    shared = getattr(mlp, names.shared, None) or getattr(layer, names.shared, None) if names.shared else None
+    return Experts(
+        router=read_router(router, matrix, dtype, getattr(mlp, "e_score_correction_bias", None)),
+        into=into,
+        into_bias=into_bias,
+        down=down,
+        down_bias=down_bias,
+        gated=gated,
+        activation=gating.activation,
+        clamp=gating.clamp,
+        shared=None if shared is None else _mlp(shared, family, fuse),
+        shared_gate=_vector(getattr(mlp, names.shared_gate)) if names.shared_gate else None,
+        weighs_inputs=names.weighs_inputs,
+    )
+
+
+def _vector(linear: Any) -> torch.Tensor:
+    """[C]: the only row of a product without a bias."""
+    weight = linear.weight.detach()
+    found: torch.Tensor = weight if type(weight) in PLAIN else weight.dequantize()
+    return found.reshape(-1)
 
 
 def _mlp(mlp: Any, family: Family, fuse: Fuse) -> Mlp:
