@@ -15,7 +15,7 @@ from core.machine import usable_cpus
 
 DEVICES = ("auto", "cpu", "cuda")
 DTYPES = ("auto", "float32", "bfloat16")
-QUANTIZATIONS = ("none", "int8")
+QUANTIZATIONS = ("none", "int8", "int4")
 QUANTIZED_WEIGHTS = ("compressed", "dense")
 GRAMMAR_BACKENDS = ("auto", "llguidance", "xgrammar", "none")
 SPECULATIVE = ("auto", "off", "ngram", "eagle", "eagle:DIR", "draft:DIR", "mtp")
@@ -90,13 +90,13 @@ class ModelConfig:
     quantization: str = setting(
         "none",
         "Model",
-        "Quantise plain weights while they are loaded: int8 with a scale per output, or none.",
+        "Quantise plain weights while they are loaded: int8 with a scale per output, int4 in groups of 128, or none.",
         choices=QUANTIZATIONS,
     )
     quantized_weights: str = setting(
         "compressed",
         "Model",
-        "Weights of compressed-tensors checkpoints: compressed (less memory) or dense (faster steps).",
+        "Weights of quantised checkpoints: compressed (less memory) or dense (faster steps without native code).",
         choices=QUANTIZED_WEIGHTS,
     )
     """`compressed` keeps them packed and has every call unpack them; `dense` unpacks them at load."""

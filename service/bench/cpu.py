@@ -48,6 +48,8 @@ MODELS: dict[str, dict[str, object]] = {
     },
 }
 """Models of 24 and 390 million parameters. Their weights are random, which costs the same as trained ones."""
+WEIGHT_BYTES = {"int8": 1.0, "int4": 0.5 + 3 / 128}
+"""Of weights that are quantised at load; int4 with a scale of two bytes and a zero of one for each 128."""
 READ_BYTES, READS = 1 << 30, 5
 """Bytes of one sum that measures the read bandwidth, and how many sums are tried."""
 
@@ -65,7 +67,7 @@ READ_BYTES, READS = 1 << 30, 5
     type=click.Choice(QUANTIZATIONS),
     default="none",
     show_default=True,
-    help="Of the weights at load, by torchao.",
+    help="Of the weights at load.",
 )
 @click.option("--threads", default=os.cpu_count() or 1, show_default=True, help="Of each engine.")
 @click.option("--peer-python", default="python3", show_default=True, help="An interpreter with vLLM, for families.")
@@ -120,7 +122,7 @@ def _make(name: str, directory: str, dtype: str, quantization: str) -> int:
 
     module = save_random_checkpoint(MODELS[name], getattr(torch, dtype), Path(directory))
     matrices = [each.weight for each in module.modules() if isinstance(each, torch.nn.Linear)]
-    read = {id(each): each.numel() if quantization == "int8" else each.nbytes for each in matrices}
+    read = {id(each): int(each.numel() * WEIGHT_BYTES.get(quantization, each.itemsize)) for each in matrices}
     embedding = id(module.get_input_embeddings().weight)
     rest = sum(each.nbytes for each in module.parameters() if id(each) not in read and id(each) != embedding)
     return sum(read.values()) + rest

@@ -31,7 +31,10 @@ class _Watch(StoppingCriteria):
 
 
 class TransformersPeer:
-    """The model of `model_dir` in `dtype` (a name of torch), quantised at load as this server does it."""
+    """The model of `model_dir` in `dtype` (a name of torch), quantised to int8 at load as this server does it.
+
+    For int4 it has no product on a CPU without other packages, and runs the floats.
+    """
 
     def __init__(self, model_dir: str, dtype: str, quantization: str = "none") -> None:
         self._model: Any = AutoModelForCausalLM.from_pretrained(

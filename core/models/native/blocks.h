@@ -39,7 +39,7 @@ class Mlp {
 
   // The same of one panel only: what x[rows][into().depth()] becomes in out[rows][down().depth()].
   void inner_panel(Scratch& scratch, const T* x, int64_t rows, int64_t panel, T* out) const {
-    float* found = into_.outputs_of(scratch, x, into_.depth(), rows, panel);
+    float* found = into_.outputs_of(scratch, x, rows, panel);
     for (int64_t row = 0; row < rows; ++row)
       activate_panel(found + row * kPanel, panel * kPanel, out + row * down_.depth());
   }
@@ -73,8 +73,14 @@ class Mlp {
   }
 
   static Linear<T> paired(const Matrix& matrix) {
-    const auto& [weight, scale, bias] = matrix;
-    return Linear<T>(paired(weight), paired(scale), paired(bias));
+    const auto& [weight, scale, bias, groups] = matrix;
+    return Linear<T>(paired(weight), paired(scale), paired(bias), paired(groups));
+  }
+
+  static std::optional<GroupParts> paired(const std::optional<GroupParts>& groups) {
+    if (!groups) return std::nullopt;
+    const auto& [scale, zero, size, order] = *groups;
+    return GroupParts{paired(scale), zero ? MaybeTensor(paired(*zero)) : std::nullopt, size, order};
   }
 
   bool gated_;

@@ -53,8 +53,8 @@ class Experts {
       limits = Clamp{static_cast<float>(std::get<0>(*clamp)), static_cast<float>(std::get<1>(*clamp)),
                      static_cast<float>(std::get<2>(*clamp))};
     for (int64_t e = 0; e < router_.experts(); ++e)
-      mlps_.emplace_back(MlpParts{Matrix{into[e], std::nullopt, of(into_bias, e)},
-                                  Matrix{down[e], std::nullopt, of(down_bias, e)}, gated, activation},
+      mlps_.emplace_back(MlpParts{Matrix{into[e], std::nullopt, of(into_bias, e), std::nullopt},
+                                  Matrix{down[e], std::nullopt, of(down_bias, e), std::nullopt}, gated, activation},
                          limits);
     if (shared) shared_.emplace(*shared);
     if (gate) gate_ = gate->contiguous().view({-1});
@@ -80,7 +80,7 @@ class Experts {
     each_panel(shop, work, &Mlp<T>::down, [this](const Share& share, const Part& part, Scratch& scratch) {
       const Linear<T>& down = share.mlp->down();
       const T* inner = share.inner + part.from * down.depth();
-      const float* found = down.outputs_of(scratch, inner, down.depth(), part.rows, part.panel);
+      const float* found = down.outputs_of(scratch, inner, part.rows, part.panel);
       for (int64_t row = 0; row < part.rows; ++row)
         round_panel(found + row * kPanel, share.out + (part.from + row) * width_ + part.panel * kPanel);
     });
@@ -130,7 +130,7 @@ class Experts {
       for (size_t place = 0; place < work.shares.size(); ++place) {
         const Share& share = work.shares[place];
         const Linear<T>& down = share.mlp->down();
-        round_panel(down.outputs_of(shop.scratch[worker], share.inner, down.depth(), 1, panel), rounded);
+        round_panel(down.outputs_of(shop.scratch[worker], share.inner, 1, panel), rounded);
         const bool common = shared_ && place + 1 == work.shares.size();
         add_weighted(sum, rounded, common ? work.common[0] : weight(work.routing, static_cast<int64_t>(place)));
       }

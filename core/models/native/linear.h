@@ -3,14 +3,14 @@
 #pragma once
 
 #include <ATen/ATen.h>
-#if defined(__linux__)
-#include <sys/mman.h>
-#endif
 
 #include <algorithm>
+#include <optional>
 #include <vector>
 
 #include "bytes.h"
+#include "grouped.h"
+#include "pages.h"
 #include "panels.h"
 #include "parts.h"
 #include "scratch.h"
@@ -24,21 +24,26 @@ class Linear {
   // Rows that go through a panel at a time.
   static constexpr int64_t kBlock = 256;
 
-  // weight [N, K] of T or int8; what each output is multiplied by as scale [N], or none; bias [N] or none.
-  Linear(const at::Tensor& weight, const MaybeTensor& scale, const MaybeTensor& bias)
+  // weight [N, K] of T, of a type that becomes it, or of int8, or of four bits in groups; what each output is multiplied by
+  // as scale [N], or none; bias [N] or none.
+  Linear(const at::Tensor& weight, const MaybeTensor& scale, const MaybeTensor& bias,
+         const std::optional<GroupParts>& groups)
       : outputs_(weight.size(0)),
-        depth_(round_up(weight.size(1), kDepth)),
+        depth_(round_up(weight.size(1) * (groups ? 2 : 1), kDepth)),
         bytes_(weight.scalar_type() == at::kChar) {
-    if (bytes_) {
+    if (groups) {
+      grouped_.emplace(weight, *groups, depth_);
+    } else if (bytes_) {
       pack<int8_t>(weight.contiguous());
     } else {
-      pack<T>(weight.contiguous());
+      pack<T>(weight.to(c10::CppTypeToScalarType<T>::value).contiguous());
     }
     if (scale) scale_ = scale->to(at::kFloat).contiguous();
     if (bias) bias_ = bias->to(at::kFloat).contiguous();
   }
 
-  explicit Linear(const Matrix& matrix) : Linear(std::get<0>(matrix), std::get<1>(matrix), std::get<2>(matrix)) {}
+  explicit Linear(const Matrix& matrix)
+      : Linear(std::get<0>(matrix), std::get<1>(matrix), std::get<2>(matrix), std::get<3>(matrix)) {}
 
   int64_t outputs() const { return outputs_; }
   // Inputs filled up: the stride of the rows it is applied to.
@@ -49,18 +54,32 @@ class Linear {
   template <typename Sink>
   void apply(Team& team, std::vector<Scratch>& scratch, const T* x, int64_t rows, const Sink& sink) const {
     const int64_t blocks = (rows + kBlock - 1) / kBlock;
+    const Rows read = grouped_ ? grouped_->prepare(team, scratch[0], x, rows) : Rows{x, nullptr, nullptr};
     team.run(panels() * blocks, [&](int64_t chunk, int64_t worker) {
       const int64_t panel = chunk / blocks, from = chunk % blocks * kBlock, mine = std::min(kBlock, rows - from);
-      float* out = outputs_of(scratch[worker], x + from * depth_, depth_, mine, panel);
+      float* out = panel_of(scratch[worker], read, from, mine, panel);
       const int64_t first = panel * kPanel, count = std::min(kPanel, outputs_ - first);
       for (int64_t row = 0; row < mine; ++row) sink(from + row, first, out + row * kPanel, count);
     });
   }
 
-  // [rows][64] in place 0 of `scratch`: one panel's outputs of x[rows], `stride` apart.
-  float* outputs_of(Scratch& scratch, const T* x, int64_t stride, int64_t rows, int64_t panel) const {
+  // [rows][64] in place 0 of `scratch`: one panel's outputs of x[rows][depth], for a caller with chunks of its own.
+  float* outputs_of(Scratch& scratch, const T* x, int64_t rows, int64_t panel) const {
+    Team alone(1);
+    const Rows read = grouped_ ? grouped_->prepare(alone, scratch, x, rows) : Rows{x, nullptr, nullptr};
+    return panel_of(scratch, read, 0, rows, panel);
+  }
+
+ private:
+  using Rows = typename Grouped<T>::Rows;
+
+  float* panel_of(Scratch& scratch, const Rows& read, int64_t from, int64_t rows, int64_t panel) const {
     float* out = scratch.take<float>(0, round_up(rows, kRows) * kPanel);
-    product(scratch, x, stride, rows, panel, out);
+    if (grouped_) {
+      grouped_->product(scratch, read, from, rows, panel, out);
+    } else {
+      product(scratch, read.x + from * depth_, rows, panel, out);
+    }
     const int64_t first = panel * kPanel, count = std::min(kPanel, outputs_ - first);
     const float* scale = scale_ ? scale_->const_data_ptr<float>() + first : nullptr;
     const float* bias = bias_ ? bias_->const_data_ptr<float>() + first : nullptr;
@@ -73,19 +92,13 @@ class Linear {
     return out;
   }
 
- private:
   // Panels of S, as `panels.h` and `bytes.h` read them.
   template <typename S>
   void pack(const at::Tensor& weight) {
     const int64_t inputs = weight.size(1), count = round_up(outputs_, kPanel) / kPanel;
     panels_ = at::empty({count * kPanel * depth_}, weight.options());
     S* to = panels_.mutable_data_ptr<S>();
-#if defined(__linux__)
-    // A product reads front to back, and a page of 4 KiB is over in a third of a microsecond.
-    const uintptr_t page = 4096, begin = (reinterpret_cast<uintptr_t>(to) + page - 1) / page * page;
-    const uintptr_t end = reinterpret_cast<uintptr_t>(to + panels_.numel()) / page * page;
-    if (end > begin) madvise(reinterpret_cast<void*>(begin), end - begin, MADV_HUGEPAGE);
-#endif
+    ask_for_huge_pages(to, panels_.nbytes());
     std::fill_n(to, panels_.numel(), S(0));
     const S* from = weight.const_data_ptr<S>();
     for (int64_t n = 0; n < outputs_; ++n)
@@ -93,13 +106,13 @@ class Linear {
         to[n / kPanel * kPanel * depth_ + panel_place<S>(n % kPanel, k)] = from[n * inputs + k];
   }
 
-  void product(Scratch& scratch, const T* x, int64_t stride, int64_t rows, int64_t panel, float* out) const {
+  void product(Scratch& scratch, const T* x, int64_t rows, int64_t panel, float* out) const {
     const int64_t place = panel * kPanel * depth_;
     if (bytes_) {
       T* room = scratch.take<T>(1, widened_room<T>(depth_));
-      multiply(x, stride, rows, panels_.const_data_ptr<int8_t>() + place, depth_, out, room);
+      multiply(x, depth_, rows, panels_.const_data_ptr<int8_t>() + place, depth_, out, room);
     } else {
-      multiply<true>(x, stride, rows, panels_.const_data_ptr<T>() + place, depth_, out, false);
+      multiply<true>(x, depth_, rows, panels_.const_data_ptr<T>() + place, depth_, out, false);
     }
   }
 
@@ -107,6 +120,7 @@ class Linear {
   bool bytes_;
   at::Tensor panels_;
   MaybeTensor scale_, bias_;
+  std::optional<Grouped<T>> grouped_;
 };
 
 }  // namespace slipstream

@@ -16,8 +16,12 @@ namespace slipstream {
 using at::Tensor;
 using MaybeTensor = std::optional<Tensor>;
 
-// Weight [N, K], scale [N] if that is int8, bias [N] if there is one.
-using Matrix = std::tuple<Tensor, MaybeTensor, MaybeTensor>;
+// Of four-bit weights: scales [N, groups]; zeros of the same shape, int8 or float, or none where all are 8; inputs of a
+// group; and int64[K] if inputs are in an order of their own.
+using GroupParts = std::tuple<Tensor, MaybeTensor, int64_t, MaybeTensor>;
+
+// Weight [N, K], scale [N] if that is int8, bias [N] if there is one; a weight in groups is uint8 [N, K / 2].
+using Matrix = std::tuple<Tensor, MaybeTensor, MaybeTensor, std::optional<GroupParts>>;
 
 // Weight and bias [n width], eps, whether the mean is taken off first, and how many elements are normed together.
 using NormParts = std::tuple<Tensor, MaybeTensor, double, bool, int64_t>;

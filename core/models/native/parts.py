@@ -7,12 +7,25 @@ from typing import NamedTuple
 import torch
 
 
+class Groups(NamedTuple):
+    """Of four-bit weights: `scale` and `zero` [N, groups] of `size` inputs each; no zero means 8 everywhere. `order`,
+    int64[K], says which input comes where in the weight."""
+
+    scale: torch.Tensor
+    zero: torch.Tensor | None
+    size: int
+    order: torch.Tensor | None
+
+
 class Matrix(NamedTuple):
-    """A weight [N, K], by which its outputs are scaled [N] if it is int8, and its bias [N]; the decoder packs it."""
+    """A weight [N, K], by which its outputs are scaled [N] if it is int8, and its bias [N]; the decoder packs it.
+
+    With `groups` it is uint8[N, K / 2], the even one of two inputs in the low bits."""
 
     weight: torch.Tensor
     scale: torch.Tensor | None
     bias: torch.Tensor | None
+    groups: Groups | None = None
 
 
 class Norm(NamedTuple):

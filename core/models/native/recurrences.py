@@ -40,7 +40,7 @@ def scaled(matrix: Matrix, factors: torch.Tensor, bias_factors: torch.Tensor | N
     """`matrix` with its outputs multiplied by `factors` [N], and its bias by others if there are any."""
     scale = factors if matrix.scale is None else matrix.scale * factors
     bias = None if matrix.bias is None else matrix.bias * (factors if bias_factors is None else bias_factors)
-    return Matrix(matrix.weight, scale, bias)
+    return matrix._replace(scale=scale, bias=bias)
 
 
 def _short_conv(module: Any, fuse: Fuse) -> ShortConv:
@@ -119,8 +119,11 @@ def _delta_order(module: Any) -> torch.Tensor:
 
 
 def _reordered(matrix: Matrix, rows: torch.Tensor) -> Matrix:
+    if (groups := matrix.groups) is not None:
+        zero = None if groups.zero is None else groups.zero[rows]
+        matrix = matrix._replace(groups=groups._replace(scale=groups.scale[rows], zero=zero))
     scale, bias = (None if each is None else each[rows] for each in (matrix.scale, matrix.bias))
-    return Matrix(matrix.weight[rows], scale, bias)
+    return matrix._replace(weight=matrix.weight[rows], scale=scale, bias=bias)
 
 
 def _check_silu(module: Any) -> None:

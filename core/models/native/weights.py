@@ -13,10 +13,12 @@ from transformers import PreTrainedModel
 
 from core.models.base import ModelSpec
 from core.models.native.families import FAMILIES, Family
+from core.models.native.grouped import fused_groups
 from core.models.native.mixtures import read_gating, read_router, router_product, stacked
-from core.models.native.parts import Attention, Experts, Layer, Matrix, Mixer, Mlp, Norm, Outside, Rotary
+from core.models.native.parts import Attention, Experts, Groups, Layer, Matrix, Mixer, Mlp, Norm, Outside, Rotary
 from core.models.native.reading import ACTIVATIONS, NotDense, RotaryTables, activation_name, read_norm
 from core.models.native.recurrences import Fuse, read_recurrence, scaled
+from core.models.quantized.grouped import grouped_weight
 
 PLAIN = (torch.Tensor, nn.Parameter)
 
@@ -65,7 +67,7 @@ def check_dense(model: PreTrainedModel, spec: ModelSpec) -> None:
     routers = {part for layer in _layers(model, family) for part in _router_parts(layer, family)}
     for module in model.modules():
         if hasattr(module, "in_features") and module not in routers and not _is_dense(module, model.dtype):
-            raise NotDense("its weights are quantised, other than to int8 per output, or adapted")
+            raise NotDense("its weights are quantised, other than to int8 per output or to int4, or adapted")
     _check_layers(model, family, spec)
 
 
@@ -106,6 +108,8 @@ def _is_dense(module: Any, dtype: torch.dtype) -> bool:
     # compressed-tensors leaves the class alone, takes the weight away or keeps it as int8, and scales elsewhere.
     if type(module) is not nn.Linear or getattr(module, "quantization_scheme", None) is not None:
         return False
+    if grouped_weight(module) is not None:
+        return True
     weight = module.weight
     return is_scaled_int8(weight) or (type(weight) in PLAIN and weight.dtype == dtype)
 
@@ -300,7 +304,12 @@ def _qkv(fused: Matrix, family: Family, shape: DecoderShape) -> Matrix:
 
     weight = sorted_rows(fused.weight)
     assert weight is not None
-    return Matrix(weight, sorted_rows(fused.scale), sorted_rows(fused.bias))
+    groups = fused.groups
+    if groups is not None:
+        scale = sorted_rows(groups.scale)
+        assert scale is not None
+        groups = Groups(scale, sorted_rows(groups.zero), groups.size, groups.order)
+    return Matrix(weight, sorted_rows(fused.scale), sorted_rows(fused.bias), groups)
 
 
 def _matrix(family: Family, config: Any, module: Any, names: Sequence[str], given: float = 1.0) -> Matrix:
@@ -321,6 +330,9 @@ def _fused(linears: Sequence[Any]) -> Matrix:
         bias = torch.cat(
             [z if each.bias is None else each.bias.detach().float() for z, each in zip(zeros, linears, strict=True)]
         )
+    grouped = [grouped_weight(linear) for linear in linears]
+    if any(each is not None for each in grouped):
+        return fused_groups(linears, grouped, bias)
     weights: list[Any] = [linear.weight.detach() for linear in linears]
     scaled = {type(weight) not in PLAIN for weight in weights}
     if scaled == {False}:

@@ -87,7 +87,7 @@ template <typename T>
 class ProductOf final : public Product {
  public:
   ProductOf(SharedCrew crew, const Tensor& weight, const MaybeTensor& scale, const MaybeTensor& bias)
-      : crew_(std::move(crew)), inputs_(weight.size(1)), linear_(weight, scale, bias) {}
+      : crew_(std::move(crew)), inputs_(weight.size(1)), linear_(weight, scale, bias, std::nullopt) {}
 
   Tensor apply(const Tensor& x) override {
     TORCH_CHECK(x.scalar_type() == c10::CppTypeToScalarType<T>::value, "weights are not of type ", x.dtype());
@@ -135,7 +135,8 @@ class ExpertsOf final : public Experts {
       : crew_(std::move(crew)), inputs_(weights.size(transposed ? 1 : 2)), outputs_(weights.size(transposed ? 2 : 1)) {
     for (int64_t expert = 0; expert < weights.size(0); ++expert) {
       const Tensor weight = transposed ? weights[expert].t() : weights[expert];
-      linears_.emplace_back(weight, std::nullopt, biases ? MaybeTensor((*biases)[expert]) : std::nullopt);
+      linears_.emplace_back(weight, std::nullopt, biases ? MaybeTensor((*biases)[expert]) : std::nullopt,
+                            std::nullopt);
     }
   }
 

@@ -1,22 +1,30 @@
 """Plain weights that are quantised while they are loaded, because the server was told to.
 
-Weights only, and not what they are multiplied with: int8 with one scale per output, symmetric, as torchao does it
-(`Int8WeightOnlyConfig`). Every linear layer is quantised, the output matrix too; embeddings are looked up, not read as
-a whole, and stay. transformers computes with torchao's own product, dense models on the CPU with native code.
+Weights only, and not what they are multiplied with. int8: one scale per output, symmetric, as torchao does it
+(`Int8WeightOnlyConfig`), and transformers computes with its product. int4: a scale and a zero for each output and 128
+inputs (`rounding.py`). Every linear layer is quantised, the output matrix too; embeddings are looked up, not read as a
+whole, and stay. Dense models on the CPU are computed by native code.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
+from torch import nn
+
 from core.errors import ModelLoadError
 from core.models.config import CheckpointConfig
+from core.models.quantized.grouped import keep_grouped
 from core.models.quantized.registry import INSTALL, PLAIN, QuantizedWeights, method_name
+from core.models.quantized.rounding import GROUP, round_to_groups
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
+
+logger = logging.getLogger(__name__)
 
 
 def quantize_at_load(model: PreTrainedModel, name: str) -> QuantizedWeights:
@@ -40,7 +48,7 @@ def refuse_at_load(checkpoint: CheckpointConfig, name: str, *, encoder_decoder: 
             f"quantization {name!r} is for plain weights; these are quantised with "
             f"{method_name(checkpoint.quantization)!r} already, so leave the setting out"
         )
-    if find_spec("torchao") is None:
+    if name == "int8" and find_spec("torchao") is None:
         raise ModelLoadError(f"quantization {name!r} needs the package torchao: {INSTALL}")
 
 
@@ -53,5 +61,16 @@ def _int8(model: PreTrainedModel) -> QuantizedWeights:
     return TORCHAO.adopt(model, "compressed")
 
 
-AT_LOAD: Mapping[str, Callable[[PreTrainedModel], QuantizedWeights]] = {"int8": _int8}
+def _int4(model: PreTrainedModel) -> QuantizedWeights:
+    for name, module in model.named_modules():
+        if type(module) is not nn.Linear:
+            continue
+        if module.in_features % 2:
+            logger.info("%s is left as it is: it has an odd number of inputs", name)
+            continue
+        keep_grouped(module, round_to_groups(module.weight))
+    return QuantizedWeights(f"int4, groups of {GROUP}")
+
+
+AT_LOAD: Mapping[str, Callable[[PreTrainedModel], QuantizedWeights]] = {"int8": _int8, "int4": _int4}
 """How weights are quantised, by the name in the configuration."""

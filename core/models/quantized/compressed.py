@@ -15,9 +15,11 @@ import torch
 from transformers import PreTrainedModel
 
 from core.errors import ModelLoadError
-from core.models.quantized.registry import QuantizedWeights, QuantMethod, Settings
+from core.models.config import CheckpointConfig
+from core.models.quantized.compressed_int4 import COMPRESSED_INT4, has_experts, is_int4
+from core.models.quantized.packed_files import packed_method
+from core.models.quantized.registry import DENSE, QuantizedWeights, QuantMethod, Settings
 
-DENSE = "dense"
 FORMATS = (
     "pack-quantized",
     "int-quantized",
@@ -73,14 +75,16 @@ def _check(settings: Settings) -> None:
     for group in _groups(settings):
         for part in ("input_activations", "output_activations"):
             _check_activations(group.get(part))
-        _check_weights(group.get("weights"), group.get("format") or settings.get("format"))
+        if not is_int4(settings):
+            _check_weights(group.get("weights"), group.get("format") or settings.get("format"))
 
 
 def _check_weights(scheme: Any, kind: Any) -> None:
     if isinstance(scheme, Mapping) and scheme.get("symmetric") is False and kind == "pack-quantized":
         # The zero points are packed in the file, and the place that the library 0.20 makes for them is not.
         raise ModelLoadError(
-            "compressed-tensors format 'pack-quantized' with zero points (asymmetric) is not supported"
+            "compressed-tensors format 'pack-quantized' with zero points (asymmetric) is supported with 4 bits and no "
+            "quantised activations only"
         )
 
 
@@ -124,4 +128,8 @@ def _compressor(module: torch.nn.Module) -> Any:
     return import_module("compressed_tensors.compressors").BaseCompressor.get_value_from_registry(scheme.format.value)
 
 
-COMPRESSED_TENSORS = QuantMethod(library="compressed_tensors", check=_check, adopt=_adopt)
+def compressed_tensors(checkpoint: CheckpointConfig) -> QuantMethod:
+    """Four-bit weights of linear layers are read here; all else, experts among it, is the library's."""
+    if is_int4(checkpoint.quantization or {}) and not has_experts(checkpoint):
+        return packed_method(COMPRESSED_INT4, checkpoint, _check)
+    return QuantMethod(library="compressed_tensors", check=_check, adopt=_adopt)

@@ -12,6 +12,7 @@ from typing import Any
 from transformers import PreTrainedModel
 from transformers.utils.quantization_config import Mxfp4Config
 
+from core.models.config import CheckpointConfig
 from core.models.quantized.registry import QuantizedWeights, QuantMethod, Settings
 
 
@@ -27,4 +28,6 @@ def _adopt(model: PreTrainedModel, held: str) -> QuantizedWeights:
     return QuantizedWeights("mxfp4, widened at load")
 
 
-MXFP4 = QuantMethod(library="", check=_check, adopt=_adopt, load_options=_load_options)
+def mxfp4(checkpoint: CheckpointConfig) -> QuantMethod:
+    """The same for all checkpoints."""
+    return QuantMethod(library="", check=_check, adopt=_adopt, load_options=_load_options)

@@ -1,8 +1,8 @@
 """Quantisation methods by the name in config.json. A method is a file of its own and a line here.
 
-The library that owns a format loads it and computes with it, through transformers' integration. A format that no
-library here computes, or that would let one request change another's tokens, is refused by name before weights are
-read.
+The library that owns a format loads it and computes with it, through transformers' integration; four-bit weights in
+groups are read here (`packed_files.py`), whoever wrote them. A format that nothing here computes, or that would let one
+request change another's tokens, is refused by name before weights are read.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from importlib import import_module
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from core.errors import ModelLoadError
 from core.models.config import CheckpointConfig
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 Settings = Mapping[str, Any]
 """`quantization_config` of config.json: untrusted, so every part must be checked before use."""
 
+DENSE = "dense"
+"""The value of `quantized_weights` that asks for floats."""
 INSTALL = "pip install 'slipstream[quantization]'"
 
 
@@ -57,11 +59,13 @@ class QuantMethod:
 
 
 METHODS: dict[str, str] = {
-    "compressed-tensors": "core.models.quantized.compressed:COMPRESSED_TENSORS",
-    "torchao": "core.models.quantized.torchao:TORCHAO",
-    "mxfp4": "core.models.quantized.mxfp4:MXFP4",
+    "compressed-tensors": "core.models.quantized.compressed:compressed_tensors",
+    "torchao": "core.models.quantized.torchao:torchao",
+    "gptq": "core.models.quantized.gptq:gptq",
+    "awq": "core.models.quantized.awq:awq",
+    "mxfp4": "core.models.quantized.mxfp4:mxfp4",
 }
-"""Name -> `module:QuantMethod`, imported only when a checkpoint needs it."""
+"""Name -> `module:function`, which gives a `QuantMethod` for a checkpoint; imported only when one needs it."""
 
 
 def quant_method(checkpoint: CheckpointConfig) -> QuantMethod | None:
@@ -77,7 +81,7 @@ def quant_method(checkpoint: CheckpointConfig) -> QuantMethod | None:
             f"{', '.join(METHODS)} instead"
         )
     module, _, attribute = METHODS[name].partition(":")
-    method = cast(QuantMethod, getattr(import_module(module), attribute))
+    method: QuantMethod = getattr(import_module(module), attribute)(checkpoint)
     if method.library and find_spec(method.library) is None:
         raise ModelLoadError(f"weights quantised with {name!r} need the package {method.library}: {INSTALL}")
     method.check(settings)

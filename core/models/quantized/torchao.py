@@ -1,7 +1,7 @@
 """torchao: linear layers whose weight is a tensor subclass that brings its own matrix product.
 
-Nothing is wrapped here: the subclass keeps its packed data and computes. Which of them computes on which device the
-library knows best, so the plain forward of the self-check asks it.
+Four-bit weights in groups are taken over (`torchao_int4.py`). Of all others the subclass keeps its packed data and
+computes. Which of them computes on which device the library knows best, so the plain forward of the self-check asks it.
 """
 
 from __future__ import annotations
@@ -12,7 +12,9 @@ import torch
 from transformers import PreTrainedModel
 
 from core.errors import ModelLoadError
+from core.models.config import CheckpointConfig
 from core.models.quantized.registry import QuantizedWeights, QuantMethod, Settings
+from core.models.quantized.torchao_int4 import keep_int4
 
 
 def _check(settings: Settings) -> None:
@@ -30,6 +32,7 @@ def _adopt(model: PreTrainedModel, held: str) -> QuantizedWeights:
             )
         kinds.add(type(weight).__name__)
         rounds = _rounds_activations(weight) or rounds
+    keep_int4(model, held)
     return QuantizedWeights(" ".join(["torchao", *sorted(kinds)]), rounds)
 
 
@@ -54,3 +57,8 @@ def _rounds_activations(weight: Any) -> bool:
 
 
 TORCHAO = QuantMethod(library="torchao", check=_check, adopt=_adopt, auto_dtype_is_saved=True)
+
+
+def torchao(checkpoint: CheckpointConfig) -> QuantMethod:
+    """The same for all checkpoints."""
+    return TORCHAO

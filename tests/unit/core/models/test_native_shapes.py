@@ -39,8 +39,9 @@ SHAPES: dict[str, dict[str, Any]] = {
     "heads of eight": {"num_attention_heads": 4, "num_key_value_heads": 4, "head_dim": 8},
     "biases everywhere": {"attention_bias": True, "mlp_bias": True},
 }
-INT8_TOLERANCE = [("float32", 1e-4), ("bfloat16", 0.1)]
-"""Of the largest logit. torchao rounds to bfloat16 between its product and the scale, native code once, behind both."""
+TOLERANCE = [("float32", 1e-4), ("bfloat16", 0.1)]
+"""Of the largest logit. torchao rounds to bfloat16 between its product and the scale, native code once, behind both;
+and weights of four bits are rounded to bfloat16 where they are widened."""
 
 
 def sequences() -> dict[int, list[int]]:
@@ -104,30 +105,31 @@ def test_bfloat16_tiles_and_single_rows_agree_with_transformers(shaped: Callable
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize(("dtype", "tolerance"), INT8_TOLERANCE)
-def test_int8_weights_give_what_transformers_makes_of_them(
-    shaped: Callable[..., Path], shape: str, dtype: str, tolerance: float
+@pytest.mark.parametrize(("dtype", "tolerance"), TOLERANCE)
+@pytest.mark.parametrize("quantization", ["int8", "int4"])
+def test_quantised_weights_give_what_transformers_makes_of_them(
+    shaped: Callable[..., Path], shape: str, dtype: str, tolerance: float, quantization: str
 ) -> None:
-    """One row, few and many are three ways through the products, and no shape fills its last panel."""
+    """One row, few and many are three ways through the products, and no shape fills its last panel, or its groups."""
     path = shaped(**SHAPES[shape])
-    plain = logits(path, 1, dtype, "int8", native="off")
+    plain = logits(path, 1, dtype, quantization, native="off")
     scale = max(float(found.abs().max()) for found in plain)
-    for got, want in zip(logits(path, 2, dtype, "int8"), plain, strict=True):
+    for got, want in zip(logits(path, 2, dtype, quantization), plain, strict=True):
         assert float((got - want).abs().max()) < tolerance * scale
 
 
-@pytest.mark.parametrize("quantization", ["none", "int8"])
+@pytest.mark.parametrize("quantization", ["none", "int8", "int4"])
 def test_panels_are_read_to_their_end(shaped: Callable[..., Path], quantization: str) -> None:
     """A layer of more inputs than are taken, or widened, at a time."""
     path = shaped(hidden_size=64, intermediate_size=4500, num_hidden_layers=1)
-    for dtype, tolerance in INT8_TOLERANCE:
+    for dtype, tolerance in TOLERANCE:
         plain = logits(path, 1, dtype, quantization, native="off")
         scale = max(float(found.abs().max()) for found in plain)
         for got, want in zip(logits(path, 2, dtype, quantization), plain, strict=True):
             assert float((got - want).abs().max()) < tolerance * scale
 
 
-@pytest.mark.parametrize("quantization", ["none", "int8"])
+@pytest.mark.parametrize("quantization", ["none", "int8", "int4"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_threads_do_not_change_a_bit(shaped: Callable[..., Path], dtype: str, quantization: str) -> None:
     """More threads than cores, so that they are taken off their cores within a phase, and again and again."""

@@ -12,7 +12,9 @@ from safetensors.torch import load_file
 
 from core.config import ModelConfig
 from core.models.loader import check_checkpoint, load_model
+from core.models.quantized.grouped import grouped_weight
 from core.models.quantized.registry import quant_method
+from core.models.quantized.rounding import round_to_groups
 from tests.support.checkpoints import VOCAB_SIZE, make_checkpoint
 from tests.support.fakes.paged_steps import Part
 from tests.support.quantised import (
@@ -30,8 +32,8 @@ from tests.unit.core.models.reference import CPU, PackedRun, PlainModel
 pytest.importorskip("compressed_tensors", reason="needs the extra: pip install slipstream[quantization]")
 pytest.importorskip("torchao", reason="needs the extra: pip install slipstream[quantization]")
 
-BITS = {name: 4 if "4" in name and name != "ao-int4" else 8 for name in (*COMPRESSED, *TORCHAO)}
-"""Per weight in memory. What torchao serves with four bits on a CPU it holds in bytes."""
+BITS = {name: 4 if "4" in name else 8 for name in (*COMPRESSED, *TORCHAO)}
+"""Per weight in memory."""
 
 
 def load(directory: Path, held: str = "compressed", dtype: str = "auto") -> Any:
@@ -88,6 +90,65 @@ def test_plain_weights_are_quantised_at_load_as_torchao_does(tmp_path: Path) -> 
     assert not torch.allclose(some_logits(model)[-1], PlainModel(directory).logits(ids)[-1], atol=1e-4)
 
 
+def test_plain_weights_are_rounded_to_four_bits_at_load(tmp_path: Path) -> None:
+    """The output matrix too, though it is the embedding's in the file; a group may be shorter than 128."""
+    directory = make_checkpoint("qwen2", tmp_path, seed=0, intermediate_size=200)
+    model = load_model(ModelConfig(str(directory), dtype="float32", quantization="int4", native="off"), CPU)
+    assert model.spec.quantization == "int4, groups of 128"
+    held, weights = layer_bytes(model)
+    assert weights / 2 <= held < weights * 0.65
+    plain = PlainModel(directory)
+    before = plain.module.lm_head.weight
+    for module in plain.module.modules():
+        if isinstance(module, torch.nn.Linear):
+            module.weight = torch.nn.Parameter(round_to_groups(module.weight).dense(torch.float32))
+    assert before is plain.module.get_input_embeddings().weight is not plain.module.lm_head.weight
+    ids = [random.Random(0).randrange(3, VOCAB_SIZE) for _ in range(20)]
+    torch.testing.assert_close(some_logits(model)[-1], plain.logits(ids)[-1], atol=1e-4, rtol=0)
+    assert not torch.allclose(some_logits(model)[-1], PlainModel(directory).logits(ids)[-1], atol=1e-4)
+
+
+@pytest.mark.parametrize("scale", [1.0, 1e-3])
+def test_rounding_to_four_bits_is_off_by_a_step_at_most(scale: float) -> None:
+    """Of a weight in the middle of its group's range by half a step. What is nothing stays nothing."""
+    weight = torch.randn(7, 300, generator=torch.Generator().manual_seed(0)) * scale
+    weight[3] = 0.0
+    found = round_to_groups(weight)
+    assert found.scale.shape == (7, 3) and found.zero is not None
+    off = (found.dense(torch.float32) - weight).abs()
+    steps = found.scale.float()[:, torch.arange(300) // 128]
+    assert bool((off[weight.abs() < scale] <= 0.51 * steps[weight.abs() < scale]).all())
+    assert float(off.norm() / weight.norm()) < 0.1
+    assert not bool(found.dense(torch.float32)[3].any())
+
+
+def test_int4_tensors_of_torchao_are_served_though_their_product_needs_a_gpu(tmp_path: Path) -> None:
+    """(q - 8) scale + zero, as its quantiser makes them: the even input in the low bits, scales by group first."""
+    from torchao.quantization import Int4Tensor
+
+    generator = torch.Generator().manual_seed(2)
+    floats: dict[tuple[int, ...], list[torch.Tensor]] = {}
+
+    def pack(weight: torch.Tensor) -> torch.Tensor:
+        out, width = weight.shape
+        q = torch.randint(-8, 8, (out, width), generator=generator)
+        scale = 0.02 + 0.01 * torch.rand(width // 32, out, generator=generator)
+        zero = 0.01 * torch.randn(width // 32, out, generator=generator)
+        group = torch.arange(width) // 32
+        floats.setdefault((out, width), []).append(q * scale.t()[:, group] + zero.t()[:, group])
+        qdata = (q[:, ::2] & 15 | q[:, 1::2] << 4).to(torch.uint8).view(torch.int8)
+        return Int4Tensor(qdata, scale, zero, [1, 32], weight.shape)
+
+    base = make_checkpoint("llama", tmp_path / "base")
+    model = load(make_torchao_from(base, tmp_path / "made", pack))
+    assert model.spec.quantization == "torchao Int4Tensor"
+    held = [each for each in map(grouped_weight, model.module.modules()) if each is not None]
+    assert len(held) == sum(map(len, floats.values())) == 14
+    for each in held:
+        dense = each.dense(torch.float32)
+        assert any(torch.allclose(dense, one, atol=1e-6) for one in floats[each.shape])
+
+
 @pytest.mark.parametrize("name", COMPRESSED)
 def test_dense_weights_give_the_same_numbers(name: str, tmp_path: Path) -> None:
     directory = make_quantised(name, tmp_path)
@@ -126,6 +187,19 @@ def test_experts_in_one_tensor_are_unpacked_at_load(tmp_path: Path) -> None:
     assert found.dtype == torch.float32
     error = (found - wanted).abs().max() / wanted.abs().max()
     assert 0 < error < 0.1, error
+
+
+def test_plain_experts_beside_four_bits_are_served(tmp_path: Path) -> None:
+    """The library looks for their scales and finds none; here a layer is packed if the file says so."""
+    directory = make_compressed(
+        make_checkpoint("mixtral", tmp_path / "base"), tmp_path / "made", COMPRESSED["ct-w4a16"]
+    )
+    model = load(directory)
+    weights = load_file(tmp_path / "base" / "model.safetensors")
+    found = dict(model.module.named_parameters())["model.layers.0.mlp.experts.down_proj"]
+    wanted = torch.stack([weights[f"model.layers.0.block_sparse_moe.experts.{i}.w2.weight"] for i in range(4)])
+    assert torch.equal(found, wanted)
+    assert grouped_weight(model.module.model.layers[0].self_attn.q_proj) is not None
 
 
 def test_mxfp4_is_widened_and_asks_no_one_for_kernels(tmp_path: Path) -> None:
