@@ -90,7 +90,7 @@ def keep_dense(linear: torch.nn.Linear, dtype: torch.dtype) -> None:
 
 def grouped_weight(linear: Any) -> GroupedWeight | None:
     """What `keep_grouped` gave to `linear`, if it did."""
-    forward = vars(linear).get("forward")
+    forward = vars(linear).get("forward") if isinstance(linear, torch.nn.Module) else None
     return forward.weight if isinstance(forward, GroupedForward) else None
 
 
