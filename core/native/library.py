@@ -17,6 +17,8 @@ import subprocess
 import sys
 import sysconfig
 import tempfile
+import threading
+from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.machinery import ExtensionFileLoader
@@ -42,6 +44,11 @@ BUILDING = "building-"
 """Begins the names of directories that a compiler writes into."""
 PATHS = (str(Path(__file__).resolve().parents[2]), *(path for path in sys.path if path))
 """Where this process found its modules, whatever directory it runs in."""
+
+
+def beside(work: Callable[[], None]) -> None:
+    """Run `work` on a daemon thread of its own. No thread waits for it, so it does not delay the end of the process."""
+    threading.Thread(target=work, name="slipstream-native", daemon=True).start()
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,13 +23,13 @@ from core.models.base import NO_COMPANIONS, Model, ModelSpec, Progress
 from core.models.config import CheckpointConfig
 from core.models.hf.backend import TransformersModel, load_transformers
 from core.models.hf.self_check import Reference, run_self_check
-from core.models.native.beside import beside
 from core.models.native.decoder import NativeDecoder
 from core.models.native.extension import is_built, load_extension
 from core.models.native.reading import NotDense
 from core.models.native.weights import check_dense
 from core.models.products.family import with_products
 from core.native.kept_library import ExtensionUnavailable
+from core.native.library import beside
 
 logger = logging.getLogger(__name__)
 

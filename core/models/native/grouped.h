@@ -7,7 +7,6 @@
 #include <optional>
 
 #include "nibbles.h"
-#include "pages.h"
 #include "parts.h"
 #include "scratch.h"
 #include "team.h"

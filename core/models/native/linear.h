@@ -10,7 +10,6 @@
 
 #include "bytes.h"
 #include "grouped.h"
-#include "pages.h"
 #include "panels.h"
 #include "parts.h"
 #include "scratch.h"

@@ -1,11 +1,24 @@
-// Buffers that a step needs again and again.
+// Memory: buffers that a step needs again and again, and pages of what is read front to back.
 
 #pragma once
+
+#if defined(__linux__)
+#include <sys/mman.h>
+#endif
 
 #include <cstdint>
 #include <vector>
 
 namespace slipstream {
+
+// Asks for huge pages: a page of 4 KiB is over in a third of a microsecond.
+inline void ask_for_huge_pages(const void* from, int64_t bytes) {
+#if defined(__linux__)
+  const uintptr_t page = 4096, at = reinterpret_cast<uintptr_t>(from);
+  const uintptr_t begin = (at + page - 1) / page * page, end = (at + bytes) / page * page;
+  if (end > begin) madvise(reinterpret_cast<void*>(begin), end - begin, MADV_HUGEPAGE);
+#endif
+}
 
 // Sixteen buffers of one thread, each as large as it ever had to be, aligned to a cache line.
 // What `take` gave before is lost when the same place is taken again.

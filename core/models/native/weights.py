@@ -271,13 +271,15 @@ def _experts(layer: Any, mlp: Any, experts: Any, family: Family, fuse: Fuse, dty
         activation=gating.activation,
         clamp=gating.clamp,
         shared=None if shared is None else _mlp(shared, family, fuse),
-        shared_gate=_vector(getattr(mlp, names.shared_gate)) if names.shared_gate else None,
+        shared_gate=_vector(getattr(mlp, names.shared_gate), dtype) if names.shared_gate else None,
         weighs_inputs=names.weighs_inputs,
     )
 
 
-def _vector(linear: Any) -> torch.Tensor:
+def _vector(linear: Any, dtype: torch.dtype) -> torch.Tensor:
     """[C]: the only row of a product without a bias."""
+    if (grouped := grouped_weight(linear)) is not None:
+        return grouped.dense(dtype).reshape(-1)
     weight = linear.weight.detach()
     found: torch.Tensor = weight if type(weight) in PLAIN else weight.dequantize()
     return found.reshape(-1)

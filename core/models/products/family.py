@@ -18,11 +18,11 @@ from core.models.base import Progress
 from core.models.config import CheckpointConfig
 from core.models.hf.backend import TransformersModel, load_transformers
 from core.models.hf.self_check import CheckResult, Reference, run_self_check
-from core.models.native.beside import beside
 from core.models.products.extension import is_built, load_extension
 from core.models.products.packing import DTYPES, Forward, matrices_of, put_in_place
 from core.models.products.reads import alone_with_weights
 from core.native.kept_library import ExtensionUnavailable
+from core.native.library import beside
 
 logger = logging.getLogger(__name__)
 

@@ -66,6 +66,13 @@ def test_bfloat16_stays_within_rounding(checkpoint: Make) -> None:
     assert worst < 0.05 * scale
 
 
+def test_what_is_compiled_already_is_there_from_the_first_step(
+    checkpoint: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(family, "beside", lambda work: pytest.fail("nothing has to be compiled"))
+    assert products_of(load(checkpoint("llama"), native="auto")).packed > 0
+
+
 def test_they_are_taken_up_between_two_steps(checkpoint: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     path, rows = checkpoint("llama"), sequences()
     works: list[Callable[[], None]] = []
