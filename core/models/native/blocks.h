@@ -113,9 +113,7 @@ class Attention final : public Mixer<T> {
     const int64_t width = shape_.qkv_width(), stride = out_.depth();
     T* qkv = shop.buffer<T>(3, tokens, width);
     T* out = shop.buffer<T>(4, tokens, stride);
-    qkv_.apply(shop.team, shop.scratch, normed, tokens, [&](int64_t row, int64_t first, float* found, int64_t count) {
-      for (int64_t i = 0; i < count; ++i) narrow(found[i], qkv[row * width + first + i]);
-    });
+    qkv_.write(shop.team, shop.scratch, normed, tokens, qkv, width);
     T *k = step.keys[place_].template mutable_data_ptr<T>(), *v = step.values[place_].template mutable_data_ptr<T>();
     const int64_t* positions = step.positions.const_data_ptr<int64_t>();
     shop.in_blocks(tokens, kTurnTokens, [&](int64_t from, int64_t to) {

@@ -228,9 +228,7 @@ class DecoderOf final : public Decoder {
       std::copy_n(from + t * width, width, raw + t * depth);
       std::fill(raw + t * depth + width, raw + (t + 1) * depth, T(0.0f));
     }
-    fusion_->apply(shop_.team, shop_.scratch, raw, tokens, [&](int64_t row, int64_t first, float* found, int64_t count) {
-      for (int64_t i = 0; i < count; ++i) narrow(found[i], x[row * stride_ + first + i]);
-    });
+    fusion_->write(shop_.team, shop_.scratch, raw, tokens, x, stride_);
     return both;
   }
 

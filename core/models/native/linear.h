@@ -62,6 +62,13 @@ class Linear {
     });
   }
 
+  // Writes all outputs of x[rows][depth] to out[rows][stride].
+  void write(Team& team, std::vector<Scratch>& scratch, const T* x, int64_t rows, T* out, int64_t stride) const {
+    apply(team, scratch, x, rows, [&](int64_t row, int64_t first, float* found, int64_t count) {
+      for (int64_t i = 0; i < count; ++i) narrow(found[i], out[row * stride + first + i]);
+    });
+  }
+
   // [rows][64] in place 0 of `scratch`: one panel's outputs of x[rows][depth], for a caller with chunks of its own.
   float* outputs_of(Scratch& scratch, const T* x, int64_t rows, int64_t panel) const {
     Team alone(1);

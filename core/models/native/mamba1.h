@@ -42,9 +42,7 @@ class Mamba1 final : public Mixer<T> {
     const int64_t channels = conv_.channels(), width = 2 * channels, stride = out_.depth();
     T* projected = shop.buffer<T>(3, tokens, width);
     T* mixed = shop.buffer<T>(4, tokens, stride);
-    into_.apply(shop.team, shop.scratch, read, tokens, [&](int64_t row, int64_t first, float* found, int64_t count) {
-      for (int64_t i = 0; i < count; ++i) narrow(found[i], projected[row * width + first + i]);
-    });
+    into_.write(shop.team, shop.scratch, read, tokens, projected, width);
     const T* inputs = convolve(shop, planner, step, projected, tokens);
     const Choices choices = choose(shop, inputs, tokens);
     for (int64_t t = 0; t < tokens; ++t) std::fill(mixed + t * stride + channels, mixed + (t + 1) * stride, T(0.0f));

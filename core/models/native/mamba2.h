@@ -43,9 +43,7 @@ class Mamba2 final : public Mixer<T> {
     const int64_t width = round_up(into_.outputs(), kLanes), stride = out_.depth();
     T* projected = shop.buffer<T>(3, tokens, width);
     T* mixed = shop.buffer<T>(4, tokens, stride);
-    into_.apply(shop.team, shop.scratch, read, tokens, [&](int64_t row, int64_t first, float* found, int64_t count) {
-      for (int64_t i = 0; i < count; ++i) narrow(found[i], projected[row * width + first + i]);
-    });
+    into_.write(shop.team, shop.scratch, read, tokens, projected, width);
     convolve(shop, planner, step, projected, width);
     float* states = step.recurrent(place_).template mutable_data_ptr<float>();
     // Rows of a head's state are independent of each other.

@@ -21,7 +21,7 @@ ROUTER_TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
 """Of the greatest weight."""
 
 DIFFERENT_CHOICES = 0.05
-"""Share of the tokens tried that may go elsewhere: where two experts are equally good, whoever sorts decides."""
+"""Share of the tokens tried that may go elsewhere: where two experts are equally good, the order of a sort decides."""
 
 
 @dataclass(frozen=True, slots=True)

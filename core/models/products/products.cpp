@@ -70,13 +70,6 @@ const T* lined_up(Crew& crew, const T* from, int64_t inputs, int64_t count, int6
   return to;
 }
 
-template <typename T>
-void put(const float* found, int64_t count, T* out) {
-  int64_t i = 0;
-  for (; i + kLanes <= count; i += kLanes) store(load(found + i), out + i);
-  for (; i < count; ++i) narrow(found[i], out[i]);
-}
-
 class Product {
  public:
   virtual ~Product() = default;
@@ -102,10 +95,7 @@ class ProductOf final : public Product {
     // Tiles read rows behind the last.
     if (depth != inputs_ || (sizeof(T) == 2 && rows % kRows != 0))
       from = lined_up(*crew_, from, inputs_, rows, depth, [](int64_t row) { return row; });
-    const auto sink = [&](int64_t row, int64_t first, float* found, int64_t count) {
-      put(found, count, out + row * outputs + first);
-    };
-    linear_.apply(crew_->team, crew_->scratch, from, rows, sink);
+    linear_.write(crew_->team, crew_->scratch, from, rows, out, outputs);
     return made;
   }
 
@@ -158,7 +148,8 @@ class ExpertsOf final : public Experts {
       if (mine == 0) continue;
       linears_[expert].apply(crew_->team, crew_->scratch, lined + first * depth, mine,
                              [&](int64_t row, int64_t place, float* found, int64_t width) {
-                               put(found, width, out + order_[first + row] * outputs_ + place);
+                               T* to = out + order_[first + row] * outputs_ + place;
+                               for (int64_t i = 0; i < width; ++i) narrow(found[i], to[i]);
                              });
     }
     return made;

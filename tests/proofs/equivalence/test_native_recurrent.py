@@ -1,5 +1,5 @@
 """Native recurrent models say bit for bit the same with drafts and behind cached prefixes as without, however prompts
-are cut and whoever is in the batch.
+are cut and whichever rows are in the batch.
 """
 
 from __future__ import annotations
