@@ -94,7 +94,7 @@ class ExpertsForward:
 
 
 def matrices_of(model: nn.Module) -> dict[str, Matrices]:
-    """By name, the modules of `model` that compiled code could compute. A module with a `forward` of its own is left alone."""
+    """By name, the modules of `model` that compiled code could compute: none that has a `forward` of its own."""
     found: dict[str, Matrices] = {}
     for name, module in model.named_modules():
         if "forward" in vars(module):

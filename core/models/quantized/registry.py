@@ -1,8 +1,8 @@
 """Quantisation methods by the name in config.json. A method is a file of its own and a line here.
 
 The library that owns a format loads it and computes with it, through transformers' integration; four-bit weights in
-groups are read here (`packed_files.py`), whichever program wrote them. A format that nothing here computes, or that would let one
-request change another's tokens, is refused by name before weights are read.
+groups are read here (`packed_files.py`), whichever program wrote them. A format that nothing here computes, or that
+would let one request change another's tokens, is refused by name before weights are read.
 """
 
 from __future__ import annotations
