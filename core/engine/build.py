@@ -55,8 +55,9 @@ def build_engine(config: EngineConfig, progress: Progress | None = None) -> Buil
     tokenizer = Tokenizer.load(config.model.path)
     if tokenizer.chats is not None:
         tokenizer.chats.start()
-    # Adapters hook the module tree, which the native decoder does not go through.
-    model = load_model(config.model, device, progress, keeps_modules=config.lora.enabled)
+    # Adapters hook the module tree, and heads of a checkpoint are modules beside it: the native decoder has neither.
+    keeps_modules = config.lora.enabled or config.speculation.method == "mtp"
+    model = load_model(config.model, device, progress, keeps_modules=keeps_modules)
     return assemble(config, model, tokenizer, DeviceStreams(device))
 
 

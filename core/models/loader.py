@@ -33,7 +33,7 @@ def load_model(
 ) -> Model:
     """Check, load and prove the checkpoint at `config.path`; `progress` sees "check", "weights" and "self-check".
 
-    `keeps_modules`: the model must go on through the module tree of transformers, because adapters hook it.
+    `keeps_modules`: the model must go on through the module tree of transformers: adapters hook it, heads belong to it.
     Call `bind` on the returned model before `forward`. Raises ModelLoadError.
     """
     report = progress or _silent

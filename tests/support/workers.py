@@ -226,6 +226,8 @@ def _become_worker(
     """Run tests until none is left. Ends the process, without the ends of what its parent has begun."""
     code = 1
     try:
+        # A shell has what it runs in the background ignore interrupts.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
         plugins = session.config.pluginmanager
         plugins.unregister(name="terminalreporter")
