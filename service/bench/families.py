@@ -1,7 +1,7 @@
 """`slipstream bench cpu --families`: every family of the support table beside `transformers`, and vLLM where it is.
 
 Engines of one family are kept and take turns, round by round; a round that does not count comes first. Rows are printed
-as they are done, since all of them take hours.
+as they are done, since all of them take hours; each rate is told on standard error as it comes.
 """
 
 from __future__ import annotations
@@ -118,6 +118,8 @@ def _rounds(kept: dict[str, Kept], plan: Plan, failed: dict[str, str]) -> Iterat
                 except (EngineFailed, PeerFailed) as error:
                     failed[name] = _reason(error)
                     continue
+                turn = f"round {number} of {plan.rounds}" if number else "warm-up"
+                click.echo(f"  {turn}, {load}: {name} {rate:,.1f} tokens/s", err=True)
                 if number:
                     yield name, load, rate
 

@@ -106,11 +106,15 @@ def test_engines_take_turns_and_the_first_round_does_not_count(
     names = ["slipstream", "transformers", "vLLM"]
     assert asked == [(name, "W2", number) for number in range(4) for name in names] + [(n, "closed") for n in names]
     assert row.rates == {"slipstream": {"W2": 20.0}, "transformers": {"W2": 5.0}, "vLLM": {"W2": 8.0}}
-    assert [line for line in capsys.readouterr().out.splitlines() if line.startswith("| llama")] == [
+    printed = capsys.readouterr()
+    assert [line for line in printed.out.splitlines() if line.startswith("| llama")] == [
         "| llama | float32 | slipstream | 20.0 |  |",
         "| llama | float32 | transformers | 5.0 | 4.00 |",
         "| llama | float32 | vLLM | 8.0 | 2.50 |",
     ]
+    told = printed.err.splitlines()[1:]
+    assert len(told) == 12 and told[0] == "  warm-up, W2: slipstream 999.0 tokens/s"
+    assert told[-1] == "  round 3 of 3, W2: vLLM 8.0 tokens/s", "each rate is told as it comes"
 
 
 def test_an_engine_that_fails_is_left_out_and_its_row_says_why(
