@@ -37,6 +37,11 @@ TRIED: Final = 8
 OFTEN: Final = 64
 RARELY: Final = 256
 """Steps between two such tries, where both ways bring about the same, and where they do not."""
+LOSS: Final = 0.01
+"""The part of the time that tries of drafts may lose: where a try loses more, more steps come before the next one. A
+draft head over a model whose steps take a millisecond takes several of them for each of its own."""
+SELDOM: Final = 4096
+"""Steps between two tries at most, however much one loses: what was given up may bring more by now."""
 CLOSE: Final = 0.1
 """Up to this part more or less is about the same."""
 GAIN: Final = 0.02
@@ -116,6 +121,8 @@ class Contest:
         """Tokens more than one that each row got in these."""
         self._unseen = 0
         """Tries of drafts since a step verified some."""
+        self._lost = 0.0
+        """Seconds beyond those in which steps without drafts would have brought the same, since the last try ended."""
         self._drafts, self._left, self._trying = True, FIRST, False
 
     def observe(self, result: StepResult) -> None:
@@ -132,6 +139,8 @@ class Contest:
         if verified:
             self._unseen = 0
         (self.verifying if verified else self.looking).add(outputs, seconds)
+        if self.plain.steps:
+            self._lost += seconds - outputs * self.plain.seconds / max(self.plain.outputs, 1e-9)
 
     @property
     def rate(self) -> float:
@@ -150,10 +159,15 @@ class Contest:
                 if self._unseen >= STALE:
                     self.verifying, self._unseen = Pace(), 0
             else:
+                # Steps in a row that lost since drafts had paid before are no try, and are not made up for.
+                lost, self._lost = self._lost if self._drafts else 0.0, 0.0
                 plain = self.plain.outputs / max(self.plain.seconds, 1e-9)
                 ratio = self.rate / max(MARGIN * plain, 1e-9)
                 self._drafts = ratio > 1 and (self._gain > GAIN or self.plain.seconds > LONG)
                 self._left = OFTEN if abs(ratio - 1) < CLOSE else RARELY
+                if not self._drafts:
+                    afforded = lost / max(LOSS * self.plain.seconds, 1e-9)
+                    self._left = int(max(self._left, min(SELDOM, afforded)))
         self._left -= 1
         return self._drafts
 

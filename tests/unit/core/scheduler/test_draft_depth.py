@@ -15,8 +15,10 @@ from core.scheduler.draft_depth import (
     FIRST,
     HIGHEST,
     LONG,
+    LOSS,
     OFTEN,
     RARELY,
+    SELDOM,
     TRIED,
     AdaptiveDepth,
     Pace,
@@ -56,7 +58,7 @@ def stretches(chosen: list[bool]) -> list[tuple[bool, int]]:
 
 @pytest.mark.parametrize(
     ("got", "drafting", "better", "between"),
-    [(3, 1.5, True, RARELY), (1, 1.5, False, RARELY), (1, 1.05, False, OFTEN), (2, 1.9, True, OFTEN)],
+    [(3, 1.5, True, RARELY), (1, 1.3, False, RARELY), (1, 1.05, False, OFTEN), (2, 1.9, True, OFTEN)],
 )
 def test_the_way_that_brings_more_is_gone_and_the_other_is_tried_at_times(
     got: int, drafting: float, better: bool, between: int
@@ -83,6 +85,26 @@ def test_what_no_clock_can_tell_is_decided_by_what_was_gained(seconds: float, lo
 def test_short_steps_go_on_with_drafts_that_bring_something() -> None:
     chosen = play(AdaptiveDepth(MOST, CHEAP), 2000, 4, 2, LONG / 4, LONG / 4)
     assert sum(chosen) > 0.85 * len(chosen)
+
+
+@pytest.mark.parametrize(("drafting", "between"), [(1.5, round(TRIED * 0.5 / LOSS)), (6.0, round(TRIED * 5 / LOSS))])
+def test_dear_tries_are_seldom(drafting: float, between: int) -> None:
+    """A draft head over a small model: it takes as long as several steps, in each of those that it is tried for."""
+    chosen = stretches(play(AdaptiveDepth(MOST, CHEAP), 3 * SELDOM, 1, 1, drafting))
+    assert chosen[1:3] == [(False, TRIED + RARELY), (True, TRIED)], "of the first steps it is not known what they lose"
+    assert set(chosen[3:-1]) == {(False, min(between, SELDOM)), (True, TRIED)}
+
+
+def test_tries_do_not_end_however_dear() -> None:
+    chosen = stretches(play(AdaptiveDepth(MOST, CHEAP), 3 * SELDOM, 1, 1, 1000.0))
+    assert set(chosen[3:-1]) == {(False, SELDOM), (True, TRIED)}
+
+
+def test_what_paid_until_now_is_tried_again_soon() -> None:
+    depth = AdaptiveDepth(MOST, CHEAP)
+    play(depth, 2 * (FIRST + TRIED) + RARELY, 1, 3, 1.5)
+    first, *others = stretches(play(depth, 1000, 1, 1, 1.5))
+    assert first[0] and others[0] == (False, TRIED + RARELY)
 
 
 def test_a_change_is_noticed() -> None:
