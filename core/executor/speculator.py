@@ -131,11 +131,12 @@ class Speculator:
             counts = self._one_each[: len(rows)]
         else:
             counts, found = outcome.counts, found[outcome.kept]
-        ran = Ran(rows, lens.numpy(), counts, found)
+        computed = None
         if runs_model:
             assert forward is not None, "the CPU captures no steps"
             kept = None if outcome is None else outcome.kept
-            ran = replace(ran, computed=Computed(forward, batch.rows, kept, batch.sampling, self._map))
+            computed = Computed(forward, batch.rows, kept, batch.sampling, self._map)
+        ran = Ran(rows, lens.numpy(), counts, found, computed)
         if aim.most == 0 or len(rows) == 0:
             self._drafter.hear(ran)
             return self._nothing(rows)

@@ -179,7 +179,7 @@ def wrong_drafts_are_not_told(patch: Patch) -> None:
 @mutant("drafter_told", drafts=True, real=True)
 def the_drafter_is_a_token_behind(patch: Patch) -> None:
     """It is told where rows stood without their newest step."""
-    patch.setattr(speculator, "Ran", lambda rows, lens, counts, tokens: Ran(rows, lens - 1, counts, tokens))
+    patch.setattr(speculator, "Ran", lambda rows, lens, *others: Ran(rows, lens - 1, *others))
 
 
 @mutant("tokens", drafts=True)
