@@ -11,7 +11,7 @@ import torch
 from core.errors import ModelLoadError
 from core.models.config import CheckpointConfig
 from core.models.quantized.grouped import GroupedWeight, pack_nibbles
-from core.models.quantized.packed_files import PackedFormat, Parts, expect, nibble_values, packed_method
+from core.models.quantized.packed_files import BadPart, PackedFormat, Parts, expect, nibble_values, packed_method
 from core.models.quantized.registry import QuantMethod, Settings
 
 PLACES = (0, 4, 1, 5, 2, 6, 3, 7)
@@ -46,6 +46,8 @@ def _read(parts: Parts, shape: tuple[int, int], settings: Settings) -> GroupedWe
     words = expect(parts, "qweight", (inputs, -(-outputs // 8)))
     scale = expect(parts, "scales", (groups, outputs), None)
     zero = None
+    if "qzeros" not in parts and settings.get("zero_point", True):
+        raise BadPart("qzeros", "is missing, and the configuration has zero_point")
     if "qzeros" in parts:
         zero = _outputs(expect(parts, "qzeros", (groups, -(-outputs // 8))), outputs).to(torch.int8)
     return GroupedWeight(pack_nibbles(_outputs(words, outputs)), scale.t().contiguous(), zero, size)

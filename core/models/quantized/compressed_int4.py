@@ -22,6 +22,9 @@ from core.models.weights import check_weight_files
 EXPERTS = ".experts."
 """In names of tensors that transformers gathers into one parameter, which no layer here keeps."""
 
+SORTED = ("group", "dynamic", True)
+"""Values of `actorder` with which inputs belong to groups in any order; with the others they are as they come."""
+
 
 def is_int4(settings: Settings) -> bool:
     """Whether all that is quantised are weights of four bits, in groups or whole outputs, packed."""
@@ -55,9 +58,10 @@ def _read(parts: Parts, shape: tuple[int, int], settings: Settings) -> GroupedWe
     if parts["weight_shape"].tolist() != [outputs, inputs]:
         raise BadPart("weight_shape", f"is {parts['weight_shape'].tolist()}, and the layer is {[outputs, inputs]}")
     words = expect(parts, "weight_packed", (outputs, -(-inputs // 8)))
-    size = _size(parts["weight_scale"], inputs, settings)
+    size, scheme = _scheme(parts["weight_scale"], inputs, settings)
     groups = -(-inputs // size)
     scale = expect(parts, "weight_scale", (outputs, groups), None)
+    _check_optional(parts, scheme, groups)
     zero = None
     if "weight_zero_point" in parts:
         packed = expect(parts, "weight_zero_point", (-(-outputs // 8), groups))
@@ -72,13 +76,22 @@ def _read(parts: Parts, shape: tuple[int, int], settings: Settings) -> GroupedWe
         raise BadPart("weight_g_idx", f"cannot be served: {error}") from error
 
 
-def _size(scale: torch.Tensor, inputs: int, settings: Settings) -> int:
-    """Inputs of a group, of the one `config_groups` entry that fits the number of scales."""
+def _check_optional(parts: Parts, scheme: Mapping[str, Any], groups: int) -> None:
+    """Raise BadPart for a tensor that only some schemes have, and `scheme` does: there is no number to put for it."""
+    if scheme.get("symmetric") is False and "weight_zero_point" not in parts:
+        raise BadPart("weight_zero_point", "is missing, and the configuration has symmetric: false")
+    if scheme.get("actorder") in SORTED and groups > 1 and "weight_g_idx" not in parts:
+        raise BadPart("weight_g_idx", f"is missing, and the configuration has actorder {scheme['actorder']!r}")
+
+
+def _scheme(scale: torch.Tensor, inputs: int, settings: Settings) -> tuple[int, Mapping[str, Any]]:
+    """Inputs of a group, and `weights`, of the first `config_groups` entry that fits the number of scales."""
     for group in settings["config_groups"].values():
-        size = group["weights"].get("group_size")
+        weights: Mapping[str, Any] = group["weights"]
+        size = weights.get("group_size")
         size = inputs if not isinstance(size, int) or size <= 0 else size
         if scale.dim() == 2 and scale.shape[1] == -(-inputs // size):
-            return size
+            return size, weights
     raise BadPart("weight_scale", f"has shape {list(scale.shape)}, which fits no group_size of the configuration")
 
 

@@ -36,7 +36,7 @@ def _check(settings: Settings) -> None:
     if settings.get("bits") != 4:
         raise ModelLoadError(f"gptq weights of {settings.get('bits')!r} bits are not supported; those of 4 bits are")
     form = settings.get("checkpoint_format", "gptq")
-    if form not in LESS:
+    if not isinstance(form, str) or form not in LESS:
         raise ModelLoadError(f"gptq checkpoint_format {form!r} is not supported; supported are {', '.join(LESS)}")
     size = settings.get("group_size", 128)
     if not isinstance(size, int) or isinstance(size, bool) or size < -1 or size == 0:
@@ -59,6 +59,9 @@ def _read(parts: Parts, shape: tuple[int, int], settings: Settings) -> GroupedWe
         size,
     )
     if "g_idx" not in parts:
+        # Inputs that were sorted, taken as they come, would make a model of noise.
+        if settings.get("desc_act") and groups > 1:
+            raise BadPart("g_idx", "is missing, and the configuration has desc_act")
         return weight
     try:
         return contiguous_groups(weight, expect(parts, "g_idx", (inputs,)))

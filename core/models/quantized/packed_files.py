@@ -160,6 +160,8 @@ def _read(form: PackedFormat, name: str, module: nn.Linear, settings: Settings) 
     if module.in_features % 2:
         raise ModelLoadError(f"tensor {name}.{form.parts[0]} has an odd number of inputs, which is not supported")
     try:
+        if module.bias is not None:
+            expect({"bias": module.bias}, "bias", (module.out_features,), None)
         return form.read(held, (module.out_features, module.in_features), settings)
     except BadPart as error:
         raise ModelLoadError(f"tensor {name}.{error.part} {error}") from error

@@ -131,6 +131,38 @@ def test_layers_that_are_multiplied_as_one_may_differ(tmp_path: Path, caplog: py
     torch.testing.assert_close(together(model), want, atol=1e-4, rtol=0)
 
 
+NAMED: dict[str, tuple[str, int, dict[str, Any], list[str]]] = {
+    "old names of AWQ": ("awq", 32, {"w_bit": 4, "q_group_size": 32, "version": "GEMM"}, ["bits", "group_size"]),
+    "AWQ without a size": ("awq", 128, {}, ["group_size"]),
+    "whole outputs of AWQ": ("awq", 1 << 20, {"group_size": -1}, []),
+    "GPTQ without a size": ("gptq", 128, {}, ["group_size"]),
+    "whole outputs of compressed-tensors": ("ct-asym", 1 << 20, {"strategy": "channel", "group_size": None}, []),
+    "outputs that fill no word": ("ct-asym", 32, {}, []),
+}
+"""A format, the inputs of a group, what its settings have instead, and what they have not."""
+
+
+@pytest.mark.parametrize("case", NAMED)
+def test_settings_that_libraries_write_otherwise(case: str, tmp_path: Path) -> None:
+    """136 or 140 inputs are more than one group of 128, and 140 outputs, which AWQ cannot have, no number of words."""
+    name, size, changes, without = NAMED[case]
+    base = make_checkpoint("llama", tmp_path / "base", intermediate_size=136 if name == "awq" else 140)
+    packed, plain = make_packed(base, tmp_path, name, size)
+
+    def change(settings: dict[str, Any]) -> None:
+        groups = settings.get("config_groups")
+        place = groups["group_0"]["weights"] if groups else settings
+        place.update(changes)
+        for key in without:
+            del place[key]
+
+    _edit(packed, change)
+    model, ids = load(packed), [5, 9, 40]
+    assert model.spec.quantization.endswith(("int4", "pack-quantized"))
+    want = PlainModel(plain).logits(ids)[-1:]
+    torch.testing.assert_close(logits(model, {1: ids}, [Part(1, 0, 3)], 1), want, atol=1e-4, rtol=0)
+
+
 def _edit(directory: Path, change: Callable[[dict[str, Any]], Any]) -> None:
     file = directory / "config.json"
     config = json.loads(file.read_text())
@@ -195,6 +227,31 @@ BROKEN: dict[str, tuple[str, Callable[[dict[str, torch.Tensor]], Any], str]] = {
         lambda t: t.update({f"{LAYER}.weight_scale": t[f"{LAYER}.weight_scale"][:, :2].contiguous()}),
         f"tensor {LAYER}.weight_scale has shape [64, 2], which fits no group_size",
     ),
+    "no order": (
+        "gptq-act-order",
+        lambda t: t.pop(f"{LAYER}.g_idx"),
+        f"tensor {LAYER}.g_idx is missing, and the configuration has desc_act",
+    ),
+    "no order of compressed-tensors": (
+        "ct-act-order",
+        lambda t: t.pop(f"{LAYER}.weight_g_idx"),
+        f"tensor {LAYER}.weight_g_idx is missing, and the configuration has actorder 'group'",
+    ),
+    "no zeros": (
+        "awq",
+        lambda t: t.pop(f"{LAYER}.qzeros"),
+        f"tensor {LAYER}.qzeros is missing, and the configuration has zero_point",
+    ),
+    "no zeros of compressed-tensors": (
+        "ct-asym",
+        lambda t: t.pop(f"{LAYER}.weight_zero_point"),
+        f"tensor {LAYER}.weight_zero_point is missing, and the configuration has symmetric: false",
+    ),
+    "bias": (
+        "gptq",
+        lambda t: t.update({f"{LAYER}.bias": torch.zeros(1)}),
+        f"tensor {LAYER}.bias has shape [1], not [64]",
+    ),
     "a layer too many": (
         "gptq",
         lambda t: t.update({"model.layers.7.mlp.up_proj.qweight": torch.zeros(8, 96, dtype=torch.int32)}),
@@ -216,6 +273,12 @@ def test_a_bad_tensor_is_named(case: str, tmp_path: Path) -> None:
     [
         ("gptq", {"bits": 3}, "gptq weights of 3 bits are not supported"),
         ("gptq", {"checkpoint_format": "marlin"}, "gptq checkpoint_format 'marlin' is not supported"),
+        pytest.param(
+            "gptq",
+            {"checkpoint_format": ["gptq"]},
+            "gptq checkpoint_format ['gptq'] is not supported",
+            id="checkpoint_format of another type",
+        ),
         ("gptq", {"group_size": "odd"}, "gptq group_size must be a positive number or -1, got 'odd'"),
         ("awq", {"bits": 8}, "awq weights of 8 bits are not supported"),
         ("awq", {"version": "gemv"}, "awq version 'gemv' is not supported"),
@@ -232,6 +295,21 @@ def test_a_plain_checkpoint_that_calls_itself_packed(tmp_path: Path) -> None:
     packed, plain = make_packed(make_checkpoint("llama", tmp_path / "base"), tmp_path, "gptq")
     (packed / "model.safetensors").write_bytes((plain / "model.safetensors").read_bytes())
     assert "has no layer packed as gptq int4: no tensor ends in qweight" in _refusal(packed)
+
+
+def test_awq_without_zeros_is_around_the_middle(tmp_path: Path) -> None:
+    packed, _ = make_packed(make_checkpoint("llama", tmp_path / "base"), tmp_path, "awq")
+    tensors = load_file(packed / "model.safetensors")
+    zeros = [name for name in tensors if name.endswith(".qzeros")]
+    for name in zeros:
+        tensors[name].fill_(-0x77777778)  # eight nibbles of 8
+    save_file(tensors, packed / "model.safetensors", metadata={"format": "pt"})
+    before = together(load(packed))
+    for name in zeros:
+        del tensors[name]
+    save_file(tensors, packed / "model.safetensors", metadata={"format": "pt"})
+    _edit(packed, lambda settings: settings.update(zero_point=False))
+    assert torch.equal(together(load(packed)), before)
 
 
 def test_biases_that_a_writer_added(tmp_path: Path) -> None:
