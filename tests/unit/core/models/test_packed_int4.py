@@ -163,6 +163,28 @@ def test_settings_that_libraries_write_otherwise(case: str, tmp_path: Path) -> N
     torch.testing.assert_close(logits(model, {1: ids}, [Part(1, 0, 3)], 1), want, atol=1e-4, rtol=0)
 
 
+@pytest.mark.usefixtures("native_code")
+def test_layers_that_are_multiplied_as_one_may_have_groups_of_two_sizes(tmp_path: Path) -> None:
+    base = make_checkpoint("llama", tmp_path / "base")
+    (packed, plain), others = make_packed(base, tmp_path, "ct-sym"), make_packed(base, tmp_path / "64", "ct-sym", 64)
+    for directory, other in zip((packed, plain), others, strict=True):
+        tensors, given = (load_file(each / "model.safetensors") for each in (directory, other))
+        tensors.update({name: tensor for name, tensor in given.items() if "gate_proj" in name})
+        save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
+    wider = json.loads((others[0] / "config.json").read_text())["quantization_config"]["config_groups"]["group_0"]
+    _edit(packed, lambda settings: settings["config_groups"].update(group_1=wider))
+    model, ids = load(packed, native="wait"), [5, 9, 40]
+    assert model.native
+    want = PlainModel(plain).logits(ids)[-1:]
+    torch.testing.assert_close(logits(model, {1: ids}, [Part(1, 0, 3)], 1), want, atol=1e-4, rtol=0)
+
+
+def test_dense_weights_are_of_the_model_s_type(tmp_path: Path) -> None:
+    packed, _ = make_packed(make_checkpoint("llama", tmp_path / "base"), tmp_path, "awq")
+    model = load(packed, quantized_weights="dense", dtype="bfloat16")
+    assert model.module.get_submodule(LAYER).weight.dtype == torch.bfloat16
+
+
 def _edit(directory: Path, change: Callable[[dict[str, Any]], Any]) -> None:
     file = directory / "config.json"
     config = json.loads(file.read_text())

@@ -17,6 +17,7 @@ from core.models.loader import load_model
 from core.models.products import family
 from core.models.products.extension import load_extension
 from core.models.products.family import PackedProducts
+from core.models.products.packing import DenseLinear
 from core.native.kept_library import ExtensionUnavailable
 from tests.support.fakes.paged_steps import Part
 from tests.unit.core.models.reference import PackedRun, PlainModel
@@ -162,6 +163,13 @@ def test_a_row_does_not_depend_on_the_rows_beside_it() -> None:
         torch.testing.assert_close(whole.float(), want, atol=near, rtol=1e-2)
         assert whole.shape == (3, 45, 130)
         assert torch.equal(product(x[1, 7]), whole[1, 7])
+
+
+def test_a_layer_with_a_bias_adds_it() -> None:
+    extension, layer = load_extension(), torch.nn.Linear(70, 34)
+    x = torch.linspace(-1, 1, 210).view(3, 70)
+    forward = DenseLinear(layer).pack(extension, extension.Crew(1))
+    torch.testing.assert_close(forward(x), layer(x), atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize("transposed", [False, True])
