@@ -303,12 +303,7 @@ def test_a_bad_tensor_is_named(case: str, tmp_path: Path) -> None:
     [
         ("gptq", {"bits": 3}, "gptq weights of 3 bits are not supported"),
         ("gptq", {"checkpoint_format": "marlin"}, "gptq checkpoint_format 'marlin' is not supported"),
-        pytest.param(
-            "gptq",
-            {"checkpoint_format": ["gptq"]},
-            "gptq checkpoint_format ['gptq'] is not supported",
-            id="checkpoint_format of another type",
-        ),
+        ("gptq", {"checkpoint_format": ["gptq"]}, "gptq checkpoint_format ['gptq'] is not supported"),
         ("gptq", {"group_size": "odd"}, "gptq group_size must be a positive number or -1, got 'odd'"),
         ("awq", {"bits": 8}, "awq weights of 8 bits are not supported"),
         ("awq", {"version": "gemv"}, "awq version 'gemv' is not supported"),
