@@ -89,10 +89,6 @@ class EagleDrafter:
         assert ran.computed is not None, "the drafter runs a model"
         places = HeadPlaces.of(ran, self._known)
         chunks = ran.computed.forward.num_extend if ran.computed.kept is None else 0
-        if chunks == 0:
-            # No copy: steps of few tokens would feel it.
-            self._waiting.add(places)
-            return
         is_chunk: Bools = np.arange(len(places.rows)) < chunks
         if not is_chunk.all():
             self._waiting.add(places.of_rows(~is_chunk))
