@@ -31,6 +31,11 @@ class Pipe:
             found += os.read(self.ours, 1 << 16)
         return found.decode().splitlines()
 
+    def lines(self) -> Iterator[str]:
+        """Line after line, as they come."""
+        with open(self.ours, closefd=False) as reader:
+            yield from reader
+
 
 @pytest.fixture
 def pipe() -> Iterator[Pipe]:
@@ -60,11 +65,14 @@ def test_a_log_that_is_not_read_is_bounded_and_says_what_is_missing(
     assert pipe.writer._waiting.qsize() <= MAX_LINES + 1
     assert MANY - MAX_LINES - 1000 < pipe.writer.dropped < MANY
     monkeypatch.undo()
-    found = pipe.read(1)
-    found += pipe.read(MANY - pipe.writer.dropped + 1 - len(found)) if len(found) <= MANY - pipe.writer.dropped else []
-    written = [line for line in found if line.startswith("line ")]
-    told = [int(line.split()[1]) for line in found if line.startswith("... ")]
-    assert told == [pipe.writer.dropped] and len(written) + told[0] == MANY
+    written = missing = 0
+    for line in pipe.lines():
+        written += line.startswith("line ")
+        # Several of them where the writer got the processor while the pipe had room.
+        missing += int(line.split()[1]) if line.startswith("... ") else 0
+        if written + missing >= MANY:
+            break
+    assert (written + missing, missing) == (MANY, pipe.writer.dropped)
 
 
 def test_a_record_is_bounded(pipe: Pipe) -> None:
