@@ -48,9 +48,12 @@ CHOSEN = {
 }
 
 
-DEAR = "attend_as_one_head_a_tile or tiles_can_be_captured[64]"
-"""Half of the time of all; `KEPT` of them are in every run."""
-KEPT = "tile[wide-gqa] or tile[mqa] or tile[latent-window] or tile[bf16-sinks]"
+DEAR = (
+    "attend_as_one_head_a_tile or tiles_can_be_captured[64] or may_differ or own_check or splits_merge "
+    "or bf16-window or renamed-window or narrow-values"
+)
+"""Two thirds of the time of all; `KEPT` of them are in every run."""
+KEPT = "tile[wide-gqa] or tile[latent-window] or splits_merge_to_the_formula[17] or splits_merge_to_the_formula[79]"
 
 
 @needs_triton
