@@ -102,7 +102,9 @@ def build_batch(
     rows, prefix_lens, extend_lens, sample_indices = _rows(plan)
     upper = lower = prefix_lens + extend_lens
     known, counts, ahead = prefix_lens, extend_lens, None
-    if plan.spec is not None:
+    if plan.spec is not None and plan.spec.exact:
+        ahead = np.zeros(len(rows), np.int64)
+    elif plan.spec is not None:
         upper[num_extend:] = np.minimum(upper[num_extend:], plan.spec.limits)
         lower, known = plan.decode_lower + 1, plan.decode_lower
         if num_extend:

@@ -53,6 +53,8 @@ class SpecPlan:
     """What to propose behind this step, for the rows that sample in it."""
     seeds: tuple[TextSeed, ...] = ()
     """Of rows with a new owner whose drafts may be verified."""
+    exact: bool = False
+    """Whether the plan's lengths are those on the device: no draft is in doubt, and none is verified."""
     verifies: bool = field(init=False)
     """Whether some row may have drafts to verify."""
 

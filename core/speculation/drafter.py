@@ -54,7 +54,10 @@ class Computed:
 
 @dataclass(frozen=True, slots=True)
 class Ran:
-    """What a step has given the S rows that sampled in it, on the host; int64 arrays."""
+    """What a step has given the S rows that sampled in it, on the host; int64 arrays.
+
+    For `Drafter.hear` it may be several steps, one after the other, so that a row is there several times.
+    """
 
     rows: Ints
     """[S]."""
@@ -103,7 +106,10 @@ class Drafter(Protocol):
         ...
 
     def hear(self, ran: Ran) -> None:
-        """Take note of what a step ran behind which no drafts are wanted. `ran` is kept as it is."""
+        """Take note of what steps ran behind which no drafts are wanted. `ran` is kept as it is.
+
+        A drafter that runs a model hears of each step by itself, and right behind it.
+        """
         ...
 
     def draft(self, ran: Ran, aim: Aim) -> Drafts:

@@ -11,8 +11,8 @@ import torch
 from core.batch.hidden import NO_HIDDEN
 from core.batch.result import StepResult
 from core.batch.spec_plan import Aim, SpecPlan
-from core.executor.speculator import Speculator
-from core.speculation.drafter import Drafts
+from core.executor.speculator import MOST_UNHEARD, Speculator
+from core.speculation.drafter import Drafts, Ran
 from tests.support.fakes.adversaries import always_right
 from tests.support.fakes.fixed_depth import FixedDepth
 from tests.unit.core.executor.test_speculator import MOST, ChangingDepth, World
@@ -63,6 +63,50 @@ def test_what_a_row_has_left_outlives_a_step_in_which_another_row_finds_nothing(
     assert step(2, MOST) == [MOST]
     assert step(3, MOST) is None
     assert step(2, 0) == [0]
+
+
+def test_steps_without_drafts_are_heard_of_before_drafts_are_made_and_before_rows_have_new_owners() -> None:
+    heard: list[object] = []
+
+    def hear(ran: Ran) -> None:
+        assert ran.counts.tolist() == [1] * len(ran.rows)
+        heard.extend(zip(ran.rows.tolist(), ran.lens.tolist(), ran.tokens.tolist(), strict=True))
+
+    def draft(ran: Ran, aim: Aim) -> Drafts:
+        heard.append("drafts")
+        return Drafts(np.ones((len(ran.rows), MOST), np.int64), np.zeros(len(ran.rows), np.int64))
+
+    drafter: Any = SimpleNamespace(
+        needs_hidden=NO_HIDDEN,
+        runs_model=False,
+        draft=draft,
+        hear=hear,
+        begin=lambda batch: heard.append("begins") if len(batch.fresh_rows) else None,
+    )
+    speculator = Speculator(drafter, World(always_right, FixedDepth(MOST)).runner.state)
+
+    def step(rows: list[int], token: int, most: int = 0, fresh: tuple[int, ...] = ()) -> None:
+        spec = SpecPlan(np.zeros(1, np.int64), np.array([99]), Aim(most))
+        batch: Any = SimpleNamespace(sample_rows=np.array(rows), fresh_rows=np.array(fresh, np.int64), spec=spec)
+        forward: Any = None
+        speculator.begin(batch)
+        lens, tokens = torch.full((len(rows),), token - 1), torch.full((len(rows),), token)
+        speculator.drafted(batch, forward, lens, tokens, None)
+
+    step([2, 3], 5)
+    step([3], 6)
+    assert heard == []
+    step([2], 7, MOST)
+    assert heard == [(2, 4, 5), (3, 4, 5), (3, 5, 6), "drafts"]
+    heard.clear()
+    step([3], 8)
+    step([], 9)
+    step([3], 10, fresh=(3,))
+    assert heard == [(3, 7, 8), "begins"]
+    heard.clear()
+    for token in range(11, 11 + MOST_UNHEARD):
+        step([2], token)
+    assert len(heard) == MOST_UNHEARD, "and never more of them wait"
 
 
 def test_a_step_behind_which_no_drafts_are_wanted_takes_no_time_to_make_them() -> None:
