@@ -22,6 +22,7 @@ from core.device.event import Event
 from core.executor.device_state import DeviceState
 from core.relay.resolve import DecodeRows, ResolvedInputs
 from core.sampling.sampler import SampleOutput
+from core.speculation.compiled_trial import CompiledTrial
 from core.speculation.drafter import DRAFT_LEN, DRAFTS, Computed, Drafter, Drafts, Ran
 from core.speculation.trial import Trial
 from core.speculation.verification import Outcome, Tried
@@ -74,7 +75,9 @@ class Speculator:
         drafts = Drafts(self._map.extra(DRAFTS, decode.rows).numpy(), lens)
         before = inputs.decode_lens.numpy()
         room = np.minimum(batch.spec.drafts, batch.spec.limits - before - 1)
-        found = Trial.of(inputs.ids.numpy(), before, drafts, room, self._vocab_size)
+        asked = inputs.ids.numpy(), before, drafts, room, self._vocab_size
+        module = self._state.host_code.module
+        found = Trial.of(*asked) if module is None else CompiledTrial.laid_out(module, *asked)
         return found if len(found.ids) > len(before) else None
 
     def forward_batch(self, batch: ScheduleBatch, decode: DecodeRows, trial: Tried) -> ForwardBatch:

@@ -15,7 +15,7 @@ from core.native.library import FLAGS, Library, main
 
 log = logging.getLogger(__name__)
 
-PARTS = "host.cpp confidence.h draws.h peaks.h relay.h suffix_drafter.h suffix_index.h".split()
+PARTS = "host.cpp confidence.h draws.h peaks.h relay.h suffix_drafter.h suffix_index.h trial.h".split()
 SOURCES = Path(__file__).with_name("host")
 HOST = Library(
     name="slipstream_host",

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 
 from core.device.checks import AssertMode, DeviceChecks
@@ -46,6 +47,8 @@ class FutureMap:
         self._violated = torch.zeros_like(self._buffers[OUTPUT_TOKENS.name])
         self._pool = pool
         self._compiled: CompiledRelay | None = None
+        self._on_host: dict[str, np.ndarray] = {}
+        """Columns of int64 in the host's own memory, once compiled code works for the CPU."""
 
     def buffer(self, name: str) -> torch.Tensor:
         """The column `name`, [R, *tail]; for tests and for captured graphs that need its address."""
@@ -55,6 +58,7 @@ class FutureMap:
         """On the CPU, have compiled code do the work from the next step on; `module`: see `core.native.host`."""
         buffers = (self._buffers[OUTPUT_TOKENS.name], self._buffers[NEW_SEQ_LENS.name], self._violated)
         self._compiled = CompiledRelay(module, *buffers, self._checks, self._pool)
+        self._on_host = {name: held.numpy() for name, held in self._buffers.items() if held.dtype == torch.int64}
 
     def publish(self, rows: torch.Tensor, seq_lens: torch.Tensor) -> Event | None:
         """Write new lengths (any integer dtype) of `rows` and return a fresh event recorded after the write.
@@ -111,7 +115,10 @@ class FutureMap:
             column = self._columns[name]
             expected = (rows.numel(), *column.tail)
             check("relay_payload_shape", tuple(values.shape) == expected, column=name, shape=tuple(values.shape))
-            self._buffers[name].index_copy_(0, rows, values.to(column.dtype))
+            if (held := self._on_host.get(name)) is not None:
+                held[rows.numpy()] = values.to(column.dtype).numpy()
+            else:
+                self._buffers[name].index_copy_(0, rows, values.to(column.dtype))
 
     def enter(self, rows: torch.Tensor, lower: torch.Tensor, upper: torch.Tensor) -> Entered:
         """What a step begins with: `lengths`, then `gather`, of its decode rows, int64[n] as the bounds.
@@ -170,6 +177,9 @@ class FutureMap:
         """[n, *tail]: the column `name` of `rows`, int64[n]. Raises KeyError for a column that was not declared."""
         if self._recorder is not None:
             self._recorder.read(name, rows)
+        # An operation on tensors lets go of the interpreter, and gets it back when the loop's thread lets go of it.
+        if (held := self._on_host.get(name)) is not None:
+            return torch.from_numpy(held[rows.numpy()])
         return self._buffers[name].index_select(0, rows)
 
     def forget(self, rows: torch.Tensor) -> None:

@@ -73,9 +73,11 @@ class Trial:
 
     def judge(self, sampled: torch.Tensor, most: Ints | None, staging: Staging) -> Judgement:
         """See `Tried`."""
-        verdict = self.judged(sampled.numpy(), most)
-        lens, last = staging.upload([verdict.lens, verdict.last])
-        return Judgement(verdict, lens, sampled.index_select(0, last))
+        found = sampled.numpy()
+        verdict = self.judged(found, most)
+        # On the host all of it: an operation on tensors would let go of the interpreter.
+        lens, newest = staging.upload([verdict.lens, found[verdict.last]])
+        return Judgement(verdict, lens, newest)
 
     def judged(self, sampled: Ints, most: Ints | None = None) -> Verdict:
         """What becomes of the drafts, given the tokens `sampled` behind each of the T places.
@@ -101,11 +103,14 @@ class Verdict:
     """int64[n]: the place, among the T tokens, behind which each row's newest token was sampled."""
     counts: Ints
     """int64[n]: tokens that each row got: the drafts that were right, and one more."""
+    kept: Bools
+    """bool[T]: the places whose sampled tokens count."""
 
     @classmethod
     def of(cls, trial: Trial, last: Ints) -> Verdict:
         """The rows of `trial` came as far as `last`."""
-        return cls(trial, last, last - trial.starts + 1)
+        kept: Bools = np.arange(len(trial.ids)) <= last[trial.row_of]
+        return cls(trial, last, last - trial.starts + 1, kept)
 
     @property
     def starts(self) -> Ints:
@@ -121,12 +126,6 @@ class Verdict:
     def lens(self) -> Ints:
         """int64[n]: tokens of each row in the pools after the step that count."""
         return self.trial.lens + self.counts
-
-    @property
-    def kept(self) -> Bools:
-        """bool[T]: the places whose sampled tokens count."""
-        kept: Bools = np.arange(len(self.trial.ids)) <= self.last[self.trial.row_of]
-        return kept
 
     def fetched(self, fetch: Callable[[torch.Tensor], torch.Tensor]) -> Verdict:
         """See `Outcome`: all of it is on the host."""

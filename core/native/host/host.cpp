@@ -6,10 +6,12 @@
 #include "peaks.h"
 #include "relay.h"
 #include "suffix_drafter.h"
+#include "trial.h"
 
 PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
   slipstream_host::bind_relay(module);
   slipstream_host::bind_peaks(module);
   slipstream_host::bind_draws(module);
   slipstream_host::bind_suffix_drafter(module);
+  slipstream_host::bind_trial(module);
 }

@@ -15,10 +15,11 @@ from core.memory.req_to_token_pool import ReqToTokenPool
 from core.native.host import HOST
 from core.native.kept_library import ExtensionUnavailable
 from core.relay.future_map import FutureMap
-from core.relay.payload import RelayPayload
+from core.relay.payload import Column, RelayPayload
 
 CPU = torch.device("cpu")
 ROWS, CONTEXT = 12, 20
+EXTRAS = (Column("ids", torch.int64, (3,), fill=-1), Column("states", torch.bfloat16, (2,)))
 
 
 def rows(*values: int) -> torch.Tensor:
@@ -49,7 +50,7 @@ class Relay:
         self.pool.table.copy_(torch.arange(self.pool.table.numel()).view(ROWS + 1, CONTEXT))
         self.checks = DeviceChecks(mode, CPU)
         self.pool.recorder = cast(Recorder, recorder)
-        self.map = FutureMap(self.pool, DeviceStreams(CPU, cast(Recorder, recorder)), self.checks)
+        self.map = FutureMap(self.pool, DeviceStreams(CPU, cast(Recorder, recorder)), self.checks, EXTRAS)
         if compiled:
             try:
                 self.map.compile(HOST.load())
@@ -71,14 +72,17 @@ def test_both_ways_leave_and_return_the_same(mode: AssertMode, seed: int) -> Non
         lower, tokens = (torch.from_numpy(rng.integers(0, 8, count)) for _ in range(2))
         upper = lower + torch.from_numpy(rng.integers(0, 9, count))
         lens, dtype = torch.from_numpy(rng.integers(0, 16, count)), rng.choice([0, 1])
+        ids = torch.from_numpy(rng.integers(0, 9, (count, 3)))
         answers = []
         for each in (plain, fast):
             got = each.map.enter(some, lower, upper)
             slots = each.pool.slots(some, got.lens) if got.slots is None else got.slots
-            answers.append([*map(torch.Tensor.tolist, (got.ids, got.lens, slots, each.map.snapshot(count)))])
+            left = [each.map.extra(column.name, some) for column in EXTRAS]
+            answers.append([*map(torch.Tensor.tolist, (got.ids, got.lens, slots, each.map.snapshot(count), *left))])
             each.map.publish(some, lens.to(torch.int32) if dtype else lens)
             # Some are left unwritten, so that the next read of them is a violation.
-            each.map.stash(some[::2].contiguous(), RelayPayload(tokens[::2].contiguous()))
+            extras = {"ids": ids[::2], "states": ids[::2, :2].to(torch.bfloat16)}
+            each.map.stash(some[::2].contiguous(), RelayPayload(tokens[::2].contiguous(), extras))
         assert answers[0] == answers[1]
         assert plain.state() == fast.state()
 

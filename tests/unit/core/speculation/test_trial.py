@@ -2,14 +2,30 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import pytest
 
+from core.native.host import HOST
+from core.native.kept_library import ExtensionUnavailable
+from core.speculation.compiled_trial import CompiledTrial
 from core.speculation.drafter import Drafts
 from core.speculation.trial import Trial
 from core.types.arrays import Ints
 
 VOCAB = 100
+
+
+@pytest.fixture(params=["python", "compiled"], autouse=True)
+def lay_out(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All of it in compiled code as well."""
+    if request.param == "compiled":
+        try:
+            module = HOST.load()
+        except ExtensionUnavailable as reason:
+            pytest.skip(str(reason))
+        monkeypatch.setattr(Trial, "of", partial(CompiledTrial.laid_out, module))
 
 
 def ints(*values: int) -> Ints:
