@@ -48,6 +48,11 @@ def latent_of(module: nn.Module) -> LatentHeads | None:
     return getattr(module, ABSORBED, None)
 
 
+def expansions(model: nn.Module) -> set[nn.Module]:
+    """The linear layers of `model` that expand latents: attention over these reads their weights as they are."""
+    return {module.kv_b_proj for module in model.modules() if _is_latent(module)}  # type: ignore[misc]
+
+
 def absorb_latents(model: nn.Module) -> bool:
     """Make every recognised layer of `model` pass latents to attention. Returns whether there was one.
 

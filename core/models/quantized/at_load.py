@@ -2,8 +2,9 @@
 
 Weights only, and not what they are multiplied with. int8: one scale per output, symmetric, as torchao does it
 (`Int8WeightOnlyConfig`), and transformers computes with its product. int4: a scale and a zero for each output and 128
-inputs (`rounding.py`). Every linear layer is quantised, the output matrix too; embeddings are looked up, not read as a
-whole, and stay. Dense models on the CPU are computed by native code.
+inputs (`rounding.py`). Every linear layer is quantised, the output matrix too. What expands latents stays as it is, or
+keys and values would be kept expanded (`mla.py`), and so do embeddings, which are looked up, not read as a whole. Dense
+models on the CPU are computed by native code.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from torch import nn
 
 from core.errors import ModelLoadError
 from core.models.config import CheckpointConfig
+from core.models.hf.mla import expansions
 from core.models.quantized.grouped import keep_grouped
 from core.models.quantized.registry import INSTALL, PLAIN, QuantizedWeights, method_name
 from core.models.quantized.rounding import GROUP, round_to_groups
@@ -57,13 +59,15 @@ def _int8(model: PreTrainedModel) -> QuantizedWeights:
 
     from core.models.quantized.torchao import TORCHAO
 
-    quantize_(model, Int8WeightOnlyConfig())
+    whole = expansions(model)
+    quantize_(model, Int8WeightOnlyConfig(), lambda module, _: isinstance(module, nn.Linear) and module not in whole)
     return TORCHAO.adopt(model, "compressed")
 
 
 def _int4(model: PreTrainedModel) -> QuantizedWeights:
+    whole = expansions(model)
     for name, module in model.named_modules():
-        if type(module) is not nn.Linear:
+        if type(module) is not nn.Linear or module in whole:
             continue
         if module.in_features % 2:
             logger.info("%s is left as it is: it has an odd number of inputs", name)

@@ -219,6 +219,16 @@ def test_attention_over_latents_is_left_alone(tmp_path: Path) -> None:
     assert dense == packed
 
 
+@pytest.mark.parametrize("quantization", ["int8", "int4"])
+def test_latents_are_kept_where_weights_are_quantised_at_load(quantization: str, tmp_path: Path) -> None:
+    """What expands them stays as it is, all other matrices do not."""
+    path = make_checkpoint("deepseek_v2", tmp_path)
+    model = load_model(ModelConfig(str(path), dtype="float32", quantization=quantization, native="off"), CPU)
+    assert all(layer.v_in_k for layer in model.spec.kv_layers)
+    held, weights = layer_bytes(model)
+    assert held < 2 * weights
+
+
 @pytest.mark.parametrize("name", ["ct-w4a16", "ao-int8"])
 def test_adapters_over_quantised_weights_equal_peft(name: str, tmp_path: Path) -> None:
     directory = make_quantised(name, tmp_path)
