@@ -18,7 +18,7 @@ namespace slipstream {
 // One layer's pages, and where the tokens of one request are in them.
 template <typename T>
 struct Pages {
-  const T *keys, *values;  // [slots, K, D]
+  const T *keys, *values;  // [slots, K, D], the same where values are the first elements of keys
   const int32_t* table;    // [tokens]
 };
 
@@ -58,7 +58,7 @@ class BlockAttention {
         heads_(last - first),
         rows_(block.tokens * shape.group()),
         depth_(round_up(shape.dim, kDepth)),
-        panels_(round_up(shape.dim, kPanel) / kPanel),
+        panels_(round_up(shape.value_dim(), kPanel) / kPanel),
         padded_(round_up(rows_, kRows)),
         q_(scratch.take<T>(room, heads_ * padded_ * depth_)),
         keys_(scratch.take<T>(room + 1, heads_ * depth_ * kPanel)),
@@ -121,7 +121,7 @@ class BlockAttention {
       for (int64_t row = 0; row < rows_; ++row) {
         const float factor = 1.0f / totals_[h * rows_ + row];
         T* to = block_.out + place(row) * block_.out_stride + ((first_ + h) * group + row % group) * dim;
-        for (int64_t d = 0; d < dim; ++d)
+        for (int64_t d = 0; d < shape_.value_dim(); ++d)
           narrow(sums_[((h * panels_ + d / kPanel) * padded_ + row) * kPanel + d % kPanel] * factor, to[d]);
       }
   }
@@ -190,8 +190,8 @@ class BlockAttention {
   }
 
   void pack_values(int64_t from, int64_t count) {
-    const int64_t dim = shape_.dim, panel = kPanel * kPanel;
-    if (count < kPanel || dim % kPanel != 0) std::fill_n(values_, heads_ * panels_ * panel, T(0.0f));
+    const int64_t dim = shape_.dim, wide = shape_.value_dim(), panel = kPanel * kPanel;
+    if (count < kPanel || wide % kPanel != 0) std::fill_n(values_, heads_ * panels_ * panel, T(0.0f));
     for (int64_t k = 0; k < count; k += 2) {
       if (k % kLanes == 0) fetch(k + kLanes < kPanel ? pages_.values : pages_.keys, from + k + kLanes);
       const T* one = find(pages_.values, from + k);
@@ -199,7 +199,7 @@ class BlockAttention {
       for (int64_t h = 0; h < heads_; ++h) {
         T* to = values_ + h * panels_ * panel;
         int64_t d = other == nullptr ? 0 : pack_two(one + h * dim, other + h * dim, k, to);
-        for (; d < dim; ++d) {
+        for (; d < wide; ++d) {
           to[d / kPanel * panel + panel_place<T>(d % kPanel, k)] = one[h * dim + d];
           if (other != nullptr) to[d / kPanel * panel + panel_place<T>(d % kPanel, k + 1)] = other[h * dim + d];
         }
@@ -210,7 +210,7 @@ class BlockAttention {
   // Packs the values of keys `k` (even) and k + 1 as far as whole vectors go; returns how far that is.
   int64_t pack_two(const T* one, const T* other, int64_t k, T* to) const {
     int64_t d = 0;
-    for (; d + kLanes <= shape_.dim; d += kLanes) {
+    for (; d + kLanes <= shape_.value_dim(); d += kLanes) {
       T* here = to + d / kPanel * kPanel * kPanel;
       if constexpr (sizeof(T) == 2) {
         Halves low, high;

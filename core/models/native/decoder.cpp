@@ -7,7 +7,7 @@
 //
 // Shapes: T tokens of B requests in one row, as many of each as `extends` says, S places whose logits are wanted. Buffers:
 // 0 the states, 1 normed, 2 inside the MLP, 3 inside a mixer (queries, keys and values), 4 mixed (attended), 5 and 6 a
-// draft head's inputs, 7 what is normed before it is added.
+// draft head's inputs, 7 what is normed before it is added, 8 and 9 queries of latent attention.
 
 #include <ATen/ATen.h>
 #include <c10/core/InferenceMode.h>
@@ -21,6 +21,7 @@
 #include "blocks.h"
 #include "delta.h"
 #include "experts.h"
+#include "latents.h"
 #include "mamba1.h"
 #include "mamba2.h"
 #include "short_conv.h"
@@ -113,6 +114,9 @@ class DecoderOf final : public Decoder {
 
   std::unique_ptr<Mixer<T>> mixer_of(const AttentionParts& parts) {
     return std::make_unique<Attention<T>>(shape_, parts, attentions_++);
+  }
+  std::unique_ptr<Mixer<T>> mixer_of(const LatentParts& parts) {
+    return std::make_unique<Latents<T>>(shape_, parts, attentions_++);
   }
   std::unique_ptr<Mixer<T>> mixer_of(const ShortConvParts& parts) {
     return std::make_unique<ShortConv<T>>(parts, recurrences_++);

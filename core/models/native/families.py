@@ -157,6 +157,10 @@ GRANITE_MOE = replace(
     activation="activation",
     mixture=Mixture(router="router", shared="shared_mlp"),
 )
+MINICPM3 = Family(
+    multiplier=lambda config: config.scale_depth / config.num_hidden_layers**0.5,
+    logit_multiplier=lambda config: 1.0 / config.logits_scaling,
+)
 SHARED = Family(mixture=Mixture(shared="shared_experts"))
 STABLELM = Family(
     q_norm="q_layernorm",
@@ -212,6 +216,8 @@ FAMILIES: dict[str, Family] = {
     "bamba": BAMBA,
     "cohere": COHERE,
     "cohere2": COHERE2,
+    "deepseek_v2": Family(neighbours=True, mixture=Mixture(shared="shared_experts")),
+    "deepseek_v3": SHARED,
     "dots1": SHARED,
     "ernie4_5_moe": Family(neighbours=True, mixture=Mixture(shared="shared_experts")),
     "falcon_h1": FALCON_H1,
@@ -223,6 +229,7 @@ FAMILIES: dict[str, Family] = {
     "glm": GLM,
     "glm4": GLM4,
     "glm4_moe": SHARED,
+    "glm4_moe_lite": SHARED,
     "gpt_neox": GPT_NEOX,
     "gpt_oss": Family(mixture=Mixture(router="router")),
     "gptj": GPTJ,
@@ -235,6 +242,7 @@ FAMILIES: dict[str, Family] = {
     "llama": LLAMA,
     "mamba": MAMBA,
     "mamba2": MAMBA,
+    "minicpm3": MINICPM3,
     "minimax_m2": LLAMA,
     "mistral": LLAMA,
     "mixtral": LLAMA,
@@ -250,9 +258,11 @@ FAMILIES: dict[str, Family] = {
     "qwen2_moe": Family(mixture=Mixture(shared="shared_expert", shared_gate="shared_expert_gate")),
     "qwen3": LLAMA,
     "qwen3_moe": LLAMA,
+    "sarvam_mla": SHARED,
     "seed_oss": LLAMA,
     "smollm3": Family(turns=lambda attention: attention.use_rope),
     "stablelm": STABLELM,
     "starcoder2": Family(into=("c_fc",), gated=False, down="c_proj", activation="act"),
+    "youtu": LLAMA,
 }
 """By model type."""

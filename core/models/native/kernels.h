@@ -10,11 +10,14 @@ namespace slipstream {
 
 struct Shape {
   int64_t heads, kv_heads, dim;
+  // How many of a key's elements, from the first on, are its value too; 0 where values are elsewhere.
+  int64_t latent = 0;
 
   // Nothing where no layer attends.
   int64_t group() const { return kv_heads == 0 ? 0 : heads / kv_heads; }
   int64_t q_width() const { return heads * dim; }
   int64_t kv_width() const { return kv_heads * dim; }
+  int64_t value_dim() const { return latent == 0 ? dim : latent; }
   int64_t qkv_width() const { return q_width() + 2 * kv_width(); }
 };
 

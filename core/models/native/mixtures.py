@@ -76,10 +76,13 @@ def _dense(found: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, torch.Tensor]
 def _candidates(router: Any, matrix: Matrix, correction: torch.Tensor | None, rounds: bool) -> Iterator[Router]:
     own = [each for name, each in _tensors(router) if name.endswith("e_score_correction_bias")]
     added = own[0] if own else correction
-    groups = int(getattr(router, "num_group", None) or 1)
+    given = int(getattr(router, "num_group", None) or 1)
     factor = float(getattr(router, "routed_scaling_factor", 1.0))
     jitter = float(getattr(router, "router_jitter_noise", 0.0) or 0.0)
-    for scoring, renormalises, best in product(("softmax", "sigmoid", "chosen", "sparsemixer"), (True, False), (2, 1)):
+    scorings = ("softmax", "sigmoid", "chosen", "sparsemixer")
+    # Groups that are given need not be looked at (DeepSeek-V2-Lite).
+    counts = sorted({given, 1}, reverse=True)
+    for groups, scoring, renormalises, best in product(counts, scorings, (True, False), (2, 1)):
         if scoring == "sparsemixer" and renormalises:
             continue
         yield Router(

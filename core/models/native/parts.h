@@ -34,6 +34,12 @@ using RotaryParts = std::tuple<Tensor, Tensor, bool>;
 using AttentionParts = std::tuple<Matrix, Matrix, std::optional<NormParts>, std::optional<NormParts>,
                                   std::optional<RotaryParts>, double, double, int64_t, MaybeTensor>;
 
+// Into what queries are made of, the latent and what is turned of a key; norm of the former, and what makes queries of it, or
+// none; norm of the latent; by head from queries to latents [H, R, nope] and from latents to values [H, V, R]; out of all
+// values; rotary embedding; scale of scores.
+using LatentParts = std::tuple<Matrix, std::optional<NormParts>, std::optional<Matrix>, NormParts, Tensor, Tensor, Matrix,
+                               RotaryParts, double>;
+
 // A convolution of each channel by itself: weight [channels, taps], the newest input's last, and bias [channels].
 using ConvParts = std::tuple<Tensor, MaybeTensor>;
 
@@ -55,7 +61,8 @@ using Mamba1Parts =
 // decay for a step of 1, and what is added to step sizes; the norm of a head, and heads of queries and keys.
 using DeltaNetParts = std::tuple<Matrix, ConvParts, Matrix, Tensor, Tensor, NormParts, int64_t>;
 
-using MixerParts = std::variant<AttentionParts, ShortConvParts, Mamba2Parts, Mamba1Parts, DeltaNetParts>;
+using MixerParts =
+    std::variant<AttentionParts, LatentParts, ShortConvParts, Mamba2Parts, Mamba1Parts, DeltaNetParts>;
 
 // What a step does to recurrent states: the slots that its requests go on from; numbers of tokens of the step, ascending,
 // behind which a state is left, and in which slots; by layer with states [slots, channels, taps] and float32 [slots, ...].

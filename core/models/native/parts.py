@@ -62,6 +62,24 @@ class Attention(NamedTuple):
     sinks: torch.Tensor | None
 
 
+class Latents(NamedTuple):
+    """`into` has the rows of what queries are made of, of the latent, which has R elements, and of a key's turned part.
+
+    `q_norm` and `queries` turn the first into queries of all heads, if it is not these. By head, `absorb` [H, R, nope]
+    takes queries to latents and `expand` [H, V, R] takes latents to values.
+    """
+
+    into: Matrix
+    q_norm: Norm | None
+    queries: Matrix | None
+    kv_norm: Norm
+    absorb: torch.Tensor
+    expand: torch.Tensor
+    out: Matrix
+    rotary: Rotary
+    scale: float
+
+
 class Conv(NamedTuple):
     """Of each channel by itself: `weight` [channels, taps], the newest input's last, `bias` [channels]."""
 
@@ -128,7 +146,7 @@ class DeltaNet(NamedTuple):
     key_heads: int
 
 
-Mixer = Attention | ShortConv | Mamba2 | Mamba1 | DeltaNet
+Mixer = Attention | Latents | ShortConv | Mamba2 | Mamba1 | DeltaNet
 
 
 class Mlp(NamedTuple):

@@ -104,6 +104,8 @@ class RotaryTables:
     def _make(self, layer_type: str) -> Rotary:
         places = torch.arange(self._positions)[None]
         made = self._module(torch.zeros(1, 1, 1), places, *([layer_type] if self._by_type else []))
+        if isinstance(made, torch.Tensor):  # of complex numbers
+            made = torch.view_as_real(made).unbind(-1)
         first, second = (half_of(table[0].float()) for table in made)
         # At position 0 every angle is 0: GPT-J gives sines first.
         cos, sin = (first, second) if bool((first[0] != 0).all()) else (second, first)

@@ -98,7 +98,7 @@ def _delta_net(module: Any, fuse: Fuse) -> DeltaNet:
     _check_silu(module)
     weight = module.norm.weight.detach().float()
     return DeltaNet(
-        into=_reordered(fuse(module, ["in_proj_qkvz", "in_proj_ba"]), _delta_order(module)),
+        into=reordered(fuse(module, ["in_proj_qkvz", "in_proj_ba"]), _delta_order(module)),
         conv=_conv(module.conv1d),
         out=fuse(module, ["out_proj"]),
         decay=-module.A_log.detach().float().exp(),
@@ -118,7 +118,8 @@ def _delta_order(module: Any) -> torch.Tensor:
     return torch.cat([*(part.reshape(-1) for part in first), *(part.reshape(-1) + behind for part in rest)])
 
 
-def _reordered(matrix: Matrix, rows: torch.Tensor) -> Matrix:
+def reordered(matrix: Matrix, rows: torch.Tensor) -> Matrix:
+    """`matrix` with row `rows[n]` [N] in place n."""
     if (groups := matrix.groups) is not None:
         zero = None if groups.zero is None else groups.zero[rows]
         matrix = matrix._replace(groups=groups._replace(scale=groups.scale[rows], zero=zero))

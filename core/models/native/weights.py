@@ -14,6 +14,7 @@ from transformers import PreTrainedModel
 from core.models.base import ModelSpec
 from core.models.native.families import FAMILIES, Family
 from core.models.native.grouped import fused_groups
+from core.models.native.latents import is_latent, latent_values, read_latents
 from core.models.native.mixtures import read_gating, read_router, router_product, stacked
 from core.models.native.parts import Attention, Experts, Groups, Layer, Matrix, Mixer, Mlp, Norm, Outside, Rotary
 from core.models.native.reading import ACTIVATIONS, NotDense, RotaryTables, activation_name, read_norm
@@ -158,10 +159,12 @@ def decoder_layers(model: PreTrainedModel, spec: ModelSpec) -> Iterator[Layer]:
         mixers = list[Mixer]()
         if (attention := _attention_of(layer, family)) is not None:
             rotary = tables.of(types[number]) if family.turns(attention) else None
-            qkv = _qkv(_matrix(family, config, attention, family.qkv, family.attention_input(config)), family, shape)
-            scale = float(getattr(attention, "scaling", shape.head_dim**-0.5))
-            out = fuse(attention, [family.out])
-            mixers.append(_attention(attention, qkv, out, family, rotary, scale, windows[number]))
+            if is_latent(attention):
+                mixers.append(read_latents(attention, fuse, family.out, rotary))
+            else:
+                given = _matrix(family, config, attention, family.qkv, family.attention_input(config))
+                qkv, out = _qkv(given, family, shape), fuse(attention, [family.out])
+                mixers.append(_attention(attention, qkv, out, family, rotary, shape.head_dim, windows[number]))
         if (recurrence := _recurrence_of(layer, family)) is not None:
             mixers.append(read_recurrence(recurrence, states[number], fuse))
         yield Layer(
@@ -177,7 +180,7 @@ def decoder_layers(model: PreTrainedModel, spec: ModelSpec) -> Iterator[Layer]:
 
 
 def _attention(
-    attention: Any, qkv: Matrix, out: Matrix, family: Family, rotary: Rotary | None, scale: float, window: int
+    attention: Any, qkv: Matrix, out: Matrix, family: Family, rotary: Rotary | None, head_dim: int, window: int
 ) -> Attention:
     return Attention(
         qkv=qkv,
@@ -185,7 +188,7 @@ def _attention(
         q_norm=_norm(attention, family.q_norm),
         k_norm=_norm(attention, family.k_norm),
         rotary=rotary,
-        scale=scale,
+        scale=float(getattr(attention, "scaling", head_dim**-0.5)),
         cap=getattr(attention, "attn_logit_softcapping", None) or 0.0,
         window=window,
         sinks=getattr(attention, "sinks", None),
@@ -200,13 +203,14 @@ def _shape(model: PreTrainedModel, family: Family, spec: ModelSpec) -> DecoderSh
     if not attentions:
         return DecoderShape(0, 0, 0)
     kept = {(each.num_kv_heads, each.k_dim, each.v_dim) for each in spec.kv_layers}
-    if len(kept) > 1 or any(k_dim != v_dim for _, k_dim, v_dim in kept):
+    values = latent_values(list(attentions.values()), spec.kv_layers)
+    if len(kept) > 1 or (not values and any(k_dim != v_dim for _, k_dim, v_dim in kept)):
         raise NotDense("its heads have more than one size")
     kv_heads, dim, _ = kept.pop()
     inputs = {getattr(attention, family.out).in_features for attention in attentions.values()}
     if len(inputs) > 1:
         raise NotDense("its layers have different numbers of heads")
-    return DecoderShape(inputs.pop() // dim, kv_heads, dim)
+    return DecoderShape(inputs.pop() // (values or dim), kv_heads, dim)
 
 
 def _body(model: PreTrainedModel) -> Any:
@@ -220,7 +224,7 @@ def _layers(model: PreTrainedModel, family: Family) -> list[Any]:
 def _attention_of(layer: Any, family: Family) -> Any:
     """The attention of `layer`; None if it has none."""
     module = getattr(layer, family.attention, None)
-    return module if hasattr(module, family.qkv[0]) else None
+    return module if hasattr(module, family.qkv[0]) or is_latent(module) else None
 
 
 def _recurrence_of(layer: Any, family: Family) -> Any:

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from core.config import ModelConfig
+from core.models.hf import backend
 from core.models.hf.backend import TransformersModel
 from core.models.loader import load_model
 from core.models.native import family, reading, weights
@@ -55,9 +56,10 @@ def test_bfloat16_stays_within_rounding(checkpoint: Make, kind: str) -> None:
     assert worst < 0.05 * scale
 
 
-def test_it_is_taken_up_between_two_steps(checkpoint: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    """KV written by transformers is read by native code, and no step is without a model."""
-    path, rows = checkpoint("llama"), sequences()
+@pytest.mark.parametrize("kind", ["llama", "deepseek_v3"])
+def test_it_is_taken_up_between_two_steps(checkpoint: Make, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """KV, or latents, written by transformers are read by native code, and no step is without a model."""
+    path, rows = checkpoint(kind), sequences()
     upgrades: list[Callable[[], None]] = []
     monkeypatch.setattr(family, "is_built", lambda: False)
     monkeypatch.setattr(family, "beside", upgrades.append)
@@ -136,6 +138,16 @@ def test_what_it_does_not_compute_is_left_to_transformers(
         model = load_model(ModelConfig(str(path), dtype="float32", native="wait"), CPU)
     assert isinstance(model, TransformersModel)
     assert reason is None or reason in caplog.text
+
+
+def test_latents_that_are_kept_expanded_are_left_to_transformers(
+    checkpoint: Make, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(backend, "absorb_latents", lambda model: False)
+    with caplog.at_level(logging.INFO):
+        model = load_model(ModelConfig(str(checkpoint("deepseek_v3")), dtype="float32", native="wait"), CPU)
+    assert isinstance(model, TransformersModel)
+    assert "its latents are expanded before they are kept" in caplog.text
 
 
 def _no_compiler() -> None:

@@ -67,6 +67,13 @@ def test_experts_are_chosen_from_the_best_groups_with_what_corrects_their_scores
     torch.testing.assert_close(plain_weights(router, found), wanted)
 
 
+@pytest.mark.parametrize(("method", "groups"), [("greedy", 1), ("group_limited_greedy", 4)])
+def test_groups_that_a_router_does_not_look_at_are_none(method: str, groups: int) -> None:
+    mlp = mixture("deepseek_v2")
+    mlp.gate.topk_method = method
+    assert routed(mlp, "deepseek_v2", torch.float32)[1].groups == groups
+
+
 def test_a_router_of_another_kind_is_refused() -> None:
     mlp = mixture("qwen3_moe")
     forward = mlp.gate.forward

@@ -88,6 +88,15 @@ MAMBA1 = {
     "max_position_embeddings": 512,
 }
 EXPERTS = {"num_experts_per_tok": 3, "moe_intermediate_size": 40}
+LATENTS = FLAT | {
+    "num_attention_heads": 16,
+    "num_key_value_heads": 16,
+    "q_lora_rank": 20,
+    "kv_lora_rank": 72,
+    "qk_nope_head_dim": 12,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 20,
+}
 GROUPS = {"n_routed_experts": 8, "n_shared_experts": 2, "first_k_dense_replace": 1, "n_group": 4, "topk_group": 2}
 
 CASES: dict[str, dict[str, Any]] = {
@@ -95,6 +104,8 @@ CASES: dict[str, dict[str, Any]] = {
     "bamba": MAMBA | {"attn_layer_indices": [1], "attention_bias": True},
     "cohere": HEADS | {"logit_scale": 0.5, "use_qk_norm": True},
     "cohere2": ODD | TYPES | {"logit_scale": 0.5},
+    "deepseek_v2": LATENTS | EXPERTS | GROUPS | {"q_lora_rank": None, "topk_method": "group_limited_greedy"},
+    "deepseek_v3": LATENTS | EXPERTS | GROUPS | {"attention_bias": True},
     "dots1": HEADS | EXPERTS | GROUPS,
     "ernie4_5_moe": HEADS | {"moe_num_experts": 8, "moe_k": 3, "moe_intermediate_size": 40, "moe_layer_start_index": 1},
     "flex_olmo": HEADS | {"num_experts": 8, "num_experts_per_tok": 3},
@@ -107,6 +118,7 @@ CASES: dict[str, dict[str, Any]] = {
     "glm": HEADS,
     "glm4": HEADS,
     "glm4_moe": HEADS | EXPERTS | GROUPS | {"use_qk_norm": True},
+    "glm4_moe_lite": LATENTS | EXPERTS | {"n_routed_experts": 8, "rope_interleave": False},
     "gpt_neox": FLAT,
     "gpt_neox, one after the other": FLAT | {"use_parallel_residual": False},
     "gpt_oss": ODD | TYPES | {"intermediate_size": 104, "num_local_experts": 8, "num_experts_per_tok": 3},
@@ -123,6 +135,7 @@ CASES: dict[str, dict[str, Any]] = {
     "mamba": MAMBA1,
     "mamba, odd": MAMBA1 | {"state_size": 20, "hidden_size": 48, "use_bias": True, "conv_kernel": 3},
     "mamba2": MAMBA2,
+    "minicpm3": LATENTS | {"qk_nope_head_dim": 16, "dim_model_base": 32},
     "minimax_m2": HEADS | {"num_local_experts": 8, "num_experts_per_tok": 3},
     "mistral": HEADS | {"sliding_window": 70},
     "mixtral": HEADS | {"num_local_experts": 8, "num_experts_per_tok": 2},
@@ -139,11 +152,13 @@ CASES: dict[str, dict[str, Any]] = {
     "qwen3": ODD,
     "qwen3_moe": ODD | EXPERTS | {"num_experts": 8, "norm_topk_prob": True},
     "qwen3_moe, some dense": HEADS | EXPERTS | {"num_experts": 8, "mlp_only_layers": [0]},
+    "sarvam_mla": LATENTS | EXPERTS | GROUPS | {"q_lora_rank": None},
     "seed_oss": HEADS,
     "smollm3": HEADS | {"no_rope_layers": [1, 0]},
     "stablelm": HEADS | {"qk_layernorm": True, "use_qkv_bias": True},
     "stablelm, parallel": HEADS | {"use_parallel_residual": True},
     "starcoder2": HEADS | {"sliding_window": 70},
+    "youtu": LATENTS,
 }
 
 
@@ -171,7 +186,7 @@ def test_logits_equal_those_of_transformers(case: str, tmp_path: Path) -> None:
         torch.testing.assert_close(got, want, atol=1e-4, rtol=0)
 
 
-@pytest.mark.parametrize("case", ["gemma3_text", "cohere2", "olmo2", "gpt_neox"])
+@pytest.mark.parametrize("case", ["gemma3_text", "cohere2", "olmo2", "gpt_neox", "youtu"])
 def test_bfloat16_stays_within_rounding(case: str, tmp_path: Path) -> None:
     path = checkpoint_of(case, tmp_path)
     plain, rows = PlainModel(path, torch.bfloat16), sequences()

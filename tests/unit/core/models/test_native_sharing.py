@@ -14,6 +14,7 @@ from core.models.loader import load_model
 from core.models.native.family import UpgradingModel
 from tests.support.fakes.paged_steps import Part
 from tests.unit.core.models.reference import CPU, PackedRun, PlainModel
+from tests.unit.core.models.test_native_families import checkpoint_of
 
 pytestmark = pytest.mark.usefixtures("native_code")
 
@@ -80,9 +81,12 @@ def load(path: Path, dtype: str) -> UpgradingModel:
     return model
 
 
-@pytest.mark.parametrize("shape", GROUPS)
-def test_shared_prefixes_give_what_transformers_gives(shaped: Callable[..., Path], shape: str, seed: int) -> None:
-    path, rows = shaped(**GROUPS[shape]), sequences(seed)
+@pytest.mark.parametrize("shape", [*GROUPS, "latents"])
+def test_shared_prefixes_give_what_transformers_gives(
+    shaped: Callable[..., Path], shape: str, tmp_path: Path, seed: int
+) -> None:
+    path = shaped(**GROUPS[shape]) if shape in GROUPS else checkpoint_of("youtu", tmp_path / "latents")
+    rows = sequences(seed)
     plain = PlainModel(path)
     expected = {row: plain.logits(ids) for row, ids in rows.items()}
     run = SharedRun(load(path, "float32"), rows)
