@@ -90,4 +90,12 @@ void activate_clamped(const Clamp& clamp, const float* gate, const float* x, T* 
   }
 }
 
+// x[count], each times the sigmoid of a gate.
+template <typename T>
+void multiply_by_sigmoids(const T* gates, T* x, int64_t count) {
+  int64_t i = 0;
+  for (; i + kLanes <= count; i += kLanes) store(load(x + i) / (1.0f + exp_of(-load(gates + i))), x + i);
+  for (; i < count; ++i) narrow(widen(x[i]) / (1.0f + std::exp(-widen(gates[i]))), x[i]);
+}
+
 }  // namespace slipstream

@@ -102,7 +102,8 @@ class Attention final : public Mixer<T> {
     if (sinks) sinks_ = sinks->to(at::kFloat).contiguous();
     weighing_ = {static_cast<float>(std::get<5>(parts)), static_cast<float>(std::get<6>(parts)), std::get<7>(parts),
                  sinks_ ? sinks_->const_data_ptr<float>() : nullptr};
-    TORCH_CHECK(qkv_.outputs() == shape.qkv_width(), "queries, keys and values have ", qkv_.outputs(), " elements");
+    TORCH_CHECK(qkv_.outputs() == shape.qkv_width() || gated(), "queries, keys and values have ", qkv_.outputs(),
+                " elements");
   }
 
   const Linear<T>& out() const override { return out_; }
@@ -110,7 +111,7 @@ class Attention final : public Mixer<T> {
 
   T* mix(Workshop& shop, const Planner& planner, const Step& step, const T* normed, int64_t tokens) const override {
     const Plan& plan = planner.of(weighing_.window > 0);
-    const int64_t width = shape_.qkv_width(), stride = out_.depth();
+    const int64_t width = qkv_.outputs(), stride = out_.depth();
     T* qkv = shop.buffer<T>(3, tokens, width);
     T* out = shop.buffer<T>(4, tokens, stride);
     qkv_.write(shop.team, shop.scratch, normed, tokens, qkv, width);
@@ -133,11 +134,19 @@ class Attention final : public Mixer<T> {
       slipstream::attend(shape_, weighing_, (*plan.groups)[chunk / parts], block, k, v, head, head + heads,
                          shop.scratch[worker]);
     });
+    if (gated())
+      shop.in_blocks(tokens, kTurnTokens, [&](int64_t from, int64_t to) {
+        for (int64_t t = from; t < to; ++t)
+          multiply_by_sigmoids(qkv + t * width + shape_.qkv_width(), out + t * stride, shape_.q_width());
+      });
     return out;
   }
 
  private:
   static constexpr int64_t kTurnTokens = 4;
+
+  // Whether a gate for each of its outputs stands behind queries, keys and values.
+  bool gated() const { return qkv_.outputs() == shape_.qkv_width() + shape_.q_width(); }
 
   // Norms and turns queries and keys of one token's qkv [(H + 2 K) D], and stores its key and value where they belong.
   void turn_and_store(T* qkv, int64_t position, T* key, T* value) const {

@@ -21,7 +21,8 @@ class Mixture:
     router: str = "gate"
     experts: str = "experts"
     shared: str = ""
-    """The expert that all tokens go to, in the MLP or beside it: an MLP as that of a dense layer of the family."""
+    """The expert that all tokens go to, in the MLP or beside it: an MLP as that of a dense layer of the family.
+    Where it is beside an MLP that a layer has not, it is that layer's MLP."""
     shared_gate: str = ""
     weighs_inputs: bool = False
     """Whether what experts read is multiplied by a token's weight, not what they give."""
@@ -167,6 +168,7 @@ STABLELM = Family(
     k_norm="k_layernorm",
     parallel=lambda config: config.use_parallel_residual,
 )
+QWEN2_MOE = Family(mixture=Mixture(shared="shared_expert", shared_gate="shared_expert_gate"))
 LFM2 = Family(
     final_norm="embedding_norm",
     before_attention="operator_norm",
@@ -182,6 +184,20 @@ LFM2 = Family(
 )
 MAMBA = Family(final_norm="norm_f", before_attention="norm", recurrence="mixer")
 BAMBA = Family(final_norm="final_layernorm", before_mlp="pre_ff_layernorm", recurrence="mamba", mlp="feed_forward")
+JAMBA = replace(BAMBA, turns=lambda attention: False, mixture=Mixture(router="router"))
+NEMOTRON_H = Family(
+    final_norm="norm_f",
+    before_attention="norm",
+    before_mlp="norm",
+    attention="mixer",
+    recurrence="mixer",
+    turns=lambda attention: False,
+    mlp="mixer",
+    into=("up_proj",),
+    gated=False,
+    mixture=Mixture(shared="shared_experts"),
+    lacks=lambda config: "experts behind a projection to latents" if config.moe_latent_size is not None else None,
+)
 FALCON_H1 = Family(
     final_norm="final_layernorm",
     before_mlp="pre_ff_layernorm",
@@ -198,17 +214,10 @@ FALCON_H1 = Family(
     embedding_multiplier=lambda config: config.embedding_multiplier,
     logit_multiplier=lambda config: config.lm_head_multiplier,
 )
-GRANITE_HYBRID = Family(
+GRANITE_HYBRID = replace(
+    GRANITE_MOE,
     recurrence="mamba",
     turns=lambda attention: attention.config.position_embedding_type == "rope",
-    mlp="shared_mlp",
-    into=("input_linear",),
-    down="output_linear",
-    activation="activation",
-    embedding_multiplier=lambda config: config.embedding_multiplier,
-    multiplier=lambda config: config.residual_multiplier,
-    logit_multiplier=lambda config: 1.0 / config.logits_scaling,
-    lacks=lambda config: "experts" if config.num_local_experts else None,
 )
 
 FAMILIES: dict[str, Family] = {
@@ -238,6 +247,7 @@ FAMILIES: dict[str, Family] = {
     "granitemoehybrid": GRANITE_HYBRID,
     "granitemoeshared": GRANITE_MOE,
     "helium": Family(neighbours=True),
+    "jamba": JAMBA,
     "lfm2": LFM2,
     "llama": LLAMA,
     "mamba": MAMBA,
@@ -247,6 +257,7 @@ FAMILIES: dict[str, Family] = {
     "mistral": LLAMA,
     "mixtral": LLAMA,
     "nemotron": Family(into=("up_proj",), gated=False),
+    "nemotron_h": NEMOTRON_H,
     "olmo": Family(lacks=lambda config: "clipped projections" if config.clip_qkv is not None else None),
     "olmo2": BEHIND,
     "olmo3": BEHIND,
@@ -255,9 +266,10 @@ FAMILIES: dict[str, Family] = {
     "phi3": Family(qkv=("qkv_proj",), into=("gate_up_proj",), activation="activation_fn"),
     "phimoe": Family(mixture=Mixture(router="router")),
     "qwen2": LLAMA,
-    "qwen2_moe": Family(mixture=Mixture(shared="shared_expert", shared_gate="shared_expert_gate")),
+    "qwen2_moe": QWEN2_MOE,
     "qwen3": LLAMA,
     "qwen3_moe": LLAMA,
+    "qwen3_next": replace(QWEN2_MOE, recurrence="linear_attn"),
     "sarvam_mla": SHARED,
     "seed_oss": LLAMA,
     "smollm3": Family(turns=lambda attention: attention.use_rope),

@@ -4,6 +4,7 @@
 
 #pragma once
 
+#include <algorithm>
 #include <cmath>
 #include <optional>
 
@@ -28,6 +29,8 @@ class Mamba2 final : public Mixer<T> {
         gate_first_(std::get<7>(parts)),
         heads_(decay_.numel()),
         groups_(std::get<8>(parts)),
+        shortest_(static_cast<float>(std::get<9>(parts))),
+        longest_(static_cast<float>(std::get<10>(parts))),
         inner_(into_.outputs() - conv_.channels() - heads_),
         dim_(inner_ / heads_),
         size_((conv_.channels() - inner_) / (2 * groups_)),
@@ -89,7 +92,8 @@ class Mamba2 final : public Mixer<T> {
       for (int64_t token = stretch.token; token < stretch.token + stretch.tokens; ++token, from = to) {
         const T *gate = projected + token * width + head * dim_, *x = gate + inner_;
         const T* key = projected + token * width + 2 * inner_ + group * size_;
-        const float size = softplus(widen(projected[token * width + inner_ + conv_.channels() + head]) + bias);
+        const float given = softplus(widen(projected[token * width + inner_ + conv_.channels() + head]) + bias);
+        const float size = std::clamp(given, shortest_, longest_);
         for (int64_t n = 0; n < size_; n += kLanes) {
           store(load(key + n), keys + n);
           store(load(key + groups_ * size_ + n), queries + n);
@@ -138,7 +142,9 @@ class Mamba2 final : public Mixer<T> {
   Tensor decay_, skip_, step_bias_;
   std::optional<Norm> norm_;
   bool gate_first_;
-  int64_t heads_, groups_, inner_, dim_, size_;
+  int64_t heads_, groups_;
+  float shortest_, longest_;
+  int64_t inner_, dim_, size_;
   size_t place_;
 };
 

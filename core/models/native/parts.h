@@ -29,8 +29,9 @@ using NormParts = std::tuple<Tensor, MaybeTensor, double, bool, int64_t>;
 // cos and sin float32 [positions, R / 2] of the first R elements of a head, and whether a pair is two neighbours.
 using RotaryParts = std::tuple<Tensor, Tensor, bool>;
 
-// Projections of queries, keys and values, and of the output; norms of queries and keys; rotary embedding; scale and soft
-// cap of scores (0: none); keys that a query sees, itself included (0: all); sinks [H].
+// Projections of queries, keys and values, with one of gates behind them or none, and of the output; norms of queries and
+// keys; rotary embedding; scale and soft cap of scores (0: none); keys that a query sees, itself included (0: all);
+// sinks [H].
 using AttentionParts = std::tuple<Matrix, Matrix, std::optional<NormParts>, std::optional<NormParts>,
                                   std::optional<RotaryParts>, double, double, int64_t, MaybeTensor>;
 
@@ -48,8 +49,10 @@ using ShortConvParts = std::tuple<Matrix, ConvParts, Matrix>;
 
 // Into gate, inputs, keys, queries and step sizes; convolution of the three in the middle; out of the inner width; by head
 // logarithms of decay for a step of 1, factors of the input that is added to outputs, and what is added to step sizes; the
-// norm behind, whether the gate comes before it, and groups of heads that have keys and queries in common.
-using Mamba2Parts = std::tuple<Matrix, ConvParts, Matrix, Tensor, Tensor, Tensor, std::optional<NormParts>, bool, int64_t>;
+// norm behind, whether the gate comes before it, and groups of heads that have keys and queries in common; what step sizes
+// are kept within.
+using Mamba2Parts = std::tuple<Matrix, ConvParts, Matrix, Tensor, Tensor, Tensor, std::optional<NormParts>, bool, int64_t,
+                               double, double>;
 
 // Into inputs and gate; convolution of inputs; from these to step sizes before they are widened, keys and queries; from
 // the former to all channels, with a bias; out; logarithms of decay for a step of 1 [channels, N]; factors of inputs that

@@ -48,7 +48,9 @@ class Rotary(NamedTuple):
 
 
 class Attention(NamedTuple):
-    """`scale` multiplies scores; `cap`, unless 0, is what they stay below; `window`, unless 0, is how many keys a query
+    """`qkv` has the rows of all queries, keys and values, and, if outputs are multiplied by sigmoids, of these gates.
+
+    `scale` multiplies scores; `cap`, unless 0, is what they stay below; `window`, unless 0, is how many keys a query
     sees, its own included; `sinks` [H] are scores of a key without a value."""
 
     qkv: Matrix
@@ -112,6 +114,9 @@ class Mamba2(NamedTuple):
     gate_first: bool
     """Whether outputs are normed behind the gate. They are, too, where there is no norm."""
     groups: int
+    shortest: float
+    longest: float
+    """What step sizes are kept within."""
 
 
 class Mamba1(NamedTuple):

@@ -49,8 +49,6 @@ def _short_conv(module: Any, fuse: Fuse) -> ShortConv:
 
 def _mamba2(module: Any, fuse: Fuse) -> Mamba2:
     _check_silu(module)
-    if tuple(module.time_step_limit) != (0.0, float("inf")):
-        raise NotDense("its time steps have limits")
     into, given = fuse(module, ["in_proj"]), getattr(module, "mup_vector", None)
     if given is not None:
         by_output = given.detach().float().reshape(-1)
@@ -70,6 +68,8 @@ def _mamba2(module: Any, fuse: Fuse) -> Mamba2:
         norm=norm,
         gate_first=norm is None or not getattr(module.norm, "norm_before_gate", False),
         groups=module.n_groups,
+        shortest=float(module.time_step_limit[0]),
+        longest=float(module.time_step_limit[1]),
     )
 
 

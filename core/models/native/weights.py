@@ -16,9 +16,9 @@ from core.models.native.families import FAMILIES, Family
 from core.models.native.grouped import fused_groups
 from core.models.native.latents import is_latent, latent_values, read_latents
 from core.models.native.mixtures import read_gating, read_router, router_product, stacked
-from core.models.native.parts import Attention, Experts, Groups, Layer, Matrix, Mixer, Mlp, Norm, Outside, Rotary
+from core.models.native.parts import Attention, Experts, Layer, Matrix, Mixer, Mlp, Norm, Outside, Rotary
 from core.models.native.reading import ACTIVATIONS, NotDense, RotaryTables, activation_name, read_norm
-from core.models.native.recurrences import Fuse, read_recurrence, scaled
+from core.models.native.recurrences import Fuse, read_recurrence, reordered, scaled
 from core.models.quantized.grouped import grouped_weight
 
 PLAIN = (torch.Tensor, nn.Parameter)
@@ -168,7 +168,7 @@ def decoder_layers(model: PreTrainedModel, spec: ModelSpec) -> Iterator[Layer]:
         if (recurrence := _recurrence_of(layer, family)) is not None:
             mixers.append(read_recurrence(recurrence, states[number], fuse))
         yield Layer(
-            before_mixers=_norm(layer, family.before_attention),
+            before_mixers=_norm(layer, family.before_attention) if mixers else None,
             after_mixers=_norm(layer, family.after_attention),
             before_mlp=_norm(layer, family.before_mlp),
             after_mlp=_norm(layer, family.after_mlp),
@@ -235,7 +235,7 @@ def _recurrence_of(layer: Any, family: Family) -> Any:
 
 def _mlp_of(layer: Any, family: Family) -> Any:
     """The MLP of `layer`; None if it has none."""
-    module = getattr(layer, family.mlp, None)
+    module = getattr(layer, family.mlp, None) or getattr(layer, family.mixture.shared, None)
     return module if any(hasattr(module, name) for name in (family.into[0], family.mixture.experts)) else None
 
 
@@ -299,23 +299,14 @@ def _activation(mlp: Any, family: Family) -> str:
 
 
 def _qkv(fused: Matrix, family: Family, shape: DecoderShape) -> Matrix:
-    """Rows of all queries, all keys, all values."""
-    if not family.by_head:
+    """Rows of all queries, all keys, all values, and of all gates where each head's query has one behind it."""
+    rows, queries = torch.arange(len(fused.weight)), shape.heads * shape.head_dim
+    if family.by_head:
+        return reordered(fused, rows.view(shape.heads, 3, shape.head_dim).transpose(0, 1).reshape(-1))
+    if len(rows) != 2 * (queries + shape.kv_heads * shape.head_dim):
         return fused
-
-    def sorted_rows(rows: torch.Tensor | None) -> torch.Tensor | None:
-        if rows is None:
-            return None
-        return rows.view(shape.heads, 3, shape.head_dim, -1).transpose(0, 1).reshape(rows.shape)
-
-    weight = sorted_rows(fused.weight)
-    assert weight is not None
-    groups = fused.groups
-    if groups is not None:
-        scale = sorted_rows(groups.scale)
-        assert scale is not None
-        groups = Groups(scale, sorted_rows(groups.zero), groups.size, groups.order)
-    return Matrix(weight, sorted_rows(fused.scale), sorted_rows(fused.bias), groups)
+    query, gate = rows[: 2 * queries].view(shape.heads, 2, shape.head_dim).unbind(1)
+    return reordered(fused, torch.cat([query.reshape(-1), rows[2 * queries :], gate.reshape(-1)]))
 
 
 def _matrix(family: Family, config: Any, module: Any, names: Sequence[str], given: float = 1.0) -> Matrix:

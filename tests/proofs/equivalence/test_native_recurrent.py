@@ -19,7 +19,7 @@ from tests.proofs.equivalence.test_speculation import CPU, Seen, assert_same
 from tests.proofs.equivalence.test_speculation_recurrent import CONTEXT, Keeping, compare_model
 from tests.support.fakes.adversaries import always_right, always_wrong, like_a_coin
 
-KINDS = ("lfm2", "mamba2", "bamba", "falcon_h1", "mamba", "falcon_mamba")
+KINDS = ("lfm2", "mamba2", "bamba", "falcon_h1", "mamba", "falcon_mamba", "qwen3_next", "jamba", "nemotron_h")
 SETTINGS = {
     "plenty": Keeping(slots=64),
     "page 1": Keeping(page_size=1, interval=1),

@@ -58,14 +58,13 @@ FACTORS = {
     "embedding_multiplier": 2.0,
     "lm_head_multiplier": 0.4,
 }
-DENSE_GRANITE = {
+GRANITE_HYBRID = {
     "layer_types": ["mamba", "attention", "mamba"],
-    "num_local_experts": 0,
+    "intermediate_size": 104,
     "shared_intermediate_size": 100,
     "embedding_multiplier": 3.0,
     "residual_multiplier": 0.3,
     "logits_scaling": 2.0,
-    "position_embedding_type": "rope",
 }
 MAMBA2 = {
     "vocab_size": 320,
@@ -86,6 +85,46 @@ MAMBA1 = {
     "time_step_rank": 5,
     "use_mambapy": False,
     "max_position_embeddings": 512,
+}
+JAMBA = {
+    "intermediate_size": 104,
+    "attn_layer_period": 2,
+    "attn_layer_offset": 1,
+    "expert_layer_period": 2,
+    "expert_layer_offset": 0,
+    "num_experts": 8,
+    "num_experts_per_tok": 3,
+    "mamba_d_state": 20,
+    "mamba_dt_rank": 5,
+    "mamba_proj_bias": True,
+}
+NEMOTRON_H = {name: size for name, size in HEADS.items() if name != "num_hidden_layers"} | {
+    "layers_block_type": ["linear_attention", "moe", "full_attention", "mlp"],
+    "mlp_bias": True,
+    "use_bias": True,
+    "mamba_num_heads": 8,
+    "mamba_head_dim": 16,
+    "n_groups": 2,
+    "ssm_state_size": 32,
+    "chunk_size": 16,
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 3,
+    "n_group": 4,
+    "topk_group": 2,
+    "routed_scaling_factor": 1.5,
+    "moe_intermediate_size": 40,
+    "moe_shared_expert_intermediate_size": 72,
+}
+DELTA = {
+    "layer_types": ["linear_attention", "full_attention"],
+    "mlp_only_layers": [1],
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 32,
+    "linear_value_head_dim": 16,
+    "num_experts": 8,
+    "shared_expert_intermediate_size": 72,
+    "attention_bias": True,
 }
 EXPERTS = {"num_experts_per_tok": 3, "moe_intermediate_size": 40}
 LATENTS = FLAT | {
@@ -126,20 +165,22 @@ CASES: dict[str, dict[str, Any]] = {
     "granite": HEADS | {"embedding_multiplier": 3.0, "residual_multiplier": 0.3, "logits_scaling": 2.0},
     "granitemoe": HEADS | {"num_local_experts": 8, "num_experts_per_tok": 3, "residual_multiplier": 0.3},
     "granitemoeshared": HEADS | {"num_local_experts": 8, "num_experts_per_tok": 3, "shared_intermediate_size": 72},
-    "granitemoehybrid": MAMBA | DENSE_GRANITE,
-    "granitemoehybrid, without rotation": MAMBA | DENSE_GRANITE | {"position_embedding_type": None},
+    "granitemoehybrid": MAMBA | GRANITE_HYBRID | {"num_local_experts": 8, "num_experts_per_tok": 3},
+    "granitemoehybrid, dense": MAMBA | GRANITE_HYBRID | {"num_local_experts": 0, "position_embedding_type": "rope"},
     "helium": HEADS,
+    "jamba": HEADS | JAMBA,
     "lfm2": HEADS | CONVS | {"num_hidden_layers": 5},
     "lfm2, odd": ODD | CONVS | {"num_hidden_layers": 5, "conv_bias": True, "conv_L_cache": 5},
     "llama": ODD,
     "mamba": MAMBA1,
     "mamba, odd": MAMBA1 | {"state_size": 20, "hidden_size": 48, "use_bias": True, "conv_kernel": 3},
-    "mamba2": MAMBA2,
+    "mamba2": MAMBA2 | {"time_step_limit": [0.0, 1.2]},
     "minicpm3": LATENTS | {"qk_nope_head_dim": 16, "dim_model_base": 32},
     "minimax_m2": HEADS | {"num_local_experts": 8, "num_experts_per_tok": 3},
     "mistral": HEADS | {"sliding_window": 70},
     "mixtral": HEADS | {"num_local_experts": 8, "num_experts_per_tok": 2},
     "nemotron": HEADS,
+    "nemotron_h": NEMOTRON_H,
     "olmo": HEADS,
     "olmo2": HEADS,
     "olmo3": HEADS | TYPES,
@@ -152,6 +193,7 @@ CASES: dict[str, dict[str, Any]] = {
     "qwen3": ODD,
     "qwen3_moe": ODD | EXPERTS | {"num_experts": 8, "norm_topk_prob": True},
     "qwen3_moe, some dense": HEADS | EXPERTS | {"num_experts": 8, "mlp_only_layers": [0]},
+    "qwen3_next": ODD | EXPERTS | DELTA,
     "sarvam_mla": LATENTS | EXPERTS | GROUPS | {"q_lora_rank": None},
     "seed_oss": HEADS,
     "smollm3": HEADS | {"no_rope_layers": [1, 0]},
@@ -197,7 +239,7 @@ def test_bfloat16_stays_within_rounding(case: str, tmp_path: Path) -> None:
         assert float((got - want).abs().max()) < 0.05 * scale
 
 
-@pytest.mark.parametrize("case", ["gemma3_text", "gpt_neox", "phi3", "starcoder2"])
+@pytest.mark.parametrize("case", ["gemma3_text", "gpt_neox", "phi3", "starcoder2", "qwen3_next"])
 def test_int8_weights_give_what_transformers_makes_of_them(case: str, tmp_path: Path) -> None:
     """Fused, sorted by kind, gated or not."""
     path = checkpoint_of(case, tmp_path)
