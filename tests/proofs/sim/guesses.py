@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from typing import Literal
 
 import numpy as np
 
@@ -24,6 +25,10 @@ SILENT, SHORT, ILLEGAL = 0.1, 0.3, 0.1
 NO_TOKENS = (-1, VOCAB, VOCAB + 7)
 
 
+Heard = tuple[int, int, list[int]] | Literal["seats"]
+"""A row, how many tokens it has, and which a step brought it; or that rows got new owners."""
+
+
 class Guesser:
     """A `core.speculation.drafter.Drafter`."""
 
@@ -39,8 +44,8 @@ class Guesser:
         self._seated: dict[int, Client] = {}
         self.said: dict[int, list[int]] = {}
         """By row: the drafts for its next step, as far as they count."""
-        self.told: dict[int, tuple[int, list[int]]] = {}
-        """By row: how many tokens it has, and which it got, as the newest step says."""
+        self.heard: list[Heard] = []
+        """What no reader has taken yet, in order."""
 
     def arrives(self, owner: Owner, client: Client) -> None:
         """The next batch seats `client`. Told by the world, and never by production."""
@@ -55,7 +60,8 @@ class Guesser:
         generations = dict(zip(batch.rows.tolist(), batch.generations.tolist(), strict=True))
         for row in batch.fresh_rows.tolist():
             self._seated[row] = self._coming.pop((row, generations[row]))
-        self.told = {}
+        if len(batch.fresh_rows):
+            self.heard.append("seats")
 
     def hear(self, ran: Ran) -> None:
         """See `Drafter`."""
@@ -70,7 +76,7 @@ class Guesser:
         for place, (row, length, count) in enumerate(
             zip(ran.rows.tolist(), ran.lens.tolist(), ran.counts.tolist(), strict=True)
         ):
-            self.told[row] = length, tokens[at : at + count]
+            self.heard.append((row, length, tokens[at : at + count]))
             at += count
             client = self._seated[row]
             truth = client.said[length + 1 - client.req.prompt_len :][:most]

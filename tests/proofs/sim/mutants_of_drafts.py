@@ -18,6 +18,7 @@ from core.batch.spec_plan import SpecPlan, TextSeed
 from core.executor import speculator
 from core.executor.launched_step import LaunchedStep
 from core.executor.sampling_step import SamplingStep
+from core.executor.speculator import Speculator
 from core.sampling.places import Places
 from core.scheduler import planner
 from core.scheduler.planner import Decodes, Planner
@@ -180,6 +181,30 @@ def wrong_drafts_are_not_told(patch: Patch) -> None:
 def the_drafter_is_a_token_behind(patch: Patch) -> None:
     """It is told where rows stood without their newest step."""
     patch.setattr(speculator, "Ran", lambda rows, lens, *others: Ran(rows, lens - 1, *others))
+
+
+@mutant("drafter_told", drafts=True, real=True)
+def new_owners_hear_of_old_tokens(patch: Patch) -> None:
+    """The drafter seats them before it has heard of the steps before."""
+
+    def begin(self: Speculator, batch: ScheduleBatch) -> None:
+        self._drafter.begin(batch)
+
+    patch.setattr(Speculator, "begin", begin)
+
+
+@mutant("drafter_told", drafts=True, real=True)
+def the_drafter_drafts_before_it_heard(patch: Patch) -> None:
+    """Steps behind which nothing was drafted are told of too late."""
+    drafted = Speculator.drafted
+
+    def too_early(self: Speculator, *args: Any) -> dict[str, torch.Tensor]:
+        catch_up, self._catch_up = self._catch_up, lambda: None  # type: ignore[method-assign]
+        found = drafted(self, *args)
+        self._catch_up = catch_up  # type: ignore[method-assign]
+        return found
+
+    patch.setattr(Speculator, "drafted", too_early)
 
 
 @mutant("tokens", drafts=True)

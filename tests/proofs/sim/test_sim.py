@@ -64,6 +64,7 @@ FAULTS = (
     "adapter_drafts",
     *("draft_accepted", "draft_rejected", "draft_partly", "draft_cut_at_limit", "draft_behind_stop"),
     *("draft_row_reused", "draft_retracted", "draft_without_pages", "draft_row_waits", "lengths_resolved"),
+    "drafter_told_late",
     *("state_due", "state_due_again", "state_not_there"),
 )
 

@@ -6,10 +6,13 @@ Both devices are held against what is said here, before a step and after it.
 
 from __future__ import annotations
 
+from collections import deque
+
 from core.batch.result import StepResult
 from core.batch.schedule_batch import ScheduleBatch
+from core.executor.speculator import MOST_UNHEARD
 from core.types.io import FinishReason
-from tests.proofs.sim.guesses import Guesser
+from tests.proofs.sim.guesses import Guesser, Heard
 from tests.proofs.sim.plain import Plain, reach
 from tests.proofs.sim.reference import VOCAB
 from tests.proofs.sim.scenario import Drafts
@@ -22,6 +25,8 @@ class Trials:
     def __init__(self, seed: int, drafts: Drafts, hits: Hits) -> None:
         self.guesser = Guesser(seed, drafts.right)
         self._hits = hits
+        self._due: deque[tuple[int, Heard]] = deque()
+        """What the drafter has to hear, each behind the step that it comes of."""
 
     def begin(self, batch: ScheduleBatch, plain: Plain, lens: list[int]) -> None:
         """Enter into `plain` what the step has to compute. `lens`, by row: tokens that the device has."""
@@ -48,7 +53,7 @@ class Trials:
 
     def judge(self, batch: ScheduleBatch, plain: Plain, result: StepResult) -> list[int]:
         """Tokens that each row has after the step. Its tokens say how far it came; the result must say the same, and
-        the drafter hear it.
+        the drafter hear it in its turn.
         """
         tokens, counts, ends = result.tokens.tolist(), [1] * len(plain.places), plain.ends
         if batch.verifies:
@@ -56,13 +61,28 @@ class Trials:
             counts = [end - start for start, end in zip(plain.starts, ends, strict=True)]
         elif result.accepted is not None:
             raise Violation("verdict", f"step {plain.step_id} verified nothing, and says {result.accepted}")
-        told, at = self.guesser.told, 0
+        if len(batch.fresh_rows):
+            self._due.append((plain.step_id, "seats"))
+        at = 0
         for place, count in zip(plain.places, counts, strict=True):
-            row, brought = plain.rows[place], (ends[place], tokens[at : at + count])
+            self._due.append((plain.step_id, (plain.rows[place], ends[place], tokens[at : at + count])))
             at += count
-            if told.get(row) != brought:
-                raise Violation("drafter_told", f"step {plain.step_id} row {row}: {told.get(row)}, not {brought}")
+        self._compare_heard(batch)
         return ends
+
+    def _compare_heard(self, batch: ScheduleBatch) -> None:
+        """The drafter hears all there is, in order: late where nothing was drafted behind it, if not too late."""
+        assert batch.spec is not None, "drafts are on"
+        for heard in self.guesser.heard:
+            step_id, due = self._due.popleft() if self._due else (batch.step_id, None)
+            if heard != due:
+                raise Violation("drafter_told", f"step {step_id}: {heard}, not {due}")
+        self.guesser.heard.clear()
+        late = len({step_id for step_id, _ in self._due})
+        if late and (late >= MOST_UNHEARD or (batch.spec.aim.most and len(batch.sample_rows))):
+            raise Violation("drafter_told", f"step {batch.step_id}: {late} steps late, next is {self._due[0]}")
+        if late:
+            self._hits("drafter_told_late")
 
     def _judge_drafts(self, batch: ScheduleBatch, plain: Plain, result: StepResult) -> list[int]:
         assert batch.spec is not None, "it has drafts"
