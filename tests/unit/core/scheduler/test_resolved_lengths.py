@@ -81,9 +81,11 @@ def test_ends_and_new_owners_between_lengths_and_results(seed: int) -> None:
     rng = np.random.default_rng(seed)
     world, device = harness(like_a_coin(rng), rows=3, pages=32, page_size=4)
     reqs: list[Req] = []
-    resolved = 0
-    for _ in range(200):
-        if rng.random() < 0.4 and len(reqs) < 60:
+    steps, resolved = 0, 0
+    # One seed in fifty meets no such lengths in so few steps.
+    while steps < 200 or (not resolved and steps < 2000):
+        steps += 1
+        if rng.random() < 0.4 and (len(reqs) < 60 or not resolved):
             reqs.append(world.add(rng.integers(1, VOCAB, rng.integers(1, 20)), max_tokens=int(rng.integers(1, 12))))
         if reqs and rng.random() < 0.1:
             world.end(reqs[rng.integers(len(reqs))])
