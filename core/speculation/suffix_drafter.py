@@ -21,6 +21,8 @@ from core.types.arrays import Ints
 MOST_SEEDED: Final = 16_384
 """Last tokens of a prompt that are noted: a step waits 3 ms for them (2.4 GHz, beside other work)."""
 
+MOST_UNHEARD: Final = 1024
+"""Tokens that are noted together, when no drafts were wanted behind them: a step waits 5 ms for them."""
 
 FEW: Final = 12
 """Up to so many tokens are noted faster one by one."""
@@ -54,6 +56,7 @@ class SuffixDrafter:
         """By row, for owners that speculate."""
         self._most = most
         self._unheard: list[Ran] = []
+        self._unheard_tokens = 0
 
     def begin(self, batch: ScheduleBatch) -> None:
         """Forget the texts of former owners, and note what is known of new ones."""
@@ -72,7 +75,8 @@ class SuffixDrafter:
     def hear(self, ran: Ran) -> None:
         """Note the new tokens of each row, at the latest when the row gets another owner."""
         self._unheard.append(ran)
-        if len(self._unheard) >= BLOCK:
+        self._unheard_tokens += len(ran.tokens)
+        if self._unheard_tokens >= MOST_UNHEARD:
             self._catch_up()
 
     def draft(self, ran: Ran, aim: Aim) -> Drafts:
@@ -125,7 +129,7 @@ class SuffixDrafter:
 
     def _catch_up(self) -> None:
         """Hear the steps behind which no drafts were wanted."""
-        unheard, self._unheard = self._unheard, []
+        unheard, self._unheard, self._unheard_tokens = self._unheard, [], 0
         if not unheard:
             return
         rows = np.concatenate([np.repeat(ran.rows, ran.counts) for ran in unheard])
