@@ -174,7 +174,10 @@ class FutureMap:
         return self._checks.snapshot(self.violated(count))
 
     def extra(self, name: str, rows: torch.Tensor) -> torch.Tensor:
-        """[n, *tail]: the column `name` of `rows`, int64[n]. Raises KeyError for a column that was not declared."""
+        """[n, *tail]: the column `name` of `rows`, int64[n], which the step has entered: `enter` looks at their range.
+
+        Raises KeyError for a column that was not declared.
+        """
         if self._recorder is not None:
             self._recorder.read(name, rows)
         # An operation on tensors lets go of the interpreter, and gets it back when the loop's thread lets go of it.

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
+import pytest
 import torch
 
 from core.batch.build import Segment, StepPlan, build_batch
@@ -28,10 +29,11 @@ def step(
     lens: list[int],
     spec: SpecPlan | None = None,
     companions: Callable[..., Writes] = lambda *_: {},
+    doubt: int = 2,
 ) -> ScheduleBatch:
     decodes = np.array(rows, np.int64), np.array(lens, np.int64)
     rest = (cast(TableWrites, None), NONE, HistoryWrites(), False)
-    plan = StepPlan(7, segments, *decodes, decodes[1] - 2, *rest, spec=spec)
+    plan = StepPlan(7, segments, *decodes, decodes[1] - doubt, *rest, spec=spec)
     return build_batch(
         plan,
         GENERATIONS,
@@ -71,6 +73,27 @@ def test_a_row_with_drafts_is_bounded_by_all_that_may_be_accepted() -> None:
     assert told == [[[9, 1], [18, 28], [1, 1], [6, 2]]], "what is computed for sure, and what may come on top of it"
     assert not step([], [9, 1], [20, 30], SpecPlan(np.array([0, 0]), spec.limits, 4)).verifies
     assert not step([], [9, 1], [20, 30]).verifies
+
+
+@pytest.mark.parametrize("chunks", [0, 1])
+def test_lengths_that_are_exact_say_what_bounds_without_a_doubt_say(chunks: int) -> None:
+    """Companions must hear that nothing is ahead: None would tell them that no drafts were in doubt before either."""
+    told: list[list[list[int]]] = []
+
+    def companions(*columns: Ints | None) -> Writes:
+        assert all(column is not None and column.dtype == np.int64 for column in columns)
+        told.append([column.tolist() for column in columns if column is not None])
+        return {}
+
+    segments, found = [Segment(4, 8, np.arange(3), final=True)][:chunks], []
+    for exact in (False, True):
+        spec = SpecPlan(np.array([0, 0]), np.array([90, 31]), Aim(4), exact=exact)
+        batch = step(segments, [9, 1], [20, 30], spec, companions, doubt=0)
+        sampling = cast(Any, batch.sampling)
+        columns = (batch.prefix_lens, batch.extend_lens, batch.lower_lens, sampling.lower, sampling.upper)
+        found.append([column.tolist() for column in columns])
+    assert found[0] == found[1] and told[0] == told[1]
+    assert told[1] == [[4, 9, 1][1 - chunks :], [8, 20, 30][1 - chunks :], [3, 1, 1][1 - chunks :], [0] * (2 + chunks)]
 
 
 def test_a_batch_is_as_long_as_its_rows_whatever_their_options_bring() -> None:

@@ -96,9 +96,12 @@ def test_a_recorder_is_told_the_same() -> None:
         if got.slots is None:
             relay.pool.slots(rows(2, 5), got.lens)
         relay.map.publish(rows(2, 5), rows(1, 1))
-        relay.map.stash(rows(2, 5), RelayPayload(rows(20, 50)))
+        ids = torch.ones((2, 3), dtype=torch.int64)
+        relay.map.stash(rows(2, 5), RelayPayload(rows(20, 50), {"ids": ids}))
+        relay.map.extra("ids", rows(2, 5))
+        relay.map.carry(rows(5), {"ids": ids[:1]})
         told.append(heard.told)
-    assert told[0] == told[1] and len(told[0]) == 5, told
+    assert told[0] == told[1] and len(told[0]) == 8, told
 
 
 @pytest.mark.parametrize("compiled", [False, True])
