@@ -56,7 +56,7 @@ test: $(STAMP) $(MODEL) ## Run the tests that a change must pass
 
 # In the order of their lengths; what fails does not keep the rest from running.
 nightly: $(STAMP) $(MODEL) ## Run check, all tests, soak, chart, mutants, 20,000 seeds; takes hours
-	@failed=0; REFERENCES=check $(MAKE) --no-print-directory test MARKS='not soak' || failed=1; \
+	@failed=0; AT_LENGTH=1 REFERENCES=check $(MAKE) --no-print-directory test MARKS='not soak' || failed=1; \
 	for each in check docs soak chart mutants; do $(MAKE) --no-print-directory $$each || failed=1; done; \
 	$(MAKE) --no-print-directory sim ARGS='--seeds 20000' || failed=1; exit $$failed
 
@@ -67,7 +67,7 @@ soak: $(STAMP) $(MODEL) ## Run the chaos tests and the simulation at length; tak
 # Every test that takes the fixture `scorecard` runs, and no other; the table says which of them failed.
 scorecard: $(STAMP) $(MODEL) ## Measure the reliability scorecard again and write tests/SCORECARD.md
 	@mkdir -p build && rm -f build/scorecard.jsonl
-	-SCORECARD_FILE=build/scorecard.jsonl OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m "not soak" $(ARGS)
+	-AT_LENGTH=1 SCORECARD_FILE=build/scorecard.jsonl OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m "not soak" $(ARGS)
 	$(BIN)/python -m tests.support.scorecard build/scorecard.jsonl build/soak.jsonl
 
 check: $(STAMP) ## Lint, format, types and house rules

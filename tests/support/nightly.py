@@ -6,6 +6,8 @@ cases stay, and a new case stays until it is listed. `make test ARGS=--durations
 
 from __future__ import annotations
 
+import os
+
 from tests.support.repository import ROOT
 
 FILE = ROOT / "tests" / "nightly.txt"
@@ -17,3 +19,8 @@ def listed(text: str) -> frozenset[str]:
 
 
 NIGHTLY = listed(FILE.read_text())
+
+
+def runs(few: int, many: int) -> int:
+    """How often a random test repeats itself: `many` times where time is no matter (`make nightly`, `make scorecard`)."""
+    return many if os.environ.get("AT_LENGTH") else few

@@ -30,10 +30,11 @@ from core.memory.kv_allocator import PagedKVAllocator
 from core.memory.request_memory import RequestMemory
 from core.memory.rows import RowAllocator
 from core.prefix.registry import build_prefix_cache
+from tests.support.nightly import runs
 from tests.support.page_slots import slots_of
 from tests.support.scorecard import Scorecard
 
-EXAMPLES, CALLS = 150, 40
+EXAMPLES, CALLS = runs(40, 150), 40
 MAX_LEN = 24
 LETTERS = st.lists(st.integers(0, 1), min_size=1, max_size=12)
 CALLED: Counter[str] = Counter()

@@ -18,6 +18,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from core.prefix.base import PrefixCache, group_salt
 from core.prefix.node import PrefixNode
 from core.prefix.registry import build_prefix_cache
+from tests.support.nightly import runs
 from tests.unit.core.prefix.model import ModelCache, Prefix
 
 NUM_PAGES = 40
@@ -186,5 +187,5 @@ def _case(machine: Any, examples: int) -> Any:
     return case
 
 
-TestRadixMachine = _case(PrefixMachine, 150)
-TestNoOpMachine = _case(NoOpMachine, 50)
+TestRadixMachine = _case(PrefixMachine, runs(50, 150))
+TestNoOpMachine = _case(NoOpMachine, runs(20, 50))

@@ -12,6 +12,7 @@ from core.batch.schedule_batch import ScheduleBatch
 from core.memory.window.window_bounds import WindowBounds
 from core.memory.window.window_pages import NAME, WindowPages
 from tests.support.fakes.hash_executor import UNWRITTEN, HashExecutor
+from tests.support.nightly import runs
 from tests.unit.core.scheduler.harness import Harness
 
 PAGE, WINDOW, CHUNK, ROWS, PAGES = 4, 11, 16, 8, 96
@@ -58,7 +59,7 @@ def make(size: int, **options: object) -> tuple[WindowPages, Harness]:
 @pytest.mark.parametrize("mixed", [True, False], ids=["mixed", "separate"])
 def test_random_requests_end_with_their_own_tokens(cache: str, mixed: bool, seed: int) -> None:
     preempted = hits = 0
-    for case in range(6):
+    for case in range(runs(3, 6)):
         rng = random.Random(seed * 1000 + case)
         size = BOUNDS.alone + rng.randrange(12)
         windows, house = make(size, cache=cache, mixed_chunk=mixed, depth=rng.choice([1, 2]))
