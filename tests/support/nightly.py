@@ -22,5 +22,5 @@ NIGHTLY = listed(FILE.read_text())
 
 
 def runs(few: int, many: int) -> int:
-    """How often a random test repeats itself: `many` times where time is no matter (`make nightly`, `make scorecard`)."""
+    """How often a random test repeats itself: `many` times in `make nightly` and `make scorecard`."""
     return many if os.environ.get("AT_LENGTH") else few
