@@ -30,10 +30,13 @@ class KVLayerSpec:
     v_in_k: bool = False
     window: int | None = None
     """How many keys a query sees at most, its own included; None: its own and all before it."""
+    chunk: int | None = None
+    """Instead, how many keys the chunks of a sequence have beyond which no query sees. All of them stay in the pool."""
 
     def __post_init__(self) -> None:
         assert self.layer_id >= 0, self
         assert self.window is None or self.window >= 1, self
+        assert self.chunk is None or (self.chunk >= 1 and self.window is None), self
         assert min(self.num_kv_heads, self.k_dim, self.v_dim) >= 1, self
         assert not self.v_in_k or self.v_dim <= self.k_dim, self
 

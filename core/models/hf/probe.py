@@ -55,7 +55,7 @@ class ModelProbe:
         """Note one attention call. `v_in_k`: whether the values are the first elements of the keys."""
         layer_id = self.cache.layer_of(key)
         span = self._span(layer_id, window, rule)
-        spec = KVLayerSpec(layer_id, key.shape[1], key.shape[3], value.shape[3], v_in_k, span.window)
+        spec = KVLayerSpec(layer_id, key.shape[1], key.shape[3], value.shape[3], v_in_k, span.window, span.chunk)
         if self.layers.setdefault(layer_id, spec) != spec or self.spans.setdefault(layer_id, span) != span:
             raise Unsupported(f"attends to layer {layer_id} in two different ways")
 

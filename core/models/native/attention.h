@@ -23,11 +23,20 @@ struct Pages {
 };
 
 // How one layer weighs keys. `cap`: 0, or what scores are bent to stay below. `window`: 0, or how many keys a query sees,
-// its own included. `sinks`: null, or by head the score of a key without a value, which everybody sees.
+// its own included. `chunk`: 0, or the length of chunks that no query sees beyond. `sinks`: null, or by head the score of
+// a key without a value, which everybody sees.
 struct Weighing {
   float scale, cap;
-  int64_t window;
+  int64_t window, chunk;
   const float* sinks;
+
+  bool hides() const { return window > 0 || chunk > 0; }
+
+  // The first key that the query at `position` sees.
+  int64_t first(int64_t position) const {
+    if (chunk > 0) return position / chunk * chunk;
+    return window > 0 ? std::max<int64_t>(0, position + 1 - window) : 0;
+  }
 };
 
 // Tokens that read the same keys: consecutive ones of one request (a part of a prompt, or the one that is decoded), or of
@@ -97,7 +106,7 @@ class BlockAttention {
     }
   }
 
-  // Reads keys `from` to `end`, each as far as it lies before a token, within its window, or is its own.
+  // Reads keys `from` to `end`, each as far as it lies before a token, within its window or chunk, or is its own.
   void read(int64_t from, int64_t end) {
     end_ = end;
     for (; from < end; from += kPanel) {
@@ -234,8 +243,8 @@ class BlockAttention {
     const int32_t seen = static_cast<int32_t>(std::clamp<int64_t>(position + 1 - from, 0, count));
     const float scale = weighing_.scale, before = tops_[head * rows_ + row];
     if (weighing_.cap > 0.0f) bend(scores_ + row * kPanel);
-    if (weighing_.window > 0)
-      std::fill_n(scores_ + row * kPanel, std::clamp<int64_t>(position + 1 - weighing_.window - from, 0, count), kNone);
+    if (weighing_.hides())
+      std::fill_n(scores_ + row * kPanel, std::clamp<int64_t>(weighing_.first(position) - from, 0, count), kNone);
     T* weights = weights_ + (head * padded_ + row) * kPanel;
     Ints lanes;
     for (int32_t lane = 0; lane < kLanes; ++lane) lanes[lane] = lane;
@@ -310,8 +319,7 @@ void attend(const Shape& shape, const Weighing& weighing, const Group& group, Bl
     } else {
       alone.begin();
     }
-    const int64_t seen = weighing.window > 0 ? std::max<int64_t>(0, piece.position + 1 - weighing.window) : 0;
-    alone.read(std::max(group.shared, seen), piece.position + piece.tokens);
+    alone.read(std::max(group.shared, weighing.first(piece.position)), piece.position + piece.tokens);
     alone.finish();
     done += piece.tokens;
   }

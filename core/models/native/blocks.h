@@ -94,23 +94,28 @@ class Attention final : public Mixer<T> {
  public:
   // `place`: of its keys and values among those of all layers.
   Attention(const Shape& shape, const AttentionParts& parts, size_t place)
-      : shape_(shape), qkv_(std::get<0>(parts)), out_(std::get<1>(parts)), place_(place) {
-    if (std::get<2>(parts)) q_norm_.emplace(*std::get<2>(parts));
-    if (std::get<3>(parts)) k_norm_.emplace(*std::get<3>(parts));
-    if (std::get<4>(parts)) rotary_.emplace(*std::get<4>(parts));
-    const MaybeTensor& sinks = std::get<8>(parts);
+      : shape_(shape),
+        qkv_(std::get<0>(parts)),
+        out_(std::get<1>(parts)),
+        place_(place) {
+    const auto& [qkv, out, q_norm, k_norm, rotary, turns_first, scale, cap, window, chunk, sinks, temperature] = parts;
+    if (q_norm) q_norm_.emplace(*q_norm);
+    if (k_norm) k_norm_.emplace(*k_norm);
+    if (rotary) rotary_.emplace(*rotary);
+    turns_first_ = turns_first;
     if (sinks) sinks_ = sinks->to(at::kFloat).contiguous();
-    weighing_ = {static_cast<float>(std::get<5>(parts)), static_cast<float>(std::get<6>(parts)), std::get<7>(parts),
+    if (temperature) temperature_ = temperature->to(at::kFloat).contiguous();
+    weighing_ = {static_cast<float>(scale), static_cast<float>(cap), window, chunk,
                  sinks_ ? sinks_->const_data_ptr<float>() : nullptr};
     TORCH_CHECK(qkv_.outputs() == shape.qkv_width() || gated(), "queries, keys and values have ", qkv_.outputs(),
                 " elements");
   }
 
   const Linear<T>& out() const override { return out_; }
-  int64_t window() const override { return weighing_.window; }
+  int64_t window() const override { return std::max(weighing_.window, weighing_.chunk); }
 
   T* mix(Workshop& shop, const Planner& planner, const Step& step, const T* normed, int64_t tokens) const override {
-    const Plan& plan = planner.of(weighing_.window > 0);
+    const Plan& plan = planner.of(weighing_.hides());
     const int64_t width = qkv_.outputs(), stride = out_.depth();
     T* qkv = shop.buffer<T>(3, tokens, width);
     T* out = shop.buffer<T>(4, tokens, stride);
@@ -151,19 +156,30 @@ class Attention final : public Mixer<T> {
   // Norms and turns queries and keys of one token's qkv [(H + 2 K) D], and stores its key and value where they belong.
   void turn_and_store(T* qkv, int64_t position, T* key, T* value) const {
     T* k = qkv + shape_.q_width();
+    if (turns_first_) turn(qkv, position);
     if (q_norm_) q_norm_->apply(qkv, qkv, shape_.q_width());
     if (k_norm_) k_norm_->apply(k, k, shape_.kv_width());
-    if (rotary_)
-      for (int64_t h = 0; h < shape_.heads + shape_.kv_heads; ++h) rotary_->turn(qkv + h * shape_.dim, position);
+    if (!turns_first_) turn(qkv, position);
+    if (temperature_) multiply(qkv, shape_.q_width(), temperature_->const_data_ptr<float>()[position]);
     std::copy_n(k, shape_.kv_width(), key);
     std::copy_n(k + shape_.kv_width(), shape_.kv_width(), value);
+  }
+
+  void turn(T* qk, int64_t position) const {
+    if (rotary_)
+      for (int64_t h = 0; h < shape_.heads + shape_.kv_heads; ++h) rotary_->turn(qk + h * shape_.dim, position);
+  }
+
+  static void multiply(T* x, int64_t count, float factor) {
+    for (int64_t i = 0; i < count; ++i) narrow(widen(x[i]) * factor, x[i]);
   }
 
   Shape shape_;
   Linear<T> qkv_, out_;
   std::optional<Norm> q_norm_, k_norm_;
   std::optional<Rotary> rotary_;
-  MaybeTensor sinks_;
+  bool turns_first_ = false;
+  MaybeTensor sinks_, temperature_;
   Weighing weighing_{};
   size_t place_;
 };

@@ -6,70 +6,29 @@ The load-time self-check decides whether a declaration is right.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
-Of = Callable[[Any], Any]
-"""Something of a configuration or of a module."""
+import torch
+
+from core.models.native.declaration import Family, Mixture
 
 
-@dataclass(frozen=True, slots=True)
-class Mixture:
-    """Names in a layer's MLP, which is a mixture where it has these experts; what it lacks is not computed."""
-
-    router: str = "gate"
-    experts: str = "experts"
-    shared: str = ""
-    """The expert that all tokens go to, in the MLP or beside it: an MLP as that of a dense layer of the family.
-    Where it is beside an MLP that a layer has not, it is that layer's MLP."""
-    shared_gate: str = ""
-    weighs_inputs: bool = False
-    """Whether what experts read is multiplied by a token's weight, not what they give."""
+def _llama4_temperature(attention: Any, positions: torch.Tensor) -> torch.Tensor | None:
+    """Llama 4's, of layers that turn nothing: attention over long contexts would flatten (arXiv 2501.19399)."""
+    if attention.use_rope or not attention.attn_temperature_tuning:
+        return None
+    return torch.log1p(torch.floor((positions.float() + 1.0) / attention.floor_scale)) * attention.attn_scale + 1.0
 
 
-@dataclass(frozen=True, slots=True)
-class Family:
-    """Names are attributes of the module one level up; what a layer lacks, or has as None, is not computed."""
+def _ministral3_temperature(attention: Any, positions: torch.Tensor) -> torch.Tensor:
+    given = attention.config.rope_parameters
+    passed = torch.floor(positions.float() / given["original_max_position_embeddings"])
+    return 1.0 + given["llama_4_scaling_beta"] * torch.log1p(passed)
 
-    layers: str = "layers"
-    final_norm: str = "norm"
-    before_attention: str = "input_layernorm"
-    after_attention: str = ""
-    before_mlp: str = "post_attention_layernorm"
-    after_mlp: str = ""
-    parallel: Of = lambda config: False
-    """Whether attention and the MLP read the same states, by the configuration."""
-    attention: str = "self_attn"
-    qkv: tuple[str, ...] = ("q_proj", "k_proj", "v_proj")
-    by_head: bool = False
-    """Whether the only projection has query, key and value of one head after the other."""
-    recurrence: str = ""
-    """A recurrent mixer, beside attention or in its place; which kind it is shows in what it has."""
-    out: str = "o_proj"
-    q_norm: str = "q_norm"
-    k_norm: str = "k_norm"
-    turns: Of = lambda attention: True
-    """Whether an attention module has rotary embeddings."""
-    neighbours: bool = False
-    """Whether two neighbours are turned together."""
-    mlp: str = "mlp"
-    into: tuple[str, ...] = ("gate_proj", "up_proj")
-    gated: bool = True
-    down: str = "down_proj"
-    activation: str = "act_fn"
-    """An attribute of the MLP, or what it is if it has none: a name of ACTIVATIONS."""
-    attention_input: Of = lambda config: 1.0
-    """What attention multiplies its input by."""
-    factors: Mapping[str, Of] = field(default_factory=dict)
-    """By the name of a linear layer, what its outputs are multiplied by."""
-    mixture: Mixture = Mixture()
-    embedding_multiplier: Of = lambda config: 1.0
-    multiplier: Of = lambda config: 1.0
-    logit_multiplier: Of = lambda config: 1.0
-    logit_cap: Of = lambda config: None
-    lacks: Of = lambda config: None
-    """What this configuration has that native code does not compute, if there is anything."""
+
+def _turns_in_windows(attention: Any) -> bool:
+    return attention.sliding_window is None or bool(attention.is_sliding)
 
 
 LLAMA = Family()
@@ -104,7 +63,7 @@ COHERE2 = Family(
     before_mlp="",
     parallel=lambda config: True,
     neighbours=True,
-    turns=lambda attention: attention.sliding_window is not None,
+    turns=lambda attention: attention.sliding_window is not None or getattr(attention, "force_rope", False),
     logit_multiplier=lambda config: config.logit_scale,
 )
 GRANITE = Family(
@@ -123,6 +82,15 @@ PHI = Family(
     gated=False,
     down="fc2",
     activation="activation_fn",
+)
+AFMOE = Family(
+    after_attention="post_attention_layernorm",
+    before_mlp="pre_mlp_layernorm",
+    after_mlp="post_mlp_layernorm",
+    qkv=("q_proj", "k_proj", "v_proj", "gate_proj"),
+    turns=lambda attention: attention.is_local_attention,
+    mixture=Mixture(router="router", shared="shared_experts", correction="expert_bias"),
+    embedding_multiplier=lambda config: config.hidden_size**0.5 if config.mup_enabled else 1.0,
 )
 GPT_NEOX = Family(
     final_norm="final_layer_norm",
@@ -158,6 +126,31 @@ GRANITE_MOE = replace(
     activation="activation",
     mixture=Mixture(router="router", shared="shared_mlp"),
 )
+HUNYUAN = Family(
+    q_norm="query_layernorm",
+    k_norm="key_layernorm",
+    turns_first=True,
+    mixture=Mixture(shared="shared_mlp"),
+)
+HYPERCLOVAX = Family(
+    after_attention="post_norm1",
+    after_mlp="post_norm2",
+    embedding_multiplier=lambda config: config.embedding_multiplier,
+    multiplier=lambda config: config.residual_multiplier,
+    logit_multiplier=lambda config: config.logits_scaling,
+)
+PERSIMMON = Family(
+    final_norm="final_layernorm",
+    qkv=("query_key_value",),
+    by_head=True,
+    out="dense",
+    q_norm="q_layernorm",
+    k_norm="k_layernorm",
+    into=("dense_h_to_4h",),
+    gated=False,
+    down="dense_4h_to_h",
+    activation="act",
+)
 MINICPM3 = Family(
     multiplier=lambda config: config.scale_depth / config.num_hidden_layers**0.5,
     logit_multiplier=lambda config: 1.0 / config.logits_scaling,
@@ -169,6 +162,17 @@ STABLELM = Family(
     parallel=lambda config: config.use_parallel_residual,
 )
 QWEN2_MOE = Family(mixture=Mixture(shared="shared_expert", shared_gate="shared_expert_gate"))
+LLAMA4 = Family(
+    q_norm="qk_norm",
+    k_norm="qk_norm",
+    turns=lambda attention: attention.use_rope,
+    turns_first=True,
+    neighbours=True,
+    temperature=_llama4_temperature,
+    mlp="feed_forward",
+    activation="activation_fn",
+    mixture=Mixture(router="router", shared="shared_expert", weighs_inputs=True),
+)
 LFM2 = Family(
     final_norm="embedding_norm",
     before_attention="operator_norm",
@@ -221,14 +225,22 @@ GRANITE_HYBRID = replace(
 )
 
 FAMILIES: dict[str, Family] = {
+    "afmoe": AFMOE,
     "arcee": Family(into=("up_proj",), gated=False),
+    "aria_text": Family(mixture=Mixture(router="router", shared="shared_experts")),
     "bamba": BAMBA,
     "cohere": COHERE,
     "cohere2": COHERE2,
+    "cohere2_moe": COHERE2,
+    "cwm": LLAMA,
     "deepseek_v2": Family(neighbours=True, mixture=Mixture(shared="shared_experts")),
     "deepseek_v3": SHARED,
     "dots1": SHARED,
+    "ernie4_5": Family(neighbours=True),
     "ernie4_5_moe": Family(neighbours=True, mixture=Mixture(shared="shared_experts")),
+    "exaone": LLAMA,
+    "exaone4": replace(BEHIND, turns=_turns_in_windows),
+    "exaone_moe": replace(SHARED, turns=_turns_in_windows),
     "falcon_h1": FALCON_H1,
     "falcon_mamba": MAMBA,
     "flex_olmo": BEHIND,
@@ -243,17 +255,31 @@ FAMILIES: dict[str, Family] = {
     "gpt_oss": Family(mixture=Mixture(router="router")),
     "gptj": GPTJ,
     "granite": GRANITE,
+    "granite_swa": GRANITE,
     "granitemoe": GRANITE_MOE,
+    "granitemoe_swa": GRANITE_MOE,
     "granitemoehybrid": GRANITE_HYBRID,
     "granitemoeshared": GRANITE_MOE,
     "helium": Family(neighbours=True),
+    "hunyuan_v1_dense": HUNYUAN,
+    "hunyuan_v1_moe": HUNYUAN,
+    "hy_v3": SHARED,
+    "hyperclovax": HYPERCLOVAX,
+    "internlm3": LLAMA,
+    "iquestcoder": LLAMA,
+    "jais2": Family(into=("up_proj",), gated=False),
     "jamba": JAMBA,
     "lfm2": LFM2,
+    "lfm2_moe": replace(LFM2, rotary="pos_emb", mixture=Mixture(correction="expert_bias")),
     "llama": LLAMA,
+    "llama4_text": LLAMA4,
     "mamba": MAMBA,
     "mamba2": MAMBA,
+    "mellum": LLAMA,
     "minicpm3": MINICPM3,
     "minimax_m2": LLAMA,
+    "ministral": LLAMA,
+    "ministral3": Family(temperature=_ministral3_temperature),
     "mistral": LLAMA,
     "mixtral": LLAMA,
     "nemotron": Family(into=("up_proj",), gated=False),
@@ -262,19 +288,25 @@ FAMILIES: dict[str, Family] = {
     "olmo2": BEHIND,
     "olmo3": BEHIND,
     "olmoe": Family(lacks=lambda config: "clipped projections" if config.clip_qkv is not None else None),
+    "persimmon": PERSIMMON,
     "phi": PHI,
     "phi3": Family(qkv=("qkv_proj",), into=("gate_up_proj",), activation="activation_fn"),
     "phimoe": Family(mixture=Mixture(router="router")),
     "qwen2": LLAMA,
     "qwen2_moe": QWEN2_MOE,
     "qwen3": LLAMA,
+    "qwen3_5_moe_text": replace(QWEN2_MOE, recurrence="linear_attn"),
+    "qwen3_5_text": Family(recurrence="linear_attn"),
     "qwen3_moe": LLAMA,
     "qwen3_next": replace(QWEN2_MOE, recurrence="linear_attn"),
     "sarvam_mla": SHARED,
+    "sarvam_moe": SHARED,
     "seed_oss": LLAMA,
     "smollm3": Family(turns=lambda attention: attention.use_rope),
+    "solar_open": SHARED,
     "stablelm": STABLELM,
     "starcoder2": Family(into=("c_fc",), gated=False, down="c_proj", activation="act"),
+    "vaultgemma": replace(AROUND, after_attention="", after_mlp="", lacks=lambda config: None),
     "youtu": LLAMA,
 }
 """By model type."""

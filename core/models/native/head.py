@@ -33,7 +33,7 @@ class NativeHead:
             after_mixers=None,
             before_mlp=_norm(weights, weights.mlp_norm),
             after_mlp=None,
-            mixers=(Attention(qkv, out, None, None, rotary, weights.scale, 0.0, 0, None),),
+            mixers=(Attention(qkv, out, None, None, rotary, False, weights.scale, 0.0, 0, 0, None, None),),
             mlp=Mlp(gate_up, down, True, "silu"),
             parallel=False,
             multiplier=1.0,

@@ -37,7 +37,7 @@ class Latents final : public Mixer<T> {
       absorb_.emplace_back(absorb[h], std::nullopt, std::nullopt, std::nullopt);
       expand_.emplace_back(expand[h], std::nullopt, std::nullopt, std::nullopt);
     }
-    weighing_ = {static_cast<float>(scale), 0.0f, 0, nullptr};
+    weighing_ = {static_cast<float>(scale), 0.0f, 0, 0, nullptr};
     const int64_t given = into_.outputs() - shape_.dim;
     TORCH_CHECK(shape_.kv_heads == 1 && absorb.size(0) == shape_.heads, "all heads share one latent");
     TORCH_CHECK((queries_ ? queries_->outputs() : given) == shape_.heads * query(), "queries of all heads");

@@ -20,7 +20,7 @@ class Mixer {
   // and lost when the next mixer runs.
   virtual T* mix(Workshop& shop, const Planner& planner, const Step& step, const T* read, int64_t tokens) const = 0;
   virtual const Linear<T>& out() const = 0;
-  // How many keys it sees if not all, else 0.
+  // How many keys a query sees at most, if not all before it, else 0.
   virtual int64_t window() const { return 0; }
 };
 

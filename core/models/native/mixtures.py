@@ -20,6 +20,9 @@ TOKENS = 128
 ROUTER_TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
 """Of the greatest weight."""
 
+FACTORS = ("routed_scaling_factor", "router_scaling_factor", "route_scale")
+"""What routers call the number that all weights are multiplied by."""
+
 DIFFERENT_CHOICES = 0.05
 """Share of the tokens tried that may go elsewhere: where two experts are equally good, the order of a sort decides."""
 
@@ -53,7 +56,7 @@ def read_router(router: Any, matrix: Matrix, dtype: torch.dtype, correction: tor
     spread = float(given.weight.float().std()) * hidden**0.5
     x = (torch.randn(TOKENS, hidden, generator=torch.Generator().manual_seed(0)) * (2.0 / (spread or 1.0))).to(dtype)
     takes = len(inspect.signature(router.forward).parameters)
-    logits, weights = _dense(router(x, correction) if takes > 1 else router(x))
+    logits, weights = _dense(_asked(router, x, *((correction,) if takes > 1 else ())))
     rounded = functional.linear(x.to(given.weight.dtype), given.weight, given.bias)
     rounds = rounded.dtype != torch.float32 and torch.equal(logits.to(rounded.dtype), rounded)
     wide = functional.linear(x.float(), given.weight.float(), None if given.bias is None else given.bias.float())
@@ -63,6 +66,15 @@ def read_router(router: Any, matrix: Matrix, dtype: torch.dtype, correction: tor
         if float(good.float().mean()) >= 1.0 - DIFFERENT_CHOICES:
             return candidate
     raise NotDense(f"its {type(router).__name__} chooses experts in another way")
+
+
+def _asked(router: Any, x: torch.Tensor, *others: Any) -> tuple[torch.Tensor, ...]:
+    """What `router` says of x [n, C]; some take sequences, [1, n, C]."""
+    try:
+        found: tuple[torch.Tensor, ...] = router(x, *others)
+    except ValueError:
+        found = router(x[None], *others)
+    return found
 
 
 def _dense(found: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, torch.Tensor]:
@@ -77,7 +89,7 @@ def _candidates(router: Any, matrix: Matrix, correction: torch.Tensor | None, ro
     own = [each for name, each in _tensors(router) if name.endswith("e_score_correction_bias")]
     added = own[0] if own else correction
     given = int(getattr(router, "num_group", None) or 1)
-    factor = float(getattr(router, "routed_scaling_factor", 1.0))
+    factor = next((float(getattr(router, name)) for name in FACTORS if hasattr(router, name)), 1.0)
     jitter = float(getattr(router, "router_jitter_noise", 0.0) or 0.0)
     scorings = ("softmax", "sigmoid", "chosen", "sparsemixer")
     # Groups that are given need not be looked at (DeepSeek-V2-Lite).

@@ -30,10 +30,10 @@ using NormParts = std::tuple<Tensor, MaybeTensor, double, bool, int64_t>;
 using RotaryParts = std::tuple<Tensor, Tensor, bool>;
 
 // Projections of queries, keys and values, with one of gates behind them or none, and of the output; norms of queries and
-// keys; rotary embedding; scale and soft cap of scores (0: none); keys that a query sees, itself included (0: all);
-// sinks [H].
+// keys; rotary embedding, and whether it comes before the norms; scale and soft cap of scores (0: none); keys that a query sees, itself included (0: all); the
+// length of chunks that it sees no key outside of (0: one chunk); sinks [H]; by position what queries are multiplied by.
 using AttentionParts = std::tuple<Matrix, Matrix, std::optional<NormParts>, std::optional<NormParts>,
-                                  std::optional<RotaryParts>, double, double, int64_t, MaybeTensor>;
+                                  std::optional<RotaryParts>, bool, double, double, int64_t, int64_t, MaybeTensor, MaybeTensor>;
 
 // Into what queries are made of, the latent and what is turned of a key; norm of the former, and what makes queries of it, or
 // none; norm of the latent; by head from queries to latents [H, R, nope] and from latents to values [H, V, R]; out of all

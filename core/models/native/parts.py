@@ -51,17 +51,22 @@ class Attention(NamedTuple):
     """`qkv` has the rows of all queries, keys and values, and, if outputs are multiplied by sigmoids, of these gates.
 
     `scale` multiplies scores; `cap`, unless 0, is what they stay below; `window`, unless 0, is how many keys a query
-    sees, its own included; `sinks` [H] are scores of a key without a value."""
+    sees, its own included; `chunk`, unless 0, the length of chunks beyond which it sees none; `sinks` [H] are scores of
+    a key without a value; queries are multiplied by their position's `temperature`, float32[positions]."""
 
     qkv: Matrix
     out: Matrix
     q_norm: Norm | None
     k_norm: Norm | None
     rotary: Rotary | None
+    turns_first: bool
+    """Whether queries and keys are turned before they are normed."""
     scale: float
     cap: float
     window: int
+    chunk: int
     sinks: torch.Tensor | None
+    temperature: torch.Tensor | None
 
 
 class Latents(NamedTuple):

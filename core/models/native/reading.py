@@ -43,8 +43,11 @@ def activation_name(function: Callable[[torch.Tensor], torch.Tensor]) -> str:
 
 
 @torch.inference_mode()
-def read_norm(module: Any) -> Norm:
-    """What `module`, a norm of the last dimension of its input, computes. Raises NotDense."""
+def read_norm(module: Any, width: int | None = None) -> Norm:
+    """What `module`, a norm of the last dimension of its input, computes; without weights it may not know its `width`.
+
+    Raises NotDense.
+    """
     each = list(getattr(module, "norms", ()))
     if each:
         parts = [read_norm(norm) for norm in each]
@@ -52,7 +55,7 @@ def read_norm(module: Any) -> Norm:
         weight = torch.cat([part.weight for part in parts])
         return parts[0]._replace(weight=weight, bias=torch.cat(biases) if biases else None)
     given = getattr(module, "weight", None)
-    shape = tuple(module.normalized_shape) if given is None else tuple(given.shape)
+    shape = getattr(module, "normalized_shape", (width,)) if given is None else tuple(given.shape)
     dtype = torch.float32 if given is None else given.dtype
     # A mean that is not nothing, so that it shows whether it is taken off.
     x = (torch.randn(3, *shape, generator=torch.Generator().manual_seed(0)) + 0.5).to(dtype)

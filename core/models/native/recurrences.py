@@ -94,11 +94,19 @@ def _narrow(norm: Norm, width: int) -> Norm:
     return norm._replace(weight=norm.weight[:width], width=width)
 
 
-def _delta_net(module: Any, fuse: Fuse) -> DeltaNet:
+def _delta_net_by_heads(module: Any, fuse: Fuse) -> DeltaNet:
+    return _delta_net(module, fuse, reordered(fuse(module, ["in_proj_qkvz", "in_proj_ba"]), _delta_order(module)))
+
+
+def _delta_net_by_kinds(module: Any, fuse: Fuse) -> DeltaNet:
+    return _delta_net(module, fuse, fuse(module, ["in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a"]))
+
+
+def _delta_net(module: Any, fuse: Fuse, into: Matrix) -> DeltaNet:
     _check_silu(module)
     weight = module.norm.weight.detach().float()
     return DeltaNet(
-        into=reordered(fuse(module, ["in_proj_qkvz", "in_proj_ba"]), _delta_order(module)),
+        into=into,
         conv=_conv(module.conv1d),
         out=fuse(module, ["out_proj"]),
         decay=-module.A_log.detach().float().exp(),
@@ -140,6 +148,7 @@ READERS: dict[tuple[str, ...], Callable[[Any, Fuse], Recurrence]] = {
     ("in_proj", "conv", "out_proj"): _short_conv,
     ("in_proj", "conv1d", "dt_bias", "A_log", "norm"): _mamba2,
     ("in_proj", "conv1d", "x_proj", "dt_proj", "A_log"): _mamba1,
-    ("in_proj_qkvz", "in_proj_ba", "conv1d", "dt_bias", "A_log", "norm"): _delta_net,
+    ("in_proj_qkvz", "in_proj_ba", "conv1d", "dt_bias", "A_log", "norm"): _delta_net_by_heads,
+    ("in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a", "conv1d", "dt_bias", "A_log", "norm"): _delta_net_by_kinds,
 }
 """By what a module of that kind has."""

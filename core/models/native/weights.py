@@ -11,8 +11,10 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
+from core.memory.kv_pool import KVLayerSpec
 from core.models.base import ModelSpec
-from core.models.native.families import FAMILIES, Family
+from core.models.native.declaration import Family
+from core.models.native.families import FAMILIES
 from core.models.native.grouped import fused_groups
 from core.models.native.latents import is_latent, latent_values, read_latents
 from core.models.native.mixtures import read_gating, read_router, router_product, stacked
@@ -150,9 +152,9 @@ def decoder_layers(model: PreTrainedModel, spec: ModelSpec) -> Iterator[Layer]:
     """One layer after the other, each made when asked for, so that no more than one is held twice."""
     config, family = model.config, family_of(model)
     shape = _shape(model, family, spec)
-    tables = RotaryTables(getattr(_body(model), "rotary_emb", None), spec.context_length, family.neighbours)
+    tables = RotaryTables(getattr(_body(model), family.rotary, None), spec.context_length, family.neighbours)
     types = getattr(config, "layer_types", None) or [""] * len(_layers(model, family))
-    windows = {layer.layer_id: layer.window or 0 for layer in spec.kv_layers}
+    kept, length = {layer.layer_id: layer for layer in spec.kv_layers}, spec.context_length
     states = {state.layer_id: state for state in spec.state_layers}
     fuse = partial(_matrix, family, config)
     for number, layer in enumerate(_layers(model, family)):
@@ -164,7 +166,7 @@ def decoder_layers(model: PreTrainedModel, spec: ModelSpec) -> Iterator[Layer]:
             else:
                 given = _matrix(family, config, attention, family.qkv, family.attention_input(config))
                 qkv, out = _qkv(given, family, shape), fuse(attention, [family.out])
-                mixers.append(_attention(attention, qkv, out, family, rotary, shape.head_dim, windows[number]))
+                mixers.append(_attention(attention, qkv, out, family, rotary, kept[number], length))
         if (recurrence := _recurrence_of(layer, family)) is not None:
             mixers.append(read_recurrence(recurrence, states[number], fuse))
         yield Layer(
@@ -180,18 +182,21 @@ def decoder_layers(model: PreTrainedModel, spec: ModelSpec) -> Iterator[Layer]:
 
 
 def _attention(
-    attention: Any, qkv: Matrix, out: Matrix, family: Family, rotary: Rotary | None, head_dim: int, window: int
+    attention: Any, qkv: Matrix, out: Matrix, family: Family, rotary: Rotary | None, kept: KVLayerSpec, length: int
 ) -> Attention:
     return Attention(
         qkv=qkv,
         out=out,
-        q_norm=_norm(attention, family.q_norm),
-        k_norm=_norm(attention, family.k_norm),
+        q_norm=_norm(attention, family.q_norm, kept.k_dim),
+        k_norm=_norm(attention, family.k_norm, kept.k_dim),
         rotary=rotary,
-        scale=float(getattr(attention, "scaling", head_dim**-0.5)),
+        turns_first=family.turns_first,
+        scale=float(getattr(attention, "scaling", kept.k_dim**-0.5)),
         cap=getattr(attention, "attn_logit_softcapping", None) or 0.0,
-        window=window,
+        window=kept.window or 0,
+        chunk=kept.chunk or 0,
         sinks=getattr(attention, "sinks", None),
+        temperature=family.temperature(attention, torch.arange(length)),
     )
 
 
@@ -202,6 +207,8 @@ def _shape(model: PreTrainedModel, family: Family, spec: ModelSpec) -> DecoderSh
         raise NotDense("its layers that attend do not have one set of keys each")
     if not attentions:
         return DecoderShape(0, 0, 0)
+    if any(each.window for each in spec.kv_layers) and any(each.chunk for each in spec.kv_layers):
+        raise NotDense("some of its layers have windows and some have chunks")
     kept = {(each.num_kv_heads, each.k_dim, each.v_dim) for each in spec.kv_layers}
     values = latent_values(list(attentions.values()), spec.kv_layers)
     if len(kept) > 1 or (not values and any(k_dim != v_dim for _, k_dim, v_dim in kept)):
@@ -214,7 +221,8 @@ def _shape(model: PreTrainedModel, family: Family, spec: ModelSpec) -> DecoderSh
 
 
 def _body(model: PreTrainedModel) -> Any:
-    return model.base_model
+    # The prefix of Llama 4's text model names a module that it has not.
+    return model.model if model.base_model is model else model.base_model
 
 
 def _layers(model: PreTrainedModel, family: Family) -> list[Any]:
@@ -245,9 +253,9 @@ def _router_parts(layer: Any, family: Family) -> list[nn.Module]:
     return list(getattr(mlp, family.mixture.router).modules()) if hasattr(mlp, family.mixture.experts) else []
 
 
-def _norm(module: nn.Module, name: str) -> Norm | None:
+def _norm(module: nn.Module, name: str, width: int | None = None) -> Norm | None:
     found = getattr(module, name, None) if name else None
-    return None if found is None else read_norm(found)
+    return None if found is None or isinstance(found, nn.Identity) else read_norm(found, width)
 
 
 def _feed_forward(layer: Any, family: Family, fuse: Fuse, dtype: torch.dtype) -> Mlp | Experts | None:
@@ -266,7 +274,7 @@ def _experts(layer: Any, mlp: Any, experts: Any, family: Family, fuse: Fuse, dty
     matrix = _fused([router_product(router, down.shape[1])])
     shared = getattr(mlp, names.shared, None) or getattr(layer, names.shared, None) if names.shared else None
     return Experts(
-        router=read_router(router, matrix, dtype, getattr(mlp, "e_score_correction_bias", None)),
+        router=read_router(router, matrix, dtype, getattr(mlp, names.correction, None)),
         into=into,
         into_bias=into_bias,
         down=down,
@@ -303,7 +311,7 @@ def _qkv(fused: Matrix, family: Family, shape: DecoderShape) -> Matrix:
     rows, queries = torch.arange(len(fused.weight)), shape.heads * shape.head_dim
     if family.by_head:
         return reordered(fused, rows.view(shape.heads, 3, shape.head_dim).transpose(0, 1).reshape(-1))
-    if len(rows) != 2 * (queries + shape.kv_heads * shape.head_dim):
+    if len(family.qkv) > 3 or len(rows) != 2 * (queries + shape.kv_heads * shape.head_dim):
         return fused
     query, gate = rows[: 2 * queries].view(shape.heads, 2, shape.head_dim).unbind(1)
     return reordered(fused, torch.cat([query.reshape(-1), rows[2 * queries :], gate.reshape(-1)]))

@@ -31,10 +31,10 @@ MIXTURES = {
 """How scores are made, and whether weights are made to sum to 1; a softmax of all that is then is one of the chosen."""
 
 
-def mixture(case: str, dtype: torch.dtype = torch.float32) -> Any:
+def mixture(case: str, dtype: torch.dtype = torch.float32, **others: int) -> Any:
     """The MLP of the last layer of a random model."""
     torch.manual_seed(3)
-    config = AutoConfig.for_model(case, **CASES[case])
+    config = AutoConfig.for_model(case, **CASES[case] | others)
     return AutoModelForCausalLM.from_config(config, dtype=dtype).base_model.layers[-1].mlp
 
 
@@ -76,6 +76,15 @@ def test_groups_that_a_router_does_not_look_at_are_none(method: str, groups: int
     with suppress(NotDense):
         found = routed(mlp, "deepseek_v2", torch.float32)[1].groups
     assert found == groups
+
+
+def test_a_group_may_be_one_expert() -> None:
+    """DeepSeek-V3 would add up the best two of a group, and there is one."""
+    module, router = routed(mixture("deepseek_v2", n_group=8, topk_group=3), "deepseek_v2", torch.float32)
+    x = torch.randn(64, 64, generator=torch.Generator().manual_seed(7)) * 20
+    found, weights, experts = module(x)
+    assert router.groups == 8
+    torch.testing.assert_close(plain_weights(router, found), torch.zeros(64, 8).scatter_(1, experts, weights))
 
 
 def test_a_router_of_another_kind_is_refused() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,12 @@ from core.config import ModelConfig
 from core.memory.kv_pool import KVPool
 from core.memory.window.window_pages import NAME as WINDOW
 from core.memory.window.window_pool import SlidingWindowPool
+from core.models.hf.backend import TransformersModel
 from core.models.loader import load_model
 from core.models.native.families import FAMILIES
 from core.models.native.family import UpgradingModel
+from core.models.native.reading import NotDense
+from core.models.native.weights import check_dense
 from tests.support.checkpoints import make_checkpoint
 from tests.support.fakes.paged_steps import PagedRows
 from tests.unit.core.models.reference import CPU, PackedRun, PlainModel
@@ -126,6 +130,17 @@ DELTA = {
     "shared_expert_intermediate_size": 72,
     "attention_bias": True,
 }
+LLAMA4 = {
+    "num_hidden_layers": 3,
+    "layer_types": ["chunked_attention", "full_attention", "chunked_attention"],
+    "attention_chunk_size": 50,
+    "no_rope_layers": [1, 0, 1],
+    "floor_scale": 30,
+    "attn_scale": 0.7,
+    "intermediate_size_mlp": 72,
+    "moe_layers": [0, 2],
+    "num_local_experts": 8,
+}
 EXPERTS = {"num_experts_per_tok": 3, "moe_intermediate_size": 40}
 LATENTS = FLAT | {
     "num_attention_heads": 16,
@@ -136,21 +151,36 @@ LATENTS = FLAT | {
     "qk_rope_head_dim": 8,
     "v_head_dim": 20,
 }
+COOLED = {
+    "rope_type": "yarn",
+    "rope_theta": 10000.0,
+    "factor": 4.0,
+    "original_max_position_embeddings": 40,
+    "llama_4_scaling_beta": 0.3,
+}
 GROUPS = {"n_routed_experts": 8, "n_shared_experts": 2, "first_k_dense_replace": 1, "n_group": 4, "topk_group": 2}
 
 CASES: dict[str, dict[str, Any]] = {
+    "afmoe": HEADS | EXPERTS | TYPES | {"num_experts": 8, "num_dense_layers": 1, "mup_enabled": True},
     "arcee": HEADS,
+    "aria_text": HEADS | {"moe_num_experts": 8, "moe_topk": 2},
     "bamba": MAMBA | {"attn_layer_indices": [1], "attention_bias": True},
     "cohere": HEADS | {"logit_scale": 0.5, "use_qk_norm": True},
     "cohere2": ODD | TYPES | {"logit_scale": 0.5},
+    "cohere2_moe": HEADS | EXPERTS | TYPES | {"num_experts": 8, "logit_scale": 0.5},
+    "cwm": HEADS | TYPES,
     "deepseek_v2": LATENTS | EXPERTS | GROUPS | {"q_lora_rank": None, "topk_method": "group_limited_greedy"},
     "deepseek_v3": LATENTS | EXPERTS | GROUPS | {"attention_bias": True},
     "dots1": HEADS | EXPERTS | GROUPS,
+    "ernie4_5": HEADS,
     "ernie4_5_moe": HEADS | {"moe_num_experts": 8, "moe_k": 3, "moe_intermediate_size": 40, "moe_layer_start_index": 1},
-    "flex_olmo": HEADS | {"num_experts": 8, "num_experts_per_tok": 3},
+    "exaone": HEADS,
+    "exaone4": HEADS | TYPES,
+    "exaone_moe": HEADS | EXPERTS | TYPES | {"num_experts": 8, "n_group": 4, "topk_group": 2},
     "falcon_h1": MAMBA | FACTORS | {"mamba_d_ssm": 128, "attention_bias": True, "mamba_proj_bias": True},
     "falcon_h1, normed": MAMBA | {"mamba_d_ssm": 128, "mamba_rms_norm": True, "mamba_norm_before_gate": True},
     "falcon_mamba": MAMBA1,
+    "flex_olmo": HEADS | {"num_experts": 8, "num_experts_per_tok": 3},
     "gemma": ODD,
     "gemma2": HEADS | TYPES | {"query_pre_attn_scalar": 16, "attn_logit_softcapping": 5.0},
     "gemma3_text": ODD | TYPES | {"query_pre_attn_scalar": 16},
@@ -163,20 +193,35 @@ CASES: dict[str, dict[str, Any]] = {
     "gpt_oss": ODD | TYPES | {"intermediate_size": 104, "num_local_experts": 8, "num_experts_per_tok": 3},
     "gptj": {"vocab_size": 320, "n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": 512, "rotary_dim": 8},
     "granite": HEADS | {"embedding_multiplier": 3.0, "residual_multiplier": 0.3, "logits_scaling": 2.0},
+    "granite_swa": HEADS | TYPES | {"residual_multiplier": 0.3},
     "granitemoe": HEADS | {"num_local_experts": 8, "num_experts_per_tok": 3, "residual_multiplier": 0.3},
-    "granitemoeshared": HEADS | {"num_local_experts": 8, "num_experts_per_tok": 3, "shared_intermediate_size": 72},
+    "granitemoe_swa": HEADS | TYPES | {"num_local_experts": 8, "num_experts_per_tok": 3},
     "granitemoehybrid": MAMBA | GRANITE_HYBRID | {"num_local_experts": 8, "num_experts_per_tok": 3},
     "granitemoehybrid, dense": MAMBA | GRANITE_HYBRID | {"num_local_experts": 0, "position_embedding_type": "rope"},
+    "granitemoeshared": HEADS | {"num_local_experts": 8, "num_experts_per_tok": 3, "shared_intermediate_size": 72},
     "helium": HEADS,
+    "hunyuan_v1_dense": HEADS,
+    "hunyuan_v1_moe": HEADS | {"num_experts": 8, "moe_topk": 2},
+    "hy_v3": HEADS | EXPERTS | {"num_experts": 8, "router_scaling_factor": 1.5},
+    "hyperclovax": HEADS | {"residual_multiplier": 0.3, "logits_scaling": 0.5, "embedding_multiplier": 3.0},
+    "internlm3": HEADS,
+    "iquestcoder": HEADS,
+    "jais2": HEADS,
     "jamba": HEADS | JAMBA,
     "lfm2": HEADS | CONVS | {"num_hidden_layers": 5},
     "lfm2, odd": ODD | CONVS | {"num_hidden_layers": 5, "conv_bias": True, "conv_L_cache": 5},
+    "lfm2_moe": HEADS | CONVS | EXPERTS | {"num_hidden_layers": 5, "num_experts": 8, "num_dense_layers": 1},
     "llama": ODD,
+    "llama4_text": HEADS | LLAMA4,
+    "llama4_text, two experts": ODD | LLAMA4 | {"num_experts_per_tok": 2, "use_qk_norm": False, "attention_bias": True},
     "mamba": MAMBA1,
     "mamba, odd": MAMBA1 | {"state_size": 20, "hidden_size": 48, "use_bias": True, "conv_kernel": 3},
     "mamba2": MAMBA2 | {"time_step_limit": [0.0, 1.2]},
+    "mellum": HEADS | EXPERTS | TYPES | {"num_experts": 8},
     "minicpm3": LATENTS | {"qk_nope_head_dim": 16, "dim_model_base": 32},
     "minimax_m2": HEADS | {"num_local_experts": 8, "num_experts_per_tok": 3},
+    "ministral": HEADS | TYPES,
+    "ministral3": HEADS | {"rope_parameters": COOLED},
     "mistral": HEADS | {"sliding_window": 70},
     "mixtral": HEADS | {"num_local_experts": 8, "num_experts_per_tok": 2},
     "nemotron": HEADS,
@@ -185,21 +230,27 @@ CASES: dict[str, dict[str, Any]] = {
     "olmo2": HEADS,
     "olmo3": HEADS | TYPES,
     "olmoe": HEADS | {"num_experts": 8, "num_experts_per_tok": 3},
+    "persimmon": FLAT,
     "phi": HEADS | {"qk_layernorm": True},
     "phi3": HEADS | {"sliding_window": 70},
     "phimoe": HEADS | {"num_local_experts": 8, "num_experts_per_tok": 2, "attention_bias": True, "lm_head_bias": True},
     "qwen2": HEADS,
     "qwen2_moe": HEADS | EXPERTS | {"num_experts": 8, "shared_expert_intermediate_size": 72},
     "qwen3": ODD,
+    "qwen3_5_moe_text": HEADS | EXPERTS | DELTA,
+    "qwen3_5_text": HEADS | DELTA,
     "qwen3_moe": ODD | EXPERTS | {"num_experts": 8, "norm_topk_prob": True},
     "qwen3_moe, some dense": HEADS | EXPERTS | {"num_experts": 8, "mlp_only_layers": [0]},
     "qwen3_next": ODD | EXPERTS | DELTA,
     "sarvam_mla": LATENTS | EXPERTS | GROUPS | {"q_lora_rank": None},
+    "sarvam_moe": HEADS | EXPERTS | GROUPS,
     "seed_oss": HEADS,
     "smollm3": HEADS | {"no_rope_layers": [1, 0]},
+    "solar_open": HEADS | EXPERTS | {"n_routed_experts": 8, "n_shared_experts": 1},
     "stablelm": HEADS | {"qk_layernorm": True, "use_qkv_bias": True},
     "stablelm, parallel": HEADS | {"use_parallel_residual": True},
     "starcoder2": HEADS | {"sliding_window": 70},
+    "vaultgemma": HEADS | TYPES | {"query_pre_attn_scalar": 16},
     "youtu": LATENTS,
 }
 
@@ -226,6 +277,17 @@ def test_logits_equal_those_of_transformers(case: str, tmp_path: Path) -> None:
     for got, (parts, _) in zip(logits(path, 2), steps(rows), strict=True):
         want = torch.stack([expected[p.row][p.prefix + p.extend - 1] for p in parts])
         torch.testing.assert_close(got, want, atol=1e-4, rtol=0)
+
+
+def test_windows_beside_chunks_are_left_to_transformers(tmp_path: Path) -> None:
+    """A step's table of slots is translated for all layers that hide keys, or for none."""
+    model = load_model(ModelConfig(str(checkpoint_of("llama4_text", tmp_path)), native="off"), CPU)
+    assert isinstance(model, TransformersModel)
+    check_dense(model.module, model.spec)
+    first, second, *others = model.spec.kv_layers
+    spec = replace(model.spec, kv_layers=(first, replace(second, window=8), *others))
+    with pytest.raises(NotDense, match="some of its layers have windows and some have chunks"):
+        check_dense(model.module, spec)
 
 
 @pytest.mark.parametrize("case", ["gemma3_text", "cohere2", "olmo2", "gpt_neox", "youtu"])
