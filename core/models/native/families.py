@@ -18,13 +18,14 @@ def _llama4_temperature(attention: Any, positions: torch.Tensor) -> torch.Tensor
     """Llama 4's, of layers that turn nothing: attention over long contexts would flatten (arXiv 2501.19399)."""
     if attention.use_rope or not attention.attn_temperature_tuning:
         return None
-    return torch.log1p(torch.floor((positions.float() + 1.0) / attention.floor_scale)) * attention.attn_scale + 1.0
+    passed = torch.floor((positions.float() + 1.0) / float(attention.floor_scale))
+    return 1.0 + float(attention.attn_scale) * torch.log1p(passed)
 
 
 def _ministral3_temperature(attention: Any, positions: torch.Tensor) -> torch.Tensor:
     given = attention.config.rope_parameters
-    passed = torch.floor(positions.float() / given["original_max_position_embeddings"])
-    return 1.0 + given["llama_4_scaling_beta"] * torch.log1p(passed)
+    passed = torch.floor(positions.float() / float(given["original_max_position_embeddings"]))
+    return 1.0 + float(given["llama_4_scaling_beta"]) * torch.log1p(passed)
 
 
 def _turns_in_windows(attention: Any) -> bool:
