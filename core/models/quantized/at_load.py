@@ -3,8 +3,9 @@
 Weights only, and not what they are multiplied with. int8: one scale per output, symmetric, as torchao does it
 (`Int8WeightOnlyConfig`), and transformers computes with its product. int4: a scale and a zero for each output and 128
 inputs (`rounding.py`). Every linear layer is quantised, the output matrix too. What expands latents stays as it is, or
-keys and values would be kept expanded (`mla.py`), and so do embeddings, which are looked up, not read as a whole. Dense
-models on the CPU are computed by native code.
+keys and values would be kept expanded (`mla.py`); so does what makes step sizes in Mamba-1, whose weight is read where
+no layer is called; and so do embeddings, which are looked up, not read as a whole. Dense models on the CPU are computed
+by native code.
 """
 
 from __future__ import annotations
@@ -54,18 +55,23 @@ def refuse_at_load(checkpoint: CheckpointConfig, name: str, *, encoder_decoder: 
         raise ModelLoadError(f"quantization {name!r} needs the package torchao: {INSTALL}")
 
 
+def _left_whole(model: PreTrainedModel) -> set[nn.Module]:
+    steps = {module.dt_proj for module in model.modules() if hasattr(module, "dt_proj") and hasattr(module, "x_proj")}
+    return expansions(model) | steps  # type: ignore[operator]
+
+
 def _int8(model: PreTrainedModel) -> QuantizedWeights:
     from torchao.quantization import Int8WeightOnlyConfig, quantize_
 
     from core.models.quantized.torchao import TORCHAO
 
-    whole = expansions(model)
+    whole = _left_whole(model)
     quantize_(model, Int8WeightOnlyConfig(), lambda module, _: isinstance(module, nn.Linear) and module not in whole)
     return TORCHAO.adopt(model, "compressed")
 
 
 def _int4(model: PreTrainedModel) -> QuantizedWeights:
-    whole = expansions(model)
+    whole = _left_whole(model)
     for name, module in model.named_modules():
         if type(module) is not nn.Linear or module in whole:
             continue

@@ -72,7 +72,10 @@ def pack_nibbles(values: torch.Tensor) -> torch.Tensor:
 def keep_grouped(linear: torch.nn.Linear, weight: GroupedWeight) -> None:
     """Have `linear` keep `weight` instead of a matrix, and compute with it."""
     assert weight.shape == (linear.out_features, linear.in_features), (weight.shape, linear)
-    linear._parameters.pop("weight", None)
+    matrix = linear._parameters.pop("weight", None)
+    if matrix is not None:
+        # Mamba asks its output matrix what type it multiplies.
+        linear.weight = torch.empty(0, dtype=matrix.dtype)
     for name, tensor in zip((NIBBLES, SCALE, ZERO, ORDER), _tensors(weight), strict=True):
         linear.register_buffer(name, tensor)
     linear.forward = GroupedForward(linear, weight.size)  # type: ignore[method-assign]

@@ -28,9 +28,9 @@ def said(path: Path, quantization: str, native: str) -> torch.Tensor:
 
 @pytest.mark.usefixtures("native_code")
 @pytest.mark.parametrize("quantization", ["int8", "int4"])
-@pytest.mark.parametrize("case", ["qwen2_moe", "granitemoeshared", "deepseek_v3"])
+@pytest.mark.parametrize("case", ["qwen2_moe", "granitemoeshared", "deepseek_v3", "mamba", "jamba"])
 def test_native_code_computes_what_transformers_does(case: str, quantization: str, tmp_path: Path) -> None:
-    """One has a gate for the expert of all tokens, a matrix of one row; one a linear router; one attends to latents."""
+    """One has a gate for the expert of all tokens, a matrix of one row; one a linear router; one attends to latents, one has no attention."""
     path = checkpoint_of(case, tmp_path)
     want = said(path, quantization, "off")
     # Of the largest logit: products of four-bit weights are differences of greater sums.
