@@ -83,7 +83,7 @@ class TritonAttention(AttentionBackend):
         keys, values = pool.k(layer_id), pool.v(layer_id)
         # The kernel leaves out places that do not count. What stands there goes on to the next layer, and to slot 0.
         out = (q.new_zeros if batch.grid_width else q.new_empty)(q.shape[1], q.shape[0], v.shape[2])
-        tiles = self._tiles_for(q.device, q.shape[2] * q.itemsize)
+        tiles = self._tiles_for(q)
         count, tokens = batch.num_extend, 0
         spans = (scale, softcap or 0.0, sliding_window or 0, chunk_size or 0, pool.page_size)
         paged = (keys, values, batch.req_to_token, batch.page_map)
@@ -94,9 +94,8 @@ class TritonAttention(AttentionBackend):
             paged_extend(out[:tokens], q[:, :tokens], *paged, *where, sinks, *spans, *tile)
         if tokens < q.shape[1]:
             rows, lens = batch.rows[count:], batch.seq_lens[count:]
-            splits = tiles.splits(len(rows), keys.shape[1], batch.req_to_token.shape[1])
-            shape = (splits, tiles.block_n, tiles.split_least)
-            paged_decode(out[tokens:], q[:, tokens:], *paged, rows, lens, sinks, *spans, *shape)
+            shape = (len(rows), q.shape[0], keys.shape[1], v.shape[2], batch.req_to_token.shape[1])
+            paged_decode(out[tokens:], q[:, tokens:], *paged, rows, lens, sinks, *spans, *tiles.decode(*shape))
         return out
 
     @staticmethod
@@ -107,10 +106,10 @@ class TritonAttention(AttentionBackend):
         assert k.dtype == v.dtype == pool.dtype, (k.dtype, v.dtype, pool.dtype)
         store_kv(pool.k(layer_id), pool.v(layer_id), k, v, batch.out_cache_loc, not pool.v_in_k(layer_id))
 
-    def _tiles_for(self, device: torch.device, width: int) -> Tiles:
-        found = self._tiles.get(width)
+    def _tiles_for(self, q: torch.Tensor) -> Tiles:
+        found = self._tiles.get(q.shape[2])
         if found is None:
-            found = self._tiles[width] = Tiles.of(device, width)
+            found = self._tiles[q.shape[2]] = Tiles.of(q.device, q.shape[2], q.dtype)
         return found
 
     def _biased(

@@ -11,8 +11,10 @@ import torch
 import triton
 import triton.language as tl
 
-from core.attention.triton.softmax import find_slots, first_key, scaled_scores, softmax_step, sunk
+from core.attention.triton.reads import find_slots, key_blocks, read_columns, read_lines
+from core.attention.triton.softmax import first_key, product, scaled, softmax_step, sunk
 from core.attention.triton.splits import Segments, Splits, leave_sums, merge, share_of
+from core.attention.triton.tiles import warps_of
 
 
 # Neither another number of splits nor segments that lie elsewhere in memory are worth another compilation.
@@ -22,9 +24,9 @@ def _extend_tile(
     q, keys, values, table, page_map, rows, lens, starts, prefixes, sinks, out, part, peaks, totals, splits, scale,
     softcap, width, q_head, q_token, k_slot, k_head, v_slot, v_head,
     HEADS: tl.constexpr, GROUP: tl.constexpr, PACK: tl.constexpr, K_DIM: tl.constexpr, V_DIM: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_V: tl.constexpr, SPLIT: tl.constexpr,
-    SPLIT_LEAST: tl.constexpr, PAGE: tl.constexpr, RENAMED: tl.constexpr, CAPPED: tl.constexpr, SUNK: tl.constexpr,
-    WINDOW: tl.constexpr, CHUNK: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_V: tl.constexpr,
+    SPLIT: tl.constexpr, SPLIT_LEAST: tl.constexpr, PAGE: tl.constexpr, RENAMED: tl.constexpr, CAPPED: tl.constexpr,
+    SUNK: tl.constexpr, WINDOW: tl.constexpr, CHUNK: tl.constexpr,
 ) -> None:
     # fmt: on
     """Program (tile of a segment's lines and split of its keys, segment, block of PACK query heads of one KV head)."""
@@ -41,8 +43,12 @@ def _extend_tile(
     positions = prefix + offsets
     real = positions < length
     dims, columns = tl.arange(0, BLOCK_K), tl.arange(0, BLOCK_V)
-    asked = q + heads[:, None] * q_head + (start + offsets)[:, None] * q_token + dims[None, :]
-    queries = tl.load(asked, mask=real[:, None] & (dims < K_DIM)[None, :], other=0.0)
+    # 64 bits for what is multiplied by strides; `start` has them.
+    asked = q + heads.to(tl.int64)[:, None] * q_head + (start + offsets)[:, None] * q_token
+    queries = read_lines(asked, real, dims, K_DIM)
+    if BLOCK_R:
+        rest = BLOCK_K + tl.arange(0, BLOCK_R)
+        others = read_lines(asked, real, rest, K_DIM)
     firsts = first_key(positions, WINDOW, CHUNK)
     peak = tl.full([BLOCK_M], float("-inf"), tl.float32)
     total = tl.zeros([BLOCK_M], tl.float32)
@@ -55,18 +61,13 @@ def _extend_tile(
         places = first + tl.arange(0, BLOCK_N)
         there = places < high
         slots = find_slots(table, page_map, row, places, there, width, PAGE, RENAMED)
-        k = tl.load(
-            keys + slots[None, :] * k_slot + kv_head * k_head + dims[:, None],
-            mask=there[None, :] & (dims < K_DIM)[:, None],
-            other=0.0,
-        )
-        v = tl.load(
-            values + slots[:, None] * v_slot + kv_head * v_head + columns[None, :],
-            mask=there[:, None] & (columns < V_DIM)[None, :],
-            other=0.0,
-        )
+        at = keys + slots[None, :] * k_slot + kv_head * k_head
+        v = read_lines(values + slots[:, None] * v_slot + kv_head * v_head, there, columns, V_DIM)
         seen = there[None, :] & (places[None, :] <= positions[:, None]) & (places[None, :] >= firsts[:, None])
-        scores = scaled_scores(queries, k, scale, softcap, CAPPED)
+        products = product(queries, read_columns(at, there, dims, K_DIM))
+        if BLOCK_R:
+            products += product(others, read_columns(at, there, rest, K_DIM))
+        scores = scaled(products, scale, softcap, CAPPED)
         scores = tl.where(seen, scores, float("-inf"))
         peak, total, acc = softmax_step(scores, v, peak, total, acc)
     line = (start + offsets) * HEADS + heads
@@ -78,11 +79,6 @@ def _extend_tile(
         # Queries beyond the segment's end may have seen nothing.
         acc = (acc / tl.where(real, total, 1.0)[:, None]).to(out.dtype.element_ty)
         tl.store(out + line[:, None] * V_DIM + columns[None, :], acc, mask=real[:, None] & (columns < V_DIM)[None, :])
-
-
-def warps_of(block_m: int, block_v: int) -> int:
-    """Warps of a program: 8 for tiles whose float32 sums, [block_m, block_v], would fill the registers of 4."""
-    return 8 if block_m > 64 or block_m * block_v >= 64 * 256 else 4
 
 
 @torch.library.custom_op("slipstream::paged_extend", mutates_args=("out",))
@@ -118,7 +114,7 @@ def paged_extend(
     """
     heads, tokens, k_dim = q.shape
     kv_heads, v_dim = values.shape[1:]
-    block_v = max(16, triton.next_power_of_2(v_dim))
+    block_v, (block_k, block_r) = max(16, triton.next_power_of_2(v_dim)), key_blocks(k_dim)
     parts = Splits.empty(tokens, heads, splits, v_dim, q.device) if splits > 1 else None
     # fmt: off
     _extend_tile[(triton.cdiv(longest * pack, block_m) * splits, len(rows), heads // pack)](
@@ -126,8 +122,8 @@ def paged_extend(
         lens if sinks is None else sinks, out, *(parts or (out, out, out)), splits, scale, softcap, table.stride(0),
         q.stride(0), q.stride(1), keys.stride(0), keys.stride(1), values.stride(0), values.stride(1),
         HEADS=heads, GROUP=heads // kv_heads, PACK=pack, K_DIM=k_dim, V_DIM=v_dim, BLOCK_M=block_m, BLOCK_N=block_n,
-        BLOCK_K=max(16, triton.next_power_of_2(k_dim)), BLOCK_V=block_v, SPLIT=splits > 1, SPLIT_LEAST=split_least,
-        PAGE=page, RENAMED=page_map is not None, CAPPED=softcap > 0, SUNK=sinks is not None, WINDOW=window, CHUNK=chunk,
+        BLOCK_K=block_k, BLOCK_R=block_r, BLOCK_V=block_v, SPLIT=splits > 1, SPLIT_LEAST=split_least, PAGE=page,
+        RENAMED=page_map is not None, CAPPED=softcap > 0, SUNK=sinks is not None, WINDOW=window, CHUNK=chunk,
         num_warps=warps_of(block_m, block_v),
     )
     # fmt: on

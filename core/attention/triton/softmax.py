@@ -1,4 +1,4 @@
-"""Pieces that the attention kernels share: where a key lies, what a score becomes, one step of the running softmax."""
+"""Pieces that the attention kernels share: which keys a query sees, what a score becomes, one step of the softmax."""
 
 from __future__ import annotations
 
@@ -18,16 +18,6 @@ def product(a, b) -> tl.tensor:
 
 
 @triton.jit
-def find_slots(table, page_map, row, places, wanted, width, PAGE: tl.constexpr, RENAMED: tl.constexpr) -> tl.tensor:
-    """int64 [N]: pool slots of the keys at `places` of table row `row`; slot 0 where not `wanted`."""
-    slots = tl.load(table + row * width + places, mask=wanted, other=0).to(tl.int64)
-    if RENAMED:
-        pages = tl.load(page_map + slots // PAGE, mask=wanted, other=0).to(tl.int64)
-        slots = pages * PAGE + slots % PAGE
-    return slots
-
-
-@triton.jit
 def first_key(query, WINDOW: tl.constexpr, CHUNK: tl.constexpr) -> tl.tensor:
     """The oldest key that the query at position `query` sees; the same rule as `AttentionSpan.first_key`."""
     first = query * 0
@@ -39,9 +29,9 @@ def first_key(query, WINDOW: tl.constexpr, CHUNK: tl.constexpr) -> tl.tensor:
 
 
 @triton.jit
-def scaled_scores(q, keys, scale, softcap, CAPPED: tl.constexpr) -> tl.tensor:
-    """float32 [M, N] from q [M, D] and keys [D, N]."""
-    scores = product(q, keys) * scale
+def scaled(products, scale, softcap, CAPPED: tl.constexpr) -> tl.tensor:
+    """float32 [M, N]: scores from the products of queries and keys."""
+    scores = products * scale
     if CAPPED:
         # softcap * tanh(scores / softcap); the language has no tanh of its own.
         scores = softcap * (2.0 * tl.sigmoid(2.0 * scores / softcap) - 1.0)

@@ -17,6 +17,29 @@ from core.attention.triton.splits import MIN_SPLIT
 PROGRAMS_PER_SM = 4
 """Programs per multiprocessor that kernels aim at by splitting a row's keys, where rows and heads are fewer."""
 
+SIZES = {256: (128, 64, 64), 512: (64, 32, 64), 1152: (32, 32, 32), 1 << 30: (16, 16, 16)}
+"""Lines, keys and packed lines of a tile, for keys of at most so many bytes: what fits into registers and shared memory
+of an A100, as its assembler says (`tests/unit/core/attention/test_triton_compiles.py`)."""
+
+
+def warps_of(lines: int, columns: int) -> int:
+    """Warps of a program: 8 for tiles whose float32 sums, [lines, columns], would fill the registers of 4."""
+    return 8 if lines > 64 or lines * columns >= 64 * 256 else 4
+
+
+class DecodeTile(NamedTuple):
+    """How one launch of the decode kernel is cut: the last arguments of `paged_decode`."""
+
+    block_h: int
+    """Query heads of a KV head per program."""
+    block_n: int
+    """Keys read at a time."""
+    warps: int
+    splits: int
+    """Programs that share the keys of a row."""
+    split_least: int
+    """Keys per split at least."""
+
 
 class ExtendTile(NamedTuple):
     """How one launch of the extend kernel is cut: the last arguments of `paged_extend`."""
@@ -45,12 +68,16 @@ class Tiles:
     """Lines of a packed tile at most, and the longest segment, in queries, for which tiles are packed."""
 
     @classmethod
-    def of(cls, device: torch.device, width: int) -> Tiles:
-        """For keys of `width` bytes. On the CPU, where kernels are interpreted, small: short rows then fill several."""
+    def of(cls, device: torch.device, k_dim: int, dtype: torch.dtype) -> Tiles:
+        """For keys of `k_dim` elements. On the CPU, where kernels are interpreted, small: short rows then fill several.
+
+        Float32 operands are multiplied from registers, of which they take twice as many as their bytes say.
+        """
         if device.type == "cpu":
             return cls(3, 16, 16, 16, 16)
         count = torch.cuda.get_device_properties(device).multi_processor_count
-        block_m, block_n, packed = (128, 64, 64) if width <= 256 else (64, 32, 64) if width <= 512 else (16, 16, 32)
+        width = k_dim * dtype.itemsize * (2 if dtype == torch.float32 else 1)
+        block_m, block_n, packed = next(sizes for most, sizes in SIZES.items() if width <= most)
         return cls(count, block_m, block_n, MIN_SPLIT, packed)
 
     def splits(self, batch: int, kv_heads: int, width: int) -> int:
@@ -60,6 +87,16 @@ class Tiles:
         """
         wanted = -(-PROGRAMS_PER_SM * self.multiprocessors // max(1, batch * kv_heads))
         return max(1, min(wanted, -(-width // self.split_least)))
+
+    def decode(self, batch: int, heads: int, kv_heads: int, v_dim: int, width: int) -> DecodeTile:
+        """The tile for one query of each of `batch` rows of at most `width` keys.
+
+        Sums of 64 heads over values of 512 elements, those of latents, would not fit into registers.
+        """
+        group, columns = heads // kv_heads, triton.next_power_of_2(v_dim)
+        block_h = max(16, min(64 if columns <= 256 else 32, triton.next_power_of_2(group)))
+        splits = self.splits(batch, kv_heads * triton.cdiv(group, block_h), width)
+        return DecodeTile(block_h, self.block_n, warps_of(block_h, columns), splits, self.split_least)
 
     def extend(self, longest: int, segments: int, heads: int, kv_heads: int, width: int) -> ExtendTile:
         """The tile for segments of `longest` queries at most, over rows of at most `width` keys.

@@ -117,6 +117,18 @@ def test_interpreted_splits_merge_to_the_formula(length: int) -> None:
 
 
 @interpreted
+@pytest.mark.parametrize(
+    "parts", [[Part(1, 20, 1), Part(2, 3, 1)], [Part(1, 7, 9), Part(2, 0, 3)]], ids=["decode", "extend"]
+)
+def test_interpreted_keys_of_any_width(parts: list[Part]) -> None:
+    """32 elements are multiplied and 8 that are left, or all 24 at once."""
+    for width in (40, 24):
+        rows = KnownRows(Shape(k_dim=width), num_rows=2, max_len=24, page_size=4, seed=width, device=DEVICE)
+        extends = sum(part.extend > 1 for part in parts)
+        check(rows, build_attention("triton", torch.device(DEVICE)), parts, extends)
+
+
+@interpreted
 def test_interpreted_decode_can_be_captured() -> None:
     """Recorded once on padding, replayed with other rows, lengths and tokens in the same memory."""
     device = torch.device(DEVICE)

@@ -7,6 +7,9 @@ likes and the compiler does not is found here.
 from __future__ import annotations
 
 import os
+import re
+import subprocess
+import tempfile
 from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any
@@ -28,6 +31,8 @@ pytestmark = [
 
 SHARED_BYTES = {80: 163 << 10, 90: 227 << 10}
 """What one program may have, by compute capability."""
+SPILLED_BYTES = 64
+"""Of a thread: more are read and written again for every block of keys."""
 
 
 @dataclass(frozen=True)
@@ -47,10 +52,9 @@ class Layer:
 LAYERS = {
     "llama-sm80": Layer(80),
     "latent-and-special-sm90": Layer(90, heads=128, kv_heads=1, k_dim=576, v_dim=512, special=True),
-}
-SEGMENTS = LAYERS | {
     "latent-sm80": Layer(80, heads=128, kv_heads=1, k_dim=576, v_dim=512),
     "gemma-sm90": Layer(90, heads=8, kv_heads=4, k_dim=256, v_dim=256, special=True),
+    "float32-sm80": Layer(80, dtype="fp32"),
 }
 
 
@@ -80,20 +84,25 @@ def tiles_of(layer: Layer) -> Any:
     properties = type("Properties", (), {"multi_processor_count": 132})
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch.cuda, "get_device_properties", lambda _: properties)
-        return Tiles.of(torch.device("cuda"), layer.k_dim * (2 if layer.dtype == "bf16" else 4))
+        dtype = torch.bfloat16 if layer.dtype == "bf16" else torch.float32
+        return Tiles.of(torch.device("cuda"), layer.k_dim, dtype)
 
 
 def constants_of(layer: Layer, block_n: int) -> dict[str, Any]:
     """Those that the decode kernel and the extend kernel have in common."""
     import triton
 
+    from core.attention.triton.reads import key_blocks
+
+    block_k, block_r = key_blocks(layer.k_dim)
     return {
         "HEADS": layer.heads,
         "GROUP": layer.heads // layer.kv_heads,
         "K_DIM": layer.k_dim,
         "V_DIM": layer.v_dim,
         "BLOCK_N": block_n,
-        "BLOCK_K": triton.next_power_of_2(layer.k_dim),
+        "BLOCK_K": block_k,
+        "BLOCK_R": block_r,
         "BLOCK_V": triton.next_power_of_2(layer.v_dim),
         "PAGE": 16,
         "RENAMED": layer.special,
@@ -107,24 +116,38 @@ PAGED = dict.fromkeys(("table", "page_map"), "*i32") | dict.fromkeys(("rows", "l
 PARTS = dict.fromkeys(("part", "peaks", "totals"), "*fp32")
 
 
+def spilled(kernel: Any, capability: int) -> int:
+    """Bytes that a thread writes to memory because it has no register for them, as Triton's assembler says."""
+    import triton
+
+    assembler, arch = triton.knobs.nvidia.ptxas.path, f"sm_{capability}" + ("a" if capability == 90 else "")
+    with tempfile.NamedTemporaryFile("w", suffix=".ptx") as source:
+        source.write(kernel.asm["ptx"])
+        source.flush()
+        asked = [assembler, "-v", "--gpu-name", arch, source.name, "-o", os.devnull]
+        told = subprocess.run(asked, check=True, capture_output=True, text=True).stderr
+    found = re.search(r"(\d+) bytes spill stores", told)
+    assert found is not None, told
+    return int(found[1])
+
+
 def fits(kernel: Any, layer: Layer) -> None:
     assert kernel.asm["cubin"], "machine code"
     assert kernel.metadata.shared <= SHARED_BYTES[layer.capability], kernel.metadata.shared
+    assert spilled(kernel, layer.capability) <= SPILLED_BYTES
 
 
 @pytest.mark.parametrize("name", LAYERS)
 def test_decode_compiles_and_fits(name: str) -> None:
-    import triton
-
     from core.attention.triton import decode, splits
 
     layer = LAYERS[name]
-    tiles, data = tiles_of(layer), f"*{layer.dtype}"
-    shared = constants_of(layer, tiles.block_n)
-    block_h = min(64, max(16, triton.next_power_of_2(shared["GROUP"])))
-    constants = shared | {"BLOCK_H": block_h, "SPLITS": 7, "SPLIT_LEAST": tiles.split_least}
+    data = f"*{layer.dtype}"
+    tile = tiles_of(layer).decode(8, layer.heads, layer.kv_heads, layer.v_dim, 32768)
+    shared = constants_of(layer, tile.block_n)
+    constants = shared | {"BLOCK_H": tile.block_h, "SPLIT_LEAST": tile.split_least}
     pointers = PAGED | PARTS | dict.fromkeys(("q", "keys", "values"), data)
-    kernel = compiled(decode._decode_split, pointers, constants, layer.capability)
+    kernel = compiled(decode._decode_split, pointers, constants, layer.capability, tile.warps)
     assert "cp.async" in kernel.asm["ptx"], "keys are fetched ahead"
     fits(kernel, layer)
     constants = {name: shared[name] for name in ("HEADS", "V_DIM", "BLOCK_V")}
@@ -134,11 +157,12 @@ def test_decode_compiles_and_fits(name: str) -> None:
 
 
 @pytest.mark.parametrize("longest", [2, 16, 2048])
-@pytest.mark.parametrize("name", SEGMENTS)
+@pytest.mark.parametrize("name", LAYERS)
 def test_extend_compiles_and_fits(name: str, longest: int) -> None:
     from core.attention.triton import extend
+    from core.attention.triton.tiles import warps_of
 
-    layer = SEGMENTS[name]
+    layer = LAYERS[name]
     tiles, data = tiles_of(layer), f"*{layer.dtype}"
     tile = tiles.extend(longest, 2, layer.heads, layer.kv_heads, 32768)
     split = tile.splits > 1
@@ -148,7 +172,7 @@ def test_extend_compiles_and_fits(name: str, longest: int) -> None:
     pointers = PAGED | dict.fromkeys(("starts", "prefixes"), "*i64")
     pointers |= dict.fromkeys(("q", "keys", "values", "sinks", "out"), data)
     pointers |= PARTS if split else dict.fromkeys(PARTS, data)
-    warps = extend.warps_of(tile.block_m, constants["BLOCK_V"])
+    warps = warps_of(tile.block_m, constants["BLOCK_V"])
     kernel = compiled(extend._extend_tile, pointers, constants, layer.capability, warps)
     assert "cp.async" in kernel.asm["ptx"], "keys are fetched ahead"
     fits(kernel, layer)

@@ -44,7 +44,7 @@ def attend(monkeypatch: pytest.MonkeyPatch) -> Attend:
     """One step of segments through a backend with the tiles of one's choice."""
 
     def step(chosen: Tiles, rows: KnownRows, parts: Sequence[Part]) -> torch.Tensor:
-        monkeypatch.setattr("core.attention.triton.backend.Tiles.of", lambda device, width: chosen)
+        monkeypatch.setattr("core.attention.triton.backend.Tiles.of", lambda *_: chosen)
         return rows.attend(build_attention("triton", torch.device(DEVICE)), parts, num_extend=len(parts))
 
     return step

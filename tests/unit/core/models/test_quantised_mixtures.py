@@ -30,7 +30,10 @@ def said(path: Path, quantization: str, native: str) -> torch.Tensor:
 @pytest.mark.parametrize("quantization", ["int8", "int4"])
 @pytest.mark.parametrize("case", ["qwen2_moe", "granitemoeshared", "deepseek_v3", "mamba", "jamba"])
 def test_native_code_computes_what_transformers_does(case: str, quantization: str, tmp_path: Path) -> None:
-    """One has a gate for the expert of all tokens, a matrix of one row; one a linear router; one attends to latents, one has no attention."""
+    """One has a gate for the expert of all tokens, a matrix of one row; one a linear router; one attends to latents.
+
+    Mamba-1 reads the weight of a linear layer and does not call it.
+    """
     path = checkpoint_of(case, tmp_path)
     want = said(path, quantization, "off")
     # Of the largest logit: products of four-bit weights are differences of greater sums.
