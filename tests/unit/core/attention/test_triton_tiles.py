@@ -190,3 +190,20 @@ def test_packed_tiles_read_keys_no_more_often_than_one_head_a_tile() -> None:
                 tile = sizes.extend(longest, 1, group, 1, 4096)
                 assert tile.pack == group
                 assert -(-longest * group // tile.block_m) <= group * -(-longest // block_m)
+
+
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "v_dim", "tile"),
+    [
+        pytest.param(32, 8, 128, (16, 64, 4, 9, 128), id="llama"),
+        pytest.param(128, 1, 512, (32, 64, 8, 17, 128), id="latents"),
+        pytest.param(128, 1, 128, (64, 64, 4, 33, 128), id="one KV head"),
+        pytest.param(8, 8, 64, (16, 64, 4, 9, 128), id="one head each"),
+    ],
+)
+def test_decode_tiles_of_a_large_gpu(heads: int, kv_heads: int, v_dim: int, tile: tuple[int, ...]) -> None:
+    """Eight rows: four programs for each of 132 multiprocessors, however a KV head's query heads are parted."""
+    from core.attention.triton.tiles import Tiles
+
+    hopper = Tiles(132, block_m=128, block_n=64, split_least=128, packed=64)
+    assert hopper.decode(8, heads, kv_heads, v_dim, 32768) == tile

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from core.config import ModelConfig
+from core.errors import ModelLoadError
 from core.models.loader import load_model
 from core.models.native.family import UpgradingModel
 from tests.support.fakes.paged_steps import Part
@@ -19,7 +20,10 @@ PROMPTS = {1: list(range(3, 40)), 2: [5, 9, 5], 3: [7]}
 
 def said(path: Path, quantization: str, native: str) -> torch.Tensor:
     """Logits behind each prompt, all of them in one step."""
-    model = load_model(ModelConfig(str(path), dtype="float32", quantization=quantization, native=native), CPU)
+    try:
+        model = load_model(ModelConfig(str(path), dtype="float32", quantization=quantization, native=native), CPU)
+    except ModelLoadError as refusal:
+        pytest.fail(str(refusal))
     if native == "wait":
         assert isinstance(model, UpgradingModel) and model.native, "transformers goes on computing it"
     run = PackedRun(model, PROMPTS, max_len=48)
