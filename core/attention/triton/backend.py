@@ -38,7 +38,7 @@ class TritonAttention(AttentionBackend):
         self._batch: ForwardBatch | None = None
         self._segments: _Segments | None = None
         self._native: TorchNativeAttention | None = None
-        self._tiles: dict[int, Tiles] = {}
+        self._tiles: dict[tuple[int, torch.dtype], Tiles] = {}
 
     @classmethod
     def why_not(cls, device: torch.device) -> str | None:
@@ -107,9 +107,10 @@ class TritonAttention(AttentionBackend):
         store_kv(pool.k(layer_id), pool.v(layer_id), k, v, batch.out_cache_loc, not pool.v_in_k(layer_id))
 
     def _tiles_for(self, q: torch.Tensor) -> Tiles:
-        found = self._tiles.get(q.shape[2])
+        keys = q.shape[2], q.dtype
+        found = self._tiles.get(keys)
         if found is None:
-            found = self._tiles[q.shape[2]] = Tiles.of(q.device, q.shape[2], q.dtype)
+            found = self._tiles[keys] = Tiles.of(q.device, *keys)
         return found
 
     def _biased(

@@ -133,11 +133,10 @@ HUNYUAN = Family(
     turns_first=True,
     mixture=Mixture(shared="shared_mlp"),
 )
-HYPERCLOVAX = Family(
+HYPERCLOVAX = replace(
+    GRANITE,
     after_attention="post_norm1",
     after_mlp="post_norm2",
-    embedding_multiplier=lambda config: config.embedding_multiplier,
-    multiplier=lambda config: config.residual_multiplier,
     logit_multiplier=lambda config: config.logits_scaling,
 )
 PERSIMMON = Family(

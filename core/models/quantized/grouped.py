@@ -75,7 +75,7 @@ def keep_grouped(linear: torch.nn.Linear, weight: GroupedWeight) -> None:
     matrix = linear._parameters.pop("weight", None)
     if matrix is not None:
         # Mamba asks its output matrix what type it multiplies.
-        linear.weight = torch.empty(0, dtype=matrix.dtype)
+        linear.weight = torch.empty(0, dtype=matrix.dtype, device=matrix.device)
     for name, tensor in zip((NIBBLES, SCALE, ZERO, ORDER), _tensors(weight), strict=True):
         linear.register_buffer(name, tensor)
     linear.forward = GroupedForward(linear, weight.size)  # type: ignore[method-assign]
