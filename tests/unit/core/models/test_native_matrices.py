@@ -1,12 +1,17 @@
-"""Rows of a matrix in another order, whatever it is kept as."""
+"""Rows of a matrix in another order, whatever it is kept as; norms that do nothing."""
 
 from __future__ import annotations
+
+from pathlib import Path
 
 import pytest
 import torch
 
 from core.models.native.parts import Groups, Matrix
 from core.models.native.recurrences import reordered
+from tests.support.checkpoints import make_checkpoint
+from tests.unit.core.models.test_native_families import CASES
+from tests.unit.core.models.test_native_shapes import logits
 
 OUTPUTS, INPUTS, SIZE = 6, 32, 8
 
@@ -42,3 +47,10 @@ def test_what_belongs_to_a_row_goes_with_it(kind: str) -> None:
     assert torch.equal(dense(moved), dense(matrix)[rows])
     if matrix.bias is not None:
         assert moved.bias is not None and torch.equal(moved.bias, matrix.bias[rows])
+
+
+@pytest.mark.usefixtures("native_code")
+def test_a_norm_that_does_nothing_is_left_out(tmp_path: Path) -> None:
+    path = make_checkpoint("hyperclovax", tmp_path / "model", **CASES["hyperclovax"] | {"use_post_norm": False})
+    for got, want in zip(logits(path, 2), logits(path, 1, native="off"), strict=True):
+        torch.testing.assert_close(got, want, atol=1e-4, rtol=0)
