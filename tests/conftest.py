@@ -29,6 +29,7 @@ from core.native.kept_library import ExtensionUnavailable
 from service.access import timed_look
 from service.process.switch_interval import shorten_switch_interval
 from tests.support import scorecard as scores
+from tests.support.fork_server import fork_server
 from tests.support.nightly import NIGHTLY
 from tests.support.repository import ROOT
 from tests.support.skips import SkipWatch
@@ -96,8 +97,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items[:] = kept
 
 
-def pytest_sessionstart() -> None:
-    """Once per checkout, half a minute: workers find what was made before them."""
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Workers find what was made before them: the compiled code, half a minute once per checkout, and a fork server."""
+    if session.config.option.workers:
+        fork_server()
     for library in (DECODER, HOST):
         if not library.is_built():
             with contextlib.suppress(ExtensionUnavailable):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import importlib.metadata
 import os
 import platform
 import shutil
@@ -22,11 +23,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.machinery import ExtensionFileLoader
-from importlib.util import module_from_spec, spec_from_file_location
+from importlib.util import find_spec, module_from_spec, spec_from_file_location
 from pathlib import Path
 from typing import Any
-
-import torch
 
 from core.native.kept_library import (
     ExtensionUnavailable,
@@ -61,13 +60,13 @@ class Library:
     sources: tuple[Path, ...]
     """The file that is compiled, and those that it includes."""
     uses_torch: bool
-    """Whether it is linked with torch. Code that is not compiles in seconds."""
+    """Whether it is linked with torch. Code that is not compiles in seconds, and its process never imports torch."""
     flags: tuple[str, ...] = FLAGS
 
     def path(self) -> Path:
         """Path of the compiled code for this machine, whether it exists or not. Raises ExtensionUnavailable."""
         code = tuple(source.read_bytes() for source in self.sources)
-        facts = (code, self.flags, torch.__version__, sys.version, platform.machine(), _processor())
+        facts = (code, self.flags, importlib.metadata.version("torch"), sys.version, platform.machine(), _processor())
         key = hashlib.sha256(repr(facts).encode()).hexdigest()[:16]
         return cache_directory() / f"{self.name}-{key}{sysconfig.get_config_var('EXT_SUFFIX')}"
 
@@ -98,6 +97,8 @@ class Library:
 
     def load_from(self, path: Path) -> Any:
         """The module in a file, whatever it is: a part of a library kills the process. Raises ExtensionUnavailable."""
+        if self.uses_torch:
+            import torch  # noqa: F401 - the loader finds the libraries that this one is linked with
         try:
             spec = spec_from_file_location(self.name, path, loader=ExtensionFileLoader(self.name, str(path)))
             assert spec is not None and spec.loader is not None
@@ -113,7 +114,11 @@ class Library:
         if compiler is None:
             raise ExtensionUnavailable("no C++ compiler was found (install g++, or set CXX)")
         linked = _torch_libraries() if self.uses_torch else []
-        return [compiler, *self.flags, *_includes(self.name), str(self.sources[0]), "-o", str(made), *linked]
+        includes = _torch_includes() if self.uses_torch else [_pybind_include()]
+        named = [f"-DTORCH_EXTENSION_NAME={self.name}"]
+        for path in (*includes, sysconfig.get_paths()["include"]):
+            named += ["-isystem", path]
+        return [compiler, *self.flags, *named, str(self.sources[0]), "-o", str(made), *linked]
 
     def _build(self, path: Path) -> None:
         """Compile, prove and keep, unless another process has by then. Raises ExtensionUnavailable, OSError."""
@@ -178,11 +183,17 @@ def _compile(at: str, made: Path) -> None:
         raise ExtensionUnavailable((said.strip().splitlines() or ["the process that compiles failed"])[-1])
 
 
-def _includes(name: str) -> list[str]:
+def _torch_includes() -> list[str]:
     from torch.utils.cpp_extension import include_paths
 
-    found = [*include_paths(), sysconfig.get_paths()["include"]]
-    return [f"-DTORCH_EXTENSION_NAME={name}", *(argument for path in found for argument in ("-isystem", path))]
+    return list(include_paths())
+
+
+def _pybind_include() -> str:
+    """Where pybind11 is, found without the seconds that importing torch takes."""
+    found = find_spec("torch")
+    assert found is not None and found.submodule_search_locations
+    return str(Path(found.submodule_search_locations[0]) / "include")
 
 
 def _torch_libraries() -> list[str]:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import gc
 import importlib
 import json
 import os
@@ -136,7 +137,7 @@ class ForkServer:
 
 @cache
 def fork_server() -> ForkServer:
-    """The one of this process, made at first use."""
+    """The one of this process, made at first use. Workers forked later share it: a request is one message."""
     return ForkServer()
 
 
@@ -213,6 +214,9 @@ def main() -> None:
     for name in sys.argv[2:]:
         importlib.import_module(name)
     assert len(os.listdir("/proc/self/task")) == 1, "a fork copies one thread"
+    # The interpreter collects as it ends, which would look at each object, and so copy each page: a second of a core.
+    gc.collect()
+    gc.freeze()
     program, arguments = _serve(socket.socket(fileno=int(sys.argv[1])))
     sys.argv = [program, *arguments]
     runpy.run_module(program, run_name="__main__", alter_sys=True)

@@ -14,9 +14,10 @@ import pytest
 
 from core.config import ModelConfig
 from core.models.loader import load_model
-from core.models.native.extension import DECODER, is_built, load_extension
+from core.models.native.extension import is_built, load_extension
 from core.models.native.family import UpgradingModel
 from core.native import library as library_module
+from core.native.host import HOST
 from core.native.kept_library import ExtensionUnavailable, digest_path, is_whole, keep
 from tests.support.fork_server import ForkedProcess, fork_server
 from tests.support.until import eventually
@@ -24,17 +25,17 @@ from tests.unit.core.models.test_native import CPU, Make
 
 PATIENCE = 120.0
 NOBODY = 65534
-PROGRAM = "core.models.native.extension"
+PROGRAM = "core.native.host"
 
 
 @pytest.fixture(scope="module")
 def library() -> Path:
-    """One that a compiler made, before these tests move the cache."""
+    """One that a compiler made, before these tests move the cache: the smaller one, whose process imports no torch."""
     try:
-        load_extension()
+        HOST.load()
     except ExtensionUnavailable as reason:
         pytest.skip(str(reason))
-    return DECODER.path()
+    return HOST.path()
 
 
 @pytest.fixture
@@ -62,7 +63,7 @@ def compiled(cache: Path) -> int:
 
 
 def sound() -> bool:
-    kept = DECODER.path()
+    kept = HOST.path()
     return hashlib.sha256(kept.read_bytes()).hexdigest() == digest_path(kept).read_text().strip()
 
 
@@ -77,7 +78,7 @@ def begun() -> Iterator[ForkedProcess]:
 def kept_in(cache: Path, library: Path) -> Path:
     """The library in the cache, as if this process had compiled it."""
     cache.mkdir(parents=True, mode=0o700)
-    kept = DECODER.path()
+    kept = HOST.path()
     kept.write_bytes(library.read_bytes())
     digest_path(kept).write_text(hashlib.sha256(kept.read_bytes()).hexdigest() + "\n")
     for each in (kept, digest_path(kept)):
@@ -108,9 +109,9 @@ def forget_digest(path: Path) -> None:
 @pytest.mark.parametrize("harm", [cut_short, spoil, forget_digest, lambda path: path.write_bytes(b"")])
 def test_what_is_not_whole_is_not_taken_for_built(cache: Path, library: Path, harm: Callable[[Path], None]) -> None:
     kept = kept_in(cache, library)
-    assert is_built()
+    assert HOST.is_built()
     harm(kept)
-    assert not is_built(), "a server would compile before it serves"
+    assert not HOST.is_built(), "a server would compile before it serves"
 
 
 def test_what_is_not_whole_is_compiled_again(cache: Path, library: Path) -> None:
@@ -127,13 +128,13 @@ def test_what_the_compiler_made_is_loaded_elsewhere_first(cache: Path) -> None:
     cut_short(cache.parents[1] / "result")
     code, told = run()
     assert code == 1 and "ended its process with signal" in told, (code, told)
-    assert not is_built() and [path.suffix for path in cache.iterdir()] == [".lock"]
+    assert not HOST.is_built() and [path.suffix for path in cache.iterdir()] == [".lock"]
 
 
 def test_two_servers_compile_once(cache: Path) -> None:
     with begun() as one, begun() as other:
         assert [process.wait(PATIENCE) for process in (one, other)] == [0, 0]
-        assert [process.stdout.read() for process in (one, other)] == [f"{DECODER.path()}\n"] * 2
+        assert [process.stdout.read() for process in (one, other)] == [f"{HOST.path()}\n"] * 2
     assert compiled(cache) == 1 and sound()
 
 
@@ -163,8 +164,8 @@ def test_a_library_is_on_the_disk_before_it_has_its_name(tmp_path: Path, monkeyp
 def test_whatever_the_umask_the_library_is_ours_alone(cache: Path) -> None:
     before = os.umask(0)
     try:
-        load_extension()
-        load_extension()
+        HOST.load()
+        HOST.load()
     finally:
         os.umask(before)
     assert compiled(cache) == 1
@@ -175,7 +176,7 @@ def test_without_locks_the_last_one_stays(cache: Path, monkeypatch: pytest.Monke
         raise OSError(37, "No locks available")
 
     monkeypatch.setattr("fcntl.flock", no_locks)
-    load_extension()
+    HOST.load()
     assert compiled(cache) == 1 and sound()
 
 
@@ -212,14 +213,14 @@ def running(pid: int) -> bool:
 @pytest.mark.parametrize("whose", ["group", "others", "another user", "the digest"])
 def test_what_others_could_have_written_is_not_loaded(cache: Path, library: Path, whose: str) -> None:
     kept = kept_in(cache, library)
-    load_extension()
+    HOST.load()
     if whose == "another user":
         os.chown(cache, NOBODY, NOBODY)
     else:
         path, mode = {"group": (cache, 0o770), "others": (kept, 0o757), "the digest": (digest_path(kept), 0o666)}[whose]
         path.chmod(mode)
     with pytest.raises(ExtensionUnavailable, match="others can write"):
-        load_extension()
+        HOST.load()
 
 
 @contextmanager
@@ -279,6 +280,6 @@ def test_a_user_without_a_home_is_told_what_to_set(monkeypatch: pytest.MonkeyPat
     monkeypatch.delenv("SLIPSTREAM_CACHE_DIR", raising=False)
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
     monkeypatch.setattr(library_module.Path, "home", no_home)
-    assert not is_built()
+    assert not HOST.is_built()
     with pytest.raises(ExtensionUnavailable, match="set SLIPSTREAM_CACHE_DIR"):
-        load_extension()
+        HOST.load()
