@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import ipaddress
 import os
 import random
 import signal
 import socket
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
@@ -25,7 +26,6 @@ from hypothesis import settings
 from core.invariants import FAILURES
 from core.models.native.extension import DECODER
 from core.native.host import HOST
-from core.native.kept_library import ExtensionUnavailable
 from service.access import timed_look
 from service.process.switch_interval import shorten_switch_interval
 from tests.support import scorecard as scores
@@ -55,6 +55,7 @@ settings.register_profile("slipstream", deadline=None, print_blob=True)
 settings.load_profile("slipstream")
 
 SEED_ENV = "SLIPSTREAM_TEST_SEED"
+COMPILING = pytest.StashKey[list[subprocess.Popen[bytes]]]()
 
 # What a developer's shell says about their own server must not reach the servers of the tests.
 for _name in [name for name in os.environ if name.startswith(("SLIPSTREAM_", "OTEL_")) and name != SEED_ENV]:
@@ -98,13 +99,20 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
-    """Workers find what was made before them: the compiled code, half a minute once per checkout, and a fork server."""
+    """Workers find what was made before them: compiled code, a minute once per checkout, and a fork server."""
     if session.config.option.workers:
         fork_server()
-    for library in (DECODER, HOST):
-        if not library.is_built():
-            with contextlib.suppress(ExtensionUnavailable):
-                library.load()
+    made = ((HOST, "core.native.host"), (DECODER, "core.models.native.extension"))
+    compiling = [
+        subprocess.Popen([sys.executable, "-m", name], cwd=ROOT) for library, name in made if not library.is_built()
+    ]
+    session.config.stash[COMPILING] = compiling
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """The compilers had the time of the collection. What could not be made says so, and tests that need it skip."""
+    for process in session.config.stash[COMPILING]:
+        process.wait()
 
 
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> None:
