@@ -49,11 +49,11 @@ CHOSEN = {
 
 
 DEAR = (
-    "attend_as_one_head_a_tile or tiles_can_be_captured[64] or may_differ or own_check or splits_merge "
-    "or bf16-window or renamed-window or narrow-values"
+    "attend_as_one_head_a_tile or segments_of_any_length or tiles_can_be_captured[64] or may_differ or own_check "
+    "or splits_merge or bf16-window or renamed-window or narrow-values or grids_match or inside_graphs"
 )
-"""Two thirds of the time of all; `KEPT` of them are in every run."""
-KEPT = "tile[wide-gqa] or tile[latent-window] or splits_merge_to_the_formula[17] or splits_merge_to_the_formula[79]"
+"""Five sixths of the time of all; `KEPT` of them are in every run."""
+KEPT = "tile[latent-window] or splits_merge_to_the_formula[17] or splits_merge_to_the_formula[79]"
 
 
 @needs_triton
@@ -68,7 +68,8 @@ def test_interpreted_kernels_conform(left_out: str) -> None:
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=280, check=False)
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
     passed = {line.removeprefix("PASSED ").partition("::")[0] for line in done.stdout.splitlines()}
-    assert passed.issuperset(CHOSEN) and "skipped" not in done.stdout, done.stdout[-2000:]
+    whole = {"tests/proofs/equivalence/test_decode_graphs.py"} if left_out else set()
+    assert passed >= set(CHOSEN) - whole and "skipped" not in done.stdout, done.stdout[-2000:]
 
 
 @needs_triton
