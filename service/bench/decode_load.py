@@ -54,6 +54,8 @@ class DecodeFigures:
     tokens_per_second: float
     step_ms: float
     idle_share: float | None
+    prompt_tokens_per_second: float | None = None
+    """Prompt tokens by the seconds until the last request had its first token; early ones decode meanwhile."""
 
 
 async def watch_decode(engine: AsyncEngine, load: Load) -> DecodeFigures:
@@ -63,6 +65,7 @@ async def watch_decode(engine: AsyncEngine, load: Load) -> DecodeFigures:
     """
     everyone = asyncio.Barrier(load.batch + 1)
     asked = zip(load.prompts(), load.lengths(), strict=True)
+    asked_at = time.perf_counter()
     readers = [asyncio.create_task(_read(engine, prompt, length, everyone)) for prompt, length in asked]
     await everyone.wait()
     began, first = time.perf_counter(), engine.stats.generation_tokens
@@ -76,7 +79,8 @@ async def watch_decode(engine: AsyncEngine, load: Load) -> DecodeFigures:
     await asyncio.gather(*readers)
     elapsed, count = ended[0] - began, ended[1] - first
     assert count and elapsed > 0, "the window is too short for this load; ask for more steps"
-    return DecodeFigures(count / elapsed, elapsed * load.batch / count * 1000, idle)
+    prompts = load.batch * load.context / (began - asked_at)
+    return DecodeFigures(count / elapsed, elapsed * load.batch / count * 1000, idle, prompts)
 
 
 async def watch_first_token(engine: AsyncEngine, prompt: Sequence[int]) -> float:

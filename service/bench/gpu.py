@@ -1,7 +1,9 @@
 """`slipstream bench gpu`: decode against the memory roofline, idle time, prefill against matmul, and transformers.
 
 Everything that the documents say about a GPU comes from this command. `--device cpu --shape tiny` runs every line of it
-in seconds, and shows nothing about speed.
+in seconds, and shows nothing about speed. It needs PyTorch, transformers and click, and nothing that serves.
+
+Devices may be lent by the minute: each part has a budget, and the file of `--out` is written after each figure.
 """
 
 from __future__ import annotations
@@ -11,8 +13,8 @@ import datetime
 import gc
 import json
 import math
+from collections.abc import Callable
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 import click
@@ -28,6 +30,7 @@ from core.models.base import Model
 from core.models.bundled import bundled_model_dir
 from core.text.tokenizer import Tokenizer
 from service.bench.decode_load import CHUNK, Load, watch_decode, watch_first_token, watch_transformers
+from service.bench.kept_figures import Budget, keep
 from service.bench.roofline import Demands, Peaks, measure_peaks
 from service.process.switch_interval import shorten_switch_interval
 
@@ -60,16 +63,27 @@ DTYPES = {"8b": torch.bfloat16, "tiny": torch.float32}
 PAGE = 16
 POOL_SHARE = 0.85
 """Share of the memory that is free after the weights; the rest is for activations and graphs."""
+PARTS = ("all", "own", "peer")
+PEER_SHARE = 0.5
+"""Share of the budget after which transformers begins no load: the engine is measured beside it in the other half."""
 CPU_POOL = 64 << 20
 """Bytes that count as free on a CPU, where the command is only tried."""
 
 
 class Bench:
-    """One model on one device, and the figures that were taken of it."""
+    """One model on one device, and the figures that were taken of it. `tell` gets all of them after each."""
 
-    def __init__(self, device: torch.device, shape: str, loads: list[Load], attention: str) -> None:
+    def __init__(
+        self,
+        device: torch.device,
+        shape: str,
+        loads: list[Load],
+        attention: str,
+        budget: Budget,
+        tell: Callable[[dict[str, Any]], object],
+    ) -> None:
         self.device, self.loads = device, loads
-        self._attention = attention
+        self._shape, self._attention, self._budget, self._tell = shape, attention, budget, tell
         self._context = max(load.context + load.lengths()[0] for load in loads) + 2 * PAGE
         self.peaks = measure_peaks(device, DTYPES[shape])
         self.module = random_module(SHAPES[shape], DTYPES[shape], device)
@@ -80,11 +94,13 @@ class Bench:
     def run_transformers(self) -> None:
         """Run the loads on transformers. Call it first, while the module is as transformers made it.
 
-        A load that fails or does not fit is recorded as failed.
+        A load that fails, or that does not fit into the device or the time, is recorded as failed.
         """
         for load in self.loads:
             self.module.config._attn_implementation = "sdpa"
             try:
+                if not self._budget.allows(PEER_SHARE):
+                    raise RuntimeError(self._budget.refusal())
                 if load.tokens > self._room(self._kv_bytes()):
                     raise RuntimeError("does not fit")
                 self.beside[_name(load)] = asdict(watch_transformers(self.module, load, PAGE))
@@ -93,29 +109,51 @@ class Bench:
                 self.beside[_name(load)] = {"failed": f"{type(error).__name__}: {error}"}
             finally:
                 self.module.config._attn_implementation = "eager"
-            _say(f"transformers {_name(load)}: {self.beside[_name(load)]}")
+            self._took(f"transformers {_name(load)}: {self.beside[_name(load)]}")
             _forget()
 
-    def run_engines(self) -> None:
-        """Run the loads on an engine with overlap and on one without, over the same weights and pools of one size."""
+    def run_engine(self, overlaps: tuple[bool, ...], prompts: bool) -> None:
+        """Run the loads on an engine for each of `overlaps`, over the same weights and pools of one size.
+
+        The first measures single `prompts` before.
+        """
         model = as_model(self.module)
-        for overlap in (True, False):
-            self._run_engine(model, overlap)
+        for overlap in overlaps:
+            self._run_engine(model, overlap, prompts and overlap is overlaps[0])
             let_go(model, self.device)
             _forget()
 
-    def _run_engine(self, model: Model, overlap: bool) -> None:
-        """Run all loads; record by name those that do not fit. With overlap, measure single prompts first."""
+    def result(self) -> dict[str, Any]:
+        """What was measured so far."""
+        cuda = self.device.type == "cuda"
+        return {
+            "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
+            "device": torch.cuda.get_device_name(self.device) if cuda else "cpu",
+            "torch": torch.__version__,
+            "shape": self._shape,
+            "dtype": str(DTYPES[self._shape]).removeprefix("torch."),
+            "peaks": asdict(self.peaks),
+            "decode": self.rows,
+            "prefill": self.prefill,
+            "transformers": self.beside,
+        }
+
+    def _took(self, line: str) -> None:
+        _say(line)
+        self._tell(self.result())
+
+    def _run_engine(self, model: Model, overlap: bool, prompts: bool) -> None:
+        """Run all loads, single `prompts` first; record by name those that do not fit."""
         demands = Demands.of(self.module, KVPool.bytes_per_token_for(model.spec.kv_layers, model.spec.dtype))
         room = self._room(demands.kv_bytes_per_token)
         built = self._built(model, overlap, room)
-        asyncio.run(self._watch(built, demands, overlap, room))
+        asyncio.run(self._watch(built, demands, overlap, prompts, room))
 
-    async def _watch(self, built: BuiltEngine, demands: Demands, overlap: bool, room: int) -> None:
+    async def _watch(self, built: BuiltEngine, demands: Demands, overlap: bool, prompts: bool, room: int) -> None:
         engine = await built.start()
         try:
-            if overlap:
-                for load in {load.context: load for load in self.loads}.values():
+            for load in {load.context: load for load in self.loads if prompts}.values():
+                if self._budget.allows():
                     await self._first_token(engine, load, demands)
             for load in self.loads:
                 await self._decode(engine, load, demands, overlap, room)
@@ -131,18 +169,20 @@ class Bench:
         self.prefill.append(
             {"context": load.context, "ttft_ms": round(seconds * 1000, 2), "matmul_share": round(share, 4)}
         )
-        _say(f"prefill {self.prefill[-1]}")
+        self._took(f"prefill {self.prefill[-1]}")
 
     async def _decode(self, engine: AsyncEngine, load: Load, demands: Demands, overlap: bool, room: int) -> None:
         row: dict[str, Any] = {"batch": load.batch, "context": load.context, "overlap": overlap}
         if load.tokens > room:
             row["left_out"] = f"needs {load.tokens} tokens of KV, the device has room for {room}"
+        elif not self._budget.allows():
+            row["left_out"] = self._budget.refusal()
         else:
             figures = await watch_decode(engine, load)
             needed = demands.decode_bytes(load.batch, load.mean_context) / self.peaks.roof
             row |= asdict(figures) | {"roofline": round(needed / (figures.step_ms / 1000), 4)}
         self.rows.append(row)
-        _say(str(row))
+        self._took(str(row))
 
     def _built(self, model: Model, overlap: bool, room: int) -> BuiltEngine:
         rows = max(load.batch for load in self.loads)
@@ -194,8 +234,17 @@ def _numbers(text: str) -> list[int]:
 @click.option("--contexts", default="1024,8192", show_default=True, help="Prompt tokens of each.")
 @click.option("--steps", default=128, show_default=True, help="Decode steps that are watched.")
 @click.option("--attention", default="auto", show_default=True, help="Attention backend.")
-@click.option("--transformers/--no-transformers", "beside", default=True, help="transformers' continuous batching too.")
-@click.option("--out", type=click.Path(dir_okay=False), help="Also write the JSON object to this file.")
+@click.option(
+    "--part",
+    type=click.Choice(PARTS),
+    default="all",
+    show_default=True,
+    help="own: prefill, and decode with overlap and without. peer: transformers' continuous batching, and this decode.",
+)
+@click.option("--budget", default=420.0, show_default=True, help="Seconds after which no figure is begun.")
+@click.option(
+    "--out", type=click.Path(dir_okay=False), help="Also write the JSON object to this file, after each figure."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object as the last line.")
 def gpu(
     device: str,
@@ -204,7 +253,8 @@ def gpu(
     contexts: str,
     steps: int,
     attention: str,
-    beside: bool,
+    part: str,
+    budget: float,
     out: str | None,
     as_json: bool,
 ) -> None:
@@ -213,24 +263,13 @@ def gpu(
     target = resolve_device(device)
     vocab = SHAPES[shape]["vocab_size"]
     loads = [Load(batch, context, steps, vocab) for context in _numbers(contexts) for batch in _numbers(batches)]
-    bench = Bench(target, shape, loads, attention)
-    if beside:
+    tell: Callable[[dict[str, Any]], object] = (lambda found: keep(found, out)) if out else lambda _: None
+    bench = Bench(target, shape, loads, attention, Budget(budget), tell)
+    if part != "own":
         bench.run_transformers()
-    bench.run_engines()
-    result = {
-        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
-        "device": torch.cuda.get_device_name(target) if target.type == "cuda" else "cpu",
-        "torch": torch.__version__,
-        "shape": shape,
-        "dtype": str(DTYPES[shape]).removeprefix("torch."),
-        "peaks": asdict(bench.peaks),
-        "decode": bench.rows,
-        "prefill": bench.prefill,
-        "transformers": bench.beside,
-    }
+    bench.run_engine((True,) if part == "peer" else (True, False), prompts=part != "peer")
+    result = bench.result()
     _report(result, bench.peaks)
-    if out:
-        Path(out).write_text(json.dumps(result, indent=1) + "\n")
     if as_json:
         click.echo(json.dumps(result))
 

@@ -13,9 +13,10 @@ from click.testing import CliRunner
 
 from core.engine.random_model import as_model, random_module
 from core.errors import ConfigError
-from service.bench import roofline
+from service.bench import kept_figures, roofline
 from service.bench.decode_load import DecodeFigures, Load, watch_transformers
 from service.bench.gpu import SHAPES, _report, gpu
+from service.bench.kept_figures import Budget
 from service.bench.roofline import Demands, Peaks
 from tests.support.fakes.hand_clock import by_hand
 
@@ -39,10 +40,60 @@ def test_it_measures_decode_prefill_and_transformers(tmp_path: Path) -> None:
     assert found["device"] == "cpu" and len(found["date"]) == 10
 
 
+def test_its_parts_are_the_own_figures_and_those_beside_a_peer() -> None:
+    small = ["--device", "cpu", "--shape", "tiny", "--batches", "2", "--contexts", "16", "--steps", "6", "--json"]
+    said = [CliRunner().invoke(gpu, [*small, "--part", part]).stdout for part in ("own", "peer")]
+    own, peer = (json.loads(each.splitlines()[-1]) for each in said)
+    assert [row["overlap"] for row in own["decode"]] == [True, False] and own["prefill"] and not own["transformers"]
+    assert [row["overlap"] for row in peer["decode"]] == [True] and not peer["prefill"]
+    assert set(peer["transformers"]) == {"2x16"}
+    assert all(row["prompt_tokens_per_second"] > 0 for row in own["decode"])
+
+
+def test_the_file_is_written_after_each_figure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run that is killed in its last figure leaves the others."""
+    out, watched = tmp_path / "gpu.json", []
+
+    async def watch(engine: Any, load: Load) -> DecodeFigures:
+        watched.append(len(json.loads(out.read_text())["decode"]) if watched else 0)
+        if len(watched) == 3:
+            raise KeyboardInterrupt
+        return DecodeFigures(1.0, 1.0, 0.0)
+
+    monkeypatch.setattr("service.bench.gpu.watch_decode", watch)
+    small = ["--device", "cpu", "--shape", "tiny", "--batches", "1,2,3", "--contexts", "16", "--steps", "6"]
+    done = CliRunner().invoke(gpu, [*small, "--part", "own", "--out", str(out)])
+    assert done.exit_code and watched == [0, 1, 2]
+    kept = json.loads(out.read_text())
+    assert [row["batch"] for row in kept["decode"]] == [1, 2] and len(kept["prefill"]) == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["gpu.json"]
+
+
+def test_no_figure_is_begun_that_the_budget_has_no_room_for() -> None:
+    small = ["--device", "cpu", "--shape", "tiny", "--batches", "1", "--contexts", "16", "--steps", "6", "--json"]
+    done = CliRunner().invoke(gpu, [*small, "--budget", "0"])
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert found["transformers"] == {"1x16": {"failed": "RuntimeError: the 0 s of --budget have no room for it"}}
+    assert [row["left_out"] for row in found["decode"]] == ["the 0 s of --budget have no room for it"] * 2
+    assert found["prefill"] == []
+
+
+def test_a_figure_has_room_where_the_longest_one_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = by_hand(monkeypatch, kept_figures)
+    budget = Budget(10.0)
+    assert budget.allows()
+    clock.work(4.0)
+    assert budget.allows() and not budget.allows(share=0.5)
+    clock.work(1.0)
+    assert budget.allows()
+    clock.work(1.5)
+    assert not budget.allows()
+
+
 def test_loads_that_do_not_fit_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("service.bench.gpu.CPU_POOL", 600_000)
     small = ["--device", "cpu", "--shape", "tiny", "--batches", "1,64", "--contexts", "16", "--steps", "6"]
-    done = CliRunner().invoke(gpu, [*small, "--no-transformers", "--json"])
+    done = CliRunner().invoke(gpu, [*small, "--part", "own", "--json"])
     assert done.exit_code == 0, done.output
     rows = json.loads(done.stdout.splitlines()[-1])["decode"]
     assert ["left_out" in row for row in rows] == [False, True, False, True]
