@@ -29,9 +29,11 @@ class VarlenAttention(PagedLibraryAttention):
     @classmethod
     def why_not(cls, device: torch.device) -> str | None:
         """Why not: no CUDA, or a PyTorch whose `varlen_attn` has no block table."""
+        if (reason := super().why_not(device)) is not None:
+            return reason
         if "block_table" not in inspect.signature(varlen_attn).parameters:
             return f"varlen_attn of PyTorch {torch.__version__} knows no grouped heads and no pages; 2.12 does"
-        return super().why_not(device)
+        return None
 
     def takes(self, call: PagedCall) -> bool:
         """Whether scores are not capped and the head width is a multiple of 8, at most `WIDEST`."""

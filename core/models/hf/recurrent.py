@@ -33,6 +33,11 @@ class StateView:
         self.conv = conv
         self.recurrent = recurrent
 
+    @property
+    def layers(self) -> EveryLayer:
+        """Up to transformers 5.20 mixers have no `get_conv_state`, and take their states from here."""
+        return EveryLayer(self)
+
     def get_conv_state(self, layer_idx: int, state_idx: int = 0) -> torch.Tensor:
         """[n, channels, kernel]; callers write into it."""
         return self.conv
@@ -60,6 +65,31 @@ class StateView:
     def is_recording_past(self, layer_idx: int) -> bool:
         """Never: nothing is rolled back."""
         return False
+
+
+@dataclass(frozen=True, slots=True)
+class EveryLayer:
+    """The layers of a `StateView`: each index is the one layer that the call is for."""
+
+    view: StateView
+
+    def __getitem__(self, layer_idx: int) -> EveryLayer:
+        return self
+
+    @property
+    def conv_states(self) -> tuple[torch.Tensor]:
+        """By index of the state; callers write into them."""
+        return (self.view.conv,)
+
+    @property
+    def recurrent_states(self) -> tuple[torch.Tensor | None]:
+        """By index of the state; callers write into them."""
+        return (self.view.recurrent,)
+
+    @property
+    def record_past(self) -> bool:
+        """As `is_recording_past` says it."""
+        return self.view.is_recording_past(0)
 
 
 @dataclass(frozen=True, slots=True)

@@ -69,19 +69,24 @@ def read_router(router: Any, matrix: Matrix, dtype: torch.dtype, correction: tor
 
 
 def _asked(router: Any, x: torch.Tensor, *others: Any) -> tuple[torch.Tensor, ...]:
-    """What `router` says of x [n, C]; some take sequences, [1, n, C]."""
+    """What `router` says of x [n, C]; some take sequences, [1, n, C]. Raises NotDense if it chooses nothing."""
     try:
         found: tuple[torch.Tensor, ...] = router(x, *others)
     except ValueError:
         found = router(x[None], *others)
+    if not isinstance(found, tuple):
+        raise NotDense(f"its {type(router).__name__} leaves the choice of experts to what is around it")
     return found
 
 
 def _dense(found: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Logits and float32[n, E] weights, from a router that gives logits, weights and experts, or weights and logits."""
+    """Logits and float32[n, E] weights, from a router that gives logits, weights and experts, or weights and logits.
+
+    Up to transformers 5.22 some give the experts first.
+    """
     if len(found) == 2:
         return found[1], found[0].float()
-    logits, weights, experts = found
+    logits, weights, experts = found if found[0].is_floating_point() else found[::-1]
     return logits, torch.zeros(logits.shape).scatter_(1, experts, weights.float())
 
 

@@ -106,6 +106,9 @@ class RotaryTables:
     @torch.inference_mode()
     def _make(self, layer_type: str) -> Rotary:
         places = torch.arange(self._positions)[None]
+        if hasattr(self._module, "mrope_section"):
+            # Places of text are alike on all three axes; up to transformers 5.22 such a module wants all of them.
+            places = places.expand(3, 1, -1)
         made = self._module(torch.zeros(1, 1, 1), places, *([layer_type] if self._by_type else []))
         if isinstance(made, torch.Tensor):  # of complex numbers
             made = torch.view_as_real(made).unbind(-1)

@@ -57,7 +57,7 @@ def _mamba2(module: Any, fuse: Fuse) -> Mamba2:
     norm, eps = None, getattr(module.norm, "variance_epsilon", None)
     if eps is not None:
         weight = module.norm.weight.detach().float()
-        norm = Norm(weight, None, float(eps), False, len(weight) // module.n_groups)
+        norm = Norm(weight, None, float(eps), False, _normed_together(module.norm, len(weight)))
     return Mamba2(
         into=into,
         conv=_conv(module.conv1d),
@@ -71,6 +71,11 @@ def _mamba2(module: Any, fuse: Fuse) -> Mamba2:
         shortest=float(module.time_step_limit[0]),
         longest=float(module.time_step_limit[1]),
     )
+
+
+def _normed_together(norm: Any, width: int) -> int:
+    """How many of the `width` elements a gated norm takes as one: up to transformers 5.22 most take all."""
+    return int(getattr(norm, "group_size", width // getattr(norm, "n_groups", 1)))
 
 
 def _mamba1(module: Any, fuse: Fuse) -> Mamba1:

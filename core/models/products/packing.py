@@ -9,6 +9,8 @@ import torch
 from torch import nn
 
 PLAIN = (torch.Tensor, nn.Parameter)
+FLAGS = ("has_gate", "has_bias", "is_transposed")
+"""What all modules of experts say of themselves, and no others."""
 DTYPES = (torch.float32, torch.bfloat16)
 
 Forward = Callable[..., torch.Tensor]
@@ -83,7 +85,7 @@ class ExpertsForward:
         inner = self._into(hidden_states, top_k_index)
         inner = module._apply_gate(inner) if module.has_gate else module.act_fn(inner)
         found = self._out(inner, top_k_index)
-        if module.has_post_expert_norm:
+        if getattr(module, "has_post_expert_norm", False):
             found = module.post_expert_norm(found)
         weighted = found * top_k_weights.reshape(-1, 1)
         return weighted.view(tokens, each, -1).sum(dim=1).to(hidden_states.dtype)
@@ -107,8 +109,8 @@ def matrices_of(model: nn.Module) -> dict[str, Matrices]:
 
 
 def _are_experts(module: Any) -> bool:
-    flags = ("has_gate", "has_bias", "is_transposed", "has_post_expert_norm", "_is_expert_parallel")
-    if not all(hasattr(module, flag) for flag in flags) or module._is_expert_parallel:
+    # Up to transformers 5.22 none is parallel, nor normed behind.
+    if not all(hasattr(module, flag) for flag in FLAGS) or getattr(module, "_is_expert_parallel", False):
         return False
     names = ("gate_up_proj" if module.has_gate else "up_proj", "down_proj")
     return all(_is_plain(getattr(module, name, None), 3) for name in names)
