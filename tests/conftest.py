@@ -21,14 +21,13 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 import numpy as np
 import pytest
 import torch
-from hypothesis import settings
 
 from core.invariants import FAILURES
 from core.models.native.extension import DECODER
 from core.native.host import HOST
-from service.access import timed_look
 from service.process.switch_interval import shorten_switch_interval
 from tests.support import scorecard as scores
+from tests.support.at_hand import plugins
 from tests.support.fork_server import fork_server
 from tests.support.nightly import NIGHTLY
 from tests.support.repository import ROOT
@@ -37,7 +36,7 @@ from tests.support.skips import SkipWatch
 scorecard = scores.scorecard
 
 # Fixtures that more than one folder of tests uses.
-pytest_plugins = ("tests.support.scripted", "tests.support.log_lines", "tests.support.workers")
+pytest_plugins = ("tests.support.stand_ins", "tests.support.log_lines", "tests.support.workers", *plugins())
 
 # Results must not depend on how many cores reduce a sum, and two cores are all that CI has.
 torch.set_num_threads(1)
@@ -50,9 +49,6 @@ shorten_switch_interval(writes=True)
 # in them. Not by `preexec_fn`: that makes Python fork, and gRPC's threads here may hang such a child before it begins.
 if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
     signal.signal(signal.SIGHUP, lambda *_: None)
-
-settings.register_profile("slipstream", deadline=None, print_blob=True)
-settings.load_profile("slipstream")
 
 SEED_ENV = "SLIPSTREAM_TEST_SEED"
 COMPILING = pytest.StashKey[list[subprocess.Popen[bytes]]]()
@@ -208,10 +204,3 @@ def _own_failures() -> Iterator[None]:
     yield
     FAILURES.clear()
     FAILURES.update(before)
-
-
-@pytest.fixture(autouse=True)
-def _looked_at_every_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A file that a test has just written is looked at, also a moment after the last look and on a busy machine."""
-    monkeypatch.setattr(timed_look, "FRESH_SECONDS", 0.0)
-    monkeypatch.setattr(timed_look, "LOOK_SECONDS", 60.0)

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from service.access import timed_look
 from service.client import SlipstreamClient
 from service.config.server_config import ServerConfig
 from service.server.server import Server
@@ -55,3 +56,10 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from tests.support.checkpoints import make_checkpoint
 
     return make_checkpoint("llama", tmp_path_factory.mktemp("checkpoint-of-the-operator") / "tiny")
+
+
+@pytest.fixture(autouse=True)
+def _looked_at_every_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file that a test has just written is looked at, also a moment after the last look and on a busy machine."""
+    monkeypatch.setattr(timed_look, "FRESH_SECONDS", 0.0)
+    monkeypatch.setattr(timed_look, "LOOK_SECONDS", 60.0)
