@@ -22,7 +22,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
 .PHONY: help venv serve test nightly soak scorecard check docs links sim sim-long mutants demo bench chart format proto
-.PHONY: gpu gpu-tests gpu-bench gpu-peer
+.PHONY: test-lowest gpu gpu-tests gpu-bench gpu-peer
 .DELETE_ON_ERROR:
 
 help: ## Show this list
@@ -60,10 +60,27 @@ test: $(STAMP) $(MODEL) ## Run the tests that a change must pass
 	@OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(RUN) -m pytest --workers 3 -m "$(MARKS)" $(HOUSE) $(ARGS)
 
 # In the order of their lengths; what fails does not keep the rest from running.
-nightly: $(STAMP) $(MODEL) ## Run check, all tests, soak, chart, mutants, 20,000 seeds; takes hours
+nightly: $(STAMP) $(MODEL) ## Run check, all tests, soak, chart, mutants, lowest versions, 20,000 seeds; takes hours
 	@failed=0; AT_LENGTH=1 REFERENCES=check $(MAKE) --no-print-directory test MARKS='not soak' || failed=1; \
-	for each in check docs soak chart mutants; do $(MAKE) --no-print-directory $$each || failed=1; done; \
+	for each in check docs soak chart mutants test-lowest; do $(MAKE) --no-print-directory $$each || failed=1; done; \
 	$(MAKE) --no-print-directory sim ARGS='--seeds 20000' || failed=1; exit $$failed
+
+# The lowest versions are what uv chooses by pyproject.toml, in an environment of their own; torch comes first, as above.
+LOWEST := build/lowest
+LOWEST_TORCH ?= torch==2.11.0
+LOWEST_TESTS := $(addprefix tests/unit/core/,models attention sampling) tests/proofs/equivalence tests/contract/api
+
+$(LOWEST)/.installed: pyproject.toml
+	test -x $(LOWEST)/bin/python || $(PYTHON) -m venv $(LOWEST)
+	$(LOWEST)/bin/python -c 'import torch' 2>/dev/null \
+		|| $(LOWEST)/bin/python -m pip install $(TORCH_FLAGS) "$(LOWEST_TORCH)"
+	$(LOWEST)/bin/python -m pip install uv
+	VIRTUAL_ENV=$(LOWEST) UV_COMPILE_BYTECODE=1 $(LOWEST)/bin/uv pip install --resolution lowest-direct --editable '.[dev]'
+	@touch $@
+
+test-lowest: MARKS := not soak and not nightly and not tools
+test-lowest: $(LOWEST)/.installed ## Run the tests near transformers and gRPC with the lowest versions that are allowed
+	OMP_NUM_THREADS=1 $(LOWEST)/bin/python -m pytest -m "$(MARKS)" $(LOWEST_TESTS) $(ARGS)
 
 soak: $(STAMP) $(MODEL) ## Run the chaos tests and the simulation at length; takes half an hour
 	@mkdir -p build && rm -f build/soak.jsonl

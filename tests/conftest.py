@@ -29,6 +29,7 @@ from service.process.switch_interval import shorten_switch_interval
 from tests.support import scorecard as scores
 from tests.support.at_hand import plugins
 from tests.support.fork_server import fork_server
+from tests.support.newer import too_old
 from tests.support.nightly import NIGHTLY
 from tests.support.repository import ROOT
 from tests.support.skips import SkipWatch
@@ -80,13 +81,15 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Mark what is left to the night.
+    """Mark what is left to the night, and what older packages fail.
 
     While the scorecard is made, only tests that record something run.
     """
     for item in items:
         if item.nodeid in NIGHTLY or item.nodeid.partition("[")[0] in NIGHTLY:
             item.add_marker("nightly")
+        if (reason := too_old(item.nodeid)) is not None:
+            item.add_marker(pytest.mark.skip(reason=reason))
     if os.environ.get(scores.FILE_ENV):
         kept = scores.only_recording(items)
         scores.note_session(config, kept)

@@ -7,6 +7,7 @@ import ast
 import pytest
 
 from tests.proofs.mutants.catalogue import MUTANTS
+from tests.support.newer import NEWER
 from tests.support.nightly import NIGHTLY, listed
 from tests.support.repository import ROOT
 
@@ -35,6 +36,7 @@ def test_each_is_there_and_none_kills_a_mutant() -> None:
     assert len(NIGHTLY) > 100
     assert missing(NIGHTLY) == []
     assert kills(NIGHTLY) == []
+    assert missing(frozenset(NEWER)) == []
 
 
 def test_the_rules_can_fail() -> None:

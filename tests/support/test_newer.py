@@ -1,0 +1,19 @@
+"""Tests of what only newer packages do are skipped with older ones, and with no others."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.support.newer import NEWER, Need, listed, too_old
+
+
+def test_a_line_is_a_package_a_version_and_a_test() -> None:
+    assert listed("# a comment\n\ntorch 2.13 tests/a.py::b[c, d]\n") == {"tests/a.py::b[c, d]": Need("torch", "2.13")}
+
+
+@pytest.mark.parametrize(("installed", "why"), [("{}.1", None), ("{}+cpu", None), ("1.99", "needs {} {}")])
+def test_skipped_where_the_package_is_older(installed: str, why: str | None) -> None:
+    for test, need in NEWER.items():
+        found = too_old(test, lambda package, need=need: installed.format(need.version))  # type: ignore[misc]
+        assert found == (why and why.format(*need))
+    assert too_old("tests/another.py::test", lambda package: "0") is None
