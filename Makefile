@@ -68,7 +68,8 @@ nightly: $(STAMP) $(MODEL) ## Run check, all tests, soak, chart, mutants, lowest
 # The lowest versions are what uv chooses by pyproject.toml, in an environment of their own; torch comes first, as above.
 LOWEST := build/lowest
 LOWEST_TORCH ?= torch==2.11.0
-LOWEST_TESTS := $(addprefix tests/unit/core/,models attention sampling) tests/proofs/equivalence tests/contract/api
+LOWEST_TESTS := $(addprefix tests/unit/core/,models attention sampling) tests/proofs/equivalence tests/contract/api \
+	tests/unit/service/bench/test_gpu.py
 
 $(LOWEST)/.installed: pyproject.toml
 	test -x $(LOWEST)/bin/python || $(PYTHON) -m venv $(LOWEST)

@@ -116,12 +116,13 @@ def watch_transformers(module: Any, load: Load, page: int) -> DecodeFigures:
     from transformers.generation.configuration_utils import ContinuousBatchingConfig
 
     lengths = load.lengths()
+    # Up to transformers 5.22 a page is called a block.
+    size = "page_size" if hasattr(ContinuousBatchingConfig, "page_size") else "block_size"
+    pages: dict[str, Any] = {size: page, "num_blocks": load.tokens // page + load.batch + 1}
     manager = module.init_continuous_batching(
         # No token has id -1: outputs end by length alone, as those of this engine do.
         generation_config=GenerationConfig(do_sample=False, eos_token_id=-1, pad_token_id=0, max_new_tokens=lengths[0]),
-        continuous_batching_config=ContinuousBatchingConfig(
-            page_size=page, num_blocks=load.tokens // page + load.batch + 1, max_batch_tokens=max(CHUNK, load.batch)
-        ),
+        continuous_batching_config=ContinuousBatchingConfig(**pages, max_batch_tokens=max(CHUNK, load.batch)),
     )
     manager.start()
     try:

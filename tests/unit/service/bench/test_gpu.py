@@ -46,7 +46,7 @@ def test_its_parts_are_the_own_figures_and_those_beside_a_peer() -> None:
     own, peer = (json.loads(each.splitlines()[-1]) for each in said)
     assert [row["overlap"] for row in own["decode"]] == [True, False] and own["prefill"] and not own["transformers"]
     assert [row["overlap"] for row in peer["decode"]] == [True] and not peer["prefill"]
-    assert set(peer["transformers"]) == {"2x16"}
+    assert peer["transformers"]["2x16"]["tokens_per_second"] > 0
     assert all(row["prompt_tokens_per_second"] > 0 for row in own["decode"])
 
 
