@@ -8,12 +8,19 @@ hold bit for bit: a float32 `sum` differs between one row and two when PyTorch s
 
 from __future__ import annotations
 
+import math
 from typing import Final
 
 import torch
 
 BLOCK: Final = 128
 """Tokens per block of the two-level CDF. `padded` rows are a whole number of blocks long."""
+LOG2_E: Final = math.log2(math.e)
+FAINTEST: Final = -64.0
+"""Binary logarithms of shares end here: 2^-64 of the most likely token's weight is no whole token in any vocabulary."""
+DEGREE: Final = 7
+SERIES: Final = tuple(math.log(2.0) ** k / math.factorial(k) for k in range(DEGREE, 0, -1))
+"""Taylor's series of 2^x without its 1, highest power first: off by 6e-9 at one half, a tenth of float32's rounding."""
 
 
 def padded(logits: torch.Tensor) -> torch.Tensor:
@@ -38,9 +45,25 @@ def weigh_by_softmax(scaled: torch.Tensor) -> torch.Tensor:
 
 
 def weigh_by_exp(scaled: torch.Tensor, tops: torch.Tensor) -> torch.Tensor:
-    """Weights relative to the most likely token's (for other devices: elementwise, so rows are independent)."""
-    bits = 52 - (scaled.shape[1] - 1).bit_length()
-    return scaled.sub(tops[:, None]).exp_().mul_(2.0**bits).floor_()
+    """Weights relative to the most likely token's (for other devices: elementwise, so rows are independent).
+
+    Sums and products of float32 that every device rounds alike, so that our own kernels (`core.sampling.triton`) weigh
+    tokens as this does, bit for bit. Libraries' exponentials differ in last bits between devices and versions.
+    """
+    powers = scaled.sub(tops[:, None]).mul_(LOG2_E).clamp_min_(FAINTEST)
+    whole = powers.add(0.5).floor_()
+    rest = powers.sub_(whole)
+    shares = rest * SERIES[0]
+    for factor in SERIES[1:]:
+        shares.add_(factor).mul_(rest)
+    # 2^exponent as float32, put together from its bits; below 2^-2 the floor is 0 in any case.
+    exponents = whole.add_(weight_bits(scaled.shape[1])).clamp_min_(-2.0).to(torch.int32)
+    return shares.add_(1.0).mul_(exponents.add_(127).bitwise_left_shift_(23).view(torch.float32)).floor_()
+
+
+def weight_bits(width: int) -> int:
+    """The most likely of `width` tokens weighs 2 to the power of this, so that they weigh less than 2^53 together."""
+    return 52 - (width - 1).bit_length()
 
 
 def totals(weights: torch.Tensor) -> torch.Tensor:

@@ -158,6 +158,18 @@ def test_sampler_on_an_accelerator_takes_the_same_tokens(seed: int, monkeypatch:
     assert torch.equal(sample(rows).tokens, expected)
 
 
+def test_weights_of_an_accelerator_are_exponentials() -> None:
+    """Made of sums and products alone: as near to the true ones as the logits that float32 can tell apart."""
+    scaled = padded(torch.randn(4, 5000, generator=torch.Generator().manual_seed(2)) * 5)
+    scaled[0, 7], scaled[1, :5000] = -3e38, 2.5
+    tops = scaled.amax(-1)
+    weights = weigh_by_exp(scaled, tops).double()
+    below = scaled.double() - tops.double()[:, None]
+    exact = below.exp() * 2.0**39
+    assert ((weights - exact).abs() <= exact * (1.5e-7 + 1.2e-7 * below.abs().clamp(max=64)) + 1).all()
+    assert weights.sum(-1).max() < 2.0**53 and (weights.amax(-1) == 2.0**39).all() and weights[0, 7] == 0
+
+
 def test_ties_at_the_cutoff_stay_together() -> None:
     """Four equal logits, top-k 2: all four stay, with equal shares, whatever ids they have."""
     logits = torch.full((500,), -3.0)
