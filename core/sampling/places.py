@@ -24,10 +24,10 @@ class Places:
         """The places of the rows of `batch` at `lens`, int64[S] (law 13)."""
         if batch.all_greedy:
             return cls(lens, lens[:0].double())
-        (numbers,) = staging.upload([batch.uniforms])
-        if numbers.shape[1] == 1:
+        if batch.uniforms.shape[1] == 1:
+            (numbers,) = staging.upload([batch.uniforms])
             return cls(lens, numbers[:, 0])
-        (lower,) = staging.upload([batch.lower_lens])
+        numbers, lower = staging.upload([batch.uniforms, batch.lower_lens])
         return cls(lens, numbers.gather(1, (lens - lower)[:, None])[:, 0])
 
     def part(self, places: slice) -> Places:
