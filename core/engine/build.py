@@ -34,7 +34,7 @@ from core.native.host import HostCode
 from core.relay.future_map import FutureMap
 from core.sampling.grammar.registry import choose
 from core.sampling.grammar.vocabulary import Vocabulary
-from core.sampling.sampler import Sampler
+from core.sampling.registry import build_sampler
 from core.scheduler.draft_depth import AdaptiveDepth
 from core.scheduler.scheduler import Emit, Scheduler
 from core.text.tokenizer import Tokenizer
@@ -147,7 +147,7 @@ def _build_runner(
         streams=streams,
         staging=Staging(streams.device),
         model=model,
-        sampler=Sampler(model.spec.vocab_size, streams.device),
+        sampler=build_sampler(model.spec.vocab_size, streams.device),
         companions=pools.companions,
         attention=attention,
         verification=None if speculation is None else speculation.verification,

@@ -2,7 +2,8 @@
 
 Each row's token is a function of its own logits, options and uniform alone (law 13): sums are exact (`draw`), kept sets
 are thresholds on the value (`cutoff`), and everything else works element by element. Which kernels run is decided from
-host arrays, so on an accelerator nothing here waits for the device.
+host arrays, so on an accelerator nothing here waits for the device. CUDA devices with Triton have a sampler of their
+own (`core.sampling.triton`), whose tokens are those of this one's way on accelerators.
 
 On one CPU core with 64 rows of 32,000 logits, a draw at temperature 0.8 costs an eighth of softmax and `multinomial`,
 as one uniform per row replaces a random number per logit; with top-k 50 a sixth; with top-k 50 and top-p 0.9 a tenth of
@@ -11,7 +12,8 @@ the usual way with a sort. A greedy batch pays for one `max` with its index, whi
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -63,9 +65,14 @@ class Scored:
     """float32[S, V]; of the model, then with bias, penalties, mask and temperature."""
     places: Places
     raw: torch.Tensor | None = None
-    """float32[S, V]: log probabilities of the model itself, None unless some row wants them."""
+    """float32[S, V]: log probabilities of the model itself, None unless some row wants them. What is kept of them is
+    the sampler's affair; `TritonSampler` keeps two numbers a row."""
     top_ids: torch.Tensor | None = None
     """int64[S, K]: the model's most likely tokens, None unless some row wants them."""
+    top_values: torch.Tensor | None = None
+    """float32[S, K]: their log probabilities, where a sampler has no `raw` to pick them from."""
+    history: TokenHistory | None = None
+    """Where penalties are counted from, for a sampler that applies them last."""
     is_biased: bool = False
     is_penalised: bool = False
     tops: torch.Tensor | None = None
@@ -77,11 +84,11 @@ class Scored:
 
     def part(self, places: slice) -> Scored:
         """Some of the rows; tensors are views."""
-        tensors = (self.raw, self.top_ids, self.tops, self.greedy)
-        raw, top_ids, tops, greedy = (None if tensor is None else tensor[places] for tensor in tensors)
+        names = ("raw", "top_ids", "top_values", "tops", "greedy")
+        tensors = ((name, getattr(self, name)) for name in names)
+        parts: dict[str, Any] = {name: None if tensor is None else tensor[places] for name, tensor in tensors}
         divided = min(max(self.divided, places.start), places.stop) - places.start
-        logits, where = self.logits[places], self.places.part(places)
-        return Scored(logits, where, raw, top_ids, self.is_biased, self.is_penalised, tops, greedy, divided)
+        return replace(self, logits=self.logits[places], places=self.places.part(places), divided=divided, **parts)
 
 
 class Sampler:
@@ -92,6 +99,9 @@ class Sampler:
         self.vocab_size = vocab_size
         self.device = device
         self._staging = Staging(device)
+
+    def warm(self) -> None:
+        """Compile what a step would otherwise wait for; nothing here. May raise what an allocator raises."""
 
     def sample(
         self,

@@ -52,8 +52,10 @@ class Piece:
         # Alternatives are best first, so a view has the best of them. Without `raw` the sampler computes no log
         # probabilities.
         scored.raw = scored.raw if rows.logprobs else None
-        if scored.top_ids is not None:
-            scored.top_ids = scored.top_ids[:, : rows.top_logprobs] if rows.top_logprobs else None
+        for name in ("top_ids", "top_values"):
+            held = getattr(scored, name)
+            if held is not None:
+                setattr(scored, name, held[:, : rows.top_logprobs] if rows.top_logprobs else None)
         return Piece(self.start + first, scored, rows, mask)
 
 
