@@ -10,6 +10,7 @@ import torch
 
 from core.sampling.penalties import TokenHistory
 from core.sampling.places import Places
+from core.sampling.registry import build_sampler
 from core.sampling.sampler import SampleOutput, Sampler
 from tests.unit.core.sampling.batches import CPU, Row, batch_of, history_of, places_of
 from tests.unit.core.sampling.test_sampler import random_row
@@ -36,7 +37,7 @@ def _on_device(rows: list[Row]) -> tuple[torch.Tensor, Places, TokenHistory]:
 def _sample(rows: list[Row]) -> SampleOutput:
     logits, places, history = _on_device(rows)
     batch = batch_of(rows, logprobs=True, top_logprobs=4)
-    found = Sampler(logits.shape[1], logits.device).sample(logits, batch, places, history)
+    found = build_sampler(logits.shape[1], logits.device).sample(logits, batch, places, history)
     fields = (found.tokens, found.non_finite, found.logprobs, found.top_ids, found.top_values)
     return SampleOutput(*(None if field is None else field.cpu() for field in fields))  # type: ignore[arg-type]
 
@@ -47,7 +48,7 @@ def test_nothing_waits_for_the_device(seed: int, sync_mode_restored: None) -> No
     logits, places, history = _on_device(rows)
     batch = batch_of(rows, logprobs=True, top_logprobs=4)
     at = torch.arange(1, 33, device=logits.device)
-    sampler = Sampler(1003, logits.device)
+    sampler = build_sampler(1003, logits.device)
     sampler.sample(logits.clone(), batch, places, history)
     torch.cuda.set_sync_debug_mode("error")
     found = sampler.sample(logits, batch, places, history)

@@ -209,7 +209,7 @@ def test_interpreted_log_probabilities_are_of_the_raw_logits() -> None:
     assert found.top_ids[0].tolist() == ranked.tolist()
     for place, count in enumerate(batch.alternatives.tolist()):  # type: ignore[union-attr]
         if count >= 0:
-            wanted = model[place, found.tokens[place]]
+            wanted = model[place, int(found.tokens[place])]
             torch.testing.assert_close(found.logprobs[place].double().cpu(), wanted, rtol=0, atol=1e-5)
         best = model[place].sort(descending=True).values[: max(count, 0)]
         torch.testing.assert_close(found.top_values[place, : max(count, 0)].double().cpu(), best, rtol=0, atol=1e-5)
