@@ -4,11 +4,12 @@ COUNT adds violations to a device counter and marks the row. Both travel to the 
 row fails and the other rows go on. TRAP stops at once by `torch._assert_async`, always with a message: without one
 `torch.compile` drops the assertion silently. OFF exists to measure what the others cost. The idea of consuming a value
 by checking it and writing -1 back is SGLang #26108.
+
+These are operations on tensors. `core.relay` does them all in one launch on GPUs, and in compiled code on the CPU.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from enum import Enum
 
 import torch
@@ -25,27 +26,12 @@ class AssertMode(Enum):
     TRAP = "trap"
 
 
-def _consume(buffer: torch.Tensor, rows: torch.Tensor, counter: torch.Tensor, violated: torch.Tensor) -> torch.Tensor:
-    values = buffer.index_select(0, rows)
-    unwritten = values < 0
-    violated.logical_or_(unwritten)
-    counter.add_(unwritten.sum())
-    buffer.index_fill_(0, rows, -1)
-    # Padded graph rows all read row 0: it must stay readable however often it is consumed.
-    buffer[:1].zero_()
-    return values.clamp_min_(0)
-
-
 class DeviceChecks:
     """Counters int64[len(DEVICE_CHECKS)] on the device, and the checks that feed them. Forward stream only."""
 
     def __init__(self, mode: AssertMode, device: torch.device) -> None:
         self.mode = mode
         self.counters = torch.zeros(len(DEVICE_CHECKS), dtype=torch.int64, device=device)
-        # One fused launch on an accelerator. On the CPU dynamo's guards cost more than the five small kernels do.
-        self._consume: Callable[..., torch.Tensor] = (
-            torch.compile(_consume, dynamic=True) if device.type == "cuda" else _consume
-        )
 
     def consume(self, buffer: torch.Tensor, rows: torch.Tensor, violated: torch.Tensor) -> torch.Tensor:
         """int64[n]: `buffer[rows]`. Values must be >= 0, and are replaced by -1 so that a second read is a violation.
@@ -54,14 +40,20 @@ class DeviceChecks:
         returned as 0, a legal token id, so that the step goes on, and its entry of `violated`, int64[n], becomes 1; in
         TRAP mode it raises (CPU) or poisons the device context (CUDA).
         """
+        values = buffer.index_select(0, rows)
         if self.mode is AssertMode.OFF:
-            return buffer.index_select(0, rows)
+            return values
         if self.mode is AssertMode.TRAP:
-            values = buffer.index_select(0, rows)
             torch._assert_async(
                 (values >= 0).all(), "relay_unwritten_read: a row was read without a write since its last read"
             )
-        return self._consume(buffer, rows, self.counters[0], violated)
+        unwritten = values < 0
+        violated.logical_or_(unwritten)
+        self.counters[0].add_(unwritten.sum())
+        buffer.index_fill_(0, rows, -1)
+        # Padded graph rows all read row 0: it must stay readable however often it is consumed.
+        buffer[:1].zero_()
+        return values.clamp_min_(0)
 
     def snapshot(self, violated: torch.Tensor) -> torch.Tensor:
         """int64[len(DEVICE_CHECKS) + n]: the counters as they stand here, then `violated`; empty when asserts are off.

@@ -154,15 +154,15 @@ class DecodeGraphs:
         logits, lens, last = self.logits[:size], self.seq_lens[:size], self._last[:size]
 
         def work() -> None:
-            ids, before = DecodeRows(rows, lower, upper).resolve(state.future_map)
-            torch.add(before, 1, out=lens)
+            entered = DecodeRows(rows, lower, upper).enter(state.future_map, lens)
+            slots = state.pool.slots(rows, entered.lens) if entered.slots is None else entered.slots
             batch = ForwardBatch(
                 mode=ForwardMode.DECODE,
-                input_ids=ids,
-                positions=before,
+                input_ids=entered.ids,
+                positions=entered.lens,
                 rows=rows,
                 seq_lens=lens,
-                out_cache_loc=state.pool.slots(rows, before),
+                out_cache_loc=slots,
                 last_indices=last,
                 req_to_token=state.pool.table,
                 kv_pool=state.kv_pool,

@@ -141,9 +141,9 @@ class GridGraphs:
         kept = outputs.grid(rows, width)
 
         def work() -> None:
-            newest, before = DecodeRows(rows, lower, upper).resolve(state.future_map)
-            grid = grid_of(rows, arrays, newest, before, width, state.model.spec.vocab_size)
-            kept.before.copy_(before)
+            entered = DecodeRows(rows, lower, upper).enter(state.future_map)
+            grid = grid_of(rows, arrays, entered.ids, entered.lens, width, state.model.spec.vocab_size)
+            kept.before.copy_(entered.lens)
             kept.tried.copy_(grid.tried)
             kept.ids.copy_(grid.ids)
             outputs.logits[:places].copy_(state.model.forward(grid_batch(state, grid)))

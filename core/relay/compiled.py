@@ -6,7 +6,7 @@ So they can take over between two steps. The recorder is told by the FutureMap.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -56,12 +56,15 @@ class CompiledRelay:
         self._relay = module.Relay(*addresses, pool.num_rows, pool.max_context_len)
         self._counters, self._violated = checks.counters.numpy(), violated.numpy()
 
-    def enter(self, rows: torch.Tensor, lower: torch.Tensor, upper: torch.Tensor) -> Entered:
+    def enter(
+        self, rows: torch.Tensor, lower: torch.Tensor, upper: torch.Tensor, after: torch.Tensor | None = None
+    ) -> Entered:
         """See `FutureMap.enter`. Raises RuntimeError for a violation in TRAP mode, and IndexError."""
         at, mode = (_address(rows), _address(lower), _address(upper)), self._mode
         assert lower.numel() == upper.numel() == rows.numel(), (lower.shape, upper.shape, rows.shape)
         found = self._relay.enter(*at, rows.numel(), mode is not AssertMode.OFF, mode is AssertMode.TRAP)
-        return Entered(*map(torch.from_numpy, found))
+        entered = Entered(*map(torch.from_numpy, found))
+        return entered if after is None else replace(entered, after=after.copy_(entered.after))
 
     def publish(self, rows: torch.Tensor, seq_lens: torch.Tensor) -> None:
         """Write lengths, any integer dtype, n entries, of `rows`. Raises IndexError."""

@@ -7,7 +7,8 @@ running requests, and its writes and reads are in one stream order. It is always
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -20,13 +21,16 @@ from core.memory.req_to_token_pool import TABLE, ReqToTokenPool
 from core.relay.compiled import CompiledRelay, Entered
 from core.relay.payload import NEW_SEQ_LENS, OUTPUT_TOKENS, Column, RelayPayload
 
+if TYPE_CHECKING:
+    from core.relay.fused import FusedRelay
+
 
 class FutureMap:
     """Columns over all rows of `pool`, padding row included. Every method runs on the forward stream (law 2).
 
-    One step calls `lengths` and `gather` (inputs), then `publish` (lengths), then `stash` (tokens and extras), in this
-    order. Publish comes before stash because planning needs only lengths and must not wait for tokens (law 9). What
-    drafts may read and `carry` columns of its own between these two.
+    One step calls `enter` (inputs), then `publish` (lengths), then `stash` (tokens and extras), in this order. Publish
+    comes before stash because planning needs only lengths and must not wait for tokens (law 9). What drafts may read
+    and `carry` columns of its own between these two.
     """
 
     def __init__(
@@ -47,8 +51,14 @@ class FutureMap:
         self._violated = torch.zeros_like(self._buffers[OUTPUT_TOKENS.name])
         self._pool = pool
         self._compiled: CompiledRelay | None = None
+        self._fused: FusedRelay | None = None
         self._on_host: dict[str, np.ndarray] = {}
         """Columns of int64 in the host's own memory, once compiled code works for the CPU."""
+        # CUDA builds of PyTorch normally bring Triton; a build without it enters by operations on tensors. A trap does
+        # so everywhere: it stops before anything is consumed.
+        fuses = streams.device.type == "cuda" and checks.mode is not AssertMode.TRAP
+        if fuses and find_spec("triton") is not None:
+            self.fuse()
 
     def buffer(self, name: str) -> torch.Tensor:
         """The column `name`, [R, *tail]; for tests and for captured graphs that need its address."""
@@ -59,6 +69,13 @@ class FutureMap:
         buffers = (self._buffers[OUTPUT_TOKENS.name], self._buffers[NEW_SEQ_LENS.name], self._violated)
         self._compiled = CompiledRelay(module, *buffers, self._checks, self._pool)
         self._on_host = {name: held.numpy() for name, held in self._buffers.items() if held.dtype == torch.int64}
+
+    def fuse(self) -> None:
+        """Have one Triton kernel do the work of `enter` from the next step on: on CUDA, or where Triton interprets."""
+        from core.relay.fused import FusedRelay
+
+        buffers = (self._buffers[OUTPUT_TOKENS.name], self._buffers[NEW_SEQ_LENS.name], self._violated)
+        self._fused = FusedRelay(*buffers, self._checks, self._pool)
 
     def publish(self, rows: torch.Tensor, seq_lens: torch.Tensor) -> Event | None:
         """Write new lengths (any integer dtype) of `rows` and return a fresh event recorded after the write.
@@ -120,19 +137,23 @@ class FutureMap:
             else:
                 self._buffers[name].index_copy_(0, rows, values.to(column.dtype))
 
-    def enter(self, rows: torch.Tensor, lower: torch.Tensor, upper: torch.Tensor) -> Entered:
+    def enter(
+        self, rows: torch.Tensor, lower: torch.Tensor, upper: torch.Tensor, after: torch.Tensor | None = None
+    ) -> Entered:
         """What a step begins with: `lengths`, then `gather`, of its decode rows, int64[n] as the bounds.
 
-        Lengths come first: `gather` adds to the violations that they have found.
+        Lengths come first: `gather` adds to the violations that they have found. `after`, int64[n]: where lengths after
+        the step are left, for captured graphs; new memory if None.
         """
-        if self._compiled is None or rows.numel() == 0:
+        at_once = self._compiled or self._fused
+        if at_once is None or rows.numel() == 0:
             lens = self.lengths(rows, lower, upper)
-            return Entered(self.gather(rows), lens, lens + 1)
+            return Entered(self.gather(rows), lens, torch.add(lens, 1, out=after))
         if self._recorder is not None:
             self._recorder.read(NEW_SEQ_LENS.name, rows)
             self._recorder.wrote(OUTPUT_TOKENS.name, rows)
             self._recorder.read(TABLE, rows)
-        return self._compiled.enter(rows, lower, upper)
+        return at_once.enter(rows, lower, upper, after)
 
     def lengths(self, rows: torch.Tensor, lower: torch.Tensor, upper: torch.Tensor) -> torch.Tensor:
         """int64[n]: the published length of each of `rows`, int64[n], in tokens; reading does not consume it.

@@ -31,15 +31,9 @@ class DecodeRows:
     upper: torch.Tensor
     """The most."""
 
-    def resolve(self, future_map: FutureMap) -> tuple[torch.Tensor, torch.Tensor]:
-        """(newest tokens, which this consumes; tokens in the pools before this step), int64[n] each."""
-        # Lengths first: `gather` adds to the violations that they have found.
-        lens = future_map.lengths(self.rows, self.lower, self.upper)
-        return future_map.gather(self.rows), lens
-
-    def enter(self, future_map: FutureMap) -> Entered:
-        """As `resolve`, with what more is known by then."""
-        return future_map.enter(self.rows, self.lower, self.upper)
+    def enter(self, future_map: FutureMap, after: torch.Tensor | None = None) -> Entered:
+        """Their newest tokens, which this consumes, and where these stand; `after` as in `FutureMap.enter`."""
+        return future_map.enter(self.rows, self.lower, self.upper, after)
 
     def behind(self, chunks: Sequence[torch.Tensor], entered: Entered | None) -> tuple[torch.Tensor, ...]:
         """(row and position of each token of a step, int64[T] each; lengths after it, int64[B]).

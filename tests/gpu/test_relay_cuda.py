@@ -39,7 +39,7 @@ class Pair:
         """Any command with any rows: also reads that no write came before."""
         rows = torch.tensor(rng.sample(range(1, ROWS + 1), rng.randrange(1, ROWS)))
         values = torch.tensor([rng.randrange(100) for _ in rows])
-        command = rng.choice(("forget", "publish", "stash", "gather", "gather"))
+        command = rng.choice(("forget", "publish", "stash", "gather", "enter", "enter"))
         results = []
         for relay, device in zip(self._maps, (CPU, CUDA), strict=True):
             on_device, given = rows.to(device), values.to(device)
@@ -48,6 +48,10 @@ class Pair:
             elif command == "gather":
                 lens = relay.lengths(on_device, given - 1, given)
                 results.append(torch.stack([lens, relay.gather(on_device), relay.violated(len(rows))]).cpu())
+            elif command == "enter":
+                # By the kernel on CUDA, where `lengths` and `gather` are operations on tensors.
+                got = relay.enter(on_device, given - 1, given)
+                results.append(torch.stack([got.ids, got.lens, got.after, relay.violated(len(rows))]).cpu())
             else:
                 getattr(relay, command)(*((on_device, given) if command == "publish" else (on_device,)))
         assert not results or torch.equal(*results)

@@ -63,7 +63,7 @@ def compiled(
 ) -> Any:
     """`kernel` for a GPU of `capability`; what is neither a pointer nor a constant is a 32-bit number.
 
-    Pointers and numbers are multiples of 16, as those of a real launch are, and Triton sees it.
+    Pointers and numbers are multiples of 16, as those of a real launch are. Triton sees it where the kernel lets it.
     """
     import triton
     from triton.backends.compiler import GPUTarget
@@ -73,8 +73,9 @@ def compiled(
     signature |= dict.fromkeys(("scale", "softcap"), "fp32") if "scale" in signature else {}
     signature |= pointers | dict.fromkeys(constants, "constexpr")
     places = {(kernel.arg_names.index(name),): value for name, value in constants.items()}
-    even = [[["tt.divisibility", 16]]] * len(kernel.arg_names)
-    hints = {(i,): hint for i, hint in enumerate(even) if signature[kernel.arg_names[i]] not in ("constexpr", "fp32")}
+    seen = [each for each in kernel.params if not (each.do_not_specialize or each.do_not_specialize_on_alignment)]
+    even = [each.num for each in seen if signature[each.name] not in ("constexpr", "fp32")]
+    hints = {(place,): [["tt.divisibility", 16]] for place in even}
     source = ASTSource(fn=kernel, signature=signature, constexprs=places, attrs=hints)
     return triton.compile(source, target=GPUTarget("cuda", capability, 32), options={"num_warps": warps, **options})
 
