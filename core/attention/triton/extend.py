@@ -119,7 +119,7 @@ def paged_extend(
     # fmt: off
     _extend_tile[(triton.cdiv(longest * pack, block_m) * splits, len(rows), heads // pack)](
         q, keys, values, table, table if page_map is None else page_map, rows, lens, starts, prefixes,
-        lens if sinks is None else sinks, out, *(parts or (out, out, out)), splits, scale, softcap, table.stride(0),
+        out if sinks is None else sinks, out, *(parts or (out, out, out)), splits, scale, softcap, table.stride(0),
         q.stride(0), q.stride(1), keys.stride(0), keys.stride(1), values.stride(0), values.stride(1),
         HEADS=heads, GROUP=heads // kv_heads, PACK=pack, K_DIM=k_dim, V_DIM=v_dim, BLOCK_M=block_m, BLOCK_N=block_n,
         BLOCK_K=block_k, BLOCK_R=block_r, BLOCK_V=block_v, SPLIT=splits > 1, SPLIT_LEAST=split_least, PAGE=page,

@@ -64,6 +64,8 @@ def leave_sums(part, peaks, totals, place, real, columns, peak, total, acc, V_DI
     tl.store(places, acc, mask=summed[:, None] & (columns < V_DIM)[None, :])
 
 
+COMPARED = tl.constexpr(128)
+"""Peaks compared at a time: one of each thread."""
 MERGED = tl.constexpr(8)
 """Splits merged at a time: their sums, [8, Dv], stay in registers however many splits there are."""
 
@@ -74,8 +76,7 @@ MERGED = tl.constexpr(8)
 )
 def _merge_splits(
     part, peaks, totals, sinks, out, starts, prefixes, lens, longest, splits,
-    HEADS: tl.constexpr, V_DIM: tl.constexpr, BLOCK_V: tl.constexpr, BLOCK_S: tl.constexpr, SUNK: tl.constexpr,
-    RAGGED: tl.constexpr,
+    HEADS: tl.constexpr, V_DIM: tl.constexpr, BLOCK_V: tl.constexpr, SUNK: tl.constexpr, RAGGED: tl.constexpr,
 ) -> None:
     # fmt: on
     """Program (token, query head): the splits' sums under one peak, divided by one denominator, sink included."""
@@ -86,20 +87,24 @@ def _merge_splits(
             return
         token = tl.load(starts + segment) + offset
     place = token * HEADS + tl.program_id(1)
-    numbers, columns = tl.arange(0, BLOCK_S), tl.arange(0, BLOCK_V)
-    peak = tl.load(peaks + place * splits + numbers, mask=numbers < splits, other=float("-inf"))
-    total = tl.load(totals + place * splits + numbers, mask=numbers < splits, other=0.0)
-    top = tl.max(peak, 0)
+    columns = tl.arange(0, BLOCK_V)
+    highest = tl.full([COMPARED], float("-inf"), tl.float32)
+    for first in range(0, splits, COMPARED):
+        some = first + tl.arange(0, COMPARED)
+        height = tl.load(peaks + place * splits + some, mask=some < splits, other=float("-inf"))
+        highest = tl.maximum(highest, height)
+    top = tl.max(highest, 0)
+    denominator = 0.0
     if SUNK:
         sink = tl.load(sinks + tl.program_id(1)).to(tl.float32)
         top = tl.maximum(top, sink)
-    denominator = tl.sum(tl.exp(peak - top) * total, 0)
-    if SUNK:
-        denominator += tl.exp(sink - top)
+        denominator = tl.exp(sink - top)
     merged = tl.zeros([BLOCK_V], tl.float32)
     for first in range(0, splits, MERGED):
         some = first + tl.arange(0, MERGED)
         height = tl.load(peaks + place * splits + some, mask=some < splits, other=float("-inf"))
+        total = tl.load(totals + place * splits + some, mask=some < splits, other=0.0)
+        denominator += tl.sum(tl.exp(height - top) * total, 0)
         summed = height > float("-inf")
         sums = tl.load(
             part + (place * splits + some)[:, None] * V_DIM + columns[None, :],
@@ -115,8 +120,7 @@ def merge(splits: Splits, sinks: torch.Tensor | None, out: torch.Tensor, segment
     """out [T, H, Dv], contiguous, from what all splits left of each token; sinks: [H] or None.
 
     With `segments` the tokens are those of theirs, and no other place of `out` is written. How many splits there are is
-    an argument of the kernel, and only its next power of two a constant: so steps of any number of rows share a few
-    compiled kernels.
+    an argument of the kernel and no part of it: steps of any number of rows share what is compiled.
     """
     tokens, heads, count, v_dim = splits.sums.shape
     where = (splits.peaks, splits.peaks, splits.peaks, 1) if segments is None else segments
@@ -125,7 +129,6 @@ def merge(splits: Splits, sinks: torch.Tensor | None, out: torch.Tensor, segment
     _merge_splits[(programs, heads)](
         *splits, splits.peaks if sinks is None else sinks, out, *where, count,
         HEADS=heads, V_DIM=v_dim, BLOCK_V=max(16, triton.next_power_of_2(v_dim)),
-        BLOCK_S=triton.next_power_of_2(count), SUNK=sinks is not None,
-        RAGGED=segments is not None,
+        SUNK=sinks is not None, RAGGED=segments is not None,
     )
     # fmt: on

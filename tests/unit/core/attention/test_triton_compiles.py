@@ -154,7 +154,7 @@ def test_decode_compiles_and_fits(name: str) -> None:
     assert "cp.async" in kernel.asm["ptx"], "keys are fetched ahead"
     fits(kernel, layer)
     constants = {name: shared[name] for name in ("HEADS", "V_DIM", "BLOCK_V")}
-    constants |= {"BLOCK_S": 128, "SUNK": layer.special, "RAGGED": True}
+    constants |= {"SUNK": layer.special, "RAGGED": True}
     pointers = PARTS | {"sinks": data, "out": data} | dict.fromkeys(("starts", "prefixes", "lens"), "*i64")
     fits(compiled(splits._merge_splits, pointers, constants, layer.capability), layer)
 

@@ -138,4 +138,4 @@ def test_fused_kernels_compile() -> None:
     data = dict.fromkeys(("q", "k", "cos", "sin", "q_out", "k_out"), "*bf16")
     assert compiled(rotary._rotate, data, {"HEADS": 32, "HALF": 64, "BLOCK": 64}, 90).asm["cubin"]
     data = dict.fromkeys(("gate", "up", "out"), "*bf16")
-    assert compiled(activation._silu_mul, data, {"BLOCK": activation.BLOCK}, 90).asm["cubin"]
+    assert compiled(activation._silu_mul, data, {"WIDTH": 14336, "BLOCK": activation.BLOCK}, 90).asm["cubin"]
