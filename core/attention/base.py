@@ -7,7 +7,7 @@ The runner and the models see nothing of attention but this class. Every registe
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import ClassVar
 
 import torch
@@ -44,6 +44,13 @@ class AttentionBackend(ABC):
     def sibling(self) -> AttentionBackend:
         """A new backend of this class, for layers of a model whose KV is in another pool: a plan is for one pool."""
         return type(self)()
+
+    def rehearsals(self, rows: int, device: torch.device) -> Sequence[Sequence[int]]:
+        """Steps of up to `rows` prompts that between them launch everything that is compiled when it is launched first.
+
+        Each is the tokens of its prompts, the empty one a decode step. None for a backend that compiles nothing.
+        """
+        return ()
 
     @abstractmethod
     def plan(self, batch: ForwardBatch) -> None:

@@ -23,6 +23,7 @@ from core.executor.exhaustion import embedded, out_of_memory
 from core.executor.grid_graphs import capture_grid_graphs
 from core.executor.launched_step import RESULTS, SAMPLED, LaunchedStep
 from core.executor.pooling import Pooler
+from core.executor.rehearsal import rehearse
 from core.executor.sampling_step import SampledRows, SamplingStep
 from core.executor.step_lanes import StepLanes, StepTracer
 from core.executor.verification import Attempt
@@ -69,6 +70,7 @@ class StepRunner:
         self._tracer = StepTracer(state.lanes)
         self._is_compiled = not state.streams.at_once
         """Whether compiled code works for the host, or never will."""
+        rehearse(state)
         self.graphs = capture_decode_graphs(state, state.graph_sizes, state.attention)
         self.grids = capture_grid_graphs(state, self.graphs, self._speculator)
 

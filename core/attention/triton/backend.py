@@ -12,7 +12,7 @@ from core.attention.torch_native import TorchNativeAttention
 from core.attention.triton.decode import paged_decode
 from core.attention.triton.extend import paged_extend
 from core.attention.triton.store import store_kv
-from core.attention.triton.tiles import Tiles
+from core.attention.triton.tiles import Tiles, rehearsed
 from core.batch.forward_batch import ForwardBatch
 from core.batch.ragged import starts_of
 from core.device.staging import Staging
@@ -46,6 +46,12 @@ class TritonAttention(AttentionBackend):
         if device.type == "cuda" or triton.knobs.runtime.interpret:
             return None
         return f"Triton compiles for GPUs, not for {device.type}; TRITON_INTERPRET=1 interprets it, for tests"
+
+    def rehearsals(self, rows: int, device: torch.device) -> list[list[int]]:
+        """See `AttentionBackend`. Where kernels are interpreted there is nothing to compile."""
+        if device.type != "cuda":
+            return []
+        return rehearsed(rows, torch.cuda.get_device_properties(device).multi_processor_count)
 
     def plan(self, batch: ForwardBatch) -> None:
         """Upload the places of prefill segments. A decode step needs no plan."""

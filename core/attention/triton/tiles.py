@@ -22,6 +22,19 @@ SIZES = {256: (128, 64, 64), 512: (64, 32, 64), 1152: (32, 32, 32), 1 << 30: (16
 of an A100, as its assembler says (`tests/unit/core/attention/test_triton_compiles.py`)."""
 
 
+def rehearsed(rows: int, multiprocessors: int) -> list[list[int]]:
+    """Tokens of the segments of steps that need all kernels that steps of up to `rows` segments can; see `rehearsals`.
+
+    A tile of packed lines is as high as a power of two, so lengths that double have tiles of all heights, and one token
+    more than is ever packed the tile of a single head. Keys are split where a segment is alone, and not where there are
+    segments enough for the device.
+    """
+    most = max(packed for _, _, packed in SIZES.values())
+    lengths = [*(1 << power for power in range(most.bit_length())), most + 1]
+    crowd = min(rows, PROGRAMS_PER_SM * multiprocessors)
+    return [[], *([length, *[1] * (count - 1)] for length in lengths for count in sorted({1, crowd}))]
+
+
 def warps_of(lines: int, columns: int) -> int:
     """Warps of a program: 8 for tiles whose float32 sums, [lines, columns], would fill the registers of 4."""
     return 8 if lines > 64 or lines * columns >= 64 * 256 else 4

@@ -75,10 +75,14 @@ def test_both_ways_leave_and_return_the_same(mode: AssertMode, seed: int) -> Non
         ids = torch.from_numpy(rng.integers(0, 9, (count, 3)))
         answers = []
         for each in (plain, fast):
-            got = each.map.enter(some, lower, upper)
+            after = torch.full_like(some, 99) if dtype else None
+            got = each.map.enter(some, lower, upper, after)
+            assert after is None or got.after is after
             slots = each.pool.slots(some, got.lens) if got.slots is None else got.slots
             left = [each.map.extra(column.name, some) for column in EXTRAS]
-            answers.append([*map(torch.Tensor.tolist, (got.ids, got.lens, slots, each.map.snapshot(count), *left))])
+            answers.append(
+                [*map(torch.Tensor.tolist, (got.ids, got.lens, got.after, slots, each.map.snapshot(count), *left))]
+            )
             each.map.publish(some, lens.to(torch.int32) if dtype else lens)
             # Some are left unwritten, so that the next read of them is a violation.
             extras = {"ids": ids[::2], "states": ids[::2, :2].to(torch.bfloat16)}

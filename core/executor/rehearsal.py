@@ -1,0 +1,74 @@
+"""Steps of padding before the first real one, so that nothing is compiled while requests wait.
+
+Triton compiles a kernel when it is launched first: seconds on the forward thread, with every stream of the engine
+behind it. Captured decode steps are launched before they are recorded, prompts are not. So the attention backend names
+steps that between them launch all it has, and these are run on padding when the engine is built.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from core.batch.forward_batch import ForwardBatch
+from core.batch.schedule_batch import ForwardMode
+from core.executor.device_state import DeviceState
+
+logger = logging.getLogger(__name__)
+
+
+@torch.inference_mode()
+def rehearse(state: DeviceState) -> None:
+    """Run what the attention backend names. A model that fails is served all the same; the log says what it said.
+
+    Recurrent layers and encoders keep states beside the KV, which are not planned for padding: what such models launch
+    is compiled by the first steps that need it.
+    """
+    spec, attention = state.model.spec, state.attention
+    if attention is None or spec.state_layers or spec.encoder:
+        return
+    named = attention.rehearsals(state.pool.size, state.streams.device)
+    steps = [lens for lens in named if max(lens, default=1) <= state.pool.max_context_len]
+    if not steps:
+        return
+    began = time.monotonic()
+    try:
+        with state.streams.on_forward():
+            for lens in steps:
+                state.model.forward(padding(state, lens))
+        state.streams.synchronize()
+    except RuntimeError as error:
+        logger.warning("kernels are compiled by the first steps: %s", str(error).partition("\n")[0])
+        return
+    logger.info("rehearsed %d steps in %.1f s", len(steps), time.monotonic() - began)
+
+
+def padding(state: DeviceState, lens: Sequence[int]) -> ForwardBatch:
+    """Prompts of `lens` tokens, all of them of row 0 and into slot 0 (law 6); the decode step of one row if empty."""
+    extend = np.array(lens or [1], np.int64)
+    rows, positions, ids, slots, last = state.staging.upload(
+        [
+            np.zeros_like(extend),
+            np.concatenate([np.arange(each) for each in extend]),
+            *(np.zeros(int(extend.sum()), np.int64) for _ in range(2)),
+            np.zeros(1, np.int64),
+        ]
+    )
+    return ForwardBatch(
+        mode=ForwardMode.EXTEND if lens else ForwardMode.DECODE,
+        input_ids=ids,
+        positions=positions,
+        rows=rows,
+        seq_lens=state.staging.upload([extend])[0],
+        out_cache_loc=slots,
+        last_indices=last,
+        req_to_token=state.pool.table,
+        kv_pool=state.kv_pool,
+        num_extend=len(lens),
+        prefix_lens_host=np.zeros_like(extend),
+        extend_lens_host=extend,
+    )
