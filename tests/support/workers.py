@@ -208,7 +208,7 @@ class Teller:
         self.tell("report", self._config.hook.pytest_report_to_serializable(config=self._config, report=report))
 
 
-@dataclass
+@dataclass(eq=False)
 class NoTerminal:
     """What `config.get_terminal_writer()` asks for: a writer into what is captured of the test."""
 
