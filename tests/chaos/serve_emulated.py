@@ -79,10 +79,12 @@ def forgetful(faults: Faults) -> type[FutureMap]:
     """A FutureMap that loses the token of each row of length `forget_at_length`."""
 
     class Forgetful(FutureMap):
-        def enter(self, rows: torch.Tensor, lower: torch.Tensor, upper: torch.Tensor) -> Entered:
+        def enter(
+            self, rows: torch.Tensor, lower: torch.Tensor, upper: torch.Tensor, after: torch.Tensor | None = None
+        ) -> Entered:
             lost = rows[self.extra(NEW_SEQ_LENS.name, rows) == faults.forget_at_length]
             self.buffer(OUTPUT_TOKENS.name)[lost] = OUTPUT_TOKENS.fill
-            return super().enter(rows, lower, upper)
+            return super().enter(rows, lower, upper, after)
 
     return Forgetful
 
