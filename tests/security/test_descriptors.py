@@ -118,14 +118,17 @@ async def _health(target: str) -> str:
 
 
 async def test_probes_and_metrics_answer_beside_idle_connections(server: ServerProcess) -> None:
-    """200 connections that speak HTTP/2 and never call, where 128 descriptors are all. A stream that runs goes on."""
+    """200 connections that speak HTTP/2 and never call, where 128 descriptors are all. A stream that runs goes on.
+
+    They come from another address: they may all be there within a second, before one of them counts as idle.
+    """
     held = []
     async with server.client() as client:
         running = client.generate([3], max_tokens=1500, **GREEDY)
         await anext(running)
         try:
             for _ in range(IDLE):
-                idle: Any = socket.create_connection(("127.0.0.1", server.port), timeout=PATIENCE)
+                idle: Any = socket.create_connection(("127.0.0.1", server.port), PATIENCE, ("127.0.0.2", 0))
                 idle.sendall(PREFACE + frame(SETTINGS, 0, 0, b""))
                 held.append(idle)
             async with asyncio.timeout(PATIENCE):
