@@ -1,17 +1,16 @@
 """One frozen configuration per floor; `EngineConfig` composes them. Validated once, at construction.
 
-A field that a user may set says so itself: `setting` attaches its group, its help, its choices and its least value.
-Flags, environment, files, tables and schemas are made from that (`service.config.sources`).
+A field that a user may set says so itself (`core.setting`).
 """
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field, fields
-from typing import Any
+from dataclasses import dataclass, field
 
 from core.errors import ConfigError
 from core.machine import usable_cpus
+from core.setting import at_least, check_settings, setting
 
 DEVICES = ("auto", "cpu", "cuda")
 DTYPES = ("auto", "float32", "bfloat16")
@@ -23,47 +22,12 @@ SPECULATIVE = ("auto", "off", "ngram", "eagle", "eagle:DIR", "draft:DIR", "mtp")
 NATIVE = ("auto", "wait", "off")
 PREFIX_CACHES = ("radix", "none")
 SCHEDULE_POLICIES = ("fcfs", "lpm", "priority")
+PROMPT_TOKENS = 512
+"""Most prompt tokens in one step of a CPU, unless it is configured."""
 PREFILLS_PER_DECODE = 4
 """Steps of prompt chunks in a row that rows ready to decode wait at most, where steps are not mixed."""
 ASSERT_MODES = ("off", "count", "trap")
 ADAPTER_NAME = re.compile(r"[A-Za-z0-9._:/-]{1,128}")
-
-
-def setting(
-    default: Any,
-    group: str,
-    help: str,
-    *,
-    flag: str = "",
-    choices: tuple[str, ...] = (),
-    metavar: str = "",
-    low: float | None = None,
-) -> Any:
-    """A dataclass field that users may set, by default under its own name, else as `flag`.
-
-    A default of None, "" or () makes it optional: not to be set is a value of its own. `low` is the least value.
-    """
-    told = {"group": group, "help": help, "flag": flag, "choices": choices, "metavar": metavar, "low": low}
-    return field(default=default, metadata=told)
-
-
-def check_settings(config: Any) -> None:
-    """Raises ConfigError for a field of a dataclass, made by `setting`, whose value is not among what it takes."""
-    for each in fields(config):
-        name, value = each.metadata.get("flag") or each.name, getattr(config, each.name)
-        if each.metadata.get("choices"):
-            _one_of(name, value, each.metadata["choices"])
-        _at_least(name, value, each.metadata.get("low"))
-
-
-def _one_of(name: str, value: str, allowed: tuple[str, ...]) -> None:
-    if value not in allowed:
-        raise ConfigError(f"{name} must be one of {', '.join(allowed)}; got {value!r}")
-
-
-def _at_least(name: str, value: float | None, low: float | None) -> None:
-    if value is not None and low is not None and not value >= low:
-        raise ConfigError(f"{name} must be at least {low:g}; got {value!r}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,16 +111,21 @@ class MemoryConfig:
     def __post_init__(self) -> None:
         check_settings(self)
         # A pool holds at least one page.
-        _at_least("max_total_tokens", self.max_total_tokens, self.page_size)
-        _at_least("max_encoder_tokens", self.max_encoder_tokens, self.page_size)
-        _at_least("max_window_tokens", self.max_window_tokens, self.page_size)
+        at_least("max_total_tokens", self.max_total_tokens, self.page_size)
+        at_least("max_encoder_tokens", self.max_encoder_tokens, self.page_size)
+        at_least("max_window_tokens", self.max_window_tokens, self.page_size)
 
 
 @dataclass(frozen=True, slots=True)
 class SchedulerConfig:
-    """How steps are planned. `chunked_prefill_size` bounds the prompt tokens of one step."""
+    """How steps are planned. `chunked_prefill_size=None` sizes steps by the memory of the device."""
 
-    chunked_prefill_size: int = setting(512, "Scheduling", "Most prompt tokens in one step.", low=1)
+    chunked_prefill_size: int | None = setting(
+        None,
+        "Scheduling",
+        f"Most prompt tokens in one step; unset: {PROMPT_TOKENS} on a CPU, 2048 to 8192 by the memory of a GPU.",
+        low=1,
+    )
     mixed_chunk: bool = setting(
         True,
         "Scheduling",
@@ -190,6 +159,11 @@ class SchedulerConfig:
 
     def __post_init__(self) -> None:
         check_settings(self)
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Most prompt tokens in one step: `chunked_prefill_size`, else what a CPU gets."""
+        return self.chunked_prefill_size or PROMPT_TOKENS
 
 
 @dataclass(frozen=True, slots=True)
@@ -328,7 +302,7 @@ class GrammarConfig:
 
     def __post_init__(self) -> None:
         check_settings(self)
-        _at_least("max_compiles", self.max_compiles, 1)
+        at_least("max_compiles", self.max_compiles, 1)
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,12 +6,14 @@ ordering is the same code that runs in tests without an accelerator (law 5).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
 
 from core.device.event import Event
+from core.device.fetch import fetch_together
 from core.device.graphs import CudaGraphs, GraphMaker
 from core.device.recorder import RecordedEvent, Recorder, on_lane
 from core.device.timer import Mark, mark
@@ -89,16 +91,15 @@ class DeviceStreams:
         context: AbstractContextManager[Any] = self._module.stream(stream)
         return context if self.recorder is None else on_lane(self.recorder, lane, context)
 
-    def fetch(self, tensor: torch.Tensor) -> torch.Tensor:
-        """A host tensor that holds the values of `tensor` once the current stream has got to this point.
+    def fetch(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Host tensors that hold the values of `tensors` once the current stream has got to this point.
 
-        Pinned, because a copy to ordinary memory would block. On the CPU it is `tensor` itself, which must not be
-        written again.
+        One transfer for all of them. Pinned, because a copy to ordinary memory would block. On the CPU they are the
+        `tensors` themselves, which must not be written again.
         """
         if self.device.type == "cpu":
-            return tensor
-        host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
-        return host.copy_(tensor, non_blocking=True)
+            return list(tensors)
+        return fetch_together(tensors, lambda size: torch.empty(size, dtype=torch.uint8, pin_memory=True))
 
     def synchronize(self) -> None:
         """Block until the device is idle; for start-up and shutdown only."""

@@ -19,6 +19,7 @@ from core.engine.build_pools import Pools, build_pools
 from core.engine.grammar.compiler import GrammarCompiler
 from core.engine.input_processor import InputProcessor, encoder_input
 from core.engine.speculation import Speculation, build_source, build_speculation, way_of, why_no_speculation
+from core.engine.step_size import device_bytes, sized
 from core.engine.step_times import time_steps
 from core.errors import StartupError
 from core.executor.decode_graphs import graph_sizes
@@ -73,6 +74,7 @@ def assemble(
     `speculation`: instead of what the configuration says. Raises StartupError when the pools do not fit into memory,
     when an adapter given at start cannot be loaded, or when drafts are asked for that the engine cannot verify.
     """
+    config = dataclasses.replace(config, scheduler=sized(config.scheduler, device_bytes(streams.device)))
     spec, method = model.spec, config.speculation.method if speculation is None else "ngram"
     way = way_of(streams.device) if speculation is None else speculation.way
     attention = build_attention(config.executor.attention_backend, streams.device)

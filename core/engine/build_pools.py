@@ -84,7 +84,7 @@ def build_pools(
     layers = SplitLayers.of(spec.kv_layers, context, windows=memory.sliding_window_pool)
     # Steps in flight may each verify so many drafts, and which are right is known when they are over.
     doubt = drafts * (MAX_DEPTH if config.executor.overlap else 1)
-    bounds = layers.bounds(memory.page_size, config.scheduler.chunked_prefill_size, doubt)
+    bounds = layers.bounds(memory.page_size, config.scheduler.prompt_tokens, doubt)
     kept_each, kept_spare = _draft_bytes(keeps, memory)
     longest, beside = max(context, cross.max_input), cross.bytes_per_token + kept_each
     pages = divide_pages(memory, layers, bounds, spec.dtype, longest, streams.device, reserved + kept_spare, beside)

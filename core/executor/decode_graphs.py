@@ -74,7 +74,7 @@ class DecodeInputs:
     fresh: torch.Tensor
     """int64[F]: rows with a new owner."""
     table: tuple[torch.Tensor, torch.Tensor, torch.Tensor]
-    """int64[n] each: rows, positions, slots of `TableWrites`."""
+    """int64[n] each: rows, places, pages of `TableWrites`."""
     trial: Grid | None = None
     """What is verified, written by the replay; None without drafts."""
 
@@ -92,8 +92,8 @@ class DecodeGraphs:
         self.maker = maker
         self._sizes = tuple(sorted(sizes))
         largest, device = self._sizes[-1], state.streams.device
-        # Room for the sections, and beside them for every row fresh and one new page of table writes for every row.
-        self.block = StaticBlock(largest * (SECTIONS + 1 + 3 * state.kv_pool.page_size), state.staging)
+        # Room for the sections, and beside them for every row fresh and with one new page.
+        self.block = StaticBlock(largest * (SECTIONS + 1 + 3), state.staging)
         self.logits = torch.zeros(largest, state.model.spec.vocab_size, dtype=torch.float32, device=device)
         self.seq_lens = torch.zeros(largest, dtype=torch.int64, device=device)
         # Each row has one token, so place i holds the last token of row i.
@@ -127,7 +127,7 @@ class DecodeGraphs:
         size, count = self._size(len(batch.rows)), len(batch.rows)
         writes = batch.table_writes
         sections = sections_of(batch.rows, batch.lower_lens, batch.prefix_lens, size)
-        beside = (batch.fresh_rows, writes.rows, writes.positions, writes.slots)
+        beside = (batch.fresh_rows, writes.rows, writes.places, writes.pages)
         views = self.block.fill([*sections, *beside])
         fresh, *table = views[len(sections) :]
         assert len(views[0]) == count

@@ -82,7 +82,7 @@ class GridGraphs:
         self._graphs: dict[tuple[int, int], Graph] = {}
         places, rows = shapes[0][0] * shapes[0][1], max(size for size, _ in shapes)
         # Room for the sections, and beside them for every row fresh and one new page of table writes for every row.
-        self.block = StaticBlock(rows * (SECTIONS + length + 1 + 3 * state.kv_pool.page_size), state.staging)
+        self.block = StaticBlock(rows * (SECTIONS + length + 1 + 3), state.staging)
         self.outputs = Outputs.of(rows, places, state.model.spec.vocab_size, state.streams.device)
         self.replays = 0
         """Number of steps replayed so far."""
@@ -117,7 +117,7 @@ class GridGraphs:
         size, writes = self.size_for(batch, attempt.width), batch.table_writes
         assert size is not None, "it was asked for first"
         sections = _sections(batch.rows, batch.lower_lens, batch.prefix_lens, attempt, size)
-        views = self.block.fill([*sections, batch.fresh_rows, writes.rows, writes.positions, writes.slots])
+        views = self.block.fill([*sections, batch.fresh_rows, writes.rows, writes.places, writes.pages])
         fresh, *table = views[len(sections) :]
         grid = self.outputs.grid(views[0], attempt.width)
         return DecodeInputs(size, views[0], grid.before, fresh, (table[0], table[1], table[2]), grid)

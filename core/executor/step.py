@@ -178,7 +178,7 @@ class StepRunner:
             [
                 *(batch.rows, batch.lower_lens, batch.prefix_lens[chunks:], last_indices, batch.fresh_rows),
                 *at_places,
-                *((writes.rows, writes.positions, writes.slots) if len(writes.rows) else ()),
+                *((writes.rows, writes.places, writes.pages) if len(writes.rows) else ()),
             ]
         )
         places, table = uploaded[: len(at_places)], uploaded[len(at_places) :]
@@ -221,7 +221,7 @@ class StepRunner:
         """Apply what the scheduler decided to device state, before anything in the step reads it."""
         state = self._state
         if len(batch.table_writes.rows):
-            state.pool.write(*table)
+            state.pool.write(table[0], table[1], table[2], batch.table_writes.page_size)
         for name, companion in state.companions.items():
             companion.begin(rows, batch.companion_writes.get(name), state.staging)
         state.future_map.forget(fresh)
@@ -284,8 +284,10 @@ class StepRunner:
         published: Event,
         lanes: StepLanes | None,
     ) -> tuple[SampleOutput, torch.Tensor, torch.Tensor | None, Outcome | None, Event]:
-        """Copy tokens, what became of drafts, vectors, log probabilities and assert counters to the host, on the copy
-        stream."""
+        """Bring tokens, what became of drafts, vectors, log probabilities and assert counters to the host.
+
+        In one transfer, on the copy stream.
+        """
         streams = self._state.streams
         copy_done = streams.new_event()
         with streams.on_copy():
@@ -296,20 +298,18 @@ class StepRunner:
             if self._recorder is not None:
                 self._recorder.read(SAMPLED, (step_id,))
                 self._recorder.wrote(RESULTS, (step_id,))
-            host = self._to_host(sampled)
-            counts = streams.fetch(counted)
-            fetched = None if vectors is None else streams.fetch(vectors)
-            outcome = None if outcome is None else outcome.fetched(streams.fetch)
+            always = (sampled.tokens, sampled.non_finite, counted)
+            maybe = (sampled.logprobs, sampled.top_ids, sampled.top_values, vectors)
+            some = (each for each in maybe if each is not None)
+            arriving = iter(streams.fetch([*always, *some, *(() if outcome is None else outcome.on_device)]))
+            tokens, non_finite, counts = (next(arriving) for _ in always)
+            *told, fetched = (None if each is None else next(arriving) for each in maybe)
+            host = SampleOutput(tokens, non_finite, *told)
+            outcome = None if outcome is None else outcome.fetched(list(arriving))
             if lanes is not None:
                 lanes.copied(streams.mark())
             copy_done.record(streams.copy)
         return host, counts, fetched, outcome, copy_done
-
-    def _to_host(self, sampled: SampleOutput) -> SampleOutput:
-        fetch = self._state.streams.fetch
-        wanted = (sampled.logprobs, sampled.top_ids, sampled.top_values)
-        fetched = [None if tensor is None else fetch(tensor) for tensor in wanted]
-        return SampleOutput(fetch(sampled.tokens), fetch(sampled.non_finite), *fetched)
 
 
 def _chunk_places(batch: ScheduleBatch) -> tuple[Ints, Ints, Ints]:

@@ -35,14 +35,10 @@ class PendingWrites:
         self._noted = [(rows[stay], places[stay], pages[stay]) for (rows, places, pages), stay in kept if stay.any()]
 
     def take(self) -> TableWrites:
-        """The entries noted since the last call, one per token and in order. The very next batch must carry them."""
+        """The pages noted since the last call, in order. The very next batch must carry them."""
         if not self._noted:
-            return TableWrites.empty()
+            return TableWrites.empty(self._page_size)
         noted, self._noted = self._noted, []
         self._rows.clear()
         rows, places, pages = (np.concatenate(parts) for parts in zip(*noted, strict=True))
-        return TableWrites(np.repeat(rows, self._page_size), self._tokens(places), self._tokens(pages))
-
-    def _tokens(self, pages: Ints) -> Ints:
-        """int64[n * page_size] from int64[n]: every token of each page."""
-        return (pages[:, None] * self._page_size + np.arange(self._page_size)).ravel()
+        return TableWrites(rows, places, pages, self._page_size)

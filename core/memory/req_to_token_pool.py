@@ -19,20 +19,28 @@ TABLE = "req_to_token"
 
 @dataclass(frozen=True, slots=True)
 class TableWrites:
-    """Entries of `req_to_token` that this step must write before it reads: table[rows[i], positions[i]] = slots[i].
+    """Pages that this step must enter in `req_to_token` before it reads: `pages[i]` is page `places[i]` of `rows[i]`.
 
     int64[n] each, on the host.
     """
 
     rows: Ints
-    positions: Ints
-    slots: Ints
+    places: Ints
+    pages: Ints
+    page_size: int
+    """Tokens of a page."""
 
     @classmethod
-    def empty(cls) -> TableWrites:
+    def empty(cls, page_size: int) -> TableWrites:
         """The writes of a step that takes no new page."""
         none = np.empty(0, np.int64)
-        return cls(none, none, none)
+        return cls(none, none, none, page_size)
+
+    def tokens(self) -> tuple[Ints, Ints, Ints]:
+        """(row, position and slot of every token of the pages), int64[n * page_size] each."""
+        within, size = np.arange(self.page_size), self.page_size
+        positions, slots = ((each[:, None] * size + within).ravel() for each in (self.places, self.pages))
+        return np.repeat(self.rows, size), positions, slots
 
 
 class ReqToTokenPool:
@@ -51,6 +59,7 @@ class ReqToTokenPool:
         self.table = self.new_row_buffer((max_context_len,), torch.int32)
         # Its entries in one row: a look-up by one index takes less than one by two.
         self._entries = self.table.view(-1)
+        self._within = torch.arange(max_context_len, device=device)
 
     @property
     def size(self) -> int:
@@ -70,11 +79,16 @@ class ReqToTokenPool:
         """
         return torch.full((self.num_rows, *tail), fill, dtype=dtype, device=self.device)
 
-    def write(self, rows: torch.Tensor, positions: torch.Tensor, slots: torch.Tensor) -> None:
-        """table[rows[i], positions[i]] = slots[i]; int64[n] each. Forward stream only."""
+    def write(self, rows: torch.Tensor, places: torch.Tensor, pages: torch.Tensor, page_size: int) -> None:
+        """Enter the slots of whole pages: `pages[i]` is page `places[i]` of `rows[i]`; int64[n] each.
+
+        The table is a whole number of pages wide. Pages, not slots, come from the host: a long prompt takes thousands
+        of slots. Forward stream only.
+        """
         if self.recorder is not None:
             self.recorder.wrote(TABLE, rows)
-        self.table[rows, positions] = slots.to(torch.int32)
+        slots = torch.add(self._within[:page_size], pages[:, None], alpha=page_size)
+        self.table.view(self.num_rows, -1, page_size)[rows, places] = slots.to(torch.int32)
 
     def slots(self, rows: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         """int64[n]: the KV slot of the token at positions[i] of rows[i]; int64[n] each. Forward stream only."""

@@ -78,7 +78,7 @@ class Planner:
         self._holdings = Holdings(self._shares, self._running, self._memory, policy)
         self._adder = PrefillAdder(lifecycle, Preemption(config, lifecycle, self._holdings), self._holdings)
         self._turns = Turns()
-        self._light_steps = LightSteps(self._shares, self._running, lifecycle.waiting, config.chunked_prefill_size)
+        self._light_steps = LightSteps(self._shares, self._running, lifecycle.waiting, config.prompt_tokens)
         self._pin = pin
         self._depth = depth
         self._aim = NO_DRAFTS
@@ -116,7 +116,7 @@ class Planner:
 
     def _mixed(self, now: float, only: list[Tenant] | None = None) -> tuple[list[Segment], Decodes]:
         decodes = self._secure_decode(only)
-        segments = self._adder.fill(self._config.chunked_prefill_size, now, only)
+        segments = self._adder.fill(self._config.prompt_tokens, now, only)
         if self._adder.vacated:
             # `fill` took these rows from requests that were to decode; another request may own them by now.
             decodes = decodes.without(self._adder.vacated)
@@ -127,7 +127,7 @@ class Planner:
         """Chunks and decodes, one of them empty: chunks first, except where `Turns` owes decodes a step."""
         ready = len(self._running.decoding()) > 0
         decodes = self._secure_decode() if ready and self._turns.decode_owed else NO_DECODES
-        segments = [] if len(decodes) else self._adder.fill(self._config.chunked_prefill_size, now)
+        segments = [] if len(decodes) else self._adder.fill(self._config.prompt_tokens, now)
         if ready and not segments and len(decodes) == 0:
             decodes = self._secure_decode()
         self._turns.took(prefill=bool(segments), ready=ready)
@@ -160,7 +160,7 @@ class Planner:
 
     def _drafts(self, rows: Ints) -> Ints:
         """int64[n]: the most drafts that each of `rows`, int64[n >= 1], verifies in this step."""
-        running, budget = self._running, self._config.chunked_prefill_size // len(rows) - 1
+        running, budget = self._running, self._config.prompt_tokens // len(rows) - 1
         if (held := self._memory.draft_room) is not None:
             budget = min(budget, held // len(rows))
         most = min(self._aim.most, budget)

@@ -52,8 +52,9 @@ class Tally:
     `now` is in seconds of the loop's clock everywhere.
     """
 
-    def __init__(self, phases: PhaseClock, *, speculates: bool = False) -> None:
-        """`speculates`: whether steps may verify drafts."""
+    def __init__(self, phases: PhaseClock, *, speculates: bool = False, prompt_tokens: int = 0) -> None:
+        """`speculates`: whether steps may verify drafts; `prompt_tokens`: the most that one step computes."""
+        self._most_prompt_tokens = prompt_tokens
         self._phases = phases
         self._drafts = DraftTally() if speculates else None
         self.preemptions = 0
@@ -166,6 +167,7 @@ class Tally:
             running=running,
             waiting=waiting,
             page_size=memory.page_size,
+            chunked_prefill_size=self._most_prompt_tokens,
             prompt_tokens=self._prompt_tokens,
             cached_tokens=self._cached_tokens,
             generation_tokens=self._generation_tokens,

@@ -6,7 +6,7 @@ what is sampled there is of no row (law 6). So a step waits for nothing, and can
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -140,9 +140,15 @@ class GridOutcome:
         kept: Bools = (np.arange(self.width) < self.counts[:, None]).reshape(-1)
         return kept
 
-    def fetched(self, fetch: Callable[[torch.Tensor], torch.Tensor]) -> GridOutcome:
+    @property
+    def on_device(self) -> tuple[torch.Tensor, ...]:
         """See `Outcome`."""
-        return replace(self, drafts=fetch(self.drafts))
+        return (self.drafts,)
+
+    def fetched(self, host: Sequence[torch.Tensor]) -> GridOutcome:
+        """See `Outcome`."""
+        (drafts,) = host
+        return replace(self, drafts=drafts)
 
 
 def _counts(tried: torch.Tensor, width: int) -> torch.Tensor:

@@ -19,11 +19,12 @@ NOTHING_NEW: Final = np.iinfo(np.int64).max
 def new_slots(batch: ScheduleBatch) -> Ints:
     """int64[n]: slots of pages that rows of `batch` got to write to; those that they found again are not among them."""
     writes, chunks = batch.table_writes, batch.num_extend
-    if len(writes.rows) == 0:
-        return writes.slots
-    known: Ints = np.full(int(max(writes.rows.max(), batch.rows.max())) + 1, NOTHING_NEW)
+    rows, positions, slots = writes.tokens()
+    if len(rows) == 0:
+        return slots
+    known: Ints = np.full(int(max(rows.max(), batch.rows.max())) + 1, NOTHING_NEW)
     # Before a chunk stand tokens of the row itself or found ones, before a decode the least that may be there.
     known[batch.rows[:chunks]] = batch.prefix_lens[:chunks]
     known[batch.rows[chunks:]] = batch.lower_lens
-    found: Ints = writes.slots[writes.positions >= known[writes.rows]]
+    found: Ints = slots[positions >= known[rows]]
     return found

@@ -6,7 +6,7 @@ Ragged, on the host's own memory: on the CPU a place that is not computed costs 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -127,6 +127,11 @@ class Verdict:
         """int64[n]: tokens of each row in the pools after the step that count."""
         return self.trial.lens + self.counts
 
-    def fetched(self, fetch: Callable[[torch.Tensor], torch.Tensor]) -> Verdict:
+    @property
+    def on_device(self) -> tuple[torch.Tensor, ...]:
         """See `Outcome`: all of it is on the host."""
+        return ()
+
+    def fetched(self, host: Sequence[torch.Tensor]) -> Verdict:
+        """See `Outcome`."""
         return self

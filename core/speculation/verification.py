@@ -6,7 +6,7 @@ a mask, of which the host knows the width alone (`grid`).
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -100,8 +100,13 @@ class Outcome(Protocol):
         """bool[T]: the places whose sampled tokens count."""
         ...
 
-    def fetched(self, fetch: Callable[[torch.Tensor], torch.Tensor]) -> Outcome:
-        """The same with what is on the device on its way to the host, by `fetch`."""
+    @property
+    def on_device(self) -> tuple[torch.Tensor, ...]:
+        """What of it is on the device; empty if it is known on the host."""
+        ...
+
+    def fetched(self, host: Sequence[torch.Tensor]) -> Outcome:
+        """The same with `host`, which a copy fills, in place of each of `on_device`."""
         ...
 
 

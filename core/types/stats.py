@@ -130,6 +130,8 @@ class EngineStats:
     running: int = 0
     waiting: int = 0
     page_size: int = 1
+    chunked_prefill_size: int = 0
+    """Most prompt tokens in one step."""
     prompt_tokens: int = 0
     cached_tokens: int = 0
     generation_tokens: int = 0

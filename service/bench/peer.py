@@ -71,7 +71,7 @@ class Peer:
             "native": model.native,
             "quantization": model.quantization,
             "page_size": memory.page_size,
-            "chunked_prefill_size": self._config.scheduler.chunked_prefill_size,
+            "chunked_prefill_size": self._config.scheduler.prompt_tokens,
         }
 
     def run(self, requests: Sequence[PeerRequest], emit: Emit) -> None:

@@ -13,9 +13,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from core.config import EngineConfig, check_settings, setting
+from core.config import EngineConfig
 from core.errors import ConfigError
 from core.models.bundled import bundled_model_dir
+from core.setting import check_settings, setting
 from service.config.sources import with_settings
 
 TRACE_ENDPOINTS = ("off", "local", "any")

@@ -53,6 +53,8 @@ def engine_view(handle: EngineHandle, config: ServerConfig, version: str, fronte
     info = None if handle.engine is None else handle.engine.model_info
     kv = next((pool.capacity for pool in stats.pools if pool.name == KV_POOL), 0)
     values = values_of(config)
+    # Sized by the device where it is not set, so known once the engine runs.
+    values["chunked_prefill_size"] = values["chunked_prefill_size"] or stats.chunked_prefill_size
     settings = {name: values[name] for name in names.CONFIG_INFO.labels}
     return ServerView(
         stats,

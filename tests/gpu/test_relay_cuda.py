@@ -108,11 +108,11 @@ def test_streams_are_distinct_and_fetch_waits_for_its_event() -> None:
         published.record(streams.forward)
     with streams.on_copy():
         published.wait(streams.copy)
-        host = streams.fetch(made)
+        host, ones = streams.fetch([made, torch.ones(3, dtype=torch.bool, device=CUDA)])
         copied.record(streams.copy)
     assert host.is_pinned() and not copied.query()
     copied.synchronize()
-    assert (host == 7).all()
+    assert (host == 7).all() and ones.tolist() == [True] * 3
 
 
 def test_a_mark_may_be_asked_before_the_device_has_reached_it() -> None:

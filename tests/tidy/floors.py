@@ -15,6 +15,7 @@ from tests.tidy.source import Source
 FLOORS = {
     "core.types": 0,
     "core.config": 0,
+    "core.setting": 0,
     "core.errors": 0,
     "core.invariants": 0,
     "core.machine": 0,
@@ -77,6 +78,7 @@ OUTSIDE_CORE = (
 NO_TORCH = (
     "core.types",
     "core.config",
+    "core.setting",
     "core.errors",
     "core.invariants",
     "core.machine",
@@ -96,8 +98,8 @@ DOORS = (
 )
 
 SERVICE_SEES = (
-    *("core.engine", "core.types", "core.config", "core.errors", "core.buggify", "core.machine", "core.lanes"),
-    "core.models.bundled",
+    *("core.engine", "core.types", "core.config", "core.setting", "core.errors", "core.buggify", "core.machine"),
+    *("core.lanes", "core.models.bundled"),
 )
 KNOWS_MESSAGES = (
     # `wire` makes of messages what is ours, and the other way round. What registers, answers and calls methods has them

@@ -206,8 +206,7 @@ class VectorClocks:
         staged = batch.staging.prefill_ids_cpu
         if staged is not None:
             self.read("staging", (staged.data_ptr(),))
-        writes = batch.table_writes
-        for row, position, slot in zip(writes.rows.tolist(), writes.positions.tolist(), writes.slots.tolist()):
+        for row, position, slot in zip(*(each.tolist() for each in batch.table_writes.tokens()), strict=True):
             self._table[row][position] = slot
         self.read("req_to_token", batch.rows)
         for row, length in zip(batch.rows.tolist(), batch.prefix_lens.tolist()):

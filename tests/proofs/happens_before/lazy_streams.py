@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
@@ -17,9 +17,10 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
+from core.device.fetch import fetch_together
 from core.device.recorder import Recorder
 from core.device.streams import COPY, FORWARD, DeviceStreams
-from tests.proofs.happens_before.lazy_ops import LazyOps, poisoned
+from tests.proofs.happens_before.lazy_ops import LazyOps
 
 DEFAULT = "default stream"
 
@@ -193,10 +194,13 @@ class LazyStreams(DeviceStreams):
         """Where everything goes that names no stream: on an accelerator, the making of pools."""
         return self._on(self.default, DEFAULT)
 
-    def fetch(self, tensor: torch.Tensor) -> torch.Tensor:
-        with _disable_current_modes():
-            host = poisoned(tensor)
-        return host.copy_(tensor)
+    def fetch(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        def poisoned_bytes(size: int) -> torch.Tensor:
+            """Bytes that are no number to floats, and -1 to whole numbers."""
+            with _disable_current_modes():
+                return torch.full((size,), 255, dtype=torch.uint8)
+
+        return fetch_together(tensors, poisoned_bytes)
 
 
 def _nobody() -> None:

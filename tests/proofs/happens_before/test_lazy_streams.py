@@ -48,7 +48,7 @@ def test_only_an_event_holds_another_stream_back(waits: bool) -> None:
         if waits:
             published.wait(streams.copy)
         with streams.on_copy():
-            host = streams.fetch(made)
+            (host,) = streams.fetch([made])
             copied.record(streams.copy)
         assert host.isnan().all() and not copied.query()
         copied.synchronize()
@@ -85,7 +85,7 @@ def test_every_operation_is_recorded_by_the_memory_it_touches() -> None:
         shared[1:3].add_(1)
     assert not clocks.races
     with streams.on_copy():
-        streams.fetch(shared[:1])
+        streams.fetch([shared[:1]])
     assert [(race.first.writes, race.second.writes) for race in clocks.races] == [(True, False)]
 
 

@@ -53,8 +53,8 @@ def the_loop_writes_the_table(patch: pytest.MonkeyPatch) -> None:
 
     def write_and_submit(self: SeededExecutor, batch: ScheduleBatch) -> None:
         writes = batch.table_writes
-        columns = [torch.from_numpy(column) for column in (writes.rows, writes.positions, writes.slots)]
-        self._runner._state.pool.write(*columns)
+        columns = [torch.from_numpy(column) for column in (writes.rows, writes.places, writes.pages)]
+        self._runner._state.pool.write(*columns, writes.page_size)
         submit(self, batch)
 
     patch.setattr(SeededExecutor, "submit", write_and_submit)

@@ -36,7 +36,7 @@ class Bounds(Family):
 
     def __init__(self, view: View) -> None:
         super().__init__(view)
-        self._depth, self._budget = view.scenario.drafts, view.scenario.config.chunked_prefill_size
+        self._depth, self._budget = view.scenario.drafts, view.scenario.config.prompt_tokens
         self._books: dict[Owner, Book] = {}
         self._proposed = 0
         """The most drafts for each row that the step before proposed."""

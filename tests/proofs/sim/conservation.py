@@ -30,7 +30,7 @@ class Conservation(Family):
     def __init__(self, view: View) -> None:
         super().__init__(view)
         scenario = view.scenario
-        self._budget, self._mixed = scenario.config.chunked_prefill_size, scenario.config.mixed_chunk
+        self._budget, self._mixed = scenario.config.prompt_tokens, scenario.config.mixed_chunk
         self._late = scenario.paced
         self._parted = scenario.paced and len(scenario.weights) > 1
         self._light = False

@@ -32,7 +32,7 @@ class CrossSide(CompanionSide):
         cross = scenario.cross
         assert cross is not None, "a scenario without an encoder has no such side"
         self.host = CrossPages(cross.pages, scenario.page_size, scenario.rows + 1)
-        self.books = CrossBooks(self.host, scenario.config.chunked_prefill_size, hits)
+        self.books = CrossBooks(self.host, scenario.config.prompt_tokens, hits)
         self._size, self._pages = scenario.page_size, cross.pages
         self._writes: CrossWrites | None = None
         self._said: dict[int, list[int]] = {}

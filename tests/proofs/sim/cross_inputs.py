@@ -31,7 +31,7 @@ class CrossInputs:
         )
         self.entry = EncoderInput(self.spec, cross.longest)
         self.most = min(cross.longest, cross.pages * scenario.page_size)
-        self._short = min(self.most, max(1, scenario.config.chunked_prefill_size // 2))
+        self._short = min(self.most, max(1, scenario.config.prompt_tokens // 2))
 
     def draw(self, rng: random.Random) -> list[int]:
         """Many that share a step, some that fill the pool or the encoder, a few that the door must refuse."""

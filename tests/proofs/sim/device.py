@@ -112,7 +112,7 @@ class SimExecutor(ABC):
     ) -> None:
         self.sides = tuple(sides)
         self.depth = scenario.depth
-        self._contract = Contract(scenario.config.chunked_prefill_size)
+        self._contract = Contract(scenario.config.prompt_tokens)
         self.ledger = Ledger()
         self.spoil = -1
         """Which row of the next step computes NaN, counted from those that sample; -1: none."""
@@ -322,7 +322,7 @@ class SimExecutor(ABC):
         if any(job.batch.verifies and not _drafting(job.batch).isdisjoint(fresh) for job in self._submitted):
             self._hits("draft_row_reused")
         size = self.kv.page_size
-        taken = {slot // size for slot in batch.table_writes.slots.tolist()}
+        taken = set(batch.table_writes.pages.tolist())
         if any(slot // size in taken for job in self._submitted for slot in job.slots):
             self._hits("page_reused_in_flight")
 

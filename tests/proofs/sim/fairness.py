@@ -31,7 +31,7 @@ class Fairness(Family):
     def __init__(self, view: View) -> None:
         super().__init__(view)
         scenario = view.scenario
-        self._budget = scenario.config.chunked_prefill_size
+        self._budget = scenario.config.prompt_tokens
         self._several = len(scenario.weights) > 1
         self._owed: Counter[str] = Counter()
         self._out: Counter[str] = Counter()

@@ -25,7 +25,7 @@ class Liveness(Family):
     def __init__(self, view: View) -> None:
         super().__init__(view)
         config = view.scenario.config
-        self._budget, self._depth = config.chunked_prefill_size, view.device.depth
+        self._budget, self._depth = config.prompt_tokens, view.device.depth
         self._left: int | None = None
         self._gave_way: dict[Client, int] = {}
 

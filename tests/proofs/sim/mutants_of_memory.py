@@ -185,7 +185,7 @@ def table_writes_are_lost(patch: Patch) -> None:
 
     def lossy(old: Any, self: RequestMemory) -> TableWrites:
         writes = old(self)
-        return TableWrites(writes.rows[:-1], writes.positions[:-1], writes.slots[:-1])
+        return TableWrites(writes.rows[:-1], writes.places[:-1], writes.pages[:-1], writes.page_size)
 
     put(patch, RequestMemory, "take_writes", lossy)
 
@@ -203,14 +203,14 @@ def two_tokens_share_a_slot(patch: Patch) -> None:
 
 
 @mutant("page_table")
-def two_entries_name_one_slot(patch: Patch) -> None:
-    """The last table entry of a step names the slot of the first."""
+def two_entries_name_one_page(patch: Patch) -> None:
+    """The last table entry of a step names the page of the first."""
 
     def same(old: Any, self: RequestMemory) -> TableWrites:
         writes = old(self)
-        slots = writes.slots.copy()
-        slots[-1:] = slots[:1]
-        return replace(writes, slots=slots)
+        pages = writes.pages.copy()
+        pages[-1:] = pages[:1]
+        return replace(writes, pages=pages)
 
     put(patch, RequestMemory, "take_writes", same)
 

@@ -178,7 +178,7 @@ class Scenario:
         drafts also what the steps in flight may bring.
         """
         assert self.windows is not None, "asked of a model with windows"
-        return touched(self.windows.tokens - 1 + self.doubt + self.config.chunked_prefill_size, self.page_size)
+        return touched(self.windows.tokens - 1 + self.doubt + self.config.prompt_tokens, self.page_size)
 
     @property
     def doubt(self) -> int:

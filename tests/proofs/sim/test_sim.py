@@ -191,7 +191,7 @@ def test_both_devices_verify_the_same_drafts(monkeypatch: pytest.MonkeyPatch, se
 def test_encoders_are_drawn_with_every_edge() -> None:
     encoders = [(s, s.cross) for s in map(draw, range(DRAWN)) if s.cross is not None]
     assert {s.cache for s, _ in encoders} == {"none"}
-    chunk_is_less = [s for s, cross in encoders if s.config.chunked_prefill_size < cross.longest]
+    chunk_is_less = [s for s, cross in encoders if s.config.prompt_tokens < cross.longest]
     smaller = [s for s, cross in encoders if cross.pages * s.page_size < cross.longest]
     assert min(len(chunk_is_less), len(smaller), sum(bool(c.forced_first and c.forced_last) for _, c in encoders)) > 20
     assert {len(cross.start_ids) for _, cross in encoders} == {1, 2, 3} and min(c.pages for _, c in encoders) == 1

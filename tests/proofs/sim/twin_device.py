@@ -45,10 +45,11 @@ class TwinDevice(SimExecutor):
 
     def _compute(self, batch: ScheduleBatch, plain: Plain) -> StepResult:
         rows, table, writes = plain.rows, self._table, batch.table_writes
+        size = writes.page_size
         if len(writes.rows):
-            places = zip(writes.rows.tolist(), writes.positions.tolist(), writes.slots.tolist(), strict=True)
-            for row, position, slot in places:
-                table[row][position] = slot
+            places = zip(writes.rows.tolist(), writes.places.tolist(), writes.pages.tolist(), strict=True)
+            for row, place, page in places:
+                table[row][place * size : place * size + size] = range(page * size, page * size + size)
         for side in self.sides:
             side.begin(batch.companion_writes.get(side.name))
         self.relay.forget(plain.fresh)

@@ -42,7 +42,7 @@ class WindowTwin(CompanionSide):
         windows = scenario.windows
         assert windows is not None, "a scenario without windowed layers has no such side"
         self._size, self._window, self._hits = scenario.page_size, windows.tokens, hits
-        chunk = scenario.config.chunked_prefill_size
+        chunk = scenario.config.prompt_tokens
         bounds = WindowBounds(windows.tokens, scenario.page_size, chunk, scenario.doubt)
         self.host = WindowPages(windows.pages, scenario.pages, scenario.rows + 1, bounds)
         self._free = set(self.host._free)

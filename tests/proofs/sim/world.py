@@ -188,7 +188,7 @@ class World:
                 self.hits("mixed_step")
             if len(batch.sample_indices) < len(batch.rows):
                 self.hits("middle_chunk")
-        self.story.decided((*batch.rows.tolist(), *batch.prefix_lens.tolist(), *batch.table_writes.slots.tolist()))
+        self.story.decided((*batch.rows.tolist(), *batch.prefix_lens.tolist(), *batch.table_writes.pages.tolist()))
         if self.story.tracing:
             owners = zip(batch.rows.tolist(), batch.generations.tolist(), strict=True)
             spans = zip(owners, batch.prefix_lens.tolist(), batch.seq_lens.tolist(), strict=True)

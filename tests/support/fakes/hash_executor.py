@@ -98,8 +98,8 @@ class HashExecutor:
 
     def _execute(self, batch: ScheduleBatch) -> StepResult:
         assert (batch.rows > 0).all() and len(set(batch.rows.tolist())) == len(batch.rows)
-        writes = batch.table_writes
-        self.table[writes.rows, writes.positions] = writes.slots
+        entered, at, slots_there = batch.table_writes.tokens()
+        self.table[entered, at] = slots_there
         self.future[batch.fresh_rows] = UNWRITTEN
         tokens, positions = self._inputs(batch)
         rows = np.repeat(batch.rows, batch.extend_lens)

@@ -37,8 +37,8 @@ class SpeculatingExecutor(HashExecutor):
 
     def _execute(self, batch: ScheduleBatch) -> StepResult:
         assert batch.spec is not None, "speculation is on"
-        writes = batch.table_writes
-        self.table[writes.rows, writes.positions] = writes.slots
+        entered, at, slots_there = batch.table_writes.tokens()
+        self.table[entered, at] = slots_there
         self.future[batch.fresh_rows] = self.lens[batch.fresh_rows] = UNWRITTEN
         for row in batch.fresh_rows.tolist():
             self.drafts[row] = []

@@ -113,7 +113,7 @@ class World:
             "extend_lens": np.ones_like(at),
             "num_extend": 0,
             "num_tokens": len(at),
-            "table_writes": TableWrites.empty(),
+            "table_writes": TableWrites.empty(PAGE),
             "sample_indices": np.arange(len(at)),
             "sampling": greedy(at),
             "staging": InputStaging(),
@@ -223,7 +223,7 @@ def test_what_is_not_a_captured_decode_step_runs_eagerly() -> None:
         world.batch(rows, mode=ForwardMode.MIXED),
         world.batch(rows, mode=ForwardMode.EXTEND),
         world.batch(rows, companion_writes={LORA: LoraWrites(groups=((1, np.array([0])),))}),
-        world.batch(rows, table_writes=TableWrites(many, many, many)),
+        world.batch(rows, table_writes=TableWrites(many, many, many, PAGE)),
         world.batch([*range(1, ROWS + 1), 1]),
     ]
     assert not any(graphs.takes(batch) for batch in refused)
@@ -233,10 +233,9 @@ def test_the_inputs_of_a_new_page_and_a_new_owner_come_with_the_step() -> None:
     world = World()
     world.start([1, 2], [4, 5], 4)
     world.pool.table[2, 4:] = 0
-    late = np.arange(4, 8)
-    writes = TableWrites(np.full(4, 2), late, PAGE + WIDTH + late)
+    writes = TableWrites(np.array([2]), np.array([4 // PAGE]), np.array([9]), PAGE)
     world.runner.launch(world.batch([1, 2], table_writes=writes, fresh_rows=np.array([3]))).result()
-    assert world.pool.table[2, 4:8].tolist() == (PAGE + WIDTH + late).tolist()
+    assert world.pool.table[2, 4 : 4 + PAGE].tolist() == list(range(9 * PAGE, 10 * PAGE))
     assert world.map.buffer("output_tokens_buf")[3] == -1
 
 

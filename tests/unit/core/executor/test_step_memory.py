@@ -59,9 +59,9 @@ class LateStreams(DeviceStreams):
         super().__init__(torch.device("cpu"))
         self._engine = engine
 
-    def fetch(self, tensor: torch.Tensor) -> torch.Tensor:
+    def fetch(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """See `CopyEngine.copy`."""
-        return self._engine.copy(tensor)
+        return [self._engine.copy(each) for each in tensors]
 
 
 class HiddenModel(HashModel):

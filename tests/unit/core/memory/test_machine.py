@@ -68,10 +68,7 @@ class MemoryMachine(RuleBasedStateMachine):
 
     def apply_writes(self) -> None:
         """What the forward thread does first in a step."""
-        writes = self.memory.take_writes()
-        for row, position, slot in zip(
-            writes.rows.tolist(), writes.positions.tolist(), writes.slots.tolist(), strict=True
-        ):
+        for row, position, slot in zip(*(each.tolist() for each in self.memory.take_writes().tokens()), strict=True):
             assert row in self.owners and slot >= self.size, "a write for nobody, or into padding"
             self.table[row, position] = slot
 

@@ -45,9 +45,11 @@ def test_table_writes_name_every_slot_once() -> None:
     a = admit(memory, ids(6))
     assert memory.grow(np.array([a.row]))
     writes = memory.take_writes()
-    assert writes.rows.tolist() == [a.row] * 12 and writes.positions.tolist() == list(range(12))
-    assert (slots_of(memory, writes.rows, writes.positions) == writes.slots).all()
-    assert len(set(writes.slots.tolist())) == 12 and writes.slots.min() >= PAGE, "page 0 is padding"
+    rows, positions, slots = writes.tokens()
+    assert rows.tolist() == [a.row] * 12 and positions.tolist() == list(range(12))
+    assert (slots_of(memory, rows, positions) == slots).all()
+    assert len(set(slots.tolist())) == 12 and slots.min() >= PAGE, "page 0 is padding"
+    assert writes.pages.tolist() == (slots[::PAGE] // PAGE).tolist(), "three entries, and not twelve, go to the device"
     assert len(memory.take_writes().rows) == 0
 
 
@@ -130,10 +132,10 @@ def test_a_row_that_changes_hands_within_a_plan_has_one_owner_s_writes() -> None
     memory.release(a.row, a.generation, ids(6))
     taken = admit(memory, ids(11, 20))
     assert taken.row == a.row
-    writes = memory.take_writes()
-    places = list(zip(writes.rows.tolist(), writes.positions.tolist(), strict=True))
+    rows, positions, slots = memory.take_writes().tokens()
+    places = list(zip(rows.tolist(), positions.tolist(), strict=True))
     assert len(set(places)) == len(places) == 4 + 12
-    assert (slots_of(memory, writes.rows, writes.positions) == writes.slots).all()
+    assert (slots_of(memory, rows, positions) == slots).all()
 
 
 @pytest.mark.parametrize("cache", ["radix", "none"])

@@ -85,8 +85,9 @@ def test_row_buffers_have_the_length_of_the_table() -> None:
     buffer = pool.new_row_buffer((3,), torch.int64, -1)
     assert buffer.shape == (5, 3) and (buffer == -1).all()
     assert pool.table.shape == (5, 16) and pool.num_rows == 5
-    pool.write(torch.tensor([4, 4]), torch.tensor([0, 15]), torch.tensor([7, 8]))
-    assert pool.table[4, 0] == 7 and pool.table[4, 15] == 8
+    pool.write(torch.tensor([4, 2, 4]), torch.tensor([0, 3, 3]), torch.tensor([7, 5, 8]), 4)
+    assert pool.table[4].tolist() == [28, 29, 30, 31, *[0] * 8, 32, 33, 34, 35]
+    assert pool.table[2].tolist() == [*[0] * 12, 20, 21, 22, 23] and not pool.table[1].any() and not pool.table[3].any()
     pool.check_padding()
     pool.table[0, 3] = 1
     with pytest.raises(InvariantViolation, match="row_padding_reserved"):

@@ -55,7 +55,7 @@ def test_a_place_that_does_not_count_is_never_right() -> None:
     """It repeats the newest token, which may well be sampled again."""
     found = grid([5, 6], [[11, 12], []])
     judged = found.judge(torch.tensor([7, 1, 2, 20, 20, 20]), None, STAGING)
-    outcome = judged.outcome.fetched(lambda tensor: tensor)
+    outcome = judged.outcome.fetched(judged.outcome.on_device)
     assert outcome.counts.tolist() == [1, 1] and outcome.proposed.tolist() == [2, 0]
     assert judged.newest.tolist() == [7, 20] and judged.lens.tolist() == [6, 7]
 

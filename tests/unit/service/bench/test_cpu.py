@@ -194,7 +194,7 @@ def test_options_of_a_peer_reach_its_engine(monkeypatch: pytest.MonkeyPatch) -> 
     assert (plain.model.dtype, plain.model.quantization, plain.executor.overlap) == ("bfloat16", "none", True)
     assert (other.model.dtype, other.model.quantization, other.executor.overlap) == ("float32", "int8", False)
     assert (plain.executor.cpu_threads, other.executor.cpu_threads) == (3, 2)
-    assert (other.model.native, other.scheduler.chunked_prefill_size) == ("off", 64)
+    assert (other.model.native, other.scheduler.prompt_tokens) == ("off", 64)
     assert (told["dtype"], told["quantization"], told["chunked_prefill_size"]) == ("float32", "int8", 64)
 
 
