@@ -55,7 +55,7 @@ def _enter(
         tl.atomic_add(counters + 1, wrong, mask=wrong > 0)
         token = tl.maximum(token, 0)
         tl.store(tokens + row, tl.where(row > 0, -1, 0).to(tl.int64), mask=there)
-    # A place behind the end of a row is nobody's, so it gets the padding slot.
+    # No token may stand behind the end of a row: what is computed there goes to the padding slot.
     slot = tl.load(table + row * width + before, mask=there & (before >= 0) & (before < width), other=0)
 
     tl.store(found + places, token, mask=inside)

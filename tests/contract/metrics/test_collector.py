@@ -68,7 +68,10 @@ def test_settings_and_state_are_told() -> None:
     assert ("slipstream_cache_config_info", "1", "100") in found, "page size and pages, as gateways ask for them"
     assert names.CACHE_CONFIG_INFO.labels == ("block_size", "num_gpu_blocks")
     (config,) = (key for key in found if key[0] == "slipstream_config_info")
-    assert "false" in config and "lpm" in config
+    assert "false" in config and "lpm" in config and "96" in config, "steps are sized by the device where no size is set"
+    found = samples(handle, chunked_prefill_size=48)
+    (config,) = (key for key in found if key[0] == "slipstream_config_info")
+    assert "48" in config and "96" not in config
     (build,) = (key for key in found if key[0] == "slipstream_build_info")
     assert {"1.2.3", "fake", "float32", "FakeForCausalLM"} <= set(build)
     assert {key[1] for key in found if key[0] == "slipstream_scheduler_phase_seconds_total"} == set(PHASES)

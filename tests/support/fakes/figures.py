@@ -8,6 +8,7 @@ FIGURES = EngineStats(
     step=41,
     pools=(PoolStats("kv_page", 100, 25, 50),),
     waiting=0,
+    chunked_prefill_size=96,
     prompt_tokens=7,
     cached_tokens=5,
     generation_tokens=11,
