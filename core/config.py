@@ -14,7 +14,7 @@ from core.setting import at_least, check_settings, setting
 
 DEVICES = ("auto", "cpu", "cuda")
 DTYPES = ("auto", "float32", "bfloat16")
-QUANTIZATIONS = ("none", "int8", "int4")
+QUANTIZATIONS = ("none", "int8", "int4", "fp8")
 QUANTIZED_WEIGHTS = ("compressed", "dense")
 GRAMMAR_BACKENDS = ("auto", "llguidance", "xgrammar", "none")
 SPECULATIVE = ("auto", "off", "ngram", "eagle", "eagle:DIR", "draft:DIR", "mtp")
@@ -54,7 +54,8 @@ class ModelConfig:
     quantization: str = setting(
         "none",
         "Model",
-        "Quantise plain weights while they are loaded: int8 with a scale per output, int4 in groups of 128, or none.",
+        "Quantise plain weights while they are loaded: int8 with a scale per output, int4 in groups of 128, fp8 with "
+        "activations too (for GPUs), or none.",
         choices=QUANTIZATIONS,
     )
     quantized_weights: str = setting(

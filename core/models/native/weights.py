@@ -114,6 +114,8 @@ def _is_dense(module: Any, dtype: torch.dtype) -> bool:
     if grouped_weight(module) is not None:
         return True
     weight = module.weight
+    if tuple(weight.shape) != (module.out_features, module.in_features):
+        return False  # It is kept elsewhere, in another form.
     return is_scaled_int8(weight) or (type(weight) in PLAIN and weight.dtype == dtype)
 
 

@@ -1,11 +1,11 @@
 """Plain weights that are quantised while they are loaded, because the server was told to.
 
-Weights only, and not what they are multiplied with. int8: one scale per output, symmetric, as torchao does it
-(`Int8WeightOnlyConfig`), and transformers computes with its product. int4: a scale and a zero for each output and 128
-inputs (`rounding.py`). Every linear layer is quantised, the output matrix too. What expands latents stays as it is, or
-keys and values would be kept expanded (`mla.py`); so does what makes step sizes in Mamba-1, whose weight is read where
-no layer is called; and so do embeddings, which are looked up, not read as a whole. Dense models on the CPU are computed
-by native code.
+int8 and int4 are of weights only, and not of what they are multiplied with. int8: one scale per output, symmetric, as
+torchao does it (`Int8WeightOnlyConfig`), and transformers computes with its product. int4: a scale and a zero for each
+output and 128 inputs (`rounding.py`). fp8: eight-bit floats, of what they are multiplied with too (`fp8.py`). Every
+linear layer is quantised, the output matrix too. What expands latents stays as it is, or keys and values would be kept
+expanded (`mla.py`); so does what makes step sizes in Mamba-1, whose weight is read where no layer is called; and so do
+embeddings, which are looked up, not read as a whole. Dense models on the CPU are computed by native code.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from torch import nn
 from core.errors import ModelLoadError
 from core.models.config import CheckpointConfig
 from core.models.hf.mla import expansions
+from core.models.quantized.fp8 import keep_fp8, why_no_fp8
 from core.models.quantized.grouped import keep_grouped
 from core.models.quantized.registry import INSTALL, PLAIN, QuantizedWeights, method_name
 from core.models.quantized.rounding import GROUP, round_to_groups
@@ -82,5 +83,14 @@ def _int4(model: PreTrainedModel) -> QuantizedWeights:
     return QuantizedWeights(f"int4, groups of {GROUP}")
 
 
-AT_LOAD: Mapping[str, Callable[[PreTrainedModel], QuantizedWeights]] = {"int8": _int8, "int4": _int4}
+def _fp8(model: PreTrainedModel) -> QuantizedWeights:
+    if (reason := why_no_fp8(model.device, model.dtype)) is not None:
+        raise ModelLoadError(f"quantization 'fp8' is not possible: {reason}")
+    if model.device.type == "cpu":
+        logger.warning("quantization 'fp8' is for GPUs: a CPU computes the same numbers, slower than plain weights")
+    keep_fp8(model, _left_whole(model))
+    return QuantizedWeights("fp8 (e4m3), scales by output and token", rounds_activations=True)
+
+
+AT_LOAD: Mapping[str, Callable[[PreTrainedModel], QuantizedWeights]] = {"int8": _int8, "int4": _int4, "fp8": _fp8}
 """How weights are quantised, by the name in the configuration."""

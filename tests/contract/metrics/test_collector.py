@@ -68,7 +68,7 @@ def test_settings_and_state_are_told() -> None:
     assert ("slipstream_cache_config_info", "1", "100") in found, "page size and pages, as gateways ask for them"
     assert names.CACHE_CONFIG_INFO.labels == ("block_size", "num_gpu_blocks")
     (config,) = (key for key in found if key[0] == "slipstream_config_info")
-    assert "false" in config and "lpm" in config and "96" in config, "steps are sized by the device where no size is set"
+    assert "false" in config and "lpm" in config and "96" in config, "sized by the device where none is set"
     found = samples(handle, chunked_prefill_size=48)
     (config,) = (key for key in found if key[0] == "slipstream_config_info")
     assert "48" in config and "96" not in config
