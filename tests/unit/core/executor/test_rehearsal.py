@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
+from core.executor.rehearsal import rehearse
 from tests.support.fakes.masked_attention import MaskedAttention
+from tests.support.fakes.traced_graphs import GraphStreams
 from tests.unit.core.attention.dense import LAYER
 from tests.unit.core.executor.test_decode_graphs import ROWS, WIDTH, SumModel, World
 
@@ -28,27 +33,78 @@ def rehearsing(patch: pytest.MonkeyPatch, steps: list[list[int]]) -> list[tuple[
 
 
 def test_what_the_backend_names_is_run_on_padding(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen = rehearsing(monkeypatch, [[], [5], [WIDTH + 1], [3, 1, 1]])
+    seen = rehearsing(monkeypatch, [[], [WIDTH], [WIDTH + 1], [WIDTH - 1, 1, 1]])
     world = World()
-    assert seen[:3] == [("DECODE", 0, [1]), ("EXTEND", 1, [5]), ("EXTEND", 3, [3, 1, 1])], "none that has no place"
+    wanted = [("DECODE", 0, [1]), ("EXTEND", 1, [WIDTH]), ("EXTEND", 3, [WIDTH - 1, 1, 1])]
+    assert seen[:3] == wanted, "none that has no place"
     assert not world.pool.table.any() and not world.checks.counters.any()
     assert not world.kv.k(LAYER)[1:].any(), "slot 0 is padding"
 
 
+def test_models_with_other_states_are_not_rehearsed() -> None:
+    """What recurrent layers and encoders keep is not planned for padding."""
+    asked: list[str] = []
+    for name in ("", "encoder", "state_layers"):
+        parts: dict[str, Any] = {"encoder": None, "state_layers": (), name: (object(),)}
+        attention = SimpleNamespace(rehearsals=lambda *_, name=name: asked.append(name) or [])
+        state: Any = SimpleNamespace(
+            model=SimpleNamespace(spec=SimpleNamespace(**parts)),
+            attention=attention,
+            pool=SimpleNamespace(size=ROWS),
+            streams=SimpleNamespace(device=torch.device("cpu")),
+        )
+        rehearse(state)
+    assert asked == [""]
+
+
+def test_it_runs_where_steps_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On the forward stream and without gradients; and it is over when the engine is built."""
+    told: list[str] = []
+
+    class Told(GraphStreams):
+        @contextmanager
+        def on_forward(self) -> Iterator[None]:
+            told.append("forward stream")
+            yield
+            told.append("end")
+
+        def synchronize(self) -> None:
+            told.append("waits")
+
+    rehearsing(monkeypatch, [[2], []])
+    forward = SumModel.forward
+
+    def watched(self: SumModel, batch: Any) -> torch.Tensor:
+        told.append("gradients" if torch.is_grad_enabled() else "step")
+        return forward(self, batch)
+
+    monkeypatch.setattr(SumModel, "forward", watched)
+    World(Told())
+    assert told[:6] == ["waits", "forward stream", "step", "step", "end", "waits"]
+
+
+class OutOfResources(Exception):
+    """What Triton raises for a kernel that does not fit the device is no RuntimeError either."""
+
+
+@pytest.mark.parametrize("kind", [RuntimeError, OutOfResources])
 def test_a_model_that_fails_then_is_served_all_the_same(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    kind: type[Exception], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     rehearsing(monkeypatch, [[], [2]])
     forward = SumModel.forward
 
     def refused(self: SumModel, batch: Any) -> torch.Tensor:
         if batch.num_extend:
-            raise RuntimeError("no kernel for this\nand more of it")
+            raise kind("no kernel for this\nand more of it")
         return forward(self, batch)
 
     monkeypatch.setattr(SumModel, "forward", refused)
     with caplog.at_level(logging.WARNING):
-        world = World()
+        try:
+            world = World()
+        except kind:
+            pytest.fail("the engine does not start")
     assert caplog.messages == ["kernels are compiled by the first steps: no kernel for this"]
     world.start([1], [4], 4)
     assert len(world.step([1])) == 1
