@@ -103,6 +103,18 @@ def test_a_greedy_batch_is_one_launch_and_no_transfer(monkeypatch: pytest.Monkey
     assert count == 2 and sorted(launches.names) == ["_to_copy", "sample_rows"], launches.names
 
 
+@needs_triton
+def test_a_mask_of_no_row_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a piece has it whose rows are all free, beside constrained ones."""
+    batch = batch_of(some_rows({"temperature": 0.0}, plain=0))
+    mask = TokenMask(np.arange(0), np.ones((0, 32), np.int32))
+    with elsewhere(monkeypatch) as transfers, Launches() as launches:
+        lens = torch.empty(ROWS, dtype=torch.int64, device=ELSEWHERE)
+        places = Places.of(batch, lens, Staging(ELSEWHERE))
+        triton_sampler().sample(torch.empty(ROWS, VOCAB, device=ELSEWHERE), batch, places, None, mask)
+    assert not transfers and launches.names.count("sample_rows") == 1
+
+
 def test_the_plain_way_takes_hundreds(monkeypatch: pytest.MonkeyPatch) -> None:
     """That the count sees them: 32 halvings by rank and 32 by weight."""
     count, launches = step(Sampler(VOCAB, ELSEWHERE), batch_of(some_rows({"top_k": 4})), True, monkeypatch)
@@ -115,3 +127,10 @@ def test_cuda_devices_get_it_where_it_is_installed(monkeypatch: pytest.MonkeyPat
         assert default_sampler(torch.device("cuda")) == name
         assert default_sampler(CPU) == "torch"
     assert type(build_sampler(9, CPU)) is Sampler
+
+
+def test_a_sampler_is_warm_when_it_is_built(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it has to compile is compiled then, and not while the first request waits."""
+    warmed: list[Sampler] = []
+    monkeypatch.setattr(Sampler, "warm", lambda self: warmed.append(self))
+    assert [build_sampler(9, CPU)] == warmed

@@ -231,10 +231,14 @@ def test_a_part_pays_for_its_own_log_probabilities() -> None:
     """What was computed for all rows before memory ran out is not carried on for rows that did not ask for it."""
     case = various()
     whole = Piece(0, case.sampler.score(case.logits(), case.batch, case.places, case.history), case.batch, case.mask)
+    assert whole.scored.top_ids is not None
+    # As another sampler has them, which keeps no log probabilities of all tokens.
+    whole.scored.top_values = whole.scored.top_ids.float()
     for place, count in enumerate(WANTED.tolist()):
         scored = whole.part(place, place + 1).scored
         assert (scored.raw is None) == (count < 0), place
-        assert (0 if scored.top_ids is None else scored.top_ids.shape[1]) == max(count, 0), place
+        for held in (scored.top_ids, scored.top_values):
+            assert (0 if held is None else held.shape[1]) == max(count, 0), place
 
 
 def test_the_masks_of_a_part_are_no_copies() -> None:

@@ -10,12 +10,16 @@ import pytest
 import torch
 
 from core.batch.grammar_batch import TokenMask
+from core.sampling.sampler import Scored
+from tests.unit.core.attention.test_conformance import INTERPRETED
+from tests.unit.core.attention.test_triton import needs_triton
 from tests.unit.core.attention.test_triton_compiles import SHARED_BYTES, assembled, compiled
-from tests.unit.core.attention.test_triton_compiles import pytestmark as where_triton_is
 from tests.unit.core.sampling.batches import CPU, Row, batch_of, history_of, places_of
 from tests.unit.core.sampling.test_no_sync import OPTIONS
 
-pytestmark = where_triton_is
+pytestmark = needs_triton
+
+compiles = pytest.mark.skipif(INTERPRETED, reason="interpreted kernels are not compiled")
 
 WIDTH = 128 * 1024
 """Tokens of a large vocabulary, a whole number of blocks."""
@@ -44,6 +48,7 @@ def fits(kernel: Any, capability: int) -> None:
     assert assembled(kernel, capability, r"Used (\d+) registers") <= 128, "two programs a multiprocessor"
 
 
+@compiles
 @pytest.mark.parametrize("capability", [80, 90])
 def test_a_row_is_sampled_by_a_kernel_that_fits(capability: int) -> None:
     from core.sampling.draw import weight_bits
@@ -57,6 +62,7 @@ def test_a_row_is_sampled_by_a_kernel_that_fits(capability: int) -> None:
     assert not FLUSHED.search(kernel.asm["ptx"]), "numbers next to zero are numbers"
 
 
+@compiles
 @pytest.mark.parametrize("capability", [80, 90])
 def test_log_probabilities_come_from_a_kernel_that_fits(capability: int) -> None:
     from core.sampling.triton import raw
@@ -78,7 +84,11 @@ class Caught:
     """Stands in for a kernel, and keeps what its launches would select."""
 
     def __init__(self, function: Any) -> None:
-        self.function = function
+        from triton.runtime.jit import JITFunction
+
+        # An interpreted function keeps what it was declared with.
+        is_compiled = isinstance(function, JITFunction)
+        self.function = function if is_compiled else JITFunction(function.fn, **function.kwargs)
         self.kinds: list[list[Any]] = []
 
     def __getitem__(self, grid: tuple[int, ...]) -> Any:
@@ -102,9 +112,17 @@ def test_no_step_needs_a_kernel_that_start_up_did_not(vocab: int, monkeypatch: p
             made = [Row(torch.zeros(vocab), **{"uniform": 0.3, **options})] * count
             batch = batch_of(made, logprobs=alternatives >= 0, top_logprobs=max(alternatives, 0))
             mask = TokenMask(np.arange(count % 3), np.ones((count % 3, 2 * count), np.int32))
-            for start in (0, 1):
+            # The second half of a step that is sampled in pieces begins at an odd row of everything.
+            for start, longest in ((0, 64), (1, 37)):
+                whole = places_of([*made, *made[:start]])
                 logits = torch.zeros(count + start, vocab)[start:]
-                sampler.sample(logits, batch, places_of(made), history_of(made, max_len=64), mask)
+                scored = Scored(logits, whole.part(slice(start, count + start)))
+                scored.raw = None if alternatives < 0 else torch.zeros(count + start, 2)[start:]
+                sampler.pick(
+                    sampler.score(logits, batch, scored.places, history_of(made, max_len=longest)), batch, mask
+                )
+                scored.history = history_of(made, max_len=longest)
+                sampler.pick(scored, batch, mask)
     for name, each in caught.items():
         assert len(each.kinds) > 40
         assert all(kind in warm[name] for kind in each.kinds), name

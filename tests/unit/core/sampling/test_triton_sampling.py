@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -16,6 +16,7 @@ import torch
 
 from core.batch.grammar_batch import TokenMask
 from core.batch.sampling_batch import SamplingBatch
+from core.device.recorder import Recorder
 from core.sampling import draw
 from core.sampling import sampler as plain
 from core.sampling.penalties import TokenHistory, apply_bias, apply_penalties
@@ -26,6 +27,7 @@ from tests.support.fakes.tight_allocator import TightAllocator
 from tests.support.interpreted import quick_calls
 from tests.unit.core.attention.test_conformance import DEVICE, INTERPRETED
 from tests.unit.core.attention.test_triton import interpreted
+from tests.unit.core.relay.test_compiled import Heard
 from tests.unit.core.sampling.batches import CPU, Row, batch_of, history_of, places_of
 from tests.unit.core.sampling.test_kept_sets import _random_rows
 
@@ -224,6 +226,96 @@ def test_interpreted_ties_are_listed_by_rising_id() -> None:
     assert found.tokens.tolist() == [4, 0] and found.non_finite.tolist() == [False, True]
     assert found.top_ids[0].tolist() == [4, 9, 250, 0, 1]
     assert found.top_ids.min() >= 0 and found.top_ids.max() < 300
+
+
+@pytest.mark.filterwarnings("ignore:overflow encountered:RuntimeWarning")
+def test_interpreted_leftovers_count_for_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In memory that is handed out, and behind the end of a history. What a row has noted there is its own.
+
+    On a GPU rows change their logits at once; interpreted they take turns, so it is what they leave that tells.
+    """
+    from core.sampling.triton import sampler
+
+    logits = torch.randn(3, 40, generator=torch.Generator().manual_seed(4)) * 3
+    rows = [
+        Row(logits[0], temperature=0.0, frequency=0.1, output=(3, 3, 8, 3, 1, 9, 3)),
+        Row(logits[1], temperature=0.0, presence=0.1, output=(3, 3)),
+        Row(logits[2], temperature=0.0, repetition=1e-38, output=(3, 8)),
+    ]
+    given_logits, places, history = given(rows)
+    best = int(logits[1].argmax())
+    history.buffer[2, 3:] = best
+    seen: list[torch.Tensor] = []
+    launch = sampler.sample_rows
+
+    def watched(*arguments: Any, **named: Any) -> None:
+        scratch = next(each for each in arguments if each is not None and each.dim() == 3)
+        scratch.view(torch.float32).fill_(50.0)
+        seen.append(scratch)
+        launch(*arguments, **named)
+
+    monkeypatch.setattr(sampler, "sample_rows", watched)
+    found = triton_sampler(40).sample(given_logits, batch_of(rows, logprobs=True), places, history)
+    wanted = logits.clone()
+    apply_penalties(wanted, batch_of(rows), places_of(rows).lens, history_of(rows))
+    assert torch.equal(given_logits.cpu(), wanted)
+    assert found.tokens[1] == best and found.logprobs is not None
+    expected = logits.log_softmax(-1).gather(1, found.tokens.cpu()[:, None])[:, 0]
+    torch.testing.assert_close(found.logprobs.cpu(), expected, rtol=0, atol=1e-5)
+    for place, row in enumerate(rows):
+        tokens = [*row.prompt, *row.output]
+        assert seen[0][place, 0, : len(tokens)].view(torch.float32).tolist() == row.logits[tokens].tolist()
+
+
+def test_interpreted_biases_of_places_that_take_turns() -> None:
+    """As where drafts are verified: a bias of a row, for each of its places, before the next."""
+    rows = [
+        Row(torch.zeros(40), temperature=0.0, bias=((5, 1.0), (6, 2.5), (5, 8.0))),
+        Row(torch.zeros(40), temperature=0.0, bias=((7, 3.0),)),
+    ]
+    batch = batch_of(rows).spread(np.array([3, 2]))
+    assert (np.diff(batch.bias_rows) < 0).any()
+    lens = torch.ones(5, dtype=torch.int64)
+    logits, wanted = torch.zeros(5, 40).to(DEVICE), torch.zeros(5, 40)
+    triton_sampler(40).sample(logits, batch, Places(lens.to(DEVICE), lens.double().to(DEVICE)))
+    apply_bias(wanted, batch, lens)
+    assert torch.equal(logits.cpu(), wanted) and wanted[:, 5].tolist() == [9.0, 9.0, 9.0, 0.0, 0.0]
+
+
+def test_interpreted_no_more_alternatives_than_tokens() -> None:
+    rows = [Row(torch.tensor([1.0, 3.0, 2.0]), temperature=0.0)]
+    found = sampled(rows, logprobs=True, top_logprobs=5)
+    assert found.top_ids is not None and found.top_values is not None
+    assert found.top_ids.tolist() == [[1, 2, 0]] and found.top_values.shape == (1, 3)
+
+
+@pytest.mark.filterwarnings("ignore:overflow encountered:RuntimeWarning", "ignore:invalid value:RuntimeWarning")
+def test_interpreted_quotients_that_are_infinite_are_greedy() -> None:
+    """The logit is finite, over its temperature it is not: nothing could be told from the others near it."""
+    logits = torch.randn(300, generator=torch.Generator().manual_seed(7)) * 1e35
+    found = sampled([Row(logits, temperature=1e-6, uniform=LAST), Row(logits, temperature=1e-6, top_p=0.5)])
+    assert found.tokens.tolist() == [int(logits.argmax())] * 2 and not found.non_finite.any()
+
+
+def test_interpreted_a_mask_hides_no_nan() -> None:
+    logits = torch.zeros(1, 64)
+    logits[0, 40] = torch.nan
+    mask = TokenMask(np.array([0]), np.array([[7, 0]], np.int32))
+    found = sampled([Row(logits[0], temperature=0.0)], mask)
+    assert found.non_finite.tolist() == [True] and found.tokens.tolist() == [0]
+
+
+def test_interpreted_a_recorder_hears_whose_history_is_read() -> None:
+    """Of the rows with a penalty, and of no others."""
+    rows = [Row(torch.zeros(40), temperature=0.0), Row(torch.zeros(40), temperature=0.0, presence=0.5, output=(3,))]
+    told = []
+    for sampler in (triton_sampler(40), Sampler(40, torch.device(DEVICE))):
+        logits, places, history = given(rows)
+        heard = Heard()
+        history.recorder = cast(Recorder, heard)
+        sampler.sample(logits, batch_of(rows), places, history)
+        told.append(heard.told)
+    assert told[0] == told[1] == [("read", "token_history", [2])]
 
 
 def short_of_memory(refuses: Callable[[int], bool]) -> tuple[SampleOutput, list[int], int]:
