@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator, Sequence
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -28,6 +29,8 @@ PACKED = (
     "mha mqa wide-gqa narrow-values-gqa latent-window window-of-one window-and-chunk sinks-window "
     "softcap-sinks-chunk bf16-sinks bf16-narrow-values renamed-window"
 ).split()
+
+CPU = torch.device("cpu")
 
 Attend = Callable[["Tiles", KnownRows, Sequence[Part]], torch.Tensor]
 
@@ -102,6 +105,55 @@ def test_interpreted_more_splits_than_are_merged_at_a_time(attend: Attend, spoil
     rows.fill(parts)
     got = attend(tiles(64, 16), rows, parts)
     assert (got.double() - rows.expected(parts)).abs().max() < TOLERANCE[torch.float32]
+
+
+def test_no_number_of_splits_and_no_place_of_an_upload_needs_another_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two kernels: one for the rows of a decode step, one for segments."""
+    from core.attention.triton.splits import Segments, Splits, merge
+    from tests.support.fakes.compiled_kernels import compiling
+
+    upload = torch.zeros(9, dtype=torch.int64)
+    with compiling(monkeypatch) as kernels:
+        for count in (2, 3, 16, 33):
+            parts, out = Splits.empty(1, 2, count, 8, CPU), torch.empty(1, 2, 8)
+            merge(parts, None, out)
+            for at, longest in ((0, 2), (1, 16), (2, 17)):
+                merge(parts, None, out, Segments(upload[at:][:1], upload[at + 1 :][:1], upload[at + 2 :][:1], longest))
+    assert kernels.launches["_merge_splits"] == 16 and len(kernels.keys["_merge_splits"]) == 2
+
+
+@pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")
+@interpreted
+def test_interpreted_more_splits_than_are_compared_at_a_time() -> None:
+    """The first 128 have seen no key; what those behind have seen is all there is."""
+    from core.attention.triton.splits import COMPARED, Splits, merge
+
+    count = COMPARED.value + 3
+    sums = torch.full((1, 2, count, 8), torch.nan, device=DEVICE)
+    peaks = torch.full((1, 2, count), -torch.inf, device=DEVICE)
+    totals = torch.zeros((1, 2, count), device=DEVICE)
+    for place, peak in ((-3, 1.0), (-1, 300.0)):
+        sums[..., place, :], peaks[..., place], totals[..., place] = 6.0, peak, 2.0
+    out = torch.empty(1, 2, 8, device=DEVICE)
+    merge(Splits(sums, peaks, totals), None, out)
+    assert (out == 3.0).all()
+
+
+def test_rehearsed_steps_have_all_heights_and_no_more_rows_than_there_are() -> None:
+    from core.attention.triton.tiles import rehearsed
+
+    for rows, crowd in ((1, 1), (24, 24), (1000, 4 * 132)):
+        steps = rehearsed(rows, 132)
+        assert steps[0] == [], "a decode step"
+        assert {len(lens) for lens in steps[1:]} == {1, crowd}
+        assert {max(lens) for lens in steps[1:]} == {1, 2, 4, 8, 16, 32, 64, 65}
+
+
+def test_what_is_rehearsed_is_for_the_device_that_compiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    backend: Any = build_attention("triton", torch.device("cuda"))
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(multi_processor_count=3))
+    assert max(map(len, backend.rehearsals(99, torch.device("cuda"))), default=0) == 4 * 3
+    assert backend.rehearsals(99, torch.device("cpu")) == []
 
 
 @interpreted

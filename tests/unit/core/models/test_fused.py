@@ -75,8 +75,10 @@ def test_interpreted_norm_equals_the_module(dtype: torch.dtype, width: int) -> N
 def test_interpreted_gate_equals_the_formula(dtype: torch.dtype) -> None:
     from core.models.fused.activation import silu_mul
 
-    gate, up = (torch.randn(3, 700).mul(4).to(DEVICE, dtype) for _ in range(2))
-    torch.testing.assert_close(silu_mul(gate, up), torch.nn.functional.silu(gate) * up)
+    # Rows of less than a program's elements, and of more.
+    for shape in ((3, 700), (2, 2100)):
+        gate, up = (torch.randn(shape).mul(4).to(DEVICE, dtype) for _ in range(2))
+        torch.testing.assert_close(silu_mul(gate, up), torch.nn.functional.silu(gate) * up)
 
 
 @interpreted

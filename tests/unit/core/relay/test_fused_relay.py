@@ -126,6 +126,19 @@ def test_interpreted_what_the_pool_does_not_have_is_read_from_nowhere() -> None:
     assert ids == [20, 30, 0, 0] and lens == [CONTEXT, 5, 0, 0] and after == [CONTEXT + 1, 6, 1, 1]
     assert slots == [0, 3 * CONTEXT + 5, 0, 0], "a place behind the end of a row gets the padding slot"
     assert snapshot == [2, 0, 0, 0, 1, 1], "rows that the relay does not have"
+    rows = torch.tensor([2], device=HERE)
+    _, lens, _, slots, _ = relay.enter(rows, rows - 3, rows - 3, False)
+    assert lens == [-1] and slots == [0], "a place before a row is another row's last"
+
+
+@interpreted
+def test_interpreted_padding_reads_zero_whatever_was_left_there() -> None:
+    """All padded rows alike, whichever of them the device comes to first."""
+    relay = Relay(AssertMode.COUNT, True)
+    relay.map.buffer("output_tokens_buf")[0] = 5
+    rows = torch.zeros(3, dtype=torch.int64, device=HERE)
+    assert relay.enter(rows, rows, rows, False)[0] == [0, 0, 0]
+    assert relay.map.buffer("output_tokens_buf")[0] == 0 and not relay.checks.counters.any()
 
 
 @interpreted
