@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import re
 import shutil
@@ -9,6 +10,8 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -123,6 +126,24 @@ def test_plugins_are_left_out_with_what_they_need(monkeypatch: pytest.MonkeyPatc
 def test_stand_ins_do_nothing_where_the_plugins_are(pytestconfig: pytest.Config) -> None:
     assert stand_ins.pytest_report_header() is None
     assert not any(isinstance(each, stand_ins.CoroutineRunner) for each in pytestconfig.pluginmanager.get_plugins())
+
+
+def test_a_coroutine_is_run_once_with_its_fixtures(pytestconfig: pytest.Config) -> None:
+    given: list[int] = []
+
+    async def waits(fixture: int) -> None:
+        await asyncio.sleep(0)
+        given.append(fixture)
+
+    def plain(fixture: int) -> None:
+        given.append(-fixture)
+
+    found = []
+    for test in (waits, plain):
+        item: Any = SimpleNamespace(obj=test, funcargs={"fixture": 7, "another": 8})
+        found.append(stand_ins.CoroutineRunner().pytest_pyfunc_call(item))
+    # What is not None tells pytest that the test was run.
+    assert found == [True, None] and given == [7]
 
 
 HIDING = f"""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+from collections.abc import AsyncIterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,10 +15,11 @@ from click.testing import CliRunner
 
 from core.engine.random_model import as_model, random_module
 from core.errors import ConfigError
-from service.bench import kept_figures, roofline
-from service.bench.decode_load import DecodeFigures, Load, watch_transformers
-from service.bench.gpu import SHAPES, _report, gpu
-from service.bench.kept_figures import Budget
+from core.types.io import Delta, GenerateRequest
+from service.bench import decode_load, kept_figures, roofline
+from service.bench.decode_load import DecodeFigures, Load, watch_decode, watch_transformers
+from service.bench.gpu import SHAPES, Bench, _report, gpu
+from service.bench.kept_figures import Budget, keep
 from service.bench.roofline import Demands, Peaks
 from tests.support.fakes.hand_clock import by_hand
 
@@ -84,10 +87,69 @@ def test_a_figure_has_room_where_the_longest_one_has(monkeypatch: pytest.MonkeyP
     assert budget.allows()
     clock.work(4.0)
     assert budget.allows() and not budget.allows(share=0.5)
-    clock.work(1.0)
-    assert budget.allows()
     clock.work(1.5)
+    assert budget.allows(), "of turns it is the longest, not their sum"
+    clock.work(1.0)
     assert not budget.allows()
+
+
+def test_a_peer_begins_no_load_in_the_second_half(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The engine is measured beside it with the same loads."""
+    clock = by_hand(monkeypatch, kept_figures)
+    begun: list[int] = []
+
+    def watch(module: Any, load: Load, page: int) -> DecodeFigures:
+        clock.work(3.0)
+        begun.append(load.batch)
+        return DecodeFigures(1.0, 1.0, None)
+
+    monkeypatch.setattr("service.bench.gpu.watch_transformers", watch)
+    monkeypatch.setattr("service.bench.gpu.measure_peaks", lambda *_: Peaks(1.0, None, 1.0))
+    loads = [Load(batch, 16, 6, 9) for batch in (1, 2)]
+    bench = Bench(CPU, "tiny", loads, "auto", Budget(10.0), lambda _: None)
+    bench.run_transformers()
+    assert begun == [1] and "no room" in bench.beside["2x16"]["failed"]
+
+
+def test_a_kill_in_the_middle_leaves_what_was_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "gpu.json"
+    keep({"decode": [1]}, str(path))
+    whole = path.read_text()
+
+    def killed(self: Path, text: str) -> int:
+        with self.open("w") as out:
+            out.write(text[:5])
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(Path, "write_text", killed)
+        keep({"decode": [1, 2]}, str(path))
+    assert path.read_text() == whole
+
+
+async def test_prompts_are_those_of_all_requests(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the seconds from the first question until all have their first token, which this clock says are two."""
+    clock = by_hand(monkeypatch, decode_load)
+    tokens = iter(range(99))
+
+    async def stream() -> AsyncIterator[Delta]:
+        clock.work(1.0)
+        for _ in range(4):
+            yield Delta(0, 0, (1,))
+            await asyncio.sleep(0.004)
+
+    class Engine:
+        async def generate(self, request: GenerateRequest) -> AsyncIterator[Delta]:
+            return stream()
+
+        @property
+        def stats(self) -> Any:
+            clock.work(0.5)
+            return SimpleNamespace(generation_tokens=next(tokens), device_idle_ratio=0.0)
+
+    engine: Any = Engine()
+    figures = await watch_decode(engine, Load(batch=2, context=7, steps=40, vocab=9))
+    assert figures.prompt_tokens_per_second == 2 * 7 / 2.0
 
 
 def test_loads_that_do_not_fit_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
