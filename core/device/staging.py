@@ -15,6 +15,10 @@ from core.types.arrays import Ints
 
 WORD = 8
 """Bytes at whose multiples packed arrays begin."""
+SMALLEST = 64
+"""Bytes of the smallest pinned block that is touched before it is needed."""
+AT_ONCE = 8
+"""Blocks of one size that may be in use at a time: a few transfers of each of the steps in flight."""
 
 
 class Staging:
@@ -29,6 +33,18 @@ class Staging:
         flat = torch.empty(sum(len(part) for part in ids), dtype=torch.int64, pin_memory=self.pins)
         np.concatenate(ids, out=flat.numpy())
         return flat
+
+    def touch_sizes(self, largest: int) -> None:
+        """Have pinned blocks of all sizes up to `largest` bytes at hand: to get one from the driver may take a
+        millisecond, in which it waits for the device too.
+
+        The caching allocator rounds sizes up to powers of two, and keeps what is given back.
+        """
+        if self.pins:
+            sizes = [SMALLEST << power for power in range((largest // SMALLEST).bit_length())]
+            # All at once, or each would be given the same block.
+            held = [self.pinned([np.empty(size // WORD, np.int64)]) for size in sizes for _ in range(AT_ONCE)]
+            del held
 
     def upload(self, arrays: Sequence[np.ndarray]) -> list[torch.Tensor]:
         """Device views of arrays of any dtype, in order; one transfer for all of them, on the current stream.

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import weakref
+from collections import Counter
 from collections.abc import Sequence
 
 import numpy as np
 import pytest
 import torch
 
-from core.device.staging import Staging
+from core.device.staging import AT_ONCE, SMALLEST, Staging
 from core.types.arrays import Ints
 
 CPU = torch.device("cpu")
@@ -50,3 +52,28 @@ def test_one_transfer_takes_all() -> None:
     staging = Packing()
     staging.upload(ARRAYS)
     assert staging.transfers == 1
+
+
+def test_pinned_blocks_of_every_size_are_at_hand_before_they_are_needed() -> None:
+    staging, alive = Packing(), Counter[int]()
+
+    def pinned(ids: Sequence[Ints]) -> torch.Tensor:
+        block = torch.empty(sum(map(len, ids)), dtype=torch.int64)
+        size = block.nbytes
+        alive[size] += 1
+        most[size] = max(most[size], alive[size])
+        weakref.finalize(block, lambda: alive.subtract([size]))
+        return block
+
+    most = Counter[int]()
+    staging.pinned = pinned  # type: ignore[method-assign]
+    staging.touch_sizes(1 << 12)
+    assert most == {SMALLEST << power: AT_ONCE for power in range(7)}, "up to what was asked for, eight of each"
+    assert not any(alive.values()), "all were given back"
+
+
+def test_a_cpu_pins_nothing() -> None:
+    staging = Staging(CPU)
+    staging.pinned = None  # type: ignore[method-assign, assignment]
+    staging.touch_sizes(1 << 12)
+    assert not staging.pins

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from core.device.staging import Staging
 from core.executor.rehearsal import rehearse
 from tests.support.fakes.masked_attention import MaskedAttention
 from tests.support.fakes.traced_graphs import GraphStreams
@@ -51,6 +52,7 @@ def test_models_with_other_states_are_not_rehearsed() -> None:
             model=SimpleNamespace(spec=SimpleNamespace(**parts)),
             attention=attention,
             pool=SimpleNamespace(size=ROWS),
+            staging=Staging(torch.device("cpu")),
             streams=SimpleNamespace(device=torch.device("cpu")),
         )
         rehearse(state)
