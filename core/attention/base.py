@@ -18,6 +18,10 @@ RelativeBias = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 """(query positions, key positions), int64 that broadcast to a shape S, -> [*S, H], which is added to the scores."""
 
 
+MOST_CHUNKS = 32
+"""Prompt chunks, padding included, of a step of whose chunks only the device knows the lengths."""
+
+
 class AttentionBackend(ABC):
     """Belongs to one model runner and lives on its forward thread and stream; never shared between engines.
 
@@ -35,6 +39,12 @@ class AttentionBackend(ABC):
     """True promises that `plan` and `forward` read no host lengths but those of prompt chunks, in any step, and compute
     grids (`ForwardBatch.grid_width`), where all lengths are on the device, captured or not. Of a place that does not
     count the output is finite."""
+
+    mixed_safe: ClassVar[bool] = False
+    """True promises that `plan` and `forward` compute steps that bring `ForwardBatch.starts`: up to MOST_CHUNKS prompt
+    chunks one behind the other, of which the host knows how many places they have together and no more. They read
+    device tensors and shapes alone then, and never wait, so both may be captured and replayed, decode rows included
+    (`graph_safe`). Of a place behind the last chunk the output is finite."""
 
     @classmethod
     def why_not(cls, device: torch.device) -> str | None:

@@ -165,6 +165,13 @@ def token_positions(prefix_lens: Ints, extend_lens: Ints) -> Ints:
     return positions
 
 
+def chunk_places(batch: ScheduleBatch) -> tuple[Ints, Ints, Ints]:
+    """(row and position of each token of the prompt chunks, int64[Tp] each; lengths behind them, int64[num_extend])."""
+    chunks = batch.num_extend
+    prefix, extend = batch.prefix_lens[:chunks], batch.extend_lens[:chunks]
+    return np.repeat(batch.rows[:chunks], extend), token_positions(prefix, extend), prefix + extend
+
+
 def _pooling(segments: list[Segment], generations: Ints) -> PoolingBatch | None:
     """The embedding segments of the step; None in almost every step, which has none."""
     if all(s.pooling is None for s in segments):

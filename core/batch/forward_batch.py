@@ -50,7 +50,11 @@ class ForwardBatch:
     """Above 0 it is a grid: each of the B rows has so many places, and those that do not reach into `seq_lens` compute
     nothing that counts, and write to slot 0. The host does not know lengths then: `prefix_lens_host` is empty."""
     prefix_lens: torch.Tensor | None = None
-    """[B]: tokens of each row before this step; None where the host knows them."""
+    """[B]: tokens of each row before this step; None where the host knows them. With `starts` of the chunks alone."""
+    starts: torch.Tensor | None = None
+    """[num_extend + 1]: the place in T of the first token of each chunk, and behind them where the last one ends. Set
+    where only the device knows how long chunks are: T counts places for them, and all behind that end is padding, as
+    are chunks of no token. The host's lengths are empty then. None in any other step."""
     wants_hidden: bool = False
     """Whether the model must set `hidden`: some row of this step is embedded, or a drafter reads it."""
     hidden: torch.Tensor | None = None

@@ -27,6 +27,7 @@ from core.executor.device_state import DeviceState
 from core.executor.forward_thread import ForwardThread
 from core.executor.inline import InlineExecutor
 from core.executor.interface import Executor
+from core.executor.mixed_graphs import chunk_tokens
 from core.executor.step import StepRunner
 from core.lanes import LaneRecorder
 from core.models.base import Model
@@ -154,6 +155,7 @@ def _build_runner(
         attention=attention,
         verification=None if speculation is None else speculation.verification,
         graph_sizes=graph_sizes(config.memory.max_running_requests) if executor.cuda_graphs else (),
+        graph_tokens=chunk_tokens(config.scheduler.chunked_prefill_size) if executor.cuda_graphs else (),
         lanes=lanes,
         host_code=code,
     )

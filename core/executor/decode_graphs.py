@@ -9,12 +9,10 @@ batch size is from vLLM and SGLang; that padding must be zeroed each time is SGL
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-import numpy as np
 import torch
 
 from core.attention.base import AttentionBackend
@@ -22,6 +20,7 @@ from core.batch.forward_batch import ForwardBatch
 from core.batch.schedule_batch import ForwardMode, ScheduleBatch
 from core.device.graphs import Graph, GraphMaker
 from core.device.static_block import StaticBlock
+from core.executor.capture import NO_LENGTHS, CaptureProgress, captured, padded, record
 from core.executor.device_state import DeviceState
 from core.models.base import ModelSpec, hooks_layers
 from core.relay.resolve import DecodeRows
@@ -35,12 +34,6 @@ FINE, COARSE, COARSE_FROM, LARGEST = 8, 64, 256, 1024
 
 SECTIONS = 3
 """Inputs with one entry per row: rows, and the least and the most of their lengths before the step."""
-
-NO_LENGTHS: Ints = np.empty(0, np.int64)
-"""Host lengths of a captured batch. Real ones would be frozen by the capture, so code that reads them must fail now."""
-
-CaptureProgress = Callable[[int, int], None]
-"""Called with (sizes captured so far, all sizes)."""
 
 
 def graph_sizes(max_rows: int) -> tuple[int, ...]:
@@ -77,6 +70,10 @@ class DecodeInputs:
     """int64[n] each: rows, places, pages of `TableWrites`."""
     trial: Grid | None = None
     """What is verified, written by the replay; None without drafts."""
+    chunks: int = 0
+    """Places for tokens of prompt chunks, with padding, which its graph has beside those rows."""
+    sampled: tuple[torch.Tensor, torch.Tensor] | None = None
+    """(row, and tokens before, which the replay writes) of each row that samples, int64[S] each; None for all rows."""
 
 
 class DecodeGraphs:
@@ -104,18 +101,8 @@ class DecodeGraphs:
 
     @torch.inference_mode()
     def capture(self, progress: CaptureProgress | None = None) -> None:
-        """Record all sizes, the largest first, so that smaller ones reuse the memory that it took.
-
-        Raises RuntimeError when the model waits for the device in its forward pass.
-        """
-        with self._state.streams.on_forward():
-            for done, size in enumerate(reversed(self._sizes), start=1):
-                # All padding: a capture runs the step, and padded rows write to padding only.
-                self.block.fill(sections_of(NO_LENGTHS, NO_LENGTHS, NO_LENGTHS, size))
-                self._graphs[size] = self.maker.capture(self._work(size))
-                if progress is not None:
-                    progress(done, len(self._sizes))
-        self._state.streams.synchronize()
+        """Record all sizes. Raises RuntimeError when the model waits for the device in its forward pass."""
+        self._graphs = record(self._state, self.maker, self._sizes[::-1], self._work, progress)
 
     def takes(self, batch: ScheduleBatch) -> bool:
         """Whether `batch` can be replayed: decode rows only, at most as many as the largest graph, no layer hooks."""
@@ -149,6 +136,7 @@ class DecodeGraphs:
         return SECTIONS * self._size(len(batch.rows)) + len(batch.fresh_rows) + 3 * len(batch.table_writes.rows)
 
     def _work(self, size: int) -> Callable[[], None]:
+        self.block.fill(sections_of(NO_LENGTHS, NO_LENGTHS, NO_LENGTHS, size))
         state = self._state
         rows, lower, upper = self.block.memory[: SECTIONS * size].split(size)
         logits, lens, last = self.logits[:size], self.seq_lens[:size], self._last[:size]
@@ -186,16 +174,8 @@ def capture_decode_graphs(
     if reason is not None:
         logger.info("decode steps are not captured: %s", reason)
         return None
-    began = time.monotonic()
     graphs = DecodeGraphs(state, sizes, maker)
-    try:
-        graphs.capture(lambda done, total: logger.debug("captured %d of %d batch sizes", done, total))
-    except RuntimeError as error:
-        # Some expert layers wait for the device inside the forward pass: such a model runs without graphs.
-        logger.warning("decode steps are not captured: %s", str(error).partition("\n")[0])
-        return None
-    logger.info("captured decode steps of up to %d rows in %.1f s", sizes[-1], time.monotonic() - began)
-    return graphs
+    return graphs if captured("decode steps", f"decode steps of up to {sizes[-1]} rows", graphs.capture) else None
 
 
 class Replays(Protocol):
@@ -216,5 +196,4 @@ class Replays(Protocol):
 
 def sections_of(rows: Ints, lower: Ints, upper: Ints, size: int) -> list[Ints]:
     """Each input followed by its padding: padded rows are row 0 at position 0, and write KV slot 0 (law 6)."""
-    zeros = np.zeros(size - len(rows), np.int64)
-    return [rows, zeros, lower, zeros, upper, zeros]
+    return [part for values in (rows, lower, upper) for part in padded(values, size)]

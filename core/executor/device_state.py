@@ -40,6 +40,8 @@ class DeviceState:
     """Makes what verifies drafts, whose columns are in `future_map`; None where speculation is off."""
     graph_sizes: tuple[int, ...] = ()
     """Batch sizes of decode steps to capture as graphs, where device and model allow that."""
+    graph_tokens: tuple[int, ...] = ()
+    """Numbers of prompt tokens of steps to capture beside these, where backend and model allow that too."""
     lanes: LaneRecorder = field(default_factory=LaneRecorder)
     host_code: HostCode = field(default_factory=HostCode)
     """Compiled code for the host's part of a step, once there is any."""

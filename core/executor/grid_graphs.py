@@ -6,8 +6,6 @@ FutureMap's tokens and the guesses that came with the step to the logits of all 
 
 from __future__ import annotations
 
-import logging
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -18,7 +16,8 @@ import torch
 from core.batch.schedule_batch import ScheduleBatch
 from core.device.graphs import Graph, GraphMaker
 from core.device.static_block import StaticBlock
-from core.executor.decode_graphs import NO_LENGTHS, CaptureProgress, DecodeGraphs, DecodeInputs, sections_of
+from core.executor.capture import NO_LENGTHS, CaptureProgress, captured, record
+from core.executor.decode_graphs import DecodeGraphs, DecodeInputs, sections_of
 from core.executor.device_state import DeviceState
 from core.executor.grid_speculator import GridSpeculator, grid_batch, grid_of
 from core.executor.verification import Attempt, Verification
@@ -27,8 +26,6 @@ from core.relay.resolve import DecodeRows
 from core.speculation.grid import Grid
 from core.speculation.guesses import Guesses
 from core.types.arrays import Ints
-
-logger = logging.getLogger(__name__)
 
 MOST_PLACES: Final = 256
 """Grids of more places are not captured: their logits take memory (128 MiB with 128 Ki ids), and they compute for long
@@ -90,14 +87,7 @@ class GridGraphs:
     @torch.inference_mode()
     def capture(self, progress: CaptureProgress | None = None) -> None:
         """Record all shapes, as `DecodeGraphs.capture` does."""
-        with self._state.streams.on_forward():
-            for done, (size, width) in enumerate(self._shapes, start=1):
-                # All padding: a capture runs the step, and padded rows write to padding only.
-                self.block.fill(_sections(NO_LENGTHS, NO_LENGTHS, NO_LENGTHS, self._nothing(width), size))
-                self._graphs[size, width] = self._maker.capture(self._work(size, width))
-                if progress is not None:
-                    progress(done, len(self._shapes))
-        self._state.streams.synchronize()
+        self._graphs = record(self._state, self._maker, self._shapes, self._work, progress)
 
     def of(self, attempt: Attempt) -> AttemptGraphs:
         """Those of the width of `attempt`, to be loaded with it."""
@@ -134,7 +124,9 @@ class GridGraphs:
         none = np.empty((0, self._length), np.int64)
         return Attempt(width, NO_LENGTHS, NO_LENGTHS, Guesses(none, NO_LENGTHS), NO_LENGTHS)
 
-    def _work(self, size: int, width: int) -> Callable[[], None]:
+    def _work(self, shape: tuple[int, int]) -> Callable[[], None]:
+        size, width = shape
+        self.block.fill(_sections(NO_LENGTHS, NO_LENGTHS, NO_LENGTHS, self._nothing(width), size))
         state, outputs, places = self._state, self.outputs, size * width
         lengths = [size, size, size, size, size, size * self._length, size, size]
         rows, lower, upper, *arrays = self.block.memory[: sum(lengths)].split(lengths)
@@ -177,17 +169,12 @@ def capture_grid_graphs(
     """Graphs of grids beside `graphs`; None where these are none, or drafts are verified otherwise."""
     if graphs is None or not isinstance(speculator, GridSpeculator):
         return None
-    shapes, began = grid_sizes(state.graph_sizes, speculator.widths), time.monotonic()
+    shapes = grid_sizes(state.graph_sizes, speculator.widths)
     if not shapes:
         return None
     grids = GridGraphs(state, shapes, speculator.length, graphs.maker)
-    try:
-        grids.capture(lambda done, total: logger.debug("captured %d of %d grids", done, total))
-    except RuntimeError as error:
-        logger.warning("steps that verify drafts are not captured: %s", str(error).partition("\n")[0])
-        return None
-    logger.info("captured %d grids for drafts in %.1f s", len(shapes), time.monotonic() - began)
-    return grids
+    which = f"{len(shapes)} grids for drafts"
+    return grids if captured("steps that verify drafts", which, grids.capture) else None
 
 
 def _sections(rows: Ints, lower: Ints, upper: Ints, attempt: Attempt, size: int) -> list[Ints]:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from core.batch.build import token_positions
+from core.batch.build import chunk_places
 from core.batch.forward_batch import ForwardBatch
 from core.batch.hidden import NO_HIDDEN
 from core.batch.result import Published
@@ -22,6 +22,7 @@ from core.executor.device_state import DeviceState
 from core.executor.exhaustion import embedded, out_of_memory
 from core.executor.grid_graphs import capture_grid_graphs
 from core.executor.launched_step import RESULTS, SAMPLED, LaunchedStep
+from core.executor.mixed_graphs import capture_mixed_graphs
 from core.executor.pooling import Pooler
 from core.executor.rehearsal import rehearse
 from core.executor.sampling_step import SampledRows, SamplingStep
@@ -32,7 +33,6 @@ from core.relay.payload import RelayPayload
 from core.relay.resolve import DecodeRows, resolve_forward_inputs
 from core.sampling.sampler import SampleOutput
 from core.speculation.verification import Outcome, Tried
-from core.types.arrays import Ints
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +73,7 @@ class StepRunner:
         rehearse(state)
         self.graphs = capture_decode_graphs(state, state.graph_sizes, state.attention)
         self.grids = capture_grid_graphs(state, self.graphs, self._speculator)
+        self.mixed = capture_mixed_graphs(state, self.graphs, self._speculator)
 
     @property
     def state(self) -> DeviceState:
@@ -144,8 +145,8 @@ class StepRunner:
         self._is_compiled = True
 
     def _compute(self, batch: ScheduleBatch, computing: Callable[[], None]) -> Computed:
-        """Run the model. Decode steps that were captured are replayed."""
-        graphs = self._graphs_for(None if self._speculator is None else self._speculator.begin(batch))
+        """Run the model. Steps that were captured are replayed."""
+        graphs = self._graphs_for(batch, None if self._speculator is None else self._speculator.begin(batch))
         if graphs is not None and graphs.takes(batch):
             inputs = graphs.load(batch)
             self._apply(batch, inputs.rows, inputs.fresh, inputs.table)
@@ -159,10 +160,10 @@ class StepRunner:
         logits = self._state.model.forward(forward_batch)
         return Computed(forward_batch, logits, self._pooler.vectors(forward_batch.hidden, batch.pooling), trial)
 
-    def _graphs_for(self, attempt: Attempt | None) -> Replays | None:
-        """What was captured of steps with this attempt."""
+    def _graphs_for(self, batch: ScheduleBatch, attempt: Attempt | None) -> Replays | None:
+        """What was captured of steps like `batch` with this attempt."""
         if attempt is None:
-            return self.graphs
+            return self.mixed if batch.num_extend else self.graphs
         return None if self.grids is None else self.grids.of(attempt)
 
     def _prepare(self, batch: ScheduleBatch) -> tuple[ForwardBatch, Tried | None]:
@@ -173,7 +174,7 @@ class StepRunner:
         state, writes, chunks = self._state, batch.table_writes, batch.num_extend
         # Without chunks each row has one token, which stands in the place of its row.
         last_indices = np.cumsum(batch.extend_lens)[batch.sample_indices] - 1 if chunks else batch.sample_indices
-        at_places = _chunk_places(batch) if chunks else ()
+        at_places = chunk_places(batch) if chunks else ()
         rows, lower, upper, last, fresh, *uploaded = state.staging.upload(
             [
                 *(batch.rows, batch.lower_lens, batch.prefix_lens[chunks:], last_indices, batch.fresh_rows),
@@ -234,6 +235,9 @@ class StepRunner:
         # In the middle of a prompt a row has a length to publish, but samples nothing.
         if len(batch.sample_indices) == len(batch.rows):
             return done.inputs.rows, done.inputs.seq_lens
+        if isinstance(done.inputs, DecodeInputs):
+            assert done.inputs.sampled is not None, "where only some rows sample the replay has found them"
+            return done.inputs.sampled
         rows, places = self._state.staging.upload([batch.sample_rows, batch.sample_indices])
         return rows, done.inputs.seq_lens.index_select(0, places)
 
@@ -310,10 +314,3 @@ class StepRunner:
                 lanes.copied(streams.mark())
             copy_done.record(streams.copy)
         return host, counts, fetched, outcome, copy_done
-
-
-def _chunk_places(batch: ScheduleBatch) -> tuple[Ints, Ints, Ints]:
-    """(row and position of each token of the prompt chunks, int64[Tp] each; lengths behind them, int64[num_extend])."""
-    chunks = batch.num_extend
-    prefix, extend = batch.prefix_lens[:chunks], batch.extend_lens[:chunks]
-    return np.repeat(batch.rows[:chunks], extend), token_positions(prefix, extend), prefix + extend

@@ -19,6 +19,7 @@ from core.batch.schedule_batch import InputStaging
 from core.invariants import check
 from core.relay.compiled import Entered
 from core.relay.future_map import FutureMap
+from core.types.arrays import Ints
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +90,26 @@ def resolve_forward_inputs(
     staged = 0 if encoder is None else encoder.numel()
     check("encoder_length", staged == num_encoder_tokens, got=staged, expected=num_encoder_tokens)
     encoder_ids = None if encoder is None else encoder.to(device, non_blocking=True)
+    clear(staging)
+    return ResolvedInputs(ids, encoder_ids, decode_lens, entered)
+
+
+def staged_ids(staging: InputStaging, num_tokens: int) -> Ints:
+    """int64[num_tokens] on the host: the prompt ids of a step that sends them with its other inputs, in one transfer.
+
+    They stay staged: `clear` comes when the transfer is on its way. Raises InvariantViolation when the ids are not as
+    many as planned.
+    """
+    prompt = staging.prefill_ids_cpu
+    staged = 0 if prompt is None else prompt.numel()
+    check("resolve_length", prompt is not None and staged == num_tokens, got=staged, expected=num_tokens)
+    assert prompt is not None and staging.encoder_ids_cpu is None, "inputs of an encoder go by `resolve_forward_inputs`"
+    ids: Ints = prompt.numpy()
+    return ids
+
+
+def clear(staging: InputStaging) -> None:
+    """Forget what was staged: it is on its way to the device."""
     staging.prefill_ids_cpu = None
     staging.mix_decode_rows = None
     staging.encoder_ids_cpu = None
-    return ResolvedInputs(ids, encoder_ids, decode_lens, entered)

@@ -26,6 +26,8 @@ class _Segments:
     prefixes: torch.Tensor
     longest: int
     tokens: int
+    shared: bool = False
+    """Whether the `longest` places are for all segments together, as `paged_extend` says."""
 
 
 class TritonAttention(AttentionBackend):
@@ -33,6 +35,7 @@ class TritonAttention(AttentionBackend):
 
     graph_safe = True
     grid_safe = True
+    mixed_safe = True
 
     def __init__(self) -> None:
         self._batch: ForwardBatch | None = None
@@ -56,7 +59,9 @@ class TritonAttention(AttentionBackend):
     def plan(self, batch: ForwardBatch) -> None:
         """Upload the places of prefill segments. A decode step needs no plan."""
         self._batch, self._segments, self._native = batch, None, None
-        if batch.prefix_lens is not None:
+        if batch.starts is not None:
+            self._segments = _together(batch, batch.starts)
+        elif batch.prefix_lens is not None:
             self._segments = _grid(batch, batch.prefix_lens)
         elif batch.num_extend:
             extend = batch.extend_lens_host[: batch.num_extend]
@@ -88,7 +93,8 @@ class TritonAttention(AttentionBackend):
         pool = batch.kv_pool
         keys, values = pool.k(layer_id), pool.v(layer_id)
         # The kernel leaves out places that do not count. What stands there goes on to the next layer, and to slot 0.
-        out = (q.new_zeros if batch.grid_width else q.new_empty)(q.shape[1], q.shape[0], v.shape[2])
+        some_count = batch.grid_width or batch.starts is not None
+        out = (q.new_zeros if some_count else q.new_empty)(q.shape[1], q.shape[0], v.shape[2])
         tiles = self._tiles_for(q)
         count, tokens = batch.num_extend, 0
         spans = (scale, softcap or 0.0, sliding_window or 0, chunk_size or 0, pool.page_size)
@@ -96,8 +102,10 @@ class TritonAttention(AttentionBackend):
         if self._segments is not None:
             parts, tokens = self._segments, self._segments.tokens
             where = (batch.rows[:count], batch.seq_lens[:count], parts.starts, parts.prefixes, parts.longest)
-            tile = tiles.extend(parts.longest, count, q.shape[0], keys.shape[1], batch.req_to_token.shape[1])
-            paged_extend(out[:tokens], q[:, :tokens], *paged, *where, sinks, *spans, *tile)
+            # Of segments that share places there is one at least, and mostly no more.
+            sure = 1 if parts.shared else count
+            tile = tiles.extend(parts.longest, sure, q.shape[0], keys.shape[1], batch.req_to_token.shape[1])
+            paged_extend(out[:tokens], q[:, :tokens], *paged, *where, sinks, *spans, *tile, parts.shared)
         if tokens < q.shape[1]:
             rows, lens = batch.rows[count:], batch.seq_lens[count:]
             shape = (len(rows), q.shape[0], keys.shape[1], v.shape[2], batch.req_to_token.shape[1])
@@ -134,6 +142,13 @@ class TritonAttention(AttentionBackend):
             self._native = TorchNativeAttention()
             self._native.plan(batch)
         return self._native.forward(layer_id, q, k, v, scale=scale, bias=bias)
+
+
+def _together(batch: ForwardBatch, starts: torch.Tensor) -> _Segments:
+    """Segments that share all places which are no decode row's."""
+    assert batch.prefix_lens is not None, "what only the device knows comes together"
+    tokens = len(batch.input_ids) - (len(batch.rows) - batch.num_extend)
+    return _Segments(starts, batch.prefix_lens, tokens, tokens, shared=True)
 
 
 def _grid(batch: ForwardBatch, prefixes: torch.Tensor) -> _Segments:

@@ -3,6 +3,10 @@
 The step's keys and values are in the pool already, so a key is found through the table wherever it came from. A
 program has a tile of lines, and a line is one query of one head: of a single head where segments are long, of all heads
 of a KV head where they are short (`Tiles.extend`). Keys of short ones may be split over programs, as in `paged_decode`.
+
+Where the host knows no lengths, in a captured step, segments share a number of places: there are programs enough for
+any division of them, and each finds its tile among the segments' starts. That no list of tiles is needed for it, since
+a segment's first tile follows from its start and its number, is from vLLM's unified attention kernel.
 """
 
 from __future__ import annotations
@@ -11,27 +15,53 @@ import torch
 import triton
 import triton.language as tl
 
+from core.attention.base import MOST_CHUNKS
 from core.attention.triton.reads import find_slots, key_blocks, read_columns, read_lines
 from core.attention.triton.softmax import first_key, product, scaled, softmax_step, sunk
 from core.attention.triton.splits import Segments, Splits, leave_sums, merge, share_of
 from core.attention.triton.tiles import warps_of
 
 
+@triton.jit
+def find_tile(
+    starts, segments, place, PACK: tl.constexpr, BLOCK_M: tl.constexpr, SEARCHED: tl.constexpr
+) -> tuple[tl.tensor, tl.tensor]:
+    """(segment, and which of its tiles) of the tile at `place` among those of all `segments`, as int32.
+
+    Segment i begins at tile start_i * PACK // BLOCK_M + i. That is at or behind the end of the one before, and leaves
+    at most one tile between them, which finds itself behind the end of its segment. A thread looks at each start.
+    """
+    some = tl.arange(0, SEARCHED)
+    begun = tl.load(starts + some, mask=some < segments, other=0)
+    first = (begun * PACK // BLOCK_M).to(tl.int32) + some
+    segment = tl.sum(((first <= place) & (some < segments)).to(tl.int32), 0) - 1
+    begins = (tl.load(starts + segment) * PACK // BLOCK_M).to(tl.int32) + segment
+    return segment, place - begins
+
+
 # Neither another number of splits nor segments that lie elsewhere in memory are worth another compilation.
 # fmt: off
-@triton.jit(do_not_specialize=["splits"], do_not_specialize_on_alignment=["rows", "lens", "starts", "prefixes"])
+@triton.jit(
+    do_not_specialize=["segments", "splits"],
+    do_not_specialize_on_alignment=["rows", "lens", "starts", "prefixes"],
+)
 def _extend_tile(
-    q, keys, values, table, page_map, rows, lens, starts, prefixes, sinks, out, part, peaks, totals, splits, scale,
-    softcap, width, q_head, q_token, k_slot, k_head, v_slot, v_head,
+    q, keys, values, table, page_map, rows, lens, starts, prefixes, sinks, out, part, peaks, totals, segments, splits,
+    scale, softcap, width, q_head, q_token, k_slot, k_head, v_slot, v_head,
     HEADS: tl.constexpr, GROUP: tl.constexpr, PACK: tl.constexpr, K_DIM: tl.constexpr, V_DIM: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_V: tl.constexpr,
     SPLIT: tl.constexpr, SPLIT_LEAST: tl.constexpr, PAGE: tl.constexpr, RENAMED: tl.constexpr, CAPPED: tl.constexpr,
-    SUNK: tl.constexpr, WINDOW: tl.constexpr, CHUNK: tl.constexpr,
+    SUNK: tl.constexpr, WINDOW: tl.constexpr, CHUNK: tl.constexpr, SEARCHED: tl.constexpr,
 ) -> None:
     # fmt: on
-    """Program (tile of a segment's lines and split of its keys, segment, block of PACK query heads of one KV head)."""
+    """Program (tile of a segment's lines and split of its keys, segment, block of PACK query heads of one KV head).
+
+    With SEARCHED the tiles are those of all segments, and the segment is found among the first SEARCHED.
+    """
     tile, split = tl.program_id(0) // splits, tl.program_id(0) % splits
     segment, block = tl.program_id(1), tl.program_id(2)
+    if SEARCHED:
+        segment, tile = find_tile(starts, segments, tile, PACK, BLOCK_M, SEARCHED)
     row, start = tl.load(rows + segment), tl.load(starts + segment)
     length, prefix = tl.load(lens + segment).to(tl.int32), tl.load(prefixes + segment).to(tl.int32)
     oldest = prefix + tile * BLOCK_M // PACK
@@ -105,27 +135,38 @@ def paged_extend(
     block_n: int,
     splits: int,
     split_least: int,
+    shared: bool = False,
 ) -> None:
     """Rows `starts[i]` … of out [T, H, Dv] and of q [H, T, D] belong to segment i of n, `longest` tokens at most.
 
     rows, lens, starts, prefixes: int64[n]; lens are those after the step, and places of `out` behind them stay as they
-    were. The last five are an `ExtendTile`; the rest is as in `paged_decode`. What is launched follows from shapes and
-    numbers: lengths and prefixes are read on the device alone.
+    were. The five before `shared` are an `ExtendTile`; the rest is as in `paged_decode`. What is launched follows from
+    shapes and numbers: lengths and prefixes are read on the device alone.
+
+    `shared`: `longest` places are for all n <= MOST_CHUNKS segments together, which lie one behind the other from
+    place 0 on. `starts` is int64[n + 1] then, and ends with where the last one ends; a segment may have no token.
     """
     heads, tokens, k_dim = q.shape
     kv_heads, v_dim = values.shape[1:]
     block_v, (block_k, block_r) = max(16, triton.next_power_of_2(v_dim)), key_blocks(k_dim)
     parts = Splits.empty(tokens, heads, splits, v_dim, q.device) if splits > 1 else None
+    tiles, segments = triton.cdiv(longest * pack, block_m), len(rows)
+    assert not shared or (segments <= MOST_CHUNKS and len(starts) == segments + 1), (segments, len(starts))
+    # A segment that begins within a tile begins another one.
+    grid = (tiles + segments - 1, 1) if shared else (tiles, segments)
     # fmt: off
-    _extend_tile[(triton.cdiv(longest * pack, block_m) * splits, len(rows), heads // pack)](
+    _extend_tile[(grid[0] * splits, grid[1], heads // pack)](
         q, keys, values, table, table if page_map is None else page_map, rows, lens, starts, prefixes,
-        out if sinks is None else sinks, out, *(parts or (out, out, out)), splits, scale, softcap, table.stride(0),
-        q.stride(0), q.stride(1), keys.stride(0), keys.stride(1), values.stride(0), values.stride(1),
+        out if sinks is None else sinks, out, *(parts or (out, out, out)), segments, splits, scale, softcap,
+        table.stride(0), q.stride(0), q.stride(1), keys.stride(0), keys.stride(1), values.stride(0), values.stride(1),
         HEADS=heads, GROUP=heads // kv_heads, PACK=pack, K_DIM=k_dim, V_DIM=v_dim, BLOCK_M=block_m, BLOCK_N=block_n,
         BLOCK_K=block_k, BLOCK_R=block_r, BLOCK_V=block_v, SPLIT=splits > 1, SPLIT_LEAST=split_least, PAGE=page,
         RENAMED=page_map is not None, CAPPED=softcap > 0, SUNK=sinks is not None, WINDOW=window, CHUNK=chunk,
+        SEARCHED=MOST_CHUNKS if shared else 0,
         num_warps=warps_of(block_m, block_v),
     )
     # fmt: on
     if parts is not None:
-        merge(parts, sinks, out, Segments(starts, prefixes, lens, longest))
+        # Together they are one segment from place 0, where the first begins, to where the last ends.
+        merged = Segments(starts[:1], starts[:1], starts[segments:], longest) if shared else None
+        merge(parts, sinks, out, merged or Segments(starts, prefixes, lens, longest))

@@ -1,6 +1,6 @@
 """A backend that reads no host lengths but those of chunks: every token over the whole table, masked by its place.
 
-Slow and simple, so that grids can be tried on the CPU without the Triton interpreter, captured or not.
+Slow and simple, so that grids and mixed steps can be tried on the CPU without the Triton interpreter, captured or not.
 """
 
 from __future__ import annotations
@@ -21,9 +21,20 @@ def rows_of_tokens(batch: ForwardBatch) -> torch.Tensor:
         return batch.rows[:, None].expand(-1, batch.grid_width).reshape(-1)
     if batch.num_extend == 0:
         return batch.rows
+    if batch.starts is not None:
+        return _rows_by_starts(batch, batch.starts)
     chunks, tails = np.arange(batch.num_extend), np.arange(batch.num_extend, len(batch.rows))
     of = np.concatenate([np.repeat(chunks, batch.extend_lens_host[: batch.num_extend]), tails])
     return batch.rows.index_select(0, Staging(batch.rows.device).upload([of])[0])
+
+
+def _rows_by_starts(batch: ForwardBatch, starts: torch.Tensor) -> torch.Tensor:
+    """The same where only the device knows how long chunks are; a place behind the last one is row 0's."""
+    count = batch.num_extend
+    places = torch.arange(len(batch.input_ids) - (len(batch.rows) - count), device=starts.device)
+    chunks = torch.searchsorted(starts, places, right=True) - 1
+    of_chunks = batch.rows.index_select(0, chunks.clamp(max=count - 1))
+    return torch.cat([torch.where(places < starts[-1], of_chunks, 0), batch.rows[count:]])
 
 
 class GridAttention(AttentionBackend):
@@ -69,3 +80,9 @@ class GridAttention(AttentionBackend):
         sunk = None if sinks is None else sinks.view(1, keys.shape[1], -1, 1)
         attended = explicit_attention(folded, keys, values, mask=mask, scale=scale, softcap=softcap, sinks=sunk)
         return attended.flatten(1, 2).contiguous()
+
+
+class MixedAttention(GridAttention):
+    """The same where steps with chunks may be captured too."""
+
+    mixed_safe = True

@@ -55,14 +55,15 @@ class SumModel:
         ids = batch.input_ids.float()
         packed = torch.stack([ids, torch.ones_like(ids)], dim=-1)[None]
         seen = self.attention.forward(LAYER, torch.zeros_like(packed), packed, packed, scale=1.0)
-        total = (seen[:, 0, 0] * batch.seq_lens).round().long() + batch.positions
+        total = (seen[:, 0, 0] * (batch.positions + 1)).round().long() + batch.positions
         return torch.nn.functional.one_hot((total % VOCAB).index_select(0, batch.last_indices), VOCAB).float()
 
 
 class World:
     """A runner around SumModel whose decode steps are captured in sizes 1, 2, 4 and 8; rows are 1 to 8, in order."""
 
-    def __init__(self, streams: DeviceStreams | None = None, **changes: Any) -> None:
+    def __init__(self, streams: DeviceStreams | None = None, tokens: tuple[int, ...] = (), **changes: Any) -> None:
+        """`tokens`: of the steps with prompts that are captured, if the attention can be."""
         self.streams = streams or GraphStreams()
         device = self.streams.device
         self.model = SumModel()
@@ -83,6 +84,7 @@ class World:
             sampler=Sampler(VOCAB, device),
             attention=self.model.attention,
             graph_sizes=graph_sizes(ROWS),
+            graph_tokens=tokens,
         )
         self.runner = StepRunner(state)
         self.lens = np.zeros(ROWS + 1, np.int64)
