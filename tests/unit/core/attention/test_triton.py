@@ -41,6 +41,7 @@ CONFORMANCE = " or ".join(
 
 CHOSEN = {
     "tests/unit/core/attention/test_conformance.py": f"triton and ({CONFORMANCE})",
+    "tests/unit/core/attention/test_mixed_attention.py": "interpreted",
     "tests/unit/core/attention/test_triton.py": "interpreted and not conform",
     "tests/unit/core/attention/test_triton_tiles.py": "interpreted",
     "tests/unit/core/attention/test_e4m3.py": "interpreted",
@@ -53,10 +54,14 @@ CHOSEN = {
 
 DEAR = (
     "attend_as_one_head_a_tile or segments_of_any_length or tiles_can_be_captured[64] or may_differ or own_check "
-    "or splits_merge or bf16-window or renamed-window or narrow-values or grids_match or inside_graphs"
+    "or splits_merge or bf16-window or renamed-window or narrow-values or grids_match or inside_graphs "
+    "or random_mixes or mixes_match or mixes_can"
 )
 """Five sixths of the time of all; `KEPT` of them are in every run."""
-KEPT = "tile[latent-window] or splits_merge_to_the_formula[17] or splits_merge_to_the_formula[79]"
+KEPT = (
+    "tile[latent-window] or splits_merge_to_the_formula[17] or splits_merge_to_the_formula[79] "
+    "or mixes_match_the_formula[packed-many]"
+)
 
 
 @needs_triton

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 import torch
 
+from core.attention.base import MOST_CHUNKS
 from tests.support.repository import ROOT
 from tests.unit.core.attention.test_conformance import INTERPRETED
 
@@ -162,6 +163,17 @@ def test_decode_compiles_and_fits(name: str) -> None:
 @pytest.mark.parametrize("longest", [2, 16, 2048])
 @pytest.mark.parametrize("name", LAYERS)
 def test_extend_compiles_and_fits(name: str, longest: int) -> None:
+    check_extend(name, longest, 0)
+
+
+@pytest.mark.parametrize("places", [16, 1024])
+@pytest.mark.parametrize("name", LAYERS)
+def test_segments_that_share_places_compile_and_fit(name: str, places: int) -> None:
+    check_extend(name, places, MOST_CHUNKS)
+
+
+def check_extend(name: str, longest: int, searched: int) -> None:
+    """For segments of `longest` tokens, or that have so many together and are `searched`."""
     from core.attention.triton import extend
     from core.attention.triton.tiles import warps_of
 
@@ -169,9 +181,10 @@ def test_extend_compiles_and_fits(name: str, longest: int) -> None:
     tiles, data = tiles_of(layer), f"*{layer.dtype}"
     tile = tiles.extend(longest, 2, layer.heads, layer.kv_heads, 32768)
     split = tile.splits > 1
-    assert split == (longest < 2048), "that all of it is compiled here"
+    assert split == (longest < 1024), "that all of it is compiled here"
     constants = constants_of(layer, tile.block_n) | {"PACK": tile.pack, "BLOCK_M": tile.block_m}
     constants |= {"SPLIT": split, "SPLIT_LEAST": tile.split_least, "SUNK": layer.special}
+    constants["SEARCHED"] = searched
     pointers = PAGED | dict.fromkeys(("starts", "prefixes"), "*i64")
     pointers |= dict.fromkeys(("q", "keys", "values", "sinks", "out"), data)
     pointers |= PARTS if split else dict.fromkeys(PARTS, data)

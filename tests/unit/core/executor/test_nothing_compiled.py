@@ -33,6 +33,7 @@ from core.types.io import Finished, GenerateRequest
 from core.types.sampling_params import SamplingParams
 from tests.support.checkpoints import make_checkpoint
 from tests.support.engines import started
+from tests.support.fakes.traced_graphs import TracedGraphs
 from tests.support.repository import ROOT
 
 needs_triton = pytest.mark.skipif(find_spec("triton") is None, reason="triton is not installed (slipstream[cuda])")
@@ -44,7 +45,10 @@ CPU = torch.device("cpu")
 
 
 class AsOnCuda(DeviceStreams):
-    """Streams of the CPU for which no compiled code of the host takes over."""
+    """Streams of the CPU for which no compiled code of the host takes over, and whose steps can be captured."""
+
+    def new_graphs(self) -> TracedGraphs:
+        return TracedGraphs()
 
     @property
     def at_once(self) -> bool:
@@ -65,8 +69,10 @@ def upload_as_on_cuda(patch: pytest.MonkeyPatch) -> None:
 
 
 @asynccontextmanager
-async def engine_of_zeros(directory: Path, patch: pytest.MonkeyPatch) -> AsyncIterator[tuple[AsyncEngine, list[int]]]:
-    """A started engine with all our kernels, and the rows of each step that it has launched since."""
+async def engine_of_zeros(
+    directory: Path, patch: pytest.MonkeyPatch, captures: bool
+) -> AsyncIterator[tuple[AsyncEngine, list[int], list[StepRunner]]]:
+    """A started engine with all our kernels, the rows of each step that it has launched since, and its runner."""
     from core.attention.triton.backend import TritonAttention
     from core.attention.triton.tiles import Tiles, rehearsed
 
@@ -74,7 +80,7 @@ async def engine_of_zeros(directory: Path, patch: pytest.MonkeyPatch) -> AsyncIt
         model=ModelConfig(str(directory), context_length=CONTEXT, native="off"),
         memory=MemoryConfig(page_size=4, max_running_requests=ROWS, max_total_tokens=1600),
         scheduler=SchedulerConfig(chunked_prefill_size=CHUNK),
-        executor=ExecutorConfig(device="cpu", overlap=False, cuda_graphs=False),
+        executor=ExecutorConfig(device="cpu", overlap=False, cuda_graphs=captures),
     )
     model: Any = load_model(config.model, CPU)
     assert fuse_layers(model.module)
@@ -83,6 +89,7 @@ async def engine_of_zeros(directory: Path, patch: pytest.MonkeyPatch) -> AsyncIt
     patch.setattr(TritonAttention, "rehearsals", lambda self, rows, device: rehearsed(rows, MULTIPROCESSORS))
     patch.setattr(build, "build_attention", lambda *_: TritonAttention())
     begins, launch, steps = FutureMap.__init__, StepRunner.launch, list[int]()
+    made, runners = StepRunner.__init__, list[StepRunner]()
 
     def fused(self: FutureMap, *parts: Any) -> None:
         begins(self, *parts)
@@ -92,12 +99,17 @@ async def engine_of_zeros(directory: Path, patch: pytest.MonkeyPatch) -> AsyncIt
         steps.append(len(batch.rows))
         return launch(self, batch, *told)
 
+    def kept(self: StepRunner, state: Any) -> None:
+        made(self, state)
+        runners.append(self)
+
+    patch.setattr(StepRunner, "__init__", kept)
     patch.setattr(FutureMap, "__init__", fused)
     patch.setattr(StepRunner, "launch", counted)
     upload_as_on_cuda(patch)
     built = build.assemble(config, model, Tokenizer.load(str(directory)), AsOnCuda(CPU))
     async with started(built) as engine:
-        yield engine, steps
+        yield engine, steps, runners
 
 
 def anything(draw: random.Random) -> GenerateRequest:
@@ -133,19 +145,22 @@ async def random_steps(engine: AsyncEngine, steps: list[int], count: int, seed: 
 
 
 @needs_triton
+@pytest.mark.parametrize("captures", [False, True], ids=["launched", "replayed"])
 @pytest.mark.parametrize("count", [100, 2000])
 async def test_random_steps_compile_nothing(
-    count: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
+    count: int, captures: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
     from tests.support.fakes.compiled_kernels import compiling
 
     directory = make_checkpoint("llama", tmp_path, seed=0)
     monkeypatch.setattr(torch, "compile", lambda *_, **__: pytest.fail("torch.compile on the way of a step"))
     with compiling(monkeypatch) as kernels:
-        async with engine_of_zeros(directory, monkeypatch) as (engine, steps):
+        async with engine_of_zeros(directory, monkeypatch, captures) as (engine, steps, runners):
             begun, launched = kernels.all(), sum(kernels.launches.values())
             assert {name for name, _ in begun} >= {"_enter", "_store", "_decode_split", "_extend_tile", "_merge_splits"}
             await random_steps(engine, steps, count, seed)
+    for graphs in (runners[0].graphs, runners[0].mixed):
+        assert (graphs is not None) == captures and (graphs is None or graphs.replays > count / 10)
     assert len(steps) >= count and {1, ROWS} <= set(steps), "few rows and many"
     assert sum(kernels.launches.values()) - launched > 10 * count
     assert not kernels.all() - begun, "every key was there when the engine had started"
