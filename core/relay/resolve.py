@@ -100,11 +100,10 @@ def staged_ids(staging: InputStaging, num_tokens: int) -> Ints:
     They stay staged: `clear` comes when the transfer is on its way. Raises InvariantViolation when the ids are not as
     many as planned.
     """
-    prompt = staging.prefill_ids_cpu
-    staged = 0 if prompt is None else prompt.numel()
-    check("resolve_length", prompt is not None and staged == num_tokens, got=staged, expected=num_tokens)
-    assert prompt is not None and staging.encoder_ids_cpu is None, "inputs of an encoder go by `resolve_forward_inputs`"
-    ids: Ints = prompt.numpy()
+    staged = staging.prefill_ids_cpu
+    assert staged is not None and staging.encoder_ids_cpu is None, "others go by `resolve_forward_inputs`"
+    check("resolve_length", staged.numel() == num_tokens, got=staged.numel(), expected=num_tokens)
+    ids: Ints = staged.numpy()
     return ids
 
 

@@ -23,6 +23,9 @@ from tests.support.interpreted import quick_calls
 from tests.unit.core.attention.dense import LAYER, KnownRows, Shape, rename_pages
 from tests.unit.core.attention.test_conformance import DEVICE, INTERPRETED, SHAPES, TOLERANCE
 from tests.unit.core.attention.test_triton import interpreted, needs_triton, spoil_unseen
+from tests.unit.core.attention.test_triton_tiles import spoilt
+
+__all__ = ["spoilt"]
 
 NO_LENGTHS = np.empty(0, np.int64)
 MAX_LEN, ROWS = 60, 7
@@ -34,8 +37,8 @@ Size = tuple[int, int, int]
 
 
 @pytest.fixture(autouse=True)
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Interpreted functions call each other in a fourth of the time."""
+def quick(spoilt: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Interpreted functions call each other in a fourth of the time. New memory is NaN until it is written."""
     if INTERPRETED:
         quick_calls(monkeypatch)
 
