@@ -54,7 +54,8 @@ class ModelSpec:
     state_of_layers: int = 0
     """Layers whose states a step can ask for, by numbers 0 to this one (`HiddenRequest.layers`); 0 for none."""
     capturable: bool = False
-    """Whether `forward` of a decode step, apart from the attention backend, reads only device tensors and shapes."""
+    """Whether `forward`, apart from the attention backend, reads only device tensors and shapes: in decode steps, and
+    unless there are recurrent layers or an encoder in all steps."""
 
     def __post_init__(self) -> None:
         assert self.vocab_size >= 1, self.vocab_size

@@ -16,6 +16,7 @@ from tests.proofs.equivalence.oracle import decided_examples
 from tests.proofs.equivalence.test_decode_graphs import COUNT, LONGEST, OPTIONS, answer, crowd, graph_engine
 from tests.support.checkpoints import make_checkpoint
 from tests.unit.core.executor.test_decode_graphs import World, check_padding, compare_changing_batches, graphs_of
+from tests.unit.core.executor.test_mixed_graphs import Chunk, compare_random_steps, mixed, mixed_world, run
 
 pytestmark = ONLY_ON_CUDA
 
@@ -75,6 +76,25 @@ def test_work_that_waits_for_the_device_is_refused_and_leaves_it_usable() -> Non
     assert values.sum().item() == 4
 
 
+def test_replayed_prompts_equal_launched_ones(seed: int) -> None:
+    world, plain = mixed_world(DeviceStreams(CUDA)), mixed_world(DeviceStreams(CUDA))
+    plain.runner.mixed = plain.runner.graphs = None
+    compare_random_steps(world, plain, 40, seed)
+    assert world.runner.mixed is not None and world.runner.mixed.replays > 15
+
+
+def test_a_replayed_step_with_prompts_waits_for_nothing(sync_mode_restored: None) -> None:
+    world = mixed_world(DeviceStreams(CUDA))
+    world.start([1, 2], [1, 2], 4)
+    chunks = [Chunk(3, (1, 2, 3), final=False), Chunk(4, (5,))]
+    run(world, chunks, [1, 2])
+    torch.cuda.set_sync_debug_mode("error")
+    launched = world.runner.launch(mixed(world, [Chunk(3, (7, 7))], [1, 2]))
+    torch.cuda.set_sync_debug_mode("default")
+    assert len(launched.result().tokens) == 3
+    assert world.runner.mixed is not None and world.runner.mixed.replays == 2
+
+
 @pytest.mark.parametrize("kind", ["llama", "gemma3_text", "gpt_oss", "deepseek_v3"])
 @pytest.mark.parametrize("overlap", [True, False])
 async def test_greedy_equals_transformers(
@@ -90,6 +110,7 @@ async def test_greedy_equals_transformers(
             await crowd(engine, examples, size)
         assert sum(engine.stats.assert_failures.values()) == 0
         assert runner.graphs is not None and runner.graphs.replays > 0, "decode steps were captured"
+        assert runner.mixed is not None and runner.mixed.replays > 0, "and steps with prompts"
 
 
 async def test_sampling_options_are_the_same_beside_a_replay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
