@@ -58,7 +58,7 @@ class AttentionBackend(ABC):
     def rehearsals(self, rows: int, device: torch.device) -> Sequence[Sequence[int]]:
         """Steps of up to `rows` prompts that between them launch everything that is compiled when it is launched first.
 
-        Each is the tokens of its prompts, the empty one a decode step. None for a backend that compiles nothing.
+        Each is the tokens of its prompts, the empty one a decode step. A backend that compiles nothing names no step.
         """
         return ()
 

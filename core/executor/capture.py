@@ -55,12 +55,13 @@ def record(
 def captured(steps: str, which: str, capture: Callable[[CaptureProgress], None]) -> bool:
     """Whether `capture` succeeded. `steps` says what could not be captured in the log, `which` what was, and how long.
 
-    Some expert layers wait for the device inside the forward pass: such a model runs without graphs.
+    Some expert layers wait for the device inside the forward pass: such a model runs without graphs. So does one with a
+    kernel that does not fit the device, of which Triton raises errors that are no RuntimeErrors.
     """
     began = time.monotonic()
     try:
         capture(lambda done, total: logger.debug("captured %d of %d sizes: %s", done, total, steps))
-    except RuntimeError as error:
+    except Exception as error:
         logger.warning("%s are not captured: %s", steps, str(error).partition("\n")[0])
         return False
     logger.info("captured %s in %.1f s", which, time.monotonic() - began)

@@ -62,7 +62,7 @@ def _fused(module: torch.nn.Module) -> Callable[..., Any] | None:
 def _rotated(module: torch.nn.Module) -> Callable[..., Any] | None:
     """The module's own forward pass with another rotation: the same code over a copy of its globals.
 
-    So nothing of transformers is changed for anybody else in the process. None if that code is not as expected.
+    So other models of the process keep the code of transformers. None if that code is not as expected.
     """
     forward = inspect.unwrap(type(module).forward)
     if not isinstance(forward, FunctionType) or ROTARY not in forward.__code__.co_names or forward.__closure__:

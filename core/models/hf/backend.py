@@ -178,7 +178,8 @@ def _prove(
             if result.passed:
                 return loaded, result
             reason = f"its logits differ by {result.error:.2g}"
-        except (Unsupported, RuntimeError, AssertionError) as error:
+        except Exception as error:
+            # Whatever it is: Triton's errors, of a kernel that does not fit the device, are no RuntimeErrors.
             reason = str(error).partition("\n")[0]
         logger.warning("no fused layers, the model's own go on: %s", reason)
         unfuse_layers(model)

@@ -21,7 +21,7 @@ from core.attention.base import MOST_CHUNKS
 from tests.support.repository import ROOT
 from tests.unit.core.attention.test_conformance import INTERPRETED
 
-# Before Triton reads it: what was compiled once stays in the checkout, not in somebody's home.
+# Before Triton reads it: what was compiled once stays in the checkout, not in the home of the caller.
 os.environ.setdefault("TRITON_CACHE_DIR", str(ROOT / "build" / "cache" / "triton"))
 
 TRITON = find_spec("triton") is not None
