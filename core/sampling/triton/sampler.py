@@ -1,8 +1,8 @@
 """The sampler of CUDA devices: a fixed few launches for any mix of options, and no other [S, V] tensor than the logits.
 
-Tokens are those of the plain sampler on an accelerator, bit for bit: weights, sums and cutoffs are the same numbers. Two
-kinds of rows differ. A NaN that a mask forbids fails its row here, as on the CPU. A row whose largest logit is infinite
-over its temperature gets its greedy token here.
+Tokens are those of the plain sampler on an accelerator, bit for bit: weights, sums and cutoffs are the same numbers.
+Two kinds of rows differ. A NaN that a mask forbids fails its row here, as on the CPU. A row whose largest logit is
+infinite over its temperature gets its greedy token here.
 """
 
 from __future__ import annotations
