@@ -185,9 +185,7 @@ class ExecutorConfig:
     hang_timeout: float = setting(300.0, "Device", "Seconds without progress before the engine is dead.", low=0)
     attention_backend: str = setting("auto", "Device", "Attention backend.")
     """A name of `core.attention.registry`; `auto` takes the best one for the device."""
-    cuda_graphs: bool = setting(
-        True, "Device", "Capture decode steps and steps with short prompts as CUDA graphs at start."
-    )
+    cuda_graphs: bool = setting(True, "Device", "Capture decode steps and short prompts as CUDA graphs at start.")
 
     def __post_init__(self) -> None:
         check_settings(self)

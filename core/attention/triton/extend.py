@@ -54,20 +54,16 @@ def _extend_tile(
     SUNK: tl.constexpr, WINDOW: tl.constexpr, CHUNK: tl.constexpr, SEARCHED: tl.constexpr,
 ) -> None:
     # fmt: on
-    """Program (tile of a segment's lines and split of its keys, segment, block of PACK query heads of one KV head).
-
-    With SEARCHED the tiles are those of all segments, and the segment is found among the first SEARCHED.
-    """
+    """Program (tile of a segment's lines and split of its keys, segment, block of PACK query heads of one KV head)."""
     tile, split = tl.program_id(0) // splits, tl.program_id(0) % splits
-    segment, block = tl.program_id(1), tl.program_id(2)
-    if SEARCHED:
+    segment, block, kv_head = tl.program_id(1), tl.program_id(2), tl.program_id(2) * PACK // GROUP
+    if SEARCHED:  # The tile is one of all segments.
         segment, tile = find_tile(starts, segments, tile, PACK, BLOCK_M, SEARCHED)
     row, start = tl.load(rows + segment), tl.load(starts + segment)
     length, prefix = tl.load(lens + segment).to(tl.int32), tl.load(prefixes + segment).to(tl.int32)
     oldest = prefix + tile * BLOCK_M // PACK
     if oldest >= length:
         return
-    kv_head = block * PACK // GROUP
     lines = tile * BLOCK_M + tl.arange(0, BLOCK_M)
     offsets, heads = lines // PACK, block * PACK + lines % PACK
     positions = prefix + offsets
