@@ -99,10 +99,10 @@ def draw_mix(draw: random.Random, tokens: int, chunks: int, decodes: int) -> Mix
     rows = draw.sample(range(1, ROWS + 1), ROWS)
     segments, room = list[Part](), tokens
     for _ in range(draw.randint(0, chunks)):
-        extend = draw.randint(1, room) if draw.random() < 0.3 else min(room, draw.randint(1, 6))
-        if extend:
+        if room:
+            extend = draw.randint(1, room) if draw.random() < 0.3 else min(room, draw.randint(1, 6))
             segments.append(Part(rows.pop(), draw.choice([0, 0, 1, draw.randint(0, MAX_LEN - extend)]), extend))
-        room -= extend
+            room -= extend
     count = min(len(rows), draw.randint(0 if segments else 1, decodes))
     return segments, [Part(rows.pop(), draw.randint(0, MAX_LEN - 1), 1) for _ in range(count)]
 
