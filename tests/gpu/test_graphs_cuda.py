@@ -80,7 +80,7 @@ def test_replayed_prompts_equal_launched_ones(seed: int) -> None:
     world, plain = mixed_world(DeviceStreams(CUDA)), mixed_world(DeviceStreams(CUDA))
     plain.runner.mixed = plain.runner.graphs = None
     compare_random_steps(world, plain, 40, seed)
-    assert world.runner.mixed is not None and world.runner.mixed.replays > 15
+    assert world.runner.mixed is not None and world.runner.mixed.replays > 5
 
 
 def test_a_replayed_step_with_prompts_waits_for_nothing(sync_mode_restored: None) -> None:

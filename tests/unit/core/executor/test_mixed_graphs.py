@@ -157,7 +157,7 @@ def test_random_mixes_equal_launched_steps(seed: int) -> None:
     captured = world.model.calls
     compare_random_steps(world, plain, 40, seed)
     assert world.model.calls == captured, "a replay runs no Python of the model"
-    assert graphs_of(world).replays > 15
+    assert graphs_of(world).replays > 5
 
 
 def test_padding_of_a_mixed_step_touches_slot_0_alone() -> None:
@@ -253,6 +253,9 @@ def test_what_no_graph_has_room_for_runs_eagerly() -> None:
     graphs = graphs_of(world)
     few = [Chunk(1, (1, 2, 3))]
     assert graphs.takes(mixed(world, few, []))
+    context = np.arange(WIDTH + ROWS * PAGE)
+    found = TableWrites(context, context, context)
+    assert graphs.takes(mixed(world, few, [2, 3], table_writes=found)), "a prompt that is in the prefix cache"
     many = np.arange(1 + len(graphs.block.memory))
     refused = [
         world.batch([1, 2]),
