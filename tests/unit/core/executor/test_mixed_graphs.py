@@ -180,6 +180,7 @@ def test_a_prompt_in_its_middle_publishes_a_length_and_samples_nothing() -> None
     world.start([1], [4], 4)
     assert len(run(world, [Chunk(2, (1, 2, 3), final=False), Chunk(3, (5,))], [1])) == 2
     assert world.map.buffer("new_seq_lens_buf")[[1, 2, 3]].tolist() == [5, 3, 1]
+    assert graphs_of(world).sample_lens[:2].tolist() == [1, 5]
     assert world.map.buffer("output_tokens_buf")[2] == -1
     assert run(world, [Chunk(2, (4, 5), final=False)], []) == []
     assert graphs_of(world).replays == 2
@@ -253,9 +254,9 @@ def test_what_no_graph_has_room_for_runs_eagerly() -> None:
     graphs = graphs_of(world)
     few = [Chunk(1, (1, 2, 3))]
     assert graphs.takes(mixed(world, few, []))
-    context = np.arange(WIDTH + ROWS * PAGE)
+    full, context = Chunk(1, tuple(range(TOKENS[-1]))), np.arange(WIDTH + TOKENS[-1] + (4 + ROWS) * PAGE)
     found = TableWrites(context, context, context)
-    assert graphs.takes(mixed(world, few, [2, 3], table_writes=found)), "a prompt that is in the prefix cache"
+    assert graphs.takes(mixed(world, [full], [2, 3], table_writes=found)), "a prompt that is in the prefix cache"
     many = np.arange(1 + len(graphs.block.memory))
     refused = [
         world.batch([1, 2]),
