@@ -1,8 +1,8 @@
 """Steps of padding before the first real one, so that nothing is compiled or pinned while requests wait.
 
 Triton compiles a kernel when it is launched first: seconds on the forward thread, with every stream of the engine
-behind it. Captured decode steps are launched before they are recorded, prompts are not. So the attention backend names
-steps that between them launch all it has, and these are run on padding when the engine is built.
+behind it. Captured steps are launched before they are recorded, those that no graph takes are not. So the attention
+backend names steps that between them launch all that these need, and they are run on padding when the engine is built.
 """
 
 from __future__ import annotations
