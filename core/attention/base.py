@@ -84,13 +84,15 @@ class AttentionBackend(ABC):
         sinks: torch.Tensor | None = None,
         chunk_size: int | None = None,
         bias: RelativeBias | None = None,
+        stored: bool = False,
     ) -> torch.Tensor:
         """Attention of one layer; returns [T, H, Dv] in q's dtype, contiguous.
 
-        First stores `k` [Hkv, T, D] and `v` [Hkv, T, Dv] in `batch.kv_pool` at `batch.out_cache_loc`. Then row i
-        attends causally over the tokens in `req_to_token[rows[i], :prefix + extend]`, its own of this step included.
-        These are slots of the ordinary pool: translate them by `batch.pool_slots` (or `page_map`) before reading.
-        `q` is [H, T, D]; H is a multiple of Hkv and query head h reads KV head h // (H / Hkv). Inputs may be strided.
+        First stores `k` [Hkv, T, D] and `v` [Hkv, T, Dv] in `batch.kv_pool` at `batch.out_cache_loc`, unless they are
+        `stored`: then the caller has written just these there, and has told the pool's recorder. Then row i attends
+        causally over the tokens in `req_to_token[rows[i], :prefix + extend]`, its own of this step included. These are
+        slots of the ordinary pool: translate them by `batch.pool_slots` (or `page_map`) before reading. `q` is
+        [H, T, D]; H is a multiple of Hkv and query head h reads KV head h // (H / Hkv). Inputs may be strided.
 
         scores = q·k · scale, then softcap · tanh(scores / softcap) if given; then what `AttentionSpan(sliding_window,
         chunk_size)` hides is removed; then a softmax whose denominator also counts exp(sinks[h]) if `sinks` [H] is

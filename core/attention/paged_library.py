@@ -111,6 +111,7 @@ class PagedLibraryAttention(AttentionBackend):
         sinks: torch.Tensor | None = None,
         chunk_size: int | None = None,
         bias: RelativeBias | None = None,
+        stored: bool = False,
     ) -> torch.Tensor:
         """Call the library's kernel where it has one, else the native backend; [T, H, Dv]."""
         batch, step = self._batch, self._step
@@ -132,8 +133,10 @@ class PagedLibraryAttention(AttentionBackend):
                 sinks=sinks,
                 chunk_size=chunk_size,
                 bias=bias,
+                stored=stored,
             )
         pool = batch.kv_pool
-        pool.write(layer_id, batch.out_cache_loc, k.transpose(0, 1), v.transpose(0, 1))
+        if not stored:
+            pool.write(layer_id, batch.out_cache_loc, k.transpose(0, 1), v.transpose(0, 1))
         keys, values = (held.view(-1, pool.page_size, *held.shape[1:]) for held in (pool.k(layer_id), pool.v(layer_id)))
         return self.attend(call, step, q.transpose(0, 1).contiguous(), keys, values).contiguous()

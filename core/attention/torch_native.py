@@ -45,13 +45,15 @@ class TorchNativeAttention(AttentionBackend):
         sinks: torch.Tensor | None = None,
         chunk_size: int | None = None,
         bias: RelativeBias | None = None,
+        stored: bool = False,
     ) -> torch.Tensor:
         """Write keys and values, then attend segment by segment and chunk by chunk; [T, H, Dv]."""
         batch = self._batch
         assert batch is not None, "plan() comes first"
         assert q.shape[1] == k.shape[1] == v.shape[1] == batch.out_cache_loc.shape[0]
         assert q.shape[0] % k.shape[0] == 0, (q.shape[0], k.shape[0])
-        batch.kv_pool.write(layer_id, batch.out_cache_loc, k.transpose(0, 1), v.transpose(0, 1))
+        if not stored:
+            batch.kv_pool.write(layer_id, batch.out_cache_loc, k.transpose(0, 1), v.transpose(0, 1))
         plan = self._plan_for(AttentionSpan(sliding_window, chunk_size), batch)
         call = _LayerCall(layer_id, batch, scale, softcap, sinks, bias)
         assert bias is None or (q.shape[0] == k.shape[0] and not call.explicit), "a bias is per KV head, and goes alone"

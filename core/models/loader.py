@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 
 import torch
@@ -10,10 +11,13 @@ from core.config import ModelConfig
 from core.errors import ModelLoadError
 from core.models.base import Model, Progress
 from core.models.config import CheckpointConfig, read_checkpoint_config
+from core.models.fused.layers import wanted as fuses
 from core.models.quantized.at_load import refuse_at_load
 from core.models.quantized.registry import quant_method
 from core.models.registry import DEFAULT_FAMILY, ENCODER_DECODER_TYPES, family_of, model_factory
 from core.models.weights import check_weight_files
+
+logger = logging.getLogger(__name__)
 
 
 def check_checkpoint(directory: str | Path) -> CheckpointConfig:
@@ -46,7 +50,10 @@ def load_model(
     refuse_at_load(checkpoint, config.quantization, encoder_decoder=encoder_decoder)
     report("check", 1.0)
     kept = keeps_modules and not encoder_decoder
-    family = DEFAULT_FAMILY if kept else family_of(checkpoint.model_type, encoder_decoder=encoder_decoder)
+    family = family_of(checkpoint.model_type, encoder_decoder=encoder_decoder)
+    if kept and family != DEFAULT_FAMILY and fuses(device):
+        logger.info("no fused decoder: adapters, or heads of the checkpoint, hook the layers of transformers")
+    family = DEFAULT_FAMILY if kept else family
     return model_factory(family)(checkpoint, config, device, report)
 
 

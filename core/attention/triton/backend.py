@@ -82,14 +82,16 @@ class TritonAttention(AttentionBackend):
         sinks: torch.Tensor | None = None,
         chunk_size: int | None = None,
         bias: RelativeBias | None = None,
+        stored: bool = False,
     ) -> torch.Tensor:
         """Store keys and values, then launch the prefill kernel and the decode kernel as needed; [T, H, Dv]."""
         batch = self._batch
         assert batch is not None, "plan() comes first"
         if bias is not None:
-            return self._biased(batch, layer_id, q, k, v, scale, bias)
+            return self._biased(batch, layer_id, q, k, v, scale, bias, stored)
         q, k, v = (each if each.stride(-1) == 1 else each.contiguous() for each in (q, k, v))
-        self._store(batch, layer_id, k, v)
+        if not stored:
+            self._store(batch, layer_id, k, v)
         pool = batch.kv_pool
         keys, values = pool.k(layer_id), pool.v(layer_id)
         # The kernel leaves out places that do not count. What stands there goes on to the next layer, and to slot 0.
@@ -136,12 +138,13 @@ class TritonAttention(AttentionBackend):
         v: torch.Tensor,
         scale: float,
         bias: RelativeBias,
+        stored: bool,
     ) -> torch.Tensor:
         """The native backend's attention. Only encoder-decoders have a bias, and those are not captured."""
         if self._native is None:
             self._native = TorchNativeAttention()
             self._native.plan(batch)
-        return self._native.forward(layer_id, q, k, v, scale=scale, bias=bias)
+        return self._native.forward(layer_id, q, k, v, scale=scale, bias=bias, stored=stored)
 
 
 def _together(batch: ForwardBatch, starts: torch.Tensor) -> _Segments:

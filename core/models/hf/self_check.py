@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
+from core.attention.base import AttentionBackend
 from core.attention.torch_native import TorchNativeAttention
 from core.batch.forward_batch import ForwardBatch
 from core.batch.schedule_batch import ForwardMode
@@ -98,12 +99,15 @@ def plain_reference(model: PreTrainedModel, vocab_size: int, rounds_activations:
     return Reference(ids, expected, alone, rounds_activations)
 
 
-def run_self_check(model: Model, reference: Reference) -> CheckResult:
-    """Run `model` over a small pool of its own and compare with `reference`. Leaves that pool bound."""
+def run_self_check(model: Model, reference: Reference, attention: AttentionBackend | None = None) -> CheckResult:
+    """Run `model` over a small pool of its own and compare with `reference`. Leaves that pool bound.
+
+    `attention`: what it attends through, if that is not to be PyTorch's.
+    """
     spec = model.spec
     pool = KVPool(spec.kv_layers, NUM_PAGES, PAGE_SIZE, spec.dtype, reference.ids[0].device)
     states = _states(spec, reference.ids[0].device)
-    model.bind(pool, TorchNativeAttention(), {} if states is None else {STATES: states})
+    model.bind(pool, attention or TorchNativeAttention(), {} if states is None else {STATES: states})
     half = reference.rounds_activations or spec.dtype.itemsize < 4
     tolerance = HALF_TOLERANCE if half else TOLERANCE[spec.dtype]
     scale = torch.stack([logits.abs().max() for logits in reference.expected]).max()

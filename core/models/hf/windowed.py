@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 
+import torch
+
 from core.attention.base import AttentionBackend
 from core.batch.forward_batch import ForwardBatch
 from core.memory.companion import DeviceCompanion
@@ -21,11 +23,13 @@ class WindowedLayers:
         self.pool = pool
         self.attention = attention
         self.layers = frozenset(spec.layer_id for spec in pool.kv.layers)
+        self.slots = torch.empty(0, dtype=torch.int64)
+        """int64[T]: where the step's keys and values of these layers go, in their pool."""
 
     def plan(self, batch: ForwardBatch) -> None:
         """Start a step; `batch` is over the ordinary pool."""
         view = dataclasses.replace(batch, kv_pool=self.pool.kv, page_map=self.pool.table)
-        view.out_cache_loc = view.pool_slots(batch.out_cache_loc)
+        view.out_cache_loc = self.slots = view.pool_slots(batch.out_cache_loc)
         self.attention.plan(view)
 
 

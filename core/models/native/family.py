@@ -21,6 +21,7 @@ from core.memory.companion import DeviceCompanion
 from core.memory.kv_pool import KVPool
 from core.models.base import NO_COMPANIONS, Model, ModelSpec, Progress
 from core.models.config import CheckpointConfig
+from core.models.fused.layers import wanted
 from core.models.hf.backend import TransformersModel, load_transformers
 from core.models.hf.self_check import Reference, run_self_check
 from core.models.native.decoder import NativeDecoder
@@ -35,10 +36,17 @@ logger = logging.getLogger(__name__)
 
 
 def load_native(checkpoint: CheckpointConfig, config: ModelConfig, device: torch.device, progress: Progress) -> Model:
-    """As `load_transformers`, with native code where `config.native` allows it and the model is dense."""
+    """As `load_transformers`, with native code where `config.native` allows it and the model is dense.
+
+    On a GPU that is a fused decoder.
+    """
     model = load_transformers(checkpoint, config, device, progress)
     if config.native == "off":
         return model
+    if wanted(device):
+        from core.models.fused.upgrade import with_fused
+
+        return with_fused(model)
     try:
         check_dense(model.module, model.spec)
     except NotDense as reason:

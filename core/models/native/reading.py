@@ -59,6 +59,7 @@ def read_norm(module: Any, width: int | None = None) -> Norm:
     dtype = torch.float32 if given is None else given.dtype
     # A mean that is not nothing, so that it shows whether it is taken off.
     x = (torch.randn(3, *shape, generator=torch.Generator().manual_seed(0)) + 0.5).to(dtype)
+    x = x if given is None else x.to(given.device)
     got = module(x).float()
     for norm in _candidates(module, shape):
         if float((got - plain_norm(norm, x)).abs().max()) <= NORM_TOLERANCE[dtype] * float(got.abs().max()):
@@ -86,13 +87,13 @@ def plain_norm(norm: Norm, x: torch.Tensor) -> torch.Tensor:
 
 
 class RotaryTables:
-    """Tables of a model's rotary embedding, one for each type of layer that it has; float32[positions, R / 2].
+    """Tables of a model's rotary embedding, one for each type of layer that it has; [positions, R / 2], on its device.
 
-    A model that turns nothing has no such module.
+    They are of the type that it gives for states of `dtype`. A model that turns nothing has no such module.
     """
 
-    def __init__(self, module: Any, positions: int, neighbours: bool) -> None:
-        self._module, self._positions, self._neighbours = module, positions, neighbours
+    def __init__(self, module: Any, positions: int, neighbours: bool, dtype: torch.dtype = torch.float32) -> None:
+        self._module, self._positions, self._neighbours, self._dtype = module, positions, neighbours, dtype
         self._by_type = module is not None and "layer_type" in inspect.signature(module.forward).parameters
         self._made: dict[str, Rotary] = {}
 
@@ -105,14 +106,17 @@ class RotaryTables:
 
     @torch.inference_mode()
     def _make(self, layer_type: str) -> Rotary:
-        places = torch.arange(self._positions)[None]
+        device = next((buffer.device for buffer in self._module.buffers()), torch.device("cpu"))
+        places = torch.arange(self._positions, device=device)[None]
         if hasattr(self._module, "mrope_section"):
             # Places of text are alike on all three axes; up to transformers 5.22 such a module wants all of them.
             places = places.expand(3, 1, -1)
-        made = self._module(torch.zeros(1, 1, 1), places, *([layer_type] if self._by_type else []))
+        states = torch.zeros(1, 1, 1, dtype=self._dtype, device=device)
+        made = self._module(states, places, *([layer_type] if self._by_type else []))
         if isinstance(made, torch.Tensor):  # of complex numbers
             made = torch.view_as_real(made).unbind(-1)
-        first, second = (half_of(table[0].float()) for table in made)
+        wide = self._dtype is torch.float32
+        first, second = (half_of(table[0].float() if wide else table[0]) for table in made)
         # At position 0 every angle is 0: GPT-J gives sines first.
         cos, sin = (first, second) if bool((first[0] != 0).all()) else (second, first)
         return Rotary(cos.contiguous(), sin.contiguous(), self._neighbours)

@@ -15,24 +15,22 @@ from core.memory.kv_pool import KVLayerSpec
 from core.models.base import ModelSpec
 from core.models.native.declaration import Family
 from core.models.native.families import FAMILIES
-from core.models.native.grouped import fused_groups
 from core.models.native.latents import is_latent, latent_values, read_latents
+from core.models.native.matrices import (
+    DecoderShape,
+    Reader,
+    fused_product,
+    is_dense,
+    one_behind_the_other,
+    sorted_by_kind,
+    vector,
+)
 from core.models.native.mixtures import read_gating, read_router, router_product, stacked
 from core.models.native.parts import Attention, Experts, Layer, Matrix, Mixer, Mlp, Norm, Outside, Rotary
-from core.models.native.reading import ACTIVATIONS, NotDense, RotaryTables, activation_name, read_norm
-from core.models.native.recurrences import Fuse, read_recurrence, reordered, scaled
-from core.models.quantized.grouped import grouped_weight
+from core.models.native.reading import ACTIVATIONS, NotDense, RotaryTables, activation_name
+from core.models.native.recurrences import Fuse, read_recurrence
 
-PLAIN = (torch.Tensor, nn.Parameter)
-
-
-@dataclass(frozen=True, slots=True)
-class DecoderShape:
-    """Sizes that all layers which attend have in common; 0 if none does."""
-
-    heads: int
-    kv_heads: int
-    head_dim: int
+NATIVE = Reader()
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,9 +54,14 @@ def family_of(model: PreTrainedModel) -> Family:
 
 def check_dense(model: PreTrainedModel, spec: ModelSpec) -> None:
     """Raises NotDense for a model that the registry sends here by its type, but transformers must go on computing."""
-    config: Any = model.config
     if model.device.type != "cpu" or model.dtype not in (torch.float32, torch.bfloat16):
         raise NotDense(f"{model.dtype} on {model.device.type} has no native code")
+    check_declared(model, spec)
+
+
+def check_declared(model: PreTrainedModel, spec: ModelSpec) -> None:
+    """Raises NotDense for a model that is not what its family declares, wherever it is computed."""
+    config: Any = model.config
     family = family_of(model)
     if (lacking := family.lacks(config)) is not None:
         raise NotDense(f"it has {lacking}")
@@ -69,9 +72,20 @@ def check_dense(model: PreTrainedModel, spec: ModelSpec) -> None:
     _shape(model, family, spec)
     routers = {part for layer in _layers(model, family) for part in _router_parts(layer, family)}
     for module in model.modules():
-        if hasattr(module, "in_features") and module not in routers and not _is_dense(module, model.dtype):
+        if hasattr(module, "in_features") and module not in routers and not is_dense(module, model.dtype):
             raise NotDense("its weights are quantised, other than to int8 per output or to int4, or adapted")
     _check_layers(model, family, spec)
+
+
+def check_alone(model: PreTrainedModel) -> None:
+    """Raises NotDense unless every layer is attention over keys and values of all heads, and one dense MLP."""
+    family = family_of(model)
+    for layer in _layers(model, family):
+        attention, mlp = _attention_of(layer, family), _mlp_of(layer, family)
+        if attention is None or is_latent(attention) or _recurrence_of(layer, family) is not None:
+            raise NotDense("its mixers are not all attention over keys and values of their own")
+        if mlp is None or hasattr(mlp, family.mixture.experts):
+            raise NotDense("its layers are mixtures of experts")
 
 
 def _check_layers(model: PreTrainedModel, family: Family, spec: ModelSpec) -> None:
@@ -89,7 +103,7 @@ def _check_layers(model: PreTrainedModel, family: Family, spec: ModelSpec) -> No
         elif mlp is not None:
             _activation(mlp, family)
         if recurrence is not None and number in states:
-            read_recurrence(recurrence, states[number], partial(_matrix, family, model.config))
+            read_recurrence(recurrence, states[number], partial(fused_product, NATIVE, family, model.config))
             recurrent.append(number)
     if recurrent != list(states):
         raise NotDense("its layers have states besides those of their recurrent mixers")
@@ -107,31 +121,8 @@ def _original_length(config: Any) -> int:
     return int(given or getattr(config, "original_max_position_embeddings", 0) or 0)
 
 
-def _is_dense(module: Any, dtype: torch.dtype) -> bool:
-    # compressed-tensors leaves the class alone, takes the weight away or keeps it as int8, and scales elsewhere.
-    if type(module) is not nn.Linear or getattr(module, "quantization_scheme", None) is not None:
-        return False
-    if grouped_weight(module) is not None:
-        return True
-    weight = module.weight
-    if tuple(weight.shape) != (module.out_features, module.in_features):
-        return False  # It is kept elsewhere, in another form.
-    return is_scaled_int8(weight) or (type(weight) in PLAIN and weight.dtype == dtype)
-
-
-def is_scaled_int8(weight: Any) -> bool:
-    """Whether it is torchao's int8 of weights only, symmetric, with one scale per output."""
-    if type(weight).__name__ != "Int8Tensor":
-        return False
-    if weight.qdata.dim() != 2 or weight.scale.numel() != weight.shape[0]:
-        return False
-    if weight.act_quant_kwargs is not None or weight.act_quant_scale is not None or weight.act_pre_scale is not None:
-        return False
-    return weight.zero_point is None or not bool(weight.zero_point.any())
-
-
-def decoder_weights(model: PreTrainedModel, spec: ModelSpec) -> DecoderWeights:
-    """What surrounds the layers."""
+def decoder_weights(model: PreTrainedModel, spec: ModelSpec, reader: Reader = NATIVE) -> DecoderWeights:
+    """What surrounds the layers, as `reader` takes it."""
     config, family = model.config, family_of(model)
     embedding: Any = model.get_input_embeddings()
     scale = getattr(embedding, "embed_scale", 1.0)
@@ -140,8 +131,8 @@ def decoder_weights(model: PreTrainedModel, spec: ModelSpec) -> DecoderWeights:
     return DecoderWeights(
         shape=_shape(model, family, spec),
         embedding=embedding.weight.detach(),
-        final_norm=read_norm(getattr(_body(model), family.final_norm)),
-        head=_fused([model.get_output_embeddings()]),
+        final_norm=reader.norm(getattr(_body(model), family.final_norm), None),
+        head=reader.matrix([model.get_output_embeddings()]),
         outside=Outside(
             embedding_multiplier=scale * family.embedding_multiplier(config),
             logit_multiplier=family.logit_multiplier(config),
@@ -150,15 +141,16 @@ def decoder_weights(model: PreTrainedModel, spec: ModelSpec) -> DecoderWeights:
     )
 
 
-def decoder_layers(model: PreTrainedModel, spec: ModelSpec) -> Iterator[Layer]:
+def decoder_layers(model: PreTrainedModel, spec: ModelSpec, reader: Reader = NATIVE) -> Iterator[Layer]:
     """One layer after the other, each made when asked for, so that no more than one is held twice."""
     config, family = model.config, family_of(model)
     shape = _shape(model, family, spec)
-    tables = RotaryTables(getattr(_body(model), family.rotary, None), spec.context_length, family.neighbours)
+    rotary_module = getattr(_body(model), family.rotary, None)
+    tables = RotaryTables(rotary_module, spec.context_length, family.neighbours, reader.tables)
     types = getattr(config, "layer_types", None) or [""] * len(_layers(model, family))
     kept, length = {layer.layer_id: layer for layer in spec.kv_layers}, spec.context_length
     states = {state.layer_id: state for state in spec.state_layers}
-    fuse = partial(_matrix, family, config)
+    fuse, norm = partial(fused_product, reader, family, config), partial(_norm, reader)
     for number, layer in enumerate(_layers(model, family)):
         mixers = list[Mixer]()
         if (attention := _attention_of(layer, family)) is not None:
@@ -166,16 +158,18 @@ def decoder_layers(model: PreTrainedModel, spec: ModelSpec) -> Iterator[Layer]:
             if is_latent(attention):
                 mixers.append(read_latents(attention, fuse, family.out, rotary))
             else:
-                given = _matrix(family, config, attention, family.qkv, family.attention_input(config))
-                qkv, out = _qkv(given, family, shape), fuse(attention, [family.out])
-                mixers.append(_attention(attention, qkv, out, family, rotary, kept[number], length))
+                given = fuse(attention, family.qkv, family.attention_input(config))
+                qkv = sorted_by_kind(given, family, shape) if reader.sorts else given
+                norms = [norm(attention, name, kept[number].k_dim) for name in (family.q_norm, family.k_norm)]
+                out = fuse(attention, [family.out])
+                mixers.append(_attention(attention, qkv, out, norms, family, rotary, kept[number], length))
         if (recurrence := _recurrence_of(layer, family)) is not None:
             mixers.append(read_recurrence(recurrence, states[number], fuse))
         yield Layer(
-            before_mixers=_norm(layer, family.before_attention) if mixers else None,
-            after_mixers=_norm(layer, family.after_attention),
-            before_mlp=_norm(layer, family.before_mlp),
-            after_mlp=_norm(layer, family.after_mlp),
+            before_mixers=norm(layer, family.before_attention) if mixers else None,
+            after_mixers=norm(layer, family.after_attention),
+            before_mlp=norm(layer, family.before_mlp),
+            after_mlp=norm(layer, family.after_mlp),
             mixers=tuple(mixers),
             mlp=_feed_forward(layer, family, fuse, model.dtype),
             parallel=bool(family.parallel(config)),
@@ -184,13 +178,21 @@ def decoder_layers(model: PreTrainedModel, spec: ModelSpec) -> Iterator[Layer]:
 
 
 def _attention(
-    attention: Any, qkv: Matrix, out: Matrix, family: Family, rotary: Rotary | None, kept: KVLayerSpec, length: int
+    attention: Any,
+    qkv: Matrix,
+    out: Matrix,
+    norms: Sequence[Norm | None],
+    family: Family,
+    rotary: Rotary | None,
+    kept: KVLayerSpec,
+    length: int,
 ) -> Attention:
+    q_norm, k_norm = norms
     return Attention(
         qkv=qkv,
         out=out,
-        q_norm=_norm(attention, family.q_norm, kept.k_dim),
-        k_norm=_norm(attention, family.k_norm, kept.k_dim),
+        q_norm=q_norm,
+        k_norm=k_norm,
         rotary=rotary,
         turns_first=family.turns_first,
         scale=float(getattr(attention, "scaling", kept.k_dim**-0.5)),
@@ -255,9 +257,9 @@ def _router_parts(layer: Any, family: Family) -> list[nn.Module]:
     return list(getattr(mlp, family.mixture.router).modules()) if hasattr(mlp, family.mixture.experts) else []
 
 
-def _norm(module: nn.Module, name: str, width: int | None = None) -> Norm | None:
+def _norm(reader: Reader, module: nn.Module, name: str, width: int | None = None) -> Norm | None:
     found = getattr(module, name, None) if name else None
-    return None if found is None or isinstance(found, nn.Identity) else read_norm(found, width)
+    return None if found is None or isinstance(found, nn.Identity) else reader.norm(found, width)
 
 
 def _feed_forward(layer: Any, family: Family, fuse: Fuse, dtype: torch.dtype) -> Mlp | Experts | None:
@@ -273,7 +275,7 @@ def _experts(layer: Any, mlp: Any, experts: Any, family: Family, fuse: Fuse, dty
     into, into_bias = stacked(experts, "gate_up_proj" if gated else "up_proj", gating.parted)
     down, down_bias = stacked(experts, "down_proj", True)
     router = getattr(mlp, names.router)
-    matrix = _fused([router_product(router, down.shape[1])])
+    matrix = one_behind_the_other([router_product(router, down.shape[1])])
     shared = getattr(mlp, names.shared, None) or getattr(layer, names.shared, None) if names.shared else None
     return Experts(
         router=read_router(router, matrix, dtype, getattr(mlp, names.correction, None)),
@@ -285,18 +287,9 @@ def _experts(layer: Any, mlp: Any, experts: Any, family: Family, fuse: Fuse, dty
         activation=gating.activation,
         clamp=gating.clamp,
         shared=None if shared is None else _mlp(shared, family, fuse),
-        shared_gate=_vector(getattr(mlp, names.shared_gate), dtype) if names.shared_gate else None,
+        shared_gate=vector(getattr(mlp, names.shared_gate), dtype) if names.shared_gate else None,
         weighs_inputs=names.weighs_inputs,
     )
-
-
-def _vector(linear: Any, dtype: torch.dtype) -> torch.Tensor:
-    """[C]: the only row of a product without a bias."""
-    if (grouped := grouped_weight(linear)) is not None:
-        return grouped.dense(dtype).reshape(-1)
-    weight = linear.weight.detach()
-    found: torch.Tensor = weight if type(weight) in PLAIN else weight.dequantize()
-    return found.reshape(-1)
 
 
 def _mlp(mlp: Any, family: Family, fuse: Fuse) -> Mlp:
@@ -306,45 +299,3 @@ def _mlp(mlp: Any, family: Family, fuse: Fuse) -> Mlp:
 def _activation(mlp: Any, family: Family) -> str:
     known = family.activation in ACTIVATIONS
     return family.activation if known else activation_name(getattr(mlp, family.activation))
-
-
-def _qkv(fused: Matrix, family: Family, shape: DecoderShape) -> Matrix:
-    """Rows of all queries, all keys, all values, and of all gates where each head's query has one behind it."""
-    rows, queries = torch.arange(len(fused.weight)), shape.heads * shape.head_dim
-    if family.by_head:
-        return reordered(fused, rows.view(shape.heads, 3, shape.head_dim).transpose(0, 1).reshape(-1))
-    if len(family.qkv) > 3 or len(rows) != 2 * (queries + shape.kv_heads * shape.head_dim):
-        return fused
-    query, gate = rows[: 2 * queries].view(shape.heads, 2, shape.head_dim).unbind(1)
-    return reordered(fused, torch.cat([query.reshape(-1), rows[2 * queries :], gate.reshape(-1)]))
-
-
-def _matrix(family: Family, config: Any, module: Any, names: Sequence[str], given: float = 1.0) -> Matrix:
-    """Those of `names` as one, with what the family multiplies their outputs by, and their inputs by `given`."""
-    linears = [getattr(module, name) for name in names]
-    factors = [float(family.factors[name](config)) if name in family.factors else 1.0 for name in names]
-    if {given, *factors} == {1.0}:
-        return _fused(linears)
-    sizes = torch.tensor([linear.out_features for linear in linears])
-    by_output = torch.tensor(factors).repeat_interleave(sizes)
-    return scaled(_fused(linears), by_output * given, by_output)
-
-
-def _fused(linears: Sequence[Any]) -> Matrix:
-    bias = None
-    if any(linear.bias is not None for linear in linears):
-        zeros = (torch.zeros(linear.out_features) for linear in linears)
-        bias = torch.cat(
-            [z if each.bias is None else each.bias.detach().float() for z, each in zip(zeros, linears, strict=True)]
-        )
-    grouped = [grouped_weight(linear) for linear in linears]
-    if any(each is not None for each in grouped):
-        return fused_groups(linears, grouped, bias)
-    weights: list[Any] = [linear.weight.detach() for linear in linears]
-    scaled = {type(weight) not in PLAIN for weight in weights}
-    if scaled == {False}:
-        return Matrix(weights[0] if len(weights) == 1 else torch.cat(weights), None, bias)
-    if scaled != {True}:
-        raise NotDense("some of the matrices that it would multiply as one are int8 and some are not")
-    scale = torch.cat([weight.scale.reshape(-1).float() for weight in weights])
-    return Matrix(torch.cat([weight.qdata for weight in weights]), scale, bias)

@@ -62,11 +62,13 @@ class GridAttention(AttentionBackend):
         sinks: torch.Tensor | None = None,
         chunk_size: int | None = None,
         bias: RelativeBias | None = None,
+        stored: bool = False,
     ) -> torch.Tensor:
         batch = self._batch
         assert batch is not None and bias is None
         pool = batch.kv_pool
-        pool.write(layer_id, batch.out_cache_loc, k.transpose(0, 1), v.transpose(0, 1))
+        if not stored:
+            pool.write(layer_id, batch.out_cache_loc, k.transpose(0, 1), v.transpose(0, 1))
         table = batch.req_to_token.index_select(0, rows_of_tokens(batch))
         places = torch.arange(table.shape[1], device=table.device)
         seen = AttentionSpan(sliding_window, chunk_size).allows(batch.positions[:, None], places[None, :])

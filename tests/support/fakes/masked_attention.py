@@ -42,14 +42,16 @@ class MaskedAttention(TorchNativeAttention):
         sinks: torch.Tensor | None = None,
         chunk_size: int | None = None,
         bias: RelativeBias | None = None,
+        stored: bool = False,
     ) -> torch.Tensor:
         batch = self._decode_batch
         if batch is None:
-            limits = {"sliding_window": sliding_window, "chunk_size": chunk_size, "bias": bias}
+            limits = {"sliding_window": sliding_window, "chunk_size": chunk_size, "bias": bias, "stored": stored}
             return super().forward(layer_id, q, k, v, scale=scale, softcap=softcap, sinks=sinks, **limits)
         assert bias is None
         pool = batch.kv_pool
-        pool.write(layer_id, batch.out_cache_loc, k.transpose(0, 1), v.transpose(0, 1))
+        if not stored:
+            pool.write(layer_id, batch.out_cache_loc, k.transpose(0, 1), v.transpose(0, 1))
         table = batch.req_to_token.index_select(0, batch.rows)
         places = torch.arange(table.shape[1], device=table.device)
         seen = AttentionSpan(sliding_window, chunk_size).allows((batch.seq_lens - 1)[:, None], places[None, :])
