@@ -42,6 +42,7 @@ class TritonAttention(AttentionBackend):
         self._segments: _Segments | None = None
         self._native: TorchNativeAttention | None = None
         self._tiles: dict[tuple[int, torch.dtype], Tiles] = {}
+        self._arrived: list[torch.Tensor] = []
 
     @classmethod
     def why_not(cls, device: torch.device) -> str | None:
@@ -111,7 +112,9 @@ class TritonAttention(AttentionBackend):
         if tokens < q.shape[1]:
             rows, lens = batch.rows[count:], batch.seq_lens[count:]
             shape = (len(rows), q.shape[0], keys.shape[1], v.shape[2], batch.req_to_token.shape[1])
-            paged_decode(out[tokens:], q[:, tokens:], *paged, rows, lens, sinks, *spans, *tiles.decode(*shape))
+            cut = tiles.decode(*shape)
+            arrived = self._counters(batch, q.shape[0]) if cut.joins(v.shape[2]) else None
+            paged_decode(out[tokens:], q[:, tokens:], *paged, rows, lens, sinks, *spans, *cut, arrived)
         return out
 
     @staticmethod
@@ -121,6 +124,15 @@ class TritonAttention(AttentionBackend):
             pool.recorder.wrote(pool.name, batch.out_cache_loc)
         assert k.dtype == v.dtype == pool.dtype, (k.dtype, v.dtype, pool.dtype)
         store_kv(pool.k(layer_id), pool.v(layer_id), k, v, batch.out_cache_loc, not pool.v_in_k(layer_id))
+
+    def _counters(self, batch: ForwardBatch, heads: int) -> torch.Tensor:
+        """int32 zeros for every row that there can be: where they are captured they stay for good."""
+        count = max(len(batch.rows), len(batch.req_to_token)) * heads
+        if not self._arrived or self._arrived[-1].numel() < count:
+            # Made inside inference mode it could not be written outside later.
+            with torch.inference_mode(False):
+                self._arrived.append(torch.zeros(count, dtype=torch.int32, device=batch.rows.device))
+        return self._arrived[-1]
 
     def _tiles_for(self, q: torch.Tensor) -> Tiles:
         keys = q.shape[2], q.dtype

@@ -64,10 +64,53 @@ def leave_sums(part, peaks, totals, place, real, columns, peak, total, acc, V_DI
     tl.store(places, acc, mask=summed[:, None] & (columns < V_DIM)[None, :])
 
 
+@triton.jit
+def filled_of(low, high, splits, LEAST: tl.constexpr) -> tl.tensor:
+    """How many splits have keys, of those that `share_of` shares them out to: the first ones."""
+    return tl.cdiv(high - low, tl.maximum(tl.cdiv(high - low, splits), LEAST))
+
+
 COMPARED = tl.constexpr(128)
 """Peaks compared at a time: one of each thread."""
 MERGED = tl.constexpr(8)
 """Splits merged at a time: their sums, [8, Dv], stay in registers however many splits there are."""
+TOGETHER = 8192
+"""Sums that one program merges at a time for all heads of its own, one head after the other."""
+
+
+@triton.jit
+def merged_line(
+    part, peaks, totals, begin, count, sink, columns, V_DIM: tl.constexpr, SUNK: tl.constexpr, SOME: tl.constexpr
+) -> tl.tensor:
+    """float32 [BLOCK_V]: `count` splits' sums from place `begin` on, SOME at a time, under one peak and denominator.
+
+    Read past the first cache: they may have been written while this kernel ran, by another program.
+    """
+    highest = tl.full([COMPARED], float("-inf"), tl.float32)
+    for first in range(0, count, COMPARED):
+        some = first + tl.arange(0, COMPARED)
+        height = tl.load(peaks + begin + some, mask=some < count, other=float("-inf"), cache_modifier=".cg")
+        highest = tl.maximum(highest, height)
+    top = tl.max(highest, 0)
+    denominator = 0.0
+    if SUNK:
+        top = tl.maximum(top, sink)
+        denominator = tl.exp(sink - top)
+    merged = tl.zeros_like(columns).to(tl.float32)
+    for first in range(0, count, SOME):
+        some = first + tl.arange(0, SOME)
+        height = tl.load(peaks + begin + some, mask=some < count, other=float("-inf"), cache_modifier=".cg")
+        total = tl.load(totals + begin + some, mask=some < count, other=0.0, cache_modifier=".cg")
+        denominator += tl.sum(tl.exp(height - top) * total, 0)
+        summed = height > float("-inf")
+        sums = tl.load(
+            part + (begin + some)[:, None] * V_DIM + columns[None, :],
+            mask=summed[:, None] & (columns < V_DIM)[None, :],
+            other=0.0,
+            cache_modifier=".cg",
+        )
+        merged += tl.sum(tl.exp(height - top)[:, None] * sums, 0)
+    return merged / denominator
 
 
 # fmt: off
@@ -88,32 +131,11 @@ def _merge_splits(
         token = tl.load(starts + segment) + offset
     place = token * HEADS + tl.program_id(1)
     columns = tl.arange(0, BLOCK_V)
-    highest = tl.full([COMPARED], float("-inf"), tl.float32)
-    for first in range(0, splits, COMPARED):
-        some = first + tl.arange(0, COMPARED)
-        height = tl.load(peaks + place * splits + some, mask=some < splits, other=float("-inf"))
-        highest = tl.maximum(highest, height)
-    top = tl.max(highest, 0)
-    denominator = 0.0
+    sink = 0.0
     if SUNK:
         sink = tl.load(sinks + tl.program_id(1)).to(tl.float32)
-        top = tl.maximum(top, sink)
-        denominator = tl.exp(sink - top)
-    merged = tl.zeros([BLOCK_V], tl.float32)
-    for first in range(0, splits, MERGED):
-        some = first + tl.arange(0, MERGED)
-        height = tl.load(peaks + place * splits + some, mask=some < splits, other=float("-inf"))
-        total = tl.load(totals + place * splits + some, mask=some < splits, other=0.0)
-        denominator += tl.sum(tl.exp(height - top) * total, 0)
-        summed = height > float("-inf")
-        sums = tl.load(
-            part + (place * splits + some)[:, None] * V_DIM + columns[None, :],
-            mask=summed[:, None] & (columns < V_DIM)[None, :],
-            other=0.0,
-        )
-        merged += tl.sum(tl.exp(height - top)[:, None] * sums, 0)
-    merged = (merged / denominator).to(out.dtype.element_ty)
-    tl.store(out + place * V_DIM + columns, merged, mask=columns < V_DIM)
+    merged = merged_line(part, peaks, totals, place * splits, splits, sink, columns, V_DIM, SUNK, MERGED)
+    tl.store(out + place * V_DIM + columns, merged.to(out.dtype.element_ty), mask=columns < V_DIM)
 
 
 def merge(splits: Splits, sinks: torch.Tensor | None, out: torch.Tensor, segments: Segments | None = None) -> None:

@@ -53,6 +53,10 @@ class DecodeTile(NamedTuple):
     split_least: int
     """Keys per split at least."""
 
+    def joins(self, v_dim: int) -> bool:
+        """Whether the last of a row's splits merges them: where that is not too much for one program."""
+        return self.block_h <= 16 and v_dim <= 256
+
 
 class ExtendTile(NamedTuple):
     """How one launch of the extend kernel is cut: the last arguments of `paged_extend`."""

@@ -149,8 +149,11 @@ def test_decode_compiles_and_fits(name: str) -> None:
     data = f"*{layer.dtype}"
     tile = tiles_of(layer).decode(8, layer.heads, layer.kv_heads, layer.v_dim, 32768)
     shared = constants_of(layer, tile.block_n)
-    constants = shared | {"BLOCK_H": tile.block_h, "SPLIT_LEAST": tile.split_least}
-    pointers = PAGED | PARTS | dict.fromkeys(("q", "keys", "values"), data)
+    joined = tile.joins(layer.v_dim)
+    assert joined == (layer.kv_heads > 1), "where few heads share keys, the last split merges"
+    constants = shared | {"BLOCK_H": tile.block_h, "SPLIT_LEAST": tile.split_least, "SUNK": layer.special}
+    constants |= {"JOINED": joined, "SOME": decode.TOGETHER // shared["BLOCK_V"]}
+    pointers = PAGED | PARTS | dict.fromkeys(("q", "keys", "values", "sinks", "out"), data) | {"arrived": "*i32"}
     kernel = compiled(decode._decode_split, pointers, constants, layer.capability, tile.warps)
     assert "cp.async" in kernel.asm["ptx"], "keys are fetched ahead"
     fits(kernel, layer)
