@@ -27,11 +27,11 @@ class HeadLayout(NamedTuple):
     values: int
     half: int
     """Pairs that are turned in a head."""
-    neighbours: bool
+    neighbours: int
     """Whether a pair is two neighbours, and not two elements `half` apart."""
-    whole: bool
+    whole: int
     """Whether a norm is over all heads of a token and not over each of them."""
-    turns_first: bool
+    turns_first: int
     """Whether heads are turned before they are normed."""
     q_kind: int
     """Bits as in `core.models.fused.residual`; 0 for no norm."""

@@ -99,8 +99,9 @@ class DenseAttention:
             raise NotDense("its attention has more than queries, keys and values, such as gates")
         if mixer.rotary is not None and mixer.rotary.cos.shape[1] * 2 > shape.head_dim:
             raise NotDense("more elements are turned than a head has")
-        tables = mixer.rotary or None
-        self._cos, self._sin = (None, None) if tables is None else (tables.cos.to(device), tables.sin.to(device))
+        rotary = mixer.rotary
+        self._cos = None if rotary is None else rotary.cos.to(device)
+        self._sin = None if rotary is None else rotary.sin.to(device)
         self._temperature = None if mixer.temperature is None else mixer.temperature.float().to(device)
         norms = [device_norm(each, device) for each in (mixer.q_norm, mixer.k_norm)]
         self._norms, self._eps, kinds = norms_of(self._qkv.weight, *norms)

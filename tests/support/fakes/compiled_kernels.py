@@ -19,7 +19,7 @@ from triton.compiler.compiler import make_backend
 from triton.runtime.interpreter import InterpretedFunction
 from triton.runtime.jit import JITFunction, create_function_from_signature
 
-WRITTEN = ("out", "q_out", "k_out", "found", "after")
+WRITTEN = ("out", "q_out", "k_out", "read", "other", "found", "after")
 """What kernels write that others read as places, ids or activations."""
 
 

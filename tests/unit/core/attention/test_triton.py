@@ -59,13 +59,13 @@ CHOSEN = {
 DEAR = (
     "attend_as_one_head_a_tile or segments_of_any_length or tiles_can_be_captured[64] or may_differ or own_check "
     "or splits_merge or bf16-window or renamed-window or narrow-values or grids_match or inside_graphs "
-    "or random_mixes or mixes_match or mixes_can"
+    "or random_mixes or mixes_match or mixes_can "
     "or decoder_equals or captured_steps or counts_from_zero or two_launches or (written_out and bfloat16)"
 )
 """Five sixths of the time of all; `KEPT` of them are in every run."""
 KEPT = (
     "tile[latent-window] or splits_merge_to_the_formula[17] or splits_merge_to_the_formula[79] "
-    "or mixes_match_the_formula[packed-many]"
+    "or mixes_match_the_formula[packed-many] "
     "or decoder_equals_transformers[gemma3_text] or counts_from_zero_again[softcap]"
 )
 

@@ -70,9 +70,12 @@ def upload_as_on_cuda(patch: pytest.MonkeyPatch) -> None:
 
 @asynccontextmanager
 async def engine_of_zeros(
-    directory: Path, patch: pytest.MonkeyPatch, captures: bool
+    directory: Path, patch: pytest.MonkeyPatch, captures: bool, whole: bool
 ) -> AsyncIterator[tuple[AsyncEngine, list[int], list[StepRunner]]]:
-    """A started engine with all our kernels, the rows of each step that it has launched since, and its runner."""
+    """A started engine with all our kernels, the rows of each step that it has launched since, and its runner.
+
+    `whole`: with a fused decoder, else with fused layers of the modules.
+    """
     from core.attention.triton.backend import TritonAttention
     from core.attention.triton.tiles import Tiles, rehearsed
 
@@ -83,7 +86,12 @@ async def engine_of_zeros(
         executor=ExecutorConfig(device="cpu", overlap=False, cuda_graphs=captures),
     )
     model: Any = load_model(config.model, CPU)
-    assert fuse_layers(model.module)
+    if whole:
+        from core.models.fused.decoder import FusedDecoder
+
+        model = FusedDecoder(model.module, model.spec)
+    else:
+        assert fuse_layers(model.module)
     sizes = Tiles(MULTIPROCESSORS, block_m=128, block_n=64, split_least=128, packed=64)
     patch.setattr(Tiles, "of", lambda *_: sizes)
     patch.setattr(TritonAttention, "rehearsals", lambda self, rows, device: rehearsed(rows, MULTIPROCESSORS))
@@ -150,14 +158,33 @@ async def random_steps(engine: AsyncEngine, steps: list[int], count: int, seed: 
 async def test_random_steps_compile_nothing(
     count: int, captures: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
+    directory = make_checkpoint("llama", tmp_path, seed=0)
+    ours = {"_enter", "_store", "_rms_norm", "_decode_split", "_extend_tile", "_merge_splits"}
+    await play(directory, monkeypatch, captures, False, ours, count, seed)
+
+
+@needs_triton
+@pytest.mark.parametrize("kind", ["llama", "gemma3_text"])
+async def test_random_steps_of_a_fused_decoder_compile_nothing(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    """One pool and two."""
+    directory = make_checkpoint(kind, tmp_path, seed=0)
+    ours = {"_enter", "_add_norm", "_enter_heads", "_activate", "_decode_split", "_extend_tile", "_merge_splits"}
+    await play(directory, monkeypatch, False, True, ours, 60, seed)
+
+
+async def play(
+    directory: Path, patch: pytest.MonkeyPatch, captures: bool, whole: bool, ours: set[str], count: int, seed: int
+) -> None:
+    """Random steps of an engine that has the kernels `ours`, none of which is compiled behind its start."""
     from tests.support.fakes.compiled_kernels import compiling
 
-    directory = make_checkpoint("llama", tmp_path, seed=0)
-    monkeypatch.setattr(torch, "compile", lambda *_, **__: pytest.fail("torch.compile on the way of a step"))
-    with compiling(monkeypatch) as kernels:
-        async with engine_of_zeros(directory, monkeypatch, captures) as (engine, steps, runners):
+    patch.setattr(torch, "compile", lambda *_, **__: pytest.fail("torch.compile on the way of a step"))
+    with compiling(patch) as kernels:
+        async with engine_of_zeros(directory, patch, captures, whole) as (engine, steps, runners):
             begun, launched = kernels.all(), sum(kernels.launches.values())
-            assert {name for name, _ in begun} >= {"_enter", "_store", "_decode_split", "_extend_tile", "_merge_splits"}
+            assert {name for name, _ in begun} >= ours
             await random_steps(engine, steps, count, seed)
     for graphs in (runners[0].graphs, runners[0].mixed):
         assert (graphs is not None) == captures and (graphs is None or graphs.replays > count / 10)
