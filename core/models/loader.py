@@ -51,7 +51,9 @@ def load_model(
     report("check", 1.0)
     kept = keeps_modules and not encoder_decoder
     family = family_of(checkpoint.model_type, encoder_decoder=encoder_decoder)
-    if kept and family != DEFAULT_FAMILY and fuses(device):
+    if fuses(device) and family == DEFAULT_FAMILY:
+        logger.info("no fused decoder: no native family is declared for %r", checkpoint.model_type)
+    elif fuses(device) and kept:
         logger.info("no fused decoder: adapters, or heads of the checkpoint, hook the layers of transformers")
     family = DEFAULT_FAMILY if kept else family
     return model_factory(family)(checkpoint, config, device, report)

@@ -22,11 +22,13 @@ from core.models.hf.backend import TransformersModel
 from core.models.loader import load_model
 from tests.support.checkpoints import make_checkpoint
 from tests.support.fakes import plain_kernels
+from tests.support.fakes.grid_attention import GridAttention
 from tests.support.fakes.masked_attention import MaskedAttention
 from tests.support.fakes.paged_steps import PagedRows, Part
 from tests.support.fakes.traced_graphs import TracedGraphs
 from tests.support.interpreted import quick_calls
 from tests.unit.core.attention.test_conformance import INTERPRETED
+from tests.unit.core.attention.test_grids import WIDTH, grid_batch
 from tests.unit.core.attention.test_triton import interpreted, needs_triton
 from tests.unit.core.models.reference import CPU, PackedRun, PlainModel
 from tests.unit.core.models.test_native_families import CASES
@@ -156,6 +158,24 @@ def test_hidden_states_and_those_of_layers_are_those_of_the_modules(case: str, t
 def test_a_chunk_in_the_middle_of_a_prompt_has_no_logits(tmp_path: Path) -> None:
     run = PackedRun(fused(load(checkpoint("llama", tmp_path))), sequences())
     assert run.step([Part(1, 0, 5)], 1, sample=[]).shape == (0, 320)
+
+
+@pytest.mark.usefixtures("plainly")
+@pytest.mark.parametrize("case", ["llama", "gemma2"])
+def test_grids_of_drafts_give_the_logits_of_their_places(case: str, tmp_path: Path) -> None:
+    path = checkpoint(case, tmp_path)
+    run: Any = PackedRun(fused(load(path)), sequences())
+    run.model.bind(run.paged.pool, GridAttention())
+    run.step(*STEPS[0])
+    parts = [Part(1, 9, 2), Part(2, 4, WIDTH)]
+    batch = grid_batch(run, parts)
+    ids = [token for p in parts for token in run.sequences[p.row][p.prefix : p.prefix + WIDTH]]
+    batch.input_ids, batch.last_indices = torch.tensor(ids), torch.arange(len(ids))
+    got, plain = run.model.forward(batch), PlainModel(path)
+    assert got.isfinite().all()
+    for place, part in enumerate(parts):
+        want = plain.logits(run.sequences[part.row])[part.prefix : part.prefix + part.extend]
+        torch.testing.assert_close(got[WIDTH * place :][: part.extend], want, atol=1e-4, rtol=0)
 
 
 class WindowedRun(PackedRun):

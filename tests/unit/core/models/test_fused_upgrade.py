@@ -71,6 +71,8 @@ def test_a_dense_model_is_served_by_it_and_others_say_why_not(tmp_path: Path, ca
     assert served(path, keeps_modules=True) == "TransformersModel" and "adapters" in caplog.text
     assert served(checkpoint("gpt_oss", tmp_path / "other")) == "TransformersModel"
     assert "mixtures of experts" in caplog.text
+    assert served(make_checkpoint("gpt2", tmp_path / "gpt2")) == "TransformersModel"
+    assert "declared for 'gpt2'" in caplog.text
 
 
 @pytest.mark.usefixtures("as_on_cuda")
