@@ -5,7 +5,10 @@ from __future__ import annotations
 import os
 import random
 from collections.abc import Sequence
+from functools import partial
 from itertools import pairwise
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -153,6 +156,19 @@ def test_writes_every_new_key_and_value(backend: AttentionBackend) -> None:
         slots = rows.paged.table[part.row, : part.prefix + part.extend].to(torch.int64)
         assert torch.equal(rows.paged.pool.k(LAYER)[slots], rows.k[part.row, : part.prefix + part.extend])
         assert torch.equal(rows.paged.pool.v(LAYER)[slots], rows.v[part.row, : part.prefix + part.extend])
+
+
+def test_writes_every_key_but_those_that_are_stored(backend: AttentionBackend, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = KnownRows(SHAPES["gqa"], num_rows=3, max_len=20, page_size=4, seed=6, device=DEVICE)
+    parts = [Part(2, 0, 9), Part(1, 5, 3), Part(3, 19, 1)]
+    rows.fill([Part(part.row, part.prefix + part.extend, 0) for part in parts])
+    told: list[str] = []
+    recorder: Any = SimpleNamespace(wrote=lambda name, slots: told.append(name))
+    rows.paged.pool.recorder = recorder
+    monkeypatch.setattr(backend, "forward", partial(backend.forward, stored=True))
+    got = rows.attend(backend, parts, num_extend=2)
+    assert (got.double() - rows.expected(parts)).abs().max() < TOLERANCE[torch.float32]
+    assert not told, "the caller has written them, and told of it"
 
 
 def test_layers_of_one_step_may_differ_in_span_and_repeat(backend: AttentionBackend) -> None:
