@@ -22,6 +22,7 @@ from core.device.graphs import Graph, GraphMaker
 from core.device.static_block import StaticBlock
 from core.executor.capture import NO_LENGTHS, CaptureProgress, captured, padded, record
 from core.executor.device_state import DeviceState
+from core.memory.companion import Captured
 from core.models.base import ModelSpec, hooks_layers
 from core.relay.resolve import DecodeRows
 from core.speculation.grid import Grid
@@ -47,8 +48,6 @@ def why_not(spec: ModelSpec, attention: AttentionBackend | None) -> str | None:
     """Why decode steps of a model cannot be captured, as the end of a sentence; None if they can."""
     if attention is None or not attention.graph_safe:
         return "the attention backend plans on the host"
-    if spec.state_layers:
-        return "recurrent layers are grouped on the host"
     if spec.encoder:
         return "cross-attention is planned on the host"
     return None if spec.capturable else "the model does not promise to leave host lengths alone"
@@ -95,6 +94,7 @@ class DecodeGraphs:
         self.seq_lens = torch.zeros(largest, dtype=torch.int64, device=device)
         # Each row has one token, so place i holds the last token of row i.
         self._last = torch.arange(largest, device=device)
+        self._companions = tuple(each for each in state.companions.values() if isinstance(each, Captured))
         self._graphs: dict[int, Graph] = {}
         self.replays = 0
         """Number of steps replayed so far."""
@@ -142,6 +142,8 @@ class DecodeGraphs:
         logits, lens, last = self.logits[:size], self.seq_lens[:size], self._last[:size]
 
         def work() -> None:
+            for companion in self._companions:
+                companion.look_up(rows)
             entered = DecodeRows(rows, lower, upper).enter(state.future_map, lens)
             slots = state.pool.slots(rows, entered.lens) if entered.slots is None else entered.slots
             batch = ForwardBatch(
@@ -170,12 +172,20 @@ def capture_decode_graphs(
     maker = state.streams.new_graphs() if sizes else None
     if maker is None:
         return None
-    reason = "a recorder looks at the steps" if state.streams.recorder else why_not(state.model.spec, attention)
+    reason = _why_no_steps(state) or why_not(state.model.spec, attention)
     if reason is not None:
         logger.info("decode steps are not captured: %s", reason)
         return None
     graphs = DecodeGraphs(state, sizes, maker)
     return graphs if captured("decode steps", f"decode steps of up to {sizes[-1]} rows", graphs.capture) else None
+
+
+def _why_no_steps(state: DeviceState) -> str | None:
+    """Why the steps of an engine cannot be captured, whatever its model is."""
+    if state.streams.recorder:
+        return "a recorder looks at the steps"
+    measured = state.verification is not None and state.model.spec.state_layers
+    return "which states a step with drafts keeps is measured on the host" if measured else None
 
 
 class Replays(Protocol):

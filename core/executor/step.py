@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from types import MappingProxyType
+from typing import Any, Final
 
 import numpy as np
 import torch
@@ -28,11 +29,13 @@ from core.executor.rehearsal import rehearse
 from core.executor.sampling_step import SampledRows, SamplingStep
 from core.executor.step_lanes import StepLanes, StepTracer
 from core.executor.verification import Attempt
-from core.memory.companion import Judged, LateBound
+from core.memory.companion import Captured, Judged, LateBound
 from core.relay.payload import RelayPayload
 from core.relay.resolve import DecodeRows, resolve_forward_inputs
 from core.sampling.sampler import SampleOutput
 from core.speculation.verification import Outcome, Tried
+
+NO_CAPTURED: Final[Mapping[str, Captured]] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +68,7 @@ class StepRunner:
         found = () if self._speculator is None else state.companions.values()
         self._late_bound = tuple(companion for companion in found if isinstance(companion, LateBound))
         self._judged = tuple(companion for companion in found if isinstance(companion, Judged))
+        self._captured = {name: each for name, each in state.companions.items() if isinstance(each, Captured)}
         self._hidden = NO_HIDDEN if self._speculator is None else self._speculator.needs_hidden
         self._previous_end: Mark | None = None
         self._tracer = StepTracer(state.lanes)
@@ -149,9 +153,12 @@ class StepRunner:
         graphs = self._graphs_for(batch, None if self._speculator is None else self._speculator.begin(batch))
         if graphs is not None and graphs.takes(batch):
             inputs = graphs.load(batch)
-            self._apply(batch, inputs.rows, inputs.fresh, inputs.table)
+            self._apply(batch, inputs.rows, inputs.fresh, inputs.table, self._captured)
             computing()
-            return Computed(inputs, graphs.replay(inputs), trial=inputs.trial)
+            logits = graphs.replay(inputs)
+            for captured in self._captured.values():
+                captured.replayed()
+            return Computed(inputs, logits, trial=inputs.trial)
         forward_batch, trial = self._prepare(batch)
         for companion in self._late_bound:
             lens = forward_batch.prefix_lens_host, forward_batch.extend_lens_host
@@ -217,14 +224,24 @@ class StepRunner:
         return forward_batch, None
 
     def _apply(
-        self, batch: ScheduleBatch, rows: torch.Tensor, fresh: torch.Tensor, table: Sequence[torch.Tensor]
+        self,
+        batch: ScheduleBatch,
+        rows: torch.Tensor,
+        fresh: torch.Tensor,
+        table: Sequence[torch.Tensor],
+        captured: Mapping[str, Captured] = NO_CAPTURED,
     ) -> None:
-        """Apply what the scheduler decided to device state, before anything in the step reads it."""
+        """Apply what the scheduler decided to device state, before anything in the step reads it.
+
+        `captured`: companions whose look-ups are part of the replay that follows.
+        """
         state = self._state
         if len(batch.table_writes.rows):
             state.pool.write(table[0], table[1], table[2], batch.table_writes.page_size)
         for name, companion in state.companions.items():
-            companion.begin(rows, batch.companion_writes.get(name), state.staging)
+            replayed = captured.get(name)
+            begin = companion.begin if replayed is None else replayed.apply
+            begin(rows, batch.companion_writes.get(name), state.staging)
         state.future_map.forget(fresh)
         self._sampling.begin(batch)
 

@@ -186,3 +186,29 @@ class Judged(Protocol):
         int64[B], on the host, in the order of the batch, each 1 to the number of tokens that the step computed.
         """
         ...
+
+
+@runtime_checkable
+class Captured(Protocol):
+    """A device companion whose look-ups for decode rows are part of captured steps, and so happen in each replay.
+
+    Forward stream only (law 2).
+    """
+
+    def apply(self, rows: torch.Tensor, writes: object | None, staging: Staging) -> None:
+        """First thing in a step that is replayed, instead of `begin`: apply `writes`, and look nothing up.
+
+        `rows`: int64[B], without padding, in memory that the next step overwrites.
+        """
+        ...
+
+    def look_up(self, rows: torch.Tensor) -> None:
+        """First thing in the captured work: what `begin` sets for a step of one token a row, for `rows`, int64[n].
+
+        Reads device tensors alone, and keeps them where later steps find them; padded rows are 0.
+        """
+        ...
+
+    def replayed(self) -> None:
+        """Right behind the replay: what `apply` was told of and the captured work does not do."""
+        ...

@@ -33,8 +33,8 @@ class PlaceStates:
 
 
 class HybridReqToTokenPool:
-    """Device side of the "mamba" companion; `LateBound` and `Judged`. Row 0 maps to slot 0 for ever, so padded rows
-    land in padding.
+    """Device side of the "mamba" companion; `LateBound`, `Judged` and `Captured`. Row 0 maps to slot 0 for ever, so
+    padded rows land in padding.
 
     A step that verifies drafts leaves one state behind each place. Once it is known how many places of a row count,
     the state behind the last of them is copied into the slot of the row.
@@ -61,24 +61,38 @@ class HybridReqToTokenPool:
 
         The one FIFO puts this after the last write of a slot's former owner (law 4).
         """
-        assert writes is None or isinstance(writes, StateWrites), type(writes)
-        self.tracked, places = Tracked(), rows[:0]
-        self.tracked_slots, self._places = rows[:0], None
-        if writes is not None:
-            self.tracked = writes.tracked
-            fresh, slots, sources, places, self.tracked_slots = staging.upload(
-                [writes.rows, writes.slots, writes.sources, writes.tracked.places, writes.tracked.slots]
-            )
-            if len(writes.rows):
-                self.mapping[fresh] = slots
-                self.states.start(slots, sources)
-                if self.recorder is not None:
-                    self.recorder.read(NAME, sources)
-        self.step_slots = self.mapping[rows]
-        self.tracked_from = self.step_slots[places]
+        self.apply(rows, writes, staging)
+        self.look_up(rows)
         if self.recorder is not None:
             self.recorder.wrote(NAME, self.step_slots)
             self.recorder.wrote(NAME, self.tracked_slots)
+
+    def apply(self, rows: torch.Tensor, writes: object | None, staging: Staging) -> None:
+        """See `Captured`: new rows, and where the snapshots of this step come from and go to."""
+        assert writes is None or isinstance(writes, StateWrites), type(writes)
+        self.tracked, self._places = Tracked(), None
+        self.tracked_slots = self.tracked_from = rows[:0]
+        if writes is None:
+            return
+        self.tracked = writes.tracked
+        fresh, slots, sources, places, self.tracked_slots = staging.upload(
+            [writes.rows, writes.slots, writes.sources, writes.tracked.places, writes.tracked.slots]
+        )
+        if len(writes.rows):
+            self.mapping[fresh] = slots
+            self.states.start(slots, sources)
+            if self.recorder is not None:
+                self.recorder.read(NAME, sources)
+        self.tracked_from = self.mapping[rows[places]]
+
+    def look_up(self, rows: torch.Tensor) -> None:
+        """See `Captured`: padded rows have slot 0."""
+        self.step_slots = self.mapping[rows]
+
+    def replayed(self) -> None:
+        """See `Captured`: take the snapshots, of states that nothing changes before the next step."""
+        if len(self.tracked.places):
+            self.states.copy_all(self.tracked_from, self.tracked_slots)
 
     def measured(self, prefix_lens: Ints, extend_lens: Ints, staging: Staging) -> None:
         """See `LateBound`: of the snapshots, keep those whose tokens the step computes."""

@@ -332,7 +332,7 @@ def _assemble(
         sampling_defaults=checkpoint.sampling_defaults,
         hidden_size=hidden_size_of(model),
         quantization=weights.name,
-        capturable=not probe.cache.specs(),
+        capturable=True,
         state_of_layers=len(layers_of(model)),
     )
     model.config._attn_implementation = IMPLEMENTATION

@@ -19,7 +19,6 @@ from core.executor.decode_graphs import COARSE_FROM, LARGEST, DecodeGraphs, grap
 from core.executor.device_state import DeviceState
 from core.executor.step import StepRunner
 from core.memory.kv_pool import KVLayerSpec, KVPool
-from core.memory.recurrent.state_pool import StateLayerSpec
 from core.memory.req_to_token_pool import ReqToTokenPool, TableWrites
 from core.models.base import ModelSpec
 from core.models.lora.slots import LORA, LoraWrites
@@ -51,12 +50,16 @@ class SumModel:
         self.calls += 1
         if self.sync:
             batch.input_ids.max().item()
+        total = self.total(batch) % VOCAB
+        return torch.nn.functional.one_hot(total.index_select(0, batch.last_indices), VOCAB).float()
+
+    def total(self, batch: Any) -> torch.Tensor:
+        """int64[T], by token: what its answer is found from."""
         self.attention.plan(batch)
         ids = batch.input_ids.float()
         packed = torch.stack([ids, torch.ones_like(ids)], dim=-1)[None]
         seen = self.attention.forward(LAYER, torch.zeros_like(packed), packed, packed, scale=1.0)
-        total = (seen[:, 0, 0] * (batch.positions + 1)).round().long() + batch.positions
-        return torch.nn.functional.one_hot((total % VOCAB).index_select(0, batch.last_indices), VOCAB).float()
+        return (seen[:, 0, 0] * (batch.positions + 1)).round().long() + batch.positions
 
 
 class World:
@@ -66,11 +69,11 @@ class World:
         """`tokens`: of the steps with prompts that are captured, if the attention can be."""
         self.streams = streams or GraphStreams()
         device = self.streams.device
-        self.model = SumModel()
         self.pool = ReqToTokenPool(ROWS, WIDTH, device)
         self.kv = KVPool(SPEC.kv_layers, ROWS * WIDTH // PAGE, PAGE, torch.float32, device)
         self.checks = DeviceChecks(AssertMode.COUNT, device)
         self.map = FutureMap(self.pool, self.streams, self.checks)
+        self.model, companions = self.made()
         for name, value in changes.items():
             setattr(self.model, name, value)
         state = DeviceState(
@@ -82,6 +85,7 @@ class World:
             staging=Staging(device),
             model=self.model,  # type: ignore[arg-type]
             sampler=Sampler(VOCAB, device),
+            companions=companions,
             attention=self.model.attention,
             graph_sizes=graph_sizes(ROWS),
             graph_tokens=tokens,
@@ -89,6 +93,10 @@ class World:
         self.runner = StepRunner(state)
         self.lens = np.zeros(ROWS + 1, np.int64)
         self.steps = 0
+
+    def made(self) -> tuple[SumModel, dict[str, Any]]:
+        """The model, and by name the pools that it keeps beside the keys."""
+        return SumModel(), {}
 
     def start(self, rows: list[int], tokens: list[int], length: int) -> None:
         """As if `rows` had prompts of `length` tokens in the pools and had sampled `tokens`."""
@@ -123,10 +131,10 @@ class World:
         }
         return ScheduleBatch(**{**fields, **changes})
 
-    def step(self, rows: list[int]) -> list[int]:
+    def step(self, rows: list[int], **changes: Any) -> list[int]:
         """Decode one token of each of `rows`."""
         self.steps += 1
-        result = self.runner.launch(self.batch(rows)).result()
+        result = self.runner.launch(self.batch(rows, **changes)).result()
         self.lens[rows] += 1
         return result.tokens.tolist()
 
@@ -254,8 +262,6 @@ def test_reasons_against_a_capture() -> None:
     eager = MaskedAttention()
     assert why_not(SPEC, eager) is None
     assert "host" in str(why_not(SPEC, None))
-    recurrent = ModelSpec("r", "R", 9, 9, torch.float32, (), state_layers=(StateLayerSpec(0, (), ()),))
-    assert "recurrent" in str(why_not(recurrent, eager))
     assert "promise" in str(why_not(dataclasses.replace(SPEC, capturable=False), eager))
 
 
