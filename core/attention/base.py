@@ -7,15 +7,13 @@ The runner and the models see nothing of attention but this class. Every registe
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import ClassVar
 
 import torch
 
+from core.attention.relative_bias import RelativeBias
 from core.batch.forward_batch import ForwardBatch
-
-RelativeBias = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
-"""(query positions, key positions), int64 that broadcast to a shape S, -> [*S, H], which is added to the scores."""
 
 
 MOST_CHUNKS = 32

@@ -9,7 +9,8 @@ from typing import ClassVar
 import numpy as np
 import torch
 
-from core.attention.base import AttentionBackend, RelativeBias
+from core.attention.base import AttentionBackend
+from core.attention.relative_bias import RelativeBias
 from core.attention.torch_native import TorchNativeAttention
 from core.batch.forward_batch import ForwardBatch
 from core.batch.ragged import walk_runs

@@ -9,8 +9,9 @@ from __future__ import annotations
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from core.attention.base import AttentionBackend, RelativeBias
+from core.attention.base import AttentionBackend
 from core.attention.explicit import explicit_attention
+from core.attention.relative_bias import RelativeBias
 from core.attention.span import AttentionSpan
 from core.attention.span_plan import DecodeChunk, PrefillPiece, SpanPlan, build_span_plan
 from core.batch.forward_batch import ForwardBatch

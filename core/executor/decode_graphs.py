@@ -48,8 +48,6 @@ def why_not(spec: ModelSpec, attention: AttentionBackend | None) -> str | None:
     """Why decode steps of a model cannot be captured, as the end of a sentence; None if they can."""
     if attention is None or not attention.graph_safe:
         return "the attention backend plans on the host"
-    if spec.encoder:
-        return "cross-attention is planned on the host"
     return None if spec.capturable else "the model does not promise to leave host lengths alone"
 
 

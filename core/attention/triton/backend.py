@@ -7,7 +7,8 @@ from dataclasses import dataclass
 import torch
 import triton
 
-from core.attention.base import AttentionBackend, RelativeBias
+from core.attention.base import AttentionBackend
+from core.attention.relative_bias import RelativeBias
 from core.attention.torch_native import TorchNativeAttention
 from core.attention.triton.decode import paged_decode
 from core.attention.triton.extend import paged_extend
@@ -31,7 +32,8 @@ class _Segments:
 
 
 class TritonAttention(AttentionBackend):
-    """One launch for all prefill segments of a step and one for all single tokens. A bias (T5) goes to the native."""
+    """One launch for all prefill segments of a step and one for all single tokens. Of a step with prompts a bias
+    (T5) goes to the native backend."""
 
     graph_safe = True
     grid_safe = True
@@ -88,7 +90,7 @@ class TritonAttention(AttentionBackend):
         """Store keys and values, then launch the prefill kernel and the decode kernel as needed; [T, H, Dv]."""
         batch = self._batch
         assert batch is not None, "plan() comes first"
-        if bias is not None:
+        if bias is not None and batch.num_extend:
             return self._biased(batch, layer_id, q, k, v, scale, bias, stored)
         q, k, v = (each if each.stride(-1) == 1 else each.contiguous() for each in (q, k, v))
         if not stored:
@@ -112,9 +114,9 @@ class TritonAttention(AttentionBackend):
         if tokens < q.shape[1]:
             rows, lens = batch.rows[count:], batch.seq_lens[count:]
             shape = (len(rows), q.shape[0], keys.shape[1], v.shape[2], batch.req_to_token.shape[1])
-            cut = tiles.decode(*shape)
+            cut, table = tiles.decode(*shape), None if bias is None else bias.table
             arrived = self._counters(batch, q.shape[0]) if cut.joins(v.shape[2]) else None
-            paged_decode(out[tokens:], q[:, tokens:], *paged, rows, lens, sinks, *spans, *cut, arrived)
+            paged_decode(out[tokens:], q[:, tokens:], *paged, rows, lens, sinks, *spans, *cut, arrived, table)
         return out
 
     @staticmethod
@@ -152,7 +154,7 @@ class TritonAttention(AttentionBackend):
         bias: RelativeBias,
         stored: bool,
     ) -> torch.Tensor:
-        """The native backend's attention. Only encoder-decoders have a bias, and those are not captured."""
+        """The native backend's attention, for steps with prompt chunks: their kernel knows no bias."""
         if self._native is None:
             self._native = TorchNativeAttention()
             self._native.plan(batch)

@@ -62,12 +62,12 @@ def _leave(
 # fmt: off
 @triton.jit(do_not_specialize=["splits"], do_not_specialize_on_alignment=["rows", "lens"])
 def _decode_split(
-    q, keys, values, table, page_map, rows, lens, sinks, out, arrived, part, peaks, totals, splits, scale, softcap,
-    width, q_head, q_token, k_slot, k_head, v_slot, v_head,
+    q, keys, values, table, page_map, rows, lens, sinks, biases, out, arrived, part, peaks, totals, splits, scale,
+    softcap, width, q_head, q_token, k_slot, k_head, v_slot, v_head,
     HEADS: tl.constexpr, GROUP: tl.constexpr, K_DIM: tl.constexpr, V_DIM: tl.constexpr, BLOCK_H: tl.constexpr,
     BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_V: tl.constexpr,
     SPLIT_LEAST: tl.constexpr, PAGE: tl.constexpr, RENAMED: tl.constexpr, CAPPED: tl.constexpr, WINDOW: tl.constexpr,
-    CHUNK: tl.constexpr, SUNK: tl.constexpr, JOINED: tl.constexpr, SOME: tl.constexpr,
+    CHUNK: tl.constexpr, SUNK: tl.constexpr, JOINED: tl.constexpr, SOME: tl.constexpr, FARTHEST: tl.constexpr,
 ) -> None:
     # fmt: on
     """Program (row, KV head and block of its query heads, split): unnormalised sums over the split's keys, or what
@@ -108,6 +108,10 @@ def _decode_split(
         if BLOCK_R:
             products += product(others, read_columns(at, seen, rest, K_DIM))
         scores = scaled(products, scale, softcap, CAPPED)
+        if FARTHEST:
+            apart = tl.minimum(length - 1 - places, FARTHEST)
+            found = real[:, None] & seen[None, :]
+            scores += tl.load(biases + apart[None, :] * HEADS + heads[:, None], mask=found, other=0.0)
         scores = tl.where(seen[None, :], scores, float("-inf"))
         peak, total, acc = softmax_step(scores, v, peak, total, acc)
 
@@ -143,13 +147,14 @@ def paged_decode(
     splits: int,
     split_least: int,
     arrived: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
 ) -> None:
     """out [B, H, Dv], contiguous, from q [H, B, D] with its last dimension dense.
 
     keys, values: the pool's [slots, Hkv, D or Dv]; table: int32[R, width]; page_map: int32[pages] or None; rows, lens:
-    int64[B]; sinks: [H] or None. softcap, window, chunk: 0 for none. The five before `arrived` are a `DecodeTile`. An
-    operator, not a plain launch, so that whatever watches the dispatcher (PyTorch's stream sanitizer, recorded graphs)
-    sees what it reads and writes.
+    int64[B]; sinks: [H] or None. softcap, window, chunk: 0 for none. The five before `arrived` are a `DecodeTile`.
+    bias: the table of a `RelativeBias`, or None. An operator, not a plain launch, so that whatever watches the
+    dispatcher (PyTorch's stream sanitizer, recorded graphs) sees what it reads and writes.
 
     arrived: int32, zeros, one for each row and query head at least: it is one launch then, and leaves zeros behind, for
     the next one in the same stream. Without it the splits are merged by a second launch.
@@ -162,13 +167,13 @@ def paged_decode(
     # fmt: off
     _decode_split[(batch, kv_heads * triton.cdiv(group, block_h), splits)](
         q, keys, values, table, table if page_map is None else page_map, rows, lens, out if sinks is None else sinks,
-        out, rows if arrived is None else arrived, *parts, splits, scale, softcap, table.stride(0), q.stride(0),
-        q.stride(1), keys.stride(0), keys.stride(1), values.stride(0), values.stride(1),
+        keys if bias is None else bias, out, rows if arrived is None else arrived, *parts, splits, scale, softcap,
+        table.stride(0), q.stride(0), q.stride(1), keys.stride(0), keys.stride(1), values.stride(0), values.stride(1),
         HEADS=heads, GROUP=group, K_DIM=k_dim, V_DIM=v_dim, BLOCK_H=block_h, BLOCK_N=block_n,
         BLOCK_K=block_k, BLOCK_R=block_r, BLOCK_V=max(16, triton.next_power_of_2(v_dim)), SPLIT_LEAST=split_least,
         PAGE=page, RENAMED=page_map is not None, CAPPED=softcap > 0, WINDOW=window, CHUNK=chunk,
         SUNK=sinks is not None, JOINED=arrived is not None, SOME=TOGETHER // max(16, triton.next_power_of_2(v_dim)),
-        num_warps=warps,
+        FARTHEST=0 if bias is None else len(bias) - 1, num_warps=warps,
     )
     # fmt: on
     if arrived is None:

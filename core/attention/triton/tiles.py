@@ -41,7 +41,7 @@ def warps_of(lines: int, columns: int) -> int:
 
 
 class DecodeTile(NamedTuple):
-    """How one launch of the decode kernel is cut: the last arguments of `paged_decode`."""
+    """How one launch of the decode kernel is cut: the arguments of `paged_decode` behind `page`."""
 
     block_h: int
     """Query heads of a KV head per program."""

@@ -7,14 +7,14 @@ import torch
 
 from core.device.recorder import Recorder
 from core.device.staging import Staging
-from core.memory.cross.cross_pages import CROSS, CrossWrites
+from core.memory.cross.cross_pages import CROSS, NO_PAGES, CrossWrites
 from core.memory.kv_pool import KVPool
 from core.memory.req_to_token_pool import ReqToTokenPool
 from core.types.arrays import Ints
 
 
 class CrossPool:
-    """Device side of the "cross_page" companion. Row 0 of the table stays zero, so padded rows read slot 0.
+    """Device side of the "cross_page" companion; `Captured`. Row 0 of the table stays zero, so padded rows read slot 0.
 
     `begin` replaces the tensors of the current step by new ones and never changes old ones, so two steps in flight
     cannot mix (law 3).
@@ -26,22 +26,31 @@ class CrossPool:
         self.recorder: Recorder | None = None
         self.table = requests.new_row_buffer((max_input,), torch.int32)
         """int32[rows, max_input]: the slot in `pool` of each encoder token of each request row."""
+        self.lens = requests.new_row_buffer((), torch.int64)
+        """int64[rows]: tokens of the encoder's input of each request row; a padded row reads one."""
+        self.lens[0] = 1
         none = torch.zeros(0, dtype=torch.int64, device=requests.device)
         self.input_slots = none
         """int64[E]: slots for the keys and values of the inputs that this step encodes, in the order of their ids."""
         self.token_rows = self.last_places = self.last_slots = none
         """int64[T] each, by decoder token: its row, the last encoder token it sees, and the slot of that one."""
         self.last_places_host: Ints = np.empty(0, np.int64)
-        """int64[T]: `last_places` on the host."""
+        """int64[T]: `last_places` on the host; empty in captured work, whose replays have others."""
 
     def begin(self, rows: torch.Tensor, writes: object | None, staging: Staging) -> None:
         """Write the table entries of new inputs and set the step's tensors. `writes` is never None for this pool."""
         assert isinstance(writes, CrossWrites), "the host side answers every step"
-        written, places, self.input_slots, batch_places, self.last_places = staging.upload(
-            [writes.rows, writes.places, writes.slots, writes.batch_places, writes.last_places]
+        # Of each new input, the place of its last token in `writes`.
+        ends = np.flatnonzero(np.diff(writes.rows, append=0))
+        written, places, self.input_slots, fresh, counts, batch_places, self.last_places = staging.upload(
+            [
+                *(writes.rows, writes.places, writes.slots, writes.rows[ends], writes.places[ends] + 1),
+                *(writes.batch_places, writes.last_places),
+            ]
         )
         if len(writes.rows):
             self.table[written, places] = self.input_slots.to(torch.int32)
+            self.lens[fresh] = counts
             if self.recorder is not None:
                 self.recorder.wrote(CROSS, self.input_slots)
         self.token_rows = rows[batch_places]
@@ -50,3 +59,16 @@ class CrossPool:
         self.last_places_host = writes.last_places
         if self.recorder is not None:
             self.recorder.read(CROSS, self.last_slots)
+
+    def apply(self, rows: torch.Tensor, writes: object | None, staging: Staging) -> None:
+        """See `Captured`: nothing, since a new input comes with a prompt chunk."""
+        assert isinstance(writes, CrossWrites) and not len(writes.rows), "decode rows have no new input"
+
+    def look_up(self, rows: torch.Tensor) -> None:
+        """See `Captured`: each row sees its input to the end."""
+        self.token_rows, self.last_places = rows, self.lens[rows] - 1
+        self.last_slots = self.table[rows, self.last_places].to(torch.int64)
+        self.last_places_host = NO_PAGES
+
+    def replayed(self) -> None:
+        """See `Captured`: nothing is left to do."""

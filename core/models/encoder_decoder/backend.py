@@ -15,7 +15,6 @@ from transformers import PreTrainedModel
 from transformers.models.auto.modeling_auto import AutoModelForSeq2SeqLM
 
 from core.attention.base import AttentionBackend
-from core.attention.registry import build_attention
 from core.batch.forward_batch import ForwardBatch
 from core.config import ModelConfig
 from core.errors import ModelLoadError
@@ -63,13 +62,13 @@ class EncoderDecoderModel:
     def bind(
         self, kv_pool: KVPool, attention: AttentionBackend, companions: Mapping[str, DeviceCompanion] = NO_COMPANIONS
     ) -> None:
-        """Bind the decoder's pool and the cross pages. Cross attention has plans of its own, so a second backend."""
+        """Bind the decoder's pool and the cross pages, which get a sibling of the backend: their plans are others."""
         encoder, cross = self._spec.encoder, companions[CROSS]
         assert encoder is not None and isinstance(cross, CrossPool), type(cross)
         assert kv_pool.layers == self._spec.kv_layers, "the pool was built for another model"
         assert cross.pool.layers == encoder.cross_layers, "the cross pages were built for another model"
         assert kv_pool.dtype == cross.pool.dtype == self._spec.dtype, (kv_pool.dtype, cross.pool.dtype)
-        self._packed.bind(attention, CrossAttention(cross, build_attention("auto", kv_pool.device)))
+        self._packed.bind(attention, CrossAttention(cross, attention.sibling()))
 
     def forward(self, batch: ForwardBatch) -> torch.Tensor:
         """float32[S, vocab_size]: logits at `batch.last_indices`. Encoder inputs of the step are encoded first."""
@@ -162,6 +161,7 @@ def _assemble(
             forced_first=_ids(generation.forced_bos_token_id),
             forced_last=_ids(generation.forced_eos_token_id),
         ),
+        capturable=True,
     )
     return EncoderDecoderModel(packed, spec)
 

@@ -17,7 +17,7 @@ from core.memory.cross.cross_pool import CrossPool
 
 
 class CrossAttention:
-    """Reads and writes the pages of `cross` through a backend of its own. `cross.begin` comes first in every step."""
+    """Reads and writes the pages of `cross` through a backend of its own. `cross` learns of every step first."""
 
     def __init__(self, cross: CrossPool, attention: AttentionBackend) -> None:
         self.cross = cross
@@ -28,9 +28,9 @@ class CrossAttention:
         self.cross.pool.write(layer_id, self.cross.input_slots, k, v)
 
     def plan(self, batch: ForwardBatch) -> None:
-        """Prepare a step of T decoder tokens, after `CrossPool.begin` for the same step."""
-        cross, count = self.cross, len(self.cross.last_places_host)
-        assert count == batch.positions.shape[0], "begin() was told of another step"
+        """Prepare a step of T decoder tokens, after `CrossPool.begin` or `look_up` for the same step."""
+        cross = self.cross
+        assert len(cross.token_rows) == batch.positions.shape[0], "begin() was told of another step"
         self._attention.plan(
             ForwardBatch(
                 mode=ForwardMode.DECODE,
@@ -44,7 +44,7 @@ class CrossAttention:
                 kv_pool=cross.pool,
                 num_extend=0,
                 prefix_lens_host=cross.last_places_host,
-                extend_lens_host=np.ones(count, np.int64),
+                extend_lens_host=np.ones_like(cross.last_places_host),
             )
         )
 

@@ -13,7 +13,8 @@ import torch
 from torch import nn
 from transformers import AttentionInterface, EncoderDecoderCache, PreTrainedModel
 
-from core.attention.base import AttentionBackend, RelativeBias
+from core.attention.base import AttentionBackend
+from core.attention.relative_bias import RelativeBias
 from core.batch.forward_batch import ForwardBatch
 from core.memory.kv_pool import KVLayerSpec
 from core.models.encoder_decoder.cross_attention import CrossAttention
@@ -160,23 +161,22 @@ def _is_self(decoder: nn.Module, module: nn.Module) -> bool:
     return name.rsplit(".", 1)[-1] in ("self_attn", "SelfAttention")
 
 
+@torch.inference_mode()
 def _relative_bias(decoder: nn.Module) -> RelativeBias | None:
     """T5's bias by distance, out of its first layer; None for models that have none."""
     found: Any = next((m for m in decoder.modules() if getattr(m, "has_relative_attention_bias", False)), None)
     if found is None:
         return None
-
-    def bias(queries: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
-        bucket = found._relative_position_bucket(
-            keys - queries,
-            bidirectional=False,
-            num_buckets=found.relative_attention_num_buckets,
-            max_distance=found.relative_attention_max_distance,
-        )
-        values: torch.Tensor = found.relative_attention_bias(bucket)
-        return values
-
-    return bias
+    distances = torch.arange(
+        found.relative_attention_max_distance + 1, device=found.relative_attention_bias.weight.device
+    )
+    bucket = found._relative_position_bucket(
+        -distances,
+        bidirectional=False,
+        num_buckets=found.relative_attention_num_buckets,
+        max_distance=found.relative_attention_max_distance,
+    )
+    return RelativeBias(found.relative_attention_bias(bucket).float().contiguous())
 
 
 def _decoder_attention(

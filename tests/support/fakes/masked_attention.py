@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import torch
 
-from core.attention.base import RelativeBias
 from core.attention.explicit import explicit_attention
+from core.attention.relative_bias import RelativeBias
 from core.attention.span import AttentionSpan
 from core.attention.torch_native import TorchNativeAttention
 from core.batch.forward_batch import ForwardBatch
@@ -48,7 +48,6 @@ class MaskedAttention(TorchNativeAttention):
         if batch is None:
             limits = {"sliding_window": sliding_window, "chunk_size": chunk_size, "bias": bias, "stored": stored}
             return super().forward(layer_id, q, k, v, scale=scale, softcap=softcap, sinks=sinks, **limits)
-        assert bias is None
         pool = batch.kv_pool
         if not stored:
             pool.write(layer_id, batch.out_cache_loc, k.transpose(0, 1), v.transpose(0, 1))
@@ -62,6 +61,8 @@ class MaskedAttention(TorchNativeAttention):
         )
         folded = q.transpose(0, 1).unflatten(1, (keys.shape[1], -1))
         mask = torch.zeros(seen.shape, device=q.device).masked_fill(~seen, -torch.inf)[:, None, None, :]
+        if bias is not None:
+            mask = mask + bias((batch.seq_lens - 1)[:, None], places[None, :]).permute(0, 2, 1)[:, :, None]
         sunk = None if sinks is None else sinks.view(1, keys.shape[1], -1, 1)
         attended = explicit_attention(folded, keys, values, mask=mask, scale=scale, softcap=softcap, sinks=sunk)
         return attended.flatten(1, 2).contiguous()

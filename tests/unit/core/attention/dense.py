@@ -8,12 +8,15 @@ from dataclasses import dataclass, field
 import torch
 
 from core.attention.base import AttentionBackend
+from core.attention.relative_bias import RelativeBias
 from core.attention.span import AttentionSpan
 from core.batch.forward_batch import ForwardBatch
 from core.memory.kv_pool import KVLayerSpec
 from tests.support.fakes.paged_steps import PagedRows, Part
 
 LAYER = 5
+FARTHEST = 11
+"""Where a bias by distance ends: keys that are farther behind have that of this distance."""
 
 
 @dataclass(frozen=True)
@@ -109,12 +112,17 @@ class KnownRows:
             softcap=self.shape.softcap,
             sinks=self.sinks,
             chunk_size=self.shape.chunk,
-            bias=self._bias if self.shape.bias else None,
+            bias=self._relative_bias() if self.shape.bias else None,
         )
 
     def _bias(self, queries: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
         """Scores by distance, others for every head; not linear, because softmax forgives a shift of all queries."""
-        return torch.sin(0.3 * (queries - keys)[..., None] * torch.arange(1, self.shape.heads + 1, device=keys.device))
+        apart = (queries - keys).clamp(max=FARTHEST)
+        return torch.sin(0.3 * apart[..., None] * torch.arange(1, self.shape.heads + 1, device=keys.device))
+
+    def _relative_bias(self) -> RelativeBias:
+        distances = torch.arange(FARTHEST + 1, device=self.device)
+        return RelativeBias(self._bias(distances, torch.zeros_like(distances)))
 
     def expected(self, parts: Sequence[Part]) -> torch.Tensor:
         """What `attend` must return, in float64."""

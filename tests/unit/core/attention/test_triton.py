@@ -21,7 +21,7 @@ from core.errors import ConfigError
 from tests.support.fakes.paged_steps import Part
 from tests.support.fakes.traced_graphs import TracedGraphs
 from tests.support.repository import ROOT
-from tests.unit.core.attention.dense import LAYER, KnownRows, Shape
+from tests.unit.core.attention.dense import FARTHEST, LAYER, KnownRows, Shape
 from tests.unit.core.attention.test_conformance import DEVICE, INTERPRETED, TOLERANCE, check
 from tests.unit.core.attention.test_grids import PARTS, WIDTH, check_grid, grid_batch, packed
 
@@ -129,6 +129,15 @@ def test_interpreted_splits_merge_to_the_formula(length: int) -> None:
     """16 keys per split at least, 3 splits at most: none empty, one empty, more than one block in each."""
     rows = KnownRows(Shape(sinks=True), num_rows=2, max_len=80, page_size=4, seed=length, device=DEVICE)
     check(rows, build_attention("triton", torch.device(DEVICE)), [Part(2, length - 1, 1), Part(1, 2, 1)], 0)
+
+
+@interpreted
+def test_interpreted_decode_adds_a_bias_by_distance() -> None:
+    """Up to its end and beyond; the native backend, which takes over where prompts are, must not be asked."""
+    rows = KnownRows(Shape(heads=2, kv_heads=2, bias=True), num_rows=2, max_len=40, page_size=4, seed=8, device=DEVICE)
+    backend: Any = build_attention("triton", torch.device(DEVICE))
+    check(rows, backend, [Part(2, FARTHEST, 1), Part(1, 36, 1)], 0)
+    assert backend._native is None
 
 
 @interpreted

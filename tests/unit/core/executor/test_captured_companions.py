@@ -1,4 +1,4 @@
-"""Decode steps that read pools beside the keys, captured: rows with recurrent states or windows.
+"""Decode steps that read pools beside the keys, captured: rows with recurrent states, encoder inputs or windows.
 
 Random rows step together in two worlds, one of which replays graphs; what they say and what they leave must be equal.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import random
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,8 @@ import torch
 
 from core.executor.decode_graphs import capture_decode_graphs
 from core.memory.companion import AdmissionFacts
+from core.memory.cross.cross_pages import CROSS, CrossPages
+from core.memory.cross.cross_pool import CrossPool
 from core.memory.kv_pool import KVLayerSpec, KVPool
 from core.memory.recurrent.row_to_slot import HybridReqToTokenPool
 from core.memory.recurrent.state_pool import MambaPool, StateLayerSpec, StateShape
@@ -24,6 +27,7 @@ from core.memory.window.window_bounds import WindowBounds
 from core.memory.window.window_pages import NAME as WINDOW
 from core.memory.window.window_pages import WindowPages
 from core.memory.window.window_pool import SlidingWindowPool
+from core.models.encoder_decoder.cross_attention import CrossAttention
 from core.models.hf.recurrent import PackedMixer, StateContext
 from core.models.hf.windowed import WindowedLayers
 from core.types.arrays import Ints
@@ -81,6 +85,45 @@ class RecurrentWorld(World):
         pool = self.states.states
         held = pool.conv(STATE.layer_id), pool.recurrent(STATE.layer_id)
         return [each[1:].cpu() for each in held if each is not None]
+
+
+class CrossModel(SumModel):
+    """Adds the sum of what the encoder left for a row."""
+
+    def __init__(self, cross: CrossPool) -> None:
+        super().__init__()
+        self.cross = CrossAttention(cross, self.attention.sibling())
+
+    def total(self, batch: Any) -> torch.Tensor:
+        self.cross.plan(batch)
+        seen = self.cross.forward(LAYER, torch.zeros_like(packed(batch.input_ids)), 1.0)
+        return super().total(batch) + (seen[:, 0, 0] * (self.cross.cross.last_places + 1)).round().long()
+
+
+class CrossWorld(World):
+    """Rows with encoder inputs of other lengths."""
+
+    def made(self) -> tuple[SumModel, dict[str, Any]]:
+        self.host = CrossPages(3 * ROWS, PAGE, ROWS + 1)
+        self.cross = CrossPool(self.pool, KVPool(SPEC.kv_layers, 3 * ROWS, PAGE, SPEC.dtype, self.streams.device), 12)
+        return CrossModel(self.cross), {CROSS: self.cross}
+
+    def encode(self, row: int, values: Sequence[int]) -> None:
+        """As if the first chunk of a new owner of `row` had encoded `values`."""
+        if self.host._lens[row]:
+            self.host.released(row)
+        self.host.admitted(row, AdmissionFacts(1, NOTHING, 0, len(values)))
+        at, one = np.array([row]), np.ones(1, np.int64)
+        device = self.streams.device
+        writes = self.host.planned(at, 0 * one, one, NOTHING)
+        with self.streams.on_forward(), torch.inference_mode():
+            self.cross.begin(torch.tensor(at, device=device), writes, self.runner.state.staging)
+            kv = packed(torch.tensor(values, device=device))[0][:, None]
+            self.cross.pool.write(LAYER, self.cross.input_slots, kv, kv)
+
+    def writes(self, rows: list[int]) -> dict[str, object]:
+        at = np.array(rows)
+        return {CROSS: self.host.planned(at, self.lens[at], np.ones_like(at), NOTHING)}
 
 
 class WindowedModel(SumModel):
@@ -187,6 +230,28 @@ def test_states_of_drafts_are_not_captured(caplog: pytest.LogCaptureFixture) -> 
     with caplog.at_level("INFO"):
         assert capture_decode_graphs(drafting, drafting.graph_sizes, drafting.attention) is None
     assert "drafts" in caplog.text
+
+
+def test_rows_read_their_own_input_of_the_encoder(seed: int) -> None:
+    compare_inputs(*both(CrossWorld), draw=random.Random(seed), steps=12)
+
+
+def compare_inputs(world: CrossWorld, plain: CrossWorld, draw: random.Random, steps: int) -> None:
+    new = set(EVERY)
+    for _ in range(steps):
+        rows = random_rows(draw)
+        for row in rows:
+            if row in new or ends(world, row, draw):
+                values = [draw.randrange(40) for _ in range(draw.randint(1, 12))]
+                length, token = draw.randint(1, 5), draw.randrange(1, 20)
+                for each in (world, plain):
+                    each.start([row], [token], length)
+                    each.encode(row, values)
+        new -= set(rows)
+        mine, theirs = (each.step(rows, companion_writes=each.writes(rows)) for each in (world, plain))
+        assert mine == theirs
+    assert graphs_of(world).replays == steps
+    assert not world.cross.table[0].any() and world.cross.lens[0] == 1, "padded rows see the token in slot 0"
 
 
 def test_windows_move_over_pages_of_their_own(seed: int) -> None:
