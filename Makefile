@@ -133,7 +133,8 @@ gpu: ## Run the GPU tests, measure an 8B-shaped model, then transformers beside 
 
 GPU_SECONDS ?= 470
 GPU_PART := PYTHONUNBUFFERED=1 timeout --foreground --signal INT --kill-after 5 $(GPU_SECONDS) $(RUN) -m
-GPU_TESTS := tests/gpu $(addprefix tests/unit/core/,relay/test_fused_relay.py sampling/test_gpu.py sampling/test_triton_sampling.py attention models/test_fused.py)
+GPU_TESTS := tests/gpu $(addprefix tests/unit/core/,relay/test_fused_relay.py sampling/test_gpu.py sampling/test_triton_sampling.py attention \
+	models/test_fused.py models/lora/test_row_deltas.py)
 
 gpu-tests: SHELL := bash
 gpu-tests: .SHELLFLAGS := -o pipefail -c

@@ -22,7 +22,7 @@ from core.device.graphs import Graph, GraphMaker
 from core.device.static_block import StaticBlock
 from core.executor.capture import NO_LENGTHS, CaptureProgress, captured, padded, record
 from core.executor.device_state import DeviceState
-from core.memory.companion import Captured
+from core.memory.companion import Captured, Hooking
 from core.models.base import ModelSpec, hooks_layers
 from core.relay.resolve import DecodeRows
 from core.speculation.grid import Grid
@@ -71,6 +71,8 @@ class DecodeInputs:
     """Places for tokens of prompt chunks, with padding, which its graph has beside those rows."""
     sampled: tuple[torch.Tensor, torch.Tensor] | None = None
     """(row, and tokens before, which the replay writes) of each row that samples, int64[S] each; None for all rows."""
+    hooked: bool = False
+    """Whether layers compute what a `Hooking` adds."""
 
 
 class DecodeGraphs:
@@ -93,7 +95,10 @@ class DecodeGraphs:
         # Each row has one token, so place i holds the last token of row i.
         self._last = torch.arange(largest, device=device)
         self._companions = tuple(each for each in state.companions.values() if isinstance(each, Captured))
+        self._hooks = _hooking(state, largest)
         self._graphs: dict[int, Graph] = {}
+        self._hooked: dict[int, Graph] = {}
+        """The same with what `_hooks` adds: steps that ask for none keep the cheaper graphs."""
         self.replays = 0
         """Number of steps replayed so far."""
 
@@ -101,11 +106,31 @@ class DecodeGraphs:
     def capture(self, progress: CaptureProgress | None = None) -> None:
         """Record all sizes. Raises RuntimeError when the model waits for the device in its forward pass."""
         self._graphs = record(self._state, self.maker, self._sizes[::-1], self._work, progress)
+        self._capture_hooked()
+
+    def _capture_hooked(self) -> None:
+        if self._hooks is None:
+            return
+        try:
+            with self._state.streams.on_forward():
+                for size in reversed(self._sizes):
+                    with self._hooks.recording(size):
+                        self._hooked[size] = self.maker.capture(self._work(size))
+            self._state.streams.synchronize()
+        except Exception as error:
+            # Whatever it is: Triton's errors, of a kernel that does not fit the device, are no RuntimeErrors.
+            self._hooks = None
+            self._hooked.clear()
+            logger.warning("decode steps with adapters are not captured: %s", str(error).partition("\n")[0])
 
     def takes(self, batch: ScheduleBatch) -> bool:
-        """Whether `batch` can be replayed: decode rows only, at most as many as the largest graph, no layer hooks."""
+        """Whether `batch` can be replayed: decode rows only, at most as many as the largest graph, known adapters."""
         fits = len(batch.rows) <= self._sizes[-1] and self._length(batch) <= self.block.memory.numel()
-        return batch.mode is ForwardMode.DECODE and fits and not hooks_layers(batch.companion_writes)
+        if batch.mode is not ForwardMode.DECODE or not fits:
+            return False
+        if not hooks_layers(batch.companion_writes):
+            return True
+        return self._hooks is not None and self._hooks.recorded(batch.companion_writes)
 
     def load(self, batch: ScheduleBatch) -> DecodeInputs:
         """Copy the inputs of `batch`, which `takes` accepted, to the device in one transfer, with fresh padding."""
@@ -116,14 +141,15 @@ class DecodeGraphs:
         views = self.block.fill([*sections, *beside])
         fresh, *table = views[len(sections) :]
         assert len(views[0]) == count
-        return DecodeInputs(size, views[0], self.seq_lens[:count], fresh, (table[0], table[1], table[2]))
+        hooked, written = hooks_layers(batch.companion_writes), (table[0], table[1], table[2])
+        return DecodeInputs(size, views[0], self.seq_lens[:count], fresh, written, hooked=hooked)
 
     def replay(self, inputs: DecodeInputs) -> torch.Tensor:
         """float32[B, V]: logits of the real rows, a view that the next replay overwrites.
 
         The caller has called `load` and applied the step's table writes.
         """
-        self._graphs[inputs.size].replay()
+        (self._hooked if inputs.hooked else self._graphs)[inputs.size].replay()
         self.replays += 1
         return self.logits[: len(inputs.rows)]
 
@@ -140,9 +166,9 @@ class DecodeGraphs:
         logits, lens, last = self.logits[:size], self.seq_lens[:size], self._last[:size]
 
         def work() -> None:
+            entered = DecodeRows(rows, lower, upper).enter(state.future_map, lens)
             for companion in self._companions:
                 companion.look_up(rows)
-            entered = DecodeRows(rows, lower, upper).enter(state.future_map, lens)
             slots = state.pool.slots(rows, entered.lens) if entered.slots is None else entered.slots
             batch = ForwardBatch(
                 mode=ForwardMode.DECODE,
@@ -184,6 +210,17 @@ def _why_no_steps(state: DeviceState) -> str | None:
         return "a recorder looks at the steps"
     measured = state.verification is not None and state.model.spec.state_layers
     return "which states a step with drafts keeps is measured on the host" if measured else None
+
+
+def _hooking(state: DeviceState, rows: int) -> Hooking | None:
+    """What steps of up to `rows` rows can be captured with; None, and a line in the log, where there is none."""
+    found = next((each for each in state.companions.values() if isinstance(each, Hooking)), None)
+    if found is None:
+        return None
+    reason = found.prepare(rows, state.staging)
+    if reason is not None:
+        logger.info("decode steps with adapters are not captured: %s", reason)
+    return found if reason is None else None
 
 
 class Replays(Protocol):

@@ -13,6 +13,7 @@ a windowed page is dropped when its KV page is freed, and needs no tree of its o
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
@@ -211,4 +212,24 @@ class Captured(Protocol):
 
     def replayed(self) -> None:
         """Right behind the replay: what `apply` was told of and the captured work does not do."""
+        ...
+
+
+@runtime_checkable
+class Hooking(Protocol):
+    """A device companion that adds to what layers compute in steps that ask for it, so that these are captured apart.
+
+    Forward stream only (law 2).
+    """
+
+    def prepare(self, rows: int, staging: Staging) -> str | None:
+        """Make what captured steps of up to `rows` rows read; None, or why they cannot be, as the end of a sentence."""
+        ...
+
+    def recording(self, size: int) -> AbstractContextManager[None]:
+        """Within, the layers compute what decode steps of `size` rows that ask for it compute, padding included."""
+        ...
+
+    def recorded(self, writes: Writes) -> bool:
+        """Whether what was captured within `recording` computes a decode step with these writes, of all companions."""
         ...

@@ -103,6 +103,6 @@ class Model(Protocol):
 
 
 def hooks_layers(writes: Writes) -> bool:
-    """Whether a step with these companion writes runs adapter hooks in the layers, which a captured graph lacks."""
+    """Whether a step with these companion writes runs adapter hooks in the layers, which most captured graphs lack."""
     adapters = writes.get(LORA)
     return isinstance(adapters, LoraWrites) and bool(adapters.groups)

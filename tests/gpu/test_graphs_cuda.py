@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -12,11 +14,24 @@ import torch
 from core.device.graphs import CudaGraphs
 from core.device.streams import DeviceStreams
 from tests.gpu.cuda import ONLY_ON_CUDA, STALL_CYCLES
+from tests.proofs.equivalence.encoder_oracle import Seq2SeqOracle
 from tests.proofs.equivalence.oracle import decided_examples
+from tests.proofs.equivalence.test_captured_families import speaker
 from tests.proofs.equivalence.test_decode_graphs import COUNT, LONGEST, OPTIONS, answer, crowd, graph_engine
 from tests.support.checkpoints import make_checkpoint
+from tests.support.encoder_decoders import ENCODER_DECODER_CONFIGS
+from tests.unit.core.executor.test_captured_companions import (
+    CrossWorld,
+    RecurrentWorld,
+    WindowedWorld,
+    both,
+    compare_inputs,
+    compare_states,
+    compare_windows,
+)
 from tests.unit.core.executor.test_decode_graphs import World, check_padding, compare_changing_batches, graphs_of
 from tests.unit.core.executor.test_mixed_graphs import Chunk, compare_random_steps, mixed, mixed_world, run
+from tests.unit.core.models.lora.test_row_deltas import adapted_worlds, compare_adapters
 
 pytestmark = ONLY_ON_CUDA
 
@@ -35,6 +50,14 @@ def test_replays_equal_eager_steps() -> None:
     plain.runner.graphs = None
     compare_changing_batches(world, plain)
     assert graphs_of(world).replays == 7
+
+
+@pytest.mark.parametrize(
+    ("kind", "compare"),
+    [(RecurrentWorld, compare_states), (CrossWorld, compare_inputs), (WindowedWorld, compare_windows)],
+)
+def test_replays_find_what_rows_keep_beside_keys(kind: Any, compare: Any, seed: int) -> None:
+    compare(*both(kind, lambda: DeviceStreams(CUDA)), draw=random.Random(seed), steps=24)
 
 
 def test_d08_padding_on_the_device() -> None:
@@ -111,6 +134,31 @@ async def test_greedy_equals_transformers(
         assert sum(engine.stats.assert_failures.values()) == 0
         assert runner.graphs is not None and runner.graphs.replays > 0, "decode steps were captured"
         assert runner.mixed is not None and runner.mixed.replays > 0, "and steps with prompts"
+
+
+@pytest.mark.parametrize("kind", ["bamba", "jamba", "qwen3_next", "lfm2", "bart", "t5"])
+async def test_models_that_keep_more_than_keys_equal_transformers(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of those that PyTorch's own kernels compute: others may wait for the device there, and say so in the log."""
+    if kind in ENCODER_DECODER_CONFIGS:
+        directory = speaker(kind, tmp_path)
+        examples = Seq2SeqOracle(directory).decided(COUNT, LONGEST, seed=1)
+    else:
+        directory = make_checkpoint(kind, tmp_path, seed=0)
+        examples = decided_examples(directory, COUNT, LONGEST, seed=2)
+    streams = DeviceStreams(CUDA)
+    async with graph_engine(directory, monkeypatch, overlap=True, streams=streams) as (engine, _, runner):
+        got = await asyncio.gather(*(answer(engine, example.prompt) for example in examples))
+        assert [tokens for tokens, _ in got] == [example.output for example in examples]
+        for size in (1, 6, 2, 3):
+            await crowd(engine, examples, size)
+        assert sum(engine.stats.assert_failures.values()) == 0
+        assert runner.graphs is not None and runner.graphs.replays > 0, "decode steps were captured"
+
+
+def test_replays_have_the_adapters_of_their_rows() -> None:
+    compare_adapters(*adapted_worlds(lambda: DeviceStreams(CUDA)))
 
 
 async def test_sampling_options_are_the_same_beside_a_replay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

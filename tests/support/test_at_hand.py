@@ -28,11 +28,8 @@ HOUSES = ("core", "service", "tests")
 FOLDERS = ("tests/gpu", "tests/unit/core/attention")
 FILES = (
     *("tests/unit/core/relay/test_fused_relay.py", "tests/unit/core/sampling/test_gpu.py"),
-    *(
-        "tests/unit/core/sampling/test_triton_sampling.py",
-        "tests/unit/core/models/test_fused.py",
-        "service/bench/gpu.py",
-    ),
+    *("tests/unit/core/sampling/test_triton_sampling.py", "tests/unit/core/models/test_fused.py"),
+    *("tests/unit/core/models/lora/test_row_deltas.py", "service/bench/gpu.py"),
 )
 IMPORT = re.compile(r"^(?:from ([\w.]+) import (\([^)]*\)|.*)|import (.*))$", re.MULTILINE)
 """At the left margin: one in a function, or for type checkers, is not carried out."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,7 +18,8 @@ from core.memory.companion import DeviceCompanion
 from core.models.base import Model
 from core.models.lora.checkpoint import AdapterLimits, read_adapter
 from core.models.lora.packed import Adapter
-from core.models.lora.slots import LORA, AdapterSlots, LoraWrites
+from core.models.lora.recorded_hooks import Recordable
+from core.models.lora.slots import LORA, AdapterSlots, LoraWrites, SlotWrite
 
 if TYPE_CHECKING:
     from core.models.hf.backend import TransformersModel
@@ -63,10 +64,17 @@ def build_adapters(config: LoraConfig, model: Model, device: torch.device) -> Ad
         except SlipstreamError as error:
             told = error.violations[0].description if isinstance(error, InvalidRequest) else error.message
             raise ModelLoadError(f"adapter {name!r} from {directory}: {told}") from error
-    slots = AdapterSlots(model.module)
+    writes = table.take_writes()
+    slots = AdapterSlots(model.module, _recordable(config, model, writes))
     # As a step would begin, but without rows: the writes fill the slots.
-    slots.begin(torch.empty(0, dtype=torch.int64, device=device), LoraWrites(slots=table.take_writes()), staging)
+    slots.begin(torch.empty(0, dtype=torch.int64, device=device), LoraWrites(slots=writes), staging)
     return Adapters(AdapterLoader(table, config.directory, read), {LORA: slots})
+
+
+def _recordable(config: LoraConfig, model: TransformersModel, given: Sequence[SlotWrite]) -> Recordable:
+    """Where adapters may come while serving, captured steps must be ready for any module."""
+    named = frozenset(name for write in given if write.adapter is not None for name in write.adapter.places)
+    return Recordable(model.spec.dtype, config.max_rank, None if config.directory is not None else named)
 
 
 def reserved_bytes(config: LoraConfig, table: AdapterTable, device: torch.device) -> int:

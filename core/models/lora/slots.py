@@ -9,6 +9,7 @@ that have no adapter. (S-LoRA and Punica gather per token in a kernel; SGLang an
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -17,7 +18,9 @@ import torch
 from core.device.recorder import Recorder
 from core.device.staging import Staging
 from core.invariants import check
+from core.memory.companion import Writes
 from core.models.lora.packed import Adapter, Delta
+from core.models.lora.recorded_hooks import Recordable, RecordedHooks, why_not_recorded
 from core.types.arrays import Ints
 
 LORA = "lora"
@@ -70,15 +73,20 @@ def group_tokens(row_slots: Ints, extend_lens: Ints) -> tuple[tuple[int, Ints], 
 
 
 class AdapterSlots:
-    """Device side of the adapters over one model; a `DeviceCompanion`, and `LateBound`. Forward stream only (law 2).
+    """Device side of the adapters over one model; `LateBound`, `Captured` and `Hooking`. Forward stream only (law 2).
 
     A slot's memory is allocated when it is filled and freed when it is emptied, both between two steps, so no step sees
     half an adapter. Hooks are registered only in steps with adapters; the model's modules and weights never change.
+    Captured steps have hooks of their own (`RecordedHooks`).
     """
 
-    def __init__(self, model: torch.nn.Module) -> None:
+    def __init__(self, model: torch.nn.Module, limits: Recordable | None = None) -> None:
+        """`limits`: of adapters whose steps may be captured; None where none may."""
         self.recorder: Recorder | None = None
         self._linears = {n: m for n, m in model.named_modules() if type(m) is torch.nn.Linear}
+        self._output = getattr(model, "get_output_embeddings", lambda: None)()
+        self._limits = limits
+        self._recorded: RecordedHooks | None = None
         self._filled: dict[int, Mapping[str, Delta]] = {}
         self._targeted: frozenset[str] = frozenset()
         self._hooked: frozenset[str] = frozenset()
@@ -97,10 +105,50 @@ class AdapterSlots:
         deltas = (delta for held in self._filled.values() for delta in held.values())
         return sum(delta.a.nbytes + delta.b.nbytes for delta in deltas)
 
+    def prepare(self, rows: int, staging: Staging) -> str | None:
+        """See `Hooking`."""
+        reason = "no adapter is known beforehand" if self._limits is None else why_not_recorded(staging.device)
+        if reason is None and self._limits is not None:
+            # Neither routed experts nor the output matrix are adapted (`checkpoint`), and both would be in the way.
+            linears = {n: m for n, m in self._linears.items() if ".experts." not in n and m is not self._output}
+            self._recorded = RecordedHooks(linears, self._limits, rows, staging)
+            for slot, deltas in self._filled.items():
+                self._recorded.fill(slot, deltas)
+        return reason
+
+    def recording(self, size: int) -> AbstractContextManager[None]:
+        """See `Hooking`."""
+        assert self._recorded is not None, "prepare() comes first"
+        return self._recorded.recording(size)
+
+    def recorded(self, writes: Writes) -> bool:
+        """See `Hooking`. A step that fills slots is not: what it brings has no place before it begins."""
+        own = writes.get(LORA)
+        assert isinstance(own, LoraWrites), type(own)
+        if self._recorded is None or own.slots:
+            return False
+        return self._recorded.finds([slot for slot, _ in own.groups])
+
+    def apply(self, rows: torch.Tensor, writes: object | None, staging: Staging) -> None:
+        """See `Captured`. The hooks of other steps may stay where they are: a replay runs no module."""
+        assert writes is None or isinstance(writes, LoraWrites), type(writes)
+        if writes is None:
+            return
+        self._write(writes.slots, staging.device)
+        if writes.groups:
+            assert self._recorded is not None and len(writes.row_slots) == len(rows), "recorded() was asked first"
+            self._recorded.enter(writes.row_slots)
+
+    def look_up(self, rows: torch.Tensor) -> None:
+        """See `Captured`: nothing, as rows bring their places."""
+
+    def replayed(self) -> None:
+        """See `Captured`: nothing is left to do."""
+
     def begin(self, rows: torch.Tensor, writes: object | None, staging: Staging) -> None:
         """Fill slots, and set the step's groups and hooks. A step without writes has no adapters."""
         assert writes is None or isinstance(writes, LoraWrites), type(writes)
-        if writes is not None and writes.slots:
+        if writes is not None:
             self._write(writes.slots, staging.device)
         groups = writes.groups if writes else ()
         for slot, _ in groups:
@@ -128,13 +176,19 @@ class AdapterSlots:
 
     @torch.inference_mode()
     def _write(self, writes: Sequence[SlotWrite], device: torch.device) -> None:
+        if not writes:
+            return
         for write in writes:
             assert write.slot > NONE_SLOT, write.slot
             # Freed before the new adapter is allocated, so that both need not fit at once. The allocator reuses memory
             # in the order of this stream, so steps already launched are safe.
             self._filled.pop(write.slot, None)
+            if self._recorded is not None:
+                self._recorded.empty(write.slot)
             if write.adapter is not None:
-                self._filled[write.slot] = write.adapter.deltas(device)
+                deltas = self._filled[write.slot] = write.adapter.deltas(device)
+                if self._recorded is not None:
+                    self._recorded.fill(write.slot, deltas)
         self._targeted = frozenset(name for held in self._filled.values() for name in held)
 
     def _hook_layers(self, wanted: frozenset[str]) -> None:

@@ -13,12 +13,14 @@ from typing import Any
 import pytest
 
 from core.attention.base import AttentionBackend
-from core.config import EngineConfig, ExecutorConfig, MemoryConfig, ModelConfig, SchedulerConfig
+from core.config import EngineConfig, ExecutorConfig, LoraConfig, MemoryConfig, ModelConfig, SchedulerConfig
 from core.device.streams import DeviceStreams
 from core.engine import build
 from core.engine.async_engine import AsyncEngine
 from core.executor.decode_graphs import DecodeGraphs
 from core.executor.step import StepRunner
+from core.memory.cross.cross_pool import CrossPool
+from core.memory.recurrent.row_to_slot import HybridReqToTokenPool
 from core.models.loader import load_model
 from core.text.tokenizer import Tokenizer
 from core.types.io import Delta, Finished, GenerateRequest
@@ -50,10 +52,13 @@ async def graph_engine(
     streams: DeviceStreams | None = None,
     rows: int = ROWS,
     backend: type[AttentionBackend] = MaskedAttention,
+    lora: LoraConfig | None = None,
+    **memory: Any,
 ) -> AsyncIterator[tuple[AsyncEngine, GraphStreams, StepRunner]]:
     """A started engine whose decode steps are captured, its streams, and the runner of its steps.
 
-    With `streams` of a device of its own it is that device's graphs and attention that are tried.
+    With `streams` of a device of its own it is that device's graphs and attention that are tried. `memory`: more of its
+    `MemoryConfig`.
     """
     runners: list[StepRunner] = []
     plain = build._build_runner
@@ -68,7 +73,8 @@ async def graph_engine(
     used: Any = streams or GraphStreams()
     config = EngineConfig(
         model=ModelConfig(str(directory), context_length=CONTEXT, native="off"),
-        memory=MemoryConfig(page_size=4, max_running_requests=rows, max_total_tokens=tokens),
+        memory=MemoryConfig(page_size=4, max_running_requests=rows, max_total_tokens=tokens, **memory),
+        lora=lora or LoraConfig(),
         scheduler=SchedulerConfig(chunked_prefill_size=24),
         executor=ExecutorConfig(device=used.device.type, overlap=overlap, assert_mode="trap"),
     )
@@ -77,12 +83,15 @@ async def graph_engine(
         yield engine, used, runners[0]
 
 
-async def answer(engine: AsyncEngine, prompt: tuple[int, ...], **sampling: Any) -> tuple[tuple[int, ...], list[float]]:
+async def answer(
+    engine: AsyncEngine, prompt: tuple[int, ...], adapter: str = "", **sampling: Any
+) -> tuple[tuple[int, ...], list[float]]:
     """Tokens and log probabilities of one request."""
     params = SamplingParams(**{"temperature": 0.0, "max_tokens": OUTPUT_TOKENS, "ignore_eos": True, **sampling})
     tokens: list[int] = []
     logprobs: list[float] = []
-    async for event in await engine.generate(GenerateRequest(token_ids=prompt, sampling=params, want_text=False)):
+    asked = GenerateRequest(token_ids=prompt, sampling=params, want_text=False, adapter=adapter)
+    async for event in await engine.generate(asked):
         if isinstance(event, Delta):
             tokens += event.token_ids
             logprobs += [each.logprob for each in event.logprobs or ()]
@@ -95,8 +104,12 @@ def static_addresses(runner: StepRunner) -> set[int]:
     """What a graph may refer to beyond its own memory: it lives as long as the engine does, where it is."""
     state, graphs = runner._state, runner.graphs
     assert isinstance(graphs, DecodeGraphs)
-    module = state.model.module  # type: ignore[attr-defined]
-    pools = [state.kv_pool, *(each.kv for each in state.companions.values() if hasattr(each, "kv"))]
+    model: Any = state.model
+    packed = getattr(model, "_packed", None)
+    module = model.module if packed is None else packed._model
+    companions: list[Any] = list(state.companions.values())
+    pools = [state.kv_pool, *(each.kv for each in companions if hasattr(each, "kv"))]
+    pools += [each.pool for each in companions if isinstance(each, CrossPool)]
     tensors = [
         graphs.block.memory,
         graphs.seq_lens,
@@ -107,11 +120,19 @@ def static_addresses(runner: StepRunner) -> set[int]:
     ]
     tensors += [state.future_map.buffer(name) for name in ("output_tokens_buf", "new_seq_lens_buf")]
     tensors.append(state.future_map.violated(1))
-    tensors += [each.table for each in state.companions.values() if hasattr(each, "table")]
+    tensors += [each.table for each in companions if hasattr(each, "table")]
+    for each in companions:
+        if isinstance(each, CrossPool):
+            tensors.append(each.lens)
+        if isinstance(each, HybridReqToTokenPool):
+            held = [(each.states.conv(s.layer_id), each.states.recurrent(s.layer_id)) for s in each.states.layers]
+            tensors += [each.mapping, *(state for pair in held for state in pair if state is not None)]
     tensors += [
         held for pool in pools for spec in pool.layers for held in (pool.k(spec.layer_id), pool.v(spec.layer_id))
     ]
     tensors += [*module.parameters(), *module.buffers()]
+    if packed is not None:
+        tensors += [packed._hidden, packed._cache.cross_key, *([packed._bias.table] if packed._bias else [])]
     return {tensor.untyped_storage().data_ptr() for tensor in tensors}
 
 

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import dataclasses
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+from core.device.streams import DeviceStreams
 from core.executor.decode_graphs import capture_decode_graphs
 from core.memory.companion import AdmissionFacts
 from core.memory.cross.cross_pages import CROSS, CrossPages
@@ -31,6 +32,7 @@ from core.models.encoder_decoder.cross_attention import CrossAttention
 from core.models.hf.recurrent import PackedMixer, StateContext
 from core.models.hf.windowed import WindowedLayers
 from core.types.arrays import Ints
+from tests.support.fakes.traced_graphs import GraphStreams
 from tests.unit.core.attention.dense import LAYER
 from tests.unit.core.executor.test_decode_graphs import PAGE, ROWS, SPEC, WIDTH, SumModel, World, graphs_of
 
@@ -178,9 +180,9 @@ class WindowedWorld(World):
         return {} if found is None else {WINDOW: found}
 
 
-def both(kind: type[World]) -> tuple[Any, Any]:
-    """A world that replays, and one that does not."""
-    world, plain = kind(), kind()
+def both(kind: type[World], streams: Callable[[], DeviceStreams] = GraphStreams) -> tuple[Any, Any]:
+    """A world that replays, and one that does not, each on `streams` of its own."""
+    world, plain = kind(streams()), kind(streams())
     plain.runner.graphs = None
     for each in (world, plain):
         each.start(EVERY, [3, 5, 7, 9, 11, 13, 15, 17], 4)
