@@ -217,7 +217,9 @@ def _hooking(state: DeviceState, rows: int) -> Hooking | None:
     found = next((each for each in state.companions.values() if isinstance(each, Hooking)), None)
     if found is None:
         return None
-    reason = found.prepare(rows, state.staging)
+    # What it fills is read by the very first runs, on the stream of all steps.
+    with state.streams.on_forward():
+        reason = found.prepare(rows, state.staging)
     if reason is not None:
         logger.info("decode steps with adapters are not captured: %s", reason)
     return found if reason is None else None

@@ -109,3 +109,20 @@ async def test_interpreted_adapters_inside_graphs(tmp_path: Path, monkeypatch: p
         got = await asyncio.gather(*asked)
         assert [list(tokens) for tokens, _ in got] == [oracle.greedy(prompt, name or None, count) for name in names]
         assert runner.graphs is not None and runner.graphs.replays >= count - 1
+
+
+@pytest.mark.skipif(not INTERPRETED, reason="runs interpreted, in a process of `attention/test_triton.py`")
+async def test_interpreted_t5_inside_graphs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is served on CUDA: both attentions of a decoder by kernels, that of its own tokens with a bias."""
+    from core.attention.triton.backend import TritonAttention
+
+    directory = speaker("t5", tmp_path)
+    examples, count = Seq2SeqOracle(directory).decided(4, 10, seed=1), 4
+    async with graph_engine(directory, monkeypatch, overlap=True, rows=2, backend=TritonAttention) as (
+        engine,
+        _,
+        runner,
+    ):
+        got = await asyncio.gather(*(answer(engine, example.prompt, max_tokens=count) for example in examples))
+        assert [tokens for tokens, _ in got] == [example.output[:count] for example in examples]
+        assert runner.graphs is not None and runner.graphs.replays >= count - 1
