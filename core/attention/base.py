@@ -15,7 +15,6 @@ import torch
 from core.attention.relative_bias import RelativeBias
 from core.batch.forward_batch import ForwardBatch
 
-
 MOST_CHUNKS = 32
 """Prompt chunks, padding included, of a step of whose chunks only the device knows the lengths."""
 

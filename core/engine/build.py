@@ -155,7 +155,7 @@ def _build_runner(
         attention=attention,
         verification=None if speculation is None else speculation.verification,
         graph_sizes=graph_sizes(config.memory.max_running_requests) if executor.cuda_graphs else (),
-        graph_tokens=chunk_tokens(config.scheduler.chunked_prefill_size) if executor.cuda_graphs else (),
+        graph_tokens=chunk_tokens(config.scheduler.prompt_tokens) if executor.cuda_graphs else (),
         lanes=lanes,
         host_code=code,
     )

@@ -58,6 +58,15 @@ def _leave(
                     tl.store(out + at * V_DIM + columns, merged.to(out.dtype.element_ty), mask=columns < V_DIM)
 
 
+@triton.jit
+def _biases_at(biases, distances, heads, counts, HEADS: tl.constexpr, FARTHEST: tl.constexpr) -> tl.tensor:
+    """float32[h, n]: what a `RelativeBias` adds to scores of `heads` int64[h] at `distances` int32[n]; 0 where no score
+    `counts`.
+    """
+    apart = tl.minimum(distances, FARTHEST)
+    return tl.load(biases + apart[None, :] * HEADS + heads[:, None], mask=counts, other=0.0)
+
+
 # Steps of other numbers of rows have other splits, and rows that begin elsewhere: not worth another compilation.
 # fmt: off
 @triton.jit(do_not_specialize=["splits"], do_not_specialize_on_alignment=["rows", "lens"])
@@ -109,9 +118,7 @@ def _decode_split(
             products += product(others, read_columns(at, seen, rest, K_DIM))
         scores = scaled(products, scale, softcap, CAPPED)
         if FARTHEST:
-            apart = tl.minimum(length - 1 - places, FARTHEST)
-            found = real[:, None] & seen[None, :]
-            scores += tl.load(biases + apart[None, :] * HEADS + heads[:, None], mask=found, other=0.0)
+            scores += _biases_at(biases, length - 1 - places, heads, real[:, None] & seen[None, :], HEADS, FARTHEST)
         scores = tl.where(seen[None, :], scores, float("-inf"))
         peak, total, acc = softmax_step(scores, v, peak, total, acc)
 
