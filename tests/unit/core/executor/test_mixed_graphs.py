@@ -254,8 +254,8 @@ def test_what_no_graph_has_room_for_runs_eagerly() -> None:
     graphs = graphs_of(world)
     few = [Chunk(1, (1, 2, 3))]
     assert graphs.takes(mixed(world, few, []))
-    full, context = Chunk(1, tuple(range(TOKENS[-1]))), np.arange(WIDTH + TOKENS[-1] + (4 + ROWS) * PAGE)
-    found = TableWrites(context, context, context)
+    full, context = Chunk(1, tuple(range(TOKENS[-1]))), np.arange((WIDTH + TOKENS[-1]) // PAGE + 4 + ROWS)
+    found = TableWrites(context, context, context, PAGE)
     assert graphs.takes(mixed(world, [full], [2, 3], table_writes=found)), "a prompt that is in the prefix cache"
     many = np.arange(1 + len(graphs.block.memory))
     refused = [
