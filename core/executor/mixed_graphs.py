@@ -144,7 +144,7 @@ class MixedGraphs:
         inputs = max(sum(self._lengths(size)) for size in self._sizes)
         # Room for the inputs, and beside them for every row fresh and one that samples, and for table writes: new pages
         # for all that is computed, and one prompt that finds all of its length in the prefix cache.
-        pages = (self._sizes[-1].tokens + pool.max_context_len) // page + 2 * rows
+        pages = (self._sizes[-1].tokens + pool.max_context_len) // page + rows
         self.block = StaticBlock(inputs + 3 * rows + 3 * pages, state.staging)
         self.seq_lens, self.sample_lens = (torch.zeros(rows, dtype=torch.int64, device=device) for _ in range(2))
         self._graphs: dict[MixedSize, Graph] = {}

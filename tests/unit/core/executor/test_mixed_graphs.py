@@ -256,7 +256,8 @@ def test_what_no_graph_has_room_for_runs_eagerly() -> None:
     assert graphs.takes(mixed(world, few, []))
     full, context = Chunk(1, tuple(range(TOKENS[-1]))), np.arange((WIDTH + TOKENS[-1]) // PAGE + 4 + ROWS)
     found = TableWrites(context, context, context, PAGE)
-    assert graphs.takes(mixed(world, [full], [2, 3], table_writes=found)), "a prompt that is in the prefix cache"
+    fresh = np.arange(3 * (4 + ROWS) - 2 * 3)
+    assert graphs.takes(mixed(world, [full], [2, 3], table_writes=found, fresh_rows=fresh)), "a prompt that is cached"
     many = np.arange(1 + len(graphs.block.memory))
     refused = [
         world.batch([1, 2]),
