@@ -23,7 +23,7 @@ class Places:
     def of(cls, batch: SamplingBatch, lens: torch.Tensor, staging: Staging) -> Places:
         """The places of the rows of `batch` at `lens`, int64[S] (law 13)."""
         if batch.all_greedy:
-            return cls(lens, lens[:0].double())
+            return cls(lens, lens.new_empty(0, dtype=torch.float64))
         if batch.uniforms.shape[1] == 1:
             (numbers,) = staging.upload([batch.uniforms])
             return cls(lens, numbers[:, 0])

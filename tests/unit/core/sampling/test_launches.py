@@ -99,8 +99,7 @@ def test_any_mix_of_options_takes_a_dozen_launches(
 def test_a_greedy_batch_is_one_launch_and_no_transfer(monkeypatch: pytest.MonkeyPatch) -> None:
     batch = batch_of(some_rows({"temperature": 0.0}, plain=0))
     count, launches = step(triton_sampler(), batch, False, monkeypatch)
-    # A greedy batch has no uniforms: what stands for them is copied from none of its rows.
-    assert count == 2 and sorted(launches.names) == ["_to_copy", "sample_rows"], launches.names
+    assert count == 1 and launches.names == ["sample_rows"], launches.names
 
 
 @needs_triton
