@@ -59,7 +59,7 @@ def keep_fp8(model: nn.Module, whole: Collection[nn.Module]) -> None:
         values, scale = round_rows(module.weight)
         if not bool(scale.isfinite().all()):
             raise ModelLoadError(f"{name} has weights that are not finite, which cannot be quantised")
-        # Whoever asks a layer what type it multiplies is told.
+        # A mixer may ask a layer for the type that it multiplies.
         module.weight = nn.Parameter(torch.empty(0, dtype=module.weight.dtype, device=values.device), False)
         module.register_buffer(WEIGHT, values)
         module.register_buffer(SCALE, scale)

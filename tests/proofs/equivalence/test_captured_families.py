@@ -20,7 +20,7 @@ from core.memory.recurrent.state_slots import NAME as STATES
 from core.memory.window.window_pages import NAME as WINDOW
 from tests.proofs.equivalence.encoder_oracle import Seq2SeqOracle
 from tests.proofs.equivalence.oracle import OUTPUT_TOKENS, Example, decided, decided_examples, make_prompts
-from tests.proofs.equivalence.test_decode_graphs import LONGEST, answer, crowd, graph_engine, static_addresses
+from tests.proofs.equivalence.test_decode_graphs import LONGEST, answer, answer_all, graph_engine, static_addresses
 from tests.support.checkpoints import RECURRENT_CONFIGS, make_checkpoint
 from tests.support.encoder_decoders import ENCODER_DECODER_CONFIGS, make_encoder_decoder
 from tests.support.fakes.traced_graphs import GraphStreams
@@ -38,11 +38,7 @@ def speaker(kind: str, directory: Path) -> Path:
 
 async def replay_all(engine: AsyncEngine, runner: StepRunner, streams: GraphStreams, examples: list[Example]) -> None:
     """All `examples` at once, then some, in batches that shrink; what the graphs read must be where it was."""
-    got = await asyncio.gather(*(answer(engine, example.prompt) for example in examples))
-    assert [tokens for tokens, _ in got] == [example.output for example in examples]
-    for size in (1, 6, 2, 3):
-        await crowd(engine, examples, size)
-    assert sum(engine.stats.assert_failures.values()) == 0
+    await answer_all(engine, examples)
     assert runner.graphs is not None and streams.graphs is not None
     assert all(graph.replays for graph in streams.graphs.made), "batches of every size were replayed"
     allowed = static_addresses(runner)

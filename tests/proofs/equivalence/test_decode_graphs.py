@@ -145,18 +145,23 @@ async def crowd(engine: AsyncEngine, examples: list[Example], size: int) -> None
     assert [tokens for tokens, _ in got] == [e.output[:length] for e, length in zip(few, lengths, strict=True)]
 
 
+async def answer_all(engine: AsyncEngine, examples: list[Example]) -> None:
+    """All at once, then a few: the answers are those of `transformers`, and no check has failed."""
+    got = await asyncio.gather(*(answer(engine, example.prompt) for example in examples))
+    assert [tokens for tokens, _ in got] == [example.output for example in examples]
+    for size in (1, 6, 2, 3):
+        await crowd(engine, examples, size)
+    assert sum(engine.stats.assert_failures.values()) == 0
+
+
 @pytest.mark.parametrize("overlap", [True, False])
 async def test_replayed_steps_equal_transformers(
     reference: tuple[Path, list[Example]], overlap: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     directory, examples = reference
     async with graph_engine(directory, monkeypatch, overlap=overlap) as (engine, streams, runner):
-        got = await asyncio.gather(*(answer(engine, example.prompt) for example in examples))
-        assert [tokens for tokens, _ in got] == [example.output for example in examples]
+        await answer_all(engine, examples)
         assert engine.stats.preemptions > 0, "no row changed hands"
-        for size in (1, 6, 2, 3):
-            await crowd(engine, examples, size)
-        assert sum(engine.stats.assert_failures.values()) == 0
         assert runner.graphs is not None and streams.graphs is not None
         made = streams.graphs.made
         assert len(made) == 4 and all(graph.replays for graph in made), "batches of every size were replayed"

@@ -82,6 +82,7 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     "normed, then turned": {"q_kind": 1, "k_kind": 1},
     "turned, then normed": {"q_kind": 1, "k_kind": 1, "turns_first": True},
     "weights of each head": {"q_kind": 7, "k_kind": 7, "q_step": 10, "k_step": 10},
+    "weights of each query head, and of all key heads": {"q_kind": 1, "k_kind": 1, "q_step": 10},
     "over all heads": {"q_kind": 1, "k_kind": 1, "q_step": 10, "k_step": 10, "whole": True},
     "head by head": {"kv_heads": 3, "step": 30, "keys": 10, "values": 20},
     "temperature": {"tempered": True},
