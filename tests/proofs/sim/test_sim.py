@@ -32,14 +32,13 @@ HITS = 10
 SELDOM = {
     **dict.fromkeys(("window_too_big", "lpm_out_of_patience", "cross_together", "adapter_emptied_in_flight"), -1),
     **dict.fromkeys(("class_preemption", "share_preemption", "light_step", "poison_reader", "window_not_grown"), -1),
-    **dict.fromkeys(("draft_row_waits", "draft_behind_stop", "draft_without_pages"), -1),
+    **dict.fromkeys(("draft_row_waits", "draft_behind_stop", "draft_without_pages", "drafter_told_late"), -1),
     **dict.fromkeys(("cross_too_big", "abort_retracted", "too_late", "cross_beside_decode", "state_kept_at_branch"), 0),
     **dict.fromkeys(("decode_owed", "step_failure", "poison_spread", "adapters_mixed", "adapter_InvalidRequest"), 0),
     **dict.fromkeys(("abort_before_encoding", "state_source_taken", "window_replaced"), 0),
     **dict.fromkeys(("draft_cut_at_limit", "draft_row_reused", "draft_retracted", "draft_partly", "adapter_drafts"), 0),
-    "drafter_told_late": 0,
 }
-"""What takes rare company, or belongs to few seeds. The least of four sweeps of `SEEDS` hit the first twelve 0 to 9
+"""What takes rare company, or belongs to few seeds. The least of four sweeps of `SEEDS` hit the first thirteen 0 to 9
 times, so that only the long sweep of the soak can ask for them; the others 5 to 29 times, often many in one seed.
 """
 FAULTS = (

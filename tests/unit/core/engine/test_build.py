@@ -7,6 +7,7 @@ import dataclasses
 import pytest
 
 from core.config import ModelConfig
+from core.engine import build
 from core.engine.build import assemble
 from core.errors import Unsupported
 from core.memory.kv_pool import KVLayerSpec
@@ -37,3 +38,18 @@ async def test_no_prefix_of_an_encoder_decoder_is_kept(tokenizer: Tokenizer) -> 
         with pytest.raises(Unsupported):
             engine.prefixes.watch("")
         assert engine.model_info.max_input_length == 77
+
+
+@pytest.mark.parametrize(("asked", "tokens"), [(None, 8192), (48, 48)])
+async def test_steps_are_sized_by_the_device_that_the_engine_is_for(
+    tokenizer: Tokenizer, asked: int | None, tokens: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(build, "device_bytes", lambda device: 139 << 30)
+    model = HookedModel(tokenizer)
+    config = emulated_config(rows=8)
+    config = dataclasses.replace(config, scheduler=dataclasses.replace(config.scheduler, chunked_prefill_size=asked))
+    engine = await assemble(config, model, tokenizer, EmulatedStreams(model.timeline)).start()
+    try:
+        assert engine.stats.chunked_prefill_size == tokens
+    finally:
+        await engine.stop()

@@ -273,6 +273,21 @@ def test_what_no_graph_has_room_for_runs_eagerly() -> None:
     assert wide.takes(mixed(world, few, [2, 3])) and not wide.takes(mixed(world, few, [2, 3, 4]))
 
 
+def test_a_decode_row_stands_where_it_is_known_to_on_the_device() -> None:
+    """The plan knows bounds: a row whose drafts were wrong has fewer tokens than it may have."""
+    world, plain = mixed_world(), mixed_world()
+    plain.runner.mixed = None
+    told = []
+    for each in (world, plain):
+        each.start([1, 2], [5, 6], 4)
+        batch = mixed(each, [Chunk(3, (1, 2))], [1, 2])
+        most = batch.prefix_lens + np.array([0, 2, 2])
+        batch = dataclasses.replace(batch, prefix_lens=most, lower_lens=each.lens[[1, 2]])
+        told.append(each.runner.launch(batch).result().tokens.tolist())
+        assert not each.checks.counters.any(), "what was published lies between the bounds"
+    assert told[0] == told[1] and graphs_of(world).replays == 1
+
+
 def test_ids_that_are_not_as_many_as_planned_stay_staged() -> None:
     world = mixed_world()
     batch = mixed(world, [Chunk(1, (1, 2, 3))], [])

@@ -15,6 +15,7 @@ from core.config import ModelConfig
 from core.errors import ModelLoadError
 from core.models.loader import load_model
 from core.models.native.family import UpgradingModel
+from core.models.quantized import at_load
 from core.models.quantized.fp8 import FP8, LARGEST, keep_fp8, multiply, round_rows, why_no_fp8
 from tests.support.checkpoints import VOCAB_SIZE, make_checkpoint
 from tests.support.fakes.paged_steps import Part
@@ -119,3 +120,19 @@ def test_gpus_without_such_numbers_are_told(
     found = why_no_fp8(device, dtype)
     assert found is None if reason is None else found is not None and reason in found
     assert why_no_fp8(CPU, dtype) is None
+
+
+def test_what_expands_latents_stays_whole(tmp_path: Path) -> None:
+    """Keys and values would be kept expanded otherwise."""
+    sizes = {"kv_lora_rank": 16, "qk_nope_head_dim": 16, "v_head_dim": 16, "hidden_size": 64, "intermediate_size": 64}
+    directory = make_checkpoint("deepseek_v3", tmp_path, seed=0, **sizes)
+    model: Any = load_model(ModelConfig(str(directory), dtype="bfloat16", quantization="fp8", native="off"), CPU)
+    held = {name.rpartition(".")[2]: module for name, module in model.module.named_modules()}
+    assert held["kv_b_proj"].weight.numel() > 0 and held["o_proj"].weight.numel() == 0
+
+
+def test_a_device_without_such_numbers_is_refused_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(at_load, "why_no_fp8", lambda device, dtype: "it needs another device")
+    directory = make_checkpoint("llama", tmp_path, seed=0)
+    with pytest.raises(ModelLoadError, match="quantization 'fp8' is not possible: it needs another device"):
+        load_model(ModelConfig(str(directory), dtype="bfloat16", quantization="fp8"), CPU)
