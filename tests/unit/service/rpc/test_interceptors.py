@@ -17,16 +17,30 @@ from service.rpc.interceptors import AroundInterceptor, HandlerTracker, errors_t
 SECRET = "secret /models/path 0x7f00deadbeef"
 
 
+async def heard(request: Any) -> None:
+    """Read a stream of requests to its end.
+
+    A client that still writes when its call ends may see its write fail first: grpcio then says "Internal error from
+    Core", and not what the server said.
+    """
+    if hasattr(request, "__aiter__"):
+        async for _ in request:
+            pass
+
+
 async def unary(request: Any, context: Any) -> bytes:
+    await heard(request)
     raise ValueError(SECRET)
 
 
 async def stream_by_write(request: Any, context: Any) -> None:
+    await heard(request)
     await context.write(b"first")
     raise ValueError(SECRET)
 
 
 async def stream_by_yield(request: Any, context: Any) -> AsyncIterator[bytes]:
+    await heard(request)
     yield b"first"
     raise ValueError(SECRET)
 
