@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import transformers
 
-from tests.proofs.equivalence.references import MODE_ENV, References, references
+from tests.proofs.equivalence.references import MODE_ENV, References, made_by, references
 
 ANSWER = [[1, 2], None]
 
@@ -29,7 +29,7 @@ def written(model: Path, tmp_path: Path) -> Path:
     writing = References(path, "write")
     for question in ("why", "how"):
         assert writing.outputs(model, [question], lambda: [(1, 2), None]) == ANSWER
-    assert len(json.loads(path.read_text())) == 2
+    assert len(json.loads(path.read_text())[made_by()]) == 2
     return path
 
 
@@ -58,14 +58,31 @@ def test_another_version_is_asked(written: Path, model: Path, monkeypatch: pytes
 
 
 def test_a_check_asks_and_notices_another_answer(written: Path, model: Path) -> None:
-    assert was_asked(written, model, mode="check") and was_asked(written, model, "when", mode="check")
+    assert was_asked(written, model, mode="check")
     with pytest.raises(AssertionError, match="another answer about model"):
         References(written, "check").outputs(model, ["why"], lambda: [[1, 3], None])
 
 
-def test_writing_begins_anew(written: Path, model: Path) -> None:
-    assert was_asked(written, model, mode="write")
-    assert len(json.loads(written.read_text())) == 1
+def test_a_check_notices_a_file_that_is_out_of_date(
+    written: Path, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(AssertionError, match="no answer about model: REFERENCES=write"):
+        References(written, "check").outputs(model, ["when"], lambda: ANSWER)
+    monkeypatch.setattr(transformers, "__version__", "99.0")
+    assert was_asked(written, model, "when", mode="check"), "nothing was written with these versions"
+
+
+def test_writing_begins_anew_and_keeps_what_others_made(
+    written: Path, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = made_by()
+    monkeypatch.setattr(transformers, "__version__", "99.0")
+    assert was_asked(written, model, mode="write") and not was_asked(written, model)
+    assert was_asked(written, model, "how", mode="write") and was_asked(written, model)
+    kept = json.loads(written.read_text())
+    assert {maker: len(answers) for maker, answers in kept.items()} == {first: 2, made_by(): 1}
+    monkeypatch.undo()
+    assert not was_asked(written, model)
 
 
 def test_modes_have_names(monkeypatch: pytest.MonkeyPatch) -> None:
