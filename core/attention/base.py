@@ -14,6 +14,7 @@ import torch
 
 from core.attention.relative_bias import RelativeBias
 from core.batch.forward_batch import ForwardBatch
+from core.memory.kv_format import KVFormat
 
 MOST_CHUNKS = 32
 """Prompt chunks, padding included, of a step of whose chunks only the device knows the lengths."""
@@ -47,6 +48,14 @@ class AttentionBackend(ABC):
     def why_not(cls, device: torch.device) -> str | None:
         """Why this backend cannot run on `device`, in one line; None if it can."""
         return None
+
+    @classmethod
+    def why_not_stored(cls, format: KVFormat, dtype: torch.dtype) -> str | None:
+        """Why this backend cannot attend over keys of `dtype` that a pool stores as `format`, as the end of a sentence.
+
+        None if it can. By default a backend reads what is stored as it was computed, and nothing else.
+        """
+        return None if format.codes is None else "it reads keys and values as they were computed"
 
     def sibling(self) -> AttentionBackend:
         """A new backend of this class, for layers of a model whose KV is in another pool: a plan is for one pool."""
@@ -88,7 +97,8 @@ class AttentionBackend(ABC):
         First stores `k` [Hkv, T, D] and `v` [Hkv, T, Dv] in `batch.kv_pool` at `batch.out_cache_loc`, unless they are
         `stored`: then the caller has written just these there, and has told the pool's recorder. Then row i attends
         causally over the tokens in `req_to_token[rows[i], :prefix + extend]`, its own of this step included. These are
-        slots of the ordinary pool: translate them by `batch.pool_slots` (or `page_map`) before reading. `q` is
+        slots of the ordinary pool: translate them by `batch.pool_slots` (or `page_map`) before reading. Where the pool
+        stores codes (`KVFormat`), its own tokens too are read as the pool holds them. `q` is
         [H, T, D]; H is a multiple of Hkv and query head h reads KV head h // (H / Hkv). Inputs may be strided.
 
         scores = q·k · scale, then softcap · tanh(scores / softcap) if given; then what `AttentionSpan(sliding_window,

@@ -15,10 +15,20 @@ from core.attention.relative_bias import RelativeBias
 from core.attention.span import AttentionSpan
 from core.attention.span_plan import DecodeChunk, PrefillPiece, SpanPlan, build_span_plan
 from core.batch.forward_batch import ForwardBatch
+from core.memory.kv_format import KVFormat
+from core.memory.kv_pool import KVPool
 
 
 class TorchNativeAttention(AttentionBackend):
-    """Loops over prefill segments, and over chunks of decode rows gathered into one padded batch."""
+    """Loops over prefill segments, and over chunks of decode rows gathered into one padded batch.
+
+    Reads every `KVFormat` by its own operations on tensors.
+    """
+
+    @classmethod
+    def why_not_stored(cls, format: KVFormat, dtype: torch.dtype) -> str | None:
+        """See `AttentionBackend`: every format is read."""
+        return None
 
     def __init__(self) -> None:
         self._batch: ForwardBatch | None = None
@@ -82,10 +92,14 @@ class TorchNativeAttention(AttentionBackend):
     ) -> torch.Tensor:
         """[t, H, Dv] of one segment of t tokens."""
         queries = q[:, piece.start : piece.end]
-        if piece.slots is None:
+        slots = piece.slots
+        if slots is None and call.batch.kv_pool.format.codes is not None:
+            # The step's own are read back: later steps see what the codes say, and so does this one.
+            slots = call.batch.out_cache_loc[piece.start : piece.end]
+        if slots is None:
             keys, values = k[:, piece.start : piece.end], v[:, piece.start : piece.end]
         else:
-            keys, values = (gathered.transpose(0, 1) for gathered in self._gather(call, piece.slots))
+            keys, values = (gathered.transpose(0, 1) for gathered in self._gather(call, slots))
         if not call.explicit:
             mask = piece.mask if call.bias is None else call.biased_prefill(piece, queries)
             attended = scaled_dot_product_attention(
@@ -120,11 +134,20 @@ class TorchNativeAttention(AttentionBackend):
 
     def _gather(self, call: _LayerCall, slots: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Keys [L, Hkv, D] and values [L, Hkv, Dv] at `slots`; good until the next call."""
-        pool = call.batch.kv_pool
-        keys = self._keys.take(pool.k(call.layer_id), slots)
-        if pool.v_in_k(call.layer_id):
-            return keys, keys[..., : pool.v(call.layer_id).shape[-1]]
-        return keys, self._values.take(pool.v(call.layer_id), slots)
+        pool, number = call.batch.kv_pool, call.layer_id
+        keys = _decoded(pool, self._keys.take(pool.k(number), slots), pool.k_scales(number), slots)
+        if pool.v_in_k(number):
+            return keys, keys[..., : pool.v(number).shape[-1]]
+        return keys, _decoded(pool, self._values.take(pool.v(number), slots), pool.v_scales(number), slots)
+
+
+def _decoded(pool: KVPool, found: torch.Tensor, scales: torch.Tensor | None, slots: torch.Tensor) -> torch.Tensor:
+    """What the `pool` has at `slots`, [L, Hkv, D], as numbers of its dtype; `found` where it stores these."""
+    codes = pool.format.codes
+    if codes is None:
+        return found
+    assert scales is not None, "codes have scales"
+    return codes.decode(found, scales.index_select(0, slots), pool.dtype)
 
 
 class _LayerCall:

@@ -59,6 +59,8 @@ def draft_model_source(config: EngineConfig, model: Model, streams: DeviceStream
             # Its own context may be shorter; beyond it nothing is drafted.
             context_length=None if stated is not None else config.model.context_length,
             quantization="none",
+            # Drafts are worth no codes: their pool is small, and a wrong one costs a step's time.
+            kv_cache_dtype="auto",
         ),
         streams.device,
     )

@@ -2,6 +2,10 @@
 
 Knows slots, not requests: which slot belongs to which token is written in `req_to_token`. Page 0 is padding, as in
 SGLang's pools and vLLM's null block, so a padded row of a captured graph has somewhere harmless to write.
+
+What a step reads is what the pool holds, its own tokens included: where codes are stored (`KVFormat`), a token's keys
+are rounded once, and every query sees the rounded ones, also in the step that wrote them. So a prompt in one chunk, in
+several, or found in the prefix cache gives the same logits.
 """
 
 from __future__ import annotations
@@ -13,6 +17,7 @@ import torch
 
 from core.device.huge_pages import zeros_in_huge_pages
 from core.device.recorder import Recorder
+from core.memory.kv_format import PLAIN, KVFormat
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +50,11 @@ class KVLayerSpec:
         """Elements, not bytes, stored for one token."""
         return self.num_kv_heads * (self.k_dim + (0 if self.v_in_k else self.v_dim))
 
+    @property
+    def scales(self) -> int:
+        """Scales of one token, where codes are stored: one for each key and each value."""
+        return self.num_kv_heads * (1 if self.v_in_k else 2)
+
 
 class KVPool:
     """Slots of `num_pages` pages plus padding page 0, for every layer of `layers`. Forward stream only.
@@ -52,6 +62,9 @@ class KVPool:
     Slot of a token = page * page_size + offset, with page >= 1. Slots 0..page_size-1 take the writes of padded rows.
     Everything starts at zero, so a slot that was never written reads as finite numbers. `layers` is empty for a model
     of recurrent layers only: its pages are then numbers without storage.
+
+    `dtype` is that of keys and values as they are written and as attention computes with them; `format` says how they
+    are stored.
     """
 
     def __init__(
@@ -62,6 +75,7 @@ class KVPool:
         dtype: torch.dtype,
         device: torch.device,
         name: str = "kv",
+        format: KVFormat = PLAIN,
     ) -> None:
         assert len({spec.layer_id for spec in layers}) == len(layers), "layer ids must differ"
         assert num_pages >= 1, num_pages
@@ -73,6 +87,7 @@ class KVPool:
         self.dtype = dtype
         self.device = device
         self.name = name
+        self.format = format
         self.recorder: Recorder | None = None
         self._k = {spec.layer_id: self._slots(spec.num_kv_heads, spec.k_dim) for spec in layers}
         self._v = {
@@ -82,6 +97,12 @@ class KVPool:
             for spec in layers
         }
         self._shared = {spec.layer_id for spec in layers if spec.v_in_k}
+        scaled = [] if format.codes is None else layers
+        self._k_scales = {spec.layer_id: self._scales(spec.num_kv_heads) for spec in scaled}
+        self._v_scales = {
+            spec.layer_id: self._k_scales[spec.layer_id] if spec.v_in_k else self._scales(spec.num_kv_heads)
+            for spec in scaled
+        }
 
     @property
     def num_slots(self) -> int:
@@ -91,7 +112,7 @@ class KVPool:
     @property
     def bytes_per_token(self) -> int:
         """Bytes that one token takes in all layers together."""
-        return self.bytes_per_token_for(self.layers, self.dtype)
+        return self.bytes_per_token_for(self.layers, self.dtype, self.format)
 
     @property
     def nbytes(self) -> int:
@@ -99,12 +120,14 @@ class KVPool:
         return self.num_slots * self.bytes_per_token
 
     @staticmethod
-    def bytes_per_token_for(layers: Iterable[KVLayerSpec], dtype: torch.dtype) -> int:
-        """Bytes per token of a pool not yet built: what sizing by free memory divides by."""
-        return sum(spec.elements for spec in layers) * dtype.itemsize
+    def bytes_per_token_for(layers: Iterable[KVLayerSpec], dtype: torch.dtype, format: KVFormat = PLAIN) -> int:
+        """Bytes per token of a pool not yet built, scales included: what sizing by free memory divides by."""
+        each, scale = format.element(dtype).itemsize, format.scale_bytes
+        return sum(spec.elements * each + spec.scales * scale for spec in layers)
 
     def k(self, layer_id: int) -> torch.Tensor:
-        """[num_slots, num_kv_heads, k_dim]: the keys of `layer_id`. KeyError for a layer that caches nothing."""
+        """[num_slots, num_kv_heads, k_dim]: the keys of `layer_id`, or their codes. KeyError for a layer that caches
+        nothing."""
         return self._k[layer_id]
 
     def v(self, layer_id: int) -> torch.Tensor:
@@ -114,6 +137,14 @@ class KVPool:
     def v_in_k(self, layer_id: int) -> bool:
         """Whether the values of `layer_id` are the beginnings of its keys."""
         return layer_id in self._shared
+
+    def k_scales(self, layer_id: int) -> torch.Tensor | None:
+        """[num_slots, num_kv_heads], contiguous: the scales of the keys' codes; None where no codes are stored."""
+        return self._k_scales.get(layer_id)
+
+    def v_scales(self, layer_id: int) -> torch.Tensor | None:
+        """[num_slots, num_kv_heads], contiguous: those of the values; the same ones where keys hold the values."""
+        return self._v_scales.get(layer_id)
 
     def write(self, layer_id: int, slots: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
         """Store the keys [T, num_kv_heads, k_dim] and values [T, num_kv_heads, v_dim] of T tokens at `slots`, int64[T].
@@ -129,10 +160,22 @@ class KVPool:
         assert k.dtype == v.dtype == self.dtype, (k.dtype, v.dtype, self.dtype)
         if self.recorder is not None:
             self.recorder.wrote(self.name, slots)
-        keys.index_copy_(0, slots, k)
+        self._put(keys, self._k_scales.get(layer_id), slots, k)
         # Shared values are a view of the keys, which the line above has written.
         if layer_id not in self._shared:
-            values.index_copy_(0, slots, v)
+            self._put(values, self._v_scales.get(layer_id), slots, v)
+
+    def _put(self, to: torch.Tensor, scales: torch.Tensor | None, slots: torch.Tensor, numbers: torch.Tensor) -> None:
+        codes = self.format.codes
+        if codes is not None:
+            assert scales is not None, "codes have scales"
+            numbers, by = codes.encode(numbers)
+            scales.index_copy_(0, slots, by)
+        to.index_copy_(0, slots, numbers)
 
     def _slots(self, heads: int, dim: int) -> torch.Tensor:
-        return zeros_in_huge_pages((self.num_slots, heads, dim), self.dtype, self.device)
+        return zeros_in_huge_pages((self.num_slots, heads, dim), self.format.element(self.dtype), self.device)
+
+    def _scales(self, heads: int) -> torch.Tensor:
+        assert self.format.codes is not None, "numbers as they are have no scales"
+        return zeros_in_huge_pages((self.num_slots, heads), self.format.codes.scale, self.device)

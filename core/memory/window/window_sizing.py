@@ -9,6 +9,7 @@ import torch
 
 from core.config import MemoryConfig
 from core.errors import ConfigError
+from core.memory.kv_format import PLAIN, KVFormat
 from core.memory.kv_pool import KVLayerSpec, KVPool
 from core.memory.sizing import free_bytes, num_pages
 from core.memory.window.window_bounds import WindowBounds
@@ -51,17 +52,19 @@ def divide_pages(
     device: torch.device,
     reserved_bytes: int = 0,
     bytes_beside: int = 0,
+    format: KVFormat = PLAIN,
 ) -> PageCounts:
     """Pages as configured, else from the memory at hand; never more than all rows could fill or have in their windows.
 
     Where memory decides, the window pool gets half as many pages as the ordinary one, unless every row's window fits
     into fewer. Requests shorter than twice the window then run out of window pages first, longer ones of KV pages.
     `reserved_bytes` are left free. `bytes_beside`: bytes that pools of another kind take per token of the ordinary one.
+    `format`: how both pools store keys and values of `dtype`.
 
     Raises ConfigError when the ordinary pool has no page, or the window pool too few for one window and one chunk.
     """
     if bounds is None:
-        per_token = KVPool.bytes_per_token_for(layers.full, dtype) + bytes_beside
+        per_token = KVPool.bytes_per_token_for(layers.full, dtype, format) + bytes_beside
         return PageCounts(num_pages(config, per_token, context_length, device, reserved_bytes), 0)
     page = bounds.page_size
     enough = _enough(config, bounds)
@@ -69,7 +72,9 @@ def divide_pages(
     if config.max_total_tokens is not None:
         kv = config.max_total_tokens // page
         return _checked(kv, min(kv, enough), bounds)
-    kv_bytes, window_bytes = (page * KVPool.bytes_per_token_for(each, dtype) for each in (layers.full, layers.windowed))
+    kv_bytes, window_bytes = (
+        page * KVPool.bytes_per_token_for(each, dtype, format) for each in (layers.full, layers.windowed)
+    )
     kv_bytes += page * bytes_beside
     budget = max(0, free_bytes(device) - reserved_bytes)
     if config.max_window_tokens is not None:

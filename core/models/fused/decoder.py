@@ -71,6 +71,7 @@ class FusedDecoder:
         held = {layer.layer_id: (layer, pool) for pool in pools for layer in pool.layers}
         assert tuple(held[number][0] for number in sorted(held)) == self._spec.kv_layers, "built for another model"
         assert kv_pool.dtype == self._spec.dtype, (kv_pool.dtype, self._spec.dtype)
+        assert all(pool.format.codes is None for pool in pools), "its kernels write numbers as they are"
         self._attention, self._windowed = attention, windowed
         self._pools = {number: pool for number, (_, pool) in held.items()}
 

@@ -20,6 +20,9 @@ from core.models.base import NO_COMPANIONS, ModelSpec
 from core.models.native.states import StateTable
 from core.models.native.weights import decoder_layers, decoder_weights
 
+KV_FORMATS = frozenset({"auto"})
+"""Names of the formats in which it reads and writes keys and values (`core.memory.kv_formats`)."""
+
 
 class NativeDecoder:
     """Made from a transformers model that passed its check; shares its embedding and norms, packs all other weights.
@@ -58,6 +61,7 @@ class NativeDecoder:
         held = {layer.layer_id: (layer, pool) for pool in pools for layer in pool.layers}
         assert tuple(held[number][0] for number in sorted(held)) == self._spec.kv_layers, "built for another model"
         assert kv_pool.dtype == self._spec.dtype, (kv_pool.dtype, self._spec.dtype)
+        assert all(pool.format.name in KV_FORMATS for pool in pools), "compiled code reads no such codes"
         self._windows = windows
         self._keys = [held[number][1].k(number) for number in sorted(held)]
         self._values = [held[number][1].v(number) for number in sorted(held)]

@@ -24,7 +24,7 @@ from core.models.config import CheckpointConfig
 from core.models.fused.layers import wanted
 from core.models.hf.backend import TransformersModel, load_transformers
 from core.models.hf.self_check import Reference, run_self_check
-from core.models.native.decoder import NativeDecoder
+from core.models.native.decoder import KV_FORMATS, NativeDecoder
 from core.models.native.extension import is_built, load_extension
 from core.models.native.reading import NotDense
 from core.models.native.weights import check_dense
@@ -42,6 +42,10 @@ def load_native(checkpoint: CheckpointConfig, config: ModelConfig, device: torch
     """
     model = load_transformers(checkpoint, config, device, progress)
     if config.native == "off":
+        return model
+    if config.kv_cache_dtype not in KV_FORMATS:
+        logger.info("served by transformers: native and fused decoders read no keys in %s", config.kv_cache_dtype)
+        with_products(model, config, progress)
         return model
     if wanted(device):
         from core.models.fused.upgrade import with_fused

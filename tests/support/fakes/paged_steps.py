@@ -10,6 +10,7 @@ import torch
 
 from core.batch.forward_batch import ForwardBatch
 from core.batch.schedule_batch import ForwardMode
+from core.memory.kv_format import PLAIN, KVFormat
 from core.memory.kv_pool import KVLayerSpec, KVPool
 
 
@@ -39,13 +40,15 @@ class PagedRows:
         seed: int = 0,
         poison: float = 50.0,
         device: str = "cpu",
+        format: KVFormat = PLAIN,
     ) -> None:
         pages_per_row = -(-max_len // page_size)
         num_pages = num_rows * pages_per_row
-        self.pool = KVPool(layers, num_pages, page_size, dtype, torch.device(device))
+        self.pool = KVPool(layers, num_pages, page_size, dtype, torch.device(device), format=format)
+        everywhere = torch.arange(page_size, self.pool.num_slots, device=device)
         for spec in layers:
-            self.pool.k(spec.layer_id)[page_size:] = poison
-            self.pool.v(spec.layer_id)[page_size:] = poison
+            poisoned = torch.full((len(everywhere), spec.num_kv_heads, spec.k_dim), poison, dtype=dtype, device=device)
+            self.pool.write(spec.layer_id, everywhere, poisoned, poisoned[..., : spec.v_dim])
         order = torch.randperm(num_pages, generator=torch.Generator().manual_seed(seed)) + 1
         slots = order.view(num_rows, pages_per_row, 1) * page_size + torch.arange(page_size)
         self.table = torch.zeros(num_rows + 1, pages_per_row * page_size, dtype=torch.int32)
