@@ -10,6 +10,7 @@ import triton
 from core.attention.base import AttentionBackend
 from core.attention.relative_bias import RelativeBias
 from core.attention.torch_native import TorchNativeAttention
+from core.attention.triton.codes import codes_of
 from core.attention.triton.decode import paged_decode
 from core.attention.triton.extend import paged_extend
 from core.attention.triton.store import store_kv
@@ -17,6 +18,8 @@ from core.attention.triton.tiles import Tiles, rehearsed
 from core.batch.forward_batch import ForwardBatch
 from core.batch.ragged import starts_of
 from core.device.staging import Staging
+from core.memory.kv_e4m3 import FP8_E4M3
+from core.memory.kv_format import PLAIN, KVFormat
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +34,10 @@ class _Segments:
     """Whether the `longest` places are for all segments together, as `paged_extend` says."""
 
 
+FORMATS = (PLAIN.name, FP8_E4M3.name)
+"""Of keys and values, by name."""
+
+
 class TritonAttention(AttentionBackend):
     """One launch for all prefill segments of a step and one for all single tokens. Of a step with prompts a bias
     (T5) goes to the native backend."""
@@ -43,7 +50,7 @@ class TritonAttention(AttentionBackend):
         self._batch: ForwardBatch | None = None
         self._segments: _Segments | None = None
         self._native: TorchNativeAttention | None = None
-        self._tiles: dict[tuple[int, torch.dtype], Tiles] = {}
+        self._tiles: dict[tuple[int, torch.dtype, int], Tiles] = {}
         self._arrived: list[torch.Tensor] = []
 
     @classmethod
@@ -52,6 +59,15 @@ class TritonAttention(AttentionBackend):
         if device.type == "cuda" or triton.knobs.runtime.interpret:
             return None
         return f"Triton compiles for GPUs, not for {device.type}; TRITON_INTERPRET=1 interprets it, for tests"
+
+    @classmethod
+    def why_not_stored(cls, format: KVFormat, dtype: torch.dtype) -> str | None:
+        """See `AttentionBackend`. Weights times scales would leave the range of float16, and float32 the registers."""
+        if format.name not in FORMATS:
+            return f"its kernels read {' and '.join(FORMATS)} alone"
+        if format.codes is not None and dtype is not torch.bfloat16:
+            return f"its kernels make bfloat16 of {format.name}, and the model computes in {dtype}"
+        return None
 
     def rehearsals(self, rows: int, device: torch.device) -> list[list[int]]:
         """See `AttentionBackend`. Where kernels are interpreted there is nothing to compile."""
@@ -97,10 +113,11 @@ class TritonAttention(AttentionBackend):
             self._store(batch, layer_id, k, v)
         pool = batch.kv_pool
         keys, values = pool.k(layer_id), pool.v(layer_id)
+        scales = pool.k_scales(layer_id), pool.v_scales(layer_id)
         # The kernel leaves out places that do not count. What stands there goes on to the next layer, and to slot 0.
         some_count = batch.grid_width or batch.starts is not None
         out = (q.new_zeros if some_count else q.new_empty)(q.shape[1], q.shape[0], v.shape[2])
-        tiles = self._tiles_for(q)
+        tiles = self._tiles_for(q, codes_of(keys))
         count, tokens = batch.num_extend, 0
         spans = (scale, softcap or 0.0, sliding_window or 0, chunk_size or 0, pool.page_size)
         paged = (keys, values, batch.req_to_token, batch.page_map)
@@ -110,13 +127,13 @@ class TritonAttention(AttentionBackend):
             # Of segments that share places there is one at least, and mostly no more.
             sure = 1 if parts.shared else count
             tile = tiles.extend(parts.longest, sure, q.shape[0], keys.shape[1], batch.req_to_token.shape[1])
-            paged_extend(out[:tokens], q[:, :tokens], *paged, *where, sinks, *spans, *tile, parts.shared)
+            paged_extend(out[:tokens], q[:, :tokens], *paged, *where, sinks, *spans, *tile, parts.shared, *scales)
         if tokens < q.shape[1]:
             rows, lens = batch.rows[count:], batch.seq_lens[count:]
             shape = (len(rows), q.shape[0], keys.shape[1], v.shape[2], batch.req_to_token.shape[1])
             cut, table = tiles.decode(*shape), None if bias is None else bias.table
             arrived = self._counters(batch, q.shape[0]) if cut.joins(v.shape[2]) else None
-            paged_decode(out[tokens:], q[:, tokens:], *paged, rows, lens, sinks, *spans, *cut, arrived, table)
+            paged_decode(out[tokens:], q[:, tokens:], *paged, rows, lens, sinks, *spans, *cut, arrived, table, *scales)
         return out
 
     @staticmethod
@@ -125,7 +142,8 @@ class TritonAttention(AttentionBackend):
         if pool.recorder is not None:
             pool.recorder.wrote(pool.name, batch.out_cache_loc)
         assert k.dtype == v.dtype == pool.dtype, (k.dtype, v.dtype, pool.dtype)
-        store_kv(pool.k(layer_id), pool.v(layer_id), k, v, batch.out_cache_loc, not pool.v_in_k(layer_id))
+        both, scales = not pool.v_in_k(layer_id), (pool.k_scales(layer_id), pool.v_scales(layer_id))
+        store_kv(pool.k(layer_id), pool.v(layer_id), k, v, batch.out_cache_loc, both, *scales)
 
     def _counters(self, batch: ForwardBatch, heads: int) -> torch.Tensor:
         """int32 zeros for every row that there can be: where they are captured they stay for good."""
@@ -136,8 +154,8 @@ class TritonAttention(AttentionBackend):
                 self._arrived.append(torch.zeros(count, dtype=torch.int32, device=batch.rows.device))
         return self._arrived[-1]
 
-    def _tiles_for(self, q: torch.Tensor) -> Tiles:
-        keys = q.shape[2], q.dtype
+    def _tiles_for(self, q: torch.Tensor, codes: int) -> Tiles:
+        keys = q.shape[2], q.dtype, codes
         found = self._tiles.get(keys)
         if found is None:
             found = self._tiles[keys] = Tiles.of(q.device, *keys)

@@ -12,6 +12,8 @@ import torch
 import triton
 import triton.language as tl
 
+from core.attention.triton.codes import codes_of
+from core.attention.triton.e4m3 import numbers_of, read_scales
 from core.attention.triton.reads import find_slots, key_blocks, read_columns, read_lines
 from core.attention.triton.softmax import first_key, product, scaled, softmax_step, sunk
 from core.attention.triton.splits import TOGETHER, Splits, filled_of, leave_sums, merge, merged_line, share_of
@@ -71,12 +73,13 @@ def _biases_at(biases, distances, heads, counts, HEADS: tl.constexpr, FARTHEST: 
 # fmt: off
 @triton.jit(do_not_specialize=["splits"], do_not_specialize_on_alignment=["rows", "lens"])
 def _decode_split(
-    q, keys, values, table, page_map, rows, lens, sinks, biases, out, arrived, part, peaks, totals, splits, scale,
-    softcap, width, q_head, q_token, k_slot, k_head, v_slot, v_head,
+    q, keys, values, k_scales, v_scales, table, page_map, rows, lens, sinks, biases, out, arrived, part, peaks,
+    totals, splits, scale, softcap, width, q_head, q_token, k_slot, k_head, v_slot, v_head,
     HEADS: tl.constexpr, GROUP: tl.constexpr, K_DIM: tl.constexpr, V_DIM: tl.constexpr, BLOCK_H: tl.constexpr,
     BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_V: tl.constexpr,
     SPLIT_LEAST: tl.constexpr, PAGE: tl.constexpr, RENAMED: tl.constexpr, CAPPED: tl.constexpr, WINDOW: tl.constexpr,
     CHUNK: tl.constexpr, SUNK: tl.constexpr, JOINED: tl.constexpr, SOME: tl.constexpr, FARTHEST: tl.constexpr,
+    CODES: tl.constexpr,
 ) -> None:
     # fmt: on
     """Program (row, KV head and block of its query heads, split): unnormalised sums over the split's keys, or what
@@ -91,6 +94,8 @@ def _decode_split(
     heads = (kv_head * GROUP + inside).to(tl.int64)
     real = inside < GROUP
     dims, columns = tl.arange(0, BLOCK_K), tl.arange(0, BLOCK_V)
+    kind: tl.constexpr = q.dtype.element_ty
+    kv_heads: tl.constexpr = HEADS // GROUP
 
     row, length = tl.load(rows + batch), tl.load(lens + batch).to(tl.int32)
     oldest = first_key(length - 1, WINDOW, CHUNK)
@@ -113,14 +118,19 @@ def _decode_split(
         slots = find_slots(table, page_map, row, places, seen, width, PAGE, RENAMED)
         at = keys + slots[None, :] * k_slot + kv_head * k_head
         v = read_lines(values + slots[:, None] * v_slot + kv_head * v_head, seen, columns, V_DIM)
-        products = product(queries, read_columns(at, seen, dims, K_DIM))
+        v = numbers_of(v, kind, CODES)
+        products = product(queries, numbers_of(read_columns(at, seen, dims, K_DIM), kind, CODES))
         if BLOCK_R:
-            products += product(others, read_columns(at, seen, rest, K_DIM))
+            products += product(others, numbers_of(read_columns(at, seen, rest, K_DIM), kind, CODES))
+        by = 0.0
+        if CODES:
+            products *= read_scales(k_scales, slots, kv_head, seen, kv_heads)[None, :]
+            by = read_scales(v_scales, slots, kv_head, seen, kv_heads)
         scores = scaled(products, scale, softcap, CAPPED)
         if FARTHEST:
             scores += _biases_at(biases, length - 1 - places, heads, real[:, None] & seen[None, :], HEADS, FARTHEST)
         scores = tl.where(seen[None, :], scores, float("-inf"))
-        peak, total, acc = softmax_step(scores, v, peak, total, acc)
+        peak, total, acc = softmax_step(scores, v, by, peak, total, acc, CODES > 0)
 
     place = batch * HEADS + heads
     counter, head = arrived + batch * tl.num_programs(1) + block, kv_head * GROUP + behind
@@ -155,12 +165,15 @@ def paged_decode(
     split_least: int,
     arrived: torch.Tensor | None = None,
     bias: torch.Tensor | None = None,
+    k_scales: torch.Tensor | None = None,
+    v_scales: torch.Tensor | None = None,
 ) -> None:
     """out [B, H, Dv], contiguous, from q [H, B, D] with its last dimension dense.
 
     keys, values: the pool's [slots, Hkv, D or Dv]; table: int32[R, width]; page_map: int32[pages] or None; rows, lens:
     int64[B]; sinks: [H] or None. softcap, window, chunk: 0 for none. The five before `arrived` are a `DecodeTile`.
-    bias: the table of a `RelativeBias`, or None. An operator, not a plain launch, so that whatever watches the
+    bias: the table of a `RelativeBias`, or None. k_scales, v_scales: uint8[slots, Hkv], contiguous, where keys and
+    values are codes of `core.memory.kv_e4m3`; else None. An operator, not a plain launch, so that whatever watches the
     dispatcher (PyTorch's stream sanitizer, recorded graphs) sees what it reads and writes.
 
     arrived: int32, zeros, one for each row and query head at least: it is one launch then, and leaves zeros behind, for
@@ -170,17 +183,19 @@ def paged_decode(
     kv_heads, v_dim = values.shape[1:]
     group = heads // kv_heads
     block_k, block_r = key_blocks(k_dim)
+    scaled = (keys, values) if k_scales is None else (k_scales, v_scales)
     parts = Splits.empty(batch, heads, splits, v_dim, q.device)
     # fmt: off
     _decode_split[(batch, kv_heads * triton.cdiv(group, block_h), splits)](
-        q, keys, values, table, table if page_map is None else page_map, rows, lens, out if sinks is None else sinks,
-        keys if bias is None else bias, out, rows if arrived is None else arrived, *parts, splits, scale, softcap,
-        table.stride(0), q.stride(0), q.stride(1), keys.stride(0), keys.stride(1), values.stride(0), values.stride(1),
+        q, keys, values, *scaled, table, table if page_map is None else page_map, rows, lens,
+        out if sinks is None else sinks, keys if bias is None else bias, out, rows if arrived is None else arrived,
+        *parts, splits, scale, softcap, table.stride(0), q.stride(0), q.stride(1), keys.stride(0), keys.stride(1),
+        values.stride(0), values.stride(1),
         HEADS=heads, GROUP=group, K_DIM=k_dim, V_DIM=v_dim, BLOCK_H=block_h, BLOCK_N=block_n,
         BLOCK_K=block_k, BLOCK_R=block_r, BLOCK_V=max(16, triton.next_power_of_2(v_dim)), SPLIT_LEAST=split_least,
         PAGE=page, RENAMED=page_map is not None, CAPPED=softcap > 0, WINDOW=window, CHUNK=chunk,
         SUNK=sinks is not None, JOINED=arrived is not None, SOME=TOGETHER // max(16, triton.next_power_of_2(v_dim)),
-        FARTHEST=0 if bias is None else len(bias) - 1, num_warps=warps,
+        FARTHEST=0 if bias is None else len(bias) - 1, CODES=codes_of(keys), num_warps=warps,
     )
     # fmt: on
     if arrived is None:

@@ -42,3 +42,37 @@ def decode(codes) -> tl.tensor:
     halves = ((wide & 0x80) << 8) | ((wide & 0x7F) << 7)
     numbers = halves.to(tl.float16, bitcast=True) * 256.0
     return tl.where((wide & 0x7F) == _NAN, float("nan"), numbers)
+
+
+@triton.jit
+def exponents_of(values) -> tl.tensor:
+    """int32 [N]: exponents, biased by 127, of the scales of `values`, float32 [N, D]; see `core.memory.kv_e4m3`."""
+    largest = tl.max(values.to(tl.int32, bitcast=True) & 0x7FFFFFFF, 1)
+    return tl.maximum((largest >> 23) - 7, 1)
+
+
+@triton.jit
+def encode_by(values, exponents) -> tl.tensor:
+    """uint8 [N, D]: codes of `values`, float32 [N, D], by scales of `exponents`, int32 [N]; not finite: NaN."""
+    scaled = values * ((254 - exponents) << 23).to(tl.float32, bitcast=True)[:, None]
+    return encode(tl.where(tl.abs(scaled) <= 448.0, scaled, float("nan")))
+
+
+@triton.jit
+def read_scales(scales, slots, head, there, HEADS: tl.constexpr) -> tl.tensor:
+    """float32 [N]: scales of `head` at `slots` of scales [slots, HEADS]; 0 where not `there`."""
+    exponents = tl.load(scales + slots * HEADS + head, mask=there, other=0).to(tl.int32)
+    return (exponents << 23).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def numbers_of(stored, KIND: tl.constexpr, CODES: tl.constexpr) -> tl.tensor:
+    """What is `stored`, as KIND: as it is (CODES 0), or its codes' numbers, by arithmetic (1) or by instructions (2).
+
+    Both of these are exact. The instructions exist from compute capability 8.9 on.
+    """
+    if CODES == 1:
+        stored = decode(stored).to(tl.float32).to(KIND)
+    if CODES == 2:
+        stored = stored.to(tl.float8e4nv, bitcast=True).to(tl.float16).to(KIND)
+    return stored

@@ -16,6 +16,8 @@ import triton
 import triton.language as tl
 
 from core.attention.base import MOST_CHUNKS
+from core.attention.triton.codes import codes_of
+from core.attention.triton.e4m3 import numbers_of, read_scales
 from core.attention.triton.reads import find_slots, key_blocks, read_columns, read_lines
 from core.attention.triton.softmax import first_key, product, scaled, softmax_step, sunk
 from core.attention.triton.splits import Segments, Splits, leave_sums, merge, share_of
@@ -46,12 +48,13 @@ def find_tile(
     do_not_specialize_on_alignment=["rows", "lens", "starts", "prefixes"],
 )
 def _extend_tile(
-    q, keys, values, table, page_map, rows, lens, starts, prefixes, sinks, out, part, peaks, totals, segments, splits,
-    scale, softcap, width, q_head, q_token, k_slot, k_head, v_slot, v_head,
+    q, keys, values, k_scales, v_scales, table, page_map, rows, lens, starts, prefixes, sinks, out, part,
+    peaks, totals, segments, splits, scale, softcap, width, q_head, q_token, k_slot, k_head, v_slot, v_head,
     HEADS: tl.constexpr, GROUP: tl.constexpr, PACK: tl.constexpr, K_DIM: tl.constexpr, V_DIM: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_V: tl.constexpr,
     SPLIT: tl.constexpr, SPLIT_LEAST: tl.constexpr, PAGE: tl.constexpr, RENAMED: tl.constexpr, CAPPED: tl.constexpr,
     SUNK: tl.constexpr, WINDOW: tl.constexpr, CHUNK: tl.constexpr, SEARCHED: tl.constexpr,
+    CODES: tl.constexpr,
 ) -> None:
     # fmt: on
     """Program (tile of a segment's lines and split of its keys, segment, block of PACK query heads of one KV head)."""
@@ -69,6 +72,8 @@ def _extend_tile(
     positions = prefix + offsets
     real = positions < length
     dims, columns = tl.arange(0, BLOCK_K), tl.arange(0, BLOCK_V)
+    kind: tl.constexpr = q.dtype.element_ty
+    kv_heads: tl.constexpr = HEADS // GROUP
     # 64 bits for what is multiplied by strides; `start` has them.
     asked = q + heads.to(tl.int64)[:, None] * q_head + (start + offsets)[:, None] * q_token
     queries = read_lines(asked, real, dims, K_DIM)
@@ -89,13 +94,18 @@ def _extend_tile(
         slots = find_slots(table, page_map, row, places, there, width, PAGE, RENAMED)
         at = keys + slots[None, :] * k_slot + kv_head * k_head
         v = read_lines(values + slots[:, None] * v_slot + kv_head * v_head, there, columns, V_DIM)
+        v = numbers_of(v, kind, CODES)
         seen = there[None, :] & (places[None, :] <= positions[:, None]) & (places[None, :] >= firsts[:, None])
-        products = product(queries, read_columns(at, there, dims, K_DIM))
+        products = product(queries, numbers_of(read_columns(at, there, dims, K_DIM), kind, CODES))
         if BLOCK_R:
-            products += product(others, read_columns(at, there, rest, K_DIM))
+            products += product(others, numbers_of(read_columns(at, there, rest, K_DIM), kind, CODES))
+        by = 0.0
+        if CODES:
+            products *= read_scales(k_scales, slots, kv_head, there, kv_heads)[None, :]
+            by = read_scales(v_scales, slots, kv_head, there, kv_heads)
         scores = scaled(products, scale, softcap, CAPPED)
         scores = tl.where(seen, scores, float("-inf"))
-        peak, total, acc = softmax_step(scores, v, peak, total, acc)
+        peak, total, acc = softmax_step(scores, v, by, peak, total, acc, CODES > 0)
     line = (start + offsets) * HEADS + heads
     if SPLIT:
         leave_sums(part, peaks, totals, line * splits + split, real, columns, peak, total, acc, V_DIM)
@@ -132,6 +142,8 @@ def paged_extend(
     splits: int,
     split_least: int,
     shared: bool = False,
+    k_scales: torch.Tensor | None = None,
+    v_scales: torch.Tensor | None = None,
 ) -> None:
     """Rows `starts[i]` … of out [T, H, Dv] and of q [H, T, D] belong to segment i of n, `longest` tokens at most.
 
@@ -145,6 +157,7 @@ def paged_extend(
     heads, tokens, k_dim = q.shape
     kv_heads, v_dim = values.shape[1:]
     block_v, (block_k, block_r) = max(16, triton.next_power_of_2(v_dim)), key_blocks(k_dim)
+    scaled = (keys, values) if k_scales is None else (k_scales, v_scales)
     parts = Splits.empty(tokens, heads, splits, v_dim, q.device) if splits > 1 else None
     tiles, segments = triton.cdiv(longest * pack, block_m), len(rows)
     assert not shared or (segments <= MOST_CHUNKS and len(starts) == segments + 1), (segments, len(starts))
@@ -152,13 +165,13 @@ def paged_extend(
     grid = (tiles + segments - 1, 1) if shared else (tiles, segments)
     # fmt: off
     _extend_tile[(grid[0] * splits, grid[1], heads // pack)](
-        q, keys, values, table, table if page_map is None else page_map, rows, lens, starts, prefixes,
+        q, keys, values, *scaled, table, table if page_map is None else page_map, rows, lens, starts, prefixes,
         out if sinks is None else sinks, out, *(parts or (out, out, out)), segments, splits, scale, softcap,
         table.stride(0), q.stride(0), q.stride(1), keys.stride(0), keys.stride(1), values.stride(0), values.stride(1),
         HEADS=heads, GROUP=heads // kv_heads, PACK=pack, K_DIM=k_dim, V_DIM=v_dim, BLOCK_M=block_m, BLOCK_N=block_n,
         BLOCK_K=block_k, BLOCK_R=block_r, BLOCK_V=block_v, SPLIT=splits > 1, SPLIT_LEAST=split_least, PAGE=page,
         RENAMED=page_map is not None, CAPPED=softcap > 0, SUNK=sinks is not None, WINDOW=window, CHUNK=chunk,
-        SEARCHED=MOST_CHUNKS if shared else 0,
+        SEARCHED=MOST_CHUNKS if shared else 0, CODES=codes_of(keys),
         num_warps=warps_of(block_m, block_v),
     )
     # fmt: on

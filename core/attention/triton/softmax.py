@@ -39,8 +39,12 @@ def scaled(products, scale, softcap, CAPPED: tl.constexpr) -> tl.tensor:
 
 
 @triton.jit
-def softmax_step(scores, values, peak, total, acc) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
+def softmax_step(
+    scores, values, scales, peak, total, acc, SCALED: tl.constexpr
+) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
     """Add a block of scores [M, N] (-inf: hidden) and its values [N, V] to peak, total [M] and acc [M, V].
+
+    SCALED: values are times `scales` [N], powers of two, by which weights are multiplied before they are rounded.
 
     A row that has seen only hidden keys so far keeps a peak of -inf, and weights of zero.
     """
@@ -49,8 +53,11 @@ def softmax_step(scores, values, peak, total, acc) -> tuple[tl.tensor, tl.tensor
     base = tl.where(new_peak == float("-inf"), 0.0, new_peak)
     decay = tl.exp(peak - base)
     weights = tl.exp(scores - base[:, None])
+    counted = tl.sum(weights, 1)
+    if SCALED:
+        weights = weights * scales[None, :]
     acc = acc * decay[:, None] + product(weights.to(values.dtype), values)
-    return new_peak, total * decay + tl.sum(weights, 1), acc
+    return new_peak, total * decay + counted, acc
 
 
 @triton.jit

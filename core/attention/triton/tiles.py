@@ -12,6 +12,7 @@ from typing import NamedTuple
 import torch
 import triton
 
+from core.attention.triton.codes import ARITHMETIC
 from core.attention.triton.splits import MIN_SPLIT
 
 PROGRAMS_PER_SM = 4
@@ -85,15 +86,17 @@ class Tiles:
     """Lines of a packed tile at most, and the longest segment, in queries, for which tiles are packed."""
 
     @classmethod
-    def of(cls, device: torch.device, k_dim: int, dtype: torch.dtype) -> Tiles:
+    def of(cls, device: torch.device, k_dim: int, dtype: torch.dtype, codes: int = 0) -> Tiles:
         """For keys of `k_dim` elements. On the CPU, where kernels are interpreted, small: short rows then fill several.
 
-        Float32 operands are multiplied from registers, of which they take twice as many as their bytes say.
+        Float32 operands are multiplied from registers, of which they take twice as many as their bytes say. So do
+        numbers that arithmetic makes of `codes` (`codes_of`).
         """
         if device.type == "cpu":
             return cls(3, 16, 16, 16, 16)
         count = torch.cuda.get_device_properties(device).multi_processor_count
         width = k_dim * dtype.itemsize * (2 if dtype == torch.float32 else 1)
+        width *= 2 if codes == ARITHMETIC else 1
         block_m, block_n, packed = next(sizes for most, sizes in SIZES.items() if width <= most)
         return cls(count, block_m, block_n, MIN_SPLIT, packed)
 

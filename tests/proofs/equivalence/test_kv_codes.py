@@ -154,6 +154,13 @@ def test_what_cannot_be_is_refused_by_name(model: Model) -> None:
     encoder: Any = object()
     with pytest.raises(ConfigError, match=r"^kv_cache_dtype=fp8_e4m3 is not possible: .* encoder-decoder"):
         kv_format_for(config_of(), dataclasses.replace(model.spec, encoder=encoder), TorchNativeAttention)
+    pytest.importorskip("triton")
+    from core.attention.triton.backend import TritonAttention
+
+    with pytest.raises(ConfigError, match=r"TritonAttention, its kernels make bfloat16 of fp8_e4m3"):
+        kv_format_for(config_of(), model.spec, TritonAttention)
+    half = dataclasses.replace(model.spec, dtype=torch.bfloat16)
+    assert kv_format_for(config_of(), half, TritonAttention) is CODED
     assert kv_format_for(EngineConfig(), model.spec, VarlenAttention) is PLAIN
 
 

@@ -11,6 +11,7 @@ from core.attention.base import AttentionBackend
 from core.attention.relative_bias import RelativeBias
 from core.attention.span import AttentionSpan
 from core.batch.forward_batch import ForwardBatch
+from core.memory.kv_format import PLAIN, KVFormat
 from core.memory.kv_pool import KVLayerSpec
 from tests.support.fakes.paged_steps import PagedRows, Part
 
@@ -36,6 +37,7 @@ class Shape:
     renamed: bool = False
     """Whether `req_to_token` names pages otherwise than the pool, so that the batch brings a `page_map`."""
     dtype: torch.dtype = torch.float32
+    format: KVFormat = PLAIN
 
 
 def rename_pages(batch: ForwardBatch, seed: int) -> None:
@@ -73,6 +75,9 @@ class KnownRows:
         self.v = draw(rows, self.max_len, shape.kv_heads, shape.v_dim)
         if shape.v_in_k:
             self.v = self.k[..., : shape.v_dim]
+        self.read_k, self.read_v = self._stored(self.k), self._stored(self.v)
+        if shape.v_in_k:
+            self.read_v = self.read_k[..., : shape.v_dim]
         self.sinks = draw(shape.heads) if shape.sinks else None
         self.scale = 1.5 * shape.k_dim**-0.5
         specs = (KVLayerSpec(LAYER, shape.kv_heads, shape.k_dim, shape.v_dim, shape.v_in_k),)
@@ -84,7 +89,13 @@ class KnownRows:
             dtype=shape.dtype,
             seed=self.seed,
             device=self.device,
+            format=shape.format,
         )
+
+    def _stored(self, numbers: torch.Tensor) -> torch.Tensor:
+        """What a pool says that it holds when it was given `numbers`."""
+        codes = self.shape.format.codes
+        return numbers if codes is None else codes.decode(*codes.encode(numbers), numbers.dtype)
 
     def fill(self, parts: Sequence[Part]) -> None:
         """Put the prefixes of `parts` into the pool, as earlier steps would have."""
@@ -136,7 +147,7 @@ class KnownRows:
         for head in range(shape.heads):
             kv_head = head // (shape.heads // shape.kv_heads)
             q = self.q[part.row, part.prefix : total, head].double()
-            scores = q @ self.k[part.row, :total, kv_head].double().T * self.scale
+            scores = q @ self.read_k[part.row, :total, kv_head].double().T * self.scale
             if shape.softcap is not None:
                 scores = shape.softcap * torch.tanh(scores / shape.softcap)
             if shape.bias:
@@ -145,5 +156,5 @@ class KnownRows:
             if self.sinks is not None:
                 scores = torch.cat([scores, self.sinks[head].double().expand(part.extend, 1)], dim=1)
             weights = torch.softmax(scores, dim=1)[:, :total]
-            out.append(weights @ self.v[part.row, :total, kv_head].double())
+            out.append(weights @ self.read_v[part.row, :total, kv_head].double())
         return torch.stack(out, dim=1)

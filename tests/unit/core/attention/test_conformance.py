@@ -16,6 +16,7 @@ import torch
 from core.attention.base import AttentionBackend
 from core.attention.registry import ATTENTION_BACKENDS, build_attention
 from core.errors import ConfigError
+from core.memory.kv_e4m3 import FP8_E4M3
 from tests.support.fakes.paged_steps import Part
 from tests.unit.core.attention.dense import LAYER, KnownRows, Shape
 
@@ -50,6 +51,9 @@ SHAPES = {
     "bias": Shape(kv_heads=4, bias=True),
     "renamed": Shape(renamed=True),
     "renamed-window": Shape(window=7, renamed=True),
+    "codes": Shape(format=FP8_E4M3),
+    "codes-bf16-sinks": Shape(format=FP8_E4M3, dtype=torch.bfloat16, sinks=True, k_dim=24),
+    "codes-bf16-latent": Shape(4, 1, 24, 16, window=7, v_in_k=True, format=FP8_E4M3, dtype=torch.bfloat16),
 }
 
 
@@ -62,6 +66,9 @@ def backend(request: pytest.FixtureRequest) -> AttentionBackend:
 
 
 def check(rows: KnownRows, backend: AttentionBackend, parts: Sequence[Part], num_extend: int) -> None:
+    reason = backend.why_not_stored(rows.shape.format, rows.shape.dtype)
+    if reason is not None:
+        pytest.skip(reason)
     rows.fill(parts)
     got = rows.attend(backend, parts, num_extend)
     assert got.shape == (sum(p.extend for p in parts), rows.shape.heads, rows.shape.v_dim)

@@ -89,6 +89,30 @@ def test_interpreted_rows_are_rounded_as_by_operations_on_tensors(dtype: torch.d
     assert values[5].float().isnan().sum() == 1, "what is no number stays none, and fails its row"
 
 
+@interpreted
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_interpreted_stores_leave_the_bytes_of_operations_on_tensors(dtype: torch.dtype) -> None:
+    from core.attention.triton.store import store_kv
+    from core.memory.kv_e4m3 import encode
+
+    generator = torch.Generator().manual_seed(0)
+    k, v = (torch.randn(2, 5, width, generator=generator).to(dtype) for width in (24, 10))
+    k *= torch.logspace(-25, 25, 5, dtype=dtype)[None, :, None]
+    k[0, 2, 3], v[1, 1, 1] = float("nan"), float("inf")
+    slots = torch.tensor([3, 1, 8, 5, 2])
+    stored = [torch.zeros(9, 2, width, dtype=torch.uint8, device=DEVICE) for width in (24, 10)]
+    scales = [torch.zeros(9, 2, dtype=torch.uint8, device=DEVICE) for _ in stored]
+    store_kv(*stored, k.to(DEVICE), v.to(DEVICE), slots.to(DEVICE), True, *scales)
+    for got, by, numbers in zip(stored, scales, (k, v), strict=True):
+        codes, exponents = encode(numbers.transpose(0, 1))
+        # The sign of what is no number says nothing.
+        nothing = (codes & 0x7F) == 0x7F
+        assert torch.equal(by.cpu()[slots], exponents)
+        assert torch.equal((got.cpu()[slots] & 0x7F) == 0x7F, nothing)
+        assert torch.equal(got.cpu()[slots][~nothing], codes[~nothing])
+        assert not got.cpu()[0].any() and not by.cpu()[0].any(), "no other slot is written"
+
+
 @needs_triton
 @pytest.mark.skipif(INTERPRETED, reason="interpreted kernels are not compiled")
 @pytest.mark.parametrize("capability", [80, 90])

@@ -32,7 +32,7 @@ interpreted = pytest.mark.skipif(not RUNS, reason="runs interpreted, in the proc
 
 SHAPES = (
     "wide-gqa narrow-values-gqa latent-window window-and-chunk softcap-sinks-chunk sinks-window bf16-window "
-    "bf16-narrow-values renamed-window"
+    "bf16-narrow-values renamed-window codes-bf16-sinks codes-bf16-latent"
 ).split()
 CONFORMANCE = " or ".join(
     [*(f"formula[triton-4-{name}]" for name in SHAPES), "padded", "hidden", "writes_every", "may_differ"]

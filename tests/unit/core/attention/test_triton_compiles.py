@@ -48,6 +48,8 @@ class Layer:
     dtype: str = "bf16"
     special: bool = False
     """Window, chunk, capped scores, sinks and renamed pages."""
+    codes: int = 0
+    """How codes are read (`core.attention.triton.codes`); 0: there are none."""
     farthest: int = 0
     """With a bias by distance, where that ends; prompts know none."""
 
@@ -58,6 +60,9 @@ LAYERS = {
     "latent-sm80": Layer(80, heads=128, kv_heads=1, k_dim=576, v_dim=512),
     "gemma-sm90": Layer(90, heads=8, kv_heads=4, k_dim=256, v_dim=256, special=True),
     "float32-sm80": Layer(80, dtype="fp32"),
+    "codes-sm80": Layer(80, codes=1),
+    "codes-sm90": Layer(90, codes=2),
+    "codes-latent-special-sm90": Layer(90, heads=128, kv_heads=1, k_dim=576, v_dim=512, special=True, codes=2),
     "t5-sm80": Layer(80, heads=12, kv_heads=12, k_dim=64, v_dim=64, farthest=128),
 }
 
@@ -92,7 +97,7 @@ def tiles_of(layer: Layer) -> Any:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch.cuda, "get_device_properties", lambda _: properties)
         dtype = torch.bfloat16 if layer.dtype == "bf16" else torch.float32
-        return Tiles.of(torch.device("cuda"), layer.k_dim, dtype)
+        return Tiles.of(torch.device("cuda"), layer.k_dim, dtype, layer.codes)
 
 
 def constants_of(layer: Layer, block_n: int) -> dict[str, Any]:
@@ -116,7 +121,19 @@ def constants_of(layer: Layer, block_n: int) -> dict[str, Any]:
         "CAPPED": layer.special,
         "WINDOW": 1024 if layer.special else 0,
         "CHUNK": 4096 if layer.special else 0,
+        "CODES": layer.codes,
     }
+
+
+def stored(layer: Layer) -> dict[str, str]:
+    """Kinds of what the pool holds."""
+    each = "*u8" if layer.codes else f"*{layer.dtype}"
+    return dict.fromkeys(("keys", "values", "k_scales", "v_scales"), each)
+
+
+def check_codes(kernel: Any, layer: Layer) -> None:
+    """That they are read by instructions where they are meant to be."""
+    assert ("cvt.rn.f16x2.e4m3x2" in kernel.asm["ptx"]) == (layer.codes == 2)
 
 
 PAGED = dict.fromkeys(("table", "page_map"), "*i32") | dict.fromkeys(("rows", "lens"), "*i64")
@@ -157,9 +174,11 @@ def test_decode_compiles_and_fits(name: str) -> None:
     constants = shared | {"BLOCK_H": tile.block_h, "SPLIT_LEAST": tile.split_least, "SUNK": layer.special}
     constants |= {"JOINED": joined, "SOME": decode.TOGETHER // shared["BLOCK_V"], "FARTHEST": layer.farthest}
     pointers = PAGED | PARTS | dict.fromkeys(("q", "keys", "values", "sinks", "out"), data) | {"arrived": "*i32"}
+    pointers |= stored(layer)
     pointers["biases"] = "*fp32" if layer.farthest else data
     kernel = compiled(decode._decode_split, pointers, constants, layer.capability, tile.warps)
     assert "cp.async" in kernel.asm["ptx"], "keys are fetched ahead"
+    check_codes(kernel, layer)
     fits(kernel, layer)
     constants = {name: shared[name] for name in ("HEADS", "V_DIM", "BLOCK_V")}
     constants |= {"SUNK": layer.special, "RAGGED": True}
@@ -194,6 +213,7 @@ def check_extend(name: str, longest: int, searched: int) -> None:
     constants["SEARCHED"] = searched
     pointers = PAGED | dict.fromkeys(("starts", "prefixes"), "*i64")
     pointers |= dict.fromkeys(("q", "keys", "values", "sinks", "out"), data)
+    pointers |= stored(layer)
     pointers |= PARTS if split else dict.fromkeys(PARTS, data)
     warps = warps_of(tile.block_m, constants["BLOCK_V"])
     kernel = compiled(extend._extend_tile, pointers, constants, layer.capability, warps)
@@ -201,9 +221,11 @@ def check_extend(name: str, longest: int, searched: int) -> None:
     fits(kernel, layer)
 
 
-def test_storing_compiles() -> None:
+@pytest.mark.parametrize("codes", [False, True])
+def test_storing_compiles(codes: bool) -> None:
     from core.attention.triton import store
 
-    data = dict.fromkeys(("keys", "values", "k", "v"), "*bf16") | {"slots": "*i64"}
-    constants = {"K_DIM": 128, "V_DIM": 128, "BLOCK": 128, "BOTH": True}
-    assert compiled(store._store, data, constants, 90).asm["cubin"]
+    data = dict.fromkeys(("k", "v"), "*bf16") | stored(Layer(90, codes=int(codes))) | {"slots": "*i64"}
+    constants = {"K_DIM": 128, "V_DIM": 128, "BLOCK": 128, "BOTH": True, "CODES": codes}
+    kernel = compiled(store._store, data, constants, 90)
+    assert assembled(kernel, 90, r"(\d+) bytes spill stores") == 0
