@@ -18,7 +18,7 @@ from core.engine.async_engine import BuiltEngine
 from core.engine.build_pools import Pools, build_pools
 from core.engine.grammar.compiler import GrammarCompiler
 from core.engine.input_processor import InputProcessor, encoder_input
-from core.engine.kv_storage import kv_format_for
+from core.engine.kv_storage import check_kv_format
 from core.engine.speculation import Speculation, build_source, build_speculation, way_of, why_no_speculation
 from core.engine.step_size import device_bytes, sized
 from core.engine.step_times import time_steps
@@ -74,27 +74,25 @@ def assemble(
     """An engine around a model that is loaded already. Benchmarks and tests bring an emulated one.
 
     `speculation`: instead of what the configuration says. Raises StartupError when the pools do not fit into memory,
-    when an adapter given at start cannot be loaded, when drafts are asked for that the engine cannot verify, or when
-    keys and values cannot be cached as configured.
+    when an adapter given at start cannot be loaded, or when drafts or a cache are asked for that cannot be.
     """
     config = dataclasses.replace(config, scheduler=sized(config.scheduler, device_bytes(streams.device)))
     spec, method = model.spec, config.speculation.method if speculation is None else "ngram"
     way = way_of(streams.device) if speculation is None else speculation.way
     attention = build_attention(config.executor.attention_backend, streams.device)
     reason = why_no_speculation(spec, way, method, type(attention))
-    format = kv_format_for(config, spec, type(attention))
+    check_kv_format(config, spec, type(attention))
     source = None if speculation is not None else build_source(config, model, streams, reason)
     if speculation is not None and reason is not None:
         raise StartupError(f"speculation is not possible: {reason}")
     drafts = config.speculation.max_drafts if source is not None else 0 if speculation is None else speculation.most
-    pools = build_pools(config, model, streams, drafts, None if source is None else source.keeps, format)
+    pools = build_pools(config, model, streams, drafts, None if source is None else source.keeps)
     code = HostCode()
     # Where streams do not work at once the host neither relays nor samples. It may guess.
     if source is not None or streams.at_once:
         code.fetch(config.model.native)
     if source is not None:
         speculation = build_speculation(config, source, pools, streams, spec, code)
-    table = pools.adapters.table
     grammars = _build_grammars(config, model, tokenizer)
     inputs = InputProcessor(
         tokenizer,
@@ -103,7 +101,7 @@ def assemble(
         pools.context_length,
         config.seed,
         spec.hidden_size,
-        table,
+        pools.adapters.table,
         encoder_input(spec.encoder, pools.max_input_length),
     )
     lanes = LaneRecorder()

@@ -21,7 +21,7 @@ from core.memory.cross.cross_pages import CROSS, CrossPages
 from core.memory.cross.cross_pool import CrossPool
 from core.memory.draft_pool import DraftLayers, DraftPool
 from core.memory.kv_allocator import PagedKVAllocator
-from core.memory.kv_format import PLAIN, KVFormat
+from core.memory.kv_formats import KV_FORMATS
 from core.memory.kv_pool import KVPool
 from core.memory.recurrent.row_to_slot import HybridReqToTokenPool
 from core.memory.recurrent.state_pool import MambaPool
@@ -62,20 +62,14 @@ class Pools:
 
 
 def build_pools(
-    config: EngineConfig,
-    model: Model,
-    streams: DeviceStreams,
-    drafts: int = 0,
-    keeps: DraftLayers | None = None,
-    format: KVFormat = PLAIN,
+    config: EngineConfig, model: Model, streams: DeviceStreams, drafts: int = 0, keeps: DraftLayers | None = None
 ) -> Pools:
     """Size the pools as configured, else from the memory that is left, and build both sides of each.
 
     `drafts`: the most that a step verifies for one row; 0 where speculation is off. `keeps`: what their drafter keeps
-    in the same pages, always as it is computed. `format`: how the model's own keys and values are stored. Raises
-    StartupError when memory is too small, or an adapter given at start cannot be loaded.
+    in the same pages. Raises StartupError when memory is too small, or an adapter given at start cannot be loaded.
     """
-    spec, memory = model.spec, config.memory
+    spec, memory, format = model.spec, config.memory, KV_FORMATS[config.model.kv_cache_dtype]
     # First, because the KV pool is sized from what the adapters leave.
     adapters = build_adapters(config.lora, model, streams.device)
     companions: dict[str, DeviceCompanion] = {**adapters.companions}
@@ -94,8 +88,8 @@ def build_pools(
     bounds = layers.bounds(memory.page_size, config.scheduler.prompt_tokens, doubt)
     kept_each, kept_spare = _draft_bytes(keeps, memory)
     longest, beside = max(context, cross.max_input), cross.bytes_per_token + kept_each
-    reserved += kept_spare
-    pages = divide_pages(memory, layers, bounds, spec.dtype, longest, streams.device, reserved, beside, format)
+    left = reserved + kept_spare
+    pages = divide_pages(memory, layers, bounds, spec.dtype, longest, streams.device, left, beside, format)
     allocator = PagedKVAllocator(pages.kv, memory.page_size)
     # Whole pages are written into the table, so its width is a whole number of pages too.
     width = allocator.pages_for(context) * memory.page_size

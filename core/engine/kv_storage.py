@@ -22,8 +22,8 @@ from core.models.base import ModelSpec
 logger = logging.getLogger(__name__)
 
 
-def kv_format_for(config: EngineConfig, spec: ModelSpec, attention: type[AttentionBackend]) -> KVFormat:
-    """The format that `config` names. Raises ConfigError, in one line, where the engine cannot have it."""
+def check_kv_format(config: EngineConfig, spec: ModelSpec, attention: type[AttentionBackend]) -> KVFormat:
+    """The format that `config` names, told in the log. Raises ConfigError, in one line, where it cannot be had."""
     format = KV_FORMATS[config.model.kv_cache_dtype]
     reason = _why_not(format, spec, attention)
     if reason is not None:

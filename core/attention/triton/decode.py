@@ -13,9 +13,8 @@ import triton
 import triton.language as tl
 
 from core.attention.triton.codes import codes_of
-from core.attention.triton.e4m3 import numbers_of, read_scales
-from core.attention.triton.reads import find_slots, key_blocks, read_columns, read_lines
-from core.attention.triton.softmax import first_key, product, scaled, softmax_step, sunk
+from core.attention.triton.reads import find_slots, key_blocks, read_block, read_queries
+from core.attention.triton.softmax import first_key, scaled, softmax_step, sunk
 from core.attention.triton.splits import TOGETHER, Splits, filled_of, leave_sums, merge, merged_line, share_of
 
 
@@ -93,9 +92,7 @@ def _decode_split(
     inside = behind + tl.arange(0, BLOCK_H)
     heads = (kv_head * GROUP + inside).to(tl.int64)
     real = inside < GROUP
-    dims, columns = tl.arange(0, BLOCK_K), tl.arange(0, BLOCK_V)
-    kind: tl.constexpr = q.dtype.element_ty
-    kv_heads: tl.constexpr = HEADS // GROUP
+    columns = tl.arange(0, BLOCK_V)
 
     row, length = tl.load(rows + batch), tl.load(lens + batch).to(tl.int32)
     oldest = first_key(length - 1, WINDOW, CHUNK)
@@ -106,26 +103,17 @@ def _decode_split(
             return
 
     asked = q + heads[:, None] * q_head + batch * q_token
-    queries = read_lines(asked, real, dims, K_DIM)
-    if BLOCK_R:
-        rest = BLOCK_K + tl.arange(0, BLOCK_R)
-        others = read_lines(asked, real, rest, K_DIM)
+    queries, others = read_queries(asked, real, K_DIM, BLOCK_K, BLOCK_R)
     peak, total = tl.full([BLOCK_H], float("-inf"), tl.float32), tl.zeros([BLOCK_H], tl.float32)
     acc = tl.zeros([BLOCK_H, BLOCK_V], tl.float32)
     for start in range(low, high, BLOCK_N):
         places = start + tl.arange(0, BLOCK_N)
         seen = places < high
         slots = find_slots(table, page_map, row, places, seen, width, PAGE, RENAMED)
-        at = keys + slots[None, :] * k_slot + kv_head * k_head
-        v = read_lines(values + slots[:, None] * v_slot + kv_head * v_head, seen, columns, V_DIM)
-        v = numbers_of(v, kind, CODES)
-        products = product(queries, numbers_of(read_columns(at, seen, dims, K_DIM), kind, CODES))
-        if BLOCK_R:
-            products += product(others, numbers_of(read_columns(at, seen, rest, K_DIM), kind, CODES))
-        by = 0.0
-        if CODES:
-            products *= read_scales(k_scales, slots, kv_head, seen, kv_heads)[None, :]
-            by = read_scales(v_scales, slots, kv_head, seen, kv_heads)
+        products, v, by = read_block(
+            queries, others, keys, values, k_scales, v_scales, slots, kv_head, seen, columns, k_slot, k_head, v_slot,
+            v_head, HEADS // GROUP, K_DIM, V_DIM, BLOCK_K, BLOCK_R, CODES,
+        )  # fmt: skip
         scores = scaled(products, scale, softcap, CAPPED)
         if FARTHEST:
             scores += _biases_at(biases, length - 1 - places, heads, real[:, None] & seen[None, :], HEADS, FARTHEST)

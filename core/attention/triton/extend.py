@@ -17,9 +17,8 @@ import triton.language as tl
 
 from core.attention.base import MOST_CHUNKS
 from core.attention.triton.codes import codes_of
-from core.attention.triton.e4m3 import numbers_of, read_scales
-from core.attention.triton.reads import find_slots, key_blocks, read_columns, read_lines
-from core.attention.triton.softmax import first_key, product, scaled, softmax_step, sunk
+from core.attention.triton.reads import find_slots, key_blocks, read_block, read_queries
+from core.attention.triton.softmax import first_key, scaled, softmax_step, sunk
 from core.attention.triton.splits import Segments, Splits, leave_sums, merge, share_of
 from core.attention.triton.tiles import warps_of
 
@@ -71,15 +70,10 @@ def _extend_tile(
     offsets, heads = lines // PACK, block * PACK + lines % PACK
     positions = prefix + offsets
     real = positions < length
-    dims, columns = tl.arange(0, BLOCK_K), tl.arange(0, BLOCK_V)
-    kind: tl.constexpr = q.dtype.element_ty
-    kv_heads: tl.constexpr = HEADS // GROUP
+    columns = tl.arange(0, BLOCK_V)
     # 64 bits for what is multiplied by strides; `start` has them.
     asked = q + heads.to(tl.int64)[:, None] * q_head + (start + offsets)[:, None] * q_token
-    queries = read_lines(asked, real, dims, K_DIM)
-    if BLOCK_R:
-        rest = BLOCK_K + tl.arange(0, BLOCK_R)
-        others = read_lines(asked, real, rest, K_DIM)
+    queries, others = read_queries(asked, real, K_DIM, BLOCK_K, BLOCK_R)
     firsts = first_key(positions, WINDOW, CHUNK)
     peak = tl.full([BLOCK_M], float("-inf"), tl.float32)
     total = tl.zeros([BLOCK_M], tl.float32)
@@ -92,17 +86,11 @@ def _extend_tile(
         places = first + tl.arange(0, BLOCK_N)
         there = places < high
         slots = find_slots(table, page_map, row, places, there, width, PAGE, RENAMED)
-        at = keys + slots[None, :] * k_slot + kv_head * k_head
-        v = read_lines(values + slots[:, None] * v_slot + kv_head * v_head, there, columns, V_DIM)
-        v = numbers_of(v, kind, CODES)
         seen = there[None, :] & (places[None, :] <= positions[:, None]) & (places[None, :] >= firsts[:, None])
-        products = product(queries, numbers_of(read_columns(at, there, dims, K_DIM), kind, CODES))
-        if BLOCK_R:
-            products += product(others, numbers_of(read_columns(at, there, rest, K_DIM), kind, CODES))
-        by = 0.0
-        if CODES:
-            products *= read_scales(k_scales, slots, kv_head, there, kv_heads)[None, :]
-            by = read_scales(v_scales, slots, kv_head, there, kv_heads)
+        products, v, by = read_block(
+            queries, others, keys, values, k_scales, v_scales, slots, kv_head, there, columns, k_slot, k_head, v_slot,
+            v_head, HEADS // GROUP, K_DIM, V_DIM, BLOCK_K, BLOCK_R, CODES,
+        )  # fmt: skip
         scores = scaled(products, scale, softcap, CAPPED)
         scores = tl.where(seen, scores, float("-inf"))
         peak, total, acc = softmax_step(scores, v, by, peak, total, acc, CODES > 0)
@@ -171,8 +159,7 @@ def paged_extend(
         HEADS=heads, GROUP=heads // kv_heads, PACK=pack, K_DIM=k_dim, V_DIM=v_dim, BLOCK_M=block_m, BLOCK_N=block_n,
         BLOCK_K=block_k, BLOCK_R=block_r, BLOCK_V=block_v, SPLIT=splits > 1, SPLIT_LEAST=split_least, PAGE=page,
         RENAMED=page_map is not None, CAPPED=softcap > 0, SUNK=sinks is not None, WINDOW=window, CHUNK=chunk,
-        SEARCHED=MOST_CHUNKS if shared else 0, CODES=codes_of(keys),
-        num_warps=warps_of(block_m, block_v),
+        SEARCHED=MOST_CHUNKS if shared else 0, CODES=codes_of(keys), num_warps=warps_of(block_m, block_v),
     )
     # fmt: on
     if parts is not None:

@@ -22,7 +22,7 @@ from core.attention.varlen_backend import VarlenAttention
 from core.config import EngineConfig, ExecutorConfig, MemoryConfig, ModelConfig, SchedulerConfig, SpeculationConfig
 from core.device.streams import DeviceStreams
 from core.engine import build
-from core.engine.kv_storage import kv_format_for
+from core.engine.kv_storage import check_kv_format
 from core.errors import ConfigError
 from core.memory.kv_format import PLAIN, KVFormat
 from core.memory.kv_formats import KV_FORMATS
@@ -150,18 +150,18 @@ def test_a_step_reads_its_own_tokens_from_the_codes(model: Model) -> None:
 
 def test_what_cannot_be_is_refused_by_name(model: Model) -> None:
     with pytest.raises(ConfigError, match=r"^kv_cache_dtype=fp8_e4m3 is not possible: .*VarlenAttention"):
-        kv_format_for(config_of(), model.spec, VarlenAttention)
+        check_kv_format(config_of(), model.spec, VarlenAttention)
     encoder: Any = object()
     with pytest.raises(ConfigError, match=r"^kv_cache_dtype=fp8_e4m3 is not possible: .* encoder-decoder"):
-        kv_format_for(config_of(), dataclasses.replace(model.spec, encoder=encoder), TorchNativeAttention)
+        check_kv_format(config_of(), dataclasses.replace(model.spec, encoder=encoder), TorchNativeAttention)
     pytest.importorskip("triton")
     from core.attention.triton.backend import TritonAttention
 
     with pytest.raises(ConfigError, match=r"TritonAttention, its kernels make bfloat16 of fp8_e4m3"):
-        kv_format_for(config_of(), model.spec, TritonAttention)
+        check_kv_format(config_of(), model.spec, TritonAttention)
     half = dataclasses.replace(model.spec, dtype=torch.bfloat16)
-    assert kv_format_for(config_of(), half, TritonAttention) is CODED
-    assert kv_format_for(EngineConfig(), model.spec, VarlenAttention) is PLAIN
+    assert check_kv_format(config_of(), half, TritonAttention) is CODED
+    assert check_kv_format(EngineConfig(), model.spec, VarlenAttention) is PLAIN
 
 
 def test_native_code_steps_aside_and_says_so(caplog: pytest.LogCaptureFixture) -> None:
