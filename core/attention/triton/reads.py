@@ -62,8 +62,8 @@ def read_block(
     CODES: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
     # fmt: on
-    """Of keys and values of KV head `head` at `slots` [N]: products with queries, float32 [M, N], the values [N, V], and
-    what these are yet to be multiplied by, float32 [N], where they are codes (`numbers_of`).
+    """Of keys and values of KV head `head` at `slots` [N]: products with queries, float32 [M, N], the values [N, V],
+    and what these are yet to be multiplied by, float32 [N], where they are codes (`numbers_of`).
     """
     kind: tl.constexpr = queries.dtype
     at = keys + slots[None, :] * k_slot + head * k_head
