@@ -27,7 +27,7 @@ from core.models.config import CheckpointConfig, own_ids
 from core.models.encoder_decoder.cross_attention import CrossAttention
 from core.models.encoder_decoder.encoder_spec import EncoderSpec
 from core.models.encoder_decoder.model import EncoderDecoder
-from core.models.encoder_decoder.self_check import check_encoder_decoder, plain_reference
+from core.models.encoder_decoder.self_check import EncoderReference, check_encoder_decoder, plain_reference
 from core.models.hf.backend import load_module, one_line
 from core.models.quantized.registry import method_name
 
@@ -53,6 +53,8 @@ class EncoderDecoderModel:
         self._packed = packed
         self._spec = spec
         self._never: torch.Tensor | None = None
+        self.reference: EncoderReference | None = None
+        """The logits that it was proved against at load."""
 
     @property
     def spec(self) -> ModelSpec:
@@ -72,8 +74,12 @@ class EncoderDecoderModel:
 
     def forward(self, batch: ForwardBatch) -> torch.Tensor:
         """float32[S, vocab_size]: logits at `batch.last_indices`. Encoder inputs of the step are encoded first."""
-        logits = self._packed.forward(batch)
+        logits = self.logits(batch)
         return logits if self._never is None else logits.index_fill_(1, self._never, -torch.inf)
+
+    def logits(self, batch: ForwardBatch) -> torch.Tensor:
+        """float32[S, vocab_size] as `forward` gives, before ids are forbidden."""
+        return self._packed.forward(batch)
 
     def silence(self, ids: tuple[int, ...], device: torch.device) -> None:
         """Forbid `ids` in all outputs, for instance Marian's padding token, which no other rule forbids."""
@@ -107,6 +113,7 @@ def load_encoder_decoder(
         )
     # Not before the check: the plain model has logits for these ids.
     loaded.silence(never, device)
+    loaded.reference = reference
     progress("self-check", 1.0)
     return loaded
 

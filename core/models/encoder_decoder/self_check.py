@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -68,15 +68,28 @@ def plain_reference(model: PreTrainedModel, start_ids: tuple[int, ...]) -> Encod
     return EncoderReference(inputs, Reference(ids, expected, swapped))
 
 
-def check_encoder_decoder(model: Model, reference: EncoderReference) -> CheckResult:
-    """Run `model` over small pools of its own and compare with `reference`. Leaves those pools bound."""
-    return run_self_check(_Encoding(model, reference.inputs), reference.decoder)
+class FreeModel(Model, Protocol):
+    """An encoder-decoder that can say what it would say if no id were forbidden, as the reference does."""
+
+    def logits(self, batch: ForwardBatch) -> torch.Tensor:
+        """`forward`, before ids are forbidden."""
+        ...
+
+
+def check_encoder_decoder(
+    model: FreeModel, reference: EncoderReference, attention: AttentionBackend | None = None
+) -> CheckResult:
+    """Run `model` over small pools of its own and compare with `reference`. Leaves those pools bound.
+
+    `attention`: what it attends through, if that is not to be PyTorch's.
+    """
+    return run_self_check(_Encoding(model, reference.inputs), reference.decoder, attention)
 
 
 class _Encoding:
     """The model as `run_self_check` wants it: brings the cross pages, and adds the inputs to the first step."""
 
-    def __init__(self, model: Model, inputs: tuple[torch.Tensor, ...]) -> None:
+    def __init__(self, model: FreeModel, inputs: tuple[torch.Tensor, ...]) -> None:
         self._model = model
         self._inputs = inputs
         device, rows = inputs[0].device, len(inputs)
@@ -108,4 +121,4 @@ class _Encoding:
             batch.encoder_ids = torch.cat(self._inputs)
             batch.encoder_lens_host = np.array(INPUT_LENGTHS)
             self._first = False
-        return self._model.forward(batch)
+        return self._model.logits(batch)

@@ -21,6 +21,7 @@ from core.models.base import NO_COMPANIONS, ModelSpec
 from core.models.fused.layer import DenseLayer, LayerStep, Product, device_norm
 from core.models.fused.reader import check_plain, reader_for
 from core.models.fused.residual import add_and_norm
+from core.models.hf.self_check import Reference
 from core.models.hf.windowed import WindowedLayers, window_layers
 from core.models.native.parts import Outside
 from core.models.native.reading import NotDense
@@ -38,6 +39,8 @@ class FusedDecoder:
         reader, by_head = reader_for(model.dtype), family_of(model).by_head
         weights = decoder_weights(model, spec, reader)
         self._module, self._spec = model, spec
+        self.reference: Reference | None = None
+        """The logits that the model it was made from was proved against."""
         self._embedding, self._head = weights.embedding, Product.of(weights.head)
         self._final_norm = device_norm(weights.final_norm, model.device)
         self._outside: Outside = weights.outside

@@ -32,6 +32,7 @@ def with_fused(model: TransformersModel) -> Model:
     else:
         if result.passed:
             logger.info("a fused decoder computes: %d dense layers", len(model.spec.kv_layers))
+            decoder.reference = model.reference
             return decoder
         logger.warning("no fused decoder, the layers of transformers go on: its logits differ by %.2g", result.error)
     return model

@@ -49,6 +49,7 @@ CHOSEN = {
     "tests/unit/core/relay/test_fused_relay.py": "interpreted",
     "tests/unit/core/sampling/test_triton_sampling.py": "interpreted",
     "tests/unit/core/models/lora/test_row_deltas.py": "interpreted",
+    "tests/unit/core/models/test_attention_proof.py": "interpreted",
     "tests/unit/core/models/test_fused.py": "interpreted and not (_gated or _normed or qwen3)",
     "tests/unit/core/models/test_fused_decoder.py": "interpreted",
     "tests/unit/core/models/test_fused_kernels.py": "interpreted",
@@ -64,13 +65,14 @@ DEAR = (
     "or random_mixes or mixes_match or mixes_can "
     "or decoder_equals or captured_steps or counts_from_zero or two_launches or (written_out and bfloat16) "
     "or 4-wide-gqa or sinks-window or any_width[extend] or hidden_from_all[None] or more_biases or sampler[2600] "
-    "or changes_happen_once or padded or writes_every or taken_back[_rotate] or adapters_of_their_rows or no_place_for"
+    "or changes_happen_once or padded or writes_every or taken_back[_rotate] or adapters_of_their_rows or no_place_for "
+    "or are_proved"
 )
 """Nine tenths of the time of all; `KEPT` of them are in every run."""
 KEPT = (
     "splits_merge_to_the_formula[17] or splits_merge_to_the_formula[79] "
     "or mixes_match_the_formula[packed-many] "
-    "or decoder_equals_transformers[gemma3_text] or counts_from_zero_again[softcap]"
+    "or are_proved[deepseek_v3] or decoder_equals_transformers[gemma3_text] or counts_from_zero_again[softcap]"
 )
 
 
