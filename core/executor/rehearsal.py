@@ -17,6 +17,7 @@ import torch
 from core.batch.forward_batch import ForwardBatch
 from core.batch.schedule_batch import ForwardMode
 from core.executor.device_state import DeviceState
+from core.memory.companion import Rehearsed
 
 logger = logging.getLogger(__name__)
 
@@ -25,16 +26,16 @@ MOST_PINNED = 1 << 21
 third of it. All sizes together take 16 times as much."""
 
 
+ENCODER_TOKENS = 2
+"""Of the input that comes with padding; an encoder compiles nothing, whatever its length."""
+
+
 @torch.inference_mode()
 def rehearse(state: DeviceState) -> None:
-    """Run what the attention backend names. A model that fails is served all the same; the log says what it said.
-
-    Recurrent layers and encoders keep states beside the KV, which are not planned for padding: what such models launch
-    is compiled by the first steps that need it.
-    """
+    """Run what the attention backend names. A model that fails is served all the same; the log says what it said."""
     state.staging.touch_sizes(MOST_PINNED)
-    spec, attention = state.model.spec, state.attention
-    if attention is None or spec.state_layers or spec.encoder:
+    attention = state.attention
+    if attention is None:
         return
     named = attention.rehearsals(state.pool.size, state.streams.device)
     steps = [lens for lens in named if max(lens, default=1) <= state.pool.max_context_len]
@@ -44,7 +45,9 @@ def rehearse(state: DeviceState) -> None:
     try:
         with state.streams.on_forward():
             for lens in steps:
-                state.model.forward(padding(state, lens))
+                batch = padding(state, lens)
+                _begin(state, batch)
+                state.model.forward(batch)
         state.streams.synchronize()
     except Exception as error:
         # Whatever a backend raises: Triton's errors, of a kernel that does not fit, are no RuntimeErrors.
@@ -53,15 +56,29 @@ def rehearse(state: DeviceState) -> None:
     logger.info("rehearsed %d steps in %.1f s", len(steps), time.monotonic() - began)
 
 
+def _begin(state: DeviceState, batch: ForwardBatch) -> None:
+    """As a step does, tell the companions that recurrent layers and cross attention read."""
+    encoder_tokens = 0 if batch.encoder_lens_host is None else int(batch.encoder_lens_host.sum())
+    for companion in state.companions.values():
+        if isinstance(companion, Rehearsed):
+            writes = companion.padding(batch.extend_lens_host, encoder_tokens)
+            companion.begin(batch.rows, writes, state.staging)
+
+
 def padding(state: DeviceState, lens: Sequence[int]) -> ForwardBatch:
-    """Prompts of `lens` tokens, all of them of row 0 and into slot 0 (law 6); the decode step of one row if empty."""
+    """Prompts of `lens` tokens, all of them of row 0 and into slot 0 (law 6); the decode step of one row if empty.
+
+    The first prompt for an encoder-decoder comes with an input.
+    """
+    inputs = [ENCODER_TOKENS] if lens and state.model.spec.encoder is not None else []
     extend = np.array(lens or [1], np.int64)
-    rows, positions, ids, slots, last = state.staging.upload(
+    rows, positions, ids, slots, last, encoder_ids = state.staging.upload(
         [
             np.zeros_like(extend),
             np.concatenate([np.arange(each) for each in extend]),
             *(np.zeros(int(extend.sum()), np.int64) for _ in range(2)),
             np.zeros(1, np.int64),
+            np.zeros(sum(inputs), np.int64),
         ]
     )
     return ForwardBatch(
@@ -77,4 +94,6 @@ def padding(state: DeviceState, lens: Sequence[int]) -> ForwardBatch:
         num_extend=len(lens),
         prefix_lens_host=np.zeros_like(extend),
         extend_lens_host=extend,
+        encoder_ids=encoder_ids if inputs else None,
+        encoder_lens_host=np.array(inputs, np.int64) if inputs else None,
     )

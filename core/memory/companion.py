@@ -216,6 +216,19 @@ class Captured(Protocol):
 
 
 @runtime_checkable
+class Rehearsed(Protocol):
+    """A device companion that must be told of each step that a model computes, those of padding included."""
+
+    def padding(self, extend_lens: Ints, encoder_tokens: int) -> object | None:
+        """What `begin` is told of a step whose rows are all row 0, int64[B]: how many tokens each of them computes.
+
+        `encoder_tokens`: those of the input that the step encodes, into slot 0. Such a step changes nothing that rows
+        with an owner read (law 6).
+        """
+        ...
+
+
+@runtime_checkable
 class Hooking(Protocol):
     """A device companion that adds to what layers compute in steps that ask for it, so that these are captured apart.
 

@@ -60,6 +60,12 @@ class CrossPool:
         if self.recorder is not None:
             self.recorder.read(CROSS, self.last_slots)
 
+    def padding(self, extend_lens: Ints, encoder_tokens: int) -> CrossWrites:
+        """See `Rehearsed`: an input in slot 0 that no row owns, and decoder tokens that see one token of it."""
+        batch_places = np.repeat(np.arange(len(extend_lens)), extend_lens)
+        slots = np.zeros(encoder_tokens, np.int64)
+        return CrossWrites(NO_PAGES, NO_PAGES, slots, batch_places, np.zeros_like(batch_places))
+
     def apply(self, rows: torch.Tensor, writes: object | None, staging: Staging) -> None:
         """See `Captured`: nothing, since a new input comes with a prompt chunk."""
         assert isinstance(writes, CrossWrites) and not len(writes.rows), "decode rows have no new input"

@@ -85,6 +85,9 @@ class HybridReqToTokenPool:
                 self.recorder.read(NAME, sources)
         self.tracked_from = self.mapping[rows[places]]
 
+    def padding(self, extend_lens: Ints, encoder_tokens: int) -> None:
+        """See `Rehearsed`: row 0 has slot 0, and begins nowhere."""
+
     def look_up(self, rows: torch.Tensor) -> None:
         """See `Captured`: padded rows have slot 0."""
         self.step_slots = self.mapping[rows]

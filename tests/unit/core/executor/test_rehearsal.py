@@ -5,14 +5,11 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
-from core.device.staging import Staging
-from core.executor.rehearsal import rehearse
 from tests.support.fakes.masked_attention import MaskedAttention
 from tests.support.fakes.traced_graphs import GraphStreams
 from tests.unit.core.attention.dense import LAYER
@@ -40,23 +37,6 @@ def test_what_the_backend_names_is_run_on_padding(monkeypatch: pytest.MonkeyPatc
     assert seen[:3] == wanted, "none that has no place"
     assert not world.pool.table.any() and not world.checks.counters.any()
     assert not world.kv.k(LAYER)[1:].any(), "slot 0 is padding"
-
-
-def test_models_with_other_states_are_not_rehearsed() -> None:
-    """What recurrent layers and encoders keep is not planned for padding."""
-    asked: list[str] = []
-    for name in ("", "encoder", "state_layers"):
-        parts: dict[str, Any] = {"encoder": None, "state_layers": (), name: (object(),)}
-        attention = SimpleNamespace(rehearsals=lambda *_, name=name: asked.append(name) or [])
-        state: Any = SimpleNamespace(
-            model=SimpleNamespace(spec=SimpleNamespace(**parts)),
-            attention=attention,
-            pool=SimpleNamespace(size=ROWS),
-            staging=Staging(torch.device("cpu")),
-            streams=SimpleNamespace(device=torch.device("cpu")),
-        )
-        rehearse(state)
-    assert asked == [""]
 
 
 def test_it_runs_where_steps_run(monkeypatch: pytest.MonkeyPatch) -> None:
