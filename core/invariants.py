@@ -20,6 +20,7 @@ HOST_CHECKS: tuple[str, ...] = (
     "page_padding_reserved",
     "page_conservation",
     "row_conservation",
+    "lease_conservation",
     "state_slot_double_free",
     "state_slot_conservation",
     "state_snapshot_present",

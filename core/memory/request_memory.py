@@ -7,7 +7,6 @@ to the device table leave as `TableWrites` inside the next submitted batch (law 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from types import MappingProxyType
 
 import numpy as np
@@ -15,33 +14,18 @@ import numpy as np
 from core.invariants import check
 from core.memory.companion import AdmissionFacts, Companion, Drafting, Growing, Writes
 from core.memory.kv_allocator import PagedKVAllocator
+from core.memory.leases import Leases
 from core.memory.pending_writes import PendingWrites
 from core.memory.req_to_token_pool import TableWrites
 from core.memory.rows import RowAllocator
+from core.memory.seat import Doubt, Seat
+from core.memory.usable_prefix import usable_prefix
 from core.prefix.base import PrefixCache, PrefixMatch
 from core.prefix.node import PrefixNode
 from core.types.arrays import Ints
 from core.types.stats import PoolStats
 
 NO_WRITES: Writes = MappingProxyType({})
-
-
-@dataclass(frozen=True, slots=True)
-class Seat:
-    """A row with pages for every token of the prompt; the first `cached_tokens` of them are already computed."""
-
-    row: int
-    generation: int
-    cached_tokens: int
-
-
-@dataclass(frozen=True, slots=True)
-class Doubt:
-    """A part of the prefix cache that no request may find again, and the rows that read it, without the failed one."""
-
-    node: PrefixNode | None
-    """Where that part begins; None when the cache holds nothing of it."""
-    readers: tuple[int, ...]
 
 
 class RequestMemory:
@@ -65,6 +49,7 @@ class RequestMemory:
         self.rows = rows
         self.allocator = allocator
         self.cache = cache
+        self.leases = Leases(allocator.num_pages, cache)
         self.companions = tuple(companions)
         self._reach = max_len if reach is None else reach
         self._growing = tuple(c for c in self.companions if isinstance(c, Growing))
@@ -100,10 +85,11 @@ class RequestMemory:
     def would_admit(
         self, ids: Ints, salt: str, reserve_pages: int, leaving: Ints, *, reuse: bool = True, encoder_tokens: int = 0
     ) -> int | None:
-        """Whether `admit` would succeed once the owners of rows `leaving`, int64[k >= 1], have given them back.
+        """Whether `admit` would succeed once the owners of rows `leaving`, int64[k], have given them back.
 
         Returns the cached tokens that this counts on, or None if it would fail. With them as `at_most`, `admit`
-        succeeds if only these releases happen in between. Changes nothing but recency in the cache.
+        succeeds if only these releases happen in between, and the leases of now have ended. `leaving` may be empty
+        while a row is free. Changes nothing but recency in the cache.
         """
         match, known = self._match(ids, len(ids) - 1 if reuse else 0, salt)
         facts = AdmissionFacts(len(ids), match.pages, known, encoder_tokens)
@@ -111,7 +97,9 @@ class RequestMemory:
         # Locked, so that pages of the new request's own prefix are not counted as obtainable.
         self.cache.lock(match.node)
         coming = int(self._owned[leaving].sum())
-        coming += self.cache.held_only_by([self._node(row) for row in leaving.tolist()])
+        # What is leased comes without anything more: a request that gives way for it would do so for nothing.
+        coming += self.leases.diverted
+        coming += self.cache.held_only_by([*(self._node(row) for row in leaving.tolist()), *self.leases.nodes])
         fits = needed + reserve_pages <= self.obtainable_pages + coming and all(
             c.would_admit(facts, leaving) for c in self.companions
         )
@@ -158,16 +146,7 @@ class RequestMemory:
         return Seat(row, generation, len(match.pages) * self.page_size)
 
     def _match(self, ids: Ints, limit: int, salt: str) -> tuple[PrefixMatch, int]:
-        """The longest cached prefix that every companion can resume from, and how many pages were cached at all."""
-        match = self.cache.match(ids, limit, salt)
-        known = len(match.pages)
-        # A prefix cut for one companion may end where another cannot resume: repeat until all agree.
-        while usable := len(match.pages):
-            usable = min((c.resumable(match.pages) for c in self.companions), default=usable)
-            if usable == len(match.pages):
-                break
-            match = self.cache.match(ids, usable * self.page_size, salt)
-        return match, known
+        return usable_prefix(self.cache, self.companions, ids, limit, salt)
 
     def _fill(self, row: int, shared: Ints, private: Ints, salt: str) -> None:
         count = len(shared) + len(private)
@@ -192,7 +171,13 @@ class RequestMemory:
         return self.allocator.alloc(count)
 
     def _free(self, pages: Ints) -> None:
-        """Return `pages`, which have no owner now, to the allocator; every companion drops what it kept for them."""
+        """Return `pages`, which have no owner now, to the allocator; every companion drops what it kept for them.
+
+        Leased pages go there when their lease ends.
+        """
+        self._give_back(self.leases.divert(pages))
+
+    def _give_back(self, pages: Ints) -> None:
         self.allocator.free(pages)
         self._sound[pages] = False
         if len(pages):
@@ -256,6 +241,7 @@ class RequestMemory:
         # The new lock comes first: its node ends a longer prefix of the same path, so no page is ever without a lock.
         self._free(self.cache.unlock(self._node(row)))
         self._nodes[row] = result.node
+        self._give_back(self.leases.adopted(self._pages[row, cached // self.page_size : count], result.node))
         self._owned[row, :count] = False
         self._cached[row] = tokens
 
@@ -274,6 +260,7 @@ class RequestMemory:
             if result.node is not None:
                 # The row still owns the duplicates. Companions learn of them before they are freed below.
                 owned[:count] &= np.isin(pages, result.duplicate_pages)
+                self._give_back(self.leases.adopted(pages[self._cached[row] // self.page_size :], result.node))
                 for companion in self.companions:
                     companion.replaced(result.duplicate_pages, result.original_pages)
         left = self._pages[row][owned]
@@ -282,6 +269,15 @@ class RequestMemory:
         self._nodes[row] = None
         self._count[row] = 0
         owned[:] = False
+
+    def lend(self, row: int, tokens: int, deadline: float | None = None) -> int:
+        """Lease the pages of the first `tokens` tokens of `row`; returns its number. `deadline`: see `Lease`."""
+        pages = self._pages[row, : self.allocator.pages_for(tokens)]
+        return self.leases.hold(pages, self._node(row), deadline)
+
+    def reclaim(self, lease: int) -> None:
+        """The transfer of `lease` is over. Raises InvariantViolation for a lease that has ended."""
+        self._give_back(self.leases.end(lease))
 
     def vouch(self, row: int, tokens: int) -> None:
         """The first `tokens` of `row` led to finite logits, so no key within their reach is NaN: mark those pages."""
@@ -306,8 +302,9 @@ class RequestMemory:
         return Doubt(top, tuple(reader for reader in readers if reader != row))
 
     def condemn(self, doubt: Doubt) -> None:
-        """Drop everything that `doubt` is about from the cache: no later request finds it."""
+        """Drop everything that `doubt` is about from the cache: no later request finds it. Leases keep their pages."""
         if doubt.node is not None:
+            self._give_back(self.leases.adrift(doubt.node))
             self._free(self.cache.condemn(doubt.node))
 
     def flush(self, tenant: str | None = None) -> int:
@@ -338,13 +335,16 @@ class RequestMemory:
         )
 
     def check_integrity(self) -> None:
-        """Every row and page is free, owned once, or cached; raises InvariantViolation naming what is off."""
+        """Every row and page is free, owned once, cached, or leased; raises InvariantViolation naming what is off."""
         self.rows.check_integrity()
         self.allocator.check_integrity()
         self.cache.check_integrity()
+        self.leases.check_integrity()
         for companion in self.companions:
             companion.check_integrity()
         owned = self._pages[self._owned]
         check("page_conservation", len(np.unique(owned)) == len(owned), owned=len(owned))
         held = self.allocator.held
-        check("page_conservation", len(owned) + self.cache.cached_pages == held, owned=len(owned), held=held)
+        leased = self.leases.diverted
+        total = len(owned) + self.cache.cached_pages + leased
+        check("page_conservation", total == held, owned=len(owned), leased=leased, held=held)

@@ -46,7 +46,7 @@ class Lifecycle:
         self.shares.entered(req)
 
     def would_admit(self, req: Req, reserve_pages: int, leaving: Ints) -> int | None:
-        """Whether `req` fits once the owners of rows `leaving`, int64[k >= 1], are retracted.
+        """Whether `req` fits once the owners of rows `leaving`, int64[k], are retracted.
 
         Returns what `admit` then needs as `at_most`, or None if `req` would not fit. `reserve_pages` as for `admit`.
         """

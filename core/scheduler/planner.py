@@ -27,7 +27,7 @@ from core.scheduler.preemption import MIN_TOKENS, Preemption
 from core.scheduler.prefill_adder import PrefillAdder
 from core.scheduler.sampling_table import SamplingTable
 from core.scheduler.turns import Turns
-from core.types.arrays import Ints
+from core.types.arrays import Bools, Ints
 from core.types.request import Req
 
 
@@ -149,6 +149,9 @@ class Planner:
             short = self._memory.needs_page(rows, self._running.planned[rows])
             if self._memory.grow(rows[short]):
                 break
+            if len(fewer := self._without_those_that_wait(rows, short)) < len(rows):
+                rows = fewer
+                continue
             unsure = short & (self._running.planned[rows] > self._running.planned_lower[rows])
             if unsure.any():
                 rows = rows if self._resolve() else rows[~unsure]
@@ -193,6 +196,17 @@ class Planner:
         current = self._memory.rows.is_current(found.rows, found.generations)
         running.resolve(step, found.rows[current], found.counts[current], found.planned[current])
         return True
+
+    def _without_those_that_wait(self, rows: Ints, short: Bools) -> Ints:
+        """`rows`, int64[n], without the youngest `short` ones, bool[n], where leased pages will do for these.
+
+        What a request gives up may come back only when a transfer is over. To retract one more until then, and one
+        more, would empty the pool for nothing.
+        """
+        memory, needed = self._memory, int(np.count_nonzero(short))
+        if not (coming := memory.leases.coming) or needed > memory.obtainable_pages + coming:
+            return rows
+        return np.delete(rows, np.flatnonzero(short)[memory.obtainable_pages :])
 
     def _ready(self, only: list[Tenant] | None) -> Ints:
         if self._verifying > self._running.resolved and self._running.waits_for_lengths():

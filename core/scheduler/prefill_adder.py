@@ -164,12 +164,18 @@ class PrefillAdder:
         if not alone and req.encoder_len >= budget:
             return False
         seated = self._memory.rows.available > 0 and self._lifecycle.admit(req, self._reserve_pages(req), now)
-        if not seated and not self._make_way(req, now):
+        if not seated and (self._comes(req) or not self._make_way(req, now)):
             self._shares.tenant(req).refused = True
             return False
         # One less: the last token out is never fed back, so it needs no place in a page.
         self._remaining += max(0, req.max_new_tokens - len(req.outputs) - 1)
         return True
+
+    def _comes(self, req: Req) -> bool:
+        """Whether `req`, which was refused, fits once transfers are over, so that no request need give way to it."""
+        if not (self._memory.leases.coming and self._memory.rows.available):
+            return False
+        return self._lifecycle.would_admit(req, self._reserve_pages(req), NO_ROWS) is not None
 
     def _make_way(self, req: Req, now: float) -> bool:
         """Seat `req` in the place of running requests; False if none give way, or too few of them in this plan.

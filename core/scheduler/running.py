@@ -7,7 +7,7 @@ import numpy.typing as npt
 
 from core.batch.result import Accepted
 from core.invariants import check
-from core.memory.request_memory import Seat
+from core.memory.seat import Seat
 from core.types.arrays import Bools, Ints
 from core.types.request import Req, RequestState
 

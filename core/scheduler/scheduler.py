@@ -103,6 +103,8 @@ class Scheduler:
         self.intake.drain(self._lifecycle.enter, self._end)
         for expired in self.intake.expired(now):
             self._end(expired)
+        for lease in self.memory.leases.overdue(now):
+            self.memory.reclaim(lease)
         self._phases.done(INTAKE, self.tally.step)
         submitted = self._submit(now)
         ended = self._lifecycle.take_ended()
@@ -139,10 +141,8 @@ class Scheduler:
 
     def next_expiry(self) -> float | None:
         """When `step` must be called even if nothing else happens, in seconds of the loop's clock; None for never."""
-        expiry = self.intake.next_expiry()
-        if self._due is None:
-            return expiry
-        return self._due if expiry is None else min(expiry, self._due)
+        known = (self.intake.next_expiry(), self.memory.leases.next_deadline(), self._due)
+        return min((each for each in known if each is not None), default=None)
 
     def abandon(self) -> list[Req]:
         """Every request that has no terminal yet, for an engine that dies. Changes nothing.

@@ -166,6 +166,7 @@ class Tally:
             pools=memory.stats(),
             running=running,
             waiting=waiting,
+            leased_pages=memory.leases.diverted,
             page_size=memory.page_size,
             chunked_prefill_size=self._most_prompt_tokens,
             prompt_tokens=self._prompt_tokens,

@@ -129,6 +129,8 @@ class EngineStats:
     pools: tuple[PoolStats, ...] = ()
     running: int = 0
     waiting: int = 0
+    leased_pages: int = 0
+    """KV pages without an owner that a transfer in flight still touches; free when it is over."""
     page_size: int = 1
     chunked_prefill_size: int = 0
     """Most prompt tokens in one step."""

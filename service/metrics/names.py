@@ -86,6 +86,12 @@ DRAINING = Metric("slipstream_draining", "gauge", "1 while the server drains bef
 SNAPSHOT: tuple[Metric, ...] = (
     Metric("slipstream_requests_running", "gauge", "Requests in the batch.", field="running"),
     Metric("slipstream_requests_waiting", "gauge", "Requests that wait for a place in the batch.", field="waiting"),
+    Metric(
+        "slipstream_leased_pages",
+        "gauge",
+        "KV pages that no request holds and a transfer in flight still touches; free when it is over.",
+        field="leased_pages",
+    ),
     Metric("slipstream_prompt_tokens", "counter", "Prompt tokens of admitted requests.", field="prompt_tokens"),
     Metric("slipstream_cached_tokens", "counter", "Prompt tokens served from the prefix cache.", field="cached_tokens"),
     Metric("slipstream_generation_tokens", "counter", "Tokens generated.", field="generation_tokens"),

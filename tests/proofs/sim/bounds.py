@@ -190,8 +190,8 @@ class Bounds(Family):
         )
         if any(count > free for count, free in zip(drafts, room, strict=True)):
             raise Violation("draft_plan", text)
-        if self._gave_way:
-            # Of rows that were to decode when drafts were shared out, fewer are left.
+        if self._gave_way or len(self.view.memory.leases):
+            # Of rows that were to decode when drafts were shared out, fewer are left; or some wait for leased pages.
             return
         waiting = self._waiting(set(batch.rows.tolist()))
         if any(drafts) or (not waiting and self._pages_suffice(batch, room, ends)):

@@ -39,7 +39,7 @@ class Conservation(Family):
 
     def planned(self, batch: ScheduleBatch | None) -> None:
         """See the module: `left_out` and, as far as the budget was not used up, `kept_waiting`."""
-        if batch is None:
+        if batch is None or self._leased():
             return
         rows, chunks = set(batch.rows.tolist()), batch.num_extend
         used = sum(batch.extend_lens[:chunks].tolist()) + sum(batch.encoder_lens.tolist())
@@ -73,6 +73,8 @@ class Conservation(Family):
     def after_step(self) -> None:
         """See the module: `overlap` and `kept_waiting`."""
         device = self.view.device
+        if self._leased():
+            return
         if device.in_flight >= (1 if self._late else device.depth):
             return
         for client in self.view.seated():
@@ -81,6 +83,10 @@ class Conservation(Family):
                 text = f"{device.in_flight} of {device.depth} steps in flight, and {client.name} is planned only until"
                 raise Violation("overlap", f"{text} {stay.planned} of {max(stay.target, client.last)}")
         self._check_waiting()
+
+    def _leased(self) -> bool:
+        """Whether pages are leased: then requests may wait for these, and `leased_page` and `wedged` look on."""
+        return len(self.view.memory.leases) > 0
 
     def _waits_for_drafts(self, row: int) -> bool:
         """Whether the row lacks a page only if drafts that are in flight prove right: it waits for their result."""

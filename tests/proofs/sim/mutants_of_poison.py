@@ -6,7 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from core.memory.request_memory import Doubt, RequestMemory
+from core.memory.request_memory import RequestMemory
+from core.memory.seat import Doubt
 from core.scheduler.lifecycle import Lifecycle
 from core.types.arrays import Ints
 from tests.proofs.sim.mutants import Patch, mutant, put

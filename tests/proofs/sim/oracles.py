@@ -86,6 +86,9 @@ class Oracles:
     def after_idle_step(self) -> None:
         """The step had nothing to take and planned nothing, and nothing is in flight: then nobody may be waiting."""
         scheduler = self._scheduler
+        if len(self._memory.leases):
+            # What waits for leased pages is woken when their transfer is over.
+            return
         if len(scheduler.waiting) or len(scheduler.running):
             raise Violation(
                 "wedged", f"{len(scheduler.waiting)} wait, {len(scheduler.running)} run, nothing is planned"
@@ -100,7 +103,7 @@ class Oracles:
             family.when_empty()
         for side in self._device.sides:
             side.check(memory, self._scheduler.running, [])
-        if memory.rows.used or memory.owned_pages() or memory.cache.locked_pages:
+        if memory.rows.used or memory.owned_pages() or memory.cache.locked_pages or len(memory.leases):
             text = f"{memory.rows.used} rows, {memory.owned_pages()} pages, {memory.cache.locked_pages} locked"
             raise Violation("leak", f"everybody left, but {text} are still held")
         used = {pool.name: pool.used for pool in memory.stats()}
@@ -175,19 +178,21 @@ class Oracles:
 
 
 def check_pages(memory: RequestMemory) -> None:
-    """Each page is free, or owned by one row, or owned by the cache: exactly one of the three."""
+    """Each page is free, or owned by one row, or owned by the cache, or leased: exactly one of the four."""
     allocator = memory.allocator
     free = allocator._stack[: allocator._top].tolist()
     owned = memory._pages[memory._owned].tolist()
     cached = np.flatnonzero(tree(memory.cache)._owned).tolist()
-    if sorted(free + owned + cached) != list(range(1, allocator.num_pages + 1)):
-        raise Violation("page_owner", f"free {free}, owned by rows {owned}, cached {cached}, of {allocator.num_pages}")
+    leased = np.flatnonzero(memory.leases._coming).tolist()
+    if sorted(free + owned + cached + leased) != list(range(1, allocator.num_pages + 1)):
+        text = f"free {free}, owned by rows {owned}, cached {cached}, leased {leased}, of {allocator.num_pages}"
+        raise Violation("page_owner", text)
 
 
 def check_thoroughly(memory: RequestMemory) -> None:
     """Production's own integrity check; and each lock in the tree has a row that holds it, and the other way round."""
     memory.check_integrity()
-    holders = Counter(id(node) for node in memory._nodes if node is not None)
+    holders = Counter(id(node) for node in [*memory._nodes, *memory.leases.nodes] if node is not None)
     holds = {id(node): node.holds for root in tree(memory.cache)._roots.values() for node in root.below()}
     for node in holds:
         if holds[node] != holders.pop(node, 0):

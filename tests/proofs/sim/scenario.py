@@ -156,6 +156,8 @@ class Scenario:
     adapters: Adapters | None = None
     drafts: Drafts | None = None
     """None where nothing is guessed."""
+    transfers: bool = False
+    """Whether readers outside the FIFO hold leases. No seed draws it: `test_transfers` adds it to what seeds draw."""
 
     @property
     def slots(self) -> int:

@@ -49,6 +49,10 @@ class Shares:
 
     def after_plan(self, batch: ScheduleBatch | None) -> None:
         """Rows that did."""
+        if len(self._memory.leases):
+            # Rows may wait for leased pages.
+            self._waits = {}
+            return
         took = set() if batch is None else set(batch.rows.tolist())
         self._waits = {
             seat: self._waits.get(seat, 0) + 1 for seat in self._ready if _stayed(seat) and seat[1] not in took

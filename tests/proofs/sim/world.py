@@ -39,6 +39,7 @@ from tests.proofs.sim.scenario import Scenario
 from tests.proofs.sim.shares import Shares
 from tests.proofs.sim.states import StateTwin
 from tests.proofs.sim.story import Hits, Story, Violation
+from tests.proofs.sim.transfers import Transfers
 from tests.proofs.sim.trials import Trials
 from tests.proofs.sim.twin_device import TwinDevice
 from tests.proofs.sim.windows import WindowTwin
@@ -114,6 +115,7 @@ class World:
         self.oracles = Oracles(scenario, self.scheduler, self.device, self.clients, self.hits)
         self._classes = Classes(scenario, self.scheduler, self.hits)
         self._shares = Shares(scenario, self.scheduler, self.hits)
+        self._transfers = Transfers(scenario.seed, self.scheduler, self.device, self.hits)
         self._hook_planner()
         self.device.poison.watch(self.scheduler._lifecycle)
         self._hook_condemnation()
@@ -220,9 +222,10 @@ class World:
         due, progress = self.clients.take_due(), self.clients.progress
         self.device.now = self.now
         self.oracles.before_step(self.now)
+        told = self.scenario.transfers and self._open and self._transfers.before_step(self.now, TICK)
         before, flying = (self.device.frees, len(self.scheduler.intake)), self.device.in_flight
         expiry = self.scheduler.next_expiry()
-        woken = before[1] > 0 or self.device.news or (expiry is not None and expiry <= self.now)
+        woken = told or before[1] > 0 or self.device.news or (expiry is not None and expiry <= self.now)
         try:
             moved = self.scheduler.step(self.now)
         except DeviceLost:
@@ -305,6 +308,7 @@ class World:
     def finish(self) -> None:
         """No more input; everybody ends within the steps that their work takes."""
         self._open = False
+        self._transfers.finish()
         self.oracles.begin_to_finish()
         while self.scheduler.has_work:
             self.tick()

@@ -12,6 +12,7 @@ FIGURES = EngineStats(
     prompt_tokens=7,
     cached_tokens=5,
     generation_tokens=11,
+    leased_pages=6,
     preemptions=4,
     priority_preemptions=1,
     share_preemptions=2,

@@ -16,8 +16,9 @@ from core.memory.recurrent.state_pool import MambaPool, StateLayerSpec, StateSha
 from core.memory.recurrent.state_slots import StateSlots, StateWrites, Tracked
 from core.memory.recurrent.state_snapshots import Tracking
 from core.memory.req_to_token_pool import ReqToTokenPool
-from core.memory.request_memory import RequestMemory, Seat
+from core.memory.request_memory import RequestMemory
 from core.memory.rows import RowAllocator
+from core.memory.seat import Seat
 from core.prefix.registry import build_prefix_cache
 from core.types.arrays import Ints
 

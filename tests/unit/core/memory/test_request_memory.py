@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 from core.memory.kv_allocator import PagedKVAllocator
-from core.memory.request_memory import RequestMemory, Seat
+from core.memory.request_memory import RequestMemory
 from core.memory.rows import RowAllocator
+from core.memory.seat import Seat
 from core.prefix.registry import build_prefix_cache
 from tests.support.page_slots import slots_of
 

@@ -9,8 +9,9 @@ from core.memory.kv_allocator import PagedKVAllocator
 from core.memory.recurrent.state_pool import MambaPool, StateLayerSpec, StateShape
 from core.memory.recurrent.state_slots import StateSlots, StateWrites
 from core.memory.recurrent.state_snapshots import Tracking
-from core.memory.request_memory import RequestMemory, Seat
+from core.memory.request_memory import RequestMemory
 from core.memory.rows import RowAllocator
+from core.memory.seat import Seat
 from core.prefix.registry import build_prefix_cache
 from core.types.arrays import Ints
 

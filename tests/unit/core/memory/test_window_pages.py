@@ -14,8 +14,9 @@ from core.invariants import InvariantViolation
 from core.memory.companion import AdmissionFacts
 from core.memory.kv_allocator import PagedKVAllocator
 from core.memory.kv_pool import KVLayerSpec, KVPool
-from core.memory.request_memory import RequestMemory, Seat
+from core.memory.request_memory import RequestMemory
 from core.memory.rows import RowAllocator
+from core.memory.seat import Seat
 from core.memory.window.window_bounds import WindowBounds
 from core.memory.window.window_pages import NAME, WindowPages, WindowWrites
 from core.memory.window.window_pool import SlidingWindowPool

@@ -1,0 +1,117 @@
+"""Pages of a transfer in flight come back when it is over: once, and not before."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from core.invariants import InvariantViolation
+from core.memory.kv_allocator import PagedKVAllocator
+from core.memory.request_memory import RequestMemory
+from core.memory.rows import RowAllocator
+from core.memory.seat import Seat
+from core.prefix.registry import build_prefix_cache
+
+PAGE = 4
+NO_ROWS = np.empty(0, np.int64)
+
+
+def make(cache: str = "none", pages: int = 8) -> RequestMemory:
+    return RequestMemory(RowAllocator(4), PagedKVAllocator(pages, PAGE), build_prefix_cache(cache, PAGE), 64)
+
+
+def ids(count: int, start: int = 0) -> np.ndarray:
+    return np.arange(start, start + count, dtype=np.int64)
+
+
+def admit(memory: RequestMemory, tokens: np.ndarray) -> Seat:
+    seat = memory.admit(tokens, "", 0)
+    assert seat is not None
+    return seat
+
+
+def test_freed_pages_wait_for_the_end_of_the_lease() -> None:
+    memory = make()
+    seat = admit(memory, ids(12))
+    lease = memory.lend(seat.row, 6)
+    assert memory.allocator.available == 5 and memory.leases.coming == 0, "the row still owns them"
+    memory.release(seat.row, seat.generation, ids(0))
+    memory.check_integrity()
+    assert memory.allocator.available == 6 and memory.leases.coming == 2, "two pages hold six tokens"
+    memory.reclaim(lease)
+    memory.check_integrity()
+    assert memory.allocator.available == 8 and memory.leases.coming == 0
+    with pytest.raises(InvariantViolation, match="lease_conservation"):
+        memory.reclaim(lease)
+
+
+def test_a_lease_that_ends_first_changes_nothing() -> None:
+    memory = make()
+    seat = admit(memory, ids(12))
+    memory.reclaim(memory.lend(seat.row, 12))
+    assert memory.allocator.available == 5
+    memory.release(seat.row, seat.generation, ids(0))
+    assert memory.allocator.available == 8
+
+
+def test_the_last_of_two_leases_frees_the_page() -> None:
+    memory = make()
+    seat = admit(memory, ids(4))
+    first, second = memory.lend(seat.row, 4), memory.lend(seat.row, 4)
+    memory.release(seat.row, seat.generation, ids(0))
+    memory.reclaim(second)
+    assert memory.allocator.available == 7
+    memory.reclaim(first)
+    assert memory.allocator.available == 8
+
+
+def test_leased_pages_of_the_cache_are_not_evicted() -> None:
+    memory = make("radix")
+    seat = admit(memory, ids(8))
+    memory.offer(seat.row, ids(8))
+    lease = memory.lend(seat.row, 8)
+    memory.release(seat.row, seat.generation, ids(8))
+    assert memory.obtainable_pages == 6 and memory.leases.coming == 2
+    assert memory.admit(ids(28, 50), "", 0) is None, "seven pages are there once the lease has ended"
+    assert memory.would_admit(ids(28, 50), "", 0, NO_ROWS) == 0
+    memory.reclaim(lease)
+    memory.check_integrity()
+    assert memory.obtainable_pages == 8 and memory.leases.coming == 0
+    admit(memory, ids(28, 50))
+
+
+def test_what_is_condemned_under_a_lease_is_freed_at_its_end() -> None:
+    memory = make("radix")
+    seat = admit(memory, ids(8))
+    memory.offer(seat.row, ids(8))
+    doubt = memory.doubt(seat.row, ids(8), 0)
+    lease = memory.lend(seat.row, 8)
+    memory.release(seat.row, seat.generation, ids(0))
+    memory.condemn(doubt)
+    memory.check_integrity()
+    assert memory.cache.cached_pages == 0 and memory.allocator.available == 6
+    memory.reclaim(lease)
+    memory.check_integrity()
+    assert memory.allocator.available == 8
+
+
+def test_only_what_is_overdue_expires() -> None:
+    memory = make()
+    seat = admit(memory, ids(12))
+    late = memory.lend(seat.row, 12, deadline=5.0)
+    never = memory.lend(seat.row, 12)
+    assert memory.leases.next_deadline() == 5.0
+    assert memory.leases.overdue(4.9) == [] and memory.leases.overdue(5.0) == [late]
+    memory.reclaim(late)
+    assert never in memory.leases and memory.leases.next_deadline() is None
+
+
+def test_pages_that_are_leased_first_and_cached_later_are_not_evicted_either() -> None:
+    memory = make("radix")
+    seat = admit(memory, ids(8))
+    lease = memory.lend(seat.row, 8)
+    memory.release(seat.row, seat.generation, ids(8))
+    memory.check_integrity()
+    assert memory.cache.cached_pages == 2 and memory.obtainable_pages == 6 and memory.leases.coming == 2
+    memory.reclaim(lease)
+    assert memory.obtainable_pages == 8 and memory.cache.locked_pages == 0
