@@ -113,6 +113,13 @@ class MemoryConfig:
         "Encoder tokens whose keys and values are held at once, for encoder-decoders; unset: as many as the KV cache.",
         low=1,
     )
+    host_cache_bytes: int = setting(
+        0,
+        "Memory",
+        "Bytes of host memory for keys and values of retracted requests, which then go on without a prefill. Unused for"
+        " models with recurrent states, window pools or encoders, and with speculation.",
+        low=0,
+    )
     sliding_window_pool: bool = setting(
         True, "Memory", "Hold sliding-window layers in a pool of their own that frees what left the window."
     )

@@ -15,6 +15,7 @@ from core.batch.sampling_batch import SamplingBatch
 from core.batch.schedule_batch import ForwardMode, HistoryWrites, InputStaging, ScheduleBatch
 from core.batch.spec_plan import SpecPlan
 from core.memory.companion import Writes
+from core.memory.host_moves import CopyBack
 from core.memory.req_to_token_pool import TableWrites
 from core.types.arrays import Ints
 from core.types.io import Pooling
@@ -74,6 +75,7 @@ class StepPlan:
     history_writes: HistoryWrites
     after_idle: bool
     grammar_seeds: tuple[GrammarSeed, ...] = ()
+    host_backs: tuple[CopyBack, ...] = ()
     spec: SpecPlan | None = None
     """None where speculation is off."""
 
@@ -137,6 +139,7 @@ def build_batch(
         after_idle=plan.after_idle,
         pooling=_pooling(plan.segments, generations),
         grammar_seeds=plan.grammar_seeds,
+        host_backs=plan.host_backs,
         spec=plan.spec,
     )
 

@@ -18,6 +18,7 @@ from core.batch.pooling_batch import PoolingBatch
 from core.batch.sampling_batch import SamplingBatch
 from core.batch.spec_plan import SpecPlan
 from core.memory.companion import Writes
+from core.memory.host_moves import CopyBack
 from core.memory.req_to_token_pool import TableWrites
 from core.types.arrays import Ints
 
@@ -97,6 +98,8 @@ class ScheduleBatch:
     """int64[n]: tokens of each encoder input that is staged, in batch order; they add up to E."""
     grammar_seeds: tuple[GrammarSeed, ...] = ()
     """Seeds of rows that newly joined and are constrained."""
+    host_backs: tuple[CopyBack, ...] = ()
+    """Rows, all of them fresh, that go on from host memory."""
     spec: SpecPlan | None = None
     """How far decode rows may run ahead on drafts; None where speculation is off."""
 

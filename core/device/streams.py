@@ -23,12 +23,13 @@ from core.invariants import check
 MAX_STREAM_DRAWS = 64
 """Draws before giving up, as in SGLang: PyTorch hands out 32 streams in turn, so two draws can be the same one."""
 
-FORWARD, COPY = "forward stream", "copy stream"
-"""Names of the two streams for a `Recorder`."""
+FORWARD, COPY, TRANSFER = "forward stream", "copy stream", "transfer stream"
+"""Names of the streams for a `Recorder`."""
 
 
 class DeviceStreams:
-    """The streams of one engine: `forward` runs every write of device state, `copy` brings results to the host.
+    """The streams of one engine: `forward` runs every write of device state, `copy` brings results to the host,
+    `transfer` moves what is leased.
 
     On an accelerator both streams and the default stream are distinct: else the copy would silently run behind the next
     forward pass, and nothing would overlap (bug class D34). `recorder`, if any, is told what is submitted; code that
@@ -40,19 +41,20 @@ class DeviceStreams:
         self.recorder = recorder
         self._module: Any = torch.get_device_module(device)
         self.forward: Any = self._module.Stream()
-        self.copy: Any = self._draw_distinct()
+        self.copy: Any = self._draw_distinct(self.forward)
+        self.transfer: Any = self._draw_distinct(self.forward, self.copy)
 
-    def _draw_distinct(self) -> Any:
+    def _draw_distinct(self, *others: Any) -> Any:
         stream = self._module.Stream()
         if self.device.type == "cpu":
             return stream
-        taken = {self._handle(self.forward), self._handle(self._module.default_stream())}
+        taken = {*map(self._handle, others), self._handle(self._module.default_stream())}
         for _ in range(MAX_STREAM_DRAWS):
             if self._handle(stream) not in taken:
                 break
             stream = self._module.Stream()
         handles = {*taken, self._handle(stream)}
-        check("streams_distinct", len(handles) == 3, device=str(self.device), handles=sorted(handles))
+        check("streams_distinct", len(handles) == len(others) + 2, device=str(self.device), handles=sorted(handles))
         return stream
 
     @staticmethod
@@ -69,7 +71,7 @@ class DeviceStreams:
         event: Event = self._module.Event()
         if self.recorder is None:
             return event
-        return RecordedEvent(event, self.recorder, {self.forward: FORWARD, self.copy: COPY})
+        return RecordedEvent(event, self.recorder, {self.forward: FORWARD, self.copy: COPY, self.transfer: TRANSFER})
 
     def mark(self) -> Mark:
         """A point in device time on the current stream, for measuring busy and idle seconds."""
@@ -86,6 +88,10 @@ class DeviceStreams:
     def on_copy(self) -> AbstractContextManager[Any]:
         """Context in which new work goes to the copy stream."""
         return self._on(self.copy, COPY)
+
+    def on_transfer(self) -> AbstractContextManager[Any]:
+        """Context in which new work goes to the transfer stream."""
+        return self._on(self.transfer, TRANSFER)
 
     def _on(self, stream: Any, lane: str) -> AbstractContextManager[Any]:
         context: AbstractContextManager[Any] = self._module.stream(stream)

@@ -27,10 +27,13 @@ from core.executor.decode_graphs import graph_sizes
 from core.executor.device_state import DeviceState
 from core.executor.forward_thread import ForwardThread
 from core.executor.inline import InlineExecutor
-from core.executor.interface import Executor
+from core.executor.interface import Executor, HostCopies
 from core.executor.mixed_graphs import chunk_tokens
 from core.executor.step import StepRunner
 from core.lanes import LaneRecorder
+from core.memory.host_arena import HostArena
+from core.memory.host_tier import HostTier
+from core.memory.kv_pool import KVPool
 from core.models.attention_proof import prove_attention
 from core.models.base import Model
 from core.models.loader import load_model
@@ -40,6 +43,7 @@ from core.sampling.grammar.registry import choose
 from core.sampling.grammar.vocabulary import Vocabulary
 from core.sampling.registry import build_sampler
 from core.scheduler.draft_depth import AdaptiveDepth
+from core.scheduler.rejoining import Rejoining
 from core.scheduler.scheduler import Emit, Scheduler
 from core.text.tokenizer import Tokenizer
 from core.types.io import ModelInfo
@@ -155,6 +159,7 @@ def _build_runner(
         staging=Staging(streams.device),
         model=model,
         sampler=build_sampler(model.spec.vocab_size, streams.device),
+        host=None if pools.host is None else _build_arena(pools.host, pools.kv, streams),
         companions=pools.companions,
         attention=attention,
         verification=None if speculation is None else speculation.verification,
@@ -164,6 +169,10 @@ def _build_runner(
         host_code=code,
     )
     return StepRunner(state)
+
+
+def _build_arena(tier: HostTier, kv: KVPool, streams: DeviceStreams) -> HostArena:
+    return HostArena((kv.name, kv.tensors), tier.num_blocks, tier.block, streams)
 
 
 def _build_scheduler(
@@ -176,6 +185,10 @@ def _build_scheduler(
     lanes: LaneRecorder,
     speculation: Speculation | None,
 ) -> Scheduler:
+    rejoining = None
+    if pools.host is not None:
+        assert isinstance(executor, HostCopies), "both executors copy to host memory"
+        rejoining = Rejoining(pools.host, pools.memory, executor)
     return Scheduler(
         config.scheduler,
         pools.memory,
@@ -187,6 +200,7 @@ def _build_scheduler(
         pin=Staging(streams.device).pinned,
         lanes=lanes,
         depth=None if speculation is None else speculation.depth,
+        rejoining=rejoining,
     )
 
 

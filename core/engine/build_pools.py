@@ -20,6 +20,7 @@ from core.memory.companion import Companion, DeviceCompanion
 from core.memory.cross.cross_pages import CROSS, CrossPages
 from core.memory.cross.cross_pool import CrossPool
 from core.memory.draft_pool import DraftLayers, DraftPool
+from core.memory.host_tier import BLOCK, HostTier
 from core.memory.kv_allocator import PagedKVAllocator
 from core.memory.kv_formats import KV_FORMATS
 from core.memory.kv_pool import KVPool
@@ -57,6 +58,8 @@ class Pools:
     adapters: Adapters
     max_input_length: int
     """Tokens of the longest input that a client may send."""
+    host: HostTier | None = None
+    """Room for retracted requests in host memory; None where they are computed again."""
     drafts: DraftPool | None = None
     """Keys and values of what drafts; None where nothing does that keeps any."""
 
@@ -111,16 +114,26 @@ def build_pools(
         followers.append(WindowPages(pages.window, pages.kv, requests.num_rows, bounds))
         windowed = KVPool(layers.windowed, pages.window, memory.page_size, spec.dtype, streams.device, WINDOW, format)
         companions[WINDOW] = SlidingWindowPool(windowed, pages.kv)
+    kv = KVPool(layers.full, pages.kv, memory.page_size, spec.dtype, streams.device, format=format)
+    # Rows of an adapter are told which it is when they are seated, so there is nothing of it to keep.
+    plain = not (spec.state_layers or spec.encoder or bounds is not None or drafts)
     return Pools(
         memory=RequestMemory(requests.rows, allocator, cache, context, followers, spec.reach),
         requests=requests,
-        kv=KVPool(layers.full, pages.kv, memory.page_size, spec.dtype, streams.device, format=format),
+        kv=kv,
         context_length=context,
         companions=companions,
         adapters=adapters,
         max_input_length=cross.max_input or context - 1,
+        host=_host_tier(memory, kv) if plain else None,
         drafts=None if keeps is None else _draft_pool(keeps, pages.kv, memory, streams.device),
     )
+
+
+def _host_tier(memory: MemoryConfig, kv: KVPool) -> HostTier | None:
+    """Room for copies of retracted requests, if the configuration gives any."""
+    block = min(BLOCK, memory.host_cache_bytes)
+    return HostTier(memory.host_cache_bytes, kv.bytes_per_token, block) if block and kv.bytes_per_token else None
 
 
 def _draft_bytes(keeps: DraftLayers | None, memory: MemoryConfig) -> tuple[int, int]:

@@ -12,6 +12,7 @@ from core.device.streams import DeviceStreams
 from core.executor.verification import Verification
 from core.lanes import LaneRecorder
 from core.memory.companion import DeviceCompanion
+from core.memory.host_arena import HostArena
 from core.memory.kv_pool import KVPool
 from core.memory.req_to_token_pool import ReqToTokenPool
 from core.models.base import Model
@@ -32,6 +33,8 @@ class DeviceState:
     staging: Staging
     model: Model
     sampler: Sampler
+    host: HostArena | None = None
+    """Where retracted requests are copied to; None where they are computed again."""
     companions: Mapping[str, DeviceCompanion] = field(default_factory=dict)
     """Companion name -> its device side, for pools beside the KV pages."""
     attention: AttentionBackend | None = None

@@ -10,10 +10,12 @@ from core.batch.result import Published, StepResult
 from core.batch.schedule_batch import ScheduleBatch
 from core.executor.completion import Completion
 from core.executor.interface import MAX_DEPTH
+from core.executor.landings import Landings
 from core.executor.launched_step import LaunchedStep
 from core.executor.length_fence import LengthFence
 from core.executor.step import StepRunner
 from core.invariants import check
+from core.memory.host_moves import CopyOut
 
 
 class ForwardThread:
@@ -31,7 +33,8 @@ class ForwardThread:
         self._runner = runner
         self._completion = Completion(wake)
         self._fence = LengthFence(wake)
-        self._inbox: SimpleQueue[ScheduleBatch | None] = SimpleQueue()
+        self._landings = Landings(wake)
+        self._inbox: SimpleQueue[ScheduleBatch | CopyOut | None] = SimpleQueue()
         self._in_flight = 0
         self._held: LaunchedStep | None = None
         self._thread = threading.Thread(target=self._run, name="slipstream-forward", daemon=True)
@@ -54,6 +57,14 @@ class ForwardThread:
         self._in_flight += 1
         self._inbox.put(batch)
 
+    def copy_out(self, out: CopyOut) -> None:
+        """See `HostCopies`."""
+        self._inbox.put(out)
+
+    def landed(self) -> list[int]:
+        """See `HostCopies`."""
+        return self._landings.take()
+
     def completed(self) -> list[StepResult]:
         """Results since the last call, in submission order."""
         results = self._completion.take()
@@ -71,6 +82,7 @@ class ForwardThread:
             self._inbox.put(None)
             self._thread.join()
             self._completion.stop()
+            self._landings.stop()
 
     def _run(self) -> None:
         """Serve until `stop`. Any exception, a panic of native code included, reaches the scheduler as a failure."""
@@ -82,7 +94,13 @@ class ForwardThread:
     def _serve(self) -> None:
         failure: BaseException | None = None
         while (batch := self._inbox.get()) is not None:
-            if failure is None:
+            if isinstance(batch, CopyOut):
+                if failure is None:
+                    self._landings.bring(batch.copy.number, self._runner.copy_out(batch))
+                if self._inbox.empty():
+                    # A copy is no step that would let go of the one before.
+                    self._let_go()
+            elif failure is None:
                 failure = self._launch(batch)
             else:
                 self._completion.bring(StepResult.failed(batch.step_id, failure))

@@ -7,8 +7,10 @@ from collections.abc import Callable
 
 from core.batch.result import Published, StepResult
 from core.batch.schedule_batch import ScheduleBatch
+from core.executor.landings import Landings
 from core.executor.step import StepRunner
 from core.invariants import check
+from core.memory.host_moves import CopyOut
 
 
 class InlineExecutor:
@@ -17,6 +19,7 @@ class InlineExecutor:
     def __init__(self, runner: StepRunner, wake: Callable[[], None]) -> None:
         self._runner = runner
         self._wake = wake
+        self._landings = Landings(wake)
         self._done: deque[StepResult] = deque()
         self._stopped = False
 
@@ -45,6 +48,14 @@ class InlineExecutor:
         self._done.append(result)
         self._wake()
 
+    def copy_out(self, out: CopyOut) -> None:
+        """See `HostCopies`."""
+        self._landings.bring(out.copy.number, self._runner.copy_out(out))
+
+    def landed(self) -> list[int]:
+        """See `HostCopies`."""
+        return self._landings.take()
+
     def completed(self) -> list[StepResult]:
         """The result of the last step, once."""
         results = list(self._done)
@@ -58,3 +69,4 @@ class InlineExecutor:
     def stop(self) -> None:
         """Take no more steps."""
         self._stopped = True
+        self._landings.stop()

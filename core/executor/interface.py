@@ -2,13 +2,27 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from core.batch.result import Published, StepResult
 from core.batch.schedule_batch import ScheduleBatch
+from core.memory.host_moves import CopyOut
 
 MAX_DEPTH = 2
 """One step running and one submitted (law 10). With more, a request would run further past its end."""
+
+
+@runtime_checkable
+class HostCopies(Protocol):
+    """An executor that copies keys and values to host memory. All methods belong to the loop thread."""
+
+    def copy_out(self, out: CopyOut) -> None:
+        """Begin a copy behind all steps submitted so far, and before those submitted later. Never waits."""
+        ...
+
+    def landed(self) -> list[int]:
+        """Numbers of copies that are in host memory since the last call; the loop is woken for each."""
+        ...
 
 
 class Executor(Protocol):

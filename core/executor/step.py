@@ -26,10 +26,12 @@ from core.executor.launched_step import RESULTS, SAMPLED, LaunchedStep
 from core.executor.mixed_graphs import capture_mixed_graphs
 from core.executor.pooling import Pooler
 from core.executor.rehearsal import rehearse
+from core.executor.rejoining_rows import bring_back
 from core.executor.sampling_step import SampledRows, SamplingStep
 from core.executor.step_lanes import StepLanes, StepTracer
 from core.executor.verification import Attempt
 from core.memory.companion import Captured, Judged, LateBound
+from core.memory.host_moves import CopyOut
 from core.relay.payload import RelayPayload
 from core.relay.resolve import DecodeRows, resolve_forward_inputs
 from core.sampling.sampler import SampleOutput
@@ -243,7 +245,15 @@ class StepRunner:
             begin = companion.begin if replayed is None else replayed.apply
             begin(rows, batch.companion_writes.get(name), state.staging)
         state.future_map.forget(fresh)
+        if batch.host_backs:
+            bring_back(state, batch.host_backs)
         self._sampling.begin(batch)
+
+    @torch.inference_mode()
+    def copy_out(self, out: CopyOut) -> Event:
+        """Begin a copy to host memory; the event fires when it has landed."""
+        assert self._state.host is not None, "the scheduler copies where there is room"
+        return self._state.host.copy_out(out)
 
     def _places(self, batch: ScheduleBatch, done: Computed) -> tuple[torch.Tensor, torch.Tensor]:
         """(row, and tokens before) of each token to be sampled, int64[S] each; int64[T] where drafts are verified."""

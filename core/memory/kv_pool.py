@@ -134,6 +134,11 @@ class KVPool:
         """[num_slots, num_kv_heads, v_dim]: the values of `layer_id`; a view of its keys where those hold them."""
         return self._v[layer_id]
 
+    @property
+    def tensors(self) -> list[torch.Tensor]:
+        """What is stored, each [num_slots, heads, dim], layer after layer."""
+        return [*self._k.values(), *(v for layer, v in self._v.items() if layer not in self._shared)]
+
     def v_in_k(self, layer_id: int) -> bool:
         """Whether the values of `layer_id` are the beginnings of its keys."""
         return layer_id in self._shared

@@ -272,8 +272,11 @@ class RequestMemory:
 
     def lend(self, row: int, tokens: int, deadline: float | None = None) -> int:
         """Lease the pages of the first `tokens` tokens of `row`; returns its number. `deadline`: see `Lease`."""
-        pages = self._pages[row, : self.allocator.pages_for(tokens)]
-        return self.leases.hold(pages, self._node(row), deadline)
+        return self.leases.hold(self.pages_of(row, tokens), self._node(row), deadline)
+
+    def pages_of(self, row: int, tokens: int) -> Ints:
+        """int64[n]: the pages of the first `tokens` tokens of `row`, in order; a view."""
+        return self._pages[row, : self.allocator.pages_for(tokens)]
 
     def reclaim(self, lease: int) -> None:
         """The transfer of `lease` is over. Raises InvariantViolation for a lease that has ended."""
@@ -344,7 +347,5 @@ class RequestMemory:
             companion.check_integrity()
         owned = self._pages[self._owned]
         check("page_conservation", len(np.unique(owned)) == len(owned), owned=len(owned))
-        held = self.allocator.held
-        leased = self.leases.diverted
-        total = len(owned) + self.cache.cached_pages + leased
-        check("page_conservation", total == held, owned=len(owned), leased=leased, held=held)
+        total, held = len(owned) + self.cache.cached_pages + self.leases.diverted, self.allocator.held
+        check("page_conservation", total == held, owned=len(owned), leased=self.leases.diverted, held=held)

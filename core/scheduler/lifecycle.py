@@ -9,6 +9,7 @@ import numpy as np
 from core.memory.request_memory import RequestMemory
 from core.scheduler.fair_share import FairShare
 from core.scheduler.outputs import Ending
+from core.scheduler.rejoining import Rejoining
 from core.scheduler.running import RunningSet
 from core.scheduler.sampling_table import SamplingTable
 from core.scheduler.tally import Tally
@@ -28,7 +29,10 @@ class Lifecycle:
         sampling: SamplingTable,
         tally: Tally,
         shares: FairShare,
+        rejoining: Rejoining | None = None,
     ) -> None:
+        """`rejoining`: None where retracted requests are computed again."""
+        self.rejoining = rejoining
         self.shares = shares
         self.waiting = waiting
         self.running = running
@@ -77,7 +81,11 @@ class Lifecycle:
         self.shares.seated(req)
         self.sampling.fill(req)
         self._fresh.append(req)
-        if req.scheduled_at is None:
+        if self.rejoining is not None and self.rejoining.rejoin(req, seat):
+            self.running.rejoin(seat.row)
+            self.memory.vouch(seat.row, len(ids) - 1)
+            req.computed_from = min(req.computed_from, seat.cached_tokens)
+        elif req.scheduled_at is None:
             req.scheduled_at = now
             req.cached_tokens = req.computed_from = seat.cached_tokens
             self._tally.scheduled(req, now)
@@ -90,11 +98,13 @@ class Lifecycle:
     def retract(self, req: Req, *, keep: bool = True) -> None:
         """Take row and pages from a running request and queue it again. It keeps its outputs.
 
+        Where host memory has room, what it has computed is copied there, and it goes on from that later.
+
         A step in flight may still sample for it. That token is dropped, because the row's generation has changed, and
         sampled again later: the same one, because sampling depends on seed and position only (law 13). With `keep` off,
         nothing more of what the request computed goes to the prefix cache.
         """
-        self._unseat(req, keep=keep)
+        self._unseat(req, keep=keep, returns=True)
         req.move_to(RequestState.WAITING)
         req.retractions += 1
         self._tally.preemptions += 1
@@ -142,17 +152,28 @@ class Lifecycle:
             self._unseat(req, keep=keep)
         else:
             self.waiting.remove(req)
+            if self.rejoining is not None:
+                self.rejoining.gone(req, 0)
         req.move_to(RequestState.FINISHED)
         self.shares.left(req)
         self._ended.append(ended)
 
-    def _unseat(self, req: Req, *, keep: bool) -> None:
+    def _unseat(self, req: Req, *, keep: bool, returns: bool = False) -> None:
         # Read first: `running.remove` resets them in `req`.
         row, generation, sampled = req.row, req.generation, self.running.has_sampled(req.row)
         if req in self._fresh:
             self._fresh.remove(req)
         self.shares.unseated(req)
+        tokens = int(self.running.known[row]) - 1
+        # What a request has not computed to its end is not copied: it would have to go on in the middle of its prompt.
+        copied = returns and keep and sampled and self.rejoining is not None and self.rejoining.leave(req, tokens)
+        if self.rejoining is not None and not copied:
+            self.rejoining.gone(req, row)
         written = self.running.remove(req)
+        if copied:
+            # Its leased pages come back when they are copied. It does not look for them in the cache.
+            self.memory.release(row, generation, written[:0])
+            return
         if keep and sampled:
             self.memory.vouch(row, len(written))
         self.memory.release(row, generation, written if keep else written[:0])

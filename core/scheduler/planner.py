@@ -46,6 +46,10 @@ class Decodes:
         stays = ~np.isin(self.rows, list(rows))
         return Decodes(self.rows[stays], self.drafts[stays])
 
+    def beside(self, rows: list[int]) -> Decodes:
+        """These, and `rows` behind them, without drafts."""
+        return Decodes(np.append(self.rows, rows), np.append(self.drafts, np.zeros(len(rows), np.int64)))
+
     def plain(self) -> Decodes:
         """The same rows without drafts."""
         return Decodes(self.rows, np.zeros_like(self.drafts))
@@ -74,6 +78,7 @@ class Planner:
         self._running = lifecycle.running
         self._memory = lifecycle.memory
         self._sampling = sampling
+        self._rejoining = lifecycle.rejoining
         self._shares = lifecycle.shares
         self._holdings = Holdings(self._shares, self._running, self._memory, policy)
         self._adder = PrefillAdder(lifecycle, Preemption(config, lifecycle, self._holdings), self._holdings)
@@ -120,6 +125,9 @@ class Planner:
         if self._adder.vacated:
             # `fill` took these rows from requests that were to decode; another request may own them by now.
             decodes = decodes.without(self._adder.vacated)
+        if self._adder.rejoined:
+            decodes = decodes.beside(self._adder.rejoined)
+            self._shares.generated(np.array(self._adder.rejoined, np.int64))
         # Beside a prompt each token more makes a long step longer: what is computed there is no longer free.
         return segments, decodes.plain() if segments else decodes
 
@@ -128,7 +136,7 @@ class Planner:
         ready = len(self._running.decoding()) > 0
         decodes = self._secure_decode() if ready and self._turns.decode_owed else NO_DECODES
         segments = [] if len(decodes) else self._adder.fill(self._config.prompt_tokens, now)
-        if ready and not segments and len(decodes) == 0:
+        if (ready or self._adder.rejoined) and not segments and len(decodes) == 0:
             decodes = self._secure_decode()
         self._turns.took(prefill=bool(segments), ready=ready)
         return segments, decodes
@@ -244,6 +252,7 @@ class Planner:
                 tuple(running.ids(req.row, int(running.known[req.row])) for req in penalised),
             ),
             after_idle=after_idle,
+            host_backs=() if self._rejoining is None else self._rejoining.take_backs(),
             grammar_seeds=tuple(self._seed(req) for req in fresh if req.grammar is not None),
             spec=None if self._depth is None else self._spec_plan(decodes, self._depth, fresh, most, least),
         )

@@ -65,6 +65,8 @@ class PrefillAdder:
         """Tokens that running requests may still put out; kept up to date while one step is filled, stale after it."""
         self._offered: Ints = np.zeros(self._memory.rows.size + 1, np.int64)
         """By row: tokens of its prompt that the prefix cache was offered so far."""
+        self.rejoined: list[int] = []
+        """Rows that the last call of `fill` gave to requests that decode at once: they come from host memory."""
         self.vacated: list[int] = []
         """Rows that the last call of `fill` took from their owners."""
         self._segments: list[Segment] = []
@@ -82,7 +84,7 @@ class PrefillAdder:
         """
         self._reserve_share = max(RESERVE_MIN, self._reserve_share * RESERVE_DECAY)
         self._preemption.begin()
-        self.vacated = []
+        self.vacated, self.rejoined = [], []
         segments = self._segments = []
         self._turns = [turn for turn in self._prompts() if only is None or turn.tenant in only]
         if not self._turns:
@@ -125,7 +127,9 @@ class PrefillAdder:
         """A chunk for the tenant of `turn`, of a request admitted now or before; None where it has neither."""
         grant, encoder_ids, seat = min(budget, turn.grant), None, 0
         req = self._first_waiting(turn)
-        if req is not None:
+        while req is not None and self._rejoin(turn, req, budget, now):
+            req = self._first_waiting(turn)
+        if req is not None and not self._rejoins(req):
             turn.admitting = self._admit(req, budget, now, alone=not self._segments)
             if turn.admitting:
                 self._offered[req.row] = 0
@@ -139,6 +143,20 @@ class PrefillAdder:
             turn.started.popleft()
         self._shares.charge(turn.tenant, segment.cost + seat)
         return segment
+
+    def _rejoins(self, req: Req) -> bool:
+        rejoining = self._lifecycle.rejoining
+        return rejoining is not None and req in rejoining
+
+    def _rejoin(self, turn: Prompts, req: Req, budget: int, now: float) -> bool:
+        """Seat `req` if it comes from host memory; False if it does not come from there, or does not fit."""
+        if not (turn.admitting and self._rejoins(req)):
+            return False
+        turn.admitting = self._admit(req, budget, now, alone=not self._segments)
+        if turn.admitting:
+            self.rejoined.append(req.row)
+            self._shares.charge(turn.tenant, SEQUENCE_COST)
+        return turn.admitting
 
     def _first_waiting(self, turn: Prompts) -> Req | None:
         """The tenant's waiting request to try now; None if there is none, or the first of `started` goes before it."""

@@ -96,6 +96,11 @@ class RunningSet:
         req.row, req.generation = row, seat.generation
         req.move_to(RequestState.RUNNING)
 
+    def rejoin(self, row: int) -> None:
+        """The owner of `row`, seated just now, needs no prefill: all but its newest token are brought back."""
+        known = int(self.known[row])
+        self.planned[row] = self.planned_lower[row] = self.prefill_end[row] = known - 1
+
     def remove(self, req: Req) -> Ints:
         """Unseat `req` and move its outputs into it. Returns int64[n]: known tokens whose KV other requests may find.
 

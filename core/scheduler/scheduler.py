@@ -26,6 +26,7 @@ from core.scheduler.pace import Pace
 from core.scheduler.phases import PhaseClock
 from core.scheduler.planner import Planner
 from core.scheduler.policy import POLICIES
+from core.scheduler.rejoining import Rejoining
 from core.scheduler.result_processor import ResultProcessor
 from core.scheduler.running import RunningSet
 from core.scheduler.sampling_table import SamplingTable
@@ -43,6 +44,7 @@ class Scheduler:
 
     `max_len`: tokens of the longest sequence. `pin`: copies prompt ids to memory that the device can copy from.
     `depth`: how many drafts a step verifies; None where speculation is off.
+    `rejoining`: how retracted requests come back from host memory; None where they are computed again.
     `emit(outputs, now)` gets the outputs of a step after the next step was submitted, so that the device never waits
     for work that is done for clients.
     """
@@ -61,6 +63,7 @@ class Scheduler:
         lanes: LaneRecorder | None = None,
         pace: Pace | None = None,
         depth: Depth | None = None,
+        rejoining: Rejoining | None = None,
     ) -> None:
         policy = POLICIES[config.policy]()
         self._most_queued = config.max_queued_requests
@@ -74,10 +77,11 @@ class Scheduler:
         self.tally = Tally(self._phases, speculates=depth is not None, prompt_tokens=config.prompt_tokens)
         sampling = SamplingTable(num_rows, vocab_size, eos_ids)
         shares = FairShare(config.prompt_tokens, num_rows)
-        self._lifecycle = Lifecycle(self.waiting, self.running, memory, sampling, self.tally, shares)
+        self._lifecycle = Lifecycle(self.waiting, self.running, memory, sampling, self.tally, shares, rejoining)
         self._planner = Planner(config, policy, self._lifecycle, sampling, pin, executor.resolve_seq_lens, depth)
         self._results = ResultProcessor(self._lifecycle, self.tally, vocab_size, eos_ids)
         self._emit = emit
+        self._rejoining = self.tally.rejoining = rejoining
         self._depth = depth
         self._pace = pace or Pace()
         self._due: float | None = None
@@ -103,6 +107,8 @@ class Scheduler:
         self.intake.drain(self._lifecycle.enter, self._end)
         for expired in self.intake.expired(now):
             self._end(expired)
+        if self._rejoining is not None:
+            self._rejoining.land()
         for lease in self.memory.leases.overdue(now):
             self.memory.reclaim(lease)
         self._phases.done(INTAKE, self.tally.step)

@@ -22,6 +22,7 @@ from core.histogram import (
 from core.memory.request_memory import RequestMemory
 from core.scheduler.draft_tally import DraftTally
 from core.scheduler.phases import PhaseClock
+from core.scheduler.rejoining import Rejoining
 from core.types.request import Req
 from core.types.stats import EngineStats
 
@@ -57,6 +58,8 @@ class Tally:
         self._most_prompt_tokens = prompt_tokens
         self._phases = phases
         self._drafts = DraftTally() if speculates else None
+        self.rejoining: Rejoining | None = None
+        """Set by the scheduler where retracted requests are copied to host memory."""
         self.preemptions = 0
         self.priority_preemptions = 0
         self.share_preemptions = 0
@@ -167,6 +170,9 @@ class Tally:
             running=running,
             waiting=waiting,
             leased_pages=memory.leases.diverted,
+            host_cache_bytes=0 if self.rejoining is None else self.rejoining.used_bytes,
+            rejoined_requests=0 if self.rejoining is None else self.rejoining.rejoined,
+            host_copies_dropped=0 if self.rejoining is None else self.rejoining.dropped,
             page_size=memory.page_size,
             chunked_prefill_size=self._most_prompt_tokens,
             prompt_tokens=self._prompt_tokens,

@@ -131,6 +131,12 @@ class EngineStats:
     waiting: int = 0
     leased_pages: int = 0
     """KV pages without an owner that a transfer in flight still touches; free when it is over."""
+    host_cache_bytes: int = 0
+    """Host memory that copies of retracted requests take."""
+    rejoined_requests: int = 0
+    """How often a retracted request went on from its copy."""
+    host_copies_dropped: int = 0
+    """How often there was no room for a copy, so that the request was computed again."""
     page_size: int = 1
     chunked_prefill_size: int = 0
     """Most prompt tokens in one step."""

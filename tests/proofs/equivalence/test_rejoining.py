@@ -1,0 +1,92 @@
+"""A request that was retracted and goes on from host memory says what it says where it is never retracted."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from core.config import EngineConfig, ExecutorConfig, MemoryConfig, ModelConfig, SchedulerConfig
+from core.engine.async_engine import AsyncEngine
+from core.engine.build import build_engine
+from core.types.constraint import Constraint, ConstraintKind
+from core.types.io import Delta, GenerateRequest
+from core.types.sampling_params import SamplingParams
+from core.types.stats import EngineStats
+from tests.support.engines import started
+from tests.support.sampling_matrix import SAMPLING_MATRIX
+
+PAGE, ROWS, OUTPUT = 4, 6, 40
+ROOMY = ROWS * 20
+TIGHT = 32
+"""Pages: six rows of up to fifteen pages do not fit; one does."""
+ROOM = 1 << 26
+
+Answer = list[tuple[int, float | None]]
+
+
+def config(directory: Path, pages: int, *, room: int, overlap: bool, cache: str, **scheduler: Any) -> EngineConfig:
+    return EngineConfig(
+        model=ModelConfig(str(directory), dtype="float32"),
+        memory=MemoryConfig(
+            page_size=PAGE,
+            max_running_requests=ROWS,
+            max_total_tokens=pages * PAGE,
+            prefix_cache=cache,
+            host_cache_bytes=room,
+        ),
+        scheduler=SchedulerConfig(chunked_prefill_size=16, **scheduler),
+        executor=ExecutorConfig(device="cpu", overlap=overlap, assert_mode="trap", cpu_threads=1),
+    )
+
+
+def requests(seed: int = 5) -> list[GenerateRequest]:
+    """One for each kind of option, and two that follow a grammar; prompts share their first tokens, two by two."""
+    rng, found = random.Random(seed), list[GenerateRequest]()
+    for place, options in enumerate(SAMPLING_MATRIX.values()):
+        if place % 2 == 0:
+            prompt = [rng.randrange(3, 90) for _ in range(rng.randint(3, 20))]
+        sampling = SamplingParams(**{"ignore_eos": True, "seed": place, **options, "max_tokens": OUTPUT})
+        found.append(GenerateRequest(token_ids=(*prompt, place), sampling=sampling, want_text=False))
+    for place in range(2):
+        sampling = SamplingParams(temperature=1.0, seed=place, max_tokens=OUTPUT)
+        rule = Constraint(ConstraintKind.REGEX, "[a-z ]{60,200}")
+        found.append(GenerateRequest(token_ids=(5, 6, place + 7), sampling=sampling, constraint=rule, want_text=False))
+    return found
+
+
+async def answer(engine: AsyncEngine, request: GenerateRequest) -> Answer:
+    found: Answer = []
+    async for event in await engine.generate(request):
+        if isinstance(event, Delta):
+            told = [each.logprob for each in event.logprobs] if event.logprobs else [None] * len(event.token_ids)
+            found += zip(event.token_ids, told, strict=True)
+    return found
+
+
+async def answers(made: EngineConfig, asked: list[GenerateRequest]) -> tuple[list[Answer], EngineStats]:
+    async with started(build_engine(made)) as engine:
+        found = await asyncio.gather(*(answer(engine, request) for request in asked))
+        return found, engine.stats
+
+
+@pytest.mark.parametrize("cache", ["radix", "none"])
+@pytest.mark.parametrize("overlap", [True, False], ids=["overlap", "inline"])
+async def test_tokens_are_those_of_an_engine_with_room(
+    checkpoint_of: Callable[[str], Path], overlap: bool, cache: str
+) -> None:
+    directory, asked = checkpoint_of("llama"), requests()
+    same = {"overlap": overlap, "cache": cache}
+    expected, roomy = await answers(config(directory, ROOMY, room=0, **same), asked)
+    found, stats = await answers(config(directory, TIGHT, room=ROOM, **same), asked)
+    assert roomy.preemptions == 0
+    for want, got in zip(expected, found, strict=True):
+        assert [token for token, _ in got] == [token for token, _ in want]
+        assert [lp for _, lp in got] == pytest.approx([lp for _, lp in want], abs=1e-4, nan_ok=True)
+    assert stats.preemptions >= 3 and stats.rejoined_requests >= 3, stats
+    assert stats.host_cache_bytes == 0 and stats.leased_pages == 0
+    assert all(pool.used == 0 for pool in stats.pools)
