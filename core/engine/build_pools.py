@@ -115,8 +115,6 @@ def build_pools(
         windowed = KVPool(layers.windowed, pages.window, memory.page_size, spec.dtype, streams.device, WINDOW, format)
         companions[WINDOW] = SlidingWindowPool(windowed, pages.kv)
     kv = KVPool(layers.full, pages.kv, memory.page_size, spec.dtype, streams.device, format=format)
-    # Rows of an adapter are told which it is when they are seated, so there is nothing of it to keep.
-    plain = not (spec.state_layers or spec.encoder or bounds is not None or drafts)
     return Pools(
         memory=RequestMemory(requests.rows, allocator, cache, context, followers, spec.reach),
         requests=requests,
@@ -125,9 +123,13 @@ def build_pools(
         companions=companions,
         adapters=adapters,
         max_input_length=cross.max_input or context - 1,
-        host=_host_tier(memory, kv) if plain else None,
+        host=None if companions.keys() & HELD or drafts else _host_tier(memory, kv),
         drafts=None if keeps is None else _draft_pool(keeps, pages.kv, memory, streams.device),
     )
+
+
+HELD: Final = frozenset({STATES, CROSS, WINDOW})
+"""Pools that rows hold something of beside KV pages, which no copy in host memory has."""
 
 
 def _host_tier(memory: MemoryConfig, kv: KVPool) -> HostTier | None:

@@ -48,7 +48,7 @@ class HostArena:
         pins = streams.device.type == "cuda"
         self._bytes = torch.empty((num_blocks + 1) * block, dtype=torch.uint8, pin_memory=pins)
         # At least one slot; allocated once, so that no copy finds the device's memory full. One for each stream.
-        size = max([bounce, *(_row_bytes(slots) for slots in self._slots)]) // WORD * WORD
+        size = -(-max([bounce, *(_row_bytes(slots) for slots in self._slots)]) // WORD) * WORD
         self._bounce_out, self._bounce_back = (
             torch.empty(size, dtype=torch.uint8, device=streams.device) for _ in range(2)
         )

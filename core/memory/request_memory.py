@@ -88,17 +88,15 @@ class RequestMemory:
         """Whether `admit` would succeed once the owners of rows `leaving`, int64[k], have given them back.
 
         Returns the cached tokens that this counts on, or None if it would fail. With them as `at_most`, `admit`
-        succeeds if only these releases happen in between, and the leases of now have ended. `leaving` may be empty
-        while a row is free. Changes nothing but recency in the cache.
+        succeeds once the leases of now have ended, if nothing else happens. Changes nothing but recency in the cache.
         """
         match, known = self._match(ids, len(ids) - 1 if reuse else 0, salt)
         facts = AdmissionFacts(len(ids), match.pages, known, encoder_tokens)
         needed = self.allocator.pages_for(len(ids)) - len(match.pages)
         # Locked, so that pages of the new request's own prefix are not counted as obtainable.
         self.cache.lock(match.node)
-        coming = int(self._owned[leaving].sum())
         # What is leased comes without anything more: a request that gives way for it would do so for nothing.
-        coming += self.leases.diverted
+        coming = int(self._owned[leaving].sum()) + self.leases.diverted
         coming += self.cache.held_only_by([*(self._node(row) for row in leaving.tolist()), *self.leases.nodes])
         fits = needed + reserve_pages <= self.obtainable_pages + coming and all(
             c.would_admit(facts, leaving) for c in self.companions
@@ -279,7 +277,7 @@ class RequestMemory:
         return self._pages[row, : self.allocator.pages_for(tokens)]
 
     def reclaim(self, lease: int) -> None:
-        """The transfer of `lease` is over. Raises InvariantViolation for a lease that has ended."""
+        """The transfer of `lease` is over. Raises InvariantViolation for a second end."""
         self._give_back(self.leases.end(lease))
 
     def vouch(self, row: int, tokens: int) -> None:

@@ -33,6 +33,9 @@ async def test_every_documented_metric_is_exported_from_the_snapshot(serve: Serv
     assert samples["slipstream_kv_cache_usage_ratio",] == 0.25
     assert samples["slipstream_steps_total",] == 41
     assert samples["slipstream_leased_pages",] == 6
+    assert samples["slipstream_host_cache_bytes",] == 4096
+    assert samples["slipstream_rejoined_requests_total",] == 3
+    assert samples["slipstream_host_copies_dropped_total",] == 2
     assert samples["slipstream_preemptions_total",] == 4
     assert samples["slipstream_priority_preemptions_total",] == 1
     assert samples["slipstream_share_preemptions_total",] == 2
