@@ -5,7 +5,7 @@ Adapters are loaded first, because the pools share the memory that adapters leav
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -23,7 +23,7 @@ from core.memory.draft_pool import DraftLayers, DraftPool
 from core.memory.host_tier import BLOCK, HostTier
 from core.memory.kv_allocator import PagedKVAllocator
 from core.memory.kv_formats import KV_FORMATS
-from core.memory.kv_pool import KVPool
+from core.memory.kv_pool import KVLayerSpec, KVPool
 from core.memory.recurrent.row_to_slot import HybridReqToTokenPool
 from core.memory.recurrent.state_pool import MambaPool
 from core.memory.recurrent.state_slots import NAME as STATES
@@ -114,16 +114,15 @@ def build_pools(
         followers.append(WindowPages(pages.window, pages.kv, requests.num_rows, bounds))
         windowed = KVPool(layers.windowed, pages.window, memory.page_size, spec.dtype, streams.device, WINDOW, format)
         companions[WINDOW] = SlidingWindowPool(windowed, pages.kv)
-    kv = KVPool(layers.full, pages.kv, memory.page_size, spec.dtype, streams.device, format=format)
     return Pools(
         memory=RequestMemory(requests.rows, allocator, cache, context, followers, spec.reach),
         requests=requests,
-        kv=kv,
+        kv=KVPool(layers.full, pages.kv, memory.page_size, spec.dtype, streams.device, format=format),
         context_length=context,
         companions=companions,
         adapters=adapters,
         max_input_length=cross.max_input or context - 1,
-        host=None if companions.keys() & HELD or drafts else _host_tier(memory, kv),
+        host=None if companions.keys() & HELD or drafts else _host_tier(memory, layers.full, spec.dtype),
         drafts=None if keeps is None else _draft_pool(keeps, pages.kv, memory, streams.device),
     )
 
@@ -132,10 +131,11 @@ HELD: Final = frozenset({STATES, CROSS, WINDOW})
 """Pools that rows hold something of beside KV pages, which no copy in host memory has."""
 
 
-def _host_tier(memory: MemoryConfig, kv: KVPool) -> HostTier | None:
+def _host_tier(memory: MemoryConfig, layers: Iterable[KVLayerSpec], dtype: torch.dtype) -> HostTier | None:
     """Room for copies of retracted requests, if the configuration gives any."""
+    bytes_per_token = KVPool.bytes_per_token_for(layers, dtype)
     block = min(BLOCK, memory.host_cache_bytes)
-    return HostTier(memory.host_cache_bytes, kv.bytes_per_token, block) if block and kv.bytes_per_token else None
+    return HostTier(memory.host_cache_bytes, bytes_per_token, block) if block and bytes_per_token else None
 
 
 def _draft_bytes(keeps: DraftLayers | None, memory: MemoryConfig) -> tuple[int, int]:
