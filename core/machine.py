@@ -16,6 +16,8 @@ from pathlib import Path, PurePosixPath
 GROUPS = Path("/sys/fs/cgroup")
 OF_THIS_PROCESS = Path("/proc/self/cgroup")
 OF_THE_MACHINE = Path("/proc/meminfo")
+KIB = 1024
+"""Bytes of the unit of that file."""
 
 MEMORY_FILES = (
     ("memory.max", "memory.current", "inactive_file"),
@@ -36,7 +38,17 @@ def usable_cpus() -> int:
 
 def free_memory() -> int:
     """Bytes that can still be allocated before the machine, or a limit of its control groups, is full."""
-    found = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return _within_groups(os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+
+
+def available_memory() -> int:
+    """Bytes as `free_memory` counts them, and those of the machine that the kernel can reclaim, of cached files say."""
+    known = _line_of(OF_THE_MACHINE, "MemAvailable:") * KIB
+    return _within_groups(known) if known else free_memory()
+
+
+def _within_groups(found: float) -> int:
+    """The least of `found` and what each limit leaves, in bytes, at least 0."""
     for group in _groups("memory"):
         for limit_file, used_file, given_up in MEMORY_FILES:
             limit, used = _number(group / limit_file), _number(group / used_file)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -31,7 +32,7 @@ class DeviceStreams:
     """The streams of one engine: `forward` runs every write of device state, `copy` brings results to the host,
     `transfer` moves what is leased.
 
-    On an accelerator both streams and the default stream are distinct: else the copy would silently run behind the next
+    On an accelerator all of them and the default stream are distinct: else the copy would silently run behind the next
     forward pass, and nothing would overlap (bug class D34). `recorder`, if any, is told what is submitted; code that
     writes device state finds it here.
     """
@@ -42,7 +43,11 @@ class DeviceStreams:
         self._module: Any = torch.get_device_module(device)
         self.forward: Any = self._module.Stream()
         self.copy: Any = self._draw_distinct(self.forward)
-        self.transfer: Any = self._draw_distinct(self.forward, self.copy)
+
+    @cached_property
+    def transfer(self) -> Any:
+        """Made when it is first asked for: an engine that moves nothing has no such stream."""
+        return self._draw_distinct(self.forward, self.copy)
 
     def _draw_distinct(self, *others: Any) -> Any:
         stream = self._module.Stream()
@@ -71,7 +76,10 @@ class DeviceStreams:
         event: Event = self._module.Event()
         if self.recorder is None:
             return event
-        return RecordedEvent(event, self.recorder, {self.forward: FORWARD, self.copy: COPY, self.transfer: TRANSFER})
+        lanes = {self.forward: FORWARD, self.copy: COPY}
+        if "transfer" in self.__dict__:
+            lanes[self.transfer] = TRANSFER
+        return RecordedEvent(event, self.recorder, lanes)
 
     def mark(self) -> Mark:
         """A point in device time on the current stream, for measuring busy and idle seconds."""

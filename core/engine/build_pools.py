@@ -5,7 +5,8 @@ Adapters are loaded first, because the pools share the memory that adapters leav
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import logging
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -38,6 +39,8 @@ from core.memory.window.window_sizing import SplitLayers, divide_pages
 from core.models.base import Model, ModelSpec
 from core.models.encoder_decoder.encoder_spec import EncoderSpec
 from core.prefix.registry import build_prefix_cache
+
+log = logging.getLogger(__name__)
 
 DRAFTING_ROWS: Final = 4
 """Of so many rows all drafts can be verified in one step where each leaves a recurrent state; more rows share the room.
@@ -122,17 +125,31 @@ def build_pools(
         companions=companions,
         adapters=adapters,
         max_input_length=cross.max_input or context - 1,
-        host=None if companions.keys() & HELD or drafts else _host_tier(memory, layers.full, spec.dtype),
+        host=_host_tier(memory, layers.full, spec.dtype, _not_copied(companions, drafts)),
         drafts=None if keeps is None else _draft_pool(keeps, pages.kv, memory, streams.device),
     )
 
 
-HELD: Final = frozenset({STATES, CROSS, WINDOW})
-"""Pools that rows hold something of beside KV pages, which no copy in host memory has."""
+HELD: Final = {STATES: "recurrent states", CROSS: "keys of an encoder", WINDOW: "a pool of window layers"}
+"""Pools that rows hold something of beside KV pages, which no copy in host memory has, as a log says it."""
 
 
-def _host_tier(memory: MemoryConfig, layers: Iterable[KVLayerSpec], dtype: torch.dtype) -> HostTier | None:
-    """Room for copies of retracted requests, if the configuration gives any."""
+def _not_copied(companions: Iterable[str], drafts: int) -> list[str]:
+    """What rows hold that no copy in host memory has, for a log."""
+    return [*(HELD[name] for name in companions if name in HELD), *(["places of drafts"] if drafts else [])]
+
+
+def _host_tier(
+    memory: MemoryConfig, layers: Iterable[KVLayerSpec], dtype: torch.dtype, not_copied: Sequence[str]
+) -> HostTier | None:
+    """Room for copies of retracted requests, if the configuration gives any and a copy is all that a row holds."""
+    if memory.host_cache_bytes and not_copied:
+        # Not refused: the same settings may be given to servers of many models.
+        log.warning(
+            "host_cache_bytes is unused, and retracted requests are computed again: their rows also hold %s",
+            ", ".join(not_copied),
+        )
+        return None
     bytes_per_token = KVPool.bytes_per_token_for(layers, dtype)
     block = min(BLOCK, memory.host_cache_bytes)
     return HostTier(memory.host_cache_bytes, bytes_per_token, block) if block and bytes_per_token else None

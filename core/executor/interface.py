@@ -21,7 +21,10 @@ class HostCopies(Protocol):
         ...
 
     def landed(self) -> list[int]:
-        """Numbers of copies that are in host memory since the last call; the loop is woken for each."""
+        """Numbers of copies that are in host memory since the last call; the loop is woken for each.
+
+        Raises the error after which none is told any more: a lost device, say.
+        """
         ...
 
 

@@ -21,6 +21,8 @@ class Landings:
         self._landed: deque[int] = deque()
         self._queue: SimpleQueue[tuple[int, Event] | None] = SimpleQueue()
         self._thread: threading.Thread | None = None
+        self._failure: BaseException | None = None
+        """What ended the thread before `stop`."""
 
     def bring(self, number: int, landed: Event) -> None:
         """Copy `number` was begun, and has landed once `landed` fires. Forward thread only."""
@@ -33,7 +35,9 @@ class Landings:
         self._queue.put((number, landed))
 
     def take(self) -> list[int]:
-        """Copies that have landed since the last call. Loop thread only."""
+        """Copies that have landed since the last call. Raises what ended the thread. Loop thread only."""
+        if self._failure is not None:
+            raise self._failure
         taken = list[int]()
         while self._landed:
             taken.append(self._landed.popleft())
@@ -47,11 +51,15 @@ class Landings:
             self._thread = None
 
     def _wait(self) -> None:
-        while (brought := self._queue.get()) is not None:
-            number, landed = brought
-            # A device that is lost fails the next step too, which tells of it: here the pages only stay leased.
-            landed.synchronize()
-            self._tell(number)
+        try:
+            while (brought := self._queue.get()) is not None:
+                number, landed = brought
+                landed.synchronize()
+                self._tell(number)
+        except BaseException as error:
+            # With no step in flight nothing else tells of a lost device, and requests may wait for leased pages only.
+            self._failure = error
+            self._wake()
 
     def _tell(self, number: int) -> None:
         self._landed.append(number)

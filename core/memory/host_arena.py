@@ -7,6 +7,7 @@ the forward stream, before the first step of their row: a step waits for these b
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 
 import numpy as np
 import torch
@@ -15,6 +16,7 @@ from core.device.event import Event
 from core.device.recorder import Recorder
 from core.device.staging import WORD, Staging
 from core.device.streams import DeviceStreams
+from core.memory.host_bytes import host_bytes
 from core.memory.host_moves import CopyBack, CopyOut, HostCopy
 from core.types.arrays import Ints
 
@@ -25,7 +27,7 @@ HOST = "host_kv"
 
 
 class HostArena:
-    """`num_blocks` blocks of `block` bytes, pinned where the device is CUDA, and block 0, which nothing uses.
+    """Blocks 1 to `num_blocks` of `block` bytes each, pinned where the device is CUDA.
 
     A copy of n tokens is, for each tensor of `pool` in turn, the bytes of its n slots, end to end over the blocks.
     """
@@ -38,15 +40,19 @@ class HostArena:
         streams: DeviceStreams,
         bounce: int = BOUNCE,
     ) -> None:
-        """`pool`: its name, and its tensors, each [slots, ...] and contiguous."""
+        """`pool`: its name, and its tensors, each [slots, ...] and contiguous.
+
+        Raises ConfigError where host memory has no room.
+        """
         self._name, tensors = pool
         self._slots = [_as_words(tensor) for tensor in tensors]
         self._block = block
         self._streams = streams
         self._staging = Staging(streams.device)
         self._recorder: Recorder | None = streams.recorder
-        pins = streams.device.type == "cuda"
-        self._bytes = torch.empty((num_blocks + 1) * block, dtype=torch.uint8, pin_memory=pins)
+        # Drawn now: the first copy finds it.
+        self._stream = streams.transfer
+        self._bytes = host_bytes(self, num_blocks * block, streams.device)
         # At least one slot; allocated once, so that no copy finds the device's memory full. One for each stream.
         size = -(-max([bounce, *(_row_bytes(slots) for slots in self._slots)]) // WORD) * WORD
         self._bounce_out, self._bounce_back = (
@@ -60,7 +66,7 @@ class HostArena:
         ready, landed = self._streams.new_event(), self._streams.new_event()
         ready.record(self._streams.forward)
         with self._streams.on_transfer():
-            ready.wait(self._streams.transfer)
+            ready.wait(self._stream)
             if self._recorder is not None:
                 self._recorder.read(self._name, out.slots)
                 self._recorder.wrote(HOST, out.copy.blocks)
@@ -69,7 +75,7 @@ class HostArena:
                 passing = _passing(self._bounce_out, slots, last - first)
                 torch.index_select(slots, 0, index[first:last], out=passing)
                 self._each_run(out.copy, at, self._bounce_out[: passing.nbytes], to_host=True)
-            landed.record(self._streams.transfer)
+            landed.record(self._stream)
         for number in out.dropped:
             del self._landing[number]
         self._landing[out.copy.number] = landed
@@ -117,7 +123,7 @@ class HostArena:
 def _runs(blocks: Ints, block: int) -> list[tuple[int, int, int]]:
     """(first byte, end, place in the arena) of each run of blocks that follow one another in both."""
     cuts = [0, *(np.flatnonzero(np.diff(blocks) != 1) + 1).tolist(), len(blocks)]
-    return [(cut * block, to * block, int(blocks[cut]) * block) for cut, to in zip(cuts, cuts[1:], strict=False)]
+    return [(cut * block, to * block, (int(blocks[cut]) - 1) * block) for cut, to in pairwise(cuts)]
 
 
 def _as_words(tensor: torch.Tensor) -> torch.Tensor:

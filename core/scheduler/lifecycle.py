@@ -167,8 +167,8 @@ class Lifecycle:
         tokens = int(self.running.known[row]) - 1
         # What a request has not computed to its end is not copied: it would have to go on in the middle of its prompt.
         copied = returns and keep and sampled and self.rejoining is not None and self.rejoining.leave(req, tokens)
-        if self.rejoining is not None and not copied:
-            self.rejoining.gone(req, row)
+        if self.rejoining is not None and not copied and self.rejoining.gone(req, row):
+            keep = False
         written = self.running.remove(req)
         if copied:
             # Its leased pages come back when they are copied. It does not look for them in the cache.

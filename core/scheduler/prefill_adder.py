@@ -128,7 +128,8 @@ class PrefillAdder:
         grant, encoder_ids, seat = min(budget, turn.grant), None, 0
         req = self._first_waiting(turn)
         while req is not None and self._rejoin(turn, req, budget, now):
-            req = self._first_waiting(turn)
+            # Asked again: rows went to this tenant since its turn came.
+            req = self._first_waiting(turn) if self._may_admit(turn) else None
         if req is not None and not self._rejoins(req):
             turn.admitting = self._admit(req, budget, now, alone=not self._segments)
             if turn.admitting:

@@ -71,13 +71,17 @@ class Rejoining:
         self.rejoined += 1
         return True
 
-    def gone(self, req: Req, row: int) -> None:
-        """`req`, which owned `row` or waits where that is 0, needs its copy no more."""
+    def gone(self, req: Req, row: int) -> bool:
+        """`req`, which owned `row` or waits where that is 0, needs its copy no more.
+
+        Returns whether `row` still waited for it: then nothing was written there that other requests may find.
+        """
         back = self._backs.pop(row, None)
         copy = self._kept.pop(req, None) if back is None else back.copy
         if copy is not None:
             self._tier.free(copy)
             self._given_up.append(copy.number)
+        return back is not None
 
     def take_backs(self) -> tuple[CopyBack, ...]:
         """Of rows seated since the last call. The very next batch must carry them, before any later copy out."""

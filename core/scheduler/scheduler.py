@@ -107,17 +107,17 @@ class Scheduler:
         self.intake.drain(self._lifecycle.enter, self._end)
         for expired in self.intake.expired(now):
             self._end(expired)
-        if self._rejoining is not None:
-            self._rejoining.land()
+        returned = self._rejoining is not None and self._rejoining.land()
         for lease in self.memory.leases.overdue(now):
             self.memory.reclaim(lease)
+            returned = True
         self._phases.done(INTAKE, self.tally.step)
         submitted = self._submit(now)
         ended = self._lifecycle.take_ended()
         for terminal in ended:
             self.tally.ended(terminal.req, _reason(terminal), now)
             self.intake.forget(terminal.req)
-        if not (tokens or ended or submitted or commands):
+        if not (tokens or ended or submitted or commands or returned):
             return False
         self.publish()
         self._phases.done(PUBLISH, self.tally.step)

@@ -28,7 +28,7 @@ def device_of(handles: Iterator[int], monkeypatch: pytest.MonkeyPatch) -> torch.
 def test_a_copy_stream_that_is_the_forward_or_the_default_one_is_drawn_again(monkeypatch: pytest.MonkeyPatch) -> None:
     streams = DeviceStreams(device_of(iter([7, 7, DEFAULT, 7, 9, 9, 7, DEFAULT, 11]), monkeypatch))
     assert (streams.forward.cuda_stream, streams.copy.cuda_stream) == (7, 9)
-    assert streams.transfer.cuda_stream == 11
+    assert streams.transfer.cuda_stream == 11 and streams.transfer is streams.transfer
 
 
 @pytest.mark.parametrize("handles", [chain([7], repeat(DEFAULT)), repeat(7), chain([DEFAULT], repeat(9))])

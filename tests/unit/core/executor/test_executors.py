@@ -16,6 +16,7 @@ from core.executor.completion import Completion
 from core.executor.forward_thread import ForwardThread
 from core.executor.inline import InlineExecutor
 from core.invariants import InvariantViolation
+from core.memory.host_moves import CopyOut, HostCopy
 
 NONE = np.empty(0, np.int64)
 
@@ -90,6 +91,17 @@ class Runner:
         return Launched(batch, self.gates.get(batch.step_id, Gate(is_open=True)))
 
 
+@dataclass
+class CopyRunner(Runner):
+    """Copies to host memory have landed when they are begun."""
+
+    copied: list[int] = field(default_factory=list)
+
+    def copy_out(self, out: CopyOut) -> Gate:
+        self.copied.append(out.copy.number)
+        return Gate(is_open=True)
+
+
 class Waker:
     """Counts wake-ups and lets the test wait for the n-th."""
 
@@ -154,6 +166,34 @@ def test_a_result_is_delivered_when_the_step_behind_it_computes_and_not_before()
     assert seen == [(1, 0), (2, 0)]
     assert [r.step_id for r in thread.completed()] == [1, 2]
     thread.stop()
+
+
+def test_a_step_that_waited_for_the_one_behind_it_is_delivered_if_that_is_a_copy() -> None:
+    """A copy is no step that lets go of the one before: the loop would wait for it for ever."""
+    waker, queued = Waker(), threading.Event()
+    runner = CopyRunner(computes=lambda _: _wait(queued))
+    thread = ForwardThread(runner, waker)  # type: ignore[arg-type]
+    thread.submit(batch(1))
+    thread.copy_out(CopyOut(HostCopy(7, 1, NONE), NONE))
+    queued.set()
+    waker.wait_for(2)
+    assert [r.step_id for r in thread.completed()] == [1]
+    assert thread.landed() == runner.copied == [7]
+    thread.stop()
+
+
+def _wait(event: threading.Event) -> None:
+    assert event.wait(10)
+
+
+def test_after_a_failed_step_nothing_is_copied() -> None:
+    waker = Waker()
+    runner = CopyRunner(fail_at=1)
+    thread = ForwardThread(runner, waker)  # type: ignore[arg-type]
+    thread.submit(batch(1))
+    thread.copy_out(CopyOut(HostCopy(7, 1, NONE), NONE))
+    thread.stop()
+    assert str(thread.completed()[0].error) == "device lost" and runner.copied == [] == thread.landed()
 
 
 def test_a_result_outlives_the_failure_of_the_step_behind_it() -> None:
