@@ -200,7 +200,10 @@ class VectorClocks:
     # Accesses
 
     def step(self, batch: Any) -> None:
-        """Prompt ids, the table entries of every row, and the KV of every token before this step's own are read."""
+        """Prompt ids, the table entries of every row, and the KV of every token before this step's own are read.
+
+        Its own are written. The pool tells of them too, but on a lazy device it does not know its slots yet.
+        """
         self._thread.step = batch.step_id
         self.read("batch", (batch.step_id,))
         staged = batch.staging.prefill_ids_cpu
@@ -211,6 +214,9 @@ class VectorClocks:
         self.read("req_to_token", batch.rows)
         for row, length in zip(batch.rows.tolist(), batch.prefix_lens.tolist()):
             self.read("kv", [self._table[row].get(position, 0) for position in range(length)])
+        own = zip(batch.rows.tolist(), batch.prefix_lens.tolist(), batch.extend_lens.tolist(), strict=True)
+        for row, length, more in own:
+            self.wrote("kv", [self._table[row].get(position, 0) for position in range(length, length + more)])
 
     def read(self, buffer: str, places: Places) -> None:
         self._access(buffer, places, writes=False)

@@ -36,7 +36,7 @@ from core.types.sampling_params import SamplingParams
 from core.types.stats import EngineStats
 from tests.proofs.happens_before.clocks import Race, VectorClocks
 from tests.proofs.happens_before.hash_model import HashModel
-from tests.proofs.happens_before.lazy_ops import forget_memory, name_memory
+from tests.proofs.happens_before.lazy_ops import forget_memory, name_memory, tell_no_more_of
 from tests.proofs.happens_before.lazy_streams import LazyStreams
 from tests.proofs.happens_before.seeded_executor import SeededExecutor
 
@@ -69,11 +69,20 @@ class Scenario:
     assert_mode: str = "count"
     window_tokens: int | None = None
     """Size of the window pool, for models that have one."""
+    host_bytes: int = 0
+    """Room for retracted requests in host memory."""
 
     def config(self) -> EngineConfig:
         return EngineConfig(
             model=ModelConfig("hash"),
-            memory=MemoryConfig(PAGE, self.rows, self.pages * PAGE, self.cache, max_window_tokens=self.window_tokens),
+            memory=MemoryConfig(
+                PAGE,
+                self.rows,
+                self.pages * PAGE,
+                self.cache,
+                max_window_tokens=self.window_tokens,
+                host_cache_bytes=self.host_bytes,
+            ),
             scheduler=SchedulerConfig(chunked_prefill_size=self.chunk),
             executor=ExecutorConfig(device="cpu", overlap=False, assert_mode=self.assert_mode),
         )
@@ -196,6 +205,12 @@ def _name_state(runner: StepRunner) -> None:
     named |= {name: state.future_map.buffer(name) for name in ("output_tokens_buf", "new_seq_lens_buf")}
     for name, tensor in named.items():
         name_memory(tensor, name)
+    if state.host is not None:
+        # Copies run beside steps: which slots and blocks are touched decides.
+        for tensor in (*state.kv_pool.tensors, state.host._bytes):
+            tell_no_more_of(tensor)
+        # Its slots are poison here; the clocks know them from the table.
+        state.kv_pool.recorder = None
 
 
 def _nobody() -> None:

@@ -80,8 +80,8 @@ class LazyOps(TorchDispatchMode):
     def _tell(self, func: Any, inputs: Iterable[torch.Tensor], outputs: Iterable[torch.Tensor]) -> None:
         recorder = self._recorder
         if recorder is not None:
-            made = {memory_of(tensor, str(func)) for tensor in outputs}
-            for buffer, number in {memory_of(tensor) for tensor in inputs} - made:
+            made = {memory_of(tensor, str(func)) for tensor in outputs if not _is_told(tensor)}
+            for buffer, number in {memory_of(tensor) for tensor in inputs if not _is_told(tensor)} - made:
                 recorder.read(buffer, (number,))
             for buffer, number in made:
                 recorder.wrote(buffer, (number,))
@@ -90,6 +90,8 @@ class LazyOps(TorchDispatchMode):
 # Kept alive, so that an address never comes to stand for other memory.
 _NAMES: dict[int, tuple[torch.UntypedStorage, str, int]] = {}
 _NUMBERS = count(1)
+_TOLD: dict[int, torch.UntypedStorage] = {}
+"""Storages whose owner tells the recorder of each place: several streams may touch different ones at once."""
 
 
 def memory_of(tensor: torch.Tensor, made_by: str = "nobody here") -> tuple[str, int]:
@@ -106,9 +108,20 @@ def name_memory(tensor: torch.Tensor, name: str) -> None:
     _NAMES[storage._cdata] = (storage, f"memory of {name}", 0)
 
 
+def tell_no_more_of(tensor: torch.Tensor) -> None:
+    """The owner of the storage of `tensor` tells the recorder itself what is touched."""
+    storage = tensor.untyped_storage()
+    _TOLD[storage._cdata] = storage
+
+
+def _is_told(tensor: torch.Tensor) -> bool:
+    return bool(_TOLD) and tensor.untyped_storage()._cdata in _TOLD
+
+
 def forget_memory() -> None:
     """Let go of all of it; after a run."""
     _NAMES.clear()
+    _TOLD.clear()
 
 
 def _fill(outputs: Any, func: Any, args: Any, kwargs: Any) -> None:

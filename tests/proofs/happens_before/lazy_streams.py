@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from core.device.fetch import fetch_together
 from core.device.recorder import Recorder
-from core.device.streams import COPY, FORWARD, DeviceStreams
+from core.device.streams import COPY, FORWARD, TRANSFER, DeviceStreams
 from tests.proofs.happens_before.lazy_ops import LazyOps
 
 DEFAULT = "default stream"
@@ -181,9 +181,10 @@ class LazyStreams(DeviceStreams):
         super().__init__(torch.device("cpu"), recorder)
         self.lazy = LazyDevice(seed, eagerness)
         self._module = LazyModule(self.lazy, recorder)
-        self.forward, self.copy = self._module.Stream(), self._module.Stream()
+        self.forward, self.copy, self.transfer = (self._module.Stream() for _ in range(3))
         self.default = self._module.Stream()
         self.forward.name, self.copy.name, self.default.name = FORWARD, COPY, DEFAULT
+        self.transfer.name = TRANSFER
 
     @property
     def at_once(self) -> bool:

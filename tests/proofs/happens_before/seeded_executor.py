@@ -13,13 +13,15 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from core.batch.result import Published, StepResult
 from core.batch.schedule_batch import ScheduleBatch
+from core.device.event import Event
 from core.executor.interface import MAX_DEPTH
 from core.executor.launched_step import RESULTS, LaunchedStep
 from core.executor.step import StepRunner
+from core.memory.host_moves import CopyOut
 from tests.proofs.happens_before.clocks import VectorClocks
 from tests.proofs.happens_before.lazy_streams import LazyDevice
 
-FORWARD_THREAD, WAITER = "forward thread", "completion waiter"
+FORWARD_THREAD, WAITER, LANDINGS = "forward thread", "completion waiter", "landings"
 
 INTERRUPTIONS = 0.4
 """How likely the waiter comes in between, at each point where it could."""
@@ -34,7 +36,10 @@ class SeededExecutor:
         self._nap = _nothing if device is None else device.nap
         self._clocks = clocks
         self._rng = random.Random(seed)
-        self._inbox: deque[ScheduleBatch] = deque()
+        self._inbox: deque[ScheduleBatch | CopyOut] = deque()
+        self._copies: deque[tuple[int, Event]] = deque()
+        """Copies to host memory that were begun."""
+        self._landed: deque[int] = deque()
         self._launched: deque[LaunchedStep] = deque()
         self._done: deque[StepResult] = deque()
         self._published: Published | None = None
@@ -44,7 +49,8 @@ class SeededExecutor:
 
     @property
     def in_flight(self) -> int:
-        return len(self._inbox) + len(self._launched) + len(self._done)
+        waiting = sum(isinstance(each, ScheduleBatch) for each in self._inbox)
+        return waiting + len(self._launched) + len(self._done)
 
     @property
     def has_room(self) -> bool:
@@ -60,12 +66,23 @@ class SeededExecutor:
     def completed(self) -> list[StepResult]:
         """Let the other threads and the device do something, then take what is done, perhaps nothing."""
         for _ in range(self._rng.randrange(1, 5)):
-            self._rng.choice((self._launch, self._launch, self._nap, self._finish))()
+            self._rng.choice((self._launch, self._launch, self._nap, self._finish, self._land))()
         taken = list(self._done)
         self._done.clear()
         for result in taken:
             self._clocks.received(("done", result.step_id))
             self._clocks.read(RESULTS, (result.step_id,))
+        return taken
+
+    def copy_out(self, out: CopyOut) -> None:
+        self._clocks.sent(("copy", out.copy.number))
+        self._inbox.append(out)
+
+    def landed(self) -> list[int]:
+        taken = list(self._landed)
+        self._landed.clear()
+        for number in taken:
+            self._clocks.received(("landed", number))
         return taken
 
     def resolve_seq_lens(self, step_id: int) -> Published | None:
@@ -82,10 +99,30 @@ class SeededExecutor:
     def _launch(self) -> None:
         if self._inbox:
             batch = self._inbox.popleft()
+            if isinstance(batch, CopyOut):
+                self._copy(batch)
+                return
             with self._clocks.as_thread(FORWARD_THREAD):
                 self._clocks.received(("inbox", batch.step_id))
                 self._launched.append(self._runner.launch(batch, _nothing, self._tell))
                 self._clocks.sent(("launched", batch.step_id))
+
+    def _copy(self, out: CopyOut) -> None:
+        number = out.copy.number
+        with self._clocks.as_thread(FORWARD_THREAD):
+            self._clocks.received(("copy", number))
+            self._copies.append((number, self._runner.copy_out(out)))
+            self._clocks.sent(("begun", number))
+
+    def _land(self) -> None:
+        """The thread of landings blocks on the oldest copy."""
+        if self._copies:
+            number, event = self._copies.popleft()
+            with self._clocks.as_thread(LANDINGS):
+                self._clocks.received(("begun", number))
+                event.synchronize()
+                self._clocks.sent(("landed", number))
+            self._landed.append(number)
 
     def _tell(self, published: Published) -> None:
         self._clocks.sent(("published", published.step_id))
@@ -111,6 +148,7 @@ class SeededExecutor:
 def kinds_of(batch: ScheduleBatch) -> set[str]:
     """What a step exercises, by name; a test asserts that its scenario came to what it is for."""
     staged = {"middle chunk": len(batch.sample_indices) < len(batch.rows), "seeded history": batch.history_writes.rows}
+    staged["rejoin"] = batch.host_backs
     return {batch.mode.value, *(name for name, present in staged.items() if present)}
 
 

@@ -14,8 +14,10 @@ from core.device.checks import DeviceChecks
 from core.device.event import Event
 from core.device.recorder import RecordedEvent
 from core.device.staging import Staging
-from core.device.streams import COPY, FORWARD, DeviceStreams
+from core.device.streams import COPY, FORWARD, TRANSFER, DeviceStreams
 from core.executor.launched_step import RESULTS, SAMPLED
+from core.memory.host_arena import HOST
+from core.memory.leases import Leases
 from core.relay.future_map import FutureMap
 from core.relay.payload import RelayPayload
 from core.sampling.penalties import TokenHistory
@@ -23,7 +25,7 @@ from core.types.arrays import Ints
 from tests.proofs.happens_before.harness import Ask, Outcome, Scenario, play_lazily, play_plainly
 from tests.proofs.happens_before.lazy_streams import DEFAULT
 from tests.proofs.happens_before.seeded_executor import WAITER, SeededExecutor
-from tests.proofs.happens_before.test_step_kinds import PENALTIES, prompt
+from tests.proofs.happens_before.test_step_kinds import PENALTIES, SCENARIOS, prompt
 
 LOOP = "MainThread"
 SEEDS = range(3)
@@ -111,6 +113,20 @@ def pools_are_not_waited_for(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(DeviceStreams, "synchronize", lambda self: None)
 
 
+def copies_back_do_not_wait(patch: pytest.MonkeyPatch) -> None:
+    wait = RecordedEvent.wait
+
+    def no_wait_there(self: RecordedEvent, stream: Any) -> None:
+        if stream.name != FORWARD:
+            wait(self, stream)
+
+    patch.setattr(RecordedEvent, "wait", no_wait_there)
+
+
+def pages_are_not_leased(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Leases, "divert", lambda self, pages: pages)
+
+
 @dataclass(frozen=True, slots=True)
 class Planted:
     """A mutation, the race it must be reported as, and whether some seed must also see other tokens, or trouble."""
@@ -119,6 +135,7 @@ class Planted:
     buffer: str
     lanes: tuple[str, str]
     spoils: bool
+    scenario: Scenario = SCENARIO
 
 
 PLANTED = [
@@ -132,14 +149,16 @@ PLANTED = [
     Planted(the_loop_appends_the_history, "token_history", (LOOP, FORWARD), spoils=False),
     Planted(live_counters_are_copied, "memory of assert counters", (FORWARD, COPY), spoils=False),
     Planted(pools_are_not_waited_for, "memory of aten.zeros.default", (DEFAULT, FORWARD), spoils=False),
+    Planted(copies_back_do_not_wait, HOST, (TRANSFER, FORWARD), spoils=True, scenario=SCENARIOS["rejoin"]),
+    Planted(pages_are_not_leased, "kv", (TRANSFER, FORWARD), spoils=False, scenario=SCENARIOS["rejoin"]),
 ]
 
 
 @pytest.mark.parametrize("planted", PLANTED, ids=lambda planted: planted.mutate.__name__)
 def test_a_planted_race_is_reported_by_name(planted: Planted, monkeypatch: pytest.MonkeyPatch) -> None:
-    plain = play_plainly(SCENARIO)
+    plain = play_plainly(planted.scenario)
     planted.mutate(monkeypatch)
-    outcomes = [play_lazily(SCENARIO, seed, eagerness=0.0) for seed in SEEDS]
+    outcomes = [play_lazily(planted.scenario, seed, eagerness=0.0) for seed in SEEDS]
     found = [
         race
         for outcome in outcomes

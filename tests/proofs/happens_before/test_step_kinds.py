@@ -42,6 +42,7 @@ SCENARIOS = {
     "middle chunks": Scenario([Ask(prompt(30), tokens=3), Ask(prompt(21), tokens=3)], chunk=8),
     "mixed": Scenario([Ask(prompt(5 + i), tokens=6, at=2 * i) for i in range(4)], chunk=8),
     "retraction": Scenario([Ask(prompt(9, i), tokens=16) for i in range(3)], pages=11, cache="none"),
+    "rejoin": Scenario([Ask(prompt(9, i), tokens=10) for i in range(3)], pages=9, cache="none", host_bytes=4096),
     "reuse after abort": Scenario([Ask(prompt(6, i), tokens=9, abort_after=2) for i in range(4)], rows=1, pages=4),
     "penalties": Scenario([Ask(prompt(6, i), tokens=8, at=i, sampling=PENALTIES) for i in range(3)], rows=2),
     "dice and logprobs": Scenario([Ask(prompt(6, i), tokens=4, at=i, sampling=DICE) for i in range(2)]),
@@ -61,6 +62,7 @@ REACHES = {
     "middle chunks": {"middle chunk"},
     "mixed": {"mixed"},
     "penalties": {"seeded history"},
+    "rejoin": {"rejoin"},
 }
 
 
