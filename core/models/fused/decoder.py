@@ -27,6 +27,8 @@ from core.models.native.parts import Outside
 from core.models.native.reading import NotDense
 from core.models.native.weights import check_alone, check_declared, decoder_layers, decoder_weights, family_of
 
+KV_FORMATS = frozenset({"auto", "fp8_e4m3"})
+"""Names of the formats in which it writes keys and values (`core.memory.kv_formats`)."""
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 
@@ -74,7 +76,7 @@ class FusedDecoder:
         held = {layer.layer_id: (layer, pool) for pool in pools for layer in pool.layers}
         assert tuple(held[number][0] for number in sorted(held)) == self._spec.kv_layers, "built for another model"
         assert kv_pool.dtype == self._spec.dtype, (kv_pool.dtype, self._spec.dtype)
-        assert all(pool.format.codes is None for pool in pools), "its kernels write numbers as they are"
+        assert all(pool.format.name in KV_FORMATS for pool in pools), "its kernels write no such codes"
         self._attention, self._windowed = attention, windowed
         self._pools = {number: pool for number, (_, pool) in held.items()}
 
@@ -124,7 +126,9 @@ class FusedDecoder:
             attend = windowed.attention.forward if inside and windowed is not None else attention.forward
             if pool.recorder is not None:
                 pool.recorder.wrote(pool.name, slots)
-            steps.append(LayerStep(attend, pool.k(number), pool.v(number), batch.positions, slots))
+            held = pool.k(number), pool.v(number)
+            scales = pool.k_scales(number), pool.v_scales(number)
+            steps.append(LayerStep(attend, *held, batch.positions, slots, *scales))
         return steps
 
 

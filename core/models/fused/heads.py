@@ -13,6 +13,8 @@ import torch
 import triton
 import triton.language as tl
 
+from core.attention.triton.e4m3 import encode_by, exponents_of
+
 
 class HeadLayout(NamedTuple):
     """Where heads lie in a row of the product, and what is done to them. Elements."""
@@ -129,17 +131,38 @@ def _put(base, there, low, high, others, DIM: tl.constexpr, HALF: tl.constexpr, 
     tl.store(base[:, None] + rest[None, :], others, mask=alone)
 
 
+@triton.jit
+def _part(part, there, KIND) -> tl.tensor:
+    """`part` as it is stored without codes, and zeros where it is not `there`: float32."""
+    return tl.where(there, part.to(KIND).to(tl.float32), 0.0)
+
+
+# fmt: off
+@triton.jit
+def _put_coded(base, scales, there, low, high, others, KIND, DIM: tl.constexpr, HALF: tl.constexpr,
+               NEIGHBOURS: tl.constexpr, BLOCK_HALF: tl.constexpr, BLOCK_REST: tl.constexpr) -> None:
+    # fmt: on
+    """Write the codes of the three parts of heads to `base` [H], and the exponents of their scales to `scales` [H]."""
+    paired = there[:, None] & (tl.arange(0, BLOCK_HALF) < HALF)[None, :]
+    alone = there[:, None] & (2 * HALF + tl.arange(0, BLOCK_REST) < DIM)[None, :]
+    low, high, others = _part(low, paired, KIND), _part(high, paired, KIND), _part(others, alone, KIND)
+    exponents = tl.maximum(tl.maximum(exponents_of(low), exponents_of(high)), exponents_of(others))
+    tl.store(scales, exponents.to(tl.uint8), mask=there)
+    low, high, others = encode_by(low, exponents), encode_by(high, exponents), encode_by(others, exponents)
+    _put(base, there, low, high, others, DIM, HALF, NEIGHBOURS, BLOCK_HALF, BLOCK_REST)
+
+
 # Where positions and slots begin in what was uploaded is not worth another compilation.
 # fmt: off
 @triton.jit(do_not_specialize_on_alignment=["positions", "slots"])
 def _enter_heads(
-    qkv, positions, slots, cos, sin, temperature, q_weight, q_bias, k_weight, k_bias, keys, values, q_eps, k_eps,
-    length, token_step, k_slot, k_head, v_slot, v_head,
+    qkv, positions, slots, cos, sin, temperature, q_weight, q_bias, k_weight, k_bias, keys, values, k_scales,
+    v_scales, q_eps, k_eps, length, token_step, k_slot, k_head, v_slot, v_head,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, HEAD_STEP: tl.constexpr, KEYS: tl.constexpr,
     VALUES: tl.constexpr, HALF: tl.constexpr, NEIGHBOURS: tl.constexpr, WHOLE: tl.constexpr,
     TURNS_FIRST: tl.constexpr, Q_NORM: tl.constexpr, K_NORM: tl.constexpr, Q_STEP: tl.constexpr, K_STEP: tl.constexpr,
-    TEMPERED: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_HALF: tl.constexpr, BLOCK_REST: tl.constexpr,
-    BLOCK_V: tl.constexpr,
+    TEMPERED: tl.constexpr, CODES: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_HALF: tl.constexpr,
+    BLOCK_REST: tl.constexpr, BLOCK_V: tl.constexpr,
 ) -> None:
     # fmt: on
     """Program (token, block of heads): those of queries first, those of keys and values behind them."""
@@ -172,14 +195,23 @@ def _enter_heads(
         )  # fmt: skip
         tl.debug_barrier()
         _put(base, there, low.to(kind), high.to(kind), others.to(kind), DIM, HALF, NEIGHBOURS, BLOCK_HALF, BLOCK_REST)
-        _put(to, there, low.to(kind), high.to(kind), others.to(kind), DIM, HALF, NEIGHBOURS, BLOCK_HALF, BLOCK_REST)
         columns = tl.arange(0, BLOCK_V)
         whole = there[:, None] & (columns < DIM)[None, :]
-        value = tl.load((row + VALUES + heads * HEAD_STEP)[:, None] + columns[None, :], mask=whole)
+        value = tl.load((row + VALUES + heads * HEAD_STEP)[:, None] + columns[None, :], mask=whole, other=0.0)
+        if CODES:
+            place = slot * KV_HEADS + heads
+            _put_coded(to, k_scales + place, there, low, high, others, kind, DIM, HALF, NEIGHBOURS, BLOCK_HALF,
+                       BLOCK_REST)  # fmt: skip
+            value = value.to(tl.float32)
+            exponents = exponents_of(value)
+            tl.store(v_scales + place, exponents.to(tl.uint8), mask=there)
+            value = encode_by(value, exponents)
+        else:
+            _put(to, there, low.to(kind), high.to(kind), others.to(kind), DIM, HALF, NEIGHBOURS, BLOCK_HALF, BLOCK_REST)
         tl.store((values + slot * v_slot + heads * v_head)[:, None] + columns[None, :], value, mask=whole)
 
 
-@torch.library.custom_op("slipstream::enter_heads", mutates_args=("qkv", "keys", "values"))
+@torch.library.custom_op("slipstream::enter_heads", mutates_args=("qkv", "keys", "values", "k_scales", "v_scales"))
 def enter_heads(
     qkv: torch.Tensor,
     keys: torch.Tensor,
@@ -192,12 +224,15 @@ def enter_heads(
     norms: list[torch.Tensor],
     eps: list[float],
     layout: list[int],
+    k_scales: torch.Tensor | None = None,
+    v_scales: torch.Tensor | None = None,
 ) -> None:
     """Norm and turn the queries and keys of qkv [T, N] in place, and store its keys and values at `slots`; T > 0.
 
     keys, values: the pool's [slots, Hkv, D]; positions, slots: int64[T]; cos, sin: [length, R / 2] or None;
     temperature: float32[length] or None; norms, eps: of queries and of keys, as `norms_of` has them; layout: a
-    `HeadLayout`. Positions beyond the tables read their last line.
+    `HeadLayout`. Positions beyond the tables read their last line. With k_scales and v_scales, uint8[slots, Hkv],
+    codes of `core.memory.kv_e4m3` are stored, as `core.attention.triton.store` does; qkv keeps numbers.
     """
     it = HeadLayout(*layout)
     block_h = triton.next_power_of_2(it.heads) if it.whole else 1
@@ -207,16 +242,17 @@ def enter_heads(
         "BLOCK_REST": triton.next_power_of_2(max(1, it.dim - 2 * it.half)),
         "BLOCK_V": triton.next_power_of_2(it.dim),
     }
+    scaled = (keys, values) if k_scales is None else (k_scales, v_scales)
     units = triton.cdiv(it.heads, block_h) + triton.cdiv(it.kv_heads, block_h)
     # fmt: off
     _enter_heads[(len(qkv), units)](
         qkv, positions, slots, qkv if cos is None else cos, qkv if sin is None else sin,
-        qkv if temperature is None else temperature, *norms, keys, values, *eps,
+        qkv if temperature is None else temperature, *norms, keys, values, *scaled, *eps,
         len(tables[0]) if tables else 1 << 30, qkv.stride(0), *keys.stride()[:2], *values.stride()[:2],
         HEADS=it.heads, KV_HEADS=it.kv_heads, DIM=it.dim, HEAD_STEP=it.step, KEYS=it.keys, VALUES=it.values,
         HALF=it.half, NEIGHBOURS=bool(it.neighbours), WHOLE=bool(it.whole), TURNS_FIRST=bool(it.turns_first),
         Q_NORM=it.q_kind, K_NORM=it.k_kind, Q_STEP=it.q_step, K_STEP=it.k_step, TEMPERED=temperature is not None,
-        BLOCK_H=block_h, num_warps=warps_of(block_h * it.dim), **sizes,
+        CODES=k_scales is not None, BLOCK_H=block_h, num_warps=warps_of(block_h * it.dim), **sizes,
     )
     # fmt: on
 

@@ -51,6 +51,9 @@ class LayerStep:
     """int64[T]."""
     slots: torch.Tensor
     """int64[T], in the pool of this layer."""
+    k_scales: torch.Tensor | None
+    """[slots, Hkv]: the scales of the keys' codes; None where the pool holds numbers."""
+    v_scales: torch.Tensor | None
 
 
 class DenseLayer:
@@ -120,7 +123,7 @@ class DenseAttention:
         # fmt: off
         enter_heads(
             qkv, step.keys, step.values, step.positions, step.slots, self._cos, self._sin, self._temperature,
-            self._norms, self._eps, list(self._layout),
+            self._norms, self._eps, list(self._layout), step.k_scales, step.v_scales,
         )
         # fmt: on
         q, k, v = self._layout.split(qkv)

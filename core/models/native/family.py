@@ -43,14 +43,14 @@ def load_native(checkpoint: CheckpointConfig, config: ModelConfig, device: torch
     model = load_transformers(checkpoint, config, device, progress)
     if config.native == "off":
         return model
-    if config.kv_cache_dtype not in KV_FORMATS:
-        logger.info("served by transformers: native and fused decoders read no keys in %s", config.kv_cache_dtype)
-        with_products(model, config, progress)
-        return model
     if wanted(device):
         from core.models.fused.upgrade import with_fused
 
         return with_fused(model)
+    if config.kv_cache_dtype not in KV_FORMATS:
+        logger.info("served by transformers: native decoders read no keys in %s", config.kv_cache_dtype)
+        with_products(model, config, progress)
+        return model
     try:
         check_dense(model.module, model.spec)
     except NotDense as reason:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from core.memory.kv_e4m3 import encode
 from core.models.native.reading import ACTIVATIONS
 
 
@@ -59,6 +60,8 @@ def enter_heads(
     norms: list[torch.Tensor],
     eps: list[float],
     layout: list[int],
+    k_scales: torch.Tensor | None = None,
+    v_scales: torch.Tensor | None = None,
 ) -> None:
     """See `core.models.fused.heads.enter_heads`."""
     from core.models.fused.heads import HeadLayout
@@ -80,8 +83,13 @@ def enter_heads(
         if temperature is not None and place == 0:
             found = (found.float() * last_line(temperature, positions)[:, None, None]).to(qkv.dtype)
         heads.copy_(found)
-    keys.index_copy_(0, slots, k)
-    values.index_copy_(0, slots, v)
+    for pool, scales, numbers in ((keys, k_scales, k), (values, v_scales, v)):
+        if scales is None:
+            pool.index_copy_(0, slots, numbers)
+        else:
+            codes, exponents = encode(numbers)
+            pool.index_copy_(0, slots, codes)
+            scales.index_copy_(0, slots, exponents)
 
 
 def last_line(table: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:

@@ -13,6 +13,7 @@ from transformers import AutoModelForCausalLM
 from core.attention.registry import build_attention
 from core.config import ModelConfig
 from core.device.staging import Staging
+from core.memory.kv_format import PLAIN, KVFormat
 from core.memory.recurrent.row_to_slot import HybridReqToTokenPool
 from core.memory.recurrent.state_pool import MambaPool
 from core.memory.recurrent.state_slots import NAME as STATES
@@ -47,7 +48,14 @@ class PackedRun:
     """
 
     def __init__(
-        self, model: Model, sequences: dict[int, list[int]], *, page_size: int = 4, seed: int = 0, max_len: int = 64
+        self,
+        model: Model,
+        sequences: dict[int, list[int]],
+        *,
+        page_size: int = 4,
+        seed: int = 0,
+        max_len: int = 64,
+        format: KVFormat = PLAIN,
     ) -> None:
         self.model = model
         self.states: HybridReqToTokenPool | None = None
@@ -59,6 +67,7 @@ class PackedRun:
             page_size=page_size,
             dtype=model.spec.dtype,
             seed=seed,
+            format=format,
         )
         self.rebind()
 

@@ -15,6 +15,8 @@ import torch
 
 from core.attention.registry import build_attention
 from core.config import ModelConfig
+from core.memory.kv_e4m3 import FP8_E4M3
+from core.memory.kv_format import PLAIN, KVFormat
 from core.memory.window.window_pages import NAME as WINDOW
 from core.models.hf.backend import TransformersModel
 from core.models.loader import load_model
@@ -221,10 +223,36 @@ def test_no_weight_is_held_twice_and_the_modules_go_on(case: str, tmp_path: Path
     assert worst(PackedRun(model, sequences()), plain)[0] < 1e-4
 
 
+@pytest.mark.usefixtures("plainly")
+@pytest.mark.parametrize("case", ["llama", "gemma2", "gpt_neox"])
+def test_over_codes_logits_are_those_of_the_layers_of_transformers(case: str, tmp_path: Path) -> None:
+    model = load(checkpoint(case, tmp_path))
+    over_codes(model, "auto", STEPS)
+
+
+def over_codes(model: TransformersModel, attention: str, steps: list[tuple[list[Part], int]]) -> None:
+    """Numbers that differ by rounding may have neighbouring codes: logits are near each other, and plain ones far."""
+    found = []
+    for each, format in ((model, FP8_E4M3), (fused(model), FP8_E4M3), (model, PLAIN)):
+        run = PackedRun(each, sequences(), format=format)
+        each.bind(run.paged.pool, build_attention(attention, CPU))
+        found.append(torch.cat([run.step(*step).float() for step in steps]))
+    theirs, ours, plain = found
+    assert (ours - theirs).square().mean() < (plain - theirs).square().mean() / 4
+
+
 @pytest.mark.parametrize("case", [*FAMILIES, *ALONE])
 def test_a_layer_of_a_decode_step_takes_nine_launches(
     case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    takes_nine(case, tmp_path, monkeypatch)
+
+
+def test_a_layer_over_codes_takes_nine_launches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    takes_nine("llama", tmp_path, monkeypatch, FP8_E4M3)
+
+
+def takes_nine(case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, format: KVFormat = PLAIN) -> None:
     """As on a GPU: launches of our kernels, and operations of PyTorch that are no views."""
     from core.attention.triton.backend import TritonAttention
     from tests.support.fakes.compiled_kernels import compiling
@@ -233,7 +261,7 @@ def test_a_layer_of_a_decode_step_takes_nine_launches(
     for layers in (2, 4):
         changes = {"num_hidden_layers": layers, "n_layer": layers} | no_types(CASES[case], layers)
         path = make_checkpoint(case.partition(",")[0], tmp_path / str(layers), **CASES[case] | changes)
-        run = PackedRun(fused(load(path)), sequences())
+        run = PackedRun(fused(load(path)), sequences(), format=format)
         run.model.bind(run.paged.pool, TritonAttention())
         batch = run.paged.batch(*STEPS[2], [7, 9])
         with compiling(monkeypatch) as kernels:

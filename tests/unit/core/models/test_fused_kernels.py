@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from core.memory.kv_e4m3 import encode
 from tests.support.fakes import plain_kernels
 from tests.support.interpreted import quick_calls
 from tests.unit.core.attention.test_conformance import DEVICE
@@ -89,12 +90,12 @@ LAYOUTS: dict[str, dict[str, Any]] = {
 }
 
 
-@interpreted
-@DTYPES
-@pytest.mark.parametrize("name", LAYOUTS)
-def test_interpreted_heads_equal_what_is_written_out(name: str, dtype: torch.dtype) -> None:
-    """Slots are those of any tokens; the last position is one that the tables have not."""
-    from core.models.fused.heads import HeadLayout, enter_heads
+def heads_of(name: str, dtype: torch.dtype) -> tuple[list[int], torch.Tensor, list[Any]]:
+    """A layout, a product for it, and what `enter_heads` takes between pools and layout.
+
+    Slots are those of any tokens; the last position is one that the tables have not.
+    """
+    from core.models.fused.heads import HeadLayout
 
     changes = dict(LAYOUTS[name])
     heads, kv_heads, dim, tokens, length = 3, changes.get("kv_heads", 2), 10, 3, 7
@@ -109,14 +110,54 @@ def test_interpreted_heads_equal_what_is_written_out(name: str, dtype: torch.dty
     norms = [drawn(width, dtype=dtype, seed=20 + i) for i, width in enumerate(widths)]
     positions, slots = (torch.tensor(each, device=DEVICE) for each in ([2, 6, length + 4], [4, 1, 8]))
     warmth = drawn(length, seed=4).exp() if tempered else None
+    return [int(each) for each in layout], qkv, [positions, slots, *tables, warmth, norms, [1e-5, 1e-6]]
+
+
+@interpreted
+@DTYPES
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_interpreted_heads_equal_what_is_written_out(name: str, dtype: torch.dtype) -> None:
+    from core.models.fused.heads import enter_heads
+
+    layout, qkv, rest = heads_of(name, dtype)
     found = []
     for kernel in (enter_heads, plain_kernels.enter_heads):
-        pools = [torch.zeros(9, kv_heads, dim, device=DEVICE, dtype=dtype) for _ in range(2)]
+        pools = [torch.zeros(9, layout[1], layout[2], device=DEVICE, dtype=dtype) for _ in range(2)]
         given = qkv.clone()
-        kernel(given, *pools, positions, slots, *tables, warmth, norms, [1e-5, 1e-6], [int(each) for each in layout])
+        kernel(given, *pools, *rest, layout)
         found.append([given, *pools])
     for got, want in zip(*found, strict=True):
         torch.testing.assert_close(got, want, **TOLERANCE[dtype])
+
+
+@interpreted
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_interpreted_heads_are_stored_as_the_codes_of_their_format(name: str) -> None:
+    """Byte for byte those of the numbers that the product holds behind it.
+
+    One number of each head is larger than all others, in another place from token to token; one head holds an
+    infinity, and one nothing.
+    """
+    from core.models.fused.heads import HeadLayout, enter_heads
+
+    layout, qkv, rest = heads_of(name, torch.bfloat16)
+    it = HeadLayout(*layout)
+    for token, place in enumerate((0, 6, 9)):
+        for part in it.split(qkv)[1:]:
+            part[:, token, place] *= 30 * 4.0**token
+    it.split(qkv)[2][0, 1, 3], it.split(qkv)[2][1, 2] = torch.inf, 0
+    shape = (9, it.kv_heads, it.dim)
+    pools, scales = ([torch.zeros(size, device=DEVICE, dtype=torch.uint8) for _ in "kv"] for size in (shape, shape[:2]))
+    given, plain = qkv.clone(), qkv.clone()
+    enter_heads(given, *pools, *rest, layout, *scales)
+    numbers = [torch.zeros(shape, device=DEVICE, dtype=torch.bfloat16) for _ in "kv"]
+    plain_kernels.enter_heads(plain, *numbers, *rest, layout)
+    torch.testing.assert_close(given, plain, **TOLERANCE[torch.bfloat16])
+    for pool, exponents, heads in zip(pools, scales, it.split(given)[1:], strict=True):
+        for found, want in zip((pool, exponents), encode(heads.transpose(0, 1)), strict=True):
+            whole = torch.zeros_like(found)
+            whole[rest[1]] = want
+            assert torch.equal(found, whole)
 
 
 @interpreted
@@ -161,17 +202,22 @@ def test_sums_compile_and_fit(width: int, kinds: tuple[int, int, int], capabilit
 
 @compiles
 @pytest.mark.parametrize("capability", [80, 90])
+@pytest.mark.parametrize("codes", [False, True], ids=["numbers", "codes"])
 @pytest.mark.parametrize("whole", [False, True])
-def test_heads_compile_and_fit(whole: bool, capability: int) -> None:
+def test_heads_compile_and_fit(whole: bool, codes: bool, capability: int) -> None:
     from core.models.fused import heads
 
     data = dict.fromkeys(("qkv", "cos", "sin", "q_weight", "q_bias", "k_weight", "k_bias", "keys", "values"), "*bf16")
     pointers = data | dict.fromkeys(("positions", "slots"), "*i64") | {"temperature": "*fp32"}
     pointers |= {"q_eps": "fp32", "k_eps": "fp32"}
+    pointers |= dict.fromkeys(("k_scales", "v_scales"), "*u8" if codes else "*bf16")
+    if codes:
+        pointers |= dict.fromkeys(("keys", "values"), "*u8")
     places = {"HEAD_STEP": 128, "KEYS": 40 * 128, "VALUES": 48 * 128, "HALF": 64}
     kinds = {"Q_NORM": 1, "K_NORM": 1, "Q_STEP": 128 * whole, "K_STEP": 128 * whole, "TURNS_FIRST": False}
     blocks = {"BLOCK_H": 64 if whole else 1, "BLOCK_HALF": 64, "BLOCK_REST": 1, "BLOCK_V": 128}
     constants: dict[str, Any] = {"HEADS": 40, "KV_HEADS": 8, "DIM": 128, "WHOLE": whole, "TEMPERED": not whole}
+    constants["CODES"] = codes
     constants |= {"NEIGHBOURS": not whole} | places | kinds | blocks
     warps = heads.warps_of(constants["BLOCK_H"] * 128)
     fits(compiled(heads._enter_heads, pointers, constants, capability, warps), capability)
