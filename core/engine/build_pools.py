@@ -23,6 +23,7 @@ from core.memory.cross.cross_pool import CrossPool
 from core.memory.draft_pool import DraftLayers, DraftPool
 from core.memory.host_tier import BLOCK, HostTier
 from core.memory.kv_allocator import PagedKVAllocator
+from core.memory.kv_format import KVFormat
 from core.memory.kv_formats import KV_FORMATS
 from core.memory.kv_pool import KVLayerSpec, KVPool
 from core.memory.recurrent.row_to_slot import HybridReqToTokenPool
@@ -125,7 +126,7 @@ def build_pools(
         companions=companions,
         adapters=adapters,
         max_input_length=cross.max_input or context - 1,
-        host=_host_tier(memory, layers.full, spec.dtype, _not_copied(companions, drafts)),
+        host=_host_tier(memory, layers.full, spec.dtype, _not_copied(companions, drafts, format)),
         drafts=None if keeps is None else _draft_pool(keeps, pages.kv, memory, streams.device),
     )
 
@@ -134,9 +135,10 @@ HELD: Final = {STATES: "recurrent states", CROSS: "keys of an encoder", WINDOW: 
 """Pools that rows hold something of beside KV pages, which no copy in host memory has, as a log says it."""
 
 
-def _not_copied(companions: Iterable[str], drafts: int) -> list[str]:
+def _not_copied(companions: Iterable[str], drafts: int, format: KVFormat) -> list[str]:
     """What rows hold that no copy in host memory has, for a log."""
-    return [*(HELD[name] for name in companions if name in HELD), *(["places of drafts"] if drafts else [])]
+    beside = {"places of drafts": drafts > 0, "scales of keys": format.codes is not None}
+    return [*(HELD[name] for name in companions if name in HELD), *(what for what, held in beside.items() if held)]
 
 
 def _host_tier(

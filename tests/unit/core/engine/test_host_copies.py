@@ -22,6 +22,7 @@ from core.memory import host_bytes
 from core.memory.cross.cross_pages import CROSS
 from core.memory.host_arena import HostArena
 from core.memory.host_moves import CopyOut
+from core.memory.kv_formats import KV_FORMATS
 from core.memory.kv_pool import KVLayerSpec
 from core.memory.recurrent.state_slots import NAME as STATES
 from core.memory.window.window_pages import NAME as WINDOW
@@ -157,20 +158,22 @@ async def test_without_room_in_host_memory_nothing_of_it_is_made(
 
 
 @pytest.mark.parametrize(
-    ("held", "drafts", "said"),
+    ("held", "drafts", "cached", "said"),
     [
-        ([STATES], 0, "recurrent states"),
-        ([WINDOW, "adapters"], 0, "a pool of window layers"),
-        ([CROSS], 3, "keys of an encoder, places of drafts"),
-        (["adapters"], 0, ""),
+        ([STATES], 0, "auto", "recurrent states"),
+        ([WINDOW, "adapters"], 0, "auto", "a pool of window layers"),
+        ([CROSS], 3, "auto", "keys of an encoder, places of drafts"),
+        ([], 0, "fp8_e4m3", "scales of keys"),
+        (["adapters"], 0, "auto", ""),
     ],
 )
 def test_what_no_copy_has_is_named_once(
-    held: list[str], drafts: int, said: str, caplog: pytest.LogCaptureFixture
+    held: list[str], drafts: int, cached: str, said: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     layers, given = (KVLayerSpec(0, 1, 8, 8),), MemoryConfig(host_cache_bytes=1 << 20)
+    not_copied = build_pools._not_copied(held, drafts, KV_FORMATS[cached])
     with caplog.at_level(logging.WARNING, build_pools.__name__):
-        tier = build_pools._host_tier(given, layers, torch.float32, build_pools._not_copied(held, drafts))
+        tier = build_pools._host_tier(given, layers, torch.float32, not_copied)
         assert build_pools._host_tier(MemoryConfig(), layers, torch.float32, ["anything"]) is None
     assert (tier is None) == bool(said)
     told = [record.getMessage() for record in caplog.records]
