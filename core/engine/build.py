@@ -35,7 +35,7 @@ from core.memory.host_arena import HostArena
 from core.memory.host_tier import HostTier
 from core.memory.kv_pool import KVPool
 from core.models.attention_proof import prove_attention
-from core.models.base import Model
+from core.models.base import Model, ModelSpec
 from core.models.loader import load_model
 from core.native.host import HostCode
 from core.relay.future_map import FutureMap
@@ -101,16 +101,7 @@ def assemble(
     if source is not None:
         speculation = build_speculation(config, source, pools, streams, spec, code)
     grammars = _build_grammars(config, model, tokenizer)
-    inputs = InputProcessor(
-        tokenizer,
-        pools.memory,
-        spec.vocab_size,
-        pools.context_length,
-        config.seed,
-        spec.hidden_size,
-        pools.adapters.table,
-        encoder_input(spec.encoder, pools.max_input_length),
-    )
+    inputs = _build_inputs(config, spec, tokenizer, pools)
     lanes = LaneRecorder()
     # Captured and timed here and not by `new_executor`: it takes seconds, and that one is called on the event loop.
     captures = config.executor.cuda_graphs and streams.device.type == "cuda"
@@ -130,6 +121,19 @@ def assemble(
             config, model, streams, pools, executor, emit, lanes, speculation
         ),
         lanes=lanes,
+    )
+
+
+def _build_inputs(config: EngineConfig, spec: ModelSpec, tokenizer: Tokenizer, pools: Pools) -> InputProcessor:
+    return InputProcessor(
+        tokenizer,
+        pools.memory,
+        spec.vocab_size,
+        pools.context_length,
+        config.seed,
+        spec.hidden_size,
+        pools.adapters.table,
+        encoder_input(spec.encoder, pools.max_input_length),
     )
 
 

@@ -94,8 +94,7 @@ def build_pools(
     doubt = drafts * (MAX_DEPTH if config.executor.overlap else 1)
     bounds = layers.bounds(memory.page_size, config.scheduler.prompt_tokens, doubt)
     kept_each, kept_spare = _draft_bytes(keeps, memory)
-    longest, beside = max(context, cross.max_input), cross.bytes_per_token + kept_each
-    left = reserved + kept_spare
+    longest, beside, left = max(context, cross.max_input), cross.bytes_per_token + kept_each, reserved + kept_spare
     pages = divide_pages(memory, layers, bounds, spec.dtype, longest, streams.device, left, beside, format)
     allocator = PagedKVAllocator(pages.kv, memory.page_size)
     # Whole pages are written into the table, so its width is a whole number of pages too.
