@@ -55,6 +55,9 @@ class ForwardBatch:
     """[num_extend + 1]: the place in T of the first token of each chunk, and behind them where the last one ends. Set
     where only the device knows how long chunks are: T counts places for them, and all behind that end is padding, as
     are chunks of no token. The host's lengths are empty then. None in any other step."""
+    segments: tuple[torch.Tensor, torch.Tensor] | None = None
+    """[num_extend] each: where in T each chunk begins, and how many tokens its row had before. The host knows both.
+    None where they were not sent with the step: a backend that reads them uploads them."""
     wants_hidden: bool = False
     """Whether the model must set `hidden`: some row of this step is embedded, or a drafter reads it."""
     hidden: torch.Tensor | None = None

@@ -53,13 +53,13 @@ class Staging:
         """
         if not self.pins:
             return [torch.from_numpy(array) for array in arrays]
-        words = [_words(array) for array in arrays]
+        words = [words_of(array) for array in arrays]
         packed = self.pinned(words).to(self.device, non_blocking=True)
         parts = packed.split([len(each) for each in words])
-        return [_view(part, array) for part, array in zip(parts, arrays, strict=True)]
+        return [view_of(part, array) for part, array in zip(parts, arrays, strict=True)]
 
 
-def _words(array: np.ndarray) -> Ints:
+def words_of(array: np.ndarray) -> Ints:
     """int64[n]: the bytes of `array`, and what fills its last word. So each begins where views of any dtype may."""
     if array.dtype == np.int64:
         return array.reshape(-1)
@@ -68,8 +68,8 @@ def _words(array: np.ndarray) -> Ints:
     return words
 
 
-def _view(words: torch.Tensor, array: np.ndarray) -> torch.Tensor:
-    """`words`, which `_words` made of `array`, in its dtype and shape."""
+def view_of(words: torch.Tensor, array: np.ndarray) -> torch.Tensor:
+    """`words`, which `words_of` made of `array`, in its dtype and shape."""
     if array.dtype != np.int64:
         words = words.view(torch.uint8)[: array.nbytes].view(torch.from_numpy(array).dtype)
     return words.view(array.shape)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 
-from core.device.staging import Staging
+from core.device.parcel import Parcel
+from core.device.staging import Staging, view_of, words_of
 from core.types.arrays import Ints
 
 
@@ -27,3 +29,15 @@ class StaticBlock:
         used = self.memory[: sum(lengths)]
         used.copy_(self._staging.pinned(arrays), non_blocking=True)
         return list(used.split(lengths))
+
+    def carry(self, arrays: Sequence[Ints], others: Sequence[np.ndarray]) -> tuple[list[torch.Tensor], Parcel]:
+        """As `fill`, with `others` of any dtype behind, in the same transfer: as many of them as there is room for.
+
+        The parcel finds them. The rest are uploaded when they are asked for.
+        """
+        words = [words_of(each) for each in others]
+        room = len(self.memory) - sum(map(len, arrays))
+        count = int(np.searchsorted(np.cumsum([len(each) for each in words]), room, side="right"))
+        views = self.fill([*arrays, *words[:count]])
+        behind = zip(views[len(arrays) :], others, strict=False)
+        return views[: len(arrays)], Parcel(self._staging, others[:count], [view_of(*each) for each in behind])

@@ -11,14 +11,16 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Final, Protocol
 
+import numpy as np
 import torch
 
 from core.attention.base import AttentionBackend
 from core.batch.forward_batch import ForwardBatch
 from core.batch.schedule_batch import ForwardMode, ScheduleBatch
 from core.device.graphs import Graph, GraphMaker
+from core.device.staging import Staging
 from core.device.static_block import StaticBlock
 from core.executor.capture import NO_LENGTHS, CaptureProgress, captured, padded, record
 from core.executor.device_state import DeviceState
@@ -35,6 +37,12 @@ FINE, COARSE, COARSE_FROM, LARGEST = 8, 64, 256, 1024
 
 SECTIONS = 3
 """Inputs with one entry per row: rows, and the least and the most of their lengths before the step."""
+
+
+CARRIED: Final = 24
+"""Words of 8 bytes by row that others may send with these: 12 of sampling, up to 5 of a state, 4 of a window."""
+LISTED: Final = 1 << 12
+"""Words beside these for what rows have any number of: biases, and texts whose tokens are penalised."""
 
 
 def graph_sizes(max_rows: int) -> tuple[int, ...]:
@@ -71,6 +79,8 @@ class DecodeInputs:
     """Places for tokens of prompt chunks, with padding, which its graph has beside those rows."""
     sampled: tuple[torch.Tensor, torch.Tensor] | None = None
     """(row, and tokens before, which the replay writes) of each row that samples, int64[S] each; None for all rows."""
+    staging: Staging | None = None
+    """Finds what came with the inputs."""
     hooked: bool = False
     """Whether layers compute what a `Hooking` adds."""
 
@@ -89,7 +99,7 @@ class DecodeGraphs:
         self._sizes = tuple(sorted(sizes))
         largest, device = self._sizes[-1], state.streams.device
         # Room for the sections, and beside them for every row fresh and with one new page.
-        self.block = StaticBlock(largest * (SECTIONS + 1 + 3), state.staging)
+        self.block = StaticBlock(largest * (SECTIONS + 1 + 3 + CARRIED) + LISTED, state.staging)
         self.logits = torch.zeros(largest, state.model.spec.vocab_size, dtype=torch.float32, device=device)
         self.seq_lens = torch.zeros(largest, dtype=torch.int64, device=device)
         # Each row has one token, so place i holds the last token of row i.
@@ -132,17 +142,20 @@ class DecodeGraphs:
             return True
         return self._hooks is not None and self._hooks.recorded(batch.companion_writes)
 
-    def load(self, batch: ScheduleBatch) -> DecodeInputs:
-        """Copy the inputs of `batch`, which `takes` accepted, to the device in one transfer, with fresh padding."""
+    def load(self, batch: ScheduleBatch, carried: Sequence[np.ndarray] = ()) -> DecodeInputs:
+        """Copy the inputs of `batch`, which `takes` accepted, to the device in one transfer, with fresh padding.
+
+        `carried`: what else goes with them, as far as there is room.
+        """
         size, count = self._size(len(batch.rows)), len(batch.rows)
         writes = batch.table_writes
         sections = sections_of(batch.rows, batch.lower_lens, batch.prefix_lens, size)
         beside = (batch.fresh_rows, writes.rows, writes.places, writes.pages)
-        views = self.block.fill([*sections, *beside])
+        views, parcel = self.block.carry([*sections, *beside], carried)
         fresh, *table = views[len(sections) :]
         assert len(views[0]) == count
         hooked, written = hooks_layers(batch.companion_writes), (table[0], table[1], table[2])
-        return DecodeInputs(size, views[0], self.seq_lens[:count], fresh, written, hooked=hooked)
+        return DecodeInputs(size, views[0], self.seq_lens[:count], fresh, written, staging=parcel, hooked=hooked)
 
     def replay(self, inputs: DecodeInputs) -> torch.Tensor:
         """float32[B, V]: logits of the real rows, a view that the next replay overwrites.
@@ -232,8 +245,8 @@ class Replays(Protocol):
         """Whether `batch` can be replayed."""
         ...
 
-    def load(self, batch: ScheduleBatch) -> DecodeInputs:
-        """Copy the inputs of `batch` to the device."""
+    def load(self, batch: ScheduleBatch, carried: Sequence[np.ndarray] = ()) -> DecodeInputs:
+        """Copy the inputs of `batch` to the device, and `carried` with them as far as there is room."""
         ...
 
     def replay(self, inputs: DecodeInputs) -> torch.Tensor:

@@ -17,7 +17,7 @@ from core.batch.schedule_batch import ScheduleBatch
 from core.device.graphs import Graph, GraphMaker
 from core.device.static_block import StaticBlock
 from core.executor.capture import NO_LENGTHS, CaptureProgress, captured, record
-from core.executor.decode_graphs import DecodeGraphs, DecodeInputs, sections_of
+from core.executor.decode_graphs import CARRIED, DecodeGraphs, DecodeInputs, sections_of
 from core.executor.device_state import DeviceState
 from core.executor.grid_speculator import GridSpeculator, grid_batch, grid_of
 from core.executor.verification import Attempt, Verification
@@ -79,7 +79,7 @@ class GridGraphs:
         self._graphs: dict[tuple[int, int], Graph] = {}
         places, rows = shapes[0][0] * shapes[0][1], max(size for size, _ in shapes)
         # Room for the sections, and beside them for every row fresh and one new page of table writes for every row.
-        self.block = StaticBlock(rows * (SECTIONS + length + 1 + 3), state.staging)
+        self.block = StaticBlock(rows * (SECTIONS + length + 1 + 3 + CARRIED), state.staging)
         self.outputs = Outputs.of(rows, places, state.model.spec.vocab_size, state.streams.device)
         self.replays = 0
         """Number of steps replayed so far."""
@@ -102,15 +102,17 @@ class GridGraphs:
         fits = min(sizes) * (SECTIONS + self._length) + beside <= self.block.memory.numel()
         return min(sizes) if fits else None
 
-    def load(self, batch: ScheduleBatch, attempt: Attempt) -> DecodeInputs:
+    def load(self, batch: ScheduleBatch, attempt: Attempt, carried: Sequence[np.ndarray] = ()) -> DecodeInputs:
         """See `DecodeGraphs.load`. The grid in it holds from the replay on."""
         size, writes = self.size_for(batch, attempt.width), batch.table_writes
         assert size is not None, "it was asked for first"
         sections = _sections(batch.rows, batch.lower_lens, batch.prefix_lens, attempt, size)
-        views = self.block.fill([*sections, batch.fresh_rows, writes.rows, writes.places, writes.pages])
+        beside = (batch.fresh_rows, writes.rows, writes.places, writes.pages)
+        views, parcel = self.block.carry([*sections, *beside], carried)
         fresh, *table = views[len(sections) :]
         grid = self.outputs.grid(views[0], attempt.width)
-        return DecodeInputs(size, views[0], grid.before, fresh, (table[0], table[1], table[2]), grid)
+        written = (table[0], table[1], table[2])
+        return DecodeInputs(size, views[0], grid.before, fresh, written, grid, staging=parcel)
 
     def replay(self, inputs: DecodeInputs) -> torch.Tensor:
         """float32[n * W, V]: logits of all places of the real rows, a view that the next replay overwrites."""
@@ -154,9 +156,9 @@ class AttemptGraphs:
         """See `DecodeGraphs`."""
         return self.graphs.size_for(batch, self.attempt.width) is not None
 
-    def load(self, batch: ScheduleBatch) -> DecodeInputs:
+    def load(self, batch: ScheduleBatch, carried: Sequence[np.ndarray] = ()) -> DecodeInputs:
         """See `DecodeGraphs`."""
-        return self.graphs.load(batch, self.attempt)
+        return self.graphs.load(batch, self.attempt, carried)
 
     def replay(self, inputs: DecodeInputs) -> torch.Tensor:
         """See `DecodeGraphs`; float32[T, V]."""

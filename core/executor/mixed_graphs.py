@@ -24,7 +24,7 @@ from core.batch.schedule_batch import ForwardMode, ScheduleBatch
 from core.device.graphs import Graph
 from core.device.static_block import StaticBlock
 from core.executor.capture import NO_LENGTHS, CaptureProgress, captured, padded, record
-from core.executor.decode_graphs import DecodeGraphs, DecodeInputs
+from core.executor.decode_graphs import CARRIED, LISTED, DecodeGraphs, DecodeInputs
 from core.executor.device_state import DeviceState
 from core.executor.grid_speculator import GridSpeculator
 from core.executor.verification import Verification
@@ -145,7 +145,7 @@ class MixedGraphs:
         # Room for the inputs, and beside them for every row fresh and one that samples, and for table writes: new pages
         # for all that is computed, and one prompt that finds all of its length in the prefix cache.
         pages = (self._sizes[-1].tokens + pool.max_context_len) // page + rows
-        self.block = StaticBlock(inputs + 3 * rows + 3 * pages, state.staging)
+        self.block = StaticBlock(inputs + (3 + CARRIED) * rows + 3 * pages + LISTED, state.staging)
         self.seq_lens, self.sample_lens = (torch.zeros(rows, dtype=torch.int64, device=device) for _ in range(2))
         self._graphs: dict[MixedSize, Graph] = {}
         self.replays = 0
@@ -169,7 +169,7 @@ class MixedGraphs:
         beside = (batch.rows, batch.sample_indices, batch.fresh_rows, *3 * (batch.table_writes.rows,))
         return sum(self._lengths(size)) + sum(map(len, beside)) <= self.block.memory.numel()
 
-    def load(self, batch: ScheduleBatch) -> DecodeInputs:
+    def load(self, batch: ScheduleBatch, carried: Sequence[np.ndarray] = ()) -> DecodeInputs:
         """Copy the inputs of `batch`, which `takes` accepted, to the device in one transfer, with fresh padding.
 
         Raises InvariantViolation when the staged prompt ids are not as many as planned.
@@ -178,12 +178,14 @@ class MixedGraphs:
         assert size is not None, "it was asked for first"
         sections = self._padded(_arrays(batch, size), size)
         beside = (batch.rows, batch.sample_rows, batch.fresh_rows, writes.rows, writes.places, writes.pages)
-        rows, sample_rows, fresh, *table = self.block.fill([*sections, *beside])[len(sections) :]
+        views, parcel = self.block.carry([*sections, *beside], carried)
+        rows, sample_rows, fresh, *table = views[len(sections) :]
         clear(batch.staging)
         lens, sample_lens = self.seq_lens[: len(rows)], self.sample_lens[: len(sample_rows)]
         writes_on_device = (table[0], table[1], table[2])
+        sampled = sample_rows, sample_lens
         return DecodeInputs(
-            size.rows, rows, lens, fresh, writes_on_device, chunks=size.tokens, sampled=(sample_rows, sample_lens)
+            size.rows, rows, lens, fresh, writes_on_device, chunks=size.tokens, sampled=sampled, staging=parcel
         )
 
     def replay(self, inputs: DecodeInputs) -> torch.Tensor:

@@ -15,7 +15,7 @@ import torch
 
 from core.batch.result import NO_ROWS, Exhausted
 from core.batch.sampling_batch import SamplingBatch
-from core.batch.schedule_batch import ScheduleBatch
+from core.batch.schedule_batch import HistoryWrites, ScheduleBatch
 from core.device.event import Event
 from core.device.recorder import Recorder
 from core.device.shortage import MEMORY_ERRORS, is_out_of_memory, shortage
@@ -23,7 +23,7 @@ from core.device.staging import Staging
 from core.executor.grammar_table import GrammarTable, Statuses
 from core.memory.req_to_token_pool import ReqToTokenPool
 from core.sampling.compiled import CompiledSampler, takes
-from core.sampling.penalties import TokenHistory, has_penalty
+from core.sampling.penalties import Beginnings, TokenHistory, has_penalty
 from core.sampling.places import Places
 from core.sampling.sampler import SampleOutput, Sampler, Scored
 from core.sampling.splitting import sample_in_pieces
@@ -55,6 +55,7 @@ class SamplingStep:
         """`results`: name of a step's host copies for the recorder."""
         self._pool = pool
         self._staging = Staging(pool.device)
+        """Of the step that has begun last."""
         self._sampler = sampler
         self._recorder = recorder
         self._history: TokenHistory | None = None
@@ -62,13 +63,26 @@ class SamplingStep:
         # Rows with penalties whose history found no memory; their owners end with their first sample.
         self._unseeded: set[int] = set()
         self._compiled: CompiledSampler | None = None
+        self._seeds: tuple[HistoryWrites, Beginnings] | None = None
 
     def compile(self, module: Any) -> None:
         """On the CPU, sample in compiled code from now on, where that can; `module`: see `core.native.host`."""
         self._compiled = CompiledSampler(module, self._sampler.vocab_size)
 
-    def begin(self, batch: ScheduleBatch) -> None:
-        """Prepare rows with a new owner: write token histories for penalties, and make matchers for constraints."""
+    def carried(self, batch: ScheduleBatch) -> list[np.ndarray]:
+        """Host arrays that sampling `batch` is going to upload if it verifies no drafts: those very objects."""
+        arrays: list[np.ndarray] = [*Places.carried(batch.sampling), *self._sampler.carried(batch.sampling)]
+        if batch.history_writes.rows:
+            self._seeds = batch.history_writes, Beginnings.of(batch.history_writes.rows, batch.history_writes.ids)
+            arrays += self._seeds[1]
+        return arrays
+
+    def begin(self, batch: ScheduleBatch, staging: Staging) -> None:
+        """Prepare rows with a new owner: write token histories for penalties, and make matchers for constraints.
+
+        `staging`: may have arrays of the step on the device already.
+        """
+        self._staging = staging
         if self._unseeded:
             self._unseeded.difference_update(batch.fresh_rows.tolist())
         if batch.history_writes.rows:
@@ -96,7 +110,7 @@ class SamplingStep:
                 self._note(error)
         if sampling.any_penalty and self._unseeded:
             sampling, lost = self._without_history(sampling)
-        scored = Scored(logits, Places.of(sampling, lens, self._staging))
+        scored = Scored(logits, Places.of(sampling, lens, self._staging), self._staging)
         mask, status, masked = None, None, None
         # Before the grammars: scoring needs no mask, and the device works on it while the host waits for tokens.
         fits = self._score(scored, sampling)
@@ -150,7 +164,10 @@ class SamplingStep:
                 # Rows x context entries: allocated with the first request that has penalties.
                 buffer = self._pool.new_row_buffer((self._pool.max_context_len,), torch.int32)
                 self._history = TokenHistory(buffer, self._recorder)
-            self._history.seed(seeds.rows, seeds.ids)
+            found = self._seeds is not None and self._seeds[0] is seeds
+            known = self._seeds[1] if self._seeds is not None and found else Beginnings.of(seeds.rows, seeds.ids)
+            self._history.start(seeds.rows, known, self._staging)
+            self._seeds = None
         except MEMORY_ERRORS as error:
             self._note(error)
             self._unseeded.update(seeds.rows)

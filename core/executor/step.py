@@ -10,13 +10,13 @@ from typing import Any, Final
 import numpy as np
 import torch
 
-from core.batch.build import chunk_places
 from core.batch.forward_batch import ForwardBatch
 from core.batch.hidden import NO_HIDDEN
 from core.batch.result import Published
 from core.batch.schedule_batch import ScheduleBatch
 from core.device.event import Event
 from core.device.shortage import MEMORY_ERRORS, is_out_of_memory
+from core.device.staging import Staging
 from core.device.timer import Mark
 from core.executor.decode_graphs import DecodeInputs, Replays, capture_decode_graphs
 from core.executor.device_state import DeviceState
@@ -28,9 +28,10 @@ from core.executor.pooling import Pooler
 from core.executor.rehearsal import rehearse
 from core.executor.rejoining_rows import bring_back
 from core.executor.sampling_step import SampledRows, SamplingStep
+from core.executor.step_inputs import StepInputs
 from core.executor.step_lanes import StepLanes, StepTracer
 from core.executor.verification import Attempt
-from core.memory.companion import Captured, Judged, LateBound
+from core.memory.companion import Captured, Carried, Judged, LateBound
 from core.memory.host_moves import CopyOut
 from core.relay.payload import RelayPayload
 from core.relay.resolve import DecodeRows, resolve_forward_inputs
@@ -51,6 +52,8 @@ class Computed:
     """Vectors of embeddings, float32[E, H]; None without any, or without memory for them."""
     trial: Tried | None = None
     """What is verified; None without drafts."""
+    sampled: torch.Tensor | None = None
+    """int64[S]: which of the rows sample, where those are not all; replays have found them themselves."""
 
 
 class StepRunner:
@@ -152,22 +155,37 @@ class StepRunner:
 
     def _compute(self, batch: ScheduleBatch, computing: Callable[[], None]) -> Computed:
         """Run the model. Steps that were captured are replayed."""
-        graphs = self._graphs_for(batch, None if self._speculator is None else self._speculator.begin(batch))
+        attempt = None if self._speculator is None else self._speculator.begin(batch)
+        graphs = self._graphs_for(batch, attempt)
         if graphs is not None and graphs.takes(batch):
-            inputs = graphs.load(batch)
-            self._apply(batch, inputs.rows, inputs.fresh, inputs.table, self._captured)
+            inputs = graphs.load(batch, self._carried(batch, attempt, replayed=True))
+            staging = inputs.staging or self._state.staging
+            self._apply(batch, inputs.rows, inputs.fresh, inputs.table, staging, self._captured)
             computing()
             logits = graphs.replay(inputs)
             for captured in self._captured.values():
                 captured.replayed()
             return Computed(inputs, logits, trial=inputs.trial)
-        forward_batch, trial = self._prepare(batch)
+        forward_batch, trial, sampled = self._prepare(batch, self._carried(batch, attempt, replayed=False))
         for companion in self._late_bound:
             lens = forward_batch.prefix_lens_host, forward_batch.extend_lens_host
             companion.measured(*lens, self._state.staging)
         computing()
         logits = self._state.model.forward(forward_batch)
-        return Computed(forward_batch, logits, self._pooler.vectors(forward_batch.hidden, batch.pooling), trial)
+        vectors = self._pooler.vectors(forward_batch.hidden, batch.pooling)
+        return Computed(forward_batch, logits, vectors, trial, sampled)
+
+    def _carried(self, batch: ScheduleBatch, attempt: Attempt | None, *, replayed: bool) -> list[np.ndarray]:
+        """Host arrays of others that go to the device with the inputs of the step."""
+        # Where uploads are no transfers there is nothing to save. Drafts spread options over places, which come later.
+        state = self._state
+        if not state.staging.pins:
+            return []
+        arrays = self._sampling.carried(batch) if attempt is None else []
+        for name, companion in state.companions.items():
+            if isinstance(companion, Carried):
+                arrays += companion.carried(batch.companion_writes.get(name), replayed and name in self._captured)
+        return arrays
 
     def _graphs_for(self, batch: ScheduleBatch, attempt: Attempt | None) -> Replays | None:
         """What was captured of steps like `batch` with this attempt."""
@@ -175,30 +193,24 @@ class StepRunner:
             return self.mixed if batch.num_extend else self.graphs
         return None if self.grids is None else self.grids.of(attempt)
 
-    def _prepare(self, batch: ScheduleBatch) -> tuple[ForwardBatch, Tried | None]:
+    def _prepare(
+        self, batch: ScheduleBatch, carried: Sequence[np.ndarray]
+    ) -> tuple[ForwardBatch, Tried | None, torch.Tensor | None]:
         """Apply what the scheduler decided to device state, then gather the inputs, which depend on it.
 
-        The trial is None in a step that verifies no drafts.
+        The trial is None in a step that verifies no drafts. The last is `Computed.sampled`. `carried` goes along.
         """
-        state, writes, chunks = self._state, batch.table_writes, batch.num_extend
-        # Without chunks each row has one token, which stands in the place of its row.
-        last_indices = np.cumsum(batch.extend_lens)[batch.sample_indices] - 1 if chunks else batch.sample_indices
-        at_places = chunk_places(batch) if chunks else ()
-        rows, lower, upper, last, fresh, *uploaded = state.staging.upload(
-            [
-                *(batch.rows, batch.lower_lens, batch.prefix_lens[chunks:], last_indices, batch.fresh_rows),
-                *at_places,
-                *((writes.rows, writes.places, writes.pages) if len(writes.rows) else ()),
-            ]
-        )
-        places, table = uploaded[: len(at_places)], uploaded[len(at_places) :]
-        self._apply(batch, rows, fresh, table)
-        decode = DecodeRows(rows[chunks:], lower, upper)
+        state, chunks = self._state, batch.num_extend
+        sent = StepInputs.send(batch, state.staging, carried)
+        self._apply(batch, sent.rows, sent.fresh, sent.table, sent.staging)
+        decode = DecodeRows(sent.rows[chunks:], sent.lower, sent.upper)
         encoder_tokens = int(batch.encoder_lens.sum()) if len(batch.encoder_lens) else 0
-        inputs = resolve_forward_inputs(batch.staging, decode, state.future_map, batch.num_inputs, encoder_tokens)
+        inputs = resolve_forward_inputs(
+            batch.staging, decode, state.future_map, batch.num_inputs, encoder_tokens, sent.staged
+        )
         if self._speculator is not None and (trial := self._speculator.trial(batch, decode, inputs)) is not None:
-            return self._speculator.forward_batch(batch, decode, trial), trial
-        token_rows, positions, seq_lens = decode.behind(places, inputs.entered)
+            return self._speculator.forward_batch(batch, decode, trial), trial, None
+        token_rows, positions, seq_lens = decode.behind(sent.places, inputs.entered)
         # With chunks the slots of all tokens are looked up at once.
         slots = None if chunks or inputs.entered is None else inputs.entered.slots
         slots = state.pool.slots(token_rows, positions) if slots is None else slots
@@ -209,21 +221,22 @@ class StepRunner:
             mode=batch.mode,
             input_ids=inputs.ids,
             positions=positions,
-            rows=rows,
+            rows=sent.rows,
             seq_lens=seq_lens,
             out_cache_loc=slots,
-            last_indices=last,
+            last_indices=sent.last,
             req_to_token=state.pool.table,
             kv_pool=state.kv_pool,
             num_extend=chunks,
             prefix_lens_host=prefix_lens,
             extend_lens_host=extend_lens,
+            segments=sent.segments,
             wants_hidden=batch.pooling is not None or self._hidden.final,
             wants_layers=self._hidden.layers,
             encoder_ids=inputs.encoder_ids,
             encoder_lens_host=batch.encoder_lens,
         )
-        return forward_batch, None
+        return forward_batch, None, sent.sampled
 
     def _apply(
         self,
@@ -231,11 +244,13 @@ class StepRunner:
         rows: torch.Tensor,
         fresh: torch.Tensor,
         table: Sequence[torch.Tensor],
+        staging: Staging,
         captured: Mapping[str, Captured] = NO_CAPTURED,
     ) -> None:
         """Apply what the scheduler decided to device state, before anything in the step reads it.
 
-        `captured`: companions whose look-ups are part of the replay that follows.
+        `staging`: may have some of it on the device already. `captured`: companions whose look-ups are part of the
+        replay that follows.
         """
         state = self._state
         if len(batch.table_writes.rows):
@@ -243,11 +258,11 @@ class StepRunner:
         for name, companion in state.companions.items():
             replayed = captured.get(name)
             begin = companion.begin if replayed is None else replayed.apply
-            begin(rows, batch.companion_writes.get(name), state.staging)
+            begin(rows, batch.companion_writes.get(name), staging)
         state.future_map.forget(fresh)
         if batch.host_backs:
             bring_back(state, batch.host_backs)
-        self._sampling.begin(batch)
+        self._sampling.begin(batch, staging)
 
     @torch.inference_mode()
     def copy_out(self, out: CopyOut) -> Event:
@@ -265,8 +280,8 @@ class StepRunner:
         if isinstance(done.inputs, DecodeInputs):
             assert done.inputs.sampled is not None, "where only some rows sample the replay has found them"
             return done.inputs.sampled
-        rows, places = self._state.staging.upload([batch.sample_rows, batch.sample_indices])
-        return rows, done.inputs.seq_lens.index_select(0, places)
+        assert done.sampled is not None, "it came with the other inputs"
+        return done.inputs.rows.index_select(0, done.sampled), done.inputs.seq_lens.index_select(0, done.sampled)
 
     def _relay(
         self,

@@ -12,11 +12,12 @@ a windowed page is dropped when its KV page is freed, and needs no tree of its o
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
+import numpy as np
 import torch
 
 from core.device.recorder import Recorder
@@ -153,6 +154,18 @@ class DeviceCompanion(Protocol):
 
     def begin(self, rows: torch.Tensor, writes: object | None, staging: Staging) -> None:
         """First thing in every step: apply `writes` (None: there are none) for the step's `rows`, int64[B]."""
+        ...
+
+
+@runtime_checkable
+class Carried(Protocol):
+    """A device companion whose arrays travel with the inputs of the step, in one transfer."""
+
+    def carried(self, writes: object | None, replayed: bool) -> Sequence[np.ndarray]:
+        """Host arrays, of any dtype, that it is going to upload for `writes`: those very objects.
+
+        Before `apply` of a step that is `replayed`, before `begin` of any other. Changes nothing on the device.
+        """
         ...
 
 

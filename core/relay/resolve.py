@@ -63,7 +63,12 @@ class ResolvedInputs:
 
 
 def resolve_forward_inputs(
-    staging: InputStaging, decode: DecodeRows, future_map: FutureMap, num_tokens: int, num_encoder_tokens: int = 0
+    staging: InputStaging,
+    decode: DecodeRows,
+    future_map: FutureMap,
+    num_tokens: int,
+    num_encoder_tokens: int = 0,
+    sent: Sequence[torch.Tensor] | None = None,
 ) -> ResolvedInputs:
     """The `num_tokens` input ids of a step, prefill ids first, then one token per decode row.
 
@@ -72,8 +77,10 @@ def resolve_forward_inputs(
     (2) Prompt ids are staged: prefill.
     (3) Prompt ids and decode rows are staged: mixed.
 
-    Staged encoder ids, `num_encoder_tokens` of them, end in `encoder_ids`. The staging is cleared only after everything
-    succeeded, so a failed copy leaves it whole. Raises InvariantViolation when the ids are not as many as planned.
+    Staged encoder ids, `num_encoder_tokens` of them, end in `encoder_ids`. `sent`: all that was staged, prompt ids
+    first, where it has gone to the device with the step's other inputs; None where that is still to be done. The
+    staging is cleared only after everything succeeded, so a failed copy leaves it whole. Raises InvariantViolation when
+    the ids are not as many as planned.
     """
     device = decode.rows.device
     prompt = staging.prefill_ids_cpu
@@ -82,16 +89,24 @@ def resolve_forward_inputs(
         assert entered is not None
         ids = entered.ids
     else:
-        ids = prompt.to(device, non_blocking=True)
+        ids = prompt.to(device, non_blocking=True) if sent is None else sent[0]
         ids = ids if entered is None else torch.cat([ids, entered.ids])
     decode_lens = decode.rows[:0] if entered is None else entered.lens
     check("resolve_length", ids.numel() == num_tokens, got=ids.numel(), expected=num_tokens)
     encoder = staging.encoder_ids_cpu
     staged = 0 if encoder is None else encoder.numel()
     check("encoder_length", staged == num_encoder_tokens, got=staged, expected=num_encoder_tokens)
-    encoder_ids = None if encoder is None else encoder.to(device, non_blocking=True)
+    encoder_ids = None
+    if encoder is not None:
+        encoder_ids = encoder.to(device, non_blocking=True) if sent is None else sent[-1]
     clear(staging)
     return ResolvedInputs(ids, encoder_ids, decode_lens, entered)
+
+
+def all_staged(staging: InputStaging) -> list[Ints]:
+    """Prompt ids and encoder ids, int64, as far as there are some: to be sent, and given back as `sent`."""
+    staged = (staging.prefill_ids_cpu, staging.encoder_ids_cpu)
+    return [ids.numpy() for ids in staged if ids is not None]
 
 
 def staged_ids(staging: InputStaging, num_tokens: int) -> Ints:

@@ -8,11 +8,13 @@ counts what is there. Lengths are known there first too; the host knows bounds.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
+from core.batch.ragged import walk_runs
 from core.batch.sampling_batch import SamplingBatch
 from core.device.recorder import Recorder
 from core.device.staging import Staging
@@ -20,6 +22,23 @@ from core.types.arrays import Ints
 
 MIN_REPETITION_PENALTY = 1e-6
 """Smaller penalties act as this one: as float32 they round to zero, or make a quotient that is not finite."""
+
+
+class Beginnings(NamedTuple):
+    """Every token that is known of some rows, int64[n] each."""
+
+    rows: Ints
+    positions: Ints
+    """In the sequence of its row."""
+    ids: Ints
+
+    @classmethod
+    def of(cls, rows: Sequence[int], ids: Sequence[Ints]) -> Beginnings:
+        """Those of `rows[i]` are `ids[i]` (int64), from the first on."""
+        assert len(rows) == len(ids), (len(rows), len(ids))
+        lens = np.array([len(part) for part in ids], np.int64)
+        run, behind = walk_runs(lens)
+        return cls(np.asarray(rows, np.int64)[run], behind, np.concatenate([run[:0], *ids]))
 
 
 class TokenHistory:
@@ -43,17 +62,17 @@ class TokenHistory:
 
     def seed(self, rows: Sequence[int], ids: Sequence[Ints]) -> None:
         """Start `rows[i]` with all its known tokens `ids[i]` (int64), prompt first. One transfer for all rows."""
-        assert len(rows) == len(ids), (len(rows), len(ids))
+        self.start(rows, Beginnings.of(rows, ids), self._staging)
+
+    def start(self, rows: Sequence[int], known: Beginnings, staging: Staging) -> None:
+        """As `seed`, from `known` of `rows`, whose arrays `staging` may have on the device already."""
         assert all(0 < row < len(self.buffer) for row in rows), rows
-        lens = np.array([len(part) for part in ids], np.int64)
-        assert not (lens > self.max_len).any(), (lens, self.max_len)
-        if not lens.sum():
+        assert (known.positions < self.max_len).all(), (known.positions.max(), self.max_len)
+        if not len(known.ids):
             return
         if self.recorder is not None:
             self.recorder.wrote("token_history", rows)
-        flat_rows = np.repeat(np.asarray(rows, np.int64), lens)
-        positions = np.concatenate([np.arange(n) for n in lens])
-        row_index, columns, tokens = self._staging.upload([flat_rows, positions, np.concatenate(ids)])
+        row_index, columns, tokens = staging.upload(known)
         self.buffer.index_put_((row_index, columns), tokens.to(torch.int32))
 
     def append(self, rows: torch.Tensor, positions: torch.Tensor, tokens: torch.Tensor) -> None:

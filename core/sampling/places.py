@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
+import numpy.typing as npt
 import torch
 
 from core.batch.sampling_batch import SamplingBatch
@@ -19,16 +21,20 @@ class Places:
     uniforms: torch.Tensor
     """float64[S] in [0, 1): the one random number of each place. Of no use, and of any length, for a greedy batch."""
 
+    @staticmethod
+    def carried(batch: SamplingBatch) -> list[npt.NDArray[Any]]:
+        """The arrays that `of` uploads."""
+        if batch.all_greedy:
+            return []
+        return [batch.uniforms] if batch.uniforms.shape[1] == 1 else [batch.uniforms, batch.lower_lens]
+
     @classmethod
     def of(cls, batch: SamplingBatch, lens: torch.Tensor, staging: Staging) -> Places:
         """The places of the rows of `batch` at `lens`, int64[S] (law 13)."""
         if batch.all_greedy:
             return cls(lens, lens.new_empty(0, dtype=torch.float64))
-        if batch.uniforms.shape[1] == 1:
-            (numbers,) = staging.upload([batch.uniforms])
-            return cls(lens, numbers[:, 0])
-        numbers, lower = staging.upload([batch.uniforms, batch.lower_lens])
-        return cls(lens, numbers.gather(1, (lens - lower)[:, None])[:, 0])
+        numbers, *lower = staging.upload(cls.carried(batch))
+        return cls(lens, (numbers.gather(1, (lens - lower[0])[:, None]) if lower else numbers)[:, 0])
 
     def part(self, places: slice) -> Places:
         """Some of them; tensors are views."""

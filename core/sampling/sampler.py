@@ -12,6 +12,7 @@ the usual way with a sort. A greedy batch pays for one `max` with its index, whi
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -64,6 +65,8 @@ class Scored:
     logits: torch.Tensor
     """float32[S, V]; of the model, then with bias, penalties, mask and temperature."""
     places: Places
+    staging: Staging | None = None
+    """What has some of the arrays of `Sampler.carried` on the device already; None if nothing was sent before."""
     raw: torch.Tensor | None = None
     """float32[S, V]: log probabilities of the model itself, None unless some row wants them. What is kept of them is
     the sampler's affair; `TritonSampler` keeps two numbers a row."""
@@ -102,6 +105,13 @@ class Sampler:
 
     def warm(self) -> None:
         """Compile what a step would otherwise wait for; nothing here. May raise what an allocator raises."""
+
+    def carried(self, batch: SamplingBatch) -> Sequence[np.ndarray]:
+        """Host arrays that sampling `batch` without a mask uploads, those very objects; none here.
+
+        The step may send them with its inputs: `Scored.staging` finds them then.
+        """
+        return ()
 
     def sample(
         self,

@@ -20,6 +20,7 @@ from core.batch.ragged import starts_of
 from core.device.staging import Staging
 from core.memory.kv_e4m3 import FP8_E4M3
 from core.memory.kv_format import PLAIN, KVFormat
+from core.types.arrays import Ints
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +77,7 @@ class TritonAttention(AttentionBackend):
         return rehearsed(rows, torch.cuda.get_device_properties(device).multi_processor_count)
 
     def plan(self, batch: ForwardBatch) -> None:
-        """Upload the places of prefill segments. A decode step needs no plan."""
+        """Upload the places of prefill segments, if the step has not. A decode step needs no plan."""
         self._batch, self._segments, self._native = batch, None, None
         if batch.starts is not None:
             self._segments = _together(batch, batch.starts)
@@ -84,8 +85,7 @@ class TritonAttention(AttentionBackend):
             self._segments = _grid(batch, batch.prefix_lens)
         elif batch.num_extend:
             extend = batch.extend_lens_host[: batch.num_extend]
-            arrays = [starts_of(extend), batch.prefix_lens_host[: batch.num_extend]]
-            starts, prefixes = Staging(batch.rows.device).upload(arrays)
+            starts, prefixes = batch.segments or _uploaded(batch, extend)
             self._segments = _Segments(starts, prefixes, int(extend.max()), int(extend.sum()))
 
     def forward(
@@ -177,6 +177,12 @@ class TritonAttention(AttentionBackend):
             self._native = TorchNativeAttention()
             self._native.plan(batch)
         return self._native.forward(layer_id, q, k, v, scale=scale, bias=bias, stored=stored)
+
+
+def _uploaded(batch: ForwardBatch, extend: Ints) -> list[torch.Tensor]:
+    """What `ForwardBatch.segments` holds, for segments of `extend` tokens, int64[n]."""
+    arrays = [starts_of(extend), batch.prefix_lens_host[: batch.num_extend]]
+    return Staging(batch.rows.device).upload(arrays)
 
 
 def _together(batch: ForwardBatch, starts: torch.Tensor) -> _Segments:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 
@@ -14,7 +16,8 @@ from core.types.arrays import Ints
 
 
 class CrossPool:
-    """Device side of the "cross_page" companion; `Captured`. Row 0 of the table stays zero, so padded rows read slot 0.
+    """Device side of the "cross_page" companion; `Captured` and `Carried`. Row 0 of the table stays zero, so
+    padded rows read slot 0.
 
     `begin` replaces the tensors of the current step by new ones and never changes old ones, so two steps in flight
     cannot mix (law 3).
@@ -34,20 +37,24 @@ class CrossPool:
         """int64[E]: slots for the keys and values of the inputs that this step encodes, in the order of their ids."""
         self.token_rows = self.last_places = self.last_slots = none
         """int64[T] each, by decoder token: its row, the last encoder token it sees, and the slot of that one."""
+        self._arranged: CrossWrites | None = None
+        self._arrays: Sequence[Ints] = ()
+        """Those of `_arranged`, kept for the `begin` that asks for these very objects."""
         self.last_places_host: Ints = np.empty(0, np.int64)
         """int64[T]: `last_places` on the host; empty in captured work, whose replays have others."""
+
+    def carried(self, writes: object | None, replayed: bool) -> Sequence[np.ndarray]:
+        """See `Carried`: a replay reads nothing that comes with the step."""
+        if replayed or not isinstance(writes, CrossWrites):
+            return ()
+        self._arranged, self._arrays = writes, _arrays(writes)
+        return self._arrays
 
     def begin(self, rows: torch.Tensor, writes: object | None, staging: Staging) -> None:
         """Write the table entries of new inputs and set the step's tensors. `writes` is never None for this pool."""
         assert isinstance(writes, CrossWrites), "the host side answers every step"
-        # Of each new input, the place of its last token in `writes`.
-        ends = np.flatnonzero(np.diff(writes.rows, append=0))
-        written, places, self.input_slots, fresh, counts, batch_places, self.last_places = staging.upload(
-            [
-                *(writes.rows, writes.places, writes.slots, writes.rows[ends], writes.places[ends] + 1),
-                *(writes.batch_places, writes.last_places),
-            ]
-        )
+        arrays = self._arrays if self._arranged is writes else _arrays(writes)
+        written, places, self.input_slots, fresh, counts, batch_places, self.last_places = staging.upload(arrays)
         if len(writes.rows):
             self.table[written, places] = self.input_slots.to(torch.int32)
             self.lens[fresh] = counts
@@ -78,3 +85,10 @@ class CrossPool:
 
     def replayed(self) -> None:
         """See `Captured`: nothing is left to do."""
+
+
+def _arrays(writes: CrossWrites) -> list[Ints]:
+    """What of `writes` the device reads, and between that the row and the length of each new input."""
+    ends = np.flatnonzero(np.diff(writes.rows, append=0))
+    inputs = writes.rows[ends], writes.places[ends] + 1
+    return [writes.rows, writes.places, writes.slots, *inputs, writes.batch_places, writes.last_places]

@@ -5,6 +5,7 @@ Has a `ReqToTokenPool` and a `MambaPool`, and is neither: SGLang's HybridReqToTo
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -33,8 +34,8 @@ class PlaceStates:
 
 
 class HybridReqToTokenPool:
-    """Device side of the "mamba" companion; `LateBound`, `Judged` and `Captured`. Row 0 maps to slot 0 for ever, so
-    padded rows land in padding.
+    """Device side of the "mamba" companion; `LateBound`, `Judged`, `Captured` and `Carried`. Row 0 maps to slot 0 for
+    ever, so padded rows land in padding.
 
     A step that verifies drafts leaves one state behind each place. Once it is known how many places of a row count,
     the state behind the last of them is copied into the slot of the row.
@@ -75,9 +76,7 @@ class HybridReqToTokenPool:
         if writes is None:
             return
         self.tracked = writes.tracked
-        fresh, slots, sources, places, self.tracked_slots = staging.upload(
-            [writes.rows, writes.slots, writes.sources, writes.tracked.places, writes.tracked.slots]
-        )
+        fresh, slots, sources, places, self.tracked_slots = staging.upload(_arrays(writes))
         if len(writes.rows):
             self.mapping[fresh] = slots
             self.states.start(slots, sources)
@@ -87,6 +86,10 @@ class HybridReqToTokenPool:
 
     def padding(self, extend_lens: Ints, encoder_tokens: int) -> None:
         """See `Rehearsed`: row 0 has slot 0, and begins nowhere."""
+
+    def carried(self, writes: object | None, replayed: bool) -> Sequence[np.ndarray]:
+        """See `Carried`."""
+        return _arrays(writes) if isinstance(writes, StateWrites) else ()
 
     def look_up(self, rows: torch.Tensor) -> None:
         """See `Captured`: padded rows have slot 0."""
@@ -149,3 +152,8 @@ class HybridReqToTokenPool:
         self.tracked = Tracked(places, ends, slots)
         rows, self.tracked_slots = staging.upload([places, slots])
         self.tracked_from = self.step_slots[rows]
+
+
+def _arrays(writes: StateWrites) -> list[Ints]:
+    """What of `writes` the device reads."""
+    return [writes.rows, writes.slots, writes.sources, writes.tracked.places, writes.tracked.slots]

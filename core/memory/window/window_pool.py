@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+import numpy as np
 import torch
 
 from core.device.recorder import Recorder
@@ -14,7 +17,8 @@ TABLE = "swa_table"
 
 
 class SlidingWindowPool:
-    """Device side of the "swa_page" companion: `kv` holds the windowed layers only, in as many pages as windows need.
+    """Device side of the "swa_page" companion; `Carried`. `kv` holds the windowed layers only, in as many pages as
+    windows need.
 
     `table` int32[KV pages + 1] gives the page of `kv` that stands for a page of the ordinary pool; 0 where none does,
     and always for padding page 0. So a KV page without a window page reads and writes padding, never another row's
@@ -33,6 +37,10 @@ class SlidingWindowPool:
     @recorder.setter
     def recorder(self, recorder: Recorder | None) -> None:
         self.kv.recorder = recorder
+
+    def carried(self, writes: object | None, replayed: bool) -> Sequence[np.ndarray]:
+        """See `Carried`."""
+        return (writes.pages, writes.windows) if isinstance(writes, WindowWrites) else ()
 
     def begin(self, rows: torch.Tensor, writes: object | None, staging: Staging) -> None:
         """Write the changed table entries. Earlier steps have read the old entries; this step reads the new ones."""

@@ -15,7 +15,6 @@ import numpy as np
 import torch
 
 from core.device.staging import Staging
-from core.device.static_block import StaticBlock
 from core.models.lora.addresses import Addresses
 from core.models.lora.packed import Delta
 from core.types.arrays import Ints
@@ -54,7 +53,7 @@ class RecordedHooks:
         self._limits = limits
         self.addresses = Addresses(sorted(self._linears), limits.dtype, staging.device)
         self._staging = staging
-        self._block = StaticBlock(rows, staging)
+        self._places = torch.zeros(rows, dtype=torch.int64, device=staging.device)
         self._missed: set[str] = set()
         """Layers that were not called with one token of each row, so that no graph computes their updates."""
         self._changed: dict[int, frozenset[str]] = {}
@@ -74,17 +73,21 @@ class RecordedHooks:
         """Whether replays compute the updates of all `slots`."""
         return all(self.addresses.place(slot) and self._missed.isdisjoint(self._changed[slot]) for slot in slots)
 
-    def enter(self, row_slots: Ints) -> None:
-        """The rows of the replay that follows have adapters in `row_slots`, int64[B]; padding behind them has none."""
+    def places(self, row_slots: Ints) -> Ints:
+        """What `enter` takes for rows that have adapters in `row_slots`, int64[B]; padding behind them has none."""
         found, row_of = np.unique(row_slots, return_inverse=True)
-        places = np.zeros(len(self._block.memory), np.int64)
+        places = np.zeros(len(self._places), np.int64)
         places[: len(row_slots)] = np.array([self.addresses.place(slot) for slot in found.tolist()], np.int64)[row_of]
-        self._block.fill([places])
+        return places
+
+    def enter(self, places: Ints, staging: Staging) -> None:
+        """The rows of the replay that follows have the adapters at `places`."""
+        self._places.copy_(staging.upload([places])[0])
 
     @contextmanager
     def recording(self, size: int) -> Iterator[None]:
         """Within, the layers have the hooks of a decode step of `size` rows."""
-        places = self._block.memory[:size]
+        places = self._places[:size]
         handles = [linear.register_forward_hook(self._hook(name, places)) for name, linear in self._linears.items()]
         try:
             yield

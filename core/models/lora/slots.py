@@ -73,7 +73,8 @@ def group_tokens(row_slots: Ints, extend_lens: Ints) -> tuple[tuple[int, Ints], 
 
 
 class AdapterSlots:
-    """Device side of the adapters over one model; `LateBound`, `Captured` and `Hooking`. Forward stream only (law 2).
+    """Device side of the adapters over one model; `LateBound`, `Captured`, `Hooking` and `Carried`. Forward stream
+    only (law 2).
 
     A slot's memory is allocated when it is filled and freed when it is emptied, both between two steps, so no step sees
     half an adapter. Hooks are registered only in steps with adapters; the model's modules and weights never change.
@@ -95,6 +96,7 @@ class AdapterSlots:
         self._row_slots: Ints = np.empty(0, np.int64)
         """int64[B]: the slot of each row of the step."""
         self._num_tokens = 0
+        self._entering: tuple[LoraWrites, Ints] | None = None
         self._seen: dict[str, int] = {}
         """By layer: how many of the step's tokens it has seen. Linear layers inside recurrent mixers are called for one
         request after another, in the order of the packed row; every other layer sees all tokens at once."""
@@ -137,7 +139,20 @@ class AdapterSlots:
         self._write(writes.slots, staging.device)
         if writes.groups:
             assert self._recorded is not None and len(writes.row_slots) == len(rows), "recorded() was asked first"
-            self._recorded.enter(writes.row_slots)
+            self._recorded.enter(self._entered(writes), staging)
+
+    def carried(self, writes: object | None, replayed: bool) -> Sequence[np.ndarray]:
+        """See `Carried`."""
+        if not isinstance(writes, LoraWrites) or not writes.groups:
+            return ()
+        return [self._entered(writes)] if replayed else [places for _, places in writes.groups]
+
+    def _entered(self, writes: LoraWrites) -> Ints:
+        """Where a replay finds the adapters of its rows; the same object each time that a step asks."""
+        assert self._recorded is not None, "recorded() was asked first"
+        if self._entering is None or self._entering[0] is not writes:
+            self._entering = writes, self._recorded.places(writes.row_slots)
+        return self._entering[1]
 
     def look_up(self, rows: torch.Tensor) -> None:
         """See `Captured`: nothing, as rows bring their places."""

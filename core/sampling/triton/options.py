@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import IntEnum
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -64,6 +65,11 @@ class Options:
     """int32[G, W]: see `TokenMask`."""
     penalised: int
     """Places with a penalty."""
+
+    @property
+    def arrays(self) -> list[npt.NDArray[Any]]:
+        """What is sent."""
+        return [self.floats, self.whole, self.top_ps, self.entries, self.values, self.words]
 
     @classmethod
     def of(cls, batch: SamplingBatch, mask: TokenMask | None, vocab: int) -> Options:

@@ -7,6 +7,8 @@ infinite over its temperature gets its greedy token here.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 
@@ -43,6 +45,20 @@ class TritonSampler(Sampler):
             outputs = (tokens, rows.new_empty(count, dtype=torch.bool), rows.new_empty(count))
             sample_rows(rows, lens, lens.double(), *_NOTHING, raw, *outputs, random=False)
 
+    def __init__(self, vocab_size: int, device: torch.device) -> None:
+        super().__init__(vocab_size, device)
+        self._made: tuple[SamplingBatch, Options] | None = None
+        """What `carried` made last: the step asks for it again, as the very objects that it has sent."""
+
+    def carried(self, batch: SamplingBatch) -> Sequence[np.ndarray]:
+        """See `Sampler`. Constrained rows send their options with their masks, which are not known yet."""
+        asked = [batch.alternatives] if batch.logprobs and batch.alternatives is not None else []
+        if _is_plain(batch) or len(batch.constrained):
+            return asked
+        options = Options.of(batch, None, self.vocab_size)
+        self._made = batch, options
+        return [*asked, *options.arrays]
+
     def score_on(self, scored: Scored, batch: SamplingBatch, history: TokenHistory | None = None) -> None:
         """Keep what is told of the model's own distribution, of rows that want it. The rest of scoring is in `pick`."""
         logits = scored.logits
@@ -59,7 +75,7 @@ class TritonSampler(Sampler):
         raw = logits.new_empty(len(batch), 2)
         top_ids = logits.new_empty(len(batch), width, dtype=torch.int64)
         top_values = logits.new_empty(len(batch), width)
-        (asked,) = self._staging.upload([wanted])
+        (asked,) = (scored.staging or self._staging).upload([wanted])
         normalise(logits, asked, raw, top_ids, top_values)
         scored.raw = raw
         if width:
@@ -87,19 +103,22 @@ class TritonSampler(Sampler):
         places, logits, outputs = scored.places, scored.logits, (tokens, non_finite, logprobs)
         if mask is not None and not len(mask.places):
             mask = None
-        if batch.all_greedy and not (len(batch.bias_rows) or batch.any_penalty or mask is not None):
+        if mask is None and _is_plain(batch):
             sample_rows(logits, places.lens, places.uniforms, *_NOTHING, scored.raw, *outputs, random=False)
             return
-        options = Options.of(batch, mask, self.vocab_size)
-        floats, whole, top_ps, entries, values, words = self._staging.upload(
-            [options.floats, options.whole, options.top_ps, options.entries, options.values, options.words]
-        )
+        options = self._options(batch, mask)
+        floats, whole, top_ps, entries, values, words = (scored.staging or self._staging).upload(options.arrays)
         biased = len(options.values) > 0
         biases = (entries, values, torch.empty_like(values)) if biased else (None, None, None)
         penalties = self._penalties(scored, batch, options) if options.penalised else (None, None)
         masks = None if mask is None else words
         arguments = (floats, whole, top_ps, *biases, *penalties, masks, scored.raw, *outputs)
         sample_rows(logits, places.lens, places.uniforms, *arguments, random=not batch.all_greedy)
+
+    def _options(self, batch: SamplingBatch, mask: TokenMask | None) -> Options:
+        if mask is None and self._made is not None and self._made[0] is batch:
+            return self._made[1]
+        return Options.of(batch, mask, self.vocab_size)
 
     @staticmethod
     def _penalties(scored: Scored, batch: SamplingBatch, options: Options) -> tuple[torch.Tensor, torch.Tensor]:
@@ -113,3 +132,8 @@ class TritonSampler(Sampler):
             history.recorder.read("token_history", batch.rows[rows])
         shape = (options.penalised, 3, longest)
         return history.buffer, scored.logits.new_empty(shape, dtype=torch.int32)
+
+
+def _is_plain(batch: SamplingBatch) -> bool:
+    """Whether all rows take their largest logit as the model gave it."""
+    return batch.all_greedy and not (len(batch.bias_rows) or batch.any_penalty)

@@ -332,7 +332,7 @@ def test_a_history_without_memory_ends_its_request_alone(monkeypatch: pytest.Mon
     def refuse(*_: object) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
 
-    monkeypatch.setattr(TokenHistory, "seed", refuse)
+    monkeypatch.setattr(TokenHistory, "start", refuse)
     world = World(always_right, FixedDepth(MOST))
     params = SamplingParams(temperature=0.0, ignore_eos=True, repetition_penalty=1.5)
     penalised = Req("r", 0, PROMPT + 20, params, 1, 12)

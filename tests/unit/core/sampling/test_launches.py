@@ -103,6 +103,23 @@ def test_a_greedy_batch_is_one_launch_and_no_transfer(monkeypatch: pytest.Monkey
 
 
 @needs_triton
+def test_options_that_were_sent_are_used_for_their_batch_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pieces of a step, and rows whose history found no memory, are other batches than the one that was asked about."""
+    sampler, batch = triton_sampler(), batch_of(some_rows(OPTIONS["filters"], plain=0))
+    sent = sampler.carried(batch)
+    other = replace(batch, top_ks=batch.top_ks + 1)
+    uploads: list[list[Any]] = []
+    with elsewhere(monkeypatch):
+        lens = torch.empty(ROWS, dtype=torch.int64, device=ELSEWHERE)
+        places, send = Places.of(batch, lens, Staging(ELSEWHERE)), Staging.upload
+        monkeypatch.setattr(Staging, "upload", lambda self, arrays: (uploads.append(arrays), send(self, arrays))[1])
+        for each in (batch, other):
+            sampler.sample(torch.empty(ROWS, VOCAB, device=ELSEWHERE), each, places)
+    assert all(mine is theirs for mine, theirs in zip(uploads[0], sent, strict=True))
+    assert not any(mine is theirs for mine, theirs in zip(uploads[1], sent, strict=True))
+
+
+@needs_triton
 def test_a_mask_of_no_row_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
     """As a piece has it whose rows are all free, beside constrained ones."""
     batch = batch_of(some_rows({"temperature": 0.0}, plain=0))

@@ -1,0 +1,73 @@
+"""What a step that is launched sends to the device, in one transfer. Inputs of replays have static memory instead."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from core.batch.build import chunk_places
+from core.batch.ragged import starts_of
+from core.batch.schedule_batch import ScheduleBatch
+from core.device.parcel import Parcel
+from core.device.staging import Staging
+from core.relay.resolve import all_staged
+
+
+@dataclass(frozen=True, slots=True)
+class StepInputs:
+    """Arrays of one `ScheduleBatch` on the device, int64 each."""
+
+    rows: torch.Tensor
+    """[B]."""
+    lower: torch.Tensor
+    """[n]: the least length of each decode row before the step."""
+    upper: torch.Tensor
+    """[n]: the most."""
+    last: torch.Tensor
+    """[S]: places in T of the tokens whose logits are wanted."""
+    fresh: torch.Tensor
+    """[F]: rows with a new owner."""
+    staged: list[torch.Tensor]
+    """What `all_staged` found."""
+    places: tuple[torch.Tensor, ...]
+    """What `chunk_places` made; empty without chunks."""
+    segments: tuple[torch.Tensor, torch.Tensor] | None
+    """See `ForwardBatch`; None without chunks."""
+    sampled: torch.Tensor | None
+    """[S]: which rows of the batch sample; None for all."""
+    table: tuple[torch.Tensor, ...]
+    """Rows, places and pages of `TableWrites`, [n] each; empty if nothing is written."""
+    staging: Staging
+    """Finds what came along."""
+
+    @classmethod
+    def send(cls, batch: ScheduleBatch, staging: Staging, carried: Sequence[np.ndarray]) -> StepInputs:
+        """Upload them, and `carried` with them. Clears nothing that is staged."""
+        chunks, writes = batch.num_extend, batch.table_writes
+        # Without chunks each row has one token, which stands in the place of its row.
+        last = np.cumsum(batch.extend_lens)[batch.sample_indices] - 1 if chunks else batch.sample_indices
+        staged = all_staged(batch.staging)
+        places = chunk_places(batch) if chunks else ()
+        segments = (starts_of(batch.extend_lens[:chunks]), batch.prefix_lens[:chunks]) if chunks else ()
+        # In the middle of a prompt a row has a length to publish, but samples nothing.
+        sampled = (batch.sample_indices,) if len(batch.sample_indices) < len(batch.rows) else ()
+        table = (writes.rows, writes.places, writes.pages) if len(writes.rows) else ()
+        own = (batch.rows, batch.lower_lens, batch.prefix_lens[chunks:], last, batch.fresh_rows)
+        groups = (own, staged, places, segments, sampled, table, carried)
+        arrived = iter(staging.upload([array for group in groups for array in group]))
+        rows, lower, upper, last_on_device, fresh = _next(arrived, own)
+        return cls(
+            *(rows, lower, upper, last_on_device, fresh, list(_next(arrived, staged)), _next(arrived, places)),
+            segments=(next(arrived), next(arrived)) if segments else None,
+            sampled=next(arrived) if sampled else None,
+            table=_next(arrived, table),
+            staging=Parcel(staging, carried, _next(arrived, carried)),
+        )
+
+
+def _next(arrived: Iterator[torch.Tensor], sent: Sequence[np.ndarray]) -> tuple[torch.Tensor, ...]:
+    """As many as were `sent`."""
+    return tuple(next(arrived) for _ in sent)
