@@ -28,10 +28,10 @@ from core.executor.pooling import Pooler
 from core.executor.rehearsal import rehearse
 from core.executor.rejoining_rows import bring_back
 from core.executor.sampling_step import SampledRows, SamplingStep
-from core.executor.step_inputs import StepInputs
+from core.executor.step_inputs import StepInputs, carried
 from core.executor.step_lanes import StepLanes, StepTracer
 from core.executor.verification import Attempt
-from core.memory.companion import Captured, Carried, Judged, LateBound
+from core.memory.companion import Captured, Judged, LateBound
 from core.memory.host_moves import CopyOut
 from core.relay.payload import RelayPayload
 from core.relay.resolve import DecodeRows, resolve_forward_inputs
@@ -157,8 +157,10 @@ class StepRunner:
         """Run the model. Steps that were captured are replayed."""
         attempt = None if self._speculator is None else self._speculator.begin(batch)
         graphs = self._graphs_for(batch, attempt)
+        # Drafts spread options over places, which come later.
+        sampling = self._sampling if attempt is None else None
         if graphs is not None and graphs.takes(batch):
-            inputs = graphs.load(batch, self._carried(batch, attempt, replayed=True))
+            inputs = graphs.load(batch, carried(batch, self._state, sampling, self._captured))
             staging = inputs.staging or self._state.staging
             self._apply(batch, inputs.rows, inputs.fresh, inputs.table, staging, self._captured)
             computing()
@@ -166,7 +168,7 @@ class StepRunner:
             for captured in self._captured.values():
                 captured.replayed()
             return Computed(inputs, logits, trial=inputs.trial)
-        forward_batch, trial, sampled = self._prepare(batch, self._carried(batch, attempt, replayed=False))
+        forward_batch, trial, sampled = self._prepare(batch, carried(batch, self._state, sampling))
         for companion in self._late_bound:
             lens = forward_batch.prefix_lens_host, forward_batch.extend_lens_host
             companion.measured(*lens, self._state.staging)
@@ -175,18 +177,6 @@ class StepRunner:
         vectors = self._pooler.vectors(forward_batch.hidden, batch.pooling)
         return Computed(forward_batch, logits, vectors, trial, sampled)
 
-    def _carried(self, batch: ScheduleBatch, attempt: Attempt | None, *, replayed: bool) -> list[np.ndarray]:
-        """Host arrays of others that go to the device with the inputs of the step."""
-        # Where uploads are no transfers there is nothing to save. Drafts spread options over places, which come later.
-        state = self._state
-        if not state.staging.pins:
-            return []
-        arrays = self._sampling.carried(batch) if attempt is None else []
-        for name, companion in state.companions.items():
-            if isinstance(companion, Carried):
-                arrays += companion.carried(batch.companion_writes.get(name), replayed and name in self._captured)
-        return arrays
-
     def _graphs_for(self, batch: ScheduleBatch, attempt: Attempt | None) -> Replays | None:
         """What was captured of steps like `batch` with this attempt."""
         if attempt is None:
@@ -194,14 +184,14 @@ class StepRunner:
         return None if self.grids is None else self.grids.of(attempt)
 
     def _prepare(
-        self, batch: ScheduleBatch, carried: Sequence[np.ndarray]
+        self, batch: ScheduleBatch, along: Sequence[np.ndarray]
     ) -> tuple[ForwardBatch, Tried | None, torch.Tensor | None]:
         """Apply what the scheduler decided to device state, then gather the inputs, which depend on it.
 
-        The trial is None in a step that verifies no drafts. The last is `Computed.sampled`. `carried` goes along.
+        The trial is None in a step that verifies no drafts. The last is `Computed.sampled`. `along`: see `carried`.
         """
         state, chunks = self._state, batch.num_extend
-        sent = StepInputs.send(batch, state.staging, carried)
+        sent = StepInputs.send(batch, state.staging, along)
         self._apply(batch, sent.rows, sent.fresh, sent.table, sent.staging)
         decode = DecodeRows(sent.rows[chunks:], sent.lower, sent.upper)
         encoder_tokens = int(batch.encoder_lens.sum()) if len(batch.encoder_lens) else 0

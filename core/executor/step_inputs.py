@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,6 +13,9 @@ from core.batch.ragged import starts_of
 from core.batch.schedule_batch import ScheduleBatch
 from core.device.parcel import Parcel
 from core.device.staging import Staging
+from core.executor.device_state import DeviceState
+from core.executor.sampling_step import SamplingStep
+from core.memory.companion import Carried
 from core.relay.resolve import all_staged
 
 
@@ -71,3 +74,20 @@ class StepInputs:
 def _next(arrived: Iterator[torch.Tensor], sent: Sequence[np.ndarray]) -> tuple[torch.Tensor, ...]:
     """As many as were `sent`."""
     return tuple(next(arrived) for _ in sent)
+
+
+def carried(
+    batch: ScheduleBatch, state: DeviceState, sampling: SamplingStep | None, captured: Container[str] = ()
+) -> list[np.ndarray]:
+    """Host arrays of others that go to the device with the inputs of the step: those very objects.
+
+    `sampling`: None where its options are sent later. `captured`: companions whose look-ups a replay does. Where
+    uploads are no transfers there is nothing to save, and nothing is carried.
+    """
+    if not state.staging.pins:
+        return []
+    arrays = [] if sampling is None else [*sampling.carried(batch)]
+    for name, companion in state.companions.items():
+        if isinstance(companion, Carried):
+            arrays += companion.carried(batch.companion_writes.get(name), name in captured)
+    return arrays

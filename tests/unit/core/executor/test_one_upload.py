@@ -20,7 +20,7 @@ from core.batch.sampling_batch import SamplingBatch
 from core.batch.schedule_batch import HistoryWrites
 from core.device.parcel import Parcel
 from core.device.staging import Staging
-from core.executor.step import StepRunner
+from core.executor import step
 from core.memory.recurrent.state_slots import NAME as STATES
 from core.memory.recurrent.state_slots import StateWrites, Tracked
 from core.memory.window.window_pages import NAME as WINDOW
@@ -177,7 +177,7 @@ class Counted:
         shared = SimpleNamespace(upload=lambda arrays: [torch.from_numpy(each) for each in arrays])
         patch.setattr(grid_attention, "Staging", lambda _: shared)
         if alone:
-            patch.setattr(StepRunner, "_carried", lambda *_, **__: [])
+            patch.setattr(step, "carried", lambda *_: [])
         self.world: Any = made()
         if not replays:
             self.world.runner.graphs = self.world.runner.mixed = None
