@@ -21,6 +21,7 @@ from core.memory.companion import Companion, DeviceCompanion
 from core.memory.cross.cross_pages import CROSS, CrossPages
 from core.memory.cross.cross_pool import CrossPool
 from core.memory.draft_pool import DraftLayers, DraftPool
+from core.memory.host_bytes import check_room
 from core.memory.host_tier import BLOCK, HostTier
 from core.memory.kv_allocator import PagedKVAllocator
 from core.memory.kv_format import KVFormat
@@ -151,6 +152,8 @@ def _host_tier(
             ", ".join(not_copied),
         )
         return None
+    # Before anything is sized by it: the list of blocks alone may be more than the machine has.
+    check_room(memory.host_cache_bytes)
     bytes_per_token = KVPool.bytes_per_token_for(layers, dtype)
     block = min(BLOCK, memory.host_cache_bytes)
     return HostTier(memory.host_cache_bytes, bytes_per_token, block) if block and bytes_per_token else None

@@ -18,8 +18,7 @@ def host_bytes(owner: object, nbytes: int, device: torch.device) -> torch.Tensor
     64 (SGLang and vLLM register theirs too). Raises ConfigError where the machine, or the container, has no such room:
     pinned pages are not given back, so a start that took them would be killed later.
     """
-    if nbytes > (free := available_memory()):
-        raise ConfigError(f"host_cache_bytes: {nbytes} bytes are needed, {free} of the machine's memory are available")
+    check_room(nbytes)
     try:
         held = torch.empty(nbytes, dtype=torch.uint8)
     except RuntimeError as error:
@@ -31,6 +30,12 @@ def host_bytes(owner: object, nbytes: int, device: torch.device) -> torch.Tensor
             raise ConfigError(f"host_cache_bytes: {nbytes} bytes cannot be pinned (CUDA error {failed})")
         weakref.finalize(owner, _unpin, runtime, held)
     return held
+
+
+def check_room(nbytes: int) -> None:
+    """Raises ConfigError where the machine, or the container, has no room for so many bytes."""
+    if nbytes > (free := available_memory()):
+        raise ConfigError(f"host_cache_bytes: {nbytes} bytes are needed, {free} of the machine's memory are available")
 
 
 def _unpin(runtime: Any, held: torch.Tensor) -> None:

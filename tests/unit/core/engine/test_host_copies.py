@@ -187,3 +187,6 @@ def test_room_that_the_machine_has_not_is_refused_by_field(monkeypatch: pytest.M
     with pytest.raises(ConfigError, match="host_cache_bytes: 4194304 bytes are needed, 1048576 of"):
         host_bytes.host_bytes(monkeypatch, 1 << 22, torch.device("cpu"))
     assert host_bytes.host_bytes(monkeypatch, 1 << 20, torch.device("cpu")).nbytes == 1 << 20
+    layers = (KVLayerSpec(0, 1, 8, 8),)
+    with pytest.raises(ConfigError, match="host_cache_bytes: 1000000000000000 bytes are needed"):
+        build_pools._host_tier(MemoryConfig(host_cache_bytes=10**15), layers, torch.float32, [])
