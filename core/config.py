@@ -45,14 +45,6 @@ class ModelConfig:
     dtype: str = setting(
         "auto", "Model", "Type of weights, and of the cache unless kv_cache_dtype says otherwise.", choices=DTYPES
     )
-    kv_cache_dtype: str = setting(
-        "auto",
-        "Model",
-        "How keys and values are cached: as they are computed (auto), or in eight bits with a scale for each token and "
-        "head (fp8_e4m3), so that the same memory holds nearly twice as many tokens of a bfloat16 model.",
-        choices=KV_CACHE_DTYPES,
-    )
-    """A name of `core.memory.kv_formats`."""
     context_length: int | None = setting(
         None, "Model", "Most tokens of prompt and output together; unset: the checkpoint's own.", low=2
     )
@@ -82,6 +74,14 @@ class ModelConfig:
         "Compiled code for dense models on the CPU: compile it beside serving (auto), before (wait), or never (off).",
         choices=NATIVE,
     )
+    kv_cache_dtype: str = setting(
+        "auto",
+        "Model",
+        "How keys and values are cached: as they are computed (auto), or in eight bits with a scale for each token and "
+        "head (fp8_e4m3), so that the same memory holds nearly twice as many tokens of a bfloat16 model.",
+        choices=KV_CACHE_DTYPES,
+    )
+    """A name of `core.memory.kv_formats`."""
 
     def __post_init__(self) -> None:
         check_settings(self)
