@@ -144,11 +144,11 @@ class WindowedModel(SumModel):
 
 
 class WindowedWorld(World):
-    """Fewer window pages than keys have, so that they change hands while rows decode."""
+    """Fewer window pages than keys have, so that they change hands while rows decode; as many as all rows may need."""
 
     def made(self) -> tuple[SumModel, dict[str, Any]]:
         bounds = WindowBounds(WINDOW_TOKENS, PAGE, chunk=WIDTH)
-        size, pages = ROWS * bounds.per_row - 4, ROWS * WIDTH // PAGE
+        size, pages = ROWS * bounds.per_row, ROWS * WIDTH // PAGE
         self.host = WindowPages(size, pages, ROWS + 1, bounds)
         kv = KVPool((KVLayerSpec(LAYER, 1, 2, 2),), size, PAGE, SPEC.dtype, self.streams.device, WINDOW)
         self.windows = SlidingWindowPool(kv, pages)
