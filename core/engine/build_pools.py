@@ -42,7 +42,7 @@ from core.models.base import Model, ModelSpec
 from core.models.encoder_decoder.encoder_spec import EncoderSpec
 from core.prefix.registry import build_prefix_cache
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 DRAFTING_ROWS: Final = 4
 """Of so many rows all drafts can be verified in one step where each leaves a recurrent state; more rows share the room.
@@ -147,7 +147,7 @@ def _host_tier(
     """Room for copies of retracted requests, if the configuration gives any and a copy is all that a row holds."""
     if memory.host_cache_bytes and not_copied:
         # Not refused: the same settings may be given to servers of many models.
-        log.warning(
+        logger.warning(
             "host_cache_bytes is unused, and retracted requests are computed again: their rows also hold %s",
             ", ".join(not_copied),
         )

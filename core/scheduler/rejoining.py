@@ -1,7 +1,7 @@
 """Requests that are retracted with a copy of their keys and values in host memory, and go on without a prefill.
 
-The seeds' "rejoin from host memory": keys, values, newest token and length of a row are set on the forward stream
-before the step that decodes it. Sampling depends on seed and position only (law 13), so the tokens are the same.
+Keys, values, newest token and length of a row are set on the forward stream before the step that decodes it. Sampling
+depends on seed and position only (law 13), so the tokens are the same.
 """
 
 from __future__ import annotations

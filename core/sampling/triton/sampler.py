@@ -31,6 +31,11 @@ class TritonSampler(Sampler):
     are changed as a whole or not at all, and nothing but `raw` needs to be noted in `Scored`.
     """
 
+    def __init__(self, vocab_size: int, device: torch.device) -> None:
+        super().__init__(vocab_size, device)
+        self._made: tuple[SamplingBatch, Options] | None = None
+        """What `carried` made last: the step asks for it again, as the very objects that it has sent."""
+
     def warm(self) -> None:
         """Launch both kernels: there is one of each for all options, and another where rows do not begin at 16 bytes.
 
@@ -44,11 +49,6 @@ class TritonSampler(Sampler):
             normalise(rows, lens, raw, rows.new_empty(count, 0, dtype=torch.int64), rows.new_empty(count, 0))
             outputs = (tokens, rows.new_empty(count, dtype=torch.bool), rows.new_empty(count))
             sample_rows(rows, lens, lens.double(), *_NOTHING, raw, *outputs, random=False)
-
-    def __init__(self, vocab_size: int, device: torch.device) -> None:
-        super().__init__(vocab_size, device)
-        self._made: tuple[SamplingBatch, Options] | None = None
-        """What `carried` made last: the step asks for it again, as the very objects that it has sent."""
 
     def carried(self, batch: SamplingBatch) -> Sequence[np.ndarray]:
         """See `Sampler`. Constrained rows send their options with their masks, which are not known yet."""

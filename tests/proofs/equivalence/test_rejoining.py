@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import random
 from collections.abc import Callable
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from core.config import EngineConfig, ExecutorConfig, MemoryConfig, ModelConfig, SchedulerConfig
+from core.config import EngineConfig, ExecutorConfig, LoraConfig, MemoryConfig, ModelConfig, SchedulerConfig
 from core.engine.async_engine import AsyncEngine
 from core.engine.build import build_engine
 from core.types.constraint import Constraint, ConstraintKind
@@ -19,6 +20,7 @@ from core.types.sampling_params import SamplingParams
 from core.types.stats import EngineStats
 from tests.support.engines import started
 from tests.support.sampling_matrix import SAMPLING_MATRIX
+from tests.unit.core.models.lora.peft_oracle import ADAPTERS, make_adapter
 
 PAGE, ROWS, OUTPUT = 4, 6, 40
 ROOMY = ROWS * 20
@@ -90,3 +92,19 @@ async def test_tokens_are_those_of_an_engine_with_room(
     assert stats.preemptions >= 3 and stats.rejoined_requests >= 3, stats
     assert stats.host_cache_bytes == 0 and stats.leased_pages == 0
     assert all(pool.used == 0 for pool in stats.pools)
+
+
+async def test_rows_come_back_with_their_adapters(checkpoint_of: Callable[[str], Path], tmp_path: Path) -> None:
+    """Keys and values depend on the adapter, and so does what the row says behind them."""
+    directory = checkpoint_of("llama")
+    lora = LoraConfig(adapters=(("one", str(make_adapter(directory, tmp_path, 3, **ADAPTERS["all"]))),))
+    asked = [dataclasses.replace(each, adapter="one" if n % 2 else "") for n, each in enumerate(requests()[:8])]
+    engines = [
+        dataclasses.replace(config(directory, pages, room=room, overlap=True, cache="radix"), lora=lora)
+        for pages, room in ((ROOMY, 0), (TIGHT, ROOM))
+    ]
+    (expected, _), (found, stats) = [await answers(each, asked) for each in engines]
+    assert [[token for token, _ in each] for each in found] == [[token for token, _ in each] for each in expected]
+    plain, _ = await answers(config(directory, ROOMY, room=0, overlap=True, cache="radix"), requests()[1:2])
+    assert plain[0] != expected[1], "the adapter says something else"
+    assert stats.rejoined_requests >= 2, stats

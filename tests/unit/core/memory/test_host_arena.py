@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
+import pytest
 import torch
 
 from core.device.streams import DeviceStreams
@@ -48,6 +51,36 @@ def test_copies_come_back_to_other_slots(seed: int) -> None:
                 assert torch.equal(tensor[places], before[slots[skip:]])
                 tensor[places] = 0
                 assert not tensor.any(), "no other slot was written"
+
+
+class Told:
+    """An event that tells which stream recorded it, or waited for it."""
+
+    def __init__(self, log: list[Any]) -> None:
+        self._log = log
+
+    def record(self, stream: Any) -> None:
+        self._log.append(("records", stream))
+
+    def wait(self, stream: Any) -> None:
+        self._log.append(("waits", stream))
+
+
+def test_each_stream_waits_for_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Copies out for what the steps before have written, and for the copy back that emptied their blocks."""
+    log: list[Any] = []
+    streams, tier = DeviceStreams(CPU), HostTier(4096, 16, block=64)
+    arena = HostArena(("kv", [torch.randn(SLOTS, 4)]), tier.num_blocks, tier.block, streams)
+    upload = arena._staging.upload
+    monkeypatch.setattr(streams, "new_event", lambda: Told(log))
+    monkeypatch.setattr(arena._staging, "upload", lambda arrays: log.append("reads") or upload(arrays))
+    copy, slots = tier.take(5), np.arange(5)
+    assert copy is not None
+    arena.copy_out(CopyOut(copy, slots))
+    out = [("records", streams.forward), ("waits", streams.transfer), "reads", ("records", streams.transfer)]
+    assert log == out
+    arena.copy_back(CopyBack(copy, 1, 0, 0, slots + 9))
+    assert log[len(out) :] == [("waits", streams.forward), "reads"]
 
 
 def test_the_tier_is_bounded() -> None:
