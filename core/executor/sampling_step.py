@@ -100,14 +100,13 @@ class SamplingStep:
         before (law 14).
         """
         sampling, lost = batch.sampling, _NOBODY
+        if self._compiled is not None and takes(sampling):
+            found = self._in_compiled_code(self._compiled, logits, sampling, lens, trial)
+            if found is not None:
+                return found
         if trial is not None:
             sampling = trial.spread(sampling)
             self._try(batch, trial)
-        if self._compiled is not None and takes(sampling):
-            try:
-                return SampledRows(self._compiled.sample(logits, sampling, lens))
-            except MEMORY_ERRORS as error:
-                self._note(error)
         if sampling.any_penalty and self._unseeded:
             sampling, lost = self._without_history(sampling)
         scored = Scored(logits, Places.of(sampling, lens, self._staging), self._staging)
@@ -130,6 +129,24 @@ class SamplingStep:
         pieces = sample_in_pieces(self._sampler, scored, sampling, self._history, mask)
         exhausted = _exhausted(batch, np.union1d(lost, pieces.given_up), trial)
         return SampledRows(pieces.output, status, exhausted, True, masked)
+
+    def _in_compiled_code(
+        self,
+        compiled: CompiledSampler,
+        logits: torch.Tensor,
+        sampling: SamplingBatch,
+        lens: torch.Tensor,
+        trial: Tried | None,
+    ) -> SampledRows | None:
+        """As `sample`, for options that `takes` accepts; None where memory is short."""
+        try:
+            if sampling.all_greedy:
+                # No place has options of its own: those of its row need not be spread over all that it tries.
+                return SampledRows(compiled.greedy(logits))
+            return SampledRows(compiled.sample(logits, sampling if trial is None else trial.spread(sampling), lens))
+        except MEMORY_ERRORS as error:
+            self._note(error)
+            return None
 
     def append(self, rows: torch.Tensor, lens: torch.Tensor, tokens: torch.Tensor, batch: ScheduleBatch) -> None:
         """Enter `tokens` of `rows` into the history at positions `lens`; int64[S] each, on the device."""

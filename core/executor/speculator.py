@@ -84,8 +84,9 @@ class Speculator:
         """See `Verification`: for each row its newest token, and drafts behind it."""
         assert isinstance(trial, Trial), "it came from here"
         state = self._state
-        rows, ids, positions, seq_lens, last = state.staging.upload(
-            [batch.rows[trial.row_of], trial.ids, trial.positions, trial.lens + trial.counts, np.arange(len(trial.ids))]
+        slots = state.pool.slots_on_host(batch.rows[trial.row_of], trial.positions)
+        ids, positions, slots_of, seq_lens, last = state.staging.upload(
+            [trial.ids, trial.positions, slots, trial.lens + trial.counts, np.arange(len(trial.ids))]
         )
         return ForwardBatch(
             # To a model they are chunks, each behind what is in the pools.
@@ -94,7 +95,7 @@ class Speculator:
             positions=positions,
             rows=decode.rows,
             seq_lens=seq_lens,
-            out_cache_loc=state.pool.slots(rows, positions),
+            out_cache_loc=slots_of,
             last_indices=last,
             req_to_token=state.pool.table,
             kv_pool=state.kv_pool,

@@ -97,6 +97,13 @@ class ReqToTokenPool:
         places = torch.add(positions, rows, alpha=self.max_context_len)
         return self._entries.index_select(0, places).to(torch.int64)
 
+    def slots_on_host(self, rows: Ints, positions: Ints) -> Ints:
+        """As `slots`, int64[n], of a pool on the CPU. Operations on tensors would let go of the interpreter."""
+        if self.recorder is not None:
+            self.recorder.read(TABLE, rows)
+        found: Ints = self.table.numpy()[rows, positions].astype(np.int64)
+        return found
+
     def check_padding(self) -> None:
         """Raise InvariantViolation if row 0 is not all zero. Waits for the device: for tests and idle checks only."""
         dirty: Any = int(torch.count_nonzero(self.table[0]).item())

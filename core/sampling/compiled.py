@@ -34,23 +34,32 @@ class CompiledSampler:
         self._vocab_size = vocab_size
         self._padded = vocab_size + -vocab_size % BLOCK
 
+    def greedy(self, logits: torch.Tensor) -> SampleOutput:
+        """The greatest token of each row of `logits`, contiguous float32[S, V], the first of equal ones."""
+        _, tokens, non_finite = self._peaks(logits)
+        return SampleOutput(torch.from_numpy(tokens), torch.from_numpy(non_finite), None, None, None)
+
     def sample(self, logits: torch.Tensor, batch: SamplingBatch, lens: torch.Tensor) -> SampleOutput:
         """One token per row of `logits`, contiguous float32[S, V], which stay as they are.
 
         `lens`, int64[S]: tokens before each. May raise what an allocator raises; nothing was changed then.
         """
-        assert logits.shape == (len(batch), self._vocab_size), (logits.shape, len(batch), self._vocab_size)
-        assert logits.dtype == torch.float32 and logits.is_contiguous(), (logits.dtype, logits.stride())
-        tops, tokens, non_finite = self._module.peaks(logits.data_ptr(), *logits.shape)
-        if not batch.all_greedy:
-            sampled = np.flatnonzero(batch.temperatures > 0)
-            uniforms = _uniforms(batch, lens.numpy())
-            # As many rows at a time as the cache holds from their division to their draw.
-            step = max(1, CACHED_LOGITS // self._vocab_size)
-            for start in range(0, len(sampled), step):
-                part = sampled[start : start + step]
-                self._draw(logits, tops, batch, part, uniforms[part], non_finite, tokens)
+        assert len(logits) == len(batch), (logits.shape, len(batch))
+        tops, tokens, non_finite = self._peaks(logits)
+        sampled = np.flatnonzero(batch.temperatures > 0)
+        uniforms = _uniforms(batch, lens.numpy())
+        # As many rows at a time as the cache holds from their division to their draw.
+        step = max(1, CACHED_LOGITS // self._vocab_size)
+        for start in range(0, len(sampled), step):
+            part = sampled[start : start + step]
+            self._draw(logits, tops, batch, part, uniforms[part], non_finite, tokens)
         return SampleOutput(torch.from_numpy(tokens), torch.from_numpy(non_finite), None, None, None)
+
+    def _peaks(self, logits: torch.Tensor) -> Any:
+        """(greatest logit, its token, whether one of them is not finite) of each row: float32, int64, bool[S]."""
+        assert logits.ndim == 2 and logits.shape[1] == self._vocab_size, (logits.shape, self._vocab_size)
+        assert logits.dtype == torch.float32 and logits.is_contiguous(), (logits.dtype, logits.stride())
+        return self._module.peaks(logits.data_ptr(), *logits.shape)
 
     def _draw(
         self,

@@ -20,8 +20,10 @@ namespace slipstream {
 template <typename T>
 class Linear {
  public:
-  // Rows that go through a panel at a time.
-  static constexpr int64_t kBlock = 256;
+  // Rows that go through a panel at a time, at most, and at least where others could go through it meanwhile.
+  static constexpr int64_t kBlock = 256, kLeastBlock = 12;
+  // Chunks of work for each thread: with fewer, the last one holds up all others for long.
+  static constexpr int64_t kChunksEach = 3;
 
   // weight [N, K] of T, of a type that becomes it, or of int8, or of four bits in groups; what each output is multiplied by
   // as scale [N], or none; bias [N] or none.
@@ -52,10 +54,10 @@ class Linear {
   // Calls sink(row, first output, outputs as float[64], how many of them exist) for each of x[rows][depth] and panel.
   template <typename Sink>
   void apply(Team& team, std::vector<Scratch>& scratch, const T* x, int64_t rows, const Sink& sink) const {
-    const int64_t blocks = (rows + kBlock - 1) / kBlock;
+    const int64_t block = block_of(rows, team.size()), blocks = (rows + block - 1) / block;
     const Rows read = grouped_ ? grouped_->prepare(team, scratch[0], x, rows) : Rows{x, nullptr, nullptr};
     team.run(panels() * blocks, [&](int64_t chunk, int64_t worker) {
-      const int64_t panel = chunk / blocks, from = chunk % blocks * kBlock, mine = std::min(kBlock, rows - from);
+      const int64_t panel = chunk / blocks, from = chunk % blocks * block, mine = std::min(block, rows - from);
       float* out = panel_of(scratch[worker], read, from, mine, panel);
       const int64_t first = panel * kPanel, count = std::min(kPanel, outputs_ - first);
       for (int64_t row = 0; row < mine; ++row) sink(from + row, first, out + row * kPanel, count);
@@ -78,6 +80,14 @@ class Linear {
 
  private:
   using Rows = typename Grouped<T>::Rows;
+
+  // How many rows go through a panel at a time: fewer where there are too few panels to share among threads. What each
+  // row gets does not depend on it.
+  int64_t block_of(int64_t rows, int64_t threads) const {
+    const int64_t wanted = threads == 1 ? 1 : (kChunksEach * threads + panels() - 1) / panels();
+    const int64_t share = std::max(kLeastBlock, (rows + wanted - 1) / wanted);
+    return std::min(kBlock, share);
+  }
 
   float* panel_of(Scratch& scratch, const Rows& read, int64_t from, int64_t rows, int64_t panel) const {
     float* out = scratch.take<float>(0, round_up(rows, kRows) * kPanel);

@@ -15,6 +15,7 @@
 #endif
 
 #include <algorithm>
+#include <type_traits>
 
 #include "vectors.h"
 
@@ -326,6 +327,24 @@ constexpr int64_t kPassBytes = 1 << 18;
 constexpr int64_t kPassBytes = 1 << 14;
 #endif
 
+// Calls work(std::integral_constant<int, count>) for a count from 1 to `kMost`.
+template <int kMost, typename Work>
+inline void of_so_many(int64_t count, const Work& work) {
+  if (count == kMost) return work(std::integral_constant<int, kMost>());
+  if constexpr (kMost > 1) of_so_many<kMost - 1>(count, work);
+}
+
+// Calls work(first row, how many as a constant) for blocks of about the same size: in one of a single row the sums wait
+// for each other, and the weights are read for little.
+template <typename Work>
+inline void in_row_blocks(int64_t rows, const Work& work) {
+  for (int64_t row = 0, blocks = (rows + kBlockRows - 1) / kBlockRows; blocks > 0; --blocks) {
+    const int64_t taken = (rows - row + blocks - 1) / blocks;
+    of_so_many<kBlockRows>(taken, [&](auto constant) { work(row, constant); });
+    row += taken;
+  }
+}
+
 // out[rows][64] = (add ? out : 0) + x[rows][depth] times the panel. `kFetch`: the panel comes from memory, not from a cache.
 template <bool kFetch, typename T>
 void multiply(const T* x, int64_t stride, int64_t rows, const T* panel, int64_t depth, float* out, bool add) {
@@ -334,12 +353,9 @@ void multiply(const T* x, int64_t stride, int64_t rows, const T* panel, int64_t 
   for (int64_t from = 0; from < depth; from += pass, add = true) {
     const int64_t count = std::min(pass, depth - from);
     const T* weights = panel + from * kPanel;
-    int64_t row = 0;
-    for (; row + kBlockRows <= rows; row += kBlockRows)
-      panel_rows<kBlockRows>(x + row * stride + from, stride, weights, count, out + row * kPanel, add);
-    for (; row + 2 <= rows; row += 2)
-      panel_rows<2>(x + row * stride + from, stride, weights, count, out + row * kPanel, add);
-    if (row < rows) panel_rows<1>(x + row * stride + from, stride, weights, count, out + row * kPanel, add);
+    in_row_blocks(rows, [&](int64_t row, auto taken) {
+      panel_rows<taken>(x + row * stride + from, stride, weights, count, out + row * kPanel, add);
+    });
   }
 }
 
