@@ -214,6 +214,8 @@ class ResultProcessor:
         full = new.known + 1 > self._running.limit[new.rows]
         # Few requests end in a given step: look closely only where a stop token or the length could be the end.
         maybe = full | self._is_eos[new.tokens] | self._lifecycle.sampling.may_stop(new.rows, new.tokens)
+        if np.count_nonzero(maybe) == 0:
+            return new, []
         endings: dict[int, Ending] = {}
         surplus = list[Bools]()
         for i in np.flatnonzero(maybe).tolist():

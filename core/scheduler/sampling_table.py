@@ -124,7 +124,10 @@ class SamplingTable:
 
     def may_stop(self, rows: Ints, tokens: Ints) -> np.ndarray:
         """bool[n]: whether `tokens[i]` could be a stop id of `rows[i]`, int64[n] both. Never False for one that is."""
-        bits = self._stop_bits[rows] >> (tokens % STOP_BITS).astype(np.uint64)
+        bits = self._stop_bits[rows]
+        if np.count_nonzero(bits) == 0:
+            return np.zeros(len(rows), np.bool_)
+        bits >>= (tokens % STOP_BITS).astype(np.uint64)
         found: np.ndarray = (bits & np.uint64(1)).astype(np.bool_)
         return found
 

@@ -128,10 +128,11 @@ class Tally:
         self._generation_tokens += len(reqs)
         self._last_step_at = now
         later = positions > 0
-        if later.any():
-            self._histograms["inter_token_latency_seconds"].observe(gaps[later])
-        for i in np.flatnonzero(~later).tolist():
-            self._first_token(reqs[i], now)
+        if np.count_nonzero(later) < len(reqs):
+            for i in np.flatnonzero(~later).tolist():
+                self._first_token(reqs[i], now)
+            gaps = gaps[later]
+        self._histograms["inter_token_latency_seconds"].observe(gaps)
 
     def _first_token(self, req: Req, now: float) -> None:
         req.first_token_at = now
