@@ -42,7 +42,7 @@ class Grouped {
   }
 
   Rows prepare(Team& team, Scratch& scratch, const T* x, int64_t rows) const {
-    const bool few = rows <= kFewNibbleRows;
+    const bool few = rows <= kFewNibbleRows && !kNibblePairs<T>;
     T* sorted = order_ ? scratch.take<T>(kSorted, round_up(rows, kRows) * depth_) : nullptr;
     float* sums = scratch.take<float>(kSums, rows * count_);
     float* wide = few ? scratch.take<float>(kWide, rows * depth_) : nullptr;
@@ -67,15 +67,14 @@ class Grouped {
     const PanelGroups groups = groups_of(panel);
     const float* sums = rows.sums + from * count_;
     const float* wide = rows.wide;  // all of them are in the first block
-    switch (wide ? count : 0) {
-      case 1:
-        return nibble_rows<1>(wide, depth_, sums, count_, weights, depth_, groups, out);
-      case 2:
-        return nibble_rows<2>(wide, depth_, sums, count_, weights, depth_, groups, out);
-      case 3:
-        return nibble_rows<3>(wide, depth_, sums, count_, weights, depth_, groups, out);
-      case kFewNibbleRows:
-        return nibble_rows<kFewNibbleRows>(wide, depth_, sums, count_, weights, depth_, groups, out);
+    if (count <= kFewNibbleRows && (wide || kNibblePairs<T>)) {
+      return of_so_many<kFewNibbleRows>(count, [&](auto taken) {
+        if constexpr (kNibblePairs<T>) {
+          nibble_pair_rows<taken>(rows.x + from * depth_, depth_, sums, count_, weights, depth_, groups, out);
+        } else {
+          nibble_rows<taken>(wide, depth_, sums, count_, weights, depth_, groups, out);
+        }
+      });
     }
     T* room = scratch.take<T>(1, widened_room<T>(size_));
     float* products = scratch.take<float>(2, round_up(count, kRows) * kPanel);
@@ -112,7 +111,12 @@ class Grouped {
     return sum_of(sums);
   }
 
-  // Four bytes of a row are a word as they are, on a machine that has low bytes first.
+  // Two inputs, from 2 `place` of a word's eight on, where they belong.
+  static uint32_t nibbles_of(uint8_t byte, int64_t place) {
+    const uint32_t even = byte & 15u, odd = byte >> 4;
+    return even << (4 * nibble_of(2 * place)) | odd << (4 * nibble_of(2 * place + 1));
+  }
+
   void pack(const Tensor& weight) {
     const int64_t outputs = weight.size(0), bytes = weight.size(1), panels = round_up(outputs, kPanel) / kPanel;
     words_ = at::empty({panels * (depth_ / kPerWord) * kPanel}, weight.options().dtype(at::kInt));
@@ -124,7 +128,7 @@ class Grouped {
       for (int64_t byte = 0; byte < bytes; byte += 4) {
         uint32_t word = 0;
         for (int64_t i = 0; i < std::min<int64_t>(4, bytes - byte); ++i)
-          word |= static_cast<uint32_t>(from[n * bytes + byte + i]) << (8 * i);
+          word |= nibbles_of(from[n * bytes + byte + i], i);
         to[(n / kPanel * (depth_ / kPerWord) + byte / 4) * kPanel + n % kPanel] = word;
       }
   }

@@ -79,17 +79,17 @@ def test_native_code_computes_the_same_floats(name: str, dtype: str, tolerance: 
 
 
 @pytest.mark.usefixtures("native_code")
-@pytest.mark.parametrize("name", ["gptq-act-order", "awq", "ct-sym"])
-def test_a_row_alone_is_a_row_of_many_bit_by_bit(name: str, tmp_path: Path) -> None:
-    """One to four rows are multiplied in registers, more by way of a cache."""
+@pytest.mark.parametrize(("name", "dtype"), [("gptq-act-order", "float32"), ("awq", "bfloat16"), ("ct-sym", "bfloat16")])
+def test_a_row_alone_is_a_row_of_many_bit_by_bit(name: str, dtype: str, tmp_path: Path) -> None:
+    """Few rows are multiplied in registers, up to six of them, and more by way of a cache."""
     packed, _ = make_packed(make_checkpoint("llama", tmp_path / "base"), tmp_path, name)
-    model = load(packed, native="wait", dtype="float32")
+    model = load(packed, native="wait", dtype=dtype)
     rows = prompts()
     alone = [logits(model, {1: ids}, [Part(1, 0, len(ids))], 1)[0] for ids in rows.values()]
     for one, many in zip(alone, together(model), strict=True):
         assert torch.equal(one, many)
     last = {row: ids[:1] for row, ids in rows.items()}
-    for count in (1, 2, 3, 4, 5):
+    for count in range(1, 9):
         some = {row: last[row] for row in range(1, count + 1)}
         got = logits(model, some, [Part(row, 0, 1) for row in some], count)
         for row in some:
