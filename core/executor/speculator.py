@@ -49,7 +49,7 @@ class Speculator:
         self._one_each: Ints = np.ones(self._map.num_rows, np.int64)
         # Parts of it are kept by drafters.
         self._one_each.flags.writeable = False
-        self._unheard: list[tuple[Ints, torch.Tensor, torch.Tensor]] = []
+        self._unheard: list[tuple[Ints, Ints, Ints]] = []
         """Rows, lengths and one token each, of steps that the drafter has not heard of."""
 
     @property
@@ -170,7 +170,7 @@ class Speculator:
         """As `drafted`, for a step that gave each of S `rows` one token, and behind which no drafts are wanted."""
         if len(rows) == 0:
             return {}
-        self._unheard.append((rows, lens, tokens))
+        self._unheard.append((rows, lens.numpy(), tokens.numpy()))
         if len(self._unheard) >= MOST_UNHEARD:
             self._catch_up()
         return self._nothing(rows)
@@ -181,8 +181,8 @@ class Speculator:
             return
         rows, lens, tokens = zip(*self._unheard, strict=True)
         self._unheard.clear()
-        each = np.concatenate(rows)
-        self._drafter.hear(Ran(each, torch.cat(lens).numpy(), np.ones_like(each), torch.cat(tokens).numpy()))
+        each, lens_of, newest = (np.concatenate(part) for part in (rows, lens, tokens))
+        self._drafter.hear(Ran(each, lens_of, np.ones_like(each), newest))
 
     def _nothing(self, rows: Ints) -> dict[str, torch.Tensor]:
         """Columns of the relay for `rows`, int64[S], behind which there are no drafts."""
