@@ -130,3 +130,23 @@ def test_every_gap_between_tokens_is_observed_once_and_exactly(mixed_chunk: bool
     decode = stats.histograms["request_decode_time_seconds"]
     assert (decode.counts[-1], decode.total) == (5, sum(times[-1] - times[0] for times in came.values()))
     assert stats.last_step_at == max(times[-1] for times in came.values())
+
+
+def test_figures_are_renewed_after_5_ms_and_at_once_when_a_request_ends() -> None:
+    harness = Harness()
+    harness.add([1, 2, 3], max_tokens=40)
+    short = harness.add([4, 5], max_tokens=17)
+    shown, renewed = harness.scheduler.stats, list[float]()
+    while harness.scheduler.has_work:
+        harness.now -= 0.999
+        ended = harness.seen[short].terminals
+        harness.step()
+        if harness.scheduler.stats is not shown:
+            shown = harness.scheduler.stats
+            renewed.append(harness.now)
+        if harness.seen[short].terminals != ended:
+            assert (renewed[-1], shown.finished["length"]) == (harness.now, 1)
+    gaps = np.diff(renewed)
+    assert len(gaps) > 6 and gaps.max() == pytest.approx(0.005) and (gaps < 0.0049).sum() < 4, gaps
+    assert (shown.running, shown.finished["length"]) == (0, 2)
+    assert shown.generation_tokens == 57
