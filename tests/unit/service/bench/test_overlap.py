@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
+from click.testing import CliRunner
 
 from core.device.checks import AssertMode
 from core.types.sampling_params import SamplingParams
@@ -96,3 +97,17 @@ def test_checks_cost_what_they_add_as_a_share_of_a_step() -> None:
         "count_percent": 2.0,
         "trap_percent": 5.0,
     }
+
+
+def test_checks_beside_steps_of_no_time_are_a_share_of_what_the_host_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def measured(**_: object) -> OverlapFigures:
+        return OverlapFigures(1.0, 0.5, 1, 1.0, 0)
+
+    by_mode = {AssertMode.OFF: 10e-6, AssertMode.COUNT: 30e-6, AssertMode.TRAP: 60e-6}
+    monkeypatch.setattr(overlap, "measure_overlap", measured)
+    monkeypatch.setattr(overlap, "scheduler_cost", lambda running: 1e-6)
+    monkeypatch.setattr(overlap, "check_costs", lambda *_: by_mode)
+    told = CliRunner().invoke(overlap.overlap, ["--step-ms", "0", "--rounds", "1"])
+    assert told.exit_code == 0, told.output
+    assert "share of a step of 0.5 ms over OFF" in told.output and "20.0 µs    4.00 %" in told.output
+    assert CliRunner().invoke(overlap.overlap, ["--step-ms", "-1"]).exit_code == 2
