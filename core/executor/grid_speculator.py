@@ -75,6 +75,9 @@ class GridSpeculator:
         """By row: the first step of its owner."""
         self._attempt: Attempt | None = None
 
+    def rehearse(self, forward: ForwardBatch) -> None:
+        """See `Verification`: guesses are made on the host."""
+
     def begin(self, batch: ScheduleBatch) -> Attempt | None:
         """See `Verification`. Before, hears of the steps whose tokens have come by now."""
         assert batch.spec is not None, "speculation is on"

@@ -3,6 +3,7 @@
 Triton compiles a kernel when it is launched first: seconds on the forward thread, with every stream of the engine
 behind it. Captured steps are launched before they are recorded, those that no graph takes are not. So the attention
 backend names steps that between them launch all that these need, and they are run on padding when the engine is built.
+A model that drafts has launches of its own, for prompts too: it runs over the same padding.
 """
 
 from __future__ import annotations
@@ -15,8 +16,10 @@ import numpy as np
 import torch
 
 from core.batch.forward_batch import ForwardBatch
+from core.batch.hidden import NO_HIDDEN, HiddenRequest
 from core.batch.schedule_batch import ForwardMode
 from core.executor.device_state import DeviceState
+from core.executor.verification import Verification
 from core.memory.companion import Rehearsed
 
 logger = logging.getLogger(__name__)
@@ -31,7 +34,7 @@ ENCODER_TOKENS = 2
 
 
 @torch.inference_mode()
-def rehearse(state: DeviceState) -> None:
+def rehearse(state: DeviceState, speculator: Verification | None = None) -> None:
     """Run what the attention backend names. A model that fails is served all the same; the log says what it said."""
     state.staging.touch_sizes(MOST_PINNED)
     attention = state.attention
@@ -45,9 +48,11 @@ def rehearse(state: DeviceState) -> None:
     try:
         with state.streams.on_forward():
             for lens in steps:
-                batch = padding(state, lens)
+                batch = padding(state, lens, NO_HIDDEN if speculator is None else speculator.needs_hidden)
                 _begin(state, batch)
                 state.model.forward(batch)
+                if speculator is not None:
+                    speculator.rehearse(batch)
         state.streams.synchronize()
     except Exception as error:
         # Whatever a backend raises: Triton's errors, of a kernel that does not fit, are no RuntimeErrors.
@@ -65,8 +70,10 @@ def _begin(state: DeviceState, batch: ForwardBatch) -> None:
             companion.begin(batch.rows, writes, state.staging)
 
 
-def padding(state: DeviceState, lens: Sequence[int]) -> ForwardBatch:
+def padding(state: DeviceState, lens: Sequence[int], hidden: HiddenRequest = NO_HIDDEN) -> ForwardBatch:
     """Prompts of `lens` tokens, all of them of row 0 and into slot 0 (law 6); the decode step of one row if empty.
+
+    `hidden`: what drafts are made from.
 
     The first prompt for an encoder-decoder comes with an input.
     """
@@ -94,6 +101,8 @@ def padding(state: DeviceState, lens: Sequence[int]) -> ForwardBatch:
         num_extend=len(lens),
         prefix_lens_host=np.zeros_like(extend),
         extend_lens_host=extend,
+        wants_hidden=hidden.final,
+        wants_layers=hidden.layers,
         encoder_ids=encoder_ids if inputs else None,
         encoder_lens_host=np.array(inputs, np.int64) if inputs else None,
     )

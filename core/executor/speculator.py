@@ -23,7 +23,7 @@ from core.executor.device_state import DeviceState
 from core.relay.resolve import DecodeRows, ResolvedInputs
 from core.sampling.sampler import SampleOutput
 from core.speculation.compiled_trial import CompiledTrial
-from core.speculation.drafter import DRAFT_LEN, DRAFTS, Computed, Drafter, Drafts, Ran
+from core.speculation.drafter import DRAFT_LEN, DRAFTS, Computed, Drafter, Drafts, Ran, Rehearsing
 from core.speculation.trial import Trial
 from core.speculation.verification import Outcome, Tried
 from core.types.arrays import Bools, Ints
@@ -56,6 +56,11 @@ class Speculator:
     def needs_hidden(self) -> HiddenRequest:
         """Which hidden states the model must give in every step."""
         return self._drafter.needs_hidden
+
+    def rehearse(self, forward: ForwardBatch) -> None:
+        """See `Verification`."""
+        if isinstance(self._drafter, Rehearsing):
+            self._drafter.rehearse(forward, self._map)
 
     def begin(self, batch: ScheduleBatch) -> None:
         """See `Verification`: no step is a grid."""

@@ -79,7 +79,7 @@ class StepRunner:
         self._tracer = StepTracer(state.lanes)
         self._is_compiled = not state.streams.at_once
         """Whether compiled code works for the host, or never will."""
-        rehearse(state)
+        rehearse(state, self._speculator)
         self.graphs = capture_decode_graphs(state, state.graph_sizes, state.attention)
         self.grids = capture_grid_graphs(state, self.graphs, self._speculator)
         self.mixed = capture_mixed_graphs(state, self.graphs, self._speculator)

@@ -56,6 +56,10 @@ class Verification(Protocol):
         """Which hidden states the model must give in every step."""
         ...
 
+    def rehearse(self, forward: ForwardBatch) -> None:
+        """Before any step: have what drafts launch its kernels, on the padding that the model has run over."""
+        ...
+
     def begin(self, batch: ScheduleBatch) -> Attempt | None:
         """First thing in a step: tell the drafter of new owners. Returns what the step tries if it is to be a grid."""
         ...

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 
@@ -118,5 +118,17 @@ class Drafter(Protocol):
         Either this or `hear` is called for every step that samples, behind the event that publishes its lengths. Where
         `aim.most` is 0 it is `hear`, which must not take the time of a model for rows that decode. A wrong draft costs
         time and nothing else. An id that the model has not ends the drafts of its row there.
+        """
+        ...
+
+
+@runtime_checkable
+class Rehearsing(Protocol):
+    """A drafter whose model launches kernels: on padding first, so that none is compiled while requests wait."""
+
+    def rehearse(self, forward: ForwardBatch, relay: FutureMap) -> None:
+        """Run over what the target has run over, whose rows are all row 0, and over one draft behind each of them.
+
+        Writes to slot 0 alone, and nothing to `relay` (law 6).
         """
         ...

@@ -16,18 +16,20 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
+from core.batch.forward_batch import ForwardBatch
 from core.batch.hidden import HiddenRequest
 from core.batch.schedule_batch import ScheduleBatch
 from core.batch.spec_plan import Aim
 from core.device.shortage import MEMORY_ERRORS, is_out_of_memory
 from core.memory.draft_pool import DraftPool
 from core.models.eagle.head import HeadStep
+from core.relay.future_map import FutureMap
 from core.relay.payload import Column
 from core.sampling.sampler import Sampler
 from core.speculation.calibration import Calibration
 from core.speculation.draft_text import Guess
-from core.speculation.drafter import Drafts, Ran
-from core.speculation.eagle_places import HeadPlaces, Known, Waiting
+from core.speculation.drafter import Computed, Drafts, Ran
+from core.speculation.eagle_places import HeadPlaces, Known, Waiting, states_of
 from core.speculation.head_chain import ChainRun, HeadChain
 from core.speculation.model_drafter import Said
 from core.speculation.new_slots import new_slots
@@ -67,6 +69,18 @@ class EagleDrafter:
         """Of greedy rows, and of those that sample at random: a draw is right less often than a first choice."""
         self._waiting = Waiting()
 
+    def rehearse(self, forward: ForwardBatch, relay: FutureMap) -> None:
+        """See `Rehearsing`: each head over all places, and the last one over what it made of them."""
+        counts = forward.extend_lens_host
+        rows, lines = np.zeros_like(counts), np.arange(len(counts))
+        given = forward.input_ids, states_of(forward), forward.positions, forward.out_cache_loc
+        places = HeadPlaces(rows, forward.prefix_lens_host, counts, *given)
+        run, features = self._chain.over(places, forward.req_to_token, relay), torch.empty(0)
+        for number in range(len(self._chain)):
+            features = run.next(lines, rows if number else None)[1]
+        # The table names slot 0 until rows are drafted for.
+        self._chain.last.run(self._next(lines, counts, rows, features))
+
     def begin(self, batch: ScheduleBatch) -> None:
         """Forget former owners, of rows and of pages, and note what is known of new ones."""
         assert batch.spec is not None, "speculation is on"
@@ -94,7 +108,7 @@ class EagleDrafter:
             self._waiting.add(places.of_rows(~is_chunk))
         if is_chunk.any():
             try:
-                self._chain.over(places.of_rows(is_chunk), ran.computed).finish()
+                self._over(places.of_rows(is_chunk), ran.computed).finish()
             except MEMORY_ERRORS as error:
                 _note(error)
 
@@ -110,7 +124,7 @@ class EagleDrafter:
         wanted: Ints = np.arange(len(at))
         if len(at) != len(places.rows):
             wanted = np.flatnonzero(np.isin(places.rows, ran.rows[at]))
-        run = self._chain.over(places, ran.computed)
+        run = self._over(places, ran.computed)
         try:
             if len(at):
                 self._say(ran, aim, said, run, wanted)
@@ -120,6 +134,9 @@ class EagleDrafter:
         for place, guess in said.guesses():
             self._guesses[rows[place]] = guess
         return said.drafts(aim.least)
+
+    def _over(self, places: HeadPlaces, computed: Computed) -> ChainRun:
+        return self._chain.over(places, computed.forward.req_to_token, computed.relay)
 
     def _say(self, ran: Ran, aim: Aim, said: Said, run: ChainRun, wanted: Ints) -> None:
         """Draft for the rows at `said.at`, which are the rows `wanted` of `run`; int64[n] both."""

@@ -13,6 +13,7 @@ from typing import Final
 import numpy as np
 import torch
 
+from core.batch.forward_batch import ForwardBatch
 from core.batch.ragged import starts_of
 from core.speculation.drafter import Ran
 from core.types.arrays import Bools, Ints
@@ -55,8 +56,7 @@ class HeadPlaces:
         computed = ran.computed
         assert computed is not None, "the drafter runs a model"
         forward, kept = computed.forward, computed.kept
-        states = forward.hidden if forward.layer_states is None else forward.layer_states
-        assert states is not None, "the model gives the states that it is asked for"
+        states = states_of(forward)
         if kept is None and forward.num_extend == 0:
             # One token a row, each of which has sampled: the usual step without drafts.
             counts = np.ones(len(computed.rows), np.int64)
@@ -83,6 +83,13 @@ class HeadPlaces:
     def lasts(self) -> Ints:
         """int64[n]: the index, among the T, of the last place of each row."""
         return starts_of(self.counts) + self.counts - 1
+
+
+def states_of(forward: ForwardBatch) -> torch.Tensor:
+    """[T, F]: what the first head reads of a step, which its model has computed."""
+    states = forward.hidden if forward.layer_states is None else forward.layer_states
+    assert states is not None, "the model gives the states that it is asked for"
+    return states
 
 
 def behind_chunks(

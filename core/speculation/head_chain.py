@@ -24,7 +24,6 @@ from core.batch.ragged import starts_of, walk_runs
 from core.models.eagle.head import Head, HeadStep
 from core.relay.future_map import FutureMap
 from core.relay.payload import Column
-from core.speculation.drafter import Computed
 from core.speculation.eagle_places import HeadPlaces
 from core.types.arrays import Bools, Ints
 
@@ -57,9 +56,9 @@ class HeadChain:
         """The head that says what is behind the others."""
         return self._heads[-1]
 
-    def over(self, places: HeadPlaces, computed: Computed) -> ChainRun:
-        """The way of all heads over `places`, of the step that `computed` tells of. Nothing is run yet."""
-        return ChainRun(self._heads, places, computed)
+    def over(self, places: HeadPlaces, table: torch.Tensor, relay: FutureMap) -> ChainRun:
+        """The way of all heads over `places`, whose slots are in `table`, int32[R, width]. Nothing is run yet."""
+        return ChainRun(self._heads, places, table, relay)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,11 +74,11 @@ class Made:
 class ChainRun:
     """Heads over the places of one step, each once. What fails on the way leaves nothing: the next step starts anew."""
 
-    def __init__(self, heads: tuple[Head, ...], places: HeadPlaces, computed: Computed) -> None:
+    def __init__(self, heads: tuple[Head, ...], places: HeadPlaces, table: torch.Tensor, relay: FutureMap) -> None:
         self._heads = heads
         self._places = places
-        self._table = computed.forward.req_to_token
-        self._relay: FutureMap = computed.relay
+        self._table = table
+        self._relay = relay
         self._done = 0
         """Heads that have run."""
         self._made: Made | None = None

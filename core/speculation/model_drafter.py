@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -26,6 +27,7 @@ from core.device.shortage import MEMORY_ERRORS, is_out_of_memory
 from core.memory.draft_pool import DraftPool
 from core.memory.req_to_token_pool import ReqToTokenPool
 from core.models.base import Model
+from core.relay.future_map import FutureMap
 from core.relay.payload import Column
 from core.sampling.sampler import Sampler
 from core.speculation.calibration import Calibration
@@ -57,6 +59,11 @@ class ModelDrafter:
         self._most = pool.spare.shape[1]
         # Line 0 is padding, as everywhere; the row in place i of a run has line i + 1.
         self._table = requests.new_row_buffer((requests.max_context_len + self._most,), torch.int32)
+
+    def rehearse(self, forward: ForwardBatch, relay: FutureMap) -> None:
+        """See `Rehearsing`: prompts of these lengths, as far as the draft model reads any; or one draft."""
+        if int(forward.extend_lens_host.max()) <= self._limit:
+            self._model.forward(replace(forward, req_to_token=self._table, kv_pool=self._pool.kv))
 
     def begin(self, batch: ScheduleBatch) -> None:
         """Forget former owners, of rows and of pages, and follow new ones."""

@@ -19,7 +19,8 @@ def _coded(numbers, scale, there, BLOCK: tl.constexpr) -> tl.tensor:
 
 
 # fmt: off
-@triton.jit
+# Slots lie where the step's transfer has put them: each place of theirs would be another kernel.
+@triton.jit(do_not_specialize_on_alignment=["slots"])
 def _store(
     keys, values, k_scales, v_scales, k, v, slots, k_slot, k_head, v_slot, v_head, from_k_head, from_k_token,
     from_v_head, from_v_token,

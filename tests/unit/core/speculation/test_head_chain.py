@@ -6,9 +6,6 @@ token or a state that is off by one shows.
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-from typing import Any
-
 import numpy as np
 import pytest
 import torch
@@ -102,8 +99,7 @@ class World:
         states = torch.tensor([[float(self.state(row, place))] for row, place in at], dtype=torch.float64)
         slots = torch.tensor([int(self.table[row, place]) for row, place in at])
         places = HeadPlaces(rows, firsts, ns, ids, states, torch.tensor([place for _, place in at]), slots)
-        computed: Any = SimpleNamespace(forward=SimpleNamespace(req_to_token=self.table), relay=self.relay)
-        return self.chain.over(places, computed), places
+        return self.chain.over(places, self.table, self.relay), places
 
     def step(self, counts: dict[int, int], drafting: dict[int, int]) -> None:
         """Run over so many places of each row, and draft so often for some; check all that comes of it."""
