@@ -1,4 +1,7 @@
-"""Device memory at a fixed address, filled by one transfer per step. Captured graphs read their inputs there."""
+"""Device memory at a fixed address, filled by one transfer per step. Captured graphs read their inputs there.
+
+What else a step sends is read where it lies, and only once. So it may lie elsewhere, and needs no room here.
+"""
 
 from __future__ import annotations
 
@@ -31,13 +34,22 @@ class StaticBlock:
         return list(used.split(lengths))
 
     def carry(self, arrays: Sequence[Ints], others: Sequence[np.ndarray]) -> tuple[list[torch.Tensor], Parcel]:
-        """As `fill`, with `others` of any dtype behind, in the same transfer: as many of them as there is room for.
+        """As `fill`, with `others` of any dtype behind, in the same transfer. The parcel finds them.
 
-        The parcel finds them. The rest are uploaded when they are asked for.
+        Where there is no room for all, everything goes to memory of the step's own, and `arrays` from there to this.
         """
-        words = [words_of(each) for each in others]
-        room = len(self.memory) - sum(map(len, arrays))
-        count = int(np.searchsorted(np.cumsum([len(each) for each in words]), room, side="right"))
-        views = self.fill([*arrays, *words[:count]])
-        behind = zip(views[len(arrays) :], others, strict=False)
-        return views[: len(arrays)], Parcel(self._staging, others[:count], [view_of(*each) for each in behind])
+        words, count = [words_of(each) for each in others], len(arrays)
+        if sum(map(len, [*arrays, *words])) <= len(self.memory):
+            views = self.fill([*arrays, *words])
+        else:
+            views = self._through([*arrays, *words], count)
+        behind = zip(views[count:], others, strict=True)
+        return views[:count], Parcel(self._staging, others, [view_of(*each) for each in behind])
+
+    def _through(self, arrays: Sequence[Ints], count: int) -> list[torch.Tensor]:
+        """As `fill` for the first `count` of `arrays`; the others stay in the memory that the transfer went to."""
+        lengths = [len(array) for array in arrays]
+        own = sum(lengths[:count])
+        sent = self._staging.pinned(arrays).to(self.memory.device, non_blocking=True)
+        used = self.memory[:own].copy_(sent[:own])
+        return [*used.split(lengths[:count]), *sent[own:].split(lengths[count:])]

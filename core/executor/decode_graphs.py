@@ -42,7 +42,8 @@ SECTIONS = 3
 CARRIED: Final = 24
 """Words of 8 bytes by row that others may send with these: 12 of sampling, up to 5 of a state, 4 of a window."""
 LISTED: Final = 1 << 12
-"""Words beside these for what rows have any number of: biases, and texts whose tokens are penalised."""
+"""Words beside these for what rows have any number of: biases, and texts whose tokens are penalised. Where they are
+more, one more copy is made on the device."""
 
 
 def graph_sizes(max_rows: int) -> tuple[int, ...]:
@@ -145,7 +146,7 @@ class DecodeGraphs:
     def load(self, batch: ScheduleBatch, carried: Sequence[np.ndarray] = ()) -> DecodeInputs:
         """Copy the inputs of `batch`, which `takes` accepted, to the device in one transfer, with fresh padding.
 
-        `carried`: what else goes with them, as far as there is room.
+        `carried`: what else goes with them.
         """
         size, count = self._size(len(batch.rows)), len(batch.rows)
         writes = batch.table_writes
@@ -246,7 +247,7 @@ class Replays(Protocol):
         ...
 
     def load(self, batch: ScheduleBatch, carried: Sequence[np.ndarray] = ()) -> DecodeInputs:
-        """Copy the inputs of `batch` to the device, and `carried` with them as far as there is room."""
+        """Copy the inputs of `batch` to the device, and `carried` with them."""
         ...
 
     def replay(self, inputs: DecodeInputs) -> torch.Tensor:

@@ -17,7 +17,7 @@ from core.batch.schedule_batch import ScheduleBatch
 from core.device.graphs import Graph, GraphMaker
 from core.device.static_block import StaticBlock
 from core.executor.capture import NO_LENGTHS, CaptureProgress, captured, record
-from core.executor.decode_graphs import CARRIED, DecodeGraphs, DecodeInputs, sections_of
+from core.executor.decode_graphs import CARRIED, LISTED, DecodeGraphs, DecodeInputs, sections_of
 from core.executor.device_state import DeviceState
 from core.executor.grid_speculator import GridSpeculator, grid_batch, grid_of
 from core.executor.verification import Attempt, Verification
@@ -33,6 +33,8 @@ enough to be launched one kernel at a time."""
 
 SECTIONS: Final = 7
 """Inputs with one entry per row; beside them the guesses."""
+OPTIONS: Final = 12
+"""Words of 8 bytes that the options of a place take."""
 
 
 def grid_sizes(sizes: Sequence[int], widths: Sequence[int]) -> tuple[tuple[int, int], ...]:
@@ -78,8 +80,10 @@ class GridGraphs:
         self._maker = maker
         self._graphs: dict[tuple[int, int], Graph] = {}
         places, rows = shapes[0][0] * shapes[0][1], max(size for size, _ in shapes)
-        # Room for the sections, and beside them for every row fresh and one new page of table writes for every row.
-        self.block = StaticBlock(rows * (SECTIONS + length + 1 + 3 + CARRIED), state.staging)
+        # Room for the sections, and beside them for every row fresh and one new page of table writes for every row; and
+        # for each place its options, and random numbers for all that its row may have sampled meanwhile.
+        beside = rows * (1 + 3 + CARRIED) + places * (OPTIONS + length) + LISTED
+        self.block = StaticBlock(rows * (SECTIONS + length) + beside, state.staging)
         self.outputs = Outputs.of(rows, places, state.model.spec.vocab_size, state.streams.device)
         self.replays = 0
         """Number of steps replayed so far."""

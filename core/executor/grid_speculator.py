@@ -19,6 +19,7 @@ from core.batch.hidden import NO_HIDDEN
 from core.batch.result import Published
 from core.batch.schedule_batch import ForwardMode, ScheduleBatch
 from core.device.event import Event
+from core.device.staging import Staging
 from core.executor.device_state import DeviceState
 from core.executor.launched_step import RESULTS
 from core.executor.speculator import published
@@ -90,13 +91,12 @@ class GridSpeculator:
         self._attempt = self._try(batch) if batch.verifies else None
         return self._attempt
 
-    def trial(self, batch: ScheduleBatch, decode: DecodeRows, inputs: ResolvedInputs) -> Grid | None:
+    def trial(self, batch: ScheduleBatch, decode: DecodeRows, inputs: ResolvedInputs, staging: Staging) -> Grid | None:
         """See `Verification`."""
         attempt = self._attempt
         if attempt is None:
             return None
-        arrays = attempt.padded(len(batch.rows))
-        uploaded = self._state.staging.upload(arrays)
+        uploaded = staging.upload(attempt.arrays)
         return grid_of(decode.rows, uploaded, inputs.ids, inputs.decode_lens, attempt.width, self._vocab_size)
 
     def forward_batch(self, batch: ScheduleBatch, decode: DecodeRows, trial: Tried) -> ForwardBatch:
@@ -177,7 +177,7 @@ def grid_of(
     width: int,
     vocab_size: int,
 ) -> Grid:
-    """The grid of n rows, by device operations alone. `arrays`: what `Attempt.padded` made, on the device.
+    """The grid of n rows, by device operations alone. `arrays`: those of the `Attempt`, on the device.
 
     `rows`, `newest`, `before`: int64[n], rows of the pool, the newest token of each and how many come before it.
     """

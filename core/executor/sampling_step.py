@@ -21,6 +21,7 @@ from core.device.recorder import Recorder
 from core.device.shortage import MEMORY_ERRORS, is_out_of_memory, shortage
 from core.device.staging import Staging
 from core.executor.grammar_table import GrammarTable, Statuses
+from core.executor.verification import Attempt
 from core.memory.req_to_token_pool import ReqToTokenPool
 from core.sampling.compiled import CompiledSampler, takes
 from core.sampling.penalties import Beginnings, TokenHistory, has_penalty
@@ -64,14 +65,23 @@ class SamplingStep:
         self._unseeded: set[int] = set()
         self._compiled: CompiledSampler | None = None
         self._seeds: tuple[HistoryWrites, Beginnings] | None = None
+        self._spread: tuple[SamplingBatch, SamplingBatch] | None = None
+        """What `carried` made last of options of rows: those of the places of a grid."""
 
     def compile(self, module: Any) -> None:
         """On the CPU, sample in compiled code from now on, where that can; `module`: see `core.native.host`."""
         self._compiled = CompiledSampler(module, self._sampler.vocab_size)
 
-    def carried(self, batch: ScheduleBatch) -> list[np.ndarray]:
-        """Host arrays that sampling `batch` is going to upload if it verifies no drafts: those very objects."""
-        arrays: list[np.ndarray] = [*Places.carried(batch.sampling), *self._sampler.carried(batch.sampling)]
+    def carried(self, batch: ScheduleBatch, attempt: Attempt | None = None) -> list[np.ndarray]:
+        """Host arrays that sampling `batch` is going to upload, masks apart: those very objects.
+
+        `attempt`: what it tries of drafts that the host does not know.
+        """
+        sampling, self._spread = batch.sampling, None
+        if attempt is not None:
+            sampling = attempt.spread(batch.sampling)
+            self._spread = batch.sampling, sampling
+        arrays: list[np.ndarray] = [*Places.carried(sampling), *self._sampler.carried(sampling)]
         if batch.history_writes.rows:
             self._seeds = batch.history_writes, Beginnings.of(batch.history_writes.rows, batch.history_writes.ids)
             arrays += self._seeds[1]
@@ -105,7 +115,7 @@ class SamplingStep:
             if found is not None:
                 return found
         if trial is not None:
-            sampling = trial.spread(sampling)
+            sampling = self._spread_over(sampling, trial)
             self._try(batch, trial)
         if sampling.any_penalty and self._unseeded:
             sampling, lost = self._without_history(sampling)
@@ -159,6 +169,12 @@ class SamplingStep:
         `verdict`: which of them count; None where all do.
         """
         self._grammars.sampled(batch, host, copy_done, verdict)
+
+    def _spread_over(self, sampling: SamplingBatch, trial: Tried) -> SamplingBatch:
+        """The options of the places of `trial`: the very ones that were sent with the step, where they were."""
+        if self._spread is not None and self._spread[0] is sampling:
+            return self._spread[1]
+        return trial.spread(sampling)
 
     def _try(self, batch: ScheduleBatch, trial: Tried) -> None:
         """Enter the drafts into the history: at each place those before it count. What is wrong is overwritten."""

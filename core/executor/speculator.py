@@ -19,6 +19,7 @@ from core.batch.hidden import HiddenRequest
 from core.batch.result import Published
 from core.batch.schedule_batch import ForwardMode, ScheduleBatch
 from core.device.event import Event
+from core.device.staging import Staging
 from core.executor.device_state import DeviceState
 from core.relay.resolve import DecodeRows, ResolvedInputs
 from core.sampling.sampler import SampleOutput
@@ -68,7 +69,7 @@ class Speculator:
             self._catch_up()
         self._drafter.begin(batch)
 
-    def trial(self, batch: ScheduleBatch, decode: DecodeRows, inputs: ResolvedInputs) -> Trial | None:
+    def trial(self, batch: ScheduleBatch, decode: DecodeRows, inputs: ResolvedInputs, staging: Staging) -> Trial | None:
         """See `Verification`."""
         assert batch.spec is not None, "speculation is on"
         # Where no row can have any the relay is not asked: steps of few tokens would feel it.

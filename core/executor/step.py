@@ -157,10 +157,9 @@ class StepRunner:
         """Run the model. Steps that were captured are replayed."""
         attempt = None if self._speculator is None else self._speculator.begin(batch)
         graphs = self._graphs_for(batch, attempt)
-        # Drafts spread options over places, which come later.
-        sampling = self._sampling if attempt is None else None
         if graphs is not None and graphs.takes(batch):
-            inputs = graphs.load(batch, carried(batch, self._state, sampling, self._captured))
+            along = carried(batch, self._state, self._sampling, attempt, self._captured)
+            inputs = graphs.load(batch, along)
             staging = inputs.staging or self._state.staging
             self._apply(batch, inputs.rows, inputs.fresh, inputs.table, staging, self._captured)
             computing()
@@ -168,7 +167,8 @@ class StepRunner:
             for captured in self._captured.values():
                 captured.replayed()
             return Computed(inputs, logits, trial=inputs.trial)
-        forward_batch, trial, sampled = self._prepare(batch, carried(batch, self._state, sampling))
+        along = carried(batch, self._state, self._sampling, attempt)
+        forward_batch, trial, sampled = self._prepare(batch, along)
         for companion in self._late_bound:
             lens = forward_batch.prefix_lens_host, forward_batch.extend_lens_host
             companion.measured(*lens, self._state.staging)
@@ -198,8 +198,10 @@ class StepRunner:
         inputs = resolve_forward_inputs(
             batch.staging, decode, state.future_map, batch.num_inputs, encoder_tokens, sent.staged
         )
-        if self._speculator is not None and (trial := self._speculator.trial(batch, decode, inputs)) is not None:
-            return self._speculator.forward_batch(batch, decode, trial), trial, None
+        if self._speculator is not None:
+            trial = self._speculator.trial(batch, decode, inputs, sent.staging)
+            if trial is not None:
+                return self._speculator.forward_batch(batch, decode, trial), trial, None
         token_rows, positions, seq_lens = decode.behind(sent.places, inputs.entered)
         # With chunks the slots of all tokens are looked up at once.
         slots = None if chunks or inputs.entered is None else inputs.entered.slots

@@ -15,6 +15,7 @@ from core.device.parcel import Parcel
 from core.device.staging import Staging
 from core.executor.device_state import DeviceState
 from core.executor.sampling_step import SamplingStep
+from core.executor.verification import Attempt
 from core.memory.companion import Carried
 from core.relay.resolve import all_staged
 
@@ -77,17 +78,25 @@ def _next(arrived: Iterator[torch.Tensor], sent: Sequence[np.ndarray]) -> tuple[
 
 
 def carried(
-    batch: ScheduleBatch, state: DeviceState, sampling: SamplingStep | None, captured: Container[str] = ()
+    batch: ScheduleBatch,
+    state: DeviceState,
+    sampling: SamplingStep,
+    attempt: Attempt | None = None,
+    captured: Container[str] | None = None,
 ) -> list[np.ndarray]:
     """Host arrays of others that go to the device with the inputs of the step: those very objects.
 
-    `sampling`: None where its options are sent later. `captured`: companions whose look-ups a replay does. Where
-    uploads are no transfers there is nothing to save, and nothing is carried.
+    `attempt`: what it tries of drafts; a replay has it among its inputs. `captured`: companions whose look-ups a replay
+    does, None where the step is launched. Where uploads are no transfers there is nothing to save, and nothing is
+    carried.
     """
     if not state.staging.pins:
         return []
-    arrays = [] if sampling is None else [*sampling.carried(batch)]
+    arrays = sampling.carried(batch, attempt)
+    if attempt is not None and captured is None:
+        arrays += attempt.arrays
     for name, companion in state.companions.items():
         if isinstance(companion, Carried):
-            arrays += companion.carried(batch.companion_writes.get(name), name in captured)
+            replayed = captured is not None and name in captured
+            arrays += companion.carried(batch.companion_writes.get(name), replayed)
     return arrays

@@ -7,7 +7,7 @@ accelerator's is `grid_speculator`: nothing on the forward thread waits for a va
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
@@ -16,10 +16,13 @@ import torch
 from core.batch.forward_batch import ForwardBatch
 from core.batch.hidden import HiddenRequest
 from core.batch.result import Published
+from core.batch.sampling_batch import SamplingBatch
 from core.batch.schedule_batch import ScheduleBatch
 from core.device.event import Event
+from core.device.staging import Staging
 from core.relay.resolve import DecodeRows, ResolvedInputs
 from core.sampling.sampler import SampleOutput
+from core.speculation.grid import spread_over
 from core.speculation.guesses import Guesses, columns
 from core.speculation.verification import Outcome, Tried
 from core.types.arrays import Ints
@@ -38,14 +41,22 @@ class Attempt:
     guesses: Guesses
     known: Ints
     """int64[n]: tokens of each text that the host knew when it guessed."""
+    arrays: tuple[Ints, ...] = field(init=False)
+    """All of it, flat."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "arrays", (self.room, self.limits, *columns(self.guesses, self.known)))
 
     def padded(self, size: int) -> list[Ints]:
-        """All of it as flat arrays, each filled up with zeros to `size` rows."""
+        """`arrays`, each filled up with zeros to `size` rows."""
         pad = size - len(self.room)
         length = self.guesses.ids.shape[1]
-        arrays = (self.room, self.limits, *columns(self.guesses, self.known))
         wide = (1, 1, length, 1, 1)
-        return [np.concatenate([a, np.zeros(pad * each, np.int64)]) for a, each in zip(arrays, wide, strict=True)]
+        return [np.concatenate([a, np.zeros(pad * each, np.int64)]) for a, each in zip(self.arrays, wide, strict=True)]
+
+    def spread(self, sampling: SamplingBatch) -> SamplingBatch:
+        """The options of all places of the grid, given those of the rows."""
+        return spread_over(sampling, self.width)
 
 
 class Verification(Protocol):
@@ -64,8 +75,11 @@ class Verification(Protocol):
         """First thing in a step: tell the drafter of new owners. Returns what the step tries if it is to be a grid."""
         ...
 
-    def trial(self, batch: ScheduleBatch, decode: DecodeRows, inputs: ResolvedInputs) -> Tried | None:
-        """What `batch`, which begun last, computes of its decode rows, which have these inputs; None without drafts."""
+    def trial(self, batch: ScheduleBatch, decode: DecodeRows, inputs: ResolvedInputs, staging: Staging) -> Tried | None:
+        """What `batch`, which begun last, computes of its decode rows, which have these inputs; None without drafts.
+
+        `staging`: may have the attempt's arrays on the device already.
+        """
         ...
 
     def forward_batch(self, batch: ScheduleBatch, decode: DecodeRows, trial: Tried) -> ForwardBatch:

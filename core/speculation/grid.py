@@ -86,7 +86,7 @@ class Grid:
 
     def spread(self, sampling: SamplingBatch) -> SamplingBatch:
         """See `Tried`."""
-        return replace(sampling.spread(self.counts), constrained=sampling.constrained * self.width)
+        return spread_over(sampling, self.width)
 
     def entries(self, rows: Ints, staging: Staging) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """See `Tried`."""
@@ -149,6 +149,12 @@ class GridOutcome:
         """See `Outcome`."""
         (drafts,) = host
         return replace(self, drafts=drafts)
+
+
+def spread_over(sampling: SamplingBatch, width: int) -> SamplingBatch:
+    """The options of grids of `width` places a row, given those of rows. Of a constrained one the first place is."""
+    counts: Ints = np.full(len(sampling), width)
+    return replace(sampling.spread(counts), constrained=sampling.constrained * width)
 
 
 def _counts(tried: torch.Tensor, width: int) -> torch.Tensor:

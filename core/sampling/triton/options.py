@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from core.batch.grammar_batch import TokenMask
 from core.batch.sampling_batch import SamplingBatch
 from core.sampling.cutoff import Filters
 from core.sampling.penalties import MIN_REPETITION_PENALTY, has_penalty
@@ -61,19 +60,17 @@ class Options:
     """int64[3, E]: token of each bias, least length at which it counts, and least length at which it no longer does."""
     values: Floats
     """float32[E]: the biases, in the order of their rows."""
-    words: npt.NDArray[np.int32]
-    """int32[G, W]: see `TokenMask`."""
     penalised: int
     """Places with a penalty."""
 
     @property
     def arrays(self) -> list[npt.NDArray[Any]]:
         """What is sent."""
-        return [self.floats, self.whole, self.top_ps, self.entries, self.values, self.words]
+        return [self.floats, self.whole, self.top_ps, self.entries, self.values]
 
     @classmethod
-    def of(cls, batch: SamplingBatch, mask: TokenMask | None, vocab: int) -> Options:
-        """The options of `batch` for `vocab` tokens, with those that the rows at `mask.places` may have."""
+    def of(cls, batch: SamplingBatch, masked: Ints, vocab: int) -> Options:
+        """The options of `batch` for `vocab` tokens. `masked`, int64[G]: its rows that have a mask, in order."""
         count = len(batch)
         filters = Filters.of(batch.top_ks, batch.top_ps, batch.min_ps, vocab)
         warm = np.maximum(batch.temperatures, np.float32(MIN_TEMPERATURE))
@@ -87,17 +84,14 @@ class Options:
         whole[Whole.TOP_K], whole[Whole.ROW], whole[Whole.PROMPT] = filters.top_ks, batch.rows, batch.prompt_lens
         places = np.flatnonzero(has_penalty(batch) & (batch.upper_lens > 0)) if batch.any_penalty else _NONE
         whole[Whole.SLOT, places] = np.arange(len(places))
-        words = np.empty((0, 0), np.int32)
-        if mask is not None:
-            words = np.ascontiguousarray(mask.words)
-            whole[Whole.MASK, mask.places] = np.arange(len(mask.places))
+        whole[Whole.MASK, masked] = np.arange(len(masked))
         # Stable: the biases of a token are added in the order in which they came.
         order = np.argsort(batch.bias_rows, kind="stable")
         ends = np.bincount(batch.bias_rows, minlength=count).cumsum()
         whole[Whole.BIAS_END], whole[Whole.BIAS_FROM, 1:], whole[Whole.BIAS_FROM, :1] = ends, ends[:-1], 0
         entries = np.stack([batch.bias_tokens, batch.bias_from, batch.bias_until])[:, order]
         values = batch.bias_values[order]
-        return cls(floats, whole, filters.top_ps, np.ascontiguousarray(entries), values, words, len(places))
+        return cls(floats, whole, filters.top_ps, np.ascontiguousarray(entries), values, len(places))
 
 
 _NONE: Ints = np.empty(0, np.int64)

@@ -51,11 +51,11 @@ class TritonSampler(Sampler):
             sample_rows(rows, lens, lens.double(), *_NOTHING, raw, *outputs, random=False)
 
     def carried(self, batch: SamplingBatch) -> Sequence[np.ndarray]:
-        """See `Sampler`. Constrained rows send their options with their masks, which are not known yet."""
+        """See `Sampler`."""
         asked = [batch.alternatives] if batch.logprobs and batch.alternatives is not None else []
-        if _is_plain(batch) or len(batch.constrained):
+        if _is_plain(batch) and not len(batch.constrained):
             return asked
-        options = Options.of(batch, None, self.vocab_size)
+        options = Options.of(batch, batch.constrained, self.vocab_size)
         self._made = batch, options
         return [*asked, *options.arrays]
 
@@ -107,18 +107,22 @@ class TritonSampler(Sampler):
             sample_rows(logits, places.lens, places.uniforms, *_NOTHING, scored.raw, *outputs, random=False)
             return
         options = self._options(batch, mask)
-        floats, whole, top_ps, entries, values, words = (scored.staging or self._staging).upload(options.arrays)
+        # Masks come late, and alone: what a row may say depends on the token before (law 14).
+        words = [] if mask is None else [np.ascontiguousarray(mask.words)]
+        arrived = (scored.staging or self._staging).upload([*options.arrays, *words])
+        floats, whole, top_ps, entries, values = arrived[: len(options.arrays)]
         biased = len(options.values) > 0
         biases = (entries, values, torch.empty_like(values)) if biased else (None, None, None)
         penalties = self._penalties(scored, batch, options) if options.penalised else (None, None)
-        masks = None if mask is None else words
+        masks = arrived[-1] if words else None
         arguments = (floats, whole, top_ps, *biases, *penalties, masks, scored.raw, *outputs)
         sample_rows(logits, places.lens, places.uniforms, *arguments, random=not batch.all_greedy)
 
     def _options(self, batch: SamplingBatch, mask: TokenMask | None) -> Options:
-        if mask is None and self._made is not None and self._made[0] is batch:
+        masked = batch.constrained if mask is None else mask.places
+        if self._made is not None and self._made[0] is batch and np.array_equal(masked, batch.constrained):
             return self._made[1]
-        return Options.of(batch, mask, self.vocab_size)
+        return Options.of(batch, masked, self.vocab_size)
 
     @staticmethod
     def _penalties(scored: Scored, batch: SamplingBatch, options: Options) -> tuple[torch.Tensor, torch.Tensor]:

@@ -65,6 +65,9 @@ class SumModel:
 class World:
     """A runner around SumModel whose decode steps are captured in sizes 1, 2, 4 and 8; rows are 1 to 8, in order."""
 
+    verification: Any = None
+    """See `DeviceState`."""
+
     def __init__(self, streams: DeviceStreams | None = None, tokens: tuple[int, ...] = (), **changes: Any) -> None:
         """`tokens`: of the steps with prompts that are captured, if the attention can be."""
         self.streams = streams or GraphStreams()
@@ -87,6 +90,7 @@ class World:
             sampler=Sampler(VOCAB, device),
             companions=companions,
             attention=self.model.attention,
+            verification=self.verification,
             graph_sizes=graph_sizes(ROWS),
             graph_tokens=tokens,
         )

@@ -1,5 +1,7 @@
 """A step makes one copy from the host to the device, whatever its rows want, and readers find in it what they meant.
 
+The mask of a grammar alone comes later: it waits for the token before, and the forward pass does not (law 14).
+
 Uploads are packed as for CUDA and counted. Kernels of the sampler are stand-ins that keep what they were given: it must
 be what they are given where each reader uploads its arrays on its own. Steps are launched and replayed.
 """
@@ -16,6 +18,7 @@ import numpy as np
 import pytest
 import torch
 
+from core.batch.grammar_batch import GrammarSeed
 from core.batch.sampling_batch import SamplingBatch
 from core.batch.schedule_batch import HistoryWrites
 from core.device.parcel import Parcel
@@ -29,6 +32,7 @@ from core.models.lora import slots as lora
 from core.models.lora.recorded_hooks import Recordable
 from core.models.lora.slots import LORA, AdapterSlots, LoraWrites, SlotWrite, group_tokens
 from tests.support.fakes import grid_attention
+from tests.support.fakes.step_grammar import StepGrammar
 from tests.unit.core.executor import test_decode_graphs
 from tests.unit.core.executor.test_captured_companions import CrossWorld, RecurrentWorld, WindowedWorld, ints
 from tests.unit.core.executor.test_decode_graphs import VOCAB, SumModel, World, greedy
@@ -149,18 +153,20 @@ class Counted:
         """`alone`: each reader uploads its own arrays."""
         from core.sampling.triton import sampler
 
-        self.transfers, self.given = 0, Told()
+        self.sent, self.given = list[int](), Told()
         upload_as_on_cuda(patch)
         packs = Staging.pinned
 
         def pinned(staging: Staging, ids: Any) -> torch.Tensor:
-            self.transfers += type(staging) is not Parcel
-            return packs(staging, ids)
+            found = packs(staging, ids)
+            if type(staging) is not Parcel:
+                self.sent.append(len(found))
+            return found
 
         def sample_rows(logits: torch.Tensor, lens: torch.Tensor, *rest: Any, random: bool) -> None:
             *told, tokens, non_finite, _ = rest
             # What the kernel writes into begins as anything; the history is the whole buffer.
-            read = [lens, *told[:6], told[7]]
+            read = [lens, *told[:6], told[7], told[9]]
             self.given += [each.clone() for each in read if each is not None]
             tokens.copy_(logits.argmax(-1))
             non_finite.zero_()
@@ -180,33 +186,41 @@ class Counted:
             patch.setattr(step, "carried", lambda *_: [])
         self.world: Any = made()
         if not replays:
-            self.world.runner.graphs = self.world.runner.mixed = None
+            self.world.runner.graphs = self.world.runner.mixed = self.world.runner.grids = None
 
     def step(self, batch: Any) -> list[int]:
-        self.transfers, self.given = 0, []
+        self.sent, self.given = [], []
         tokens: list[int] = self.world.runner.launch(batch).result().tokens.tolist()
         return tokens
 
     @property
+    def transfers(self) -> int:
+        """Of the last step; `sent` has the words of 8 bytes of each."""
+        return len(self.sent)
+
+    @property
     def replayed(self) -> int:
-        graphs = self.world.runner.graphs, self.world.runner.mixed
-        return sum(each.replays for each in graphs if each is not None)
+        runner = self.world.runner
+        return sum(each.replays for each in (runner.graphs, runner.mixed, runner.grids) if each is not None)
 
 
 def compare(
-    patch: pytest.MonkeyPatch, made: Callable[[], World], replays: bool, batch: Callable[[Any], Any]
+    patch: pytest.MonkeyPatch, made: Callable[[], World], replays: bool, batch: Callable[[Any], Any], late: int = 0
 ) -> tuple[int, Any]:
-    """Transfers of the step `batch(world)` where each reader uploads its own arrays, and the world where none does."""
+    """Transfers of the step `batch(world)` where each reader uploads its own arrays, and the world where none does.
+
+    `late`: words of 8 bytes of the masks that follow the one transfer.
+    """
     found = []
     for alone in (True, False):
         with patch.context() as own:
             counted = Counted(own, made, replays, alone)
-            found.append((counted, counted.step(batch(counted.world)), counted.transfers))
-    (each, expected, several), (together, tokens, one) = found
+            found.append((counted, counted.step(batch(counted.world)), counted.sent))
+    (each, expected, several), (together, tokens, sent) = found
     assert tokens == expected and len(each.given) == len(together.given) > 0
     assert all(torch.equal(mine, theirs) for mine, theirs in zip(together.given, each.given, strict=True))
-    assert one == 1 and together.replayed == replays
-    return several, together.world
+    assert sent[1:] == [late][: late > 0] and together.replayed == replays
+    return len(several), together.world
 
 
 @needs_triton
@@ -261,24 +275,41 @@ def test_what_companions_write_comes_along(name: str, replays: bool, monkeypatch
 
 
 @needs_triton
-def test_what_finds_no_room_in_static_memory_is_sent_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A replay's inputs have room for so much beside them: a long text that begins to be penalised is a second copy."""
+@pytest.mark.parametrize("room", [0, 1], ids=["short", "just"])
+def test_what_finds_no_room_in_static_memory_comes_in_the_same_upload(
+    room: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Beside a replay a long text begins to be penalised: inputs reach their fixed place through other memory."""
     text = HistoryWrites((3,), (np.arange(16) % VOCAB,))
-    counted = Counted(monkeypatch, World, True, False)
-    world = counted.world
-    world.start(ROWS, [4, 5, 6], 4)
-    batch = world.batch(ROWS, sampling=sampling(ROWS, "penalised"), history_writes=text)
-    block = test_decode_graphs.graphs_of(world).block
-    # The sections of four rows, the options, and of the text the first of three arrays, but not the second.
-    words = 4 * 3 + sum(-(-each.nbytes // 8) for each in world.runner._sampling.carried(batch)) - 2 * 16
-    block.memory = block.memory[: words + 15]
-    try:
-        counted.step(batch)
-    except RuntimeError as error:
-        pytest.fail(f"more was sent than there is room for: {error}")
-    assert counted.transfers == 2
+
+    def batch(world: World) -> Any:
+        world.start(ROWS, [4, 5, 6], 4)
+        made = world.batch(ROWS, sampling=sampling(ROWS, "penalised"), history_writes=text)
+        block = test_decode_graphs.graphs_of(world).block
+        carried = world.runner._sampling.carried(made)
+        words = 4 * 3 + sum(-(-each.nbytes // 8) for each in carried)
+        block.memory = block.memory[: words - 1 + room]
+        return made
+
+    several, world = compare(monkeypatch, World, True, batch)
+    assert several == 3
     history = world.runner._sampling._history.buffer[3, :16].tolist()
     assert history[:5] + history[6:] == text.ids[0].tolist()[:5] + text.ids[0].tolist()[6:], "and at 5 its new token"
+
+
+@needs_triton
+@pytest.mark.parametrize("replays", [False, True], ids=["launched", "replayed"])
+@pytest.mark.parametrize("kind", ["greedy", "all"])
+def test_a_mask_follows_alone(kind: str, replays: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What else its row wants is there already: the device waits for nothing but the bits."""
+
+    def batch(world: World) -> Any:
+        world.start(ROWS, [4, 5, 6], 4)
+        options = dataclasses.replace(sampling(ROWS, kind), constrained=ints([0, 2]))
+        seeds = tuple(GrammarSeed(row, 1, StepGrammar(), ints([])) for row in (3, 5))
+        return world.batch(ROWS, sampling=options, history_writes=histories(ROWS, kind), grammar_seeds=seeds)
+
+    compare(monkeypatch, World, replays, batch, late=2 * StepGrammar.words // 2)
 
 
 def test_a_parcel_finds_arrays_by_identity_and_sends_the_rest() -> None:

@@ -201,7 +201,7 @@ def test_a_row_that_is_further_than_the_plan_could_know_tries_less(length: int, 
     batch: Any = SimpleNamespace(spec=SpecPlan(np.array([MOST]), np.array([10]), MOST), verifies=True)
     bounds = torch.tensor([4]), torch.tensor([9])
     inputs = ResolvedInputs(torch.tensor([7]), None, torch.tensor([length]))
-    found = speculator.trial(batch, DecodeRows(torch.tensor([3]), *bounds), inputs)
+    found = speculator.trial(batch, DecodeRows(torch.tensor([3]), *bounds), inputs, Staging(CPU))
     assert (1 if found is None else int(found.counts[0])) == count
 
 

@@ -22,7 +22,7 @@ from core.device.staging import Staging
 from core.sampling.penalties import TokenHistory
 from core.sampling.places import Places
 from core.sampling.registry import build_sampler, default_sampler
-from core.sampling.sampler import Sampler
+from core.sampling.sampler import Sampler, Scored
 from tests.unit.core.sampling.batches import CPU, batch_of
 from tests.unit.core.sampling.test_no_sync import ELSEWHERE, OPTIONS, ROWS, VOCAB, elsewhere, some_rows
 
@@ -129,6 +129,24 @@ def test_a_mask_of_no_row_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
         places = Places.of(batch, lens, Staging(ELSEWHERE))
         triton_sampler().sample(torch.empty(ROWS, VOCAB, device=ELSEWHERE), batch, places, None, mask)
     assert not transfers and launches.names.count("sample_rows") == 1
+
+
+@needs_triton
+@pytest.mark.parametrize("masked", [[0, 2], [1, 2]], ids=["known", "other"])
+def test_a_mask_of_other_rows_has_options_of_its_own(masked: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which mask is whose is told with the options, which are made before there is any mask."""
+    from core.sampling.triton.options import Whole
+    from core.sampling.triton.sampler import TritonSampler
+
+    batch = replace(batch_of(some_rows(OPTIONS["filters"], plain=0)), constrained=np.array([0, 2]))
+    sampler = TritonSampler(VOCAB, CPU)
+    sampler.carried(batch)
+    told: list[Any] = []
+    monkeypatch.setattr("core.sampling.triton.sampler.sample_rows", lambda *given, **_: told.append(given[4]))
+    logits, lens = torch.zeros(ROWS, VOCAB), torch.zeros(ROWS, dtype=torch.int64)
+    places = Places.of(batch, lens, Staging(CPU))
+    sampler.pick(Scored(logits, places), batch, TokenMask(np.array(masked), np.ones((2, 32), np.int32)))
+    assert told[0][Whole.MASK, masked].tolist() == [0, 1] and (told[0][Whole.MASK] >= 0).sum() == 2
 
 
 def test_the_plain_way_takes_hundreds(monkeypatch: pytest.MonkeyPatch) -> None:
