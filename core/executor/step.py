@@ -253,7 +253,7 @@ class StepRunner:
             begin(rows, batch.companion_writes.get(name), staging)
         state.future_map.forget(fresh)
         if batch.host_backs:
-            bring_back(state, batch.host_backs)
+            bring_back(state, batch.host_backs, staging)
         self._sampling.begin(batch, staging)
 
     @torch.inference_mode()

@@ -13,6 +13,7 @@ from core.batch.ragged import starts_of
 from core.batch.schedule_batch import ScheduleBatch
 from core.device.parcel import Parcel
 from core.device.staging import Staging
+from core.executor import rejoining_rows
 from core.executor.device_state import DeviceState
 from core.executor.sampling_step import SamplingStep
 from core.executor.verification import Attempt
@@ -92,7 +93,7 @@ def carried(
     """
     if not state.staging.pins:
         return []
-    arrays = sampling.carried(batch, attempt)
+    arrays = [*sampling.carried(batch, attempt), *rejoining_rows.carried(batch.host_backs)]
     if attempt is not None and captured is None:
         arrays += attempt.arrays
     for name, companion in state.companions.items():

@@ -81,15 +81,18 @@ class HostArena:
         self._landing[out.copy.number] = landed
         return landed
 
-    def copy_back(self, back: CopyBack) -> None:
-        """Fill the slots of `back` on the forward stream, which waits until the copy has landed; the host does not."""
+    def copy_back(self, back: CopyBack, staging: Staging | None = None) -> None:
+        """Fill the slots of `back` on the forward stream, which waits until the copy has landed; the host does not.
+
+        `staging`: may have the slots on the device already.
+        """
         self._landing.pop(back.copy.number).wait(self._streams.forward)
         if self._recorder is not None:
             self._recorder.read(HOST, back.copy.blocks)
             self._recorder.wrote(self._name, back.slots)
         if not len(back.slots):
             return
-        (index,) = self._staging.upload([back.slots])
+        (index,) = (staging or self._staging).upload([back.slots])
         for slots, first, last, at in self._pieces(back.copy.tokens, back.skip, self._bounce_back):
             passing = _passing(self._bounce_back, slots, last - first)
             self._each_run(back.copy, at, self._bounce_back[: passing.nbytes], to_host=False)

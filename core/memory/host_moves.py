@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+import numpy as np
 
 from core.types.arrays import Ints
 
@@ -39,3 +41,9 @@ class CopyBack:
     """The token behind those of the copy: what the row decodes next."""
     skip: int
     slots: Ints
+    seat: Ints = field(init=False)
+    """int64[3]: the row, how many tokens stand before its newest one, and that."""
+
+    def __post_init__(self) -> None:
+        # Made once: a step finds what it has sent by the identity of the array.
+        object.__setattr__(self, "seat", np.array([self.row, self.copy.tokens, self.newest], np.int64))
