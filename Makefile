@@ -22,7 +22,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
 .PHONY: help venv serve test nightly soak scorecard check docs links sim sim-long mutants demo bench chart format proto
-.PHONY: test-lowest gpu gpu-tests gpu-bench gpu-peer
+.PHONY: test-lowest gpu gpu-tests gpu-bench gpu-mixed gpu-peer
 .DELETE_ON_ERROR:
 
 help: ## Show this list
@@ -129,7 +129,7 @@ chart: $(STAMP) $(MODEL) ## Check the Helm chart and the Dockerfile over every K
 # nothing. Each part ends in time, and one that is killed leaves the outcomes and figures that it had in build/gpu-*.
 gpu: ## Run the GPU tests, measure an 8B-shaped model, then transformers beside it
 	@failed=0; $(MAKE) --no-print-directory gpu-tests ARGS= || failed=1; \
-	for part in gpu-bench gpu-peer; do $(MAKE) --no-print-directory $$part || failed=1; done; exit $$failed
+	for part in gpu-bench gpu-mixed gpu-peer; do $(MAKE) --no-print-directory $$part || failed=1; done; exit $$failed
 
 GPU_SECONDS ?= 470
 GPU_PART := PYTHONUNBUFFERED=1 timeout --foreground --signal INT --kill-after 5 $(GPU_SECONDS) $(RUN) -m
@@ -145,6 +145,10 @@ gpu-tests: $(STAMP) $(MODEL) ## Run the GPU tests; their outcomes go to build/gp
 gpu-bench: $(STAMP) $(MODEL) ## Measure an 8B-shaped model with random weights into build/gpu-bench.json
 	@mkdir -p build
 	$(GPU_PART) service bench gpu --part own --out build/gpu-bench.json $(ARGS)
+
+gpu-mixed: $(STAMP) $(MODEL) ## Measure its steps with prompts, captured and launched, into build/gpu-mixed.json
+	@mkdir -p build
+	$(GPU_PART) service bench gpu --part mixed --out build/gpu-mixed.json $(ARGS)
 
 gpu-peer: $(STAMP) $(MODEL) ## Measure transformers beside it, on the same weights, into build/gpu-peer.json
 	@mkdir -p build

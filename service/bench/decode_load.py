@@ -66,7 +66,7 @@ async def watch_decode(engine: AsyncEngine, load: Load) -> DecodeFigures:
     everyone = asyncio.Barrier(load.batch + 1)
     asked = zip(load.prompts(), load.lengths(), strict=True)
     asked_at = time.perf_counter()
-    readers = [asyncio.create_task(_read(engine, prompt, length, everyone)) for prompt, length in asked]
+    readers = [asyncio.create_task(read_stream(engine, prompt, length, everyone)) for prompt, length in asked]
     await everyone.wait()
     began, first = time.perf_counter(), engine.stats.generation_tokens
     ended, idle = (began, first), 0.0
@@ -92,7 +92,8 @@ async def watch_first_token(engine: AsyncEngine, prompt: Sequence[int]) -> float
     raise AssertionError("a stream without a token")
 
 
-async def _read(engine: AsyncEngine, prompt: list[int], length: int, everyone: asyncio.Barrier) -> None:
+async def read_stream(engine: AsyncEngine, prompt: list[int], length: int, everyone: asyncio.Barrier) -> None:
+    """Read `length` tokens behind `prompt` to their end. Meets `everyone` with the first of them, and reads on."""
     met = False
     async for event in await engine.generate(_request(prompt, length)):
         if isinstance(event, Delta) and not met:

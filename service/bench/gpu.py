@@ -1,4 +1,4 @@
-"""`slipstream bench gpu`: decode against the memory roofline, idle time, prefill against matmul, and transformers.
+"""`slipstream bench gpu`: decode against the memory roofline, idle time, prefill, mixed steps, and transformers.
 
 Everything that the documents say about a GPU comes from this command. `--device cpu --shape tiny` runs every line of it
 in seconds, and shows nothing about speed. It needs PyTorch, transformers and click, and nothing that serves.
@@ -13,8 +13,10 @@ import datetime
 import gc
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
+from functools import cached_property
+from itertools import product
 from typing import Any
 
 import click
@@ -30,40 +32,16 @@ from core.models.base import Model
 from core.models.bundled import bundled_model_dir
 from core.text.tokenizer import Tokenizer
 from service.bench.decode_load import CHUNK, Load, watch_decode, watch_first_token, watch_transformers
+from service.bench.gpu_shapes import DTYPES, SHAPES
 from service.bench.kept_figures import Budget, keep
+from service.bench.mixed_load import MixedLoad, config_of, loads_of, measure_mixed, told
 from service.bench.roofline import Demands, Peaks, measure_peaks
 from service.process.switch_interval import shorten_switch_interval
 
-SHAPES: dict[str, dict[str, Any]] = {
-    # Llama 3 8B.
-    "8b": {
-        "model_type": "llama",
-        "vocab_size": 128256,
-        "hidden_size": 4096,
-        "intermediate_size": 14336,
-        "num_hidden_layers": 32,
-        "num_attention_heads": 32,
-        "num_key_value_heads": 8,
-        "max_position_embeddings": 16384,
-        "tie_word_embeddings": False,
-    },
-    "tiny": {
-        "model_type": "llama",
-        "vocab_size": 320,
-        "hidden_size": 32,
-        "intermediate_size": 48,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "max_position_embeddings": 16384,
-        "tie_word_embeddings": False,
-    },
-}
-DTYPES = {"8b": torch.bfloat16, "tiny": torch.float32}
 PAGE = 16
 POOL_SHARE = 0.85
 """Share of the memory that is free after the weights; the rest is for activations and graphs."""
-PARTS = ("all", "own", "peer")
+PARTS = ("all", "own", "mixed", "peer")
 PEER_SHARE = 0.5
 """Share of the budget after which transformers begins no load: the engine is measured beside it in the other half."""
 CPU_POOL = 64 << 20
@@ -90,6 +68,7 @@ class Bench:
         self.beside: dict[str, Any] = {}
         self.rows: list[dict[str, Any]] = []
         self.prefill: list[dict[str, Any]] = []
+        self.mixed: list[dict[str, Any]] = []
 
     def run_transformers(self) -> None:
         """Run the loads on transformers. Call it first, while the module is as transformers made it.
@@ -117,11 +96,23 @@ class Bench:
 
         The first measures single `prompts` before.
         """
-        model = as_model(self.module)
         for overlap in overlaps:
-            self._run_engine(model, overlap, prompts and overlap is overlaps[0])
-            let_go(model, self.device)
-            _forget()
+            self._run_engine(overlap, prompts and overlap is overlaps[0])
+            self._end_engine()
+
+    def run_mixed(self, loads: Sequence[MixedLoad], overlaps: tuple[bool, ...] = (True, False)) -> None:
+        """Run prompts beside rows that decode, in steps replayed and launched: their time, and what they dispatch."""
+        room = self._room(self._kv_bytes())
+        for overlap, captured in product(overlaps, (True, False)):
+            executor = ExecutorConfig(
+                self.device.type, overlap=overlap, attention_backend=self._attention, cuda_graphs=captured
+            )
+            for load in loads:
+                if load.tokens > room:
+                    self._took_mixed(executor, load, {"left_out": _too_large(load.tokens, room)})
+            fit = [load for load in loads if load.tokens <= room]
+            # What is dispatched hardly depends on how many rows there are.
+            self._run_mixed(fit if overlap else fit[-1:], executor)
 
     def result(self) -> dict[str, Any]:
         """What was measured so far."""
@@ -135,6 +126,7 @@ class Bench:
             "peaks": asdict(self.peaks),
             "decode": self.rows,
             "prefill": self.prefill,
+            "mixed": self.mixed,
             "transformers": self.beside,
         }
 
@@ -142,11 +134,21 @@ class Bench:
         _say(line)
         self._tell(self.result())
 
-    def _run_engine(self, model: Model, overlap: bool, prompts: bool) -> None:
+    @cached_property
+    def _model(self) -> Model:
+        """The module as engines run it; as transformers made it, it runs no more."""
+        return as_model(self.module)
+
+    def _end_engine(self) -> None:
+        let_go(self._model, self.device)
+        _forget()
+
+    def _run_engine(self, overlap: bool, prompts: bool) -> None:
         """Run all loads, single `prompts` first; record by name those that do not fit."""
-        demands = Demands.of(self.module, KVPool.bytes_per_token_for(model.spec.kv_layers, model.spec.dtype))
+        spec = self._model.spec
+        demands = Demands.of(self.module, KVPool.bytes_per_token_for(spec.kv_layers, spec.dtype))
         room = self._room(demands.kv_bytes_per_token)
-        built = self._built(model, overlap, room)
+        built = self._built(overlap, room)
         asyncio.run(self._watch(built, demands, overlap, prompts, room))
 
     async def _watch(self, built: BuiltEngine, demands: Demands, overlap: bool, prompts: bool, room: int) -> None:
@@ -174,7 +176,7 @@ class Bench:
     async def _decode(self, engine: AsyncEngine, load: Load, demands: Demands, overlap: bool, room: int) -> None:
         row: dict[str, Any] = {"batch": load.batch, "context": load.context, "overlap": overlap}
         if load.tokens > room:
-            row["left_out"] = f"needs {load.tokens} tokens of KV, the device has room for {room}"
+            row["left_out"] = _too_large(load.tokens, room)
         elif not self._budget.allows():
             row["left_out"] = self._budget.refusal()
         else:
@@ -184,7 +186,7 @@ class Bench:
         self.rows.append(row)
         self._took(str(row))
 
-    def _built(self, model: Model, overlap: bool, room: int) -> BuiltEngine:
+    def _built(self, overlap: bool, room: int) -> BuiltEngine:
         rows = max(load.batch for load in self.loads)
         config = EngineConfig(
             model=ModelConfig("random", context_length=self._context),
@@ -192,7 +194,34 @@ class Bench:
             scheduler=SchedulerConfig(chunked_prefill_size=CHUNK, max_queued_requests=rows),
             executor=ExecutorConfig(device=self.device.type, overlap=overlap, attention_backend=self._attention),
         )
-        return assemble(config, model, Tokenizer.load(str(bundled_model_dir())), DeviceStreams(self.device))
+        return self._assembled(config)
+
+    def _run_mixed(self, loads: Sequence[MixedLoad], executor: ExecutorConfig) -> None:
+        """Run `loads`, all of which fit, on an engine with this `executor`."""
+        if not self._budget.allows():
+            for load in loads:
+                self._took_mixed(executor, load, {"left_out": self._budget.refusal()})
+        elif loads:
+            asyncio.run(self._watch_mixed(self._assembled(config_of(loads, executor, PAGE)), loads))
+            self._end_engine()
+
+    async def _watch_mixed(self, built: BuiltEngine, loads: Sequence[MixedLoad]) -> None:
+        executor = built.config.executor
+        engine = await built.start()
+        try:
+            for load in loads:
+                figures = await measure_mixed(engine, load, counts=not executor.overlap)
+                self._took_mixed(executor, load, asdict(figures))
+        finally:
+            await engine.stop()
+
+    def _took_mixed(self, executor: ExecutorConfig, load: MixedLoad, figures: dict[str, Any]) -> None:
+        way = {"overlap": executor.overlap, "cuda_graphs": executor.cuda_graphs}
+        self.mixed.append(way | {"batch": load.batch, "chunk": load.chunk} | figures)
+        self._took(f"mixed {self.mixed[-1]}")
+
+    def _assembled(self, config: EngineConfig) -> BuiltEngine:
+        return assemble(config, self._model, Tokenizer.load(str(bundled_model_dir())), DeviceStreams(self.device))
 
     def _kv_bytes(self) -> int:
         """Bytes of KV that one token takes in all layers."""
@@ -209,6 +238,11 @@ class Bench:
 
 def _name(load: Load) -> str:
     return f"{load.batch}x{load.context}"
+
+
+def _too_large(tokens: int, room: int) -> str:
+    """What is said of a load that does not fit."""
+    return f"needs {tokens} tokens of KV, the device has room for {room}"
 
 
 def _say(line: str) -> None:
@@ -233,13 +267,14 @@ def _numbers(text: str) -> list[int]:
 @click.option("--batches", default="1,8,64,256", show_default=True, help="Requests that decode at once.")
 @click.option("--contexts", default="1024,8192", show_default=True, help="Prompt tokens of each.")
 @click.option("--steps", default=128, show_default=True, help="Decode steps that are watched.")
+@click.option("--chunk", default=256, show_default=True, help="Prompt tokens of each mixed step.")
 @click.option("--attention", default="auto", show_default=True, help="Attention backend.")
 @click.option(
     "--part",
     type=click.Choice(PARTS),
     default="all",
     show_default=True,
-    help="own: prefill, and decode with overlap and without. peer: transformers' continuous batching, and this decode.",
+    help="own: prefill, and decode with overlap and without. mixed: prompts beside decoding rows. peer: transformers.",
 )
 @click.option("--budget", default=420.0, show_default=True, help="Seconds after which no figure is begun.")
 @click.option(
@@ -252,6 +287,7 @@ def gpu(
     batches: str,
     contexts: str,
     steps: int,
+    chunk: int,
     attention: str,
     part: str,
     budget: float,
@@ -265,9 +301,12 @@ def gpu(
     loads = [Load(batch, context, steps, vocab) for context in _numbers(contexts) for batch in _numbers(batches)]
     tell: Callable[[dict[str, Any]], object] = (lambda found: keep(found, out)) if out else lambda _: None
     bench = Bench(target, shape, loads, attention, Budget(budget), tell)
-    if part != "own":
+    if part in ("all", "peer"):
         bench.run_transformers()
-    bench.run_engine((True,) if part == "peer" else (True, False), prompts=part != "peer")
+    if part != "mixed":
+        bench.run_engine((True,) if part == "peer" else (True, False), prompts=part != "peer")
+    if part in ("all", "mixed"):
+        bench.run_mixed(loads_of(_numbers(batches), chunk, steps, vocab))
     result = bench.result()
     _report(result, bench.peaks)
     if as_json:
@@ -298,6 +337,8 @@ def _report(result: dict[str, Any], peaks: Peaks) -> None:
             f"prompt of {row['context']} alone: first token after {row['ttft_ms']:.1f} ms, "
             f"{row['matmul_share']:.1%} of the matmul peak"
         )
+    for row in result["mixed"]:
+        click.echo(told(row))
     for name, other in result["transformers"].items():
         if "failed" in other:
             click.echo(f"transformers {name}: {other['failed']}")

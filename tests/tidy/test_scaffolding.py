@@ -19,7 +19,7 @@ from tests.tidy.source import Source, texts
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 TARGETS = (
     *("help", "venv", "serve", "test", "soak", "scorecard", "check", "sim", "sim-long", "mutants", "demo", "bench"),
-    *("chart", "format", "proto", "nightly", "test-lowest", "gpu", "gpu-tests", "gpu-bench", "gpu-peer"),
+    *("chart", "format", "proto", "nightly", "test-lowest", "gpu", "gpu-tests", "gpu-bench", "gpu-mixed", "gpu-peer"),
 )
 
 

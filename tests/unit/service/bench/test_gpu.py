@@ -45,9 +45,11 @@ def test_it_measures_decode_prefill_and_transformers(tmp_path: Path) -> None:
 
 def test_its_parts_are_the_own_figures_and_those_beside_a_peer() -> None:
     small = ["--device", "cpu", "--shape", "tiny", "--batches", "2", "--contexts", "16", "--steps", "6", "--json"]
-    said = [CliRunner().invoke(gpu, [*small, "--part", part]).stdout for part in ("own", "peer")]
-    own, peer = (json.loads(each.splitlines()[-1]) for each in said)
+    said = [CliRunner().invoke(gpu, [*small, "--part", part]).stdout for part in ("own", "peer", "mixed")]
+    own, peer, mixed = (json.loads(each.splitlines()[-1]) for each in said)
     assert [row["overlap"] for row in own["decode"]] == [True, False] and own["prefill"] and not own["transformers"]
+    assert [row["step_ms"] > 0 for row in mixed["mixed"]] == [True] * 4 and not (own["mixed"] or peer["mixed"])
+    assert not (mixed["decode"] or mixed["prefill"] or mixed["transformers"])
     assert [row["overlap"] for row in peer["decode"]] == [True] and not peer["prefill"]
     assert peer["transformers"]["2x16"]["tokens_per_second"] > 0
     assert all(row["prompt_tokens_per_second"] > 0 for row in own["decode"])
@@ -78,7 +80,7 @@ def test_no_figure_is_begun_that_the_budget_has_no_room_for() -> None:
     found = json.loads(done.stdout.splitlines()[-1])
     assert found["transformers"] == {"1x16": {"failed": "RuntimeError: the 0 s of --budget have no room for it"}}
     assert [row["left_out"] for row in found["decode"]] == ["the 0 s of --budget have no room for it"] * 2
-    assert found["prefill"] == []
+    assert found["prefill"] == [] and all("left_out" in row for row in found["mixed"])
 
 
 def test_a_figure_has_room_where_the_longest_one_has(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -249,6 +251,7 @@ def test_figures_are_printed_in_their_units(capsys: pytest.CaptureFixture[str]) 
         "dtype": "bfloat16",
         "decode": [decode | {"idle_share": 0.0125, "roofline": 0.5}],
         "prefill": [{"context": 1024, "ttft_ms": 31.26, "matmul_share": 0.75}],
+        "mixed": [{"cuda_graphs": False, "overlap": True, "batch": 8, "chunk": 9, "left_out": "no time"}],
         "transformers": {"8x1024": {"tokens_per_second": 1000.0}, "1x1024": {"failed": "does not fit"}},
     }
     _report(result, Peaks(3.2e12, 4.8e12, 7e14))
@@ -256,4 +259,5 @@ def test_figures_are_printed_in_their_units(capsys: pytest.CaptureFixture[str]) 
     assert "memory 3.20 TB/s copied, 4.80 stated; matmul 700.0 TFLOP/s" in said
     assert "    8     1024      on       4000     2.00     50.0%   1.25%  1000\n" in said
     assert "prompt of 1024 alone: first token after 31.3 ms, 75.0% of the matmul peak" in said
+    assert "mixed steps with graphs off and overlap on: 9 prompt tokens beside 8 rows: no time\n" in said
     assert "transformers 1x1024: does not fit" in said
