@@ -13,6 +13,8 @@ from core.attention.explicit import explicit_attention
 from core.attention.span import AttentionSpan
 from core.batch.forward_batch import ForwardBatch
 from core.device.staging import Staging
+from core.memory.kv_format import KVFormat
+from tests.support.fakes.pool_numbers import numbers_at
 
 
 def rows_of_tokens(batch: ForwardBatch) -> torch.Tensor:
@@ -42,6 +44,10 @@ class GridAttention(AttentionBackend):
 
     graph_safe = True
     grid_safe = True
+
+    @classmethod
+    def why_not_stored(cls, format: KVFormat, dtype: torch.dtype) -> str | None:
+        return None
 
     def __init__(self) -> None:
         self._batch: ForwardBatch | None = None
@@ -74,8 +80,7 @@ class GridAttention(AttentionBackend):
         seen = AttentionSpan(sliding_window, chunk_size).allows(batch.positions[:, None], places[None, :])
         slots = torch.where(seen, batch.pool_slots(table), 0).view(-1).to(torch.int64)
         keys, values = (
-            held.index_select(0, slots).view(*table.shape, *held.shape[1:]).transpose(1, 2)
-            for held in (pool.k(layer_id), pool.v(layer_id))
+            held.view(*table.shape, *held.shape[1:]).transpose(1, 2) for held in numbers_at(pool, layer_id, slots)
         )
         folded = q.transpose(0, 1).unflatten(1, (keys.shape[1], -1))
         mask = torch.zeros(seen.shape, device=q.device).masked_fill(~seen, -torch.inf)[:, None, None, :]

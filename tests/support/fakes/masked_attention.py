@@ -13,6 +13,7 @@ from core.attention.span import AttentionSpan
 from core.attention.torch_native import TorchNativeAttention
 from core.batch.forward_batch import ForwardBatch
 from core.batch.schedule_batch import ForwardMode
+from tests.support.fakes.pool_numbers import numbers_at
 
 
 class MaskedAttention(TorchNativeAttention):
@@ -56,8 +57,7 @@ class MaskedAttention(TorchNativeAttention):
         seen = AttentionSpan(sliding_window, chunk_size).allows((batch.seq_lens - 1)[:, None], places[None, :])
         slots = torch.where(seen, batch.pool_slots(table), 0).view(-1).to(torch.int64)
         keys, values = (
-            held.index_select(0, slots).view(*table.shape, *held.shape[1:]).transpose(1, 2)
-            for held in (pool.k(layer_id), pool.v(layer_id))
+            held.view(*table.shape, *held.shape[1:]).transpose(1, 2) for held in numbers_at(pool, layer_id, slots)
         )
         folded = q.transpose(0, 1).unflatten(1, (keys.shape[1], -1))
         mask = torch.zeros(seen.shape, device=q.device).masked_fill(~seen, -torch.inf)[:, None, None, :]

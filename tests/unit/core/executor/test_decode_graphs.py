@@ -18,6 +18,8 @@ from core.device.streams import DeviceStreams
 from core.executor.decode_graphs import COARSE_FROM, LARGEST, DecodeGraphs, graph_sizes, why_not
 from core.executor.device_state import DeviceState
 from core.executor.step import StepRunner
+from core.memory.kv_format import PLAIN, KVFormat
+from core.memory.kv_formats import KV_FORMATS
 from core.memory.kv_pool import KVLayerSpec, KVPool
 from core.memory.req_to_token_pool import ReqToTokenPool, TableWrites
 from core.models.base import ModelSpec
@@ -32,6 +34,9 @@ from tests.unit.core.attention.dense import LAYER
 
 VOCAB, ROWS, PAGE, WIDTH = 23, 8, 4, 16
 SPEC = ModelSpec("sum", "Sum", VOCAB, WIDTH, torch.float32, (KVLayerSpec(LAYER, 1, 2, 2),), capturable=True)
+
+
+formats = pytest.mark.parametrize("format", KV_FORMATS.values(), ids=KV_FORMATS)
 
 
 class SumModel:
@@ -68,12 +73,18 @@ class World:
     verification: Any = None
     """See `DeviceState`."""
 
-    def __init__(self, streams: DeviceStreams | None = None, tokens: tuple[int, ...] = (), **changes: Any) -> None:
+    def __init__(
+        self,
+        streams: DeviceStreams | None = None,
+        tokens: tuple[int, ...] = (),
+        format: KVFormat = PLAIN,
+        **changes: Any,
+    ) -> None:
         """`tokens`: of the steps with prompts that are captured, if the attention can be."""
         self.streams = streams or GraphStreams()
         device = self.streams.device
         self.pool = ReqToTokenPool(ROWS, WIDTH, device)
-        self.kv = KVPool(SPEC.kv_layers, ROWS * WIDTH // PAGE, PAGE, torch.float32, device)
+        self.kv = KVPool(SPEC.kv_layers, ROWS * WIDTH // PAGE, PAGE, torch.float32, device, format=format)
         self.checks = DeviceChecks(AssertMode.COUNT, device)
         self.map = FutureMap(self.pool, self.streams, self.checks)
         self.model, companions = self.made()
@@ -111,8 +122,9 @@ class World:
         self.map.stash(at, RelayPayload(torch.tensor(tokens, device=device)))
         for row in rows:
             self.pool.table[row] = torch.arange(WIDTH, device=device) + PAGE + (row - 1) * WIDTH
-            self.kv.k(LAYER)[self.pool.table[row, :length].long()] = float(row)
-            self.kv.v(LAYER)[self.pool.table[row, :length].long()] = float(row)
+            slots = self.pool.table[row, :length].long()
+            told = torch.full((length, 1, 2), float(row), device=device)
+            self.kv.write(LAYER, slots, told, told)
         self.streams.synchronize()
 
     def batch(self, rows: list[int], **changes: Any) -> ScheduleBatch:
@@ -146,7 +158,8 @@ class World:
         """Copies of everything that belongs to `rows`, on the host."""
         self.streams.synchronize()
         slots = self.pool.table[rows].long().view(-1)
-        held = [self.kv.k(LAYER)[slots], self.kv.v(LAYER)[slots], self.pool.table[rows]]
+        stored = (self.kv.k(LAYER), self.kv.v(LAYER), self.kv.k_scales(LAYER), self.kv.v_scales(LAYER))
+        held = [each[slots] for each in stored if each is not None] + [self.pool.table[rows]]
         held += [self.map.buffer(name)[rows] for name in ("output_tokens_buf", "new_seq_lens_buf")]
         return [each.cpu() for each in held]
 
@@ -198,8 +211,9 @@ def check_padding(world: World) -> None:
     assert not world.checks.counters.any()
 
 
-def test_replays_equal_eager_steps_in_batches_that_grow_and_shrink() -> None:
-    world, plain = World(), World()
+@formats
+def test_replays_equal_eager_steps_in_batches_that_grow_and_shrink(format: KVFormat) -> None:
+    world, plain = World(format=format), World(format=format)
     plain.runner.graphs = None
     captured = world.model.calls
     compare_changing_batches(world, plain)
@@ -207,12 +221,14 @@ def test_replays_equal_eager_steps_in_batches_that_grow_and_shrink() -> None:
     assert graphs_of(world).replays == 7 and plain.model.calls == captured + 7
 
 
-def test_d08_padded_rows_write_slot_0_and_nothing_of_rows_that_left() -> None:
-    check_padding(World())
+@formats
+def test_d08_padded_rows_write_slot_0_and_nothing_of_rows_that_left(format: KVFormat) -> None:
+    check_padding(World(format=format))
 
 
-def test_a_step_takes_one_transfer(monkeypatch: pytest.MonkeyPatch) -> None:
-    world = World()
+@formats
+def test_a_step_takes_one_transfer(format: KVFormat, monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(format=format)
     world.start([1, 2, 3], [1, 2, 3], 4)
     transfers: list[int] = []
     plain = Staging.pinned

@@ -22,13 +22,24 @@ from core.device.streams import DeviceStreams
 from core.executor import mixed_graphs
 from core.executor.mixed_graphs import MixedGraphs, MixedSize, chunk_tokens, mixed_sizes, why_not_mixed
 from core.invariants import InvariantViolation
+from core.memory.kv_format import KVFormat
 from core.memory.recurrent.state_pool import StateLayerSpec
 from core.memory.req_to_token_pool import TableWrites
 from core.models.lora.slots import LORA, LoraWrites
 from tests.support.fakes.grid_attention import GridAttention, MixedAttention
 from tests.support.fakes.traced_graphs import TracedGraph
 from tests.unit.core.attention.dense import LAYER
-from tests.unit.core.executor.test_decode_graphs import PAGE, ROWS, SPEC, VOCAB, WIDTH, SumModel, World, greedy
+from tests.unit.core.executor.test_decode_graphs import (
+    PAGE,
+    ROWS,
+    SPEC,
+    VOCAB,
+    WIDTH,
+    SumModel,
+    World,
+    formats,
+    greedy,
+)
 
 TOKENS = (6, 16)
 
@@ -152,8 +163,9 @@ def test_sizes_are_few_and_hold_what_a_step_may_have() -> None:
     assert {size.rows for size in mixed_sizes((64,), 20)} == {8, 20}
 
 
-def test_random_mixes_equal_launched_steps(seed: int) -> None:
-    world, plain = mixed_world(), mixed_world()
+@formats
+def test_random_mixes_equal_launched_steps(format: KVFormat, seed: int) -> None:
+    world, plain = mixed_world(format=format), mixed_world(format=format)
     plain.runner.mixed = plain.runner.graphs = None
     captured = world.model.calls
     compare_random_steps(world, plain, 40, seed)
@@ -161,9 +173,10 @@ def test_random_mixes_equal_launched_steps(seed: int) -> None:
     assert graphs_of(world).replays > 5
 
 
-def test_padding_of_a_mixed_step_touches_slot_0_alone() -> None:
+@formats
+def test_padding_of_a_mixed_step_touches_slot_0_alone(format: KVFormat) -> None:
     """A full replay, then a small step in the same graph: what the first one had must not be touched."""
-    world = mixed_world()
+    world = mixed_world(format=format)
     run(world, [Chunk(1, (1, 2, 3, 4, 5)), Chunk(2, (6, 7, 8, 9))], [])
     run(world, [Chunk(3, (1, 2, 3)), Chunk(4, (5, 6, 7, 8), final=False)], [1, 2])
     gone = [1, 2, 3]
@@ -187,8 +200,9 @@ def test_a_prompt_in_its_middle_publishes_a_length_and_samples_nothing() -> None
     assert graphs_of(world).replays == 2
 
 
-def test_a_mixed_step_takes_one_transfer(monkeypatch: pytest.MonkeyPatch) -> None:
-    world = mixed_world()
+@formats
+def test_a_mixed_step_takes_one_transfer(format: KVFormat, monkeypatch: pytest.MonkeyPatch) -> None:
+    world = mixed_world(format=format)
     world.start([1, 2], [4, 5], 4)
     transfers: list[int] = []
     pinned = Staging.pinned
@@ -233,12 +247,15 @@ class DeepModel(SumModel):
         return torch.stack([super(DeepModel, self).forward(batch) for _ in range(self.layers)]).amax(0)
 
 
-def test_what_is_launched_outside_a_replay_does_not_grow_with_layers(monkeypatch: pytest.MonkeyPatch) -> None:
+@formats
+def test_what_is_launched_outside_a_replay_does_not_grow_with_layers(
+    format: KVFormat, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("tests.unit.core.executor.test_decode_graphs.SumModel", DeepModel)
     counts: dict[tuple[int, bool], int] = {}
     for layers in (1, 5):
         for captured in (True, False):
-            world = mixed_world(layers=layers)
+            world = mixed_world(layers=layers, format=format)
             if not captured:
                 world.runner.mixed = None
             world.start([1, 2], [4, 5], 4)
