@@ -53,12 +53,13 @@ async def graph_engine(
     rows: int = ROWS,
     backend: type[AttentionBackend] = MaskedAttention,
     lora: LoraConfig | None = None,
+    stored: str = "auto",
     **memory: Any,
 ) -> AsyncIterator[tuple[AsyncEngine, GraphStreams, StepRunner]]:
     """A started engine whose decode steps are captured, its streams, and the runner of its steps.
 
-    With `streams` of a device of its own it is that device's graphs and attention that are tried. `memory`: more of its
-    `MemoryConfig`.
+    With `streams` of a device of its own it is that device's graphs and attention that are tried. `stored`: the format
+    of keys and values. `memory`: more of its `MemoryConfig`.
     """
     runners: list[StepRunner] = []
     plain = build._build_runner
@@ -72,7 +73,7 @@ async def graph_engine(
         patch.setattr(build, "build_attention", lambda *_: backend())
     used: Any = streams or GraphStreams()
     config = EngineConfig(
-        model=ModelConfig(str(directory), context_length=CONTEXT, native="off"),
+        model=ModelConfig(str(directory), context_length=CONTEXT, native="off", kv_cache_dtype=stored),
         memory=MemoryConfig(page_size=4, max_running_requests=rows, max_total_tokens=tokens, **memory),
         lora=lora or LoraConfig(),
         scheduler=SchedulerConfig(chunked_prefill_size=24),
@@ -127,9 +128,9 @@ def static_addresses(runner: StepRunner) -> set[int]:
         if isinstance(each, HybridReqToTokenPool):
             held = [(each.states.conv(s.layer_id), each.states.recurrent(s.layer_id)) for s in each.states.layers]
             tensors += [each.mapping, *(state for pair in held for state in pair if state is not None)]
-    tensors += [
-        held for pool in pools for spec in pool.layers for held in (pool.k(spec.layer_id), pool.v(spec.layer_id))
-    ]
+    for pool, number in ((pool, spec.layer_id) for pool in pools for spec in pool.layers):
+        scales = (pool.k_scales(number), pool.v_scales(number))
+        tensors += [pool.k(number), pool.v(number), *(each for each in scales if each is not None)]
     tensors += [*module.parameters(), *module.buffers()]
     if packed is not None:
         tensors += [packed._hidden, packed._cache.cross_key, *([packed._bias.table] if packed._bias else [])]
