@@ -84,6 +84,12 @@ class StreamEvicted(StreamNotFound):
     reason = "STREAM_EVICTED"
 
 
+class StreamReplaced(StreamNotFound):
+    """The stream of this incarnation is gone, and a newer one has its id; or none was named, and the id had several."""
+
+    reason = "STREAM_REPLACED"
+
+
 class PositionTooOld(SlipstreamError):
     """Events after the given position were dropped to make room."""
 

@@ -142,10 +142,14 @@ class Timing:
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """First event of every stream: the request was admitted to the queue."""
+    """First event of every stream: the request was admitted to the queue.
+
+    `incarnation` tells a stream that is kept for `Attach` from others of its id; "" for a stream that is not kept.
+    """
 
     request_id: str
     prompt_tokens: int
+    incarnation: str = ""
 
 
 @dataclass(frozen=True, slots=True)

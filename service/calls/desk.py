@@ -66,10 +66,10 @@ class TenantDesk(Protocol):
         """
         ...
 
-    async def attach(self, request_id: str, positions: dict[int, Position]) -> ResumedStream:
+    async def attach(self, request_id: str, positions: dict[int, Position], incarnation: str) -> ResumedStream:
         """Read a kept stream, each output from its entry in `positions`, or from its start without one.
 
-        Raises ResumeOff, StreamNotFound, StreamTakenOver, PositionTooOld, PositionAhead, InvalidRequest.
+        `incarnation` names the stream among those of its id, "" does not. Raises ResumeOff, StreamNotFound, StreamTakenOver, PositionTooOld, PositionAhead, InvalidRequest.
         """
         ...
 
@@ -124,6 +124,6 @@ class LocalDesk:
         if engine.open_streams is not None:
             engine.open_streams.on_end(self._usage.ended)
 
-    async def attach(self, request_id: str, positions: dict[int, Position]) -> Reader:
+    async def attach(self, request_id: str, positions: dict[int, Position], incarnation: str) -> Reader:
         """Read the stream that `Retention` keeps. Raises what `Retention.attach` does."""
-        return await self._retention.attach(request_id, positions)
+        return await self._retention.attach(request_id, positions, incarnation)

@@ -104,10 +104,13 @@ class OpenCalls:
         place = await self._admit(asked.deadline, work, held)
         return await _hold(await self._desk.open(_within_tenant(asked, place), caller_name.get(), place), held)
 
-    async def attach(self, request_id: str, positions: dict[int, Position], held: AsyncExitStack) -> ResumedStream:
+    async def attach(
+        self, request_id: str, positions: dict[int, Position], held: AsyncExitStack, *, incarnation: str = ""
+    ) -> ResumedStream:
         """Read a kept stream of this caller until `held` closes. Raises NotReady and what `Retention.attach` does."""
         self.handle.require()
-        return await _hold(await self._desk.attach(scoped_id(request_id, caller_name.get()), positions), held)
+        scoped = scoped_id(request_id, caller_name.get())
+        return await _hold(await self._desk.attach(scoped, positions, incarnation), held)
 
     async def embed(self, asked: EmbedRequest, held: AsyncExitStack) -> EmbedCall:
         """Admit and queue an embedding request; as `generate` otherwise. Raises what `generate` does for a request."""

@@ -195,14 +195,19 @@ class SlipstreamClient:
                     yield event
 
     async def attach(
-        self, request_id: str, received: Mapping[int, Received] | None = None, *, timeout: float | None = None
+        self,
+        request_id: str,
+        received: Mapping[int, Received] | None = None,
+        *,
+        timeout: float | None = None,
+        incarnation: str = "",
     ) -> AsyncGenerator[Chunk | End, None]:
         """Go on with a resumable stream, which another process may have begun, after the part `received` by output.
 
         `timeout` is the call's deadline in seconds. Raises CallFailed. Leaving the loop early only detaches from the
         stream, which the server keeps for a while.
         """
-        request = attach_request(request_id, received or {})
+        request = attach_request(request_id, received or {}, incarnation)
         events = responses(self.stub.Attach(request, timeout=timeout, metadata=self.metadata))
         async with aclosing(events):
             async for response in events:

@@ -41,10 +41,11 @@ class Connection(Protocol):
     stub: Any
 
 
-def attach_request(request_id: str, received: Mapping[int, Received]) -> pb.AttachRequest:
-    """The Attach message that asks for everything after `received`, by output."""
+def attach_request(request_id: str, received: Mapping[int, Received], incarnation: str) -> pb.AttachRequest:
+    """The Attach message that asks for everything after `received`, by output; `incarnation` is that of `started`."""
     return pb.AttachRequest(
         request_id=request_id,
+        incarnation=incarnation,
         positions=[
             pb.AttachPosition(index=index, tokens=each.tokens, text_bytes=each.text_bytes, finished=each.finished)
             for index, each in sorted(received.items())
@@ -74,6 +75,7 @@ class ResumedCall:
         loop = asyncio.get_running_loop()
         self._clock, self._due = loop.time, None if timeout is None else loop.time() + timeout
         self._received: dict[int, Received] = {}
+        self._incarnation = ""
         self._fruitless = 0
 
     async def events(self) -> AsyncGenerator[Any, None]:
@@ -104,7 +106,7 @@ class ResumedCall:
         return self._client.stub.Generate(self._request, timeout=self._left(), metadata=self._client.metadata)
 
     def _attach(self) -> Any:
-        request = attach_request(self._request.request_id, self._received)
+        request = attach_request(self._request.request_id, self._received, self._incarnation)
         return self._client.stub.Attach(request, timeout=self._left(), metadata=self._client.metadata)
 
     def _left(self) -> float | None:
@@ -133,7 +135,9 @@ class ResumedCall:
     def _count(self, response: Any) -> None:
         self._fruitless = 0
         kind = response.WhichOneof("event")
-        if kind == "delta":
+        if kind == "started":
+            self._incarnation = response.started.incarnation
+        elif kind == "delta":
             place = self._received.setdefault(response.delta.index, Received())
             place.tokens += len(response.delta.token_ids)
             place.text_bytes += len(response.delta.text.encode())

@@ -121,7 +121,7 @@ class FrontEndHost:
 
     async def _attach(self, number: int, value: dict[str, Any]) -> Any:
         places = {int(index): Position(**place) for index, place in value["positions"].items()}
-        return self._resumed(number, await self._desk.attach(value["request_id"], places))
+        return self._resumed(number, await self._desk.attach(value["request_id"], places, value["incarnation"]))
 
     def _resumed(self, number: int, stream: ResumedStream) -> Any:
         self._streams[number] = cast(PolledStream, stream)

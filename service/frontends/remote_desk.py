@@ -41,10 +41,12 @@ class RemoteDesk:
             "open", asked.request_id, request=to_plain(asked), tenant=tenant, hold=hold.number
         )
 
-    async def attach(self, request_id: str, positions: dict[int, Position]) -> RemoteReader:
+    async def attach(self, request_id: str, positions: dict[int, Position], incarnation: str) -> RemoteReader:
         """Read a kept stream from `positions` on. Raises what `Retention.attach` does in the engine process."""
         places = {str(index): asdict(position) for index, position in positions.items()}
-        return await self._engine.resumed("attach", request_id, request_id=request_id, positions=places)
+        return await self._engine.resumed(
+            "attach", request_id, request_id=request_id, positions=places, incarnation=incarnation
+        )
 
     async def load(self, tenant: str) -> TenantLoad:
         """Ask the engine process what the tenant has running and waiting. Raises NotReady."""

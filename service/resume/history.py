@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from array import array
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from secrets import token_hex
 
 from core.errors import InvalidRequest
 from core.types.io import Delta, Finished, OutputEvent, Started
@@ -119,6 +120,9 @@ class History:
     """
 
     def __init__(self, outputs: int, keeps_text: bool) -> None:
+        # Drawn and not counted: a server that starts again must not give an incarnation that it gave before.
+        self.incarnation = token_hex(8)
+        """Tells this stream from others of the same request id, earlier ones and later ones."""
         self.started: Started | None = None
         self.size = 0
         self._outputs = [_Output() for _ in range(outputs)]
@@ -132,14 +136,15 @@ class History:
         """Whether every output has its terminal."""
         return all(output.finished is not None for output in self._outputs)
 
-    def add(self, event: OutputEvent) -> None:
-        """Keep one more event."""
+    def add(self, event: OutputEvent) -> OutputEvent:
+        """Keep one more event. Returns it as readers are told it: `Started` with the incarnation."""
         if type(event) is Delta:
             self.size += self._outputs[event.index].add(event, self._keeps_text)
         elif isinstance(event, Finished):
             self._outputs[event.index].finished = event
         elif isinstance(event, Started):
-            self.started = event
+            event = self.started = replace(event, incarnation=self.incarnation)
+        return event
 
     def ends(self) -> list[Position]:
         """For each output, the position after everything that was added."""

@@ -183,7 +183,7 @@ class KeptStream:
         elif isinstance(event, Started):
             self._hold.saw_prompt(event.prompt_tokens)
         before = self.history.size
-        self.history.add(event)
+        event = self.history.add(event)
         if self.history.size != before:
             self._keeper.grown(self, self.history.size - before)
         return event

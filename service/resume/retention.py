@@ -26,7 +26,7 @@ from core.errors import DuplicateRequest, InvalidRequest, Overloaded
 from core.types.io import GenerateRequest
 from core.types.plain import to_plain
 from service.engine.handle import EngineHandle
-from service.errors import ResumeOff, StreamEvicted, StreamExpired, StreamNotFound
+from service.errors import ResumeOff, StreamEvicted, StreamExpired, StreamNotFound, StreamReplaced
 from service.limits.hold import Hold
 from service.resume.history import History
 from service.resume.kept import KeptStream, Reader
@@ -46,6 +46,11 @@ _GONE = {
     StreamEvicted: "the stream gave way to others; send the request again",
     StreamExpired: "nobody attached in time, so the stream was ended; send the request again",
 }
+
+_REPLACED = "incarnation: the stream of this one is gone, and another has its request_id now; send the request again"
+_AMBIGUOUS = (
+    "incarnation: several streams had this request_id lately; name the one that `started` told, or send the request again"
+)
 
 
 class _Share:
@@ -80,6 +85,8 @@ class Retention:
         self._timers: dict[str, asyncio.TimerHandle] = {}
         self._opening: dict[str, asyncio.Event] = {}
         self._gone: OrderedDict[str, type[StreamNotFound]] = OrderedDict()
+        # Ids of kept streams that an earlier stream, remembered in `_gone` until then, had before them.
+        self._reused: set[str] = set()
         self._closing: set[asyncio.Task[None]] = set()
         self.bytes = 0
 
@@ -106,11 +113,13 @@ class Retention:
             raise DuplicateRequest("a stream that is kept for Attach has this request_id")
         return await kept.attach([Position() for _ in range(len(kept.history))])
 
-    async def attach(self, request_id: str, positions: dict[int, Position]) -> Reader:
+    async def attach(self, request_id: str, positions: dict[int, Position], incarnation: str) -> Reader:
         """Read a kept stream, each output from its entry in `positions`; from the start without an entry.
 
-        Raises ResumeOff, StreamNotFound (StreamExpired and StreamEvicted where the reason is known), StreamTakenOver,
-        PositionTooOld, PositionAhead, InvalidRequest.
+        `incarnation` is that of the stream's `Started`. "" is the one stream of the id, of a reader that was told none.
+        Raises ResumeOff, StreamNotFound (StreamExpired and StreamEvicted where the reason is known, StreamReplaced
+        where the id has another stream by now, or may have), StreamTakenOver, PositionTooOld, PositionAhead,
+        InvalidRequest.
         """
         if not self._seconds:
             raise ResumeOff("this server keeps no streams")
@@ -122,6 +131,10 @@ class Retention:
             if why is None:
                 raise StreamNotFound("no stream of this id is kept here for this caller; send the request again")
             raise why(_GONE[why])
+        if not incarnation and request_id in self._reused:
+            raise StreamReplaced(_AMBIGUOUS)
+        if incarnation and incarnation != kept.history.incarnation:
+            raise StreamReplaced(_REPLACED)
         if any(index >= len(kept.history) for index in positions):
             raise InvalidRequest.of("positions", f"the request has {len(kept.history)} outputs")
         return await kept.attach([positions.get(index, Position()) for index in range(len(kept.history))])
@@ -167,7 +180,8 @@ class Retention:
         finally:
             del self._opening[asked.request_id]
             opened.set()
-        self._gone.pop(stream.request_id, None)
+        if self._gone.pop(stream.request_id, None) is not None:
+            self._reused.add(stream.request_id)
         history = History(asked.sampling.n, asked.want_text)
         kept = KeptStream(
             stream, history, tenant=tenant, digest=digest, want_text=asked.want_text, hold=hold.move(), keeper=self
@@ -217,6 +231,7 @@ class Retention:
     def _drop(self, kept: KeptStream, why: type[StreamNotFound]) -> None:
         self._timers.pop(kept.request_id).cancel()
         del self._kept[kept.request_id]
+        self._reused.discard(kept.request_id)
         share = self._shares[kept.tenant]
         del share.streams[kept.request_id]
         share.idle.pop(kept.request_id, None)

@@ -68,7 +68,8 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         """Go on with a kept stream. Leaving by any path detaches from it."""
         async with AsyncExitStack() as held:
             with self._calls.counting_attaches():
-                stream = await self._calls.attach(request.request_id, attach.positions(request), held)
+                places, named = attach.positions(request), request.incarnation
+                stream = await self._calls.attach(request.request_id, places, held, incarnation=named)
             await self._pump(stream, context, _Told(stream.expected, stream.want_text, pb.AttachResponse))
 
     async def _open(

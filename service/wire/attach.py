@@ -10,6 +10,10 @@ from service.pb.slipstream.v1 import inference_pb2 as pb
 from service.wire.position import Position
 
 
+MAX_INCARNATION = 64
+"""Characters of an incarnation at most; the server draws shorter ones."""
+
+
 def positions(message: pb.AttachRequest) -> dict[int, Position]:
     """The position of each output that the message names. Raises InvalidRequest, which names every bad field."""
     if len(message.positions) > MAX_N:
@@ -23,6 +27,8 @@ def positions(message: pb.AttachRequest) -> dict[int, Position]:
 def _violations(message: pb.AttachRequest) -> Iterator[FieldViolation]:
     if not message.request_id:
         yield FieldViolation("request_id", "must not be empty")
+    if len(message.incarnation) > MAX_INCARNATION:
+        yield FieldViolation("incarnation", f"has more than {MAX_INCARNATION} characters; send that of `started`")
     seen: set[int] = set()
     for place, each in enumerate(message.positions):
         for name in ("index", "tokens", "text_bytes"):

@@ -207,7 +207,8 @@ class ResponseEncoder:
         if isinstance(event, Finished):
             return self._response(request_id=self.request_id, finished=_finished(event))
         assert isinstance(event, Started)
-        return self._response(request_id=self.request_id, started=pb.Started(prompt_tokens=event.prompt_tokens))
+        started = pb.Started(prompt_tokens=event.prompt_tokens, incarnation=event.incarnation)
+        return self._response(request_id=self.request_id, started=started)
 
     def _refill(self, event: Delta) -> Any:
         delta = self._delta

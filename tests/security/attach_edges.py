@@ -19,6 +19,9 @@ def attaches() -> Iterator[Edge]:
         if text:
             yield attach(f"an id of {name}", request_id=text)
     yield attach("an id of a million", request_id="x" * 1_000_000)
+    for length in (64, 65, 1_000_000):
+        refused = None if length <= 64 else "incarnation"
+        yield attach(f"an incarnation of {length}", refused, incarnation="x" * length)
     for field in ("index", "tokens", "text_bytes"):
         for value in (*INT32, -1, 0, 1):
             named = None if value >= 0 else f"positions[0].{field}"

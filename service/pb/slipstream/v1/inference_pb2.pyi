@@ -187,12 +187,14 @@ class GenerateResponse(_message.Message):
     def __init__(self, request_id: _Optional[str] = ..., started: _Optional[_Union[Started, _Mapping]] = ..., delta: _Optional[_Union[Delta, _Mapping]] = ..., finished: _Optional[_Union[Finished, _Mapping]] = ...) -> None: ...
 
 class AttachRequest(_message.Message):
-    __slots__ = ("request_id", "positions")
+    __slots__ = ("request_id", "positions", "incarnation")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     POSITIONS_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     positions: _containers.RepeatedCompositeFieldContainer[AttachPosition]
-    def __init__(self, request_id: _Optional[str] = ..., positions: _Optional[_Iterable[_Union[AttachPosition, _Mapping]]] = ...) -> None: ...
+    incarnation: str
+    def __init__(self, request_id: _Optional[str] = ..., positions: _Optional[_Iterable[_Union[AttachPosition, _Mapping]]] = ..., incarnation: _Optional[str] = ...) -> None: ...
 
 class AttachPosition(_message.Message):
     __slots__ = ("index", "tokens", "text_bytes", "finished")
@@ -219,10 +221,12 @@ class AttachResponse(_message.Message):
     def __init__(self, request_id: _Optional[str] = ..., started: _Optional[_Union[Started, _Mapping]] = ..., delta: _Optional[_Union[Delta, _Mapping]] = ..., finished: _Optional[_Union[Finished, _Mapping]] = ...) -> None: ...
 
 class Started(_message.Message):
-    __slots__ = ("prompt_tokens",)
+    __slots__ = ("prompt_tokens", "incarnation")
     PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
     prompt_tokens: int
-    def __init__(self, prompt_tokens: _Optional[int] = ...) -> None: ...
+    incarnation: str
+    def __init__(self, prompt_tokens: _Optional[int] = ..., incarnation: _Optional[str] = ...) -> None: ...
 
 class Delta(_message.Message):
     __slots__ = ("index", "position", "token_ids", "text", "logprobs")

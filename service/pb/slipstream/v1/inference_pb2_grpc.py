@@ -111,8 +111,8 @@ class InferenceServiceServicer:
         with ABORTED (STREAM_TAKEN_OVER). Ids belong to the caller who is authenticated: another's are NOT_FOUND.
 
         Errors, beside those that Generate could have ended with: NOT_FOUND (STREAM_NOT_FOUND: never seen here; STREAM_EXPIRED:
-        no client came back within the server's window; STREAM_EVICTED: it gave way to others; in each case send the request
-        again), OUT_OF_RANGE (POSITION_TOO_OLD: what follows that place is no longer kept; POSITION_AHEAD: nothing was told
+        no client came back within the server's window; STREAM_EVICTED: it gave way to others; STREAM_REPLACED: another
+        stream has its request_id; in each case send the request again), OUT_OF_RANGE (POSITION_TOO_OLD: what follows that place is no longer kept; POSITION_AHEAD: nothing was told
         up to there), ABORTED (STREAM_TAKEN_OVER), INVALID_ARGUMENT.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)

@@ -193,7 +193,7 @@ class Client:
                 if leave_after == 0:
                     return True
                 async for event in stream:
-                    history.took(event)
+                    history.took(event, kept=plan.kind == "keep")
                     events += 1
                     if events == leave_after:
                         self.world.hits("left")
@@ -216,7 +216,9 @@ class Client:
         plan = self.plan
         if plan.kind == "keep" and self.opened:
             self.world.note(f"{plan.name} comes back with {history.positions()}")
-            stream: Any = await calls.attach(plan.asked.request_id, history.positions(), held)
+            stream: Any = await calls.attach(
+                plan.asked.request_id, history.positions(), held, incarnation=history.incarnation
+            )
             self.world.hits("attached")
         elif plan.kind == "keep":
             stream = await calls.keep(plan.asked, held)

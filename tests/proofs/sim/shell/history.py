@@ -36,6 +36,8 @@ class History:
         self.cancelled = False
         """Whether an output ended as cancelled."""
         self.request_id = asked.request_id
+        self.incarnation = ""
+        """That of the stream which the first call read, once it was told."""
         self._prompt_len = len(prompt)
         self._started = False
 
@@ -60,12 +62,14 @@ class History:
         """Another call reads on."""
         self._started = False
 
-    def took(self, event: OutputEvent) -> None:
-        """One event."""
+    def took(self, event: OutputEvent, *, kept: bool) -> None:
+        """One event; `kept`: of a stream that is kept for Attach."""
         if isinstance(event, Started):
             if self._started or event.prompt_tokens != self._prompt_len or event.request_id != self.request_id:
                 self._object("started", f"{event}, with a prompt of {self._prompt_len}, {self._started=}")
-            self._started = True
+            if (kept and not event.incarnation) or self.incarnation not in ("", event.incarnation):
+                self._object("incarnation", f"gets {event}, and has read {self.incarnation!r}")
+            self._started, self.incarnation = True, event.incarnation
             return
         told = self.told[event.index]
         if not self._started:

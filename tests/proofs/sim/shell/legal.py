@@ -46,8 +46,8 @@ def _shared(client: Client) -> bool:
     return client.world.ids[client.world.scoped(client.plan)] > 1
 
 
-def _met_another(client: Client) -> bool:
-    """Whether it may have come back to a stream of its name with another number of outputs than it has positions of."""
+def _replaced(client: Client) -> bool:
+    """Whether it may have come back when another stream had its name."""
     return client.opened and _shared(client)
 
 
@@ -62,7 +62,7 @@ def _expired(client: Client) -> bool:
 
 
 _LEGAL: dict[str, Legal] = {
-    "INVALID_REQUEST": lambda client: client.plan.bad or _met_another(client),
+    "INVALID_REQUEST": lambda client: client.plan.bad,
     "ADAPTER_NOT_FOUND": lambda client: client.plan.adapter in client.world.unloaded,
     "DUPLICATE_REQUEST_ID": _shared,
     "QUEUE_FULL": lambda client: True,
@@ -80,8 +80,8 @@ _LEGAL: dict[str, Legal] = {
     "DRAINING": lambda client: client.world.ended,
     "STREAM_EXPIRED": _expired,
     "STREAM_EVICTED": _tight,
+    "STREAM_REPLACED": _replaced,
     "POSITION_TOO_OLD": _tight,
-    "POSITION_AHEAD": _shared,
     "STREAM_TAKEN_OVER": _shared,
 }
 

@@ -199,6 +199,22 @@ MUTANTS: tuple[ShellMutant, ...] = (
         0,
     ),
     ShellMutant(
+        "any-stream-of-the-id-will-do",
+        "service.resume.retention",
+        "        if incarnation and incarnation != kept.history.incarnation:\n",
+        "        if False:\n",
+        ("tokens", "incarnation", "illegal_error", "started"),
+        3674,
+    ),
+    ShellMutant(
+        "an-id-used-again-needs-no-incarnation",
+        "service.resume.retention",
+        "        if not incarnation and request_id in self._reused:\n",
+        "        if False:\n",
+        ("tokens", "illegal_error", "started"),
+        3892,
+    ),
+    ShellMutant(
         "hold-released-with-the-reader-only",
         "service.resume.kept",
         "            self._hold.release()\n            if self.reader is None:\n",

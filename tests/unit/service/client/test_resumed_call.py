@@ -80,6 +80,14 @@ async def test_each_attach_names_the_tokens_and_bytes_that_have_come() -> None:
     assert places == [(2 * count, 2 * count, False) for count in range(1, 2 * ATTEMPTS + 1)]
 
 
+async def test_each_attach_names_the_stream_that_was_begun() -> None:
+    started = pb.GenerateResponse(started=pb.Started(incarnation="third"))
+    delta = pb.GenerateResponse(delta=pb.Delta(index=0, token_ids=[1]))
+    wire = Wire([], [started, delta], [], [pb.GenerateResponse(finished=pb.Finished(index=0))])
+    assert len([response async for response in resumed(wire).events()]) == 3
+    assert [asked.incarnation for asked in wire.attached] == ["", "third", "third"]
+
+
 async def test_attaches_that_bring_nothing_come_to_an_end() -> None:
     wire = Wire(*([] for _ in range(3 * ATTEMPTS)))
     with pytest.raises(CallFailed, match="connection lost"):

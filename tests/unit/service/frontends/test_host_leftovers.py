@@ -50,10 +50,13 @@ class News:
         self.closed = True
 
 
+ATTACH = {"method": "attach", "request_id": "r", "positions": {}, "incarnation": ""}
+
+
 class Desk:
     """Gives the one stream."""
 
-    async def attach(self, request_id: str, positions: dict[int, Any]) -> News:
+    async def attach(self, request_id: str, positions: dict[int, Any], incarnation: str) -> News:
         return News()
 
 
@@ -88,7 +91,7 @@ async def test_a_front_end_that_is_lost_with_calls_at_their_beginning_leaves_not
 
 async def test_a_front_end_that_is_lost_while_its_connection_is_full_leaves_nothing(host: FrontEndHost) -> None:
     """Found by the simulation of the shell (seed 449): streams with news were marked for a write that never came."""
-    host.link.data_received(pack_json(Kind.CALL, {"method": "attach", "request_id": "r", "positions": {}}, 1))
+    host.link.data_received(pack_json(Kind.CALL, ATTACH, 1))
     await until(lambda: 1 in host._streams and 1 not in host._calls)
     await turns(5)
     stream = host._streams[1]
@@ -106,7 +109,7 @@ async def test_a_front_end_that_is_lost_while_its_connection_is_full_leaves_noth
 
 async def test_what_a_stream_has_goes_before_a_reply(host: FrontEndHost) -> None:
     """Both are there in one turn of the loop: a reply that came first would tell of an end before the tokens."""
-    host.link.data_received(pack_json(Kind.CALL, {"method": "attach", "request_id": "r", "positions": {}}, 1))
+    host.link.data_received(pack_json(Kind.CALL, ATTACH, 1))
     await until(lambda: 1 in host._streams and 1 not in host._calls)
     await turns(5)
     sink, stream, news = Sink(), host._streams[1], [Delta(0, 0, (5,))]
