@@ -5,16 +5,23 @@ from __future__ import annotations
 from collections import Counter
 from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+from core.batch.forward_batch import ForwardBatch
+from core.batch.schedule_batch import ForwardMode
 from core.config import ModelConfig
 from core.engine import build, draft_model, mtp
 from core.executor.speculator import Speculator
+from core.memory.draft_pool import DraftLayers, DraftPool
+from core.memory.kv_pool import KVLayerSpec
+from core.memory.req_to_token_pool import ReqToTokenPool
 from core.models.loader import load_model
+from core.speculation.model_drafter import ModelDrafter
 from core.types.request import Req
 from core.types.sampling_params import SamplingParams
 from tests.proofs.equivalence.test_rehearsed_drafts import Launched
@@ -99,3 +106,21 @@ def test_keys_are_written_from_slots_at_any_place_by_one_kernel(monkeypatch: pyt
         for first in range(2):
             store_kv(pool, pool.clone(), new, new, slots[first : first + 2], True)
     assert kernels.launches["_store"] == 2 and len(kernels.all()) == 1
+
+
+@pytest.mark.parametrize(("tokens", "runs"), [(5, 1), (6, 0)])
+def test_a_draft_model_rehearses_no_prompt_that_it_could_not_read(tokens: int, runs: int) -> None:
+    """Its context may be shorter than that of the model it drafts for; learned positions end there."""
+    seen: list[ForwardBatch] = []
+    spec = SimpleNamespace(vocab_size=9, context_length=5)
+    model: Any = SimpleNamespace(spec=spec, forward=seen.append)
+    pool = DraftPool(DraftLayers((KVLayerSpec(0, 1, 4, 4),), torch.float32, 2), 4, 4, 2, CPU)
+    drafter = ModelDrafter(model, pool, ReqToTokenPool(2, 16, CPU))
+    lens, places = np.array([tokens]), torch.arange(tokens)
+    given: dict[str, Any] = {"prefix_lens_host": 0 * lens, "extend_lens_host": lens, "num_extend": 1}
+    given |= {"positions": places, "out_cache_loc": 0 * places, "req_to_token": None, "kv_pool": None}
+    row = torch.zeros(1, dtype=torch.int64)
+    relay: Any = None
+    batch = ForwardBatch(ForwardMode.EXTEND, 0 * places, rows=row, seq_lens=row + tokens, last_indices=row, **given)
+    drafter.rehearse(batch, relay)
+    assert len(seen) == runs and all(each.kv_pool is pool.kv for each in seen)
