@@ -11,6 +11,7 @@ import pytest
 from core.batch.grammar_batch import GrammarSeed
 from core.batch.spec_plan import NO_DRAFTS, SpecPlan, TextSeed
 from core.executor.grid_speculator import GridSpeculator
+from core.executor.verification import Attempt
 from core.speculation.drafter import Ran
 from core.speculation.guesses import Guesses
 from core.types.arrays import Ints
@@ -89,3 +90,13 @@ def test_a_step_without_drafts_uploads_the_options_of_its_rows(monkeypatch: pyte
 
     several, _ = compare(monkeypatch, GridWorld, True, batch)
     assert several == 5
+
+
+def test_an_attempt_travels_as_the_grid_reads_it() -> None:
+    """Room, limits, guesses row after row, how long these are, and what the host knew; padding is zeros."""
+    guesses = Guesses(ints([[7, 8], [9, 6]]), ints([2, 1]))
+    attempt = Attempt(3, ints([1, 2]), ints([40, 50]), guesses, ints([4, 5]))
+    assert [each.tolist() for each in attempt.arrays] == [[1, 2], [40, 50], [7, 8, 9, 6], [2, 1], [4, 5]]
+    assert [each.tolist() for each in attempt.padded(3)] == [
+        *([1, 2, 0], [40, 50, 0], [7, 8, 9, 6, 0, 0], [2, 1, 0], [4, 5, 0])
+    ]
