@@ -34,7 +34,7 @@ from core.lanes import LaneRecorder
 from core.memory.host_arena import HostArena
 from core.memory.host_tier import HostTier
 from core.memory.kv_pool import KVPool
-from core.models.attention_proof import prove_attention
+from core.models.attention_proof import prove_attention, prove_codes
 from core.models.base import Model, ModelSpec
 from core.models.loader import load_model
 from core.native.host import HostCode
@@ -79,16 +79,17 @@ def assemble(
     """An engine around a model that is loaded already. Benchmarks and tests bring an emulated one.
 
     `speculation`: instead of what the configuration says. Raises StartupError when the pools do not fit into memory,
-    when the attention that will serve gives other logits than PyTorch's, when an adapter given at start cannot be
-    loaded, or when drafts or a cache are asked for that cannot be.
+    when the attention that will serve gives other logits than PyTorch's or treats codes otherwise than their format,
+    when an adapter given at start cannot be loaded, or when drafts or a cache are asked for that cannot be.
     """
     config = dataclasses.replace(config, scheduler=sized(config.scheduler, device_bytes(streams.device)))
     spec, method = model.spec, config.speculation.method if speculation is None else "ngram"
     way = way_of(streams.device) if speculation is None else speculation.way
     attention = build_attention(config.executor.attention_backend, streams.device)
     reason = why_no_speculation(spec, way, method, type(attention))
-    check_kv_format(config, spec, type(attention))
+    format = check_kv_format(config, spec, type(attention))
     prove_attention(model, attention)
+    prove_codes(model, attention, format)
     source = None if speculation is not None else build_source(config, model, streams, reason)
     if speculation is not None and reason is not None:
         raise StartupError(f"speculation is not possible: {reason}")

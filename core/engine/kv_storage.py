@@ -3,8 +3,9 @@
 Carried as it is: prefix reuse and chunks, sliding windows (both pools store alike), latents (MLA), recurrent layers
 beside attention (states stay as they are), drafts (what drafts keeps its own keys as it computes them), adapters and
 embeddings. The proof at load runs over a pool of numbers as they are computed: its question is whether a model finds
-every key, its bar is a thousandth, and rounded keys would hide a wrong page. What codes cost is measured apart
-(decision 51).
+every key, its bar is a thousandth, and rounded keys would hide a wrong page. That the attention that serves writes and
+reads codes as they are defined is proved beside it, without such a bar (`core.models.checked_codes`). What codes cost
+is measured apart (decision 51).
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ logits here, not in front of a user. Eight tokens cannot show a window of 4096: 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,6 +20,7 @@ from core.attention.torch_native import TorchNativeAttention
 from core.batch.forward_batch import ForwardBatch
 from core.batch.schedule_batch import ForwardMode
 from core.device.staging import Staging
+from core.memory.kv_format import PLAIN, KVFormat
 from core.memory.kv_pool import KVPool
 from core.memory.recurrent.row_to_slot import HybridReqToTokenPool
 from core.memory.recurrent.state_pool import MambaPool
@@ -105,19 +106,12 @@ def run_self_check(model: Model, reference: Reference, attention: AttentionBacke
     `attention`: what it attends through, if that is not to be PyTorch's.
     """
     spec = model.spec
-    pool = KVPool(spec.kv_layers, NUM_PAGES, PAGE_SIZE, spec.dtype, reference.ids[0].device)
-    states = _states(spec, reference.ids[0].device)
-    model.bind(pool, attention or TorchNativeAttention(), {} if states is None else {STATES: states})
     half = reference.rounds_activations or spec.dtype.itemsize < 4
     tolerance = HALF_TOLERANCE if half else TOLERANCE[spec.dtype]
     scale = torch.stack([logits.abs().max() for logits in reference.expected]).max()
     passed, worst = True, 0.0
-    # The second round finds what the first left in the slots: a row that changes owners must start from nothing.
-    for step, (parts, num_extend) in enumerate(STEPS if states is None else STEPS * 2):
-        batch = _batch(parts, num_extend, reference.ids, pool)
-        if states is not None:
-            states.begin(batch.rows, FRESH if step % len(STEPS) == 0 else None, Staging(pool.device))
-        got = model.forward(batch)
+    pool = small_pool(spec, reference.ids[0].device)
+    for parts, got in packed_steps(model, reference.ids, pool, attention or TorchNativeAttention()):
         want, alone = (
             torch.cat([source[row - 1][prefix : prefix + count] for row, prefix, count in parts])
             for source in (reference.expected, reference.alone)
@@ -130,6 +124,28 @@ def run_self_check(model: Model, reference: Reference, attention: AttentionBacke
         passed = passed and (bool(good.float().mean() >= 0.5) if half else bool(good.all()))
         worst = max(worst, float(errors.nan_to_num(nan=torch.inf).max()))
     return CheckResult(passed, worst, tolerance)
+
+
+def small_pool(spec: ModelSpec, device: torch.device, format: KVFormat = PLAIN) -> KVPool:
+    """Room for the rows of `packed_steps`."""
+    return KVPool(spec.kv_layers, NUM_PAGES, PAGE_SIZE, spec.dtype, device, format=format)
+
+
+def packed_steps(
+    model: Model, ids: Sequence[torch.Tensor], pool: KVPool, attention: AttentionBackend
+) -> Iterator[tuple[Sequence[tuple[int, int, int]], torch.Tensor]]:
+    """The parts of each step of the two sequences `ids`, int64[n], over `pool`, and the logits of all its tokens.
+
+    Leaves the pool bound.
+    """
+    states = _states(model.spec, pool.device)
+    model.bind(pool, attention, {} if states is None else {STATES: states})
+    # The second round finds what the first left in the slots: a row that changes owners must start from nothing.
+    for step, (parts, num_extend) in enumerate(STEPS if states is None else STEPS * 2):
+        batch = _batch(parts, num_extend, ids, pool)
+        if states is not None:
+            states.begin(batch.rows, FRESH if step % len(STEPS) == 0 else None, Staging(pool.device))
+        yield parts, model.forward(batch)
 
 
 def _states(spec: ModelSpec, device: torch.device) -> HybridReqToTokenPool | None:

@@ -128,7 +128,7 @@ def static_addresses(runner: StepRunner) -> set[int]:
         if isinstance(each, HybridReqToTokenPool):
             held = [(each.states.conv(s.layer_id), each.states.recurrent(s.layer_id)) for s in each.states.layers]
             tensors += [each.mapping, *(state for pair in held for state in pair if state is not None)]
-    for pool, number in ((pool, spec.layer_id) for pool in pools for spec in pool.layers):
+    for pool, number in ((each, spec.layer_id) for each in pools for spec in each.layers):
         scales = (pool.k_scales(number), pool.v_scales(number))
         tensors += [pool.k(number), pool.v(number), *(each for each in scales if each is not None)]
     tensors += [*module.parameters(), *module.buffers()]

@@ -50,6 +50,7 @@ CHOSEN = {
     "tests/unit/core/sampling/test_triton_sampling.py": "interpreted",
     "tests/unit/core/models/lora/test_row_deltas.py": "interpreted",
     "tests/unit/core/models/test_attention_proof.py": "interpreted",
+    "tests/unit/core/models/test_coded_proof.py": "interpreted",
     "tests/unit/core/models/test_fused.py": "interpreted and not (_gated or _normed or qwen3)",
     "tests/unit/core/models/test_fused_decoder.py": "interpreted",
     "tests/unit/core/models/test_fused_kernels.py": "interpreted",
