@@ -125,7 +125,11 @@ class FrontEndHost:
 
     def _resumed(self, number: int, stream: ResumedStream) -> Any:
         self._streams[number] = cast(PolledStream, stream)
-        return {"outputs": stream.expected, "want_text": stream.want_text}
+        said = {"outputs": stream.expected, "want_text": stream.want_text}
+        if not stream.expected:
+            # With the reply: the front end waits for the last end of a stream, and no end comes after this start.
+            said["started"] = to_plain(self._streams[number].poll())
+        return said
 
     async def _embed(self, number: int, value: dict[str, Any]) -> str:
         call = await self._engine.embed(from_plain(EmbedRequest, value["request"]))

@@ -145,6 +145,8 @@ class RemoteEngine:
         except BaseException:
             self._streams.pop(number, None)
             raise
+        if "started" in said:
+            reader.push(from_plain(Started, said["started"]))
         if not reader.expect(said["outputs"], said["want_text"]):
             self._streams.pop(number, None)
         return reader

@@ -84,6 +84,8 @@ class History:
 
     def ended(self) -> None:
         """The iteration ended without an error."""
+        if not self._started:
+            self._object("started", "its stream ended, and has told no start")
         if not self.complete:
             self._object("terminal_missing", f"its stream ended, and has told {self._so_far()}")
 

@@ -12,9 +12,11 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry
 
+from core.buggify import hooked
 from core.errors import EngineDead
-from core.types.io import GenerateRequest
+from core.types.io import GenerateRequest, Started
 from core.types.sampling_params import SamplingParams
+from service.calls.desk import LocalDesk
 from service.config.server_config import ServerConfig
 from service.engine.handle import EngineHandle
 from service.frontends.host import FrontEndHost
@@ -22,8 +24,10 @@ from service.frontends.process import CountedCalls, serve
 from service.frontends.remote_desk import RemoteDesk
 from service.frontends.remote_engine import RemoteEngine
 from service.frontends.wire import Kind
+from service.limits.hold import Hold
 from service.limits.work import Work
 from service.metrics.rpc import RpcMetrics
+from service.wire.position import Position
 from tests.support.engines import started
 from tests.support.fakes.fake_engine import FakeEngine
 from tests.support.kept_server import small_engine
@@ -47,11 +51,13 @@ class Pair:
 
 
 @asynccontextmanager
-async def paired(engine: Any) -> AsyncIterator[Pair]:
+async def paired(engine: Any, *, keeps: bool = False) -> AsyncIterator[Pair]:
+    """`keeps`: with the desk of a server, which keeps streams."""
     loop, handle, registry, desk = asyncio.get_running_loop(), EngineHandle(), CollectorRegistry(), Desk()
     handle.engine = engine
-    door: Any = desk
-    host, remote = FrontEndHost(handle, door, RpcMetrics(registry), lambda: None), RemoteEngine(1000)
+    metrics = RpcMetrics(registry)
+    door: Any = LocalDesk(handle, ServerConfig(), metrics) if keeps else desk
+    host, remote = FrontEndHost(handle, door, metrics, lambda: None), RemoteEngine(1000)
     ours, theirs = socket.socketpair()
     await loop.create_unix_connection(lambda: host.link, sock=ours)
     await loop.create_unix_connection(lambda: remote.link, sock=theirs)
@@ -74,6 +80,35 @@ async def test_what_a_front_end_counts_is_told_once() -> None:
         await pair.settle()
         started = pair.registry.get_sample_value("slipstream_rpc_started_total", {"method": "a.Service/Call"})
     assert started == 4
+
+
+class Late:
+    """What a stream tells comes a while after the reply that it is open, once `told` is set."""
+
+    def __init__(self) -> None:
+        self.told = asyncio.Event()
+        self.told.set()
+
+    def point(self, name: str) -> None:
+        """Nothing happens here."""
+
+    async def pause(self, name: str) -> None:
+        await self.told.wait()
+
+
+async def test_a_reader_that_has_everything_is_told_the_start_and_nothing_else() -> None:
+    asked = GenerateRequest("mine", token_ids=(5,), sampling=SamplingParams(max_tokens=3, ignore_eos=True))
+    async with started(small_engine()) as engine, paired(engine, keeps=True) as pair:
+        desk = RemoteDesk(pair.remote, limited=False)
+        stream = await desk.open(asked, None, Hold())
+        first = [event async for event in stream][0]
+        assert isinstance(first, Started)
+        late = Late()
+        with hooked(late):
+            late.told.clear()
+            again = await desk.attach("mine", {0: Position(finished=True)}, first.incarnation)
+            assert [event async for event in again] == [first]
+            late.told.set()
 
 
 async def test_a_tenants_place_is_taken_and_given_back_in_the_engines_process() -> None:
