@@ -112,7 +112,12 @@ SNAPSHOT: tuple[Metric, ...] = (
     ),
     Metric("slipstream_prompt_tokens", "counter", "Prompt tokens of admitted requests.", field="prompt_tokens"),
     Metric("slipstream_cached_tokens", "counter", "Prompt tokens served from the prefix cache.", field="cached_tokens"),
-    Metric("slipstream_generation_tokens", "counter", "Tokens generated.", field="generation_tokens"),
+    Metric(
+        "slipstream_generation_tokens",
+        "counter",
+        "Tokens generated; also those behind a stop string, which no usage counts: they were on their way when it came.",
+        field="generation_tokens",
+    ),
     Metric(
         "slipstream_preemptions",
         "counter",
