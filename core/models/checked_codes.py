@@ -72,7 +72,7 @@ class CheckedCodes(AttentionBackend):
         self._told.compare(layer_id, batch.out_cache_loc, k, v)
         if layer_id not in self._filled:
             self._fill(layer_id, k.shape[0], k.shape[2], v.shape[2])
-        keys, values = self._numbers(layer_id, *k.shape, v.shape[2])
+        keys, values = self._numbers(layer_id, k.shape[0], k.shape[1], k.shape[2], v.shape[2])
         queries = (self._draw(*q.shape) * (0.5 / (scale * math.sqrt(q.shape[2])))).to(q)
         found = call.by(self._beside, queries, keys, values, False)
         twins.compare(layer_id, batch.out_cache_loc, keys, values)

@@ -40,8 +40,8 @@ from core.types.stats import EngineStats
 Emit = Callable[[StepOutputs, float], None]
 
 PUBLISH_SECONDS: Final = 0.005
-"""Least time between two snapshots of the statistics while nothing but tokens comes: each takes about 25 us of the loop's
-thread, which a step of half a millisecond would feel, and no scraper reads so often."""
+"""Least time between two snapshots of the statistics while nothing but tokens comes: each takes about 25 us of the
+loop's thread, which a step of half a millisecond would feel, and no scraper reads so often."""
 
 
 class Scheduler:

@@ -69,7 +69,8 @@ class TenantDesk(Protocol):
     async def attach(self, request_id: str, positions: dict[int, Position], incarnation: str) -> ResumedStream:
         """Read a kept stream, each output from its entry in `positions`, or from its start without one.
 
-        `incarnation` names the stream among those of its id, "" does not. Raises ResumeOff, StreamNotFound, StreamTakenOver, PositionTooOld, PositionAhead, InvalidRequest.
+        `incarnation` names the stream among those of its id, "" does not. Raises ResumeOff, StreamNotFound,
+        StreamTakenOver, PositionTooOld, PositionAhead, InvalidRequest.
         """
         ...
 

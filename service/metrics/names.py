@@ -115,7 +115,7 @@ SNAPSHOT: tuple[Metric, ...] = (
     Metric(
         "slipstream_generation_tokens",
         "counter",
-        "Tokens generated; also those behind a stop string, which no usage counts: they were on their way when it came.",
+        "Tokens generated; those behind a stop string too, which no usage counts: they were on their way when it came.",
         field="generation_tokens",
     ),
     Metric(

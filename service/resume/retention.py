@@ -49,7 +49,8 @@ _GONE = {
 
 _REPLACED = "incarnation: the stream of this one is gone, and another has its request_id now; send the request again"
 _AMBIGUOUS = (
-    "incarnation: several streams had this request_id lately; name the one that `started` told, or send the request again"
+    "incarnation: several streams had this request_id lately; name the one that `started` told, "
+    "or send the request again"
 )
 
 

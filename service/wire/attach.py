@@ -9,7 +9,6 @@ from core.types.sampling_params import MAX_N
 from service.pb.slipstream.v1 import inference_pb2 as pb
 from service.wire.position import Position
 
-
 MAX_INCARNATION = 64
 """Characters of an incarnation at most; the server draws shorter ones."""
 

@@ -1,4 +1,4 @@
-"""A step that verifies drafts in compiled code: the tokens that operations on tensors give, and slots of the same table."""
+"""A step that verifies drafts in compiled code has the tokens of operations on tensors, and slots of the same table."""
 
 from __future__ import annotations
 

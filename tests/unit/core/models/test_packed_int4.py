@@ -79,7 +79,9 @@ def test_native_code_computes_the_same_floats(name: str, dtype: str, tolerance: 
 
 
 @pytest.mark.usefixtures("native_code")
-@pytest.mark.parametrize(("name", "dtype"), [("gptq-act-order", "float32"), ("awq", "bfloat16"), ("ct-sym", "bfloat16")])
+@pytest.mark.parametrize(
+    ("name", "dtype"), [("gptq-act-order", "float32"), ("awq", "bfloat16"), ("ct-sym", "bfloat16")]
+)
 def test_a_row_alone_is_a_row_of_many_bit_by_bit(name: str, dtype: str, tmp_path: Path) -> None:
     """Few rows are multiplied in registers, up to six of them, and more by way of a cache."""
     packed, _ = make_packed(make_checkpoint("llama", tmp_path / "base"), tmp_path, name)

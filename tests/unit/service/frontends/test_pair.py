@@ -101,7 +101,7 @@ async def test_a_reader_that_has_everything_is_told_the_start_and_nothing_else()
     async with started(small_engine()) as engine, paired(engine, keeps=True) as pair:
         desk = RemoteDesk(pair.remote, limited=False)
         stream = await desk.open(asked, None, Hold())
-        first = [event async for event in stream][0]
+        first, *_ = [event async for event in stream]
         assert isinstance(first, Started)
         late = Late()
         with hooked(late):
