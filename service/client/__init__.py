@@ -11,13 +11,7 @@ from service.client.client import (
     SERVICE_CONFIG as SERVICE_CONFIG,
 )
 from service.client.client import (
-    Chunk as Chunk,
-)
-from service.client.client import (
     Completion as Completion,
-)
-from service.client.client import (
-    End as End,
 )
 from service.client.client import (
     Prompt as Prompt,
@@ -29,3 +23,9 @@ from service.client.client import (
     Vector as Vector,
 )
 from service.client.errors import CallFailed as CallFailed
+from service.client.events import (
+    Chunk as Chunk,
+)
+from service.client.events import (
+    End as End,
+)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from types import TracebackType
@@ -20,6 +20,7 @@ import grpc.aio
 
 from service.access.tls_credentials import ClientTls
 from service.client.errors import CallFailed
+from service.client.events import Chunk, End, told
 from service.client.resumed_call import Received, ResumedCall, attach_request, responses
 from service.pb.slipstream.v1 import inference_pb2 as pb
 from service.pb.slipstream.v1 import inference_pb2_grpc
@@ -58,36 +59,6 @@ MAX_REQUEST_BYTES = 4 * 1024 * 1024
 
 Prompt = str | Sequence[int] | Sequence[Mapping[str, str]]
 """Text, token ids, or chat messages with `role` and `content`."""
-
-
-@dataclass(frozen=True, slots=True)
-class Chunk:
-    """New tokens and text of one output; `logprobs` holds (id, logprob, alternatives) per token if asked for."""
-
-    request_id: str
-    index: int
-    position: int
-    token_ids: tuple[int, ...]
-    text: str
-    logprobs: tuple[tuple[int, float, tuple[tuple[int, float], ...]], ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class End:
-    """The end of one output; `reason` is "stop", "length" or "cancelled".
-
-    `draft_tokens` were guessed and checked; `accepted_draft_tokens` of the `completion_tokens` were guessed.
-    """
-
-    request_id: str
-    index: int
-    reason: str
-    matched_stop: str | int | None
-    prompt_tokens: int
-    cached_tokens: int
-    completion_tokens: int
-    draft_tokens: int = 0
-    accepted_draft_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,6 +131,7 @@ class SlipstreamClient:
         constraint: Mapping[str, Any] | None = None,
         resumable: bool = False,
         speculative: bool | None = None,
+        on_started: Callable[[str], None] | None = None,
         **sampling: Any,
     ) -> AsyncGenerator[Chunk | End, None]:
         """Stream the outputs for `prompt`.
@@ -168,7 +140,8 @@ class SlipstreamClient:
         {"ebnf": text}, {"choice": [texts]}. `timeout` is the call's deadline in seconds. Raises CallFailed.
         With `speculative=False` no tokens are guessed. Leaving the loop early cancels the call. A `resumable` stream
         goes on by itself after a broken connection. It gets a random id if it has none. Leaving its loop early aborts
-        the request.
+        the request. `on_started` is called with the incarnation of a resumable stream, by which `attach` finds it and
+        no other of its id; again after each broken connection.
         """
         if resumable:
             request_id = request_id or uuid.uuid4().hex
@@ -188,11 +161,9 @@ class SlipstreamClient:
             events = ResumedCall(self, request, timeout).events()
         else:
             events = responses(self.stub.Generate(request, timeout=timeout, metadata=self.metadata))
-        async with aclosing(events):
-            async for response in events:
-                event = event_of(response)
-                if event is not None:
-                    yield event
+        async with aclosing(told(events, on_started)) as shown:
+            async for event in shown:
+                yield event
 
     async def attach(
         self,
@@ -201,19 +172,19 @@ class SlipstreamClient:
         *,
         timeout: float | None = None,
         incarnation: str = "",
+        on_started: Callable[[str], None] | None = None,
     ) -> AsyncGenerator[Chunk | End, None]:
         """Go on with a resumable stream, which another process may have begun, after the part `received` by output.
 
-        `timeout` is the call's deadline in seconds. Raises CallFailed. Leaving the loop early only detaches from the
-        stream, which the server keeps for a while.
+        `timeout` is the call's deadline in seconds. `incarnation` is what `on_started` of the call that began the
+        stream was given; without it the id must have had one stream only. Raises CallFailed. Leaving the loop early
+        only detaches from the stream, which the server keeps for a while.
         """
         request = attach_request(request_id, received or {}, incarnation)
         events = responses(self.stub.Attach(request, timeout=timeout, metadata=self.metadata))
-        async with aclosing(events):
-            async for response in events:
-                event = event_of(response)
-                if event is not None:
-                    yield event
+        async with aclosing(told(events, on_started)) as shown:
+            async for event in shown:
+                yield event
 
     async def complete(self, prompt: Prompt, **options: Any) -> list[Completion]:
         """All outputs of one request, by index; same arguments as `generate`. Raises CallFailed."""
@@ -321,30 +292,3 @@ def _constraint(given: Mapping[str, Any]) -> pb.Constraint:
 
 def _embed_input(given: str | Sequence[int]) -> pb.EmbedInput:
     return pb.EmbedInput(text=given) if isinstance(given, str) else pb.EmbedInput(token_ids=pb.TokenIds(ids=given))
-
-
-def event_of(response: pb.GenerateResponse | pb.AttachResponse) -> Chunk | End | None:
-    """The event of a response; None for `started`."""
-    kind = response.WhichOneof("event")
-    if kind == "delta":
-        delta = response.delta
-        logprobs = tuple(
-            (entry.token_id, entry.logprob, tuple((top.token_id, top.logprob) for top in entry.top_logprobs))
-            for entry in delta.logprobs
-        )
-        return Chunk(response.request_id, delta.index, delta.position, tuple(delta.token_ids), delta.text, logprobs)
-    if kind == "finished":
-        end = response.finished
-        stop = end.matched_stop.WhichOneof("stop") if end.HasField("matched_stop") else None
-        return End(
-            response.request_id,
-            end.index,
-            pb.FinishReason.Name(end.reason).removeprefix("FINISH_REASON_").lower(),
-            None if stop is None else getattr(end.matched_stop, stop),
-            end.usage.prompt_tokens,
-            end.usage.cached_tokens,
-            end.usage.completion_tokens,
-            end.usage.draft_tokens,
-            end.usage.accepted_draft_tokens,
-        )
-    return None

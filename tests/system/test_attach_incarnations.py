@@ -15,12 +15,12 @@ SMALL = {"resume_bytes": 2 * STREAM_BYTES, "resume_tenant_bytes": 2 * STREAM_BYT
 
 async def made(client: SlipstreamClient, name: str, prompt: int) -> str:
     """Generate one resumable stream whole. Returns its incarnation."""
-    sampling = pb.SamplingParams(max_tokens=12, **GREEDY)
-    request = pb.GenerateRequest(
-        request_id=name, token_ids=pb.TokenIds(ids=[prompt]), sampling_params=sampling, resumable=True
-    )
-    responses = [response async for response in client.stub.Generate(request, metadata=client.metadata)]
-    return responses[0].started.incarnation
+    told: list[str] = []
+    options = {"request_id": name, "max_tokens": 12, "on_started": told.append, **GREEDY}
+    async for _ in client.generate([prompt], resumable=True, **options):
+        pass
+    (incarnation,) = told
+    return incarnation
 
 
 async def attached(client: SlipstreamClient, name: str, incarnation: str) -> Seen:

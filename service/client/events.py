@@ -1,0 +1,79 @@
+"""What a stream brings, as callers of the client see it: its start, new tokens and text, and the end of each output."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Any
+
+from service.pb.slipstream.v1 import inference_pb2 as pb
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """New tokens and text of one output; `logprobs` holds (id, logprob, alternatives) per token if asked for."""
+
+    request_id: str
+    index: int
+    position: int
+    token_ids: tuple[int, ...]
+    text: str
+    logprobs: tuple[tuple[int, float, tuple[tuple[int, float], ...]], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """The end of one output; `reason` is "stop", "length" or "cancelled".
+
+    `draft_tokens` were guessed and checked; `accepted_draft_tokens` of the `completion_tokens` were guessed.
+    """
+
+    request_id: str
+    index: int
+    reason: str
+    matched_stop: str | int | None
+    prompt_tokens: int
+    cached_tokens: int
+    completion_tokens: int
+    draft_tokens: int = 0
+    accepted_draft_tokens: int = 0
+
+
+async def told(
+    responses: AsyncGenerator[Any, None], on_started: Callable[[str], None] | None
+) -> AsyncGenerator[Chunk | End, None]:
+    """The events of `responses`, which are closed at the end. `on_started` is called with each start's incarnation."""
+    async with aclosing(responses):
+        async for response in responses:
+            event = _event(response)
+            if event is not None:
+                yield event
+            elif on_started is not None:
+                on_started(response.started.incarnation)
+
+
+def _event(response: pb.GenerateResponse | pb.AttachResponse) -> Chunk | End | None:
+    kind = response.WhichOneof("event")
+    if kind == "delta":
+        delta = response.delta
+        logprobs = tuple(
+            (entry.token_id, entry.logprob, tuple((top.token_id, top.logprob) for top in entry.top_logprobs))
+            for entry in delta.logprobs
+        )
+        return Chunk(response.request_id, delta.index, delta.position, tuple(delta.token_ids), delta.text, logprobs)
+    if kind == "finished":
+        end = response.finished
+        stop = end.matched_stop.WhichOneof("stop") if end.HasField("matched_stop") else None
+        return End(
+            response.request_id,
+            end.index,
+            pb.FinishReason.Name(end.reason).removeprefix("FINISH_REASON_").lower(),
+            None if stop is None else getattr(end.matched_stop, stop),
+            end.usage.prompt_tokens,
+            end.usage.cached_tokens,
+            end.usage.completion_tokens,
+            end.usage.draft_tokens,
+            end.usage.accepted_draft_tokens,
+        )
+    return None
