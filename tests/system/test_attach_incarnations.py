@@ -19,8 +19,8 @@ async def made(client: SlipstreamClient, name: str, prompt: int) -> str:
     options = {"request_id": name, "max_tokens": 12, "on_started": told.append, **GREEDY}
     async for _ in client.generate([prompt], resumable=True, **options):
         pass
-    (incarnation,) = told
-    return incarnation
+    assert len(told) == 1
+    return told[0]
 
 
 async def attached(client: SlipstreamClient, name: str, incarnation: str) -> Seen:

@@ -42,7 +42,8 @@ def test_names_that_clients_rely_on() -> None:
     assert fields["Constraint"] == {"json_schema", "regex", "ebnf", "choice"}
     assert fields["GenerateResponse"] == {"request_id", "started", "delta", "finished"}
     assert fields["AttachResponse"] == fields["GenerateResponse"]
-    assert fields["AttachRequest"] == {"request_id", "positions"}
+    assert fields["AttachRequest"] == {"request_id", "positions", "incarnation"}
+    assert fields["Started"] == {"prompt_tokens", "incarnation"}
     assert fields["AttachPosition"] == {"index", "tokens", "text_bytes", "finished"}
     assert fields["Delta"] == {"index", "position", "token_ids", "text", "logprobs"}
     assert fields["Finished"] == {"index", "reason", "matched_stop", "usage", "timing"}
