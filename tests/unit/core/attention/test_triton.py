@@ -18,6 +18,7 @@ import torch
 
 from core.attention.registry import build_attention, default_attention
 from core.errors import ConfigError
+from core.memory.kv_e4m3 import FP8_E4M3
 from tests.support.fakes.paged_steps import Part
 from tests.support.fakes.traced_graphs import TracedGraphs
 from tests.support.repository import ROOT
@@ -160,15 +161,16 @@ def test_interpreted_keys_of_any_width(parts: list[Part]) -> None:
 
 
 @interpreted
-def test_interpreted_decode_can_be_captured() -> None:
+@pytest.mark.parametrize("shape", [Shape(), Shape(format=FP8_E4M3, dtype=torch.bfloat16)], ids=["numbers", "codes"])
+def test_interpreted_decode_can_be_captured(shape: Shape) -> None:
     """Recorded once on padding, replayed with other rows, lengths and tokens in the same memory."""
-    device = torch.device(DEVICE)
-    rows = KnownRows(Shape(), num_rows=4, max_len=40, page_size=4, seed=5, device=DEVICE)
+    device, dtype = torch.device(DEVICE), shape.dtype
+    rows = KnownRows(shape, num_rows=4, max_len=40, page_size=4, seed=5, device=DEVICE)
     backend: Any = build_attention("triton", device)
     padding = [Part(0, 0, 1)] * 3
     batch = rows.paged.batch(padding, 0)
-    q, k, v = (torch.zeros(heads, 3, 16, device=device) for heads in (4, 2, 2))
-    out = torch.zeros(3, 4, 16, device=device)
+    q, k, v = (torch.zeros(heads, 3, 16, device=device, dtype=dtype) for heads in (4, 2, 2))
+    out = torch.zeros(3, 4, 16, device=device, dtype=dtype)
 
     def work() -> None:
         backend.plan(batch)
@@ -186,7 +188,7 @@ def test_interpreted_decode_can_be_captured() -> None:
         graph.replay()
         places = [i for i, part in enumerate(parts) if part.row]
         expected = rows.expected([parts[i] for i in places])
-        assert (out[places].double() - expected).abs().max() < TOLERANCE[torch.float32]
+        assert (out[places].double() - expected).abs().max() < TOLERANCE[dtype]
         assert out.isfinite().all()
 
 
