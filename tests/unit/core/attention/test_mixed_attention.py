@@ -16,6 +16,7 @@ import torch
 from core.attention.base import MOST_CHUNKS, AttentionBackend
 from core.attention.registry import build_attention
 from core.batch.forward_batch import ForwardBatch
+from core.memory.kv_e4m3 import FP8_E4M3
 from tests.support.fakes.grid_attention import MixedAttention
 from tests.support.fakes.paged_steps import Part
 from tests.support.fakes.traced_graphs import TracedGraphs
@@ -162,13 +163,14 @@ def test_interpreted_random_mixes_match_the_formula(name: str, monkeypatch: pyte
 
 @needs_triton
 @interpreted
-def test_interpreted_mixes_can_be_captured() -> None:
+@pytest.mark.parametrize("stored", [{}, {"format": FP8_E4M3, "dtype": torch.bfloat16}], ids=["numbers", "codes"])
+def test_interpreted_mixes_can_be_captured(stored: dict[str, Any]) -> None:
     """Recorded once on padding, replayed with other chunks in the same memory: one, or as many as there may be."""
-    size, rows = (24, 6, 2), known(Shape(heads=2, kv_heads=1), 9)
+    size, rows = (24, 6, 2), known(Shape(heads=2, kv_heads=1, **stored), 9)
     backend: Any = build_attention("triton", torch.device(DEVICE))
     batch = mixed_batch(rows, ([], []), size)
     held = [torch.zeros_like(each) for each in packed(rows, ([], []), size)]
-    out = torch.zeros(size[0] + size[2], 2, 16, device=DEVICE)
+    out = torch.zeros(size[0] + size[2], 2, 16, device=DEVICE, dtype=rows.shape.dtype)
 
     def work() -> None:
         backend.plan(batch)
