@@ -7,6 +7,7 @@ import multiprocessing
 import time
 import traceback
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -82,14 +83,29 @@ def sweep(seeds: Iterable[int], steps: int | None = None, *, jobs: int = 1, stop
     total, began = Sweep(), time.monotonic()
     blocks = _blocks(seeds, steps)
     if jobs == 1:
-        _freeze()
-        _gather(total, map(_play_block, blocks), stop_after)
-        gc.unfreeze()
+        with few_to_collect():
+            _gather(total, map(_play_block, blocks), stop_after)
     else:
         with multiprocessing.get_context("spawn").Pool(jobs, _freeze) as pool:
             _gather(total, pool.imap_unordered(_play_block, blocks), stop_after)
     total.seconds = time.monotonic() - began
     return total
+
+
+@contextmanager
+def few_to_collect() -> Iterator[None]:
+    """What is there already is hidden from the collector, and shown again unless something was hidden before.
+
+    A worker of the suite hides what it shares with its parent. Shown, that is walked by every later collection, and
+    each of its pages is copied.
+    """
+    hidden = gc.get_freeze_count() > 0
+    _freeze()
+    try:
+        yield
+    finally:
+        if not hidden:
+            gc.unfreeze()
 
 
 def _freeze() -> None:

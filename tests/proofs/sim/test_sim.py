@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import json
 import os
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import pytest
@@ -17,6 +18,7 @@ from tests.proofs.sim import __main__ as command
 from tests.proofs.sim import sweep as sweeping
 from tests.proofs.sim.mutants_of_requests import retraction_forgets_outputs
 from tests.proofs.sim.scenario import ALONE, LONG_STEPS, RATES, REAL_STEPS, STEPS, draw
+from tests.proofs.sim.shell.sweep import sweep as shell_sweep
 from tests.proofs.sim.story import Story
 from tests.proofs.sim.sweep import Sweep, corpus, play, sweep, told
 from tests.support.repository import ROOT
@@ -217,6 +219,15 @@ def test_a_seed_means_one_story_in_every_process(seed: int, scorecard: Scorecard
     )
     differing = sum(a != b for a, b in zip(json.loads(shown.stdout), here, strict=True))
     scorecard(5, f"of {len(seeds)} seeds, those that differ under other string hashes", differing, equals=0)
+
+
+@pytest.mark.parametrize("sweep_one", [sweep, shell_sweep])
+def test_a_sweep_leaves_hidden_what_was_hidden_from_the_collector(sweep_one: Callable[[list[int]], object]) -> None:
+    """A worker of the suite would walk, and so copy, the whole heap of its parent in each later collection."""
+    gc.freeze()
+    hidden = gc.get_freeze_count()
+    sweep_one([0])
+    assert gc.get_freeze_count() > hidden // 2
 
 
 def test_tracing_changes_nothing() -> None:

@@ -13,6 +13,7 @@ from tests.proofs.sim.ledger import LedgerViolation
 from tests.proofs.sim.shell.scenario import draw
 from tests.proofs.sim.shell.world import ShellWorld
 from tests.proofs.sim.story import Hits, Story, Violation
+from tests.proofs.sim.sweep import few_to_collect
 
 CORPUS = Path(__file__).with_name("corpus.txt")
 BLOCK = 20
@@ -65,22 +66,20 @@ class Sweep:
 def sweep(seeds: Iterable[int], *, stop_after: int = 3) -> Sweep:
     """Play `seeds` one after another, until `stop_after` of them have failed."""
     total, began = Sweep(), time.monotonic()
-    gc.collect()
-    gc.freeze()
-    gc.disable()
-    try:
-        for seed in seeds:
-            outcome = play(seed, hits=total.hits)
-            total.seeds += 1
-            if outcome.oracle:
-                total.failed.append(outcome)
-                if len(total.failed) >= stop_after:
-                    break
-            if total.seeds % BLOCK == 0:
-                gc.collect()
-    finally:
-        gc.enable()
-        gc.unfreeze()
+    with few_to_collect():
+        gc.disable()
+        try:
+            for seed in seeds:
+                outcome = play(seed, hits=total.hits)
+                total.seeds += 1
+                if outcome.oracle:
+                    total.failed.append(outcome)
+                    if len(total.failed) >= stop_after:
+                        break
+                if total.seeds % BLOCK == 0:
+                    gc.collect()
+        finally:
+            gc.enable()
     total.seconds = time.monotonic() - began
     return total
 
