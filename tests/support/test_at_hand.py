@@ -58,13 +58,13 @@ def planned(target: str, *settings: str) -> str:
 def test_without_an_environment_the_interpreter_at_hand_runs_all_parts_and_nothing_is_installed() -> None:
     plan = planned("gpu", "VENV=", "PYTHON=/at/hand/python", "ARGS=--steps 7")
     assert ".venv" not in plan and "pip" not in plan and "-m venv" not in plan
-    tests, own, peer = (line for line in plan.splitlines() if "/at/hand/python -m" in line)
+    tests, own, mixed, peer = (line for line in plan.splitlines() if "/at/hand/python -m" in line)
     assert all(path in tests for path in (*FOLDERS, *FILES[:-1])) and "--steps" not in tests
-    for part, line in (("own", own), ("peer", peer)):
+    for part, line in (("own", own), ("mixed", mixed), ("peer", peer)):
         name = {"own": "bench"}.get(part, part)
         assert f"service bench gpu --part {part} --out build/gpu-{name}.json --steps 7" in line
     # No part may take eight minutes.
-    for line in (tests, own, peer):
+    for line in (tests, own, mixed, peer):
         before, _, after = line.partition(" --kill-after ")
         assert before.endswith("timeout --foreground --signal INT")
         assert sum(map(int, after.split()[:2])) < 480
@@ -174,7 +174,7 @@ def test_it_runs_where_the_packages_are_missing(tmp_path: Path) -> None:
     assert ran.returncode == 0, ran.stdout + ran.stderr
     assert "not at hand: grpc, grpc_health" in ran.stdout and " passed" in ran.stdout
     shape = ["--device", "cpu", "--shape", "tiny", "--batches", "1", "--contexts", "16", "--steps", "6"]
-    for part in ("own", "peer"):
+    for part in ("own", "mixed", "peer"):
         measured = run("service", "bench", "gpu", "--part", part, *shape, "--out", str(tmp_path / part))
         assert measured.returncode == 0, measured.stderr
     if not torch.cuda.is_available():
