@@ -102,7 +102,7 @@ class OtherScale(Stored):
 
 
 class OneSlotMore(Stored):
-    """A slot is written that is nobody's of this step."""
+    """A slot is written that belongs to no token of this step."""
 
     def behind(self, pool: KVPool, layer: int, slots: torch.Tensor) -> None:
         free = next(slot for slot in range(pool.num_slots - 1, 0, -1) if slot not in slots.tolist())
