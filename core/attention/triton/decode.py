@@ -151,7 +151,7 @@ def paged_decode(
     warps: int,
     splits: int,
     split_least: int,
-    arrived: torch.Tensor | None = None,
+    arrived: torch.Tensor | None,
     bias: torch.Tensor | None = None,
     k_scales: torch.Tensor | None = None,
     v_scales: torch.Tensor | None = None,

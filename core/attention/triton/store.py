@@ -51,8 +51,8 @@ def store_kv(
     v: torch.Tensor,
     slots: torch.Tensor,
     both: bool,
-    k_scales: torch.Tensor | None = None,
-    v_scales: torch.Tensor | None = None,
+    k_scales: torch.Tensor | None,
+    v_scales: torch.Tensor | None,
 ) -> None:
     """keys[slots[i], h] = k[h, i], and so for values if `both`.
 

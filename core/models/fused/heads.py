@@ -224,8 +224,8 @@ def enter_heads(
     norms: list[torch.Tensor],
     eps: list[float],
     layout: list[int],
-    k_scales: torch.Tensor | None = None,
-    v_scales: torch.Tensor | None = None,
+    k_scales: torch.Tensor | None,
+    v_scales: torch.Tensor | None,
 ) -> None:
     """Norm and turn the queries and keys of qkv [T, N] in place, and store its keys and values at `slots`; T > 0.
 

@@ -104,7 +104,7 @@ def test_keys_are_written_from_slots_at_any_place_by_one_kernel(monkeypatch: pyt
     pool, new, slots = torch.zeros(9, 1, 16), torch.ones(1, 2, 16), torch.zeros(4, dtype=torch.int64)
     with compiling(monkeypatch) as kernels:
         for first in range(2):
-            store_kv(pool, pool.clone(), new, new, slots[first : first + 2], True)
+            store_kv(pool, pool.clone(), new, new, slots[first : first + 2], True, None, None)
     assert kernels.launches["_store"] == 2 and len(kernels.all()) == 1
 
 

@@ -124,7 +124,7 @@ def test_interpreted_heads_equal_what_is_written_out(name: str, dtype: torch.dty
     for kernel in (enter_heads, plain_kernels.enter_heads):
         pools = [torch.zeros(9, layout[1], layout[2], device=DEVICE, dtype=dtype) for _ in range(2)]
         given = qkv.clone()
-        kernel(given, *pools, *rest, layout)
+        kernel(given, *pools, *rest, layout, None, None)
         found.append([given, *pools])
     for got, want in zip(*found, strict=True):
         torch.testing.assert_close(got, want, **TOLERANCE[dtype])
@@ -151,7 +151,7 @@ def test_interpreted_heads_are_stored_as_the_codes_of_their_format(name: str) ->
     given, plain = qkv.clone(), qkv.clone()
     enter_heads(given, *pools, *rest, layout, *scales)
     numbers = [torch.zeros(shape, device=DEVICE, dtype=torch.bfloat16) for _ in "kv"]
-    plain_kernels.enter_heads(plain, *numbers, *rest, layout)
+    plain_kernels.enter_heads(plain, *numbers, *rest, layout, None, None)
     torch.testing.assert_close(given, plain, **TOLERANCE[torch.bfloat16])
     for pool, exponents, heads in zip(pools, scales, it.split(given)[1:], strict=True):
         for found, want in zip((pool, exponents), encode(heads.transpose(0, 1)), strict=True):
