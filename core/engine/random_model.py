@@ -18,6 +18,7 @@ from core.config import ModelConfig
 from core.memory.kv_pool import KVPool
 from core.models.base import Model
 from core.models.config import read_checkpoint_config
+from core.models.fused.layers import wanted
 from core.models.hf.backend import prove_module
 
 SPREAD = 0.02
@@ -43,12 +44,21 @@ def random_module(shape: Mapping[str, Any], dtype: torch.dtype, device: torch.de
 
 
 def as_model(module: PreTrainedModel) -> Model:
-    """`module` as the `Model` of an engine. Raises ModelLoadError when it fails the self-check of a checkpoint."""
+    """`module` as the `Model` of an engine. Raises ModelLoadError when it fails the self-check of a checkpoint.
+
+    On a GPU that is what `core.models.native.family.load_native` serves there, a fused decoder: what is measured is
+    what is served.
+    """
     config = json.loads(module.config.to_json_string(use_diff=False))
     with tempfile.TemporaryDirectory() as name:
         (Path(name) / "config.json").write_text(json.dumps(config))
         checkpoint = read_checkpoint_config(name)
-        return prove_module(module, checkpoint, ModelConfig(name), lambda *_: None)
+        model = prove_module(module, checkpoint, ModelConfig(name), lambda *_: None)
+    if wanted(module.device):
+        from core.models.fused.upgrade import with_fused
+
+        return with_fused(model)
+    return model
 
 
 def let_go(model: Model, device: torch.device) -> None:

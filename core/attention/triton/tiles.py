@@ -18,6 +18,12 @@ from core.attention.triton.splits import MIN_SPLIT
 PROGRAMS_PER_SM = 4
 """Programs per multiprocessor that kernels aim at by splitting a row's keys, where rows and heads are fewer."""
 
+NARROW = 16 * 128
+"""Float32 sums of a decode tile of 16 heads over values of 128 elements. Tiles of no more get `NARROW_WARPS`,
+`NARROW_PROGRAMS` for each multiprocessor and `NARROW_SPLIT` keys per split at least: measured (decision 53)."""
+
+NARROW_WARPS, NARROW_PROGRAMS, NARROW_SPLIT = 2, 2, 64
+
 SIZES = {256: (128, 64, 64), 512: (64, 32, 64), 1152: (32, 32, 32), 1 << 30: (16, 16, 16)}
 """Lines, keys and packed lines of a tile, for keys of at most so many bytes: what fits into registers and shared memory
 of an A100, as its assembler says (`tests/unit/core/attention/test_triton_compiles.py`)."""
@@ -100,13 +106,13 @@ class Tiles:
         block_m, block_n, packed = next(sizes for most, sizes in SIZES.items() if width <= most)
         return cls(count, block_m, block_n, MIN_SPLIT, packed)
 
-    def splits(self, batch: int, kv_heads: int, width: int) -> int:
-        """Splits per row: enough programs for the device, and none that could never have keys.
+    def splits(self, batch: int, kv_heads: int, width: int, programs: int, least: int) -> int:
+        """Splits per row: enough `programs` for each multiprocessor, and none that could never have `least` keys.
 
         Computed from shapes only, never from lengths, so that a captured graph stays right.
         """
-        wanted = -(-PROGRAMS_PER_SM * self.multiprocessors // max(1, batch * kv_heads))
-        return max(1, min(wanted, -(-width // self.split_least)))
+        wanted = -(-programs * self.multiprocessors // max(1, batch * kv_heads))
+        return max(1, min(wanted, -(-width // least)))
 
     def decode(self, batch: int, heads: int, kv_heads: int, v_dim: int, width: int) -> DecodeTile:
         """The tile for one query of each of `batch` rows of at most `width` keys.
@@ -115,8 +121,11 @@ class Tiles:
         """
         group, columns = heads // kv_heads, triton.next_power_of_2(v_dim)
         block_h = max(16, min(64 if columns <= 256 else 32, triton.next_power_of_2(group)))
-        splits = self.splits(batch, kv_heads * triton.cdiv(group, block_h), width)
-        return DecodeTile(block_h, self.block_n, warps_of(block_h, columns), splits, self.split_least)
+        warps, programs, least = warps_of(block_h, columns), PROGRAMS_PER_SM, self.split_least
+        if block_h * columns <= NARROW:
+            warps, programs, least = NARROW_WARPS, NARROW_PROGRAMS, min(NARROW_SPLIT, least)
+        splits = self.splits(batch, kv_heads * triton.cdiv(group, block_h), width, programs, least)
+        return DecodeTile(block_h, self.block_n, warps, splits, least)
 
     def extend(self, longest: int, segments: int, heads: int, kv_heads: int, width: int) -> ExtendTile:
         """The tile for segments of `longest` queries at most, over rows of at most `width` keys.
@@ -132,5 +141,6 @@ class Tiles:
         group = heads // kv_heads
         lines = longest * group
         block_m = max(16, min(self.packed, triton.next_power_of_2(lines)))
-        splits = self.splits(segments * triton.cdiv(lines, block_m), kv_heads, width)
+        programs = segments * triton.cdiv(lines, block_m)
+        splits = self.splits(programs, kv_heads, width, PROGRAMS_PER_SM, self.split_least)
         return ExtendTile(group, block_m, self.block_n, splits, self.split_least)

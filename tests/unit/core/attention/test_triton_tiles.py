@@ -247,14 +247,18 @@ def test_packed_tiles_read_keys_no_more_often_than_one_head_a_tile() -> None:
 @pytest.mark.parametrize(
     ("heads", "kv_heads", "v_dim", "tile"),
     [
-        pytest.param(32, 8, 128, (16, 64, 4, 9, 128), id="llama"),
+        pytest.param(32, 8, 128, (16, 64, 2, 5, 64), id="llama"),
         pytest.param(128, 1, 512, (32, 64, 8, 17, 128), id="latents"),
         pytest.param(128, 1, 128, (64, 64, 4, 33, 128), id="one KV head"),
-        pytest.param(8, 8, 64, (16, 64, 4, 9, 128), id="one head each"),
+        pytest.param(8, 8, 64, (16, 64, 2, 5, 64), id="one head each"),
+        pytest.param(16, 8, 256, (16, 64, 4, 9, 128), id="wide heads"),
     ],
 )
 def test_decode_tiles_of_a_large_gpu(heads: int, kv_heads: int, v_dim: int, tile: tuple[int, ...]) -> None:
-    """Eight rows: four programs for each of 132 multiprocessors, however a KV head's query heads are parted."""
+    """Eight rows: four programs for each of 132 multiprocessors, however a KV head's query heads are parted.
+
+    Two, of few warps, where a tile is narrow.
+    """
     from core.attention.triton.tiles import Tiles
 
     hopper = Tiles(132, block_m=128, block_n=64, split_least=128, packed=64)

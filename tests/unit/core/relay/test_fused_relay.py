@@ -149,7 +149,8 @@ def test_interpreted_the_kernel_is_there_before_the_first_step(monkeypatch: pyte
 
     monkeypatch.setattr(fused, "enter_rows", lambda found, after, rows, *rest: launched.append(rows.tolist()))
     Relay(AssertMode.COUNT, True)
-    assert launched == [[0]]
+    # On a GPU the map has one when it is made, and the one that is asked for here takes its place.
+    assert launched == [[0]] * (2 if HERE.type == "cuda" else 1)
     monkeypatch.undo()
     assert Relay(AssertMode.COUNT, True).state() == Relay(AssertMode.COUNT, False).state()
 

@@ -42,6 +42,7 @@ def _sample(rows: list[Row]) -> SampleOutput:
     return SampleOutput(*(None if field is None else field.cpu() for field in fields))  # type: ignore[arg-type]
 
 
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype")
 def test_nothing_waits_for_the_device(seed: int, sync_mode_restored: None) -> None:
     rng = np.random.default_rng(seed)
     rows = [random_row(rng, 1003) for _ in range(32)]

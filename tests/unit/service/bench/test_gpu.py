@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator
+from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,6 +14,7 @@ import pytest
 import torch
 from click.testing import CliRunner
 
+from core.engine import random_model
 from core.engine.random_model import as_model, random_module
 from core.errors import ConfigError
 from core.types.io import Delta, GenerateRequest
@@ -192,6 +194,18 @@ def test_random_weights_are_seeded_and_serve() -> None:
     first, second = (random_module(SHAPES["tiny"], torch.float32, CPU) for _ in range(2))
     assert all(torch.equal(a, b) for a, b in zip(first.parameters(), second.parameters(), strict=True))
     assert as_model(first).spec.vocab_size == 320
+
+
+@pytest.mark.skipif(find_spec("triton") is None, reason="triton is not installed (slipstream[cuda])")
+def test_what_is_measured_on_a_gpu_is_what_is_served_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not the layers of transformers with fused parts, which the first run on a GPU measured."""
+    from core.models.fused import upgrade
+
+    monkeypatch.setattr(upgrade, "with_fused", lambda model: ("fused", model.spec.vocab_size))
+    first, second = (random_module(SHAPES["tiny"], torch.float32, CPU) for _ in range(2))
+    assert as_model(first).spec.vocab_size == 320, "a CPU has no such decoder"
+    monkeypatch.setattr(random_model, "wanted", lambda device: device == CPU)
+    assert as_model(second) == ("fused", 320)
 
 
 def test_a_load_has_room_for_who_comes_late() -> None:
