@@ -62,8 +62,9 @@ os.environ["SLIPSTREAM_CACHE_DIR"] = str(ROOT / "build" / "cache")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """An option of the whole suite."""
+    """Options of the whole suite."""
     parser.addoption("--listed-skips", action="store_true", help="fail on skips that tests/skips.txt does not list")
+    parser.addoption("--no-decoder", action="store_true", help="do not wait a minute for the native decoder's compiler")
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -101,7 +102,9 @@ def pytest_sessionstart(session: pytest.Session) -> None:
     """Workers find what was made before them: compiled code, a minute once per checkout, and a fork server."""
     if session.config.option.workers:
         fork_server()
-    made = ((HOST, "core.native.host"), (DECODER, "core.models.native.extension"))
+    made = [(HOST, "core.native.host"), (DECODER, "core.models.native.extension")]
+    if session.config.option.no_decoder:
+        made.pop()
     compiling = [
         subprocess.Popen([sys.executable, "-m", name], cwd=ROOT) for library, name in made if not library.is_built()
     ]
