@@ -99,7 +99,7 @@ class Tiles:
         numbers that arithmetic makes of `codes` (`codes_of`).
         """
         if device.type == "cpu":
-            return cls(3, 16, 16, 16, 16)
+            return cls(6, 16, 16, 16, 16)
         count = torch.cuda.get_device_properties(device).multi_processor_count
         width = k_dim * dtype.itemsize * (2 if dtype == torch.float32 else 1)
         width *= 2 if codes == ARITHMETIC else 1
