@@ -68,6 +68,8 @@ nightly: $(STAMP) $(MODEL) ## Run check, all tests, soak, chart, mutants, lowest
 # The lowest versions are what uv chooses by pyproject.toml, in an environment of their own; torch comes first, as above.
 LOWEST := build/lowest
 LOWEST_TORCH ?= torch==2.11.0
+# Interprets our kernels: what PyTorch 2.11 makes of them differed from what later ones do (core/decisions/0053).
+LOWEST_TRITON ?= triton==3.6.0
 LOWEST_TESTS := $(addprefix tests/unit/core/,models attention sampling) tests/proofs/equivalence tests/contract/api \
 	tests/unit/service/bench/test_gpu.py
 
@@ -77,6 +79,7 @@ $(LOWEST)/.installed: pyproject.toml
 		|| $(LOWEST)/bin/python -m pip install $(TORCH_FLAGS) "$(LOWEST_TORCH)"
 	$(LOWEST)/bin/python -m pip install uv
 	VIRTUAL_ENV=$(LOWEST) UV_COMPILE_BYTECODE=1 $(LOWEST)/bin/uv pip install --resolution lowest-direct --editable '.[dev]'
+	$(LOWEST)/bin/python -m pip install --no-deps "$(LOWEST_TRITON)"
 	@touch $@
 
 test-lowest: MARKS := not soak and not nightly and not tools
