@@ -119,7 +119,8 @@ def watch_transformers(module: Any, load: Load, page: int) -> DecodeFigures:
     lengths = load.lengths()
     # Up to transformers 5.22 a page is called a block.
     size = "page_size" if hasattr(ContinuousBatchingConfig, "page_size") else "block_size"
-    pages: dict[str, Any] = {size: page, "num_blocks": load.tokens // page + load.batch + 1}
+    # It begins no prompt while fewer pages are free than its margin, a fifth of them or less by the release.
+    pages: dict[str, Any] = {size: page, "num_blocks": (load.tokens // page + load.batch + 1) * 4 // 3}
     manager = module.init_continuous_batching(
         # No token has id -1: outputs end by length alone, as those of this engine do.
         generation_config=GenerationConfig(do_sample=False, eos_token_id=-1, pad_token_id=0, max_new_tokens=lengths[0]),

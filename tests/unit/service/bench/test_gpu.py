@@ -208,6 +208,21 @@ def test_what_is_measured_on_a_gpu_is_what_is_served_there(monkeypatch: pytest.M
     assert as_model(second) == ("fused", 320)
 
 
+def test_transformers_has_pages_to_begin_its_last_prompt() -> None:
+    """Of 64 prompts of 1,024 tokens the last ones waited for outputs to end, and the load was refused as not at once."""
+    asked: list[int] = []
+
+    class Module:
+        def init_continuous_batching(self, *, continuous_batching_config: Any, **_: Any) -> None:
+            asked.append(continuous_batching_config.num_blocks)
+            raise NotImplementedError
+
+    load = Load(batch=64, context=1024, steps=64, vocab=9)
+    with pytest.raises(NotImplementedError):
+        watch_transformers(Module(), load, 16)
+    assert asked[0] * 0.8 >= 64 * (load.context + load.lengths()[0]) / 16
+
+
 def test_a_load_has_room_for_who_comes_late() -> None:
     load = Load(batch=64, context=8192, steps=32, vocab=9)
     assert load.lengths() == [98] * 64 and load.tokens == 64 * (8192 + 98 + 32)
