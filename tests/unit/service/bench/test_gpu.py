@@ -209,7 +209,7 @@ def test_what_is_measured_on_a_gpu_is_what_is_served_there(monkeypatch: pytest.M
 
 
 def test_transformers_has_pages_to_begin_its_last_prompt() -> None:
-    """Of 64 prompts of 1,024 tokens the last ones waited for outputs to end, and the load was refused as not at once."""
+    """Of 64 prompts of 1,024 tokens the last waited for outputs to end, and the load was refused as not at once."""
     asked: list[int] = []
 
     class Module:
