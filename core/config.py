@@ -38,9 +38,10 @@ class ModelConfig:
     path: str = setting(
         "",
         "Model",
-        "Checkpoint directory in Hugging Face format; unset: the bundled model.",
+        "Checkpoint directory in Hugging Face format, or ORG/NAME[@REVISION] of the hub, fetched at the start; unset: "
+        "the bundled model.",
         flag="model",
-        metavar="DIR",
+        metavar="DIR|ORG/NAME",
     )
     dtype: str = setting(
         "auto", "Model", "Type of weights, and of the cache unless kv_cache_dtype says otherwise.", choices=DTYPES
@@ -51,7 +52,7 @@ class ModelConfig:
     served_name: str | None = setting(
         None,
         "Model",
-        "Name that clients see; unset: the directory's name, or slipstream-bundled.",
+        "Name that clients see; unset: the directory's name, ORG/NAME, or slipstream-bundled.",
         flag="served_model_name",
     )
     quantization: str = setting(

@@ -234,4 +234,5 @@ def _model_info(
         quantization=spec.quantization,
         embedding_dimension=spec.hidden_size,
         grammar_backend=grammar_backend or "",
+        path=config.model.path,
     )

@@ -200,3 +200,5 @@ class ModelInfo:
     """Length of the vectors that `embed` returns; 0 if the model has no hidden states to embed with."""
     grammar_backend: str = ""
     """Library that constraints are compiled with; empty if there is none."""
+    path: str = ""
+    """Directory of the checkpoint on the server's disk."""

@@ -37,6 +37,7 @@ def cli() -> None:
       slipstream generate "27+45="           stream one completion to this terminal
       slipstream embed "a quick fox"        print a text's vector
       slipstream serve --model DIR          serve a Hugging Face checkpoint directory
+      slipstream serve --model ORG/NAME     fetch a model from the hub and serve it
     """
     # Here for all commands: each one that loads a model imports these libraries, `serve` and benchmarks as well.
     hush_libraries()

@@ -1,9 +1,11 @@
-"""The client of a server, in asyncio: what the command line, the demo and the tests speak to one with.
+"""The client of a server, with which command line, demo and tests speak to one. Installed, it is `slipstream`.
 
 async with SlipstreamClient("127.0.0.1:50051") as client:
     async for event in client.generate("Once upon a time", max_tokens=32): ...
 """
 
+from service.client.adapters import AdapterClient as AdapterClient
+from service.client.blocking import SyncSlipstreamClient as SyncSlipstreamClient
 from service.client.client import (
     FLEET_CONFIG as FLEET_CONFIG,
 )
@@ -29,3 +31,4 @@ from service.client.events import (
 from service.client.events import (
     End as End,
 )
+from service.client.resumed_call import Received as Received

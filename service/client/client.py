@@ -120,6 +120,7 @@ class SlipstreamClient:
 
     async def generate(
         self,
+        /,
         prompt: Prompt,
         *,
         request_id: str = "",
@@ -186,7 +187,7 @@ class SlipstreamClient:
             async for event in shown:
                 yield event
 
-    async def complete(self, prompt: Prompt, **options: Any) -> list[Completion]:
+    async def complete(self, /, prompt: Prompt, **options: Any) -> list[Completion]:
         """All outputs of one request, by index; same arguments as `generate`. Raises CallFailed."""
         ids: dict[int, list[int]] = {}
         texts: dict[int, list[str]] = {}
@@ -204,6 +205,7 @@ class SlipstreamClient:
 
     async def embed(
         self,
+        /,
         *inputs: str | Sequence[int],
         pooling: str = "last",
         normalize: bool = True,

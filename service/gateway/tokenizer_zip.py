@@ -6,7 +6,7 @@ import asyncio
 import hashlib
 import io
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from core.errors import Unsupported
@@ -35,9 +35,12 @@ _EPOCH = (1980, 1, 1, 0, 0, 0)
 
 
 class TokenizerZip:
-    """The zip of the checkpoint in `folder`; kept in memory from the first question on. Event-loop thread only."""
+    """The zip of the checkpoint in `folder`, which is asked for with the first call; kept in memory from then on.
 
-    def __init__(self, folder: Path) -> None:
+    Event-loop thread only.
+    """
+
+    def __init__(self, folder: Callable[[], Path]) -> None:
         self._folder = folder
         self._packed: asyncio.Task[tuple[bytes, str]] | None = None
 
@@ -45,7 +48,8 @@ class TokenizerZip:
         """The zip and the SHA-256 of it in hex. Raises Unsupported where there are no such files."""
         if self._packed is None:
             # One task for all calls that ask meanwhile: packing a large vocabulary takes a second.
-            self._packed = asyncio.create_task(in_daemon_thread(lambda: pack(self._folder)))
+            folder = self._folder()
+            self._packed = asyncio.create_task(in_daemon_thread(lambda: pack(folder)))
         try:
             return await asyncio.shield(self._packed)
         except Unsupported:

@@ -32,13 +32,18 @@ class Worker:
         self.version = version
         self._config = calls.config
         self._handle = calls.handle
-        self._folder = calls.config.model_path.resolve()
         self._started, self._started_at = time.monotonic(), datetime.now(UTC)
         self._checkpoint: dict[str, Any] | None = None
         self.meter = LoadMeter(lambda: self._handle.stats, calls.config.engine.memory.max_running_requests)
-        self.tokenizer = TokenizerZip(self._folder)
+        self.tokenizer = TokenizerZip(lambda: self._folder)
         self.subscriptions = Subscriptions(calls, self.load)
         self._calls = calls
+
+    @property
+    def _folder(self) -> Path:
+        """Where the engine has its checkpoint from: of a model by name only that knows."""
+        path = self._calls.engine.model_info.path
+        return Path(path).resolve() if path else self._config.model_path.resolve()
 
     async def load(self) -> Load:
         """The load that the current caller may see: of all tenants, or of its own requests."""

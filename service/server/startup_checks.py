@@ -7,10 +7,8 @@ line for the operator and may name a path. The loaders check again, and more.
 from __future__ import annotations
 
 import errno
-import json
 import os
 import socket
-import struct
 from pathlib import Path
 from typing import Any
 
@@ -18,20 +16,24 @@ from core.errors import ModelLoadError, StartupError
 from service.access.tenant_file import tenants_file
 from service.access.tls_files import tls_files
 from service.access.token_file import token_file
+from service.checkpoints.files import check_model, check_shard
+from service.checkpoints.model_name import hub_model
 from service.config.server_config import ServerConfig
 from service.tracing.endpoint import otlp_endpoint
 
-_HEADER_LENGTH = struct.Struct("<Q")
-MAX_HEADER_BYTES = 100 * 1024 * 1024
 ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")
 
 
 def check(config: ServerConfig) -> None:
-    """Check the OTLP endpoint, ports, access files, checkpoint and adapters. Raises StartupError."""
+    """Check the OTLP endpoint, ports, access files, checkpoint and adapters. Raises StartupError.
+
+    The files of a model of a hub are checked when they have come.
+    """
     otlp_endpoint(config.otlp_endpoint, os.environ)
     check_ports(config)
     check_security(config)
-    check_model(config.model_path)
+    if hub_model(config.engine.model.path) is None:
+        check_model(config.model_path)
     check_adapters(config)
 
 
@@ -89,21 +91,6 @@ def check_security(config: ServerConfig) -> None:
     tls_files(config)
 
 
-def check_model(path: Path) -> None:
-    """Raise ModelLoadError if `path` cannot be a checkpoint: missing files, or weights shorter than they say."""
-    if not path.is_dir():
-        raise ModelLoadError(f"model directory {path} does not exist")
-    if not (path / "config.json").is_file():
-        raise ModelLoadError(f"model directory {path} has no config.json")
-    shards = sorted(path.glob("*.safetensors"))
-    if not shards:
-        raise ModelLoadError(f"model directory {path} has no *.safetensors files; other weight formats are not read")
-    for missing in sorted(_indexed_shards(path) - {shard.name for shard in shards}):
-        raise ModelLoadError(f"model directory {path} lacks {missing}, which its index names")
-    for shard in shards:
-        _check_shard(shard)
-
-
 def check_adapters(config: ServerConfig) -> None:
     """Raise ModelLoadError if an adapter's files are not there or cut short, or `lora_dir` is no directory."""
     for name, directory in config.engine.lora.adapters:
@@ -112,44 +99,8 @@ def check_adapters(config: ServerConfig) -> None:
             if not Path(directory, file).is_file():
                 raise ModelLoadError(f"{told}: it has no {file}, so it is no PEFT adapter")
         try:
-            _check_shard(Path(directory, ADAPTER_FILES[-1]))
+            check_shard(Path(directory, ADAPTER_FILES[-1]))
         except ModelLoadError as error:
             raise ModelLoadError(f"{told}: {error.message}") from None
     if config.engine.lora.directory is not None and not Path(config.engine.lora.directory).is_dir():
         raise ModelLoadError(f"lora_dir {config.engine.lora.directory} is no directory")
-
-
-def _indexed_shards(path: Path) -> set[str]:
-    index = path / "model.safetensors.index.json"
-    if not index.is_file():
-        return set()
-    try:
-        return set(map(str, json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        raise ModelLoadError(f"{index} is not a safetensors index") from None
-
-
-def _check_shard(shard: Path) -> None:
-    """Raise ModelLoadError unless the header can be read and the file is exactly as long as its tensors need."""
-    if not shard.is_file():
-        # Opening a pipe would wait for its writer for ever.
-        raise ModelLoadError(f"{shard} is no regular file")
-    try:
-        size = shard.stat().st_size
-        with shard.open("rb") as file:
-            (length,) = _HEADER_LENGTH.unpack(file.read(_HEADER_LENGTH.size))
-            if length > min(MAX_HEADER_BYTES, size):
-                raise ModelLoadError(f"{shard} is truncated: its header is longer than the file")
-            header = json.loads(file.read(length))
-        needed = _HEADER_LENGTH.size + length + _data_bytes(header)
-    except OSError as error:
-        raise ModelLoadError(f"{shard} cannot be read: {error.strerror}") from None
-    except (struct.error, ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        raise ModelLoadError(f"{shard} is not a safetensors file: its header cannot be read") from None
-    if size != needed:
-        kind = "truncated" if size < needed else "longer than its header says"
-        raise ModelLoadError(f"{shard} is {kind}: {size} bytes instead of {needed}")
-
-
-def _data_bytes(header: dict[str, Any]) -> int:
-    return max((int(tensor["data_offsets"][1]) for name, tensor in header.items() if name != "__metadata__"), default=0)

@@ -38,8 +38,14 @@
 {{- if and $model.existingClaim (ne $model.source "existingClaim") -}}
 {{- fail (printf "model.existingClaim is given, but model.source is %s" $model.source) -}}
 {{- end -}}
-{{- if and (eq $model.source "emptyDir") (not $model.init.enabled) -}}
-{{- fail "model.source: emptyDir begins empty; model.init has to fill it" -}}
+{{- if and (eq $model.source "emptyDir") (not $model.init.enabled) (not $model.name) -}}
+{{- fail "model.source: emptyDir begins empty; model.init has to fill it, or model.name" -}}
+{{- end -}}
+{{- if and $model.name (eq $model.source "bundled") -}}
+{{- fail "model.name: is fetched into a volume; model.source has to be claim, existingClaim or emptyDir" -}}
+{{- end -}}
+{{- if and $model.name (or $model.path $model.init.enabled) -}}
+{{- fail "model.name: the server fetches it by itself; model.path and model.init are for directories" -}}
 {{- end -}}
 {{- if and (eq $model.source "bundled") (or $model.init.enabled $model.path) -}}
 {{- fail "model.source: bundled is in the image; model.init and model.path need another source" -}}

@@ -82,7 +82,11 @@ cpu_threads: {{ max 1 (sub (div (int64 (include "slipstream.milliCpu" $cores)) 1
 {{- end -}}
 
 {{- define "slipstream.modelPath" -}}
+{{- if .Values.model.name -}}
+{{- .Values.model.name -}}
+{{- else -}}
 {{- printf "/models/%s" .Values.model.path | trimSuffix "/" -}}
+{{- end -}}
 {{- end -}}
 
 {{/* Everything that libraries want to write goes to mounted directories: the root is read-only. */}}
@@ -96,9 +100,9 @@ cpu_threads: {{ max 1 (sub (div (int64 (include "slipstream.milliCpu" $cores)) 1
 - name: TORCHINDUCTOR_CACHE_DIR
   value: /cache/inductor
 - name: HF_HOME
-  value: /cache/huggingface
+  value: {{ ternary "/models/huggingface" "/cache/huggingface" (not (empty .Values.model.name)) }}
 - name: HF_HUB_OFFLINE
-  value: "1"
+  value: {{ ternary "0" "1" (not (empty .Values.model.name)) | quote }}
 - name: HOME
   value: /tmp
 # Libraries that ask for the user's name look here before they look for a line in /etc/passwd.
@@ -119,7 +123,7 @@ cpu_threads: {{ max 1 (sub (div (int64 (include "slipstream.milliCpu" $cores)) 1
 {{- if ne .Values.model.source "bundled" }}
 - name: model
   mountPath: /models
-  readOnly: true
+  readOnly: {{ empty .Values.model.name }}
 {{- end }}
 {{- if .Values.auth.existingSecret }}
 - name: auth

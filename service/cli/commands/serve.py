@@ -36,8 +36,9 @@ signal ends it at once. Exit codes: 0 drained, 1 the engine failed, 2 settings o
 def serve(config_file: str | None, **flags: Any) -> None:
     """Serve a checkpoint over gRPC, and metrics over HTTP.
 
-    Without --model it serves the bundled model. The API is protos/slipstream/v1/*.proto; health checks answer
-    on the same port, with liveness as service "" and readiness as "slipstream.v1.InferenceService".
+    Without --model it serves the bundled model; --model ORG/NAME fetches one from the Hugging Face hub. The API is
+    protos/slipstream/v1/*.proto; health checks answer on the same port, with liveness as service "" and readiness as
+    "slipstream.v1.InferenceService".
     """
     config = load(ServerConfig, flags, os.environ, config_file)
     # Before grpc is imported: a server that cannot start then ends within a few hundred milliseconds.
@@ -65,6 +66,7 @@ async def _until_told(config: ServerConfig) -> int:
 
 
 async def _run(config: ServerConfig) -> int:
+    from service.checkpoints.fetching import fetching
     from service.cli.lifecycle import run
     from service.engine.builder import build_core_engine
     from service.frontends.group import FrontEndGroup
@@ -72,7 +74,7 @@ async def _run(config: ServerConfig) -> int:
 
     make = FrontEndGroup if config.frontends else Server
     progress = TerminalProgress()
-    server: Served = make(config, build_core_engine, progress)
+    server: Served = make(config, fetching(build_core_engine), progress)
 
     def announce(ready: Served) -> None:
         progress.close()

@@ -67,6 +67,12 @@ ACCEPTED: dict[str, Values] = {
     },
     "existing claim": {"model": {"source": "existingClaim", "existingClaim": "weights", "path": "a/b"}},
     "downloaded": {"model": {"source": "emptyDir", "path": "m", "init": DOWNLOAD}},
+    "by name": {
+        "model": {"source": "emptyDir", "name": "org/model@main"},
+        "extraEnv": [{"name": "HF_TOKEN", "valueFrom": {"secretKeyRef": {"name": "hf", "key": "token"}}}],
+        "networkPolicy": {"egress": [{"ports": [{"port": 443}]}]},
+    },
+    "by name into a claim": {"model": {"source": "claim", "name": "org/model"}},
     "fetched by the server's image": {"model": {"source": "emptyDir", "init": {"enabled": True, "command": ["true"]}}},
     "secure": SECURE,
     "tenants": SECURE
@@ -165,6 +171,12 @@ ACCEPTED: dict[str, Values] = {
 """Name -> values."""
 
 REFUSED: dict[str, tuple[Values, str]] = {
+    "a name without a volume": ({"model": {"name": "org/model"}}, "model.source has to be claim"),
+    "a name and a directory": (
+        {"model": {"source": "claim", "name": "org/model", "path": "m"}},
+        "model.path and model.init are for directories",
+    ),
+    "no name of a hub": ({"model": {"source": "claim", "name": "model"}}, "/model/name"),
     "several nodes": ({"nodes": 2}, "no tensor- or pipeline-parallel ranks"),
     "several devices": ({"gpu": {"count": 2}}, "a worker uses one device"),
     "half a device": ({"gpu": {"count": 0.5}}, "/gpu/count"),

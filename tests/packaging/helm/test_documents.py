@@ -15,6 +15,7 @@ import yaml
 from core.errors import StartupError
 from helm import generate
 from service.access.tenant_file import MAX_WEIGHT, MIN_WEIGHT, TenantLimits, parse_tenants
+from service.checkpoints.model_name import hub_model
 from service.config.server_config import ServerConfig
 from service.config.sources import settings_of, values_of
 from tests.packaging.helm.chart import CHART, Helm4, Refused, merged
@@ -72,7 +73,7 @@ def test_the_schema_knows_every_value_at_the_top() -> None:
     assert SCHEMA["additionalProperties"] is False
 
 
-BASES = ("all at once", "claim of a class", "existing claim", "hpa", "budget by minimum", "cpu", "mig")
+BASES = ("all at once", "claim of a class", "existing claim", "hpa", "budget by minimum", "cpu", "mig", "by name")
 OTHERS: dict[str, tuple[Any, ...]] = {
     "imagePullSecrets": ([{"name": "other"}],),
     "drain.terminationGracePeriodSeconds": (9999,),
@@ -82,6 +83,7 @@ OTHERS: dict[str, tuple[Any, ...]] = {
     "model.source": ("bundled", "claim"),
     "image.pullPolicy": ("Always",),
     "model.init.enabled": (True, False),
+    "model.name": ("org/other",),
     "ports.grpc": (6000,),
     "image.digest": ("sha256:" + "1" * 64,),
     "service.type": ("NodePort",),
@@ -181,6 +183,20 @@ def test_values_reach_the_server(helm4: Helm4) -> None:
     assert config_of(helm4.render({"model": {"source": "claim", "path": "a/b/"}})).engine.model.path == "/models/a/b"
 
 
+def test_a_model_by_name_is_fetched_into_its_volume(helm4: Helm4) -> None:
+    def facts(model: dict[str, Any]) -> tuple[str, str, str, bool]:
+        rendered = helm4.render({"model": model})
+        server = rendered.server
+        env = {each["name"]: each.get("value") for each in server["env"]}
+        (mount,) = (each for each in server["volumeMounts"] if each["name"] == "model")
+        return config_of(rendered).engine.model.path, env["HF_HOME"], env["HF_HUB_OFFLINE"], mount["readOnly"]
+
+    found = facts({"source": "claim", "name": "org/model@v1"})
+    assert found == ("org/model@v1", "/models/huggingface", "0", False)
+    assert hub_model(found[0]) is not None
+    assert facts({"source": "claim", "path": "llama"}) == ("/models/llama", "/cache/huggingface", "1", True)
+
+
 @pytest.mark.parametrize(
     "limit, threads", [("500m", 1), (1, 1), ("2", 1), ("3500m", 2), (8, 7), ("8", 7), (None, None)]
 )
@@ -221,6 +237,7 @@ def test_the_tag_follows_the_device(helm4: Helm4) -> None:
         ({"metrics": {"enabled": True}}, "no pod may scrape yet"),
         ({"auth": {"existingSecret": "a"}}, "tokens travel in plain text"),
         (ACCEPTED["downloaded"], "networkPolicy.egress is empty"),
+        (ACCEPTED["by name into a claim"], "networkPolicy.egress is empty"),
         (ACCEPTED["claim"] | {"replicas": 2}, "use ReadWriteMany"),
         (ACCEPTED["secure"], "gRPC, TLS"),
     ],
@@ -236,7 +253,8 @@ def test_values_that_the_guide_shows_are_accepted(helm4: Helm4) -> None:
     assert blocks
     for block in blocks:
         rendered = helm4.render(yaml.safe_load(block))
-        assert rendered.pod["initContainers"] and rendered.one("NetworkPolicy")["spec"]["egress"]
+        fetched = config_of(rendered).engine.model.path == "org/model@main"
+        assert fetched != bool(rendered.pod.get("initContainers")) and rendered.one("NetworkPolicy")["spec"]["egress"]
 
 
 def test_shell_variables_that_the_guide_shows_are_values() -> None:

@@ -19,10 +19,11 @@ from pathlib import Path
 import pytest
 
 from core.errors import ModelLoadError, StartupError
+from service.checkpoints.files import check_model
 from service.client import CallFailed, SlipstreamClient
 from service.config.server_config import ServerConfig
 from service.server.server import Server
-from service.server.startup_checks import check_model, check_ports
+from service.server.startup_checks import check_ports
 from tests.support.fakes.fake_engine import FakeEngine
 from tests.support.repository import ROOT
 from tests.support.scorecard import Scorecard

@@ -1,0 +1,163 @@
+"""Brings the files of a hub's model into the cache of `huggingface_hub`, and says in one line why it cannot.
+
+The library's own variables hold: HF_TOKEN, HF_ENDPOINT, HF_HOME, HF_HUB_CACHE, HF_HUB_OFFLINE and the proxies'.
+A download that broke off goes on where it was. Without a network, what the cache has whole is served.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import urlsplit
+
+from core.errors import ModelLoadError
+from service.checkpoints.model_name import HubModel
+
+if TYPE_CHECKING:
+    from service.engine.builder import Progress
+
+log = logging.getLogger(__name__)
+
+FILES: Final = (
+    *("*.safetensors", "*.safetensors.index.json", "config.json", "generation_config.json", "quantize_config.json"),
+    *("tokenizer*.json", "tokenizer.model", "*.tiktoken", "special_tokens_map.json", "added_tokens.json"),
+    *("vocab.json", "vocab.txt", "merges.txt", "chat_template.jinja", "chat_template.json"),
+)
+"""Weights as safetensors, configurations and tokenizers. Never pickles, and never code."""
+LEFT_OUT: Final = ("*/*", "consolidated*")
+"""What lies in folders is for other programs, and `consolidated` are the same weights once more."""
+MARGIN_BYTES: Final = 64 * 1024 * 1024
+"""Free space that a download leaves."""
+ELSEWHERE: Final = "HF_HOME or HF_HUB_CACHE names another place"
+
+
+def download(model: HubModel, progress: Progress | None) -> Path:
+    """The directory of the model's files, fetched if they are not there. Raises ModelLoadError; blocks."""
+    from huggingface_hub import constants
+    from huggingface_hub.errors import DryRunError
+
+    from service.checkpoints.byte_progress import ByteProgress
+
+    try:
+        try:
+            files = _snapshot(model, dry_run=True, tqdm_class=ByteProgress.silent())
+        except DryRunError as error:
+            # Without a hub there is the cache: the plain call finds what is there, or says why it asks in vain.
+            log.info("%s: taken from the cache, since %s", model, _first_line(error.__cause__ or error))
+            return Path(_snapshot(model))
+        total, missing = _sizes(model, files, Path(constants.HF_HUB_CACHE))
+        stage = f"downloading {model} ({_shown(total)})"
+        bars = ByteProgress(stage, total, total - missing, progress if missing else None)
+        found = Path(_snapshot(model, tqdm_class=bars.bar()))
+        log.info("%s: commit %s, %s, of which %s came now", model, found.name, _shown(total), _shown(missing))
+        return found
+    except ModelLoadError:
+        raise
+    except Exception as error:
+        raise ModelLoadError(f"{model}: {_reason(error, model)}") from None
+
+
+def _snapshot(model: HubModel, **options: Any) -> Any:
+    from huggingface_hub import constants, snapshot_download
+
+    return snapshot_download(
+        model.repo,
+        endpoint=constants.ENDPOINT,
+        revision=model.revision,
+        allow_patterns=list(FILES),
+        ignore_patterns=list(LEFT_OUT),
+        library_name="slipstream",
+        **options,
+    )
+
+
+def _sizes(model: HubModel, files: Any, cache: Path) -> tuple[int, int]:
+    """Bytes of all files, and of those to come. Raises ModelLoadError if there are no weights, or too little space."""
+    if not any(each.filename.endswith(".safetensors") for each in files):
+        raise ModelLoadError(f"{model} has no *.safetensors files on the hub; other weight formats are not read")
+    total = sum(each.file_size or 0 for each in files)
+    missing = sum(each.file_size or 0 for each in files if each.will_download)
+    there = next(folder for folder in (cache, *cache.parents) if folder.exists())
+    # What a broken download left counts as free: it is gone on with.
+    partial = sum(each.stat().st_size for each in _folder(model, cache).glob("blobs/*.incomplete"))
+    free = shutil.disk_usage(there).free + partial
+    if missing and missing + MARGIN_BYTES > free:
+        raise ModelLoadError(f"{model} needs {_shown(missing)} more and {there} has {_shown(free)} free; {ELSEWHERE}")
+    return total, missing
+
+
+def _folder(model: HubModel, cache: Path) -> Path:
+    return cache / f"models--{model.repo.replace('/', '--')}"
+
+
+def _reason(error: Exception, model: HubModel) -> str:
+    """One line that says what went wrong, and what to do."""
+    from huggingface_hub import constants, errors
+
+    hub = _without_password(constants.ENDPOINT)
+    status = _status(error) or _status(error.__cause__)
+    if isinstance(error, errors.GatedRepoError):
+        return f"it is gated: ask for access on {hub}/{model.repo}, and give the token of that account as HF_TOKEN"
+    if isinstance(error, errors.RevisionNotFoundError):
+        return f"{hub} has the model, and no revision {model.revision!r} of it"
+    if isinstance(error, errors.RepositoryNotFoundError):
+        advice = "a private one needs HF_TOKEN" if not _has_token() else "the token of HF_TOKEN may not see it"
+        return f"no directory of that name is here, and no such model on {hub} ({advice})"
+    if status in (401, 403):
+        return f"{hub} refused the token (status {status}); HF_TOKEN has to be valid and allowed to read"
+    if status is not None:
+        return f"{hub} answered with status {status}, and the cache does not have all of its files; try again later"
+    # The library under it is httpx for some of its releases, and httpx2 for later ones.
+    lost = type(error).__module__.startswith("httpx")
+    if lost or isinstance(error, errors.LocalEntryNotFoundError | errors.OfflineModeIsEnabled):
+        return _unreachable(error, hub, constants.HF_HUB_OFFLINE)
+    if isinstance(error, OSError) and error.errno is not None:
+        return _of_the_disk(error, constants.HF_HUB_CACHE)
+    return f"{type(error).__name__}: {_first_line(error)}"
+
+
+def _unreachable(error: Exception, hub: str, offline: bool) -> str:
+    if offline:
+        return "HF_HUB_OFFLINE is set, and the cache does not have all of its files"
+    cause = error.__cause__ or error
+    return f"{hub} cannot be reached ({_first_line(cause)}), and the cache does not have all of its files"
+
+
+def _of_the_disk(error: OSError, cache: str) -> str:
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return f"the disk of {cache} is full; {ELSEWHERE}"
+    return f"{error.filename or cache} cannot be written ({os.strerror(error.errno or 0).lower()}); {ELSEWHERE}"
+
+
+def _has_token() -> bool:
+    from huggingface_hub import get_token
+
+    return get_token() is not None
+
+
+def _status(error: BaseException | None) -> int | None:
+    """Of the hub's answer that `error` tells of."""
+    status: int | None = getattr(getattr(error, "response", None), "status_code", None)
+    return status
+
+
+def _without_password(address: str) -> str:
+    parts = urlsplit(address)
+    return parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
+
+
+def _first_line(error: BaseException) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[0] if lines else type(error).__name__
+
+
+def _shown(count: int) -> str:
+    """`1.5 GB`: the unit in which disks are sold."""
+    for size, unit in ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
+        if count >= size:
+            return f"{count / size:.1f} {unit}"
+    return f"{count} bytes"

@@ -1,0 +1,35 @@
+"""An engine of a model by name: its files are fetched first, while the server says that it is starting."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from service.checkpoints.files import check_model
+from service.checkpoints.model_name import hub_model
+
+if TYPE_CHECKING:
+    from core.config import EngineConfig
+    from service.engine.builder import BuiltEngine, EngineBuilder, Progress
+
+
+def fetching(build: EngineBuilder) -> EngineBuilder:
+    """`build`, for models by name too. Such a model is served under its name, unless the settings give another one."""
+
+    def fetch_and_build(config: EngineConfig, progress: Progress | None) -> BuiltEngine:
+        return build(fetched(config, progress), progress)
+
+    return fetch_and_build
+
+
+def fetched(config: EngineConfig, progress: Progress | None) -> EngineConfig:
+    """The settings with a directory for the model; those given, where it is one already. Raises ModelLoadError."""
+    model = hub_model(config.model.path)
+    if model is None:
+        return config
+    from service.checkpoints.download import download
+
+    directory = download(model, progress)
+    check_model(directory)
+    name = config.model.served_name or model.repo
+    return replace(config, model=replace(config.model, path=str(directory), served_name=name))

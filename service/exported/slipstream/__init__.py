@@ -1,0 +1,42 @@
+"""The client of a server: `from slipstream import SlipstreamClient`, or `SyncSlipstreamClient` without asyncio.
+
+with SyncSlipstreamClient("127.0.0.1:50051") as client:
+    for event in client.generate("Once upon a time", max_tokens=32): ...
+"""
+
+from pkgutil import extend_path
+
+from service.access.tls_credentials import ClientTls
+from service.client import (
+    FLEET_CONFIG,
+    SERVICE_CONFIG,
+    AdapterClient,
+    CallFailed,
+    Chunk,
+    Completion,
+    End,
+    Prompt,
+    Received,
+    SlipstreamClient,
+    SyncSlipstreamClient,
+    Vector,
+)
+
+# Code that a user generates from our protos has the package slipstream.v1, and may lie anywhere on the path.
+__path__ = extend_path(__path__, __name__)
+
+__all__ = [
+    "SlipstreamClient",
+    "SyncSlipstreamClient",
+    "AdapterClient",
+    "Chunk",
+    "End",
+    "Completion",
+    "Vector",
+    "Prompt",
+    "Received",
+    "CallFailed",
+    "ClientTls",
+    "SERVICE_CONFIG",
+    "FLEET_CONFIG",
+]

@@ -1,0 +1,197 @@
+"""Models of a hub: which files come, that a broken download goes on, what the cache is good for, and every refusal."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import huggingface_hub
+import pytest
+from huggingface_hub import constants
+
+from core.config import EngineConfig, ModelConfig
+from core.errors import ModelLoadError
+from service.checkpoints import download as downloads
+from service.checkpoints.download import download
+from service.checkpoints.fetching import fetched, fetching
+from service.checkpoints.model_name import HubModel
+from tests.support.fakes.fake_hub import COMMIT, FakeHub
+
+NAME = HubModel("org/name")
+
+
+@pytest.fixture
+def hub(checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
+    """With files that nobody needs beside those of a checkpoint; its cache is empty."""
+    hub = FakeHub.of(
+        "org/name", checkpoint, README__md=b"# read me", pytorch_model__bin=b"pickle", modeling__py=b"code"
+    )
+    hub.files |= {"original/consolidated.safetensors": b"again", "consolidated.safetensors": b"again"}
+    for name in ("HF_TOKEN", "HF_HUB_OFFLINE", "HUGGING_FACE_HUB_TOKEN", "HTTP_PROXY", "http_proxy"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "token"))
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    with hub.serving():
+        at(monkeypatch, hub.endpoint)
+        yield hub
+
+
+def at(monkeypatch: pytest.MonkeyPatch, endpoint: str) -> None:
+    """What HF_ENDPOINT does where the library is imported after it was set."""
+    template = constants.HUGGINGFACE_CO_URL_TEMPLATE
+    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template.replace(constants.ENDPOINT, endpoint))
+    monkeypatch.setattr(constants, "ENDPOINT", endpoint)
+    # Its retries wait for half a minute in all.
+    monkeypatch.setattr("huggingface_hub.utils._http.time.sleep", lambda _: None)
+
+
+def refusal(model: HubModel = NAME) -> str:
+    with pytest.raises(ModelLoadError) as refused:
+        download(model, None)
+    assert refused.value.exit_code == 3 and "\n" not in refused.value.message
+    return refused.value.message
+
+
+def test_weights_configurations_and_the_tokenizer_come(hub: FakeHub, checkpoint: Path) -> None:
+    told: list[tuple[str, float]] = []
+    found = download(NAME, lambda stage, fraction: told.append((stage, fraction)))
+    wanted = sorted(path.name for path in checkpoint.iterdir() if path.suffix in (".json", ".safetensors"))
+    assert sorted(path.name for path in found.iterdir()) == wanted == hub.fetched()
+    assert all((found / name).read_bytes() == hub.files[name] for name in wanted)
+    assert found.name == COMMIT
+    size = sum(len(hub.files[name]) for name in wanted)
+    assert {stage for stage, _ in told} == {f"downloading org/name ({downloads._shown(size)})"}
+    parts = [fraction for _, fraction in told]
+    assert parts == sorted(parts) and parts[0] == 0.0 and parts[-1] == 1.0
+
+
+def test_what_is_there_is_not_fetched_again(hub: FakeHub) -> None:
+    told: list[str] = []
+    first = download(NAME, None)
+    hub.asked.clear()
+    assert download(NAME, lambda stage, _: told.append(stage)) == first
+    assert hub.fetched() == [] and told == [], "nothing comes, so no progress is told"
+
+
+@pytest.mark.parametrize("gone", [False, True], ids=["at once", "by the next start"])
+def test_a_download_that_broke_off_goes_on(hub: FakeHub, gone: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(constants, "DOWNLOAD_CHUNK_SIZE", 1000)
+    hub.files["tokenizer.model"] = os.urandom(100_000)
+    hub.cut_after, hub.status_after_cut = 50_500, 500 if gone else None
+    if gone:
+        assert "status 500" in refusal()
+        hub.status = None
+    told: list[float] = []
+    found = download(NAME, lambda _, fraction: told.append(fraction))
+    assert (found / "tokenizer.model").read_bytes() == hub.files["tokenizer.model"]
+    assert [asked for _, path, asked in hub.asked if path.endswith("tokenizer.model") and asked][-1] == "bytes=50000-"
+    assert told[-1] == 1.0
+
+
+def test_a_revision_is_asked_for(hub: FakeHub) -> None:
+    assert download(HubModel("org/name", COMMIT), None).name == COMMIT
+    assert "has the model, and no revision 'v9' of it" in refusal(HubModel("org/name", "v9"))
+
+
+def test_a_token_opens_what_is_private(hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
+    hub.token = "hf_secret"
+    unseen = f"org/name: no directory of that name is here, and no such model on {hub.endpoint}"
+    assert refusal() == f"{unseen} (a private one needs HF_TOKEN)"
+    monkeypatch.setenv("HF_TOKEN", "hf_wrong")
+    assert refusal() == f"{unseen} (the token of HF_TOKEN may not see it)"
+    monkeypatch.setenv("HF_TOKEN", "hf_secret")
+    assert download(NAME, None).is_dir()
+
+
+def test_a_gated_model_says_where_to_ask(hub: FakeHub) -> None:
+    hub.gated = True
+    page = f"{hub.endpoint}/org/name"
+    assert refusal() == (
+        f"org/name: it is gated: ask for access on {page}, and give the token of that account as HF_TOKEN"
+    )
+
+
+def test_a_model_that_is_not_there(hub: FakeHub) -> None:
+    assert "no directory of that name is here, and no such model" in refusal(HubModel("org/other"))
+
+
+@pytest.mark.parametrize(("status", "said"), [(403, "refused the token"), (500, "status 500"), (503, "status 503")])
+def test_a_hub_that_refuses(hub: FakeHub, status: int, said: str) -> None:
+    hub.status = status
+    assert said in refusal()
+
+
+def test_a_model_without_safetensors_is_not_fetched(hub: FakeHub) -> None:
+    hub.files = {name: data for name, data in hub.files.items() if not name.endswith(".safetensors")}
+    assert refusal() == "org/name has no *.safetensors files on the hub; other weight formats are not read"
+    assert hub.fetched() == []
+
+
+def test_without_a_hub_the_cache_serves(hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = download(NAME, None)
+    at(monkeypatch, "http://127.0.0.1:9")
+    assert download(NAME, None) == found
+    assert "http://127.0.0.1:9 cannot be reached" in refusal(HubModel("org/other"))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    assert download(NAME, None) == found
+    assert refusal(HubModel("org/other")) == (
+        "org/other: HF_HUB_OFFLINE is set, and the cache does not have all of its files"
+    )
+
+
+def test_part_of_a_model_in_the_cache_is_not_served(hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = download(NAME, None)
+    next(found.glob("*.safetensors")).unlink()
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    assert "the cache does not have all of its files" in refusal()
+
+
+def test_too_little_space_is_said_before_anything_comes(hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
+    usage = shutil.disk_usage("/")
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=downloads.MARGIN_BYTES))
+    said = refusal()
+    assert said.startswith("org/name needs ") and "free; HF_HOME or HF_HUB_CACHE names another place" in said
+    assert hub.fetched() == []
+
+
+@pytest.mark.parametrize(
+    ("number", "said"), [(errno.ENOSPC, "is full"), (errno.EACCES, "cannot be written (permission denied)")]
+)
+def test_a_disk_that_fails_meanwhile(hub: FakeHub, number: int, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = huggingface_hub.snapshot_download
+
+    def failing(*args: Any, **options: Any) -> Any:
+        if options.get("dry_run"):
+            return asked(*args, **options)
+        raise OSError(number, os.strerror(number), "/cache/blob")
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", failing)
+    assert said in refusal() and "HF_HOME or HF_HUB_CACHE names another place" in refusal()
+
+
+def test_a_password_of_a_mirror_is_not_shown(hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
+    at(monkeypatch, hub.endpoint.replace("http://", "http://user:secret@"))
+    assert hub.endpoint in (said := refusal(HubModel("org/other"))) and "secret" not in said
+
+
+def test_the_engine_is_built_from_what_came(hub: FakeHub) -> None:
+    built: list[EngineConfig] = []
+    asked = EngineConfig(model=ModelConfig(path="org/name"))
+    fetching(lambda config, _: built.append(config))(asked, None)  # type: ignore[arg-type, return-value]
+    (config,) = built
+    assert Path(config.model.path).name == COMMIT and config.model.served_name == "org/name"
+    named = EngineConfig(model=ModelConfig(path="org/name", served_name="mine"))
+    assert fetched(named, None).model.served_name == "mine"
+    plain = EngineConfig(model=ModelConfig(path="/a/b"))
+    assert fetched(plain, None) is plain
+
+
+def test_files_that_are_not_whole_are_refused(hub: FakeHub) -> None:
+    hub.files["model.safetensors"] = hub.files["model.safetensors"] + b"0"
+    with pytest.raises(ModelLoadError, match="is longer than its header says"):
+        fetched(EngineConfig(model=ModelConfig(path="org/name")), None)
