@@ -14,16 +14,19 @@ from core.types.arrays import Bools, Ints
 class LogprobResult:
     """Log probabilities of S sampled tokens on the host: `values` [S], natural logarithms.
 
-    `top_ids` and `top_values` are [S, K], where K is the most alternatives that any row wants.
+    `top_ids` and `top_values` are [S, K], where K is the most alternatives that any row wants. `chosen`, [S, C], are
+    those of the ids that rows name; C is the most that any row names.
     """
 
     values: npt.NDArray[np.float32]
     top_ids: Ints
     top_values: npt.NDArray[np.float32]
+    chosen: npt.NDArray[np.float32] | None = None
 
     def of(self, which: Bools) -> LogprobResult:
         """Those at the places, bool[S], that are set."""
-        return LogprobResult(self.values[which], self.top_ids[which], self.top_values[which])
+        chosen = None if self.chosen is None else self.chosen[which]
+        return LogprobResult(self.values[which], self.top_ids[which], self.top_values[which], chosen)
 
 
 @dataclass(frozen=True, slots=True)

@@ -69,6 +69,8 @@ class SamplingBatch:
     alternatives: Ints | None = None
     """int64[S]: alternatives that each row wants, -1 for a row that wants no log probability; None if no row wants any.
     """
+    chosen: Ints | None = None
+    """int64[S, C]: ids whose log probabilities each row wants, id 0 behind its last; None if no row wants any."""
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -82,6 +84,8 @@ class SamplingBatch:
         columns = {name: getattr(self, name)[each] for name in PER_ROW}
         if self.alternatives is not None:
             columns["alternatives"] = self.alternatives[each]
+        if self.chosen is not None:
+            columns["chosen"] = self.chosen[each]
         if len(self.bias_rows):
             entries, behind = walk_runs(counts[self.bias_rows])
             columns |= {name: getattr(self, name)[entries] for name in PER_BIAS}

@@ -29,6 +29,7 @@ def _described(batch: ScheduleBatch) -> str:
         "penalties": sampling.any_penalty,
         "log probabilities": sampling.logprobs,
         f"{sampling.top_logprobs} alternatives": bool(sampling.top_logprobs),
+        "chosen ids": sampling.chosen is not None,
         "filters": sampling.any_top_k or sampling.any_top_p or sampling.any_min_p,
         f"{len(sampling.constrained)} grammars": bool(len(sampling.constrained)),
         "embeddings": batch.pooling is not None,

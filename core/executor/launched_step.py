@@ -121,7 +121,8 @@ class LaunchedStep:
 def _logprobs(host: SampleOutput) -> LogprobResult | None:
     if host.logprobs is None:
         return None
+    chosen = None if host.chosen is None else host.chosen.numpy()
     if host.top_ids is None or host.top_values is None:
         nothing = np.empty((len(host.logprobs), 0))
-        return LogprobResult(host.logprobs.numpy(), nothing.astype(np.int64), nothing.astype(np.float32))
-    return LogprobResult(host.logprobs.numpy(), host.top_ids.numpy(), host.top_values.numpy())
+        return LogprobResult(host.logprobs.numpy(), nothing.astype(np.int64), nothing.astype(np.float32), chosen)
+    return LogprobResult(host.logprobs.numpy(), host.top_ids.numpy(), host.top_values.numpy(), chosen)

@@ -337,7 +337,7 @@ class StepRunner:
                 self._recorder.read(SAMPLED, (step_id,))
                 self._recorder.wrote(RESULTS, (step_id,))
             always = (sampled.tokens, sampled.non_finite, counted)
-            maybe = (sampled.logprobs, sampled.top_ids, sampled.top_values, vectors)
+            maybe = (sampled.logprobs, sampled.top_ids, sampled.top_values, sampled.chosen, vectors)
             some = (each for each in maybe if each is not None)
             arriving = iter(streams.fetch([*always, *some, *(() if outcome is None else outcome.on_device)]))
             tokens, non_finite, counts = (next(arriving) for _ in always)

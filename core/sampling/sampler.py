@@ -52,6 +52,8 @@ class SampleOutput:
     """int64[S, K], None unless some row wants alternatives. K = min(batch.top_logprobs, V)."""
     top_values: torch.Tensor | None
     """float32[S, K], falling."""
+    chosen: torch.Tensor | None = None
+    """float32[S, C]: log probabilities of `SamplingBatch.chosen`, None unless some row wants them."""
 
 
 @dataclass(slots=True)
@@ -74,6 +76,8 @@ class Scored:
     """int64[S, K]: the model's most likely tokens, None unless some row wants them."""
     top_values: torch.Tensor | None = None
     """float32[S, K]: their log probabilities, where a sampler has no `raw` to pick them from."""
+    chosen: torch.Tensor | None = None
+    """float32[S, C]: log probabilities of chosen ids, None unless some row wants them."""
     history: TokenHistory | None = None
     """Where penalties are counted from, for a sampler that applies them last."""
     is_biased: bool = False
@@ -87,7 +91,7 @@ class Scored:
 
     def part(self, places: slice) -> Scored:
         """Some of the rows; tensors are views."""
-        names = ("raw", "top_ids", "top_values", "tops", "greedy")
+        names = ("raw", "top_ids", "top_values", "chosen", "tops", "greedy")
         tensors = ((name, getattr(self, name)) for name in names)
         parts: dict[str, Any] = {name: None if tensor is None else tensor[places] for name, tensor in tensors}
         divided = min(max(self.divided, places.start), places.stop) - places.start
@@ -150,6 +154,8 @@ class Sampler:
                 scored.raw = raw_logprobs(logits)
             if batch.top_logprobs and scored.top_ids is None:
                 scored.top_ids = leading_ids(scored.raw, batch.top_logprobs)
+            if batch.chosen is not None and scored.chosen is None:
+                scored.chosen = scored.raw.gather(1, *self._staging.upload([batch.chosen]))
         if not scored.is_biased:
             apply_bias(logits, batch, scored.places.lens)
             scored.is_biased = True
@@ -173,7 +179,7 @@ class Sampler:
         if scored.raw is None:
             return SampleOutput(tokens, non_finite, None, None, None)
         picked = pick_logprobs(scored.raw, tokens, scored.top_ids)
-        return SampleOutput(tokens, non_finite, picked.values, picked.top_ids, picked.top_values)
+        return SampleOutput(tokens, non_finite, picked.values, picked.top_ids, picked.top_values, scored.chosen)
 
     def _draw_sampled(
         self, scored: Scored, tops: torch.Tensor, greedy: torch.Tensor, batch: SamplingBatch

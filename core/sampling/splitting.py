@@ -24,6 +24,7 @@ from core.sampling.sampler import SampleOutput, Sampler, Scored
 from core.types.arrays import Ints
 
 T = TypeVar("T")
+Columns = tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +53,7 @@ class Piece:
         # Alternatives are best first, so a view has the best of them. Without `raw` the sampler computes no log
         # probabilities.
         scored.raw = scored.raw if rows.logprobs else None
+        scored.chosen = None if rows.chosen is None else scored.chosen
         for name in ("top_ids", "top_values"):
             held = getattr(scored, name)
             if held is not None:
@@ -73,7 +75,7 @@ def sample_in_pieces(
     that is given up keeps its zeros.
     """
     wanted = _wanted(batch)
-    output, width = _room(scored.logits, wanted)
+    output, width = _room(scored.logits, wanted, batch.chosen)
     whole, given_up = Piece(0, scored, batch, mask), np.flatnonzero(wanted > width).tolist()
     todo = [whole.part(first, last) for first, last in reversed(_runs(wanted <= width))]
     while todo:
@@ -113,6 +115,7 @@ def rows_of(batch: SamplingBatch, first: int, last: int) -> SamplingBatch:
         top_logprobs=int(wanted.max(initial=0)),
         constrained=constrained - first,
         alternatives=wanted if batch.logprobs else None,
+        chosen=batch.chosen[first:last] if batch.chosen is not None and (wanted >= 0).any() else None,
     )
     return replace(part, any_penalty=bool(has_penalty(part).any()))
 
@@ -136,7 +139,7 @@ def _runs(served: npt.NDArray[np.bool_]) -> list[tuple[int, int]]:
     return list(zip(edges[::2], edges[1::2], strict=True))
 
 
-def _room(logits: torch.Tensor, wanted: Ints) -> tuple[SampleOutput, int]:
+def _room(logits: torch.Tensor, wanted: Ints, chosen: Ints | None) -> tuple[SampleOutput, int]:
     """An output of zeros for S rows, and how many alternatives per row it has room for; -1: not even log probabilities.
 
     Every row gets the width of the row that wants most, so where memory is short that row is given up first.
@@ -144,19 +147,20 @@ def _room(logits: torch.Tensor, wanted: Ints) -> tuple[SampleOutput, int]:
     tokens = logits.new_zeros(len(logits), dtype=torch.int64)
     non_finite = logits.new_zeros(len(logits), dtype=torch.bool)
     for width in sorted({*wanted[wanted >= 0].tolist()}, reverse=True):
-        columns = _if_it_fits(partial(_columns, logits, width))
+        columns = _if_it_fits(partial(_columns, logits, width, 0 if chosen is None else chosen.shape[1]))
         if columns is not None:
             return SampleOutput(tokens, non_finite, *columns), width
     return SampleOutput(tokens, non_finite, None, None, None), -1
 
 
-def _columns(logits: torch.Tensor, width: int) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
-    """Log probabilities float32[S], ids int64[S, K] and values float32[S, K] of alternatives; K at most V."""
-    logprobs = logits.new_zeros(len(logits))
+def _columns(logits: torch.Tensor, width: int, chosen: int) -> Columns:
+    """Log probabilities float32[S], ids int64[S, K] and values float32[S, K] of alternatives, values of chosen ids
+    float32[S, C]; K at most V. None for what is empty."""
+    logprobs, told = logits.new_zeros(len(logits)), logits.new_zeros(len(logits), chosen) if chosen else None
     if width == 0:
-        return logprobs, None, None
+        return logprobs, None, None, told
     shape = (len(logits), min(width, logits.shape[1]))
-    return logprobs, logits.new_zeros(shape, dtype=torch.int64), logits.new_zeros(shape)
+    return logprobs, logits.new_zeros(shape, dtype=torch.int64), logits.new_zeros(shape), told
 
 
 def _sampled(sampler: Sampler, piece: Piece, history: TokenHistory | None) -> SampleOutput:
@@ -186,3 +190,6 @@ def _put(output: SampleOutput, start: int, sampled: SampleOutput) -> None:
         assert output.top_ids is not None and output.top_values is not None, "no room for alternatives"
         output.top_ids[places, : sampled.top_ids.shape[1]] = sampled.top_ids
         output.top_values[places, : sampled.top_ids.shape[1]] = sampled.top_values
+    if sampled.chosen is not None:
+        assert output.chosen is not None, "no room for chosen ids"
+        output.chosen[places] = sampled.chosen

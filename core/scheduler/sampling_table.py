@@ -85,6 +85,8 @@ class SamplingTable:
         self._penalised = np.zeros(num_rows, np.bool_)
         self._stop_bits = np.zeros(num_rows, np.uint64)
         """Bit b is set if some stop id is b modulo 64, so that most tokens need no comparison with the ids."""
+        self._chosen: list[Ints] = [NO_INTS] * num_rows
+        """By row: ids whose log probabilities are wanted."""
         self._constrained = np.zeros(num_rows, np.bool_)
         self._biases: list[Biases] = [NO_BIASES] * num_rows
         self._biased_until: Ints = np.zeros(num_rows, np.int64)
@@ -98,7 +100,7 @@ class SamplingTable:
     def fill(self, req: Req) -> None:
         """Take over the options of `req`, which now owns `req.row`.
 
-        Raises InvariantViolation if an id to be biased, blocked or forced is not in the vocabulary.
+        Raises InvariantViolation if an id to be biased, blocked, forced or told of is not in the vocabulary.
         """
         self._steady = None
         row, params = req.row, req.params
@@ -109,13 +111,15 @@ class SamplingTable:
         self._prompt_len[row] = req.prompt_len
         self._logprobs[row] = params.logprobs
         self._top_logprobs[row] = params.top_logprobs
+        self._chosen[row] = np.array(params.logprob_token_ids, np.int64) if params.logprob_token_ids else NO_INTS
         self._penalised[row] = params.penalised
         # Of a set: ids that share a bit count once.
         self._stop_bits[row] = sum({1 << token % STOP_BITS for token in params.stop_token_ids})
         self._constrained[row] = req.grammar is not None
         ends = sorted({*params.stop_token_ids, *(() if params.ignore_eos else self._eos_ids)})
         # Each id may be written into the row's logits: one outside of them would end the process on CUDA.
-        ids = (*params.logit_bias, *ends, *req.forced_first, *req.forced_last)
+        # And of one outside of them a log probability may be read.
+        ids = (*params.logit_bias, *params.logprob_token_ids, *ends, *req.forced_first, *req.forced_last)
         inside = not ids or (min(ids) >= 0 and max(ids) < self._vocab_size)
         check("bias_in_logits", inside, row=row, vocab_size=self._vocab_size)
         last = self._last[row] = req.prompt_len + req.max_new_tokens - 1 if req.forced_last else -1
@@ -176,9 +180,21 @@ class SamplingTable:
             "top_logprobs": int(self._top_logprobs[rows].max(initial=0)),
             "constrained": np.flatnonzero(self._constrained[rows]),
             "alternatives": np.where(logprobs, self._top_logprobs[rows], -1) if any_logprobs else None,
+            "chosen": self._chosen_of(rows) if any_logprobs else None,
         }
         biased = bool(((self._biased_until[rows] > 0) | (self._last[rows] >= 0)).any())
         return Steady(key, options, biased)
+
+    def _chosen_of(self, rows: Ints) -> Ints | None:
+        """int64[S, C]: see `SamplingBatch.chosen`."""
+        chosen = [self._chosen[row] for row in rows.tolist()]
+        width = max(map(len, chosen))
+        if not width:
+            return None
+        found = np.zeros((len(rows), width), np.int64)
+        for place, ids in enumerate(chosen):
+            found[place, : len(ids)] = ids
+        return found
 
     def _uniforms(self, rows: Ints, lower: Ints, upper: Ints) -> npt.NDArray[np.float64]:
         """float64[S, W]: the random numbers of each of `rows` at every length from its `lower` on."""

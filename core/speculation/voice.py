@@ -62,6 +62,7 @@ def _without_text(sampling: SamplingBatch) -> SamplingBatch:
         top_logprobs=0,
         constrained=NONE,
         alternatives=None,
+        chosen=None,
     )
 
 

@@ -109,11 +109,15 @@ class EmbedResult:
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprob:
-    """Natural-log probability of one output token, and the `top` alternatives (id, logprob), best first."""
+    """Natural-log probability of one output token, and the `top` alternatives (id, logprob), best first.
+
+    `chosen` are those of the ids that the request names, in their order.
+    """
 
     token_id: int
     logprob: float
     top: tuple[tuple[int, float], ...] = ()
+    chosen: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ MAX_STOP_STRING_CHARS = 256
 MAX_STOP_TOKEN_IDS = 64
 MAX_LOGIT_BIAS = 1024
 MAX_TOP_LOGPROBS = 64
+MAX_LOGPROB_TOKEN_IDS = 1024
 MAX_TEMPERATURE = 100.0
 MAX_TOKENS_LIMIT = 2**31 - 1
 
@@ -44,6 +45,8 @@ class SamplingParams:
     top_logprobs: int = 0
     skip_special_tokens: bool = True
     include_stop_in_output: bool = False
+    logprob_token_ids: tuple[int, ...] = ()
+    """Tokens whose log probability is told at every place."""
 
     @property
     def greedy(self) -> bool:
@@ -89,6 +92,8 @@ class SamplingParams:
             found.append(("seed", "must be between 0 and 2^63 - 1"))
         if self.top_logprobs > 0 and not self.logprobs:
             found.append(("top_logprobs", "needs logprobs to be true"))
+        if self.logprob_token_ids and not self.logprobs:
+            found.append(("logprob_token_ids", "needs logprobs to be true"))
         return found
 
     def _collection_violations(self, vocab_size: int) -> list[tuple[str, str]]:
@@ -98,11 +103,14 @@ class SamplingParams:
         for i, text in enumerate(self.stop[:MAX_STOP_STRINGS]):
             if not 1 <= len(text) <= MAX_STOP_STRING_CHARS:
                 found.append((f"stop[{i}]", f"must have 1 to {MAX_STOP_STRING_CHARS} characters"))
-        if len(self.stop_token_ids) > MAX_STOP_TOKEN_IDS:
-            found.append(("stop_token_ids", f"at most {MAX_STOP_TOKEN_IDS} ids"))
-        for i, token in enumerate(self.stop_token_ids[:MAX_STOP_TOKEN_IDS]):
-            if not 0 <= token < vocab_size:
-                found.append((f"stop_token_ids[{i}]", f"must be between 0 and {vocab_size - 1}"))
+        for name, ids, most in (
+            ("stop_token_ids", self.stop_token_ids, MAX_STOP_TOKEN_IDS),
+            ("logprob_token_ids", self.logprob_token_ids, MAX_LOGPROB_TOKEN_IDS),
+        ):
+            if len(ids) > most:
+                found.append((name, f"at most {most} ids"))
+            outside = (i for i, token in enumerate(ids[:most]) if not 0 <= token < vocab_size)
+            found += [(f"{name}[{i}]", f"must be between 0 and {vocab_size - 1}") for i in outside]
         if len(self.logit_bias) > MAX_LOGIT_BIAS:
             found.append(("logit_bias", f"at most {MAX_LOGIT_BIAS} entries"))
             return found

@@ -12,7 +12,10 @@ from service.pb.slipstream.v1 import inference_pb2 as pb
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """New tokens and text of one output; `logprobs` holds (id, logprob, alternatives) per token if asked for."""
+    """New tokens and text of one output; `logprobs` holds (id, logprob, alternatives) per token if asked for.
+
+    `chosen_logprobs` has, per token, those of the ids in `logprob_token_ids`, if there are any.
+    """
 
     request_id: str
     index: int
@@ -20,6 +23,7 @@ class Chunk:
     token_ids: tuple[int, ...]
     text: str
     logprobs: tuple[tuple[int, float, tuple[tuple[int, float], ...]], ...] = ()
+    chosen_logprobs: tuple[tuple[float, ...], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +65,9 @@ def _event(response: pb.GenerateResponse | pb.AttachResponse) -> Chunk | End | N
             (entry.token_id, entry.logprob, tuple((top.token_id, top.logprob) for top in entry.top_logprobs))
             for entry in delta.logprobs
         )
-        return Chunk(response.request_id, delta.index, delta.position, tuple(delta.token_ids), delta.text, logprobs)
+        chosen = tuple(tuple(entry.chosen_logprobs) for entry in delta.logprobs if entry.chosen_logprobs)
+        ids = tuple(delta.token_ids)
+        return Chunk(response.request_id, delta.index, delta.position, ids, delta.text, logprobs, chosen)
     if kind == "finished":
         end = response.finished
         stop = end.matched_stop.WhichOneof("stop") if end.HasField("matched_stop") else None

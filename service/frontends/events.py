@@ -24,8 +24,8 @@ from typing import Any
 from core.types.io import Delta, TokenLogprob
 from service.frontends.wire import Kind, WireError, pack
 
-_LENGTHS = struct.Struct("<IIII")
-"""Bytes of the head; then the numbers of deltas, of log probabilities and of their alternatives."""
+_LENGTHS = struct.Struct("<5I")
+"""Bytes of the head; then the numbers of deltas, of log probabilities, of their alternatives and of chosen ids."""
 
 _ROW = struct.Struct("<Q5I")
 """One delta: stream, index, position, number of token ids, number of log probabilities, bytes of text."""
@@ -47,8 +47,8 @@ class EventBatch:
         self._after: list[str] = []
         self._rows: list[bytes] = []
         self._texts: list[bytes] = []
-        self._ids, self._logprob_ids, self._counts, self._top_ids = (array("I") for _ in range(4))
-        self._logprobs, self._top_logprobs = array("d"), array("d")
+        self._ids, self._logprob_ids, self._counts, self._top_ids, self._named = (array("I") for _ in range(5))
+        self._logprobs, self._top_logprobs, self._chosen = array("d"), array("d"), array("f")
 
     def __bool__(self) -> bool:
         return bool(self._before or self._after or self._rows)
@@ -90,19 +90,24 @@ class EventBatch:
         top_logprobs = array("d", [value for _, value in alternatives])
         ids = array("I", [each.token_id for each in logprobs])
         values = array("d", [each.logprob for each in logprobs])
+        chosen = array("f", [value for each in logprobs for value in each.chosen])
+        self._named += array("I", [len(each.chosen) for each in logprobs])
+        self._chosen += chosen
         self._counts += array("I", [len(each.top) for each in logprobs])
         self._logprob_ids += ids
         self._logprobs += values
         self._top_ids += top_ids
         self._top_logprobs += top_logprobs
-        self.size += 16 * len(ids) + 12 * len(top_ids)
+        self.size += 20 * len(ids) + 12 * len(top_ids) + 4 * len(chosen)
 
     def frame(self) -> bytes:
         """The whole EVENTS frame. Raises WireError where it would be larger than a frame may be."""
         head = f"[[{','.join(self._before)}],[{','.join(self._after)}]]".encode()
-        numbers = (self._ids, self._logprob_ids, self._counts, self._logprobs, self._top_ids, self._top_logprobs)
-        lengths = _LENGTHS.pack(len(head), len(self._rows), len(self._logprobs), len(self._top_ids))
-        parts = (lengths, head, *self._rows, *(each.tobytes() for each in numbers), *self._texts)
+        numbers = (self._ids, self._logprob_ids, self._counts, self._named, self._logprobs)
+        told = (self._top_ids, self._top_logprobs, self._chosen)
+        counts = (len(self._rows), len(self._logprobs), len(self._top_ids), len(self._chosen))
+        lengths = _LENGTHS.pack(len(head), *counts)
+        parts = (lengths, head, *self._rows, *(each.tobytes() for each in (*numbers, *told)), *self._texts)
         return pack(Kind.EVENTS, b"".join(parts))
 
 
@@ -112,14 +117,14 @@ def read_events(body: bytes) -> tuple[list[Any], Iterator[tuple[int, Delta | Non
     The delta is None where its text cannot be decoded. Raises WireError, struct.error or ValueError for a body whose
     parts do not add up.
     """
-    head_length, count, logprobs, tops = _LENGTHS.unpack_from(body)
+    head_length, count, logprobs, tops, chosen = _LENGTHS.unpack_from(body)
     at = _LENGTHS.size + head_length
     before, after = json.loads(body[_LENGTHS.size : at])
     rows_end = at + count * _ROW.size
     rows = list(_ROW.iter_unpack(body[at:rows_end]))
     columns = _Columns(body, rows_end)
     ids = columns.take("I", sum(row[3] for row in rows))
-    told = _Logprobs(columns, logprobs, tops)
+    told = _Logprobs(columns, logprobs, tops, chosen)
     if len(rows) != count or sum(row[4] for row in rows) != logprobs:
         raise WireError("the rows of an EVENTS frame do not add up")
     if len(body) != columns.at + sum(row[5] for row in rows):
@@ -146,11 +151,12 @@ class _Columns:
 class _Logprobs:
     """The log probabilities of a frame, read from its columns. Raises WireError where the columns do not fit."""
 
-    def __init__(self, columns: _Columns, count: int, alternatives: int) -> None:
-        self._ids, counts, self._values = (columns.take(code, count) for code in ("I", "I", "d"))
+    def __init__(self, columns: _Columns, count: int, alternatives: int, chosen: int) -> None:
+        self._ids, counts, named, self._values = (columns.take(code, count) for code in ("I", "I", "I", "d"))
         self._top_ids, self._top_values = columns.take("I", alternatives), columns.take("d", alternatives)
-        self._ends = list(accumulate(counts, initial=0))
-        if self._ends[-1] != alternatives:
+        self._chosen = columns.take("f", chosen)
+        self._ends, self._named = list(accumulate(counts, initial=0)), list(accumulate(named, initial=0))
+        if self._ends[-1] != alternatives or self._named[-1] != chosen:
             raise WireError("the log probabilities of an EVENTS frame do not add up")
 
     def read(self, start: int, end: int) -> tuple[TokenLogprob, ...]:
@@ -159,7 +165,8 @@ class _Logprobs:
             tuple(zip(self._top_ids[first:last], self._top_values[first:last]))
             for first, last in pairwise(self._ends[start : end + 1])
         )
-        return tuple(map(TokenLogprob, self._ids[start:end], self._values[start:end], tops))
+        chosen = (tuple(self._chosen[first:last]) for first, last in pairwise(self._named[start : end + 1]))
+        return tuple(map(TokenLogprob, self._ids[start:end], self._values[start:end], tops, chosen))
 
 
 def _read_deltas(

@@ -24,7 +24,7 @@ class Answers:
             token_ids=piece.token_ids,
             prompt_tokens=piece.prompt_tokens,
             completion_tokens=piece.completion_tokens,
-            output_logprobs=self._logprobs(piece.logprobs),
+            output_logprobs=self._logprobs(piece.logprobs, piece.chosen_ids),
             index=piece.index,
         )
         return self.response(request_id, chunk=chunk)
@@ -39,7 +39,7 @@ class Answers:
             cached_tokens=whole.usage.cached_tokens,
             spec_draft_tokens=whole.usage.draft_tokens,
             spec_accepted_tokens=whole.usage.accepted_draft_tokens,
-            output_logprobs=self._logprobs(whole.logprobs),
+            output_logprobs=self._logprobs(whole.logprobs, whole.chosen_ids),
             index=whole.index,
         )
         if isinstance(whole.matched_stop, int):
@@ -48,7 +48,7 @@ class Answers:
             complete.matched_stop_str = whole.matched_stop
         return self.response(request_id, complete=complete)
 
-    def _logprobs(self, entries: Sequence[TokenLogprob]) -> Any:
+    def _logprobs(self, entries: Sequence[TokenLogprob], chosen_ids: Sequence[int]) -> Any:
         """Three lists of equal length, which gateways rely on; None without log probabilities."""
         if not entries:
             return None

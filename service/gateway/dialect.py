@@ -34,6 +34,8 @@ class Piece:
     prompt_tokens: int
     completion_tokens: int
     """Tokens of this output so far, these included."""
+    chosen_ids: Sequence[int] = ()
+    """The ids that `chosen` of each of `logprobs` is of."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +49,7 @@ class Whole:
     """`stop`, `length` or `abort`: passed to the gateway's clients as it is."""
     usage: Usage
     matched_stop: str | int | None
+    chosen_ids: Sequence[int] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -65,8 +65,9 @@ class Generation:
     def _responses(self, event: OutputEvent) -> Iterator[Any]:
         if isinstance(event, Started):
             note_prompt(event.prompt_tokens)
-            for index in range(self._asked.request.sampling.n):
-                self._outputs[index] = OutputSoFar(index, event.prompt_tokens)
+            sampling = self._asked.request.sampling
+            for index in range(sampling.n):
+                self._outputs[index] = OutputSoFar(index, event.prompt_tokens, sampling.logprob_token_ids)
         elif isinstance(event, Finished):
             note_finished(event)
             yield from self._ended(self._outputs[event.index].finish(event))

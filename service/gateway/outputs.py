@@ -6,6 +6,8 @@ and count the ids that they get.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from core.types.io import Delta, Finished, FinishReason
 from core.types.logprobs import TokenLogprobs
 from service.gateway.dialect import Piece, Whole
@@ -14,11 +16,15 @@ REASONS = {FinishReason.STOP: "stop", FinishReason.LENGTH: "length", FinishReaso
 
 
 class OutputSoFar:
-    """Collects the events of output `index`. All ids are kept, because gateways want them again at the end."""
+    """Collects the events of output `index`. All ids are kept, because gateways want them again at the end.
 
-    def __init__(self, index: int, prompt_tokens: int) -> None:
+    `chosen_ids`: those whose log probabilities come with each token.
+    """
+
+    def __init__(self, index: int, prompt_tokens: int, chosen_ids: Sequence[int] = ()) -> None:
         self._index = index
         self._prompt_tokens = prompt_tokens
+        self._chosen_ids = chosen_ids
         self._ids: list[int] = []
         self._logprobs = TokenLogprobs()
 
@@ -26,9 +32,11 @@ class OutputSoFar:
         """Keep `delta`, and return the piece to send now."""
         self._ids += delta.token_ids
         self._logprobs.extend(delta.logprobs)
-        return Piece(self._index, delta.token_ids, delta.logprobs, self._prompt_tokens, len(self._ids))
+        count = len(self._ids)
+        return Piece(self._index, delta.token_ids, delta.logprobs, self._prompt_tokens, count, self._chosen_ids)
 
     def finish(self, finished: Finished) -> Whole:
         """The whole output."""
         reason = REASONS[finished.reason]
-        return Whole(self._index, self._ids, self._logprobs, reason, finished.usage, finished.matched_stop)
+        told = (reason, finished.usage, finished.matched_stop, self._chosen_ids)
+        return Whole(self._index, self._ids, self._logprobs, *told)

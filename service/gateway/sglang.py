@@ -7,9 +7,9 @@ from typing import Any
 
 from smg_grpc_proto import sglang_scheduler_pb2 as pb
 
-from core.errors import FieldViolation
+from core.errors import FieldViolation, InvalidRequest
 from core.types.constraint import Constraint, ConstraintKind
-from core.types.io import EmbedRequest, GenerateRequest, ModelInfo
+from core.types.io import EmbedRequest, GenerateRequest, ModelInfo, TokenLogprob
 from service.gateway import reading
 from service.gateway.answers import Answers
 from service.gateway.dialect import Asked, Load, ServerFacts
@@ -39,9 +39,11 @@ CONSTRAINTS: Mapping[str, ConstraintKind] = {
     "ebnf_grammar": ConstraintKind.EBNF,
 }
 
+MAX_CHOSEN_IDS = 128
+"""Most chosen ids of a request. Less than `slipstream.v1` takes: all that a gateway is told is kept until the end."""
+
 UNSERVED: Mapping[str, str] = {
     "mm_inputs": "this server takes text only",
-    "token_ids_logprob": "log probabilities of chosen tokens are not served",
     "return_hidden_states": "hidden states are not served",
     "disaggregated_params": "this server prefills and decodes itself",
     "custom_logit_processor": "is not run here",
@@ -72,6 +74,7 @@ class SglangDialect(Answers):
         "adapter": "lora_id",
         **{f"{PARAMS}.{ours}": f"{PARAMS}.{theirs}" for theirs, ours in SAMPLING.items()},
         f"{PARAMS}.top_logprobs": "top_logprobs_num",
+        f"{PARAMS}.logprob_token_ids": "token_ids_logprob",
         **{f"constraint.{kind.value}": f"{PARAMS}.{theirs}" for theirs, kind in CONSTRAINTS.items()},
     }
 
@@ -81,6 +84,8 @@ class SglangDialect(Answers):
         Raises InvalidRequest.
         """
         reading.refuse_oversized(message, info)
+        if len(message.token_ids_logprob) > MAX_CHOSEN_IDS:
+            raise InvalidRequest.of("token_ids_logprob", f"at most {MAX_CHOSEN_IDS} ids can be served here")
         params = message.sampling_params
         violations = [
             *reading.id_violations(message, message.lora_id),
@@ -93,6 +98,8 @@ class SglangDialect(Answers):
             violations.append(FieldViolation("logprob_start_len", "log probabilities of the prompt are not served"))
         if not message.return_logprob and message.top_logprobs_num:
             violations.append(FieldViolation("top_logprobs_num", "needs return_logprob"))
+        if not message.return_logprob and message.token_ids_logprob:
+            violations.append(FieldViolation("token_ids_logprob", "needs return_logprob"))
         bias = {key: _token_id(key) for key in params.logit_bias}
         violations += [
             FieldViolation(f"{PARAMS}.logit_bias", "keys must be token ids") for token in bias.values() if token is None
@@ -104,6 +111,7 @@ class SglangDialect(Answers):
             info.default_sampling,
             logprobs=message.return_logprob,
             top_logprobs=message.top_logprobs_num,
+            logprob_token_ids=tuple(message.token_ids_logprob),
             logit_bias={bias[key]: reading.as_written(value) for key, value in params.logit_bias.items()},
         )
         request = GenerateRequest(
@@ -133,6 +141,15 @@ class SglangDialect(Answers):
             request_id=reading.request_id(message),
             deadline=deadline,
         )
+
+    def _logprobs(self, entries: Sequence[TokenLogprob], chosen_ids: Sequence[int]) -> Any:
+        """A fourth list of that length, where ids were chosen."""
+        found = super()._logprobs(entries, chosen_ids)
+        if found is not None and chosen_ids:
+            found.token_ids_logprobs.extend(
+                pb.TopLogProbs(values=each.chosen, token_ids=chosen_ids) for each in entries
+            )
+        return found
 
     def response(self, request_id: str, **one: Any) -> pb.GenerateResponse:
         """A GenerateResponse with the request id and the given chunk or complete."""

@@ -231,7 +231,7 @@ def split(event: OutputEvent) -> Sequence[OutputEvent]:
     """
     if type(event) is not Delta or len(event.logprobs) <= 1:
         return (event,)
-    width = max(1 + len(entry.top) for entry in event.logprobs)
+    width = max(1 + len(entry.top) + len(entry.chosen) for entry in event.logprobs)
     size = max(1, MAX_LOGPROB_ENTRIES_PER_MESSAGE // width)
     if len(event.token_ids) <= size:
         return (event,)
@@ -244,7 +244,9 @@ def split(event: OutputEvent) -> Sequence[OutputEvent]:
 
 def _token_logprob(entry: TokenLogprob) -> pb.TokenLogprob:
     top = [pb.TopLogprob(token_id=token, logprob=value) for token, value in entry.top]
-    return pb.TokenLogprob(token_id=entry.token_id, logprob=entry.logprob, top_logprobs=top)
+    return pb.TokenLogprob(
+        token_id=entry.token_id, logprob=entry.logprob, top_logprobs=top, chosen_logprobs=entry.chosen
+    )
 
 
 def _finished(event: Finished) -> pb.Finished:

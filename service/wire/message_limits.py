@@ -11,7 +11,12 @@ from collections.abc import Iterator
 from core.errors import FieldViolation, InvalidRequest
 from core.types.constraint import MAX_CHOICES
 from core.types.io import ModelInfo
-from core.types.sampling_params import MAX_LOGIT_BIAS, MAX_STOP_STRINGS, MAX_STOP_TOKEN_IDS
+from core.types.sampling_params import (
+    MAX_LOGIT_BIAS,
+    MAX_LOGPROB_TOKEN_IDS,
+    MAX_STOP_STRINGS,
+    MAX_STOP_TOKEN_IDS,
+)
 from service.pb.slipstream.v1 import inference_pb2 as pb
 
 MAX_DETOKENIZE_IDS = 65_536
@@ -42,6 +47,7 @@ def _violations(message: pb.GenerateRequest, info: ModelInfo) -> Iterator[FieldV
         ("chat.messages", turns, info.max_input_length, "messages"),
         ("sampling_params.stop", len(sampling.stop), MAX_STOP_STRINGS, "strings"),
         ("sampling_params.stop_token_ids", len(sampling.stop_token_ids), MAX_STOP_TOKEN_IDS, "ids"),
+        ("sampling_params.logprob_token_ids", len(sampling.logprob_token_ids), MAX_LOGPROB_TOKEN_IDS, "ids"),
         ("sampling_params.logit_bias", len(sampling.logit_bias), MAX_LOGIT_BIAS, "entries"),
         ("constraint.choice", choices, MAX_CHOICES, "choices"),
     ):

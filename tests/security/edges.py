@@ -135,7 +135,7 @@ def both(sampling: bool, options: bool, top: int = 0) -> dict[str, Any]:
 
 
 def lists() -> Iterator[Edge]:
-    """Stop strings and stop ids: how many, how long, and what is in them."""
+    """Stop strings, stop ids and ids to be told of: how many, how long, and what is in them."""
     for count in (0, 1, 15, 16, 17, 1000):
         yield sampled(f"{count} stops", "stop" if count > 16 else None, stop=[f"stop {i}" for i in range(count)])
     for length in (0, 1, 2, 255, 256, 257, 100_000):
@@ -151,6 +151,13 @@ def lists() -> Iterator[Edge]:
     for token in (*INT32, -1, 0, 1, 2, VOCAB - 1, VOCAB, VOCAB + 1, 1 << 20):
         fine = 0 <= token < VOCAB
         yield sampled(f"stop id {token}", None if fine else "stop_token_ids[0]", stop_token_ids=[token])
+        over = None if fine else "logprob_token_ids[0]"
+        yield sampled(f"log probability of id {token}", over, logprobs=True, logprob_token_ids=[token])
+    for count in (0, 1, 1023, 1024, 1025, 5000):
+        over = "logprob_token_ids" if count > 1024 else None
+        told = {"logprobs": True, "top_logprobs": 2, "logprob_token_ids": [i % VOCAB for i in range(count)]}
+        yield sampled(f"log probabilities of {count} ids", over, **told)
+    yield sampled("ids without log probabilities", "logprob_token_ids", logprob_token_ids=[1])
 
 
 def biases() -> Iterator[Edge]:

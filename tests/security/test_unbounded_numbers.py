@@ -125,6 +125,10 @@ FLOODS: dict[str, tuple[Callable[[], pb.GenerateRequest | pb.EmbedRequest], str]
     "stop strings": (lambda: sampled(stop=["ab"] * MEGA), "sampling_params.stop"),
     "empty stop strings": (lambda: sampled(stop=[""] * 2 * MEGA), "sampling_params.stop"),
     "stop ids": (lambda: sampled(stop_token_ids=[5] * 4 * MEGA), "sampling_params.stop_token_ids"),
+    "ids to be told of": (
+        lambda: sampled(logprobs=True, logprob_token_ids=[5] * 4 * MEGA),
+        "sampling_params.logprob_token_ids",
+    ),
     "biases": (lambda: sampled(logit_bias=dict.fromkeys(range(240000), 1.0)), "sampling_params.logit_bias"),
     "ids": (lambda: pb.GenerateRequest(token_ids={"ids": [5] * 4 * MEGA}), "token_ids.ids"),
     "wide ids": (lambda: pb.GenerateRequest(token_ids={"ids": [-1] * 400_000}), "token_ids.ids"),

@@ -23,4 +23,5 @@ SAMPLING_MATRIX: dict[str, dict[str, Any]] = {
     "min_tokens": {"temperature": 1.0, "min_tokens": 12, "ignore_eos": False},
     "stop_token_ids": {"temperature": 1.0, "stop_token_ids": tuple(range(20, 60)), "ignore_eos": False},
     "logprobs": {"temperature": 1.0, "logprobs": True, "top_logprobs": 3},
+    "logprob_token_ids": {"temperature": 1.0, "logprobs": True, "logprob_token_ids": (9, 3, 9)},
 }

@@ -40,7 +40,10 @@ async def _read(
     return chunks, ends
 
 
-@pytest.mark.parametrize("sampling", [{}, {"logprobs": True, "top_logprobs": 3, "stop": ["never said"]}], ids=str)
+SAMPLING = {"logprobs": True, "top_logprobs": 3, "logprob_token_ids": [5, 9], "stop": ["never said"]}
+
+
+@pytest.mark.parametrize("sampling", [{}, SAMPLING], ids=["plain", "told"])
 async def test_tokens_queued_for_a_slow_reader_leave_as_one_delta(sampling: dict[str, object]) -> None:
     tokenizer = Tokenizer.load(str(bundled_model_dir()))
     built = emulated_engine(tokenizer, step_seconds=0.0005, rows=4, max_total_tokens=16_384)
@@ -66,6 +69,9 @@ async def test_tokens_queued_for_a_slow_reader_leave_as_one_delta(sampling: dict
     logprobs = [entry for chunk in chunks for entry in chunk.logprobs]
     assert logprobs == [entry for chunk in brisk_chunks for entry in chunk.logprobs]
     assert [entry[0] for entry in logprobs] == (ids if sampling else [])
+    told = [values for chunk in chunks for values in chunk.chosen_logprobs]
+    assert told == [values for chunk in brisk_chunks for values in chunk.chosen_logprobs]
+    assert [len(values) for values in told] == ([2] * TOKENS if sampling else [])
     # What was in flight when the reader stopped is as it was; all the rest, most of the output, came at once.
     assert max(len(chunk.token_ids) for chunk in chunks) > TOKENS // 3
     assert len(chunks) < TOKENS // 2

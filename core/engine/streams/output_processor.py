@@ -28,12 +28,17 @@ class StepLogprobs:
         self._width = found.top_ids.shape[1] * NUMBER_BYTES
         self._top_ids = found.top_ids.astype(np.int32).tobytes()
         self._top_values = found.top_values.astype(np.float32, copy=False).tobytes()
+        self._chosen = b"" if found.chosen is None else found.chosen.tobytes()
+        self._chosen_width = 0 if found.chosen is None else found.chosen.shape[1] * NUMBER_BYTES
 
-    def add_to(self, kept: TokenLogprobs, place: int, token: int, count: int) -> None:
-        """Add to `kept` those of `token`, which is row `place` of the step, with its best `count` alternatives."""
+    def add_to(self, kept: TokenLogprobs, place: int, token: int, count: int, chosen: int) -> None:
+        """Add to `kept` those of `token`, which is row `place` of the step, with its best `count` alternatives, and
+        those of the first `chosen` ids that the row named."""
         first = place * self._width
         end = first + count * NUMBER_BYTES
-        kept.add(token, self._values[place], self._top_ids[first:end], self._top_values[first:end])
+        named = place * self._chosen_width
+        told = self._chosen[named : named + chosen * NUMBER_BYTES]
+        kept.add(token, self._values[place], self._top_ids[first:end], self._top_values[first:end], told)
 
 
 class OutputProcessor:
@@ -107,7 +112,9 @@ class OutputProcessor:
         """Token `i` of the step, for an output that looks at single tokens or may just have ended."""
         req, token = step.reqs[i], step.tokens[i]
         if logprobs is not None and req.params.logprobs:
-            logprobs.add_to(output.logprobs, int(step.logprob_rows[i]), token, req.params.top_logprobs)
+            params = req.params
+            place, named = int(step.logprob_rows[i]), len(params.logprob_token_ids)
+            logprobs.add_to(output.logprobs, place, token, params.top_logprobs, named)
         if step.drafts is not None and step.drafts[i]:
             output.accepted += 1
         try:

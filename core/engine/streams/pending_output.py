@@ -9,7 +9,7 @@ from core.text.detokenizer import MAX_CONTEXT, IncrementalDetokenizer
 from core.text.stop import StopMatcher
 from core.text.tokenizer import Tokenizer
 from core.types.io import Delta, Finished
-from core.types.logprobs import ALTERNATIVE_BYTES, ENTRY_BYTES, TokenLogprobs
+from core.types.logprobs import ALTERNATIVE_BYTES, CHOSEN_BYTES, ENTRY_BYTES, TokenLogprobs
 from core.types.request import Req
 
 
@@ -200,7 +200,8 @@ def pending_output(req: Req, tokenizer: Tokenizer, *, want_text: bool) -> Pendin
     token_bytes = TOKEN_BYTES
     if params.logprobs:
         # An eighth more, because arrays that grow take as much ahead.
-        token_bytes += (ENTRY_BYTES + params.top_logprobs * ALTERNATIVE_BYTES) * 9 // 8
+        told = ENTRY_BYTES + params.top_logprobs * ALTERNATIVE_BYTES + len(params.logprob_token_ids) * CHOSEN_BYTES
+        token_bytes += told * 9 // 8
     if not (want_text or params.stop):
         return PendingOutput(req.index, None, None, token_bytes=token_bytes, logprobs=params.logprobs)
     # Its end alone: this is done on the event loop for each output, and a prompt may be long.

@@ -52,7 +52,8 @@ class TritonSampler(Sampler):
 
     def carried(self, batch: SamplingBatch) -> Sequence[np.ndarray]:
         """See `Sampler`."""
-        asked = [batch.alternatives] if batch.logprobs and batch.alternatives is not None else []
+        wanted = (batch.alternatives, batch.chosen) if batch.logprobs else ()
+        asked = [each for each in wanted if each is not None]
         if _is_plain(batch) and not len(batch.constrained):
             return asked
         options = Options.of(batch, batch.constrained, self.vocab_size)
@@ -75,8 +76,14 @@ class TritonSampler(Sampler):
         raw = logits.new_empty(len(batch), 2)
         top_ids = logits.new_empty(len(batch), width, dtype=torch.int64)
         top_values = logits.new_empty(len(batch), width)
-        (asked,) = (scored.staging or self._staging).upload([wanted])
+        staging = scored.staging or self._staging
+        (asked,) = staging.upload([wanted])
         normalise(logits, asked, raw, top_ids, top_values)
+        if batch.chosen is not None:
+            found = logits.gather(1, *staging.upload([batch.chosen]))
+            # As the kernel makes them of its alternatives: one subtraction after the other.
+            scored.chosen = found.sub_(raw[:, :1]).sub_(raw[:, 1:])
+        # Last, since it says that all of this is done.
         scored.raw = raw
         if width:
             scored.top_ids, scored.top_values = top_ids, top_values
@@ -89,7 +96,7 @@ class TritonSampler(Sampler):
         logprobs = None if scored.raw is None else logits.new_empty(count)
         if count:
             self._launch(scored, batch, mask, tokens, non_finite, logprobs)
-        return SampleOutput(tokens, non_finite, logprobs, scored.top_ids, scored.top_values)
+        return SampleOutput(tokens, non_finite, logprobs, scored.top_ids, scored.top_values, scored.chosen)
 
     def _launch(
         self,

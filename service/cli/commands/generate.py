@@ -6,7 +6,7 @@ import asyncio
 import json
 import os
 import sys
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from typing import IO, Any
@@ -53,6 +53,14 @@ class Asked:
 @click.option("--top-p", type=float, help="Nucleus sampling.  [default: the model's]")
 @click.option("--top-k", type=int, help="0 is off.  [default: the model's]")
 @click.option("--seed", type=int, help="Makes sampling reproducible, 0 or more.")
+@click.option(
+    "--token-logprob",
+    "logprob_token_ids",
+    type=int,
+    multiple=True,
+    metavar="ID",
+    help="Print behind the text, for each place, the log probabilities of this token id; may be repeated.",
+)
 @click.option("--no-speculative", is_flag=True, help="Guess no tokens ahead of the model, whatever the server does.")
 @click.option("--stop", multiple=True, help="Stop at this string; may be repeated.")
 @click.option(
@@ -69,6 +77,7 @@ def generate(
     chat: bool,
     no_speculative: bool,
     stop: tuple[str, ...],
+    logprob_token_ids: tuple[int, ...],
     config_file: str | None,
     **options: Any,
 ) -> None:
@@ -84,6 +93,8 @@ def generate(
     access = ServerAccess.taken_from(options)
     if stop:
         given["stop"] = stop
+    if logprob_token_ids:
+        given |= {"logprobs": True, "logprob_token_ids": logprob_token_ids}
     constraint = _constraint(options.pop("json_schema"), options.pop("regex"), options.pop("choice"))
     name, is_local, _ = (adapter or "").partition("=")
     if adapter and bool(server) == bool(is_local):
@@ -132,6 +143,7 @@ async def _remote(server: str, wait: float, access: ServerAccess, asked: Asked) 
     from service.client import CallFailed, Chunk
 
     prompt: Any = [{"role": "user", "content": asked.text}] if asked.chat else asked.text
+    told: list[tuple[float, ...]] = []
     wanted, constraint = None, asked.constraint
     if constraint is not None:
         is_choice = constraint.kind is ConstraintKind.CHOICE
@@ -142,9 +154,11 @@ async def _remote(server: str, wait: float, access: ServerAccess, asked: Asked) 
             options = {"adapter": asked.adapter, "speculative": asked.speculative, **asked.sampling}
             async for event in client.generate(prompt, constraint=wanted, **options):
                 if isinstance(event, Chunk):
+                    told += event.chosen_logprobs
                     yield event.text
         except CallFailed as failure:
             raise click.ClickException(str(failure)) from None
+    yield _table(asked, told)
 
 
 async def _local(config: ServerConfig, asked: Asked) -> AsyncGenerator[str, None]:
@@ -164,7 +178,17 @@ async def _local(config: ServerConfig, asked: Asked) -> AsyncGenerator[str, None
             sampling=replace(engine.model_info.default_sampling, **asked.sampling),
             speculative=asked.speculative,
         )
+        told: list[tuple[float, ...]] = []
         async with aclosing(await engine.generate(request)) as stream:
             async for event in stream:
                 if isinstance(event, Delta):
+                    told += (entry.chosen for entry in event.logprobs)
                     yield event.text
+        yield _table(asked, told)
+
+
+def _table(asked: Asked, told: Sequence[tuple[float, ...]]) -> str:
+    """A line for each place with the log probabilities of the chosen ids; empty where none were chosen."""
+    ids = asked.sampling.get("logprob_token_ids", ())
+    lines = (" ".join(f"{token}:{value:.4f}" for token, value in zip(ids, values, strict=True)) for values in told)
+    return "".join(f"\n{place}: {line}" for place, line in enumerate(lines)) if ids else ""

@@ -101,13 +101,28 @@ async def test_logprobs_and_matched_stop(serve: Serve) -> None:
     assert (end.reason, end.matched_stop) == ("stop", 2)
 
 
+async def test_chosen_ids_come_in_their_order(serve: Serve) -> None:
+    def script(request: GenerateRequest) -> list[object]:
+        assert request.sampling.logprob_token_ids == (9, 8)
+        told = TokenLogprob(7, -0.5, ((7, -0.5),), (-3.0, -4.0))
+        return [Delta(0, 0, (7,), "x", (told,)), Delta(0, 1, (8,), "y", (told,)), finished(0, 2)]
+
+    async with serve(FakeEngine(script)) as serving:
+        asked = {"logprobs": True, "top_logprobs": 1, "logprob_token_ids": [9, 8]}
+        chunks = [e async for e in serving.client.generate("hi", **asked) if isinstance(e, Chunk)]
+        plain = [e async for e in serving.client.generate("hi", **asked | {"logprob_token_ids": [9, 8]})]
+    assert [chunk.chosen_logprobs for chunk in chunks] == [((-3.0, -4.0),)] * 2
+    assert [chunk.logprobs for chunk in chunks] == [((7, -0.5, ((7, -0.5),)),)] * 2 and len(plain) == 3
+
+
 async def test_a_delta_too_large_for_a_client_is_split_without_gaps(serve: Serve) -> None:
     count, width = 1500, 64
     top = tuple((token, -1.0) for token in range(width))
+    told = (-2.0,) * 1024
 
     def script(request: GenerateRequest) -> list[object]:
         ids = tuple(range(count))
-        return [Delta(0, 4, ids, "all", tuple(TokenLogprob(i, -0.1, top) for i in ids)), finished(0, count)]
+        return [Delta(0, 4, ids, "all", tuple(TokenLogprob(i, -0.1, top, told) for i in ids)), finished(0, count)]
 
     async with serve(FakeEngine(script)) as serving:
         chunks = [e async for e in serving.client.generate("hi", logprobs=True) if isinstance(e, Chunk)]

@@ -14,7 +14,7 @@ from core.errors import Overloaded, RequestFailed, SlipstreamError
 from core.types.io import Delta, Finished, FinishReason, GenerateRequest, Timing, TokenLogprob, Usage
 from service.client import CallFailed
 from service.pb.slipstream.v1 import inference_pb2 as pb
-from tests.contract.gateway.spoken import Spoken
+from tests.contract.gateway.spoken import DIALECTS, Spoken
 from tests.support.fakes.fake_engine import FakeEngine, count_up, finished, held, token_at
 from tests.support.servers import Serve
 from tests.support.until import until
@@ -97,6 +97,20 @@ async def test_the_end_is_told_with_every_id_and_its_log_probability(
     assert list(whole.output_logprobs.token_logprobs) == [0.0, -1.0, -2.0, -3.0]
     told = whole.WhichOneof("matched_stop")
     assert (None if told is None else getattr(whole, told)) == matched
+
+
+async def test_chosen_ids_are_told_beside_each_token(serve: Serve) -> None:
+    def script(request: GenerateRequest) -> Any:
+        yield Delta(0, 0, (40, 41), "", tuple(TokenLogprob(token, -1.0, (), (-2.0, -3.0)) for token in (40, 41)))
+        yield Finished(0, FinishReason.LENGTH, Usage(3, 0, 2), Timing(0.0, 0.0, 0.0), None)
+
+    sglang = DIALECTS[0]
+    request = sglang.generate(IDS, stream=True, return_logprob=True, token_ids_logprob=[9, 8])
+    async with serve(FakeEngine(script)) as serving:
+        (chunk,), (whole,) = await spoken_of(sglang.stub(serving.client.channel).Generate(request))
+    for rows in (chunk.output_logprobs, whole.output_logprobs):
+        told = [(list(each.token_ids), list(each.values)) for each in rows.token_ids_logprobs]
+        assert told == [([9, 8], [-2.0, -3.0])] * 2 and len(rows.token_logprobs) == 2
 
 
 async def test_wholes_without_chunks_come_in_their_order(serve: Serve, spoken: Spoken) -> None:

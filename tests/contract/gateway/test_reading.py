@@ -55,11 +55,13 @@ AS_SAMPLED = {name: tuple(value) if isinstance(value, list) else value for name,
 
 async def test_every_option_of_sglang_arrives(serve: Serve) -> None:
     params = EVERYTHING | {"min_new_tokens": 2, "no_stop_trim": True, "logit_bias": {"9": -1.5}}
-    message = SGLANG.generate(IDS, params=params, return_logprob=True, top_logprobs_num=3, lora_id="french")
+    told: dict[str, Any] = {"return_logprob": True, "top_logprobs_num": 3, "token_ids_logprob": [5, 2]}
+    message = SGLANG.generate(IDS, params=params, lora_id="french", **told)
     async with serve() as serving:
         request = await asked(serving, SGLANG, message)
-    expected = {"min_tokens": 2, "include_stop_in_output": True, "logit_bias": {9: -1.5}}
-    assert request.sampling == SamplingParams(**AS_SAMPLED, **expected, logprobs=True, top_logprobs=3)
+    expected: dict[str, Any] = {"min_tokens": 2, "include_stop_in_output": True, "logit_bias": {9: -1.5}}
+    expected |= {"logprobs": True, "top_logprobs": 3, "logprob_token_ids": (5, 2)}
+    assert request.sampling == SamplingParams(**AS_SAMPLED, **expected)
     assert request.adapter == "french"
 
 
@@ -148,6 +150,8 @@ REFUSED: list[tuple[Spoken, dict[str, Any], str]] = [
     (VLLM, {"params": {"prompt_logprobs": 1}}, "sampling_params.prompt_logprobs"),
     (VLLM, {"params": {"truncate_prompt_tokens": 5}}, "sampling_params.truncate_prompt_tokens"),
     (SGLANG, {"token_ids_logprob": [1]}, "token_ids_logprob"),
+    (SGLANG, {"return_logprob": True, "token_ids_logprob": [VOCAB]}, "token_ids_logprob[0]"),
+    (SGLANG, {"return_logprob": True, "token_ids_logprob": [1] * 129}, "token_ids_logprob"),
     (SGLANG, {"return_hidden_states": True}, "return_hidden_states"),
     (SGLANG, {"custom_logit_processor": "x"}, "custom_logit_processor"),
     (SGLANG, {"input_embeds": [0.5]}, "input_embeds"),

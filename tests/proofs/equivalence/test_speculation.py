@@ -146,6 +146,8 @@ class Player:
                     assert step.logprobs is not None
                     row, count = step.logprob_rows[i], req.params.top_logprobs
                     values = [step.logprobs.values[row], *step.logprobs.top_values[row][:count]]
+                    named = len(req.params.logprob_token_ids)
+                    values += [] if step.logprobs.chosen is None else step.logprobs.chosen[row][:named].tolist()
                     seen.logprobs.append((*map(float, values), *step.logprobs.top_ids[row][:count].tolist()))
         for ended in outputs.ended:
             self._end(ended)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -37,7 +38,9 @@ class Row:
         return self.repetition != 1.0 or self.frequency != 0.0 or self.presence != 0.0
 
 
-def batch_of(rows: list[Row], *, logprobs: bool = False, top_logprobs: int = 0) -> SamplingBatch:
+def batch_of(
+    rows: list[Row], *, logprobs: bool = False, top_logprobs: int = 0, chosen: np.ndarray | None = None
+) -> SamplingBatch:
     """The SamplingBatch of rows that sit in pool rows 1, 2, …"""
 
     def column(name: str, dtype: type) -> np.ndarray:
@@ -70,6 +73,7 @@ def batch_of(rows: list[Row], *, logprobs: bool = False, top_logprobs: int = 0) 
         any_penalty=any(row.penalised() for row in rows),
         logprobs=logprobs,
         top_logprobs=top_logprobs,
+        chosen=chosen,
     )
 
 
@@ -90,10 +94,10 @@ def history_of(rows: list[Row], max_len: int = 0, rng: np.random.Generator | Non
     return history
 
 
-def sample(rows: list[Row], *, logprobs: bool = False, top_logprobs: int = 0) -> SampleOutput:
-    """Run the sampler over fresh copies of the rows' logits."""
+def sample(rows: list[Row], **told: Any) -> SampleOutput:
+    """Run the sampler over fresh copies of the rows' logits; `told`: see `batch_of`."""
     logits = torch.stack([row.logits for row in rows])
-    batch = batch_of(rows, logprobs=logprobs, top_logprobs=top_logprobs)
+    batch = batch_of(rows, **told)
     return Sampler(logits.shape[1], CPU).sample(logits, batch, places_of(rows), history_of(rows))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 
 from core.sampling.logprobs import leading_ids, pick_logprobs, raw_logprobs
@@ -30,6 +31,20 @@ def test_from_the_raw_logits() -> None:
     assert torch.equal(plain.top_ids, bent.top_ids)
     assert bent.logprobs is not None
     torch.testing.assert_close(bent.logprobs[0], logits.log_softmax(-1)[7])
+
+
+def test_of_chosen_ids_too() -> None:
+    """Also of those that a bias forbids, and of one that is chosen twice."""
+    logits = torch.randn(2, 100, generator=torch.Generator().manual_seed(3))
+    chosen = np.array([[99, 0, 7, 7], [1, 2, 0, 0]])
+    rows = [Row(logits[0], temperature=0.5, prompt=(7,), repetition=1.9, bias=((7, -100.0),)), Row(logits[1])]
+    found = sample(rows, logprobs=True, chosen=chosen)
+    assert found.chosen is not None and found.top_ids is None
+    assert torch.equal(found.chosen, raw_logprobs(logits).gather(1, torch.from_numpy(chosen)))
+    beside = sample(rows, logprobs=True, top_logprobs=3, chosen=chosen)
+    assert beside.top_ids is not None and beside.top_ids.shape == (2, 3)
+    assert beside.chosen is not None and torch.equal(beside.chosen, found.chosen)
+    assert sample(rows, logprobs=True).chosen is None and sample(rows).chosen is None
 
 
 def test_alternatives_fall_and_ties_list_lower_ids_first() -> None:

@@ -22,11 +22,13 @@ from tests.unit.core.sampling.batches import CPU, Row, batch_of, history_of, pla
 VOCAB = 300
 MOST_TRIED = 40
 """Of the allocations of one run; an accelerator's are hundreds, which take their time."""
-TOKENS, ALTERNATIVES = 2, 3
+TOKENS, ALTERNATIVES = 2, 4
 """Buffers of the output, which are the first allocations: tokens and flags, then the columns of log probabilities."""
 WANTED = np.array([-1, 0, 4, 2, -1, 1, 3])
 """Alternatives of seven rows, -1 for no log probability."""
-FIELDS = ("tokens", "non_finite", "logprobs", "top_ids", "top_values")
+FIELDS = ("tokens", "non_finite", "logprobs", "top_ids", "top_values", "chosen")
+CHOSEN = np.arange(14).reshape(7, 2) * 7
+"""Ids of which all rows are told."""
 
 
 def rows(*, all_random: bool) -> list[Row]:
@@ -57,7 +59,8 @@ class Case:
 
     def __init__(self, *, all_random: bool, accelerator: bool, logprobs: bool) -> None:
         self.rows = rows(all_random=all_random)
-        self.batch: SamplingBatch = batch_of(self.rows, logprobs=logprobs, top_logprobs=4 if logprobs else 0)
+        told = {"top_logprobs": 4, "chosen": CHOSEN} if logprobs else {}
+        self.batch: SamplingBatch = batch_of(self.rows, logprobs=logprobs, **told)
         self.history = history_of(self.rows)
         self.places = places_of(self.rows)
         self.sampler = Sampler(VOCAB, CPU)
@@ -104,7 +107,10 @@ def assert_served(got: Pieces, wanted: SampleOutput) -> list[int]:
     assert torch.equal(output.non_finite[served], wanted.non_finite[served])
     for place in served:
         count = int(WANTED[place])
-        for name in FIELDS[2:] if count > 0 else FIELDS[2:3] if count == 0 else ():
+        if count >= 0:
+            assert output.chosen is not None and wanted.chosen is not None
+            assert torch.equal(output.chosen[place], wanted.chosen[place]), place
+        for name in FIELDS[2:5] if count > 0 else FIELDS[2:3] if count == 0 else ():
             mine, theirs = getattr(output, name)[place], getattr(wanted, name)[place]
             assert torch.equal(mine[:count], theirs[:count]) if mine.ndim else mine == theirs, (place, name)
     return served

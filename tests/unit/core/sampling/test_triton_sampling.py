@@ -201,7 +201,8 @@ def test_interpreted_log_probabilities_are_of_the_raw_logits() -> None:
         {"repetition": 1.2, "output": (5, 5)},
     )
     rows = [Row(row, **{"temperature": 0.0} | way) for row, way in zip(logits, ways, strict=True)]
-    batch = replace(batch_of(rows, logprobs=True, top_logprobs=5), alternatives=np.array([5, 0, 2, 3, -1, 4]))
+    chosen, wants = np.arange(18).reshape(6, 3) * 50, np.array([5, 0, 2, 3, -1, 4])
+    batch = replace(batch_of(rows, logprobs=True, top_logprobs=5, chosen=chosen), alternatives=wants)
     given_logits, places, history = given(rows)
     found = triton_sampler(1003).sample(given_logits, batch, places, history)
     assert found.logprobs is not None and found.top_ids is not None and found.top_values is not None
@@ -209,7 +210,9 @@ def test_interpreted_log_probabilities_are_of_the_raw_logits() -> None:
     model = logits.double().log_softmax(-1)
     ranked = np.lexsort((np.arange(1003), -logits.numpy()[0]))[:5]
     assert found.top_ids[0].tolist() == ranked.tolist()
-    for place, count in enumerate(batch.alternatives.tolist()):  # type: ignore[union-attr]
+    told = model.gather(1, torch.from_numpy(chosen))[wants >= 0]
+    torch.testing.assert_close(found.chosen[wants >= 0].double().cpu(), told, rtol=0, atol=1e-5)  # type: ignore[index]
+    for place, count in enumerate(wants.tolist()):
         if count >= 0:
             wanted = model[place, int(found.tokens[place])]
             torch.testing.assert_close(found.logprobs[place].double().cpu(), wanted, rtol=0, atol=1e-5)
@@ -324,7 +327,7 @@ def short_of_memory(refuses: Callable[[int], bool]) -> tuple[SampleOutput, list[
     """
     rng = np.random.default_rng(8)
     rows = [replace(row, temperature=0.0) for row in with_histories(_random_rows(rng, 512, 4), rng)]
-    batch: SamplingBatch = batch_of(rows, logprobs=True, top_logprobs=2)
+    batch: SamplingBatch = batch_of(rows, logprobs=True, top_logprobs=2, chosen=np.array([[0, 5]] * 4))
     logits, places, history = given(rows)
     sizes: list[int] = []
 
@@ -338,11 +341,11 @@ def short_of_memory(refuses: Callable[[int], bool]) -> tuple[SampleOutput, list[
 
 
 def test_interpreted_changes_happen_once_where_memory_is_short() -> None:
-    """At each allocation of the sampler in turn; the first five are of the output itself."""
+    """At each allocation of the sampler in turn; the first six are of the output itself."""
     wanted, given_up, count = short_of_memory(lambda _: False)
     assert not given_up and count > 8
-    for at in range(5, count - 1, 2):
+    for at in range(6, count - 1, 2):
         found, given_up, _ = short_of_memory(lambda place, at=at: place == at)
         assert not given_up
-        for name in ("tokens", "non_finite", "logprobs", "top_ids", "top_values"):
+        for name in ("tokens", "non_finite", "logprobs", "top_ids", "top_values", "chosen"):
             assert torch.equal(getattr(found, name), getattr(wanted, name)), (at, name)

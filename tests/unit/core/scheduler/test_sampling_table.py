@@ -52,6 +52,29 @@ def test_what_counts_depends_on_where_the_row_stands(before: int, after: int) ->
         assert added(table, length - before, length + after, length) == wanted, output
 
 
+def test_ids_to_be_told_of_are_a_rows_own() -> None:
+    table = SamplingTable(4, VOCAB, (EOS,))
+    for row, ids in enumerate(((), (STOP, LIKED), (EOS,)), 1):
+        params = SamplingParams(logprobs=row != 1, logprob_token_ids=ids)
+        req = Req("r", 0, np.arange(PROMPT), seed=0, max_new_tokens=1, params=params)
+        req.row = row
+        table.fill(req)
+
+    def chosen(*rows: int) -> Any:
+        here = np.full(len(rows), PROMPT)
+        found = table.batch(np.array(rows), here, here).chosen
+        return None if found is None else found.tolist()
+
+    assert chosen(1) is None and chosen(3) == [[EOS]]
+    assert chosen(3, 1, 2) == [[EOS, 0], [0, 0], [STOP, LIKED]]
+    rows, here = np.array([3, 2]), np.array([PROMPT, PROMPT])
+    spread = table.batch(rows, here, here).spread(np.array([2, 1])).chosen
+    assert spread is not None and spread.tolist() == [[EOS, 0], [EOS, 0], [STOP, LIKED]]
+    req.params = SamplingParams()
+    table.fill(req)
+    assert chosen(3) is None
+
+
 def test_an_output_of_one_token_is_forced_as_the_last() -> None:
     table = SamplingTable(2, VOCAB, (EOS,))
     req = Req("r", 0, np.arange(PROMPT), seed=0, max_new_tokens=1, params=BOTH, forced_first=(8,), forced_last=(9,))

@@ -14,15 +14,24 @@ from core.types.logprobs import TokenLogprobs
 
 numbers = st.floats(width=32, allow_nan=False)
 ids = st.integers(0, 2**31 - 1)
-entries = st.builds(TokenLogprob, ids, numbers, st.lists(st.tuples(ids, numbers), max_size=3).map(tuple))
+tops = st.lists(st.tuples(ids, numbers), max_size=3).map(tuple)
 
 
-ONE, TWO = TokenLogprob(1, -1.0, ((2, -2.0),)), TokenLogprob(3, -3.0, ((4, -4.0), (5, -5.0)))
+def lists_of_entries(chosen: int) -> st.SearchStrategy[tuple[list[TokenLogprob], list[TokenLogprob]]]:
+    """Two lists of entries, all with so many chosen ids."""
+    entries = st.builds(TokenLogprob, ids, numbers, tops, st.tuples(*[numbers] * chosen))
+    return st.tuples(st.lists(entries), st.lists(entries))
 
 
-@given(st.lists(entries), st.lists(entries), st.integers(0, 8), st.integers(0, 8))
-@example([ONE, TWO], [TWO, ONE], 1, 3)
-def test_columns_are_a_sequence_of_entries(first: list[TokenLogprob], more: list[TokenLogprob], a: int, b: int) -> None:
+ONE, TWO = TokenLogprob(1, -1.0, ((2, -2.0),), (-6.0,)), TokenLogprob(3, -3.0, ((4, -4.0), (5, -5.0)), (-7.0,))
+
+
+@given(st.integers(0, 2).flatmap(lists_of_entries), st.integers(0, 8), st.integers(0, 8))
+@example(([ONE, TWO], [TWO, ONE]), 1, 3)
+def test_columns_are_a_sequence_of_entries(
+    lists: tuple[list[TokenLogprob], list[TokenLogprob]], a: int, b: int
+) -> None:
+    first, more = lists
     kept = TokenLogprobs(first)
     kept.extend(TokenLogprobs(more))
     model = first + more
@@ -39,13 +48,14 @@ def test_columns_are_a_sequence_of_entries(first: list[TokenLogprob], more: list
 
 
 def test_what_it_says_it_holds_is_what_it_holds() -> None:
-    """100 tokens of 64 alternatives: 51 KiB and room to grow, where objects took 900."""
+    """100 tokens of 64 alternatives and 64 chosen ids: 77 KiB and room to grow; alternatives as objects took 900."""
 
     def filled() -> tuple[TokenLogprobs, int]:
         before = tracemalloc.get_traced_memory()[0]
         kept = TokenLogprobs()
         for token in range(100):
-            kept.add(token, -0.5, array("i", range(64)).tobytes(), array("f", [-1.0] * 64).tobytes())
+            sixty_four = array("f", [-1.0] * 64).tobytes()
+            kept.add(token, -0.5, array("i", range(64)).tobytes(), sixty_four, sixty_four)
         return kept, tracemalloc.get_traced_memory()[0] - before
 
     gc.collect()
@@ -55,5 +65,5 @@ def test_what_it_says_it_holds_is_what_it_holds() -> None:
         kept, held = min((filled() for _ in range(5)), key=lambda found: found[1])
     finally:
         tracemalloc.stop()
-    assert 100 * (64 * 8 + 12) <= held <= kept.held_bytes * 1.05 <= 70_000
-    assert kept[99].top[63] == (63, -1.0)
+    assert 100 * (64 * 12 + 12) <= held <= kept.held_bytes * 1.05 <= 105_000
+    assert kept[99].top[63] == (63, -1.0) and kept[99].chosen == (-1.0,) * 64

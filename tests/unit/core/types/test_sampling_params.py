@@ -9,6 +9,7 @@ import pytest
 
 from core.types.sampling_params import (
     MAX_LOGIT_BIAS,
+    MAX_LOGPROB_TOKEN_IDS,
     MAX_N,
     MAX_STOP_STRING_CHARS,
     MAX_STOP_STRINGS,
@@ -59,6 +60,10 @@ def test_stops_are_few_short_and_ids_of_the_vocabulary() -> None:
     assert bad(stop=(longest,) * MAX_STOP_STRINGS, stop_token_ids=(0, VOCAB - 1) * (MAX_STOP_TOKEN_IDS // 2)) == []
     assert bad(stop=("a", "", longest + "x")) == ["s.stop[1]", "s.stop[2]"]
     assert bad(stop=("a",) * (MAX_STOP_STRINGS + 1)) == ["s.stop"]
+    assert bad(logprobs=True, logprob_token_ids=(0, VOCAB - 1) * (MAX_LOGPROB_TOKEN_IDS // 2)) == []
+    assert bad(logprobs=True, logprob_token_ids=(-1, 0, VOCAB)) == ["s.logprob_token_ids[0]", "s.logprob_token_ids[2]"]
+    assert bad(logprobs=True, logprob_token_ids=(0,) * (MAX_LOGPROB_TOKEN_IDS + 1)) == ["s.logprob_token_ids"]
+    assert bad(logprob_token_ids=(0,)) == ["s.logprob_token_ids"]
     assert bad(stop_token_ids=(-1, 0, VOCAB)) == ["s.stop_token_ids[0]", "s.stop_token_ids[2]"]
     assert bad(stop_token_ids=(0,) * (MAX_STOP_TOKEN_IDS + 1)) == ["s.stop_token_ids"]
 

@@ -105,11 +105,14 @@ def test_vectors_are_exact() -> None:
 
 def test_a_batch_of_events_survives_being_cut_anywhere() -> None:
     top = (TokenLogprob(4, -0.1, ((4, -0.1), (2**32 - 1, -math.inf))), TokenLogprob(5, math.nextafter(-1, 0)))
+    told = (TokenLogprob(6, -2.0, (), (-0.5, -math.inf)), TokenLogprob(7, -2.0, ((7, -2.0),), (0.25, 0.125)))
     deltas = [
         (7, Delta(0, 5, (1, 2, 3), "héllo")),
         (9, Delta(1, 0, (), "x")),
         (7, Delta(0, 8, (4, 5), "\ud800", top)),
         (2**33, Delta(0, 2**20, (2**31,), "", top[1:])),
+        (8, Delta(0, 1, (6, 7), "", told)),
+        (7, Delta(0, 10, (4, 5), "", top)),
     ]
     batch = EventBatch()
     for stream, delta in deltas:
