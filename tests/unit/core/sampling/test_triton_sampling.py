@@ -208,8 +208,7 @@ def test_interpreted_log_probabilities_are_of_the_raw_logits() -> None:
     assert found.logprobs is not None and found.top_ids is not None and found.top_values is not None
     assert found.tokens[[1, 2, 3]].tolist() == [3, 8, 4]
     model = logits.double().log_softmax(-1)
-    ranked = np.lexsort((np.arange(1003), -logits.numpy()[0]))[:5]
-    assert found.top_ids[0].tolist() == ranked.tolist()
+    assert found.top_ids[0].tolist() == np.lexsort((np.arange(1003), -logits.numpy()[0]))[:5].tolist()
     told = model.gather(1, torch.from_numpy(chosen))[wants >= 0]
     torch.testing.assert_close(found.chosen[wants >= 0].double().cpu(), told, rtol=0, atol=1e-5)  # type: ignore[index]
     for place, count in enumerate(wants.tolist()):
