@@ -59,6 +59,20 @@ def load_model(
     return model_factory(family)(checkpoint, config, device, report)
 
 
+def served_by(model: Model) -> str:
+    """What computes the steps of a model that `load_model` has made, in a few words."""
+    from core.models.native.family import UpgradingModel
+
+    if isinstance(model, UpgradingModel):
+        return "compiled code" if model.native else "the modules of transformers"
+    if type(model).__name__ == "FusedDecoder":
+        return "a fused decoder"
+    if model.spec.encoder is not None:
+        return "the modules of transformers, encoder and decoder"
+    products = getattr(model, "products", None)
+    return "the modules of transformers" + (", with compiled products" if products is not None else "")
+
+
 def _is_encoder_decoder(checkpoint: CheckpointConfig) -> bool:
     from transformers.models.auto.modeling_auto import (
         MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,

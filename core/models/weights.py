@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -35,10 +35,15 @@ ITEM_BITS = {
 
 @dataclass(frozen=True, slots=True)
 class WeightFiles:
-    """Shards that passed the check, and the bytes of all their tensors together."""
+    """Shards that passed the check, and the bytes of each of their tensors, by name."""
 
     shards: tuple[Path, ...]
-    nbytes: int
+    tensors: Mapping[str, int]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all tensors together."""
+        return sum(self.tensors.values())
 
 
 def check_weight_files(directory: Path) -> WeightFiles:
@@ -46,17 +51,17 @@ def check_weight_files(directory: Path) -> WeightFiles:
     single, index = directory / SINGLE_FILE, directory / INDEX_FILE
     # In the order in which transformers looks, so that the checked files are the loaded ones.
     if single.is_file():
-        return WeightFiles((single,), sum(size for _, size in _tensors(single)))
+        return WeightFiles((single,), dict(_tensors(single)))
     if not index.is_file():
         raise ModelLoadError(_nothing_to_load(directory))
-    total, shards = 0, _shards_by_index(directory, index)
+    tensors, shards = dict[str, int](), _shards_by_index(directory, index)
     for shard, expected in shards.items():
         found = dict(_tensors(shard))
         absent = expected - found.keys()
         if absent:
             raise ModelLoadError(f"{shard} lacks tensor {min(absent)!r}, which {INDEX_FILE} places there")
-        total += sum(found.values())
-    return WeightFiles(tuple(shards), total)
+        tensors |= found
+    return WeightFiles(tuple(shards), tensors)
 
 
 def _nothing_to_load(directory: Path) -> str:

@@ -16,6 +16,7 @@ from urllib.parse import urlsplit
 
 from core.errors import ModelLoadError
 from service.checkpoints.model_name import HubModel
+from service.process.sizes import shown
 
 if TYPE_CHECKING:
     from service.engine.builder import Progress
@@ -50,10 +51,10 @@ def download(model: HubModel, progress: Progress | None) -> Path:
             log.info("%s: taken from the cache, since %s", model, _first_line(error.__cause__ or error))
             return Path(_snapshot(model))
         total, missing = _sizes(model, files, Path(constants.HF_HUB_CACHE))
-        stage = f"downloading {model} ({_shown(total)})"
+        stage = f"downloading {model} ({shown(total)})"
         bars = ByteProgress(stage, total, total - missing, progress if missing else None)
         found = Path(_snapshot(model, tqdm_class=bars.bar()))
-        log.info("%s: commit %s, %s, of which %s came now", model, found.name, _shown(total), _shown(missing))
+        log.info("%s: commit %s, %s, of which %s came now", model, found.name, shown(total), shown(missing))
         return found
     except ModelLoadError:
         raise
@@ -86,7 +87,7 @@ def _sizes(model: HubModel, files: Any, cache: Path) -> tuple[int, int]:
     partial = sum(each.stat().st_size for each in _folder(model, cache).glob("blobs/*.incomplete"))
     free = shutil.disk_usage(there).free + partial
     if missing and missing + MARGIN_BYTES > free:
-        raise ModelLoadError(f"{model} needs {_shown(missing)} more and {there} has {_shown(free)} free; {ELSEWHERE}")
+        raise ModelLoadError(f"{model} needs {shown(missing)} more and {there} has {shown(free)} free; {ELSEWHERE}")
     return total, missing
 
 
@@ -153,11 +154,3 @@ def _without_password(address: str) -> str:
 def _first_line(error: BaseException) -> str:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return lines[0] if lines else type(error).__name__
-
-
-def _shown(count: int) -> str:
-    """`1.5 GB`: the unit in which disks are sold."""
-    for size, unit in ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
-        if count >= size:
-            return f"{count / size:.1f} {unit}"
-    return f"{count} bytes"

@@ -14,6 +14,7 @@ from service.process.version import installed_version
 COMMANDS: dict[str, tuple[str, str]] = {
     "serve": ("service.cli.commands.serve:serve", "Serve a checkpoint over gRPC."),
     "generate": ("service.cli.commands.generate:generate", "Stream a completion to the terminal."),
+    "check": ("service.cli.commands.check:check", "Say how a model would be served here, without serving it."),
     "embed": ("service.cli.commands.embed:embed", "Print the vector of a text."),
     "adapters": ("service.cli.commands.adapters:adapters", "List, load and unload LoRA adapters of a running server."),
     "health": ("service.cli.commands.health:health", "Ask whether a server is ready; the exit code says it."),

@@ -19,6 +19,7 @@ from service.checkpoints import download as downloads
 from service.checkpoints.download import download
 from service.checkpoints.fetching import fetched, fetching
 from service.checkpoints.model_name import HubModel
+from service.process.sizes import shown
 from tests.support.fakes.fake_hub import COMMIT, FakeHub
 
 NAME = HubModel("org/name")
@@ -65,7 +66,7 @@ def test_weights_configurations_and_the_tokenizer_come(hub: FakeHub, checkpoint:
     assert all((found / name).read_bytes() == hub.files[name] for name in wanted)
     assert found.name == COMMIT
     size = sum(len(hub.files[name]) for name in wanted)
-    assert {stage for stage, _ in told} == {f"downloading org/name ({downloads._shown(size)})"}
+    assert {stage for stage, _ in told} == {f"downloading org/name ({shown(size)})"}
     parts = [fraction for _, fraction in told]
     assert parts == sorted(parts) and parts[0] == 0.0 and parts[-1] == 1.0
 

@@ -1,0 +1,40 @@
+"""`slipstream check`: a few lines, or one object; and one line with exit code 3 for what cannot be served."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+from click.testing import CliRunner
+
+from service.cli.cli import cli
+
+
+def test_it_says_what_serving_would_be() -> None:
+    done = CliRunner().invoke(cli, ["check", "--native", "off", "--max-total-tokens", "4096"])
+    assert done.exit_code == 0, done.output
+    told = {line[:22].strip(): line[23:] for line in done.stdout.splitlines()}
+    assert (
+        told["model"].startswith("slipstream-bundled (") and told["served by"] == "the modules of transformers, on cpu"
+    )
+    assert told["cache here"].startswith("4,096 tokens (") and told["tokens per second"].startswith("at most ")
+    assert set(told) >= {"weights", "context", "cache per token"}
+
+
+def test_as_an_object() -> None:
+    done = CliRunner().invoke(cli, ["check", "--json", "--native", "off", "--dtype", "bfloat16"])
+    found = json.loads(done.stdout)
+    assert found["name"] == "slipstream-bundled" and found["dtype"] == "bfloat16" and found["tokens_per_second"] > 0
+
+
+def test_what_cannot_be_served_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "nonesuch", "vocab_size": 9}')
+    (tmp_path / "model.safetensors").write_bytes(b"\x02\0\0\0\0\0\0\0{}")
+    command = [sys.executable, "-m", "service", "check", str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 3 and "Traceback" not in done.stderr
+    assert done.stderr.splitlines()[-1].startswith(f"slipstream: {tmp_path}: model type 'nonesuch' is unknown")
+    done = subprocess.run([*command[:-1], "/nonexistent"], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (3, "slipstream: model directory /nonexistent does not exist\n")
