@@ -13,6 +13,7 @@ from core.batch.pooling_batch import PooledSegment, PoolingBatch
 from core.batch.ragged import walk_runs
 from core.batch.sampling_batch import SamplingBatch
 from core.batch.schedule_batch import ForwardMode, HistoryWrites, InputStaging, ScheduleBatch
+from core.batch.scoring_batch import ScoredSegment, ScoringBatch, scoring
 from core.batch.spec_plan import SpecPlan
 from core.memory.companion import Writes
 from core.memory.host_moves import CopyBack
@@ -33,6 +34,10 @@ class Segment:
     """Set for an embedding, which samples nothing at its end."""
     encoder_ids: Ints | None = None
     """int64[L]: input that the encoder reads before this chunk; with the first chunk of an admission only."""
+    targets: Ints | None = None
+    """int64[m]: prompt tokens behind the first m of `ids`, if their log probabilities are told."""
+    top: int = 0
+    """Alternatives that come with them."""
 
     @property
     def length(self) -> int:
@@ -51,7 +56,11 @@ def joined(segments: list[Segment]) -> list[Segment]:
     for each in segments:
         first = by_row.get(each.row)
         if first is not None:
-            each = replace(first, ids=np.concatenate([first.ids, each.ids]), final=each.final)
+            # The last token of a prompt alone has none behind it.
+            targets = first.targets
+            if targets is not None and each.targets is not None:
+                targets = np.concatenate([targets, each.targets])
+            each = replace(first, ids=np.concatenate([first.ids, each.ids]), final=each.final, targets=targets)
         by_row[each.row] = each
     return list(by_row.values())
 
@@ -138,6 +147,7 @@ def build_batch(
         companion_writes=companions(rows, known, counts, ahead),
         after_idle=plan.after_idle,
         pooling=_pooling(plan.segments, generations),
+        scoring=_scoring(plan.segments, generations),
         grammar_seeds=plan.grammar_seeds,
         host_backs=plan.host_backs,
         spec=plan.spec,
@@ -186,6 +196,18 @@ def _pooling(segments: list[Segment], generations: Ints) -> PoolingBatch | None:
             pooled.append(PooledSegment(s.row, end - s.length, end, s.start, s.pooling, s.final))
     rows = _ints(p.row for p in pooled if p.final)
     return PoolingBatch(tuple(pooled), rows, generations[rows])
+
+
+def _scoring(segments: list[Segment], generations: Ints) -> ScoringBatch | None:
+    """The prompt tokens of the step whose log probabilities are told; None in almost every step, which has none."""
+    if all(s.targets is None for s in segments):
+        return None
+    scored, end = [], 0
+    for s in segments:
+        if s.targets is not None:
+            scored.append(ScoredSegment(s.row, end, s.start + 1, s.targets))
+        end += s.length
+    return scoring(scored, generations, max(s.top for s in segments))
 
 
 def _ints(values: object) -> Ints:

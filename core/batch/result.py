@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
+from core.batch.scoring_batch import ScoringBatch
 from core.types.arrays import Bools, Ints
 
 
@@ -27,6 +28,14 @@ class LogprobResult:
         """Those at the places, bool[S], that are set."""
         chosen = None if self.chosen is None else self.chosen[which]
         return LogprobResult(self.values[which], self.top_ids[which], self.top_values[which], chosen)
+
+
+@dataclass(frozen=True, slots=True)
+class ScoredPrompts:
+    """The log probabilities of the P tokens of a `ScoringBatch`, on the host."""
+
+    batch: ScoringBatch
+    found: LogprobResult
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,6 +149,8 @@ class StepResult:
     """Seconds of `busy` in which drafts for later steps were made."""
     has_prompts: bool = False
     """Whether the step computed prompts."""
+    scored: ScoredPrompts | None = None
+    """Log probabilities of prompt tokens, if some are told."""
 
     @classmethod
     def failed(cls, step_id: int, error: BaseException) -> StepResult:

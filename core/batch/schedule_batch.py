@@ -16,6 +16,7 @@ import torch
 from core.batch.grammar_batch import GrammarSeed
 from core.batch.pooling_batch import PoolingBatch
 from core.batch.sampling_batch import SamplingBatch
+from core.batch.scoring_batch import ScoringBatch
 from core.batch.spec_plan import SpecPlan
 from core.memory.companion import Writes
 from core.memory.host_moves import CopyBack
@@ -94,6 +95,8 @@ class ScheduleBatch:
     """There was no request to run before this step, so the gap before it does not count as idle time."""
     pooling: PoolingBatch | None = None
     """Segments of embeddings, if any."""
+    scoring: ScoringBatch | None = None
+    """Prompt tokens whose log probabilities are told, if any."""
     encoder_lens: Ints = field(default_factory=lambda: np.empty(0, np.int64))
     """int64[n]: tokens of each encoder input that is staged, in batch order; they add up to E."""
     grammar_seeds: tuple[GrammarSeed, ...] = ()

@@ -157,6 +157,9 @@ class InputProcessor:
         params = request.sampling
         sides = {"prompt": prompt} if self._encoder is None else self._encoder.sides(prompt)
         violations = params.violations(self._vocab_size)
+        if params.prompt_logprobs is not None and self._encoder is not None:
+            told = "the prompt of an encoder-decoder is read by its encoder, which predicts nothing"
+            violations.append(FieldViolation("sampling_params.prompt_logprobs", told))
         max_new = self._max_new_tokens(request, len(sides["prompt"]), violations)
         if violations:
             raise InvalidRequest(violations)

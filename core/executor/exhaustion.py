@@ -23,6 +23,11 @@ def embedded(batch: ScheduleBatch) -> Exhausted:
     return Exhausted(batch.rows[places], batch.generations[places])
 
 
+def told_of_prompts(batch: ScheduleBatch) -> Exhausted:
+    """The owners of all rows of which the step tells prompt tokens."""
+    return NO_ROWS if batch.scoring is None else Exhausted(batch.scoring.rows, batch.scoring.generations)
+
+
 def _described(batch: ScheduleBatch) -> str:
     sampling = batch.sampling
     options = {

@@ -8,13 +8,14 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from core.batch.result import NO_ROWS, Accepted, Exhausted, LogprobResult, StepResult, VectorResult
+from core.batch.result import NO_ROWS, Accepted, Exhausted, LogprobResult, ScoredPrompts, StepResult, VectorResult
 from core.batch.schedule_batch import ScheduleBatch
 from core.device.checks import DEVICE_CHECKS
 from core.device.event import Event
 from core.device.recorder import Recorder
 from core.device.timer import Mark
 from core.executor.sampling_step import SampledRows
+from core.executor.scorer import Scores
 from core.executor.step_lanes import StepLanes
 from core.sampling.sampler import SampleOutput
 from core.speculation.verification import Outcome
@@ -52,6 +53,8 @@ class LaunchedStep:
     """Where the making of drafts begins and ends on the forward stream; None where none are wanted."""
     verdict: Outcome | None = None
     """What became of drafts; None in a step that verified none. `host` then has an entry for each of its places."""
+    scores: Scores | None = None
+    """Of prompt tokens, on the host; None without any, or without memory for them."""
 
     def result(self) -> StepResult:
         """Wait for the copies and turn them into the result. Blocks, so with overlap the event loop never calls it."""
@@ -88,6 +91,7 @@ class LaunchedStep:
             accepted=accepted,
             drafting=0.0 if self.drafting is None else self.drafting[1].seconds_since(self.drafting[0]),
             has_prompts=batch.num_extend > 0,
+            scored=self._scored(),
         )
 
     def _accepted(self) -> Accepted | None:
@@ -110,6 +114,12 @@ class LaunchedStep:
         violated = np.zeros(samples, np.bool_)
         violated[samples - len(decodes) :] = decodes
         return violated
+
+    def _scored(self) -> ScoredPrompts | None:
+        if self.batch.scoring is None or self.scores is None:
+            return None
+        values, top_ids, top_values = (each.numpy() for each in self.scores)
+        return ScoredPrompts(self.batch.scoring, LogprobResult(values, top_ids, top_values))
 
     def _vectors(self) -> VectorResult | None:
         pooling = self.batch.pooling

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Final
 
@@ -18,9 +17,10 @@ from core.device.event import Event
 from core.device.shortage import MEMORY_ERRORS, is_out_of_memory
 from core.device.staging import Staging
 from core.device.timer import Mark
+from core.executor.computed import Computed, Fetched
 from core.executor.decode_graphs import DecodeInputs, Replays, capture_decode_graphs
 from core.executor.device_state import DeviceState
-from core.executor.exhaustion import embedded, out_of_memory
+from core.executor.exhaustion import embedded, out_of_memory, told_of_prompts
 from core.executor.grid_graphs import capture_grid_graphs
 from core.executor.launched_step import RESULTS, SAMPLED, LaunchedStep
 from core.executor.mixed_graphs import capture_mixed_graphs
@@ -28,7 +28,8 @@ from core.executor.pooling import Pooler
 from core.executor.rehearsal import rehearse
 from core.executor.rejoining_rows import bring_back
 from core.executor.sampling_step import SampledRows, SamplingStep
-from core.executor.step_inputs import StepInputs, carried
+from core.executor.scorer import Scores, score
+from core.executor.step_inputs import StepInputs, carried, sampled_places
 from core.executor.step_lanes import StepLanes, StepTracer
 from core.executor.verification import Attempt
 from core.memory.companion import Captured, Judged, LateBound
@@ -39,21 +40,6 @@ from core.sampling.sampler import SampleOutput
 from core.speculation.verification import Outcome, Tried
 
 NO_CAPTURED: Final[Mapping[str, Captured]] = MappingProxyType({})
-
-
-@dataclass(frozen=True, slots=True)
-class Computed:
-    """What the model made of a step."""
-
-    inputs: ForwardBatch | DecodeInputs
-    logits: torch.Tensor
-    """float32[S, V]; float32[T, V] where drafts are verified."""
-    vectors: torch.Tensor | None = None
-    """Vectors of embeddings, float32[E, H]; None without any, or without memory for them."""
-    trial: Tried | None = None
-    """What is verified; None without drafts."""
-    sampled: torch.Tensor | None = None
-    """int64[S]: which of the rows sample, where those are not all; replays have found them themselves."""
 
 
 class StepRunner:
@@ -133,18 +119,19 @@ class StepRunner:
             ended = state.streams.mark()
         previous_end, self._previous_end = self._previous_end, ended
         host, counts, fetched, verdict, copy_done = self._copy_out(
-            batch.step_id, sampled, counted, done.vectors, outcome, published, lanes
+            batch.step_id, sampled, counted, done, outcome, published, lanes
         )
         self._sampling.on_their_way(batch, host, copy_done, verdict)
         if self._speculator is not None:
             self._speculator.on_their_way(batch, host, copy_done, verdict)
         # Without the logits, which nothing copies and which are large.
-        refs = (sampled, counted, done.vectors, done.inputs, published)
-        # Without vectors the embeddings of the step, if it has any, found no memory (decision 25).
+        refs = (sampled, counted, done.vectors, done.scores, done.inputs, published)
+        # Without vectors the embeddings of the step, if it has any, found no memory (decision 25); and so with scores.
         exhausted = rows.exhausted if done.vectors is not None else rows.exhausted.beside(embedded(batch))
+        exhausted = exhausted if done.scores is not None else exhausted.beside(told_of_prompts(batch))
         return LaunchedStep(
             *(batch, host, counts, copy_done, began, ended, previous_end, (outcome, *refs), self._recorder),
-            *(rows, fetched, exhausted, lanes, drafting, verdict),
+            *(rows, fetched.vectors, exhausted, lanes, drafting, verdict, fetched.scores),
         )
 
     def _compile(self, module: Any) -> None:
@@ -157,7 +144,7 @@ class StepRunner:
         """Run the model. Steps that were captured are replayed."""
         attempt = None if self._speculator is None else self._speculator.begin(batch)
         graphs = self._graphs_for(batch, attempt)
-        if graphs is not None and graphs.takes(batch):
+        if graphs is not None and batch.scoring is None and graphs.takes(batch):
             along = carried(batch, self._state, self._sampling, attempt, self._captured)
             inputs = graphs.load(batch, along)
             staging = inputs.staging or self._state.staging
@@ -174,8 +161,11 @@ class StepRunner:
             companion.measured(*lens, self._state.staging)
         computing()
         logits = self._state.model.forward(forward_batch)
-        vectors = self._pooler.vectors(forward_batch.hidden, batch.pooling)
-        return Computed(forward_batch, logits, vectors, trial, sampled)
+        vectors, scores = self._pooler.vectors(forward_batch.hidden, batch.pooling), None
+        if batch.scoring is not None:
+            assert trial is None, "beside prompts no drafts are verified"
+            logits, scores = score(logits, batch.scoring, sampled_places(batch), self._state.staging)
+        return Computed(forward_batch, logits, vectors, trial, sampled, scores)
 
     def _graphs_for(self, batch: ScheduleBatch, attempt: Attempt | None) -> Replays | None:
         """What was captured of steps like `batch` with this attempt."""
@@ -317,11 +307,11 @@ class StepRunner:
         step_id: int,
         sampled: SampleOutput,
         counted: torch.Tensor,
-        vectors: torch.Tensor | None,
+        done: Computed,
         outcome: Outcome | None,
         published: Event,
         lanes: StepLanes | None,
-    ) -> tuple[SampleOutput, torch.Tensor, torch.Tensor | None, Outcome | None, Event]:
+    ) -> tuple[SampleOutput, torch.Tensor, Fetched, Outcome | None, Event]:
         """Bring tokens, what became of drafts, vectors, log probabilities and assert counters to the host.
 
         In one transfer, on the copy stream.
@@ -337,12 +327,15 @@ class StepRunner:
                 self._recorder.read(SAMPLED, (step_id,))
                 self._recorder.wrote(RESULTS, (step_id,))
             always = (sampled.tokens, sampled.non_finite, counted)
-            maybe = (sampled.logprobs, sampled.top_ids, sampled.top_values, sampled.chosen, vectors)
+            told = (sampled.logprobs, sampled.top_ids, sampled.top_values, sampled.chosen)
+            maybe = (*told, done.vectors, *(() if done.scores is None else done.scores))
             some = (each for each in maybe if each is not None)
             arriving = iter(streams.fetch([*always, *some, *(() if outcome is None else outcome.on_device)]))
             tokens, non_finite, counts = (next(arriving) for _ in always)
-            *told, fetched = (None if each is None else next(arriving) for each in maybe)
-            host = SampleOutput(tokens, non_finite, *told)
+            found = [None if each is None else next(arriving) for each in maybe]
+            host = SampleOutput(tokens, non_finite, *found[: len(told)])
+            vectors, *scores = found[len(told) :]
+            fetched = Fetched(vectors, Scores(*scores) if scores else None)  # type: ignore[arg-type]  # none is None
             outcome = None if outcome is None else outcome.fetched(list(arriving))
             if lanes is not None:
                 lanes.copied(streams.mark())

@@ -19,6 +19,7 @@ from core.executor.sampling_step import SamplingStep
 from core.executor.verification import Attempt
 from core.memory.companion import Carried
 from core.relay.resolve import all_staged
+from core.types.arrays import Ints
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +33,7 @@ class StepInputs:
     upper: torch.Tensor
     """[n]: the most."""
     last: torch.Tensor
-    """[S]: places in T of the tokens whose logits are wanted."""
+    """[S]: places in T of the tokens whose logits are wanted; [S + P] where prompt tokens are told."""
     fresh: torch.Tensor
     """[F]: rows with a new owner."""
     staged: list[torch.Tensor]
@@ -52,8 +53,9 @@ class StepInputs:
     def send(cls, batch: ScheduleBatch, staging: Staging, carried: Sequence[np.ndarray]) -> StepInputs:
         """Upload them, and `carried` with them. Clears nothing that is staged."""
         chunks, writes = batch.num_extend, batch.table_writes
-        # Without chunks each row has one token, which stands in the place of its row.
-        last = np.cumsum(batch.extend_lens)[batch.sample_indices] - 1 if chunks else batch.sample_indices
+        last = sampled_places(batch)
+        if batch.scoring is not None:
+            last = batch.scoring.beside(last)
         staged = all_staged(batch.staging)
         places = chunk_places(batch) if chunks else ()
         segments = (starts_of(batch.extend_lens[:chunks]), batch.prefix_lens[:chunks]) if chunks else ()
@@ -71,6 +73,12 @@ class StepInputs:
             table=_next(arrived, table),
             staging=Parcel(staging, carried, _next(arrived, carried)),
         )
+
+
+def sampled_places(batch: ScheduleBatch) -> Ints:
+    """int64[S]: places in T of the tokens behind which rows sample."""
+    # Without chunks each row has one token, which stands in the place of its row.
+    return np.cumsum(batch.extend_lens)[batch.sample_indices] - 1 if batch.num_extend else batch.sample_indices
 
 
 def _next(arrived: Iterator[torch.Tensor], sent: Sequence[np.ndarray]) -> tuple[torch.Tensor, ...]:

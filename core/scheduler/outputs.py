@@ -51,6 +51,8 @@ class StepTokens:
     logprob_rows: Ints = field(default_factory=lambda: np.empty(0, np.int64))
     drafts: Bools | None = None
     """bool[n]: which tokens were drafts; None where none was. Read for few, as `positions` are."""
+    of_prompts: bool = False
+    """These are no new tokens but those of prompts, whose log probabilities are told; `positions` are below 0."""
 
 
 @dataclass(frozen=True, slots=True)

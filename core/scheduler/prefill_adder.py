@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -28,6 +28,10 @@ RESERVE_MIN = 0.05
 """Least value of that share at any time."""
 RESERVE_DECAY = 0.98
 """Factor by which the share falls with every call of `fill`."""
+SCORED_BYTES = 64 * 2**20
+"""Bytes of the logits of prompt tokens whose log probabilities are told, in one step."""
+LEAST_SCORED = 16
+"""Such tokens that a step may have however large the vocabulary is."""
 NO_ROWS: Ints = np.empty(0, np.int64)
 
 
@@ -71,6 +75,9 @@ class PrefillAdder:
         """Rows that the last call of `fill` took from their owners."""
         self._segments: list[Segment] = []
         self._turns: list[Prompts] = []
+        self._most_scored = max(LEAST_SCORED, SCORED_BYTES // (4 * lifecycle.sampling.vocab_size))
+        self._scored_left = 0
+        """Prompt tokens that may still have log probabilities told in the step that is filled."""
 
     def retracted(self) -> None:
         """Pages ran out: reserve pages for a larger share of the outputs from now on."""
@@ -85,6 +92,7 @@ class PrefillAdder:
         self._reserve_share = max(RESERVE_MIN, self._reserve_share * RESERVE_DECAY)
         self._preemption.begin()
         self.vacated, self.rejoined = [], []
+        self._scored_left = self._most_scored
         segments = self._segments = []
         self._turns = [turn for turn in self._prompts() if only is None or turn.tenant in only]
         if not self._turns:
@@ -130,6 +138,8 @@ class PrefillAdder:
         while req is not None and self._rejoin(turn, req, budget, now):
             # Asked again: rows went to this tenant since its turn came.
             req = self._first_waiting(turn) if self._may_admit(turn) else None
+        if req is not None and not self._may_be_told(req):
+            req = None
         if req is not None and not self._rejoins(req):
             turn.admitting = self._admit(req, budget, now, alone=not self._segments)
             if turn.admitting:
@@ -137,13 +147,20 @@ class PrefillAdder:
                 turn.started.appendleft(req.row)
                 # At least one token: the encoder's input is read with the first chunk.
                 grant, encoder_ids, seat = max(1, grant - req.encoder_len), req.encoder_ids, SEQUENCE_COST
-        if not turn.started:
+        if (row := self._next_row(turn)) is None:
             return None
-        segment = self._chunk(turn.started[0], grant, encoder_ids)
+        segment = self._chunk(row, grant, encoder_ids)
         if segment.final:
-            turn.started.popleft()
+            turn.started.remove(row)
         self._shares.charge(turn.tenant, segment.cost + seat)
         return segment
+
+    def _next_row(self, turn: Prompts) -> int | None:
+        """The first of `started` that goes on in this step; the others wait for a step that may tell more tokens."""
+        return next((row for row in turn.started if self._may_be_told(self._owner(row))), None)
+
+    def _may_be_told(self, req: Req) -> bool:
+        return self._scored_left > 0 or not req.scores
 
     def _rejoins(self, req: Req) -> bool:
         rejoining = self._lifecycle.rejoining
@@ -160,15 +177,15 @@ class PrefillAdder:
         return turn.admitting
 
     def _first_waiting(self, turn: Prompts) -> Req | None:
-        """The tenant's waiting request to try now; None if there is none, or the first of `started` goes before it."""
-        started = turn.started
+        """The tenant's waiting request to try now; None if there is none, or one of `started` goes before it."""
+        started = self._next_row(turn)
         if not self._policy.classes:
             # Without a free row no request is looked at: under `lpm` the look alone matches many prompts.
-            if started or not (self._memory.rows.available or self._preemption.might(turn.tenant)):
+            if started is not None or not (self._memory.rows.available or self._preemption.might(turn.tenant)):
                 return None
             return self._best(turn.tenant)
         req = self._best(turn.tenant) if self._may_admit(turn) else None
-        if req is None or (started and req.priority >= self._running.priorities[started[0]]):
+        if req is None or (started is not None and req.priority >= self._running.priorities[started]):
             return None
         return req
 
@@ -240,15 +257,27 @@ class PrefillAdder:
 
     def _chunk(self, row: int, budget: int, encoder_ids: Ints | None = None) -> Segment:
         """Plan at most `budget` more tokens of the prompt in `row`, and offer the prompt so far to the prefix cache."""
-        running = self._running
+        running, req = self._running, self._owner(row)
         start, end = int(running.planned[row]), int(running.prefill_end[row])
+        if req.scores:
+            budget = min(budget, self._scored_left)
         stop = min(end, start + budget)
         running.plan_prompt(row, stop)
         self._offer(row, stop, final=stop == end)
-        req: Req | None = running.reqs[row]
+        segment = Segment(row, start, running.ids(row, stop, start), stop == end, req.pooling, encoder_ids)
+        return self._scored(segment, req) if req.scores else segment
+
+    def _owner(self, row: int) -> Req:
+        req: Req | None = self._running.reqs[row]
         assert req is not None, "a row of the set has an owner"
-        ids = running.ids(row, stop, start)
-        return Segment(row, start, ids, final=stop == end, pooling=req.pooling, encoder_ids=encoder_ids)
+        return req
+
+    def _scored(self, segment: Segment, req: Req) -> Segment:
+        """`segment` with the prompt tokens behind its own; the last token of the prompt has none."""
+        self._scored_left -= segment.length
+        end = min(segment.start + segment.length, req.prompt_len - 1)
+        targets = self._running.ids(segment.row, end + 1, segment.start + 1)
+        return segment if not len(targets) else replace(segment, targets=targets, top=req.params.prompt_logprobs or 0)
 
     def _offer(self, row: int, planned: int, *, final: bool) -> None:
         """Offer the first `planned` tokens of `row` to the prefix cache, at doubling lengths and at the prompt's end.

@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from core.batch.grammar_batch import GrammarStatus
 from core.batch.ragged import starts_of, walk_runs
-from core.batch.result import Exhausted, StepResult, VectorResult
+from core.batch.result import Exhausted, ScoredPrompts, StepResult, VectorResult
 from core.errors import InvalidRequest, Overloaded, RequestFailed, SlipstreamError
 from core.invariants import check
 from core.scheduler.lifecycle import Lifecycle
@@ -65,11 +65,35 @@ class ResultProcessor:
         self._is_eos[list(eos_ids)] = True
         self._last_step = 0
 
-    def process(self, result: StepResult, now: float) -> StepTokens | None:
-        """Take over the tokens of one step; None when none of them is for a current owner.
+    def process(self, result: StepResult, now: float) -> list[StepTokens]:
+        """Take over the tokens of one step: those of prompts first, if some are told, then the new ones, if there are.
 
         `now`: seconds of the loop's clock. Raises InvariantViolation for a result that is not newer than the last.
         """
+        # Before the new tokens, which may end a request.
+        told = None if result.scored is None else self._told(result.scored)
+        return [each for each in (told, self._process(result, now)) if each is not None]
+
+    def _told(self, scored: ScoredPrompts) -> StepTokens | None:
+        """Tokens of prompts with log probabilities that were not told before; None where all owners are gone."""
+        batch = scored.batch
+        current = self._memory.rows.is_current(batch.rows, batch.generations)
+        reqs, places, positions = list[Req](), list[Ints](), list[Ints]()
+        for at in np.flatnonzero(current).tolist():
+            req, start, count = self._req(int(batch.rows[at])), int(batch.starts[at]), int(batch.counts[at])
+            # After a retraction the prompt is computed again, and with it what was told.
+            skipped = min(count, max(0, req.scored + 1 - start))
+            first = int(starts_of(batch.counts)[at]) + skipped
+            places.append(np.arange(first, first + count - skipped))
+            positions.append(np.arange(start + skipped, start + count) - req.prompt_len)
+            reqs += [req] * (count - skipped)
+            req.scored = max(req.scored, start + count - 1)
+        if not reqs:
+            return None
+        rows, behind = np.concatenate(places), np.concatenate(positions)
+        return StepTokens(reqs, batch.targets[rows].tolist(), behind, scored.found, rows, of_prompts=True)
+
+    def _process(self, result: StepResult, now: float) -> StepTokens | None:
         check("result_order", result.step_id > self._last_step, step=result.step_id, last=self._last_step)
         self._last_step = result.step_id
         if result.vectors is not None:

@@ -73,7 +73,7 @@ class SamplingTable:
     """One column per option, indexed by row. `fill` at admission, `batch` at every step."""
 
     def __init__(self, num_rows: int, vocab_size: int, eos_ids: tuple[int, ...]) -> None:
-        self._vocab_size = vocab_size
+        self.vocab_size = self._vocab_size = vocab_size
         self._eos_ids = eos_ids
         floats = ("temperature", "top_p", "min_p", "repetition_penalty", "frequency_penalty", "presence_penalty")
         self._floats = {name: np.zeros(num_rows, np.float32) for name in floats}

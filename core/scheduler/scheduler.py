@@ -107,7 +107,7 @@ class Scheduler:
         be trusted after it.
         """
         self._phases.begin()
-        tokens = tuple(out for result in self.executor.completed() if (out := self._take(result, now)))
+        tokens = tuple(out for result in self.executor.completed() for out in self._take(result, now))
         self._phases.done(RESULTS, self.tally.step)
         commands = len(self.intake)
         self.intake.drain(self._lifecycle.enter, self._end)
@@ -165,7 +165,7 @@ class Scheduler:
         """
         return [*self.running.members(), *self.waiting.members(), *self.intake.members(), *self._lifecycle.untold()]
 
-    def _take(self, result: StepResult, now: float) -> StepTokens | None:
+    def _take(self, result: StepResult, now: float) -> list[StepTokens]:
         if result.error is not None:
             raise result.error
         self._pace.finished(now)

@@ -160,6 +160,9 @@ class Started:
 class Delta:
     """The newest part of output `index`. `position`: the place in that output of the first of `token_ids`.
 
+    Where log probabilities of the prompt are wanted, its tokens come first, at places below 0: -1 is the last. No delta
+    has tokens of both.
+
     Text can lag behind ids, while a stop string or a UTF-8 character is still incomplete.
     """
 

@@ -97,6 +97,8 @@ class Req:
     """Drafts that steps verified for it; updated when the row is given back, like `outputs`."""
     accepted_draft_tokens: int = 0
     """How many of its `outputs` were drafts."""
+    scored: int = 0
+    """Prompt tokens behind the first whose log probabilities were told."""
     passed_over: int = 0
     """How often a younger request was admitted before this one."""
     retractions: int = 0
@@ -117,9 +119,14 @@ class Req:
         return 0 if self.encoder_ids is None else len(self.encoder_ids)
 
     @property
+    def scores(self) -> bool:
+        """Whether log probabilities of its prompt are still to be told. Outputs share a prompt: the first one tells."""
+        return self.params.prompt_logprobs is not None and self.index == 0 and self.scored < self.prompt_len - 1
+
+    @property
     def reuses_prefix(self) -> bool:
-        """Whether cached tokens may be skipped. Mean and CLS need hidden states, and the cache has keys and values."""
-        return self.pooling in (None, Pooling.LAST)
+        """Whether cached tokens may be skipped. The cache has keys and values, and neither hidden states nor logits."""
+        return self.pooling in (None, Pooling.LAST) and not self.scores
 
     @property
     def speculates(self) -> bool:

@@ -14,6 +14,7 @@ MAX_STOP_TOKEN_IDS = 64
 MAX_LOGIT_BIAS = 1024
 MAX_TOP_LOGPROBS = 64
 MAX_LOGPROB_TOKEN_IDS = 1024
+MAX_PROMPT_LOGPROBS = 20
 MAX_TEMPERATURE = 100.0
 MAX_TOKENS_LIMIT = 2**31 - 1
 
@@ -47,6 +48,8 @@ class SamplingParams:
     include_stop_in_output: bool = False
     logprob_token_ids: tuple[int, ...] = ()
     """Tokens whose log probability is told at every place."""
+    prompt_logprobs: int | None = None
+    """How many alternatives come with the log probability of each prompt token; None for no log probabilities."""
 
     @property
     def greedy(self) -> bool:
@@ -74,6 +77,7 @@ class SamplingParams:
             ("min_tokens", self.min_tokens, 0, MAX_TOKENS_LIMIT),
             ("n", self.n, 1, MAX_N),
             ("top_logprobs", self.top_logprobs, 0, MAX_TOP_LOGPROBS),
+            ("prompt_logprobs", self.prompt_logprobs or 0, 0, MAX_PROMPT_LOGPROBS),
         )
         found = [
             (name, f"must be between {low:g} and {high:g}")

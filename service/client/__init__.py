@@ -31,4 +31,7 @@ from service.client.events import (
 from service.client.events import (
     End as End,
 )
+from service.client.events import (
+    PromptChunk as PromptChunk,
+)
 from service.client.resumed_call import Received as Received

@@ -20,7 +20,7 @@ import grpc.aio
 
 from service.access.tls_credentials import ClientTls
 from service.client.errors import CallFailed
-from service.client.events import Chunk, End, told
+from service.client.events import Chunk, End, PromptChunk, told
 from service.client.resumed_call import Received, ResumedCall, attach_request, responses
 from service.pb.slipstream.v1 import inference_pb2 as pb
 from service.pb.slipstream.v1 import inference_pb2_grpc
@@ -72,11 +72,12 @@ class Vector:
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """One whole output."""
+    """One whole output. `prompt_logprobs`: as in `PromptChunk`, of all prompt tokens behind the first."""
 
     token_ids: tuple[int, ...]
     text: str
     end: End
+    prompt_logprobs: tuple[tuple[int, float, tuple[tuple[int, float], ...]], ...] = ()
 
 
 class SlipstreamClient:
@@ -134,8 +135,8 @@ class SlipstreamClient:
         speculative: bool | None = None,
         on_started: Callable[[str], None] | None = None,
         **sampling: Any,
-    ) -> AsyncGenerator[Chunk | End, None]:
-        """Stream the outputs for `prompt`.
+    ) -> AsyncGenerator[Chunk | End | PromptChunk, None]:
+        """Stream the outputs for `prompt`, and PromptChunks before them where `prompt_logprobs` is given.
 
         `sampling` are fields of SamplingParams; `constraint` is one of {"json_schema": text or dict}, {"regex": text},
         {"ebnf": text}, {"choice": [texts]}. `timeout` is the call's deadline in seconds. Raises CallFailed.
@@ -185,6 +186,7 @@ class SlipstreamClient:
         events = responses(self.stub.Attach(request, timeout=timeout, metadata=self.metadata))
         async with aclosing(told(events, on_started)) as shown:
             async for event in shown:
+                assert not isinstance(event, PromptChunk), "of a kept stream"
                 yield event
 
     async def complete(self, /, prompt: Prompt, **options: Any) -> list[Completion]:
@@ -192,14 +194,17 @@ class SlipstreamClient:
         ids: dict[int, list[int]] = {}
         texts: dict[int, list[str]] = {}
         ends: dict[int, End] = {}
+        of_prompt: list[tuple[int, float, tuple[tuple[int, float], ...]]] = []
         async for event in self.generate(prompt, **options):
             if isinstance(event, End):
                 ends[event.index] = event
+            elif isinstance(event, PromptChunk):
+                of_prompt += event.logprobs
             else:
                 ids.setdefault(event.index, []).extend(event.token_ids)
                 texts.setdefault(event.index, []).append(event.text)
         return [
-            Completion(tuple(ids.get(index, ())), "".join(texts.get(index, ())), end)
+            Completion(tuple(ids.get(index, ())), "".join(texts.get(index, ())), end, tuple(of_prompt))
             for index, end in sorted(ends.items())
         ]
 

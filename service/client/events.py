@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Iterable
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any
@@ -27,6 +27,18 @@ class Chunk:
 
 
 @dataclass(frozen=True, slots=True)
+class PromptChunk:
+    """Log probabilities of prompt tokens, (id, logprob, alternatives) each, where `prompt_logprobs` asked for them.
+
+    `position`: the place of the first of them in the prompt, from 1; nothing comes before the first token.
+    """
+
+    request_id: str
+    position: int
+    logprobs: tuple[tuple[int, float, tuple[tuple[int, float], ...]], ...]
+
+
+@dataclass(frozen=True, slots=True)
 class End:
     """The end of one output; `reason` is "stop", "length" or "cancelled".
 
@@ -46,7 +58,7 @@ class End:
 
 async def told(
     responses: AsyncGenerator[Any, None], on_started: Callable[[str], None] | None
-) -> AsyncGenerator[Chunk | End, None]:
+) -> AsyncGenerator[Chunk | End | PromptChunk, None]:
     """The events of `responses`, which are closed at the end. `on_started` is called with each start's incarnation."""
     async with aclosing(responses):
         async for response in responses:
@@ -57,14 +69,11 @@ async def told(
                 on_started(response.started.incarnation)
 
 
-def _event(response: pb.GenerateResponse | pb.AttachResponse) -> Chunk | End | None:
+def _event(response: pb.GenerateResponse | pb.AttachResponse) -> Chunk | End | PromptChunk | None:
     kind = response.WhichOneof("event")
     if kind == "delta":
         delta = response.delta
-        logprobs = tuple(
-            (entry.token_id, entry.logprob, tuple((top.token_id, top.logprob) for top in entry.top_logprobs))
-            for entry in delta.logprobs
-        )
+        logprobs = _told(delta.logprobs)
         chosen = tuple(tuple(entry.chosen_logprobs) for entry in delta.logprobs if entry.chosen_logprobs)
         ids = tuple(delta.token_ids)
         return Chunk(response.request_id, delta.index, delta.position, ids, delta.text, logprobs, chosen)
@@ -82,4 +91,14 @@ def _event(response: pb.GenerateResponse | pb.AttachResponse) -> Chunk | End | N
             end.usage.draft_tokens,
             end.usage.accepted_draft_tokens,
         )
+    if kind == "prompt_logprobs":
+        of_prompt = response.prompt_logprobs  # type: ignore[union-attr]  # of GenerateResponse alone
+        return PromptChunk(response.request_id, of_prompt.position, _told(of_prompt.logprobs))
     return None
+
+
+def _told(entries: Iterable[pb.TokenLogprob]) -> tuple[tuple[int, float, tuple[tuple[int, float], ...]], ...]:
+    return tuple(
+        (entry.token_id, entry.logprob, tuple((top.token_id, top.logprob) for top in entry.top_logprobs))
+        for entry in entries
+    )

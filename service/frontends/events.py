@@ -27,7 +27,7 @@ from service.frontends.wire import Kind, WireError, pack
 _LENGTHS = struct.Struct("<5I")
 """Bytes of the head; then the numbers of deltas, of log probabilities, of their alternatives and of chosen ids."""
 
-_ROW = struct.Struct("<Q5I")
+_ROW = struct.Struct("<QIiIII")
 """One delta: stream, index, position, number of token ids, number of log probabilities, bytes of text."""
 
 assert array("I").itemsize == 4 and array("d").itemsize == 8

@@ -62,7 +62,8 @@ class RemoteStream:
         self._abort = abort
         self._max_pending = max_pending_tokens
         self._events: deque[OutputEvent | _Unread] = deque()
-        self._unread: dict[int, _Unread] = {}
+        self._unread: dict[tuple[int, bool], _Unread] = {}
+        """By output; tokens of the prompt, at places below 0, are merged by themselves."""
         self._pending = 0
         self._end = StreamEnd(outputs)
         self._waiter: asyncio.Future[None] | None = None
@@ -79,11 +80,11 @@ class RemoteStream:
 
     def _push_delta(self, delta: Delta) -> None:
         self._pending += len(delta.token_ids)
-        unread = self._unread.get(delta.index)
+        unread = self._unread.get(key := (delta.index, delta.position < 0))
         if unread is not None:
             unread.add(delta)
         else:
-            self._unread[delta.index] = unread = _Unread(delta)
+            self._unread[key] = unread = _Unread(delta)
             self._events.append(unread)
         if self._pending > self._max_pending:
             self.fail(too_many_tokens(self._max_pending))
@@ -143,8 +144,8 @@ class RemoteStream:
         event = self._events.popleft()
         if not isinstance(event, _Unread):
             return event
-        del self._unread[event.index]
         delta = event.merged()
+        del self._unread[event.index, delta.position < 0]
         self._pending -= len(delta.token_ids)
         if self._charged:
             self._charge()

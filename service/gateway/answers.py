@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from core.types.io import EmbedResult, TokenLogprob
-from service.gateway.dialect import Load, ModelFacts, Piece, Whole
+from service.gateway.dialect import Load, ModelFacts, Piece, PromptTold, Whole
 
 
 class Answers:
@@ -25,6 +25,7 @@ class Answers:
             prompt_tokens=piece.prompt_tokens,
             completion_tokens=piece.completion_tokens,
             output_logprobs=self._logprobs(piece.logprobs, piece.chosen_ids),
+            input_logprobs=self._of_prompt(piece.prompt),
             index=piece.index,
         )
         return self.response(request_id, chunk=chunk)
@@ -40,6 +41,7 @@ class Answers:
             spec_draft_tokens=whole.usage.draft_tokens,
             spec_accepted_tokens=whole.usage.accepted_draft_tokens,
             output_logprobs=self._logprobs(whole.logprobs, whole.chosen_ids),
+            input_logprobs=self._of_prompt(whole.prompt),
             index=whole.index,
         )
         if isinstance(whole.matched_stop, int):
@@ -58,6 +60,21 @@ class Answers:
             token_ids=[each.token_id for each in entries],
             top_logprobs=[
                 make(values=[v for _, v in each.top], token_ids=[t for t, _ in each.top]) for each in entries
+            ],
+        )
+
+    def _of_prompt(self, told: PromptTold | None) -> Any:
+        """Three lists of equal length, as for outputs; the first token of a prompt has no log probability."""
+        if told is None:
+            return None
+        make, value = self.messages.TopLogProbs, self.messages.InputTokenLogProb
+        first = () if told.first is None else (told.first,)
+        return self.messages.InputLogProbs(
+            token_logprobs=[*(value() for _ in first), *(value(value=each.logprob) for each in told.entries)],
+            token_ids=[*first, *(each.token_id for each in told.entries)],
+            top_logprobs=[
+                *(make() for _ in first),
+                *(make(values=[v for _, v in each.top], token_ids=[t for t, _ in each.top]) for each in told.entries),
             ],
         )
 

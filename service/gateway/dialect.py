@@ -22,6 +22,16 @@ class Asked:
 
     request: GenerateRequest
     stream: bool
+    prompt_from: int = 0
+    """The place in the prompt from which its log probabilities are told, where they are wanted."""
+
+
+@dataclass(frozen=True, slots=True)
+class PromptTold:
+    """Log probabilities of the prompt's tokens. `first`: id of the first token, if it is told of; it has none."""
+
+    first: int | None
+    entries: Sequence[TokenLogprob]
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +46,8 @@ class Piece:
     """Tokens of this output so far, these included."""
     chosen_ids: Sequence[int] = ()
     """The ids that `chosen` of each of `logprobs` is of."""
+    prompt: PromptTold | None = None
+    """With the first piece of an output, where the prompt's log probabilities are told."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +62,7 @@ class Whole:
     usage: Usage
     matched_stop: str | int | None
     chosen_ids: Sequence[int] = ()
+    prompt: PromptTold | None = None
 
 
 @dataclass(frozen=True, slots=True)

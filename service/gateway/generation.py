@@ -10,7 +10,8 @@ import grpc.aio
 from core.engine.api import OutputStream
 from core.errors import SlowConsumer
 from core.types.io import Delta, Finished, OutputEvent, Started
-from service.gateway.dialect import Asked, Dialect, Whole
+from core.types.logprobs import TokenLogprobs
+from service.gateway.dialect import Asked, Dialect, PromptTold, Whole
 from service.gateway.outputs import OutputSoFar
 from service.limits.hold import note_made, note_prompt
 from service.metrics.rpc import RpcMetrics
@@ -34,6 +35,8 @@ class Generation:
         self._asked = asked
         self._outputs: dict[int, OutputSoFar] = {}
         self._wholes: dict[int, Whole] = {}
+        self._prompt, self._skipped = TokenLogprobs(), 0
+        """What is told of the prompt, and of how many of its tokens that are still to come nothing is."""
         self._emitted = 0
         self._made = 0
 
@@ -65,14 +68,22 @@ class Generation:
     def _responses(self, event: OutputEvent) -> Iterator[Any]:
         if isinstance(event, Started):
             note_prompt(event.prompt_tokens)
-            sampling = self._asked.request.sampling
-            for index in range(sampling.n):
-                self._outputs[index] = OutputSoFar(index, event.prompt_tokens, sampling.logprob_token_ids)
+            self._begin(event)
         elif isinstance(event, Finished):
             note_finished(event)
             yield from self._ended(self._outputs[event.index].finish(event))
         else:
             yield from self._deltas(event)
+
+    def _begin(self, started: Started) -> None:
+        request, since = self._asked.request, self._asked.prompt_from
+        sampling, prompt = request.sampling, None
+        if sampling.prompt_logprobs is not None:
+            assert request.token_ids is not None, "asked for with ids"
+            prompt = PromptTold(request.token_ids[0] if since == 0 else None, self._prompt)
+        for index in range(sampling.n):
+            self._outputs[index] = OutputSoFar(index, started.prompt_tokens, sampling.logprob_token_ids, prompt)
+        self._skipped = max(0, since - 1)
 
     def _ended(self, whole: Whole) -> Iterator[Any]:
         """The responses that are due when one output has ended.
@@ -91,6 +102,11 @@ class Generation:
             yield self._dialect.complete(self._asked.request.request_id, each)
 
     def _deltas(self, delta: Delta) -> Iterator[Any]:
+        if delta.position < 0:
+            # Sent with the first piece: gateways look for all of it there.
+            self._prompt.extend(delta.logprobs[self._skipped :])
+            self._skipped = max(0, self._skipped - len(delta.logprobs))
+            return
         self._made += len(delta.token_ids)
         for each in split(delta):
             assert isinstance(each, Delta), "of a delta"

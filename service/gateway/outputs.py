@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from core.types.io import Delta, Finished, FinishReason
 from core.types.logprobs import TokenLogprobs
-from service.gateway.dialect import Piece, Whole
+from service.gateway.dialect import Piece, PromptTold, Whole
 
 REASONS = {FinishReason.STOP: "stop", FinishReason.LENGTH: "length", FinishReason.CANCELLED: "abort"}
 
@@ -18,25 +18,29 @@ REASONS = {FinishReason.STOP: "stop", FinishReason.LENGTH: "length", FinishReaso
 class OutputSoFar:
     """Collects the events of output `index`. All ids are kept, because gateways want them again at the end.
 
-    `chosen_ids`: those whose log probabilities come with each token.
+    `chosen_ids`: those whose log probabilities come with each token. `prompt`: log probabilities of the prompt, which
+    are there before the first token; None if they are not wanted.
     """
 
-    def __init__(self, index: int, prompt_tokens: int, chosen_ids: Sequence[int] = ()) -> None:
+    def __init__(
+        self, index: int, prompt_tokens: int, chosen_ids: Sequence[int] = (), prompt: PromptTold | None = None
+    ) -> None:
         self._index = index
         self._prompt_tokens = prompt_tokens
-        self._chosen_ids = chosen_ids
+        self._chosen_ids, self._prompt = chosen_ids, prompt
         self._ids: list[int] = []
         self._logprobs = TokenLogprobs()
 
     def add(self, delta: Delta) -> Piece:
         """Keep `delta`, and return the piece to send now."""
+        prompt = self._prompt if not self._ids else None
         self._ids += delta.token_ids
         self._logprobs.extend(delta.logprobs)
         count = len(self._ids)
-        return Piece(self._index, delta.token_ids, delta.logprobs, self._prompt_tokens, count, self._chosen_ids)
+        return Piece(self._index, delta.token_ids, delta.logprobs, self._prompt_tokens, count, self._chosen_ids, prompt)
 
     def finish(self, finished: Finished) -> Whole:
         """The whole output."""
         reason = REASONS[finished.reason]
-        told = (reason, finished.usage, finished.matched_stop, self._chosen_ids)
+        told = (reason, finished.usage, finished.matched_stop, self._chosen_ids, self._prompt)
         return Whole(self._index, self._ids, self._logprobs, *told)

@@ -10,6 +10,7 @@ from smg_grpc_proto import sglang_scheduler_pb2 as pb
 from core.errors import FieldViolation, InvalidRequest
 from core.types.constraint import Constraint, ConstraintKind
 from core.types.io import EmbedRequest, GenerateRequest, ModelInfo, TokenLogprob
+from core.types.sampling_params import MAX_PROMPT_LOGPROBS
 from service.gateway import reading
 from service.gateway.answers import Answers
 from service.gateway.dialect import Asked, Load, ServerFacts
@@ -94,8 +95,10 @@ class SglangDialect(Answers):
             *reading.unserved(params, UNSERVED_PARAMS, f"{PARAMS}."),
             *reading.rank_violations(message),
         ]
-        if message.logprob_start_len > 0:
-            violations.append(FieldViolation("logprob_start_len", "log probabilities of the prompt are not served"))
+        # 0 is what a field has that was never set, so the prompt is told of from its second token at the earliest.
+        told = message.return_logprob and message.logprob_start_len > 0
+        if message.logprob_start_len > 0 and not message.return_logprob:
+            violations.append(FieldViolation("logprob_start_len", "needs return_logprob"))
         if not message.return_logprob and message.top_logprobs_num:
             violations.append(FieldViolation("top_logprobs_num", "needs return_logprob"))
         if not message.return_logprob and message.token_ids_logprob:
@@ -112,6 +115,7 @@ class SglangDialect(Answers):
             logprobs=message.return_logprob,
             top_logprobs=message.top_logprobs_num,
             logprob_token_ids=tuple(message.token_ids_logprob),
+            prompt_logprobs=min(message.top_logprobs_num, MAX_PROMPT_LOGPROBS) if told else None,
             logit_bias={bias[key]: reading.as_written(value) for key, value in params.logit_bias.items()},
         )
         request = GenerateRequest(
@@ -123,7 +127,7 @@ class SglangDialect(Answers):
             adapter=message.lora_id,
             constraint=_constraint(params),
         )
-        return Asked(request, message.stream)
+        return Asked(request, message.stream, max(0, message.logprob_start_len))
 
     def embed_request(self, message: pb.EmbedRequest, info: ModelInfo, deadline: float | None) -> EmbedRequest:
         """Read an Embed: the token ids of one input. Raises InvalidRequest."""

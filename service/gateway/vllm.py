@@ -52,7 +52,6 @@ UNSERVED: Mapping[str, str] = {
 }
 UNSERVED_PARAMS: Mapping[str, str] = {
     "structural_tag": "structural tags are not served; use json_schema, regex, grammar or choice",
-    "prompt_logprobs": "log probabilities of the prompt are not served",
     "truncate_prompt_tokens": "prompts are not truncated here",
 }
 
@@ -69,6 +68,7 @@ class VllmDialect(Answers):
         "text": "input",
         **{f"{PARAMS}.{ours}": f"{PARAMS}.{theirs}" for theirs, ours in SAMPLING.items()},
         f"{PARAMS}.top_logprobs": f"{PARAMS}.logprobs",
+        f"{PARAMS}.prompt_logprobs": f"{PARAMS}.prompt_logprobs",
         **{f"constraint.{kind.value}": f"{PARAMS}.{theirs}" for theirs, kind in CONSTRAINTS.items()},
         "constraint.choice": f"{PARAMS}.choice",
     }
@@ -88,6 +88,8 @@ class VllmDialect(Answers):
             *reading.unserved(params, UNSERVED_PARAMS, f"{PARAMS}."),
             *reading.rank_violations(message),
         ]
+        if text is not None and params.HasField("prompt_logprobs"):
+            violations.append(FieldViolation(f"{PARAMS}.prompt_logprobs", "needs token ids for a prompt"))
         if text == "":
             violations.append(FieldViolation("text", "must not be empty"))
         if len(params.choice.choices) > MAX_CHOICES:
@@ -99,6 +101,7 @@ class VllmDialect(Answers):
             info.default_sampling,
             logprobs=wants,
             top_logprobs=params.logprobs,
+            prompt_logprobs=params.prompt_logprobs if params.HasField("prompt_logprobs") else None,
         )
         request = GenerateRequest(
             request_id=reading.request_id(message),

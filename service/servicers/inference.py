@@ -95,7 +95,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
             async with WriteBound(self._config.write_timeout) as bound:
                 async for event in stream:
                     if type(event) is Delta:
-                        emitted += len(event.token_ids)
+                        emitted += len(event.token_ids) if event.position >= 0 else 0
                     elif isinstance(event, Finished):
                         finished += 1
                         note_finished(event)

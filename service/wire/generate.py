@@ -164,11 +164,13 @@ def _constraint(message: pb.GenerateRequest) -> Constraint | None:
 
 
 def _option_violations(message: pb.GenerateRequest) -> Iterator[FieldViolation]:
-    """One option in two places is fine; two different values are not."""
+    """One option in two places is fine; two different values are not. Two options that cannot be combined are not."""
     options, sampling = message.output_options, message.sampling_params
     for name in ("logprobs", "top_logprobs"):
         if options.HasField(name) and sampling.HasField(name) and getattr(options, name) != getattr(sampling, name):
             yield FieldViolation(f"output_options.{name}", f"differs from sampling_params.{name}; set one of them")
+    if message.resumable and sampling.HasField("prompt_logprobs"):
+        yield FieldViolation("sampling_params.prompt_logprobs", "cannot be combined with resumable")
 
 
 def seconds(duration: Duration) -> float:
@@ -196,6 +198,7 @@ class ResponseEncoder:
         self._response = response
         # For stop strings the engine makes text also for a request without text, so it is left out here.
         self._want_text = want_text
+        self._prompt_tokens = 0
         self._message = response(request_id=self.request_id)
         self._delta = self._message.delta
         self._delta.SetInParent()
@@ -203,12 +206,19 @@ class ResponseEncoder:
     def encode(self, event: OutputEvent) -> Any:
         """The response for `event`; valid until the next call."""
         if type(event) is Delta:
-            return self._refill(event)
+            return self._refill(event) if event.position >= 0 else self._of_prompt(event)
         if isinstance(event, Finished):
             return self._response(request_id=self.request_id, finished=_finished(event))
         assert isinstance(event, Started)
+        self._prompt_tokens = event.prompt_tokens
         started = pb.Started(prompt_tokens=event.prompt_tokens, incarnation=event.incarnation)
         return self._response(request_id=self.request_id, started=started)
+
+    def _of_prompt(self, event: Delta) -> Any:
+        told = pb.PromptLogprobs(
+            position=self._prompt_tokens + event.position, logprobs=map(_token_logprob, event.logprobs)
+        )
+        return self._response(request_id=self.request_id, prompt_logprobs=told)
 
     def _refill(self, event: Delta) -> Any:
         delta = self._delta

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 from click.testing import CliRunner
 
@@ -43,7 +41,15 @@ async def test_they_are_those_of_the_alternatives(settings: dict[str, object]) -
     assert [len(values) for chunk in alone for values in chunk.chosen_logprobs] == [1] * TOKENS
 
 
-def test_the_command_prints_them(tmp_path: Path) -> None:
+def test_the_command_prints_those_of_the_prompt() -> None:
+    done = CliRunner().invoke(cli, ["generate", "--native", "off", "--max-tokens", "1", "--prompt-logprobs", PROMPT])
+    assert done.exit_code == 0, done.output
+    lines = [line for line in done.output.splitlines() if line.startswith("prompt ")]
+    assert [line.split()[1] for line in lines] == [f"{place}:" for place in range(1, len(lines) + 1)] and len(lines) > 2
+    assert all(float(line.rpartition(":")[2]) < 0 for line in lines)
+
+
+def test_the_command_prints_them() -> None:
     asked = ["generate", "--native", "off", "--temperature", "0", "--max-tokens", "2"]
     done = CliRunner().invoke(cli, [*asked, "--token-logprob", "41", "--token-logprob", "3", PROMPT])
     assert done.exit_code == 0, done.output

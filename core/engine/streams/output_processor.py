@@ -79,7 +79,10 @@ class OutputProcessor:
         # Two steps may arrive at once, so a request's stop token is known by its place: the last of its outputs.
         stops = {id(e.req): len(e.req.outputs) - 1 for e in outputs.ended if isinstance(e.matched_stop, int)}
         for tokens in outputs.tokens:
-            self._emit_tokens(tokens, stops)
+            if tokens.of_prompts:
+                self._emit_prompts(tokens)
+            else:
+                self._emit_tokens(tokens, stops)
         for ended in outputs.ended:
             self._emit_end(ended, now)
 
@@ -96,6 +99,21 @@ class OutputProcessor:
                 self._push(step, i, stream, output, stops, logprobs)
             else:
                 output.ids.append(token)
+            if len(output.ids) > output.room and not output.done:
+                self._ask_for_room(stream, output)
+            stream.notify(output)
+
+    def _emit_prompts(self, step: StepTokens) -> None:
+        """Tokens of prompts, which come before all tokens of their output."""
+        assert step.logprobs is not None, "they are told for their log probabilities"
+        logprobs = StepLogprobs(step.logprobs)
+        for req, token, place in zip(step.reqs, step.tokens, step.logprob_rows.tolist(), strict=True):
+            stream: TokenStream = req.sink  # type: ignore[assignment]
+            output = stream.outputs[req.index]
+            if output.done:
+                continue
+            logprobs.add_to(output.logprobs, place, token, req.params.prompt_logprobs or 0, 0)
+            output.push_prompt(token)
             if len(output.ids) > output.room and not output.done:
                 self._ask_for_room(stream, output)
             stream.notify(output)

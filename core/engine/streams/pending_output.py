@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from typing import Any
 
 from core.engine.streams.unread import FREE_TOKENS, MORE_TOKENS, TOKEN_BYTES
 from core.text.detokenizer import MAX_CONTEXT, IncrementalDetokenizer
@@ -51,10 +52,12 @@ class PendingOutput:
         most: int = sys.maxsize,
         token_bytes: int = TOKEN_BYTES,
         logprobs: bool = False,
+        prompt: int = 0,
     ) -> None:
         """`most` tokens may be left unread. Each takes `token_bytes`, its log probabilities included.
 
-        `logprobs`: whether log probabilities come with the tokens.
+        `logprobs`: whether log probabilities come with the tokens. `prompt`: tokens of the prompt that are told before
+        its own, at places below 0.
         """
         self.index = index
         self.done = False
@@ -81,7 +84,7 @@ class PendingOutput:
         self.charged = 0
         """Bytes that are counted for this output."""
         self._most, self._token_bytes = most, token_bytes
-        self._position = 0
+        self._position = -prompt
         self._given_up = False
 
     def __len__(self) -> int:
@@ -89,8 +92,8 @@ class PendingOutput:
 
     @property
     def total(self) -> int:
-        """All tokens so far, taken or not."""
-        return self._position + len(self.ids)
+        """All tokens so far, taken or not; those of the prompt do not count."""
+        return max(0, self._position + len(self.ids))
 
     @property
     def readable(self) -> bool:
@@ -120,6 +123,11 @@ class PendingOutput:
         self._text += emitted
         return matched
 
+    def push_prompt(self, token: int) -> None:
+        """Add one token of the prompt, which is no text. The caller adds its log probability first, as with `push`."""
+        self.ids.append(token)
+        self._decoded = len(self.ids)
+
     def finish(self, event: Finished) -> None:
         """End the output with `event`. Releases text that was held back, unless a stop string cut it off."""
         self._decode_pending()
@@ -137,6 +145,8 @@ class PendingOutput:
         """What is new since the last call: first a delta, then the terminal, then None."""
         self._decode_pending()
         ids = self.ids
+        if ids and self._position < 0:
+            return self._take_prompt()
         if not (ids or self._text):
             event, self.finished = self.finished, None
             return event
@@ -149,9 +159,20 @@ class PendingOutput:
         self._decoded, self._text = 0, ""
         return delta
 
+    def _take_prompt(self) -> Delta:
+        """The tokens of the prompt that are there, and none of the output."""
+        count = min(len(self.ids), -self._position)
+        delta = Delta(self.index, self._position, tuple(self.ids[:count]), "", self.logprobs[:count])
+        self._position += count
+        self.logprobs = self.logprobs[count:]
+        del self.ids[:count]
+        self._decoded -= count
+        return delta
+
     def bound(self, most: int) -> None:
-        """Let at most `most` tokens be left unread."""
-        self._most, self.room = most, min(most, self.room)
+        """Let at most `most` tokens of the output be left unread."""
+        self._most = most + max(0, -self._position)
+        self.room = min(self._most, self.room)
 
     @property
     def overfull(self) -> bool:
@@ -197,15 +218,17 @@ class PendingOutput:
 def pending_output(req: Req, tokenizer: Tokenizer, *, want_text: bool) -> PendingOutput:
     """The empty output of a request that enters. Raises what the tokenizer raises on the end of the prompt."""
     params = req.params
-    token_bytes = TOKEN_BYTES
-    if params.logprobs:
+    token_bytes, prompt = TOKEN_BYTES, req.prompt_len - 1 if req.scores else 0
+    alternatives = max(params.top_logprobs, params.prompt_logprobs or 0)
+    if params.logprobs or prompt:
         # An eighth more, because arrays that grow take as much ahead.
-        told = ENTRY_BYTES + params.top_logprobs * ALTERNATIVE_BYTES + len(params.logprob_token_ids) * CHOSEN_BYTES
+        told = ENTRY_BYTES + alternatives * ALTERNATIVE_BYTES + len(params.logprob_token_ids) * CHOSEN_BYTES
         token_bytes += told * 9 // 8
+    told_of: dict[str, Any] = {"token_bytes": token_bytes, "logprobs": params.logprobs, "prompt": prompt}
     if not (want_text or params.stop):
-        return PendingOutput(req.index, None, None, token_bytes=token_bytes, logprobs=params.logprobs)
+        return PendingOutput(req.index, None, None, **told_of)
     # Its end alone: this is done on the event loop for each output, and a prompt may be long.
     context = req.prompt[-MAX_CONTEXT:].tolist()
     detokenizer = IncrementalDetokenizer(tokenizer, context, params.skip_special_tokens)
     stops = StopMatcher(params.stop, params.include_stop_in_output) if params.stop else None
-    return PendingOutput(req.index, detokenizer, stops, token_bytes=token_bytes, logprobs=params.logprobs)
+    return PendingOutput(req.index, detokenizer, stops, **told_of)

@@ -61,6 +61,7 @@ class Asked:
     metavar="ID",
     help="Print behind the text, for each place, the log probabilities of this token id; may be repeated.",
 )
+@click.option("--prompt-logprobs", is_flag=True, help="Print behind the text the log probability of each prompt token.")
 @click.option("--no-speculative", is_flag=True, help="Guess no tokens ahead of the model, whatever the server does.")
 @click.option("--stop", multiple=True, help="Stop at this string; may be repeated.")
 @click.option(
@@ -78,6 +79,7 @@ def generate(
     no_speculative: bool,
     stop: tuple[str, ...],
     logprob_token_ids: tuple[int, ...],
+    prompt_logprobs: bool,
     config_file: str | None,
     **options: Any,
 ) -> None:
@@ -95,6 +97,8 @@ def generate(
         given["stop"] = stop
     if logprob_token_ids:
         given |= {"logprobs": True, "logprob_token_ids": logprob_token_ids}
+    if prompt_logprobs:
+        given["prompt_logprobs"] = 0
     constraint = _constraint(options.pop("json_schema"), options.pop("regex"), options.pop("choice"))
     name, is_local, _ = (adapter or "").partition("=")
     if adapter and bool(server) == bool(is_local):
@@ -140,10 +144,10 @@ async def _print(pieces: AsyncGenerator[str, None]) -> None:
 
 async def _remote(server: str, wait: float, access: ServerAccess, asked: Asked) -> AsyncGenerator[str, None]:
     """The pieces of text, from a server. Raises StartupError for a token or TLS file that cannot be used."""
-    from service.client import CallFailed, Chunk
+    from service.client import CallFailed, Chunk, PromptChunk
 
     prompt: Any = [{"role": "user", "content": asked.text}] if asked.chat else asked.text
-    told: list[tuple[float, ...]] = []
+    told, of_prompt = list[tuple[float, ...]](), list[tuple[int, float]]()
     wanted, constraint = None, asked.constraint
     if constraint is not None:
         is_choice = constraint.kind is ConstraintKind.CHOICE
@@ -156,9 +160,11 @@ async def _remote(server: str, wait: float, access: ServerAccess, asked: Asked) 
                 if isinstance(event, Chunk):
                     told += event.chosen_logprobs
                     yield event.text
+                elif isinstance(event, PromptChunk):
+                    of_prompt += ((token, value) for token, value, _ in event.logprobs)
         except CallFailed as failure:
             raise click.ClickException(str(failure)) from None
-    yield _table(asked, told)
+    yield _table(asked, told, of_prompt)
 
 
 async def _local(config: ServerConfig, asked: Asked) -> AsyncGenerator[str, None]:
@@ -178,17 +184,23 @@ async def _local(config: ServerConfig, asked: Asked) -> AsyncGenerator[str, None
             sampling=replace(engine.model_info.default_sampling, **asked.sampling),
             speculative=asked.speculative,
         )
-        told: list[tuple[float, ...]] = []
+        told, of_prompt = list[tuple[float, ...]](), list[tuple[int, float]]()
         async with aclosing(await engine.generate(request)) as stream:
             async for event in stream:
-                if isinstance(event, Delta):
+                if isinstance(event, Delta) and event.position < 0:
+                    of_prompt += ((entry.token_id, entry.logprob) for entry in event.logprobs)
+                elif isinstance(event, Delta):
                     told += (entry.chosen for entry in event.logprobs)
                     yield event.text
-        yield _table(asked, told)
+        yield _table(asked, told, of_prompt)
 
 
-def _table(asked: Asked, told: Sequence[tuple[float, ...]]) -> str:
-    """A line for each place with the log probabilities of the chosen ids; empty where none were chosen."""
+def _table(asked: Asked, told: Sequence[tuple[float, ...]], of_prompt: Sequence[tuple[int, float]]) -> str:
+    """A line for each prompt token behind the first, then one for each place with those of the chosen ids.
+
+    Empty where neither was asked for.
+    """
     ids = asked.sampling.get("logprob_token_ids", ())
+    prompt = "".join(f"\nprompt {place}: {token}:{value:.4f}" for place, (token, value) in enumerate(of_prompt, 1))
     lines = (" ".join(f"{token}:{value:.4f}" for token, value in zip(ids, values, strict=True)) for values in told)
-    return "".join(f"\n{place}: {line}" for place, line in enumerate(lines)) if ids else ""
+    return prompt + ("".join(f"\n{place}: {line}" for place, line in enumerate(lines)) if ids else "")

@@ -107,6 +107,7 @@ def test_every_sampling_field_survives_the_wire() -> None:
         skip_special_tokens=False,
         include_stop_in_output=True,
         logprob_token_ids=(7, 7, 0),
+        prompt_logprobs=0,
     )
     message = pb.GenerateRequest(text="a", sampling_params=facts.sampling_message(asked))
     received = pb.GenerateRequest.FromString(message.SerializeToString())

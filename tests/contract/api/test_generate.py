@@ -8,7 +8,7 @@ import pytest
 
 from core.errors import RequestFailed
 from core.types.io import ChatMessage, Delta, FinishReason, GenerateRequest, TokenLogprob
-from service.client import CallFailed, Chunk, End
+from service.client import CallFailed, Chunk, End, PromptChunk
 from service.pb.slipstream.v1 import inference_pb2 as pb
 from tests.support.fakes.fake_engine import FakeEngine, finished, held, token_at
 from tests.support.servers import Serve
@@ -113,6 +113,29 @@ async def test_chosen_ids_come_in_their_order(serve: Serve) -> None:
         plain = [e async for e in serving.client.generate("hi", **asked | {"logprob_token_ids": [9, 8]})]
     assert [chunk.chosen_logprobs for chunk in chunks] == [((-3.0, -4.0),)] * 2
     assert [chunk.logprobs for chunk in chunks] == [((7, -0.5, ((7, -0.5),)),)] * 2 and len(plain) == 3
+
+
+async def test_log_probabilities_of_a_prompt_are_events_of_their_own(serve: Serve) -> None:
+    """Split where they are too large for a message, and no tokens of the output."""
+    count, top = 3000, tuple((token, -1.0) for token in range(20))
+
+    def script(request: GenerateRequest) -> list[object]:
+        assert request.sampling.prompt_logprobs == 20
+        ids = tuple(range(count))
+        told = Delta(0, -count, ids, "", tuple(TokenLogprob(i, -0.5, top) for i in ids))
+        return [told, Delta(0, 0, (7,), "x"), finished(0, 1)]
+
+    async with serve(FakeEngine(script)) as serving:
+        events = [event async for event in serving.client.generate([5] * (count + 1), prompt_logprobs=20)]
+        (whole,) = await serving.client.complete([5] * (count + 1), prompt_logprobs=20)
+    *told, chunk, end = events
+    assert len(told) > 1 and all(isinstance(event, PromptChunk) for event in told)
+    entries = [entry for event in told for entry in event.logprobs]  # type: ignore[union-attr]
+    assert [token for token, _, _ in entries] == list(range(count)) and entries[0] == (0, -0.5, top)
+    at = [event.position for event in told]  # type: ignore[union-attr]
+    assert at[0] == 1 and at == [1 + event.logprobs[0][0] for event in told]  # type: ignore[union-attr]
+    assert isinstance(chunk, Chunk) and chunk.position == 0 and isinstance(end, End)
+    assert list(whole.prompt_logprobs) == entries and whole.token_ids == (7,)
 
 
 async def test_a_delta_too_large_for_a_client_is_split_without_gaps(serve: Serve) -> None:

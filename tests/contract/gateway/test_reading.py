@@ -108,7 +108,10 @@ async def test_constraints_arrive(serve: Serve, spoken: Spoken, params: Any, con
 async def test_vllm_takes_a_text_as_well(serve: Serve) -> None:
     async with serve() as serving:
         request = await asked(serving, VLLM, VLLM.pb.GenerateRequest(text="hello"))
-    assert (request.text, request.token_ids) == ("hello", None)
+        assert (request.text, request.token_ids) == ("hello", None)
+        told = VLLM.pb.GenerateRequest(text="hello", sampling_params=VLLM.pb.SamplingParams(prompt_logprobs=1))
+        with pytest.raises(grpc.aio.AioRpcError, match="needs token ids for a prompt"):
+            await asked(serving, VLLM, told)
 
 
 MANY = {"logit_bias": dict.fromkeys(range(2000), 1.0)}
@@ -147,7 +150,8 @@ REFUSED: list[tuple[Spoken, dict[str, Any], str]] = [
     (VLLM, {"params": {"logprobs": -1}}, "sampling_params.logprobs"),
     (VLLM, {"params": {"logprobs": 65}}, "sampling_params.logprobs"),
     (SGLANG, {"logprob_start_len": 1}, "logprob_start_len"),
-    (VLLM, {"params": {"prompt_logprobs": 1}}, "sampling_params.prompt_logprobs"),
+    (VLLM, {"params": {"prompt_logprobs": 21}}, "sampling_params.prompt_logprobs"),
+    (VLLM, {"params": {"prompt_logprobs": -1}}, "sampling_params.prompt_logprobs"),
     (VLLM, {"params": {"truncate_prompt_tokens": 5}}, "sampling_params.truncate_prompt_tokens"),
     (SGLANG, {"token_ids_logprob": [1]}, "token_ids_logprob"),
     (SGLANG, {"return_logprob": True, "token_ids_logprob": [VOCAB]}, "token_ids_logprob[0]"),

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from core.engine.streams.output_processor import OutputProcessor
+from core.batch.result import LogprobResult
+from core.engine.streams.output_processor import OutputProcessor, StepLogprobs
 from core.engine.streams.pending_output import PendingOutput
 from core.engine.streams.reader_turns import Turnstile
 from core.engine.streams.token_stream import TokenStream
@@ -15,7 +16,8 @@ from core.scheduler.outputs import Ending, StepOutputs, StepTokens
 from core.text.detokenizer import IncrementalDetokenizer
 from core.text.failures import TextFailures
 from core.text.tokenizer import Tokenizer
-from core.types.io import Delta, Finished, FinishReason, OutputEvent, Started
+from core.types.io import Delta, Finished, FinishReason, OutputEvent, Started, TokenLogprob
+from core.types.logprobs import TokenLogprobs
 from core.types.request import Req
 from core.types.sampling_params import SamplingParams
 
@@ -62,3 +64,21 @@ async def test_only_the_stop_token_has_no_text(tokenizer: Tokenizer, split: int,
     assert [t for event in got if isinstance(event, Delta) for t in event.token_ids] == list(TOKENS)
     assert isinstance(got[-1], Finished) and got[-1].matched_stop == STOP
     assert closed == [stream]
+
+
+def test_a_token_has_what_its_own_row_was_told() -> None:
+    """Of columns that are as wide as the row that wants most."""
+    ranked = np.array([[1, 2], [3, 4]])
+    found = LogprobResult(
+        np.array([-1.0, -2.0], np.float32), ranked, -ranked.astype(np.float32), np.array([[5, 6], [7, 8]], np.float32)
+    )
+    kept, told = TokenLogprobs(), StepLogprobs(found)
+    told.add_to(kept, 1, 40, 1, 2)
+    told.add_to(kept, 0, 41, 2, 2)
+    assert list(kept) == [
+        TokenLogprob(40, -2.0, ((3, -3.0),), (7.0, 8.0)),
+        TokenLogprob(41, -1.0, ((1, -1.0), (2, -2.0)), (5.0, 6.0)),
+    ]
+    few = TokenLogprobs()
+    told.add_to(few, 1, 40, 0, 1)
+    assert few[0] == TokenLogprob(40, -2.0, (), (7.0,))

@@ -64,6 +64,8 @@ def test_stops_are_few_short_and_ids_of_the_vocabulary() -> None:
     assert bad(logprobs=True, logprob_token_ids=(-1, 0, VOCAB)) == ["s.logprob_token_ids[0]", "s.logprob_token_ids[2]"]
     assert bad(logprobs=True, logprob_token_ids=(0,) * (MAX_LOGPROB_TOKEN_IDS + 1)) == ["s.logprob_token_ids"]
     assert bad(logprob_token_ids=(0,)) == ["s.logprob_token_ids"]
+    assert bad(prompt_logprobs=0) == bad(prompt_logprobs=20) == []
+    assert bad(prompt_logprobs=-1) == bad(prompt_logprobs=21) == ["s.prompt_logprobs"]
     assert bad(stop_token_ids=(-1, 0, VOCAB)) == ["s.stop_token_ids[0]", "s.stop_token_ids[2]"]
     assert bad(stop_token_ids=(0,) * (MAX_STOP_TOKEN_IDS + 1)) == ["s.stop_token_ids"]
 

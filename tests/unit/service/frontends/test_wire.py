@@ -113,6 +113,7 @@ def test_a_batch_of_events_survives_being_cut_anywhere() -> None:
         (2**33, Delta(0, 2**20, (2**31,), "", top[1:])),
         (8, Delta(0, 1, (6, 7), "", told)),
         (7, Delta(0, 10, (4, 5), "", top)),
+        (6, Delta(0, -(2**20), (4, 5), "", top)),
     ]
     batch = EventBatch()
     for stream, delta in deltas:
@@ -127,6 +128,19 @@ def test_a_batch_of_events_survives_being_cut_anywhere() -> None:
     for _, body in got:
         before, between, after = read_events(body)
         assert (before, list(between), after) == ([[7, {}]], deltas, [[9, "finished", None]])
+
+
+async def test_tokens_of_a_prompt_are_merged_by_themselves() -> None:
+    stream = RemoteStream("r", 1, lambda: None, max_pending_tokens=60, room=UnreadBytes())
+    told = (TokenLogprob(3, -1.0),)
+    for position in (-3, -2, -1):
+        stream.push(Delta(0, position, (position + 9,), "", told))
+    stream.push(Delta(0, 0, (1,), "a"))
+    stream.push(Delta(0, 1, (2,), "b"))
+    assert await anext(stream) == Delta(0, -3, (6, 7, 8), "", told * 3)
+    assert await anext(stream) == Delta(0, 0, (1, 2), "ab")
+    stream.push(Delta(0, 2, (3,), "c"))
+    assert await anext(stream) == Delta(0, 2, (3,), "c")
 
 
 async def test_unread_deltas_are_merged_and_bounded() -> None:
