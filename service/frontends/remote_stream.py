@@ -80,6 +80,9 @@ class RemoteStream:
 
     def _push_delta(self, delta: Delta) -> None:
         self._pending += len(delta.token_ids)
+        if delta.position < 0:
+            # The bound is on tokens of outputs, as in the engine's process.
+            self._max_pending += len(delta.token_ids)
         unread = self._unread.get(key := (delta.index, delta.position < 0))
         if unread is not None:
             unread.add(delta)

@@ -99,6 +99,9 @@ class SglangDialect(Answers):
         told = message.return_logprob and message.logprob_start_len > 0
         if message.logprob_start_len > 0 and not message.return_logprob:
             violations.append(FieldViolation("logprob_start_len", "needs return_logprob"))
+        if told and message.top_logprobs_num > MAX_PROMPT_LOGPROBS:
+            words = f"of a prompt at most {MAX_PROMPT_LOGPROBS} alternatives are told, see logprob_start_len"
+            violations.append(FieldViolation("top_logprobs_num", words))
         if not message.return_logprob and message.top_logprobs_num:
             violations.append(FieldViolation("top_logprobs_num", "needs return_logprob"))
         if not message.return_logprob and message.token_ids_logprob:
@@ -115,7 +118,7 @@ class SglangDialect(Answers):
             logprobs=message.return_logprob,
             top_logprobs=message.top_logprobs_num,
             logprob_token_ids=tuple(message.token_ids_logprob),
-            prompt_logprobs=min(message.top_logprobs_num, MAX_PROMPT_LOGPROBS) if told else None,
+            prompt_logprobs=message.top_logprobs_num if told else None,
             logit_bias={bias[key]: reading.as_written(value) for key, value in params.logit_bias.items()},
         )
         request = GenerateRequest(

@@ -72,6 +72,8 @@ class Seen:
     ids: dict[int, list[int]] = field(default_factory=dict)
     texts: dict[int, str] = field(default_factory=dict)
     ends: dict[int, End] = field(default_factory=dict)
+    told: dict[int, list[Any]] = field(default_factory=dict)
+    """Log probabilities, and those of chosen ids."""
 
     def note(self, event: Chunk | End) -> None:
         """One event; fails for a gap, a repeat, or anything after the end of an output."""
@@ -84,6 +86,8 @@ class Seen:
         assert event.position == len(ids), f"output {event.index}: at {event.position} after {len(ids)}"
         ids += event.token_ids
         self.texts[event.index] = self.texts.get(event.index, "") + event.text
+        chosen = event.chosen_logprobs or [()] * len(event.logprobs)
+        self.told.setdefault(event.index, []).extend(zip(event.logprobs, chosen, strict=True))
 
     def received(self) -> dict[int, Received]:
         """As `attach` takes it."""
@@ -96,7 +100,7 @@ class Seen:
     def outcome(self) -> Any:
         """What must be the same however often the connection broke."""
         ends = {index: (end.reason, end.completion_tokens, end.matched_stop) for index, end in self.ends.items()}
-        return self.ids, self.texts, ends
+        return self.ids, self.texts, ends, self.told
 
 
 async def uninterrupted(client: SlipstreamClient, prompt: Sequence[int], **options: Any) -> Seen:

@@ -68,6 +68,8 @@ async def test_a_connection_that_breaks_anywhere_loses_and_repeats_nothing(
                 async def one(number: int) -> None:
                     options = {"max_tokens": rng.randrange(200, 900), "n": rng.choice((1, 1, 3)), **GREEDY}
                     options |= {"want_text": bool(rng.getrandbits(1)), "logprobs": not rng.randrange(4)}
+                    if options["logprobs"] and rng.getrandbits(1):
+                        options["logprob_token_ids"] = [9, 3, 9]
                     prompt = [rng.randrange(300) for _ in range(rng.randrange(1, 9))]
                     expected = await uninterrupted(straight, prompt, **options)
                     seen = await uninterrupted(client, prompt, resumable=True, **options)

@@ -150,6 +150,7 @@ REFUSED: list[tuple[Spoken, dict[str, Any], str]] = [
     (VLLM, {"params": {"logprobs": -1}}, "sampling_params.logprobs"),
     (VLLM, {"params": {"logprobs": 65}}, "sampling_params.logprobs"),
     (SGLANG, {"logprob_start_len": 1}, "logprob_start_len"),
+    (SGLANG, {"logprob_start_len": 1, "return_logprob": True, "top_logprobs_num": 21}, "top_logprobs_num"),
     (VLLM, {"params": {"prompt_logprobs": 21}}, "sampling_params.prompt_logprobs"),
     (VLLM, {"params": {"prompt_logprobs": -1}}, "sampling_params.prompt_logprobs"),
     (VLLM, {"params": {"truncate_prompt_tokens": 5}}, "sampling_params.truncate_prompt_tokens"),

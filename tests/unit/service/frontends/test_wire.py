@@ -131,7 +131,7 @@ def test_a_batch_of_events_survives_being_cut_anywhere() -> None:
 
 
 async def test_tokens_of_a_prompt_are_merged_by_themselves() -> None:
-    stream = RemoteStream("r", 1, lambda: None, max_pending_tokens=60, room=UnreadBytes())
+    stream = RemoteStream("r", 1, lambda: None, max_pending_tokens=2, room=UnreadBytes())
     told = (TokenLogprob(3, -1.0),)
     for position in (-3, -2, -1):
         stream.push(Delta(0, position, (position + 9,), "", told))
