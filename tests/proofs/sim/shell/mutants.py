@@ -204,7 +204,7 @@ MUTANTS: tuple[ShellMutant, ...] = (
         "        if incarnation and incarnation != kept.history.incarnation:\n",
         "        if False:\n",
         ("tokens", "incarnation", "illegal_error", "started"),
-        3674,
+        1064,
     ),
     ShellMutant(
         "an-id-used-again-needs-no-incarnation",
@@ -212,7 +212,7 @@ MUTANTS: tuple[ShellMutant, ...] = (
         "        if not incarnation and request_id in self._reused:\n",
         "        if False:\n",
         ("tokens", "illegal_error", "started"),
-        3892,
+        4489,
     ),
     ShellMutant(
         "hold-released-with-the-reader-only",
