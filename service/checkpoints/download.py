@@ -1,7 +1,8 @@
 """Brings the files of a hub's model into the cache of `huggingface_hub`, and says in one line why it cannot.
 
 The library's own variables hold: HF_TOKEN, HF_ENDPOINT, HF_HOME, HF_HUB_CACHE, HF_HUB_OFFLINE and the proxies'.
-A download that broke off goes on where it was. Without a network, what the cache has whole is served.
+A connection that breaks is gone on with from where it was; files that came whole stay for the next start, and the one
+that had not is begun anew then. Without a network, what the cache has whole is served.
 """
 
 from __future__ import annotations
@@ -83,16 +84,10 @@ def _sizes(model: HubModel, files: Any, cache: Path) -> tuple[int, int]:
     total = sum(each.file_size or 0 for each in files)
     missing = sum(each.file_size or 0 for each in files if each.will_download)
     there = next(folder for folder in (cache, *cache.parents) if folder.exists())
-    # What a broken download left counts as free: it is gone on with.
-    partial = sum(each.stat().st_size for each in _folder(model, cache).glob("blobs/*.incomplete"))
-    free = shutil.disk_usage(there).free + partial
+    free = shutil.disk_usage(there).free
     if missing and missing + MARGIN_BYTES > free:
         raise ModelLoadError(f"{model} needs {shown(missing)} more and {there} has {shown(free)} free; {ELSEWHERE}")
     return total, missing
-
-
-def _folder(model: HubModel, cache: Path) -> Path:
-    return cache / f"models--{model.repo.replace('/', '--')}"
 
 
 def _reason(error: Exception, model: HubModel) -> str:

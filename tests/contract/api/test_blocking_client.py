@@ -16,7 +16,8 @@ from pathlib import Path
 import grpc
 import pytest
 
-from service.client import CallFailed, Chunk, End, SyncSlipstreamClient
+from service.access.tls_credentials import ClientTls
+from service.client import CallFailed, Chunk, End, SyncSlipstreamClient, blocking
 from service.client.loop_thread import LoopThread
 from tests.chaos.process import PATIENCE, ServerProcess, settled
 from tests.support.repository import ROOT
@@ -171,6 +172,70 @@ def test_an_iterator_may_be_dropped_on_the_thread_itself() -> None:
         assert closed.wait(PATIENCE)
     finally:
         thread.release()
+
+
+def test_what_it_is_made_of_is_what_it_was_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[tuple[object, ...]] = []
+
+    class Recorded:
+        def __init__(self, *args: object, **kwargs: object) -> None:
+            given.append((args, kwargs))
+
+        async def close(self) -> None:
+            """Nothing is open."""
+
+    monkeypatch.setattr(blocking, "SlipstreamClient", Recorded)
+    options, tls = (("grpc.max_send_message_length", 5),), ClientTls(b"authorities")
+    SyncSlipstreamClient("here:1", options, tls=tls, token="t", fleet=True).close()
+    assert given == [(("here:1", options), {"tls": tls, "token": "t", "fleet": True})]
+
+
+def test_an_interrupted_call_is_cancelled() -> None:
+    begun, ended = threading.Event(), threading.Event()
+
+    async def waits() -> None:
+        try:
+            begun.set()
+            await asyncio.Event().wait()
+        finally:
+            ended.set()
+
+    main = threading.main_thread().ident
+    assert main is not None
+    thread = LoopThread.acquire()
+    interrupt = threading.Thread(target=lambda: (begun.wait(PATIENCE), signal.pthread_kill(main, signal.SIGINT)))
+    interrupt.start()
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            thread.run(waits())
+        assert ended.wait(PATIENCE)
+    finally:
+        interrupt.join()
+        thread.release()
+
+
+FORKED = """
+import os
+from service.client.loop_thread import LoopThread
+async def five():
+    return 5
+before = LoopThread.acquire()
+child = os.fork()
+if not child:
+    try:
+        before.run(five())
+    except RuntimeError:
+        os._exit(LoopThread.acquire().run(five()))
+    os._exit(1)
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), before.run(five()))
+"""
+
+
+def test_a_child_of_a_fork_has_a_thread_of_its_own() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", FORKED], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (done.stdout, done.stderr) == ("5 5\n", "")
 
 
 INSTALLED = """

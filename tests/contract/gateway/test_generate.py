@@ -110,27 +110,28 @@ async def test_the_prompt_is_told_with_the_first_chunk_and_at_the_end(
 
     def script(request: GenerateRequest) -> Any:
         assert request.sampling.prompt_logprobs == 1 and request.token_ids is not None
-        yield Delta(
-            0, -2, request.token_ids[1:3], "", tuple(replace(entry, token_id=i) for i in request.token_ids[1:3])
-        )
+        # In several parts, as a long prompt is told.
+        for place in range(1, 4):
+            token = request.token_ids[place]
+            yield Delta(0, place - 4, (token,), "", (replace(entry, token_id=token),))
         for index in range(n):
             yield Delta(index, 0, (40,), "")
             yield Delta(index, 1, (41,), "")
             yield Finished(index, FinishReason.LENGTH, Usage(3, 0, 2), Timing(0.0, 0.0, 0.0), None)
 
     vllm = spoken.name == "vllm"
-    fields: dict[str, Any] = {"return_logprob": True, "top_logprobs_num": 1, "logprob_start_len": 2}
+    fields: dict[str, Any] = {"return_logprob": True, "top_logprobs_num": 1, "logprob_start_len": 3}
     params = {"n": n, "prompt_logprobs": 1} if vllm else {"n": n}
-    request = spoken.generate([31, 32, 33], params=params, stream=stream, **({} if vllm else fields))
+    request = spoken.generate([31, 32, 33, 34], params=params, stream=stream, **({} if vllm else fields))
     async with serve(FakeEngine(script)) as serving:
         chunks, wholes = await spoken_of(spoken.stub(serving.client.channel).Generate(request))
     assert len(wholes) == n and len(chunks) == (2 * n if stream else 0)
-    ids = [31, 32, 33] if vllm else [33]
+    ids = [31, 32, 33, 34] if vllm else [34]
     for each in (*(chunk for chunk in chunks if list(chunk.token_ids) == [40]), *wholes):
         told = each.input_logprobs
         assert list(told.token_ids) == ids
         values = [one.value if one.HasField("value") else None for one in told.token_logprobs]
-        assert values == ([None, -1.0, -1.0] if vllm else [-1.0])
+        assert values == ([None, -1.0, -1.0, -1.0] if vllm else [-1.0])
         ranked = [[] if value is None else [8] for value in values]
         assert [list(one.token_ids) for one in told.top_logprobs] == ranked
     assert not any(chunk.HasField("input_logprobs") for chunk in chunks if list(chunk.token_ids) == [41])

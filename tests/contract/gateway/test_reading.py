@@ -68,9 +68,11 @@ async def test_every_option_of_sglang_arrives(serve: Serve) -> None:
 async def test_every_option_of_vllm_arrives(serve: Serve) -> None:
     params = EVERYTHING | {"min_tokens": 2, "include_stop_str_in_output": True, "logit_bias": {9: -1.5}, "seed": 11}
     async with serve() as serving:
-        request = await asked(serving, VLLM, VLLM.generate(IDS, params=params | {"logprobs": 3}))
-    expected = {"min_tokens": 2, "include_stop_in_output": True, "logit_bias": {9: -1.5}, "seed": 11}
-    assert request.sampling == SamplingParams(**AS_SAMPLED, **expected, logprobs=True, top_logprobs=3)
+        told = {"logprobs": 3, "prompt_logprobs": 0}
+        request = await asked(serving, VLLM, VLLM.generate(IDS, params=params | told))
+    expected: dict[str, Any] = {"min_tokens": 2, "include_stop_in_output": True, "logit_bias": {9: -1.5}, "seed": 11}
+    found = {"logprobs": True, "top_logprobs": 3, "prompt_logprobs": 0}
+    assert request.sampling == SamplingParams(**AS_SAMPLED, **expected, **found)
 
 
 async def test_zeros_without_presence_switch_options_off(serve: Serve) -> None:
@@ -111,7 +113,7 @@ async def test_vllm_takes_a_text_as_well(serve: Serve) -> None:
         assert (request.text, request.token_ids) == ("hello", None)
         told = VLLM.pb.GenerateRequest(text="hello", sampling_params=VLLM.pb.SamplingParams(prompt_logprobs=1))
         with pytest.raises(grpc.aio.AioRpcError, match="needs token ids for a prompt"):
-            await asked(serving, VLLM, told)
+            await called(serving, VLLM, told)
 
 
 MANY = {"logit_bias": dict.fromkeys(range(2000), 1.0)}

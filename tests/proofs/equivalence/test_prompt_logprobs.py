@@ -12,6 +12,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from core.executor import scorer
 from core.scheduler import prefill_adder
 from core.types.io import Delta, GenerateRequest
 from core.types.sampling_params import SamplingParams
@@ -19,6 +20,7 @@ from service.client import CallFailed, Completion, End, PromptChunk, SlipstreamC
 from tests.proofs.equivalence.test_decode_graphs import graph_engine
 from tests.support.checkpoints import VOCAB_SIZE
 from tests.support.fakes.grid_attention import MixedAttention
+from tests.support.fakes.tight_allocator import ERRORS
 from tests.support.servers import serve_checkpoint
 
 KINDS = ("llama", "gemma3_text", "deepseek_v3", "qwen3_moe", "mamba2", "lfm2")
@@ -112,6 +114,24 @@ async def test_a_retracted_prompt_is_told_once(checkpoint_of: Callable[[str], Pa
         assert server.engine.stats.preemptions > 0
     for prompt, (told,) in zip(prompts, done, strict=True):
         check_told(told, prompt, expected(directory, prompt))
+
+
+async def test_without_memory_for_them_their_requests_end_alone(
+    checkpoint_of: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def short(*_: Any) -> None:
+        raise ERRORS[0]()
+
+    rng, directory = random.Random(13), checkpoint_of("llama")
+    prompt = prompt_of(rng, 40)
+    async with serve_checkpoint(directory, chunked_prefill_size=48) as (_, client):
+        (plain,) = await scored(client, prompt, prompt_logprobs=None, max_tokens=60)
+        monkeypatch.setattr(scorer, "_scored", short)
+        beside = asyncio.create_task(scored(client, prompt, prompt_logprobs=None, max_tokens=60))
+        with pytest.raises(CallFailed) as failed:
+            await scored(client, prompt_of(rng, 30))
+        assert failed.value.reason == "DEVICE_MEMORY"
+        assert (await beside)[0].token_ids == plain.token_ids
 
 
 async def test_captured_steps_are_for_others(

@@ -7,7 +7,7 @@ import pytest
 
 from core.batch.result import LogprobResult
 from core.engine.streams.output_processor import OutputProcessor, StepLogprobs
-from core.engine.streams.pending_output import PendingOutput
+from core.engine.streams.pending_output import PendingOutput, pending_output
 from core.engine.streams.reader_turns import Turnstile
 from core.engine.streams.token_stream import TokenStream
 from core.engine.streams.unread import UnreadBytes
@@ -17,7 +17,7 @@ from core.text.detokenizer import IncrementalDetokenizer
 from core.text.failures import TextFailures
 from core.text.tokenizer import Tokenizer
 from core.types.io import Delta, Finished, FinishReason, OutputEvent, Started, TokenLogprob
-from core.types.logprobs import TokenLogprobs
+from core.types.logprobs import ALTERNATIVE_BYTES, TokenLogprobs
 from core.types.request import Req
 from core.types.sampling_params import SamplingParams
 
@@ -64,6 +64,52 @@ async def test_only_the_stop_token_has_no_text(tokenizer: Tokenizer, split: int,
     assert [t for event in got if isinstance(event, Delta) for t in event.token_ids] == list(TOKENS)
     assert isinstance(got[-1], Finished) and got[-1].matched_stop == STOP
     assert closed == [stream]
+
+
+def test_the_bound_on_unread_tokens_is_on_those_of_the_output() -> None:
+    output = PendingOutput(0, None, None, most=9, prompt=5)
+    output.bound(2)
+    for token in range(5):
+        output.push_prompt(token)
+    output.ids += [40, 41]
+    assert not output.overfull
+    output.ids.append(42)
+    assert output.overfull
+    first = output.take()
+    assert isinstance(first, Delta) and (first.position, first.token_ids) == (-5, (0, 1, 2, 3, 4))
+    assert isinstance(second := output.take(), Delta) and (second.position, second.token_ids) == (0, (40, 41, 42))
+
+
+def test_alternatives_of_a_prompt_are_counted_before_they_come(tokenizer: Tokenizer) -> None:
+    req = Req("r", 0, np.arange(900), SamplingParams(prompt_logprobs=20), 0, 16)
+    plain = Req("r", 0, np.arange(900), SamplingParams(), 0, 16)
+    told, silent = (pending_output(each, tokenizer, want_text=False) for each in (req, plain))
+    assert told.charge() - silent.charge() >= told.room * 20 * ALTERNATIVE_BYTES
+
+
+def test_each_prompt_has_as_many_alternatives_as_it_asks_for(tokenizer: Tokenizer) -> None:
+    """Of a step that tells of several."""
+    streams, reqs = [], []
+    for top in (2, 0):
+        params = SamplingParams(prompt_logprobs=top)
+        req = Req("r", 0, np.array([7, 8]), params, 0, 16)
+        output = pending_output(req, tokenizer, want_text=False)
+        stream = TokenStream(
+            Started("r", 2), [output], lambda _: None, Turnstile(), unfailing, lambda _: None, UnreadBytes()
+        )
+        stream.reqs, req.sink = [req], stream
+        streams.append(stream)
+        reqs.append(req)
+    ranked = np.array([[1, 2], [3, 4]])
+    found = LogprobResult(np.array([-1.0, -2.0], np.float32), ranked, -ranked.astype(np.float32))
+    step = StepTokens(reqs, [8, 8], np.array([-1, -1]), found, np.array([0, 1]), of_prompts=True)
+    processor = OutputProcessor(Intake(), lambda: None, 100, lambda _: None, TextFailures())
+    processor.emit(StepOutputs((step,), ()), 1.0)
+    told = [stream.outputs[0].take() for stream in streams]
+    assert [list(each.logprobs) for each in told if isinstance(each, Delta)] == [
+        [TokenLogprob(8, -1.0, ((1, -1.0), (2, -2.0)))],
+        [TokenLogprob(8, -2.0)],
+    ]
 
 
 def test_a_token_has_what_its_own_row_was_told() -> None:

@@ -16,6 +16,7 @@ from core.engine import report as reports
 from core.engine.report import ModelReport, report
 from core.errors import ModelLoadError
 from tests.support.encoder_decoders import make_encoder_decoder
+from tests.support.quantised import make_quantised
 
 KEYS = ("num_experts", "num_local_experts")
 """By which of them a configuration says how many experts there are, transformers has changed."""
@@ -55,7 +56,15 @@ def test_the_dtype_and_the_quantisation_asked_for_are_those_told(checkpoint_of: 
     half = reported(checkpoint_of("llama"), dtype="bfloat16")
     assert half.weight_bytes * 2 == whole.weight_bytes and half.kv_bytes_per_token * 2 == whole.kv_bytes_per_token
     packed = reported(checkpoint_of("llama"), quantization="int8")
-    assert packed.weight_bytes < half.weight_bytes and packed.quantization
+    sizes = {name: each.numel() for name, each in tensors_of(checkpoint_of("llama")).items()}
+    embedding = sizes["model.embed_tokens.weight"]
+    assert packed.weight_bytes == embedding * 4 + sum(sizes.values()) - embedding and packed.quantization
+
+
+def test_weights_that_are_quantised_already_are_as_large_as_their_files(tmp_path: Path) -> None:
+    directory = make_quantised("ct-w4a16", tmp_path)
+    stored = sum(each.nbytes for each in tensors_of(directory).values())
+    assert reported(directory, dtype="float32").weight_bytes == stored
 
 
 def test_a_token_reads_the_experts_that_it_goes_through(checkpoint_of: Callable[[str], Path]) -> None:

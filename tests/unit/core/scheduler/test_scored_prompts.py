@@ -14,7 +14,7 @@ from core.scheduler import prefill_adder
 from core.scheduler.outputs import StepOutputs
 from core.types.request import Req
 from tests.support.fakes.hash_executor import HashExecutor
-from tests.unit.core.scheduler.harness import Harness
+from tests.unit.core.scheduler.harness import VOCAB, Harness
 
 MOST = 5
 
@@ -96,6 +96,18 @@ def test_a_long_one_holds_up_no_prompt_behind_it() -> None:
     world.drain()
     for req in (long, other):
         world.expect(req)
+        world.expect_told(req)
+
+
+@pytest.mark.parametrize("tokens", [1, 7, 19])
+def test_the_bound_is_on_the_bytes_of_their_logits(tokens: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prefill_adder, "SCORED_BYTES", tokens * VOCAB * 4 + 3)
+    monkeypatch.setattr(prefill_adder, "LEAST_SCORED", 1)
+    world = Told(chunked_prefill_size=64)
+    reqs = [world.add([i, *range(20)], prompt_logprobs=0, max_tokens=1) for i in range(2)]
+    world.drain()
+    assert max(scored(batch) for batch in world.executor.batches) == tokens
+    for req in reqs:
         world.expect_told(req)
 
 

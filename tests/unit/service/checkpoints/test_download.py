@@ -71,6 +71,23 @@ def test_weights_configurations_and_the_tokenizer_come(hub: FakeHub, checkpoint:
     assert parts == sorted(parts) and parts[0] == 0.0 and parts[-1] == 1.0
 
 
+def test_every_kind_of_file_that_a_loader_reads_comes(hub: FakeHub) -> None:
+    """Those of `core.models` and of the tokenizers of transformers."""
+    hub.files["model.safetensors.index.json"] = b"{ }"
+    names = [
+        "generation_config.json",
+        "quantize_config.json",
+        "tokenizer.json",
+        "tokenizer_config.json",
+        "tokenizer.model",
+    ]
+    names += ["special_tokens_map.json", "added_tokens.json", "vocab.json", "vocab.txt", "merges.txt", "qwen.tiktoken"]
+    names += ["chat_template.jinja", "chat_template.json", "model-00002-of-00002.safetensors"]
+    hub.files |= {name: name.encode() for name in names}
+    download(NAME, None)
+    assert set(hub.fetched()) >= {*names, "model.safetensors.index.json", "config.json", "model.safetensors"}
+
+
 def test_what_is_there_is_not_fetched_again(hub: FakeHub) -> None:
     told: list[str] = []
     first = download(NAME, None)
@@ -79,19 +96,47 @@ def test_what_is_there_is_not_fetched_again(hub: FakeHub) -> None:
     assert hub.fetched() == [] and told == [], "nothing comes, so no progress is told"
 
 
-@pytest.mark.parametrize("gone", [False, True], ids=["at once", "by the next start"])
-def test_a_download_that_broke_off_goes_on(hub: FakeHub, gone: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_connection_that_breaks_is_gone_on_with(hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(constants, "DOWNLOAD_CHUNK_SIZE", 1000)
     hub.files["tokenizer.model"] = os.urandom(100_000)
-    hub.cut_after, hub.status_after_cut = 50_500, 500 if gone else None
-    if gone:
-        assert "status 500" in refusal()
-        hub.status = None
+    hub.cut_after = 50_500
     told: list[float] = []
     found = download(NAME, lambda _, fraction: told.append(fraction))
     assert (found / "tokenizer.model").read_bytes() == hub.files["tokenizer.model"]
     assert [asked for _, path, asked in hub.asked if path.endswith("tokenizer.model") and asked][-1] == "bytes=50000-"
+    assert told == sorted(told) and told[-1] == 1.0
+
+
+def test_files_that_came_whole_stay_for_the_next_start(hub: FakeHub) -> None:
+    hub.files["tokenizer.model"] = os.urandom(100_000)
+    hub.cut_after, hub.status_after_cut = 50_500, 500
+    assert "status 500" in refusal()
+    # Files come at the same time; of those that did not come whole nothing is left.
+    there = {name for name in ("config.json", "model.safetensors") if cached(name)}
+    hub.status = None
+    hub.asked.clear()
+    told: list[float] = []
+    found = download(NAME, lambda _, fraction: told.append(fraction))
+    assert (found / "tokenizer.model").read_bytes() == hub.files["tokenizer.model"]
+    assert not there & set(hub.fetched()) and "tokenizer.model" in hub.fetched()
+    assert not list(Path(constants.HF_HUB_CACHE).rglob("*.incomplete"))
     assert told[-1] == 1.0
+
+
+def test_progress_begins_behind_what_is_there(hub: FakeHub) -> None:
+    hub.files["tokenizer.model"] = os.urandom(1000)
+    found = download(NAME, None)
+    blob = (found / "tokenizer.model").resolve()
+    (found / "tokenizer.model").unlink()
+    blob.unlink()
+    told: list[float] = []
+    download(NAME, lambda _, fraction: told.append(fraction))
+    size = sum(path.stat().st_size for path in found.iterdir())
+    assert told[0] == pytest.approx(1 - 1000 / size) and told[-1] == 1.0
+
+
+def cached(name: str) -> bool:
+    return any(Path(constants.HF_HUB_CACHE).rglob(f"snapshots/{COMMIT}/{name}"))
 
 
 def test_a_revision_is_asked_for(hub: FakeHub) -> None:
@@ -158,6 +203,10 @@ def test_too_little_space_is_said_before_anything_comes(hub: FakeHub, monkeypatc
     said = refusal()
     assert said.startswith("org/name needs ") and "free; HF_HOME or HF_HUB_CACHE names another place" in said
     assert hub.fetched() == []
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage)
+    found = download(NAME, None)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=0))
+    assert download(NAME, None) == found, "nothing has to come"
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -13,7 +14,8 @@ from service.cli.cli import cli
 
 
 def test_it_says_what_serving_would_be() -> None:
-    done = CliRunner().invoke(cli, ["check", "--native", "off", "--max-total-tokens", "4096"])
+    asked = ["check", "--kv-cache-dtype", "fp8_e4m3", "--native", "off", "--max-total-tokens", "4096"]
+    done = CliRunner().invoke(cli, asked)
     assert done.exit_code == 0, done.output
     told = {line[:22].strip(): line[23:] for line in done.stdout.splitlines()}
     assert (
@@ -21,6 +23,8 @@ def test_it_says_what_serving_would_be() -> None:
     )
     assert told["cache here"].startswith("4,096 tokens (") and told["tokens per second"].startswith("at most ")
     assert set(told) >= {"weights", "context", "cache per token"}
+    remarked = CliRunner().invoke(cli, [*asked, "--native", "wait"])
+    assert "remark                 served by transformers: native decoders read no keys in fp8_e4m3" in remarked.stdout
 
 
 def test_as_an_object() -> None:
@@ -38,3 +42,7 @@ def test_what_cannot_be_served_is_one_line(tmp_path: Path) -> None:
     assert done.stderr.splitlines()[-1].startswith(f"slipstream: {tmp_path}: model type 'nonesuch' is unknown")
     done = subprocess.run([*command[:-1], "/nonexistent"], capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stderr) == (3, "slipstream: model directory /nonexistent does not exist\n")
+    offline = os.environ | {"HF_HUB_OFFLINE": "1", "HF_HUB_CACHE": str(tmp_path / "cache")}
+    done = subprocess.run([*command[:-1], "org/other"], capture_output=True, text=True, timeout=60, env=offline)
+    told = "slipstream: org/other: HF_HUB_OFFLINE is set, and the cache does not have all of its files\n"
+    assert (done.returncode, done.stderr) == (3, told)

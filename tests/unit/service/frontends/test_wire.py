@@ -130,6 +130,16 @@ def test_a_batch_of_events_survives_being_cut_anywhere() -> None:
         assert (before, list(between), after) == ([[7, {}]], deltas, [[9, "finished", None]])
 
 
+def test_a_batch_knows_how_large_it_is() -> None:
+    """It is sent once it is large enough, and log probabilities are most of it."""
+    top, chosen = tuple((token, -1.0) for token in range(64)), (-2.0,) * 1024
+    for told in (TokenLogprob(4, -0.1), TokenLogprob(4, -0.1, top), TokenLogprob(4, -0.1, (), chosen)):
+        batch = EventBatch()
+        for place in range(40):
+            batch.add(7, Delta(0, place, (4,), "some text", (told,)))
+        assert batch.size == pytest.approx(len(batch.frame()), rel=0.05)
+
+
 async def test_tokens_of_a_prompt_are_merged_by_themselves() -> None:
     stream = RemoteStream("r", 1, lambda: None, max_pending_tokens=2, room=UnreadBytes())
     told = (TokenLogprob(3, -1.0),)
