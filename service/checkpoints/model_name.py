@@ -26,6 +26,7 @@ def hub_model(given: str) -> HubModel | None:
     A directory that is there wins over a name. So does a spelling that only a path can have: `./a/b`, `/a/b`, `a/b/c`.
     """
     found = _NAME.fullmatch(given)
-    if found is None or Path(given).is_dir():
+    # A revision is the name of a file in the cache too.
+    if found is None or ".." in given or Path(given).is_dir():
         return None
     return HubModel(found[1], found[2])

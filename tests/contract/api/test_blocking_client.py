@@ -41,6 +41,14 @@ def client(server: ServerProcess) -> Iterator[SyncSlipstreamClient]:
         yield client
 
 
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    """A shell that runs the tests beside it has them ignore SIGINT."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 def threads() -> list[str]:
     return [each.name for each in threading.enumerate() if each.name == THREAD]
 
@@ -82,7 +90,9 @@ def test_leaving_a_loop_ends_the_request(server: ServerProcess, client: SyncSlip
     assert not asyncio.run(settled(server))[0].live
 
 
-def test_an_interrupt_leaves_nothing_running(server: ServerProcess, client: SyncSlipstreamClient) -> None:
+def test_an_interrupt_leaves_nothing_running(
+    server: ServerProcess, client: SyncSlipstreamClient, interruptible: None
+) -> None:
     """Control-C, as soon as the server has begun: what waits is the main thread, and what works is the client's."""
     main = threading.main_thread().ident
     assert main is not None
@@ -190,7 +200,7 @@ def test_what_it_is_made_of_is_what_it_was_given(monkeypatch: pytest.MonkeyPatch
     assert given == [(("here:1", options), {"tls": tls, "token": "t", "fleet": True})]
 
 
-def test_an_interrupted_call_is_cancelled() -> None:
+def test_an_interrupted_call_is_cancelled(interruptible: None) -> None:
     begun, ended = threading.Event(), threading.Event()
 
     async def waits() -> None:

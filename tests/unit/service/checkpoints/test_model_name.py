@@ -20,7 +20,10 @@ from service.checkpoints.model_name import HubModel, hub_model
             (path, None)
             for path in ("", "name", "name@main", "/a/b", "./a/b", "../a", "~/a", "a/b/c", "a/b@", "a//b", "a/")
         ),
-        *((path, None) for path in ("a/..", "-a/b", "a/b@-x", "a/b c", "a/b\n", "https://hub/a", "a/b@main@main")),
+        *(
+            (path, None)
+            for path in ("a/..", "-a/b", "a/b@-x", "a/b c", "a/b\n", "https://hub/a", "a/b@main@main", "a/b@x/../../y")
+        ),
     ],
 )
 def test_names_and_paths(given: str, found: HubModel | None) -> None:
