@@ -95,6 +95,6 @@ class _Reader(Generic[T]):
 
     async def close(self) -> None:
         if self._read is not None and not self._read.done():
-            self._read.cancel()
+            # An interrupt has cancelled it: `LoopThread.run` did, before this was begun.
             await asyncio.wait([self._read])
         await self._events.aclose()

@@ -71,7 +71,7 @@ def test_the_bound_on_unread_tokens_is_on_those_of_the_output() -> None:
     output.bound(2)
     for token in range(5):
         output.push_prompt(token)
-    assert output.total == 0
+        assert output.total == 0
     output.ids += [40, 41]
     assert not output.overfull
     output.ids.append(42)
