@@ -81,6 +81,7 @@ INTS: dict[str, tuple[int, int, tuple[int, int]]] = {
     "seed": (0, INT64[1], INT64),
     "n": (1, 64, INT32),
     "top_logprobs": (0, 64, INT32),
+    "prompt_logprobs": (0, 20, INT32),
 }
 
 

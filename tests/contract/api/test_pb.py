@@ -40,8 +40,8 @@ def test_names_that_clients_rely_on() -> None:
         *("queue_timeout", "cache_salt", "adapter", "constraint", "resumable", "speculative"),
     }
     assert fields["Constraint"] == {"json_schema", "regex", "ebnf", "choice"}
-    assert fields["GenerateResponse"] == {"request_id", "started", "delta", "finished"}
-    assert fields["AttachResponse"] == fields["GenerateResponse"]
+    assert fields["GenerateResponse"] == {"request_id", "started", "delta", "finished", "prompt_logprobs"}
+    assert fields["AttachResponse"] == fields["GenerateResponse"] - {"prompt_logprobs"}
     assert fields["AttachRequest"] == {"request_id", "positions", "incarnation"}
     assert fields["Started"] == {"prompt_tokens", "incarnation"}
     assert fields["AttachPosition"] == {"index", "tokens", "text_bytes", "finished"}

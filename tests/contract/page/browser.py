@@ -26,7 +26,7 @@ INSTALL = "no Chromium here: apt-get install chromium-headless-shell"
 PATIENCE = 30.0
 """Seconds after which what should have happened counts as missing."""
 
-KEYS = {"Tab": (9, ""), "Enter": (13, "\r"), "ArrowLeft": (37, "")}
+KEYS = {"Tab": (9, ""), "Enter": (13, "\r"), "ArrowLeft": (37, ""), "Escape": (27, "")}
 """Keys that can be pressed, with their number and what they write."""
 
 _FLAGS = (
