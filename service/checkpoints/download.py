@@ -1,8 +1,8 @@
 """Brings the files of a hub's model into the cache of `huggingface_hub`, and says in one line why it cannot.
 
 The library's own variables hold: HF_TOKEN, HF_ENDPOINT, HF_HOME, HF_HUB_CACHE, HF_HUB_OFFLINE and the proxies'.
-A connection that breaks is gone on with from where it was; files that came whole stay for the next start, and the one
-that had not is begun anew then. Without a network, what the cache has whole is served.
+A broken connection is taken up again where it broke. Files that came whole stay for the next start, which begins a file
+that was cut off anew. Without a network, what the cache has whole is served.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ import errno
 import logging
 import os
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
@@ -46,7 +48,8 @@ def download(model: HubModel, progress: Progress | None) -> Path:
 
     try:
         try:
-            files = _snapshot(model, dry_run=True, tqdm_class=ByteProgress.silent())
+            with _one_line_only():
+                files = _snapshot(model, dry_run=True, tqdm_class=ByteProgress.silent())
         except DryRunError as error:
             # Without a hub there is the cache: the plain call finds what is there, or says why it asks in vain.
             log.info("%s: taken from the cache, since %s", model, _first_line(error.__cause__ or error))
@@ -54,13 +57,27 @@ def download(model: HubModel, progress: Progress | None) -> Path:
         total, missing = _sizes(model, files, Path(constants.HF_HUB_CACHE))
         stage = f"downloading {model} ({shown(total)})"
         bars = ByteProgress(stage, total, total - missing, progress if missing else None)
-        found = Path(_snapshot(model, tqdm_class=bars.bar()))
+        with _one_line_only():
+            found = Path(_snapshot(model, tqdm_class=bars.bar()))
         log.info("%s: commit %s, %s, of which %s came now", model, found.name, shown(total), shown(missing))
         return found
     except ModelLoadError:
         raise
     except Exception as error:
         raise ModelLoadError(f"{model}: {_reason(error, model)}") from None
+
+
+@contextmanager
+def _one_line_only() -> Iterator[None]:
+    """The library warns of each try that fails, dozens for one download; the last one is what the error tells."""
+    library = logging.getLogger("huggingface_hub")
+    before = library.level
+    if "HF_HUB_VERBOSITY" not in os.environ:
+        library.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        library.setLevel(before)
 
 
 def _snapshot(model: HubModel, **options: Any) -> Any:
@@ -81,8 +98,8 @@ def _sizes(model: HubModel, files: Any, cache: Path) -> tuple[int, int]:
     """Bytes of all files, and of those to come. Raises ModelLoadError if there are no weights, or too little space."""
     if not any(each.filename.endswith(".safetensors") for each in files):
         raise ModelLoadError(f"{model} has no *.safetensors files on the hub; other weight formats are not read")
-    total = sum(each.file_size or 0 for each in files)
-    missing = sum(each.file_size or 0 for each in files if each.will_download)
+    total = sum(max(0, each.file_size or 0) for each in files)
+    missing = sum(max(0, each.file_size or 0) for each in files if each.will_download)
     there = next(folder for folder in (cache, *cache.parents) if folder.exists())
     free = shutil.disk_usage(there).free
     if missing and missing + MARGIN_BYTES > free:

@@ -95,6 +95,7 @@ class _Reader(Generic[T]):
 
     async def close(self) -> None:
         if self._read is not None and not self._read.done():
-            # An interrupt has cancelled it: `LoopThread.run` did, before this was begun.
+            # An interrupt between the start of a call and the wait for it has cancelled nothing.
+            self._read.cancel()
             await asyncio.wait([self._read])
         await self._events.aclose()

@@ -9,9 +9,10 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import AsyncGenerator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
@@ -222,6 +223,37 @@ def test_an_interrupted_call_is_cancelled(interruptible: None) -> None:
     finally:
         interrupt.join()
         thread.release()
+
+
+def test_an_interrupt_before_the_wait_for_an_event_leaves_nothing_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The call is on its way to the thread, and the caller does not yet wait for it."""
+    closed = threading.Event()
+
+    async def silent() -> AsyncGenerator[int, None]:
+        try:
+            await asyncio.Event().wait()
+            yield 0
+        finally:
+            closed.set()
+
+    send = asyncio.run_coroutine_threadsafe
+
+    def interrupted(*args: Any) -> Any:
+        monkeypatch.setattr(asyncio, "run_coroutine_threadsafe", send)
+        send(*args)
+        raise KeyboardInterrupt
+
+    def read() -> None:
+        with pytest.raises(KeyboardInterrupt):
+            next(thread.iterate(silent()))
+
+    thread = LoopThread.acquire()
+    monkeypatch.setattr(asyncio, "run_coroutine_threadsafe", interrupted)
+    reader = threading.Thread(target=read, daemon=True)
+    reader.start()
+    reader.join(PATIENCE)
+    assert not reader.is_alive() and closed.is_set()
+    thread.release()
 
 
 FORKED = """

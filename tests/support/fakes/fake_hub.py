@@ -37,6 +37,8 @@ class FakeHub:
     """`status` from then on."""
     held: threading.Event | None = None
     """Until it is set, no file is sent."""
+    lies: dict[str, int] = field(default_factory=dict)
+    """Sizes of files that it links to, told instead of theirs."""
     asked: list[tuple[str, str, str]] = field(default_factory=list)
     """(method, path, range) of each request."""
     endpoint: str = ""
@@ -106,7 +108,7 @@ class _Handler(BaseHTTPRequestHandler):
         if hub.gated:
             return self._refuse(403, "GatedRepo")
         assert file is not None
-        return self._send_file(hub.files.get(file[3]), body)
+        return self._send_file(file[3], body)
 
     def _tree(self) -> list[dict[str, object]]:
         return [
@@ -114,12 +116,15 @@ class _Handler(BaseHTTPRequestHandler):
             for name, data in self.served.files.items()
         ]
 
-    def _send_file(self, data: bytes | None, body: bool) -> None:
+    def _send_file(self, name: str, body: bool) -> None:
+        data = self.served.files.get(name)
         if data is None:
             return self._refuse(404, "EntryNotFound")
+        linked = self.served.lies.get(name)
         if body and self.served.held is not None:
             self.served.held.wait()
         headers = {"ETag": f'"{hashlib.sha1(data).hexdigest()}"', "X-Repo-Commit": COMMIT, "Accept-Ranges": "bytes"}
+        headers |= {} if linked is None else {"X-Linked-Size": str(linked)}
         asked = re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range", ""))
         if asked is None:
             return self._send(data, headers, body)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import logging
 import os
 import shutil
 from collections.abc import Iterator
@@ -121,6 +122,29 @@ def test_files_that_came_whole_stay_for_the_next_start(hub: FakeHub) -> None:
     assert not there & set(hub.fetched()) and "tokenizer.model" in hub.fetched()
     assert not list(Path(constants.HF_HUB_CACHE).rglob("*.incomplete"))
     assert told[-1] == 1.0
+
+
+@pytest.mark.parametrize("verbose", [False, True])
+def test_tries_that_fail_are_told_where_that_is_asked_for(
+    hub: FakeHub, verbose: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    library = logging.getLogger("huggingface_hub")
+    monkeypatch.setattr(library, "level", logging.WARNING)
+    if verbose:
+        monkeypatch.setenv("HF_HUB_VERBOSITY", "warning")
+    hub.cut_after = 50
+    hub.files["config.json"] += b" " * 100
+    download(NAME, None)
+    assert any("resume" in record.message for record in caplog.records) == verbose
+    assert library.level == logging.WARNING
+
+
+def test_a_size_below_nothing_is_told_as_none(hub: FakeHub) -> None:
+    hub.lies["config.json"] = -(1 << 40)
+    told: list[str] = []
+    with pytest.raises(ModelLoadError, match="should be of size -1099511627776"):
+        download(NAME, lambda stage, _: told.append(stage))
+    assert set(told) == {f"downloading org/name ({shown(len(hub.files['model.safetensors']))})"}
 
 
 def test_progress_begins_behind_what_is_there(hub: FakeHub) -> None:
