@@ -74,9 +74,9 @@ def _event(response: pb.GenerateResponse | pb.AttachResponse) -> Chunk | End | P
     if kind == "delta":
         delta = response.delta
         logprobs = _told(delta.logprobs)
-        chosen = tuple(tuple(entry.chosen_logprobs) for entry in delta.logprobs if entry.chosen_logprobs)
-        ids = tuple(delta.token_ids)
-        return Chunk(response.request_id, delta.index, delta.position, ids, delta.text, logprobs, chosen)
+        chosen = tuple(tuple(entry.chosen_logprobs) for entry in delta.logprobs)
+        told_of = (tuple(delta.token_ids), delta.text, logprobs, chosen if any(chosen) else ())
+        return Chunk(response.request_id, delta.index, delta.position, *told_of)
     if kind == "finished":
         end = response.finished
         stop = end.matched_stop.WhichOneof("stop") if end.HasField("matched_stop") else None

@@ -17,7 +17,7 @@ from core.executor import scorer
 from core.scheduler import prefill_adder
 from core.types.io import Delta, GenerateRequest
 from core.types.sampling_params import SamplingParams
-from service.client import CallFailed, Completion, End, PromptChunk, SlipstreamClient
+from service.client import CallFailed, Chunk, Completion, End, PromptChunk, SlipstreamClient
 from tests.proofs.equivalence.test_decode_graphs import graph_engine
 from tests.support.checkpoints import VOCAB_SIZE
 from tests.support.fakes.grid_attention import MixedAttention
@@ -101,6 +101,29 @@ async def test_however_it_is_served(settings: dict[str, Any], checkpoint_of: Cal
     assert {each.token_ids for each in (*first, *again, *warm)} == {first[0].token_ids}
     if settings.get("prefix_cache") != "none":
         assert warm[0].end.cached_tokens > 0 and again[0].end.cached_tokens == 0
+
+
+@pytest.mark.parametrize("length", [1, 2, 3, 7, 40])
+async def test_chosen_ids_are_told_of_outputs_alone(length: int, checkpoint_of: Callable[[str], Path]) -> None:
+    """Also where the reader takes tokens of the prompt and of the output at once."""
+    ids, rng = [7, 5, 9, 5], random.Random(length)
+    prompt = prompt_of(rng, length)
+    asked = {"temperature": 0.0, "ignore_eos": True, "max_tokens": 5, "n": 2, "logprobs": True}
+
+    async def told(client: SlipstreamClient, most: int | None) -> list[list[tuple[float, ...]]]:
+        found: list[list[tuple[float, ...]]] = [[], []]
+        async for event in client.generate(prompt, **asked, logprob_token_ids=ids, prompt_logprobs=most):
+            if isinstance(event, Chunk):
+                assert len(event.chosen_logprobs) == len(event.logprobs) == len(event.token_ids)
+                found[event.index] += event.chosen_logprobs
+        return found
+
+    async with serve_checkpoint(checkpoint_of("llama"), chunked_prefill_size=32) as (_, client):
+        plain = await told(client, None)
+        assert [len(values) for output in plain for values in output] == [len(ids)] * 10
+        for most in (0, TOP):
+            for output, wanted in zip(await told(client, most), plain, strict=True):
+                assert output == [pytest.approx(values, abs=2e-4) for values in wanted]
 
 
 async def test_a_retracted_prompt_is_told_once(checkpoint_of: Callable[[str], Path]) -> None:
